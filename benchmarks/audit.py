@@ -28,7 +28,7 @@ from benchmarks.contenders import (
 from benchmarks.measure import Sample, median, sample_rows, say
 from benchmarks.probe_cost import probe_cost
 from benchmarks.report import BenchmarkReport, Budget, budget_rows
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
 from nodeready.subjects.registry import LOOKED_AT
 
 

@@ -22,9 +22,9 @@ from benchmarks.cluster import Cluster, cluster
 from benchmarks.contenders import BIN, Contender, in_turns, pyinfra_exec, yardstick
 from benchmarks.measure import BenchmarkError, Sample, median, sample_rows
 from benchmarks.report import BenchmarkReport, Budget, budget_rows
-from nodeready.deploy import py_spy_binary
+from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
-from nodeready.policy import Policy
+from nodeready.runs.deploy import py_spy_binary
 
 RANKS = 4
 ONE = "py-spy dump, one rank per node (Y)"

@@ -14,10 +14,10 @@ from pathlib import Path
 from benchmarks.cluster import Cluster
 from benchmarks.measure import Sample, run, say
 from benchmarks.settings import by_hand, policy_data
-from nodeready import shell
-from nodeready.policy import Policy
+from nodeready.core import shell
+from nodeready.core.policy import Policy
+from nodeready.core.probe_script import make_script
 from nodeready.subjects import snapshot
-from nodeready.subjects.probe_script import make_script
 
 ROOT = Path(__file__).parent.parent
 HERE = Path(__file__).parent

@@ -29,7 +29,7 @@ from benchmarks.measure import Sample, median, sample_rows, say
 from benchmarks.probe_cost import probe_cost
 from benchmarks.report import BenchmarkReport, Budget, budget_rows
 from benchmarks.settings import policy_data
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
 
 #: Runs with nothing to do for each first deploy, in turns with the yardstick: other load on the
 #: machine then affects both. Slower contenders run once.

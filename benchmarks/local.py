@@ -15,12 +15,12 @@ from benchmarks import command
 from benchmarks.cluster import cluster
 from benchmarks.measure import BenchmarkError
 from benchmarks.report import BenchmarkReport, Budget, budget_rows
-from nodeready import shell
+from nodeready.core import shell
+from nodeready.core.policy import Policy
+from nodeready.core.probe_script import make_script
+from nodeready.fleet.transport import bundle
 from nodeready.lab import LabNode
-from nodeready.policy import Policy
 from nodeready.subjects import snapshot
-from nodeready.subjects.probe_script import make_script
-from nodeready.transport import bundle
 
 PYTHON, PROBE = "python3 -c pass (P)", "the probe alone"
 AUDIT, COMPILED_AUDIT = "nodeready.pyz audit", "compiled.pyz audit"
@@ -29,7 +29,7 @@ _BUNDLE = "/usr/local/sbin/nodeready.pyz"
 _COMPILED = "/usr/local/sbin/compiled.pyz"
 # As a deploy compiles it there (nodeready/sh/compile.sh).
 _COMPILE = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from nodeready.healthcheck import main; "
+    "import sys; sys.path.insert(0, sys.argv[1]); from nodeready.agent.gate import main; "
     "main.compile_bundle(*sys.argv[1:])"
 )
 #: The script of the probe, on the node.

@@ -18,11 +18,11 @@ from pathlib import Path
 from benchmarks.cluster import Cluster
 from benchmarks.contenders import Contender
 from benchmarks.report import Budget
-from nodeready import shell
+from nodeready.core import shell
+from nodeready.core.policy import Policy
+from nodeready.core.probe_script import make_script
 from nodeready.lab import LabNode
-from nodeready.policy import Policy
 from nodeready.subjects import snapshot
-from nodeready.subjects.probe_script import make_script
 
 #: Turns whose median is taken.
 TURNS = 7

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from nodeready.core.policy import Policy
 from nodeready.lab.image import USER
 from nodeready.lab.needs import reachable_limits
-from nodeready.policy import Policy
 
 
 def policy_data(host_pattern: str) -> dict[str, Any]:

@@ -36,18 +36,18 @@ from benchmarks.cluster import cluster
 from benchmarks.contenders import ROOT
 from benchmarks.measure import BenchmarkError
 from benchmarks.report import BenchmarkReport, Budget, budget_rows
-from nodeready import shell
-from nodeready.audit.document import Audit
-from nodeready.audit.workers import AuditWorkers
-from nodeready.policy import Policy
+from nodeready.agent.asking import Answer, Request
+from nodeready.agent.audit_document import Audit
+from nodeready.agent.snapshots import SnapshotQuestion
+from nodeready.core import probe_answer, probe_script, shell
+from nodeready.core.outcome import Outcome
+from nodeready.core.policy import Policy
 from nodeready.reports.registry import FORMATS
-from nodeready.subjects import probe_answer, probe_script, snapshot
+from nodeready.runs.audit.workers import AuditWorkers
+from nodeready.subjects import snapshot
 from nodeready.subjects.context import context_of
-from nodeready.subjects.outcome import Outcome
 from nodeready.subjects.registry import select
 from nodeready.subjects.ssh_client.known_hosts import Endpoint
-from nodeready.transport.base import Answer, Request
-from nodeready.transport.snapshots import SnapshotQuestion
 
 NONCE = "0" * 16
 _HOST, _ADDRESS = "thenode", "10.255.255.254"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from benchmarks import command
 from benchmarks.report import BenchmarkReport
-from nodeready.smoke.knowledge import CONFIRM, HALF, SWEEP, Test
+from nodeready.runs.smoke.knowledge import CONFIRM, HALF, SWEEP, Test
 from tests.unit.smoke.fleets import Fleet, names
 
 HEADER = ("", "search", "tests", "most", "rounds", "found", "named wrongly", "CPU")

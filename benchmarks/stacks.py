@@ -28,9 +28,9 @@ from benchmarks.measure import BenchmarkError
 from benchmarks.report import BenchmarkReport
 from nodeready.reports import json_report, stacks_table
 from nodeready.reports.registry import Options
-from nodeready.triage.stacks import document as stack_tree
-from nodeready.triage.stacks import group as grouping
-from nodeready.triage.stacks import trace as traces
+from nodeready.runs.stacks import document as stack_tree
+from nodeready.runs.stacks import group as grouping
+from nodeready.runs.stacks import trace as traces
 
 RANKS_PER_NODE, SHAPES = 8, 64
 #: The mode in which the ranks and nodes have witnesses.

@@ -19,7 +19,7 @@ from benchmarks.cluster import Cluster, cluster
 from benchmarks.contenders import EXEC, Contender, ansible_setup, audit, clush, in_turns, yardstick
 from benchmarks.measure import median, sample_rows
 from benchmarks.report import BenchmarkReport, Budget, budget_rows
-from nodeready.inventory.nodeset import fold
+from nodeready.fleet.inventory.nodeset import fold
 
 TREE, AUDIT_TREE = "clush true, tree", "nodeready audit, clush, tree"
 PACKAGE = "/usr/lib/python3/dist-packages/ClusterShell"

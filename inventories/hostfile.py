@@ -8,6 +8,6 @@ a hostfile directly (`nodeready audit ./hostfile`); this file is for `pyinfra`:
 
 from __future__ import annotations
 
-from nodeready.inventory import hostfile as _hostfile
+from nodeready.fleet.inventory import hostfile as _hostfile
 
 all = _hostfile.with_data(_hostfile.read(_hostfile.find()))

@@ -10,6 +10,6 @@ name. Inside a job or a Slurm script no variable is needed:
 
 from __future__ import annotations
 
-from nodeready.inventory.slurm import inventory as _inventory
+from nodeready.fleet.inventory.slurm import inventory as _inventory
 
 globals().update(_inventory())

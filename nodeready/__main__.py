@@ -2,7 +2,7 @@
 
 import signal
 
-from nodeready.exit_codes import handle_signals, leave
+from nodeready.core.exit_codes import handle_signals, leave
 
 
 def main() -> None:

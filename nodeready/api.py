@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypedDict, Unpack
 
-from nodeready.exit_codes import FAILED
+from nodeready.core.exit_codes import FAILED
 
 if TYPE_CHECKING:
-    from nodeready.audit.document import Audit, Ready
-    from nodeready.deploy.document import Deploy
-    from nodeready.triage.stacks.document import Stacks
+    from nodeready.agent.audit_document import Audit, Ready
+    from nodeready.runs.deploy.document import Deploy
+    from nodeready.runs.stacks.document import Stacks
 
 __all__ = [
     "ConnectionOptions",

@@ -12,9 +12,9 @@ from typing import Any
 from pyinfra import host
 from pyinfra.api import deploy
 
-from nodeready.deploy import pyinfra
-from nodeready.deploy.step import DeployStep, own_arguments
 from nodeready.operations import STEPS
+from nodeready.runs.deploy import pyinfra
+from nodeready.runs.deploy.step import DeployStep, own_arguments
 
 
 def _deploy(name: str, does: str, steps: Iterable[DeployStep]) -> Callable[..., None]:

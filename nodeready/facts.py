@@ -15,11 +15,11 @@ from pyinfra.api.exceptions import FactProcessError, PyinfraError
 from pyinfra.context import ctx_host
 from typing_extensions import override
 
-from nodeready.deploy import pyinfra
+from nodeready.core.result import Result
+from nodeready.core.wire import plain
+from nodeready.runs.deploy import pyinfra
 from nodeready.subjects.registry import LOOKED_AT, SelectionError, select
-from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import shown_facts
-from nodeready.subjects.wire import plain
 
 T = TypeVar("T")
 

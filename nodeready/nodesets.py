@@ -1,5 +1,5 @@
 """Node sets for the lists of an inventory file: `h100 = nodes("gpu[001-064]")`."""
 
-from nodeready.inventory.nodeset import fold, nodes
+from nodeready.fleet.inventory.nodeset import fold, nodes
 
 __all__ = ["fold", "nodes"]

@@ -7,7 +7,6 @@ within a subject the order of its STEPS; `nodeready.deploys` takes the same for 
 
 from __future__ import annotations
 
-from nodeready.deploy.step import DeployStep
 from nodeready.operations import core_dumps as core_dumps
 from nodeready.operations import debug_tools as debug_tools
 from nodeready.operations import gate as gate
@@ -16,6 +15,7 @@ from nodeready.operations import limits as limits
 from nodeready.operations import pdsh as pdsh
 from nodeready.operations import ptrace as ptrace
 from nodeready.operations import ssh_client as ssh_client
+from nodeready.runs.deploy.step import DeployStep
 from nodeready.subjects.registry import CHANGED
 
 STEPS: tuple[DeployStep, ...] = tuple(step for name in CHANGED for step in globals()[name].STEPS)

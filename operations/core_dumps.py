@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.deploy.actions import Action, MakeDirectory, RemoveFile, RunCommand
-from nodeready.deploy.own_files import SYSCTL_D, own_file, own_variants, sysctl_dropin, sysctl_name
-from nodeready.deploy.step import step
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
+from nodeready.core.templates import render
+from nodeready.runs.deploy.actions import Action, MakeDirectory, RemoveFile, RunCommand
+from nodeready.runs.deploy.own_files import (
+    SYSCTL_D,
+    own_file,
+    own_variants,
+    sysctl_dropin,
+    sysctl_name,
+)
+from nodeready.runs.deploy.step import step
 from nodeready.subjects.core_dumps import checks
 from nodeready.subjects.core_dumps.checks import packaged, retention_rule
 from nodeready.subjects.core_dumps.facts import KEY, REWRITERS, CoreDumps, core_directory
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.subjects.templates import render
 
 TMPFILES = "/etc/tmpfiles.d/00-nodeready-cores.conf"
 COREDUMP_CONF = "/etc/systemd/coredump.conf.d/zz-nodeready.conf"

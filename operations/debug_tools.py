@@ -6,10 +6,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from nodeready.deploy import py_spy_binary
-from nodeready.deploy.actions import Action, PlanError, RemoveFile, RunCommand, Script, WriteFile
-from nodeready.deploy.step import step
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
+from nodeready.runs.deploy import py_spy_binary
+from nodeready.runs.deploy.actions import (
+    Action,
+    PlanError,
+    RemoveFile,
+    RunCommand,
+    Script,
+    WriteFile,
+)
+from nodeready.runs.deploy.step import step
 from nodeready.subjects.access import COMPANIONS, FOLDERS
 from nodeready.subjects.debug_tools.facts import (
     DIGESTS,

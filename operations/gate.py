@@ -5,9 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from nodeready.deploy.actions import Action, PlanError, RemoveFile, RunCommand, Script, WriteFile
-from nodeready.deploy.step import step
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
+from nodeready.core.pythons import PYTHONS
+from nodeready.fleet.transport import bundle
+from nodeready.runs.deploy.actions import (
+    Action,
+    PlanError,
+    RemoveFile,
+    RunCommand,
+    Script,
+    WriteFile,
+)
+from nodeready.runs.deploy.step import step
 from nodeready.subjects.gate.checks import required_programs, uncompiled
 from nodeready.subjects.gate.facts import (
     BUNDLE,
@@ -29,9 +38,7 @@ from nodeready.subjects.gate.facts import (
     Gate,
 )
 from nodeready.subjects.gate.files import contents, digests, document
-from nodeready.subjects.pythons import PYTHONS
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.transport import bundle
 
 #: Seconds for a change that carries the bundle over a slow connection.
 _TIMEOUT_S = 120

@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from nodeready import shell
-from nodeready.deploy.actions import Action, PlanError, RunCommand, WriteFile
-from nodeready.deploy.own_files import name_after, own_file
-from nodeready.deploy.step import step
-from nodeready.policy import Policy
-from nodeready.subjects import managed_block
+from nodeready.core import managed_block, shell
+from nodeready.core.policy import Policy
+from nodeready.core.templates import render
+from nodeready.runs.deploy.actions import Action, PlanError, RunCommand, WriteFile
+from nodeready.runs.deploy.own_files import name_after, own_file
+from nodeready.runs.deploy.step import step
 from nodeready.subjects.iommu.arguments import PASSTHROUGH, REPEATABLE, contradicting, option
 from nodeready.subjects.iommu.checks import own_line, required_arguments, tool
 from nodeready.subjects.iommu.facts import DEFAULT_GRUB, GRUB_D, OWN_VARIABLE, Iommu
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.subjects.templates import render
 
 _DROPIN = "zz-nodeready.cfg"
 # What grubby, a shell script, may be asked to remove.

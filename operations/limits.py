@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.deploy.actions import Action, RunCommand
-from nodeready.deploy.own_files import name_after, own_file
-from nodeready.deploy.step import step
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
+from nodeready.core.templates import render
+from nodeready.runs.deploy.actions import Action, RunCommand
+from nodeready.runs.deploy.own_files import name_after, own_file
+from nodeready.runs.deploy.step import step
 from nodeready.subjects.limits.checks import item_text, possible_limits, restarts, unit_value
 from nodeready.subjects.limits.facts import Limits
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.subjects.templates import render
 
 NAME = "zz-nodeready.conf"
 LIMITS_D = "/etc/security/limits.d"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from nodeready.deploy.actions import Action, PlanError, RunCommand, WriteFile
-from nodeready.deploy.own_files import name_after, own_file
-from nodeready.deploy.step import step
-from nodeready.policy import Policy
-from nodeready.subjects import managed_block
+from nodeready.core import managed_block
+from nodeready.core.own_files import is_own
+from nodeready.core.policy import Policy
+from nodeready.core.templates import render
+from nodeready.runs.deploy.actions import Action, PlanError, RunCommand, WriteFile
+from nodeready.runs.deploy.own_files import name_after, own_file
+from nodeready.runs.deploy.step import step
 from nodeready.subjects.access import chmod_mends
-from nodeready.subjects.own_files import is_own
 from nodeready.subjects.pdsh.checks import (
     TYPE,
     has_block,
@@ -22,7 +23,6 @@ from nodeready.subjects.pdsh.checks import (
 )
 from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, RCMD_DEFAULT, VARIABLE, Pdsh
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.subjects.templates import render
 
 # A path that a node reports is changed only if it is one of these.
 _MODULE = re.compile(r"/usr/(local/)?lib(64)?(/[A-Za-z0-9_.-]+)?/pdsh/sshcmd\.so")

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from nodeready.deploy.actions import Action, PlanError, RemoveFile, RunCommand, Script, WriteFile
-from nodeready.deploy.step import step
-from nodeready.policy import Policy
-from nodeready.subjects import managed_block
+from nodeready.core import managed_block
+from nodeready.core.fleet import FleetFacts
+from nodeready.core.policy import Policy
+from nodeready.core.templates import render
+from nodeready.runs.deploy.actions import (
+    Action,
+    PlanError,
+    RemoveFile,
+    RunCommand,
+    Script,
+    WriteFile,
+)
+from nodeready.runs.deploy.step import step
 from nodeready.subjects.access import READ, chmod_mends
-from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.ssh_client.checks import (
     expected_lines,
@@ -22,7 +30,6 @@ from nodeready.subjects.ssh_client.checks import (
 )
 from nodeready.subjects.ssh_client.config import DROPIN, MAIN, VENDOR, speaks_first
 from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SSH, SshClient
-from nodeready.subjects.templates import render
 
 #: A file of this size and more travels over the connection's standard input: the base64 of such a
 #: file and of the script around it does not fit into one command line.

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from tables import markdown, plain
 
+from nodeready.core.result import Check
+from nodeready.core.severity import ACTIONS, SEVERITIES, words
 from nodeready.subjects.registry import SUBJECTS
-from nodeready.subjects.result import Check
-from nodeready.subjects.severity import ACTIONS, SEVERITIES, words
 
 _HEAD = """\
 # Checks

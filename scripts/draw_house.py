@@ -42,7 +42,7 @@ def _module(path: Path, package: Path) -> str:
 
 
 def sources(package: Path = PACKAGE) -> dict[str, Path]:
-    """module (`policy.fields`) -> its file; links and the package's `__init__` are left out."""
+    """module (`core.policy.fields`) -> its file; links and the package's `__init__` are left out."""
     links = {path for path in package.iterdir() if path.is_symlink()}
     top = {package / "__init__.py", package / "__main__.py"}
     return {
@@ -81,7 +81,7 @@ def imported(
             words = name.split(".")
             if words[0] != package:
                 continue
-            # `from nodeready.policy import Policy` imports a module's name, not a module.
+            # `from nodeready.core.policy import Policy` imports a module's name, not a module.
             for end in range(len(words), 1, -1):
                 if (module := ".".join(words[1:end])) in names_of_modules:
                     yield module, loading

@@ -8,10 +8,10 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
+from nodeready.core.json_types import json_fields
+from nodeready.core.result import no_facts
 from nodeready.reports.schema import SchemaWriter, meanings
-from nodeready.subjects.json_types import json_fields
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS
-from nodeready.subjects.result import no_facts
 
 _ABOUT = (
     "What nodeready observes on a node, by subject: `facts` in the JSON of an audit. The unit of "

@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from nodeready.cli import cli
-from nodeready.exit_codes import OK, exit_code
+from nodeready.core.exit_codes import OK, exit_code
+from nodeready.core.policy import Policy
+from nodeready.core.policy.policy import reason, setting_kind
 from nodeready.operations import STEPS
-from nodeready.policy import Policy
-from nodeready.policy.policy import reason, setting_kind
 from nodeready.subjects.environment_table import ANY, BAD_VALUES, RULES, VersionRange
 
 

@@ -23,8 +23,8 @@ from typing import Any
 
 import pytest
 
+from nodeready.agent.cores.core_pattern import live_place
 from nodeready.lab import LabNode
-from nodeready.node.cores.core_pattern import live_place
 from tests.paths import ROOT
 
 #: Long enough for the deadlines of a node that hangs, on a machine that is busy.

@@ -33,11 +33,11 @@ from typing import Any
 
 import pytest
 
-from nodeready.deploy.step import DeployStep
+from nodeready.core.result import Check
 from nodeready.lab import Lab, LabNode, LabUnavailable, down, state
 from nodeready.lab.needs import check_kernel, check_needs
 from nodeready.lab.processes import Content, nsenter
-from nodeready.subjects.result import Check
+from nodeready.runs.deploy.step import DeployStep
 from tests import declared, machine_reads
 from tests import slurm_lab as slurm
 from tests.command import fleet, ours, tool, wait_for

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from nodeready.deploy.actions import Action
-from nodeready.deploy.step import DeployStep
-from nodeready.policy import Policy
-from nodeready.subjects.fleet import ALONE, FleetFacts
-from nodeready.subjects.result import ADMIN, DEPLOY, PERSON, Check, Result
+from nodeready.core.fleet import ALONE, FleetFacts
+from nodeready.core.policy import Policy
+from nodeready.core.result import ADMIN, DEPLOY, PERSON, Check, Result
+from nodeready.runs.deploy.actions import Action
+from nodeready.runs.deploy.step import DeployStep
 from nodeready.subjects.snapshot import Snapshot
 
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from nodeready import shell
-from nodeready.subjects.outcome import HUNG, LATE, Gap
-from nodeready.transport.base import (
+from nodeready.agent.asking import (
     LATE_WORDS,
     Answer,
     Conversation,
@@ -26,7 +24,9 @@ from nodeready.transport.base import (
     interrupted,
     node_of,
 )
-from nodeready.transport.local import run
+from nodeready.agent.local import run
+from nodeready.core import shell
+from nodeready.core.outcome import HUNG, LATE, Gap
 
 #: What a node does when it is asked; None: it never answers.
 Does = Callable[[Request], "Answer | None"]

@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from nodeready import shell
-from nodeready.deploy.actions import StepChange
-from nodeready.deploy.step import DeployStep
-from nodeready.policy import Policy
-from nodeready.subjects import probe_script, snapshot
+from nodeready.core import probe_script, shell
+from nodeready.core.policy import Policy
+from nodeready.runs.deploy.actions import StepChange
+from nodeready.runs.deploy.step import DeployStep
+from nodeready.subjects import snapshot
 from nodeready.subjects.snapshot import Snapshot
 from tests.paths import ROOT
 

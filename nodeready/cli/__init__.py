@@ -17,9 +17,9 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 import nodeready
 from nodeready.cli.config_file import defaults_of
-from nodeready.exit_codes import exit_code, handle_signals
-from nodeready.shell import search_path
-from nodeready.text import sanitise
+from nodeready.core.exit_codes import exit_code, handle_signals
+from nodeready.core.shell import search_path
+from nodeready.core.text import sanitise
 
 #: Subcommand -> its line in the help. The module of the same name is imported only when the
 #: command is used, so that --help is quick.
@@ -237,7 +237,7 @@ def main(arguments: list[str] | None = None) -> Any:
         sys.exit(exit_code(failed=True))
     except Exception as error:
         # Imported only here, because the imports are slow and --help must be quick.
-        from nodeready.transport.base import TransportUnavailable
+        from nodeready.agent.asking import TransportUnavailable
 
         if not isinstance(error, TransportUnavailable):
             raise

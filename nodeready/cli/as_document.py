@@ -15,12 +15,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from nodeready.exit_codes import handle_signals, leave
+from nodeready.core.exit_codes import handle_signals, leave
 
 
 def portable(document: Any) -> Any:
     """The document without what only this process has: snapshots, and files of workers."""
-    from nodeready.audit.document import Audit, NodeReport, Ready
+    from nodeready.agent.audit_document import Audit, NodeReport, Ready
     from nodeready.reports import json_report
 
     def portable_node(node: NodeReport) -> NodeReport:

@@ -8,8 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from nodeready.audit.document import FAILED, UNREACHABLE, Audit, audit_code
-from nodeready.audit.fleet import distinguishing_groups, probed_subjects
+from nodeready.agent.audit_document import FAILED, UNREACHABLE, Audit, audit_code
 from nodeready.cli.conversations import probe_nodes
 from nodeready.cli.default_inventory import require_inventory
 from nodeready.cli.kept_looks import LookKeeper
@@ -18,18 +17,19 @@ from nodeready.cli.outputs import Outputs, read_outputs
 from nodeready.cli.recorded import check_recorded, recorded_audit
 from nodeready.cli.screen import Screen
 from nodeready.cli.targets import TargetOptions, Targets, select_targets
-from nodeready.exit_codes import INTERRUPTED as INTERRUPTED_CODE
-from nodeready.policy import Policy
-from nodeready.policy.site_checks import AUDIT
+from nodeready.core.exit_codes import INTERRUPTED as INTERRUPTED_CODE
+from nodeready.core.outcome import Outcome, gaps_of, interrupted_nodes
+from nodeready.core.policy import Policy
+from nodeready.core.policy.site_checks import AUDIT
+from nodeready.core.text import utc_now
 from nodeready.reports.nagios import nagios_code
 from nodeready.reports.registry import Options
-from nodeready.subjects.outcome import Outcome, gaps_of, interrupted_nodes
+from nodeready.runs.audit.fleet import distinguishing_groups, probed_subjects
 from nodeready.subjects.registry import CheckSelection, SelectionError, select
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.text import utc_now
 
 if TYPE_CHECKING:
-    from nodeready.audit.workers import AuditWorkers
+    from nodeready.runs.audit.workers import AuditWorkers
 
 #: The statuses of the nodes that ``--limit @last-failed`` means.
 FAILING = (UNREACHABLE, FAILED, "fail", "unknown", "warn")
@@ -50,8 +50,8 @@ def audit_document(
     outcomes: without the snapshots that the workers hold
     keeper:   has the earlier counters; None: of a look that is not kept
     """
+    from nodeready.fleet.transport.fleet_context import fleet_context
     from nodeready.subjects.context import FleetContext
-    from nodeready.transport.fleet_context import fleet_context
 
     assert targets.inventory is not None
     transport, inventory = targets.transport, targets.inventory
@@ -103,8 +103,8 @@ def _watch(
     every_s: float,
 ) -> int:
     """Look every ``every_s`` seconds and print what changed, until a signal. Returns the code."""
-    from nodeready.audit.workers import AuditWorkers
     from nodeready.reports.audit_changes import changes, findings_of
+    from nodeready.runs.audit.workers import AuditWorkers
 
     findings = findings_of(first, {})
     # Progress would stand between the lines.
@@ -175,7 +175,7 @@ def run_audit(
             nodes = select_targets(inventory, options, job=job, tell=screen.note).at(AUDIT)
             selection = select_checks(nodes.policies.values())
             nodes = nodes.chosen(selection)
-            from nodeready.audit.workers import AuditWorkers
+            from nodeready.runs.audit.workers import AuditWorkers
 
             # Of a subject that was probed, the memory has all results.
             checks = selection.results | select(nodes.gate_policies.values(), None, skip).results

@@ -17,13 +17,13 @@ from nodeready.cli.options import (
 )
 from nodeready.cli.screen import refuse_unwritable
 from nodeready.cli.targets import TargetOptions, load_targets
-from nodeready.exit_codes import OK
-from nodeready.files import write_atomically
-from nodeready.policy import Policy
-from nodeready.policy.policy import as_data, digest
+from nodeready.core.exit_codes import OK
+from nodeready.core.files import write_atomically
+from nodeready.core.policy import Policy
+from nodeready.core.policy.policy import as_data, digest
+from nodeready.core.text import counted
+from nodeready.fleet.transport.bundle import build
 from nodeready.reports.lines import grouped, node_set
-from nodeready.text import counted
-from nodeready.transport.bundle import build
 
 
 def _common_policy(policies: Mapping[str, Policy]) -> Policy:

@@ -17,9 +17,9 @@ import nodeready
 from nodeready.cli.default_inventory import default_inventory
 from nodeready.cli.last_failed import LAST_FAILED
 from nodeready.cli.options import Refused
-from nodeready.files import only_regular
-from nodeready.inventory import labs
-from nodeready.policy.site_checks import FOLDER
+from nodeready.core.files import only_regular
+from nodeready.core.policy.site_checks import FOLDER
+from nodeready.fleet.inventory import labs
 
 #: Maximum bytes of an inventory that is read: one of 10,000 nodes has 200 kB.
 _MAX_BYTES = 1_000_000

@@ -12,7 +12,7 @@ import click
 
 from nodeready.cli.default_inventory import KEY
 from nodeready.cli.options import Refused, shared_option_names
-from nodeready.files import read_regular
+from nodeready.core.files import read_regular
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -83,7 +83,7 @@ def memory_settings() -> dict[str, str]:
 
 def _refuse_unsafe(path: str | Path, prefix: str = "") -> None:
     """For root: raise Refused, with this prefix, for a path that another user can write."""
-    from nodeready.inventory import trust
+    from nodeready.fleet.inventory import trust
 
     reason = trust.distrust(path, remedy=trust.SET_VARIABLE)
     if reason:
@@ -117,7 +117,7 @@ def _option_name(path: Path, key: str, options: Iterable[str]) -> str:
     """The option of a key. Raises Refused, with the most similar option, for an unknown key."""
     name = key.replace("-", "_")
     if name not in options:
-        from nodeready.policy.fields import suggestion
+        from nodeready.core.policy.fields import suggestion
 
         raise Refused(f"{path}: unknown option {key}: {suggestion(name, options)}")
     return name

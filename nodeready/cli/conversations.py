@@ -8,19 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from nodeready.cli.targets import Targets
-from nodeready.subjects.outcome import (
-    SUDO,
-    Gap,
-    NodeGaps,
-    Outcome,
-    failed_nodes,
-    interrupted_nodes,
-    node_gaps,
-)
-from nodeready.subjects.snapshot import Snapshot
-from nodeready.text import counted
-from nodeready.transport.base import (
+from nodeready.agent.asking import (
     Answer,
     Asks,
     Conversation,
@@ -33,12 +21,19 @@ from nodeready.transport.base import (
     node_of,
     once,
 )
-from nodeready.transport.snapshots import (
-    PROBE_TIMEOUT_S,
-    Read,
-    SnapshotQuestion,
-    take_snapshot,
+from nodeready.agent.snapshots import PROBE_TIMEOUT_S, Read, SnapshotQuestion, take_snapshot
+from nodeready.cli.targets import Targets
+from nodeready.core.outcome import (
+    SUDO,
+    Gap,
+    NodeGaps,
+    Outcome,
+    failed_nodes,
+    interrupted_nodes,
+    node_gaps,
 )
+from nodeready.core.text import counted
+from nodeready.subjects.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from nodeready.cli.screen import Screen

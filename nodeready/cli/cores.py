@@ -29,14 +29,14 @@ from nodeready.cli.targets import (
     targets_of_ended_job,
 )
 from nodeready.cli.values import past, seconds_ago
-from nodeready.exit_codes import INTERRUPTED as INTERRUPTED_CODE
-from nodeready.exit_codes import OK, exit_code
-from nodeready.files import own_directory, write_atomically
+from nodeready.core.exit_codes import INTERRUPTED as INTERRUPTED_CODE
+from nodeready.core.exit_codes import OK, exit_code
+from nodeready.core.files import own_directory, write_atomically
+from nodeready.core.outcome import INTERRUPTED
+from nodeready.core.text import counted, sanitise
 from nodeready.reports.cores_table import size, summary
 from nodeready.reports.registry import find_format
-from nodeready.subjects.outcome import INTERRUPTED
-from nodeready.text import counted, sanitise
-from nodeready.triage.cores import CoreDumper, Cores, DumpError, collect_cores, cores_code
+from nodeready.runs.cores import CoreDumper, Cores, DumpError, collect_cores, cores_code
 
 #: Mode of every file: gdb's output has arguments of functions.
 _MODE = 0o600

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from nodeready.cli.options import Refused
-from nodeready.inventory.trust import distrust
-from nodeready.text import sanitise
+from nodeready.core.text import sanitise
+from nodeready.fleet.inventory.trust import distrust
 
 if TYPE_CHECKING:
     from nodeready.cli.targets import TargetOptions

@@ -22,17 +22,17 @@ from nodeready.cli.options import (
 )
 from nodeready.cli.screen import Screen, show
 from nodeready.cli.targets import TargetOptions, Targets, ssh_targets
-from nodeready.deploy.document import Deploy, DeployedNode, DeployOutcome, deploy_code
+from nodeready.core.text import counted, utc_now
 from nodeready.reports.deploy_table import show_plan
 from nodeready.reports.lines import node_set
 from nodeready.reports.registry import Options, find_format
+from nodeready.runs.deploy.document import Deploy, DeployedNode, DeployOutcome, deploy_code
 from nodeready.subjects.registry import CHANGED, SelectionError, select_whole
-from nodeready.text import counted, utc_now
 
 if TYPE_CHECKING:
-    from nodeready.deploy.plan import NodePlan, PlanRun
+    from nodeready.agent.asking import Conversation
+    from nodeready.runs.deploy.plan import NodePlan, PlanRun
     from nodeready.subjects.context import Judged
-    from nodeready.transport.base import Conversation
 
 _STOPPING = "interrupted: ending what runs on the nodes (again: leave at once)"
 
@@ -158,8 +158,8 @@ def _deploy(nodes: Targets, report: _Report, *, check: bool, yes: bool) -> int:
 
 def _judge(nodes: Targets, report: _Report) -> dict[str, Judged]:
     """Probe all nodes, and judge them."""
+    from nodeready.fleet.transport.fleet_context import fleet_context
     from nodeready.subjects.context import FleetContext, judge_nodes
-    from nodeready.transport.fleet_context import fleet_context
 
     outcomes = probe_nodes(nodes, report.screen, report.subjects, on_interrupt=_STOPPING)
     context = FleetContext(nodes.policies)
@@ -173,7 +173,7 @@ def _run_plans(
     nodes: Targets, report: _Report, judged: Mapping[str, Judged], plans: Mapping[str, NodePlan]
 ) -> dict[str, PlanRun]:
     """Change the nodes that have a plan."""
-    from nodeready.deploy.plan import run_of, run_plan
+    from nodeready.runs.deploy.plan import run_of, run_plan
 
     def conversation(name: str) -> Conversation[PlanRun]:
         return run_plan(judged[name], plans[name], nodes.transport.run, report.subjects)
@@ -188,7 +188,7 @@ def _run_plans(
 
 def _plans(judged: Mapping[str, Judged], chosen: tuple[str, ...]) -> dict[str, NodePlan]:
     """The plans of the nodes that were probed without an error."""
-    from nodeready.deploy.plan import plan
+    from nodeready.runs.deploy.plan import plan
 
     return {
         name: plan(node, chosen)
@@ -199,7 +199,7 @@ def _plans(judged: Mapping[str, Judged], chosen: tuple[str, ...]) -> dict[str, N
 
 def _node(node: Judged, plan: NodePlan | None) -> DeployedNode:
     """A node of the document, with its plan, if it has one."""
-    from nodeready.deploy.plan import NodePlan
+    from nodeready.runs.deploy.plan import NodePlan
 
     report = DeployedNode.of(node.name, plan or NodePlan(), node.results)
     return replace(report, gap=node.gap)

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nodeready.audit.document import audit_code
+from nodeready.agent.audit_document import audit_code
 from nodeready.cli.default_inventory import require_inventory
 from nodeready.cli.kept_looks import LookKeeper, open_memory
 from nodeready.cli.options import Refused
@@ -17,15 +17,15 @@ from nodeready.cli.outputs import read_outputs
 from nodeready.cli.screen import Screen
 from nodeready.cli.targets import TargetOptions, Targets, load_targets, select_targets
 from nodeready.cli.values import epoch_seconds
-from nodeready.memory import baselines
-from nodeready.memory.diff import Diff, Side, compare, diff_code
-from nodeready.memory.documents import AuditFile, DocumentError
-from nodeready.memory.look import Look
-from nodeready.memory.store import Memory, MemoryUnavailable
-from nodeready.policy.site_checks import AUDIT
+from nodeready.core.outcome import NodeGaps, gaps_of
+from nodeready.core.policy.site_checks import AUDIT
+from nodeready.core.text import counted, utc_moment, utc_now
 from nodeready.reports.lines import node_set
-from nodeready.subjects.outcome import NodeGaps, gaps_of
-from nodeready.text import counted, utc_moment, utc_now
+from nodeready.runs.memory import baselines
+from nodeready.runs.memory.diff import Diff, Side, compare, diff_code
+from nodeready.runs.memory.documents import AuditFile, DocumentError
+from nodeready.runs.memory.look import Look
+from nodeready.runs.memory.store import Memory, MemoryUnavailable
 
 LAST_GOOD = "last-good"
 _FOREVER = float("inf")
@@ -57,8 +57,8 @@ class _Nodes:
 
     def ask(self, limit: str | None) -> _Asked:
         """Look at the nodes as an audit does, and keep the look. Raises Refused."""
-        from nodeready.audit.workers import AuditWorkers
         from nodeready.cli.audit_run import look_at_nodes
+        from nodeready.runs.audit.workers import AuditWorkers
         from nodeready.subjects.registry import select
 
         started_s = time.time()
@@ -145,7 +145,7 @@ def _since(memory: Memory, names: list[str], since: str, until_s: float, after: 
     )
     source = f"the memory, {since}"
     if since == LAST_GOOD:
-        from nodeready.memory.accounting import last_job_ends
+        from nodeready.runs.memory.accounting import last_job_ends
 
         since_s = begin_s
         ends, _ = last_job_ends(names, since_s)
@@ -222,8 +222,8 @@ def _of_memory(nodes: _Nodes, since: str | None, until: str | None, against: str
 
 def _against_settings(nodes: _Nodes, path: Path) -> Diff:
     """In what the nodes differ from a file of `learn`. Raises Refused."""
-    from nodeready.audit.learned import read_settings, settings_of
     from nodeready.cli.conversations import probe_nodes
+    from nodeready.runs.audit.learned import read_settings, settings_of
     from nodeready.subjects.registry import LEARNED
 
     try:

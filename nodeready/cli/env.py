@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from nodeready.agent.asking import Request, new_nonce
 from nodeready.cli.conversations import ask_with_progress, keep_gaps, probe_nodes
 from nodeready.cli.default_inventory import require_inventory
 from nodeready.cli.options import (
@@ -20,15 +21,14 @@ from nodeready.cli.outputs import read_outputs
 from nodeready.cli.screen import Screen
 from nodeready.cli.targets import TargetOptions, Targets, select_targets
 from nodeready.cli.values import read_ports
-from nodeready.exit_codes import INTERRUPTED
-from nodeready.ready import debug_variables, job_env
+from nodeready.core.exit_codes import INTERRUPTED
+from nodeready.core.fleet import FleetFacts
+from nodeready.core.outcome import Outcome, gaps_code, gaps_of
+from nodeready.core.text import utc_now
 from nodeready.reports import env_script
 from nodeready.reports.table_layout import show_gaps
-from nodeready.subjects.fleet import FleetFacts
-from nodeready.subjects.outcome import Outcome, gaps_code, gaps_of
+from nodeready.runs.ready import debug_variables, job_env
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.text import utc_now
-from nodeready.transport.base import Request, new_nonce
 
 
 def _installed(
@@ -57,7 +57,7 @@ def _environment(
 ) -> job_env.Environment:
     snapshots = {outcome.node: outcome.value for outcome in outcomes if outcome.value}
     # Imported only here, because it imports pyinfra, which is slow, and --help must be quick.
-    from nodeready.transport.fleet_context import addresses_of_nodes
+    from nodeready.fleet.transport.fleet_context import addresses_of_nodes
 
     fleet = FleetFacts(addresses=addresses_of_nodes(outcomes, nodes.transport.ssh_peers()))
     return job_env.Environment(

@@ -11,13 +11,13 @@ from pathlib import Path
 import click
 
 from nodeready.cli.options import Refused, candidates_of, color_option, command, option
-from nodeready.policy import Policy
-from nodeready.policy.policy import reason
-from nodeready.policy.site_checks import FOLDER
+from nodeready.core.policy import Policy
+from nodeready.core.policy.policy import reason
+from nodeready.core.policy.site_checks import FOLDER
+from nodeready.core.result import Page
+from nodeready.core.severity import SEVERITIES, ladder_text, words
 from nodeready.reports.lines import StyledLine, line
 from nodeready.subjects.registry import SUBJECTS, meant, page
-from nodeready.subjects.result import Page
-from nodeready.subjects.severity import SEVERITIES, ladder_text, words
 
 #: Maximum columns: longer lines of prose are hard to read.
 _MAX_WIDTH = 90
@@ -116,7 +116,7 @@ def _declared(inventory: str | None) -> list[Policy]:
     if not folders:
         return []
     # Imported only here, because it imports pyinfra.
-    from nodeready.inventory.site_checks import read
+    from nodeready.fleet.inventory.site_checks import read
 
     authors = {Path(inventory).stat().st_uid} if inventory else ()
     checks, problems = read(folders, authors=authors)

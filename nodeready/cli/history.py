@@ -12,7 +12,7 @@ from nodeready.cli.options import (
     report_options,
     since_option,
 )
-from nodeready.policy.fields import closest_word
+from nodeready.core.policy.fields import closest_word
 
 
 @command()
@@ -48,7 +48,7 @@ def history(
     from nodeready.cli.outputs import read_outputs
     from nodeready.cli.screen import Screen
     from nodeready.cli.values import epoch_seconds, past
-    from nodeready.memory.history import read_history
+    from nodeready.runs.memory.history import read_history
 
     outputs = read_outputs("history", format, output)
     since_s = past(since, epoch_seconds)

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nodeready.audit.document import Audit, NodeReport
+from nodeready.agent.audit_document import Audit, NodeReport
+from nodeready.agent.gate import here
+from nodeready.agent.secrets import redact, redacted
 from nodeready.cli.audit_run import audit_document
 from nodeready.cli.conversations import ask_with_progress, converse, keep_gaps, probe_nodes
 from nodeready.cli.default_inventory import find_inventory
@@ -32,17 +34,15 @@ from nodeready.cli.targets import (
     local_targets,
     select_targets,
 )
-from nodeready.healthcheck import here
-from nodeready.node.secrets import redact, redacted
-from nodeready.policy.policy import digest
+from nodeready.core.outcome import Outcome, node_gaps
+from nodeready.core.policy.policy import digest
+from nodeready.core.text import utc_now
 from nodeready.reports.registry import FORMATS, Options, find_format
-from nodeready.subjects.outcome import Outcome, node_gaps
+from nodeready.runs.collector import EvidenceCollector
+from nodeready.runs.incident import Directory, ForeignDirectory, incident_code, prepare
+from nodeready.runs.stacks.collect import SearchError, program_config
 from nodeready.subjects.registry import CheckSelection, select
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.text import utc_now
-from nodeready.triage.collector import EvidenceCollector
-from nodeready.triage.incident import Directory, ForeignDirectory, incident_code, prepare
-from nodeready.triage.stacks.collect import SearchError, program_config
 
 
 def collector(
@@ -57,7 +57,7 @@ def collector(
         selection = select(targets.policies.values(), subjects=here.LOCAL_SUBJECTS)
         outcomes = probe_nodes(targets, screen, selection.subjects, names=names)
         if targets.inventory is not None:
-            from nodeready.audit.workers import AuditWorkers
+            from nodeready.runs.audit.workers import AuditWorkers
 
             write_facts = find_format("audit", "json").write_facts
             with AuditWorkers(targets.policies, write_facts, 0) as workers:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from types import FrameType
 
-from nodeready.exit_codes import handle_signals, leave
+from nodeready.core.exit_codes import handle_signals, leave
 
 
 def interrupt_on_signals() -> None:

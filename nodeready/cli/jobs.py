@@ -19,12 +19,12 @@ from nodeready.cli.options import (
 from nodeready.cli.outputs import read_outputs
 from nodeready.cli.screen import Screen
 from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
-from nodeready.policy import Policy
+from nodeready.core.outcome import node_gaps
+from nodeready.core.policy import Policy
+from nodeready.core.text import counted, utc_now
 from nodeready.reports.jobs_table import summary
-from nodeready.subjects.outcome import node_gaps
-from nodeready.text import counted, utc_now
-from nodeready.triage.jobs import Jobs, jobs_code, running_jobs
-from nodeready.triage.stacks.collect import capture, program_config
+from nodeready.runs.jobs import Jobs, jobs_code, running_jobs
+from nodeready.runs.stacks.collect import capture, program_config
 
 #: Seconds for one node, after it is connected: no stack is taken.
 _TIMEOUT_S = 30

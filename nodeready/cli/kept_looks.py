@@ -11,16 +11,19 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeready.audit.document import Audit, NodeReport
-from nodeready.audit.recorded import VERDICT
+from nodeready.agent.audit_document import Audit, NodeReport
 from nodeready.cli.config_file import memory_settings
 from nodeready.cli.options import Refused
 from nodeready.cli.screen import Screen
-from nodeready.files import state_directory
-from nodeready.memory.history import HistoryEntry, read_parts_history
-from nodeready.memory.lemons import find_lemons, lemons_of_nodes
-from nodeready.memory.look import Event, Look
-from nodeready.memory.sections import (
+from nodeready.core.files import state_directory
+from nodeready.core.outcome import INTERRUPTED
+from nodeready.core.result import OBSERVED
+from nodeready.core.text import span
+from nodeready.runs.audit.recorded import VERDICT
+from nodeready.runs.memory.history import HistoryEntry, read_parts_history
+from nodeready.runs.memory.lemons import find_lemons, lemons_of_nodes
+from nodeready.runs.memory.look import Event, Look
+from nodeready.runs.memory.sections import (
     ERROR,
     GATE,
     NodeSections,
@@ -30,19 +33,16 @@ from nodeready.memory.sections import (
     node_sections,
     results_text,
 )
-from nodeready.memory.store import ControlClock, Memory, MemoryUnavailable
-from nodeready.memory.witnesses import WITNESSES
-from nodeready.smoke.knowledge import PAIR
-from nodeready.subjects.outcome import INTERRUPTED
+from nodeready.runs.memory.store import ControlClock, Memory, MemoryUnavailable
+from nodeready.runs.memory.witnesses import WITNESSES
+from nodeready.runs.postmortem.document import KERNEL, LOG
+from nodeready.runs.smoke.knowledge import PAIR
 from nodeready.subjects.proof.facts import ProvedHistory
-from nodeready.subjects.result import OBSERVED
-from nodeready.text import span
-from nodeready.triage.postmortem.document import KERNEL, LOG
 
 if TYPE_CHECKING:
-    from nodeready.audit.workers import AuditWorkers, StateReader
-    from nodeready.smoke.document import SmokeReport
-    from nodeready.triage.postmortem.document import Postmortem
+    from nodeready.runs.audit.workers import AuditWorkers, StateReader
+    from nodeready.runs.postmortem.document import Postmortem
+    from nodeready.runs.smoke.document import SmokeReport
 
 #: The value of NODEREADY_MEMORY with which nothing is kept.
 OFF = "off"

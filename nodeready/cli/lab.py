@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import click
 
 from nodeready.cli.options import candidates_of
-from nodeready.exit_codes import exit_code
-from nodeready.inventory.nodeset import fold
+from nodeready.core.exit_codes import exit_code
+from nodeready.fleet.inventory.nodeset import fold
 from nodeready.lab import PROFILES, Lab, LabError, down, state
 from nodeready.lab.faults import FAULTS, GROUPS
 from nodeready.lab.needs import can_raise_limits

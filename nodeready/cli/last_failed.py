@@ -7,7 +7,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeready.files import private_file, state_directory, write_atomically
+from nodeready.core.files import private_file, state_directory, write_atomically
 
 #: The word in ``--limit`` that stands for these nodes.
 LAST_FAILED = "@last-failed"

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from nodeready.audit.learned import majority, render
 from nodeready.cli.conversations import keep_gaps, probe_nodes
 from nodeready.cli.default_inventory import require_inventory
 from nodeready.cli.options import (
@@ -20,11 +19,12 @@ from nodeready.cli.options import (
     transport_options,
 )
 from nodeready.cli.targets import TargetOptions, select_targets
-from nodeready.files import write_atomically
+from nodeready.core.files import write_atomically
+from nodeready.core.outcome import gaps_code, gaps_of
+from nodeready.core.text import utc_now
 from nodeready.reports.table_layout import show_gaps
-from nodeready.subjects.outcome import gaps_code, gaps_of
+from nodeready.runs.audit.learned import majority, render
 from nodeready.subjects.registry import LEARNED
-from nodeready.text import utc_now
 
 
 @command()

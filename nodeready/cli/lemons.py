@@ -54,7 +54,7 @@ def lemons(
     from nodeready.cli.screen import Screen
     from nodeready.cli.targets import TargetOptions, load_targets
     from nodeready.cli.values import epoch_seconds, past
-    from nodeready.memory.lemons import find_lemons, lemons_code
+    from nodeready.runs.memory.lemons import find_lemons, lemons_code
 
     outputs = read_outputs("lemons", format, output)
     screen = Screen(color, quiet, verbose)

@@ -15,8 +15,8 @@ import click
 from click.shell_completion import CompletionItem
 from click.types import StringParamType
 
-from nodeready.exit_codes import USAGE
-from nodeready.text import parse_span, span_words
+from nodeready.core.exit_codes import USAGE
+from nodeready.core.text import parse_span, span_words
 
 Callback = TypeVar("Callback", bound=Callable[..., Any])
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -312,7 +312,7 @@ def hostfile_options(nodes: str) -> Decorator:
 
     nodes: the word for the nodes that are written
     """
-    from nodeready.inventory.launcher_files import FORMS as forms
+    from nodeready.fleet.inventory.launcher_files import FORMS as forms
 
     return _combined(
         option("--hostfile-out", metavar="FILE", help=f"Write the {nodes} nodes to FILE."),

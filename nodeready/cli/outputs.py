@@ -18,7 +18,7 @@ from nodeready.cli.screen import (
     render_options,
     show,
 )
-from nodeready.files import write_atomically
+from nodeready.core.files import write_atomically
 from nodeready.reports.registry import FORMATS, PLAIN, Options, find_format
 
 

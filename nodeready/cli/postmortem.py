@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from nodeready.agent.asking import new_nonce
+from nodeready.agent.postmortem import PostmortemConfig
 from nodeready.cli.conversations import converse, remember_gaps
 from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.options import (
@@ -31,18 +33,12 @@ from nodeready.cli.targets import (
     targets_of_ended_job,
 )
 from nodeready.cli.values import checked_pattern, checked_regex, epoch_seconds, past
-from nodeready.node.postmortem import PostmortemConfig
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
+from nodeready.core.text import utc_now
 from nodeready.reports.lines import node_set
-from nodeready.text import utc_now
-from nodeready.transport.base import new_nonce
-from nodeready.triage.postmortem.collect import (
-    EvidenceBuilder,
-    fetch_failures,
-    postmortem_of,
-)
-from nodeready.triage.postmortem.document import Postmortem, postmortem_code
-from nodeready.triage.postmortem.evidence import JobEvidence, SlurmRecords
+from nodeready.runs.postmortem.collect import EvidenceBuilder, fetch_failures, postmortem_of
+from nodeready.runs.postmortem.document import Postmortem, postmortem_code
+from nodeready.runs.postmortem.evidence import JobEvidence, SlurmRecords
 
 #: Age of the kernel's messages that are read, where the job's start is not known.
 _KERNEL_S = 24 * 3600
@@ -50,7 +46,7 @@ _KERNEL_S = 24 * 3600
 
 def _read_directory(source: str, rank_pattern: str) -> Postmortem:
     """The document of a directory. Raises Refused."""
-    from nodeready.triage.postmortem.directory import NoEvidenceError, read_directory
+    from nodeready.runs.postmortem.directory import NoEvidenceError, read_directory
 
     started = utc_now()
     try:
@@ -170,7 +166,7 @@ def postmortem(
         raise Refused("give --job ID, --logs PATTERN or --from DIR")
     # Imported only here, because it imports pyinfra, and --help must be quick.
     from nodeready.cli.kept_looks import LookKeeper
-    from nodeready.triage.postmortem.slurm_records import slurm_records
+    from nodeready.runs.postmortem.slurm_records import slurm_records
 
     records = slurm_records(job or "")
     logs = [*map(checked_pattern, patterns), *([] if patterns else records.logs)]

@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nodeready.audit.document import Audit, Ready, ready_code, slots
-from nodeready.audit.fleet import probed_subjects
+from nodeready.agent.audit_document import Audit, Ready, ready_code, slots
 from nodeready.cli.audit_run import audit_document
 from nodeready.cli.conversations import ask_password
 from nodeready.cli.default_inventory import find_inventory
@@ -19,19 +18,20 @@ from nodeready.cli.outputs import read_outputs
 from nodeready.cli.screen import Screen, refuse_unwritable, write_hostfile
 from nodeready.cli.targets import TargetOptions, Targets, local_policy, select_targets
 from nodeready.cli.values import policy_settings
-from nodeready.policy import Policy
-from nodeready.policy.site_checks import READY
+from nodeready.core.outcome import INTERRUPTED, Outcome
+from nodeready.core.policy import Policy
+from nodeready.core.policy.site_checks import READY
+from nodeready.core.text import counted, span, utc_now
 from nodeready.reports.lines import node_set
 from nodeready.reports.nagios import nagios_code
 from nodeready.reports.registry import Options
-from nodeready.subjects.outcome import INTERRUPTED, Outcome
+from nodeready.runs.audit.fleet import probed_subjects
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection, SelectionError, select
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.text import counted, span, utc_now
 
 if TYPE_CHECKING:
-    from nodeready.audit.workers import AuditWorkers
-    from nodeready.ready.run import ReadyTask, WantedProofs
+    from nodeready.runs.audit.workers import AuditWorkers
+    from nodeready.runs.ready.run import ReadyTask, WantedProofs
     from nodeready.subjects.proof.facts import ProvedCollective
 
 #: Seconds of the budget to end the processes that still run on the nodes, and to report.
@@ -58,8 +58,8 @@ def _prove_fleet(
     nodes: Targets, screen: Screen, subjects: tuple[str, ...], request: WantedProofs, budget_s: int
 ) -> list[Outcome[Snapshot]]:
     """Probe the nodes and prove them, within the budget."""
-    from nodeready.inventory.endpoints import given_addresses
-    from nodeready.ready.run import ReadyTask, prove
+    from nodeready.fleet.inventory.endpoints import given_addresses
+    from nodeready.runs.ready.run import ReadyTask, prove
 
     deadline = time.monotonic() + budget_s - min(_RESERVE_S, budget_s / 4)
     addresses = given_addresses(nodes.inventory) if nodes.inventory is not None else {}
@@ -114,7 +114,7 @@ def _fleet_audit(
     full_mesh: bool,
 ) -> tuple[Audit, dict[str, int]]:
     """The audit with the proofs of all nodes, and their slots. Raises Refused."""
-    from nodeready.ready.run import WantedProofs
+    from nodeready.runs.ready.run import WantedProofs
 
     started = utc_now()
     subjects = tuple(name for name in probed_subjects(selection) if name in LOOKED_AT)
@@ -164,9 +164,9 @@ def _prove_collective(
     task: ReadyTask, names: tuple[str, ...], screen: Screen
 ) -> Mapping[str, ProvedCollective]:
     """Each node's proof from a smoke test of these nodes, which has the deadline of the task."""
-    from nodeready.smoke import run
-    from nodeready.smoke.collective_proof import collective_proofs
-    from nodeready.smoke.participants import SmokeTask
+    from nodeready.runs.smoke import run
+    from nodeready.runs.smoke.collective_proof import collective_proofs
+    from nodeready.runs.smoke.participants import SmokeTask
 
     policies = {name: task.policies[name] for name in names}
     smoke_task = SmokeTask(
@@ -215,7 +215,7 @@ def run_ready(
         if inventory is None:
             if options.limit is not None:
                 raise Refused("--limit: cannot be combined with --local")
-            from nodeready.healthcheck import here
+            from nodeready.agent.gate import here
 
             policy = replace(local_policy(options), **settings)
             selection = _select_checks([policy.at(READY)], only, skip)
@@ -225,7 +225,7 @@ def run_ready(
                 slots_of = {node.name: slots(node.snapshot) for node in audit.nodes}
                 return Ready(audit, budget, nodes_needed), slots_of
         else:
-            from nodeready.audit.workers import AuditWorkers
+            from nodeready.runs.audit.workers import AuditWorkers
 
             targets = select_targets(inventory, options, settings, job=job, tell=screen.note).at(
                 READY

@@ -10,26 +10,26 @@ from collections.abc import Callable, Iterable
 import click
 
 from nodeready import __version__
-from nodeready.audit.document import Audit
-from nodeready.audit.fleet import distinguishing_groups
-from nodeready.audit.recorded import (
+from nodeready.agent.audit_document import Audit
+from nodeready.agent.local import Local
+from nodeready.agent.verdict import SourceError
+from nodeready.cli.interrupts import interrupt_on_signals
+from nodeready.cli.options import Refused
+from nodeready.cli.targets import TargetOptions, Targets, load_targets
+from nodeready.core.policy import Policy
+from nodeready.core.policy.policy import digest
+from nodeready.core.policy.site_checks import GATE
+from nodeready.core.text import counted, sanitise, utc_now
+from nodeready.reports.lines import node_set
+from nodeready.runs.audit.fleet import distinguishing_groups
+from nodeready.runs.audit.recorded import (
     OF_VERDICTS,
     RecordedQuestion,
     assign_to_nodes,
     directory_records,
     reports,
 )
-from nodeready.audit.verdict import SourceError
-from nodeready.cli.interrupts import interrupt_on_signals
-from nodeready.cli.options import Refused
-from nodeready.cli.targets import TargetOptions, Targets, load_targets
-from nodeready.policy import Policy
-from nodeready.policy.policy import digest
-from nodeready.policy.site_checks import GATE
-from nodeready.reports.lines import node_set
 from nodeready.subjects.registry import SUBJECTS, CheckSelection
-from nodeready.text import counted, sanitise, utc_now
-from nodeready.transport.local import Local
 
 #: The options that say how a node is contacted.
 _CONTACT_OPTIONS = (
@@ -66,7 +66,7 @@ def recorded_audit(
     select_checks: the policies of the nodes -> the selection of --only and --skip
     Raises Refused, and ClickException where the verdicts cannot be collected.
     """
-    from nodeready.inventory.endpoints import endpoint
+    from nodeready.fleet.inventory.endpoints import endpoint
     from nodeready.subjects.gate.files import node_policy
     from nodeready.subjects.ssh_client.known_hosts import Names
 

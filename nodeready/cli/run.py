@@ -1,4 +1,4 @@
-"""`nodeready run`: replace this process by nodeready.node.run, which starts one rank of a job."""
+"""`nodeready run`: replace this process by nodeready.agent.run, which starts one rank of a job."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 
 import click
 
+from nodeready.agent import run as supervisor
 from nodeready.cli.options import command, option
-from nodeready.node import run as supervisor
 
 
 def _checked_signal(ctx: click.Context, param: click.Parameter, value: str) -> str:

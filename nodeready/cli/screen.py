@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from nodeready.cli.options import Refused
-from nodeready.files import NotFollowed, check, write_atomically
-from nodeready.inventory import launcher_files
-from nodeready.inventory.nodeset import fold
+from nodeready.core.files import NotFollowed, check, write_atomically
+from nodeready.core.text import sanitise
+from nodeready.fleet.inventory import launcher_files
+from nodeready.fleet.inventory.nodeset import fold
 from nodeready.reports import registry
 from nodeready.reports.lines import StyledLine, node_set
 from nodeready.reports.registry import PLAIN, SCREEN, Options
-from nodeready.text import sanitise
 
 if TYPE_CHECKING:
     from rich.console import Console

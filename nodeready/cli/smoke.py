@@ -26,10 +26,10 @@ from nodeready.cli.outputs import read_outputs
 from nodeready.cli.screen import refuse_unwritable, write_hostfile
 from nodeready.cli.targets import TargetOptions, select_targets
 from nodeready.cli.values import policy_settings
-from nodeready.smoke.document import code
+from nodeready.runs.smoke.document import code
 
 if TYPE_CHECKING:
-    from nodeready.smoke.document import SmokeReport
+    from nodeready.runs.smoke.document import SmokeReport
 
 #: Seconds of the budget to end the processes that still run on the nodes, and to report.
 _RESERVE_S = 3
@@ -220,9 +220,9 @@ def smoke(
     nodes = select_targets(inventory, options, settings, job=job, tell=screen.note, works=True)
     # Imported only here, because they import pyinfra, which is slow, and --help must be quick.
     from nodeready.cli.kept_looks import LookKeeper
-    from nodeready.inventory.endpoints import given_addresses
-    from nodeready.smoke import run
-    from nodeready.smoke.participants import SmokeTask
+    from nodeready.fleet.inventory.endpoints import given_addresses
+    from nodeready.runs.smoke import run
+    from nodeready.runs.smoke.participants import SmokeTask
 
     with nodes.transport:
         task = SmokeTask(

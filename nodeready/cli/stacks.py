@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from nodeready.agent.stacks.program import StacksConfig
 from nodeready.cli.conversations import ask_with_progress, keep_gaps
 from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.jobs import IF_ENDED, running_lines
@@ -27,12 +28,11 @@ from nodeready.cli.options import (
 )
 from nodeready.cli.screen import Screen, show
 from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
-from nodeready.node.stacks.program import StacksConfig
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
+from nodeready.core.text import utc_now
 from nodeready.reports.registry import FORMATS, Options
-from nodeready.text import utc_now
-from nodeready.triage.stacks import archive, debuggable, group
-from nodeready.triage.stacks.collect import (
+from nodeready.runs.stacks import archive, debuggable, group
+from nodeready.runs.stacks.collect import (
     LONGER_S,
     Captured,
     SearchError,
@@ -42,8 +42,8 @@ from nodeready.triage.stacks.collect import (
     unwind,
     with_launchers,
 )
-from nodeready.triage.stacks.document import Stacks, stacks_code
-from nodeready.triage.stacks.trace import TraceError
+from nodeready.runs.stacks.document import Stacks, stacks_code
+from nodeready.runs.stacks.trace import TraceError
 
 
 def _refuse_unclear_source(
@@ -201,7 +201,7 @@ def _targets(
 
 def _capture(nodes: Targets, config: StacksConfig, screen: Screen) -> Captured:
     """Capture the traces of all ranks."""
-    from nodeready.inventory.slurm import job_placement
+    from nodeready.fleet.inventory.slurm import job_placement
 
     names = nodes.transport.nodes
     # Slurm's record of the job tells whose ranks they are. --user and --pid already say it.

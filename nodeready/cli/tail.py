@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from nodeready.agent.asking import Conversation, new_nonce
+from nodeready.agent.tail import TailConfig
 from nodeready.cli.conversations import converse, remember_gaps
 from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.options import (
@@ -31,13 +33,11 @@ from nodeready.cli.values import (
     past,
     read_ranks,
 )
-from nodeready.node.tail import TailConfig
-from nodeready.policy import Policy
+from nodeready.core.outcome import gaps_code
+from nodeready.core.policy import Policy
+from nodeready.core.text import utc_now
 from nodeready.reports.lines import node_set
-from nodeready.subjects.outcome import gaps_code
-from nodeready.text import utc_now
-from nodeready.transport.base import Conversation, new_nonce
-from nodeready.triage.logs import Grouping, TailDocument, fetch_tail
+from nodeready.runs.tail import Grouping, TailDocument, fetch_tail
 
 
 def _fetch(nodes: Targets, options: TargetOptions, config: TailConfig) -> TailDocument:

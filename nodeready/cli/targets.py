@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nodeready.agent.asking import Transport
+from nodeready.agent.local import Local
 from nodeready.cli.default_inventory import refuse_strangers
 from nodeready.cli.interrupts import interrupt_on_signals
 from nodeready.cli.last_failed import LAST_FAILED, load_failed, save_failed
 from nodeready.cli.options import Refused
-from nodeready.policy import Policy
-from nodeready.policy.policy import PolicyError
-from nodeready.policy.site_checks import FOLDER
-from nodeready.shell import join
-from nodeready.transport.base import Transport
-from nodeready.transport.local import Local
+from nodeready.core.policy import Policy
+from nodeready.core.policy.policy import PolicyError
+from nodeready.core.policy.site_checks import FOLDER
+from nodeready.core.shell import join
 
 if TYPE_CHECKING:
     from pyinfra.api import Host
 
     from nodeready.cli.screen import Screen
-    from nodeready.inventory.load import NodeInventory
+    from nodeready.fleet.inventory.load import NodeInventory
+    from nodeready.fleet.transport.allocation import RunningJob
     from nodeready.subjects.registry import CheckSelection
-    from nodeready.transport.allocation import RunningJob
 
 #: Nodes of one ssh process before a second one is worth its start. An ssh handshake costs 6 ms of
 #: a core (benchmarks/HISTORY.md): 256 handshakes take 1.5 s.
@@ -150,8 +150,8 @@ def load_targets(
     """
     from pyinfra.api.exceptions import InventoryError
 
-    from nodeready.inventory.load import load
-    from nodeready.inventory.node_policies import policies as node_policies
+    from nodeready.fleet.inventory.load import load
+    from nodeready.fleet.inventory.node_policies import policies as node_policies
 
     data = {"ssh_user": options.ssh_user, "ssh_key": options.ssh_key}
     try:
@@ -173,8 +173,8 @@ def load_targets(
 
 def _limit(inventory: NodeInventory, options: TargetOptions) -> list[Host]:
     """The hosts that ``--limit`` selects. Warns of failed nodes that are not in the inventory."""
-    from nodeready.inventory.limit import select_hosts
-    from nodeready.inventory.nodeset import folded, split
+    from nodeready.fleet.inventory.limit import select_hosts
+    from nodeready.fleet.inventory.nodeset import folded, split
 
     words = str(options.limit)
     parts = split(words)
@@ -204,7 +204,7 @@ def _limit(inventory: NodeInventory, options: TargetOptions) -> list[Host]:
 
 def ssh_targets(inventory: str, options: TargetOptions) -> Targets:
     """The nodes of an INVENTORY over ssh, by one process. Raises Refused; contacts no node."""
-    from nodeready.transport.ssh import SshTransport
+    from nodeready.fleet.transport.ssh import SshTransport
 
     interrupt_on_signals()
     loaded, hosts, policies = load_targets(inventory, options)
@@ -215,7 +215,7 @@ def ssh_targets(inventory: str, options: TargetOptions) -> Targets:
 def local_policy(options: TargetOptions) -> Policy:
     """The policy of this machine: that of @local where the current directory has a policy, else
     that of the last deploy. Raises Refused."""
-    from nodeready.healthcheck import here
+    from nodeready.agent.gate import here
 
     directories = [name for name in ("group_data", FOLDER) if os.path.lexists(name)]
     for name in directories:
@@ -252,7 +252,7 @@ def select_targets(
     settings:  fields of the policy that the command line sets for every node
     job:       the running Slurm job in whose steps requests run, by srun; None: not given
     tell:      called with a line about the transport
-    works:     requests use the job's GPUs (`transport.srun.Srun`)
+    works:     requests use the job's GPUs (`fleet.transport.srun.Srun`)
     """
     interrupt_on_signals()
     _refuse_unused_options(inventory, options, job)
@@ -282,7 +282,7 @@ def _inventory_targets(
         )
     config = _pyinfra_config(options)
     if via == "clush":
-        from nodeready.transport.clush.transport import Clush
+        from nodeready.fleet.transport.clush.transport import Clush
 
         names = {host.name for host in hosts}
         unselected = [host for host in loaded if host.name not in names]
@@ -290,7 +290,7 @@ def _inventory_targets(
             hosts, config, further_hosts=unselected, topology=options.topology, notify=tell
         )
     else:
-        from nodeready.transport.ssh import ShardedSsh, SshTransport
+        from nodeready.fleet.transport.ssh import ShardedSsh, SshTransport
 
         cores = len(os.sched_getaffinity(0))
         count = options.ssh_processes or max(1, min(cores, len(hosts) // NODES_PER_PROCESS))
@@ -354,7 +354,7 @@ def _choose_transport(options: TargetOptions, hosts: list[Host], own_job: str) -
     if options.salloc is not None or own_job:
         return "srun"
     if len(hosts) >= MIN_NODES_FOR_TREE or options.topology is not None:
-        from nodeready.transport.clush.ssh_targets import has_gateways
+        from nodeready.fleet.transport.clush.ssh_targets import has_gateways
 
         if has_gateways([host.name for host in hosts], options.topology):
             return "clush"
@@ -368,7 +368,7 @@ def _own_job(hosts: Iterable[Host]) -> str:
     """Number of this process's Slurm job, if the job has all of these nodes; else ""."""
     from pyinfra.api.exceptions import InventoryError
 
-    from nodeready.inventory import slurm
+    from nodeready.fleet.inventory import slurm
 
     number, nodelist = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_JOB_NODELIST")
     if not number or not nodelist:
@@ -383,7 +383,7 @@ def _own_job(hosts: Iterable[Host]) -> str:
 
 def running_job(job: str) -> RunningJob:
     """The running job of ``--job``. Raises Refused."""
-    from nodeready.transport.allocation import SrunError, running
+    from nodeready.fleet.transport.allocation import SrunError, running
 
     try:
         return running(job)
@@ -413,7 +413,7 @@ def _job_targets(
     works: bool,
 ) -> Targets:
     """All nodes of a running job, with the default policy."""
-    from nodeready.transport.srun import Srun
+    from nodeready.fleet.transport.srun import Srun
 
     if job is None:
         raise Refused("--via srun: name a job with --job ID, or give an INVENTORY")
@@ -435,7 +435,7 @@ def _srun_transport(
 
     job: "": a new allocation of these nodes, which has no number yet
     """
-    from nodeready.transport.srun import OwnJob, Srun
+    from nodeready.fleet.transport.srun import OwnJob, Srun
 
     if not job:
         return OwnJob(names, options.salloc or "", tell, works=works, sudo=options.sudo), ""

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from nodeready.audit.document import Audit
-from nodeready.audit.fleet import probed_subjects
-from nodeready.audit.waiver_list import MISTAKES, WaiverList, list_waivers, waivers_code
+from nodeready.agent.audit_document import Audit
 from nodeready.cli.default_inventory import require_inventory
 from nodeready.cli.options import (
     Refused,
@@ -22,17 +20,19 @@ from nodeready.cli.options import (
 from nodeready.cli.outputs import read_outputs
 from nodeready.cli.screen import Screen
 from nodeready.cli.targets import TargetOptions, Targets, load_targets, select_targets
-from nodeready.policy.site_checks import AUDIT
-from nodeready.subjects.outcome import gaps_of, interrupted_nodes
+from nodeready.core.outcome import gaps_of, interrupted_nodes
+from nodeready.core.policy.site_checks import AUDIT
+from nodeready.core.text import utc_now
+from nodeready.runs.audit.fleet import probed_subjects
+from nodeready.runs.audit.waiver_list import MISTAKES, WaiverList, list_waivers, waivers_code
 from nodeready.subjects.registry import LOOKED_AT, CheckSelection
-from nodeready.text import utc_now
 
 
 def _audit(nodes: Targets, screen: Screen, selection: CheckSelection, timeout_s: int) -> Audit:
     """An audit of the waived checks."""
-    from nodeready.audit.workers import AuditWorkers
     from nodeready.cli.audit_run import audit_document
     from nodeready.cli.conversations import probe_nodes
+    from nodeready.runs.audit.workers import AuditWorkers
 
     nodes = nodes.at(AUDIT).chosen(selection)
     with AuditWorkers(nodes.policies) as workers, nodes.transport:
@@ -75,7 +75,7 @@ def waivers(
       nodeready waivers inventories/prod.py --offline
       nodeready waivers inventories/prod.py --format json -o waivers.json
     """
-    from nodeready.inventory.node_policies import declared_waivers
+    from nodeready.fleet.inventory.node_policies import declared_waivers
 
     options = TargetOptions(**shared)
     inventory = require_inventory(inventory, options)

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from nodeready.agent.witnesses import motion
 from nodeready.cli.conversations import ask_with_progress
 from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.incident import JOB, TIMEOUT, USER, collector, nodes_of_job, refuse_bad_search
@@ -30,17 +31,16 @@ from nodeready.cli.options import (
 )
 from nodeready.cli.screen import Screen
 from nodeready.cli.targets import TargetOptions, Targets, running_job
-from nodeready.exit_codes import INTERRUPTED, exit_code
-from nodeready.files import make_directory, state_directory, user_name
-from nodeready.inventory.placement import JobPlacement
-from nodeready.node.witnesses import motion
+from nodeready.core.exit_codes import INTERRUPTED, exit_code
+from nodeready.core.files import make_directory, state_directory, user_name
+from nodeready.core.outcome import gaps_code, node_gaps
+from nodeready.core.text import sanitise, utc_now
+from nodeready.fleet.inventory.placement import JobPlacement
 from nodeready.reports.lines import node_set
 from nodeready.reports.table_layout import show_gaps
-from nodeready.subjects.outcome import gaps_code, node_gaps
-from nodeready.text import sanitise, utc_now
-from nodeready.triage import incident as incidents
-from nodeready.triage.incident import ForeignDirectory, Incident
-from nodeready.triage.watch import LIMIT_S, JobSnapshot, Watch, probe
+from nodeready.runs import incident as incidents
+from nodeready.runs.incident import ForeignDirectory, Incident
+from nodeready.runs.watch import LIMIT_S, JobSnapshot, Watch, probe
 
 #: Maximum seconds for the command of ``--then``.
 _COMMAND_TIMEOUT_S = 600
@@ -145,7 +145,7 @@ class _Watcher:
 
     def _update_placement(self) -> None:
         """Ask Slurm again: a requeued job gets other nodes."""
-        from nodeready.inventory.slurm import job_placement
+        from nodeready.fleet.inventory.slurm import job_placement
 
         placement = job_placement(self.job, self.nodes.transport.nodes)
         # Slurm forgets a job minutes after its end.
@@ -253,7 +253,7 @@ def watch(
       nodeready watch inventories/prod.py --job 4711 --then '/usr/local/bin/page oncall'
       nodeready watch --via srun --job 4711 --once
     """
-    from nodeready.inventory.slurm import job_placement
+    from nodeready.fleet.inventory.slurm import job_placement
 
     options = TargetOptions(**shared)
     refuse_bad_search(timeout, job, user)

@@ -15,7 +15,7 @@ from nodeready.lab.needs import node_settings
 from nodeready.lab.processes import Files, is_alive
 from nodeready.lab.state import LabError, LabState, NodeState
 
-# The nodes with their data, for ``@lab``: `nodeready.inventory.labs` reads it.
+# The nodes with their data, for ``@lab``: `nodeready.fleet.inventory.labs` reads it.
 INVENTORY = "inventory.json"
 
 # Gets the number of nodes that are ready, and of all that start.

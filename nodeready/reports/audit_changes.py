@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from nodeready.audit.document import NODE_STATUSES, Audit
+from nodeready.agent.audit_document import NODE_STATUSES, Audit
+from nodeready.core.result import result_text
 from nodeready.reports.lines import STYLES, StyledLine, grouped, line, node_set
-from nodeready.subjects.result import result_text
 
 #: (node, check) -> its status and text; the check "": the node itself could not be probed.
 Findings = Mapping[tuple[str, str], tuple[str, str]]

@@ -13,7 +13,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from nodeready.audit.document import NODE_STATUSES, Audit, NodeReport, Ready
+from nodeready.agent.audit_document import NODE_STATUSES, Audit, NodeReport, Ready
+from nodeready.core.result import Result, fix_text
+from nodeready.core.text import counted, sanitise
 from nodeready.reports import trend
 from nodeready.reports.findings import (
     AuditFinding,
@@ -28,8 +30,6 @@ from nodeready.reports.lines import cost_text, node_set, with_inventory
 from nodeready.reports.node_parts import PART_TABLES, observed_facts
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.subjects.registry import SUBJECTS
-from nodeready.subjects.result import Result, fix_text
-from nodeready.text import counted, sanitise
 
 #: Status of a node -> the letter on its square.
 _LETTERS = {

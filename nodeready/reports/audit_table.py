@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nodeready.audit.document import Audit, NodeReport, Outlier, Recorded
+from nodeready.agent.audit_document import Audit, NodeReport, Outlier, Recorded
+from nodeready.core.text import counted, sanitise, span
 from nodeready.reports.findings import (
     AuditFinding,
     findings,
@@ -32,10 +33,9 @@ from nodeready.reports.lines import (
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.table_layout import MAX_WIDTH, NO_LIMIT, TableLayout
-from nodeready.text import counted, sanitise, span
 
 if TYPE_CHECKING:
-    from nodeready.audit.document import Ready
+    from nodeready.agent.audit_document import Ready
 
 #: Maximum values of one outlier without -v.
 _MAX_VALUES = 4

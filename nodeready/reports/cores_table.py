@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from nodeready.core.text import counted, sanitise
 from nodeready.reports.lines import STYLES, StyledLine, line
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.similar_texts import SimilarTexts, fold_similar, reasons
 from nodeready.reports.table_layout import NO_LIMIT, TableLayout
-from nodeready.text import counted, sanitise
-from nodeready.triage.cores import CoreGroup, Cores, Crash, crashed_in
-from nodeready.triage.stacks.document import fold_ranks
+from nodeready.runs.cores import CoreGroup, Cores, Crash, crashed_in
+from nodeready.runs.stacks.document import fold_ranks
 
 #: Maximum groups, frames and lines of Python's own stack without -v.
 _GROUPS, _FRAMES, _PYTHON = 20, 14, 6

@@ -7,9 +7,9 @@ import io
 import re
 from collections.abc import Iterator
 
-from nodeready.audit.document import Audit
+from nodeready.agent.audit_document import Audit
+from nodeready.core.text import sanitise
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.text import sanitise
 
 COLUMNS = (
     *("node", "status", "check", "severity", "expected", "actual", "source", "fix", "actions"),

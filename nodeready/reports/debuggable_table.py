@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nodeready.core.text import counted, sanitise
 from nodeready.reports.lines import STYLES, StyledLine, line, node_set
 from nodeready.reports.rank_groups import ranks
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.table_layout import NO_LIMIT, show_gaps
-from nodeready.text import counted, sanitise
-from nodeready.triage.stacks.debuggable import Debuggable
+from nodeready.runs.stacks.debuggable import Debuggable
 
 #: Columns of the ranks and of the nodes of an item.
 _MAX_SET = 30

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from nodeready.deploy.document import Deploy, DeployedNode
+from nodeready.core.result import fix_text, result_text
+from nodeready.core.text import counted
 from nodeready.reports.lines import STYLES, StyledLine, line, node_set_or_count, with_inventory
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.similar_texts import SimilarTexts, Texts, fold_similar
 from nodeready.reports.table_layout import NO_LIMIT, TableLayout
-from nodeready.subjects.result import fix_text, result_text
-from nodeready.text import counted
+from nodeready.runs.deploy.document import Deploy, DeployedNode
 
 #: Maximum plans, results and errors that are all shown whole.
 _FEW = 10

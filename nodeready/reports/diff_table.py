@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from nodeready.memory.changes import ANSWER, POLICY, REBOOT, RESULT
-from nodeready.memory.diff import Diff, FleetChange, Side
-from nodeready.memory.facts import shown_value
+from nodeready.core.fact_kinds import COUNTER
+from nodeready.core.result import join_first
+from nodeready.core.text import counted
 from nodeready.reports.lines import STYLES, StyledLine, line, node_set_or_count
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.table_layout import MAX_TEXT, TableLayout
-from nodeready.subjects.fact_kinds import COUNTER
-from nodeready.subjects.result import join_first
-from nodeready.text import counted
+from nodeready.runs.memory.changes import ANSWER, POLICY, REBOOT, RESULT
+from nodeready.runs.memory.diff import Diff, FleetChange, Side
+from nodeready.runs.memory.facts import shown_value
 
 #: Columns of a node set in a short line.
 _SHORT_NODES = 24

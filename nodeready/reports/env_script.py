@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from textwrap import wrap
 
-from nodeready import shell
-from nodeready.ready.job_env import Environment, JobVariable, nodes_by_reason
+from nodeready.core import shell
+from nodeready.core.outcome import reasons_of
+from nodeready.core.text import counted, sanitise
 from nodeready.reports.lines import node_set
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.similar_texts import reasons
-from nodeready.subjects.outcome import reasons_of
-from nodeready.text import counted, sanitise
+from nodeready.runs.ready.job_env import Environment, JobVariable, nodes_by_reason
 
 #: Columns of the comments.
 WIDTH = 80

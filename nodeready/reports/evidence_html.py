@@ -13,15 +13,15 @@ from functools import cache
 from itertools import islice
 
 from nodeready import __version__
-from nodeready.audit.document import Audit, NodeReport
-from nodeready.memory.changes import REBOOT, RESULT
-from nodeready.memory.history import PART, HistoryEntry
+from nodeready.agent.audit_document import Audit, NodeReport
+from nodeready.core.fact_kinds import COUNTER, HARDWARE, VERSION
+from nodeready.core.result import Result, fix_text
 from nodeready.reports.html_page import HtmlPage
 from nodeready.reports.lines import node_set
 from nodeready.reports.node_parts import PART_TABLES, observed_facts
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.subjects.fact_kinds import COUNTER, HARDWARE, VERSION
-from nodeready.subjects.result import Result, fix_text
+from nodeready.runs.memory.changes import REBOOT, RESULT
+from nodeready.runs.memory.history import PART, HistoryEntry
 
 #: The subjects of parts that have a vendor.
 _SUBJECTS = ("gpus", "rdma", "nics")

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from nodeready.audit.document import Audit, Outlier
+from nodeready.agent.audit_document import Audit, Outlier
+from nodeready.core.result import Result, fix_text, result_text
+from nodeready.core.text import counted
 from nodeready.reports.lines import cost_text, grouped, node_set
 from nodeready.reports.similar_texts import SimilarTexts, Texts, fold_similar
 from nodeready.subjects.registry import OBSERVED, SUBJECTS
-from nodeready.subjects.result import Result, fix_text, result_text
-from nodeready.text import counted
 
 #: Maximum different reasons why nodes could not be probed; of more, an example is shown.
 _MAX_REASONS = 6

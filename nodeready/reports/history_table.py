@@ -7,11 +7,11 @@ from datetime import datetime
 from itertools import groupby
 from textwrap import wrap
 
-from nodeready.memory.changes import RESULT
-from nodeready.memory.history import EVENT, JOB, STATUS, History, HistoryEntry, KeptLook
+from nodeready.core.text import counted, span
 from nodeready.reports.lines import STYLES, StyledLine, line
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.text import counted, span
+from nodeready.runs.memory.changes import RESULT
+from nodeready.runs.memory.history import EVENT, JOB, STATUS, History, HistoryEntry, KeptLook
 
 #: Entries of one kind and time that are shown without -v.
 _MAX_EQUAL = 5

@@ -18,8 +18,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateNotFound
 from jinja2.ext import Extension
 from markupsafe import Markup
 
+from nodeready.core.text import counted, sanitise
 from nodeready.reports.table_layout import NO_LIMIT
-from nodeready.text import counted, sanitise
 
 #: Maximum characters of a text in a page.
 _TEXT = 4000

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nodeready.core.outcome import reasons_of
+from nodeready.core.text import counted
 from nodeready.reports.lines import STYLES, StyledLine, line, node_set, with_inventory
 from nodeready.reports.rank_groups import ranks
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.similar_texts import reasons
-from nodeready.subjects.outcome import reasons_of
-from nodeready.text import counted
-from nodeready.triage.incident import Incident, Part
+from nodeready.runs.incident import Incident, Part
 
 #: Status of a part -> its style in `STYLES`.
 _STYLES = {"kept": "ok", "partial": "warn", "empty": "na", "missing": "fail"}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nodeready.core.text import counted, sanitise
 from nodeready.reports.lines import StyledLine, line, node_set
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.table_layout import MAX_TEXT, NO_LIMIT, show_gaps
-from nodeready.text import counted, sanitise
-from nodeready.triage.jobs import Jobs, RunningJob
-from nodeready.triage.stacks.document import fold_ranks
+from nodeready.runs.jobs import Jobs, RunningJob
+from nodeready.runs.stacks.document import fold_ranks
 
 _HEAD = ("JOB", "USER", "RANKS", "SINCE (UTC)", "NODES")
 #: Maximum columns of a job's name or user; of a node set.

@@ -17,19 +17,19 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from nodeready.audit.document import NodeReport
+from nodeready.agent.audit_document import NodeReport
+from nodeready.core.base import Unknown
+from nodeready.core.json_types import JsonField, json_fields, schema_name
+from nodeready.core.result import Result
+from nodeready.core.text import sanitise
+from nodeready.core.wire import plain, shown_keys
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.subjects.base import Unknown
-from nodeready.subjects.json_types import JsonField, json_fields, schema_name
 from nodeready.subjects.registry import SUBJECTS
-from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import shown_facts
-from nodeready.subjects.wire import plain, shown_keys
-from nodeready.text import sanitise
 
 if TYPE_CHECKING:
     # The program of a node has no document but the audit's.
-    from nodeready.deploy.document import Deploy
+    from nodeready.runs.deploy.document import Deploy
 
 # One escape of a JSON text; a surrogate pair is one character.
 _ESCAPE = re.compile(

@@ -14,15 +14,15 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
-from nodeready.audit.document import Audit, NodeReport, Outlier
+from nodeready.agent.audit_document import Audit, NodeReport, Outlier
+from nodeready.core.result import Result, fix_text, result_text
+from nodeready.core.text import sanitise
 from nodeready.reports.findings import differing
 from nodeready.reports.lines import cost_text
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.subjects.result import Result, fix_text, result_text
-from nodeready.text import sanitise
 
 if TYPE_CHECKING:
-    from nodeready.smoke.document import SmokeReport
+    from nodeready.runs.smoke.document import SmokeReport
 
 # What XML 1.0 forbids beside the control characters (section 2.2).
 _FORBIDDEN = re.compile("[\ufffe\uffff]")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.memory.lemons import FALSE_ALARM, MIN_DAYS, HardwareIncident, Lemon, Lemons
+from nodeready.core.text import counted, sanitise
 from nodeready.reports.lines import STYLES, StyledLine, line, node_set
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.table_layout import MAX_TEXT
-from nodeready.text import counted, sanitise
+from nodeready.runs.memory.lemons import FALSE_ALARM, MIN_DAYS, HardwareIncident, Lemon, Lemons
 
 #: Incidents of a lemon, and units without a verdict, that are shown without -v.
 _MAX_INCIDENTS, _MAX_UNITS = 5, 10

@@ -10,8 +10,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, Union
 
-from nodeready.subjects.severity import words
-from nodeready.text import counted, cut, sanitise
+from nodeready.core.severity import words
+from nodeready.core.text import counted, cut, sanitise
 
 STYLES = {
     "fail": "bold red",
@@ -24,7 +24,7 @@ STYLES = {
     "ok": "green",
     "na": "dim",
     "waived": "dim",
-    # Groups of ranks, by their verdict or kind: see nodeready.triage.stacks.document.
+    # Groups of ranks, by their verdict or kind: see nodeready.runs.stacks.document.
     "missing": "bold red",
     "dead": "bold red",
     "no-data": "bold red",
@@ -98,7 +98,7 @@ def node_set(names: Iterable[str], limit: int = 60) -> Safe:
     if len(names) == 1:
         return Safe(cut(sanitise(names[0]), limit, 1))
     # The node's own program has no ClusterShell, and only ever one name, its own.
-    from nodeready.inventory.nodeset import folded
+    from nodeready.fleet.inventory.nodeset import folded
 
     return Safe(folded(names, limit))
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.audit.document import FAILED, UNREACHABLE, Audit
+from nodeready.agent.audit_document import FAILED, UNREACHABLE, Audit
+from nodeready.core.result import STATUSES
+from nodeready.core.text import counted, sanitise
 from nodeready.reports.findings import AuditFinding, errors, findings, outlier_line
 from nodeready.reports.lines import node_set
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.subjects.result import STATUSES
-from nodeready.text import counted, sanitise
 
 #: The words of the exit codes 0 to 3.
 STATES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nodeready.text import utc_moment
+from nodeready.core.text import utc_moment
 
 _Fact = Mapping[str, Any]
 #: The name of the process in a line about an Xid, which is the site's.

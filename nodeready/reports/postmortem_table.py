@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nodeready.core.text import counted
 from nodeready.reports.lines import StyledLine, line
 from nodeready.reports.rank_groups import ranks
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import fitted
 from nodeready.reports.table_layout import NO_LIMIT, TableLayout
-from nodeready.text import counted
-from nodeready.triage.postmortem.document import FailureGroup, Postmortem
+from nodeready.runs.postmortem.document import FailureGroup, Postmortem
 
 #: Maximum groups, ranks of one group in words, sources and reasons without -v.
 _MAX_GROUPS, _RANKS, _MAX_ROWS = 8, 30, 4

@@ -11,14 +11,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 import nodeready
-from nodeready.audit.document import FAILED, UNREACHABLE, Audit
+from nodeready.agent.audit_document import FAILED, UNREACHABLE, Audit
+from nodeready.core.result import STATUSES
+from nodeready.core.text import sanitise
 from nodeready.reports.findings import value_text
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.subjects.result import STATUSES
-from nodeready.text import sanitise
 
 if TYPE_CHECKING:
-    from nodeready.smoke.document import SmokeReport
+    from nodeready.runs.smoke.document import SmokeReport
 
 #: The statuses of results with a series.
 _LISTED_STATUSES = ("fail", "unknown", "warn", "waived")

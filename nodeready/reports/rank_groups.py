@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nodeready.subjects.outcome import NodeGap
-from nodeready.text import counted
-from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks, fold_ranks
+from nodeready.core.outcome import NodeGap
+from nodeready.core.text import counted
+from nodeready.runs.stacks.document import Frame, Group, Rank, Stacks, fold_ranks
 
 #: Kinds of groups -> their words for a person, where these differ.
 _WORDS = {"uninterruptible": "state D", "no-data": "no data"}

@@ -15,7 +15,7 @@ from nodeready.reports.lines import StyledLine
 
 if TYPE_CHECKING:
     # A node has no memory.
-    from nodeready.memory.look import Look
+    from nodeready.runs.memory.look import Look
 
 #: Lines of a table on a terminal of unknown height.
 SCREEN = 40

@@ -1,7 +1,7 @@
 """The JSON Schema of every document, generated from the documents' classes: docs/schema/.
 
 A key's description is the comment of its field, or the docstring of its property.
-The types of the fields have the limits (`nodeready.subjects.json_types`). `scripts/make_docs.py`
+The types of the fields have the limits (`nodeready.core.json_types`). `scripts/make_docs.py`
 writes the files; the tests validate real documents with them.
 """
 
@@ -20,22 +20,22 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Union, cast
 
-from nodeready.audit.document import Audit, Ready
-from nodeready.audit.waiver_list import WaiverList
-from nodeready.deploy.document import Deploy
-from nodeready.memory.diff import Diff
-from nodeready.memory.history import History
-from nodeready.memory.lemons import Lemons
-from nodeready.ready.job_env import Environment
-from nodeready.smoke.document import SmokeReport
-from nodeready.subjects.json_types import JsonField, json_fields, schema_name
-from nodeready.triage.cores import Cores
-from nodeready.triage.incident import Incident
-from nodeready.triage.jobs import Jobs
-from nodeready.triage.logs import TailDocument
-from nodeready.triage.postmortem.document import Postmortem
-from nodeready.triage.stacks.debuggable import Debuggable
-from nodeready.triage.stacks.document import Group, Stacks
+from nodeready.agent.audit_document import Audit, Ready
+from nodeready.core.json_types import JsonField, json_fields, schema_name
+from nodeready.runs.audit.waiver_list import WaiverList
+from nodeready.runs.cores import Cores
+from nodeready.runs.deploy.document import Deploy
+from nodeready.runs.incident import Incident
+from nodeready.runs.jobs import Jobs
+from nodeready.runs.memory.diff import Diff
+from nodeready.runs.memory.history import History
+from nodeready.runs.memory.lemons import Lemons
+from nodeready.runs.postmortem.document import Postmortem
+from nodeready.runs.ready.job_env import Environment
+from nodeready.runs.smoke.document import SmokeReport
+from nodeready.runs.stacks.debuggable import Debuggable
+from nodeready.runs.stacks.document import Group, Stacks
+from nodeready.runs.tail import TailDocument
 
 #: The document of `nodeready.reports.registry.Format` -> the class that is its JSON.
 DOCUMENTS: dict[str, Any] = {

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from nodeready.inventory.nodeset import fold
+from nodeready.core.shell import quote
+from nodeready.core.text import counted, sanitise
+from nodeready.fleet.inventory.nodeset import fold
 from nodeready.reports.lines import (
     STYLES,
     Part,
@@ -21,11 +23,9 @@ from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.similar_texts import fold_similar, reasons
 from nodeready.reports.table_layout import MAX_WIDTH, NO_LIMIT, TableLayout
-from nodeready.shell import quote
-from nodeready.smoke.document import UNREACHABLE, UNTESTED, LinkBandwidth, SmokeReport
-from nodeready.smoke.knowledge import NODE, PAIR, SCALE, SmokeSuspect
-from nodeready.smoke.networks import describe
-from nodeready.text import counted, sanitise
+from nodeready.runs.smoke.document import UNREACHABLE, UNTESTED, LinkBandwidth, SmokeReport
+from nodeready.runs.smoke.knowledge import NODE, PAIR, SCALE, SmokeSuspect
+from nodeready.runs.smoke.networks import describe
 
 #: Maximum suspects, pieces of evidence of a suspect, and reasons for untested nodes, without -v.
 _MAX_SUSPECTS, _MAX_EVIDENCE, _MAX_REASONS = 30, 4, 8

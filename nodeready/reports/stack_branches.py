@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from nodeready.triage.stacks.document import Frame, JobTree, Stacks, tree
+from nodeready.runs.stacks.document import Frame, JobTree, Stacks, tree
 
 
 class Branch(NamedTuple):

@@ -14,7 +14,7 @@ from nodeready.reports.lines import node_set
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.stack_branches import Branch, branches
 from nodeready.reports.table_layout import NO_LIMIT
-from nodeready.triage.stacks.document import Group, Rank, Stacks, Statement, fold_ranks
+from nodeready.runs.stacks.document import Group, Rank, Stacks, Statement, fold_ranks
 
 #: Groups that are unfolded at first, and maximum processes of each group.
 _OPEN, _PROCESSES = 3, 1000

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from nodeready.core.text import counted, sanitise
 from nodeready.reports.lines import STYLES, StyledLine, line, node_set, with_inventory
 from nodeready.reports.rank_groups import (
     headline,
@@ -23,9 +24,8 @@ from nodeready.reports.sections import fitted
 from nodeready.reports.similar_texts import fold_similar
 from nodeready.reports.stack_branches import Branch, branches
 from nodeready.reports.table_layout import MAX_TEXT, NO_LIMIT, TableLayout
-from nodeready.text import counted, sanitise
-from nodeready.triage.stacks.document import Frame, Group, Stacks
-from nodeready.triage.stacks.hints import user_frame
+from nodeready.runs.stacks.document import Frame, Group, Stacks
+from nodeready.runs.stacks.hints import user_frame
 
 # The limits of rows hold without -v.
 #: Maximum groups that are shown with their path; maximum groups in all.

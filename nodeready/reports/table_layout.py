@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from nodeready.core.outcome import FAILED_WORD, INCOMPLETE_WORD, UNREACHABLE_WORD, WORDS, NodeGap
 from nodeready.reports.lines import STYLES, Part, StyledLine, line, node_set, node_set_or_count
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.similar_texts import reasons
-from nodeready.subjects.outcome import (
-    FAILED_WORD,
-    INCOMPLETE_WORD,
-    UNREACHABLE_WORD,
-    WORDS,
-    NodeGap,
-)
 
 #: Characters of a node set or of a text that is not cut.
 NO_LIMIT = 1_000_000

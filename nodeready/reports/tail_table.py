@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from nodeready.core.text import counted, span
 from nodeready.reports.lines import StyledLine, line
 from nodeready.reports.rank_groups import ranks
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.table_layout import NO_LIMIT, TableLayout
-from nodeready.text import counted, span
-from nodeready.triage.logs import BEHIND_S, LogGroup, LogReport, RankFile, TailDocument
+from nodeready.runs.tail import BEHIND_S, LogGroup, LogReport, RankFile, TailDocument
 
 #: Maximum groups without -v.
 _MAX_GROUPS = 20

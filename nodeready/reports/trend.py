@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nodeready.audit.document import FAILED, UNREACHABLE
-from nodeready.memory.look import Look
-from nodeready.text import counted, utc_moment
+from nodeready.agent.audit_document import FAILED, UNREACHABLE
+from nodeready.core.text import counted, utc_moment
+from nodeready.runs.memory.look import Look
 
 #: The statuses of each area, from the bottom: their name is that of the first one.
 _AREAS = (("fail", UNREACHABLE, FAILED), ("unknown",), ("warn",))

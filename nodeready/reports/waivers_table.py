@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.audit.waiver_list import (
+from nodeready.core.text import counted
+from nodeready.reports.lines import STYLES, StyledLine, line
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.table_layout import TableLayout, show_gaps
+from nodeready.runs.audit.waiver_list import (
     ENDS,
     EXPIRED,
     HOLDS,
@@ -14,10 +18,6 @@ from nodeready.audit.waiver_list import (
     ListedWaiver,
     WaiverList,
 )
-from nodeready.reports.lines import STYLES, StyledLine, line
-from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.table_layout import TableLayout, show_gaps
-from nodeready.text import counted
 
 #: State -> the style of its word.
 _STYLES = {EXPIRED: "fail", NO_NODE: "warn", UNUSED: "warn", ENDS: "warn", HOLDS: "waived"}

@@ -11,7 +11,7 @@ nr_compile() {
     rm -f -- ./.nodeready.??????
     nr_out=$(nr_answer mktemp ./.nodeready.XXXXXX) || nr_fail "$(nr_reason "$3" "$nr_out")"
     nr_tmp=$nr_out
-    nr_code='import sys; sys.path.insert(0, sys.argv[1]); from nodeready.healthcheck import main; main.compile_bundle(*sys.argv[1:])'
+    nr_code='import sys; sys.path.insert(0, sys.argv[1]); from nodeready.agent.gate import main; main.compile_bundle(*sys.argv[1:])'
     nr_note=$(nr_answer "$1" -I -S -B -c "$nr_code" "$2" "$nr_tmp" "$3") || nr_fail "$(nr_reason "$3" "$nr_note")"
     nr_out=$("$1" -I -S -B "$nr_tmp" --version 2>&1) || nr_fail "$3: it does not run"
     chmod 0644 "$nr_tmp" || nr_fail "$3: cannot set the mode"

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
-from nodeready.subjects.base import Output, Section, frozen
+from nodeready.core.base import Output, Section, frozen
 
 if TYPE_CHECKING:
-    from nodeready.policy import Policy
+    from nodeready.core.policy import Policy
 
 #: The directories in the PATH of every node; a deploy changes no program elsewhere.
 FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")

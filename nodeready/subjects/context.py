@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from nodeready.policy import Policy
+from nodeready.core.fleet import ALONE, Counters, FleetFacts
+from nodeready.core.outcome import Gap, Outcome
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result
 from nodeready.subjects.access import Access
-from nodeready.subjects.fleet import ALONE, Counters, FleetFacts
 from nodeready.subjects.judging import judge
 from nodeready.subjects.nics.facts import Nics
-from nodeready.subjects.outcome import Gap, Outcome
-from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.ssh_client import known_hosts
 from nodeready.subjects.ssh_client.facts import SshClient

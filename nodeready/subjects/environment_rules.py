@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from nodeready.core.text import counted, sanitise
 from nodeready.subjects.environment_table import (
     ANY,
     BAD_VALUES,
@@ -29,7 +30,6 @@ from nodeready.subjects.environment_table import (
     VersionRange,
 )
 from nodeready.subjects.job_environment import JOB, EnvironmentFacts, NodeInterface, Rendezvous
-from nodeready.text import counted, sanitise
 
 _RULE = {rule.name: rule for rule in RULES}
 _UNKNOWN_FACTS = EnvironmentFacts("not known")
@@ -53,7 +53,7 @@ class RankEnvironment:
     """The environment of one rank, or of all ranks of a node (``rank`` None)."""
 
     node: str
-    # those that `nodeready.node.witnesses.environment` reads; ranks with equal ones may share the
+    # those that `nodeready.agent.witnesses.environment` reads; ranks with equal ones may share the
     # object
     variables: Mapping[str, str]
     rank: int | None = None

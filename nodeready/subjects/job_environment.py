@@ -1,13 +1,13 @@
 """The environment of a job's ranks, and the facts of their nodes that decide about it.
 
-`nodeready.node.witnesses.environment` reads them, `nodeready.subjects.environment_rules` judges.
+`nodeready.agent.witnesses.environment` reads them, `nodeready.subjects.environment_rules` judges.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nodeready.subjects import wire
+from nodeready.core import wire
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,15 @@ import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from nodeready.policy import Policy
-from nodeready.subjects.base import Unknown
-from nodeready.subjects.fleet import ALONE, FleetFacts
-from nodeready.subjects.own_files import Refusal
+from nodeready.core.base import Unknown
+from nodeready.core.fleet import ALONE, FleetFacts
+from nodeready.core.own_files import Refusal
+from nodeready.core.policy import Policy
+from nodeready.core.result import ADMIN, Result, unknown
+from nodeready.core.text import utc_now
+from nodeready.core.waivers import waive
 from nodeready.subjects.registry import SUBJECTS
-from nodeready.subjects.result import ADMIN, Result, unknown
 from nodeready.subjects.snapshot import Snapshot, unparsable
-from nodeready.subjects.waivers import waive
-from nodeready.text import utc_now
 
 
 def judge(

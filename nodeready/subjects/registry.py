@@ -31,12 +31,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 
-from nodeready.subjects.result import OBSERVED as OBSERVED, Page, Subject
-from nodeready.policy import Policy
-from nodeready.policy.fields import closest_word
-from nodeready.subjects.base import Probe
-from nodeready.subjects.own_files import own_files
-from nodeready.subjects.result import Result
+from nodeready.core.result import OBSERVED as OBSERVED, Page, Subject
+from nodeready.core.policy import Policy
+from nodeready.core.policy.fields import closest_word
+from nodeready.core.base import Probe
+from nodeready.core.own_files import own_files
+from nodeready.core.result import Result
 
 SUBJECTS: dict[str, Subject] = {
     subject.name: subject for subject in list(vars().values()) if isinstance(subject, Subject)

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodeready.policy import Policy
-from nodeready.subjects.base import Output, Probe, ProbeError, Section, Unknown, frozen
-from nodeready.subjects.fleet import ALONE, FleetFacts
-from nodeready.subjects.own_files import OwnFiles, Refusal
-from nodeready.subjects.probe_answer import parse_answer
+from nodeready.core.base import Output, Probe, ProbeError, Section, Unknown, frozen
+from nodeready.core.fleet import ALONE, FleetFacts
+from nodeready.core.own_files import OwnFiles, Refusal
+from nodeready.core.policy import Policy
+from nodeready.core.probe_answer import parse_answer
+from nodeready.core.result import no_facts
+from nodeready.core.wire import shown_keys
 from nodeready.subjects.registry import PROBES, SUBJECTS
-from nodeready.subjects.result import no_facts
-from nodeready.subjects.wire import shown_keys
 
 
 @dataclass(frozen=True)

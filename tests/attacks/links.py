@@ -16,10 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeready.deploy.actions import Action, MakeDirectory, RemoveFile, StepChange, WriteFile
-from nodeready.policy import Policy
-from nodeready.policy.policy import as_data
-from nodeready.transport import bundle
+from nodeready.core.policy import Policy
+from nodeready.core.policy.policy import as_data
+from nodeready.fleet.transport import bundle
+from nodeready.runs.deploy.actions import Action, MakeDirectory, RemoveFile, StepChange, WriteFile
 from tests.cases import read
 from tests.paths import PACKAGE
 
@@ -149,7 +149,7 @@ UNDER_SWAP = {
     "the textfile": r"""
         python3 -I -c 'import sys; from pathlib import Path
 sys.path.insert(0, "/root/nodeready.pyz")
-from nodeready.files import write_atomically
+from nodeready.core.files import write_atomically
 for _ in range(1000):
     try: write_atomically(Path("/srv/prom/sub/planted"), ["x"])
     except OSError: pass'

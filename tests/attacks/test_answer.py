@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from nodeready import shell
+from nodeready.core import probe_answer, probe_script, shell
+from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
-from nodeready.policy import Policy
-from nodeready.subjects import probe_answer, probe_script, snapshot
+from nodeready.subjects import snapshot
 from nodeready.subjects.proof import facts as proved
 from nodeready.subjects.proof.debugger_facts import Attach, Control
 from nodeready.subjects.snapshot import Snapshot

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.transport.base import Request
-from nodeready.transport.clush.transport import Clush
+from nodeready.agent.asking import Request
+from nodeready.fleet.transport.clush.transport import Clush
 from tests.attacks import hostile_gateway
 from tests.lab.rows import rows
 from tests.lab.test_clush import Cluster, asked, make_gateway

@@ -219,10 +219,10 @@ def test_a_link_on_the_way_leads_no_core_elsewhere(tool, fleet, node, mallory):
 
 #: Says what an old kernel says to open(2) with O_TMPFILE: it is a directory.
 NO_TMPFILE = """
-from nodeready.node import payload
+from nodeready.agent import payload
 real = payload.closure
 def closure(names):
-    found, name = real(names), "nodeready.node.cores.gcore"
+    found, name = real(names), "nodeready.agent.cores.gcore"
     assert "flags | os.O_TMPFILE" in found[name]
     found[name] = found[name].replace("flags | os.O_TMPFILE", "flags | os.O_DIRECTORY")
     return found

@@ -58,7 +58,7 @@ def test_an_interrupt_during_the_imports_is_silent(tmp_path):
         )
         imported = list(dict.fromkeys(names.read_text().split()))
         # From the first module of the command itself on: until then, Python starts.
-        first = "nodeready.cli" if "-m" in words else "nodeready.healthcheck.main"
+        first = "nodeready.cli" if "-m" in words else "nodeready.agent.gate.main"
         imported = imported[imported.index(first) + 1 :]
         for name in [imported[0], *chosen.sample(imported, min(TIMES, len(imported)))]:
             number = chosen.choice(INTERRUPTS)

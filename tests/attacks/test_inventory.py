@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.inventory import trust
+from nodeready.fleet.inventory import trust
 from tests.attacks.conftest import reached_by_all
 from tests.cases import read
 from tests.command import Tool

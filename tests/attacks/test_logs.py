@@ -11,7 +11,7 @@ import pytest
 
 from nodeready.lab import LabNode
 from nodeready.lab.processes import nsenter
-from nodeready.triage.postmortem.directory import NoEvidenceError, read_directory
+from nodeready.runs.postmortem.directory import NoEvidenceError, read_directory
 from tests.attacks.conftest import Person
 from tests.attacks.opens import opened
 from tests.builders.proof import put_py_spy

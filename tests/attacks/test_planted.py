@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.deploy import py_spy_binary
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
+from nodeready.runs.deploy import py_spy_binary
 from tests.attacks.conftest import become, reached_by_all
 from tests.lab.rows import rows
 from tests.paths import ROOT

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeready.subjects.managed_block import END
+from nodeready.core.managed_block import END
 from tests.lab.batch import Line, run_batch
 
 #: A line of group_data with which root would do more than the setting says, or break off.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeready import shell
+from nodeready.core import shell
 from tests.attacks.conftest import Person
 from tests.builders.proof import configured, line, put_py_spy
 from tests.command import kernel_cores, wait_for

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.transport.base import Request
-from nodeready.transport.srun import OwnJob
+from nodeready.agent.asking import Request
+from nodeready.fleet.transport.srun import OwnJob
 from tests.lab.test_transports import root_slurm
 
 __all__ = ["root_slurm"]

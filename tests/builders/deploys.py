@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeready.deploy.actions import (
+from nodeready.core.outcome import FAILED, LOST, SUDO, UNREACHABLE, Gap
+from nodeready.core.result import Result, fail, ok, unknown
+from nodeready.runs.deploy.actions import (
     MakeDirectory,
     RemoveFile,
     RunCommand,
@@ -12,10 +14,8 @@ from nodeready.deploy.actions import (
     StepChange,
     WriteFile,
 )
-from nodeready.deploy.document import Deploy, DeployedNode, DeployOutcome
-from nodeready.deploy.plan import NodePlan
-from nodeready.subjects.outcome import FAILED, LOST, SUDO, UNREACHABLE, Gap
-from nodeready.subjects.result import Result, fail, ok, unknown
+from nodeready.runs.deploy.document import Deploy, DeployedNode, DeployOutcome
+from nodeready.runs.deploy.plan import NodePlan
 from tests.builders.fleets import FINISHED, HOSTILE, SCOPE, STARTED
 
 NOTHING = NodePlan()

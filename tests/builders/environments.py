@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nodeready.ready import debug_variables, job_env
-from nodeready.ready.job_env import Environment
-from nodeready.subjects.base import Unknown
-from nodeready.subjects.outcome import INVALID, UNREACHABLE, NodeGap
+from nodeready.core.base import Unknown
+from nodeready.core.outcome import INVALID, UNREACHABLE, NodeGap
+from nodeready.runs.ready import debug_variables, job_env
+from nodeready.runs.ready.job_env import Environment
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders.job_env import FLEET, POLICY, nics, node, ports, rdma, socket
 

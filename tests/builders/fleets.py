@@ -6,16 +6,16 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from nodeready.audit.document import Audit, NodeReport, Outlier
-from nodeready.policy import Policy
-from nodeready.policy.waivers import Waiver
-from nodeready.subjects.base import Unknown
-from nodeready.subjects.outcome import SUDO, UNREACHABLE, Gap
+from nodeready.agent.asking import INTERRUPT
+from nodeready.agent.audit_document import Audit, NodeReport, Outlier
+from nodeready.core.base import Unknown
+from nodeready.core.outcome import SUDO, UNREACHABLE, Gap
+from nodeready.core.policy import Policy
+from nodeready.core.policy.waivers import Waiver
+from nodeready.core.result import Result, fail, fixable, na, ok, unknown, warn
+from nodeready.core.waivers import waive
 from nodeready.subjects.registry import page
-from nodeready.subjects.result import Result, fail, fixable, na, ok, unknown, warn
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.subjects.waivers import waive
-from nodeready.transport.base import INTERRUPT
 
 STARTED, FINISHED = "2030-01-02T03:04:05Z", "2030-01-02T03:04:17Z"
 DIGEST = "0123456789abcdef"

@@ -9,13 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from nodeready.core.base import Output
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result
 from nodeready.lab import nvidia
-from nodeready.policy import Policy
-from nodeready.subjects.base import Output
 from nodeready.subjects.gpus import checks
 from nodeready.subjects.gpus import facts as gpus
 from nodeready.subjects.gpus.gpu import Gpus
-from nodeready.subjects.result import Result
 from tests.builders.judging import by_name
 
 ADDRESSES = tuple(f"0000:{bus}:00.0" for bus in ("1b", "43", "52", "61", "9d", "c3", "d1", "df"))

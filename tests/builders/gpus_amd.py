@@ -10,9 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from nodeready.core.base import Output
+from nodeready.core.result import Result
 from nodeready.lab import amd
-from nodeready.subjects.base import Output
-from nodeready.subjects.result import Result
 from tests.builders.gpus import Node, pci
 
 BUSES = ("05", "29", "49", "65")

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from nodeready.policy import Policy
-from nodeready.subjects.base import Output
+from nodeready.core.base import Output
+from nodeready.core.policy import Policy
 from nodeready.subjects.host import checks
 from nodeready.subjects.host import facts as host
 from nodeready.subjects.host.facts import Host

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
+from nodeready.agent.asking import Answer, Request
 from nodeready.subjects.debug_tools import rank_program
-from nodeready.transport.base import Answer, Request
 from tests.fake import Does
 
 _DATA = Path(__file__).parent.parent / "unit" / "fuzz" / "data"

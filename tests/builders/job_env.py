@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodeready.policy import Policy
-from nodeready.subjects import sysctl
-from nodeready.subjects.fleet import FleetFacts
+from nodeready.core import sysctl
+from nodeready.core.fleet import FleetFacts
+from nodeready.core.policy import Policy
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.nics.nic import Nic
 from nodeready.subjects.nics.routes import Route

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodeready.policy import Policy
-from nodeready.subjects.fleet import ALONE, FleetFacts
-from nodeready.subjects.result import Result
+from nodeready.core.fleet import ALONE, FleetFacts
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result
 
 POLICY = Policy()
 

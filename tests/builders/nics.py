@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nodeready.policy import Policy
-from nodeready.subjects.base import Output
-from nodeready.subjects.fleet import ALONE, FleetFacts
+from nodeready.core.base import Output
+from nodeready.core.fleet import ALONE, FleetFacts
+from nodeready.core.policy import Policy
 from nodeready.subjects.nics import checks
 from nodeready.subjects.nics import facts as nics
 from nodeready.subjects.nics.facts import Nics

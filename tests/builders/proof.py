@@ -5,11 +5,11 @@ from __future__ import annotations
 import platform
 import secrets
 
-from nodeready import shell
-from nodeready.deploy import py_spy_binary
+from nodeready.agent import payload
+from nodeready.core import shell
+from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
-from nodeready.node import payload
-from nodeready.policy import Policy
+from nodeready.runs.deploy import py_spy_binary
 from nodeready.subjects.proof import checks as proof
 from nodeready.subjects.proof import facts as proved
 from nodeready.subjects.proof.debugger_facts import (
@@ -58,7 +58,7 @@ def configured(
 
 def line(config: proved.ProofConfig) -> shell.ShellCommand:
     """The command as it travels."""
-    made = payload.program("nodeready.node.proofs.program", config)
+    made = payload.program("nodeready.agent.proofs.program", config)
     return shell.command(made.script, config.limit_s + 2, TAG, made.text)
 
 

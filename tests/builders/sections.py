@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nodeready import shell
-from nodeready.policy import Policy
-from nodeready.shell import library, minify
-from nodeready.subjects.base import Section
-from nodeready.subjects.probe_script import make_script
+from nodeready.core import shell
+from nodeready.core.base import Section
+from nodeready.core.policy import Policy
+from nodeready.core.probe_script import make_script
+from nodeready.core.shell import library, minify
 
 NONCE = "0123456789abcdef"
 SHELLS = (["dash", "-c"], ["busybox", "sh", "-c"], ["bash", "-c"])

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from nodeready.healthcheck.drain import SlurmNode, parse_all
+from nodeready.agent.gate.drain import SlurmNode, parse_all
 
 
 class StandIn:

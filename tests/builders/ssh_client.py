@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 
+from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
 from nodeready.operations import ssh_client
-from nodeready.policy import Policy
 from nodeready.subjects.judging import judge
 from tests.helpers import Done, Runner, apply, observe, plan
 

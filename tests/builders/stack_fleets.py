@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeready.subjects.outcome import UNREACHABLE, NodeGap
-from nodeready.triage.stacks import document
-from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks
+from nodeready.core.outcome import UNREACHABLE, NodeGap
+from nodeready.runs.stacks import document
+from nodeready.runs.stacks.document import Frame, Group, Rank, Stacks
 from tests.builders.fleets import FINISHED, HOSTILE, STARTED
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeready.triage.stacks import document
-from nodeready.triage.stacks.document import Frame, Stacks, Statement, Verdict, Witness
+from nodeready.runs.stacks import document
+from nodeready.runs.stacks.document import Frame, Stacks, Statement, Verdict, Witness
 from tests.builders.fleets import HOSTILE
 from tests.builders.stack_fleets import LOOP, READ, REDUCE, WAITS, job, name, stack, without
 

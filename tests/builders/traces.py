@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from nodeready.triage.stacks import trace as traces
-from nodeready.triage.stacks.trace import Trace
+from nodeready.runs.stacks import trace as traces
+from nodeready.runs.stacks.trace import Trace
 
 C10D = "torch/distributed/distributed_c10d.py"
 TRAIN = "<module> train.py 90 > train train.py 70 > step train.py 40"

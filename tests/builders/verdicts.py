@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodeready.policy import Policy
-from nodeready.subjects.result import Result
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result
 
 STATUSES = ("ok", "warn", "fail", "na", "unknown")
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nodeready.node.witnesses.flight_recorder import ProcessGroup, RecorderEntry, Recording
-from nodeready.node.witnesses.gpus import WitnessedGpu, WitnessedGpus
-from nodeready.node.witnesses.kernel_log import KernelLog, KernelMessage
-from nodeready.node.witnesses.logs import RankLog, WatchdogReport
-from nodeready.node.witnesses.nccl_log import NcclRank
-from nodeready.node.witnesses.ports import Network, WitnessedPort
-from nodeready.node.witnesses.ras_report import Communicator, Member, Ras
+from nodeready.agent.witnesses.flight_recorder import ProcessGroup, RecorderEntry, Recording
+from nodeready.agent.witnesses.gpus import WitnessedGpu, WitnessedGpus
+from nodeready.agent.witnesses.kernel_log import KernelLog, KernelMessage
+from nodeready.agent.witnesses.logs import RankLog, WatchdogReport
+from nodeready.agent.witnesses.nccl_log import NcclRank
+from nodeready.agent.witnesses.ports import Network, WitnessedPort
+from nodeready.agent.witnesses.ras_report import Communicator, Member, Ras
+from nodeready.core.wire import plain
 from nodeready.subjects.job_environment import (
     EnvironmentFacts,
     NodeInterface,
     RankVariables,
     Rendezvous,
 )
-from nodeready.subjects.wire import plain
 
 SITE = "train.py:88 step"
 

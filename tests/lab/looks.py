@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nodeready.deploy.step import DeployStep
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result
 from nodeready.lab import LabNode
-from nodeready.policy import Policy
+from nodeready.runs.deploy.step import DeployStep
 from nodeready.subjects.judging import judge
-from nodeready.subjects.result import Result
 from tests.helpers import apply, observe, on, plan
 
 

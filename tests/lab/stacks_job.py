@@ -7,9 +7,9 @@ import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from nodeready.deploy import py_spy_binary
+from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
-from nodeready.policy import Policy
+from nodeready.runs.deploy import py_spy_binary
 from tests.command import wait_for
 
 HERE = "/run/job"

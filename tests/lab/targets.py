@@ -8,12 +8,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from nodeready import shell
+from nodeready.agent import payload
+from nodeready.agent.stacks import program as answer
+from nodeready.core import shell
 from nodeready.lab import LabNode
 from nodeready.lab.processes import nsenter
-from nodeready.node import payload
-from nodeready.node.stacks import program as answer
-from nodeready.triage.stacks.trace import read
+from nodeready.runs.stacks.trace import read
 from tests.builders.proof import processes
 from tests.command import wait_for
 
@@ -74,7 +74,7 @@ def configured(**how: Any) -> answer.StacksConfig:
 
 def line(config: answer.StacksConfig) -> shell.ShellCommand:
     """The command as it travels."""
-    made = payload.program("nodeready.node.stacks.program", config)
+    made = payload.program("nodeready.agent.stacks.program", config)
     return shell.command(made.script, config.limit_s + 2, TAG, made.text)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result
 from nodeready.lab import LabNode
 from nodeready.operations import debug_tools, pdsh, ssh_client
-from nodeready.policy import Policy
-from nodeready.subjects.result import Result
 from tests.builders.ssh_client import key
 from tests.lab import looks
 from tests.lab.test_debug_tools import own_mirror

@@ -17,11 +17,11 @@ import gevent
 import pytest
 from pyinfra.api import Config
 
-from nodeready.inventory import load as inventory_load
+from nodeready.agent.asking import Answer, Request, Transport, once
+from nodeready.fleet.inventory import load as inventory_load
+from nodeready.fleet.transport.clush.transport import Clush
 from nodeready.lab import Lab, LabNode, programs
 from nodeready.lab.processes import nsenter
-from nodeready.transport.base import Answer, Request, Transport, once
-from nodeready.transport.clush.transport import Clush
 from tests.command import ours, wait_for
 from tests.conftest import _lab_name, down
 from tests.lab.rows import rows

@@ -71,7 +71,7 @@ def sleeper(crash_nodes):
 
 #: A core has ten seconds.
 SOON = """
-from nodeready.triage.cores import CoreDumper
+from nodeready.runs.cores import CoreDumper
 ask = CoreDumper._ask
 CoreDumper._ask = lambda self, s, *more: ask(self, min(s, 10), *more)
 """

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.deploy import py_spy_binary
+from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
 from nodeready.operations import debug_tools
-from nodeready.policy import Policy
+from nodeready.runs.deploy import py_spy_binary
 from tests.lab import looks
 from tests.lab.rows import rows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 
-from nodeready.inventory.nodeset import fold
+from nodeready.fleet.inventory.nodeset import fold
 from tests.command import ours, wait_for, written
 
 RENAME = (

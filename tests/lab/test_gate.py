@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
+from nodeready.fleet.transport import bundle
 from nodeready.subjects.gate import facts as probe
 from nodeready.subjects.gate import files as wanted
-from nodeready.transport import bundle
 from tests.helpers import nodeready
 
 SETTINGS = {"limit_memlock": 4096, "limit_nofile": 16384, "gate": True}

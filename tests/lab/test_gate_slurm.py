@@ -242,7 +242,7 @@ def test_a_node_keeps_the_evidence_before_it_is_drained(good):
         healthcheck(good)
         assert evidence(good) == before
         found = json.loads(good.read(f"{where}/incident.json"))
-        assert found["schema"] == "nodeready.node-incident/1"
+        assert found["schema"] == "nodeready.agent-incident/1"
         assert found["results"][0]["check"] == "ptrace.scope"
         assert found["reasons"][0].startswith("ptrace.scope: ")
         trace = json.loads(good.read(f"{where}/trace-this-node.json"))

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from nodeready.healthcheck import gate
+from nodeready.agent.gate import gate
+from nodeready.core.policy.policy import make_policy
+from nodeready.fleet.transport import bundle
 from nodeready.lab import LabNode
-from nodeready.policy.policy import make_policy
 from nodeready.subjects.judging import judge
-from nodeready.transport import bundle
 from tests.command import ours, wait_for, written
 from tests.helpers import observe, on
 

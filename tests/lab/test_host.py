@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
-from nodeready.policy import Policy
 from nodeready.subjects.host.facts import Host
 from tests.builders.host import judged, wrong
 from tests.helpers import observe, on

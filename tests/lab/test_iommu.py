@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
 from nodeready.operations import iommu
-from nodeready.policy import Policy
 from tests.lab.looks import deploy, statuses
 
 STEPS, DONE = [iommu.args], ["iommu.args"]

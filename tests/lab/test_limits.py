@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
 from nodeready.operations import limits as steps
-from nodeready.policy import Policy
 from tests.lab.looks import deploy, judged, statuses
 
 # Values below the usual hard limits: a machine that runs the lab may not be allowed to raise them.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
-from nodeready.policy import Policy
 from nodeready.subjects.judging import judge
 from nodeready.subjects.nics.facts import Nics
 from tests.helpers import observe, on

@@ -6,10 +6,10 @@ import base64
 
 import pytest
 
+from nodeready.core import managed_block
+from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
 from nodeready.operations import pdsh as steps
-from nodeready.policy import Policy
-from nodeready.subjects import managed_block
 from tests.helpers import observe, on
 from tests.lab.looks import deploy, judged, statuses
 

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result
 from nodeready.lab import Lab, LabNode
-from nodeready.policy import Policy
 from nodeready.subjects.judging import judge
-from nodeready.subjects.result import Result
 from tests.command import wait_for
 from tests.helpers import observe
 from tests.lab.looks import judged

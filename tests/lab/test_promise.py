@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeready import shell
-from nodeready.deploy.actions import StepChange
+from nodeready.core import shell
+from nodeready.core.policy import Policy
 from nodeready.operations import STEPS
-from nodeready.policy import Policy
+from nodeready.runs.deploy.actions import StepChange
 from nodeready.subjects.judging import judge
 from nodeready.subjects.registry import SUBJECTS
 from tests.builders.proof import put_py_spy

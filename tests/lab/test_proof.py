@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.node import payload
-from nodeready.policy import Policy
-from nodeready.shell import quote
+from nodeready.agent import payload
+from nodeready.core.policy import Policy
+from nodeready.core.shell import quote
 from nodeready.subjects.proof import checks as proof_core
 from nodeready.subjects.proof import facts as proved
 from nodeready.subjects.proof.core_facts import ProvedCore
@@ -302,11 +302,11 @@ def test_accounts(fresh_node):
 def test_who_called_sudo_is_found(fresh_node, options):
     """sudo takes the core limit away from what it runs: the session shall have the caller's."""
     fresh_node.write("/etc/sudoers.d/zz-test", f"Defaults {options}\n", mode=0o440)
-    for name, source in payload.closure(["nodeready.node.proofs.session"]).items():
+    for name, source in payload.closure(["nodeready.agent.proofs.session"]).items():
         file = "/__init__.py" if payload.is_package(name) else ".py"
         fresh_node.write(f"/opt/test/{name.replace('.', '/')}{file}", source)
     code = (
-        "import sys; sys.path.insert(0, '/opt/test'); from nodeready.node.proofs import session; "
+        "import sys; sys.path.insert(0, '/opt/test'); from nodeready.agent.proofs import session; "
         "print(session._caller_of_sudo())"
     )
     script = f"echo $$; sudo -n sh -c {quote(f'timeout 9 python3 -B -c {quote(code)}; :')}; :"

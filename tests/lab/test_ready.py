@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.inventory.nodeset import expand
+from nodeready.fleet.inventory.nodeset import expand
 from nodeready.lab import LabNode
 from nodeready.lab.needs import reachable_limits
 from tests.cases import cases

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.policy.policy import make_policy
-from nodeready.subjects import judging, probe_answer, probe_script, snapshot
-from nodeready.subjects.base import Output
+from nodeready.core import probe_answer, probe_script
+from nodeready.core.base import Output
+from nodeready.core.policy.policy import make_policy
+from nodeready.subjects import judging, snapshot
 from nodeready.subjects.debug_tools import rank_program
 from tests.builders.hostile import RECORDED, RUN_DIGEST, encoded, recorded
 from tests.command import POLICY

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
+from nodeready.agent.asking import Request
+from nodeready.fleet.transport import srun
+from nodeready.fleet.transport.allocation import running
 from nodeready.lab import Lab, LabNode, down
-from nodeready.transport import srun
-from nodeready.transport.allocation import running
-from nodeready.transport.base import Request
 from tests.command import Done, Tool, ours, wait_for, written
 from tests.lab import smoke_faults
 from tests.lab.smoke_faults import PATCHES, Fault

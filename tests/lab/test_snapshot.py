@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from nodeready.core.base import ProbeError
+from nodeready.core.policy import Policy
+from nodeready.core.probe_answer import parse_answer
 from nodeready.operations import core_dumps, ptrace
-from nodeready.policy import Policy
-from nodeready.subjects.base import ProbeError
-from nodeready.subjects.probe_answer import parse_answer
 from nodeready.subjects.registry import SUBJECTS
 from tests.builders.sections import NONCE, SHELLS, run, section
 from tests.lab.looks import deploy, judged

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 import pytest
 
+from nodeready.core import managed_block
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result
 from nodeready.lab import LabNode
 from nodeready.operations import ssh_client
-from nodeready.policy import Policy
-from nodeready.subjects import managed_block
 from nodeready.subjects.judging import judge
-from nodeready.subjects.result import Result
 from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SENT_BYTES, SshClient
 from nodeready.subjects.ssh_client.identity import NodeIdentity
 from nodeready.subjects.ssh_client.known_hosts import (

@@ -369,7 +369,7 @@ def test_many_nodes_behind_a_jump_host_share_a_login_there(site, fresh_nodes, au
     # By the jump host, and not past it.
     assert f"from {site.node.address} " in nodes[0].log.read_text(errors="replace")
     # A connection carries two nodes at most.
-    few = "import nodeready.transport.logins as l; l.FORWARDS = 2\n"
+    few = "import nodeready.fleet.transport.logins as l; l.FORWARDS = 2\n"
     jump = Logins(site.node)
     assert set(audited(hosts, first=few).values()) == {""}
     assert 3 < jump() < 8
@@ -450,9 +450,9 @@ TALK = """
 import sys
 from nodeready.cli import patch
 patch()
-from nodeready.inventory import load
-from nodeready.transport.base import Request, collect, once
-from nodeready.transport.ssh import SshTransport
+from nodeready.fleet.inventory import load
+from nodeready.agent.asking import Request, collect, once
+from nodeready.fleet.transport.ssh import SshTransport
 found = load.load(sys.argv[1])
 with SshTransport(found, list(found)) as fleet:
     (name,) = fleet.nodes

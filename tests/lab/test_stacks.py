@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.deploy import py_spy_binary
+from nodeready.core.policy import Policy
 from nodeready.lab import Lab, LabNode, down
-from nodeready.policy import Policy
+from nodeready.runs.deploy import py_spy_binary
 from tests.command import Done, ours, wait_for
 from tests.conftest import Login
 from tests.lab.stacks_job import HERE, PY_SPY, TRAIN, Job

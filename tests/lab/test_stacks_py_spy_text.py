@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from nodeready.triage.stacks.archive import parse_dump
+from nodeready.runs.stacks.archive import parse_dump
 
 PROGRAM = """
 import threading, time

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from nodeready.core.policy import Policy
 from nodeready.operations import core_dumps, ptrace
-from nodeready.policy import Policy
 from tests.lab.looks import deploy, judged
 
 WANT = Policy()

@@ -15,9 +15,9 @@ import time
 import gevent
 import pytest
 
-from nodeready.subjects.outcome import UNREACHABLE
-from nodeready.transport.base import Request
-from nodeready.transport.srun import OwnJob
+from nodeready.agent.asking import Request
+from nodeready.core.outcome import UNREACHABLE
+from nodeready.fleet.transport.srun import OwnJob
 from tests.command import ours, wait_for
 
 ONLY = ("--only", "ptrace.scope", "--format", "json")

@@ -9,7 +9,7 @@ import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-from nodeready.audit.document import Audit, NodeReport
+from nodeready.agent.audit_document import Audit, NodeReport
 from nodeready.reports import audit_html
 from nodeready.subjects.snapshot import Snapshot
 from tests.browser import BrowserPage

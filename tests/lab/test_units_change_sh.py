@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready import shell
+from nodeready.core import shell
 
 TOOLS = "stat readlink mkdir mktemp rm mv chmod chown base64 sync sha256sum id cat gzip head tr"
 SHELLS = {"dash": ("dash",), "bash": ("bash", "--posix"), "busybox": ("busybox", "sh")}

@@ -8,9 +8,9 @@ import signal
 
 import pytest
 
-from nodeready.transport.base import Request
-from nodeready.transport.clush import transport as clush_transport
-from nodeready.transport.clush.transport import Clush, ClushError
+from nodeready.agent.asking import Request
+from nodeready.fleet.transport.clush import transport as clush_transport
+from nodeready.fleet.transport.clush.transport import Clush, ClushError
 from tests.unit.transport.test_clush import host
 
 

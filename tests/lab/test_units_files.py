@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from nodeready.files import write_atomically
+from nodeready.core.files import write_atomically
 from tests.unit.test_files import mode, refused
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodeready.node.cores import gdb
-from nodeready.node.cores.core_file import CoreReader
-from nodeready.node.runtime import ProcessSupervisor, status
+from nodeready.agent.cores import gdb
+from nodeready.agent.cores.core_file import CoreReader
+from nodeready.agent.runtime import ProcessSupervisor, status
 from tests.command import wait_for
 
 

@@ -23,13 +23,13 @@ __all__ = ["bundle_file", "pythons"]
 
 _BUILD = (
     "import sys, hashlib; sys.path.insert(0, sys.argv[1]); "
-    "from nodeready.transport import bundle; "
-    "from nodeready.policy.policy import make_policy; "
+    "from nodeready.fleet.transport import bundle; "
+    "from nodeready.core.policy.policy import make_policy; "
     "made = bundle.build(make_policy({'mounts': ('/a', '/b'), 'waivers': {'nics.mtu': 'x'}})); "
     "print(hashlib.sha256(made).hexdigest())"
 )
 _MAKE = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from nodeready.healthcheck import main; "
+    "import sys; sys.path.insert(0, sys.argv[1]); from nodeready.agent.gate import main; "
     "main.compile_bundle(*sys.argv[1:])"
 )
 

@@ -9,8 +9,8 @@ import subprocess
 
 import pytest
 
-from nodeready import shell
-from nodeready.ready.debug_variables import question, read_installed
+from nodeready.core import shell
+from nodeready.runs.ready.debug_variables import question, read_installed
 from tests.builders.environments import ENVIRONMENTS
 from tests.unit.reports.test_exports import evaluate
 from tests.unit.subjects import test_gate, test_iommu, test_pdsh, test_snapshot

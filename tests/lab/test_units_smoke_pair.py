@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from nodeready.node.smoke import orders, pair
-from nodeready.node.smoke.listeners import SmokeListeners
-from nodeready.node.smoke.orders import PairAnswer, PairOrder
-from nodeready.node.smoke.pair import run_pair
-from nodeready.subjects import wire
+from nodeready.agent.smoke import orders, pair
+from nodeready.agent.smoke.listeners import SmokeListeners
+from nodeready.agent.smoke.orders import PairAnswer, PairOrder
+from nodeready.agent.smoke.pair import run_pair
+from nodeready.core import wire
 from tests.unit.node.smoke.test_pair import MIB, peer
 
 _PORT = 29500

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node.smoke.orders import CollectiveAnswer, EndOrder
-from nodeready.subjects import wire
+from nodeready.agent.smoke.orders import CollectiveAnswer, EndOrder
+from nodeready.core import wire
 from nodeready.subjects.job_environment import EnvironmentFacts
 from tests.unit.node.smoke.running_program import (
     pair,

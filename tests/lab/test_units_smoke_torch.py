@@ -18,12 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node.proofs import mesh
-from nodeready.node.proofs.mesh import MeshListeners
-from nodeready.node.runtime import ProcessSupervisor, status
-from nodeready.node.smoke import engines
-from nodeready.node.smoke.listeners import SmokeListeners, listener_mark
-from nodeready.node.smoke.orders import (
+from nodeready.agent.proofs import mesh
+from nodeready.agent.proofs.mesh import MeshListeners
+from nodeready.agent.runtime import ProcessSupervisor, status
+from nodeready.agent.smoke import engines
+from nodeready.agent.smoke.listeners import SmokeListeners, listener_mark
+from nodeready.agent.smoke.orders import (
     PAIRS,
     TORCH,
     CollectiveOrder,
@@ -284,9 +284,9 @@ def test_nothing_is_left_when_the_program_is_killed(node):
     before = node.processes()
     text = f"""
 import threading
-from nodeready.node.runtime import ProcessSupervisor
-from nodeready.node.smoke import engines
-from nodeready.node.smoke.orders import *
+from nodeready.agent.runtime import ProcessSupervisor
+from nodeready.agent.smoke import engines
+from nodeready.agent.smoke.orders import *
 config = SmokeConfig("nonce", "tag", python={node.path!r}, environment={node.words!r})
 found = engines.Engines(ProcessSupervisor("nodeready:test", 100), config)
 found.run({order(limit_s=60.0)!r}, threading.Event())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.transport.ssh_config import SshConfig
+from nodeready.fleet.transport.ssh_config import SshConfig
 
 NAMES = ("gpu1", "gpu2", "gpu17", "login", "10.0.0.7")
 PATTERNS = ("gpu1", "gpu2", "gpu*", "gpu?", "!gpu2 *", "* !gpu17", "login gpu1", "*", "10.0.*")

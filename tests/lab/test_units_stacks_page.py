@@ -9,7 +9,7 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from nodeready.reports import stacks_html
-from nodeready.triage.stacks.document import Stacks
+from nodeready.runs.stacks.document import Stacks
 from tests.browser import BrowserPage
 from tests.builders import stack_fleets, stack_witnesses
 from tests.command import wait_for

@@ -10,11 +10,11 @@ from typing import Any
 import click
 import pytest
 
+from nodeready.agent.asking import Answer, Request
 from nodeready.cli import cli, targets
-from nodeready.inventory import load as inventory
-from nodeready.policy import Policy
-from nodeready.subjects.outcome import LOST, UNREACHABLE
-from nodeready.transport.base import Answer, Request
+from nodeready.core.outcome import LOST, UNREACHABLE
+from nodeready.core.policy import Policy
+from nodeready.fleet.inventory import load as inventory
 from tests.builders.hostile import recorded, shows
 from tests.fake import Does, Fake, fails
 

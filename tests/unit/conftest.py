@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.transport import bundle
+from nodeready.fleet.transport import bundle
 from tests.unit.commands import run
 from tests.unit.warm import tool, warm
 

@@ -75,9 +75,9 @@ def test_a_value_is_never_an_option(values, words):
 
 def test_the_functions_stay_after_the_import_of_the_packages_of_their_names(tmp_path):
     text = (
-        "from nodeready.audit.document import Audit, NodeReport; import nodeready\n"
-        "from nodeready.deploy.document import Deploy; from nodeready.ready import job_env\n"
-        "from nodeready.audit import document\n"
+        "from nodeready.agent.audit_document import Audit, NodeReport; import nodeready\n"
+        "from nodeready.runs.deploy.document import Deploy; from nodeready.runs.ready import job_env\n"
+        "from nodeready.runs.audit import document\n"
         f"for name in {COMMANDS}: assert callable(getattr(nodeready, name)), name\n"
         "from nodeready import *; assert document.Audit is Audit and callable(audit)\n"
         "assert not hasattr(nodeready, 'nosuch')\n"

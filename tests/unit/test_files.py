@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nodeready.files import (
+from nodeready.core.files import (
     NotFollowed,
     check,
     make_directory,
@@ -113,7 +113,9 @@ def test_descriptors_that_were_handed_to_us_are_written_to(tmp_path):
     os.close(writing)
     assert os.read(reading, 10) == b"ab"
     os.close(reading)
-    code = "import sys; from pathlib import Path; from nodeready.files import write_atomically\n"
+    code = (
+        "import sys; from pathlib import Path; from nodeready.core.files import write_atomically\n"
+    )
     code += "write_atomically(Path('/dev/stdout'), ['x'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert done.stdout == b"x"

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import draw_house
 
-from nodeready.transport import bundle
+from nodeready.fleet.transport import bundle
 from tests.paths import PACKAGE, ROOT
 from tests.rooms import ROOMS
 
 OPERATIONS = ROOT / "operations"
-#: module (`policy.fields`) -> its file.
+#: module (`core.policy.fields`) -> its file.
 FILES = draw_house.sources()
 #: module -> the modules of the package that it imports.
 IMPORTS = {
@@ -155,7 +155,7 @@ def test_a_module_of_the_node_is_python_3_9_of_the_standard_library():
 
 
 def test_no_shell_is_started_with_a_string():
-    """Only nodeready/shell.py quotes."""
+    """Only nodeready/core/shell.py quotes."""
     for path in [*PACKAGE.rglob("*.py"), *OPERATIONS.glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.keyword) and node.arg == "shell":

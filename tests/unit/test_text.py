@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.text import parse_span, sanitise, span_words
+from nodeready.core.text import parse_span, sanitise, span_words
 
 
 @pytest.mark.parametrize(

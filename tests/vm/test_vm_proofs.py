@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from nodeready import shell
-from nodeready.node import payload
-from nodeready.policy import Policy
+from nodeready.agent import payload
+from nodeready.core import shell
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result
 from nodeready.subjects.judging import judge
 from nodeready.subjects.proof import facts as proved
 from nodeready.subjects.proof.facts import ProofConfig
-from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot
 from tests.cases import cases
 from tests.helpers import nodeready
@@ -98,7 +98,7 @@ def prove(
         proofs=wanted,
         limit_s=LIMIT_S,
     )
-    made = payload.program("nodeready.node.proofs.program", config)
+    made = payload.program("nodeready.agent.proofs.program", config)
     line, stdin = shell.command(made.script, LIMIT_S + 2, config.tag, made.text)
     if through_sudo:
         quoted = shlex.quote(f"sudo -n {line} <{INPUT}")

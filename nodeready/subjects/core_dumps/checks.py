@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from nodeready.policy import Policy
-from nodeready.shell import quote
+from nodeready.core.fact_kinds import FactKinds
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result, Subject, check, fail, fixable, held, na, ok
+from nodeready.core.severity import drifts, hides_cause
+from nodeready.core.shell import quote
+from nodeready.core.sysctl import contradicted
 from nodeready.subjects.core_dumps.facts import KEY, PROBE, CoreDumps, core_directory
-from nodeready.subjects.fact_kinds import FactKinds
-from nodeready.subjects.result import Result, Subject, check, fail, fixable, held, na, ok
-from nodeready.subjects.severity import drifts, hides_cause
-from nodeready.subjects.sysctl import contradicted
 
 # systemd's sysctl.d/50-coredump.conf of all versions: only the specifiers differ (core(5)).
 _PACKAGED = re.compile(r"\|(?:/usr)?/lib/systemd/systemd-coredump(?: %[A-Za-z]){1,16}")

@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nodeready import shell
-from nodeready.policy import Policy
-from nodeready.subjects import sysctl
-from nodeready.subjects.base import Line, Output, Probe, ProbeError, Section
+from nodeready.core import shell, sysctl
+from nodeready.core.base import Line, Output, Probe, ProbeError, Section
+from nodeready.core.policy import Policy
 
 KEY = "kernel.core_pattern"
 #: Services that rewrite core_pattern when they start, after the sysctl files: Ubuntu's apport,

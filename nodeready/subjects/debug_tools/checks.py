@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 from nodeready import __version__
-from nodeready.policy import Policy
-from nodeready.shell import quote
-from nodeready.subjects.access import MAY_EXECUTE
-from nodeready.subjects.debug_tools.facts import (
-    DIGESTS,
-    MANAGERS,
-    PROBE,
-    PY_SPY,
-    DebugTools,
-    unusable,
-)
-from nodeready.subjects.debug_tools.rank_program import RUN, digest
-from nodeready.subjects.fact_kinds import FactKinds
-from nodeready.subjects.proof.debugger_facts import NOEXEC
-from nodeready.subjects.pythons import PACKAGES
-from nodeready.subjects.result import (
+from nodeready.core.fact_kinds import FactKinds
+from nodeready.core.policy import Policy
+from nodeready.core.pythons import PACKAGES
+from nodeready.core.result import (
     Result,
     Subject,
     check,
@@ -30,7 +18,19 @@ from nodeready.subjects.result import (
     unknown,
     warn,
 )
-from nodeready.subjects.severity import hides_cause
+from nodeready.core.severity import hides_cause
+from nodeready.core.shell import quote
+from nodeready.subjects.access import MAY_EXECUTE
+from nodeready.subjects.debug_tools.facts import (
+    DIGESTS,
+    MANAGERS,
+    PROBE,
+    PY_SPY,
+    DebugTools,
+    unusable,
+)
+from nodeready.subjects.debug_tools.rank_program import RUN, digest
+from nodeready.subjects.proof.debugger_facts import NOEXEC
 
 #: The machines for which py-spy's wheels hold a static binary.
 MACHINES = ("x86_64", "aarch64")

@@ -6,8 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from nodeready import shell
-from nodeready.policy import Policy
+from nodeready.core import shell
+from nodeready.core.base import Output, Probe, ProbeError, Section
+from nodeready.core.policy import Policy
+from nodeready.core.pythons import SCRIPT as PYTHONS_SCRIPT
+from nodeready.core.pythons import parse_pythons
 from nodeready.subjects.access import (
     ACCESS,
     COMPANIONS,
@@ -20,10 +23,7 @@ from nodeready.subjects.access import (
     parse_access,
     unusable_program,
 )
-from nodeready.subjects.base import Output, Probe, ProbeError, Section
 from nodeready.subjects.debug_tools.rank_program import RUN
-from nodeready.subjects.pythons import SCRIPT as PYTHONS_SCRIPT
-from nodeready.subjects.pythons import parse_pythons
 
 PY_SPY = "/usr/local/bin/py-spy"
 #: A deploy's note about the program: its sha256, and inode, size and times of the file, so that a

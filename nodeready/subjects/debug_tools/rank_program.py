@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 import nodeready
-from nodeready.subjects.pythons import OLDEST, PYTHONS
+from nodeready.core.pythons import OLDEST, PYTHONS
 
 RUN = "/usr/local/bin/nodeready-run"
 
@@ -32,7 +32,7 @@ exit 127
 def content() -> bytes:
     """The file's bytes, on the control machine and in a node's own program."""
     assert nodeready.__file__ is not None
-    path = os.path.join(os.path.dirname(nodeready.__file__), "node", "run.py")
+    path = os.path.join(os.path.dirname(nodeready.__file__), "agent", "run.py")
     # The loader also reads from a zip file.
     loader: Any = nodeready.__loader__
     data: bytes = loader.get_data(path)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from nodeready.policy import Policy
-from nodeready.shell import quote
-from nodeready.subjects.fact_kinds import FactKinds
-from nodeready.subjects.fleet import FleetFacts
+from nodeready.core.fact_kinds import FactKinds
+from nodeready.core.fleet import FleetFacts
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result, Subject, check, fail, fixable, na, ok, warn
+from nodeready.core.severity import drifts, loses_job
+from nodeready.core.shell import quote
 from nodeready.subjects.gate.facts import (
     BUNDLE,
     COMPILED,
@@ -20,8 +22,6 @@ from nodeready.subjects.gate.facts import (
     WANTED,
     Gate,
 )
-from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, warn
-from nodeready.subjects.severity import drifts, loses_job
 
 OFF = "gate is False"
 #: The reason on a node that judges itself: its own check runs, so it works well enough for a job.

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
-from nodeready.policy import Policy
-from nodeready.subjects.base import (
+from nodeready.core.base import (
     Line,
     Output,
     Probe,
@@ -19,12 +18,13 @@ from nodeready.subjects.base import (
     file_lines,
     number,
 )
-from nodeready.subjects.pythons import SCRIPT as PYTHONS_SCRIPT
-from nodeready.subjects.pythons import parse_pythons
+from nodeready.core.policy import Policy
+from nodeready.core.pythons import SCRIPT as PYTHONS_SCRIPT
+from nodeready.core.pythons import parse_pythons
 
 DIRECTORY = "/usr/local/lib/nodeready"
 BUNDLE = f"{DIRECTORY}/nodeready.pyz"
-#: The bundle compiled for the node's Python, and the note about both (healthcheck/main.py).
+#: The bundle compiled for the node's Python, and the note about both (agent/gate/main.py).
 COMPILED = f"{DIRECTORY}/compiled.pyz"
 NOTE = f"{DIRECTORY}/compiled"
 POLICY = "/etc/nodeready/policy.json"
@@ -43,7 +43,7 @@ HELD = "/run/nodeready/held"
 #: ended.
 PREFIX = "nodeready:"
 #: The beginning of the reason of a drain that a second look has not confirmed
-#: (healthcheck/drain.py).
+#: (agent/gate/drain.py).
 PENDING = f"{PREFIX} (pending) "
 
 #: In the order in which they are removed: first the files that start the check.
@@ -219,7 +219,7 @@ def _last(rows: list[tuple[str, str]] | None) -> str | None:
 
 
 def _note(text: str) -> tuple[str, str, str] | None:
-    """The note of `healthcheck/main.py`; None for any other text."""
+    """The note of `agent/gate/main.py`; None for any other text."""
     match = re.fullmatch(r"([0-9a-f]{64}) ([0-9a-f]{64}) ([0-9a-f]{8})", text)
     return (match[1], match[2], match[3]) if match else None
 

@@ -9,8 +9,10 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from nodeready.policy import Policy
-from nodeready.policy.policy import as_data
+from nodeready.core.policy import Policy
+from nodeready.core.policy.policy import as_data
+from nodeready.core.pythons import OLDEST, PYTHONS
+from nodeready.core.templates import render
 from nodeready.subjects.gate.facts import (
     BUNDLE,
     COMPILED,
@@ -24,11 +26,9 @@ from nodeready.subjects.gate.facts import (
     SERVICE,
     TIMER,
 )
-from nodeready.subjects.pythons import OLDEST, PYTHONS
-from nodeready.subjects.templates import render
 
 #: Maximum seconds of a timer's run, which delays no job: more than the probe's own limit
-#: (healthcheck/here.py) and that of a file server (audit/verdict.py).
+#: (agent/gate/here.py) and that of a file server (agent/verdict.py).
 RECORD_S = 85
 #: Seconds of the health check for Slurm's commands.
 SLURM_S = 20

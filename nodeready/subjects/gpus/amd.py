@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nodeready.subjects.base import Output, Section
+from nodeready.core.base import Output, Section
 from nodeready.subjects.gpus.amd_gpu import AmdGpu
 from nodeready.subjects.gpus.amd_json import entries
 from nodeready.subjects.gpus.amd_smi import parse_amd_smi
@@ -19,7 +19,7 @@ from nodeready.subjects.gpus.kfd import DRIVER, KFD_SCRIPT, parse_kfd
 from nodeready.subjects.gpus.rocm_smi import cards, parse_rocm_smi
 
 if TYPE_CHECKING:
-    from nodeready.policy import Policy
+    from nodeready.core.policy import Policy
 
 _BIN = "/opt/rocm/bin"
 

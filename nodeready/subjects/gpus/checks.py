@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
-from nodeready.policy import Policy
-from nodeready.subjects.fact_kinds import FactKinds
+from nodeready.core.fact_kinds import FactKinds
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result, Subject, check, fail, na, ok, unknown, warn
+from nodeready.core.severity import GUIDELINES, drifts, loses_job, slows_job
 from nodeready.subjects.gpus.amd_gpu import AmdGpu
 from nodeready.subjects.gpus.facts import PROBE, compared, learned
 from nodeready.subjects.gpus.fault_checks import kernel_faults
@@ -34,8 +36,6 @@ from nodeready.subjects.gpus.health import (
     throttle,
 )
 from nodeready.subjects.gpus.link_checks import fabric_manager, nvlink, xgmi_errors
-from nodeready.subjects.result import Result, Subject, check, fail, na, ok, unknown, warn
-from nodeready.subjects.severity import GUIDELINES, drifts, loses_job, slows_job
 
 _PCI = "/sys/bus/pci/devices"
 _PACKAGES = {

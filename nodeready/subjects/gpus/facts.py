@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
-from nodeready.policy import Policy
-from nodeready.subjects.base import Output, Probe
-from nodeready.subjects.fleet import ALONE, FleetFacts
+from nodeready.core.base import Output, Probe
+from nodeready.core.fleet import ALONE, FleetFacts
+from nodeready.core.parsed_template import fast_replace
+from nodeready.core.policy import Policy
 from nodeready.subjects.gpus import amd, amd_gpu, kernel_log, nvidia, nvlink
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
 from nodeready.subjects.gpus.nvidia import NvidiaSmi
 from nodeready.subjects.gpus.nvlink import NvLinks
 from nodeready.subjects.gpus.pci_bus import SECTION, Pci, parse_pci
-from nodeready.subjects.parsed_template import fast_replace
 
 
 def _fabric_manager(pci: Pci, smi: NvidiaSmi) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result, check, fail, na, ok, unknown, warn
+from nodeready.core.severity import XID_CATALOG, loses_job
 from nodeready.subjects.gpus import xids
 from nodeready.subjects.gpus.findings import expected_gpus, first_few, no_gpu_reason
 from nodeready.subjects.gpus.gpu import Gpus, KernelFault
-from nodeready.subjects.result import Result, check, fail, na, ok, unknown, warn
-from nodeready.subjects.severity import XID_CATALOG, loses_job
 
 #: The actions for faults of the node; the others need none, or are an application's.
 _NODE_ACTIONS = (xids.ISOLATE, xids.REBOOT, xids.RESET)

@@ -7,12 +7,12 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from nodeready.subjects.base import cached_last
+from nodeready.core.base import cached_last
+from nodeready.core.result import Result, fail, join_first, na, ok, unknown
 from nodeready.subjects.gpus.amd_gpu import is_integrated
 from nodeready.subjects.gpus.gpu import Gpu, Gpus, PciGpu, Tool
 from nodeready.subjects.iommu.instincts import MODELS
 from nodeready.subjects.ports.port_ranges import join_ranges, range_text
-from nodeready.subjects.result import Result, fail, join_first, na, ok, unknown
 
 #: The kernel driver that a vendor's tool works with.
 DRIVERS = {"nvidia": "nvidia", "amd": "amdgpu"}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result, check, fail, na, ok, unknown, warn
+from nodeready.core.severity import GUIDELINES, MEMORY_ERRORS, RETIREMENT, loses_job, slows_job
 from nodeready.subjects.gpus.amd_gpu import AmdGpu
 from nodeready.subjects.gpus.findings import (
     expected_gpus,
@@ -17,8 +19,6 @@ from nodeready.subjects.gpus.findings import (
     unshown_reason,
 )
 from nodeready.subjects.gpus.gpu import DeviceFile, Gpu, Gpus, PciGpu
-from nodeready.subjects.result import Result, check, fail, na, ok, unknown, warn
-from nodeready.subjects.severity import GUIDELINES, MEMORY_ERRORS, RETIREMENT, loses_job, slows_job
 
 # --- Memory, bus and heat, and the driver's recovery action.
 

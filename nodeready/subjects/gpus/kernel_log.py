@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from nodeready.subjects.base import Output, Section
+from nodeready.core.base import Output, Section
 from nodeready.subjects.gpus.driver_messages import (
     ANY,
     BEGINNINGS,
@@ -30,7 +30,7 @@ from nodeready.subjects.gpus.gpu import KernelFault, Tool, pci_address
 from nodeready.subjects.gpus.xids import FATAL, ISOLATE, REBOOT, action_of
 
 if TYPE_CHECKING:
-    from nodeready.policy import Policy
+    from nodeready.core.policy import Policy
 
 NAME = "kernel log"
 #: A ring buffer that begins later than this many seconds after the boot has lost its first lines.

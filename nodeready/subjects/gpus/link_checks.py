@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result, check, fail, na, ok, unknown, warn
+from nodeready.core.severity import AMDGPU_RAS, FABRIC, VALIDATION, loses_job, slows_job
 from nodeready.subjects.gpus.amd_gpu import AmdGpu
 from nodeready.subjects.gpus.findings import (
     distinct_values,
@@ -18,8 +20,6 @@ from nodeready.subjects.gpus.findings import (
 )
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
 from nodeready.subjects.gpus.nvlink import FABRIC_JOINED, is_on_board, is_switched
-from nodeready.subjects.result import Result, check, fail, na, ok, unknown, warn
-from nodeready.subjects.severity import AMDGPU_RAS, FABRIC, VALIDATION, loses_job, slows_job
 
 # Gigabytes per second of one link: V100, A100, Hopper, Blackwell (NVIDIA's Health Validation,
 # nvlink_bandwidth_count_speed, and recorded output). A slower link has lost lanes.

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from nodeready.subjects.base import Output, Section
+from nodeready.core.base import Output, Section
+from nodeready.core.parsed_template import ParsedTemplate, TemplateCache, fast_replace
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Tool
 from nodeready.subjects.gpus.nvidia_gpu import parse_gpu, parse_processes
 from nodeready.subjects.gpus.nvidia_xml import ANY_DRIVER, Element, number, own_elements, tree
-from nodeready.subjects.parsed_template import ParsedTemplate, TemplateCache, fast_replace
 
 if TYPE_CHECKING:
     from xml.etree import ElementTree
 
-    from nodeready.policy import Policy
+    from nodeready.core.policy import Policy
 
 NAME = "nvidia-smi"
 FABRIC_MANAGER = "nv-fabricmanager"

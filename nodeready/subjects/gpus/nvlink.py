@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from nodeready.subjects.base import Output, Section
+from nodeready.core.base import Output, Section
 from nodeready.subjects.gpus.gpu import Gpu, GpuLink, Tool
 from nodeready.subjects.gpus.nvidia import PREPARE, WHEN, message, unasked_tool
 
 if TYPE_CHECKING:
-    from nodeready.policy import Policy
+    from nodeready.core.policy import Policy
 
 
 # Boards on which the links are connected by construction. On cards a bridge between two of them is

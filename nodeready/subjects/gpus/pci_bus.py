@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from nodeready.policy import Policy
-from nodeready.subjects.base import Output, Section
+from nodeready.core.base import Output, Section
+from nodeready.core.policy import Policy
 from nodeready.subjects.gpus.gpu import DeviceFile, PciGpu
 
 #: PCI vendor ids (pci.ids).

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from nodeready.policy import Policy
-from nodeready.shell import quote
-from nodeready.subjects.fact_kinds import FactKinds
+from nodeready.core.fact_kinds import FactKinds
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result, Subject, check, fail, join_first, na, ok, unknown, warn
+from nodeready.core.severity import drifts, hides_cause, loses_job, slows_job
+from nodeready.core.shell import quote
 from nodeready.subjects.host.facts import (
     NO_TABLE,
     NUMA_BALANCING,
@@ -16,18 +18,6 @@ from nodeready.subjects.host.facts import (
 )
 from nodeready.subjects.host.mounts import FSTAB, TABLE, Mount, is_network
 from nodeready.subjects.host.processes import StuckProcess
-from nodeready.subjects.result import (
-    Result,
-    Subject,
-    check,
-    fail,
-    join_first,
-    na,
-    ok,
-    unknown,
-    warn,
-)
-from nodeready.subjects.severity import drifts, hides_cause, loses_job, slows_job
 
 # --- The mounts: whether they are there, answer, can be written and have room.
 

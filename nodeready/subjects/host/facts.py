@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from nodeready.policy import Policy
-from nodeready.subjects import sysctl
-from nodeready.subjects.base import (
+from nodeready.core import sysctl
+from nodeready.core.base import (
     Line,
     Output,
     Probe,
@@ -25,8 +24,9 @@ from nodeready.subjects.base import (
     file_lines,
     kernel_arguments,
 )
+from nodeready.core.fleet import ALONE, FleetFacts
+from nodeready.core.policy import Policy
 from nodeready.subjects.debug_tools.package_versions import VERSIONS_SCRIPT, parse_versions
-from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.host import mounts, processes
 from nodeready.subjects.host.mounts import FstabEntry, Mount
 from nodeready.subjects.host.processes import Parent, StuckProcess
@@ -518,7 +518,7 @@ def learned(observed: Host) -> dict[str, Any]:
         "timezone": same_zone(observed.timezone),
     }
     if not observed.mounts_unknown:
-        # The paths that a policy accepts (nodeready.policy.fields, PATHS).
+        # The paths that a policy accepts (nodeready.core.policy.fields, PATHS).
         paths = (m.path for m in observed.mounts if m.network and m.fstype != "autofs")
         settings["mounts"] = [path for path in paths if re.fullmatch(r"/[^:\s'\"]*", path)]
     if observed.shm is not None and observed.shm.size_mb:

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Optional
 
-from nodeready import shell
-from nodeready.policy import Policy
-from nodeready.subjects.base import Line
+from nodeready.core import shell
+from nodeready.core.base import Line
+from nodeready.core.policy import Policy
 from nodeready.subjects.host.processes import MARK
 
 # --- Which mounts are asked, and what they answer.

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from nodeready.subjects.base import Line, kernel_arguments
+from nodeready.core.base import Line, kernel_arguments
 
 #: Options whose values add up: a second token of such an option contradicts nothing.
 REPEATABLE = frozenset({"pci", "console", "earlycon", "modprobe.blacklist", "rd.driver.blacklist"})

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from nodeready import shell
-from nodeready.policy import Policy
-from nodeready.subjects.fact_kinds import FactKinds
+from nodeready.core import shell
+from nodeready.core.fact_kinds import FactKinds
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result, Subject, check, fail, fixable, na, ok, unknown, warn
+from nodeready.core.severity import loses_job
 from nodeready.subjects.iommu.arguments import configured, contradicting, missing, words
 from nodeready.subjects.iommu.facts import GENERATED, GRUB_D, OWN_VARIABLE, PROBE, Iommu
 from nodeready.subjects.iommu.instincts import MODELS
 from nodeready.subjects.iommu.next_boot import ENTRIES
-from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, unknown, warn
-from nodeready.subjects.severity import loses_job
 
 #: From this number of CPUs on MI100 and MI200 need the IOMMU. Without the IOMMU the kernel falls
 #: back from X2APIC and enumerates 255 of 256 logical CPUs (AMD's system optimization guides for

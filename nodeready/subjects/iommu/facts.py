@@ -11,15 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from nodeready.subjects.base import (
-    Line,
-    Output,
-    Probe,
-    ProbeError,
-    Section,
-    by_path,
-    kernel_arguments,
-)
+from nodeready.core.base import Line, Output, Probe, ProbeError, Section, by_path, kernel_arguments
 from nodeready.subjects.iommu.instincts import VENDOR
 from nodeready.subjects.iommu.next_boot import (
     ENTRIES,
@@ -31,7 +23,7 @@ from nodeready.subjects.iommu.next_boot import (
 )
 
 if TYPE_CHECKING:
-    from nodeready.policy import Policy
+    from nodeready.core.policy import Policy
 
 DEFAULT_GRUB = "/etc/default/grub"
 GRUB_D = "/etc/default/grub.d"

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nodeready.subjects.base import Line, kernel_arguments
+from nodeready.core.base import Line, kernel_arguments
 from nodeready.subjects.iommu.arguments import expand
 
 #: The files of GRUB that update-grub, grub2-mkconfig and the installers of RHEL write.

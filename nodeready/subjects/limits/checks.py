@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeready.policy import Policy
-from nodeready.subjects.fact_kinds import FactKinds
+from nodeready.core.fact_kinds import FactKinds
+from nodeready.core.own_files import beatable
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result, Subject, check, fail, fixable, join_first, na, ok, warn
+from nodeready.core.severity import hides_cause, loses_job
 from nodeready.subjects.limits.facts import NR_OPEN, PROBE, Limits
 from nodeready.subjects.limits.limits_conf import (
     ITEMS,
@@ -16,19 +19,6 @@ from nodeready.subjects.limits.limits_conf import (
     applies_to,
     covers_all_people,
 )
-from nodeready.subjects.own_files import beatable
-from nodeready.subjects.result import (
-    Result,
-    Subject,
-    check,
-    fail,
-    fixable,
-    join_first,
-    na,
-    ok,
-    warn,
-)
-from nodeready.subjects.severity import hides_cause, loses_job
 
 _LOGIN_FILES = ("/etc/security/limits.d/*nodeready.conf",)
 _LOGIN_FIXES = (

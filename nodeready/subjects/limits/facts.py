@@ -7,11 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from nodeready import shell
-from nodeready.policy import Policy
-from nodeready.policy.fields import Names
-from nodeready.subjects import sysctl
-from nodeready.subjects.base import (
+from nodeready.core import shell, sysctl
+from nodeready.core.base import (
     PAM_DIRECTORIES,
     Line,
     Output,
@@ -22,6 +19,8 @@ from nodeready.subjects.base import (
     frozen,
     number,
 )
+from nodeready.core.policy import Policy
+from nodeready.core.policy.fields import Names
 from nodeready.subjects.limits.limits_conf import (
     DIRECTORIES,
     UNLIMITED,

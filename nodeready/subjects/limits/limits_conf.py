@@ -19,8 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nodeready.subjects.base import Line, by_path, files_by_name
-from nodeready.subjects.own_files import beatable
+from nodeready.core.base import Line, by_path, files_by_name
+from nodeready.core.own_files import beatable
 
 #: Item -> kernel units (bytes, descriptors) in one unit of limits.conf, which has core and memlock
 #: in KiB. The items are the limits of the policy.

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nodeready.subjects.base import PAM_DIRECTORIES, Line
+from nodeready.core.base import PAM_DIRECTORIES, Line
 
 #: The services that open sessions of jobs and people; RHEL has a separate stack for ``su -``.
 SERVICES = ("sshd", "su", "su-l")

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from nodeready.subjects.base import Line, by_path, files_by_name
+from nodeready.core.base import Line, by_path, files_by_name
+from nodeready.core.own_files import beatable
 from nodeready.subjects.limits.limits_conf import ITEMS, UNLIMITED
-from nodeready.subjects.own_files import beatable
 
 #: Highest priority first, systemd.unit(5), table 1; /lib on a system without merged /usr.
 UNIT_DIRECTORIES = (

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from nodeready.policy import Policy
-from nodeready.policy.fields import rows
-from nodeready.shell import quote
-from nodeready.subjects.fact_kinds import FactKinds
-from nodeready.subjects.fleet import Counters, FleetFacts
-from nodeready.subjects.nics.bonds import Bond, Slave
-from nodeready.subjects.nics.facts import PROBE, Nics, compared, counters, derived, learned
-from nodeready.subjects.nics.nic import NET, Nic
-from nodeready.subjects.result import (
+from nodeready.core.fact_kinds import FactKinds
+from nodeready.core.fleet import Counters, FleetFacts
+from nodeready.core.policy import Policy
+from nodeready.core.policy.fields import rows
+from nodeready.core.result import (
     Result,
     Subject,
     by_value,
@@ -28,7 +24,11 @@ from nodeready.subjects.result import (
     unknown,
     warn,
 )
-from nodeready.subjects.severity import CABLES, drifts, loses_job, slows_job
+from nodeready.core.severity import CABLES, drifts, loses_job, slows_job
+from nodeready.core.shell import quote
+from nodeready.subjects.nics.bonds import Bond, Slave
+from nodeready.subjects.nics.facts import PROBE, Nics, compared, counters, derived, learned
+from nodeready.subjects.nics.nic import NET, Nic
 
 # --- Since the last audit: lost links and broken packets.
 #

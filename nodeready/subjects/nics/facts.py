@@ -11,16 +11,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypedDict
 
-from nodeready import shell
-from nodeready.policy import Policy
-from nodeready.policy.fields import rows
-from nodeready.subjects.base import Output, Probe, ProbeError, Section, cached_last, frozen, number
-from nodeready.subjects.fleet import ALONE, Counters, FleetFacts
+from nodeready.core import shell
+from nodeready.core.base import Output, Probe, ProbeError, Section, cached_last, frozen, number
+from nodeready.core.fleet import ALONE, Counters, FleetFacts
+from nodeready.core.parsed_template import ParsedTemplate, TemplateCache, fast_replace
+from nodeready.core.policy import Policy
+from nodeready.core.policy.fields import rows
 from nodeready.subjects.nics import nic, routes
 from nodeready.subjects.nics.bonds import BOND_FILES, Bond, parse_bonding
 from nodeready.subjects.nics.nic import Nic
 from nodeready.subjects.nics.routes import Route
-from nodeready.subjects.parsed_template import ParsedTemplate, TemplateCache, fast_replace
 
 # --- The probe of all interfaces.
 

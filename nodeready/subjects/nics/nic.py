@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from nodeready.core.parsed_template import fast_replace
 from nodeready.subjects.nics.routes import link_local
-from nodeready.subjects.parsed_template import fast_replace
 
 #: Where the kernel shows the interfaces.
 NET = "/sys/class/net"

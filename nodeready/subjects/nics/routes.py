@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from nodeready.subjects.base import Output, Section, cached_last
+from nodeready.core.base import Output, Section, cached_last
 
 
 def link_local(network: str) -> bool:

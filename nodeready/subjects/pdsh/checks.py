@@ -5,24 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nodeready import shell
-from nodeready.policy import Policy
-from nodeready.subjects import managed_block
-from nodeready.subjects.access import COMPANIONS, chmod_mends, unusable_program
-from nodeready.subjects.base import Line
-from nodeready.subjects.fact_kinds import FactKinds
-from nodeready.subjects.own_files import beatable
-from nodeready.subjects.pdsh.facts import (
-    ENVIRONMENT,
-    PROBE,
-    PROFILE_D,
-    RCMD_DEFAULT,
-    VARIABLE,
-    Pdsh,
-    PdshUser,
-    in_environment,
-)
-from nodeready.subjects.result import (
+from nodeready.core import managed_block, shell
+from nodeready.core.base import Line
+from nodeready.core.fact_kinds import FactKinds
+from nodeready.core.own_files import beatable
+from nodeready.core.policy import Policy
+from nodeready.core.result import (
     Result,
     Subject,
     check,
@@ -34,7 +22,18 @@ from nodeready.subjects.result import (
     unknown,
     warn,
 )
-from nodeready.subjects.severity import loses_job
+from nodeready.core.severity import loses_job
+from nodeready.subjects.access import COMPANIONS, chmod_mends, unusable_program
+from nodeready.subjects.pdsh.facts import (
+    ENVIRONMENT,
+    PROBE,
+    PROFILE_D,
+    RCMD_DEFAULT,
+    VARIABLE,
+    Pdsh,
+    PdshUser,
+    in_environment,
+)
 
 TYPE = "ssh"
 _DEPLOY_PACKAGES = "nodeready deploy: debug_tools.packages"

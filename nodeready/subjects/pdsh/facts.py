@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from nodeready import shell
-from nodeready.policy import Policy
+from nodeready.core import shell
+from nodeready.core.base import Line, Output, Probe, ProbeError, Section, decode_base64, number
+from nodeready.core.policy import Policy
 from nodeready.subjects.access import ACCESS, Access, parse_access
-from nodeready.subjects.base import Line, Output, Probe, ProbeError, Section, decode_base64, number
 
 VARIABLE = "PDSH_RCMD_TYPE"
 RCMD_DEFAULT = "/etc/pdsh/rcmd_default"

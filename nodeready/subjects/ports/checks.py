@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nodeready.policy import Policy
-from nodeready.subjects.fact_kinds import FactKinds
+from nodeready.core.fact_kinds import FactKinds
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result, Subject, check, fail, join_first, na, ok, unknown, warn
+from nodeready.core.severity import loses_job
 from nodeready.subjects.ports.facts import (
     EPHEMERAL,
     PROBE,
@@ -24,18 +26,6 @@ from nodeready.subjects.ports.port_ranges import (
     range_text,
     without,
 )
-from nodeready.subjects.result import (
-    Result,
-    Subject,
-    check,
-    fail,
-    join_first,
-    na,
-    ok,
-    unknown,
-    warn,
-)
-from nodeready.subjects.severity import loses_job
 
 #: Maximum of ranges of ports that are named.
 _MOST_RANGES = 4

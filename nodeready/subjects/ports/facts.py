@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from nodeready.policy import Policy
-from nodeready.subjects import sysctl
-from nodeready.subjects.base import Output, Probe, ProbeError, Section, number
-from nodeready.subjects.fleet import ALONE, FleetFacts
+from nodeready.core import sysctl
+from nodeready.core.base import Output, Probe, ProbeError, Section, number
+from nodeready.core.fleet import ALONE, FleetFacts
+from nodeready.core.policy import Policy
 from nodeready.subjects.ports import firewall
 from nodeready.subjects.ports.firewall import Firewall
 from nodeready.subjects.ports.port_ranges import Range, parse_ranges, range_text

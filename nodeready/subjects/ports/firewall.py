@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from nodeready.policy import Policy
-from nodeready.subjects.base import Output, ProbeError, Section
+from nodeready.core.base import Output, ProbeError, Section
+from nodeready.core.policy import Policy
 from nodeready.subjects.ports.port_ranges import Range, join_ranges, overlap, range_text
 
 #: Maximum of rules that are printed, and of their characters: a rule that people write has fewer.

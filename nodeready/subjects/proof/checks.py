@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from nodeready.subjects.fact_kinds import FactKinds
+from nodeready.core.fact_kinds import FactKinds
+from nodeready.core.result import Subject
 from nodeready.subjects.proof.collective import collective
 from nodeready.subjects.proof.core import backtrace, core
 from nodeready.subjects.proof.debuggers import (
@@ -18,7 +19,6 @@ from nodeready.subjects.proof.mesh import mesh, ports
 from nodeready.subjects.proof.resources import resources
 from nodeready.subjects.proof.session import user
 from nodeready.subjects.proof.session_limits import limits
-from nodeready.subjects.result import Subject
 
 SUBJECT = Subject(
     "proof",

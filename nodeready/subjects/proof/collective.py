@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result, check, fail, join_first, na, ok, unknown, warn
+from nodeready.core.severity import loses_job
 from nodeready.subjects.proof.facts import COLLECTIVE, Proved, ProvedCollective
 from nodeready.subjects.proof.preconditions import observation
-from nodeready.subjects.result import Result, check, fail, join_first, na, ok, unknown, warn
-from nodeready.subjects.severity import loses_job
 
 _SMOKE_FIX = (
     "nodeready smoke INVENTORY --exclude-out FILE looks longer, and writes who is left out"

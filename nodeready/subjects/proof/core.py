@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result, check, deploy, fail, fixable, na, ok, warn
+from nodeready.core.severity import hides_cause
 from nodeready.subjects.core_dumps.facts import core_directory
 from nodeready.subjects.limits.limits_conf import ITEMS
 from nodeready.subjects.proof.core_facts import (
@@ -18,8 +20,6 @@ from nodeready.subjects.proof.facts import Proved
 from nodeready.subjects.proof.preconditions import DEPLOY_ONLY, observation, other_sessions
 from nodeready.subjects.proof.session_facts import SessionLimits
 from nodeready.subjects.proof.session_limits import limit_text, low_limits
-from nodeready.subjects.result import Result, check, deploy, fail, fixable, na, ok, warn
-from nodeready.subjects.severity import hides_cause
 
 
 def _follows_policy(core: ProvedCore, policy: Policy) -> bool:

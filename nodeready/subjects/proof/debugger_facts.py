@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nodeready.subjects import wire
+from nodeready.core import wire
 
 #: A shell's exit status for a program that is there and cannot be started.
 NO_START = 126

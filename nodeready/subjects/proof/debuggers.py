@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result, check, deploy, fail, fixable, na, ok, unknown
+from nodeready.core.severity import hides_cause
 from nodeready.subjects.access import MAY_EXECUTE, PACKAGED
 from nodeready.subjects.proof.debugger_facts import (
     NO_START,
@@ -18,8 +20,6 @@ from nodeready.subjects.proof.debugger_facts import (
 from nodeready.subjects.proof.facts import UNFINISHED, Proved
 from nodeready.subjects.proof.preconditions import DEPLOY_ONLY, observation, other_sessions
 from nodeready.subjects.proof.session_facts import User
-from nodeready.subjects.result import Result, check, deploy, fail, fixable, na, ok, unknown
-from nodeready.subjects.severity import hides_cause
 
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 

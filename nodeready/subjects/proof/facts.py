@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nodeready.subjects import wire
-from nodeready.subjects.base import Unknown
+from nodeready.core import wire
+from nodeready.core.base import Unknown
 from nodeready.subjects.proof.core_facts import ProvedCore
 from nodeready.subjects.proof.debugger_facts import Attach, Control, Tracers
 from nodeready.subjects.proof.mesh_facts import Mesh
@@ -60,7 +60,7 @@ class ProvedHistory:
 UNFINISHED = "did not finish in time"
 
 #: The proofs that run in the session of the job's user, in the order of their start -> the class
-#: of the observation: a field of `Proved`. node/proofs/program.py has the function of each.
+#: of the observation: a field of `Proved`. agent/proofs/program.py has the function of each.
 SESSION: dict[str, type[Any]] = {
     "limits": SessionLimits,
     "attach": Attach,

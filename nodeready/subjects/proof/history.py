@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result, check, fail, join_first, na, ok, warn
+from nodeready.core.severity import LEMONS, loses_job
 from nodeready.subjects.proof.facts import HISTORY, Proved, ProvedHistory
-from nodeready.subjects.result import Result, check, fail, join_first, na, ok, warn
-from nodeready.subjects.severity import LEMONS, loses_job
 
 _FIX = (
     "nodeready lemons shows the evidence: replace the node or the GPU; after a repair, waive "

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from nodeready.policy import Policy
-from nodeready.shell import quote
-from nodeready.subjects.own_files import beatable
+from nodeready.core.own_files import beatable
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result, check, deploy, fail, fixable, join_first, na, ok
+from nodeready.core.severity import loses_job
+from nodeready.core.shell import quote
 from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, VARIABLE
 from nodeready.subjects.proof.facts import Proved
 from nodeready.subjects.proof.peer_facts import Peers, RcmdDefault, Reach, Trouble
 from nodeready.subjects.proof.preconditions import observation
 from nodeready.subjects.proof.session_facts import User
-from nodeready.subjects.result import Result, check, deploy, fail, fixable, join_first, na, ok
-from nodeready.subjects.severity import loses_job
 from nodeready.subjects.ssh_client.login_failures import (
     CAUSES,
     message_source,

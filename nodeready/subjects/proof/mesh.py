@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result, check, fail, join_first, na, ok, unknown, warn
+from nodeready.core.severity import loses_job
 from nodeready.subjects.ports.checks import ports_text
 from nodeready.subjects.ports.port_ranges import range_text
 from nodeready.subjects.proof.facts import MESH, Proved
 from nodeready.subjects.proof.mesh_facts import Blocked, Mesh
 from nodeready.subjects.proof.preconditions import observation
-from nodeready.subjects.result import Result, check, fail, join_first, na, ok, unknown, warn
-from nodeready.subjects.severity import loses_job
 
 #: Milliseconds of a median handshake above which it is slow; see `mesh`.
 _SLOW_MS = 100

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nodeready.subjects import wire
+from nodeready.core import wire
 
 
 @dataclass(frozen=True)

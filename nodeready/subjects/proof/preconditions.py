@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeVar
 
-from nodeready.subjects.base import Unknown
+from nodeready.core.base import Unknown
+from nodeready.core.result import Result, na, unknown
 from nodeready.subjects.proof.facts import Proved, SessionProof
 from nodeready.subjects.proof.session_facts import SESSION_NAMES, Logins, Service, User
-from nodeready.subjects.result import Result, na, unknown
 
 _T = TypeVar("_T")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from nodeready.policy import Policy
-from nodeready.shell import quote
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result, check, fail, join_first, ok, warn
+from nodeready.core.severity import loses_job
+from nodeready.core.shell import quote
 from nodeready.subjects.proof.facts import Proved
 from nodeready.subjects.proof.preconditions import observation
 from nodeready.subjects.proof.session_facts import SHM, JobDirectory, Resources
-from nodeready.subjects.result import Result, check, fail, join_first, ok, warn
-from nodeready.subjects.severity import loses_job
 
 
 def _unusable(place: JobDirectory, home: str) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result, check, fail, ok, warn
+from nodeready.core.severity import loses_job
 from nodeready.subjects.proof.facts import Proved, SessionProof
 from nodeready.subjects.proof.preconditions import other_sessions, pam_service, unknown_result
 from nodeready.subjects.proof.session_facts import Logins, SessionLimits, User
-from nodeready.subjects.result import Result, check, fail, ok, warn
-from nodeready.subjects.severity import loses_job
 
 # A message of su or PAM about a refused session -> the fix: shadow's and util-linux's su,
 # pam_unix(8), pam_limits(8), pam(3).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nodeready.subjects import wire
+from nodeready.core import wire
 
 
 @dataclass(frozen=True)

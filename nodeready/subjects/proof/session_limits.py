@@ -6,8 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from nodeready.policy import Policy
-from nodeready.subjects.base import Line
+from nodeready.core.base import Line
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result, check, deploy, fail, fixable, na, ok, warn
+from nodeready.core.severity import loses_job
+from nodeready.core.sysctl import BootSetting
 from nodeready.subjects.limits.checks import item_text, possible_limits
 from nodeready.subjects.limits.facts import Limits
 from nodeready.subjects.limits.limits_conf import (
@@ -30,9 +33,6 @@ from nodeready.subjects.proof.session_facts import (
     Service,
     SessionLimits,
 )
-from nodeready.subjects.result import Result, check, deploy, fail, fixable, na, ok, warn
-from nodeready.subjects.severity import loses_job
-from nodeready.subjects.sysctl import BootSetting
 
 
 def _kernel_units(limit: Limit) -> dict[str, int]:

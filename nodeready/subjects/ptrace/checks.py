@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from nodeready.policy import Policy
-from nodeready.subjects.fact_kinds import FactKinds
+from nodeready.core.fact_kinds import FactKinds
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result, Subject, check, fail, fixable, held, na, ok
+from nodeready.core.severity import hides_cause
+from nodeready.core.sysctl import contradicted, sets
 from nodeready.subjects.ptrace.facts import KEY, PROBE, Ptrace
-from nodeready.subjects.result import Result, Subject, check, fail, fixable, held, na, ok
-from nodeready.subjects.severity import hides_cause
-from nodeready.subjects.sysctl import contradicted, sets
 
 
 def _scope_files(observed: Ptrace, policy: Policy) -> tuple[str, ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nodeready.policy import Policy
-from nodeready.subjects import sysctl
-from nodeready.subjects.base import Output, Probe, ProbeError, Section, number
+from nodeready.core import sysctl
+from nodeready.core.base import Output, Probe, ProbeError, Section, number
+from nodeready.core.policy import Policy
 
 KEY = "kernel.yama.ptrace_scope"
 

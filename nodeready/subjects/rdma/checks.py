@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import re
 
-from nodeready.policy import Policy
-from nodeready.policy.fields import rows
-from nodeready.shell import quote
-from nodeready.subjects.base import cached_last
-from nodeready.subjects.fact_kinds import FactKinds
-from nodeready.subjects.fleet import FleetFacts
-from nodeready.subjects.rdma.device import PMA_COUNTERS, PcieLink, RdmaDevice, RdmaPort
-from nodeready.subjects.rdma.facts import PROBE, Rdma, compared, counters, derived, learned
-from nodeready.subjects.result import (
+from nodeready.core.base import cached_last
+from nodeready.core.fact_kinds import FactKinds
+from nodeready.core.fleet import FleetFacts
+from nodeready.core.policy import Policy
+from nodeready.core.policy.fields import rows
+from nodeready.core.result import (
     Result,
     Subject,
     by_value,
@@ -28,7 +25,10 @@ from nodeready.subjects.result import (
     unknown,
     warn,
 )
-from nodeready.subjects.severity import LINK_ERRORS, drifts, loses_job, slows_job
+from nodeready.core.severity import LINK_ERRORS, drifts, loses_job, slows_job
+from nodeready.core.shell import quote
+from nodeready.subjects.rdma.device import PMA_COUNTERS, PcieLink, RdmaDevice, RdmaPort
+from nodeready.subjects.rdma.facts import PROBE, Rdma, compared, counters, derived, learned
 
 # --- The RDMA ports that are judged, and their names in findings.
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypedDict
 
-from nodeready.policy import Policy
-from nodeready.subjects.base import Output, Probe, ProbeError, Section, frozen
-from nodeready.subjects.fleet import ALONE, Counters, FleetFacts
-from nodeready.subjects.parsed_template import ParsedTemplate, TemplateCache, fast_replace
+from nodeready.core.base import Output, Probe, ProbeError, Section, frozen
+from nodeready.core.fleet import ALONE, Counters, FleetFacts
+from nodeready.core.parsed_template import ParsedTemplate, TemplateCache, fast_replace
+from nodeready.core.policy import Policy
 from nodeready.subjects.rdma.device import (
     EMPTY_GID,
     HW_COUNTERS,

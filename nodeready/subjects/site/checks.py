@@ -9,21 +9,11 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from nodeready.policy import Policy
-from nodeready.policy.site_checks import SiteCheck
-from nodeready.subjects.fact_kinds import FactKinds
-from nodeready.subjects.result import (
-    PERSON,
-    Check,
-    Remedy,
-    Result,
-    Subject,
-    fail,
-    ok,
-    unknown,
-    warn,
-)
-from nodeready.subjects.severity import drifts, loses_job
+from nodeready.core.fact_kinds import FactKinds
+from nodeready.core.policy import Policy
+from nodeready.core.policy.site_checks import SiteCheck
+from nodeready.core.result import PERSON, Check, Remedy, Result, Subject, fail, ok, unknown, warn
+from nodeready.core.severity import drifts, loses_job
 from nodeready.subjects.site.facts import PROBE, Site, SiteOutput
 
 #: CPU seconds for one regular expression on one output, which takes microseconds: the node chooses

@@ -8,16 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodeready import shell
-from nodeready.policy import Policy
-from nodeready.policy.site_checks import SiteCheck
-from nodeready.subjects.base import (
-    Output,
-    Probe,
-    ProbeError,
-    Section,
-    decode_base64,
-)
+from nodeready.core import shell
+from nodeready.core.base import Output, Probe, ProbeError, Section, decode_base64
+from nodeready.core.policy import Policy
+from nodeready.core.policy.site_checks import SiteCheck
 
 #: Checks of one node that run at the same time; the others wait. More would take cores from a job.
 _WORKERS = 8

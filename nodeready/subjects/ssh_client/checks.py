@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from nodeready.policy import Policy
-from nodeready.shell import quote
-from nodeready.subjects import managed_block
+from nodeready.core import managed_block
+from nodeready.core.fact_kinds import FactKinds
+from nodeready.core.fleet import FleetFacts
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result, Subject, check, fail, fixable, na, ok, warn
+from nodeready.core.severity import drifts, loses_job
+from nodeready.core.shell import quote
 from nodeready.subjects.access import UNLOADED, UnusableProgram, chmod_mends, unusable_program
-from nodeready.subjects.fact_kinds import FactKinds
-from nodeready.subjects.fleet import FleetFacts
-from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, warn
-from nodeready.subjects.severity import drifts, loses_job
 from nodeready.subjects.ssh_client.config import DROPIN, MAIN, VENDOR, directive, winner
 from nodeready.subjects.ssh_client.facts import (
     KNOWN_HOSTS,

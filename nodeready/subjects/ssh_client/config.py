@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from nodeready.subjects.base import Line
-from nodeready.subjects.sysctl import Setting
+from nodeready.core.base import Line
+from nodeready.core.sysctl import Setting
 
 MAIN = "/etc/ssh/ssh_config"
 #: Where newer SLES keeps its defaults: read when MAIN does not exist.

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar
 
-from nodeready import shell
-from nodeready.policy import Policy
-from nodeready.subjects import managed_block
+from nodeready.core import managed_block, shell
+from nodeready.core.base import Line, Output, Probe, Section, file_lines, frozen
+from nodeready.core.policy import Policy
 from nodeready.subjects.access import ACCESS, Access, parse_access
-from nodeready.subjects.base import Line, Output, Probe, Section, file_lines, frozen
 from nodeready.subjects.nics import routes
 from nodeready.subjects.ssh_client.config import (
     DROPIN,

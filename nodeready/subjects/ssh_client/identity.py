@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from nodeready.subjects.base import Output
+from nodeready.core.base import Output
 from nodeready.subjects.nics.routes import Address
 from nodeready.subjects.ssh_client.config import matches
 

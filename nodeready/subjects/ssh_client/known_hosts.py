@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from nodeready.subjects import managed_block
+from nodeready.core import managed_block
 from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SshClient, block_digest
 from nodeready.subjects.ssh_client.identity import clean_address, clean_key, clean_name
 

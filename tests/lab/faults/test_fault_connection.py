@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodeready.inventory.nodeset import nodes
+from nodeready.fleet.inventory.nodeset import nodes
 from tests.command import hang, hangs, ours, wait_for, written
 
 

@@ -23,8 +23,8 @@ INJECTIONS = (
 _MISTAKES = """
 from dataclasses import replace
 from nodeready.subjects import registry
-from nodeready.subjects.result import check
-from nodeready.subjects.severity import loses_job
+from nodeready.core.result import check
+from nodeready.core.severity import loses_job
 from nodeready.operations import core_dumps
 
 def wrong(*words):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from nodeready.inventory.nodeset import fold
+from nodeready.fleet.inventory.nodeset import fold
 from tests.command import Terminal, ours, written
 
 WANTS = "sudo wants a password: run on a terminal to be asked, or allow NOPASSWD"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.deploy.actions import StepChange, WriteFile
-from nodeready.inventory.nodeset import fold
+from nodeready.fleet.inventory.nodeset import fold
+from nodeready.runs.deploy.actions import StepChange, WriteFile
 from tests.command import ours
 from tests.helpers import apply, on
 

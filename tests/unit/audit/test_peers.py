@@ -7,17 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from nodeready.audit import learned, peers
-from nodeready.audit.document import NodeReport, Outlier
-from nodeready.policy.policy import make_policy
+from nodeready.agent.asking import SshPeer
+from nodeready.agent.audit_document import NodeReport, Outlier
+from nodeready.core.base import Unknown
+from nodeready.core.fleet import ALONE
+from nodeready.core.outcome import Outcome
+from nodeready.core.policy.policy import make_policy
+from nodeready.fleet.transport.fleet_context import addresses_of_nodes
+from nodeready.runs.audit import learned, peers
 from nodeready.subjects import registry
-from nodeready.subjects.base import Unknown
-from nodeready.subjects.fleet import ALONE
 from nodeready.subjects.nics.facts import Nics
-from nodeready.subjects.outcome import Outcome
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.transport.base import SshPeer
-from nodeready.transport.fleet_context import addresses_of_nodes
 
 
 @pytest.fixture

@@ -12,9 +12,7 @@ import jsonschema
 import pytest
 
 from nodeready import __version__
-from nodeready.audit import recorded
-from nodeready.audit.recorded import HostRecord, RecordedQuestion
-from nodeready.audit.verdict import (
+from nodeready.agent.verdict import (
     LEFT_OUT,
     MAX_BYTES,
     NodeVerdict,
@@ -25,13 +23,15 @@ from nodeready.audit.verdict import (
     read_file,
     twin,
 )
-from nodeready.policy import Policy
-from nodeready.policy.policy import digest
-from nodeready.policy.waivers import Waiver
+from nodeready.core.policy import Policy
+from nodeready.core.policy.policy import digest
+from nodeready.core.policy.waivers import Waiver
+from nodeready.core.result import Result, fail, na, ok, unknown, warn
 from nodeready.reports.schema import schema
+from nodeready.runs.audit import recorded
+from nodeready.runs.audit.recorded import HostRecord, RecordedQuestion
 from nodeready.subjects.gate.files import node_policy
 from nodeready.subjects.registry import page, select
-from nodeready.subjects.result import Result, fail, na, ok, unknown, warn
 from nodeready.subjects.ssh_client.known_hosts import Endpoint, Names
 from tests.builders.fleets import HOSTILE
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeready.audit.document import Audit, NodeReport
-from nodeready.audit.waiver_list import WaiverList, list_waivers, waivers_code
-from nodeready.policy.waivers import Waiver
+from nodeready.agent.audit_document import Audit, NodeReport
+from nodeready.core.outcome import UNREACHABLE, NodeGap
+from nodeready.core.policy.waivers import Waiver
+from nodeready.core.result import Result, fail, ok, unknown
 from nodeready.reports.registry import find_format
-from nodeready.subjects.outcome import UNREACHABLE, NodeGap
-from nodeready.subjects.result import Result, fail, ok, unknown
+from nodeready.runs.audit.waiver_list import WaiverList, list_waivers, waivers_code
 
 DAY, MOMENT = "2027-01-20", "2027-01-20T08:00:00Z"
 WAIVED = Result("nics.mtu", "waived", "9000", "1500", "", "waived: cable")

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from nodeready.audit import answer_judge, workers
+from nodeready.agent.asking import Answer, Request
 from nodeready.cli import audit_run as command
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
 from nodeready.reports.registry import format_names
+from nodeready.runs.audit import answer_judge, workers
 from nodeready.subjects import snapshot
 from nodeready.subjects.registry import NEEDS_FLEET
-from nodeready.transport.base import Answer, Request
 from tests.builders.hostile import PIECES, look, recorded, shows
 from tests.fake import Does, hangs, interrupts, says
 from tests.unit.commands import AWAY, DIES

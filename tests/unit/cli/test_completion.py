@@ -9,11 +9,11 @@ import click
 import pytest
 
 from nodeready.cli import candidates, cli
-from nodeready.inventory import labs
+from nodeready.fleet.inventory import labs
 from nodeready.lab.faults import FAULTS
-from nodeready.memory.look import Look
-from nodeready.memory.sections import NodeSections
-from nodeready.memory.store import Memory
+from nodeready.runs.memory.look import Look
+from nodeready.runs.memory.sections import NodeSections
+from nodeready.runs.memory.store import Memory
 from nodeready.subjects.registry import SUBJECTS, check_ids
 
 FILE = """

@@ -8,13 +8,13 @@ import re
 import click
 import pytest
 
+from nodeready.agent.gate import here
 from nodeready.cli import cli, config_file
 from nodeready.cli.default_inventory import KEY, find_inventory
 from nodeready.cli.options import FORMS, Option, Refused, Span
 from nodeready.cli.targets import TargetOptions, local_policy, select_targets
-from nodeready.exit_codes import USAGE
-from nodeready.healthcheck import here
-from nodeready.policy.site_checks import AUDIT
+from nodeready.core.exit_codes import USAGE
+from nodeready.core.policy.site_checks import AUDIT
 
 # --- From the system's file and the user's.
 

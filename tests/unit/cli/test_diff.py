@@ -11,7 +11,7 @@ import pytest
 
 from nodeready.cli import diff_run
 from nodeready.cli.options import Refused
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
 from tests.builders.hostile import recorded, shows
 from tests.fake import one_by_one
 from tests.unit.commands import AWAY, SOUND

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nodeready.agent.asking import LATE_WORDS, Answer, Request
+from nodeready.agent.cores.program import CoreSummary, ReadTotals
+from nodeready.agent.tail import LogTail, NodeTail
 from nodeready.cli.options import Refused
-from nodeready.node.cores.program import CoreSummary, ReadTotals
-from nodeready.node.tail import LogTail, NodeTail
-from nodeready.subjects.outcome import LATE
-from nodeready.transport.base import LATE_WORDS, Answer, Request
+from nodeready.core.outcome import LATE
 from tests.builders.proof import WELL
 from tests.fake import Does, fails, hangs, interrupts
 from tests.unit.cli.test_troubled_nodes import MAD, core, cores, packed, rank

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from nodeready.exit_codes import exit_code
+from nodeready.core.exit_codes import exit_code
 
 #: In the order of precedence.
 CODES = {"interrupted": 130, "usage": 2, "failed": 1, "unreachable": 4, "check": 3}

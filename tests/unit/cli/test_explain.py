@@ -6,12 +6,12 @@ from dataclasses import fields
 
 import pytest
 
+from nodeready.core.policy import Policy
+from nodeready.core.result import Remedy, check, fail, fixable, ok
+from nodeready.core.severity import drifts
 from nodeready.operations import STEPS
-from nodeready.policy import Policy
 from nodeready.subjects import registry
 from nodeready.subjects.registry import SUBJECTS, check_ids
-from nodeready.subjects.result import Remedy, check, fail, fixable, ok
-from nodeready.subjects.severity import drifts
 
 COST = drifts("inspect")
 

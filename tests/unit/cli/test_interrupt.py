@@ -30,7 +30,7 @@ def test_a_terminal_that_is_closed_ends_a_command_unless_it_was_to_outlive_it(st
 HEARS = {
     "the command": "from nodeready.cli.targets import interrupt_on_signals as hear; hear()",
     "the program on the node": (
-        "from nodeready.healthcheck import main; main.exit_codes.handle_signals(main._terminate)"
+        "from nodeready.agent.gate import main; main.exit_codes.handle_signals(main._terminate)"
     ),
 }
 WHAT = """

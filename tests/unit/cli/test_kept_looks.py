@@ -13,28 +13,22 @@ from typing import Any
 
 import pytest
 
-from nodeready.audit import workers
-from nodeready.audit.document import Audit, NodeReport
-from nodeready.audit.recorded import VERDICT
+from nodeready.agent.audit_document import Audit, NodeReport
 from nodeready.cli import audit_run
 from nodeready.cli.kept_looks import LookKeeper, MemorySettings
 from nodeready.cli.options import Refused
 from nodeready.cli.screen import Screen
-from nodeready.memory.store import Memory
-from nodeready.policy import Policy
-from nodeready.policy.site_checks import SiteCheck
-from nodeready.smoke.document import SmokeReport
-from nodeready.smoke.knowledge import SmokeSuspect
+from nodeready.core.policy import Policy
+from nodeready.core.policy.site_checks import SiteCheck
+from nodeready.core.result import Result, ok, unknown
+from nodeready.runs.audit import workers
+from nodeready.runs.audit.recorded import VERDICT
+from nodeready.runs.memory.store import Memory
+from nodeready.runs.postmortem.document import CAUSE_KINDS, KERNEL, LOG, FirstFailure, Postmortem
+from nodeready.runs.postmortem.first_failure import HARDWARE
+from nodeready.runs.smoke.document import SmokeReport
+from nodeready.runs.smoke.knowledge import SmokeSuspect
 from nodeready.subjects.registry import SUBJECTS
-from nodeready.subjects.result import Result, ok, unknown
-from nodeready.triage.postmortem.document import (
-    CAUSE_KINDS,
-    KERNEL,
-    LOG,
-    FirstFailure,
-    Postmortem,
-)
-from nodeready.triage.postmortem.first_failure import HARDWARE
 from tests.builders.hostile import recorded, shows
 from tests.fake import Does, hangs, interrupts, one_by_one
 from tests.unit.audit.test_workers import POLICY, nodes_of

@@ -6,7 +6,7 @@ import pytest
 
 from nodeready.cli import targets
 from nodeready.cli.options import Refused
-from nodeready.inventory.nodeset import expand
+from nodeready.fleet.inventory.nodeset import expand
 from tests.cases import cases
 from tests.fake import Fake
 from tests.unit.commands import AWAY

@@ -12,15 +12,15 @@ import pytest
 from nodeready.cli import cli
 from nodeready.cli.kept_looks import earlier_failures
 from nodeready.cli.options import Refused
-from nodeready.memory.lemons import find_lemons
-from nodeready.memory.look import Look
-from nodeready.memory.sections import PARTS, RESULTS, dump, node_sections, results_text
-from nodeready.memory.store import Memory
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result, fail, ok
+from nodeready.runs.memory.lemons import find_lemons
+from nodeready.runs.memory.look import Look
+from nodeready.runs.memory.sections import PARTS, RESULTS, dump, node_sections, results_text
+from nodeready.runs.memory.store import Memory
 from nodeready.subjects.proof import checks
 from nodeready.subjects.proof.facts import Proved, ProvedHistory
 from nodeready.subjects.proof.session_facts import User
-from nodeready.subjects.result import Result, fail, ok
 from tests.builders.judging import by_name
 
 CHECK = "rdma.errors"

@@ -9,7 +9,7 @@ import pytest
 
 from nodeready.cli import ready_run as ready
 from nodeready.cli.options import Refused
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
 from tests.fake import interrupts, one_by_one
 from tests.unit.commands import AWAY, SOUND
 

@@ -12,9 +12,9 @@ import pytest
 from nodeready.cli import smoke as command
 from nodeready.cli import targets
 from nodeready.cli.options import Refused
-from nodeready.smoke import run as smoke_run
-from nodeready.smoke.document import SmokeReport
-from nodeready.transport.allocation import RunningJob
+from nodeready.fleet.transport.allocation import RunningJob
+from nodeready.runs.smoke import run as smoke_run
+from nodeready.runs.smoke.document import SmokeReport
 from tests.fake import Fake
 from tests.unit.commands import AWAY
 from tests.unit.reports.test_smoke_table import GPU, NODE, made
@@ -195,7 +195,7 @@ def test_a_job_is_tested_by_steps_of_its_own(smoke, monkeypatch):
         asked.append((job.number, works))
         return transport
 
-    monkeypatch.setattr("nodeready.transport.srun.Srun", steps)
+    monkeypatch.setattr("nodeready.fleet.transport.srun.Srun", steps)
     runner = Runner(GO)
     monkeypatch.setattr(smoke_run, "smoke", runner)
     words = ["--job", "7", "--ports", "29600-29610", "--user", "ada"]

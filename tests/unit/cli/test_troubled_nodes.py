@@ -13,14 +13,14 @@ from dataclasses import asdict
 
 import pytest
 
+from nodeready.agent.asking import Answer
+from nodeready.agent.cores.listing import CoreFile
+from nodeready.agent.stacks import program as stacks
+from nodeready.agent.tail import NodeTail
 from nodeready.cli.options import Refused
-from nodeready.node.cores.listing import CoreFile
-from nodeready.node.stacks import program as stacks
-from nodeready.node.tail import NodeTail
-from nodeready.policy import Policy
-from nodeready.subjects.outcome import TIMEOUT, Gap
-from nodeready.subjects.wire import PYTHON_MISSING
-from nodeready.transport.base import Answer
+from nodeready.core.outcome import TIMEOUT, Gap
+from nodeready.core.policy import Policy
+from nodeready.core.wire import PYTHON_MISSING
 from tests.builders.traces import process, trace
 from tests.cases import cases
 from tests.fake import Does, hangs, interrupts, one_by_one, says

@@ -13,8 +13,8 @@ import zipfile
 
 import pytest
 
-from nodeready.deploy import py_spy_binary
-from nodeready.deploy.py_spy_binary import PySpyError, binary, binary_problem
+from nodeready.runs.deploy import py_spy_binary
+from nodeready.runs.deploy.py_spy_binary import PySpyError, binary, binary_problem
 from nodeready.subjects.debug_tools.facts import DIGESTS
 from tests.command import wait_for
 
@@ -147,7 +147,7 @@ exec sleep 600
 """
 _DOWNLOAD = """
 import sys
-from nodeready.deploy import py_spy_binary
+from nodeready.runs.deploy import py_spy_binary
 sys.executable = sys.argv[1]
 py_spy_binary._download("0.4.3", "x86_64")
 """

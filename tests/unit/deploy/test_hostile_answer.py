@@ -20,15 +20,17 @@ from typing import Any
 
 import pytest
 
-from nodeready.deploy import py_spy_binary
-from nodeready.deploy.actions import Action, WriteFile
-from nodeready.deploy.plan import plan
+from nodeready.core.fleet import ALONE, FleetFacts
+from nodeready.core.policy import Policy
+from nodeready.core.sysctl import BootSetting, Setting
+from nodeready.fleet.transport import bundle
 from nodeready.operations import STEPS
-from nodeready.policy import Policy
+from nodeready.runs.deploy import py_spy_binary
+from nodeready.runs.deploy.actions import Action, WriteFile
+from nodeready.runs.deploy.plan import plan
 from nodeready.subjects.context import Judged
 from nodeready.subjects.core_dumps.facts import CoreDumps
 from nodeready.subjects.debug_tools.facts import DebugTools
-from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.gate.facts import Gate
 from nodeready.subjects.gate.files import digests
 from nodeready.subjects.iommu.facts import Iommu
@@ -39,8 +41,6 @@ from nodeready.subjects.ptrace.facts import Ptrace
 from nodeready.subjects.registry import CHANGED
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.ssh_client.facts import SshClient
-from nodeready.subjects.sysctl import BootSetting, Setting
-from nodeready.transport import bundle
 
 #: `words` are those that steps look for; each of `lies` has EVIL in it; `ours` are files.
 TEXTS: dict[str, list[str]] = json.loads((Path(__file__).parent / "data/hostile.json").read_text())

@@ -20,16 +20,17 @@ from typing import Any
 
 import pytest
 
+from nodeready.core import probe_script
+from nodeready.core.policy import Policy
+from nodeready.core.policy.policy import PolicyError, make_policy
+from nodeready.core.templates import render
 from nodeready.operations.iommu import grub_piece
-from nodeready.policy import Policy
-from nodeready.policy.policy import PolicyError, make_policy
-from nodeready.subjects import probe_script, snapshot
+from nodeready.subjects import snapshot
 from nodeready.subjects.core_dumps.checks import retention_rule
 from nodeready.subjects.gate.facts import POLICY
 from nodeready.subjects.gate.files import contents
 from nodeready.subjects.pdsh.checks import pdshrc_lines
 from nodeready.subjects.ssh_client.checks import fleet_block, option_lines
-from nodeready.subjects.templates import render
 
 #: A file that is there as soon as a shell has run one of them.
 MARK = f"/tmp/nodeready-{secrets.token_hex(8)}"

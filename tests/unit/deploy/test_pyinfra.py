@@ -16,15 +16,16 @@ from pyinfra.api.connect import connect_all
 from pyinfra.api.exceptions import PyinfraError
 from pyinfra.context import ctx_host, ctx_state
 
-from nodeready import deploys, shell
-from nodeready.deploy import pyinfra
+from nodeready import deploys
+from nodeready.core import probe_script, shell
+from nodeready.core.policy import Policy
+from nodeready.core.probe_answer import parse_answer
+from nodeready.core.result import fail, ok
 from nodeready.operations import STEPS, core_dumps, gate, ptrace
-from nodeready.policy import Policy
-from nodeready.subjects import probe_script, snapshot
+from nodeready.runs.deploy import pyinfra
+from nodeready.subjects import snapshot
 from nodeready.subjects.context import Judged
-from nodeready.subjects.probe_answer import parse_answer
 from nodeready.subjects.registry import CHANGED, SUBJECTS
-from nodeready.subjects.result import fail, ok
 from nodeready.subjects.snapshot import Snapshot
 from tests import declared
 from tests.helpers import here

@@ -26,7 +26,7 @@ from pyinfra.connectors.base import BaseConnector
 from pyinfra.connectors.util import CommandOutput, OutputLine
 from pyinfra.context import ctx_host, ctx_state
 
-from nodeready.subjects.probe_script import mark
+from nodeready.core.probe_script import mark
 
 CASES = Path(__file__).parents[1] / "pyinfra_cases"
 FILES = sorted(CASES.glob("*/*/*.json"))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import nodeready
+from nodeready.core.result import Result
 from nodeready.subjects.registry import LOOKED_AT
-from nodeready.subjects.result import Result
 
 #: Counts the questions to nodes, and keeps them and the facts in a file.
 PROJECT = """
@@ -20,7 +20,7 @@ import json
 from pathlib import Path
 from pyinfra import host
 from nodeready.facts import *
-from nodeready.transport.ssh import ConnectedHosts
+from nodeready.fleet.transport.ssh import ConnectedHosts
 asked, facts, converse = [], [], ConnectedHosts.converse
 def counted(self, conversations, *rest):
     asked.extend(conversations)

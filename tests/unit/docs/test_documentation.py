@@ -11,7 +11,7 @@ import click
 import pytest
 
 from nodeready.cli import cli
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
 from nodeready.subjects import judging
 from nodeready.subjects.registry import CHANGED, LOOKED_AT, SUBJECTS, check_ids
 from tests.helpers import here, observe

@@ -8,10 +8,10 @@ import facts_schema
 import pytest
 from jsonschema import Draft202012Validator
 
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
+from nodeready.core.wire import plain
 from nodeready.subjects.registry import LOOKED_AT
 from nodeready.subjects.snapshot import shown_facts
-from nodeready.subjects.wire import plain
 from tests.helpers import here, observe
 from tests.paths import schema
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from nodeready.audit.verdict import NodeVerdict
-from nodeready.healthcheck import drain
-from nodeready.subjects.severity import ACTIONS, SEVERITIES
+from nodeready.agent.gate import drain
+from nodeready.agent.verdict import NodeVerdict
+from nodeready.core.severity import ACTIONS, SEVERITIES
 from tests.paths import DOCS, ROOT, schema
 from tests.unit.docs.pages import commands
 from tests.unit.docs.test_documentation import check

@@ -12,17 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeready.node import tail
-from nodeready.node.cores import gcore
-from nodeready.node.cores import program as cores
-from nodeready.node.cores.listing import CoreFile, Listing
-from nodeready.node.proofs import mesh
-from nodeready.node.stacks import program as stacks
-from nodeready.policy import Policy
+from nodeready.agent import tail
+from nodeready.agent.asking import Answer, rows
+from nodeready.agent.cores import gcore
+from nodeready.agent.cores import program as cores
+from nodeready.agent.cores.listing import CoreFile, Listing
+from nodeready.agent.proofs import mesh
+from nodeready.agent.stacks import program as stacks
+from nodeready.core import wire
+from nodeready.core.base import ProbeError, Unknown
+from nodeready.core.fleet import FleetFacts
+from nodeready.core.policy import Policy
 from nodeready.reports.registry import find_format
-from nodeready.subjects import judging, snapshot, wire
-from nodeready.subjects.base import ProbeError, Unknown
-from nodeready.subjects.fleet import FleetFacts
+from nodeready.runs.stacks import group, trace
+from nodeready.runs.tail import Grouping, parse_tail
+from nodeready.subjects import judging, snapshot
 from nodeready.subjects.proof import facts as proof
 from nodeready.subjects.proof.core_facts import CoreDirectory, ProvedCore
 from nodeready.subjects.proof.peer_facts import PdshAnswer, PdshRun, Peers, RcmdDefault, SshTry
@@ -35,9 +39,6 @@ from nodeready.subjects.proof.session_facts import (
     User,
 )
 from nodeready.subjects.registry import SUBJECTS
-from nodeready.transport.base import Answer, rows
-from nodeready.triage.logs import Grouping, parse_tail
-from nodeready.triage.stacks import group, trace
 from tests.builders import proof as proved
 from tests.builders.hostile import RECORDED, envelope, look, mutated, recorded, spoiled
 from tests.builders.traces import LOAD, REDUCE, process

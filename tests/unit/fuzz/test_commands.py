@@ -20,15 +20,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nodeready.node.cores import program as cores
-from nodeready.node.cores.listing import CoreFile, Listing
-from nodeready.node.proofs import mesh
-from nodeready.node.tail import LogTail, NodeTail
-from nodeready.node.witnesses.logs import WatchdogReport
-from nodeready.ready.mesh_run import run_mesh
-from nodeready.subjects.base import Unknown
+from nodeready.agent.asking import Answer, NodeChannel, Request
+from nodeready.agent.cores import program as cores
+from nodeready.agent.cores.listing import CoreFile, Listing
+from nodeready.agent.proofs import mesh
+from nodeready.agent.tail import LogTail, NodeTail
+from nodeready.agent.witnesses.logs import WatchdogReport
+from nodeready.core.base import Unknown
+from nodeready.runs.ready.mesh_run import run_mesh
 from nodeready.subjects.proof.mesh_facts import Mesh
-from nodeready.transport.base import Answer, NodeChannel, Request
 from tests.builders.hostile import envelope, look, recorded
 from tests.builders.traces import LOAD, REDUCE, process, trace
 from tests.fake import Does, Fake

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeready.policy.policy import make_policy
+from nodeready.core.base import Output, Probe
+from nodeready.core.policy.policy import make_policy
 from nodeready.subjects import judging, snapshot
-from nodeready.subjects.base import Output, Probe
 from tests.builders.hostile import RECORDED, encoded, recorded
 from tests.cases import read
 from tests.unit.fuzz.alone import DO

@@ -15,8 +15,8 @@ from itertools import pairwise
 
 import pytest
 
+from nodeready.core.base import Output
 from nodeready.lab import amd as lab_amd
-from nodeready.subjects.base import Output
 from tests.builders import gpus as built
 from tests.builders.gpus import Node
 from tests.builders.gpus_amd import node_of, ran

@@ -15,42 +15,44 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready.audit.learned import read_settings
-from nodeready.healthcheck import drain, gate, here
-from nodeready.inventory import hostfile, nodeset, slurm
-from nodeready.memory import documents
-from nodeready.memory.accounting import parse_drains, parse_ends, parse_jobs
-from nodeready.node import failure_events, log_variables, mount_table
-from nodeready.node.cores import core_pattern
-from nodeready.node.stacks import py_spy
-from nodeready.node.stacks.processes import read_and_written
-from nodeready.node.witnesses import flight_recorder, nccl_log, ras_report
-from nodeready.node.witnesses import logs as watchdog
-from nodeready.policy import Policy
-from nodeready.policy.policy import PolicyError, make_policy
-from nodeready.ready.debug_variables import read_installed
-from nodeready.subjects import judging, snapshot, sysctl, wire
+from nodeready.agent import failure_events, log_variables, mount_table
+from nodeready.agent.cores import core_pattern
+from nodeready.agent.gate import drain, gate, here
+from nodeready.agent.line_channel import LineChannel
+from nodeready.agent.stacks import py_spy
+from nodeready.agent.stacks.processes import read_and_written
+from nodeready.agent.witnesses import flight_recorder, nccl_log, ras_report
+from nodeready.agent.witnesses import logs as watchdog
+from nodeready.core import sysctl, wire
+from nodeready.core.base import Output, ProbeError, decode_base64, file_lines, kernel_arguments
+from nodeready.core.parsed_template import TemplateCache
+from nodeready.core.policy import Policy
+from nodeready.core.policy.policy import PolicyError, make_policy
+from nodeready.core.text import sanitise
+from nodeready.fleet.inventory import hostfile, nodeset, slurm
+from nodeready.fleet.transport.srun import StepOutput
+from nodeready.runs import cores
+from nodeready.runs import tail as logs
+from nodeready.runs.audit.learned import read_settings
+from nodeready.runs.memory import documents
+from nodeready.runs.memory.accounting import parse_drains, parse_ends, parse_jobs
+from nodeready.runs.postmortem import slurm_records
+from nodeready.runs.ready.debug_variables import read_installed
+from nodeready.runs.stacks import archive, trace
+from nodeready.subjects import judging, snapshot
 from nodeready.subjects.access import ACCESS, parse_access
-from nodeready.subjects.base import Output, ProbeError, decode_base64, file_lines, kernel_arguments
 from nodeready.subjects.debug_tools.package_versions import parse_versions
 from nodeready.subjects.gpus import amd_smi, kfd, rocm_smi
 from nodeready.subjects.host import facts as host_facts
 from nodeready.subjects.host import mounts, processes
 from nodeready.subjects.iommu import arguments
 from nodeready.subjects.limits import facts as limits
-from nodeready.subjects.parsed_template import TemplateCache
 from nodeready.subjects.ports import facts as ports
 from nodeready.subjects.ports import firewall
 from nodeready.subjects.ports.port_ranges import parse_ranges
 from nodeready.subjects.ssh_client import facts as ssh_client
 from nodeready.subjects.ssh_client import known_hosts
 from nodeready.subjects.ssh_client.login_failures import cause_of
-from nodeready.text import sanitise
-from nodeready.transport.line_channel import LineChannel
-from nodeready.transport.srun import StepOutput
-from nodeready.triage import cores, logs
-from nodeready.triage.postmortem import slurm_records
-from nodeready.triage.stacks import archive, trace
 from tests.builders.hostile import FILTER, PIECES, RECORDED, encoded, mutated, recorded
 from tests.builders.ras_port import member, missing, report
 from tests.paths import PACKAGE, ROOT
@@ -347,23 +349,23 @@ _TAKES = ("str", "str | bytes", "bytes", "Output", "Iterable[Line]", "Iterable[s
           "Mapping[str, Output]")  # fmt: skip
 #: Where else a parser is fuzzed, or why nobody else writes its text -> its names.
 ELSEWHERE = {
-    "test_answers.py": "node/stacks/program.py:unpack subjects/proof/facts.py:read "
-    "subjects/probe_answer.py:_unpack subjects/probe_answer.py:parse_answer "
+    "test_answers.py": "agent/stacks/program.py:unpack subjects/proof/facts.py:read "
+    "core/probe_answer.py:_unpack core/probe_answer.py:parse_answer "
     "subjects/snapshot.py:read "
-    "subjects/gpus/nvidia.py:_parse_whole triage/logs.py:parse_tail triage/stacks/trace.py:parse",
-    "tests/unit/node": "node/cores/core_file.py:parse node/smoke/orders.py:read",
-    "a file of /proc": "node/cores/gcore.py:_read node/proofs/mesh.py:_read "
-    "node/witnesses/nccl_ras.py:_read node/stacks/processes.py:_read",
-    "a path of ours": "healthcheck/here.py:_read healthcheck/gate.py:read",
-    "a text of ours or of the user": "inventory/labs.py:read node/cores/core_pattern.py:expand "
-    "subjects/own_files.py:_parse_own_files transport/ssh_config.py:expand "
-    "transport/ssh_config.py:parse_jump_host text.py:parse_span",
-    "values that were decoded": "ready/reach.py:_answers",
+    "subjects/gpus/nvidia.py:_parse_whole runs/tail.py:parse_tail runs/stacks/trace.py:parse",
+    "tests/unit/node": "agent/cores/core_file.py:parse agent/smoke/orders.py:read",
+    "a file of /proc": "agent/cores/gcore.py:_read agent/proofs/mesh.py:_read "
+    "agent/witnesses/nccl_ras.py:_read agent/stacks/processes.py:_read",
+    "a path of ours": "agent/gate/here.py:_read agent/gate/gate.py:read",
+    "a text of ours or of the user": "fleet/inventory/labs.py:read agent/cores/core_pattern.py:expand "
+    "core/own_files.py:_parse_own_files fleet/transport/ssh_config.py:expand "
+    "fleet/transport/ssh_config.py:parse_jump_host text.py:parse_span",
+    "values that were decoded": "runs/ready/reach.py:_answers",
 }
 
 
 def parsers() -> set[str]:
-    """Every function of the package that reads foreign text: "subjects/base.py:decode_base64"."""
+    """Every function of the package that reads foreign text: "core/base.py:decode_base64"."""
     names = set()
     for path in PACKAGE.rglob("*.py"):
         where = path.relative_to(PACKAGE).as_posix()

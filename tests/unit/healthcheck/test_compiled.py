@@ -10,7 +10,7 @@ from importlib.util import MAGIC_NUMBER
 
 import pytest
 
-from nodeready.healthcheck import main
+from nodeready.agent.gate import main
 
 
 def run(python, *words):

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from nodeready.healthcheck import drain
-from nodeready.healthcheck.drain import DrainError, SlurmNode, decide, name_of, parse, reason_of
+from nodeready.agent.gate import drain
+from nodeready.agent.gate.drain import DrainError, SlurmNode, decide, name_of, parse, reason_of
 from tests.cases import cases
 
 BAD = "nodeready: hides cause, reboot: ptrace.scope: 1"

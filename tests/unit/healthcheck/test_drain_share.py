@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.healthcheck import drain
-from nodeready.healthcheck.drain import DrainError, SlurmNode
+from nodeready.agent.gate import drain
+from nodeready.agent.gate.drain import DrainError, SlurmNode
 from nodeready.subjects.gate.facts import PENDING
 from tests.builders.slurmctld import StandIn
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.healthcheck import here
-from nodeready.policy import Policy
-from nodeready.policy.policy import PolicyError
+from nodeready.agent.gate import here
+from nodeready.core.policy import Policy
+from nodeready.core.policy.policy import PolicyError
 from tests.cases import cases
 
 

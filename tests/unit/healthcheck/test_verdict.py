@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.audit.verdict import NodeVerdict
-from nodeready.healthcheck import drain, gate, here
-from nodeready.healthcheck.drain import DrainError
-from nodeready.policy import Policy
-from nodeready.policy.policy import PolicyError
+from nodeready.agent.gate import drain, gate, here
+from nodeready.agent.gate.drain import DrainError
+from nodeready.agent.verdict import NodeVerdict
+from nodeready.core.policy import Policy
+from nodeready.core.policy.policy import PolicyError
+from nodeready.core.result import unknown
 from nodeready.subjects.gate import facts
 from nodeready.subjects.gate.facts import Hold
-from nodeready.subjects.result import unknown
 from tests.builders.fleets import MEMLOCK, RCMD, SCOPE, audit, node, rated
 from tests.cases import cases
 

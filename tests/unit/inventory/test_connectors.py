@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready.inventory import labs
-from nodeready.inventory.limit import names, select_hosts
-from nodeready.inventory.load import load
+from nodeready.fleet.inventory import labs
+from nodeready.fleet.inventory.limit import names, select_hosts
+from nodeready.fleet.inventory.load import load
 from nodeready.lab import machines, state
 from tests.paths import ROOT
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready.inventory import hostfile
-from nodeready.inventory import load as inventory
+from nodeready.fleet.inventory import hostfile
+from nodeready.fleet.inventory import load as inventory
 from tests.cases import cases
 
 

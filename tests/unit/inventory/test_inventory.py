@@ -14,19 +14,19 @@ from ClusterShell.NodeUtils import GroupResolverConfig
 from pyinfra.api import Config, Inventory, State
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready.inventory import nodeset
-from nodeready.inventory.endpoints import endpoint
-from nodeready.inventory.limit import names, select_hosts
-from nodeready.inventory.load import NodeInventory, load
-from nodeready.inventory.node_policies import policies
-from nodeready.policy.policy import PolicyError
+from nodeready.core.policy.policy import PolicyError
+from nodeready.fleet.inventory import nodeset
+from nodeready.fleet.inventory.endpoints import endpoint
+from nodeready.fleet.inventory.limit import names, select_hosts
+from nodeready.fleet.inventory.load import NodeInventory, load
+from nodeready.fleet.inventory.node_policies import policies
 from nodeready.subjects.ssh_client.known_hosts import Endpoint
 from tests.cases import cases
 
 #: inventories/prod.py, group data beside it, and group data in the current directory.
 FILES = {
     "inventories/prod.py": """
-from nodeready.inventory.nodeset import nodes
+from nodeready.fleet.inventory.nodeset import nodes
 import os
 _hidden = ["nobody"]
 number = 3
@@ -207,7 +207,7 @@ def test_hosts_are_what_pyinfra_makes_them(tmp_path):
 
 def test_loading_leaves_the_process_unpatched(tmp_path):
     code = (
-        "from nodeready.inventory.load import load; load('gpu1')\n"
+        "from nodeready.fleet.inventory.load import load; load('gpu1')\n"
         "import gevent.monkey, sys\n"
         "sys.exit(gevent.monkey.is_module_patched('socket') or 'pyinfra_cli' in sys.modules)\n"
     )

@@ -7,8 +7,8 @@ from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodeready.inventory import nodeset
-from nodeready.inventory.nodeset import (
+from nodeready.fleet.inventory import nodeset
+from nodeready.fleet.inventory.nodeset import (
     MAX_NAME,
     NodeSetError,
     expand,

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready.inventory.limit import names
-from nodeready.inventory.load import load
-from nodeready.inventory.nodeset import nodes
-from nodeready.policy import Policy
-from nodeready.policy.policy import check_settings
+from nodeready.core.policy import Policy
+from nodeready.core.policy.policy import check_settings
+from nodeready.fleet.inventory.limit import names
+from nodeready.fleet.inventory.load import load
+from nodeready.fleet.inventory.nodeset import nodes
 from tests.paths import ROOT
 
 INVENTORIES = ROOT / "inventories"
@@ -120,7 +120,7 @@ def test_group_data_is_a_valid_policy(path):
 def test_the_names_that_inventories_and_pyinfra_facts_use_stay():
     text = (
         "from nodeready.nodesets import nodes; assert nodes('g[1-2]') == ['g1', 'g2']\n"
-        "from nodeready.inventory.nodeset import nodes\n"
+        "from nodeready.fleet.inventory.nodeset import nodes\n"
         "from nodeready.facts import Gpus, NodeFacts; assert issubclass(Gpus, NodeFacts)\n"
     )
     subprocess.run([sys.executable, "-c", text], cwd=ROOT, check=True)

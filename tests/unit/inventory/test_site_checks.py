@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from nodeready.inventory import trust
-from nodeready.inventory.load import load
-from nodeready.inventory.node_policies import policies
-from nodeready.policy.policy import PolicyError
+from nodeready.core.policy.policy import PolicyError
+from nodeready.fleet.inventory import trust
+from nodeready.fleet.inventory.load import load
+from nodeready.fleet.inventory.node_policies import policies
 
 SCRATCH = '[[check]]\nid = "scratch"\nrun = "df /scratch"\nstatus = 0\n'
 H100 = '[[check]]\nid = "h100_only"\nfile = "/a"\nequals = "b"\ngroups = ["h100"]\n'

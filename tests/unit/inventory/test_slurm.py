@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready.inventory import slurm
-from nodeready.inventory.nodeset import folded
-from nodeready.inventory.placement import JobPlacement
+from nodeready.fleet.inventory import slurm
+from nodeready.fleet.inventory.nodeset import folded
+from nodeready.fleet.inventory.placement import JobPlacement
 from tests.cases import cases
 from tests.command import wait_for
 

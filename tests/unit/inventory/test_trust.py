@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready.inventory import hostfile, trust
-from nodeready.inventory.load import load
+from nodeready.fleet.inventory import hostfile, trust
+from nodeready.fleet.inventory.load import load
 
 
 @pytest.fixture(autouse=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.inventory.load import load
-from nodeready.inventory.node_policies import policies
-from nodeready.policy.policy import PolicyError, as_data, digest, make_policy
-from nodeready.policy.waivers import Waiver
+from nodeready.core.policy.policy import PolicyError, as_data, digest, make_policy
+from nodeready.core.policy.waivers import Waiver
+from nodeready.fleet.inventory.load import load
+from nodeready.fleet.inventory.node_policies import policies
 
 INVENTORY = "h100 = ['gpu001', 'gpu002', 'gpu003', 'gpu004']\n"
 DATA = """waivers = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from nodeready.memory.accounting import last_job_ends, node_drains, parse_drains, parse_ends
+from nodeready.runs.memory.accounting import last_job_ends, node_drains, parse_drains, parse_ends
 
 
 def test_the_latest_end_of_each_node():

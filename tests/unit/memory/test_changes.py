@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.memory.changes import Change, changes, differences
-from nodeready.memory.diff import NodeChanges, Side, compare
-from nodeready.memory.look import NodeLook
-from nodeready.memory.sections import changed_words, policy_words
-from nodeready.policy import Policy
-from nodeready.subjects.result import Result
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result
+from nodeready.runs.memory.changes import Change, changes, differences
+from nodeready.runs.memory.diff import NodeChanges, Side, compare
+from nodeready.runs.memory.look import NodeLook
+from nodeready.runs.memory.sections import changed_words, policy_words
 
 
 def interface(name, mac, slot, **values):

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.memory.facts import compared_facts, is_unique, kind_of, shown_value
+from nodeready.core.wire import shown_keys
+from nodeready.runs.memory.facts import compared_facts, is_unique, kind_of, shown_value
 from nodeready.subjects.registry import SUBJECTS
-from nodeready.subjects.wire import shown_keys
 from tests.unit.subjects.test_json_keys import derived_facts, observed_type
 
 GOLDEN = Path(__file__).parent / "data/fact_kinds.txt"

@@ -13,14 +13,14 @@ import pytest
 from click.testing import CliRunner
 
 from nodeready.cli import cli
-from nodeready.memory import history
-from nodeready.memory.accounting import NodeJob, parse_jobs
-from nodeready.memory.look import Event
-from nodeready.memory.sections import dump, node_sections, results_text
-from nodeready.memory.store import Memory
+from nodeready.core.result import Result
 from nodeready.reports.registry import Options, find_format
 from nodeready.reports.schema import schema
-from nodeready.subjects.result import Result
+from nodeready.runs.memory import history
+from nodeready.runs.memory.accounting import NodeJob, parse_jobs
+from nodeready.runs.memory.look import Event
+from nodeready.runs.memory.sections import dump, node_sections, results_text
+from nodeready.runs.memory.store import Memory
 from tests.unit.memory.test_store import away, look, state
 
 HOUR = 3600.0

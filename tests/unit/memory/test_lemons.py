@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from nodeready.memory.lemons import (
+from nodeready.core.result import Result
+from nodeready.reports.registry import find_format
+from nodeready.runs.memory.lemons import (
     DAY_S,
     MIN_SHARED,
     HardwareIncident,
@@ -22,9 +24,7 @@ from nodeready.memory.lemons import (
     own_incidents,
     rank,
 )
-from nodeready.memory.look import NodeLook, PartSpan
-from nodeready.reports.registry import find_format
-from nodeready.subjects.result import Result
+from nodeready.runs.memory.look import NodeLook, PartSpan
 
 WINDOW_DAYS = 90
 #: Failures of one node in a day: 6.5 and 2.34 in 1,000 node days (arXiv 2410.21680, RSC-1, RSC-2),

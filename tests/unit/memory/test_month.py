@@ -12,17 +12,17 @@ from collections.abc import Callable
 
 import pytest
 
-from nodeready.memory.baselines import dated, looks_since, looks_since_good, since_changes
-from nodeready.memory.diff import Side, compare
-from nodeready.memory.look import Look
-from nodeready.memory.sections import NodeSections, SectionText, SectionWriter, digest
-from nodeready.memory.store import Memory
-from nodeready.policy import Policy
-from nodeready.subjects.base import Output
+from nodeready.core.base import Output
+from nodeready.core.policy import Policy
+from nodeready.core.text import utc_moment
+from nodeready.runs.memory.baselines import dated, looks_since, looks_since_good, since_changes
+from nodeready.runs.memory.diff import Side, compare
+from nodeready.runs.memory.look import Look
+from nodeready.runs.memory.sections import NodeSections, SectionText, SectionWriter, digest
+from nodeready.runs.memory.store import Memory
 from nodeready.subjects.judging import judge
 from nodeready.subjects.registry import SUBJECTS, check_ids
 from nodeready.subjects.snapshot import Snapshot, shown_facts
-from nodeready.text import utc_moment
 from tests.builders import hostile
 from tests.builders.nics import table
 

@@ -16,11 +16,17 @@ from typing import Any
 
 import pytest
 
-from nodeready.memory import store
-from nodeready.memory.look import Event, Look
-from nodeready.memory.sections import NodeSections, dump, error_text, node_sections, results_text
-from nodeready.memory.store import ControlClock, Memory, MemoryUnavailable
-from nodeready.subjects.result import Result
+from nodeready.core.result import Result
+from nodeready.runs.memory import store
+from nodeready.runs.memory.look import Event, Look
+from nodeready.runs.memory.sections import (
+    NodeSections,
+    dump,
+    error_text,
+    node_sections,
+    results_text,
+)
+from nodeready.runs.memory.store import ControlClock, Memory, MemoryUnavailable
 
 DAY = 86400.0
 FAIL = Result("gpus.ecc", "fail", "0", "7 errors", "nvidia-smi", "replace it", "admin")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.memory.lemons import find_lemons
-from nodeready.memory.look import Event, Look
-from nodeready.memory.sections import RESULTS, dump, node_sections
-from nodeready.memory.store import Memory
-from nodeready.memory.witnesses import NOBODY, ROOT, USER, WITNESSES, events_that_count
+from nodeready.runs.memory.lemons import find_lemons
+from nodeready.runs.memory.look import Event, Look
+from nodeready.runs.memory.sections import RESULTS, dump, node_sections
+from nodeready.runs.memory.store import Memory
+from nodeready.runs.memory.witnesses import NOBODY, ROOT, USER, WITNESSES, events_that_count
 
 DAY_S = 86400.0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.node.stacks import processes, waits
-from nodeready.node.witnesses import logs
+from nodeready.agent.stacks import processes, waits
+from nodeready.agent.witnesses import logs
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,10 @@ import tracemalloc
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodeready.node.cores import core_file
-from nodeready.node.cores.core_file import CoreReader, NoCore
-from nodeready.node.cores.core_pattern import STORE_PATTERN, CorePlace, PatternDirectory
-from nodeready.node.users_file import ROOT
+from nodeready.agent.cores import core_file
+from nodeready.agent.cores.core_file import CoreReader, NoCore
+from nodeready.agent.cores.core_pattern import STORE_PATTERN, CorePlace, PatternDirectory
+from nodeready.agent.users_file import ROOT
 from tests.unit.node.test_core_notes import NOTES, header
 
 EXAMPLES = int(os.environ.get("NODEREADY_FUZZ", "25"))

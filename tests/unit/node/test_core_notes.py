@@ -8,8 +8,8 @@ import struct
 
 import pytest
 
-from nodeready.node.cores import core_file
-from nodeready.node.cores.core_file import NoCore, program_problem
+from nodeready.agent.cores import core_file
+from nodeready.agent.cores.core_file import NoCore, program_problem
 
 PRSTATUS, PRPSINFO, AUXV, FILE = 1, 3, 6, 0x46494C45
 ENTRY, EXECFN = 0x400500, 0x7FFF0100

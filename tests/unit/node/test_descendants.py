@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.node.runtime import ProcessSupervisor
-from nodeready.node.stacks import descendants, processes, py_spy
-from nodeready.node.stacks import program as answer
-from nodeready.node.stacks.processes import Facts, ScannedProcess
-from nodeready.node.stacks.py_spy import Dump, PySpyThread
-from nodeready.node.stacks.ranks import JobRank, RankIdentity
-from nodeready.node.stacks.targets import INTERPRETER_LOCK, StackTarget
-from nodeready.triage.stacks.trace import read
+from nodeready.agent.runtime import ProcessSupervisor
+from nodeready.agent.stacks import descendants, processes, py_spy
+from nodeready.agent.stacks import program as answer
+from nodeready.agent.stacks.processes import Facts, ScannedProcess
+from nodeready.agent.stacks.py_spy import Dump, PySpyThread
+from nodeready.agent.stacks.ranks import JobRank, RankIdentity
+from nodeready.agent.stacks.targets import INTERPRETER_LOCK, StackTarget
+from nodeready.runs.stacks.trace import read
 
 FACTS = Facts("S", "do_wait", (), 1.0, 1.0, 1, 0, 0)
 TRACKER = "python -c from multiprocessing.resource_tracker import main;main(5)"

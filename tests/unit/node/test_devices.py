@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
+from nodeready.agent.runtime import ProcessSupervisor
+from nodeready.agent.stacks import processes
+from nodeready.agent.witnesses import gpus as gpu_witness
+from nodeready.agent.witnesses import kernel_log, ports, system_tools
+from nodeready.agent.witnesses.gpus import WitnessedGpu, WitnessedGpus
+from nodeready.agent.witnesses.kernel_log import KernelLog, message_of
+from nodeready.agent.witnesses.ports import WitnessedPort, counters, network
 from nodeready.lab import amd as lab_amd
 from nodeready.lab import nvidia as lab_nvidia
 from nodeready.lab.adapters import h100, ib_tree
-from nodeready.node.runtime import ProcessSupervisor
-from nodeready.node.stacks import processes
-from nodeready.node.witnesses import gpus as gpu_witness
-from nodeready.node.witnesses import kernel_log, ports, system_tools
-from nodeready.node.witnesses.gpus import WitnessedGpu, WitnessedGpus
-from nodeready.node.witnesses.kernel_log import KernelLog, message_of
-from nodeready.node.witnesses.ports import WitnessedPort, counters, network
 from tests.cases import cases
 
 

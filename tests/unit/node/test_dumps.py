@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node.runtime import Ended, ProcessSupervisor
-from nodeready.node.stacks import processes, py_spy
-from nodeready.node.stacks import program as answer
-from nodeready.node.stacks.processes import (
+from nodeready.agent.runtime import Ended, ProcessSupervisor
+from nodeready.agent.stacks import processes, py_spy
+from nodeready.agent.stacks import program as answer
+from nodeready.agent.stacks.processes import (
     HANGS,
     Facts,
     environment,
@@ -25,8 +25,8 @@ from nodeready.node.stacks.processes import (
     probe_each,
     stat,
 )
-from nodeready.node.stacks.py_spy import CUT, KEPT_FRAMES, NO_CALL, Dump, failure_reason, parse
-from nodeready.subjects.base import ProbeError
+from nodeready.agent.stacks.py_spy import CUT, KEPT_FRAMES, NO_CALL, Dump, failure_reason, parse
+from nodeready.core.base import ProbeError
 from tests.cases import cases
 
 

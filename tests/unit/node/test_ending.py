@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from nodeready.node import runtime
+from nodeready.agent import runtime
 
 
 @pytest.fixture

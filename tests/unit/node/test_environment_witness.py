@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from nodeready.node.stacks import processes
-from nodeready.node.witnesses import environment
-from nodeready.node.witnesses.environment import select_variables
+from nodeready.agent.stacks import processes
+from nodeready.agent.witnesses import environment
+from nodeready.agent.witnesses.environment import select_variables
 from nodeready.subjects.job_environment import JOB
 
 OWN = os.getpid()

@@ -8,10 +8,10 @@ import subprocess
 
 import pytest
 
-from nodeready import files
-from nodeready.node.cores import gcore
-from nodeready.node.runtime import Ended
-from nodeready.node.users_file import Rights
+from nodeready.agent.cores import gcore
+from nodeready.agent.runtime import Ended
+from nodeready.agent.users_file import Rights
+from nodeready.core import files
 
 OURS = Rights(os.geteuid(), os.getegid(), ())
 USER = "\t4001" * 4

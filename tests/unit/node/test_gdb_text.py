@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unittest.mock import Mock
 
-from nodeready.node.cores import gdb
+from nodeready.agent.cores import gdb
 
 # gdb 13 on a Python whose interpreter has ended.
 TEXT = """\

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node.log_ranks import LineOrigin, learn_ranks
+from nodeready.agent.log_ranks import LineOrigin, learn_ranks
 
 LOGS = sorted((Path(__file__).parent / "cases" / "mixed_logs").glob("*.log"))
 

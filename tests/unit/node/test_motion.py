@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node.witnesses import motion
-from nodeready.node.witnesses.motion import Motion, MotionConfig
+from nodeready.agent.witnesses import motion
+from nodeready.agent.witnesses.motion import Motion, MotionConfig
 from tests.command import wait_for
 
 JOB = f"node-of-motion:{os.getpid()}"
@@ -70,7 +70,7 @@ def look(job: str = JOB) -> list[Motion]:
 
 def test_the_program_of_a_node_prints_its_ranks_its_ports_and_its_end(starts):
     pid = starts(WAITS)
-    code = "import os; os.nice = int; from nodeready.node.witnesses import motion"
+    code = "import os; os.nice = int; from nodeready.agent.witnesses import motion"
     code += f"; motion.main(motion.MotionConfig('nonce', 'nodeready:test', 20, {JOB!r}))"
     text = subprocess.check_output([sys.executable, "-c", code], text=True)
     rows = [row.split(" ", 2) for row in text.splitlines()]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeready.node.witnesses import nccl_errors, nccl_log
-from nodeready.node.witnesses.nccl_log import read_log
-from nodeready.subjects import wire
+from nodeready.agent.witnesses import nccl_errors, nccl_log
+from nodeready.agent.witnesses.nccl_log import read_log
+from nodeready.core import wire
 from tests.cases import cases
 
 

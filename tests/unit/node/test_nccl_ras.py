@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node import proc
-from nodeready.node.runtime import ProcessSupervisor
-from nodeready.node.witnesses import nccl_ras, ras_report
-from nodeready.node.witnesses.ras_report import Communicator, Member, Ras
+from nodeready.agent import proc
+from nodeready.agent.runtime import ProcessSupervisor
+from nodeready.agent.witnesses import nccl_ras, ras_report
+from nodeready.agent.witnesses.ras_report import Communicator, Member, Ras
 from tests.builders import ras_port
 from tests.builders.ras_port import Port, member, missing, report, running
 from tests.cases import cases

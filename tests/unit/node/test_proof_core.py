@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node.cores import core_pattern
-from nodeready.node.proofs import core
-from nodeready.node.proofs.core import CrashCanary, Mark
-from nodeready.node.runtime import ProcessSupervisor
-from nodeready.policy import Policy
-from nodeready.subjects import wire
-from nodeready.subjects.base import Unknown
+from nodeready.agent.cores import core_pattern
+from nodeready.agent.proofs import core
+from nodeready.agent.proofs.core import CrashCanary, Mark
+from nodeready.agent.runtime import ProcessSupervisor
+from nodeready.core import wire
+from nodeready.core.base import Unknown
+from nodeready.core.policy import Policy
 from nodeready.subjects.proof import checks as proof_core
 from nodeready.subjects.proof.core_facts import CoreDirectory, ProvedCore
 from nodeready.subjects.proof.facts import ProofConfig, Proved

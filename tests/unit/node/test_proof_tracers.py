@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node.proofs import attach
-from nodeready.node.runtime import FRAME, ProcessSupervisor, responds, status
+from nodeready.agent.proofs import attach
+from nodeready.agent.runtime import FRAME, ProcessSupervisor, responds, status
 from nodeready.subjects.proof.facts import UNFINISHED
 from tests.builders.proof import GOOD, WELL, judged
 from tests.cases import cases
@@ -86,7 +86,7 @@ def test_a_tool_that_leaves_its_session_is_ended_with_it(supervisor):
 def test_what_was_started_ends_when_we_are_killed():
     mark = f"NODEREADY_TEST={secrets.token_hex(8)}"
     code = (
-        "import os, time; from nodeready.node.runtime import ProcessSupervisor; "
+        "import os, time; from nodeready.agent.runtime import ProcessSupervisor; "
         "supervisor = ProcessSupervisor('nodeready:test', 60);"
         f"supervisor.start(['env', {mark!r}, 'sh', '-c', 'setsid sleep 300 & exec sleep 300']);"
         "supervisor.canary(); print('began', flush=True); time.sleep(60)"

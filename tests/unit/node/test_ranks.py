@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.node.stacks.processes import ScannedProcess, slurm_job
-from nodeready.node.stacks.ranks import (
+from nodeready.agent.stacks.processes import ScannedProcess, slurm_job
+from nodeready.agent.stacks.ranks import (
     LAUNCHER,
     MAX_STRANGERS,
     Selection,

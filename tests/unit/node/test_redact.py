@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from nodeready.node.secrets import LEFT_OUT, redact, redacted
+from nodeready.agent.secrets import LEFT_OUT, redact, redacted
 
 #: A secret stands between « and ».
 TEXTS = [

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node import run as supervisor
-from nodeready.node import runtime
-from nodeready.node.stacks import processes, ranks
+from nodeready.agent import run as supervisor
+from nodeready.agent import runtime
+from nodeready.agent.stacks import processes, ranks
+from nodeready.fleet.transport import bundle
 from nodeready.subjects.debug_tools import rank_program
-from nodeready.transport import bundle
 from tests.cases import cases
 from tests.command import wait_for
 from tests.paths import DOCS
@@ -509,8 +509,8 @@ def test_the_command_is_the_file_and_imports_no_engine(script):
     ]
     done = subprocess.run(argv, env=environment(PATH=odd), capture_output=True, check=False)
     assert done.stdout.decode() == f"[{NODE}:3] {odd} False\n"
-    engines = ("pyinfra", "gevent", "nodeready.node.run")
-    assert [name for name in engines if name in done.stderr.decode()] == ["nodeready.node.run"]
+    engines = ("pyinfra", "gevent", "nodeready.agent.run")
+    assert [name for name in engines if name in done.stderr.decode()] == ["nodeready.agent.run"]
 
 
 def test_the_command_has_the_options_of_the_file(capsys):

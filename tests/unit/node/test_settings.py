@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node.stacks import ask_witnesses as settings
-from nodeready.node.stacks.ask_witnesses import Settings
+from nodeready.agent.stacks import ask_witnesses as settings
+from nodeready.agent.stacks.ask_witnesses import Settings
 from tests.builders import ras_port
 
 # Takes a limit of its core, maps files, says so, and waits.

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from nodeready.node.witnesses import software
+from nodeready.agent.witnesses import software
 
 OWN = "site-packages/nvidia/nccl/lib/libnccl.so.2"
 

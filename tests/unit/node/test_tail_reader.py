@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node import path_pattern, rank_lines
-from nodeready.node import tail as program
-from nodeready.node.tail import MAX_ANSWER, NodeTail, TailConfig, read_tail
-from nodeready.subjects import wire
-from nodeready.triage.logs import parse_tail
+from nodeready.agent import path_pattern, rank_lines
+from nodeready.agent import tail as program
+from nodeready.agent.tail import MAX_ANSWER, NodeTail, TailConfig, read_tail
+from nodeready.core import wire
+from nodeready.runs.tail import parse_tail
 from tests.cases import cases
 
 
@@ -73,7 +73,7 @@ def test_an_answer_has_a_bound(tmp_path, monkeypatch):
 
 
 def test_a_mistake_in_the_fork_is_an_error(tree, monkeypatch):
-    monkeypatch.setattr("nodeready.node.tail.TailReader.read", lambda *_: 1 / 0)
+    monkeypatch.setattr("nodeready.agent.tail.TailReader.read", lambda *_: 1 / 0)
     seen = tail(f"{tree}/a/*.log")
     assert seen.error == "its own reader broke off"
     assert [file.reason for file in seen.unread] == ["not read within 30 s"]

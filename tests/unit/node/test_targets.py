@@ -6,19 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.node.stacks import program as answer
-from nodeready.node.stacks.processes import Facts, ScannedProcess
-from nodeready.node.stacks.py_spy import HUNG, Dump, PySpyThread
-from nodeready.node.stacks.ranks import JobRank, RankIdentity
-from nodeready.node.stacks.targets import (
-    ENDED,
-    EXITING,
-    NO_TIME,
-    StackTable,
-    StackTarget,
-)
-from nodeready.triage.stacks.classify import StackNumbers, classify
-from nodeready.triage.stacks.trace import read
+from nodeready.agent.stacks import program as answer
+from nodeready.agent.stacks.processes import Facts, ScannedProcess
+from nodeready.agent.stacks.py_spy import HUNG, Dump, PySpyThread
+from nodeready.agent.stacks.ranks import JobRank, RankIdentity
+from nodeready.agent.stacks.targets import ENDED, EXITING, NO_TIME, StackTable, StackTarget
+from nodeready.runs.stacks.classify import StackNumbers, classify
+from nodeready.runs.stacks.trace import read
 
 FACTS = Facts("S", "futex_wait_queue", ("futex_wait_queue",), 1.0, 5.0, 3, 0, 1000)
 ASLEEP = replace(FACTS, state="D", wait_channel="nfs_wait", kernel_stack=("nfs_wait",))

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node.stacks import waits
-from nodeready.node.stacks.waits import (
+from nodeready.agent.stacks import waits
+from nodeready.agent.stacks.waits import (
     PipeEnds,
     WaitCall,
     address,

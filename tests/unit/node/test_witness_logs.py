@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from nodeready.node.stacks import processes
-from nodeready.node.witnesses import logs
-from nodeready.node.witnesses.logs import MAX_REPORTS, WatchdogReport, reports
+from nodeready.agent.stacks import processes
+from nodeready.agent.witnesses import logs
+from nodeready.agent.witnesses.logs import MAX_REPORTS, WatchdogReport, reports
 from tests.cases import cases
 from tests.command import wait_for
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node.witnesses import flight_recorder
-from nodeready.node.witnesses.flight_recorder import NoDumpError, ask_for_dump, observe, parse
+from nodeready.agent.witnesses import flight_recorder
+from nodeready.agent.witnesses.flight_recorder import NoDumpError, ask_for_dump, observe, parse
 from tests.cases import cases
 
 #: Written by four ranks of torch 2.15 with gloo; make.py tells how.

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from nodeready.node.runtime import ProcessSupervisor
-from nodeready.node.stacks import ask_witnesses, processes
-from nodeready.node.stacks.py_spy import Dump
-from nodeready.node.stacks.ranks import JobRank, RankIdentity
-from nodeready.node.stacks.targets import StackTarget
-from nodeready.node.witnesses import (
+from nodeready.agent.runtime import ProcessSupervisor
+from nodeready.agent.stacks import ask_witnesses, processes
+from nodeready.agent.stacks.py_spy import Dump
+from nodeready.agent.stacks.ranks import JobRank, RankIdentity
+from nodeready.agent.stacks.targets import StackTarget
+from nodeready.agent.witnesses import (
     environment,
     flight_recorder,
     gpus,
@@ -21,14 +21,14 @@ from nodeready.node.witnesses import (
     nccl_ras,
     ports,
 )
-from nodeready.node.witnesses.flight_recorder import Recording
-from nodeready.node.witnesses.gpus import WitnessedGpus
-from nodeready.node.witnesses.kernel_log import KernelLog
-from nodeready.node.witnesses.logs import RankLog
-from nodeready.node.witnesses.ports import Network
-from nodeready.node.witnesses.ras_report import Ras
+from nodeready.agent.witnesses.flight_recorder import Recording
+from nodeready.agent.witnesses.gpus import WitnessedGpus
+from nodeready.agent.witnesses.kernel_log import KernelLog
+from nodeready.agent.witnesses.logs import RankLog
+from nodeready.agent.witnesses.ports import Network
+from nodeready.agent.witnesses.ras_report import Ras
+from nodeready.runs.stacks import trace as traces
 from nodeready.subjects.job_environment import EnvironmentFacts, RankVariables
-from nodeready.triage.stacks import trace as traces
 from tests.builders.traces import REDUCE, process, trace
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from nodeready.cli.options import Refused
 from nodeready.cli.values import read_ports
-from nodeready.policy.fields import port_range
+from nodeready.core.policy.fields import port_range
 
 
 @pytest.mark.parametrize(

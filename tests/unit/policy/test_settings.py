@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.policy import Policy
-from nodeready.policy.policy import PolicyError, check_settings, make_policy
+from nodeready.core.policy import Policy
+from nodeready.core.policy.policy import PolicyError, check_settings, make_policy
 from tests.cases import cases
 
 SMOKE = {"smoke_min_gbps": 370, "smoke_python": "/opt/conda/bin/python"}

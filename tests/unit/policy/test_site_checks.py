@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from nodeready.policy.fields import Invalid
-from nodeready.policy.policy import PolicyError, as_data, make_policy
-from nodeready.policy.site_checks import MOMENTS, parse
+from nodeready.core.policy.fields import Invalid
+from nodeready.core.policy.policy import PolicyError, as_data, make_policy
+from nodeready.core.policy.site_checks import MOMENTS, parse
 from tests.cases import cases
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from nodeready.ready.debug_variables import (
+from nodeready.runs.ready.debug_variables import (
     InstalledTorch,
     debug_variables,
     question,

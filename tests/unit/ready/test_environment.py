@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.policy import Policy
-from nodeready.ready import job_env, master_port
-from nodeready.ready.job_env import JobVariable
-from nodeready.ready.master_port import PortChoice
-from nodeready.subjects.base import Unknown
+from nodeready.core.base import Unknown
+from nodeready.core.policy import Policy
+from nodeready.runs.ready import job_env, master_port
+from nodeready.runs.ready.job_env import JobVariable
+from nodeready.runs.ready.master_port import PortChoice
 from nodeready.subjects.pdsh.facts import Pdsh
 from nodeready.subjects.ports import facts as sockets
 from nodeready.subjects.ports.facts import Ports

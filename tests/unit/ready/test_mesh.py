@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.node.proofs.mesh import Listening, MeshRound, Try, addresses_in
-from nodeready.policy import Policy
-from nodeready.ready.mesh import (
+from nodeready.agent.proofs.mesh import Listening, MeshRound, Try, addresses_in
+from nodeready.core.base import Unknown
+from nodeready.core.policy import Policy
+from nodeready.runs.ready.mesh import (
     Rounds,
     chosen_ports,
     full,
@@ -17,7 +18,6 @@ from nodeready.ready.mesh import (
     ring_and_skips,
     rounds,
 )
-from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import mesh as mesh_checks
 from nodeready.subjects.proof.facts import Proved
 from nodeready.subjects.proof.mesh_facts import Blocked, Busy, Mesh

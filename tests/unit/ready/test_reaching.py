@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.policy import Policy
-from nodeready.ready.mesh import peers_of, ring_and_skips
-from nodeready.ready.reach import reach
-from nodeready.subjects.base import Unknown
+from nodeready.core.base import Unknown
+from nodeready.core.policy import Policy
+from nodeready.runs.ready.mesh import peers_of, ring_and_skips
+from nodeready.runs.ready.reach import reach
 from nodeready.subjects.proof.facts import Proved
 from nodeready.subjects.proof.logins import pdsh, ssh
 from nodeready.subjects.proof.peer_facts import PdshAnswer, PdshRun, Peers, RcmdDefault, SshTry

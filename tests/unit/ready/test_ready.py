@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from nodeready.audit.document import Ready, ready_code, slots
-from nodeready.inventory import launcher_files
-from nodeready.node.proofs.program import _PROVE
-from nodeready.ready.run import WantedProofs
+from nodeready.agent.audit_document import Ready, ready_code, slots
+from nodeready.agent.proofs.program import _PROVE
+from nodeready.core.result import fail, ok, unknown, warn
+from nodeready.fleet.inventory import launcher_files
 from nodeready.reports.audit_table import show_ready
 from nodeready.reports.registry import Options
+from nodeready.runs.ready.run import WantedProofs
 from nodeready.subjects.proof.facts import COLLECTIVE, HISTORY, MESH, SESSION, Proved
 from nodeready.subjects.registry import SUBJECTS
-from nodeready.subjects.result import fail, ok, unknown, warn
 from tests.builders.fleets import audit, lost, node
 
 CHECKS = SUBJECTS["proof"].checks

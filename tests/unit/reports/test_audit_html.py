@@ -7,12 +7,12 @@ import re
 
 import pytest
 
-from nodeready.audit.document import NODE_STATUSES, Audit, Ready
-from nodeready.memory.look import Look
+from nodeready.agent.audit_document import NODE_STATUSES, Audit, Ready
+from nodeready.core.text import sanitise
 from nodeready.reports import audit_html
 from nodeready.reports.registry import Options
 from nodeready.reports.trend import trend
-from nodeready.text import sanitise
+from nodeready.runs.memory.look import Look
 from tests.builders import fleets
 from tests.builders.fleets import DIGEST, HOSTILE, outcomes
 from tests.html_elements import Page, assert_known

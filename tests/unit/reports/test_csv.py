@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.audit.document import Ready
+from nodeready.agent.audit_document import Ready
+from nodeready.core.result import fail
 from nodeready.reports.registry import find_format
-from nodeready.subjects.result import fail
 from tests.builders.fleets import outcomes
 
 AUDITS = outcomes()

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.deploy.document import deploy_code
+from nodeready.core.text import sanitise
 from nodeready.reports.registry import Options, find_format
-from nodeready.text import sanitise
+from nodeready.runs.deploy.document import deploy_code
 from tests.builders.deploys import DEPLOYS, PTRACE, SCOPE, node, well
 
 CODES = {"check": 1, "result": 1, "well": 0, "interrupted": 130, "hostile": 1}

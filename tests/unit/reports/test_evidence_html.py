@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.audit.document import NodeReport
-from nodeready.memory.history import HistoryEntry
+from nodeready.agent.audit_document import NodeReport
+from nodeready.core.result import fail
 from nodeready.reports import evidence_html
 from nodeready.reports.registry import Options
-from nodeready.subjects.result import fail
+from nodeready.runs.memory.history import HistoryEntry
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders import fleets, gpus
 from tests.html_elements import Page, assert_known

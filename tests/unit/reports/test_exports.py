@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.ready.job_env import Environment, JobVariable
 from nodeready.reports import env_script, json_report
+from nodeready.runs.ready.job_env import Environment, JobVariable
 from tests.builders.environments import ENVIRONMENTS
 
 EACH = pytest.mark.parametrize("name", ENVIRONMENTS)

@@ -13,8 +13,8 @@ from xml.etree import ElementTree
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from nodeready.core.text import sanitise
 from nodeready.reports.registry import FORMATS, Options, find_format
-from nodeready.text import sanitise
 from tests.builders import stack_fleets
 from tests.builders.deploys import DEPLOYS
 from tests.builders.environments import ENVIRONMENTS

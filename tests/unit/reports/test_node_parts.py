@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.audit.document import NodeReport
+from nodeready.agent.audit_document import NodeReport
+from nodeready.core.base import Unknown
 from nodeready.reports.node_parts import PART_TABLES, observed_facts
-from nodeready.subjects.base import Unknown
 from nodeready.subjects.gpus.gpu import KernelFault
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders import gpus, host, job_env, nics

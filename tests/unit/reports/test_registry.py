@@ -14,8 +14,8 @@ import pytest
 
 import nodeready.cli
 from nodeready.cli import cli
+from nodeready.fleet.transport import bundle
 from nodeready.reports.registry import FORMATS, Format, Options, find_format, format_names
-from nodeready.transport import bundle
 from tests.builders import stack_fleets
 
 ROWS = [row for rows in FORMATS.values() for row in rows.values()]

@@ -9,10 +9,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from nodeready.audit.document import Ready
+from nodeready.agent.audit_document import Ready
+from nodeready.core.text import sanitise
 from nodeready.reports import schema
 from nodeready.reports.registry import FORMATS, Options, find_format
-from nodeready.text import sanitise
 from tests.builders.deploys import DEPLOYS
 from tests.builders.environments import ENVIRONMENTS
 from tests.builders.fleets import fleet, outcomes

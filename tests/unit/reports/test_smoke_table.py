@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeready.core.outcome import LOST, Gap
 from nodeready.reports.lines import STYLES
 from nodeready.reports.registry import Options, find_format
 from nodeready.reports.smoke_table import show
-from nodeready.smoke.document import (
+from nodeready.runs.smoke.document import (
     PASSED,
     SUSPECT,
     UNREACHABLE,
@@ -26,8 +27,7 @@ from nodeready.smoke.document import (
     SmokeReport,
     code,
 )
-from nodeready.smoke.knowledge import SmokeSuspect
-from nodeready.subjects.outcome import LOST, Gap
+from nodeready.runs.smoke.knowledge import SmokeSuspect
 from tests.builders.fleets import HOSTILE
 from tests.paths import DOCS
 

@@ -10,19 +10,22 @@ from functools import cache
 
 import pytest
 
-from nodeready.audit.document import Outlier, Ready
-from nodeready.deploy.document import Deploy, DeployOutcome, PlannedAction, PlannedChange
-from nodeready.deploy.document import DeployedNode as DeployNode
-from nodeready.inventory.nodeset import expand
-from nodeready.node.cores.listing import CoreFile
-from nodeready.node.cores.program import CoreSummary
-from nodeready.node.tail import LogTail, NodeTail, UnreadFile
+from nodeready.agent.audit_document import Outlier, Ready
+from nodeready.agent.cores.listing import CoreFile
+from nodeready.agent.cores.program import CoreSummary
+from nodeready.agent.tail import LogTail, NodeTail, UnreadFile
+from nodeready.core.outcome import LOST, NO_PYTHON, Gap, node_gaps
+from nodeready.core.result import fail, fixable, unknown, warn
+from nodeready.fleet.inventory.nodeset import expand
 from nodeready.reports import json_report
 from nodeready.reports.audit_changes import changes, findings_of
 from nodeready.reports.nagios import nagios
 from nodeready.reports.registry import PLAIN, Options, find_format
 from nodeready.reports.similar_texts import fold_similar, reasons
-from nodeready.smoke.document import (
+from nodeready.runs.cores import Cores, Crash, CrashFile
+from nodeready.runs.deploy.document import Deploy, DeployOutcome, PlannedAction, PlannedChange
+from nodeready.runs.deploy.document import DeployedNode as DeployNode
+from nodeready.runs.smoke.document import (
     PASSED,
     SUSPECT,
     UNREACHABLE,
@@ -31,12 +34,9 @@ from nodeready.smoke.document import (
     SmokeNode,
     SmokeReport,
 )
-from nodeready.smoke.knowledge import SmokeSuspect
-from nodeready.subjects.outcome import LOST, NO_PYTHON, Gap, node_gaps
-from nodeready.subjects.result import fail, fixable, unknown, warn
-from nodeready.triage.cores import Cores, Crash, CrashFile
-from nodeready.triage.logs import Grouping
-from nodeready.triage.stacks.document import Group
+from nodeready.runs.smoke.knowledge import SmokeSuspect
+from nodeready.runs.stacks.document import Group
+from nodeready.runs.tail import Grouping
 from tests.builders import stack_fleets
 from tests.builders.fleets import (
     MEMLOCK,

@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from nodeready.smoke.knowledge import (
+from nodeready.runs.smoke.knowledge import (
     ALONE,
     SCALE,
     SWEEP,
@@ -17,7 +17,7 @@ from nodeready.smoke.knowledge import (
     SmokeOutcome,
     Test,
 )
-from nodeready.smoke.search import search
+from nodeready.runs.smoke.search import search
 
 GBPS, MS = 90.0, 2.0
 

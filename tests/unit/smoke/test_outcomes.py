@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from nodeready.node.proofs.mesh import Try
-from nodeready.node.smoke.orders import (
+from nodeready.agent.proofs.mesh import Try
+from nodeready.agent.smoke.orders import (
     CollectiveAnswer,
     CollectiveOrder,
     Engine,
@@ -18,19 +18,19 @@ from nodeready.node.smoke.orders import (
     RankResult,
     SmokePeer,
 )
-from nodeready.ready.mesh import Owners
-from nodeready.smoke.bandwidth import Floor, below_floor, links
-from nodeready.smoke.document import LinkBandwidth
-from nodeready.smoke.engine_choice import choose, limit_s
-from nodeready.smoke.idle_gpus import idle_gpus
-from nodeready.smoke.knowledge import ALONE, CONTROL, GROUP, SWEEP, SmokeOutcome, Test
-from nodeready.smoke.outcomes import collective_outcome, pair_outcome, pairs_outcome
-from nodeready.smoke.regressions import regressions
-from nodeready.subjects.base import Unknown
+from nodeready.core.base import Unknown
+from nodeready.core.outcome import FAILED, Gap, Outcome
+from nodeready.runs.ready.mesh import Owners
+from nodeready.runs.smoke.bandwidth import Floor, below_floor, links
+from nodeready.runs.smoke.document import LinkBandwidth
+from nodeready.runs.smoke.engine_choice import choose, limit_s
+from nodeready.runs.smoke.idle_gpus import idle_gpus
+from nodeready.runs.smoke.knowledge import ALONE, CONTROL, GROUP, SWEEP, SmokeOutcome, Test
+from nodeready.runs.smoke.outcomes import collective_outcome, pair_outcome, pairs_outcome
+from nodeready.runs.smoke.regressions import regressions
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Gpus, KernelFault, PciGpu, Tool
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.nics.nic import Nic
-from nodeready.subjects.outcome import FAILED, Gap, Outcome
 from nodeready.subjects.rdma.device import RdmaDevice, RdmaPort
 from nodeready.subjects.rdma.facts import Rdma
 from nodeready.subjects.snapshot import Snapshot

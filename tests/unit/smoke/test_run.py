@@ -16,8 +16,9 @@ import gevent
 import pytest
 from gevent.queue import Empty, Queue
 
-from nodeready.node.smoke import orders
-from nodeready.node.smoke.orders import (
+from nodeready.agent.asking import Conversation, NodeChannel, Request
+from nodeready.agent.smoke import orders
+from nodeready.agent.smoke.orders import (
     CollectiveAnswer,
     CollectiveOrder,
     EndOrder,
@@ -29,14 +30,13 @@ from nodeready.node.smoke.orders import (
     RankResult,
     Try,
 )
-from nodeready.policy import Policy
-from nodeready.smoke import document, participants, rounds
-from nodeready.smoke.participants import SmokeTask
-from nodeready.smoke.run import smoke
+from nodeready.core.outcome import LOST, SUDO, UNREACHABLE, Gap, NoAnswer
+from nodeready.core.policy import Policy
+from nodeready.runs.smoke import document, participants, rounds
+from nodeready.runs.smoke.participants import SmokeTask
+from nodeready.runs.smoke.run import smoke
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Gpus, Tool
-from nodeready.subjects.outcome import LOST, SUDO, UNREACHABLE, Gap, NoAnswer
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.transport.base import Conversation, NodeChannel, Request
 from tests.fake import Fake, says
 from tests.unit.smoke.simulated_time import Clock, simulated_time
 

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from nodeready.smoke.knowledge import (
+from nodeready.runs.smoke.knowledge import (
     ALONE,
     CONFIRM,
     CONTROL,
@@ -22,9 +22,9 @@ from nodeready.smoke.knowledge import (
     SmokeOutcome,
     Test,
 )
-from nodeready.smoke.plan import plan
-from nodeready.smoke.search import search
-from nodeready.smoke.trials import REPORT_SHARE, Trial, slow_reason
+from nodeready.runs.smoke.plan import plan
+from nodeready.runs.smoke.search import search
+from nodeready.runs.smoke.trials import REPORT_SHARE, Trial, slow_reason
 from tests.unit.smoke.fleets import STEADY, Fleet, names, placed, suspects_of
 
 N = names(300)

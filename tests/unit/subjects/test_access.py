@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.policy import Policy
-from nodeready.subjects import managed_block
+from nodeready.core import managed_block
+from nodeready.core.base import Output, ProbeError
+from nodeready.core.policy import Policy
 from nodeready.subjects.access import READ, WRITTEN_FOLDERS, parse_access, unusable_program
-from nodeready.subjects.base import Output, ProbeError
 from nodeready.subjects.debug_tools.facts import BrokenProgram, DebugTools, unusable
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.ssh_client import facts as ssh_facts

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from nodeready.policy import Policy
-from nodeready.subjects.base import Line, Output, ProbeError
+from nodeready.core.base import Line, Output, ProbeError
+from nodeready.core.policy import Policy
+from nodeready.core.sysctl import BootSetting, Setting
 from nodeready.subjects.core_dumps import checks
 from nodeready.subjects.core_dumps import facts as core_dumps
-from nodeready.subjects.sysctl import BootSetting, Setting
 from tests.builders.judging import by_name
 from tests.builders.printed import grep_lines
 from tests.cases import cases

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from nodeready.deploy import py_spy_binary
-from nodeready.deploy.actions import PlanError, RemoveFile, RunCommand, Script, WriteFile
+from nodeready.core.base import Output, ProbeError
+from nodeready.core.policy import Policy
 from nodeready.operations import debug_tools
-from nodeready.policy import Policy
-from nodeready.subjects.base import Output, ProbeError
+from nodeready.runs.deploy import py_spy_binary
+from nodeready.runs.deploy.actions import PlanError, RemoveFile, RunCommand, Script, WriteFile
 from nodeready.subjects.debug_tools import checks, rank_program
 from nodeready.subjects.debug_tools import facts as probe
 from nodeready.subjects.debug_tools.facts import DebugTools, RankProgram

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from nodeready.deploy.actions import RemoveFile, RunCommand, WriteFile
-from nodeready.healthcheck import here
+from nodeready.agent.gate import here
+from nodeready.core.base import Output, ProbeError
+from nodeready.core.fleet import ALONE, FleetFacts
+from nodeready.core.policy import Policy
+from nodeready.core.policy.policy import make_policy
+from nodeready.fleet.transport import bundle
 from nodeready.operations import gate as steps
-from nodeready.policy import Policy
-from nodeready.policy.policy import make_policy
-from nodeready.subjects.base import Output, ProbeError
-from nodeready.subjects.fleet import ALONE, FleetFacts
+from nodeready.runs.deploy.actions import RemoveFile, RunCommand, WriteFile
 from nodeready.subjects.gate import checks
 from nodeready.subjects.gate import facts as probe
 from nodeready.subjects.gate import files as gate_files
 from nodeready.subjects.gate.facts import FILES, PROGRAMS, Gate, SlurmConf
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.transport import bundle
 from tests.builders.judging import by_name
 from tests.cases import cases
 

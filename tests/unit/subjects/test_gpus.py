@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
+from nodeready.core.base import Output
 from nodeready.lab import nvidia
-from nodeready.subjects.base import Output
 from nodeready.subjects.gpus import facts as gpus
 from nodeready.subjects.gpus.gpu import GpuLink
 from tests.builders import gpus as built

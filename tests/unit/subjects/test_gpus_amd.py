@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodeready.core.base import Output
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result
 from nodeready.lab import amd as amd_smi
-from nodeready.policy import Policy
-from nodeready.subjects.base import Output
 from nodeready.subjects.gpus import amd
 from nodeready.subjects.gpus.amd_gpu import AmdGpu
 from nodeready.subjects.gpus.gpu import DeviceFile, GpuProcess, Gpus, PciGpu, Tool
 from nodeready.subjects.gpus.health import device_access
 from nodeready.subjects.gpus.link_checks import xgmi_errors
-from nodeready.subjects.result import Result
 from tests import paths
 from tests.builders.gpus import bad, pci
 from tests.builders.gpus_amd import BEFORE, BUSES, DRIVER, PARTS, UNSUPPORTED, Answer, node_of, ran

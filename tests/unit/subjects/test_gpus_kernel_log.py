@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeready.policy import Policy
-from nodeready.subjects.base import Output
+from nodeready.core.base import Output
+from nodeready.core.policy import Policy
 from nodeready.subjects.gpus import kernel_log, xids
 from nodeready.subjects.gpus.fault_checks import kernel_faults
 from nodeready.subjects.gpus.gpu import Gpu, Gpus, KernelFault, PciGpu, Tool

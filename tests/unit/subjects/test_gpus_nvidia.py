@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from nodeready.core.base import Output
+from nodeready.core.policy import Policy
 from nodeready.lab import nvidia as nvidia_smi
-from nodeready.policy import Policy
-from nodeready.subjects.base import Output
 from nodeready.subjects.gpus import nvidia, nvlink
 from nodeready.subjects.gpus.gpu import GpuProcess
 from tests.builders.gpus import h100, node, trees_of

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodeready.core.base import Output
+from nodeready.core.result import Result
 from nodeready.lab import nvidia as lab
-from nodeready.subjects.base import Output
 from nodeready.subjects.gpus import facts, nvidia, nvidia_xml
-from nodeready.subjects.result import Result
 from tests import paths
 from tests.builders import gpus as built
 from tests.builders.gpus import ADDRESSES, PARTS, Node, bad, node, pci, trees_of, verdict_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.policy import Policy
-from nodeready.subjects.base import Output, ProbeError
+from nodeready.core.base import Output, ProbeError
+from nodeready.core.policy import Policy
 from nodeready.subjects.gpus import pci_bus
 from nodeready.subjects.gpus.gpu import DeviceFile, PciGpu
 from tests.builders.gpus import ADDRESSES, BUS, SERVER, SWITCHES, h100, pci, switch

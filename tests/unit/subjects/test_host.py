@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.policy import Policy
-from nodeready.policy.policy import check_settings
-from nodeready.subjects.base import Output, ProbeError
+from nodeready.core.base import Output, ProbeError
+from nodeready.core.policy import Policy
+from nodeready.core.policy.policy import check_settings
 from nodeready.subjects.debug_tools import package_versions as packages
 from nodeready.subjects.host import facts as host
 from tests.builders.host import FILES, judged, node, wrong

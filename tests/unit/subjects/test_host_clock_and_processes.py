@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from nodeready.policy import Policy
+from nodeready.core.policy import Policy
 from nodeready.subjects.host import mounts, processes
 from tests.builders.host import TRACKING, clock, judged, node, wrong
 from tests.builders.sections import run_on

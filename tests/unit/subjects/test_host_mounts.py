@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeready import shell
-from nodeready.policy import Policy
-from nodeready.subjects.base import Output
+from nodeready.core import shell
+from nodeready.core.base import Output
+from nodeready.core.policy import Policy
 from nodeready.subjects.host import checks, mounts
 from nodeready.subjects.host import facts as host
 from tests.builders.host import FILES, MOUNTS, judged, node, wrong

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from nodeready.deploy.actions import PlanError, RemoveFile, RunCommand, WriteFile
+from nodeready.core.base import Line, Output, ProbeError, kernel_arguments
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result
 from nodeready.operations.iommu import args as step
 from nodeready.operations.iommu import grub_piece
-from nodeready.policy import Policy
-from nodeready.subjects.base import Line, Output, ProbeError, kernel_arguments
+from nodeready.runs.deploy.actions import PlanError, RemoveFile, RunCommand, WriteFile
 from nodeready.subjects.iommu import arguments, checks, next_boot
 from nodeready.subjects.iommu import facts as probe
 from nodeready.subjects.iommu.facts import Iommu
 from nodeready.subjects.iommu.next_boot import Entry
-from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders.judging import by_id, judge_all
 from tests.builders.sections import exact

@@ -16,9 +16,9 @@ from types import MappingProxyType
 
 import pytest
 
+from nodeready.core.wire import shown_keys
 from nodeready.subjects.proof.facts import Proved
 from nodeready.subjects.registry import SUBJECTS
-from nodeready.subjects.wire import shown_keys
 
 GOLDEN = Path(__file__).parent / "data/json_keys.txt"
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from nodeready.deploy.actions import RemoveFile, RunCommand, StepChange, WriteFile
+from nodeready.core.base import Output, ProbeError
+from nodeready.core.policy import Policy
 from nodeready.operations import limits as steps
-from nodeready.policy import Policy
-from nodeready.subjects.base import Output, ProbeError
+from nodeready.runs.deploy.actions import RemoveFile, RunCommand, StepChange, WriteFile
 from nodeready.subjects.limits import checks
 from nodeready.subjects.limits import facts as limits
 from nodeready.subjects.limits.facts import Limits

@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from nodeready.subjects import managed_block
-from nodeready.subjects.managed_block import BEGIN, END
+from nodeready.core import managed_block
+from nodeready.core.managed_block import BEGIN, END
 
 INNER = b"export A=1\n"
 BLOCK = BEGIN + b"\n" + INNER + END + b"\n"

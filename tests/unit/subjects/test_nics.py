@@ -13,13 +13,13 @@ import json
 
 import pytest
 
-from nodeready.policy import Policy
-from nodeready.subjects.base import Output, ProbeError
-from nodeready.subjects.fleet import ALONE, Counters, FleetFacts
+from nodeready.core.base import Output, ProbeError
+from nodeready.core.fleet import ALONE, Counters, FleetFacts
+from nodeready.core.policy import Policy
+from nodeready.core.wire import plain
 from nodeready.subjects.nics import checks
 from nodeready.subjects.nics import facts as nics
 from nodeready.subjects.snapshot import shown_facts
-from nodeready.subjects.wire import plain
 from tests.builders import nics as built
 from tests.builders.judging import assert_wrong, by_name
 from tests.builders.nics import BASES, PORT, UP, gpu_node, judged, node, wrong

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from nodeready.policy import Policy
-from nodeready.subjects.base import Output, ProbeError
+from nodeready.core.base import Output, ProbeError
+from nodeready.core.policy import Policy
 from nodeready.subjects.nics import facts as nics
 from nodeready.subjects.rdma import facts as rdma
 from tests.builders.hostile import recorded

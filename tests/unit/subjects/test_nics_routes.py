@@ -6,9 +6,9 @@ import ipaddress
 
 import pytest
 
-from nodeready.policy import Policy
-from nodeready.subjects.base import Output
-from nodeready.subjects.fleet import ALONE, FleetFacts
+from nodeready.core.base import Output
+from nodeready.core.fleet import ALONE, FleetFacts
+from nodeready.core.policy import Policy
 from nodeready.subjects.nics import facts as nics
 from nodeready.subjects.nics import routes
 from tests.builders.nics import BASES, PORT, UP, gpu_node, node, proc, route, text, wrong

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from nodeready.deploy.actions import PlanError, WriteFile
+from nodeready.core import managed_block
+from nodeready.core.base import Line, Output
+from nodeready.core.policy import Policy
 from nodeready.operations import pdsh as steps
-from nodeready.policy import Policy
-from nodeready.subjects import managed_block
+from nodeready.runs.deploy.actions import PlanError, WriteFile
 from nodeready.subjects.access import parse_access
-from nodeready.subjects.base import Line, Output
 from nodeready.subjects.pdsh import checks
 from nodeready.subjects.pdsh import facts as pdsh
 from nodeready.subjects.pdsh.facts import Pdsh, PdshUser

@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from nodeready.policy import Policy
-from nodeready.subjects.base import Output, ProbeError
+from nodeready.core.base import Output, ProbeError
+from nodeready.core.policy import Policy
 from nodeready.subjects.ports import checks
 from nodeready.subjects.ports import facts as ports
 from nodeready.subjects.ports.facts import Ports

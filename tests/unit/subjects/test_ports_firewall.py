@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from nodeready.policy import Policy
-from nodeready.subjects.base import Output
+from nodeready.core.base import Output
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result
 from nodeready.subjects.ports import checks, firewall
 from nodeready.subjects.ports.firewall import Firewall
-from nodeready.subjects.result import Result
 from tests.builders.job_env import ports
 from tests.builders.judging import by_id
 from tests.cases import cases

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from nodeready.node.proofs import resources, session
-from nodeready.policy import Policy
-from nodeready.policy.waivers import Waiver
-from nodeready.subjects.base import Unknown
+from nodeready.agent.proofs import resources, session
+from nodeready.core.base import Unknown
+from nodeready.core.policy import Policy
+from nodeready.core.policy.waivers import Waiver
 from nodeready.subjects.proof import checks as proof
 from nodeready.subjects.proof import facts
 from nodeready.subjects.proof.core_facts import CoreDirectory, ProvedCore

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
+from nodeready.agent.asking import Key
 from nodeready.cli import ready_run as command
-from nodeready.policy import Policy
-from nodeready.ready import run as ready
-from nodeready.smoke import document, participants, run
-from nodeready.smoke.collective_proof import collective_proofs
-from nodeready.smoke.document import SmokeNode, SmokeReport
-from nodeready.smoke.knowledge import SmokeSuspect
-from nodeready.subjects.base import Unknown
-from nodeready.subjects.outcome import UNREACHABLE, Gap, Outcome
+from nodeready.core.base import Unknown
+from nodeready.core.outcome import UNREACHABLE, Gap, Outcome
+from nodeready.core.policy import Policy
+from nodeready.runs.ready import run as ready
+from nodeready.runs.smoke import document, participants, run
+from nodeready.runs.smoke.collective_proof import collective_proofs
+from nodeready.runs.smoke.document import SmokeNode, SmokeReport
+from nodeready.runs.smoke.knowledge import SmokeSuspect
 from nodeready.subjects.proof import checks, facts
 from nodeready.subjects.proof.facts import Proved, ProvedCollective
 from nodeready.subjects.proof.session_facts import User
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.transport.base import Key
 from tests.builders.judging import by_name
 from tests.cases import cases
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from nodeready.core import sysctl
+from nodeready.core.base import Output, ProbeError
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result
 from nodeready.operations import ptrace as operation
-from nodeready.policy import Policy
-from nodeready.subjects import sysctl
-from nodeready.subjects.base import Output, ProbeError
 from nodeready.subjects.ptrace import checks
 from nodeready.subjects.ptrace import facts as ptrace
-from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders.judging import by_name
 from tests.builders.printed import grep_lines

@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
+from nodeready.core.base import Output, ProbeError
+from nodeready.core.fleet import Counters, FleetFacts
+from nodeready.core.policy import Policy
+from nodeready.core.policy.policy import make_policy
 from nodeready.lab import adapters
 from nodeready.lab.adapters import IB_CLASS, Device, a100, h100, ib_tree, mi300x
-from nodeready.policy import Policy
-from nodeready.policy.policy import make_policy
-from nodeready.ready.job_env import hca_value, ib_hca
-from nodeready.subjects.base import Output, ProbeError
-from nodeready.subjects.fleet import Counters, FleetFacts
+from nodeready.runs.ready.job_env import hca_value, ib_hca
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.nics.nic import Nic
 from nodeready.subjects.nics.routes import Route

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from nodeready.core.result import DEPLOY, Check, fail, fixable, ok, unknown, warn
+from nodeready.core.severity import ACTIONS, HARDWARE, SEVERITIES, loses_job
 from nodeready.subjects.registry import SUBJECTS
-from nodeready.subjects.result import DEPLOY, Check, fail, fixable, ok, unknown, warn
-from nodeready.subjects.severity import ACTIONS, HARDWARE, SEVERITIES, loses_job
 
 CHECKS = [check for subject in SUBJECTS.values() for check in subject.checks]
 

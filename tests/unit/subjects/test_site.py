@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from nodeready import shell
-from nodeready.policy import Policy
-from nodeready.policy.site_checks import SiteCheck, parse
+from nodeready.core import shell
+from nodeready.core.policy import Policy
+from nodeready.core.policy.site_checks import SiteCheck, parse
+from nodeready.core.probe_script import make_script
+from nodeready.core.result import Result
 from nodeready.subjects import snapshot
 from nodeready.subjects.judging import judge
-from nodeready.subjects.probe_script import make_script
-from nodeready.subjects.result import Result
 from tests.cases import cases, read, tomllib
 from tests.paths import ROOT
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from nodeready import shell
-from nodeready.policy import Policy
-from nodeready.subjects import judging, probe_answer, probe_script, snapshot
-from nodeready.subjects.base import Line, Output, ProbeError, Unknown, file_lines
-from nodeready.subjects.probe_answer import parse_answer
-from nodeready.subjects.probe_script import make_script
+from nodeready.core import probe_answer, probe_script, shell
+from nodeready.core.base import Line, Output, ProbeError, Unknown, file_lines
+from nodeready.core.policy import Policy
+from nodeready.core.probe_answer import parse_answer
+from nodeready.core.probe_script import make_script
+from nodeready.subjects import judging, snapshot
 from tests.builders import sections as node
 from tests.builders.sections import NONCE, section
 from tests.paths import PACKAGE

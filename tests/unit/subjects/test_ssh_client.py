@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from nodeready.policy import Policy
-from nodeready.subjects import managed_block
-from nodeready.subjects.base import Output, ProbeError
+from nodeready.core import managed_block
+from nodeready.core.base import Output, ProbeError
+from nodeready.core.fleet import FleetFacts
+from nodeready.core.policy import Policy
 from nodeready.subjects.context import context_of
-from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.snapshot import Snapshot, unknown_snapshot
 from nodeready.subjects.ssh_client import checks, config, identity
 from nodeready.subjects.ssh_client import facts as ssh_client

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from nodeready.subjects import sysctl
-from nodeready.subjects.base import Output
+from nodeready.core import sysctl
+from nodeready.core.base import Output
 from tests.builders.printed import grep_lines
 from tests.cases import cases
 

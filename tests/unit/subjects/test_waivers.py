@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.policy import Policy
-from nodeready.policy.waivers import Waiver
-from nodeready.subjects.result import fail, fixable, ok, unknown, warn
-from nodeready.subjects.waivers import waive, waiver_problems
+from nodeready.core.policy import Policy
+from nodeready.core.policy.waivers import Waiver
+from nodeready.core.result import fail, fixable, ok, unknown, warn
+from nodeready.core.waivers import waive, waiver_problems
 
 WANT = replace(
     Policy(), waivers=(Waiver("limits.core", "batch nodes"), Waiver("ptrace.scope", "ticket 4711"))

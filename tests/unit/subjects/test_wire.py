@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from nodeready.node.proofs.session import BrokenProof
-from nodeready.subjects import wire
-from nodeready.subjects.base import Unknown
+from nodeready.agent.proofs.session import BrokenProof
+from nodeready.core import wire
+from nodeready.core.base import Unknown
+from nodeready.core.wire import DecodeError, decode, lines, load_json, unpack
 from nodeready.subjects.proof import facts as proved
 from nodeready.subjects.proof.facts import UNFINISHED
 from nodeready.subjects.proof.session_facts import User
-from nodeready.subjects.wire import DecodeError, decode, lines, load_json, unpack
 from tests.builders.proof import LIMITS, WELL, configured
 
 NONCE = "nodeready-0123"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeready import shell
-from nodeready.subjects.outcome import FAILED, HUNG, INTERRUPTED, LATE, LOST, OUTPUT, TIMEOUT
-from nodeready.transport.base import Request, collect
-from nodeready.transport.local import Local
+from nodeready.agent.asking import Request, collect
+from nodeready.agent.local import Local
+from nodeready.core import shell
+from nodeready.core.outcome import FAILED, HUNG, INTERRUPTED, LATE, LOST, OUTPUT, TIMEOUT
 from tests.command import wait_for
 from tests.fake import Fake, fails, hangs, interrupts, one_by_one, says
 

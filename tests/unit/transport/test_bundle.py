@@ -12,10 +12,10 @@ import zipfile
 import pytest
 
 import nodeready
-from nodeready.healthcheck import main as program
-from nodeready.node import payload
-from nodeready.policy.policy import make_policy
-from nodeready.transport import bundle
+from nodeready.agent import payload
+from nodeready.agent.gate import main as program
+from nodeready.core.policy.policy import make_policy
+from nodeready.fleet.transport import bundle
 from tests.cases import cases
 
 
@@ -39,7 +39,7 @@ def test_it_has_all_that_it_imports_and_nothing_of_the_control_machine(bundle_fi
                 assert module in inside, f"{name} imports {module}"
     outside = ("cli", "lab", "operations", "inventory", "nodesets")
     assert not {name for name in inside if name.split(".")[1:2] and name.split(".")[1] in outside}
-    assert not {f"nodeready.transport.{name}" for name in ("ssh", "srun")} & inside
+    assert not {f"nodeready.fleet.transport.{name}" for name in ("ssh", "srun")} & inside
     assert {"nodeready/sh/probe.sh", "nodeready/sh/prologue.sh"} <= {*names}
 
 
@@ -58,7 +58,7 @@ def test_the_policy_of_an_inventory_is_in_it(tmp_path, tool):
     assert content == bundle.build(policy) != bundle.program()
     assert content.startswith(b"#!/usr/bin/env python3\n")
     with zipfile.ZipFile(io.BytesIO(content)) as zipped:
-        data = json.loads(zipped.read("nodeready/healthcheck/policy.json"))
+        data = json.loads(zipped.read("nodeready/agent/gate/policy.json"))
     assert make_policy(data) == policy
 
 

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 import pytest
 from ClusterShell import Communication
 
-from nodeready.transport.base import Answer, Request
-from nodeready.transport.clush.command import NodeOutput, framed, request_line
-from nodeready.transport.clush.gateway import decoded
-from nodeready.transport.clush.gateway_program import FLOOD, gateway_command
-from nodeready.transport.clush.ssh_targets import (
+from nodeready.agent.asking import Answer, Request
+from nodeready.fleet.transport.clush.command import NodeOutput, framed, request_line
+from nodeready.fleet.transport.clush.gateway import decoded
+from nodeready.fleet.transport.clush.gateway_program import FLOOD, gateway_command
+from nodeready.fleet.transport.clush.ssh_targets import (
     SshTarget,
     connect_error_words,
     ssh_target,

@@ -20,20 +20,20 @@ from cryptography.hazmat.primitives.serialization import (
 from paramiko import Ed25519Key, PKey, RSAKey, SSHException
 from paramiko.pkey import PublicBlob
 
-from nodeready.inventory.ssh_config_lines import ssh_lines
-from nodeready.subjects.outcome import FAILED, Gap
-from nodeready.transport import ssh
-from nodeready.transport.connection import ASKING, Neighbours, connect_error, on_link, routes
-from nodeready.transport.host_keys import HostKeyError, HostKeyPolicy, KnownHostsFiles
-from nodeready.transport.identities import SshIdentity, offered_keys
-from nodeready.transport.logins import (
+from nodeready.core.outcome import FAILED, Gap
+from nodeready.fleet.inventory.ssh_config_lines import ssh_lines
+from nodeready.fleet.transport import ssh
+from nodeready.fleet.transport.connection import ASKING, Neighbours, connect_error, on_link, routes
+from nodeready.fleet.transport.host_keys import HostKeyError, HostKeyPolicy, KnownHostsFiles
+from nodeready.fleet.transport.identities import SshIdentity, offered_keys
+from nodeready.fleet.transport.logins import (
     HANDSHAKES,
     Client,
     HandshakeLimiter,
     PausableDeadline,
     SshLogins,
 )
-from nodeready.transport.ssh_config import (
+from nodeready.fleet.transport.ssh_config import (
     Login,
     SshConfig,
     SshConfigError,

@@ -8,10 +8,10 @@ from unittest.mock import Mock
 import pytest
 from pyinfra.api import Config, Inventory, State
 
-from nodeready.transport.base import Request
-from nodeready.transport.line_channel import LineChannel
-from nodeready.transport.local import Local
-from nodeready.transport.ssh import ConnectedHosts
+from nodeready.agent.asking import Request
+from nodeready.agent.line_channel import LineChannel
+from nodeready.agent.local import Local
+from nodeready.fleet.transport.ssh import ConnectedHosts
 from tests.command import wait_for
 
 MARK = "mark-4711"

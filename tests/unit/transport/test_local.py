@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeready import shell
-from nodeready.subjects.outcome import HUNG, OUTPUT, Gap
-from nodeready.transport import local
-from nodeready.transport.base import Answer
+from nodeready.agent import local
+from nodeready.agent.asking import Answer
+from nodeready.core import shell
+from nodeready.core.outcome import HUNG, OUTPUT, Gap
 from tests.command import wait_for
 
 _FLOOD = "too much output, beginning with " + repr("y\n" * 20)

@@ -19,7 +19,7 @@ from paramiko import (
     Transport,
 )
 
-from nodeready.transport.connection import BoundedTransport
+from nodeready.fleet.transport.connection import BoundedTransport
 
 
 class Sshd(ServerInterface):

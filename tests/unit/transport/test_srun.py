@@ -7,11 +7,11 @@ import re
 
 import pytest
 
-from nodeready.subjects.outcome import OUTPUT
-from nodeready.transport import allocation
-from nodeready.transport.allocation import SrunError, running
-from nodeready.transport.base import ANSWER_BYTES, Answer, Request
-from nodeready.transport.srun import RunningJob, Srun, StepOutput
+from nodeready.agent.asking import ANSWER_BYTES, Answer, Request
+from nodeready.core.outcome import OUTPUT
+from nodeready.fleet.transport import allocation
+from nodeready.fleet.transport.allocation import SrunError, running
+from nodeready.fleet.transport.srun import RunningJob, Srun, StepOutput
 from tests.cases import cases
 
 NONCE = "nodeready-00"

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node.cores.core_pattern import CorePlace
-from nodeready.node.cores.gcore import core_bytes
-from nodeready.node.cores.listing import CoreFile, Listing, listing
-from nodeready.node.cores.program import CoreSummary
+from nodeready.agent.cores.core_pattern import CorePlace
+from nodeready.agent.cores.gcore import core_bytes
+from nodeready.agent.cores.listing import CoreFile, Listing, listing
+from nodeready.agent.cores.program import CoreSummary
+from nodeready.core.outcome import UNREACHABLE, NodeGap
 from nodeready.reports import cores_table, json_report
 from nodeready.reports.registry import Options
-from nodeready.subjects.outcome import UNREACHABLE, NodeGap
-from nodeready.triage import cores as backtraces
-from nodeready.triage.cores import (
+from nodeready.runs import cores as backtraces
+from nodeready.runs.cores import (
     CoreFrame,
     Cores,
     Crash,

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from nodeready.node.tail import LogTail, NodeTail, UnreadFile
+from nodeready.agent.tail import LogTail, NodeTail, UnreadFile
+from nodeready.core.outcome import LATE, LOST, NodeGap, Outcome
 from nodeready.reports.registry import find_format
-from nodeready.subjects.outcome import LATE, LOST, NodeGap, Outcome
-from nodeready.triage import incident as incidents
-from nodeready.triage.collector import EvidenceCollector, LogWriter, own_files
-from nodeready.triage.incident import Part
-from nodeready.triage.stacks.document import Suspect, Verdict
+from nodeready.runs import incident as incidents
+from nodeready.runs.collector import EvidenceCollector, LogWriter, own_files
+from nodeready.runs.incident import Part
+from nodeready.runs.stacks.document import Suspect, Verdict
 
 STARTED = "2026-11-21T03:00:00Z"
 SECRET = "hf_abcdefghijABCDEFGHIJ0123"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from nodeready.agent.stacks import program as stacks
+from nodeready.agent.stacks.ranks import LAUNCHER, claim_note
 from nodeready.cli.options import Refused
-from nodeready.node.stacks import program as stacks
-from nodeready.node.stacks.ranks import LAUNCHER, claim_note
+from nodeready.core.outcome import NO_PYTHON, NodeGap
 from nodeready.reports.registry import Options, find_format
-from nodeready.subjects.outcome import NO_PYTHON, NodeGap
-from nodeready.triage.jobs import Jobs, jobs_code, running_jobs
+from nodeready.runs.jobs import Jobs, jobs_code, running_jobs
 from tests.builders.traces import process, trace
 from tests.fake import Does
 from tests.unit.commands import AWAY, program

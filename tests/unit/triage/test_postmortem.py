@@ -10,18 +10,18 @@ from typing import Any
 import jsonschema
 import pytest
 
-from nodeready.node.failure_events import FileFailures, read_error_file, read_lines
-from nodeready.node.job_node import JobNode
-from nodeready.node.log_times import utc_calendar
-from nodeready.node.postmortem import END_BYTES, HEAD_BYTES, NodeFailures, file_failures
-from nodeready.node.witnesses.kernel_log import KernelLog, KernelMessage
+from nodeready.agent.failure_events import FileFailures, read_error_file, read_lines
+from nodeready.agent.job_node import JobNode
+from nodeready.agent.log_times import utc_calendar
+from nodeready.agent.postmortem import END_BYTES, HEAD_BYTES, NodeFailures, file_failures
+from nodeready.agent.witnesses.kernel_log import KernelLog, KernelMessage
 from nodeready.reports import json_report
 from nodeready.reports.registry import Options, find_format
-from nodeready.triage.postmortem.collect import EvidenceBuilder, NodeEvidence, postmortem_of
-from nodeready.triage.postmortem.directory import read_directory
-from nodeready.triage.postmortem.document import KERNEL, LOG, Postmortem
-from nodeready.triage.postmortem.evidence import NodeClock
-from nodeready.triage.postmortem.slurm_records import log_patterns, parse_scontrol
+from nodeready.runs.postmortem.collect import EvidenceBuilder, NodeEvidence, postmortem_of
+from nodeready.runs.postmortem.directory import read_directory
+from nodeready.runs.postmortem.document import KERNEL, LOG, Postmortem
+from nodeready.runs.postmortem.evidence import NodeClock
+from nodeready.runs.postmortem.slurm_records import log_patterns, parse_scontrol
 from tests.cases import tomllib
 from tests.paths import schema
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from nodeready.node.failure_events import read_lines
-from nodeready.node.failure_rules import MAX_RANKS
-from nodeready.text import utc_now
-from nodeready.triage.postmortem.collect import postmortem_of
-from nodeready.triage.postmortem.directory import read_directory
+from nodeready.agent.failure_events import read_lines
+from nodeready.agent.failure_rules import MAX_RANKS
+from nodeready.core.text import utc_now
+from nodeready.runs.postmortem.collect import postmortem_of
+from nodeready.runs.postmortem.directory import read_directory
 
 
 def test_a_report_of_more_ranks_than_exist_names_no_ranks_beyond_the_maximum():

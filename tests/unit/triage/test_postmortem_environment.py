@@ -12,17 +12,17 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.node.failure_events import read_lines
-from nodeready.node.job_node import GateRecord, JobCore, JobNode, observe_environment
-from nodeready.node.log_times import utc_calendar
-from nodeready.node.log_variables import script_variables
-from nodeready.node.postmortem import NodeFailures
-from nodeready.node.witnesses.kernel_log import KernelLog
+from nodeready.agent.failure_events import read_lines
+from nodeready.agent.job_node import GateRecord, JobCore, JobNode, observe_environment
+from nodeready.agent.log_times import utc_calendar
+from nodeready.agent.log_variables import script_variables
+from nodeready.agent.postmortem import NodeFailures
+from nodeready.agent.witnesses.kernel_log import KernelLog
+from nodeready.runs.incident import DOCUMENT
+from nodeready.runs.postmortem.collect import EvidenceBuilder, NodeEvidence, postmortem_of
+from nodeready.runs.postmortem.directory import read_directory
+from nodeready.runs.postmortem.evidence import NodeClock
 from nodeready.subjects.job_environment import EnvironmentFacts, NodeInterface
-from nodeready.triage.incident import DOCUMENT
-from nodeready.triage.postmortem.collect import EvidenceBuilder, NodeEvidence, postmortem_of
-from nodeready.triage.postmortem.directory import read_directory
-from nodeready.triage.postmortem.evidence import NodeClock
 from tests.builders.traces import process, trace
 from tests.builders.witnesses import variables
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from nodeready.core.outcome import LATE, UNREACHABLE, Gap
+from nodeready.core.wire import plain
+from nodeready.runs.stacks import debuggable
+from nodeready.runs.stacks.debuggable import DebugFinding, Debuggable, debuggable_code, judge
 from nodeready.subjects.job_environment import RankVariables
-from nodeready.subjects.outcome import LATE, UNREACHABLE, Gap
-from nodeready.subjects.wire import plain
-from nodeready.triage.stacks import debuggable
-from nodeready.triage.stacks.debuggable import DebugFinding, Debuggable, debuggable_code, judge
 from tests.builders.traces import LOAD, REDUCE, process, trace
 from tests.cases import cases
 

@@ -9,11 +9,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from nodeready.inventory.placement import JobPlacement
-from nodeready.node.stacks import program as answer
-from nodeready.node.stacks.ranks import claim_note
-from nodeready.reports import json_report
-from nodeready.subjects.outcome import (
+from nodeready.agent.asking import Answer
+from nodeready.agent.stacks import program as answer
+from nodeready.agent.stacks.ranks import claim_note
+from nodeready.core.outcome import (
     FAILED,
     HUNG,
     INCOMPLETE,
@@ -26,9 +25,10 @@ from nodeready.subjects.outcome import (
     node_gaps,
     reasons_of,
 )
-from nodeready.transport.base import Answer
-from nodeready.triage.stacks import group as grouping
-from nodeready.triage.stacks.collect import (
+from nodeready.fleet.inventory.placement import JobPlacement
+from nodeready.reports import json_report
+from nodeready.runs.stacks import group as grouping
+from nodeready.runs.stacks.collect import (
     MAX_UNWOUND,
     capture,
     choose_native,
@@ -36,7 +36,7 @@ from nodeready.triage.stacks.collect import (
     no_ranks_reason,
     program_config,
 )
-from nodeready.triage.stacks.document import (
+from nodeready.runs.stacks.document import (
     Frame,
     Group,
     Rank,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.triage.stacks import hints
-from nodeready.triage.stacks.document import Frame
+from nodeready.runs.stacks import hints
+from nodeready.runs.stacks.document import Frame
 from tests.builders.traces import C10D, TRAIN, frames
 from tests.cases import cases
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from nodeready.triage.stacks import group as grouping
-from nodeready.triage.stacks.document import Stacks, fold_ranks
+from nodeready.runs.stacks import group as grouping
+from nodeready.runs.stacks.document import Stacks, fold_ranks
 from tests.builders.traces import C10D, LOAD, REDUCE, TRAIN, process, trace
 
 RECV = f"{TRAIN} > recv {C10D} 3697"

@@ -15,12 +15,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from nodeready.subjects.outcome import node_gaps, reasons_of
-from nodeready.triage.stacks import archive
-from nodeready.triage.stacks import group as grouping
-from nodeready.triage.stacks import trace as traces
-from nodeready.triage.stacks.archive import empty_trace, file_name, parse_dump
-from nodeready.triage.stacks.trace import TraceError
+from nodeready.core.outcome import node_gaps, reasons_of
+from nodeready.runs.stacks import archive
+from nodeready.runs.stacks import group as grouping
+from nodeready.runs.stacks import trace as traces
+from nodeready.runs.stacks.archive import empty_trace, file_name, parse_dump
+from nodeready.runs.stacks.trace import TraceError
 from tests.builders.traces import LOAD, REDUCE, process, trace
 from tests.cases import cases
 from tests.paths import schema

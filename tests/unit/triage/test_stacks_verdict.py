@@ -12,14 +12,14 @@ from typing import Any
 import jsonschema
 import pytest
 
-from nodeready.node.witnesses.flight_recorder import parse
-from nodeready.node.witnesses.logs import WatchdogReport
-from nodeready.node.witnesses.nccl_log import NcclError, NcclRank
+from nodeready.agent.witnesses.flight_recorder import parse
+from nodeready.agent.witnesses.logs import WatchdogReport
+from nodeready.agent.witnesses.nccl_log import NcclError, NcclRank
+from nodeready.core.outcome import Gap
+from nodeready.core.wire import plain
 from nodeready.reports import json_report
-from nodeready.subjects.outcome import Gap
-from nodeready.subjects.wire import plain
-from nodeready.triage.stacks import group as grouping
-from nodeready.triage.stacks.document import VERDICT_KINDS, Stacks
+from nodeready.runs.stacks import group as grouping
+from nodeready.runs.stacks.document import VERDICT_KINDS, Stacks
 from tests.builders.traces import C10D, LOAD, REDUCE, TRAIN, process, trace
 from tests.builders.witnesses import (
     done,

@@ -13,20 +13,20 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from nodeready.agent import tail as node_tail
+from nodeready.agent.log_ranks import FileRanks, file_ranks, path_ranks
+from nodeready.agent.mount_table import MountTable, parse_mounts
+from nodeready.agent.tail import LogTail, NodeTail, TailConfig, UnreadFile, read_tail
+from nodeready.agent.witnesses.logs import WatchdogReport
 from nodeready.cli import values
 from nodeready.cli.options import Refused
 from nodeready.cli.values import past
-from nodeready.node import tail as node_tail
-from nodeready.node.log_ranks import FileRanks, file_ranks, path_ranks
-from nodeready.node.mount_table import MountTable, parse_mounts
-from nodeready.node.tail import LogTail, NodeTail, TailConfig, UnreadFile, read_tail
-from nodeready.node.witnesses.logs import WatchdogReport
+from nodeready.core.base import ProbeError
+from nodeready.core.outcome import UNREACHABLE, NodeGap, node_gaps
+from nodeready.core.text import parse_span
 from nodeready.reports import json_report, tail_table
 from nodeready.reports.registry import Options
-from nodeready.subjects.base import ProbeError
-from nodeready.subjects.outcome import UNREACHABLE, NodeGap, node_gaps
-from nodeready.text import parse_span
-from nodeready.triage.logs import Grouping, node_names, normalise, parse_tail
+from nodeready.runs.tail import Grouping, node_names, normalise, parse_tail
 from tests.cases import cases
 from tests.paths import schema
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from nodeready.node.witnesses import motion
-from nodeready.node.witnesses.motion import Motion, MotionEnd, PortBytes
-from nodeready.subjects import wire
-from nodeready.subjects.outcome import INVALID, LOST, UNREACHABLE, Gap
-from nodeready.transport.base import Answer
-from nodeready.triage.watch import (
+from nodeready.agent.asking import Answer
+from nodeready.agent.witnesses import motion
+from nodeready.agent.witnesses.motion import Motion, MotionEnd, PortBytes
+from nodeready.core import wire
+from nodeready.core.outcome import INVALID, LOST, UNREACHABLE, Gap
+from nodeready.runs.watch import (
     Interval,
     JobSnapshot,
     RankKey,

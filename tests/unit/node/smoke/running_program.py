@@ -26,10 +26,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeready import shell
-from nodeready.node import payload
-from nodeready.node.smoke import orders
-from nodeready.node.smoke.orders import (
+from nodeready.agent import payload
+from nodeready.agent.smoke import orders
+from nodeready.agent.smoke.orders import (
     CollectiveAnswer,
     CollectiveOrder,
     EndOrder,
@@ -39,15 +38,15 @@ from nodeready.node.smoke.orders import (
     SmokeConfig,
     SmokePeer,
 )
-from nodeready.subjects import wire
+from nodeready.core import shell, wire
 
-MAIN = "nodeready.node.smoke.program"
+MAIN = "nodeready.agent.smoke.program"
 KINDS = {"hello": Hello, "collective": CollectiveAnswer, "pair": PairAnswer}
 
 #: Listeners, and a pair that waits as long as ``small`` says in ms.
 PAIR = """
 import socket, threading, time
-from nodeready.node.smoke.orders import Busy, PairAnswer
+from nodeready.agent.smoke.orders import Busy, PairAnswer
 class SmokeListeners:
     def __init__(self, ports):
         self.token, self.accepted_count, self.open, self.busy = "token", 0, {}, ()
@@ -89,7 +88,7 @@ def run_pair(order, own, listeners, stop):
 #: An engine whose ranks are real processes.
 ENGINES = """
 import os, socket, time
-from nodeready.node.smoke.orders import Engine, RankResult
+from nodeready.agent.smoke.orders import Engine, RankResult
 class Engines:
     engines, gpus = (Engine("torch", "gloo", "2", "", "/x", "", ""),), 0
     python_pid = None
@@ -155,9 +154,9 @@ def within(limit_s: float, holds: Callable[[], bool]) -> bool:
 @functools.cache
 def _packed(*changed: tuple[str, str]) -> tuple[str, frozenset[str]]:
     """The program as it travels, with the stand-ins, and with these words of its text changed."""
-    modules = payload.closure([MAIN, "nodeready.node.payload"])
-    modules |= {f"nodeready.node.smoke.{name}": PAIR for name in ("listeners", "pair")}
-    modules["nodeready.node.smoke.engines"] = ENGINES
+    modules = payload.closure([MAIN, "nodeready.agent.payload"])
+    modules |= {f"nodeready.agent.smoke.{name}": PAIR for name in ("listeners", "pair")}
+    modules["nodeready.agent.smoke.engines"] = ENGINES
     for words, other in changed:
         assert words in modules[MAIN]
         modules[MAIN] = modules[MAIN].replace(words, other)

@@ -19,10 +19,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from nodeready.node.runtime import ProcessSupervisor
-from nodeready.node.smoke import engines, torch_ranks
-from nodeready.node.smoke.engines import Performance
-from nodeready.node.smoke.orders import (
+from nodeready.agent.runtime import ProcessSupervisor
+from nodeready.agent.smoke import engines, torch_ranks
+from nodeready.agent.smoke.engines import Performance
+from nodeready.agent.smoke.orders import (
     NCCL_TESTS,
     PAIRS,
     TORCH,

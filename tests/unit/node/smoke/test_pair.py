@@ -18,13 +18,13 @@ from unittest.mock import Mock
 
 import pytest
 
-from nodeready.node.proofs import mesh
-from nodeready.node.smoke import listeners as smoke_listeners
-from nodeready.node.smoke import pair as smoke_pair
-from nodeready.node.smoke.listeners import SmokeListeners
-from nodeready.node.smoke.orders import PairAnswer, PairOrder, SmokePeer
-from nodeready.node.smoke.pair import run_pair
-from nodeready.subjects import wire
+from nodeready.agent.proofs import mesh
+from nodeready.agent.smoke import listeners as smoke_listeners
+from nodeready.agent.smoke import pair as smoke_pair
+from nodeready.agent.smoke.listeners import SmokeListeners
+from nodeready.agent.smoke.orders import PairAnswer, PairOrder, SmokePeer
+from nodeready.agent.smoke.pair import run_pair
+from nodeready.core import wire
 from tests.command import wait_for
 
 LOOPBACK = "127.0.0.1"

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.node.smoke import orders, program
-from nodeready.node.smoke.orders import EndOrder, Hello, PairAnswer
+from nodeready.agent.smoke import orders, program
+from nodeready.agent.smoke.orders import EndOrder, Hello, PairAnswer
 from tests.command import wait_for
 from tests.unit.node.smoke.running_program import HERE, pair, port, start, stubborn, torch
 

@@ -1,0 +1,281 @@
+"""kernel.core_pattern: a pattern gives the path of a core, and a core's name gives its values.
+
+The rules are those of core(5), "Naming of core dump files".
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nodeready.agent.users_file import (
+    ROOT,
+    Resolved,
+    by_turns,
+    follow,
+    main_uid,
+    modified_ns,
+    scan,
+)
+
+# --- A pattern expanded: the path of a core.
+
+#: Replaces a value that only the kernel knows: a pid in an outer namespace, the CPU.
+UNKNOWN = "\0"
+#: All specifiers of Linux 6.16; the kernel drops any other specifier.
+SPECIFIERS = frozenset("cCdeEFghiIpPstu")
+# The kernel removes slashes and dots from these values, so they lead into no other directory.
+_NAMES = frozenset("eEh")
+
+
+def handler_of(pattern: str) -> str:
+    """The program or socket (``@``) that gets the cores of a pattern; "": cores are files."""
+    if pattern.startswith("@"):
+        return pattern.split(maxsplit=1)[0]
+    if not pattern.startswith("|"):
+        return ""
+    words = pattern[1:].split()
+    # The kernel starts a relative program from /.
+    return f"/{words[0].lstrip('/')}" if words else "|"
+
+
+def expand(pattern: str, values: Mapping[str, str], *, uses_pid: bool = False) -> str:
+    """The path of a core, with UNKNOWN for each specifier that has no value.
+
+    uses_pid: kernel.core_uses_pid, which matters for a pattern without %p
+    """
+
+    def value_of(match: re.Match[str]) -> str:
+        letter = match[1]
+        if letter == "%":
+            return "%"
+        value = values.get(letter, UNKNOWN if letter in SPECIFIERS else "")
+        return _harmless(value) if letter in _NAMES else value
+
+    path = re.sub(r"%(.?)", value_of, pattern, flags=re.S)
+    # "%%p" is no %p.
+    if uses_pid and "p" not in re.findall(r"%(.)", pattern, re.S):
+        path += f".{values.get('p', UNKNOWN)}"
+    return path
+
+
+def _harmless(value: str) -> str:
+    value = value.replace("/", "!")
+    return f"!{value[1:]}" if value in ("", ".", "..") else value
+
+
+def printable(path: str) -> str:
+    """An expanded path for people: ``*`` for unknown values, a mark for bytes that are no text."""
+    text = path.replace(UNKNOWN, "*")
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def names_process(pattern: str, values: Mapping[str, str], *, uses_pid: bool = False) -> bool:
+    """Whether the path contains the process's pid, and the pid is known here."""
+    letters = {*re.findall(r"%(.)", pattern, re.S), *("p" if uses_pid else "")}
+    return bool(letters & {"p", "P", "i", "I"} & set(values))
+
+
+def existing_files(path: str) -> Iterator[str]:
+    """The existing files that match an expanded path."""
+    if UNKNOWN not in path:
+        # The directory is not listed: users may be allowed to write there but not to read.
+        if os.path.lexists(path):
+            yield path
+        return
+    parts = path.split(UNKNOWN)
+    exact = re.compile(r"[0-9]*".join(map(re.escape, parts)), re.S)
+    for match in glob.iglob("*".join(map(glob.escape, parts))):
+        if exact.fullmatch(match):
+            yield match
+
+
+# --- A pattern read backwards: the existing core files, and the values in their names.
+
+#: systemd-coredump(8): core.COMM.UID.BOOT.PID.MICROSECONDS, compressed or not.
+STORE = "/var/lib/systemd/coredump"
+#: As a pattern; %E stands for the boot's id.
+STORE_PATTERN = f"{STORE}/core.%e.%u.%E.%p.%t"
+#: Maximum directories of one pattern.
+_MAX_DIRECTORIES = 1000
+_COMPRESSED = re.compile(r"\.(?:zst|lz4|xz)\Z")
+_MARK = re.compile("\x01(.)")
+# Specifiers whose values are numbers.
+_NUMBERS = frozenset("cCdFgiIpPstu")
+#: Maximum characters of a thread's name and of a host's name.
+_MAX_LENGTHS = {"e": 64, "h": 64}
+
+
+@dataclass(frozen=True)
+class CoreName:
+    """A file whose name matches a pattern.
+
+    values: letter of the specifier -> its value, the first if it occurs more than once
+    """
+
+    path: str
+    values: dict[str, str]
+    compressed: str = ""
+
+
+@dataclass(frozen=True)
+class PatternDirectory:
+    """A directory to which a pattern leads.
+
+    shown:  its path as the pattern spells it
+    real:   its path without links
+    values: of the specifiers in its path
+    owner, modified_ns: of the deepest directory with a value in its name
+    """
+
+    shown: str
+    real: Resolved
+    values: dict[str, str]
+    owner: int = 0
+    modified_ns: int = 0
+
+
+@dataclass(frozen=True)
+class CorePlace:
+    """The directories and files of one pattern.
+
+    pattern: as in kernel.core_pattern
+    uses_pid: kernel.core_uses_pid
+    """
+
+    pattern: str
+    uses_pid: bool = False
+
+    def _parts(self) -> list[str]:
+        letters = {letter: f"\x01{letter}" for letter in SPECIFIERS}
+        return expand(self.pattern, letters, uses_pid=self.uses_pid).split("/")
+
+    @property
+    def handler(self) -> str:
+        """The program or socket that gets the cores; "": cores are files."""
+        return handler_of(self.pattern)
+
+    @property
+    def shown(self) -> str:
+        """The pattern for people: ``*`` for unknown values."""
+        return printable(expand(self.pattern, {}, uses_pid=self.uses_pid))
+
+    @property
+    def directory(self) -> str:
+        """The directory of all its files; "": the files are in more than one directory."""
+        parts = self._parts()[:-1]
+        fixed = self.pattern.startswith("/") and not any("\x01" in part for part in parts)
+        return ("/".join(parts) or "/") if fixed else ""
+
+    def directories(self) -> list[PatternDirectory]:
+        """The existing directories of the pattern. Raises OSError if none exists.
+
+        Only directories of the pattern are listed. Any user may have created a directory with a
+        value in its name: such a link is not followed, and of too many directories each user's
+        newest are taken.
+        """
+        first, *parts = self._parts()
+        if first or not parts:
+            return []
+        directories = [PatternDirectory("/", ROOT, {})]
+        for part in parts[:-1]:
+            problems: list[OSError] = []
+            entered = [
+                directory
+                for parent in directories
+                for directory in self._enter(parent, part, problems)
+            ]
+            if problems and not entered:
+                raise problems[0]
+            is_too_many = len(entered) > _MAX_DIRECTORIES
+            directories = by_turns(entered)[:_MAX_DIRECTORIES] if is_too_many else entered
+        return directories
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the names of all its files."""
+        return self._parts()[-1].partition("\x01")[0]
+
+    def names(self, directory: PatternDirectory, names: Iterable[str]) -> Iterator[CoreName]:
+        """The names in a directory that match the pattern."""
+        matches = _regex(self._parts()[-1])
+        for name in names:
+            suffix = _COMPRESSED.search(name)
+            stem = name[: suffix.start()] if suffix else name
+            match = matches.fullmatch(stem) or (None if suffix else matches.fullmatch(name))
+            if match:
+                yield CoreName(
+                    os.path.join(directory.shown, name),
+                    {**match.groupdict(), **directory.values},
+                    suffix[0] if suffix else "",
+                )
+
+    def find(self) -> Iterator[CoreName]:
+        """The existing files, in no order. Raises OSError if there is no such directory."""
+        for directory in self.directories():
+            with scan(directory.real) as entries:
+                yield from self.names(directory, (entry.name for entry in entries))
+
+    def _enter(
+        self, directory: PatternDirectory, part: str, problems: list[OSError]
+    ) -> list[PatternDirectory]:
+        """The subdirectories that match this part of the pattern; errors are added to problems."""
+        directories: list[PatternDirectory] = []
+        try:
+            if "\x01" not in part:
+                real = follow(directory.real, part)
+                return [replace(directory, shown=os.path.join(directory.shown, part), real=real)]
+            matches = _regex(part)
+            with scan(directory.real) as entries:
+                for entry in entries:
+                    match = matches.fullmatch(entry.name)
+                    if match and entry.is_dir(follow_symlinks=False):
+                        directories.append(_subdirectory(directory, entry, match.groupdict()))
+        except OSError as problem:
+            problems.append(problem)
+        return directories
+
+
+def _subdirectory(
+    directory: PatternDirectory, entry: os.DirEntry[str], values: dict[str, str]
+) -> PatternDirectory:
+    """A subdirectory, with the values in its name."""
+    status = entry.stat(follow_symlinks=False)
+    return PatternDirectory(
+        os.path.join(directory.shown, entry.name),
+        Resolved(os.path.join(directory.real.path, entry.name), directory.real.owner),
+        {**values, **directory.values},
+        main_uid(status.st_uid),
+        modified_ns(status),
+    )
+
+
+def _regex(part: str) -> re.Pattern[str]:
+    """The expression for one component of a marked path."""
+    text, position, keywords = "", 0, set[str]()
+    for mark in _MARK.finditer(part):
+        letter = mark[1]
+        # The kernel's or systemd's maximum (\\x20 for a byte), so that no name takes long to
+        # match.
+        kind = "[0-9]{1,20}" if letter in _NUMBERS else f".{{0,{_MAX_LENGTHS.get(letter, 255)}}}"
+        group = f"(?:{kind})" if letter in keywords else f"(?P<{letter}>{kind})"
+        text += re.escape(part[position : mark.start()]) + group
+        keywords.add(letter)
+        position = mark.end()
+    return re.compile(text + re.escape(part[position:]), re.S)
+
+
+def live_place() -> CorePlace:
+    """The place of the pattern in force; its pattern is "" if that cannot be read."""
+    try:
+        pattern, uses_pid = (
+            Path(f"/proc/sys/kernel/{name}").read_text("utf-8", "surrogateescape")
+            for name in ("core_pattern", "core_uses_pid")
+        )
+    except OSError:
+        return CorePlace("")
+    return CorePlace(pattern.rstrip("\n"), uses_pid.strip() not in ("", "0"))

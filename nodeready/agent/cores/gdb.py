@@ -1,0 +1,259 @@
+"""gdb on a core, with the rights of the user who can write the core, and within limits.
+
+gdb never runs as root: a core of root's is read as uid 65534, who may read every file for it, in
+namespaces without devices, network and writable files.
+
+A core is hostile input: its notes and its memory name the files that gdb opens. So gdb takes
+scripts only from its own directories, reads no start-up file, downloads nothing and gets none of
+our environment. If it takes too much memory or time, only its core is not read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+from functools import lru_cache
+from typing import Any
+
+from nodeready.agent import tool_rights
+from nodeready.agent.runtime import ProcessSupervisor
+from nodeready.agent.users_file import NOBODY, Rights, confine
+
+#: Seconds for one core.
+LIMIT_S = 60
+FRAMES, THREADS = 200, 500
+#: Characters of gdb's output that are kept.
+TEXT = 1 << 20
+#: The headings in gdb's output, by which `nodeready.runs.cores` reads it.
+CRASHED, EVERY, PYTHON = "== the thread of the signal", "== every thread", "== Python"
+
+# Bytes that gdb may write: gdb writes nothing, but the site's wrapper may keep a log.
+_WRITTEN_BYTES = 1 << 20
+_MIN_MEMORY, _MAX_MEMORY = 2 << 30, 16 << 30
+
+# A frame whose function is known.
+_NAMED = re.compile(r"^#[0-9]+ +(?:0x[0-9a-f]+ in |(?!0x))[^?\s]", re.M)
+
+# Messages of gdb about most cores, which do not explain an error.
+_NOISE = ("Undefined command", "warning: Unexpected size of section")
+
+#: Settings before all others: they limit the files that bring code into gdb (gdb(1),
+#: "Auto-loading").
+GUARDS = (
+    "set auto-load safe-path $debugdir:$datadir/auto-load",
+    "set auto-load libthread-db off",
+    "set width 0",
+    "set height 0",
+)
+
+
+def find_gdb() -> str:
+    """gdb's path; "": it is not installed."""
+    return shutil.which("gdb") or ""
+
+
+def environment() -> dict[str, str]:
+    """The environment of a gdb that reads a core, with English messages.
+
+    Only our PATH is taken over, because the user whose rights gdb has can read it.
+    """
+    path = os.environ.get("PATH", os.defpath)
+    return {"PATH": path, "LC_ALL": "C", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/"}
+
+
+def words(
+    gdb: str, core: str, program: str, commands: tuple[str, ...], guards: tuple[str, ...] = GUARDS
+) -> list[str]:
+    """The words that start gdb in batch mode, without start-up files and prompts.
+
+    program: its path; "": it is not known
+    """
+    argv = [gdb, "-batch", "-nx"]
+    for line in guards:
+        argv += ["-iex", line]
+    for line in commands:
+        argv += ["-ex", line]
+    argv.append(f"--core={core}")
+    return [*argv, *([f"--exec={program}", f"--symbols={program}"] if program else ())]
+
+
+def _memory_bytes() -> int:
+    """The address space that gdb gets: a quarter of the machine's memory, 2 to 16 GiB."""
+    installed_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(_MIN_MEMORY, min(installed_bytes // 4, _MAX_MEMORY))
+
+
+@lru_cache(maxsize=1)
+def _libc() -> Any:
+    """The C library; None: this Python has no ctypes."""
+    try:
+        import ctypes
+
+        return ctypes.CDLL(None)
+    except (ImportError, OSError):
+        return None
+
+
+def _limit_gdb() -> None:
+    """Set gdb's limits, in the child before gdb starts."""
+    with contextlib.suppress(Exception):
+        confine(_memory_bytes(), LIMIT_S, _WRITTEN_BYTES, executes=True)
+    with contextlib.suppress(Exception):
+        _libc().prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+
+
+def _last_message(error_text: str) -> str:
+    """gdb's last message that explains an error; "": there is none."""
+    rows = [row.strip() for row in error_text.splitlines() if row.strip()]
+    messages = [row for row in rows if not row.startswith(_NOISE)]
+    return messages[-1][:200] if messages else ""
+
+
+# --- The native stack of a live process.
+
+#: Seconds in which gdb reads the symbols of all libraries while the process waits.
+LIVE_LIMIT_S = 25
+_LIVE_FRAMES = 100
+_LIVE_MEMORY = 16 << 30
+_CALL = re.compile(
+    r"#(\d{1,6}) +(?:0x[0-9a-f]+ in )?(.+?) \([^()]*\)"
+    r"(?: at (?P<file>\S+):(?P<line>\d{1,9})| from (?P<library>\S+))?"
+)
+_MAX_ROW = 3000
+
+
+def calls(text: str) -> list[tuple[str, str, int]]:
+    """The calls of gdb's ``bt``, root to leaf: function, name of the file or library, line.
+
+    A function without a name is ``?``.
+    """
+    frames: dict[int, tuple[str, str, int]] = {}
+    for row in text.splitlines():
+        if call := _CALL.fullmatch(row.strip()[:_MAX_ROW]):
+            place = os.path.basename(call["file"] or call["library"] or "")
+            name = "?" if call[2] == "??" else call[2]
+            frames[int(call[1])] = (name[:300], place[:300], int(call["line"] or 0))
+    return [frames[number] for number in sorted(frames, reverse=True)]
+
+
+def live_stack(
+    supervisor: ProcessSupervisor, pid: int, limit_s: float
+) -> tuple[list[tuple[str, str, int]], str, bool]:
+    """The native stack of a live process's main thread, the error, and whether gdb was ended.
+
+    If gdb was ended, the process may have a pending signal to stop. The process must not be in
+    state D, T or t: gdb would leave it stopped forever. gdb has the rights of the process's user
+    (`tool_rights`), and runs no code of the files that the process names.
+    """
+    gdb = find_gdb()
+    if not gdb:
+        return [], "gdb is not installed (nodeready deploy installs it)", False
+    argv = [gdb, "-batch", "-nx"]
+    # The files in the process's own view, such as a container's.
+    files = (f"set sysroot /proc/{pid}/root", "set debuginfod enabled off")
+    for line in ("set auto-load off", *GUARDS[1:], *files):
+        argv += ["-iex", line]
+    argv += ["-p", str(pid), "-ex", f"bt -frame-arguments none {_LIVE_FRAMES}", "-ex", "detach"]
+    try:
+        confined = tool_rights.memory_reader_command(pid, _LIVE_MEMORY, argv)
+        ended = supervisor.run(confined, min(limit_s, LIVE_LIMIT_S), env=environment())
+    except (OSError, subprocess.SubprocessError, KeyError, ValueError, IndexError) as problem:
+        return [], f"gdb: {getattr(problem, 'strerror', '') or problem}", False
+    frames = calls(ended.out)
+    if frames:
+        return frames, "", ended.rc is None
+    if ended.rc is None:
+        return [], "gdb did not finish in time", True
+    message = _last_message(ended.err)
+    return [], f"gdb: {message}" if message else "gdb shows no call", False
+
+
+class _GdbOutput:
+    """gdb's output, the first TEXT bytes of it."""
+
+    def __init__(self) -> None:
+        self.out, self.is_cut = bytearray(), False
+
+    def add(self, process: subprocess.Popen[bytes], stream: int, data: bytes) -> None:
+        if stream == 1:
+            self.is_cut = self.is_cut or len(self.out) + len(data) > TEXT
+            self.out += data[: max(0, TEXT - len(self.out))]
+
+
+def start_options(core: int) -> dict[str, object]:
+    """The options to start gdb on an open core, whose file no user can exchange."""
+    return {"pass_fds": (core,), "env": environment(), "cwd": "/"}
+
+
+def _limited_options(core: int, rights: Rights | None) -> dict[str, object]:
+    """The options to start gdb on a hostile core. Our process must have no threads."""
+    _libc()
+    options = {**start_options(core), "preexec_fn": _limit_gdb}
+    if rights is None:
+        return options
+    groups = list(rights.groups)
+    return {**options, "user": rights.uid, "group": rights.gid, "extra_groups": groups}
+
+
+def _limit_launcher() -> None:
+    """Set limits, in the child before it gives up root's rights and starts gdb."""
+    with contextlib.suppress(Exception):
+        confine(_memory_bytes(), LIMIT_S, 0, executes=True)
+
+
+def _sealed_command(core: int, argv: list[str]) -> tuple[list[str], dict[str, object]]:
+    """The words and the options with which uid 65534 reads a core of root's."""
+    nobody = Rights(NOBODY, NOBODY, ())
+    sealed = tool_rights.tool_command(nobody, (tool_rights.READ_FILES,), _memory_bytes(), argv)
+    return sealed, {**start_options(core), "preexec_fn": _limit_launcher}
+
+
+def backtrace(
+    supervisor: ProcessSupervisor,
+    gdb: str,
+    core: int,
+    *,
+    program: str,
+    threads: int,
+    rights: Rights | None,
+) -> tuple[str, str, str, bool]:
+    """gdb's output, the error, a doubt about the output, and whether the output is cut.
+
+    core:    its descriptor
+    program: its path; "": gdb reads only the core
+    rights:  of the user who can write the core; None: our own, for root only the right to read
+    """
+    commands = (
+        f"set backtrace limit {FRAMES}", "set print elements 100", "set print repeats 10",
+        f"echo \\n{CRASHED}\\n", "bt",
+        f"echo \\n{EVERY}\\n", f"thread apply 1-{max(1, min(threads, THREADS))} bt",
+        f"echo \\n{PYTHON}\\n", "py-bt",
+    )  # fmt: skip
+    sealed = rights is None and os.geteuid() == 0
+    # gdb must print no line of a file that debug information names (gdb 12 and later).
+    guards = (*GUARDS, "set source open off") if sealed else GUARDS
+    argv = words(gdb, f"/proc/self/fd/{core}", program, commands, guards)
+    ionice = shutil.which("ionice")
+    argv = [ionice, "-c", "3", "-t", *argv] if ionice else argv
+    options = _limited_options(core, rights)
+    if sealed:
+        argv, options = _sealed_command(core, argv)
+    output = _GdbOutput()
+    limit_s = min(LIMIT_S, supervisor.left_s)
+    try:
+        ended = supervisor.run(argv, limit_s, output.add, **options)
+    except (OSError, subprocess.SubprocessError) as problem:
+        return "", f"{gdb}: {getattr(problem, 'strerror', '') or problem}", "", False
+    text = bytes(output.out).decode("utf-8", "replace")
+    if _NAMED.search(text):
+        if ended.rc is None:
+            doubt = f"gdb was ended after {limit_s:.0f} s: not every thread is there"
+            return text, "", doubt, True
+        return text, "", "", output.is_cut
+    if ended.rc is None:
+        return "", f"gdb had no backtrace after {limit_s:.0f} s and was ended", "", False
+    message = _last_message(ended.err)
+    return "", "gdb finds no function in it" + (f": {message}" if message else ""), "", False

@@ -1,0 +1,390 @@
+"""The program on the node: list its core files, or read some of them with gdb. It only reads.
+
+Each core is read in its own fork, with the rights of its owner (`nodeready.agent.users_file`), and
+printed at once, so that a core that takes too long delays no other core.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+import resource
+import shutil
+import socket
+import stat
+import time
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import islice
+
+from nodeready.agent import users_file
+from nodeready.agent.cores import core_pattern, gdb
+from nodeready.agent.cores.core_file import CoreReader, NoCore, program_problem
+from nodeready.agent.cores.core_pattern import printable
+from nodeready.agent.cores.listing import listing
+from nodeready.agent.runtime import ForkedWorker, ProcessSupervisor, Send
+from nodeready.core import wire
+from nodeready.core.base import ProbeError
+
+# --- The program's configuration, and its answers, a line each (`nodeready.core.wire`).
+
+
+@dataclass(frozen=True)
+class CoresConfig:
+    """The program's configuration.
+
+    nonce:    random word with which each of its lines begins
+    tag:      ``nodeready:RUN``
+    limit_s:  seconds after which it must have ended
+    patterns: of the policy, for further places of cores
+    since_s:  maximum age of a core in seconds; 0: any age
+    selected: the cores to read, as (path, inode, modified_ns, size_bytes); (): list the cores
+    job:      read only the cores of this job (`stacks.ranks.jobs`); "": all
+    maximum:  of the cores to read
+    """
+
+    nonce: str
+    tag: str
+    limit_s: int
+    patterns: tuple[str, ...] = ()
+    since_s: float = 0
+    selected: tuple[tuple[str, int, int, int], ...] = ()
+    job: str = ""
+    maximum: int = 20
+
+
+@dataclass(frozen=True)
+class CoreSummary:
+    """The notes of one core, and its backtrace by gdb.
+
+    number:      the core's index in ``selected``
+    unread:      why there is no backtrace, and what to do, one line; "": there is a backtrace
+    warning:     why the backtrace is doubtful, one line
+    whole_bytes: the size by the core's program headers; None: not known
+    pid:         in the process's own namespace; None here and below: the core does not tell
+    signal:      that ended the process; 0: none, it is a copy of a live process
+    uid, user:   the file's owner; the user in the notes, if root owns the file
+    comm:        the first 15 characters of the process's name
+    program:     path of the executable; "": not known
+    command:     the first 80 characters of the command line
+    threads:     number of threads; 0: not known
+    rank, job:   from the environment, if the core has it
+    jobs:        all names of the job; the first is `job`
+    text:        gdb's output, zlib and base64
+    cut:         the output was longer
+    """
+
+    number: wire.Count
+    unread: wire.Line = ""
+    warning: wire.Line = ""
+    whole_bytes: int | None = None
+    pid: int | None = None
+    signal: int | None = None
+    uid: int | None = None
+    user: wire.Name = ""
+    comm: wire.Name = ""
+    program: wire.Path = ""
+    command: wire.Line = ""
+    threads: wire.Count = 0
+    rank: int | None = None
+    job: wire.Line = ""
+    jobs: tuple[wire.Line, ...] = ()
+    text: wire.Text = ""
+    cut: bool = False
+    seconds: wire.Seconds = 0.0
+
+
+@dataclass(frozen=True)
+class ReadTotals:
+    """The last line of the answer.
+
+    read_count:        cores that were read
+    unread_count:      cores beyond ``maximum``
+    unknown_job_count: cores that were left out because they do not tell their job
+    """
+
+    read_count: wire.Count
+    unread_count: wire.Count
+    unknown_job_count: wire.Count = 0
+
+
+# --- The work.
+
+#: Seconds: a younger core that is too short may still be written.
+_FRESH_S = 120
+_GDB_MISSING = "gdb is not installed (nodeready deploy installs it)"
+
+
+def main(config: CoresConfig) -> None:
+    """List the cores, or read the selected cores."""
+    with contextlib.suppress(OSError):
+        os.nice(19)
+    # If memory runs out, the kernel kills this program and its children before any job.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+    # gdb may crash, and must leave no core.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    if not config.selected:
+        cores = listing(config.patterns, config.since_s)
+        print(wire.line(config.nonce, "listing", cores), flush=True)
+        return
+    supervisor = ProcessSupervisor(config.tag, config.limit_s)
+    supervisor.end_on_signals()
+    with supervisor:
+        _read_all(supervisor, config)
+
+
+def _read_all(supervisor: ProcessSupervisor, config: CoresConfig) -> None:
+    read_count = unread_count = unknown_job_count = 0
+    for number, selected in enumerate(config.selected):
+        if read_count == config.maximum:
+            unread_count = len(config.selected) - number
+            break
+        core = _read(supervisor, config, number, selected)
+        if not config.job or config.job in core.jobs:
+            read_count += 1
+            print(wire.line(config.nonce, "core", core), flush=True)
+        elif not core.job:
+            unknown_job_count += 1
+    totals = ReadTotals(read_count, unread_count, unknown_job_count)
+    print(wire.line(config.nonce, "done", totals), flush=True)
+
+
+def read_notes(supervisor: ProcessSupervisor, selected: tuple[str, int, int, int]) -> CoreSummary:
+    """What a core's own notes say, without gdb. selected: as of a `CoresConfig`"""
+    try:
+        with _CoreReading(supervisor, selected) as reading:
+            return reading.core()
+    except ProbeError:
+        return CoreSummary(0, unread=_TOO_COSTLY)
+
+
+def _read(
+    supervisor: ProcessSupervisor,
+    config: CoresConfig,
+    number: int,
+    selected: tuple[str, int, int, int],
+) -> CoreSummary:
+    """One core; an error is a field of it."""
+    began, core = time.monotonic(), CoreSummary(number)
+    with _CoreReading(supervisor, selected) as reading:
+        try:
+            core = replace(reading.core(), number=number)
+            if not core.unread and (not config.job or config.job in core.jobs):
+                core = _with_backtrace(supervisor, core, reading)
+        except ProbeError:
+            core = replace(core, unread=_TOO_COSTLY)
+    return replace(core, seconds=round(time.monotonic() - began, 3))
+
+
+# --- One core: its file opened, and its notes read, in a fork.
+
+#: The fork's wall-clock seconds, CPU seconds and memory.
+_READ_S, _READ_CPU_S, _READ_MEMORY = 20.0, 15, 1 << 30
+#: Maximum files that a core names and that are checked.
+_NAMES = 10_000
+_TOO_COSTLY = "not read: it takes more time or memory than a core may"
+_STORED = re.compile(re.escape(core_pattern.STORE) + r"/core\..*\.([0-9]+)\.[0-9a-f]{32}\.[0-9.]+")
+
+
+class _CoreReading:
+    """The fork that reads one core, its messages, and the descriptor of the core that it sends.
+
+    While the fork is root, it tells whose rights it takes, and sends the open file. Its later
+    messages are only data (`wire.decode`), which start nothing but gdb, with those rights.
+    """
+
+    def __init__(self, supervisor: ProcessSupervisor, selected: tuple[str, int, int, int]) -> None:
+        self.file, self.uid = -1, 0
+        _, _, self.modified_ns, self.size = selected
+        self.exec = self.doubt = ""
+        self._channel, worker_end = socket.socketpair()
+        self._left_s = supervisor.left_s
+        work = partial(_send_core, selected, worker_end)
+        self._worker = ForkedWorker(work, _READ_S + 1, keep=(worker_end.fileno(),))
+        self._ended = False
+        supervisor.at_end(self.end)
+        worker_end.close()
+
+    def __enter__(self) -> _CoreReading:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End the fork and close the core. A second call is harmless."""
+        if not self._ended:
+            self._ended = True
+            self._worker.end()
+            self._channel.close()
+            if self.file >= 0:
+                os.close(self.file)
+
+    def core(self) -> CoreSummary:
+        """The core's notes, or why they cannot be read. Raises ProbeError for a bad message."""
+        patience_s = min(_READ_S, self._left_s)
+        for message in self._worker.messages(patience_s, time.monotonic() + patience_s):
+            if message is None or not isinstance(message, dict):
+                break
+            if "uid" in message and self.file < 0:
+                _, numbers, _, _ = socket.recv_fds(self._channel, 1, 1)
+                self.file, self.uid = numbers[0], message["uid"]
+            elif "core" in message:
+                core = wire.decode(CoreSummary, message["core"])
+                self.exec, self.doubt = str(message.get("exec", "")), str(message.get("doubt", ""))
+                return core
+        return CoreSummary(0, unread=_TOO_COSTLY)
+
+
+def _send_core(selected: tuple[str, int, int, int], channel: socket.socket, send: Send) -> None:
+    """The fork's work: it sends ``{"uid": U}`` with the open file, then the core."""
+    users_file.confine(_READ_MEMORY, _READ_CPU_S)
+    path, summary = selected[0], CoreSummary(0)
+    try:
+        place = users_file.follow(users_file.ROOT, path)
+        number, status = users_file.open_regular(place.path, place.owner, hard_links=True)
+        if (status.st_ino, users_file.modified_ns(status), status.st_size) != selected[1:]:
+            reason = "it has changed since it was listed: still being written?"
+            send({"core": asdict(replace(summary, unread=reason))})
+            return
+        owner = status.st_uid if place.owner is None else place.owner
+        uid, core = owner, None
+        if os.geteuid() == 0 and owner == 0:
+            # The kernel or systemd wrote the file as root; the process may have been a user's.
+            uid, core = _process_owner(path, number, status)
+            summary = _with_notes(summary, core, owner)
+            _refuse_secret(number, uid)
+        rights = users_file.rights_of(uid)
+        send({"uid": uid})
+        socket.send_fds(channel, [b"."], [number])
+        channel.close()
+        users_file.give_up(rights)
+        core = core or CoreReader(number)
+        address, program = core.notes.executable()
+        summary = _with_notes(summary, core, owner)
+        if fifo := _named_fifo(core):
+            send({"core": asdict(replace(summary, unread=fifo))})
+            return
+        doubt = program_problem(program, core.build_id(address) if address else "")
+        send({"core": asdict(summary), "exec": "" if doubt else program, "doubt": doubt})
+    except NoCore as problem:
+        send({"core": asdict(replace(summary, unread=_compression_hint(path) or str(problem)))})
+    except OSError as problem:
+        send({"core": asdict(replace(summary, unread=_access_error(problem)))})
+    except MemoryError:
+        send({"core": asdict(replace(summary, unread=_TOO_COSTLY))})
+
+
+def _process_owner(path: str, number: int, status: os.stat_result) -> tuple[int, CoreReader]:
+    """The uid of the process that left this core of root's, and the core.
+
+    The uid is taken from the name in systemd's store and from the notes. Raises FileRefused if
+    root must not read the core with a debugger.
+    """
+    if status.st_mode & 0o022:
+        raise users_file.FileRefused("it is root's, and others may write to it")
+    core = CoreReader(number)
+    stored = _STORED.fullmatch(path)
+    uids = {int(stored[1][:10]) if stored else 0, core.notes.uid}
+    # If the core was cut off before the uid, gdb gets no rights.
+    return max(users_file.NOBODY if uid is None else uid for uid in uids), core
+
+
+def _refuse_secret(number: int, uid: int) -> None:
+    """Raises FileRefused for an open core that this user may not read.
+
+    The user could take the core from gdb, which runs as that user (ptrace(2), pidfd_getfd(2)).
+    """
+    try:
+        with users_file.with_rights(users_file.rights_of(uid)):
+            os.close(os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        raise users_file.FileRefused(
+            f"it is root's, of a process of uid {uid}'s, who may not read it (a setuid program's)"
+        ) from None
+
+
+def _named_fifo(core: CoreReader) -> str:
+    """Why gdb would hang when it opens the files in the core's notes, one line; ""."""
+    names = dict.fromkeys(name for _, _, name in core.notes.files)
+    for name in islice(names, _NAMES):
+        with contextlib.suppress(OSError, ValueError):
+            if stat.S_ISFIFO(os.stat(name).st_mode):
+                return printable(f"its notes name {os.fsdecode(name)}, which is a FIFO")
+    return ""
+
+
+def _access_error(problem: OSError) -> str:
+    if isinstance(problem, PermissionError):
+        return "not permitted to read it: it is another user's (its owner or root may: --sudo)"
+    if isinstance(problem, FileNotFoundError):
+        return "it was removed since it was listed"
+    return problem.strerror or str(problem)
+
+
+def _compression_hint(path: str) -> str:
+    if not path.endswith((".zst", ".lz4", ".xz")):
+        return ""
+    tool = "" if shutil.which("coredumpctl") else ", which is not installed,"
+    return f"it is compressed: coredumpctl{tool} unpacks it (coredumpctl dump PID -o FILE)"
+
+
+def _with_notes(summary: CoreSummary, core: CoreReader, owner: int) -> CoreSummary:
+    """The summary with the values of the core's notes.
+
+    owner: of the file. The kernel wrote the notes of root's file. Other notes may be forged, or
+           from a user namespace, so the file's owner counts instead
+    """
+    notes = core.notes
+    rank, jobs = core.rank()
+    user, uid = "", owner or notes.uid
+    if uid is not None:
+        with contextlib.suppress(KeyError, OverflowError):
+            user = pwd.getpwuid(uid).pw_name
+    return replace(
+        summary,
+        whole_bytes=core.whole_bytes,
+        pid=notes.pid,
+        signal=notes.signal,
+        uid=uid,
+        user=user,
+        comm=notes.comm,
+        program=core.notes.executable()[1],
+        command=notes.command,
+        threads=notes.threads,
+        rank=rank,
+        job=jobs[0] if jobs else "",
+        jobs=jobs,
+    )
+
+
+def _with_backtrace(
+    supervisor: ProcessSupervisor, summary: CoreSummary, reading: _CoreReading
+) -> CoreSummary:
+    """The summary with gdb's backtrace, or with the reason why gdb has none."""
+    cut_off = ""
+    if summary.whole_bytes is None or reading.size < summary.whole_bytes:
+        total = "" if summary.whole_bytes is None else f" of {summary.whole_bytes}"
+        cut_off = f"it is cut off at {reading.size}{total} bytes"
+        if time.time() - reading.modified_ns / 1e9 < _FRESH_S:
+            cut_off += ", or still being written"
+    debugger = gdb.find_gdb()
+    if not debugger:
+        return replace(summary, unread="; ".join(filter(None, (cut_off, _GDB_MISSING))))
+    if supervisor.left_s < 1:
+        return replace(summary, unread="not read: the time was over")
+    rights = users_file.rights_of(reading.uid)
+    text, error, warning, cut = gdb.backtrace(
+        supervisor, debugger, reading.file,
+        program=reading.exec, threads=summary.threads, rights=rights,
+    )  # fmt: skip
+    doubt = reading.doubt or warning
+    if error:
+        reason = "; ".join(filter(None, (cut_off, error, doubt)))
+        return replace(summary, unread=printable(reason))
+    packed = wire.pack(text.encode("utf-8"))
+    warnings = "; ".join(filter(None, (cut_off, doubt)))
+    return replace(summary, text=packed, warning=printable(warnings), cut=cut)

@@ -1,0 +1,814 @@
+"""The failures that the lines of a dead job's logs report: events with their rank, kind and time.
+
+Pure, and the same code on a node and on the control machine. An event says what its own file
+reports, and never more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import zip_longest
+
+from nodeready.agent.failure_rules import (
+    ENDED,
+    FAILED,
+    LINE_RULES,
+    LOST,
+    MAX_LINE,
+    MAX_RANKS,
+    REPORT,
+    VAGUE,
+    WAITED,
+    code_of,
+    has_needle,
+    kind_of_code,
+    meaning,
+    ranks_in,
+    signal_of,
+)
+from nodeready.agent.log_ranks import LineOrigin, learn_ranks, split_plain
+from nodeready.agent.log_times import STAMP_CHARACTERS, TIMED, Calendar, node_calendar, stamp
+from nodeready.agent.log_variables import LogFacts, read_facts
+from nodeready.agent.witnesses.flight_recorder import Recording
+from nodeready.agent.witnesses.logs import WatchdogReport, reports
+from nodeready.core import wire
+
+#: Maximum characters of an event's text.
+MAX_TEXT = 300
+#: Maximum events of one file; of one stream, the first and the last.
+_MAX_EVENTS, _MAX_OF_STREAM = 4000, 12
+#: Maximum lines in which reports of the watchdog are searched.
+_MAX_CANDIDATES = 20_000
+
+
+@dataclass(frozen=True)
+class FailureEvent:
+    """One failure that a log reports.
+
+    kind, role:  see `failure_rules`
+    source:      who reports it: ``torchrun``, ``torchrun-root`` (its first observed failure),
+                 ``srun``, ``slurm``, ``mpirun``, ``deepspeed``, ``shell``, ``error-file``; "": the
+                 rank itself; ``warning``: it only warns
+    text:        the exception or the line
+    frame:       innermost call of the user's code, ``train.py:12 in step``; "": none
+    ranks:       global ranks; (): not known
+    local_rank:  None: not known
+    host:        that the line names; ""
+    pid:         0: not known
+    code:        exit status, or minus the signal; 0: not known
+    time_s:      of the line, in seconds since 1970; None: it has none
+    after_s:     of the last line with a time before it; None: there is none
+    line:        number of the line in the part of the file that was read
+    lines_after: lines of the same rank after it that belong to no failure
+    call:        function of torch.distributed that raised it, ``all_reduce``; "": none
+    went_on:     its rank wrote lines after it like those before it
+    """
+
+    kind: wire.Name
+    role: wire.Name
+    source: wire.Name
+    text: wire.Line
+    frame: wire.Line
+    ranks: tuple[wire.Number, ...]
+    local_rank: wire.Number | None
+    host: wire.Name
+    pid: wire.Number
+    code: int
+    time_s: float | None
+    after_s: float | None
+    line: wire.Number
+    lines_after: wire.Number
+    call: wire.Name = ""
+    went_on: bool = False
+
+
+@dataclass(frozen=True)
+class LogStream:
+    """The lines of one rank in one file.
+
+    rank, local_rank: None: the lines name none
+    host:   "": the lines name none
+    lines:  their number
+    last:   the last line that belongs to no failure
+    last_s: time of the last line that has one; None: none has
+    """
+
+    rank: wire.Number | None
+    local_rank: wire.Number | None
+    host: wire.Name
+    lines: wire.Number
+    last: wire.Line
+    last_s: float | None
+
+
+@dataclass(frozen=True)
+class FileFailures:
+    """What one file reports.
+
+    path:    "": not set yet
+    mtime_s: of its last change; 0: not known
+    skipped: bytes in its middle that were not read
+    left_out: number of events beyond the maximum of a file or of a rank
+    reports: of PyTorch's watchdog
+    facts:   of the ranks' environments
+    recording: a dump of the flight recorder, in place of lines
+    """
+
+    path: wire.Path
+    size_bytes: wire.Number = 0
+    mtime_s: float = 0.0
+    skipped: wire.Number = 0
+    events: tuple[FailureEvent, ...] = ()
+    streams: tuple[LogStream, ...] = ()
+    reports: tuple[WatchdogReport, ...] = ()
+    facts: LogFacts = LogFacts()
+    recording: Recording | None = None
+    left_out: wire.Number = 0
+
+    @cached_property
+    def ranks(self) -> frozenset[int]:
+        """The ranks that its lines name."""
+        return frozenset(stream.rank for stream in self.streams if stream.rank is not None)
+
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_HEADER = re.compile(r"(?:^|[\s|:\]])(?:Original )?Traceback \(most recent call last\):\s*$")
+#: A label of a rank: srun's, MPICH's, PyTorch's.
+_LABEL = re.compile(r" {0,6}\d{1,7}: |\[(?:rank)?\d{1,7}\]:? ")
+_FRAME = re.compile(r'^>?\s*(?:\| *)?File "([^"]{1,1000})", line (\d{1,7})(?:,? in (.{1,200}))?')
+#: The beginning and a frame of a traceback that Rich draws.
+_RICH = "╭", "Traceback (most recent call last) ─"
+_RICH_FRAME = re.compile(r"^│ (\S.{0,999}?):(\d{1,7}) in (\S{1,200})")
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_IGNORED = ("Exception ignored in", "--- Logging error ---")
+#: An exception without its traceback, and with it.
+_NAMED = re.compile(r"^(?:[A-Za-z_][\w.]*\w)(?:Error|Exception)(?::\s.*|:?\s*$)")
+_RAISED = re.compile(r"^[A-Za-z_][\w.]*(?::\s.*|:?\s*$)")
+_LIBRARY = re.compile(r"(?:site|dist)-packages/|/lib(?:64)?/python3|^<|/torch/|/bin/torchrun$")
+_SPAWNED = re.compile(r"^-- Process (\d{1,7}) terminated with the following error:")
+#: Exceptions of launchers: they report the failure of a rank.
+_LAUNCHERS = re.compile(
+    r"^(?:\S*\.)?(?:ChildFailedError|CalledProcessError|ProcessExitedException|"
+    r"ProcessRaisedException|SystemExit)\b"
+)
+#: A command that starts ranks.
+_STARTS_RANKS = re.compile(
+    r"torchrun|torch\.distributed|deepspeed|accelerate|mpi(?:run|exec)|srun|python"
+)
+_TERMINATE = re.compile(r"terminate called after throwing an instance of '(.{1,200})'")
+#: A frame of C++, as c10::Error has it; the summary that follows an error.
+_NATIVE = ("frame #", "wandb:")
+_MPI_RANK = re.compile(r"\s*Process name: \[\S{1,300}[,@](\d{1,7})\]\s*$")
+_MPI_CODE = re.compile(r"\s*Exit code: +(\d{1,3})")
+#: Maximum further lines of an exception's message.
+_DETAILS = 12
+#: The margin of an exception group's lines, and its exception.
+_MARGIN = re.compile(r" *(?:\| ?|\+ ?)+")
+_GROUP = re.compile(r"(?:\S+\.)?(?:Base)?ExceptionGroup: ")
+#: Plain lines before a failure with which those after it are compared, the number of the latter,
+#: and letters of such a line.
+_RECENT, _WATCHED, _LETTERS = 8, 500, 8
+#: Characters in which a line's time ends, if it begins with it.
+_TIME_END = 28
+
+
+Split = Callable[[str], LineOrigin]
+
+
+@dataclass
+class _Exception:
+    """An exception while its lines are read."""
+
+    event: FailureEvent
+    is_known: bool
+    has_user_frame: bool
+
+
+@dataclass
+class _RankStream:
+    """The lines of one rank, and the state of reading them."""
+
+    key: tuple[str, int | None, int | None]
+    lines: int = 0
+    plain: int = 0
+    last: str = ""
+    timed: str = ""
+    events: list[FailureEvent] = field(default_factory=list)
+    mode: str = ""
+    #: The label of the lines of a traceback, in a log of one label: too few to be learned.
+    prefix: str = ""
+    frames: list[tuple[str, str, str]] = field(default_factory=list)
+    #: The exceptions of a chain; the details of the last one.
+    chain: list[_Exception] = field(default_factory=list)
+    is_chained: bool = False
+    is_ignored: bool = False
+    details: list[str] = field(default_factory=list)
+    spawned: int | None = None
+    #: The fields of torchrun's report, and mpirun's.
+    block: dict[str, str] = field(default_factory=dict)
+    is_root: bool = False
+    in_group: bool = False
+    #: The last plain lines; number of an event's line -> the shapes of the plain lines before it;
+    #: the events after which such a line came.
+    recent: deque[str] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    watched: dict[int, frozenset[str]] = field(default_factory=dict)
+    went_on: set[int] = field(default_factory=set)
+    watched_until: int = 0
+
+    def add_plain(self, text: str) -> None:
+        """Count a line that belongs to no failure."""
+        self.plain += 1
+        if not text.strip():
+            return
+        self.last = text
+        if self.watched and self.plain > self.watched_until:
+            self.watched = {}
+        if self.watched:
+            shape = _shape(text)
+            self.went_on |= {line for line, shapes in self.watched.items() if shape in shapes}
+            self.watched = {
+                line: shapes for line, shapes in self.watched.items() if line not in self.went_on
+            }
+        self.recent.append(text)
+
+
+#: The stream of lines without a prefix.
+_UNKNOWN = ("", None, None)
+
+
+class FailureReader:
+    """Reads the lines of one file, one at a time.
+
+    year:  of times without a year
+    split: takes the prefix off a line
+    candidates: the lines that may be of a failure or of the watchdog
+    """
+
+    def __init__(
+        self, year: int, calendar: Calendar = node_calendar, split: Split = split_plain
+    ) -> None:
+        self.year, self.calendar, self.split = year, calendar, split
+        self.streams: dict[tuple[str, int | None, int | None], _RankStream] = {}
+        self.number = 0
+        self.candidates: list[str] = []
+        self.room = MAX_RANKS
+        self.left_out = 0
+
+    def feed(self, line: str, moment: str = "") -> None:
+        """Read one line. moment: its time, if the line does not have it"""
+        self.number += 1
+        if line[:1] == "{" and (rows := _structured(line)):
+            for row in rows:
+                self._feed(row, moment)
+        else:
+            self._feed(line, moment)
+
+    def _feed(self, line: str, moment: str) -> None:
+        plain = self.streams.get(_UNKNOWN)
+        is_quiet = plain is not None and not plain.mode and self.split is split_plain
+        if (
+            plain is not None
+            and is_quiet
+            and line[:1] not in ("[", "f", "w")
+            and not has_needle(line)
+        ):
+            # Nearly all lines of most logs.
+            plain.lines += 1
+            plain.add_plain(line)
+            if TIMED.search(moment or line, 0, STAMP_CHARACTERS):
+                plain.timed = moment or line
+            return
+        if "\x1b" in line:
+            line = _ANSI.sub("", line)
+        origin = self.split(line[:MAX_LINE].rstrip())
+        text = origin.text
+        stream = self.streams.get(origin.key)
+        if stream is None:
+            stream = self.streams[origin.key] = _RankStream(origin.key)
+        stream.lines += 1
+        if stream.in_group:
+            margin = _MARGIN.match(text)
+            stream.in_group = margin is not None
+            text = text[margin.end() :] if margin else text
+        if stream.mode and stream.prefix and text.startswith(stream.prefix):
+            text = text[len(stream.prefix) :]
+        is_plain = not stream.mode and not has_needle(text) and not text.startswith(_NATIVE)
+        if is_plain or not self._read(stream, text, line):
+            stream.add_plain(text)
+        # Parsed only when an event needs it.
+        if TIMED.search(moment or text, 0, STAMP_CHARACTERS):
+            stream.timed = moment or text
+
+    # --- One line of a stream. Whether it belongs to a failure.
+
+    def _read(self, stream: _RankStream, text: str, line: str) -> bool:
+        if stream.mode == "traceback" and self._in_traceback(stream, text):
+            return True
+        if stream.mode == "block" and self._in_block(stream, text):
+            return True
+        if stream.mode == "fatal" and self._in_fatal(stream, text):
+            return True
+        is_indented = not text or text[0] in " \t|+"
+        if is_indented and "raceback" not in text:
+            return self._special(stream, text) or self._detail(stream, text)
+        if text.startswith(_CHAINED):
+            stream.is_chained = True
+            self._end_details(stream)
+            return True
+        if text.startswith(_IGNORED):
+            stream.is_ignored = True
+            return True
+        if len(self.candidates) < _MAX_CANDIDATES:
+            self.candidates.append(line)
+        if _HEADER.search(text) or (text.startswith(_RICH[0]) and _RICH[1] in text):
+            self._end_details(stream)
+            is_original = "Original Traceback" in text or stream.in_group
+            stream.in_group = stream.in_group or "Exception Group Traceback" in text
+            if is_original and stream.chain:
+                stream.is_chained = True
+            stream.mode, stream.frames = "traceback", []
+            label = _LABEL.match(text)
+            stream.prefix = label[0] if label else ""
+            return True
+        if text.startswith(_NATIVE):
+            return True
+        if match := _SPAWNED.match(text):
+            stream.spawned = int(match[1])
+            return True
+        if match := _TERMINATE.search(text):
+            self._end_chain(stream)
+            self._add_exception(stream, match[1])
+            stream.mode = "details"
+            return True
+        if self._starts_block(stream, text):
+            return True
+        if self._line(stream, text):
+            return True
+        if _NAMED.match(text) and not _LAUNCHERS.match(text):
+            self._end_chain(stream)
+            self._add_exception(stream, text)
+            stream.mode = "details"
+            return True
+        return self._special(stream, text) or self._detail(stream, text)
+
+    def _special(self, stream: _RankStream, text: str) -> bool:
+        """A frame without the beginning of its traceback; a field of mpirun's report."""
+        if _FRAME.match(text) and not stream.chain:
+            stream.mode, stream.frames = "traceback", []
+            return self._in_traceback(stream, text)
+        if match := _MPI_RANK.match(text):
+            stream.block = {"mpi": match[1]}
+            return True
+        if "mpi" in stream.block and (match := _MPI_CODE.match(text)):
+            code, ranks = int(match[1]), (int(stream.block.pop("mpi")),)
+            event = self._event(stream, REPORT, kind_of_code(code), f"exit status {code}")
+            self._add(stream, replace(event, source="mpirun", ranks=ranks, code=code))
+            return True
+        return False
+
+    def _detail(self, stream: _RankStream, text: str) -> bool:
+        """A further line of an exception's message."""
+        if stream.mode != "details":
+            return False
+        # A line that begins with a time is no further line of a message.
+        if len(stream.details) >= _DETAILS or TIMED.search(text, 0, _TIME_END):
+            self._end_chain(stream)
+            return False
+        stream.details.append(text.strip())
+        return True
+
+    # --- Tracebacks.
+
+    def _in_traceback(self, stream: _RankStream, text: str) -> bool:
+        if match := _FRAME.match(text) or _RICH_FRAME.match(text):
+            if len(stream.frames) < 1000:
+                stream.frames.append((match[1], match[2], match[3] or ""))
+            return True
+        if not text.strip() or text[0] in " \t│╰":
+            return True
+        if text.startswith(("srun: ", "slurmstepd")):
+            return False  # Slurm writes into the same file.
+        stream.mode = ""
+        if _HEADER.search(text) or not _RAISED.match(text):
+            return False
+        if stream.is_ignored:
+            stream.is_ignored = False
+            return True
+        is_own_command = "CalledProcessError" in text and not _STARTS_RANKS.search(text)
+        has_user_frame = any(not _LIBRARY.search(path) for path, _, _ in stream.frames)
+        if _LAUNCHERS.match(text) and not (is_own_command and has_user_frame):
+            # Its report, with the ranks, follows.
+            stream.chain, stream.is_chained = [], False
+            return "ProcessExited" not in text
+        self._add_exception(stream, text)
+        stream.mode = "details"
+        return True
+
+    def _add_exception(self, stream: _RankStream, text: str) -> None:
+        if not stream.is_chained:
+            self._end_chain(stream)
+        stream.is_chained = False
+        user = [frame for frame in stream.frames if not _LIBRARY.search(frame[0])]
+        frame = _frame_text(*(user or stream.frames or [("", "", "")])[-1])
+        text_meaning = meaning(text)
+        event = self._event(stream, text_meaning.role, text_meaning.kind, _compact(text))
+        event = replace(event, frame=frame, call=_collective(stream.frames))
+        if stream.spawned is not None:
+            event = replace(event, local_rank=stream.spawned)
+            stream.spawned = None
+        stream.chain.append(_Exception(event, text_meaning.is_known, bool(user)))
+        stream.frames, stream.details = [], []
+
+    def _end_details(self, stream: _RankStream) -> None:
+        """Complete the last exception by the lines after it."""
+        if not stream.chain:
+            return
+        last, lines = stream.chain[-1], [line for line in stream.details if line]
+        is_vague = bool(VAGUE.search(last.event.text))
+        if lines and lines[0].startswith("what():"):
+            text = f"{last.event.text}: {lines[0][7:].strip()}"
+            text_meaning = meaning("\n".join([text, *lines[1:]]))
+            last.event = replace(
+                last.event, role=text_meaning.role, kind=text_meaning.kind, text=text
+            )
+            last.is_known, is_vague = text_meaning.is_known, bool(VAGUE.search(text))
+        if lines and is_vague:
+            text_meaning = meaning("\n".join(lines))
+            # NCCL repeats its last warning at the end.
+            after = lines.index("Last error:") + 1 if "Last error:" in lines else 0
+            text = f"{last.event.text} {lines[min(after, len(lines) - 1)]}"
+            last.event = replace(last.event, text=text)
+            if text_meaning.is_known and (not last.is_known or text_meaning.role == FAILED):
+                last.event = replace(last.event, role=text_meaning.role, kind=text_meaning.kind)
+                last.is_known = True
+        last.event = replace(last.event, text=last.event.text[:MAX_TEXT])
+        stream.details = []
+        if stream.mode == "details":
+            stream.mode = ""
+
+    def _end_chain(self, stream: _RankStream) -> None:
+        """Add the event of a chain of exceptions: what began it, then what it became."""
+        self._end_details(stream)
+        chain, stream.chain = stream.chain, []
+        if not chain:
+            return
+        first, last = chain[0], chain[-1]
+        event = first.event
+        if first is not last:
+            # A loader's worker reports the original exception after its own.
+            is_wrapped = event.text.partition(": ")[2].startswith("Caught ") or bool(
+                _GROUP.match(event.text)
+            )
+            if is_wrapped:
+                first, last = last, first
+                event = first.event
+            elif "DataLoader worker" in last.event.text or (
+                not first.is_known and not first.has_user_frame and last.is_known
+            ):
+                # The loader finds its worker dead behind a broken pipe between them.
+                event = last.event
+            text = event.text
+            if last.event.text != text and event is first.event:
+                text = f"{text[:200]}; then {last.event.text}"[:MAX_TEXT]
+            frames = [item.event.frame for item in chain if item.has_user_frame]
+            event = replace(event, frame=next(iter(frames), event.frame))
+            kinds = [item.event.kind for item in chain if item.event.role == event.role]
+            kind = next((kind for kind in kinds if kind != "exception"), event.kind)
+            event = replace(event, text=text, kind=kind if event.role == FAILED else event.kind)
+        self._add(stream, event)
+
+    def _end_cut(self, stream: _RankStream) -> None:
+        """The file ends in a traceback: below a collective, of a lost peer; else of an error that
+        is not known."""
+        frame = _frame_text(*stream.frames[-1])
+        text = f"a traceback that is cut off at {frame}"
+        if call := _collective(stream.frames):
+            event = self._event(stream, LOST, "network", text)
+            self._add(stream, replace(event, frame=frame, call=call))
+        else:
+            stream.last = text
+
+    def _in_fatal(self, stream: _RankStream, text: str) -> bool:
+        """The stack that faulthandler writes: the innermost call first."""
+        match = _FRAME.match(text)
+        if match and stream.events:
+            if match[1].endswith(_COLLECTIVES) and stream.events[-1].kind == "timeout":
+                waits = replace(stream.events[-1], role=WAITED, call=match[3] or "")
+                stream.events[-1] = waits
+            if not _LIBRARY.search(match[1]) and not stream.events[-1].frame:
+                frame = _frame_text(match[1], match[2], match[3] or "")
+                stream.events[-1] = replace(stream.events[-1], frame=frame)
+            return True
+        if not text or "most recent call first" in text or text.startswith(("Extension mod", " ")):
+            return True
+        stream.mode = ""
+        return False
+
+    # --- torchrun's report.
+
+    def _starts_block(self, stream: _RankStream, text: str) -> bool:
+        if text in ("Failures:", "Root Cause (first observed failure):"):
+            self._end_chain(stream)
+            stream.mode, stream.block = "block", {}
+            stream.is_root = text.startswith("Root")
+            return True
+        return False
+
+    def _in_block(self, stream: _RankStream, text: str) -> bool:
+        if re.match(r"^(?:\[\d+\]:|-{5,}|={5,}|Root Cause|Failures:)", text):
+            self._end_block(stream)
+            if text.startswith("="):
+                stream.mode = ""
+            elif text.startswith("Root"):
+                stream.is_root = True
+            return True
+        if match := re.match(r"^  (time|host|rank|exitcode|error_file|traceback) *: ?(.*)", text):
+            stream.block[match[1]] = match[2]
+        elif not text or text.startswith(" "):
+            if "traceback" in stream.block and _RAISED.match(text[2:]):
+                stream.block["exception"] = text[2:]
+        else:
+            self._end_block(stream)
+            stream.mode = ""
+            return False
+        return True
+
+    def _end_block(self, stream: _RankStream) -> None:
+        block, stream.block = stream.block, {}
+        rank = re.match(r"(\d{1,7})(?: \(local_rank: (\d{1,5})\))?", block.get("rank", ""))
+        code = re.match(r"(-?\d{1,5})(?: *\(pid: (\d{1,10})\))?", block.get("exitcode", ""))
+        if not rank or not code:
+            return
+        status = int(code[1])
+        text = block.get("exception", "")
+        event = replace(
+            self._event(stream, REPORT, kind_of_code(status), text),
+            source="torchrun-root" if stream.is_root else "torchrun",
+            ranks=(int(rank[1]),),
+            local_rank=int(rank[2]) if rank[2] else None,
+            host=block.get("host", "")[:255],
+            pid=int(code[2] or 0),
+            code=status,
+            time_s=stamp(block.get("time", ""), self.year, self.calendar),
+        )
+        self._add(stream, event)
+        if text:
+            text_meaning = meaning(text)
+            self._add(
+                stream, replace(event, role=text_meaning.role, kind=text_meaning.kind, code=0)
+            )
+
+    # --- Events.
+
+    def _line(self, stream: _RankStream, text: str) -> bool:
+        for rule in LINE_RULES:
+            match = rule.pattern.search(text)
+            if not match:
+                continue
+            groups = {name: value for name, value in match.groupdict().items() if value}
+            code = code_of(groups)
+            text_meaning = meaning(groups.get("text", text))
+            if not rule.role and not text_meaning.is_known:
+                return False
+            self._end_chain(stream)
+            kind = rule.kind or (kind_of_code(code) if code else text_meaning.kind)
+            role = rule.role or text_meaning.role
+            if rule.source in ("srun", "shell", "") and "Out Of Memory" in text:
+                kind = "oom"
+            if rule.source == "shell" and signal_of(code) in (1, 2, 15):
+                role = ENDED
+            event = replace(
+                self._event(stream, role, kind, groups.get("text", text)),
+                time_s=self._moment(text),
+                source=rule.source,
+                ranks=ranks_in(groups["ranks"]) if "ranks" in groups else _stream_ranks(stream),
+                local_rank=int(groups["local"]) if "local" in groups else stream.key[2],
+                host=groups.get("host", stream.key[0]),
+                pid=int(groups.get("pid", 0)),
+                code=code,
+            )
+            self._add(stream, event)
+            if "Fatal Python error" in text or text.startswith("Timeout ("):
+                stream.mode = "fatal"
+            return True
+        return False
+
+    def _moment(self, text: str) -> float | None:
+        return stamp(text, self.year, self.calendar)
+
+    def _event(self, stream: _RankStream, role: str, kind: str, text: str) -> FailureEvent:
+        host, _, local = stream.key
+        return FailureEvent(
+            *(
+                kind,
+                role,
+                "",
+                text.strip()[:MAX_TEXT],
+                "",
+                _stream_ranks(stream),
+                local,
+                host,
+                0,
+                0,
+            ),
+            *(None, self._moment(stream.timed), self.number, stream.plain),
+        )
+
+    def _add(self, stream: _RankStream, event: FailureEvent) -> None:
+        if len(event.ranks) > self.room:
+            event = replace(event, ranks=())
+        self.room -= len(event.ranks)
+        if event.role != REPORT and len(stream.watched) < _MAX_OF_STREAM:
+            shapes = frozenset(filter(None, map(_shape, stream.recent)))
+            stream.watched[event.line] = shapes
+            stream.watched_until = stream.plain + _WATCHED
+        stream.events.append(event)
+        if len(stream.events) > 2 * _MAX_OF_STREAM:
+            del stream.events[_MAX_OF_STREAM]
+            self.left_out += 1
+
+    def failures(self) -> FileFailures:
+        """What the lines so far report."""
+        events = []
+        for stream in self.streams.values():
+            if stream.mode == "traceback" and stream.frames:
+                self._end_cut(stream)
+            self._end_chain(stream)
+            if stream.mode == "block":
+                self._end_block(stream)
+        # Of the task of a node, torchrun's own report has the node.
+        task_hosts = {
+            stream.key[0]: event.host
+            for stream in self.streams.values()
+            for event in stream.events
+            if event.source == "torchrun-root" and stream.key[0]
+        }
+        for stream in self.streams.values():
+            host, rank, local = stream.key
+            if task_host := task_hosts.get(host):
+                stream.key = task_host, rank, local
+                stream.events = [
+                    replace(event, host=task_host if event.host == host else event.host)
+                    for event in stream.events
+                ]
+            # An error like one after which the rank went on was handled, too.
+            handled = {event.text for event in stream.events if event.line in stream.went_on}
+            # An event keeps the number of plain lines before it until now.
+            events += [
+                replace(
+                    event,
+                    lines_after=stream.plain - event.lines_after,
+                    went_on=event.text in handled,
+                )
+                for event in stream.events
+            ]
+        events.sort(key=lambda event: event.line)
+        half = _MAX_EVENTS // 2
+        if len(events) > _MAX_EVENTS:
+            self.left_out += len(events) - _MAX_EVENTS
+            events = events[:half] + events[-half:]
+        streams = tuple(
+            LogStream(
+                *(stream.key[1], stream.key[2], stream.key[0], stream.lines),
+                *(stream.last[:MAX_TEXT], self._moment(stream.timed)),
+            )
+            for stream in self.streams.values()
+        )
+        return FileFailures(
+            "", events=tuple(events), streams=streams, reports=reports(self.candidates),
+            left_out=self.left_out,
+        )  # fmt: skip
+
+
+#: The file of torch.distributed with its collectives.
+_COLLECTIVES = "/distributed_c10d.py"
+_DIGITS = re.compile(r"\d+(?:\.\d+)?")
+
+
+def _shape(text: str) -> str:
+    """A line without its numbers, to compare it with others; "": too short for that."""
+    shape = _DIGITS.sub("0", text[:160])
+    return shape if sum(map(str.isalpha, shape)) >= _LETTERS else ""
+
+
+def _collective(frames: Sequence[tuple[str, str, str]]) -> str:
+    """The function of torch.distributed in which a traceback ends; ""."""
+    names = [name for path, _, name in frames if path.endswith(_COLLECTIVES)]
+    return next((name for name in reversed(names) if not name.startswith("_")), "")
+
+
+_FINGERPRINT = re.compile(
+    r"Rank (\d{1,7}) is running (?:inconsistent )?collective: "
+    r"CollectiveFingerPrint\(([^()]{0,400})"
+)
+_PART = re.compile(r"(?:OpType|TensorShape|TensorDtypes)=(\w+|\[[\d, ]{0,200}\])")
+
+
+def _compact(text: str) -> str:
+    """An exception's text; of a mismatch of collectives (ProcessGroupWrapper.cpp), the two calls:
+    ``Rank 0 calls ALLREDUCE [64] Float, rank 2 calls BROADCAST [64] Float``."""
+    calls = [
+        f"rank {rank} calls {' '.join(_PART.findall(parts))}"
+        for rank, parts in _FINGERPRINT.findall(text)[:2]
+    ]
+    return f"{text.partition('.')[0]}: {', '.join(calls)}" if len(calls) > 1 else text
+
+
+def _frame_text(path: str, number: str, function: str) -> str:
+    """A call as reports write it: ``train.py:12 in step``; "": none."""
+    place = f" in {function}" if function else ""
+    return f"{path.rpartition('/')[2]}:{number}{place}"[:MAX_TEXT] if path else ""
+
+
+def _stream_ranks(stream: _RankStream) -> tuple[int, ...]:
+    return () if stream.key[1] is None else (stream.key[1],)
+
+
+#: Maximum characters of a line of JSON, and the keys of its rank.
+_MAX_JSON, _RANK_KEYS = 1 << 16, ("rank", "global_rank", "RANK")
+
+
+def _structured(line: str) -> list[str]:
+    """The lines in the texts of a logger's JSON object, with its rank; []: it has none."""
+    if len(line) > _MAX_JSON or not has_needle(line):
+        return []
+    try:
+        data = wire.load_json(line)
+    except wire.DecodeError:
+        return []
+    rank = next((data[key] for key in _RANK_KEYS if type(data.get(key)) is int), None)
+    prefix = "" if rank is None else f"[rank{rank}]: "
+    texts = [value for value in data.values() if isinstance(value, str)]
+    head = " ".join(text for text in texts if "\n" not in text)
+    rows = [row for text in texts if "\n" in text for row in text.split("\n")]
+    return [prefix + row for row in (head, *rows)]
+
+
+#: Lines at the beginning and at the end of a file from which its prefixes are learned.
+_LEARNED = 2000
+
+
+#: What a container engine writes before a line: CRI, `kubectl logs --timestamps`.
+_CONTAINER = re.compile(
+    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6,9}(?:Z|[+-]\d\d:\d\d)) (?:std(?:out|err) [FP] )?"
+)
+
+
+def _unwrapped(line: str) -> tuple[str, str]:
+    """A line as its program wrote it, and the time that a container engine added; ""."""
+    if match := _CONTAINER.match(line):
+        return line[match.end() :], match[1]
+    if line.startswith('{"log":'):
+        with contextlib.suppress(wire.DecodeError):
+            row = wire.load_json(line)
+            return str(row["log"]).rstrip("\n"), str(row.get("time", ""))
+    return line, ""
+
+
+def read_lines(
+    lines: Sequence[str],
+    year: int,
+    calendar: Calendar = node_calendar,
+    path: str = "",
+    rank_pattern: str = "",
+) -> FileFailures:
+    """What the lines of one file report. rank_pattern: as of `learn_ranks`"""
+    moments: Sequence[str] = ()
+    if lines and _unwrapped(lines[0])[1]:
+        lines, moments = zip(*map(_unwrapped, lines))
+    learned = lines if len(lines) < 2 * _LEARNED else [*lines[:_LEARNED], *lines[-_LEARNED:]]
+    ranks = learn_ranks(learned, pattern=rank_pattern, path=path)
+    reader = FailureReader(year, calendar, ranks.split if ranks.is_mixed else split_plain)
+    for line, moment in zip_longest(lines, moments, fillvalue=""):
+        reader.feed(line, moment)
+    return replace(reader.failures(), path=path, facts=read_facts(lines, reader.split))
+
+
+# --- The error files of torchelastic (TORCHELASTIC_ERROR_FILE).
+
+
+def read_error_file(text: str, calendar: Calendar = node_calendar) -> FileFailures | None:
+    """The exception in an error file; None: it is no error file."""
+    try:
+        data = wire.load_json(text)
+    except wire.DecodeError:
+        return None
+    message = data.get("message") if isinstance(data, dict) else None
+    extra = message.get("extraInfo") if isinstance(message, dict) else None
+    stack = extra.get("py_callstack") if isinstance(extra, dict) else ""
+    words = message.get("message") if isinstance(message, dict) else message
+    if not isinstance(words, str) or not isinstance(stack, str):
+        return None
+    moment = str((extra if isinstance(extra, dict) else data).get("timestamp", ""))
+    candidates = read_lines(stack.splitlines() or [words], 1970, calendar)
+    seconds = float(moment) if re.fullmatch(r"\d{9,11}", moment) else None
+    events = [event for event in candidates.events if event.role != REPORT][-1:]
+    if not events:
+        return None
+    event = replace(events[0], source="error-file", time_s=seconds)
+    return replace(candidates, events=(event,), streams=())

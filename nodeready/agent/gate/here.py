@@ -1,0 +1,367 @@
+"""The commands `audit` and `ready` of the node's own program: this machine alone, within a limit.
+
+They change nothing, and write a file only for `--output`. The policy is that of a given file, the
+site's file, the bundle, and the defaults. Each file is a JSON object with the keys of group_data;
+the first file that has a key counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from nodeready.agent.asking import (
+    Answer,
+    Conversation,
+    Key,
+    Request,
+    answer_of,
+    collect,
+    once,
+    request,
+)
+from nodeready.agent.audit_document import Audit, NodeReport, Ready, audit_code, ready_code
+from nodeready.agent.local import Local
+from nodeready.agent.snapshots import snapshot_question
+from nodeready.core.fleet import FleetFacts
+from nodeready.core.policy import Policy
+from nodeready.core.policy.fields import closest_word, port_range
+from nodeready.core.policy.policy import PolicyError, check_settings, digest, key_text
+from nodeready.core.policy.site_checks import AUDIT, READY
+from nodeready.core.result import Result, na
+from nodeready.core.text import parse_span, utc_now
+from nodeready.subjects.judging import judge
+from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection, SelectionError, select
+from nodeready.subjects.snapshot import Snapshot
+from nodeready.subjects.ssh_client.facts import SshClient
+
+if TYPE_CHECKING:
+    from nodeready.subjects.proof.facts import ProofConfig
+
+#: The subjects that a node observes of itself.
+LOCAL_SUBJECTS = tuple(name for name in LOOKED_AT if SUBJECTS[name].judged_on_node)
+#: Seconds for an audit without `--timeout`.
+LIMIT_S = 60
+#: Seconds at the end of a limit for checks and reports, at most a fourth of the limit.
+_RESERVE_S = 1.0
+#: Seconds between the limit of a section and that of the snapshot. No network delays the answer,
+#: so one second is enough; each further second would take time from the probes of a busy node.
+_MARGIN_S = 1
+
+
+def audit(
+    policy: Policy, selection: CheckSelection, limit_s: float = LIMIT_S, moment: str = AUDIT
+) -> Audit:
+    """Probe this machine and judge it, within ``limit_s`` seconds even if a probe hangs.
+
+    moment: which of the site's own checks are made; see `core.policy.site_checks`
+    """
+    return _judged(policy, selection, limit_s, moment, proofs=False)
+
+
+def ready(policy: Policy, selection: CheckSelection, budget_s: int, proofs: bool = True) -> Ready:
+    """Probe, prove and judge: the proofs run beside the probes, under one budget in seconds."""
+    return Ready(_judged(policy, selection, budget_s, READY, proofs), budget_s)
+
+
+def _judged(
+    policy: Policy, selection: CheckSelection, limit_s: float, moment: str, proofs: bool
+) -> Audit:
+    started, started_s, policy_digest = utc_now(), time.monotonic(), digest([policy])
+    policy = policy.at(moment).with_site_checks(selection.checks)
+    time_s = limit_s - min(_RESERVE_S, limit_s / 4)
+    subjects = [name for name in selection.subjects if name in LOCAL_SUBJECTS]
+    transport = Local()
+    (name,) = transport.nodes
+    # The script gets a shorter limit than its request, so that it can end a slow probe and still
+    # answer.
+    question = snapshot_question(name, policy, subjects, max(1, int(time_s)), _MARGIN_S)
+    conversations: dict[Key, Conversation[Answer]] = {
+        "snapshot": once(replace(question.request, limit_s=question.request.limit_s + 1))
+    }
+    config = None
+    if proofs and "proof" in selection.subjects:
+        config = _proof_config(policy, time_s, transport.tag)
+        conversations["proofs"] = once(_proof_request(name, config))
+    outcomes = collect(transport, conversations, deadline=started_s + time_s)
+    if transport.interrupted:
+        raise KeyboardInterrupt
+    answer = answer_of(outcomes["snapshot"])
+    late = f"no answer within {time_s:.0f} s"
+    snapshot = (
+        question.all_unknown(late, answer.stdout[:200]) if answer.gap else question.read(answer)
+    )
+    if config is not None:
+        from nodeready.subjects.proof import facts
+
+        proof = facts.read(answer_of(outcomes["proofs"]).stdout, config)
+        snapshot = replace(snapshot, subjects={**snapshot.subjects, "proof": proof})
+    report = NodeReport.of(
+        name,
+        selection.of(judge_alone(snapshot, policy)),
+        snapshot=snapshot,
+        seconds=time.monotonic() - started_s,
+    )
+    return Audit(started, utc_now(), policy_digest, (report,))
+
+
+def _proof_config(policy: Policy, limit_s: float, tag: str) -> ProofConfig:
+    from nodeready.subjects.debug_tools.facts import PY_SPY
+    from nodeready.subjects.proof.facts import SESSION, ProofConfig
+
+    return ProofConfig(
+        nonce=f"nodeready-{os.urandom(8).hex()}",
+        tag=tag,
+        user=policy.job_user,
+        # This node knows no other node that it could reach.
+        proofs=tuple(name for name in SESSION if name != "peers"),
+        limit_s=max(1, int(limit_s) - 2),
+        py_spy=PY_SPY if policy.py_spy_version else "",
+    )
+
+
+def _proof_request(name: str, config: ProofConfig) -> Request:
+    return request(name, "nodeready.agent.proofs.program", config)
+
+
+# --- The checks without the fleet: a node does not know the host keys of its peers.
+
+_CHECK = "ssh_client.known_hosts"
+
+
+def judge_alone(snapshot: Snapshot, policy: Policy) -> list[Result]:
+    """The results of all subjects in the snapshot, without the other nodes.
+
+    Only an audit of the fleet can compare the block of host keys in known_hosts with the keys of
+    the nodes. So `ssh_client.known_hosts` fails here only if the block is missing; otherwise it
+    does not apply.
+    """
+    observed = snapshot.subjects.get("ssh_client")
+    if policy.ssh_client_mode != "known_hosts" or not isinstance(observed, SshClient):
+        return judge(snapshot, policy)
+    if not observed.known_hosts.digest:
+        from nodeready.subjects.ssh_client.known_hosts import fleet_lines
+
+        own_lines = fleet_lines({os.uname().nodename: snapshot}, policy.ssh_known_hosts)
+        return judge(snapshot, policy, FleetFacts(known_hosts=own_lines))
+    # The fleet's lines are unknown. The lines of the node stand in for them, so that the other
+    # checks of ssh_client are judged; a large block was probed without its lines.
+    stand_in = observed.known_hosts.lines or ("# a block without its lines",)
+    results = judge(snapshot, policy, FleetFacts(known_hosts=stand_in))
+    not_judged = na(_CHECK, "there are keys; an audit of all nodes tells whether they are right")
+    return [not_judged if result.check == _CHECK else result for result in results]
+
+
+#: The site's policy on this node.
+PATH = "/etc/nodeready/policy.json"
+#: Where the bundle has its policy, beside this module.
+EMBEDDED = "policy.json"
+
+
+def load(file: str | None = None) -> Policy:
+    """The policy of this node.
+
+    The value of a setting is that of ``file``, else of PATH, else of the bundle, else the default.
+    Raises PolicyError, a line per problem, also when ``file`` is missing.
+    """
+    settings = _settings(_embedded(), "the bundle's policy")
+    site = _read(PATH, is_required=False)
+    if site is not None:
+        settings.update(_settings(site, PATH))
+    if file is not None:
+        settings.update(_settings(_read(file), file))
+    return Policy(**settings)
+
+
+def _embedded() -> bytes:
+    path = os.path.join(os.path.dirname(__file__), EMBEDDED)
+    try:
+        data: bytes = globals()["__loader__"].get_data(path)
+    except OSError:
+        return b"{}"
+    return data
+
+
+def _read(path: str, is_required: bool = True) -> Any:
+    """The bytes of a file; None: it is missing and not required. Raises PolicyError."""
+    from nodeready.core.files import read_regular
+
+    try:
+        return read_regular(path)
+    except FileNotFoundError:
+        if is_required:
+            raise PolicyError([f"{path}: there is no such file"]) from None
+        return None
+    except OSError as error:
+        raise PolicyError([f"{path}: {error.strerror}"]) from None
+
+
+def _settings(text: bytes, source: str) -> dict[str, Any]:
+    """The settings of one JSON text. Raises PolicyError, also for a key that is no setting."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PolicyError([f"{source}: is no JSON: {error}"]) from None
+    if not isinstance(data, dict):
+        raise PolicyError([f"{source}: must be a JSON object: {{'ptrace_scope': 0}}"])
+    names = [field.name for field in fields(Policy)]
+    settings: dict[str, Any] = {}
+    problems = []
+    for key in data.keys() - set(names):
+        close = closest_word(key, names)
+        hint = f"did you mean {close}?" if close else "there is no such setting"
+        problems.append(f"{source}: unknown setting {key_text(key)}: {hint}")
+    try:
+        settings = check_settings({key: data[key] for key in names if key in data}, source)
+    except PolicyError as error:
+        problems += error.problems
+    problems += [
+        f"{source}: waivers: {waiver.check!r}: nodes: belongs into an inventory; this is one node"
+        for waiver in settings.get("waivers", ())
+        if waiver.nodes
+    ]
+    if problems:
+        raise PolicyError(sorted(problems))
+    return settings
+
+
+# --- `audit`: what differs from the policy on this node.
+
+
+def _seconds(words: str) -> int:
+    """The type of an option that takes a span of time."""
+    try:
+        return int(parse_span(words))
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """The options of `audit`."""
+    _report_arguments(parser, "audit", "print nothing on success")
+    parser.add_argument("--only", metavar="CHECK,...", help="only these checks or subjects")
+    parser.add_argument("--skip", metavar="CHECK,...", help="checks or subjects to skip")
+    parser.add_argument(
+        "--fail-on",
+        choices=("fail", "warn"),
+        default="fail",
+        help="lowest status that exits with 3",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=LIMIT_S,
+        metavar="TIME",
+        help="maximum time, such as 20s or 5m; default %(default)s",
+    )
+
+
+def _report_arguments(parser: ArgumentParser, kind: str, quiet: str) -> None:
+    """The options of the report, which both commands have. quiet: the help of --quiet"""
+    from nodeready.reports.registry import format_names
+
+    parser.add_argument("--format", choices=format_names(kind, on_node=True), default="table")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="write the report to FILE, atomically"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help=quiet)
+    parser.add_argument("-v", "--verbose", action="count", default=0, help="every check")
+
+
+def run(policy: Policy, options: Namespace) -> int:
+    """`audit`. Returns the exit code. Raises PolicyError for a selection without a check."""
+    try:
+        chosen = select([policy.at(AUDIT)], options.only, options.skip, LOCAL_SUBJECTS)
+    except SelectionError as error:
+        raise PolicyError([str(error)]) from None
+    document = audit(policy, chosen, max(1, options.timeout))
+    code = audit_code(document, options.fail_on)
+    _report("audit", document, code, options)
+    if options.format == "nagios":
+        from nodeready.reports.nagios import nagios_code
+
+        return nagios_code(document)
+    return code
+
+
+# --- `ready`: go or no-go, proven by acting, within a budget.
+
+
+def ready_arguments(parser: ArgumentParser) -> None:
+    """The options of `ready`."""
+    _report_arguments(parser, "ready", "print nothing when the node is ready")
+    parser.add_argument(
+        "--user", metavar="NAME", help="run the proofs as this user, who will run the job"
+    )
+    parser.add_argument("--ports", metavar="FIRST-LAST", help="port range of the job")
+    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs that the node must have")
+    parser.add_argument(
+        "--budget",
+        type=_seconds,
+        default=60,
+        metavar="TIME",
+        help="maximum time in all, such as 20s or 5m; default %(default)s",
+    )
+    parser.add_argument("--no-proofs", action="store_true", help="audit only")
+
+
+def _with_options(policy: Policy, options: Namespace) -> Policy:
+    """The policy, changed by the options. Raises PolicyError for a wrong value."""
+    changes: dict[str, tuple[str, Any]] = {}
+    if options.ports is not None:
+        try:
+            changes["port_range"] = ("--ports", port_range(options.ports))
+        except ValueError as error:
+            raise PolicyError([f"--ports {options.ports}: {error}"]) from None
+    if options.gpus is not None:
+        changes["gpu_count"] = ("--gpus", options.gpus)
+    if options.user is not None:
+        changes["job_user"] = ("--user", options.user)
+    for key, (option, value) in changes.items():
+        policy = replace(policy, **check_settings({key: value}, option))
+    return policy
+
+
+def run_ready(policy: Policy, options: Namespace) -> int:
+    """`ready`. Returns the exit code. Raises PolicyError for an option that is wrong."""
+    policy = _with_options(policy, options)
+    subjects = LOCAL_SUBJECTS if options.no_proofs else (*LOCAL_SUBJECTS, "proof")
+    chosen = select([policy.at(READY)], subjects=subjects)
+    document = ready(policy, chosen, max(1, options.budget), proofs=not options.no_proofs)
+    code = ready_code(document)
+    _report("ready", document, code, options)
+    return code
+
+
+# --- The report: the same formats as on the control machine.
+
+
+def rendered(kind: str, document: Audit | Ready, form: str, verbose: int = 0) -> Iterator[str]:
+    """The report of an audit (kind "audit"), or of a go or no-go ("ready"), in pieces."""
+    from nodeready.reports.registry import Options, find_format
+
+    return find_format(kind, form).render(document, Options(verbose, lines=0))
+
+
+def _report(kind: str, document: Audit | Ready, code: int, options: Namespace) -> None:
+    """Write the report as the options say; --quiet omits only the table of a success."""
+    if code or not options.quiet or options.output or options.format != "table":
+        write(rendered(kind, document, options.format, options.verbose), options.output)
+
+
+def write(texts: Iterable[str], output: str | None) -> None:
+    """Write a report to a file, atomically, or to standard output. Raises OSError."""
+    if output is None:
+        sys.stdout.writelines(texts)
+        return
+    from pathlib import Path
+
+    from nodeready.core.files import write_atomically
+
+    write_atomically(Path(output), texts)

@@ -1,0 +1,332 @@
+"""This machine, without any connection: the transport of ``--local`` and of the node's program.
+
+Only Python's standard library. Every command runs in a new session, and is waited for until its
+limit, never longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from select import PIPE_BUF
+from typing import IO, cast
+
+from nodeready.agent.asking import (
+    ERROR_BYTES,
+    Answer,
+    Conversation,
+    Exchange,
+    Key,
+    Outcomes,
+    Request,
+    ResultT,
+    Transport,
+    end_all,
+    exchanges_of,
+    interrupted,
+)
+from nodeready.agent.line_channel import READ_BYTES, LineChannel
+from nodeready.agent.sudo import as_root, judge_reply
+from nodeready.core import shell
+from nodeready.core.outcome import HUNG, LATE, OUTPUT, Gap
+
+#: Seconds from a TERM to a KILL.
+PATIENCE_S = 2.0
+#: A prolog of Slurm's has no PATH.
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def _start(line: str, stderr: int) -> subprocess.Popen[bytes]:
+    path = shell.search_path(f"{_PATH}:{os.environ.get('PATH', '')}")
+    environment = {**os.environ, "PATH": path}
+    return subprocess.Popen(
+        ["/bin/sh", "-c", line],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        # Ctrl-C must not reach the command: this process ends it.
+        start_new_session=True,
+        cwd="/",
+        env=environment,
+    )
+
+
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    """Wait a second for a process that leads a session, then end all of the session."""
+    try:
+        process.wait(timeout=1)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+class LocalProcess:
+    """A command that runs on this machine, until `end`.
+
+    until:    the end of the wait here, of time.monotonic(): a little after its own limit
+    is_flood: it printed more than the maximum
+    is_whole: its output has ended, or is_flood
+    """
+
+    def __init__(self, command: shell.ShellCommand, limit_s: int, max_bytes: int) -> None:
+        self._began, self.limit_s = time.monotonic(), limit_s
+        self.until = self._began + limit_s + 2 * shell.KILL_AFTER_S
+        self._process = _start(command.line, subprocess.PIPE)
+        self._in, self._out, self._err = (
+            cast("IO[bytes]", stream)
+            for stream in (self._process.stdin, self._process.stdout, self._process.stderr)
+        )
+        self._input = memoryview(command.stdin.encode("utf-8", "surrogateescape"))
+        self._max_bytes = max_bytes
+        self._stdout, self._stderr, self._stderr_bytes = bytearray(), bytearray(), 0
+        self.is_whole = self.is_flood = False
+        self._unfinished = [self._out, self._err]
+        self._feed()
+
+    def files(self) -> tuple[list[IO[bytes]], list[IO[bytes]]]:
+        """The files to read and the files to write, for select."""
+        return self._unfinished, [self._in] if not self._in.closed else []
+
+    def transfer(self, ready: Iterable[IO[bytes]]) -> None:
+        """Read from and write to those of its files that are ready."""
+        for file in ready:
+            if file is self._in:
+                self._feed()
+            elif not file.closed:
+                self._take(file)
+
+    def _feed(self) -> None:
+        """Write as much input as the pipe takes; a command may end without reading it."""
+        try:
+            written = os.write(self._in.fileno(), self._input[:PIPE_BUF]) if self._input else 0
+            self._input = self._input[written:]
+        except OSError:
+            self._input = self._input[:0]
+        if not self._input:
+            with contextlib.suppress(OSError):
+                self._in.close()
+
+    def _take(self, file: IO[bytes]) -> None:
+        data = os.read(file.fileno(), READ_BYTES)
+        if file is self._err:
+            self._stderr += data[: ERROR_BYTES - len(self._stderr)]
+            self._stderr_bytes += len(data)
+            if not data:
+                self._unfinished.remove(file)
+        else:
+            self._stdout += data
+            self.is_whole = self.is_whole or not data
+        self.is_flood = max(len(self._stdout), self._stderr_bytes) > self._max_bytes
+        self.is_whole = self.is_whole or self.is_flood
+
+    def answer(self) -> Answer:
+        """The command's answer, with a gap if it did not end."""
+        seconds = time.monotonic() - self._began
+        while not self.is_flood and self._err in self._unfinished:
+            if not select.select([self._err], [], [], 0)[0]:
+                break
+            self._take(self._err)
+        rc: int | None = None
+        if self.is_whole and not self.is_flood:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                rc = self._process.wait(timeout=PATIENCE_S)
+        stdout = self._stdout.decode("utf-8", "surrogateescape")
+        stderr = self._stderr.decode("utf-8", "surrogateescape")
+        if self.is_flood:
+            first = bytes((self._stdout or self._stderr)[:40]).decode("utf-8", "replace")
+            error = f"too much output, beginning with {first!r}"
+            return Answer("", stderr, seconds, gap=Gap(OUTPUT, error))
+        if not self.is_whole:
+            gap = Gap(HUNG, f"no answer in {self.limit_s} s")
+            return Answer(stdout, stderr, seconds, gap=gap)
+        return Answer(stdout, stderr, seconds, rc if rc is None or rc >= 0 else None)
+
+    def end(self) -> None:
+        """End all processes; one that no signal ends (state D) is not waited for."""
+        kill_time = time.monotonic() + PATIENCE_S
+        number = signal.SIGTERM
+        while (self.is_flood or not self.is_whole) and (pids := self._session_pids()):
+            if number is not signal.SIGKILL:
+                _signal(pids, number)
+                number = signal.SIGCONT
+            if time.monotonic() > kill_time:
+                _signal(pids, signal.SIGKILL)
+                break
+            time.sleep(0.02)
+        for file in (self._in, self._out, self._err):
+            with contextlib.suppress(OSError):
+                file.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=0.5)
+
+    def _session_pids(self) -> list[int]:
+        """The processes of the command's session that have not ended.
+
+        The session keeps its number until the command is waited for.
+        """
+        pids = []
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                with contextlib.suppress(OSError, ValueError, IndexError):
+                    with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                        words = file.read().rpartition(")")[2].split()
+                    if int(words[3]) == self._process.pid and words[0] not in "ZX":
+                        pids.append(int(name))
+        return pids
+
+
+def run(command: shell.ShellCommand, limit_s: int, max_bytes: int) -> Answer:
+    """Run a command here and wait for its answer."""
+    child = LocalProcess(command, limit_s, max_bytes)
+    try:
+        while not child.is_whole and (remaining_s := child.until - time.monotonic()) > 0:
+            ready = select.select(*child.files(), [], remaining_s)
+            child.transfer([*ready[0], *ready[1]])
+        return child.answer()
+    finally:
+        child.end()
+
+
+def _signal(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
+
+
+class Local(Transport):
+    """This machine, by its host name. sudo: scripts run as root"""
+
+    def __init__(self, *, sudo: bool = False) -> None:
+        super().__init__([os.uname().nodename])
+        self._sudo, self._password = sudo, ""
+
+    def _command(self, request: Request) -> shell.ShellCommand:
+        command = shell.command(request.script, request.limit_s, self.tag, request.payload)
+        return as_root(command, self._password) if self._sudo else command
+
+    def use_password(self, password: str, nodes: Iterable[str]) -> None:
+        self._password = password
+
+    def converse(
+        self, conversations: Mapping[Key, Conversation[ResultT]], deadline: float | None = None
+    ) -> Outcomes[ResultT]:
+        exchanges = exchanges_of(conversations)
+        running: dict[Key, LocalProcess] = {}
+        try:
+            for key, exchange in exchanges.items():
+                exchange.start()
+                self._ask(key, exchange, running)
+            while exchanges:
+                over = [key for key, exchange in exchanges.items() if exchange.is_over]
+                for key in over:
+                    yield key, exchanges.pop(key).outcome
+                if running and not over:
+                    self._wait(exchanges, running, deadline)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            self._end(running)
+            yield from end_all(exchanges, lambda key: interrupted())
+        finally:
+            self._end(running)
+
+    def _ask(
+        self, key: Key, exchange: Exchange[ResultT], running: dict[Key, LocalProcess]
+    ) -> None:
+        if not exchange.is_over:
+            request = exchange.request
+            assert request is not None
+            command = self._command(request)
+            running[key] = LocalProcess(command, request.limit_s, request.max_bytes)
+
+    def _wait(
+        self,
+        exchanges: dict[Key, Exchange[ResultT]],
+        running: dict[Key, LocalProcess],
+        deadline: float | None,
+    ) -> None:
+        """Read until a command has ended its output or has no time left; answer for it."""
+        until = {key: child.until for key, child in running.items()}
+        if deadline is not None:
+            until = {key: min(moment, deadline) for key, moment in until.items()}
+        reading = [file for child in running.values() for file in child.files()[0]]
+        writing = [file for child in running.values() for file in child.files()[1]]
+        remaining_s = min(until.values()) - time.monotonic()
+        ready = select.select(reading, writing, [], max(0.0, remaining_s))
+        for key, child in list(running.items()):
+            files = [*child.files()[0], *child.files()[1]]
+            child.transfer([file for file in (*ready[0], *ready[1]) if file in files])
+            is_late = time.monotonic() >= until[key]
+            if not child.is_whole and not is_late:
+                continue
+            answer, exchange = child.answer(), exchanges[key]
+            if answer.gap is None:
+                answer = judge_reply(answer, child.limit_s, self._sudo)
+            del running[key]
+            child.end()
+            if is_late and until[key] == deadline and answer.gap:
+                exchange.end(replace(answer, gap=Gap(LATE, answer.gap.reason)))
+            else:
+                exchange.answer(answer)
+            self._ask(key, exchange, running)
+
+    def _end(self, running: dict[Key, LocalProcess]) -> None:
+        for child in running.values():
+            child.end()
+        running.clear()
+
+    def open(self, request: Request) -> LineChannel:
+        command = self._command(request)
+        return LineChannel(
+            lambda: piped(command.line), command.stdin, request.mark, sudo=self._sudo
+        )
+
+
+class Pipes:
+    """A command on this machine as a Stream. process: leads a session, and has pipes"""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._stdin, self._out = (
+            cast("IO[bytes]", stream) for stream in (process.stdin, process.stdout)
+        )
+
+    def read(self, limit_s: float | None) -> bytes:
+        """See Stream; None: without a limit. Raises TimeoutError, OSError."""
+        return read_piece(self._out, limit_s)
+
+    def write(self, data: bytes, limit_s: float | None) -> None:
+        """See Stream; None: without a limit. Raises TimeoutError, OSError."""
+        until = None if limit_s is None else time.monotonic() + limit_s
+        remaining = memoryview(data)
+        while remaining:
+            wait = None if until is None else max(0.0, until - time.monotonic())
+            if not select.select([], [self._stdin], [], wait)[1]:
+                raise TimeoutError
+            remaining = remaining[os.write(self._stdin.fileno(), remaining[:PIPE_BUF]) :]
+
+    def end_input(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+
+    def close(self) -> None:
+        self.end_input()
+        end_session(self._process)
+        self._out.close()
+
+
+def read_piece(file: IO[bytes], limit_s: float | None) -> bytes:
+    """The next bytes of a pipe. Raises TimeoutError after limit_s without any."""
+    if not select.select([file], [], [], limit_s)[0]:
+        raise TimeoutError
+    return os.read(file.fileno(), READ_BYTES)
+
+
+def piped(line: str) -> Pipes:
+    return Pipes(_start(line, subprocess.STDOUT))

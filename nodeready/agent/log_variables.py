@@ -1,0 +1,131 @@
+"""The variables of a job's environment that its logs and its batch script show. Pure.
+
+Such lines are NCCL's with NCCL_DEBUG=INFO (``NCCL_SOCKET_IFNAME set by environment to lo``, its
+src/misc/param.cc), the output of ``env`` and of ``set -x``, torchrun's report of its rendezvous,
+and those of PyTorch's TCPStore, which names MASTER_ADDR where it cannot connect (socket.cpp).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from nodeready.agent.log_ranks import LineOrigin
+from nodeready.agent.secrets import redact
+from nodeready.agent.witnesses.environment import NAMES
+from nodeready.core import wire
+
+#: Maximum variables and addresses of a file, and characters of a value and of a line.
+_MAX_VARIABLES, _MAX_ADDRESSES, _MAX_VALUE, _MAX_LINE = 1000, 64, 200, 2000
+_NAME = rf"(?P<name>NCCL_[A-Z0-9_]{{1,48}}|{'|'.join(NAMES)})"
+_SET = re.compile(rf"NCCL INFO {_NAME} set (?:by environment )?to (?P<value>.{{1,200}}?)\s*$")
+_ASSIGNED = re.compile(
+    rf"^(?:\++ )?(?:export |declare -x )?{_NAME}=([\"']?)(?P<value>[^\"'$`]*)\2\s*$"
+)
+_STORE = re.compile(
+    r"connect(?:/validate)? to "
+    r"(?:\(([\w.:-]{1,253}), |\[([\w.:-]{1,253})\]:|host ([\w.-]{1,253}):)(\d{1,5})\b"
+)
+_TORCHRUN = re.compile(r"^\s*master_(addr|port)=(\S{1,253})\s*$")
+#: The address that NCCL tells its peers.
+_ADDRESS = re.compile(r"(?:Bootstrap ?: Using|OOB) \S{1,40}?:([0-9a-fA-F.:]{2,45})(?:%\w{1,32})?<")
+_VERSION = re.compile(r"\bNCCL version ?:? ?(\d{1,3}\.\d{1,4}\.\d{1,4})")
+#: Each such line has one of these words; a search for words is ten times faster.
+_NEEDLES = (
+    "NCCL", "master_", "MASTER_", "client socket", "TCP client", "_IFNAME=", "_DEVICES=",
+    "_include=", "_BLOCKING=", "_THREADS=", "FI_PROVIDER=",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LogVariable:
+    """A variable in the environment of a rank, by a line of its log.
+
+    line: its number in the part of the file that was read
+    rank, local_rank, host: as of a `LogStream`
+    """
+
+    name: wire.Name
+    value: wire.Name
+    line: wire.Number
+    rank: wire.Number | None
+    local_rank: wire.Number | None
+    host: wire.Name
+
+
+@dataclass(frozen=True)
+class LogFacts:
+    """What the lines of a log show of the job's environment.
+
+    variables: the last value of each
+    nccl:      the version of NCCL; "": not known
+    addresses: of the node, that NCCL tells its peers
+    """
+
+    variables: tuple[LogVariable, ...] = ()
+    nccl: wire.Name = ""
+    addresses: tuple[wire.Name, ...] = ()
+
+
+def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogFacts:
+    """What these lines show of the job's environment.
+
+    split: takes the prefix off a line
+    """
+    variables: dict[tuple[object, str], LogVariable] = {}
+    addresses: dict[str, None] = {}
+    version = ""
+    for number, line in enumerate(lines, 1):
+        if not any(map(line.__contains__, _NEEDLES)):
+            continue
+        origin = split(line[:_MAX_LINE])
+        if not version and (match := _VERSION.search(origin.text)):
+            version = match[1]
+        if (match := _ADDRESS.search(origin.text)) and len(addresses) < _MAX_ADDRESSES:
+            addresses.setdefault(match[1])
+        for name, value in _shown(origin.text):
+            if len(variables) < _MAX_VARIABLES or (origin.key, name) in variables:
+                host, rank, local_rank = origin.key
+                variables[origin.key, name] = LogVariable(
+                    name, redact(name, value[:_MAX_VALUE]), number, rank, local_rank, host
+                )
+    return LogFacts(tuple(variables.values()), version, tuple(addresses))
+
+
+def _shown(text: str) -> Iterator[tuple[str, str]]:
+    """The variables of one line, without its prefix."""
+    if match := _SET.search(text):
+        value = match["value"]
+        # NCCL ends a number with a full stop.
+        yield match["name"], value[:-1] if value[:-1].lstrip("-").isdigit() else value
+    elif "client" in text and (match := _STORE.search(text)):
+        yield "MASTER_ADDR", match[1] or match[2] or match[3]
+        yield "MASTER_PORT", match[4]
+    elif match := _ASSIGNED.match(text):
+        yield match["name"], match["value"]
+    elif match := _TORCHRUN.match(text):
+        yield f"MASTER_{match[1].upper()}", match[2]
+
+
+_IN_SCRIPT = re.compile(
+    rf"(?<![\w$]){_NAME}=(?P<value>\"[^\"$`]*\"|'[^']*'|[^\s\"'$`;&|]*)(?P<computed>[\"'$`]?)"
+)
+
+
+def script_variables(text: str) -> dict[str, str]:
+    """The variables that a batch script sets, also by ``--export`` and mpirun's ``-x``.
+
+    A value that the shell computes, and a variable that gets several values, are left out.
+    """
+    values: dict[str, set[str]] = {}
+    for row in text.splitlines():
+        if row.lstrip().startswith("#") and not row.startswith("#SBATCH"):
+            continue
+        words = row.replace(",", " ") if "--export" in row else row
+        for match in _IN_SCRIPT.finditer(words[:_MAX_LINE]):
+            value = "$" if match["computed"] else match["value"].strip("\"'")
+            values.setdefault(match["name"], set()).add(redact(match["name"], value[:_MAX_VALUE]))
+    return {
+        name: min(texts) for name, texts in values.items() if len(texts) == 1 and "$" not in texts
+    }

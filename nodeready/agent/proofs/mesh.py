@@ -1,0 +1,436 @@
+"""The node's part in the mesh: listen on the job's ports, and connect to the given targets.
+
+The program is one process, which writes no file. It ends with its standard input and by its own
+alarm. It connects only to the same program on other nodes: to a port on which the target's program
+listens, at an address that the target reports as its own. The target's token must arrive there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import json
+import math
+import os
+import queue
+import re
+import secrets
+import select
+import selectors
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nodeready.core import wire
+from nodeready.subjects.proof.facts import ProofConfig
+from nodeready.subjects.proof.mesh_facts import Busy
+
+# --- Listeners on the job's ports, which are plain sockets as the job opens them. Their token
+# distinguishes them from other programs.
+
+#: Seconds after which a busy port is tried once more: a connection that ends may hold it.
+_AGAIN_S = 0.5
+#: Maximum connections that are open at once; maximum seconds of each.
+MAX_OPEN, OPEN_S = 64, 5.0
+#: The queue of a listener. A connection that finds it full tries again after a second, and looks
+#: slow.
+_BACKLOG = 1024
+
+
+def listener(port: int) -> socket.socket:
+    """Listen as torchrun's TCPStore does: on all addresses of IPv4, and of IPv6 if it is enabled.
+
+    Raises OSError.
+    """
+    try:
+        return _listening_socket(socket.AF_INET6, "::", port)
+    except OSError as problem:
+        if problem.errno in (errno.EADDRINUSE, errno.EACCES):
+            raise
+    return _listening_socket(socket.AF_INET, "0.0.0.0", port)
+
+
+def _listening_socket(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # A TIME_WAIT of the last job must not block the port.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind((address, port))
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def reset_on_close(connection: socket.socket) -> None:
+    """Let close() reset the connection: no TIME_WAIT stays on a port (socket(7), SO_LINGER)."""
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+class MeshListeners:
+    """Our listeners. Each connection gets the token."""
+
+    def __init__(self, ports: Iterable[int]) -> None:
+        self.token = secrets.token_hex(8)
+        self.accepted_count = 0
+        self.sockets: dict[int, socket.socket] = {}
+        errors = self.listen(ports)
+        if errors:
+            time.sleep(_AGAIN_S)
+            errors = self.listen(errors)
+        self.busy = tuple(Busy(port, error) for port, error in sorted(errors.items()))
+
+    def listen(self, ports: Iterable[int]) -> dict[int, str]:
+        """Listen on these ports. Returns the ports that failed, with the kernel's error."""
+        errors = {}
+        for port in ports:
+            try:
+                self.sockets[port] = listener(port)
+            except OSError as problem:
+                errors[port] = problem.strerror or str(problem)
+        return errors
+
+    def serve(self) -> None:
+        """Send the token to each connection, until the process ends."""
+        waiting = selectors.DefaultSelector()
+        opened: dict[socket.socket, float] = {}
+
+        def close(connection: socket.socket) -> None:
+            waiting.unregister(connection)
+            del opened[connection]
+            connection.close()
+
+        def accept(listener: socket.socket) -> None:
+            connection, _ = listener.accept()
+            self.accepted_count += 1
+            connection.setblocking(False)
+            reset_on_close(connection)
+            opened[connection] = time.monotonic() + OPEN_S
+            waiting.register(connection, selectors.EVENT_READ)
+            with contextlib.suppress(OSError):
+                connection.send(self.token.encode())
+
+        listeners = set(self.sockets.values())
+        for listener in listeners:
+            waiting.register(listener, selectors.EVENT_READ)
+        while True:
+            for key, _ in waiting.select(1):
+                connection = key.fileobj
+                assert isinstance(connection, socket.socket)
+                if connection in listeners:
+                    with contextlib.suppress(OSError):
+                        accept(connection)
+                elif connection in opened:
+                    # The peer has its token; its data or its end closes the connection.
+                    close(connection)
+            now_s = time.monotonic()
+            late = [connection for connection, until in opened.items() if until < now_s]
+            for connection in late + [*opened][: max(0, len(opened) - MAX_OPEN)]:
+                if connection in opened:
+                    close(connection)
+
+
+# --- Connections to other nodes, and the program's answers.
+
+OK, REFUSED, TIMEOUT, UNREACHABLE = "ok", "refused", "timeout", "unreachable"
+FOREIGN, SILENT, FAILED, SKIPPED = "foreign", "silent", "failed", "skipped"
+
+#: A SYN is sent again after 1 s (RFC 6298, section 2), so a single lost SYN is no time-out.
+CONNECT_S = 1.5
+#: Seconds for the token; longer, because the target's program may be busy after its kernel
+#: answered.
+TOKEN_S = 3.0
+RESOLVE_S = 3.0
+#: After this number of time-outs in a row, from the first port on, no further port is tried.
+MAX_TIMEOUTS = 3
+
+
+@dataclass(frozen=True)
+class Listening:
+    """The program's first line.
+
+    token:     the token that its listeners send to each connection
+    addresses: the node's own, without loopback and link-local addresses
+    host:      the node's host name
+    resolved:  the host name's addresses on the node itself, in the resolver's order
+    error:     why the host name has no address
+    """
+
+    token: wire.Name
+    ports: tuple[wire.Port, ...]
+    busy: tuple[Busy, ...]
+    addresses: tuple[wire.Name, ...]
+    host: wire.Name = ""
+    resolved: tuple[wire.Name, ...] = ()
+    error: wire.Line = ""
+
+
+@dataclass(frozen=True)
+class Try:
+    """One connection.
+
+    outcome: ``ok``; ``refused``; ``timeout``; ``unreachable``; ``foreign``: other data than the
+             token came, or the end; ``silent``: no data came; ``failed``; ``skipped``: not tried
+             after time-outs
+    ms:      the handshake; 0: there was none
+    error:   the kernel's; "" if the outcome is enough
+    """
+
+    port: wire.Port
+    outcome: wire.Name
+    ms: float
+    error: wire.Line
+
+
+@dataclass(frozen=True)
+class MeshRound:
+    """The result of one round: one target, and its ports in their order.
+
+    resolved: the addresses of the target's name on this node, in the resolver's order
+    error:    why the name has no address
+    address:  of the connection: the first resolved address that is the target's own; "": none is
+    tries:    fewer than ports when the round's time was over
+    accepted_count: connections that our listeners have accepted since their start
+    host_resolved, host_error: as resolved and error, of the target's host name
+    """
+
+    number: wire.Count
+    target: wire.Name
+    resolved: tuple[wire.Name, ...]
+    error: wire.Line
+    address: wire.Name
+    tries: tuple[Try, ...]
+    accepted_count: wire.Count
+    host_resolved: tuple[wire.Name, ...] = ()
+    host_error: wire.Line = ""
+
+
+def addresses_in(fib_trie: str, if_inet6: str) -> tuple[str, ...]:
+    """The node's addresses, from the contents of these two files in /proc/net.
+
+    Loopback and link-local addresses are left out, because every node has them.
+    """
+    texts = []
+    last = ""
+    for row in fib_trie.splitlines():
+        text = row.strip()
+        if text.startswith("|-- "):
+            last = text[4:]
+        elif text == "/32 host LOCAL":
+            texts.append(last)
+    for row in if_inet6.splitlines():
+        digits = row.partition(" ")[0]
+        if re.fullmatch("[0-9a-f]{32}", digits):
+            texts.append(":".join(digits[start : start + 4] for start in range(0, 32, 4)))
+    addresses = []
+    for text in dict.fromkeys(texts):
+        with contextlib.suppress(ValueError):
+            address = ipaddress.ip_address(text)
+            if not (address.is_loopback or address.is_link_local):
+                addresses.append(str(address))
+    return tuple(addresses)
+
+
+def local_addresses() -> tuple[str, ...]:
+    """This node's addresses."""
+    return addresses_in(_read("/proc/net/fib_trie"), _read("/proc/net/if_inet6"))
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+#: Tells whether a socket is ready for these events of poll(2) within these seconds. It may raise
+#: an exception, which ends the connection.
+Ready = Callable[[socket.socket, int, float], bool]
+
+
+def ready(connection: socket.socket, events: int, seconds: float) -> bool:
+    """Whether the socket is ready for these events of poll(2) within these seconds."""
+    poll = select.poll()
+    poll.register(connection, events)
+    return bool(poll.poll(max(0, math.ceil(seconds * 1000))))
+
+
+def resolve(
+    name: str, wait: Callable[[threading.Thread, float], None] = threading.Thread.join
+) -> tuple[tuple[str, ...], str]:
+    """The addresses of a name, in the resolver's order, or why it has none.
+
+    A name service that hangs is left behind in its thread.
+
+    wait: waits for a thread, at most these seconds; it may raise an exception
+    """
+    resolutions: list[tuple[tuple[str, ...], str]] = []
+
+    def ask() -> None:
+        try:
+            rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            addresses = (str(row[4][0]).partition("%")[0] for row in rows)
+            resolutions.append((tuple(dict.fromkeys(addresses)), ""))
+        except (OSError, ValueError) as problem:
+            resolutions.append(((), getattr(problem, "strerror", None) or str(problem)))
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    wait(asking, RESOLVE_S)
+    return resolutions[0] if resolutions else ((), f"no answer in {RESOLVE_S:.0f} s")
+
+
+def connect_to_listener(
+    address: str, port: int, token: bytes, ready: Ready = ready, connect_s: float = CONNECT_S
+) -> tuple[Try, socket.socket | None]:
+    """Connect to a listener. Returns the open connection if it is nodeready's listener.
+
+    The connection does not block, and close() resets it.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    connection = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        connection.setblocking(False)
+        attempt = _handshake(connection, address, port, ready, connect_s)
+        if attempt.outcome == OK:
+            attempt = _receive_token(connection, attempt, token, ready)
+    except BaseException:
+        connection.close()
+        raise
+    if attempt.outcome != OK:
+        connection.close()
+        return attempt, None
+    reset_on_close(connection)
+    return attempt, connection
+
+
+def _handshake(
+    connection: socket.socket, address: str, port: int, ready: Ready, connect_s: float
+) -> Try:
+    began = time.monotonic()
+    problem = connection.connect_ex((address, port))
+    if problem == errno.EINPROGRESS:
+        if not ready(connection, select.POLLOUT, connect_s):
+            return Try(port, TIMEOUT, 0.0, "")
+        problem = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if problem:
+        return Try(port, _OUTCOMES.get(problem, FAILED), 0.0, os.strerror(problem))
+    return Try(port, OK, round((time.monotonic() - began) * 1000, 3), "")
+
+
+def _receive_token(connection: socket.socket, attempt: Try, token: bytes, ready: Ready) -> Try:
+    """The attempt, with the outcome of the wait for the token."""
+    until = time.monotonic() + TOKEN_S
+    received = b""
+    while len(received) < len(token):
+        if not ready(connection, select.POLLIN, until - time.monotonic()):
+            return replace(attempt, outcome=SILENT)
+        try:
+            data = connection.recv(len(token) - len(received))
+        except BlockingIOError:
+            continue
+        except OSError as error:
+            return replace(attempt, outcome=FOREIGN, error=error.strerror or str(error))
+        received += data
+        if not data or not token.startswith(received):
+            return replace(attempt, outcome=FOREIGN)
+    return attempt
+
+
+_OUTCOMES = {
+    errno.ECONNREFUSED: REFUSED,
+    errno.ETIMEDOUT: TIMEOUT,
+    errno.EHOSTUNREACH: UNREACHABLE,
+    errno.ENETUNREACH: UNREACHABLE,
+}
+
+
+def try_ports(
+    address: str, ports: Iterable[int], token: bytes, until: float, ready: Ready = ready
+) -> Iterator[Try]:
+    """Try the ports, with at most one connection at a time."""
+    timeouts = 0
+    for number, port in enumerate(ports):
+        if time.monotonic() > until:
+            return
+        if timeouts == MAX_TIMEOUTS:
+            yield Try(port, SKIPPED, 0.0, "")
+            continue
+        attempt, connection = connect_to_listener(address, port, token, ready)
+        if connection is not None:
+            connection.close()
+        timeouts += attempt.outcome == TIMEOUT and timeouts == number
+        yield attempt
+
+
+def peer_address(
+    resolved: Iterable[str], addresses: Iterable[str], local_addresses: Iterable[str]
+) -> str:
+    """The first resolved address that is the target's own; "": none is.
+
+    An address that this node has, too, such as a container bridge's, leads back here.
+    """
+    peer_only = {*addresses}.difference(local_addresses)
+    return next((address for address in resolved if address in peer_only), "")
+
+
+def _round(
+    request: dict[str, Any], addresses: tuple[str, ...], listeners: MeshListeners
+) -> MeshRound:
+    began = time.monotonic()
+    name = request["target"]
+    resolved, error = resolve(name)
+    address = peer_address(resolved, request["addresses"], addresses)
+    attempts: tuple[Try, ...] = ()
+    if address:
+        token = request["token"].encode()
+        attempts = tuple(try_ports(address, request["ports"], token, began + request["limit_s"]))
+    host = (resolved, error) if request["host"] == name else resolve(request["host"])
+    return MeshRound(
+        request["round"], name, resolved, error, address, attempts, listeners.accepted_count, *host
+    )
+
+
+def main(config: ProofConfig, *, ports: tuple[int, ...]) -> None:
+    """Listen on these ports, and connect to the targets in the lines of the standard input.
+
+    A line is a JSON object: round (its number), target (a name), limit_s (seconds for this round),
+    and ports, addresses, token and host as the target's program reports them.
+    """
+    signal.alarm(config.limit_s)
+    listeners = MeshListeners(ports)
+    addresses = local_addresses()
+    threading.Thread(target=listeners.serve, daemon=True).start()
+    requests: queue.Queue[str] = queue.Queue()
+
+    def work() -> None:
+        # Any error ends the process, and the end of the connection tells the control machine.
+        try:
+            while True:
+                answer = _round(json.loads(requests.get()), addresses, listeners)
+                print(wire.line(config.nonce, "round", answer), flush=True)
+        finally:
+            os._exit(1)
+
+    threading.Thread(target=work, daemon=True).start()
+    host = os.uname().nodename
+    ports = tuple(sorted(listeners.sockets))
+    first = Listening(listeners.token, ports, listeners.busy, addresses, host, *resolve(host))
+    print(wire.line(config.nonce, "listening", first), flush=True)
+    # The end of the input ends the process, even in the middle of a connection.
+    for line in sys.stdin:
+        requests.put(line)
+    os._exit(0)

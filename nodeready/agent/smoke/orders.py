@@ -1,0 +1,317 @@
+"""The control machine's orders in a smoke test, and the node's answers.
+
+An order is one line of JSON on the program's standard input, an answer one line of its output
+(`nodeready.core.wire`). A node gets one order at a time; the target of a pair needs none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nodeready.agent.proofs.mesh import Try
+from nodeready.core import wire
+from nodeready.subjects.job_environment import EnvironmentFacts
+from nodeready.subjects.proof.mesh_facts import Busy
+
+#: The engines, best first: the job's own library, the vendor's test program, plain TCP between
+#: pairs of nodes.
+TORCH, NCCL_TESTS, PAIRS = ENGINES = ("torch", "nccl-tests", "pairs")
+
+#: The phases of a rank, in order. ``compute``: a product of matrices on its own GPU, ``init``: the
+#: rendezvous and the process group, ``large``: the all_reduce whose bandwidth counts.
+PHASES = (
+    "start", "compute", "init", "barrier", "all_reduce", "all_gather", "send_recv", "large",
+    "done",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SmokeConfig:
+    """The configuration of the program.
+
+    user:        the user of the ranks; "": the user who logs in
+    limit_s:     seconds after which everything has ended
+    ports:       the ports of the policy's range on which the node listens
+    engines:     the engines to search for
+    python:      the Python of the job, an absolute path; "": python3 of the user's session
+    prefix:      words before the Python, such as ``apptainer exec --nv image.sif``
+    environment: ``NAME=VALUE`` of the job
+    """
+
+    nonce: str
+    tag: str
+    user: str = ""
+    limit_s: int = 60
+    ports: tuple[int, ...] = ()
+    engines: tuple[str, ...] = ENGINES
+    python: str = ""
+    prefix: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables of the job, by name."""
+        return dict(word.split("=", 1) for word in self.environment if "=" in word)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine with one backend on a node, such as ``torch`` over ``gloo``.
+
+    name:    one of `ENGINES`
+    backend: ``nccl`` (RCCL with AMD's GPUs), ``gloo``, ``tcp``
+    version: of the engine, such as ``2.13.0+cu130``; ""
+    library: of the data's transport, such as ``NCCL 2.28.3``; ""
+    path:    of the program or of the Python
+    proves:  what a pass proves
+    reason:  why it cannot be used on this node; "": it can be used
+    """
+
+    name: wire.Name
+    backend: wire.Name
+    version: wire.Line
+    library: wire.Line
+    path: wire.Path
+    proves: wire.Line
+    reason: wire.Line
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The program's first line.
+
+    host:      the node's own name
+    user:      the user of the ranks
+    token:     of its listeners
+    ports:     on which it listens now
+    addresses: the node's own, without loopback and link-local addresses
+    gpus:      the number that the job's PyTorch sees, else the driver's tool
+    engines:   the best first; unusable engines are included
+    reason:    why nothing can be tested on this node; "": something can
+    variables: (name, value) of the ranks' environment that decide how they communicate
+    facts:     of the node, which decide about them
+    """
+
+    host: wire.Name
+    user: wire.Name
+    token: wire.Name
+    ports: tuple[wire.Port, ...]
+    busy: tuple[Busy, ...]
+    addresses: tuple[wire.Name, ...]
+    gpus: wire.Count
+    engines: tuple[Engine, ...]
+    reason: wire.Line
+    variables: tuple[tuple[wire.Name, wire.Name], ...] = ()
+    facts: EnvironmentFacts = EnvironmentFacts("not probed")
+
+
+# --- Orders.
+
+
+@dataclass(frozen=True)
+class SmokePeer:
+    """Another node in an order.
+
+    name:      the job's name for it: it is resolved on the node that gets the order
+    addresses: the peer's own, from its `Hello`, checked by the control machine
+    """
+
+    name: str
+    addresses: tuple[str, ...]
+    port: int
+    token: str
+
+
+@dataclass(frozen=True)
+class CollectiveOrder:
+    """One test: this node's ranks of a collective. The answer is a `CollectiveAnswer`.
+
+    number:  the test's number, unique in the run
+    engine, backend: as in `Engine`
+    world:   the number of ranks of all nodes
+    first:   the number of this node's first rank
+    ranks:   the number of this node's ranks
+    gpus:    the GPU of each of these ranks; empty: no GPU
+    head:    the node of rank 0, with the port of the rendezvous
+    small:   bytes of the collectives whose results are checked number by number
+    large:   bytes of the all_reduce whose bandwidth is measured
+    limit_s: seconds after which the node has ended all of the test's processes
+    """
+
+    number: int
+    engine: str
+    backend: str
+    world: int
+    first: int
+    ranks: int
+    gpus: tuple[int, ...]
+    head: SmokePeer
+    small: int
+    large: int
+    limit_s: float
+    kind: str = "collective"
+
+
+@dataclass(frozen=True)
+class PairOrder:
+    """One test of the plain path to another node. The answer is a `PairAnswer`.
+
+    ports: of the target, tried in this order; ``small`` and ``large`` bytes go there and back
+           over the first port that works
+    """
+
+    number: int
+    target: SmokePeer
+    ports: tuple[int, ...]
+    small: int
+    large: int
+    limit_s: float
+    kind: str = "pair"
+
+
+@dataclass(frozen=True)
+class EndOrder:
+    """End this test now: other tests passed long ago. The node still answers the test."""
+
+    number: int
+    kind: str = "end"
+
+
+def line(order: CollectiveOrder | PairOrder | EndOrder) -> str:
+    """The order as its line, without the end of the line."""
+    return json.dumps(dataclasses.asdict(order), separators=(",", ":"))
+
+
+def read(text: str) -> CollectiveOrder | PairOrder | EndOrder:
+    """The order in a line. Raises KeyError, TypeError, ValueError."""
+    data = json.loads(text)
+    order_class = {"collective": CollectiveOrder, "pair": PairOrder, "end": EndOrder}[data["kind"]]
+    for name in ("head", "target"):
+        if name in data:
+            peer = data[name]
+            data[name] = SmokePeer(**{**peer, "addresses": tuple(peer["addresses"])})
+    for name in ("gpus", "ports"):
+        if name in data:
+            data[name] = tuple(data[name])
+    order: CollectiveOrder | PairOrder | EndOrder = order_class(**data)
+    return order
+
+
+# --- Answers.
+
+
+@dataclass(frozen=True)
+class RankNetwork:
+    """The network that a rank's library chose.
+
+    name:      ``IB``, ``Socket``, ``OFI`` or another plugin's (`nccl_log.network_family`);
+               ``gloo``
+    interface: of its sockets; "": unknown
+    hcas:      ``mlx5_0:1/IB``
+    gdr:       whether GPUDirect RDMA is used; None: unknown, as on one node
+    note:      why it has no better network, in words; "": unknown
+    """
+
+    name: wire.Name
+    interface: wire.Name = ""
+    hcas: tuple[wire.Name, ...] = ()
+    gdr: bool | None = None
+    note: wire.Line = ""
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """The result of one rank.
+
+    gpu:       its GPU; -1: none
+    phase:     the last phase, of `PHASES`; ``done``: the rank came to its end
+    mismatch:  how a result differs from the expected result; "": all are right
+    error:     why it failed, the last line of its error; "": it did not fail
+    waits_for: the rank whose data it waited for when it was ended; -1: unknown
+    ms:        the median of its small collectives; 0: there was none
+    gbps:      bus bandwidth of its large all_reduce, in Gbit/s; 0: there was none
+    seconds:   of the whole rank
+    network:   that it used between ranks; None: unknown
+    """
+
+    rank: wire.Count
+    gpu: int
+    phase: wire.Name
+    mismatch: wire.Line
+    error: wire.Line
+    waits_for: int
+    ms: float
+    gbps: float
+    seconds: wire.Seconds
+    network: RankNetwork | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether it came to its end with the right results."""
+        return self.phase == "done" and not self.mismatch and not self.error
+
+
+#: Maximum characters of a rank's error.
+MAX_ERROR = 300
+
+
+def failed_ranks(
+    order: CollectiveOrder, phase: str, message: str, phases: Mapping[int, str] | None = None
+) -> tuple[RankResult, ...]:
+    """All ranks of this node, failed for one reason.
+
+    phases: the last phase of each rank that reported a phase
+    """
+    gpus = order.gpus or (-1,) * order.ranks
+    numbers = range(order.first, order.first + order.ranks)
+    return tuple(
+        RankResult(number, gpu, (phases or {}).get(number, phase), "", message[:MAX_ERROR], -1,
+             0.0, 0.0, 0.0)
+        for number, gpu in zip(numbers, gpus)
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CollectiveAnswer:
+    """The answer to a `CollectiveOrder`: all of this node's ranks.
+
+    error:       why no rank could be started; "": all were started
+    port_holder: the port that rank 0 did not get, and the process that has it; "": it got it
+    """
+
+    number: wire.Count
+    error: wire.Line
+    ranks: tuple[RankResult, ...]
+    port_holder: wire.Line = ""
+
+
+@dataclass(frozen=True)
+class PairAnswer:
+    """The answer to a `PairOrder`.
+
+    resolved:    the addresses of the target's name on this node, in the resolver's order
+    error:       why the name has no address
+    address:     of the connection; "": no resolved address is the target's own
+    tries:       of the ports, in their order; fewer than ports when the time was over
+    outcome:     of the data: ``ok``, ``small`` or ``large`` (the part that did not come back),
+                 ``slow`` (the large part cannot come back in time), "" when no port works
+    ms:          the median of the small messages' round trips
+    gbps:        of the large message, in both directions, in Gbit/s
+    retransmits: TCP segments that this node sent again for it; -1: unknown
+    accepted_count: connections that this node's listeners have accepted
+    """
+
+    number: wire.Count
+    target: wire.Name
+    resolved: tuple[wire.Name, ...]
+    error: wire.Line
+    address: wire.Name
+    tries: tuple[Try, ...]
+    outcome: wire.Name
+    ms: float
+    gbps: float
+    retransmits: int
+    accepted_count: wire.Count

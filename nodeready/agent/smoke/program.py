@@ -1,0 +1,528 @@
+"""The program on the node: it reads the control machine's orders, and answers each of them.
+
+Started by root, it opens a session for the job's user (``su -``, through PAM as every login) and
+runs there once more. Root's part passes the orders in, and the answers out: one answer to each
+order, of its kind and within the bounds. The user can print anything in the session, which affects
+only the row of this node.
+
+In the session, or as the user who logs in, the program listens on the job's ports, finds the
+engines, says hello, and works one order after another. The end of the standard input, a signal and
+the alarm end both parts and all that they started at once, even in the middle of a test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import queue
+import re
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, NoReturn, Union
+
+from nodeready.agent import payload
+from nodeready.agent.proc import holder_text, listeners, user_name
+from nodeready.agent.proofs import session
+from nodeready.agent.proofs.mesh import local_addresses
+from nodeready.agent.runtime import Ended, ProcessSupervisor, bug_text, hold_streams
+from nodeready.agent.smoke import engines, orders
+from nodeready.agent.smoke.listeners import SmokeListeners
+from nodeready.agent.smoke.orders import (
+    CollectiveAnswer,
+    CollectiveOrder,
+    EndOrder,
+    Hello,
+    PairAnswer,
+    PairOrder,
+    SmokeConfig,
+)
+from nodeready.agent.smoke.pair import run_pair
+from nodeready.agent.stacks import processes
+from nodeready.agent.witnesses import environment, software
+from nodeready.core import wire
+from nodeready.subjects.job_environment import EnvironmentFacts
+from nodeready.subjects.proof.mesh_facts import Busy
+
+#: Seconds from a login to our program.
+_LOGIN_S = 20
+#: Seconds to find the engines, more than the engines' own limits; and the maximum part of the
+#: whole time.
+_FIND_S, _FIND_SHARE = 120, 0.75
+#: Seconds for the facts that decide about the job's variables.
+_ENVIRONMENT_S = 3.0
+#: Seconds after a test's limit in which its thread must answer; then another thread answers.
+_LATE_S = 0.9
+#: Messages of the kernel and of PyTorch for a port that another process has (EADDRINUSE).
+_IN_USE = re.compile(r"(?i)address already in use|EADDRINUSE|errno: 98\b")
+#: Seconds for a rank's port to become free.
+_TAKE_S = 0.3
+#: Seconds for the session to end by itself, with its logout by PAM, before it is killed.
+_LEAVE_S = 1.0
+#: A session's program ends this number of seconds before the program that started it.
+_SOONER_S = 2
+#: The maximum of a test's limit.
+_MAX_LIMIT_S = 24 * 3600
+#: Characters of an answer: the ranks of a node, each with an error.
+_LONGEST = 128 << 10
+
+_Work = Union[CollectiveOrder, PairOrder]
+
+#: The name of an answer -> its type; the type of an order -> the name of its answer.
+_ANSWERS: dict[str, type[Any]] = {
+    "hello": Hello,
+    "collective": CollectiveAnswer,
+    "pair": PairAnswer,
+}
+_ANSWER = {CollectiveOrder: "collective", PairOrder: "pair"}
+
+_printing = threading.Lock()
+
+
+def _say(config: SmokeConfig, name: str, answer: Any) -> None:
+    text = wire.line(config.nonce, name, answer)
+    with _printing:
+        print(text, flush=True)
+
+
+def _no_hello(user: str, reason: str, busy: tuple[Busy, ...] = ()) -> Hello:
+    host = os.uname().nodename
+    return Hello(host, user, "", (), busy, local_addresses(), 0, (), reason)
+
+
+def main(config: SmokeConfig, *, inside: bool = False) -> None:
+    """Run until the input ends.
+
+    inside: this is the session that root opened for the user
+    """
+    hold_streams()
+    os.chdir("/")
+    supervisor = ProcessSupervisor(config.tag, config.limit_s)
+    root = os.geteuid() == 0 and config.user not in ("", "root") and not inside
+    part = _SessionPart(supervisor, config) if root else _NodePart(supervisor, config)
+
+    def leave(number: int, frame: object) -> None:
+        part.leave(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
+        signal.signal(number, leave)
+    signal.setitimer(signal.ITIMER_REAL, config.limit_s)
+    if inside:
+        # This line tells root's part that the login was successful.
+        print(f"{config.nonce} begun {{}}", flush=True)
+    try:
+        part.begin()
+        for text in _input_lines():
+            part.take(_order(text))
+    except Exception as problem:  # noqa: BLE001 - it must not keep the program from its end
+        print(problem if isinstance(problem, ValueError) else bug_text(problem), file=sys.stderr)
+        part.leave(1)
+    part.leave(0)
+
+
+def _input_lines() -> Iterator[str]:
+    """The complete lines of the standard input."""
+    # A profile may have closed it: then Python has no sys.stdin.
+    with open(0, "rb", closefd=False) as file:
+        for row in file:
+            if row.endswith(b"\n"):
+                yield row.decode("utf-8", "replace")
+
+
+def _order(text: str) -> _Work | EndOrder:
+    """The order in a line. Raises ValueError."""
+    try:
+        order = orders.read(text)
+        limit_s = 1 if isinstance(order, EndOrder) else order.limit_s
+        if type(order.number) is not int or not 0 < limit_s <= _MAX_LIMIT_S:
+            raise ValueError("its numbers make no sense")
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as problem:
+        raise ValueError(f"no order: {type(problem).__name__}: {problem}"[:200]) from None
+    return order
+
+
+class _ProgramPart:
+    """Root's part or the node's part, each of which can end at any moment."""
+
+    def __init__(self, supervisor: ProcessSupervisor, config: SmokeConfig) -> None:
+        self.supervisor, self.config = supervisor, config
+        self.leaving = False
+
+    def last(self) -> None:
+        """Act before everything is killed. A signal may call it again."""
+
+    def leave(self, status: int) -> NoReturn:
+        """End all that was started, and this process."""
+        self.leaving = True
+        # Nothing is printed from here on. Without waiting: a thread may hang while it prints.
+        _printing.acquire(blocking=False)
+        self.last()
+        self.supervisor.end()
+        os._exit(status)
+
+    def refuse(self, user: str, reason: str) -> NoReturn:
+        """Say hello with the reason why nothing can be tested on this node, and leave."""
+        _say(self.config, "hello", _no_hello(user, reason))
+        self.leave(0)
+
+
+# --- Root's part.
+
+
+class _SessionPart(_ProgramPart):
+    """The session of the job's user, from outside."""
+
+    def __init__(self, supervisor: ProcessSupervisor, config: SmokeConfig) -> None:
+        super().__init__(supervisor, config)
+        self._orders: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        #: The number of an order without an answer -> the name of its answer, and rank 0's port.
+        self._pending: dict[int, str] = {}
+        self._heads: dict[int, int] = {}
+        self._has_begun = self._has_greeted = self._has_refused = False
+        # The session gets its own nonce, so that the control machine's nonce stays secret.
+        self._inner = replace(config, nonce=f"inside-{os.urandom(8).hex()}")
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def begin(self) -> None:
+        """Start, without waiting."""
+        user = self.config.user
+        try:
+            pwd.getpwnam(user)
+        except KeyError:
+            self.refuse(user, f"no such user: {user}")
+        self._thread.start()
+
+    def take(self, order: _Work | EndOrder) -> None:
+        """Pass an order in."""
+        if not isinstance(order, EndOrder):
+            self._pending[order.number] = _ANSWER[type(order)]
+        if isinstance(order, CollectiveOrder):
+            self._heads[order.number] = order.head.port
+        self._orders.put(f"{orders.line(order)}\n")
+
+    def last(self) -> None:
+        # At the end of its input the session logs out, as every login does.
+        self._orders.put(None)
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(_LEAVE_S)
+
+    def _run(self) -> None:
+        """Run the session to its end, which is the end of this program."""
+        config, supervisor = self.config, self.supervisor
+        inner = replace(self._inner, limit_s=max(1, int(supervisor.left_s) - _SOONER_S))
+        try:
+            ended = session.run(
+                supervisor,
+                config.user,
+                partial(payload.inner_program, __name__, inner),
+                self._relay_answer,
+                further_input=iter(self._orders.get, None),
+                start=(_LOGIN_S, lambda: self._has_begun),
+            )
+        except Exception as problem:  # noqa: BLE001 - its files were closed when we left, say
+            ended = Ended(127, "", bug_text(problem), 0.0)
+        if self.leaving:
+            return
+        if ended.rc == 128 + signal.SIGALRM:
+            # The alarm of the program inside.
+            ended = replace(ended, rc=None)
+        if not self._has_greeted:
+            self.refuse(config.user, session.no_session(ended, config.user))
+        if not self._has_refused:
+            rows = [row.strip() for row in ended.err.splitlines() if row.strip()]
+            how = "timed out" if ended.rc is None else f"exit status {ended.rc}"
+            detail = f": {rows[-1][:200]}" if rows else ""
+            message = f"the session of {config.user} ended ({how}){detail}"
+            print(message, file=sys.stderr, flush=True)
+        self.leave(0 if self._has_refused else 1)
+
+    def _relay_answer(self, text: str) -> None:
+        """Pass a line of the session out if it is a hello or answers an order. Other output, such
+        as a profile's, is ignored."""
+        try:
+            ((name, data),) = wire.lines(text, self._inner.nonce)
+            if name == "begun":
+                self._has_begun = True
+                return
+            answer = wire.decode(_ANSWERS[name], data)
+        except (wire.DecodeError, KeyError, ValueError):
+            return
+        if isinstance(answer, Hello):
+            if self._has_greeted:
+                return
+            # Root's own values replace those that the user can forge.
+            hello = _no_hello(self.config.user, "")
+            ports = tuple(port for port in self.config.ports if port in answer.ports)
+            hello = replace(hello, token=answer.token, ports=ports, busy=answer.busy)
+            answer = replace(
+                hello, gpus=answer.gpus, engines=answer.engines, reason=answer.reason,
+                variables=answer.variables, facts=answer.facts,
+            )  # fmt: skip
+        elif self._pending.get(answer.number) != name:
+            return
+        elif isinstance(answer, CollectiveAnswer) and answer.port_holder:
+            # Root can see which program has the port.
+            port_holder = _foreign_holder(self._heads[answer.number]) or answer.port_holder
+            answer = replace(answer, port_holder=port_holder)
+        if len(wire.line(self.config.nonce, name, answer)) > _LONGEST:
+            return
+        if isinstance(answer, Hello):
+            self._has_greeted, self._has_refused = True, bool(answer.reason)
+        else:
+            del self._pending[answer.number]
+        _say(self.config, name, answer)
+
+
+# --- The node's part: as the job's user, or as the user who logs in.
+
+
+class _OrderJob:
+    """An order in work. stop: set it to end the test"""
+
+    def __init__(self, order: _Work) -> None:
+        self.order, self.stop, self.answered = order, threading.Event(), False
+
+
+class _NodePart(_ProgramPart):
+    """This node's part, which works one order after another in a thread that may hang."""
+
+    def __init__(self, supervisor: ProcessSupervisor, config: SmokeConfig) -> None:
+        super().__init__(supervisor, config)
+        self._lock = threading.Lock()
+        self._todo: queue.SimpleQueue[_OrderJob] = queue.SimpleQueue()
+        #: Jobs without an answer, by number.
+        self._jobs: dict[int, _OrderJob] = {}
+        self._has_greeted = False
+        self._addresses: tuple[str, ...] = ()
+        #: Ports that ranks have or had, in place of our listeners.
+        self._lent: set[int] = set()
+
+    def begin(self) -> None:
+        """Start, without waiting."""
+        login, user = user_name(os.geteuid()), self.config.user
+        if user not in ("", login):
+            try:
+                uid = pwd.getpwnam(user).pw_uid
+            except KeyError:
+                self.refuse(login, f"no such user: {user}")
+            # A uid may have more than one name.
+            if uid != os.geteuid():
+                self.refuse(login, session.cannot_become(login, user))
+        # With a limit of 1 byte no core is written, not even through a pipe (fs/coredump.c).
+        hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+        resource.setrlimit(resource.RLIMIT_CORE, (1 if hard else 0, hard))
+        limit_s = min(_FIND_S, self.supervisor.left_s * _FIND_SHARE)
+        reason = f"the engines were not found in {limit_s:.0f} s"
+        _start_timer(limit_s, partial(self._greet, _no_hello(login, reason)))
+        self._start_thread(self._greet_and_work)
+
+    def take(self, order: _Work | EndOrder) -> None:
+        """Queue an order. Raises ValueError for an order that is in work."""
+        if isinstance(order, EndOrder):
+            with self._lock:
+                job = self._jobs.get(order.number)
+            if job is not None:
+                job.stop.set()
+            return
+        with self._lock:
+            if order.number in self._jobs:
+                raise ValueError(f"no order: there is a test {order.number}")
+            job = self._jobs[order.number] = _OrderJob(order)
+        self._todo.put(job)
+
+    def _start_thread(self, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except Exception as problem:  # noqa: BLE001 - the end tells the other side
+                print(bug_text(problem), file=sys.stderr, flush=True)
+                self.leave(1)
+
+        threading.Thread(target=run, daemon=True).start()
+
+    # --- Hello.
+
+    def _greet_and_work(self) -> None:
+        login = user_name(os.geteuid())
+        try:
+            hello = self._make_hello(login)
+        except Exception as problem:  # noqa: BLE001 - the hello reports it
+            hello = _no_hello(login, bug_text(problem))
+        self._greet(hello)
+        self._work()
+
+    def _make_hello(self, login: str) -> Hello:
+        """Start the listeners, and find the engines of this node."""
+        self._addresses = local_addresses()
+        variables = environment.variables_of({**os.environ, **self.config.variables})
+        # The ports are seen before our own listeners take them.
+        facts = self._environment_facts(dict(variables))
+        self._listeners = listeners = SmokeListeners(self.config.ports)
+        if not listeners.ports:
+            return _no_hello(login, _no_port(self.config.ports, listeners.busy), listeners.busy)
+        threading.Thread(target=listeners.serve, daemon=True).start()
+        self._engines = node_engines = engines.Engines(
+            self.supervisor, self.config, listeners.descriptors
+        )
+        self.supervisor.at_end(node_engines.close)
+        if node_engines.python_pid is not None:
+            libraries = (engine.library for engine in node_engines.engines)
+            nccl = next((text[5:] for text in libraries if text.startswith("NCCL ")), "")
+            versions = software.observe(node_engines.python_pid, os.geteuid(), nccl)
+            driver = processes.contents("/sys/module/nvidia/version").strip()[:40]
+            facts = replace(facts, **versions._replace(driver=driver)._asdict())
+        return Hello(
+            host=os.uname().nodename,
+            user=login,
+            token=listeners.token,
+            ports=listeners.ports,
+            busy=listeners.busy,
+            addresses=self._addresses,
+            gpus=node_engines.gpus,
+            engines=node_engines.engines,
+            reason="",
+            variables=variables,
+            facts=facts,
+        )
+
+    def _environment_facts(self, variables: dict[str, str]) -> EnvironmentFacts:
+        """The facts of this node that decide about the variables of the ranks."""
+        master = variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", "")
+        masters = {master: [os.getpid()]} if master[0] else {}
+        deadline = time.monotonic() + _ENVIRONMENT_S
+        return environment.observe_node(os.getpid(), masters, deadline, variables)
+
+    def _greet(self, hello: Hello) -> None:
+        with self._lock:
+            if self._has_greeted:
+                return
+            self._has_greeted = True
+        _say(self.config, "hello", hello)
+        if hello.reason:
+            self.leave(0)
+
+    # --- Orders.
+
+    def _work(self) -> None:
+        while True:
+            job = self._todo.get()
+            self._reclaim_ports()
+            limit_s = job.order.limit_s
+            timer = _start_timer(limit_s + _LATE_S, partial(self._give_up, job))
+            try:
+                answer = self._answer(job)
+            except Exception as problem:  # noqa: BLE001 - it costs this test alone
+                answer = _empty_answer(job.order, bug_text(problem), broken=True)
+            timer.cancel()
+            if not self._claim(job):
+                # This thread was late: another thread works the orders now.
+                return
+            _say(self.config, _ANSWER[type(job.order)], answer)
+
+    def _answer(self, job: _OrderJob) -> CollectiveAnswer | PairAnswer:
+        order = job.order
+        if isinstance(order, PairOrder):
+            return run_pair(order, self._addresses, self._listeners, job.stop)
+        port, is_closed = order.head.port, False
+        if order.first == 0 and port in self._listeners.ports:
+            # Rank 0 is here, and listens there itself.
+            self._lent.add(port)
+            is_closed = not self._engines.keeps_listener(order)
+            self._listeners.lend(port, is_shared=not is_closed)
+        try:
+            ranks = self._engines.run(order, job.stop)
+            is_in_use = is_closed and any(_IN_USE.search(rank.error) for rank in ranks)
+            port_holder = _foreign_holder(port) if is_in_use else ""
+            return CollectiveAnswer(order.number, "", ranks, port_holder)
+        finally:
+            if not job.answered:
+                self._reclaim_ports(_TAKE_S)
+
+    def _reclaim_ports(self, limit_s: float = 0.0) -> None:
+        """Listen again on the ports that ranks had, for pairs of other nodes."""
+        until = time.monotonic() + limit_s
+        for port in sorted(self._lent):
+            while not (taken := self._listeners.take(port)) and time.monotonic() < until:
+                time.sleep(0.02)
+            if taken:
+                self._lent.discard(port)
+
+    def _claim(self, job: _OrderJob) -> bool:
+        """Whether the caller may answer this job; the first caller only."""
+        with self._lock:
+            if job.answered:
+                return False
+            job.answered = True
+            del self._jobs[job.order.number]
+            return True
+
+    def _give_up(self, job: _OrderJob) -> None:
+        """Answer for a thread that hangs, and start another thread for the next orders."""
+        if not self._claim(job):
+            return
+        order = job.order
+        job.stop.set()
+        has_processes = isinstance(order, CollectiveOrder)
+        if has_processes:
+            self.supervisor.kill()
+        reason = f"did not end in {order.limit_s:g} s"
+        _say(self.config, _ANSWER[type(order)], _empty_answer(order, reason))
+        if has_processes:
+            # The job's Python was killed, too: the next test starts a new one.
+            self._engines.close()
+        self._start_thread(self._work)
+
+
+def _foreign_holder(port: int) -> str:
+    """Another user's process that has a port of our ranks; "": none is visible."""
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as file:
+            for listener in listeners(file.read()):
+                if listener.port == port:
+                    return "" if listener.uid == os.geteuid() else holder_text(listener)
+    return ""
+
+
+def _start_timer(limit_s: float, act: Callable[[], None]) -> threading.Timer:
+    """A timer that calls the function after these seconds."""
+    timer = threading.Timer(limit_s, act)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _empty_answer(
+    order: _Work, reason: str, *, broken: bool = False
+) -> CollectiveAnswer | PairAnswer:
+    """The answer to an order without a result.
+
+    broken: the reason is a mistake in this program
+    """
+    if isinstance(order, PairOrder):
+        return PairAnswer(order.number, order.target.name, (), reason, "", (), "", 0.0, 0.0, -1, 0)
+    seconds = 0.0 if broken else order.limit_s
+    ranks = (
+        replace(rank, seconds=seconds) for rank in orders.failed_ranks(order, "start", reason)
+    )
+    return CollectiveAnswer(order.number, reason if broken else "", tuple(ranks))
+
+
+def _no_port(ports: tuple[int, ...], busy: Iterable[Busy]) -> str:
+    """The errors of all ports in one line: each error once, with its first port."""
+    if not ports:
+        return "no port to listen on"
+    range_text = ", ".join(map(str, ports[:8]))
+    if ports[1:] and [*ports] == [*range(ports[0], ports[-1] + 1)]:
+        range_text = f"{ports[0]}-{ports[-1]}"
+    first: dict[str, int] = {}
+    for busy_port in busy:
+        first.setdefault(busy_port.error, busy_port.port)
+    rows = [_foreign_holder(port) or f"{port}: {error}" for error, port in first.items()]
+    suffix = ["…"] if len(ports) > len(rows) else []
+    return f"no port of {range_text} is free ({'; '.join(rows + suffix)})"

@@ -1,0 +1,399 @@
+"""The descendants of a rank: the processes that it has started, and may wait for.
+
+They are a data loader's workers, compilers, shells and checkpoint writers, under fork, spawn and
+forkserver, at any depth; never another rank. Each is a `StackTarget`, so the rules for a rank
+hold for it too: the state in which py-spy must not read it, the turns of the owners, the limits.
+Its stack is taken once, with the last sample of the ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from nodeready.agent.runtime import ProcessSupervisor
+from nodeready.agent.stacks import processes, py_spy, waits
+from nodeready.agent.stacks.processes import HANGS, ScannedProcess, contents, probe_each
+from nodeready.agent.stacks.py_spy import Dump
+from nodeready.agent.stacks.ranks import (
+    Computes,
+    JobRank,
+    RankIdentity,
+    is_ray_trainer,
+    only_tracks,
+    owner_of,
+    program,
+)
+from nodeready.agent.stacks.targets import StackTable, StackTarget
+from nodeready.agent.witnesses import logs
+
+#: Maximum descendants of one rank that are probed.
+MAX_DESCENDANTS = 64
+
+#: Purposes of a process; the first match counts.
+LOADER, COMPILER, SHELL, WRITER, OTHER = (
+    "loader worker", "compiler", "shell", "checkpoint writer", "process",
+)  # fmt: skip
+
+_COMPILERS = re.compile(
+    r"ninja|make|cmake|gcc|g\+\+|cc|c\+\+|cc1|cc1plus|collect2|ld(\.\w+)?|as|clang(\+\+)?(-\d+)?"
+    r"|nvcc|cicc|ptxas|cudafe\+\+|fatbinary|nvlink|hipcc|lld|ccache|x86_64-linux-gnu-\S+"
+)
+# Modules of torch that start compilers (torch/_inductor/compile_worker/__main__.py).
+_COMPILE = re.compile(r"torch[./]_inductor[./]compile_worker")
+_SHELLS = re.compile(r"-?(ba|da|z|k|tc|c|fi)?sh|busybox")
+# torch/utils/data/_utils/worker.py names its workers since 2.6; the name is of 15 characters.
+_WORKERS = re.compile(r"pt_data_worker")
+#: (function, end of the file's name) on a stack -> the purpose of the process.
+_STACKS = (
+    # Of the loaders, only torch's has such a call; tf.data, grain and webdataset have none.
+    ("_worker_loop", "worker.py", LOADER),
+    ("_fetch_and_run", "", COMPILER),
+    # torch/distributed/checkpoint/_async_process_executor.py
+    ("_checkpointing_subprocess", "", WRITER),
+    ("_execute_save", "", WRITER),
+    # torch/_inductor/compile_worker/subproc_pool.py
+    ("do_job", "subproc_pool.py", COMPILER),
+    ("_worker_compile_triton", "", COMPILER),
+)  # fmt: skip
+
+
+def kind(process: ScannedProcess, dump: Dump | None = None) -> str:
+    """The purpose of a process: by its stack if there is one, else by its name and command."""
+    frames = (dump.main if dump else None) or ()
+    for function, file, kind_of_call in _STACKS:
+        if any(name == function and path.endswith(file) for name, path, _ in frames):
+            return kind_of_call
+    if _WORKERS.match(process.name):
+        return LOADER
+    name = program(process)
+    if _COMPILE.search(process.command) or _COMPILERS.fullmatch(name):
+        return COMPILER
+    return SHELL if _SHELLS.fullmatch(name) else OTHER
+
+
+def _descendants(
+    pid: int, children: Mapping[int, Sequence[int]], excluded: Collection[int]
+) -> Iterator[int]:
+    """The descendants of a process, the nearest first; an excluded process ends its branch."""
+    visited, level = {pid}, [pid]
+    while level:
+        started = [
+            child for parent in level for child in children.get(parent, ()) if child not in visited
+        ]
+        level = [child for child in dict.fromkeys(started) if child not in excluded]
+        visited.update(level)
+        yield from level
+
+
+def find(
+    targets: Sequence[StackTarget],
+    scanned: Sequence[ScannedProcess],
+    own_pids: Collection[int],
+    deadline: float,
+) -> None:
+    """Set each target's descendants, as they are now.
+
+    scanned:  the processes of the first scan; newer ones are scanned here
+    own_pids: processes of nodeready, which belong to no job
+    """
+    children = processes.children()
+    excluded = {target.pid for target in targets} | set(own_pids)
+    families = [
+        (target, list(_descendants(target.pid, children, excluded)))
+        for target in targets
+        if not target.rank.stranger and target.facts
+    ]
+    process_by_pid = {process.pid: process for process in scanned}
+    # A worker that was forked and has not called exec yet has its parent's command line.
+    first_pids = [pid for _, pids in families for pid in pids[: 2 * MAX_DESCENDANTS]]
+    new_processes, _ = processes.scan(
+        deadline, [pid for pid in first_pids if pid not in process_by_pid]
+    )
+    process_by_pid.update((process.pid, process) for process in new_processes)
+    for target, pids in families:
+        started = [process_by_pid[pid] for pid in pids if pid in process_by_pid]
+        candidates = [process for process in started if not only_tracks(process)]
+        target.descendants = [_target(process, target) for process in candidates[:MAX_DESCENDANTS]]
+        if len(candidates) > MAX_DESCENDANTS:
+            target.add_note(
+                f"{len(candidates) - MAX_DESCENDANTS} more of its descendants are not looked at"
+            )
+
+
+def _target(process: ScannedProcess, rank: StackTarget) -> StackTarget:
+    """The target of a descendant, which takes its turn with the rank's owner."""
+    target = StackTarget(JobRank(process, RankIdentity(owner=rank.rank.identity.owner)))
+    target.cpu_s.append(process.cpu_s)
+    return target
+
+
+def dump_order(targets: Sequence[StackTarget]) -> list[StackTarget]:
+    """The descendants whose stacks are taken: first one of each sort of a rank's descendants.
+
+    Workers that wait in the same place for the same object are of one sort. So if time is short,
+    one process of each sort has been probed.
+    """
+    ranked: list[tuple[int, StackTarget]] = []
+    for target in targets:
+        count_by_sort: Counter[tuple[str, ...]] = Counter()
+        for descendant in target.descendants:
+            process = descendant.rank.process
+            if not descendant.facts or not process.python:
+                continue
+            facts = descendant.facts[-1]
+            # Pids, ports and inodes differ between processes of one sort.
+            phrase = re.sub(r"\d+", "N", descendant.waits_on)
+            sort = kind(process), facts.state, facts.wait_channel, phrase
+            ranked.append((count_by_sort[sort], descendant))
+            count_by_sort[sort] += 1
+    return [descendant for _, descendant in sorted(ranked, key=lambda row: row[0])]
+
+
+def plain(rank: StackTarget, table: StackTable) -> list[dict[str, Any]]:
+    """The rows of a rank's descendants in the trace."""
+    return [_row(child, table) for child in rank.descendants if not _is_fork_server(child)]
+
+
+def _is_fork_server(descendant: StackTarget) -> bool:
+    """Whether a process is an idle fork server; its workers are descendants as well."""
+    stack = (descendant.dumps[-1].main if descendant.dumps else None) or ()
+    return len(stack) > 1 and stack[-2][:2] == ("main", "multiprocessing/forkserver.py")
+
+
+def _row(descendant: StackTarget, table: StackTable) -> dict[str, Any]:
+    process, facts = descendant.rank.process, descendant.lasting_facts
+    dump = descendant.dumps[-1] if descendant.dumps else Dump()
+    reason = dump.error if process.python else "not Python"
+    return {
+        "pid": process.pid,
+        "parent": process.parent,
+        "kind": kind(process, dump),
+        "command": process.command[:200] or process.name,
+        "state": facts.state if facts else "",
+        "wait_channel": facts.wait_channel if facts else "",
+        "cpu_s": descendant.cpu_s,
+        "waits_on": descendant.waits_on,
+        "main": None if dump.main is None else table.add(dump.main),
+        "error": ("; ".join(descendant.notes) or reason) if dump.main is None else "",
+    }
+
+
+# Libraries that a rank has mapped: of torch, and of the versions of JAX.
+_LIBRARIES = re.compile(r"/(libtorch_cpu|libtorch|libjax_common|libjax_cuda\w*|xla_extension)\.")
+#: Maximum bytes of /proc/PID/maps that are read: torch with CUDA has some 4,000 lines.
+_MAPS_BYTES = 4 << 20
+# The log in which a worker of Ray Train writes its number (ray/train/_internal/logging.py), and
+# the line (_setup_torch_process_group of ray/train/torch/config.py).
+_RAY_LOG = re.compile(r"/ray-train-sys-worker-[0-9a-f]+\.log")
+_RAY_NUMBER = re.compile(
+    rb"process group for: [^\[\n]{0,300}\[rank=(\d{1,9}), world_size=(\d{1,9})\]"
+)
+#: Bytes at the beginning of such a log that are read: that line is among the first.
+_RAY_LOG_BYTES = 1 << 18
+# A Python that serves a person, not a job.
+_NOT_RANKS = re.compile(r"ipykernel_launcher|jupyter|ipython|tensorboard|ray::|raylet|gcs_server")
+#: Maximum processes whose variables of torch.multiprocessing are read, and seconds for all.
+_MAX_ASKED, _ASK_S = 64, 6.0
+#: The name of the job of such ranks: the process that has started them.
+JOB = r"pid ([0-9]{1,9})"
+
+
+def _has_library(pid: int) -> bool:
+    return bool(_LIBRARIES.search(contents(f"/proc/{pid}/maps", _MAPS_BYTES)))
+
+
+def computes(deadline: float) -> Computes:
+    """A function that tells whether the child of a Python computes in its place.
+
+    It does if only the child has torch or JAX in memory; or if both or neither have, and only the
+    child has connections: the order of their `_signs`.
+    """
+    signs_by_pid: dict[int, list[bool]] = {}
+
+    def child_computes(parent: ScannedProcess, child: ScannedProcess) -> bool:
+        uids = {process.pid: process.uid for process in (parent, child)}
+        new_pids = [pid for pid in uids if pid not in signs_by_pid]
+        for pid, signs in probe_each(_signs, new_pids, deadline, uids).items():
+            if signs is not HANGS:
+                signs_by_pid[pid] = signs
+        if parent.pid not in signs_by_pid or child.pid not in signs_by_pid:
+            return False
+        return signs_by_pid[child.pid] > signs_by_pid[parent.pid]
+
+    return child_computes
+
+
+def _signs(pid: int) -> list[bool]:
+    """Whether a process has torch or JAX in memory, and whether it has connections."""
+    return [_has_library(pid), any(peer for _, peer in waits.sockets(pid, {}))]
+
+
+def find_spawned(
+    supervisor: ProcessSupervisor,
+    path: str,
+    scanned: Sequence[ScannedProcess],
+    own_pids: Collection[int],
+) -> list[JobRank]:
+    """The ranks of a node without a launcher's numbers; []: there is no sign of several ranks.
+
+    path: path of py-spy; scanned: all processes; own_pids: processes of nodeready
+    """
+    candidates = [p for p in scanned if p.pid not in own_pids]
+    deadline = min(supervisor.deadline, time.monotonic() + _ASK_S)
+    pythons = {p.pid: p.uid for p in candidates if p.python and not _NOT_RANKS.search(p.command)}
+    answers = probe_each(_has_library, list(pythons), deadline, pythons)
+    library_pids = {pid for pid, has_library in answers.items() if has_library is True}
+    parents = {p.pid: p.parent for p in scanned}
+    ranks: list[JobRank] = []
+    single_by_program: dict[tuple[int | None, str], list[ScannedProcess]] = defaultdict(list)
+    for process in candidates:
+        if process.pid not in library_pids or library_pids & _ancestors(process.pid, parents):
+            continue
+        started = started_by(supervisor, path, process, candidates)
+        ranks += started
+        if not started:
+            single_by_program[process.uid, program(process)].append(process)
+    # A single process may be anything. Several of one program were started by hand.
+    for siblings in single_by_program.values():
+        ranks += [_rank(process) for process in siblings] if len(siblings) > 1 else []
+    return ranks
+
+
+def with_ray_ranks(ranks: Sequence[JobRank], deadline: float) -> list[JobRank]:
+    """The ranks; ranks of Ray Train get the numbers in their Ray logs.
+
+    If a rank of a job has no number in its log, or two have the same, no rank of the job gets a
+    number, because numbers of only some ranks are useless.
+    """
+    unnumbered = {
+        rank.process.pid: rank
+        for rank in ranks
+        if is_ray_trainer(rank.process) and rank.identity.rank is None and not rank.stranger
+    }
+    if not unnumbered:
+        return list(ranks)
+    uids = {pid: rank.process.uid or 0 for pid, rank in unnumbered.items()}
+    number_by_pid = probe_each(
+        lambda pid: _number_in_ray(pid, uids[pid]), list(uids), deadline, uids
+    )
+    jobs: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for pid, rank in unnumbered.items():
+        jobs[rank.identity.owner, rank.identity.job].append(pid)
+    for pids in jobs.values():
+        answers = [number_by_pid.get(pid) for pid in pids]
+        rows = [answer for answer in answers if answer not in (None, HANGS)]
+        numbers, sizes = {number for number, _ in rows}, {size for _, size in rows}
+        if len(numbers) == len(pids) and len(sizes) == 1 and max(numbers) < min(sizes):
+            for pid, (number, size) in zip(pids, rows):
+                identity = replace(unnumbered[pid].identity, rank=number, world_size=size)
+                unnumbered[pid] = replace(unnumbered[pid], identity=identity)
+
+    def order(rank: JobRank) -> tuple[bool, bool, int]:
+        return rank.stranger, rank.identity.rank is None, rank.identity.rank or 0
+
+    return sorted((unnumbered.get(rank.process.pid, rank) for rank in ranks), key=order)
+
+
+def _number_in_ray(pid: int, uid: int) -> tuple[int, int] | None:
+    """(rank, world size) of a worker of Ray Train, from the log that it writes; for a fork."""
+    for number in logs.descriptors(pid):
+        link = f"/proc/{pid}/fd/{number}"
+        with contextlib.suppress(OSError, logs.NoLogError):
+            shown = os.readlink(link)
+            if _RAY_LOG.fullmatch(shown[shown.rfind("/") :]):
+                log = logs.open_written(link, shown, uid)
+                try:
+                    data = os.pread(log.number, _RAY_LOG_BYTES, 0)
+                finally:
+                    os.close(log.number)
+                if rows := _RAY_NUMBER.findall(data):
+                    return int(rows[-1][0]), int(rows[-1][1])
+    return None
+
+
+def _ancestors(pid: int, parents: Mapping[int, int]) -> set[int]:
+    ancestors: set[int] = set()
+    while (pid := parents.get(pid, 0)) and pid not in ancestors:
+        ancestors.add(pid)
+    return ancestors
+
+
+def started_by(
+    supervisor: ProcessSupervisor,
+    path: str,
+    parent: ScannedProcess,
+    scanned: Sequence[ScannedProcess],
+) -> list[JobRank]:
+    """The ranks that torch.multiprocessing started from this process, in their order.
+
+    []: the children are other processes, such as a loader's workers.
+    """
+    children = [p for p in scanned if p.parent == parent.pid and p.python and not only_tracks(p)]
+    servers = [p for p in children if _FORK_SERVER.search(p.command)]
+    children += [p for p in scanned if p.python and p.parent in {s.pid for s in servers}]
+    children = [p for p in children if p not in servers]
+    children.sort(key=lambda process: (process.start_s, process.pid))
+    deadline = min(supervisor.deadline, time.monotonic() + _ASK_S)
+
+    def dump(pid: int) -> Dump:
+        limit_s = max(0.5, deadline - time.monotonic())
+        return py_spy.take(supervisor, path, pid, limit_s, py_spy.LOCALS)
+
+    local_rank_by_pid: dict[int, int] = {}
+    for process in children[:_MAX_ASKED]:
+        if time.monotonic() > deadline or not _readable(process):
+            continue
+        local_rank = dump(process.pid).spawned
+        if local_rank >= 0:
+            local_rank_by_pid[process.pid] = local_rank
+        elif not local_rank_by_pid:
+            # All further children are of the same sort.
+            break
+    if not local_rank_by_pid:
+        return []
+    # In a job of several nodes, each node counts from 0.
+    size = None
+    answers = probe_each(_ends_here, list(local_rank_by_pid), deadline)
+    if all(answers.get(pid) is True for pid in local_rank_by_pid):
+        size = max(dump(parent.pid).spawns, 1 + max(local_rank_by_pid.values()))
+    ranks = [process for process in children if process.pid in local_rank_by_pid]
+    return [
+        _rank(process, local_rank_by_pid[process.pid], size, f"pid {parent.pid}" if size else "")
+        for process in sorted(ranks, key=lambda process: local_rank_by_pid[process.pid])
+    ]
+
+
+_FORK_SERVER = re.compile(r"from multiprocessing\.forkserver import main")
+
+
+def _readable(process: ScannedProcess) -> bool:
+    """Whether py-spy may read the process, by the rules that are known here."""
+    return not process.hangs and os.geteuid() in (0, process.uid)
+
+
+def _ends_here(pid: int) -> bool:
+    """Whether both ends of each connection of a process have one address."""
+    return all(
+        address.rpartition(":")[0] == peer.rpartition(":")[0]
+        for address, peer in waits.sockets(pid, {})
+        if peer
+    )
+
+
+def _rank(
+    process: ScannedProcess, local_rank: int | None = None, size: int | None = None, job: str = ""
+) -> JobRank:
+    """A rank without a launcher's number.
+
+    size: world size of a job that is all on this node; None: not known, nor is its rank
+    """
+    rank = local_rank if size else None
+    identity = RankIdentity(rank, local_rank, size, job, owner=owner_of(process))
+    return JobRank(process, identity)

@@ -1,0 +1,335 @@
+"""py-spy's dump of one process: the command, its output, and its errors in plain words.
+
+Without native frames it stops nothing (``--nonblocking``); with them it stops its target while it
+unwinds, seconds for a large one. It opens the files that its target has mapped, so root's py-spy
+has the rights of its target's user, and in addition only the right to read any memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nodeready.agent import tool_rights
+from nodeready.agent.proofs.attach import environment
+from nodeready.agent.runtime import Ended, ProcessSupervisor, changeable_by_root_only
+from nodeready.agent.secrets import redact
+from nodeready.agent.stacks.processes import contents, stat
+
+#: A call: function, short file, line. Stacks of them are root to leaf.
+Frame = tuple[str, str, int]
+
+#: Seconds of a dump; a native one reads the symbols of all libraries: up to 14 s cold.
+LIMIT_S, NATIVE_LIMIT_S = 10, 25
+#: Maximum bytes of a dump. Only 200 threads that are all 4096 calls deep need more (150 MB).
+MAX_BYTES = 32 * 1024 * 1024
+#: Frames that are kept at each end of a longer stack, with CUT between them.
+KEPT_FRAMES = 500
+CUT: Frame = ("...", "", 0)
+_MAX_THREADS = 1000
+# Maximum address space: py-spy maps the program and libraries of a user's process.
+_MEMORY_BYTES = 16 << 30
+_MAX_WORD = 300
+# A line of py-spy's log, whose level is set to warnings.
+_LOGGED = re.compile(r"\[\S+ +[A-Z]+ +[a-z_:]+\] ")
+#: Maximum calls whose variables are kept, variables of a call, characters of a name or value.
+_LOCAL_FRAMES, _LOCAL_NAMES, _LOCAL_TEXT = 3, 20, 120
+# Files of Python and of installed packages; a frozen module has no file.
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3[.\d]*/|^<frozen ")
+
+#: How a dump is taken, and py-spy's options for it.
+PLAIN, NATIVE, LOCALS = "plain", "native", "locals"
+_OPTIONS = {
+    PLAIN: ["--nonblocking"], NATIVE: ["--native"], LOCALS: ["--nonblocking", "--locals"],
+}  # fmt: skip
+
+HUNG = "py-spy did not finish in time"
+#: A finalised interpreter; since then the process runs only C or C++.
+ENDED_INTERPRETER = "its interpreter has ended: it hangs in C or C++ on its way out"
+#: The main thread has no call of Python's: functions of C that atexit registered, the end of
+#: modules.
+NO_CALL = "no call of Python is left in its main thread: its interpreter is about to end"
+ENDED = "it has ended"
+NO_FILE = "py-spy does not find its files: they lie in a container, or are replaced by now"
+NOT_PYTHON = "not Python, or one that py-spy does not know"
+# Pattern of py-spy's message -> the reason to report, and whether a retry may succeed.
+_FAILURES: tuple[tuple[str, str, bool], ...] = (
+    # py-spy warns of it (python_process_info.rs): the runtime's list of interpreters is empty.
+    (r"Interpreter address from symbol is invalid 0+\b", ENDED_INTERPRETER, False),
+    (r"os error 2\b|No such process|os error 3\b", NO_FILE, True),
+    (r"os error 13\b|elevated permissions", "not permitted", False),
+    (r"os error 1\b|EPERM|Operation not permitted", "not permitted, or traced by another", False),
+    (r"Failed to find python version", NOT_PYTHON, False),
+    # py-spy prints this, too, when it cannot read the stack of the first thread that it tries.
+    (
+        r"Failed to find a python interpreter",
+        "py-spy cannot read it: a Python that it does not know, or more than 4096 calls deep",
+        True,
+    ),
+    (r"[Mm]ax frame recursion depth", "more than 4096 calls deep: py-spy reads no more", False),
+)
+
+
+@dataclass(frozen=True)
+class PySpyThread:
+    """A thread's name and stack.
+
+    number: of the kernel; 0: not known
+    """
+
+    name: str
+    frames: tuple[Frame, ...]
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Dump:
+    """All threads of a process at one moment.
+
+    main:    the main thread's stack; None: not read
+    threads: all further threads, the newest first
+    gil:     the name of the thread that holds the interpreter's lock; "": no thread does
+    error:   why there is no stack; "": there is one
+    locals:  variables of the innermost calls of the user's code in the main thread, on request:
+             ``function: name = value``, without secrets
+    holds_gil: the main thread holds the interpreter's lock
+    thread:  number of the thread that is shown in place of the main thread; 0: the main thread is
+             shown. A worker of Ray Train trains in another thread
+    spawned: index of the process among those that torch.multiprocessing started; else -1
+    spawns:  processes that it has started by torch.multiprocessing and waits for; else -1
+    """
+
+    main: tuple[Frame, ...] | None = None
+    threads: tuple[PySpyThread, ...] = ()
+    gil: str = ""
+    error: str = ""
+    locals: tuple[str, ...] = ()
+    holds_gil: bool = False
+    thread: int = 0
+    spawned: int = -1
+    spawns: int = -1
+
+    @property
+    def characters(self) -> int:
+        """The approximate memory of its frames, without sharing of equal names."""
+        stacks = (self.main or (), *(thread.frames for thread in self.threads))
+        frames = sum(100 + len(frame[0]) + len(frame[1]) for rows in stacks for frame in rows)
+        return frames + sum(100 + len(thread.name) for thread in self.threads)
+
+
+def find(path: str) -> str:
+    """The path of py-spy: this one, or the session's; "": none that is only root's."""
+    for candidate in (path, shutil.which("py-spy") or ""):
+        if candidate and os.access(candidate, os.X_OK) and changeable_by_root_only(candidate):
+            return candidate
+    return ""
+
+
+def _frame(data: Any) -> Frame:
+    name, line = str(data["name"]), data["line"]
+    file = str(data.get("short_filename") or os.path.basename(str(data.get("filename") or "")))
+    if not isinstance(line, int) or isinstance(line, bool):
+        raise ValueError(line)
+    if re.fullmatch(r"0x[0-9a-fA-F]+", name):
+        # An address differs between processes for the same function.
+        name = "?"
+    return name[:_MAX_WORD], file[:_MAX_WORD], max(0, min(line, 2**31 - 1))
+
+
+def _stack(data: Any) -> tuple[Frame, ...]:
+    """py-spy's frames, innermost first, as root to leaf."""
+    if not isinstance(data, list):
+        raise TypeError(data)
+    if len(data) <= 2 * KEPT_FRAMES:
+        return tuple(_frame(frame) for frame in reversed(data))
+    root, leaf = data[: -KEPT_FRAMES - 1 : -1], data[KEPT_FRAMES - 1 :: -1]
+    return (*map(_frame, root), CUT, *map(_frame, leaf))
+
+
+def parse(text: str, pid: int) -> Dump:
+    """The dump that ``py-spy dump --json`` printed; never raises."""
+    try:
+        rows = json.loads(text)
+        if not isinstance(rows, list):
+            raise TypeError(rows)
+        threads = [
+            PySpyThread(
+                str(row["thread_name"] or "")[:100],
+                _stack(row["frames"]),
+                _number(row.get("os_thread_id")),
+            )
+            for row in rows
+        ]
+        mains = [
+            [number for number, row in enumerate(rows) if row["thread_name"] == "MainThread"],
+            [number for number, row in enumerate(rows) if row.get("os_thread_id") == pid],
+            # The newest thread comes first, and a program may rename its main thread.
+            [len(rows) - 1],
+        ]
+        owners = [row.get("owns_gil") is True for row in rows]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return Dump(error="py-spy's output cannot be parsed")
+    if not threads:
+        return Dump(error="py-spy found no thread")
+    main = next(numbers[-1] for numbers in mains if numbers)
+    trainer = _trainer(threads) if _is_ray_loop(threads[main]) else None
+    if trainer is not None:
+        main = trainer
+    other_threads = tuple([*threads[:main], *threads[main + 1 :]][:_MAX_THREADS])
+    gil = threads[owners.index(True)].name if True in owners else ""
+    if not threads[main].frames:
+        return Dump(threads=other_threads, gil=gil, error=NO_CALL)
+    return Dump(
+        threads[main].frames,
+        other_threads,
+        gil,
+        locals=_locals(rows[main]["frames"]),
+        holds_gil=owners[main],
+        thread=0 if trainer is None else _number(rows[main].get("os_thread_id")),
+        spawned=_count(rows[main]["frames"], "_wrap", "i"),
+        spawns=_count(rows[main]["frames"], "start_processes", "nprocs"),
+    )
+
+
+# Ray Train's workers: the main thread executes Ray's calls, and the training runs in a thread
+# (ray/train/v2/_internal/execution/worker_group/thread_runner.py; before that, `RunnerThread` of
+# ray/air/_internal/util.py).
+_RAY_LOOP = ("main_loop", "ray/_private/worker.py")
+_RAY_RUNS = ("ray/air/_internal/util.py", "worker_group/thread_runner.py")
+
+
+def _is_ray_loop(thread: PySpyThread) -> bool:
+    """Whether a main thread only waits for calls from Ray."""
+    function, file, _ = thread.frames[-1] if thread.frames else CUT
+    return function.rpartition(".")[2] == _RAY_LOOP[0] and file.endswith(_RAY_LOOP[1])
+
+
+def _trainer(threads: Sequence[PySpyThread]) -> int | None:
+    """Index of the thread in which Ray Train trains; None: not found."""
+    for number, thread in enumerate(threads):
+        for function, file, _ in thread.frames:
+            name = function.rpartition(".")[2]
+            if file.endswith(_RAY_RUNS) and "run" in name and "monitor" not in name:
+                return number
+    return None
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) and 0 < value < 1 << 22 else 0
+
+
+_SPAWN = "torch/multiprocessing/spawn.py"
+
+
+def _count(frames: Sequence[Any], function: str, name: str) -> int:
+    """The value of a variable of a call in torch/multiprocessing/spawn.py, a small number.
+
+    -1: there is no such call or number, or the dump has no variables.
+    """
+    for frame in frames[-KEPT_FRAMES:]:
+        variables = frame.get("locals")
+        is_call = frame["name"] == function and isinstance(variables, list)
+        if is_call and str(frame.get("short_filename")).endswith(_SPAWN):
+            for row in variables:
+                if isinstance(row, dict) and row.get("name") == name:
+                    value = str(row.get("repr"))
+                    return int(value) if re.fullmatch(r"[0-9]{1,5}", value) else -1
+    return -1
+
+
+def _locals(frames: Sequence[Any]) -> tuple[str, ...]:
+    """Variables of the innermost calls: of the user's code, else of any."""
+    with_locals = [frame for frame in frames if isinstance(frame, dict) and frame.get("locals")]
+    user_frames = [
+        frame for frame in with_locals if not _LIBRARY.search(str(frame.get("filename")))
+    ]
+    variables = []
+    for frame in (user_frames or with_locals)[:_LOCAL_FRAMES]:
+        rows = frame["locals"] if isinstance(frame["locals"], list) else []
+        for row in [row for row in rows if isinstance(row, dict)][:_LOCAL_NAMES]:
+            name, value = str(row.get("name"))[:_LOCAL_TEXT], str(row.get("repr"))[:_MAX_WORD]
+            # An address differs between processes.
+            value = redact(name, re.sub(r" at 0x[0-9a-fA-F]+", "", value))
+            text = value if len(value) <= _LOCAL_TEXT else value[: _LOCAL_TEXT - 3] + "..."
+            variables.append(f"{str(frame.get('name'))[:_LOCAL_TEXT]}: {name} = {text}")
+    return tuple(variables)
+
+
+def failure_reason(ended: Ended) -> tuple[str, bool]:
+    """Why a dump failed, on one line, and whether a retry may succeed."""
+    for pattern, message, is_retriable in _FAILURES:
+        if re.search(pattern, ended.err):
+            return message, is_retriable
+    lines = [row for row in ended.err.splitlines() if row.strip() and not _LOGGED.match(row)]
+    message = re.sub(r"^Error: ", "", lines[0].strip()[:200] if lines else "")
+    ending = f"exit status {ended.rc}" if (ended.rc or 0) >= 0 else f"signal {-(ended.rc or 0)}"
+    return f"py-spy: {message or ending}", True
+
+
+_RUST = {"RUST_BACKTRACE": "0", "RUST_LOG": "py_spy=warn"}
+
+
+def _run(
+    supervisor: ProcessSupervisor, argv: Sequence[str], limit_s: float
+) -> tuple[Ended, bytearray]:
+    """How py-spy ended, and its output, which may be longer than MAX_BYTES. Raises OSError."""
+    output = bytearray()
+
+    def on_output(process: subprocess.Popen[bytes], stream: int, chunk: bytes) -> None:
+        if stream == 1 and len(output) <= MAX_BYTES:
+            output.extend(chunk)
+
+    return supervisor.run(argv, limit_s, on_output, env={**environment(), **_RUST}), output
+
+
+def _start_s(pid: int) -> float:
+    """When a process started, in seconds since boot; 0: it has ended, or is a zombie."""
+    parsed = stat(contents(f"/proc/{pid}/stat", 4096))
+    return parsed.start_s if parsed and parsed.state not in "ZXx" else 0.0
+
+
+def take(
+    supervisor: ProcessSupervisor, path: str, pid: int, limit_s: float, mode: str = PLAIN
+) -> Dump:
+    """A dump of this process; the reason of a failure is its `error`.
+
+    limit_s: seconds that are left of the run
+    mode:    NATIVE: with native frames: py-spy stops its target, which must not be in state D or
+             T; LOCALS: with variables
+
+    If no process has its pid and start time any more, the error is that it has ended, for any
+    message of py-spy.
+    """
+    if not path:
+        return Dump(error="py-spy is not installed (nodeready deploy installs it)")
+    limit_s = min(limit_s, NATIVE_LIMIT_S if mode == NATIVE else LIMIT_S)
+    argv = [path, "dump", "--json", *_OPTIONS[mode], "--pid", str(pid)]
+    error, started_s = "", _start_s(pid)
+    # Without a stop, py-spy may read a process while it changes; a retry often succeeds.
+    for _ in range(1 if mode == NATIVE else 2):
+        try:
+            confined = tool_rights.memory_reader_command(pid, _MEMORY_BYTES, argv, by_maps=True)
+        except (OSError, KeyError, ValueError, IndexError):
+            return Dump(error=ENDED)
+        try:
+            ended, output = _run(supervisor, confined, limit_s)
+        except OSError as problem:
+            return Dump(error=f"py-spy cannot be started: {problem.strerror}")
+        if ended.rc is None:
+            return Dump(error=HUNG)
+        if len(output) > MAX_BYTES:
+            return Dump(error=f"its stacks are more than {MAX_BYTES >> 20} MB")
+        if ended.rc == 0:
+            return parse(output.decode("utf-8", "replace"), pid)
+        error, is_retriable = failure_reason(ended)
+        if _start_s(pid) != started_s or not started_s:
+            return Dump(error=ENDED)
+        if not is_retriable or supervisor.left_s < 1:
+            break
+    return Dump(error=error)

@@ -1,0 +1,575 @@
+"""What a thread waits for: its system call, and the file, pipe, socket, lock or child behind it.
+
+All of it is read from /proc (proc(5)): ``syscall``, the link and the information of a descriptor,
+the mounts, the locks, the sockets. No file that a process names is opened or examined. A read of
+a process's memory, for a path or a set of descriptors, may hang: `probe_thread` runs in
+`processes.probe_each`, which continues without a process that hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import socket
+import stat
+import struct
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nodeready.agent.mount_table import MountTable, parse_mounts
+from nodeready.agent.proc import socket_inodes
+from nodeready.agent.stacks.processes import HANGS, contents, owners, probe_each
+
+# --- System calls by number (arch/x86/entry/syscalls/syscall_64.tbl and
+# include/uapi/asm-generic/unistd.h of Linux): shown name, kind of the arguments, number on x86_64,
+# number on aarch64 (-1: none). Kinds: `fd` a descriptor (first argument), `path` (first), `at` a
+# directory's descriptor and a path, `second` a path (second argument), `connect`, `lock`, `fcntl`,
+# `child`, `waitid`, `poll`, `select`, `epoll`; "": the arguments name no object.
+
+_CALLS: tuple[tuple[str, str, int, int], ...] = (
+    ("read", "fd", 0, 63), ("write", "fd", 1, 64), ("open", "path", 2, -1),
+    ("close", "fd", 3, 57), ("stat", "path", 4, -1), ("fstat", "fd", 5, 80),
+    ("lstat", "path", 6, -1), ("poll", "poll", 7, -1), ("lseek", "fd", 8, 62),
+    ("ioctl", "fd", 16, 29), ("read", "fd", 17, 67), ("write", "fd", 18, 68),
+    ("read", "fd", 19, 65), ("write", "fd", 20, 66), ("access", "path", 21, -1),
+    ("select", "select", 23, -1), ("pause", "", 34, -1), ("sleep", "", 35, 101),
+    ("sendfile", "fd", 40, 71), ("connect", "connect", 42, 203), ("accept", "fd", 43, 202),
+    ("send", "fd", 44, 206), ("recv", "fd", 45, 207), ("send", "fd", 46, 211),
+    ("recv", "fd", 47, 212), ("execve", "path", 59, 221), ("wait", "child", 61, 260),
+    ("semop", "", 65, 193), ("msgsnd", "", 69, 189), ("msgrcv", "", 70, 188),
+    ("fcntl", "fcntl", 72, 25), ("flock", "lock", 73, 32), ("fsync", "fd", 74, 82),
+    ("fdatasync", "fd", 75, 83), ("truncate", "path", 76, 45), ("ftruncate", "fd", 77, 46),
+    ("getdents", "fd", 78, -1), ("chdir", "path", 80, 49), ("rename", "path", 82, -1),
+    ("mkdir", "path", 83, -1), ("rmdir", "path", 84, -1), ("open", "path", 85, -1),
+    ("unlink", "path", 87, -1), ("readlink", "path", 89, -1), ("signal", "", 128, 137),
+    ("signal", "", 130, 133), ("statfs", "path", 137, 43), ("fstatfs", "fd", 138, 44),
+    ("sync", "", 162, 81), ("mount", "second", 165, 40), ("umount", "path", 166, 39),
+    ("futex", "", 202, 98), ("io_getevents", "", 208, 4), ("getdents", "fd", 217, 61),
+    ("semop", "", 220, 192), ("sleep", "", 230, 115), ("epoll", "epoll", 232, -1),
+    ("wait", "waitid", 247, 95), ("open", "at", 257, 56), ("mkdir", "at", 258, 34),
+    ("stat", "at", 262, 79), ("unlink", "at", 263, 35), ("rename", "at", 264, 38),
+    ("readlink", "at", 267, 78), ("access", "at", 269, 48), ("select", "select", 270, 72),
+    ("poll", "poll", 271, 73), ("splice", "fd", 275, 76), ("epoll", "epoll", 281, 22),
+    ("fallocate", "fd", 285, 47), ("accept", "fd", 288, 242), ("read", "fd", 295, 69),
+    ("write", "fd", 296, 70), ("recv", "fd", 299, 243), ("syncfs", "fd", 306, 267),
+    ("send", "fd", 307, 269), ("rename", "at", 316, 276), ("copy_file_range", "fd", 326, 285),
+    ("stat", "at", 332, 291), ("io_uring_enter", "fd", 426, 426), ("open", "at", 437, 437),
+    ("access", "at", 439, 439), ("epoll", "epoll", 441, 441), ("futex", "", 449, 449),
+)  # fmt: skip
+_COLUMNS = {"x86_64": 0, "aarch64": 1}
+#: Commands of fcntl(2) that wait for a lock: F_SETLKW and F_OFD_SETLKW.
+_LOCKING = (7, 38)
+#: openat(2): a path begins at the process's working directory.
+_AT_FDCWD = -100
+_P_PID = 1  # waitid(2)
+#: States of /proc/net/tcp (include/net/tcp_states.h).
+_ESTABLISHED, _SYN_SENT, _LISTEN = 1, 2, 10
+_TCP = ("tcp", "tcp6")
+#: Prefix of the inode of a Unix socket.
+UNIX = "unix "
+# Constants of linux/netlink.h, sock_diag.h, unix_diag.h.
+_SOCK_DIAG, _BY_FAMILY, _DUMP, _PEER = 4, 20, 0x301, 4
+_PIPED = re.compile(r"pipe_(read|write)")
+_FUTEX_PRIVATE = 128  # futex(2): not shared between processes
+#: Maximum bytes of /proc/PID/net/tcp that are read (some 50,000 sockets), and of /proc/PID/maps.
+_TABLE_BYTES, MAPS_BYTES = 8 << 20, 4 << 20
+
+# Maximum bytes of a path, and descriptors of a set, that are read of a process's memory.
+_PATH_BYTES, _MAX_POLLED, _SELECT_BITS = 4096, 16, 1024
+#: Maximum objects of a set, and processes at a pipe's other end, that are named.
+_NAMED = 3
+_WIDE = 240
+#: Maximum seconds for the peers of all pipes; maximum links of a process that are read.
+_ENDS_S, _MAX_LINKS = 1.0, 4096
+
+
+def calls(machine: str) -> dict[int, tuple[str, str]]:
+    """System calls of this machine (uname(2)): number -> (shown name, kind of its arguments)."""
+    column = _COLUMNS.get(machine)
+    if column is None:
+        return {}
+    return {
+        numbers[column]: (name, kind) for name, kind, *numbers in _CALLS if numbers[column] >= 0
+    }
+
+
+# --- One thread, in a fork.
+
+
+@dataclass(frozen=True)
+class WaitCall:
+    """The system call in which one thread waits.
+
+    verb:    shown name of the system call; "": none
+    objects: a phrase for each object that the call names; `phrase` replaces those of pipes
+    pipes:   (index into objects, inode, the awaited end: "r" or "w"); of a named pipe the index
+             is -1, and its path stands for the inode
+    child:   process that it waits for; -1: any; 0: none
+    lock:    it waits for a lock of a file
+    timed:   a futex(2) with a timeout, as Python takes the interpreter's lock
+    sockets: the connections among the objects: (own address, peer's)
+    shared:  the memory of a futex(2) that is shared with other processes; "": not shared
+    holders: processes that hold the lock or the awaited ends of the pipes, found by `observe`
+    """
+
+    verb: str
+    objects: tuple[str, ...] = ()
+    pipes: tuple[tuple[int, int | str, str], ...] = ()
+    child: int = 0
+    lock: bool = False
+    timed: bool = False
+    sockets: tuple[tuple[str, str], ...] = ()
+    shared: str = ""
+    holders: tuple[int, ...] = ()
+
+
+def probe_thread(pid: int, thread: int = 0) -> list[Any] | None:
+    """The call of a thread, as the fields of `WaitCall`; None: it runs, or is not readable.
+
+    It may hang with the process: call it in `processes.probe_each`. thread: 0: the main thread
+    """
+    task = f"/proc/{pid}/task/{thread or pid}"
+    words = contents(f"{task}/syscall").split()
+    if len(words) < 7 or not words[0].isdigit():
+        return None
+    verb, kind = calls(os.uname().machine).get(int(words[0]), ("", ""))
+    if not verb:
+        return None
+    arguments = [int(word, 16) for word in words[1:7]]
+    return _WaitingThread(pid, arguments, contents(f"{task}/wchan")).call(verb, kind)
+
+
+def _c_int(value: int) -> int:
+    """A C int in a register."""
+    value &= 0xFFFFFFFF
+    return value - (1 << 32) if value & 0x80000000 else value
+
+
+class _WaitingThread:
+    """Collects the objects that a thread's system call names.
+
+    wait_channel: the kernel function in which the thread waits
+    """
+
+    def __init__(self, pid: int, arguments: Sequence[int], wait_channel: str) -> None:
+        self.pid, self.arguments, self._wait_channel = pid, arguments, wait_channel
+        self.objects: list[str] = []
+        self.pipes: list[tuple[int, int | str, str]] = []
+        self.sockets: list[tuple[str, str]] = []
+        self._mounts: MountTable | None = None
+
+    def call(self, verb: str, kind: str) -> list[Any]:
+        """The fields of `WaitCall`."""
+        first = _c_int(self.arguments[0])
+        child, lock, timed, shared = 0, False, False, ""
+        if kind == "fd":
+            verb = self._descriptor(first, verb) or verb
+        elif kind in ("path", "second"):
+            self._path(_AT_FDCWD, self.arguments[1 if kind == "second" else 0])
+        elif kind == "at":
+            self._path(first, self.arguments[1])
+        elif kind == "connect":
+            self._connect(first)
+        elif kind == "lock" or (kind == "fcntl" and self.arguments[1] in _LOCKING):
+            verb, lock = "flock" if kind == "lock" else "lock", True
+            self._descriptor(first, verb)
+        elif kind == "child":
+            child = first if first > 0 else -1
+        elif kind == "waitid":
+            child = self.arguments[1] if first == _P_PID else -1
+        elif kind in ("poll", "select", "epoll"):
+            self._descriptor_set(kind)
+        elif verb == "futex":
+            timed = self.arguments[3] != 0
+            if not self.arguments[1] & _FUTEX_PRIVATE:
+                maps = contents(f"/proc/{self.pid}/maps", MAPS_BYTES)
+                mappings = shared_maps(maps).items()
+                address = self.arguments[0]
+                shared = next((n for n, (low, end) in mappings if low <= address < end), "")
+        return [verb, self.objects, self.pipes, child, lock, timed, self.sockets, shared]
+
+    def _text(self, address: int) -> str:
+        """The text in its memory that ends with a zero, at most a path's length."""
+        data, end = b"", address + _PATH_BYTES
+        # Page by page: the page after the text may not be mapped, or not be readable in time.
+        while address < end and b"\0" not in data:
+            chunk = self._memory(address, min(end, (address | 4095) + 1) - address)
+            if not chunk:
+                break
+            data, address = data + chunk, address + len(chunk)
+        return data.partition(b"\0")[0].decode("utf-8", "replace")
+
+    def _memory(self, address: int, max_bytes: int) -> bytes:
+        """Bytes of its memory, up to the end of the mapping; b"": not readable."""
+        with contextlib.suppress(OSError, OverflowError, ValueError):
+            number = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return os.pread(number, max_bytes, address) if address else b""
+            finally:
+                os.close(number)
+        return b""
+
+    def _link(self, name: str) -> str:
+        with contextlib.suppress(OSError):
+            # A name may be any bytes; the answer is text.
+            link = os.readlink(f"/proc/{self.pid}/{name}".encode())
+            return link.decode("utf-8", "replace")
+        return ""
+
+    def _path(self, directory: int, address: int) -> None:
+        path = self._text(address)
+        if not path.startswith("/"):
+            start = self._link("cwd" if directory == _AT_FDCWD else f"fd/{directory}")
+            path = f"{start}/{path}" if path and start else start or path
+        if path:
+            self.objects.append(f"{path[-_WIDE:]}{self._type(path)}")
+
+    def _type(self, path: str) -> str:
+        """The type of the path's file system, as in `` (nfs4)``, from the mount points alone."""
+        if self._mounts is None:
+            self._mounts = MountTable(parse_mounts(contents(f"/proc/{self.pid}/mountinfo")))
+        kind = self._mounts.mount_of(path).kind if path.startswith("/") else ""
+        return f" ({kind[:40]})" if kind else ""
+
+    def _descriptor(self, number: int, verb: str, end: str = "") -> str:
+        """Add the object of a descriptor; a more exact verb, or ""."""
+        link = self._link(f"fd/{number}")
+        kind, _, inode = link.partition(":[")
+        if not link:
+            return ""
+        if kind == "pipe":
+            if not end:
+                end = "r" if verb in ("write", "splice") else "w"
+            self.pipes.append((len(self.objects), int(inode.rstrip("]")), end))
+            self.objects.append("a pipe")
+        elif kind == "socket":
+            verb, peer = self._socket(int(inode.rstrip("]")), verb)
+            self.objects.append(peer)
+            return verb
+        elif link.startswith("anon_inode:"):
+            self.objects.append(link[len("anon_inode:") :].strip("[]")[:_WIDE])
+        elif link.startswith("/"):
+            file_system = self._type(link) if not link.startswith("/dev/") else ""
+            if _PIPED.search(self._wait_channel):
+                # A named pipe; its phrase is its path.
+                self.pipes.append((-1, link, end or ("r" if verb == "write" else "w")))
+            self.objects.append(f"{link[-_WIDE:]}{file_system}")
+        return ""
+
+    def _socket(self, inode: int, verb: str) -> tuple[str, str]:
+        verb = {"read": "recv", "write": "send"}.get(verb, verb)
+        for name in ("tcp", "tcp6", "udp", "udp6"):
+            table = contents(f"/proc/{self.pid}/net/{name}", _TABLE_BYTES)
+            socket_row = tcp_row(table, inode)
+            if socket_row:
+                local_address, peer, state = socket_row
+                if state == _LISTEN:
+                    return verb, f"connections to {local_address}"
+                if name in _TCP:
+                    self.sockets.append((local_address, peer))
+                return ("connect" if state == _SYN_SENT else verb), peer
+        for row in contents(f"/proc/{self.pid}/net/unix").splitlines()[1:]:
+            words = row.split(None, 7)
+            if len(words) > 6 and words[6] == str(inode):
+                self.sockets.append((f"{UNIX}{inode}", ""))
+                name = words[7][:_WIDE] if len(words) > 7 else ""
+                return verb, f"the socket {name}" if name else "a socket of this machine"
+        return verb, "a socket"
+
+    def _connect(self, number: int) -> None:
+        data = self._memory(self.arguments[1], min(self.arguments[2] & 0xFFFF, 128))
+        peer = address(data)
+        if peer:
+            self.objects.append(peer)
+        else:
+            self._descriptor(number, "connect")
+
+    def _descriptor_set(self, kind: str) -> None:
+        """Add the objects of a set of descriptors."""
+        descriptors: list[tuple[int, str]] = []
+        if kind == "poll":
+            count = min(self.arguments[1], _MAX_POLLED)
+            data = self._memory(self.arguments[0], count * 8)
+            for number, events, _ in struct.iter_unpack("=ihh", data[: len(data) // 8 * 8]):
+                descriptors.append((number, _awaited_end(events)))
+        elif kind == "select":
+            count = min(max(_c_int(self.arguments[0]), 0), _SELECT_BITS)
+            for place, end in ((1, "w"), (2, "r")):
+                bits = int.from_bytes(
+                    self._memory(self.arguments[place], (count + 63) // 64 * 8), "little"
+                )
+                descriptors += [(number, end) for number in range(count) if bits >> number & 1]
+        else:
+            text = contents(f"/proc/{self.pid}/fdinfo/{_c_int(self.arguments[0])}")
+            for number, mask in re.findall(r"^tfd:\s+(\d+) events:\s+([0-9a-f]+)", text, re.M):
+                descriptors.append((int(number), _awaited_end(int(mask, 16))))
+        for number, end in descriptors[:_MAX_POLLED]:
+            if number >= 0:
+                self._descriptor(number, kind, end)
+
+
+def _awaited_end(events: int) -> str:
+    """The end of a pipe that poll(2) waits for: POLLOUT waits for a reader, POLLIN for data."""
+    return "r" if events & select.POLLOUT and not events & select.POLLIN else "w"
+
+
+def _host(text: str) -> str:
+    """The address of ``0100007F:7378`` in /proc/net/tcp, each word in the machine's byte order."""
+    words, _, port = text.partition(":")
+    data = bytes.fromhex(words)
+    data = b"".join(struct.pack(">I", value) for (value,) in struct.iter_unpack("=I", data))
+    if len(data) == 4:
+        name = socket.inet_ntop(socket.AF_INET, data)
+    elif data[:12] == b"\0" * 10 + b"\xff\xff":
+        name = socket.inet_ntop(socket.AF_INET, data[12:])
+    else:
+        name = f"[{socket.inet_ntop(socket.AF_INET6, data)}]"
+    return f"{name}:{int(port, 16)}"
+
+
+def tcp_row(text: str, inode: int) -> tuple[str, str, int] | None:
+    """Own address, peer and state of a socket in /proc/net/tcp or the like; None: missing."""
+    end = r"([0-9A-F]+:[0-9A-F]{4})"
+    match = re.search(rf"^ *\d+: {end} {end} ([0-9A-F]{{2}}) .* {inode} \d+ ", text, re.M)
+    if not match:
+        return None
+    try:
+        return _host(match[1]), _host(match[2]), int(match[3], 16)
+    except (ValueError, struct.error):
+        return None
+
+
+def sockets(pid: int, local: Mapping[str, str]) -> list[tuple[str, str]]:
+    """(Own address, peer's) of each connection of a process; (own address, "") of a listener and
+    of a datagram socket to which others are connected.
+
+    local: Unix socket -> its peer (`unix_peers`)
+    """
+    inodes = socket_inodes(pid, _MAX_LINKS)
+    names = (f"{UNIX}{inode}" for inode in inodes)
+    peers = frozenset(local.values())
+    connections = [(name, local.get(name, "")) for name in names if name in local or name in peers]
+    for table in _TCP if inodes else ():
+        for row in contents(f"/proc/{pid}/net/{table}", _TABLE_BYTES).splitlines()[1:]:
+            words = row.split(None, 10)
+            if len(words) > 9 and words[9] in inodes:
+                with contextlib.suppress(ValueError, struct.error):
+                    state = int(words[3], 16)
+                    if state in (_ESTABLISHED, _LISTEN):
+                        peer = "" if state == _LISTEN else _host(words[2])
+                        connections.append((_host(words[1]), peer))
+    return connections
+
+
+def unix_peers() -> dict[str, str]:
+    """Connected Unix socket (unix(7)) -> its other end, named as in `sockets`. The kernel lists
+    them by their inodes (sock_diag(7))."""
+    peers: dict[str, str] = {}
+    with (
+        contextlib.suppress(OSError, struct.error),
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel,
+    ):
+        kernel.settimeout(_ENDS_S)
+        request = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _PEER, 0, 0)
+        kernel.send(struct.pack("=IHHII", 16 + len(request), _BY_FAMILY, _DUMP, 1, 0) + request)
+        while True:
+            data, offset = kernel.recv(1 << 16), 0
+            while offset < len(data):
+                length, kind = struct.unpack_from("=IH", data, offset)
+                if kind != _BY_FAMILY:
+                    return peers
+                (inode,) = struct.unpack_from("=I", data, offset + 20)
+                # After the two headers come attributes: length, kind (2: UNIX_DIAG_PEER), value.
+                if length >= 40 and struct.unpack_from("=HH", data, offset + 32) == (8, 2):
+                    (peer,) = struct.unpack_from("=I", data, offset + 36)
+                    peers[f"{UNIX}{inode}"] = f"{UNIX}{peer}"
+                offset += length + -length % 4
+    return peers
+
+
+def shared_maps(maps: str) -> dict[str, tuple[int, int]]:
+    """Files of /proc/PID/maps by which a process shares memory that it may write: device and
+    inode -> begin and end of the first such mapping."""
+    mapping_by_file: dict[str, tuple[int, int]] = {}
+    for low, end, device, inode in _SHARED.findall(maps):
+        mapping_by_file.setdefault(f"{device} {inode}", (int(low, 16), int(end, 16)))
+    return mapping_by_file
+
+
+_SHARED = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .w.s \S+ (\S+) ([1-9]\d*)", re.M)
+
+
+def address(data: bytes) -> str:
+    """The address in a sockaddr (ip(7), ipv6(7), unix(7)); "": another family."""
+    if len(data) < 3:
+        return ""
+    (family,) = struct.unpack_from("=H", data)
+    if family == socket.AF_INET and len(data) >= 8:
+        return f"{socket.inet_ntop(family, data[4:8])}:{int.from_bytes(data[2:4], 'big')}"
+    if family == socket.AF_INET6 and len(data) >= 24:
+        return f"[{socket.inet_ntop(family, data[8:24])}]:{int.from_bytes(data[2:4], 'big')}"
+    if family == socket.AF_UNIX:
+        name = data[2:].lstrip(b"\0").partition(b"\0")[0].decode("utf-8", "replace")
+        return f"the socket {name[:_WIDE]}" if name else ""
+    return ""
+
+
+# --- The locks of files, and the ends of pipes.
+
+_LOCK = re.compile(r"^(\d+): *(->)? *(\w+) +\w+ +\w+ (-?\d+) ", re.M)
+
+
+def lock_holder(text: str, pid: int) -> int:
+    """The process that holds the lock that a process waits for, from /proc/locks (proc_locks(5));
+    0: not listed. A waiting process is listed below the lock, with its number and an arrow."""
+    holder: dict[str, int] = {}
+    for number, waits, _, pid_text in _LOCK.findall(text):
+        if not waits:
+            holder[number] = int(pid_text)
+        elif int(pid_text) == pid:
+            return max(0, holder.get(number, 0))
+    return 0
+
+
+def _pipe_ends_of(pid: int, inodes: frozenset[int | str]) -> list[tuple[int | str, str]]:
+    """The pipes among these that a process has open, with their ends, from its links alone."""
+    pipe_ends: set[tuple[int | str, str]] = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd")[:_MAX_LINKS]:
+            with contextlib.suppress(OSError, ValueError):
+                path = f"/proc/{pid}/fd/{name}"
+                link = os.readlink(path)
+                inode = int(link[6:-1]) if link.startswith("pipe:[") else link
+                if inode in inodes:
+                    # The permissions of the link show how the file was opened (proc_pid_fd(5)).
+                    mode = os.lstat(path).st_mode
+                    pipe_ends |= {(inode, "r")} if mode & stat.S_IRUSR else set()
+                    pipe_ends |= {(inode, "w")} if mode & stat.S_IWUSR else set()
+    return sorted(pipe_ends, key=str)
+
+
+@dataclass
+class PipeEnds:
+    """Which processes hold which end of a pipe.
+
+    pids:        (inode, end) -> processes, the nearest first
+    is_complete: every process of the same users was probed
+    """
+
+    pids: dict[tuple[int | str, str], list[int]] = field(default_factory=dict)
+    is_complete: bool = True
+
+
+def find_pipe_ends(pipes: Iterable[int | str], pids: Sequence[int], deadline: float) -> PipeEnds:
+    """Which of these processes hold an end of these pipes. pids: the likeliest first"""
+    inodes = frozenset(pipes)
+    pipe_ends = PipeEnds()
+    if not inodes:
+        return pipe_ends
+    answers = probe_each(lambda pid: _pipe_ends_of(pid, inodes), pids, deadline)
+    for pid in pids:
+        rows = answers.get(pid, HANGS)
+        if rows is HANGS:
+            pipe_ends.is_complete = False
+            continue
+        for inode, end in rows:
+            pipe_ends.pids.setdefault((inode, end), []).append(pid)
+    return pipe_ends
+
+
+# --- The phrase.
+
+
+def observe(
+    threads: Mapping[int, int], near: Mapping[int, Sequence[int]], deadline: float
+) -> dict[int, tuple[WaitCall, str]]:
+    """Process -> the call in which it waits, and the phrase for it.
+
+    threads: process -> its thread to probe; 0: the main thread
+    near:    process -> processes that may hold the awaited ends of its pipes, likeliest first
+    """
+    pids = list(threads)
+    rows = probe_each(lambda pid: probe_thread(pid, threads[pid]), pids, deadline, owners(pids))
+    call_by_pid = {pid: WaitCall(*row) for pid, row in rows.items() if row and row is not HANGS}
+    inodes = {inode for call in call_by_pid.values() for _, inode, _ in call.pipes}
+    likely_pids: dict[int, None] = {}
+    for pid, call in call_by_pid.items():
+        if call.pipes:
+            likely_pids.update(dict.fromkeys(near.get(pid, ())))
+    deadline_of_ends = min(deadline, time.monotonic() + _ENDS_S)
+    pipe_ends = find_pipe_ends(inodes, list(likely_pids), deadline_of_ends)
+    locks = contents("/proc/locks") if any(call.lock for call in call_by_pid.values()) else ""
+    answers = {}
+    for pid, call in call_by_pid.items():
+        holders = _holders(pid, call, pipe_ends, locks)
+        answers[pid] = replace(call, holders=holders), phrase(pid, call, pipe_ends, locks)
+    return answers
+
+
+def _holders(pid: int, call: WaitCall, pipe_ends: PipeEnds, locks: str) -> tuple[int, ...]:
+    """The processes that hold the lock or the awaited ends of the pipes of a call.
+
+    (): not every process was probed.
+    """
+    holder = lock_holder(locks, pid) if call.lock else 0
+    if holder:
+        return (holder,)
+    if not pipe_ends.is_complete:
+        return ()
+    holders = [pipe_ends.pids.get((inode, end), []) for _, inode, end in call.pipes]
+    return tuple(dict.fromkeys(pid for pids in holders for pid in pids))
+
+
+_PREPOSITIONS = {"connect": "to", "write": "to", "send": "to", "recv": "from"}
+
+
+def phrase(pid: int, call: WaitCall, pipe_ends: PipeEnds, locks: str) -> str:
+    """What a process waits for, one line, as in ``read of /data/shard-5 (nfs4)``."""
+    objects = list(call.objects)
+    for index, inode, end in call.pipes:
+        if index >= 0:
+            objects[index] = _pipe(pid, inode, end, pipe_ends)
+    if call.child > 0:
+        return f"wait for child {process_title(call.child)}"
+    if call.child:
+        return "wait for any child"
+    names = list(dict.fromkeys(objects))
+    text = call.verb
+    if names:
+        preposition = _PREPOSITIONS.get(call.verb, "of")
+        suffix = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        text += f" {preposition} {', '.join(names[:_NAMED])}{suffix}"
+    if call.lock:
+        holder = lock_holder(locks, pid)
+        text += f", held by pid {process_title(holder)}" if holder else ""
+    return text
+
+
+def _pipe(pid: int, inode: int | str, end: str, pipe_ends: PipeEnds) -> str:
+    verb = "writes" if end == "w" else "reads"
+    holders = [holder for holder in pipe_ends.pids.get((inode, end), ()) if holder != pid]
+    if not holders:
+        # The kernel ends a wait for a pipe whose other end is closed (pipe(7)).
+        is_holder = pid in pipe_ends.pids.get((inode, end), ())
+        is_alone = is_holder and pipe_ends.is_complete
+        return f"a pipe that only it {verb} itself" if is_alone else "a pipe"
+    holder_text = f"pid {process_title(holders[0])}"
+    if len(holders) > 1:
+        holder_text = f"pids {', '.join(map(str, holders[:_NAMED]))}"
+        holder_text += f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
+        verb = verb.rstrip("s")
+    return f"a pipe that {holder_text} {verb}"
+
+
+def process_title(pid: int) -> str:
+    """A process with its name, as in ``55 (gcc)``, and with its state if stopped or ended."""
+    text = contents(f"/proc/{pid}/stat")
+    name, _, fields = text.partition("(")[2].rpartition(")")
+    if not fields:
+        return f"{pid} (ended)"
+    state = {"T": ", stopped", "t": ", traced", "Z": ", ended"}.get(fields.split()[0], "")
+    return f"{pid} ({name[:40]}{state})"

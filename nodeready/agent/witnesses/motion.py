@@ -1,0 +1,333 @@
+"""Does the job move? Counters of its ranks, read from /proc alone, and of the node's ports.
+
+The probe of `nodeready watch`. It is a separate program, because it runs every minute during a
+healthy job. It takes no stack, runs no tool, and keeps nothing. Almost every value is a counter
+that only grows, so two snapshots show the change between them. proc(5) describes the files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nodeready.agent.proc import list_directory
+from nodeready.agent.stacks import processes, ranks
+from nodeready.agent.witnesses import logs
+from nodeready.core import wire
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+#: Seconds for the ports: a faulty card answers late.
+_PORTS_S = 2.0
+#: Maximum descendants of one rank, and maximum ranks of a node.
+_MAX_DESCENDANTS, MAX_RANKS = 256, 1024
+#: Bytes at the end of a log that are searched for the watchdog's lines.
+_LOG_BYTES = 16 << 10
+# ProcessGroupNCCL.cpp (checkTimeout, the heartbeat monitor) and ProcessGroupGloo's timeouts:
+# "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=..."; "Heartbeat monitor timed
+# out"; "Timed out waiting 1800000ms for recv operation to complete".
+_WATCHDOG = re.compile(
+    rb"[Ww]atchdog caught collective operation timeout|Heartbeat monitor timed out"
+    rb"|Timed out waiting \d+ms for (?:recv|send) operation"
+)
+#: Devices whose users wait by polling.
+_POLLED = (
+    "/dev/nvidia", "/dev/kfd", "/dev/infiniband/", "/dev/dri/render", "/dev/hl", "/dev/accel",
+)  # fmt: skip
+#: The indexes of MPI's launchers in `processes.FAMILIES`.
+_MPI = (1, 2)
+_MAX_DESCRIPTORS = 1024
+_SYSFS_IB = "/sys/class/infiniband"
+
+
+@dataclass(frozen=True)
+class MotionConfig:
+    """The ranks to probe.
+
+    nonce, tag, limit_s: as of every program that is sent to a node (`nodeready.agent.payload`)
+    job, match, user, owner, parts: as of `nodeready.agent.stacks.program.StacksConfig`
+    """
+
+    nonce: str
+    tag: str
+    limit_s: int
+    job: str = ""
+    match: str = ""
+    user: str = ""
+    owner: str = ""
+    parts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Motion:
+    """The counters of one rank since its start. None: unknown.
+
+    start:      of the process, in seconds since boot
+    state:      the letter of /proc/PID/stat
+    main_cpu_s: of its main thread
+    cpu_s:      of all its threads and all its descendants, ended processes too
+    switches:   voluntary context switches of the main thread
+    faults:     page faults of the process and its descendants
+    moved_bytes: bytes that it and its descendants have read and written, by read(2) and write(2)
+    descendant_count: its descendants that run
+    log_bytes:  size of the files of its standard output and error; None: no file
+    log_age_s:  whole seconds since they were last written
+    watchdog:   the end of the log has a timeout of PyTorch's watchdog
+    may_poll:   it uses a GPU, an RDMA device or MPI, which wait by polling. Any other CPU time is
+                work
+    uid:        of its user, the same for all ids of the user (`users_file.main_uid`)
+    in_cgroup:  it is in the Slurm job's cgroup
+    """
+
+    pid: int
+    rank: int | None
+    start: float
+    state: str
+    main_cpu_s: float
+    cpu_s: float
+    switches: int
+    faults: int
+    moved_bytes: int | None
+    descendant_count: int
+    log_bytes: int | None
+    log_age_s: int | None
+    watchdog: bool
+    may_poll: bool
+    uid: wire.Count | None = None
+    in_cgroup: bool = False
+
+
+@dataclass(frozen=True)
+class PortBytes:
+    """Received and sent bytes since boot; None: there is no such port.
+
+    network: of all network interfaces without the loopback interface
+    rdma:    of all RDMA ports
+    """
+
+    network: int | None
+    rdma: int | None
+
+
+@dataclass(frozen=True)
+class MotionEnd:
+    """The last row.
+
+    ranks: number of ranks
+    error: which ranks were not read, one line
+    """
+
+    ranks: int
+    error: str = ""
+
+
+def main(config: MotionConfig) -> None:
+    """Print a line for each rank, one for the ports, and one for the end."""
+    # A healthy job needs the CPU.
+    os.nice(19)
+    deadline = time.monotonic() + max(1.0, config.limit_s - 1)
+    motions, error = probe(config, deadline)
+    ports_deadline = min(deadline, time.monotonic() + _PORTS_S)
+    port_bytes = processes.probe_each(lambda _: _ports(), [0], ports_deadline).get(0)
+    ports = PortBytes(*(port_bytes if isinstance(port_bytes, list) else (None, None)))
+    for motion in motions:
+        print(wire.line(config.nonce, "motion", motion))
+    print(wire.line(config.nonce, "ports", ports))
+    print(wire.line(config.nonce, "found", MotionEnd(len(motions), error)), flush=True)
+
+
+def probe(config: MotionConfig, deadline: float) -> tuple[list[Motion], str]:
+    """Every rank of the job, and what was left out, one line."""
+    every_process, left_out = processes.scan(deadline)
+    job_processes = ranks.with_parts(every_process, config.job, config.parts)
+    error = f"{left_out} processes were not looked at: no time left" if left_out else ""
+    uid, owner = _uid(config.user, deadline), _uid(config.owner, deadline)
+    selection = ranks.Selection(config.job, (), config.match, uid, owner)
+    try:
+        chosen = ranks.select(job_processes, selection, os.getpid())
+    except re.error as problem:
+        return [], f"no regular expression: {problem}"
+    # A process that claims another user's job is no rank of it.
+    own_ranks = {rank.process.pid: rank for rank in chosen if not rank.stranger}
+    if len(own_ranks) > MAX_RANKS:
+        error = f"{len(own_ranks) - MAX_RANKS} ranks are left out"
+    turns = processes.by_owner(own_ranks, {pid: rank.turn for pid, rank in own_ranks.items()})
+    rank_by_pid = {pid: own_ranks[pid] for pid in turns[:MAX_RANKS]}
+    descendants = _descendants(job_processes, rank_by_pid)
+    values_by_pid = processes.probe_each(
+        lambda pid: _motion(pid, descendants[pid]),
+        list(rank_by_pid),
+        deadline,
+        processes.owners(rank_by_pid),
+    )
+    motions = []
+    for pid, values in values_by_pid.items():
+        if values and values is not processes.HANGS:
+            process, identity = rank_by_pid[pid].process, rank_by_pid[pid].identity
+            values["may_poll"] |= identity.family in _MPI
+            values |= {"uid": process.main_uid, "in_cgroup": bool(process.cgroup_job)}
+            motions.append(Motion(pid=pid, rank=identity.rank, **values))
+    hung = sum(values is processes.HANGS for values in values_by_pid.values())
+    if hung:
+        error = f"{hung} ranks could not be looked at: reading them hangs"
+    return motions, error
+
+
+def _uid(user: str, deadline: float) -> int | None:
+    """The uid of this user; None: no user is given; -1: there is no such user."""
+    if not user:
+        return None
+    if user.isdigit():
+        return int(user)
+
+    def number(_: int) -> int:
+        import pwd
+
+        try:
+            return pwd.getpwnam(user).pw_uid
+        except KeyError:
+            return -1
+
+    uid = processes.probe_each(number, [0], deadline).get(0)
+    return uid if isinstance(uid, int) else -1
+
+
+def _descendants(
+    job_processes: Sequence[processes.ScannedProcess], pids: Iterable[int]
+) -> dict[int, list[int]]:
+    """Process -> all its descendants."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for process in job_processes:
+        children[process.parent].append(process.pid)
+    descendants: dict[int, list[int]] = {}
+    for pid in pids:
+        family, unvisited = {pid}, [pid]
+        while unvisited and len(family) <= _MAX_DESCENDANTS:
+            new_children = [
+                child for child in children.get(unvisited.pop(), ()) if child not in family
+            ]
+            family.update(new_children)
+            unvisited += new_children
+        descendants[pid] = sorted(family - {pid})[:_MAX_DESCENDANTS]
+    return descendants
+
+
+def _numbers(path: str) -> tuple[str, list[int]] | None:
+    """The state and the numbers after it in a stat file; None: the process has ended."""
+    state, _, numbers_text = processes.contents(path).rpartition(")")[2].strip().partition(" ")
+    words = numbers_text.split()
+    try:
+        return (state, [int(word) for word in words]) if len(words) > 20 else None
+    except ValueError:
+        return None
+
+
+# Indexes after the state in /proc/PID/stat: faults and CPU of the process and its ended children.
+_FAULTS, _CPU, _START = (6, 7, 8, 9), (10, 11, 12, 13), 18
+
+
+def _motion(pid: int, descendants: Sequence[int]) -> dict[str, Any] | None:
+    process_stat = _numbers(f"/proc/{pid}/stat")
+    thread = _numbers(f"/proc/{pid}/task/{pid}/stat")
+    if process_stat is None or thread is None:
+        return None
+    state, numbers = process_stat
+    children = filter(None, (_numbers(f"/proc/{child}/stat") for child in descendants))
+    rows = [numbers, *(child_numbers for _, child_numbers in children)]
+    io_texts = (processes.contents(f"/proc/{number}/io") for number in (pid, *descendants))
+    moved = (processes.read_and_written(text, "rchar", "wchar") for text in io_texts)
+    moved_bytes = [count for count in moved if count is not None]
+    size, age_s, watchdog = _log(pid)
+    switches = re.search(
+        r"^voluntary_ctxt_switches:\s+(\d{1,18})", processes.contents(f"/proc/{pid}/status"), re.M
+    )
+    return {
+        "start": round(numbers[_START] / _TICKS, 2),
+        "state": state[:1],
+        "main_cpu_s": round((thread[1][10] + thread[1][11]) / _TICKS, 2),
+        "cpu_s": round(sum(row[place] for row in rows for place in _CPU) / _TICKS, 2),
+        "switches": int(switches[1]) if switches else 0,
+        "faults": sum(row[place] for row in rows for place in _FAULTS),
+        "moved_bytes": sum(moved_bytes) if moved_bytes else None,
+        "descendant_count": len(rows) - 1,
+        "log_bytes": size,
+        "log_age_s": age_s,
+        "watchdog": watchdog,
+        "may_poll": _may_poll(pid),
+    }
+
+
+def _may_poll(pid: int) -> bool:
+    """Whether it has a device open for which CUDA, ROCm, NCCL or UCX may poll."""
+    for name in list_directory(f"/proc/{pid}/fd", _MAX_DESCRIPTORS):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/{pid}/fd/{name}").startswith(_POLLED):
+                return True
+    return False
+
+
+def _log(pid: int) -> tuple[int | None, int | None, bool]:
+    """Size and age of the files of standard output and error, and whether the watchdog fired.
+
+    The files are read with the rights of the process's owner.
+    """
+    stat_by_file: dict[tuple[int, int], os.stat_result] = {}
+    watchdog = False
+    for path in (f"/proc/{pid}/fd/1", f"/proc/{pid}/fd/2"):
+        with contextlib.suppress(OSError):
+            file_stat = os.stat(path)
+            file = file_stat.st_dev, file_stat.st_ino
+            if stat.S_ISREG(file_stat.st_mode) and file not in stat_by_file:
+                stat_by_file[file] = file_stat
+                watchdog = watchdog or _watchdog_fired(path, os.stat(f"/proc/{pid}").st_uid)
+    if not stat_by_file:
+        return None, None, False
+    latest = max(file_stat.st_mtime for file_stat in stat_by_file.values())
+    age_s = max(0, min(int(time.time() - latest), 2**31 - 1))
+    return sum(file_stat.st_size for file_stat in stat_by_file.values()), age_s, watchdog
+
+
+def _watchdog_fired(link: str, owner: int) -> bool:
+    """Whether the end of the log has a timeout of the watchdog."""
+    try:
+        log = logs.open_written(link, link, owner)
+    except logs.NoLogError:
+        return False
+    try:
+        begin = max(0, log.file_stat.st_size - _LOG_BYTES)
+        return bool(_WATCHDOG.search(os.pread(log.number, _LOG_BYTES, begin)))
+    finally:
+        os.close(log.number)
+
+
+def _ports() -> list[int | None]:
+    """The bytes of the network interfaces, and of the RDMA ports.
+
+    RDMA counters count 4 bytes (PortXmitData and PortRcvData of the InfiniBand specification).
+    """
+    network = None
+    for row in processes.contents("/proc/net/dev").splitlines():
+        name, colon, numbers = row.partition(":")
+        words = numbers.split()
+        if colon and name.strip() != "lo" and len(words) > 8:
+            network = (network or 0) + int(words[0]) + int(words[8])
+    rdma = None
+    for device in list_directory(_SYSFS_IB):
+        for port in list_directory(f"{_SYSFS_IB}/{device}/ports"):
+            counters = f"{_SYSFS_IB}/{device}/ports/{port}/counters"
+            for name in ("port_rcv_data", "port_xmit_data"):
+                value = processes.contents(f"{counters}/{name}").strip()
+                if value.isdigit():
+                    rdma = (rdma or 0) + 4 * int(value[:19])
+    return [network, rdma]
+
+
+def kinds() -> Mapping[str, type]:
+    """The rows of an answer."""
+    return {"motion": Motion, "ports": PortBytes, "found": MotionEnd}

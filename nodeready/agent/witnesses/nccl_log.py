@@ -1,0 +1,421 @@
+"""What NCCL, RCCL and gloo say in a log about each rank: its network, its GPUs' links, its errors.
+
+The lines are those of NCCL_DEBUG=INFO and WARN, of NCCL 2.4 to 2.32 and of RCCL:
+
+    host:pid:tid [dev] NCCL INFO comm 0x… rank 3 nranks 8 cudaDev 3 … - Init START
+    host:pid:tid [dev] file:line (function) NCCL WARN …
+
+A line names its process. The line with ``rank`` joins the process with a rank: the rank in the
+process's largest communicator, which is the global rank unless the log shows only parts of a job.
+
+Sources: NVIDIA/nccl src/debug.cc, init.cc, transport/net.cc, net_ib.cc, net_socket.cc,
+graph/topo.cc, plugin/; ROCm/rccl src/init.cc; aws/aws-ofi-nccl src/nccl_ofi_net.cpp; recorded
+lines beside the test.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from nodeready.agent.witnesses import nccl_errors
+
+#: Maximum ranks of a log, errors of a rank, HCAs of a rank; characters of a text.
+MAX_RANKS, MAX_ERRORS, MAX_HCAS, MAX_TEXT = 1024, 12, 32, 200
+#: The states of a rank's largest communicator, in order.
+STATES = ("", "init", "ready", "aborted", "ended")
+
+
+@dataclass(frozen=True)
+class NcclError:
+    """A line with an error.
+
+    key:  of `nccl_errors.ERRORS`
+    text: the line without its prefix
+    peer: the address or name of the peer that the line names; "": none
+    """
+
+    key: str
+    text: str
+    peer: str = ""
+
+
+@dataclass(frozen=True)
+class NcclRank:
+    """What the log says about a rank. "" and None: nothing.
+
+    rank, world_size: in the largest communicator of the process
+    host, pid:        of the process, in its own namespaces; pid 0: unknown
+    device:           number of the GPU in the process
+    version:          ``NCCL 2.21.5+cuda12.4``, ``RCCL 2.21.5-HEAD:9a0e6a1``
+    driver:           ``CUDA 12.4``, ``HIP 6.3.42134``
+    network:          ``IB``, ``Socket``, ``OFI``, or the name of another plugin's network
+    plugin:           the plugin of the network; "": NCCL's own
+    provider:         of libfabric (``efa``, ``tcp;ofi_rxm``)
+    interface:        of the sockets (``eth0``); address: of this interface
+    hcas:             ``mlx5_0:1/IB``, ``mlx5_1:1/RoCE``
+    gid:              index of the GID of a RoCE connection (NCCL_DEBUG_SUBSYS with NET)
+    gdr:              GPUDirect RDMA is used
+    transports:       of the channels to other ranks: ``P2P/IPC``, ``SHM``, ``NET/IB/GDRDMA``
+    channels:         number of the collectives' channels; nvls: of NVLink SHARP's
+    tuner, profiler:  the name of the plugin
+    state:            of the communicator, one of STATES
+    completed:        the last collective, by the NCCL Inspector (`nccl_inspector`)
+    errors:           the first of each kind, in order
+    """
+
+    rank: int | None = None
+    world_size: int | None = None
+    host: str = ""
+    pid: int = 0
+    device: int | None = None
+    version: str = ""
+    driver: str = ""
+    network: str = ""
+    plugin: str = ""
+    provider: str = ""
+    interface: str = ""
+    address: str = ""
+    hcas: tuple[str, ...] = ()
+    gid: str = ""
+    gdr: bool | None = None
+    transports: tuple[str, ...] = ()
+    channels: int | None = None
+    nvls: int | None = None
+    tuner: str = ""
+    profiler: str = ""
+    state: str = ""
+    completed: str = ""
+    errors: tuple[NcclError, ...] = ()
+
+
+@dataclass(frozen=True)
+class NcclLog:
+    """What a log says.
+
+    ranks:  by host, process and device, in the order of the ranks
+    errors: of lines that name no process, such as PyTorch's and gloo's
+    """
+
+    ranks: tuple[NcclRank, ...] = ()
+    errors: tuple[NcclError, ...] = ()
+
+
+# --- A line.
+
+#: "NCCL INFO ", with what stands before it: host:pid:tid [device] file:line (function)
+_MARK = re.compile(r"\bNCCL (?:INFO|WARN) ?")
+_PREFIX = re.compile(
+    r"(?:([\w.<>-]{1,255}):(\d{1,9}):\d{1,9} )?\[(-?\d{1,10})\] "
+    r"(?:\S{1,300}:\d{1,7} (?:\([^()]{1,200}\) )?)?$"
+)
+_NUMBER = r"(\d{1,7})"
+_COMM = re.compile(
+    rf"\bcomm \S{{1,40}} rank {_NUMBER} n[rR]anks {_NUMBER}(?: cudaDev (\d{{1,4}}))?"
+)
+_CHANNEL = re.compile(
+    rf"(?:Channel|Ring) \d{{1,4}}(?:/\d{{1,4}})? : {_NUMBER}(?:\[\w{{1,16}}\])? -> {_NUMBER}"
+    r"(?:\[\w{1,16}\])? (?:\[(send|receive)\] )?via (.{1,120})"
+)
+_CHANNELS = re.compile(rf"\b{_NUMBER} coll channels(?:.{{0,60}} {_NUMBER} nvls channels)?")
+#: "eth0:10.0.0.4<0>", "[0]ib0:fe80::1%ib0<0>"
+_INTERFACE = r"(?:\[\d{1,3}\])?([^\s:\[\]<>]{1,32}):([0-9a-fA-F.:]{2,45})(?:%[^<\s]{1,32})?<"
+_BOOTSTRAP = re.compile(r"Bootstrap ?: Using " + _INTERFACE)
+_SOCKET = re.compile(r"NET/Socket ?: Using " + _INTERFACE)
+_OUT_OF_BAND = re.compile(r"\bOOB " + _INTERFACE)
+_HCAS = re.compile(r"NET/IB ?: Using ")
+_HCA = re.compile(r"\[\d{1,3}\]([\w.+-]{1,64}:\d{1,3}/[A-Za-z]{1,16})")
+_NETWORK = re.compile(r"(?:Using network|Assigned NET plugin) (.{1,60}?)(?: to comm)?\s*$")
+_GID = re.compile(r"NET/IB: .{1,120}\bGID (\d{1,3}) \(")
+_GDR = re.compile(r"GPU Direct RDMA (Enabled|Disabled)\b")
+_VERSION = re.compile(r"\b([NR]CCL) version ?:? ?(\d[\w.+:-]{1,60})")
+_HIP = re.compile(r"\bHIP version *: *([\w.]{1,40})")
+_DRIVER = re.compile(r"\bcudaDriverVersion (\d{4,6})\b")
+_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is (\S{1,60}?)(?:,| |$)")
+_NET_PLUGIN = re.compile(
+    r"NET/Plugin ?: (?:Loaded net plugin|Using) (?!internal)(.{1,60}?)(?: \(v\d{1,3}\))?\s*$"
+)
+_OTHER_PLUGIN = re.compile(
+    r"\b(TUNER|PROFILER)/Plugin ?: (?:Loaded|Using)(?: (?:tuner|profiler) plugin)? (?!internal)"
+    r"([\w.-]{1,60})"
+)
+_PEER = re.compile(
+    r"(?:peer|remote|[Cc]onnect to|connect|from) \[?([\w.:%-]{2,80}?)(?:\]:\d{1,5}|<\d{1,5}>)"
+)
+
+#: Names of networks that belong to one family: NCCL's own and the plugins' for the same wires.
+_FAMILIES = (
+    (re.compile(r"IB(?:ext)?(?:_\w{1,16})?$"), "IB"),
+    (re.compile(r"(?:AWS )?Libfabric|OFI$"), "OFI"),
+)
+
+
+def network_family(name: str) -> str:
+    """The family of a network's name: ``IB`` for ``IBext_v8``, ``OFI`` for ``AWS Libfabric``.
+
+    >>> network_family("Socket")
+    'Socket'
+    """
+    return next((family for pattern, family in _FAMILIES if pattern.match(name)), name)
+
+
+def transport(words: str) -> str:
+    """The transport of a channel, without numbers and hints.
+
+    >>> transport("NET/IBext_v8/0(8)/GDRDMA/Shared")
+    'NET/IB/GDRDMA'
+    """
+    words = words.strip()
+    if words.startswith("direct shared memory"):
+        return "SHM"
+    kind, *parts = words.split("/")
+    if kind in ("NET", "COLLNET") and parts:
+        gdr = "/GDRDMA" if "GDRDMA" in parts else ""
+        return f"{kind}/{network_family(parts[0])}{gdr}"
+    if kind == "P2P" and parts:
+        return f"P2P/{parts[0].split()[0]}" if parts[0].strip() else "P2P"
+    return kind[:20]
+
+
+def read_log(lines: Iterable[str]) -> NcclLog:
+    """What these lines say, in the order of the log. Other lines are passed over."""
+    reader = _LogReader()
+    for line in lines:
+        reader.read(line[: nccl_errors.MAX_LINE])
+    return reader.result()
+
+
+# --- What was read.
+
+
+@dataclass
+class _ProcessFacts:
+    """What the lines of one process say, of one of its devices.
+
+    speakers: the ranks that the process's channels start or end at
+    """
+
+    texts: dict[str, str] = field(default_factory=dict)
+    networks: set[str] = field(default_factory=set)
+    hcas: dict[str, None] = field(default_factory=dict)
+    transports: dict[str, None] = field(default_factory=dict)
+    speakers: set[int] = field(default_factory=set)
+    gdr: bool | None = None
+    channels: int | None = None
+    nvls: int | None = None
+    errors: dict[str, NcclError] = field(default_factory=dict)
+
+    def merged(self, other: _ProcessFacts) -> _ProcessFacts:
+        """Both; this one's values come first."""
+        return _ProcessFacts(
+            {**other.texts, **self.texts},
+            self.networks | other.networks,
+            {**self.hcas, **other.hcas},
+            {**self.transports, **other.transports},
+            self.speakers | other.speakers,
+            other.gdr if self.gdr is None else self.gdr,
+            other.channels if self.channels is None else self.channels,
+            other.nvls if self.nvls is None else self.nvls,
+            {**self.errors, **other.errors},
+        )
+
+
+@dataclass
+class _LargestCommunicator:
+    """The largest communicator of a process on one device."""
+
+    rank: int
+    size: int
+    state: str = ""
+
+
+@dataclass
+class _Process:
+    facts: dict[int, _ProcessFacts] = field(default_factory=dict)
+    communicators: dict[int, _LargestCommunicator] = field(default_factory=dict)
+
+
+class _LogReader:
+    def __init__(self) -> None:
+        self.processes: dict[tuple[str, int], _Process] = {}
+        self.errors: dict[str, NcclError] = {}
+        self.version = self.driver = ""
+
+    def read(self, line: str) -> None:
+        mark = _MARK.search(line) if "NCCL " in line else None
+        if mark is None:
+            self._read_other(line)
+            return
+        prefix = _PREFIX.search(line, max(0, mark.start() - 600), mark.start())
+        host, pid, device = prefix.groups() if prefix else ("", "0", "0")
+        key = host or "", int(pid or 0)
+        process = self.processes.get(key)
+        if process is None:
+            if len(self.processes) >= MAX_RANKS:
+                return
+            process = self.processes[key] = _Process()
+        number = int(device)
+        if number not in process.facts and len(process.facts) >= 64:
+            return
+        facts = process.facts.setdefault(number, _ProcessFacts())
+        text = line[mark.end() :]
+        if (error := _error(line, text)) and len(facts.errors) < MAX_ERRORS:
+            facts.errors.setdefault(error.key, error)
+        self._read_text(process, facts, number, text)
+
+    def _read_other(self, line: str) -> None:
+        """A line without a process: a version, or an error."""
+        if "CCL version" in line and (match := _VERSION.search(line)):
+            self.version = self.version or f"{match[1]} {match[2]}"
+        elif "HIP version" in line and (match := _HIP.search(line)):
+            self.driver = self.driver or f"HIP {match[1]}"
+        elif len(self.errors) < MAX_ERRORS and (error := _error(line, line)):
+            self.errors.setdefault(error.key, error)
+
+    def _read_text(self, process: _Process, facts: _ProcessFacts, device: int, text: str) -> None:
+        texts = facts.texts
+        if match := _CHANNEL.search(text):
+            source, target, direction, words = match.groups()
+            if len(facts.transports) < 16:
+                facts.transports.setdefault(transport(words))
+            if len(facts.speakers) < 2:
+                facts.speakers.add(int(target if direction == "receive" else source))
+        elif match := _COMM.search(text):
+            self._add_communicator(process, device, match, text)
+        elif match := _CHANNELS.search(text):
+            facts.channels = int(match[1])
+            facts.nvls = int(match[2]) if match[2] else facts.nvls
+        elif match := _BOOTSTRAP.search(text):
+            texts["bootstrap"], texts["bootstrap address"] = match[1], match[2]
+        elif match := _SOCKET.search(text):
+            texts["interface"], texts["address"] = match[1], match[2]
+            facts.networks.add("Socket")
+        elif _HCAS.search(text):
+            hcas = _HCA.findall(text)[:MAX_HCAS]
+            facts.hcas.update(dict.fromkeys(hcas))
+            facts.networks |= {"IB"} if hcas else set()
+            if match := _OUT_OF_BAND.search(text):
+                texts["interface"], texts["address"] = match[1], match[2]
+        elif match := _NETWORK.search(text):
+            texts["network"] = match[1].strip()
+        elif match := _GID.search(text):
+            texts["gid"] = match[1]
+        elif match := _GDR.search(text):
+            facts.gdr = facts.gdr or match[1] == "Enabled"
+        elif match := _VERSION.search(text):
+            texts["version"] = f"{match[1]} {match[2]}"
+        elif match := _DRIVER.search(text):
+            number = int(match[1])
+            texts["driver"] = f"CUDA {number // 1000}.{number % 1000 // 10}"
+        elif match := _PROVIDER.search(text):
+            texts["provider"] = match[1]
+            facts.networks.add("OFI")
+        elif match := _OTHER_PLUGIN.search(text):
+            texts[match[1].lower()] = match[2]
+        elif match := _NET_PLUGIN.search(text):
+            texts["plugin"] = match[1].strip()
+
+    def _add_communicator(
+        self, process: _Process, device: int, match: re.Match[str], text: str
+    ) -> None:
+        rank, size = int(match[1]), int(match[2])
+        device = int(match[3]) if match[3] else device
+        largest = process.communicators.get(device)
+        if rank >= size or (largest is not None and size < largest.size):
+            return
+        if largest is None or (rank, size) != (largest.rank, largest.size):
+            if largest is None and len(process.communicators) >= 64:
+                return
+            largest = process.communicators[device] = _LargestCommunicator(rank, size)
+        for word, state in (
+            ("Init START", "init"), ("Init COMPLETE", "ready"), ("Abort COMPLETE", "aborted"),
+            ("Destroy COMPLETE", "ended"),
+        ):  # fmt: skip
+            if word in text:
+                largest.state = state
+
+    def result(self) -> NcclLog:
+        ranks = [
+            rank
+            for (host, pid), process in self.processes.items()
+            for rank in self._ranks(host, pid, process)
+        ]
+        ranks.sort(key=lambda rank: (rank.rank is None, rank.rank or 0))
+        return NcclLog(tuple(ranks[:MAX_RANKS]), tuple(self.errors.values()))
+
+    def _ranks(self, host: str, pid: int, process: _Process) -> Iterator[NcclRank]:
+        """The ranks of a process: one for each device of its communicators."""
+        common = _ProcessFacts()
+        for facts in process.facts.values():
+            common = common.merged(facts)
+        devices = process.communicators
+        if not devices:
+            device = next(iter(process.facts)) if len(process.facts) == 1 else None
+            rank = next(iter(common.speakers)) if len(common.speakers) == 1 else None
+            yield self._described(NcclRank(rank, host=host, pid=pid, device=device), common)
+        for device, communicator in devices.items():
+            facts = common
+            if len(devices) > 1:
+                # One process with many GPUs: the links are the device's, the network is common.
+                device_facts = process.facts.get(device, _ProcessFacts())
+                facts = replace(
+                    device_facts,
+                    texts={**common.texts, **device_facts.texts},
+                    networks=common.networks,
+                    hcas=common.hcas,
+                )
+            rank, size, state = communicator.rank, communicator.size, communicator.state
+            yield self._described(NcclRank(rank, size, host, pid, device, state=state), facts)
+
+    def _described(self, rank: NcclRank, facts: _ProcessFacts) -> NcclRank:
+        """The rank with its facts."""
+        texts = facts.texts
+        network = _network(facts)
+        gdr = facts.gdr
+        nets = [name for name in facts.transports if name.startswith(("NET/", "COLLNET/"))]
+        if nets:
+            gdr = any("GDRDMA" in name for name in nets)
+        interface, address = texts.get("interface", ""), texts.get("address", "")
+        plugin = texts.get("plugin", "")
+        own_name = texts.get("network", "")
+        if not plugin and own_name and own_name not in ("IB", "Socket"):
+            plugin = own_name
+        return replace(
+            rank,
+            version=texts.get("version", self.version),
+            driver=texts.get("driver", self.driver),
+            network=network,
+            plugin=plugin if network != "Socket" else "",
+            provider=texts.get("provider", ""),
+            interface=interface or texts.get("bootstrap", ""),
+            address=address if interface else texts.get("bootstrap address", ""),
+            hcas=tuple(facts.hcas)[:MAX_HCAS],
+            gid=texts.get("gid", ""),
+            gdr=gdr,
+            transports=tuple(facts.transports),
+            channels=facts.channels,
+            nvls=facts.nvls,
+            tuner=texts.get("tuner", ""),
+            profiler=texts.get("profiler", ""),
+            errors=tuple(facts.errors.values())[:MAX_ERRORS],
+        )
+
+
+def _network(facts: _ProcessFacts) -> str:
+    """The network in use: by NCCL's own word, else by the channels, else the best one found."""
+    if name := facts.texts.get("network", ""):
+        return network_family(name)
+    for name in facts.transports:
+        if name.startswith("NET/"):
+            return name.split("/")[1]
+    return next((name for name in ("OFI", "IB", "Socket") if name in facts.networks), "")
+
+
+def _error(line: str, text: str) -> NcclError | None:
+    """The error in a line; text: the line without its prefix."""
+    meaning = nccl_errors.meaning(line)
+    if meaning is None:
+        return None
+    peer = _PEER.search(text)
+    return NcclError(meaning.key, text.strip()[:MAX_TEXT], peer[1][:80] if peer else "")

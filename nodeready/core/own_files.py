@@ -1,0 +1,156 @@
+"""nodeready's own files on a node, their names, and the paths that refuse a deploy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nodeready.core.base import Output, Probe, Section, by_path, file_lines
+
+if TYPE_CHECKING:
+    from nodeready.core.policy import Policy
+
+
+#: A file name has at most 255 bytes (limits.h, NAME_MAX), and the rest follows the z's.
+_MOST_ZS = 200
+
+
+def beatable(name: str) -> bool:
+    """Whether a name of z's can sort after ``name``.
+
+    >>> beatable("99-site.conf"), beatable("~x.conf")
+    (True, False)
+    """
+    tail = name.lstrip("z")
+    return len(name) - len(tail) < _MOST_ZS and tail[:1] <= "z"
+
+
+def is_own(name: str, default: str) -> bool:
+    """Whether ``name`` is a name of nodeready's file in its directory.
+
+    default: the file's usual name. A prefix before its ``nodeready`` may change its sort order;
+             the prefix never contains a slash or a dot.
+    """
+    suffix = re.escape(default[default.index("nodeready") :])
+    return re.fullmatch(rf"[A-Za-z0-9_-]{{0,{_MOST_ZS}}}{suffix}", name) is not None
+
+
+#: The reasons why a deploy refuses to write at a path, and the remedies.
+#: The rules are those of nr_write and nr_walk (nodeready/sh/change.sh).
+_REFUSALS = {
+    "null": ("a link to /dev/null", "remove {}"),
+    "nowhere": ("a link that leads nowhere", "remove {}"),
+    "directory": ("a directory", "remove {}"),
+    "special": ("no regular file", "remove {}"),
+    "nodir": ("no directory", "remove {}"),
+    "fixed": (
+        "read-only file system or immutable",
+        "make {} writable (mount -o remount,rw; chattr -i)",
+    ),
+    "theirs": ("not root's", "chown root {}"),
+    "loose": ("writable by others than root", "chmod go-w {}"),
+}
+
+#: login.defs(5), GID_MIN: a group of persons.
+_FIRST_GROUP = 1000
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a deploy would not write at a path, and the remedy."""
+
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class OwnFiles:
+    """nodeready's own files on a node."""
+
+    files: Mapping[str, bytes]  # path -> its content
+    # a file's or a directory's path -> why a deploy would not write there
+    refused: Mapping[str, Refusal]
+
+
+def _own_files_script(patterns: tuple[str, ...]) -> str:
+    parents = dict.fromkeys(pattern.rpartition("/")[0] for pattern in patterns)
+    return rf"""
+    set --
+    for nr_file in {" ".join(patterns)}; do
+        if [ -L "$nr_file" ] && [ ! -e "$nr_file" ]; then printf 'nowhere=%s\n' "$nr_file"
+        elif [ "$nr_file" -ef /dev/null ]; then printf 'null=%s\n' "$nr_file"
+        elif [ -d "$nr_file" ]; then printf 'directory=%s\n' "$nr_file"
+        elif [ -f "$nr_file" ]; then
+            set -- "$@" "$nr_file"
+            # Not even root: the file is immutable, or its file system is read-only.
+            if [ ! -w "$nr_file" ]; then printf 'fixed=%s\n' "$nr_file"; fi
+        elif [ -e "$nr_file" ]; then printf 'special=%s\n' "$nr_file"
+        fi
+    done
+    if [ $# != 0 ]; then nr_lines all "$@"; fi
+    set --
+    for nr_file in {" ".join(parents)}; do
+        # A pattern of directories that names none stands for its parent.
+        case $nr_file in *\**) nr_file=${{nr_file%/*}} ;; esac
+        if nr_writable "$nr_file"; then set -- "$@" "$nr_at"; fi
+    done
+    if nr_is_roots /proc/self; then printf 'root=1\n'; fi
+    for nr_file in "$@"; do
+        shift
+        if nr_seen_at "$nr_file"; then
+            printf 'mode=%s %s %o %s\n' "$nr_uid" "$nr_gid" "$nr_mode" "$nr_file"
+        else
+            set -- "$@" "$nr_file"
+        fi
+    done
+    if [ $# != 0 ]; then stat -Lc 'mode=%u %g %a %n' "$@" 2>/dev/null; fi
+    :
+    """
+
+
+def _parse_own_files(text: str, patterns: Iterable[str]) -> dict[str, bytes]:
+    """Path -> the content of that file; each of nodeready's files ends with a newline."""
+    # A star matches no slash: a node cannot name a path outside of the pattern's directory.
+    path_pattern = re.compile("|".join(re.escape(p).replace(r"\*", r"[^/\n]*") for p in patterns))
+    return {
+        path: "".join(f"{line.text}\n" for line in lines).encode("utf-8", "surrogateescape")
+        for path, lines in by_path(file_lines(text)).items()
+        if path_pattern.fullmatch(path)
+    }
+
+
+def _refusals(output: Output) -> dict[str, Refusal]:
+    """Path -> why a deploy would not write there. Only root can observe that."""
+    if not output.all("root"):
+        return {}
+    kinds_of_refusal = [(path, kind) for kind in _REFUSALS for path in output.all(kind)]
+    for text in output.all("mode"):
+        match = re.fullmatch(r"(\d{1,10}) (\d{1,10}) ([0-7]{1,5}) (/.*)", text)
+        if match is None:
+            continue
+        uid, gid, mode, path = match.groups()
+        # A deploy gives nodeready's own directory back to root.
+        if path.endswith("/nodeready"):
+            continue
+        if uid != "0":
+            kinds_of_refusal.append((path, "theirs"))
+        elif int(mode, 8) & 0o2 or (int(mode, 8) & 0o20 and int(gid) >= _FIRST_GROUP):
+            kinds_of_refusal.append((path, "loose"))
+    return {
+        path: Refusal(_REFUSALS[kind][0], _REFUSALS[kind][1].format(path))
+        for path, kind in kinds_of_refusal
+    }
+
+
+def own_files(patterns: Iterable[str]) -> Probe:
+    """The probe ``ours``: the files of these shell patterns, and paths that refuse a deploy."""
+    chosen = tuple(dict.fromkeys(patterns))
+    text = _own_files_script(chosen)
+
+    def parse(outputs: Mapping[str, Output], policy: Policy) -> OwnFiles:
+        output = outputs["ours"]
+        return OwnFiles(_parse_own_files(output.require(), chosen), _refusals(output))
+
+    return Probe("ours", (Section("ours", lambda policy: text),), parse)

@@ -1,0 +1,404 @@
+"""The result of a check on a node, and how checks and subjects are declared."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from nodeready.core.base import Probe
+from nodeready.core.fact_kinds import FactKinds
+from nodeready.core.fleet import ALONE, FleetFacts
+from nodeready.core.policy import Policy
+from nodeready.core.severity import (
+    ACTIONS,
+    DISRUPTIVE,
+    LOSES_JOB,
+    SEVERITIES,
+    Cost,
+    severity_rank,
+    words,
+)
+
+#: The statuses, worst first. ``unknown`` may hide a failure, and stops a job like ``fail``.
+STATUSES: tuple[str, ...] = ("fail", "unknown", "warn", "waived", "ok", "na")
+
+#: The owner of a Result that an operation repairs.
+NODEREADY = "nodeready"
+#: The owner of a Result that only a person can repair: by a reboot, a restart, another's file.
+ADMIN = "admin"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one check found on one node."""
+
+    JSON: ClassVar = (
+        *("check", "status", "expected", "actual", "source", "fix", "owner"),
+        *("severity?", "actions?"),
+    )
+
+    # stable dotted id, ``subject.noun``; an id never changes its meaning
+    check: Annotated[str, {"pattern": r"^[a-z0-9_]+\.[a-z0-9_]+$"}]
+    status: Annotated[str, {"enum": STATUSES}]  # one of STATUSES
+    expected: str = ""  # what the policy asks for, in words or as a value
+    # what was observed; live and next-boot value where the two can differ; for ``na`` and
+    # ``unknown`` the reason
+    actual: str = ""
+    # where the actual value comes from (``/etc/sysctl.d/10-ptrace.conf:3``), or ""
+    source: str = ""
+    # the repair: an operation of nodeready, a command, a person's work; or ""; for ``waived`` the
+    # reason
+    fix: str = ""
+    # ``nodeready`` where ``nodeready deploy`` repairs it, else ``admin``; "" when ok
+    owner: Annotated[str, {"enum": (NODEREADY, ADMIN, "")}] = ""
+    # of a result that is neither ok nor na: what it costs a job; else ""
+    severity: Annotated[str, {"enum": tuple(SEVERITIES)}] = ""
+    # the actions that repair it, the first one first
+    actions: tuple[Annotated[str, {"enum": tuple(ACTIONS)}], ...] = ()
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Result:
+        """The result in JSON; a key that this version does not know is left out."""
+        names = {field.name for field in fields(cls)}
+        values: dict[str, Any] = {name: row[name] for name in names if name in row}
+        return cls(**{**values, "actions": tuple(values.get("actions", ()))})
+
+    @property
+    def bad(self) -> bool:
+        """Whether a person or a deploy must act: not ``ok``, ``na`` or ``waived``."""
+        return self.status not in ("ok", "na", "waived")
+
+    @property
+    def fixable(self) -> bool:
+        """Whether ``nodeready deploy`` repairs it."""
+        return self.status in ("fail", "warn") and self.owner == NODEREADY
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The places of its status and of its severity, the worst first; "" is the worst."""
+        return STATUSES.index(self.status), severity_rank(self.severity)
+
+
+def fix_text(result: Result) -> str:
+    """The fix; before it the first action where that takes the node or a part out of service, and
+    the fix does not name it: ``replace: open a case with the vendor``."""
+    action = result.actions[0] if result.actions else ""
+    if action not in DISRUPTIVE or action.partition("_")[0] in result.fix.lower():
+        return result.fix
+    return f"{words(action)}: {result.fix}" if result.fix else words(action)
+
+
+def result_text(result: Result) -> str:
+    """``1 (want 0)  [/etc/sysctl.conf:3]``: the observed and the expected value, the source."""
+    text = result.actual
+    if result.expected and result.status in ("fail", "warn") and result.expected != result.actual:
+        text = f"{text} (want {result.expected})"
+    return f"{text}  [{result.source}]" if result.source else text
+
+
+# Thousands of healthy nodes have the same results: equal results are one object.
+@lru_cache(maxsize=4096)
+def ok(check: str, expected: str = "", actual: str = "", source: str = "") -> Result:
+    """The value is as the policy wants it; ``actual`` defaults to ``expected``."""
+    return Result(check, "ok", expected, actual or expected, source)
+
+
+@lru_cache(maxsize=4096)
+def na(check: str, reason: str) -> Result:
+    """The check does not apply to this node, for ``reason``."""
+    return Result(check, "na", actual=reason)
+
+
+def unknown(check: str, reason: str) -> Result:
+    """The value could not be observed, for ``reason``."""
+    return Result(check, "unknown", actual=reason)
+
+
+def fixable(
+    check: str,
+    expected: str,
+    actual: str,
+    source: str = "",
+    fix: str = "",
+    *,
+    status: str = "fail",
+) -> Result:
+    """A failure that ``nodeready deploy`` repairs; with ``status`` ``warn``, it stops no job."""
+    return Result(check, status, expected, actual, source, fix or _deploy(check), NODEREADY)
+
+
+def _deploy(check: str) -> str:
+    return f"nodeready deploy INVENTORY --only {check.partition('.')[0]}"
+
+
+def fail(
+    check: str,
+    expected: str,
+    actual: str,
+    source: str = "",
+    fix: str = "",
+    *,
+    actions: tuple[str, ...] = (),
+) -> Result:
+    """A failure that only a person can repair, by ``fix``.
+
+    actions: where the ladder of the check begins with one that is too mild for this failure
+    """
+    return Result(check, "fail", expected, actual, source, fix, ADMIN, actions=actions)
+
+
+def held(check: str, expected: str, actual: str, source: str, remedy: str) -> Result:
+    """A failure that a deploy repairs after a person has applied ``remedy``."""
+    return fail(check, expected, actual, source, f"{remedy}, then {_deploy(check)}")
+
+
+def warn(
+    check: str,
+    expected: str,
+    actual: str,
+    source: str = "",
+    fix: str = "",
+    *,
+    actions: tuple[str, ...] = (),
+) -> Result:
+    """A finding that a person should know or repair, by ``fix``; it stops no job.
+
+    actions: as of `fail`
+    """
+    return Result(check, "warn", expected, actual, source, fix, ADMIN, actions=actions)
+
+
+def worst(results: Iterable[Result]) -> str:
+    """The worst status among ``results``, in the order of STATUSES; ``na`` for no results."""
+    statuses = {result.status for result in results}
+    for status in STATUSES:
+        if status in statuses:
+            return status
+    return "na"
+
+
+def join_first(texts: Iterable[str], joint: str = "; ", maximum: int = 4) -> str:
+    """The first texts, and the number of further ones.
+
+    >>> join_first("abcdef")
+    'a; b; c; d and 2 more'
+    """
+    listed = list(texts)
+    remaining = f" and {len(listed) - maximum} more" if len(listed) > maximum else ""
+    return joint.join(listed[:maximum]) + remaining
+
+
+def by_value(values: Mapping[str, object], unit: str = "") -> str:
+    """``200 Gb/s on mlx5_3/1; 400 Gb/s on mlx5_0/1, mlx5_1/1``: names with one value together."""
+    names: dict[object, list[str]] = {}
+    for name, value in values.items():
+        names.setdefault(value, []).append(name)
+    return join_first(
+        f"{value}{unit} on {join_first(group, ', ')}" for value, group in names.items()
+    )
+
+
+#: The result that stands for a subject that could not be observed is ``SUBJECT.observed``.
+OBSERVED = "observed"
+
+#: (observed, policy) -> Result; with the fleet as third argument where the check needs it.
+Judge = Callable[..., Result]
+#: (observed, policy) -> shell patterns of the files that the repair of a finding writes.
+Writes = Callable[[Any, Policy], Iterable[str]]
+
+PERSON = "By a person"
+DEPLOY = "Repaired by"
+
+
+class Remedy(NamedTuple):
+    """The repair of a finding. A word in capitals stands for the node's value."""
+
+    actor: str  # PERSON or DEPLOY
+    action: str
+
+    def __str__(self) -> str:
+        return f"{self.actor}: {self.action}"
+
+
+def deploy(command: str) -> Remedy:
+    """A ``fix`` that is no operation of the check's own subject: ``nodeready deploy`` does it."""
+    return Remedy(DEPLOY, command)
+
+
+@dataclass(frozen=True)
+class Page:
+    """What `nodeready explain` and the docs say about one check."""
+
+    id: str  # ``SUBJECT.NOUN``; an id never changes its meaning
+    cost: Cost  # what a failure costs a job, and the actions that repair it
+    meaning: str  # what the check judges, why, and where the rule comes from
+    # the fields of Policy that decide what the check wants, in the order of Policy
+    settings: tuple[str, ...]
+    fixed_by: str  # the operation that makes the check pass, ``SUBJECT.NOUN``; "": none does
+    remedies: tuple[Remedy, ...]  # what else repairs a finding, one for each way to fail
+
+    @property
+    def subject(self) -> str:
+        return self.id.partition(".")[0]
+
+    @property
+    def brief(self) -> str:
+        """The first sentence of the meaning, on one line."""
+        first = " ".join(self.meaning.split("\n\n", 1)[0].split())
+        return first.split(". ", 1)[0].rstrip(".")
+
+    def rated(self, result: Result) -> Result:
+        """The result with its severity and actions, if it is neither ok nor na."""
+        if result.status in ("ok", "na"):
+            return result
+        actions = result.actions or self.cost.actions
+        if result.status == "unknown":
+            actions = ("inspect",)
+        elif result.owner == ADMIN:
+            # A deploy does not repair it, or not before a person has acted.
+            actions = tuple(action for action in actions if action != "deploy")
+        return replace(result, severity=self.cost.severity, actions=actions)
+
+
+@dataclass(frozen=True)
+class Check(Page):
+    """A check: its page, and the pure function that judges."""
+
+    judge: Judge
+    # the fields of FleetFacts that it needs: its function has the fleet as third argument
+    fleet: tuple[str, ...] = ()
+    # the proof that must run before: one of `proof.facts.SESSION`, MESH, COLLECTIVE or HISTORY;
+    # "": the snapshot is enough
+    proof: str = ""
+    # the files that the repair writes: where a deploy may not write them, a person must act first;
+    # None: all files of the subject
+    writes: Writes | None = None
+    # made only where ``--only`` has its whole id: neither by default, nor with its subject
+    opt_in: bool = False
+
+    def __call__(self, observed: Any, policy: Policy, fleet: FleetFacts = ALONE) -> Result:
+        arguments = (observed, policy, fleet) if self.fleet else (observed, policy)
+        return self.rated(self.judge(*arguments))
+
+
+def check(
+    id: str,
+    cost: Cost,
+    *,
+    settings: tuple[str, ...] = (),
+    fleet: tuple[str, ...] = (),
+    fixed_by: str = "",
+    fix: Iterable[str | Remedy] = (),
+    proof: str = "",
+    writes: Writes | None = None,
+    opt_in: bool = False,
+) -> Callable[[Judge], Check]:
+    """Make a Check of a function whose docstring is the check's page.
+
+    cost: what a failure costs and what repairs it: ``loses_job("reset_gpu", "reboot", …)``
+    fix:  what a person does; with `deploy`, what a deploy of another subject does
+    """
+    remedies = tuple(Remedy(PERSON, text) if isinstance(text, str) else text for text in fix)
+
+    def wrap(judge: Judge) -> Check:
+        meaning = inspect.cleandoc(judge.__doc__ or "")
+        return Check(
+            id, cost, meaning, settings, fixed_by, remedies, judge, fleet, proof, writes, opt_in
+        )
+
+    return wrap
+
+
+def no_facts(observed: Any, fleet: FleetFacts) -> Mapping[str, Any]:
+    return {}
+
+
+def _no_checks(policy: Policy) -> tuple[Check, ...]:
+    return ()
+
+
+def _nothing_learned(observed: Any) -> Mapping[str, Any]:
+    return {}
+
+
+_OBSERVED = """\
+The subject could not be observed on the node, so none of its checks was judged.
+
+The result has the reason, with the first bytes of the node's output: a command that hung or is
+missing, output that cannot be parsed, or a file that cannot be read. No setting changes it. It
+never counts as ok, and cannot be waived."""
+_LOOK = "run the audit with --only {} on that node, and repair what the reason names"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One subject: everything that the commands, the reports and the docs need to know about
+    it."""
+
+    name: str
+    doc: str  # the docstring of its checks' module; the first line says what is judged
+    checks: tuple[Check, ...]  # in the order of the reports
+    # how the subject is observed; None: by acting, before a job (nodeready/agent/proofs)
+    probe: Probe | None = None
+    # (observation, fleet) -> what the nodes of a group should have in common, fact -> number or
+    # text. A fact's name is relative to the subject (``driver``, ``eth0.mtu``); a value that could
+    # not be observed is left out
+    compared: Callable[[Any, FleetFacts], Mapping[str, Any]] = no_facts
+    # (observation, fleet) -> further facts of the documents, which need the fleet; one with the
+    # name of a field replaces it
+    derived: Callable[[Any, FleetFacts], Mapping[str, Any]] = no_facts
+    # observation -> the settings that this node would pass, as group_data holds them
+    learned: Callable[[Any], Mapping[str, Any]] = _nothing_learned
+    # (observation, fleet) -> totals, which are compared with those of an earlier snapshot of the
+    # same boot (`FleetFacts.counters`); None: the subject has no counters
+    counters: Callable[[Any, FleetFacts], dict[str, int]] | None = None
+    # shell patterns of the files on a node that nodeready alone writes for the subject, each with
+    # the project's name in it
+    files: tuple[str, ...] = ()
+    judged_on_node: bool = True  # whether a node that audits itself judges the subject
+    # policy -> further checks, which the policy itself declares
+    policy_checks: Callable[[Policy], tuple[Check, ...]] = _no_checks
+    # which facts are compared with those of an earlier look or of a peer, and how
+    kinds: FactKinds = FactKinds()
+
+    @property
+    def about(self) -> str:
+        """What is judged, in one sentence."""
+        words = (self.doc or self.name).splitlines()[0].removeprefix("Judge ")
+        return words[:1].upper() + words[1:]
+
+    @property
+    def changed(self) -> bool:
+        """Whether an operation repairs a check of the subject."""
+        return any(check.fixed_by for check in self.checks)
+
+    @property
+    def learnable(self) -> bool:
+        return self.learned is not _nothing_learned
+
+    @property
+    def needs_fleet(self) -> bool:
+        return any(check.fleet for check in self.checks)
+
+    @property
+    def observed(self) -> Page:
+        """The page of the result that stands for all checks when nothing could be observed."""
+        remedy = Remedy(PERSON, _LOOK.format(self.name))
+        severities = {check.cost.severity for check in self.checks}
+        worst_severity = next((name for name in SEVERITIES if name in severities), LOSES_JOB)
+        cost = Cost(worst_severity, ("inspect",))
+        return Page(f"{self.name}.{OBSERVED}", cost, _OBSERVED, (), "", (remedy,))
+
+    def ids(self, policies: Iterable[Policy] = ()) -> list[str]:
+        """The ids of its checks, with those that these policies declare."""
+        return [check.id for check in self.declared(policies)]
+
+    def declared(self, policies: Iterable[Policy]) -> tuple[Check, ...]:
+        """Its checks, with those that these policies declare; one of several with one id."""
+        if self.policy_checks is _no_checks:
+            return self.checks
+        further = (check for policy in policies for check in self.policy_checks(policy))
+        return tuple({check.id: check for check in (*self.checks, *further)}.values())

@@ -1,0 +1,1 @@
+"""Inventories and transports: who the nodes are, and how they are asked."""

@@ -1,0 +1,201 @@
+"""The policy of each node, from the data of its groups and host as pyinfra merges them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pyinfra.api import Host, Inventory
+from pyinfra.api.connectors import get_all_connectors
+
+from nodeready.core import waivers
+from nodeready.core.policy import Policy
+from nodeready.core.policy.policy import PolicyError, check_settings
+from nodeready.core.policy.site_checks import FOLDER, SiteCheck
+from nodeready.core.policy.waivers import Waiver
+from nodeready.fleet.inventory import site_checks
+from nodeready.fleet.inventory.endpoints import connection_problems
+from nodeready.fleet.inventory.load import NodeInventory
+from nodeready.fleet.inventory.nodeset import NodeSetError, expand
+from nodeready.subjects.registry import check_ids
+from nodeready.subjects.site.facts import script_size
+
+#: Host data of pyinfra or of an inventory, which is never a misspelt setting.
+_INVENTORY_KEYS = frozenset({"slots", "ssh_names"})
+
+
+#: Linux passes at most 128 KiB in one variable (execve(2), MAX_ARG_STRLEN).
+_MAX_SCRIPT_BYTES = 96 * 1024
+
+
+@lru_cache(maxsize=1)
+def _foreign() -> frozenset[str]:
+    keys = set(_INVENTORY_KEYS)
+    for connector in get_all_connectors().values():
+        keys.update(getattr(connector, "data_meta", {}) or {})
+    return frozenset(keys)
+
+
+def _origin(inventory: Inventory, group: str) -> str:
+    """The files that set a group's data, or the group's name when pyinfra itself loaded them."""
+    files = getattr(inventory, "group_files", {}).get(group, ())
+    return ", ".join(str(path) for path in files) or f"group {group}"
+
+
+def checked_data(
+    data: Mapping[str, Any], source: str, file_checks: tuple[SiteCheck, ...] = ()
+) -> dict[str, Any]:
+    """The validated settings among pyinfra's data of one origin.
+
+    file_checks: those of `checks.d`, which a waiver may name
+    Raises PolicyError with every problem of this origin.
+    """
+    problems = connection_problems(data, source)
+    try:
+        checked = check_settings(data, source, _foreign())
+    except PolicyError as error:
+        raise PolicyError([*problems, *error.problems]) from None
+    if "waivers" in checked:
+        declared = Policy(site_checks=(*file_checks, *checked.get("site_checks", ())))
+        waiving = Policy(waivers=checked["waivers"])
+        waived = waivers.waiver_problems(waiving, check_ids([declared]))
+        problems += [f"{source}: {problem}" for problem in waived]
+        problems += [f"{source}: {problem}" for problem in _node_set_problems(checked["waivers"])]
+    if problems:
+        raise PolicyError(problems)
+    return checked
+
+
+@lru_cache(maxsize=256)
+def _names(nodes: str) -> frozenset[str]:
+    """The names of a node set. Raises NodeSetError."""
+    return frozenset(expand(nodes))
+
+
+def _node_set_problems(waivers: Iterable[Waiver]) -> list[str]:
+    problems = []
+    for waiver in waivers:
+        try:
+            _names(waiver.nodes)
+        except NodeSetError as error:
+            problems.append(f"waivers: {waiver.check!r}: nodes: {error}")
+    return problems
+
+
+def waivers_of(node: str, waivers: Iterable[Waiver]) -> tuple[Waiver, ...]:
+    """The waivers for this node, without their node sets: a set that gets another node leaves the
+    policy of this one as it is."""
+    return tuple(
+        replace(waiver, nodes="") if waiver.nodes else waiver
+        for waiver in waivers
+        if not waiver.nodes or node in _names(waiver.nodes)
+    )
+
+
+def _file_checks(inventory: Inventory) -> tuple[tuple[SiteCheck, ...], list[str]]:
+    """The checks of `checks.d`, and what is wrong there; pyinfra's own inventory has none."""
+    if isinstance(inventory, NodeInventory):
+        return tuple(inventory.site_checks), list(inventory.check_problems)
+    checks, problems = site_checks.read([Path.cwd() / FOLDER])
+    return tuple(checks), problems
+
+
+def _checks_of(host: Host, declared: tuple[SiteCheck, ...]) -> tuple[SiteCheck, ...]:
+    """The checks of the host's groups. Raises PolicyError."""
+    groups = {"all", *host.groups}
+    checks = tuple(check for check in declared if not check.groups or groups & {*check.groups})
+    places: dict[str, str] = {}
+    for check in checks:
+        if check.name in places:
+            first = places[check.name]
+            raise PolicyError([f"site_checks: {check.name} is in {first}, too"])
+        places[check.name] = check.source
+    if script_size(checks) > _MAX_SCRIPT_BYTES:
+        raise PolicyError(
+            [
+                f"host {host.name}: its {len(checks)} site checks have more than "
+                f"{_MAX_SCRIPT_BYTES} bytes of commands: put long ones into scripts on the nodes"
+            ]
+        )
+    return checks
+
+
+def declared_settings(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, dict[str, Any]]:
+    """The settings of each of these hosts, by name, from group and host data as pyinfra merges
+    them, with the checks of `checks.d`. Hosts of the same groups and settings share one dict.
+
+    Raises PolicyError with the problems of all origins, each with its file or host, before any
+    node is touched.
+    """
+    file_checks, problems = _file_checks(inventory)
+    cache: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def settings(data: Mapping[str, Any], source: str) -> dict[str, Any]:
+        try:
+            return checked_data(data, source, file_checks)
+        except PolicyError as error:
+            problems.extend(error.problems)
+            return {}
+
+    everywhere = settings(inventory.get_data(), _origin(inventory, "all"))
+    by_group = {
+        group: settings(inventory.get_group_data(group), _origin(inventory, group))
+        for group in inventory.groups.keys() | inventory.group_data.keys()
+    }
+    override = settings(inventory.get_override_data(), "command line")
+    settings_of: dict[str, dict[str, Any]] = {}
+    for host in hosts:
+        host_settings = settings(inventory.get_host_data(host.name), f"host {host.name}")
+        key = (tuple(host.groups), tuple(sorted(host_settings.items())))
+        if key not in cache:
+            merged = dict(everywhere)
+            for group in host.groups:
+                merged.update(by_group.get(group, {}))
+            cache[key] = {**merged, **host_settings, **override}
+            declared = (*file_checks, *cache[key].get("site_checks", ()))
+            if declared:
+                try:
+                    cache[key]["site_checks"] = _checks_of(host, declared)
+                except PolicyError as error:
+                    problems.extend(error.problems)
+        settings_of[host.name] = cache[key]
+    if problems:
+        raise PolicyError(list(dict.fromkeys(problems)))
+    return settings_of
+
+
+def policies(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, Policy]:
+    """The policy of each of these hosts, by name. Raises PolicyError, see `declared_settings`."""
+    return share_policies(declared_settings(inventory, hosts), lambda settings: Policy(**settings))
+
+
+def declared_waivers(inventory: Inventory) -> dict[Waiver, list[str]]:
+    """Each waiver of the inventory -> the nodes to which it applies; []: its node set has no node
+    that has the policy. Raises PolicyError."""
+    nodes: dict[Waiver, list[str]] = {}
+    for name, settings in declared_settings(inventory, list(inventory)).items():
+        for waiver in settings.get("waivers", ()):
+            applies = waivers_of(name, [waiver])
+            nodes.setdefault(waiver, []).extend([name] if applies else [])
+    return nodes
+
+
+def share_policies(
+    declared: Mapping[str, Mapping[str, Any]], make: Callable[[Mapping[str, Any]], Policy]
+) -> dict[str, Policy]:
+    """Node -> its policy, with the waivers for this node. Nodes that share a dict of
+    `declared_settings`, and the waivers, share one policy."""
+    distinct = {id(settings): settings for settings in declared.values()}
+    made = {key: make(settings) for key, settings in distinct.items()}
+    policies: dict[str, Policy] = {}
+    shared: dict[tuple[int, tuple[Waiver, ...]], Policy] = {}
+    for name, settings in declared.items():
+        policy = made[id(settings)]
+        key = id(settings), waivers_of(name, policy.waivers)
+        if key not in shared:
+            shared[key] = policy if key[1] == policy.waivers else replace(policy, waivers=key[1])
+        policies[name] = shared[key]
+    return policies

@@ -1,0 +1,241 @@
+"""Inventory and group_data files: Python of pyinfra's users, executed as pyinfra does.
+
+pyinfra's own loader is in its command (pyinfra_cli), whose import patches the whole process. This
+loader gives the same groups and data; an error in a file becomes one line that names the file and
+the line.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.abc
+import os
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pyinfra import logger
+from pyinfra.api.exceptions import InventoryError, PyinfraError
+
+from nodeready.core.files import read_regular
+from nodeready.core.text import sanitise
+from nodeready.fleet.inventory import trust
+
+Hosts = list[Any]
+#: A group's hosts (names, or (name, data)) and its data.
+Group = tuple[Hosts, dict[str, Any]]
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    if isinstance(error, PyinfraError):
+        return sanitise(text)
+    return sanitise(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def _line_in(path: Path, error: BaseException) -> int | None:
+    """The line of ``path`` that was running when ``error`` was raised."""
+    line = None
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line
+
+
+def _parse(path: Path) -> ast.Module:
+    try:
+        return ast.parse(read_regular(path), filename=str(path))
+    except OSError as error:
+        raise InventoryError(f"cannot read {path}: {error.strerror}") from None
+    except SyntaxError as error:
+        raise InventoryError(f"{path}:{error.lineno or 1}: {sanitise(error.msg)}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise InventoryError(f"{path}: {_one_line(error)}") from None
+
+
+def refuse_strangers(path: Path, trusted: bool, authors: Collection[int] | None = None) -> None:
+    """Raises InventoryError for a file that another user could have written for us to run.
+
+    trusted: accept any file
+    authors: as for `trust.distrust`
+    """
+    reason = "" if trusted else trust.distrust(path, authors=authors)
+    if reason:
+        raise InventoryError(sanitise(reason))
+
+
+def execute(
+    path: Path, trusted: bool = False, authors: Collection[int] | None = None
+) -> dict[str, Any]:
+    """The names that the file ``path`` binds at its top level, without its imports.
+
+    The file can import from the current directory, as under pyinfra, and from its own where it
+    adds that to the path: only files that this user, root or the file's owner alone could have
+    written. Its prints go to standard error, since standard output is for results. Raises
+    InventoryError, one line.
+
+    trusted: run it although others could have written it; see `nodeready.fleet.inventory.trust`
+    authors: as for `trust.distrust`
+    """
+    refuse_strangers(path, trusted, authors)
+    tree = _parse(path)
+    bound: dict[str, Any] = {"__file__": str(path)}
+    directory, owner = os.getcwd(), {path.stat().st_uid}
+    reason = "" if trusted else trust.distrust(directory, authors=owner)
+    if reason:
+        _forget(directory)
+    added = not reason and directory not in sys.path
+    if added:
+        sys.path.append(directory)
+    guard = _Guard([directory, *_directories_of(path)], owner)
+    try:
+        with contextlib.redirect_stdout(sys.stderr), _no_strangers(guard, trusted):
+            exec(compile(tree, str(path), "exec", dont_inherit=True), bound)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the file can raise anything
+        line = _line_in(path, error)
+        place = f"{path}:{line}" if line else str(path)
+        distrusted = f"; {reason}" if reason and isinstance(error, ImportError) else ""
+        raise InventoryError(f"{place}: {_one_line(error)}{sanitise(distrusted)}") from None
+    finally:
+        if added:
+            with contextlib.suppress(ValueError):
+                sys.path.remove(directory)
+    if "__all__" in bound:
+        chosen = set(bound["__all__"])
+    else:
+        chosen = bound.keys() - _imported(tree)
+    return {k: v for k, v in bound.items() if k in chosen and not k.startswith("__")}
+
+
+#: The directory of nodeready's own modules.
+_PACKAGE = str(Path(__file__).parents[2])
+
+
+def _forget(directory: str) -> None:
+    """Import nothing more from this directory, unless nodeready itself is there.
+
+    `python -m` and `python -c` begin with the current directory.
+    """
+    nodeready_path = os.path.dirname(_PACKAGE)
+    sys.path[:] = [
+        place for place in sys.path if place == nodeready_path or (place or directory) != directory
+    ]
+
+
+def _as_prefix(directory: str) -> str:
+    return os.path.abspath(directory).rstrip("/") + "/"
+
+
+def _directories_of(path: Path) -> set[str]:
+    """The directory of a file by its name, and without links."""
+    return {os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.realpath(path))}
+
+
+class _Guard(importlib.abc.MetaPathFinder):
+    """Finds nothing; refuses a module below the directories that another user could have written.
+
+    What is installed below them, on the import path, is the interpreter's.
+
+    owner: as `authors` of `trust.distrust`
+    """
+
+    def __init__(self, directories: Iterable[str], owner: Collection[int]) -> None:
+        self.directories = {_as_prefix(directory) for directory in directories}
+        self.installed = {_as_prefix(place) for place in [*sys.path, _PACKAGE] if place}
+        self.owner = owner
+
+    def _guards(self, place: str) -> bool:
+        """Whether the nearest parent directory belongs to the project."""
+        parents = filter(place.startswith, self.directories | self.installed)
+        return max(parents, key=len, default="") in self.directories
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None:
+            return None
+        places = [spec.origin or "", *(spec.submodule_search_locations or ())]
+        if any(map(self._guards, places)):
+            # Its compiled file is loaded instead if the times match.
+            for place in filter(None, [*places, spec.cached]):
+                refuse_strangers(Path(place), trusted=False, authors=self.owner)
+        return None
+
+
+@contextlib.contextmanager
+def _no_strangers(guard: _Guard, trusted: bool) -> Iterator[None]:
+    """Meanwhile, the guard looks at each import. trusted: it does not"""
+    if trusted:
+        yield
+        return
+    sys.meta_path.insert(0, guard)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(guard)
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """The names that the import statements at the top level of a file bind."""
+    return {
+        alias.asname or alias.name.split(".")[0]
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def read_groups(path: Path, trusted: bool = False) -> dict[str, Group]:
+    """The groups of an inventory file, in its order: each list of hosts, or (hosts, data).
+
+    As under pyinfra, names with a leading underscore and values of other kinds are no groups.
+    trusted: as for `execute`. Raises InventoryError, one line.
+    """
+    groups: dict[str, Group] = {}
+    for name, value in execute(path, trusted).items():
+        if name.startswith("_") or not isinstance(value, list | tuple):
+            continue
+        data: dict[str, Any] = {}
+        hosts = value
+        if isinstance(value, tuple):
+            if len(value) != 2 or not isinstance(value[0], list) or not isinstance(value[1], dict):
+                if any(isinstance(item, str | list) for item in value):
+                    raise InventoryError(
+                        f"{path}: {name} must be a list of hosts, or (hosts, data)"
+                    )
+                continue
+            hosts, data = value
+        invalid = next((host for host in hosts if not _is_host(host)), None)
+        if invalid is not None:
+            shown = sanitise(repr(invalid), 60)
+            logger.warning(f"{path}: {name} is no group of hosts: {shown} is no name")
+            continue
+        groups[name] = (list(hosts), dict(data))
+    return groups
+
+
+def _is_host(item: object) -> bool:
+    if isinstance(item, tuple):
+        return len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], dict)
+    return isinstance(item, str)
+
+
+def group_data(
+    folder: Path, trusted: bool = False, authors: Collection[int] = ()
+) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+    """Each group's name, file and data in ``folder``.
+
+    Nothing when there is no such folder. Raises InventoryError, one line, for a file that fails,
+    and for one that another user could have written. trusted, authors: as for `execute`.
+    """
+    if not folder.is_dir():
+        return
+    for file in sorted(folder.glob("*.py")):
+        yield file.stem, file, execute(file, trusted, authors)

@@ -1,0 +1,232 @@
+"""The nodes that Slurm knows: of this job, of a partition, or all of them.
+
+An installed tool of Slurm that fails or hangs is an error: an inventory that silently lost its
+partitions would silently lose their settings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterable, Mapping
+from shutil import which
+
+from pyinfra.api.exceptions import InventoryError
+
+from nodeready.core.policy.fields import suggestion
+from nodeready.core.shell import search_path
+from nodeready.core.text import sanitise
+from nodeready.fleet.inventory.nodeset import NodeSetError, expand, host_name, natural, unique
+from nodeready.fleet.inventory.placement import JobPlacement, other_nodes
+
+#: Seconds for one answer. Slurm's own MessageTimeout is 10 s by default, and its tools try a
+#: backup controller after that; a controller that needs longer is not working.
+TIMEOUT_S = 15
+#: The characters of a node list (slurm.conf(5), NodeName).
+_NODE_LIST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]*")
+# Names that pyinfra's Inventory takes for itself; "all" is every node of the inventory.
+_NO_GROUPS = frozenset({"all", "self", "names_data", "override_data"})
+
+
+def inventory(
+    environ: Mapping[str, str] = os.environ, timeout_s: float = TIMEOUT_S
+) -> dict[str, list[str]]:
+    """The chosen nodes under "all", and the nodes among them of each partition under its name.
+
+    The nodes are those of the job ($SLURM_JOB_NODELIST, $SLURM_NODELIST), else of the partition
+    in $NODEREADY_PARTITION, else all that `sinfo` knows. Groups need `sinfo`; without it, a job's
+    own partition ($SLURM_JOB_PARTITION) is the only one.
+    Raises InventoryError, one line.
+    """
+    text = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST") or ""
+    partition = environ.get("NODEREADY_PARTITION", "")
+    path = search_path(environ.get("PATH", ""))
+    partitions: dict[str, list[str]] = {}
+    if which("sinfo", path=path):
+        partitions = _partitions(ask(["sinfo", "-a", "-h", "-N", "-o", "%N %R"], path, timeout_s))
+    if text:
+        chosen = job_nodes(text, path, timeout_s)
+        if not partitions and environ.get("SLURM_JOB_PARTITION"):
+            partitions = {environ["SLURM_JOB_PARTITION"]: chosen}
+    elif not partitions:
+        raise InventoryError(
+            "no Slurm here: run inside a job (SLURM_JOB_NODELIST is not set), or where sinfo "
+            "is installed and shows nodes"
+        )
+    elif partition:
+        if partition not in partitions:
+            raise InventoryError(_no_partition(partition, partitions))
+        chosen = partitions[partition]
+    else:
+        chosen = sorted({name for part in partitions.values() for name in part}, key=natural)
+    chosen_names = set(chosen)
+    groups = {
+        group: [name for name in members if name in chosen_names]
+        for group, members in partitions.items()
+        if group not in _NO_GROUPS and not group.startswith("_")
+    }
+    return {"all": chosen, **{group: members for group, members in groups.items() if members}}
+
+
+def job_nodes(text: str, path: str, timeout_s: float) -> list[str]:
+    """The nodes in a job's node list, by `scontrol` where it is installed. Raises InventoryError.
+
+    path: where programs are looked for, as in $PATH
+    """
+    if not _NODE_LIST.fullmatch(text):
+        raise InventoryError(f"SLURM_JOB_NODELIST is no list of nodes: {sanitise(text, 80)!r}")
+    try:
+        if which("scontrol", path=path):
+            out = ask(["scontrol", "show", "hostnames", text], path, timeout_s)
+            return unique(host_name(name) for name in out.split())
+        return expand(text)
+    except NodeSetError as error:
+        raise InventoryError(f"SLURM_JOB_NODELIST: {error}") from None
+
+
+def job_inventory(
+    job: str, environ: Mapping[str, str] = os.environ, timeout_s: float = TIMEOUT_S
+) -> dict[str, list[str]]:
+    """The job's nodes under "all", and those of each of its partitions under its name.
+
+    job: a job, a task of an array job or a part of a heterogeneous job; the number of an array or
+         of a heterogeneous job stands for all its tasks or parts
+    Raises InventoryError, one line.
+    """
+    if not re.fullmatch(r"[0-9]{1,10}([_+][0-9]{1,10})?", job):
+        raise InventoryError(f"@slurm/{sanitise(job, 60)}: is no number of a Slurm job")
+    path = search_path(environ.get("PATH", ""))
+    try:
+        out = ask(
+            ["squeue", "-h", "-a", "-t", "all", "-j", job, "-o", "%T|%P|%N"], path, timeout_s
+        )
+    except InventoryError as error:
+        unknown = "Slurm knows no such job" if "Invalid job id" in str(error) else error
+        raise InventoryError(f"@slurm/{job}: {unknown}") from None
+    rows = [row.split("|") for row in out.split()]
+    groups: dict[str, list[str]] = {"all": []}
+    for _, partition, nodes in (row for row in rows if len(row) == 3 and row[2]):
+        names = job_nodes(nodes, path, timeout_s)
+        groups["all"] = unique([*groups["all"], *names])
+        if partition not in _NO_GROUPS:
+            groups[partition] = unique([*groups.get(partition, []), *names])
+    if not groups["all"]:
+        states = ", ".join(unique(row[0] for row in rows)) or "does not run any more"
+        raise InventoryError(f"@slurm/{job}: the job has no nodes: {sanitise(states, 60)}")
+    return groups
+
+
+def job_placement(
+    job: str, names: Iterable[str], environ: Mapping[str, str] = os.environ
+) -> JobPlacement:
+    """The job's user and nodes by Slurm's tools, and the nodes among ``names`` without the job.
+
+    Clusters without Slurm also have numbered jobs (torchrun's run id), so nothing is an error.
+    """
+    path = search_path(environ.get("PATH", ""))
+    if not re.fullmatch(r"\d{1,10}", job) or not which("squeue", path=path):
+        return JobPlacement()
+    try:
+        argv = ["squeue", "-h", "-a", "-t", "all", "-j", job, "-o", "%A|%i|%U|%N"]
+        rows = [row.split("|") for row in ask(argv, path, TIMEOUT_S).splitlines()]
+    except InventoryError:
+        return JobPlacement()
+    rows = [row for row in rows if len(row) == 4 and row[2].isdecimal()]
+    if not rows:
+        return JobPlacement()
+    user = rows[0][2]
+    # The number of an array stands for all its tasks, but is the job number of one task only. The
+    # first part's number is that of a heterogeneous job; each further part has another number.
+    texts = {
+        number: text
+        for number, label, _, text in rows
+        if number == job or label.startswith(f"{job}+")
+    }
+    parts = tuple(number for number in texts if number != job)
+    try:
+        is_complete = all(texts.values())
+        nodes = unique(n for text in texts.values() for n in expand(text)) if is_complete else []
+        aliases = _aliases(path) if nodes else {}
+    except (NodeSetError, InventoryError):
+        return JobPlacement(user, parts=parts)
+    return JobPlacement(user, tuple(nodes), other_nodes(names, nodes, aliases), parts)
+
+
+def _aliases(path: str) -> dict[str, list[str]]:
+    """Slurm's name of each node -> its host name and its address. Raises InventoryError."""
+    if not which("sinfo", path=path):
+        return {}
+    out = ask(["sinfo", "-h", "-a", "-N", "-o", "%N|%n|%o"], path, TIMEOUT_S)
+    rows = [row.split("|") for row in out.split()]
+    return {row[0]: row[1:] for row in rows if len(row) == 3}
+
+
+def _partitions(out: str) -> dict[str, list[str]]:
+    """The nodes of each partition, from lines of "NODE PARTITION", both in natural order.
+
+    sinfo's own order changes from call to call, and the order of a node's groups decides whose
+    setting holds: that of the last by name.
+    """
+    names_of: dict[str, list[str]] = {}
+    for line in filter(str.strip, out.split("\n")):
+        try:
+            name, partition = line.split()
+            names_of.setdefault(partition, []).append(host_name(name))
+        except ValueError:
+            raise InventoryError(f"sinfo printed what is no node: {line[:80]!a}") from None
+    return {
+        name: sorted(set(names_of[name]), key=natural) for name in sorted(names_of, key=natural)
+    }
+
+
+def _no_partition(partition: str, partitions: Mapping[str, object]) -> str:
+    hint = suggestion(partition, partitions)
+    return f"NODEREADY_PARTITION: no partition {sanitise(partition, 80)}; {hint}"
+
+
+def ask(command: list[str], path: str, timeout_s: float) -> str:
+    """What the command prints. Raises InventoryError when it fails or takes too long."""
+    shown = " ".join(command[:3])
+    try:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd="/",
+            env={**os.environ, "PATH": search_path(path), "LC_ALL": "C"},
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise InventoryError(f"cannot run {shown}: {error.strerror}") from None
+    try:
+        out, problem = child.communicate(timeout=timeout_s)
+    except BaseException as error:
+        _end(child)
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        message = _last_line(error.stderr or b"") or "is slurmctld up? (scontrol ping)"
+        raise InventoryError(f"{shown} gave no answer in {timeout_s:g} s: {message}") from None
+    if child.returncode:
+        message = _last_line(problem) or f"exit code {child.returncode}"
+        raise InventoryError(f"{shown} failed: {message}")
+    return out.decode("utf-8", "replace")
+
+
+def _last_line(problem: bytes) -> str:
+    """The last line of a command's standard error."""
+    return sanitise(problem.decode("utf-8", "replace").strip().split("\n")[-1], 200)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Kill the command's process group, without waiting for a process that cannot be killed."""
+    with contextlib.suppress(OSError):
+        os.killpg(child.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=1)
+    for stream in (child.stdout, child.stderr):
+        if stream is not None:
+            stream.close()

@@ -1,0 +1,125 @@
+"""Whether the user takes a file that runs with the user's rights, or decides what runs."""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Collection
+from pathlib import Path
+
+from nodeready.core.files import MAX_LINKS, user_name
+
+OPTION = "--trust-inventory"
+#: Asks for the same as OPTION: for configuration files, and where pyinfra runs the inventory.
+VARIABLE = "NODEREADY_TRUST_INVENTORY"
+USE_OPTION = f"use {OPTION}"
+#: The remedy where OPTION does not count.
+SET_VARIABLE = f"set {VARIABLE}=1"
+
+
+def trust_asked() -> bool:
+    """Whether VARIABLE asks to take every file."""
+    return os.environ.get(VARIABLE, "").lower() in ("1", "true", "t", "yes", "y", "on")
+
+
+def distrust(
+    path: str | Path, *, remedy: str = USE_OPTION, authors: Collection[int] | None = None
+) -> str:
+    """Why the user does not take this file or directory, in one line with the remedy; "": taken.
+
+    Always "" for a missing file.
+
+    remedy:  the words for taking the file nevertheless
+    authors: None: the user has named the file. A user other than root takes it then, whoever could
+             have written it. Otherwise nobody has named it: uids beside the user's own whose files
+             a user other than root takes, because the user runs code of theirs already.
+    """
+    uid = os.geteuid()
+    if (uid != 0 and authors is None) or trust_asked():
+        return ""
+    owners = _owners_for_root() if uid == 0 else frozenset({0, uid, *(authors or ())})
+    try:
+        reason = _distrust_reason(str(path), owners)
+    except OSError as error:
+        # A process can stand in a directory whose path it may not walk (sudo -u).
+        unreadable = (errno.EACCES,) if authors is None else ()
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, *unreadable):
+            return ""
+        reason = f"{error.strerror}: name the file itself"
+    return f"{path} is not taken by {user_name(uid)}: {reason}, or {remedy}" if reason else ""
+
+
+def _owners_for_root() -> frozenset[int]:
+    """The uids of root, and of the user who became root by sudo."""
+    sudo = os.environ.get("SUDO_UID", "")
+    return frozenset({0, int(sudo)} if sudo.isascii() and sudo.isdigit() else {0})
+
+
+def _distrust_reason(path: str, owners: frozenset[int]) -> str:
+    """The first problem of the file or of its path's components, in the kernel's order."""
+    todo = [*reversed(os.path.join(os.getcwd(), path).split("/"))]
+    directory, links = "/", 0
+    problem = _entry_problem("/", owners)
+    while todo and not problem:
+        part = todo.pop()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            directory = os.path.dirname(directory)
+            continue
+        place = os.path.join(directory, part)
+        problem = _entry_problem(place, owners)
+        if not stat.S_ISLNK(os.lstat(place).st_mode):
+            directory = place
+            continue
+        links += 1
+        if links > MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), place)
+        target = os.readlink(place)
+        directory = "/" if target.startswith("/") else directory
+        todo += reversed(target.split("/"))
+    return problem
+
+
+def _entry_problem(place: str, owners: frozenset[int]) -> str:
+    """The problem of one file, directory or link, with its repair; "": none."""
+    status = os.lstat(place)
+    if status.st_uid not in owners:
+        repair = "copy it" if os.geteuid() else "chown root it"
+        return f"{place} belongs to {user_name(status.st_uid)}; {repair}"
+    if stat.S_ISLNK(status.st_mode) or (
+        stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+    ):
+        return ""
+    if status.st_mode & stat.S_IWOTH:
+        return f"everybody may write to {place}; chmod o-w it"
+    if status.st_mode & stat.S_IWGRP and not _private(place, status):
+        return f"group {_group(status.st_gid)} may write to {place}; chmod g-w it"
+    return ""
+
+
+def _private(place: str, status: os.stat_result) -> bool:
+    """Whether the group of a place is its owner's alone.
+
+    With an access list, the group's bits are those of the whole list (acl(5)).
+    """
+    try:
+        owner, group = pwd.getpwuid(status.st_uid), grp.getgrgid(status.st_gid)
+    except KeyError:
+        return False
+    try:
+        os.getxattr(place, "system.posix_acl_access")
+    except OSError:
+        is_private = owner.pw_gid == status.st_gid and owner.pw_name == group.gr_name
+        return is_private and set(group.gr_mem) <= {owner.pw_name}
+    return False
+
+
+def _group(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return f"gid {gid}"

@@ -1,0 +1,428 @@
+"""Reads the answers of nodes and judges the nodes, in a worker process or in the control process.
+
+Observations, facts and the texts for the memory stay in a file of the judge. The control process
+gets the part of an answer that the fleet needs, and later the results; repeated results are
+numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import Any, NamedTuple
+
+from nodeready.core.fleet import ALONE, FleetFacts
+from nodeready.core.policy import Policy
+from nodeready.core.result import Result
+from nodeready.runs.audit.peers import compared, key_of
+from nodeready.subjects import snapshot
+from nodeready.subjects.context import (
+    CounterSample,
+    addresses_of,
+    boot_id_of,
+    earlier_counters,
+    identity_of,
+)
+from nodeready.subjects.judging import judge
+from nodeready.subjects.registry import COUNTING, NEEDS_FLEET, PROBES, SUBJECTS
+from nodeready.subjects.snapshot import Snapshot, shown_facts
+
+#: Values of these types may be large and equal on many nodes.
+_LARGE_TYPES = (tuple, Mapping)
+#: Shared parts that a judge remembers.
+_MAX_PARTS = 1024
+#: Judged observations that a judge remembers.
+_MAX_JUDGED = 512
+#: Hashes that an interner remembers, and values that have a number.
+_MAX_HASHES, _MAX_NUMBERED = 1 << 16, 1 << 15
+
+PROBE_OF = {probe.subject: probe for probe in PROBES}
+SUBJECT_NAMES = tuple(SUBJECTS)
+NUMBER_OF = {name: number for number, name in enumerate(SUBJECTS)}
+
+#: Makes the text of one subject's observation for the run's format.
+FactsText = Callable[[Any], str]
+
+#: Makes the sections of a node's state that the memory keeps, of (subject, its observation, its
+#: shown facts, its results, its policy): (name, digest, packed text; None: the memory has it).
+SectionTexts = Callable[
+    [str, Any, Any, list[Result], Policy], list[tuple[str, bytes, bytes | None]]
+]
+
+#: Start and size in a judge's file.
+Place = tuple[int, int]
+
+#: The end of the name of a section with counters.
+_COUNTERS = ".counters"
+
+
+class AnswerSummary(NamedTuple):
+    """The part of an answer that the fleet needs before any node is judged.
+
+    place:        of the record in the judge's file
+    addresses:    of the node's interfaces; None: not observed
+    has_counters: whether a subject with counters was observed
+    identity:     the node's names, addresses and keys, for the fleet's known hosts
+    """
+
+    place: Place
+    addresses: frozenset[str] | None
+    has_counters: bool
+    identity: Any
+
+
+class NodeOrder(NamedTuple):
+    """The order to judge a node.
+
+    file, place: of the record of its answer
+    policy:      number of its policy
+    known_hosts, gate_files: of `FleetFacts`, as numbers of values that all judges share
+    host_key:    of `FleetFacts`
+    earlier:     the earlier counters, as `CounterSample.parse` takes them
+    """
+
+    file: int
+    place: Place
+    policy: int
+    known_hosts: int | None
+    gate_files: int | None
+    host_key: str
+    earlier: str
+
+
+class StateRecord(NamedTuple):
+    """The state of a node for the memory.
+
+    digest:  of the sections
+    counted: the subjects whose counters were read
+    place:   in the file of the judge that made this: a pickled list of (name, digest, SharedPart
+             of the packed text; None: the memory has the text)
+    """
+
+    digest: bytes
+    counted: tuple[str, ...]
+    place: Place
+
+
+class NodeOutcome(NamedTuple):
+    """A judged node. A code is a number in a table of the judge that made it, or the value itself.
+
+    results:  (judge, number of the subject, codes), in no order
+    compared: (judge, number of the subject, code) of the facts that peers should share
+    facts:    place of their text in the file of the judge that made this
+    state:    of the node for the memory; None: the run has no memory
+    """
+
+    results: list[tuple[int, int, tuple[Any, ...]]]
+    compared: list[tuple[int, int, Any]]
+    facts: Place | None
+    state: StateRecord | None
+
+
+class SharedPart(NamedTuple):
+    """The place of a value that many nodes share."""
+
+    file: int
+    start: int
+    size: int
+
+
+#: A section of a node's state: name, digest, and the place of its text.
+_KeptSection = tuple[str, bytes, SharedPart | None]
+
+
+class _PackedObservation(NamedTuple):
+    """An observation: its class and its fields; a shared field is a `SharedPart`."""
+
+    kind: type
+    fields: dict[str, Any]
+
+
+class Interner:
+    """Numbers for repeated values: the control process gets a value once, and then its number.
+
+    new: the values that got a number since `AnswerJudge.take_new`
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+        self._by_id: dict[int, int] = {}
+        self._values: list[Any] = []
+        self._hashes: dict[int, None] = {}
+        self.new: list[Any] = []
+
+    def code(self, key: Any, value: Any) -> Any:
+        """The value's number, or the value on its first sight. key: equal for equal values"""
+        number = self._by_id.get(id(value))
+        if number is None:
+            number = self._numbers.get(key)
+        if number is not None:
+            return number
+        key_hash = hash(key)
+        if key_hash not in self._hashes:
+            self._hashes[key_hash] = None
+            if len(self._hashes) > _MAX_HASHES:
+                del self._hashes[next(iter(self._hashes))]
+        elif len(self._values) < _MAX_NUMBERED:
+            number = self._numbers[key] = self._by_id[id(value)] = len(self._values)
+            self._values.append(value)
+            self.new.append(value)
+            return number
+        return value
+
+
+class _JudgedAlone(NamedTuple):
+    """A judged observation of a subject that needs no fleet.
+
+    codes:    of its results
+    compared: code of the facts that peers should share
+    text:     its facts for the run's format
+    sections: of its node's state
+    """
+
+    observation: Any
+    codes: tuple[Any, ...]
+    compared: Any
+    text: str
+    sections: list[_KeptSection]
+
+
+class AnswerJudge:
+    """Reads answers, judges nodes, and keeps what is large in a file.
+
+    number:     of this judge and its file
+    files:      descriptors of all judges' files
+    facts_text: None: the run's format shows no facts
+    section_texts: None: the run has no memory
+    """
+
+    def __init__(
+        self,
+        number: int,
+        files: list[int],
+        policies: Sequence[Policy],
+        facts_text: FactsText | None,
+        section_texts: SectionTexts | None,
+    ) -> None:
+        self.number, self.files, self.policies = number, files, policies
+        self.facts_text, self.section_texts = facts_text, section_texts
+        self.size = 0
+        self.results, self.compared = Interner(), Interner()
+        # (id of a shared observation, policy) -> the result of `_judge_alone`.
+        self._judged: dict[tuple[int, int], _JudgedAlone] = {}
+        # id of a part of an observation -> the part, and its place once it was repeated.
+        self._parts: dict[int, tuple[Any, SharedPart | None]] = {}
+        self._loaded: dict[SharedPart, Any] = {}
+        self.shared: list[Any] = []
+        self.addresses: tuple[str, ...] | None = None
+        self.moment = 0.0
+
+    def do(self, order: tuple[Any, ...]) -> Any:
+        """Do one order of the control process; returns its answer, if it has one."""
+        kind, *arguments = order
+        if kind == "read":
+            policy, subjects, nonce, answer = arguments
+            probes = tuple([PROBE_OF[subject] for subject in subjects])
+            return self.keep(snapshot.read(answer, probes, self.policies[policy], nonce), policy)
+        if kind == "keep":
+            return self.keep(*arguments)
+        if kind == "judge":
+            return self.judge(*arguments)
+        if kind == "share":
+            self.shared += arguments
+        else:
+            self.addresses, self.moment = arguments
+        return None
+
+    def take_new(self) -> tuple[list[Any], list[Any]]:
+        """The results and facts that got a number since the last call."""
+        new = self.results.new, self.compared.new
+        self.results.new, self.compared.new = [], []
+        return new
+
+    # --- The answer.
+
+    def keep(self, observed: Snapshot, policy: int) -> AnswerSummary:
+        """Judge what needs no fleet, and keep the rest for `judge`."""
+        results, facts, texts, sections = [], [], [], []
+        unjudged: dict[str, Any] = {}
+        for subject in observed.subjects:
+            if subject in NEEDS_FLEET:
+                unjudged[subject] = self._pack(observed.subjects[subject])
+            elif subject in NUMBER_OF:
+                judged = self._judge_alone(observed, subject, policy)
+                number = NUMBER_OF[subject]
+                results.append((self.number, number, judged.codes))
+                if judged.compared is not None:
+                    facts.append((self.number, number, judged.compared))
+                texts.append((number, judged.text))
+                sections += judged.sections
+        refused = dict(observed.refused)
+        record = (results, facts, texts, sections, unjudged, refused, boot_id_of(observed))
+        needs_identity = self.policies[policy].ssh_client_mode == "known_hosts"
+        return AnswerSummary(
+            self._write(pickle.dumps(record, 5)),
+            addresses_of(observed),
+            any(name in observed.subjects for name in COUNTING),
+            identity_of(observed) if needs_identity else None,
+        )
+
+    def _judge_alone(self, observed: Snapshot, subject: str, policy: int) -> _JudgedAlone:
+        """Judge the observation of a subject that needs no fleet; equal ones are judged once."""
+        observation = observed.subjects[subject]
+        key = (id(observation), policy)
+        judged = self._judged.get(key)
+        if judged is not None and not observed.refused:
+            return judged
+        results = judge(observed, self.policies[policy], ALONE, (subject,))
+        judged = _JudgedAlone(
+            observation,
+            self._codes(results),
+            self._compared_code(observed, subject, ALONE),
+            self._text(observed, subject, ALONE),
+            self._sections(observed, subject, ALONE, results, policy),
+        )
+        if not observed.refused:
+            if len(self._judged) >= _MAX_JUDGED:
+                del self._judged[next(iter(self._judged))]
+            self._judged[key] = judged
+        return judged
+
+    def _codes(self, results: Iterable[Result]) -> tuple[Any, ...]:
+        return tuple([self.results.code(result, result) for result in results])
+
+    def _compared_code(self, observed: Snapshot, subject: str, fleet: FleetFacts) -> Any:
+        facts = compared(observed, fleet, (subject,)).get(subject)
+        if not facts:
+            return None
+        return self.compared.code((subject, key_of(facts)), facts)
+
+    def _text(self, observed: Snapshot, subject: str, fleet: FleetFacts) -> str:
+        """The facts of a subject for the run's format, or ""."""
+        if not self.facts_text:
+            return ""
+        return self.facts_text(shown_facts(subject, observed.subjects[subject], fleet))
+
+    def _sections(
+        self,
+        observed: Snapshot,
+        subject: str,
+        fleet: FleetFacts,
+        results: list[Result],
+        policy: int,
+    ) -> list[_KeptSection]:
+        """The sections of the node's state for the memory, with their texts in the file."""
+        if self.section_texts is None:
+            return []
+        observation = observed.subjects[subject]
+        shown = shown_facts(subject, observation, fleet)
+        return [
+            (name, digest, None if text is None else SharedPart(self.number, *self._write(text)))
+            for name, digest, text in self.section_texts(
+                subject, observation, shown, results, self.policies[policy]
+            )
+        ]
+
+    def _state(self, sections: list[_KeptSection], boot_id: str) -> StateRecord:
+        """Write the state of a node. Without the id of its boot, totals mean nothing."""
+        sections = sorted(
+            section for section in sections if boot_id or not section[0].endswith(_COUNTERS)
+        )
+        joined = b"".join(name.encode() + digest for name, digest, _ in sections)
+        return StateRecord(
+            hashlib.blake2b(joined, digest_size=16).digest(),
+            tuple(name[: -len(_COUNTERS)] for name, _, _ in sections if name.endswith(_COUNTERS)),
+            self._write(pickle.dumps(sections, 5)),
+        )
+
+    # --- The file.
+
+    def _write(self, data: bytes) -> Place:
+        place, remaining = (self.size, len(data)), memoryview(data)
+        while remaining:
+            written = os.pwrite(self.files[self.number], remaining, self.size)
+            self.size += written
+            remaining = remaining[written:]
+        return place
+
+    def _pack(self, observation: Any) -> Any:
+        """The observation for the file, without the parts that many nodes share."""
+        packed = self._place_or_value(observation)
+        if packed is not observation or not is_dataclass(observation):
+            return packed
+        fields = {
+            name: self._place_or_value(value)
+            if isinstance(value, _LARGE_TYPES) or is_dataclass(value)
+            else value
+            for name, value in vars(observation).items()
+        }
+        return _PackedObservation(type(observation), fields)
+
+    def _place_or_value(self, value: Any) -> Any:
+        """The place of a repeated value, or the value itself on its first sight."""
+        part = self._parts.get(id(value))
+        if part is not None and part[0] is value:
+            if part[1] is None:
+                start, size = self._write(pickle.dumps(value, 5))
+                part = self._parts[id(value)] = value, SharedPart(self.number, start, size)
+            return part[1]
+        if len(self._parts) >= _MAX_PARTS:
+            self._parts.clear()
+        self._parts[id(value)] = value, None
+        return value
+
+    def _unpack(self, packed: Any) -> Any:
+        """The inverse of `_pack`."""
+        if isinstance(packed, SharedPart):
+            value = self._loaded.get(packed)
+            if value is None:
+                data = os.pread(self.files[packed.file], packed.size, packed.start)
+                value = pickle.loads(data)
+                if len(self._loaded) >= _MAX_PARTS:
+                    self._loaded.clear()
+                self._loaded[packed] = value
+            return value
+        if isinstance(packed, _PackedObservation):
+            observation: Any = object.__new__(packed.kind)
+            for name, value in packed.fields.items():
+                vars(observation)[name] = (
+                    self._unpack(value) if isinstance(value, SharedPart) else value
+                )
+            return observation
+        return packed
+
+    # --- The node.
+
+    def judge(self, node: NodeOrder) -> NodeOutcome:
+        """Judge what needs the fleet, and keep the texts of the facts and of the state."""
+        start, size = node.place
+        data = os.pread(self.files[node.file], size, start)
+        results, facts, texts, sections, packed, refused, boot_id = pickle.loads(data)
+        unjudged = {subject: self._unpack(value) for subject, value in packed.items()}
+        observed = Snapshot(unjudged, refused=refused)
+        policy = self.policies[node.policy]
+        fleet = FleetFacts(
+            addresses=self.addresses,
+            known_hosts=None if node.known_hosts is None else self.shared[node.known_hosts],
+            host_key=node.host_key,
+            gate_files=None if node.gate_files is None else self.shared[node.gate_files],
+            counters=earlier_counters(CounterSample.parse(node.earlier), boot_id, self.moment),
+        )
+        for subject in unjudged:
+            number = NUMBER_OF[subject]
+            judged = judge(observed, policy, fleet, (subject,))
+            results.append((self.number, number, self._codes(judged)))
+            sections += self._sections(observed, subject, fleet, judged, node.policy)
+            code = self._compared_code(observed, subject, fleet)
+            if code is not None:
+                facts.append((self.number, number, code))
+            texts.append((number, self._text(observed, subject, fleet)))
+        facts_place = None
+        if self.facts_text:
+            rows = [f'"{SUBJECT_NAMES[number]}":{text}' for number, text in sorted(texts)]
+            facts_place = self._write(f"{{{','.join(rows)}}}".encode("ascii"))
+        state = self._state(sections, boot_id) if self.section_texts else None
+        return NodeOutcome(results, facts, facts_place, state)

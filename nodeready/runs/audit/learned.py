@@ -1,0 +1,194 @@
+"""`nodeready learn`: the majority of the nodes' facts as a group_data file for a person to review.
+
+Snapshots go in, and a Python text comes out that is valid as it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from textwrap import wrap
+from typing import Any
+
+from nodeready.core.base import Unknown
+from nodeready.core.policy.policy import PolicyError, check_settings, reason, setting_kind
+from nodeready.core.result import Subject
+from nodeready.core.text import sanitise
+from nodeready.fleet.inventory.nodeset import fold
+from nodeready.subjects.registry import SUBJECTS
+from nodeready.subjects.snapshot import Snapshot
+
+#: Maximum of listed names that few nodes have: a node can invent any number.
+_MAX_RARE_NAMES = 20
+#: Columns of the file; a longer comment is wrapped.
+WIDTH = 88
+
+
+@dataclass
+class LearnedSetting:
+    """One setting of the fleet.
+
+    value: of the majority, as in group_data; None: no majority
+    notes: the number of nodes with it, and the values of other nodes
+    """
+
+    key: str
+    value: Any = None
+    notes: list[str] = field(default_factory=list)
+
+
+def _countable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _majority(values: Mapping[str, Any]) -> tuple[Any, str]:
+    """The value that more than half of the nodes have, or None; and a note on the counts."""
+    counts = Counter(values.values())
+    (majority_value, count), *_ = counts.most_common(1)
+    if count * 2 <= len(values):
+        return None, f"no majority among {len(values)} nodes: {_nodes_by_value(values)}"
+    deviating = {name: value for name, value in values.items() if value != majority_value}
+    text = f"{count} of {len(values)} nodes"
+    return majority_value, f"{text}; {_nodes_by_value(deviating)}" if deviating else text
+
+
+def _nodes_by_value(values: Mapping[str, Any]) -> str:
+    names_of: dict[Any, list[str]] = {}
+    for name, value in values.items():
+        names_of.setdefault(value, []).append(name)
+    ranked = sorted(names_of.items(), key=lambda item: -len(item[1]))
+    texts = [f"{fold(names)}: {value!r}" for value, names in ranked[:4]]
+    return "; ".join(texts) + ("; …" if len(ranked) > len(texts) else "")
+
+
+def _table(key: str, tables: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> LearnedSetting:
+    """A setting that maps names to columns: each name and each column has its own majority.
+
+    tables: node -> name -> column -> value
+    """
+    setting = LearnedSetting(key, {})
+    rows_of: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for node, table in tables.items():
+        for name, row in table.items():
+            rows_of.setdefault(name, {})[node] = row
+    rare_count = 0
+    for name, rows in rows_of.items():
+        if len(rows) * 2 <= len(tables):
+            rare_count += 1
+            if rare_count <= _MAX_RARE_NAMES:
+                setting.notes.append(f"{name} is left out: only on {fold(rows)}")
+            continue
+        missing = [node for node in tables if node not in rows]
+        if missing:
+            setting.notes.append(f"{name} is missing on {fold(missing)}")
+        setting.value[name] = {}
+        for column in dict.fromkeys(column for row in rows.values() for column in row):
+            values = {node: row[column] for node, row in rows.items() if column in row}
+            majority_value, note = _majority(values)
+            if majority_value is not None:
+                setting.value[name][column] = majority_value
+            if majority_value is None or len(set(values.values())) > 1:
+                setting.notes.append(f"{name} {column}: {note}")
+    if rare_count > _MAX_RARE_NAMES:
+        unlisted = rare_count - _MAX_RARE_NAMES
+        setting.notes.append(f"and {unlisted} more that few nodes have are left out")
+    if setting.value and not setting.notes:
+        setting.notes.append(f"{len(tables)} of {len(tables)} nodes")
+    return setting
+
+
+def majority(snapshots: Mapping[str, Snapshot]) -> list[LearnedSetting]:
+    """The settings of the majority of these nodes, in the order of the subjects."""
+    values_of: dict[str, dict[str, Any]] = {}
+    for subject in SUBJECTS.values():
+        for node, snapshot in snapshots.items():
+            for key, value in _learned(subject, snapshot).items():
+                values_of.setdefault(key, {})[node] = value
+    learned = []
+    for key, values in values_of.items():
+        if setting_kind(key).named:
+            setting = _table(key, values)
+        else:
+            value, note = _majority({node: _countable(value) for node, value in values.items()})
+            setting = LearnedSetting(key, value, [note])
+        _drop_invalid(setting)
+        learned.append(setting)
+    return learned
+
+
+def _drop_invalid(setting: LearnedSetting) -> None:
+    """Remove an empty value, or one that the policy would refuse."""
+    if setting.value in (None, {}):
+        setting.value = None
+        return
+    try:
+        check_settings({setting.key: setting.value}, "learned")
+    except PolicyError as error:
+        setting.notes.append(f"left out, it is no valid setting: {error.problems[0]}")
+        setting.value = None
+
+
+def _comment(text: str) -> list[str]:
+    # Sanitised, so that text from a node cannot end the comment.
+    return wrap(sanitise(text), WIDTH, initial_indent="# ", subsequent_indent="#   ")
+
+
+def _assigned(setting: LearnedSetting) -> list[str]:
+    if not isinstance(setting.value, dict):
+        return [f"{setting.key} = {setting.value!r}"]
+    rows = [f"    {name!r}: {row!r}," for name, row in sorted(setting.value.items())]
+    return [f"{setting.key} = {{", *rows, "}"]
+
+
+def settings_of(snapshot: Snapshot) -> dict[str, Any]:
+    """The settings that this node would pass."""
+    settings: dict[str, Any] = {}
+    for subject in SUBJECTS.values():
+        settings.update(_learned(subject, snapshot))
+    return settings
+
+
+def _learned(subject: Subject, snapshot: Snapshot) -> Mapping[str, Any]:
+    observed = snapshot.subjects.get(subject.name)
+    if observed is None or isinstance(observed, Unknown):
+        return {}
+    try:
+        return subject.learned(observed)
+    except Exception:  # noqa: BLE001 - a node's answer must never end the run
+        return {}
+
+
+def read_settings(text: str) -> dict[str, Any]:
+    """The settings of a group_data file of `learn`, without running it. Raises ValueError."""
+    try:
+        return {
+            ast.unparse(statement.targets[0]): ast.literal_eval(statement.value)
+            for statement in ast.parse(text).body
+            if isinstance(statement, ast.Assign)
+        }
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        raise ValueError(f"is no file of learn: {type(error).__name__}") from None
+
+
+def render(learned: Sequence[LearnedSetting], nodes: Sequence[str], when: str) -> str:
+    """The group_data file. Its values are literals: loading it runs no code from a node."""
+    head = f"What most of {fold(nodes)} ({len(nodes)} nodes) had in common on {when}."
+    lines = [
+        *_comment(head),
+        *_comment("Review it: what is common is not always right. Then name it after the group."),
+    ]
+    for setting in learned:
+        lines.append("")
+        # The first sentence; "e.g." does not end it.
+        meaning = re.split(r"(?<=[.]) (?=[A-Z])", reason(setting.key))[0]
+        for text in (meaning, *setting.notes):
+            lines += _comment(text)
+        lines += (
+            _assigned(setting) if setting.value is not None else [f"# {setting.key} is not set."]
+        )
+    text = "\n".join(lines) + "\n"
+    check_settings(read_settings(text), "learned")
+    return text

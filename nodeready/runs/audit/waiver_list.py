@@ -1,0 +1,154 @@
+"""The document of `nodeready waivers`: each waiver, and the findings that it hides now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from nodeready.agent.audit_document import Audit
+from nodeready.core.json_types import Count, Moment, Name, Names
+from nodeready.core.outcome import NodeGaps, gaps_code
+from nodeready.core.policy.waivers import ENDING_DAYS, Waiver
+from nodeready.core.result import STATUSES, Result
+from nodeready.core.waivers import WAIVABLE, last_ending
+
+EXPIRED, NO_NODE, UNUSED, ENDS, HOLDS = "expired", "no node", "unused", "ends", "holds"
+#: The states of a waiver, the most urgent first; those of MISTAKES are to be repaired.
+STATES = (EXPIRED, NO_NODE, UNUSED, ENDS, HOLDS)
+MISTAKES = (EXPIRED, NO_NODE, UNUSED)
+
+
+@dataclass(frozen=True)
+class WaivedFinding:
+    """A value that the check of a waiver has found, and the nodes that have it.
+
+    status: waived; warn: the waiver ends soon; after its end, that of the finding itself
+    """
+
+    status: Annotated[str, {"enum": STATUSES}]
+    actual: str
+    nodes: Names
+
+
+@dataclass(frozen=True)
+class ListedWaiver:
+    """One waiver of the inventory.
+
+    waiver:    its check, owner ("": none), reason, and last day ("": it does not end)
+    state:     expired; no node: its node set has no node of the inventory; unused: its nodes have
+               no such finding, or another waiver of theirs ends later (never with a part of its
+               nodes selected); ends: in the next 14 days
+    nodes:     to which it applies, of those that were selected
+    days_left: until the last day, negative after it; None: it does not end
+    findings:  now, on the nodes that answered
+    """
+
+    JSON: ClassVar = (
+        *("waiver.check", "state", "nodes", "waiver.owner", "waiver.reason", "waiver.until"),
+        *("days_left", "findings"),
+    )
+
+    waiver: Waiver
+    state: Annotated[str, {"enum": STATES}]
+    nodes: tuple[Name, ...]
+    days_left: int | None
+    findings: tuple[WaivedFinding, ...] = ()
+
+
+@dataclass(frozen=True)
+class WaiverList:
+    """The document of `nodeready waivers`. Text is one line.
+
+    started:  when the command began, UTC
+    finished: when it ended, UTC
+    complete: False when it was interrupted
+    answered: the number of nodes that were asked and answered; 0 with --offline
+    waivers:  the most urgent first
+    gaps:     the nodes that gave no answer
+    """
+
+    SCHEMA: ClassVar = "waivers"
+    VERSION: ClassVar = 2
+
+    started: Moment
+    finished: Moment
+    complete: bool
+    answered: Count
+    waivers: tuple[ListedWaiver, ...]
+    gaps: NodeGaps
+
+
+def list_waivers(
+    declared: Mapping[Waiver, Sequence[str]], names: Iterable[str], audit: Audit | None, day: str
+) -> tuple[ListedWaiver, ...]:
+    """The waivers that concern the selected nodes, and those that concern no node at all.
+
+    declared: waiver -> the nodes of the inventory to which it applies
+    names:    of the selected nodes
+    audit:    None: no node was asked
+    day:      today, ``2027-01-31``
+    """
+    checks = {waiver.check for waiver in declared}
+    results = {
+        (node.name, result.check): result
+        for node in (audit.nodes if audit else ())
+        for result in node.results
+        if result.check in checks
+    }
+    waivers_of: dict[str, list[Waiver]] = {}
+    for waiver, nodes in declared.items():
+        for node in nodes:
+            waivers_of.setdefault(node, []).append(waiver)
+    counting = {node: last_ending(waivers) for node, waivers in waivers_of.items()}
+    selected_names = {*names}
+    rows = []
+    for waiver, nodes in declared.items():
+        selected = tuple(node for node in nodes if node in selected_names)
+        if selected or not nodes:
+            counted = [node for node in selected if counting[node][waiver.check] == waiver]
+            of_nodes = {node: results.get((node, waiver.check)) for node in counted}
+            is_whole = len(selected) == len(nodes)
+            rows.append(_listed(waiver, selected, of_nodes, waiver.days_left(day), is_whole))
+    return tuple(sorted(rows, key=lambda row: (STATES.index(row.state), row.waiver)))
+
+
+def _listed(
+    waiver: Waiver,
+    nodes: tuple[str, ...],
+    results: Mapping[str, Result | None],
+    days_left: int | None,
+    is_whole: bool,
+) -> ListedWaiver:
+    """results: of the nodes on which the waiver counts; None: the check was not judged there
+    is_whole: all nodes of the waiver were selected
+    """
+    nodes_of: dict[tuple[str, str], list[str]] = {}
+    for node, result in results.items():
+        if result and result.status in (*WAIVABLE, "waived"):
+            nodes_of.setdefault((result.status, result.actual), []).append(node)
+    # Where the check was not judged there could be a finding.
+    is_unused = is_whole and all(
+        result and result.status in ("ok", "na") for result in results.values()
+    )
+    state = HOLDS
+    if days_left is not None and days_left < 0:
+        state = EXPIRED
+    elif not nodes:
+        state = NO_NODE
+    elif is_unused:
+        state = UNUSED
+    elif days_left is not None and days_left <= ENDING_DAYS:
+        state = ENDS
+    findings = sorted(nodes_of.items(), key=lambda item: -len(item[1]))
+    rows = (WaivedFinding(*key, tuple(members)) for key, members in findings)
+    return ListedWaiver(waiver, state, nodes, days_left, tuple(rows))
+
+
+def waivers_code(document: WaiverList) -> int:
+    """The exit code: 3 if a waiver has expired, concerns no node or hides nothing."""
+    return gaps_code(
+        document.gaps,
+        complete=document.complete,
+        check=any(row.state in MISTAKES for row in document.waivers),
+    )

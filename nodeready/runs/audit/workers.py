@@ -1,0 +1,621 @@
+"""The workers of an audit: processes that read answers and judge nodes.
+
+The control process contacts the nodes and gives each answer to a worker. The worker parses the
+answer, judges the checks that need no fleet, and writes the observations to its file. It returns
+only an `AnswerSummary`. When all nodes have answered, the workers judge the checks that need the
+fleet, and return the results. So neither the time of one core nor the memory of one process limits
+the number of nodes.
+
+A worker is a fork of the control process before any connection: it has the policies and the code,
+but no key, thread or socket of a connection. If a worker dies, only the node whose answer it was
+reading fails. The control process does the orders for which no worker has time. For few nodes
+there are no workers, and it does all orders.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import IO, Any, NamedTuple
+
+import gevent
+from gevent import monkey, socket
+from gevent.event import Event
+from gevent.lock import BoundedSemaphore
+from gevent.queue import Queue
+
+from nodeready.agent.asking import Answer, SshPeer
+from nodeready.agent.audit_document import Audit, NodeReport
+from nodeready.agent.snapshots import SnapshotQuestion
+from nodeready.core import probe_script
+from nodeready.core.exit_codes import handle_signals
+from nodeready.core.outcome import FAILED, Gap, Outcome
+from nodeready.core.policy import Policy
+from nodeready.core.policy.policy import digest
+from nodeready.core.result import Result, worst
+from nodeready.core.text import utc_now
+from nodeready.fleet.transport.processes import Frames, close_inherited, frames_to_child
+from nodeready.runs.audit.answer_judge import (
+    NUMBER_OF,
+    SUBJECT_NAMES,
+    AnswerJudge,
+    AnswerSummary,
+    FactsText,
+    NodeOrder,
+    NodeOutcome,
+    SectionTexts,
+    SharedPart,
+    StateRecord,
+)
+from nodeready.runs.audit.peers import ALL, find_outliers
+from nodeready.subjects.context import FleetContext, unique_addresses
+from nodeready.subjects.registry import CheckSelection
+from nodeready.subjects.snapshot import Snapshot
+
+#: Fewer nodes need no worker: to start one takes longer than to read their answers.
+MIN_NODES = 64
+#: CPU seconds after which the parsing of a subject is ended; the next subject has as many. Usually
+#: none takes a second.
+_MAX_CPU_S = 10.0
+#: Seconds without an answer after which a worker that has orders is killed.
+_SILENT_S = 60
+#: Orders that a worker may have at once, so that it never waits for the next one.
+_MAX_ORDERS = 4
+#: Maximum orders that wait for a worker. The control process does further ones itself.
+_MAX_WAITING = 64
+#: Maximum characters of an answer that the control process reads while other nodes wait for it; a
+#: node with eight GPUs sends 32,000.
+_MAX_LOCAL = 128 << 10
+#: Orders of a worker between two garbage collections.
+_COLLECT_EVERY = 1000
+
+#: Stands in an Outcome for the snapshot that a worker has.
+WORKER_HAS_SNAPSHOT = Snapshot()
+
+#: Reads the sections of a node's state.
+StateReader = Callable[[], list[tuple[str, bytes, Callable[[], bytes | None]]]]
+
+#: The kinds of orders that get an answer.
+_ANSWERED = ("read", "keep", "judge")
+
+
+def worker_count(nodes: int) -> int:
+    """One worker per core beside the control process's, or none for few nodes."""
+    return max(1, len(os.sched_getaffinity(0)) - 1) if nodes >= MIN_NODES else 0
+
+
+@dataclass(frozen=True)
+class _OrderFailure:
+    """The answer to an order that failed, in place of a summary or an outcome."""
+
+    reason: str
+
+
+def _failure(error: BaseException) -> _OrderFailure:
+    if isinstance(error, OSError) and error.strerror:
+        place = tempfile.gettempdir()
+        return _OrderFailure(f"its answer could not be kept in {place}: {error.strerror}")
+    return _OrderFailure(f"its answer could not be read ({type(error).__name__}: {error})")
+
+
+def _do(judge: AnswerJudge, order: tuple[Any, ...]) -> Any:
+    """The answer to an order; a parser that does not end costs its subject."""
+    try:
+        signal.setitimer(signal.ITIMER_PROF, _MAX_CPU_S, _MAX_CPU_S)
+        return judge.do(order)
+    except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
+        return _failure(error)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _raise_late(signum: int, frame: object) -> None:
+    raise TimeoutError(f"took longer than {_MAX_CPU_S:g} s")
+
+
+# --- The process of a worker.
+
+
+def _serve(judge: AnswerJudge, frames: Frames) -> None:
+    """Do the orders of the control process until it closes its end."""
+    # Observations have no cycles, and the collector would take as long as the parsing.
+    gc.freeze()
+    gc.disable()
+    # A terminal signals the whole group, but the control process ends the workers.
+    handle_signals(signal.SIG_IGN)
+    count = 0
+    while (order := frames.receive()) is not None:
+        answer = _do(judge, order)
+        if order[0] in _ANSWERED:
+            frames.send(answer, *judge.take_new())
+        count += 1
+        if count % _COLLECT_EVERY == 0:
+            gc.collect()
+
+
+# --- The control process.
+
+
+class _Worker:
+    """The control process's end of a worker.
+
+    pending: the orders without an answer, the oldest first
+    active:  time.monotonic() of the last order or answer
+    """
+
+    def __init__(self, number: int, pid: int, frames: Frames) -> None:
+        self.number, self.pid, self.frames = number, pid, frames
+        self.pending: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self.slots = BoundedSemaphore(_MAX_ORDERS)
+        self.active = time.monotonic()
+        self.is_gone = False
+
+    def end(self) -> str:
+        """Kill the process; returns the signal that had ended it before, or ""."""
+        if self.is_gone:
+            return ""
+        self.is_gone = True
+        self.frames.forget()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        try:
+            _, status = os.waitpid(self.pid, 0)
+        except ChildProcessError:
+            return ""
+        return str(signal.Signals(os.WTERMSIG(status)).name) if os.WIFSIGNALED(status) else ""
+
+
+class _Row(NamedTuple):
+    """A node of the document. facts: (file, start, size) of the text of its facts"""
+
+    name: str
+    status: str
+    seconds: float
+    gap: Gap | None
+    groups: tuple[str, ...]
+    results: array[int]
+    facts: tuple[int, int, int] | None
+
+
+class _Rows(Sequence[NodeReport]):
+    """The nodes of a document. A NodeReport is made when it is read."""
+
+    def __init__(self, rows: list[_Row], results: list[Result], files: list[int]) -> None:
+        self._rows, self._results, self._files = rows, results, files
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        rows = self._rows[index]
+        return list(map(self._report, rows)) if isinstance(index, slice) else self._report(rows)
+
+    def __iter__(self) -> Iterator[NodeReport]:
+        return map(self._report, self._rows)
+
+    def _report(self, row: _Row) -> NodeReport:
+        results = tuple([self._results[number] for number in row.results])
+        read_facts = None
+        if row.facts is not None:
+            file, start, size = row.facts
+
+            def read_facts() -> str:
+                return os.pread(self._files[file], size, start).decode("ascii")
+
+        values = (row.name, row.status, row.seconds, row.gap, row.groups, results)
+        return NodeReport(*values, read_facts=read_facts)
+
+
+class AuditWorkers:
+    """The workers of one audit. A context manager: the document reads their files.
+
+    policies:   by node
+    facts_text: makes the text of a subject's facts; None: the run's format shows no facts
+    section_texts: makes the sections for the memory; None: the run has no memory
+    count:      of the workers; None: `worker_count`; 0: the control process does all orders
+    """
+
+    def __init__(
+        self,
+        policies: Mapping[str, Policy],
+        facts_text: FactsText | None = None,
+        count: int | None = None,
+        section_texts: SectionTexts | None = None,
+    ) -> None:
+        self._declared = policies
+        unique = {id(policy): policy for policy in policies.values()}
+        numbers = {key: number for number, key in enumerate(unique)}
+        self._policies = {name: numbers[id(policy)] for name, policy in policies.items()}
+        self.count = worker_count(len(policies)) if count is None else count
+        # The files have no names, so the kernel removes them however this process ends.
+        self._open: list[IO[bytes]] = [
+            tempfile.TemporaryFile(buffering=0, prefix="nodeready-")  # noqa: SIM115 - until close
+            for _ in range(self.count + 1)
+        ]
+        self._files = [file.fileno() for file in self._open]
+        judges = [
+            AnswerJudge(number, self._files, list(unique.values()), facts_text, section_texts)
+            for number in range(self.count + 1)
+        ]
+        #: The judge in the control process itself.
+        self._local_judge = judges[-1]
+        # By node: (number of the judge, its answer), or why the order failed.
+        self._summaries: dict[str, tuple[int, AnswerSummary]] = {}
+        self._outcomes: dict[str, tuple[int, NodeOutcome]] = {}
+        self._failures: dict[str, str] = {}
+        self._states: dict[str, tuple[int, StateRecord]] = {}
+        #: When all nodes had answered, seconds since 1970.
+        self.moment_s = 0.0
+        # The values that judges have numbered.
+        self._results: list[Result] = []
+        self._facts: list[Any] = []
+        # By judge: for each of its numbers, the index in `_results`, and the index in `_facts`.
+        self._tables: list[tuple[list[int], list[int]]] = [([], []) for _ in judges]
+        # id of a value that all judges share -> its number.
+        self._shared_ids: dict[int, int] = {}
+        self._orders: Queue[tuple[str, tuple[Any, ...]]] = Queue(_MAX_WAITING)
+        self._open_orders = 0
+        self._is_idle = Event()
+        self._workers: list[_Worker] = []
+        self._greenlets: list[Any] = []
+        # Observations have no cycles, and the collector would take a third of the time.
+        self._gc_threshold = gc.get_threshold()
+        gc.set_threshold(100_000, 50, 100)
+        self._sigprof = signal.signal(signal.SIGPROF, _raise_late)
+        try:
+            self._start(judges[:-1])
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> AuditWorkers:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+    def _start(self, judges: Sequence[AnswerJudge]) -> None:
+        """Fork a worker for each judge."""
+        # gevent's sockets belong to the control process: a worker has a plain one.
+        socketpair = monkey.get_original("socket", "socketpair")
+        pairs = [socketpair() for _ in judges]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for judge, (control_end, worker_end) in zip(judges, pairs, strict=True):
+            pid = os.fork()
+            if pid == 0:
+                status = 1
+                try:
+                    close_inherited()
+                    for end in chain(*pairs):
+                        if end is not worker_end:
+                            end.close()
+                    _serve(judge, Frames(worker_end, threading.Lock()))
+                    status = 0
+                except OSError:
+                    status = 0  # the control process is gone
+                finally:
+                    # Without the exit handlers of the control process.
+                    os._exit(status)
+            frames = frames_to_child(socket.socket(fileno=os.dup(control_end.fileno())))
+            self._workers.append(_Worker(judge.number, pid, frames))
+        for end in chain(*pairs):
+            end.close()
+        for worker in self._workers:
+            self._greenlets.append(gevent.spawn(self._feed, worker))
+            self._greenlets.append(gevent.spawn(self._receive, worker))
+        if judges:
+            self._greenlets.append(gevent.spawn(self._kill_silent))
+
+    def close(self) -> None:
+        """End the workers and remove their files."""
+        gc.set_threshold(*self._gc_threshold)
+        signal.signal(signal.SIGPROF, self._sigprof)
+        gevent.killall(self._greenlets)
+        for worker in self._workers:
+            worker.end()
+        for file in self._open:
+            file.close()
+
+    # --- Orders and answers.
+
+    def _submit(self, name: str, order: tuple[Any, ...]) -> None:
+        """Queue an order about a node for the workers.
+
+        The control process does the order at once when the queue is full, or without workers. Only
+        a large answer waits for the queue.
+        """
+        self._open_orders += 1
+        self._is_idle.clear()
+        is_large = order[0] == "read" and len(order[-1]) > _MAX_LOCAL
+        if all(worker.is_gone for worker in self._workers):
+            self._do_locally(name, order)
+        elif is_large or not self._orders.full():
+            self._orders.put((name, order))
+        else:
+            self._do_locally(name, order)
+            # Now the workers get their next orders. After sleep(0), no socket would be read.
+            gevent.sleep(0.0001)
+
+    def _feed(self, worker: _Worker) -> None:
+        """Send the queued orders to a worker, at most _MAX_ORDERS at once."""
+        while not worker.is_gone:
+            worker.slots.acquire()
+            name, order = self._orders.get()
+            if worker.is_gone:
+                self._open_orders -= 1
+                self._submit(name, order)
+                return
+            worker.pending.append((name, order))
+            worker.active = time.monotonic()
+            # If the worker is gone, `_receive` submits the order again.
+            with contextlib.suppress(OSError):
+                worker.frames.send(*order)
+
+    def _do_queued(self) -> None:
+        """Do the queued orders in the control process, when no worker is left."""
+        while True:
+            self._do_locally(*self._orders.get())
+
+    def _receive(self, worker: _Worker) -> None:
+        """Receive the answers of a worker until it ends."""
+        while (frame := worker.frames.receive()) is not None:
+            name, order = worker.pending.popleft()
+            worker.active = time.monotonic()
+            worker.slots.release()
+            answer, *new = frame
+            self._keep_answer(worker.number, name, order[0], answer, new)
+        ended_by = worker.end()
+        cause = f" ({ended_by})" if ended_by else ""
+        pending, worker.pending = worker.pending, deque()
+        if pending:
+            # The worker was doing the oldest order.
+            name, order = pending.popleft()
+            work = "judged it" if order[0] == "judge" else "read its answer"
+            failure = _OrderFailure(f"the process that {work} ended{cause}")
+            self._keep_answer(worker.number, name, order[0], failure)
+        for name, order in pending:
+            self._open_orders -= 1
+            self._submit(name, order)
+        if all(worker.is_gone for worker in self._workers):
+            self._greenlets.append(gevent.spawn(self._do_queued))
+
+    def _kill_silent(self) -> None:
+        """Kill the workers that have orders and answer none."""
+        while True:
+            gevent.sleep(1)
+            for worker in self._workers:
+                if worker.pending and time.monotonic() - worker.active > _SILENT_S:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(worker.pid, signal.SIGKILL)
+
+    def _do_locally(self, name: str, order: tuple[Any, ...]) -> None:
+        judge = self._local_judge
+        answer = _do(judge, order)
+        self._keep_answer(judge.number, name, order[0], answer, judge.take_new())
+
+    def _keep_answer(
+        self, judge: int, name: str, kind: str, answer: Any, new: Sequence[list[Any]] = ([], [])
+    ) -> None:
+        """Keep the answer to an order of this kind.
+
+        judge: the number of the judge that answered
+        new:   the results and the facts that it has numbered since its last answer
+        """
+        new_results, new_facts = new
+        results, facts = self._tables[judge]
+        results += [self._add_result(result) for result in new_results]
+        facts += range(len(self._facts), len(self._facts) + len(new_facts))
+        self._facts += new_facts
+        if isinstance(answer, _OrderFailure):
+            self._failures[name] = answer.reason
+        elif kind == "judge":
+            self._outcomes[name] = (judge, answer)
+        else:
+            self._summaries[name] = (judge, answer)
+        self._open_orders -= 1
+        if not self._open_orders:
+            self._is_idle.set()
+
+    def _add_result(self, result: Result) -> int:
+        """Add a result to the document's table; returns its number."""
+        fields: dict[str, Any] = {
+            name: sys.intern(value) if isinstance(value, str) else value
+            for name, value in vars(result).items()
+        }
+        self._results.append(Result(**fields))
+        return len(self._results) - 1
+
+    def _finish(self) -> None:
+        """Wait until all orders are answered."""
+        if self._open_orders:
+            self._is_idle.wait()
+
+    # --- While the nodes answer.
+
+    def read(self, question: SnapshotQuestion, answer: Answer) -> Snapshot:
+        """Submit an answer to the workers; returns `WORKER_HAS_SNAPSHOT`."""
+        name = question.request.node
+        policy = self._policies[name]
+        if answer.gap or probe_script.mark(question.nonce) not in answer.stdout:
+            self._open_orders += 1
+            self._do_locally(name, ("keep", question.read(answer), policy))
+        else:
+            subjects = tuple(probe.subject for probe in question.probes)
+            self._submit(name, ("read", policy, subjects, question.nonce, answer.stdout))
+        return WORKER_HAS_SNAPSHOT
+
+    def settle(self, outcomes: Iterable[Outcome[Snapshot]]) -> list[Outcome[Snapshot]]:
+        """Wait until all answers are read.
+
+        An outcome then has a gap, or a snapshot with only the subject that the fleet needs.
+        """
+        outcomes = list(outcomes)
+        for outcome in outcomes:
+            name, snapshot = outcome.node, outcome.value
+            if snapshot is not None and snapshot is not WORKER_HAS_SNAPSHOT:
+                self._open_orders += 1
+                self._do_locally(name, ("keep", snapshot, self._policies[name]))
+        self._finish()
+        settled = []
+        for outcome in outcomes:
+            if outcome.value is None:
+                settled.append(outcome)
+            elif outcome.node in self._failures:
+                gap = Gap(FAILED, self._failures.pop(outcome.node))
+                settled.append(replace(outcome, value=None, gap=gap))
+            else:
+                identity = self._summaries[outcome.node][1].identity
+                subjects = {} if identity is None else {"ssh_client": identity}
+                settled.append(replace(outcome, value=Snapshot(subjects)))
+        return settled
+
+    def complete(self, context: FleetContext, peers: Mapping[str, SshPeer]) -> FleetContext:
+        """The context with the nodes' addresses."""
+        claimed = [
+            summary.addresses
+            for _, summary in self._summaries.values()
+            if summary.addresses is not None
+        ]
+        reached = {peer.address for peer in peers.values()}
+        return replace(context, addresses=unique_addresses(claimed, reached))
+
+    # --- When all nodes have answered.
+
+    def _share(self, value: Any) -> int | None:
+        """Give a value to all judges; returns its number. None for None."""
+        if value is None:
+            return None
+        number = self._shared_ids.get(id(value))
+        if number is None:
+            # The judges keep the value, so that its id is not used again.
+            number = self._shared_ids[id(value)] = len(self._local_judge.shared)
+            self._broadcast(("share", value))
+        return number
+
+    def _broadcast(self, order: tuple[Any, ...]) -> None:
+        """Send an order that has no answer to every judge."""
+        self._local_judge.do(order)
+        for worker in self._workers:
+            with contextlib.suppress(OSError):
+                worker.frames.send(*order)
+
+    def audit(
+        self,
+        outcomes: Sequence[Outcome[Snapshot]],
+        context: FleetContext,
+        selection: CheckSelection,
+        started: str,
+        groups: Callable[[str], tuple[str, ...]],
+        *,
+        complete: bool = True,
+        earlier_counters: Callable[[str], str] = lambda name: "",
+    ) -> Audit:
+        """The audit of settled outcomes.
+
+        earlier_counters: of a node, as `CounterSample.parse` takes them
+        """
+        self.moment_s = time.time()
+        self._broadcast(("context", context.addresses, self.moment_s))
+        for probed in outcomes:
+            if probed.value is not None:
+                name = probed.node
+                judge, summary = self._summaries[name]
+                about = context.about(name)
+                order = NodeOrder(
+                    file=judge,
+                    place=summary.place,
+                    policy=self._policies[name],
+                    known_hosts=self._share(about.known_hosts),
+                    gate_files=self._share(about.gate_files),
+                    host_key=about.host_key,
+                    earlier=earlier_counters(name) if summary.has_counters else "",
+                )
+                self._submit(name, ("judge", order))
+        self._finish()
+        rows, peers = [], dict[str, dict[str, Any]]()
+        checks = {*selection.results}
+        subjects = {NUMBER_OF[name] for name in selection.subjects}
+        for probed in outcomes:
+            row, facts = self._row(probed, groups(probed.node), checks, subjects)
+            rows.append(row)
+            if facts is not None:
+                peers.setdefault(",".join(row.groups) or ALL, {})[probed.node] = facts
+        nodes = _Rows(rows, self._results, self._files)
+        return Audit(
+            started,
+            utc_now(),
+            digest(self._declared.values()),
+            nodes,
+            find_outliers(peers),
+            complete,
+        )
+
+    def _row(
+        self,
+        probed: Outcome[Snapshot],
+        groups: tuple[str, ...],
+        checks: set[str],
+        subjects: set[int],
+    ) -> tuple[_Row, Any]:
+        """The node's row, and its facts to compare with peers; None: it was not judged."""
+        name, gap, seconds = probed.node, probed.gap, round(probed.seconds, 3)
+        judged = None if probed.value is None else self._outcomes.pop(name, None)
+        if judged is None:
+            gap = gap or Gap(FAILED, self._failures.get(name, "it was not judged"))
+            return _Row(name, gap.word, seconds, gap, groups, array("I"), None), None
+        judge, outcome = judged
+        if outcome.state is not None:
+            self._states[name] = judge, outcome.state
+        numbers = array("I")
+        for numbered_by, _, codes in sorted(outcome.results, key=lambda result: result[1]):
+            table = self._tables[numbered_by][0]
+            for code in codes:
+                number = table[code] if type(code) is int else self._add_result(code)
+                if self._results[number].check in checks:
+                    numbers.append(number)
+        facts = {}
+        for numbered_by, subject, code in outcome.compared:
+            if subject in subjects:
+                facts[SUBJECT_NAMES[subject]] = (
+                    self._facts[self._tables[numbered_by][1][code]] if type(code) is int else code
+                )
+        results = [self._results[number] for number in numbers]
+        place = None if outcome.facts is None else (judge, *outcome.facts)
+        status = gap.word if gap else worst(results)
+        return _Row(name, status, seconds, gap, groups, numbers, place), facts
+
+    def state(self, name: str) -> tuple[bytes, tuple[str, ...], StateReader] | None:
+        """The state of a judged node for the memory; None: it was not judged, or without memory.
+
+        A digest, the subjects whose counters were read, and a function that reads the sections:
+        name, digest, and a function that reads the packed text, or None if the memory has it.
+        """
+        if name not in self._states:
+            return None
+        judge, record = self._states[name]
+
+        def read_text(part: SharedPart | None) -> bytes | None:
+            return (
+                None if part is None else os.pread(self._files[part.file], part.size, part.start)
+            )
+
+        def read() -> list[tuple[str, bytes, Callable[[], bytes | None]]]:
+            start, size = record.place
+            sections = pickle.loads(os.pread(self._files[judge], size, start))
+            return [(name, digest, partial(read_text, part)) for name, digest, part in sections]
+
+        return record.digest, record.counted, read

@@ -1,0 +1,354 @@
+"""Collects the parts of an incident from the nodes of a job: stacks, logs, cores, the audit."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from nodeready.agent.asking import Answer, Asks, Conversation, Request, Transport
+from nodeready.agent.log_ranks import host_node
+from nodeready.agent.secrets import redacted
+from nodeready.agent.tail import NodeTail, TailConfig
+from nodeready.core.outcome import (
+    FAILED,
+    HUNG,
+    INCOMPLETE,
+    OVER,
+    Gap,
+    NoAnswer,
+    Outcome,
+    node_gaps,
+)
+from nodeready.core.policy import Policy
+from nodeready.core.text import counted, sanitise, utc_now
+from nodeready.fleet.inventory.placement import JobPlacement
+from nodeready.runs import incident
+from nodeready.runs.cores import collect_cores
+from nodeready.runs.incident import Directory, Incident, Interrupted, Part
+from nodeready.runs.stacks import archive, group
+from nodeready.runs.stacks.collect import capture, no_ranks_reason, program_config
+from nodeready.runs.stacks.document import Stacks, fold_ranks
+from nodeready.runs.stacks.trace import Trace
+from nodeready.runs.tail import fetch_tail
+
+#: Maximum lines of each log, and logs of each node.
+_MAX_LINES, _MAX_LOGS = 1000, 64
+#: Seconds for the logs of one node.
+_LOGS_TIMEOUT_S = 30
+
+#: Kind of document, and the document -> file extension -> the pieces of that format.
+Render = Callable[[str, Any], Mapping[str, Iterable[str]]]
+
+
+@dataclass(frozen=True)
+class LogWriter:
+    """A process that writes a log.
+
+    start_s: since boot
+    lines:   the last lines that the stacks saw
+    """
+
+    pid: int
+    start_s: float
+    rank: int | None
+    lines: tuple[str, ...]
+
+
+def own_files(
+    tail: NodeTail, writers: Sequence[LogWriter]
+) -> list[tuple[str, list[int], tuple[str, ...]]]:
+    """Path, ranks and lines of each log of these writers; of a mixed log, of each rank apart."""
+    files = []
+    for log in tail.files:
+        writer_ranks = {writer.rank for writer in writers if writer.pid in log.pids}
+        ranks = sorted(rank for rank in writer_ranks if rank is not None)
+        if log.is_mixed and log.rank is not None:
+            ranks = [log.rank] if log.rank in ranks else []
+            if not ranks:
+                continue
+        elif log.is_mixed:
+            ranks = []
+            if host_node(log.host).partition(".")[0] not in ("", tail.host.partition(".")[0]):
+                continue
+        files.append((log.path, ranks, log.lines))
+    return files
+
+
+#: Node -> path of a log in the namespace of its processes -> the processes that write it. The path
+#: is shown, never opened.
+Logs = dict[str, dict[str, list[LogWriter]]]
+
+
+class Converse(Protocol):
+    """Hold a conversation with each named node, with progress; return each node's result."""
+
+    def __call__(
+        self, activity: str, conversation: Callable[[str], Conversation[Any]], names: Iterable[str]
+    ) -> Mapping[str, Any]: ...
+
+
+@dataclass
+class EvidenceCollector:
+    """Collects the parts of one incident, in the order of `incident.PARTS`.
+
+    job, user:   of the ranks; user "": of any user
+    timeout_s:   for the stacks of one node
+    ask, converse: reach the nodes, with progress
+    render:      makes the files of a document
+    audit_nodes: a context manager with the audit document of these nodes
+    owner:       uid of the job's user; "": not known yet
+    stacks:      None: not taken yet
+    logs:        the logs of the ranks, from the stacks
+    hung:        node -> its answer in an earlier part, if the node did not answer within the limit
+                 of a command. It gets no further request, so that it delays the incident once
+    """
+
+    transport: Transport
+    policies: Mapping[str, Policy]
+    job: str
+    user: str
+    timeout_s: int
+    ask: Asks
+    converse: Converse
+    render: Render
+    audit_nodes: Callable[[list[str]], AbstractContextManager[Any]]
+    owner: str = ""
+    stacks: Stacks | None = None
+    logs: Logs = field(default_factory=lambda: defaultdict(dict))
+    hung: dict[str, Answer] = field(default_factory=dict)
+
+    def collect(self, directory: Directory, reason: str) -> tuple[Incident, str]:
+        """All parts, their index and archive; and why there is no archive, or ""."""
+        started = utc_now()
+        methods = self.take_stacks, self.take_logs, self.take_cores, self.take_audit
+        parts, is_complete = incident.take(
+            directory, dict(zip(incident.PARTS, methods, strict=True)), time.monotonic
+        )
+        stacks = self.stacks
+        document = Incident(
+            *(started, utc_now(), self.job, stacks.user if stacks else "", reason, is_complete),
+            verdict=stacks.verdict if stacks else None,
+            advice=stacks.advice if stacks else (),
+            parts=parts,
+            archive="",
+        )
+        forms = {
+            incident.README: lambda document: self.render("incident", document)[".txt"],
+            incident.DOCUMENT: lambda document: self.render("incident", document)[".json"],
+        }
+        try:
+            return incident.finish(directory, document, forms)
+        except KeyboardInterrupt:
+            # The files so far are packed. A second interrupt ends the process.
+            return incident.finish(directory, replace(document, complete=False), forms)
+
+    def _ask(self, activity: str, requests: Mapping[str, Request]) -> Mapping[str, Answer]:
+        """The answers; for a hung node, its answer in the earlier part."""
+        answers = {name: answer for name, answer in self.hung.items() if name in requests}
+        new_requests = {name: request for name, request in requests.items() if name not in answers}
+        if new_requests:
+            answers |= self.ask(activity, new_requests)
+        self.hung |= {name: answer for name, answer in answers.items() if answer.has_gap(HUNG)}
+        return answers
+
+    def _unless_interrupted(self, part: Part) -> Part:
+        """The part. Raises Interrupted with the part if the run was interrupted meanwhile."""
+        if self.transport.interrupted:
+            status = "missing" if part.status == "empty" else "partial"
+            raise Interrupted(replace(part, status=status, reason="interrupted"))
+        return part
+
+    def is_empty(self, taken: Incident) -> bool:
+        """Whether every node has answered and none knows the job."""
+        if self.stacks is None or self.stacks.processes or self.stacks.gaps:
+            return False
+        parts = [part for part in taken.parts if part.name in ("logs", "cores")]
+        return all(part.status == "empty" and not part.gaps for part in parts)
+
+    @property
+    def _job_nodes(self) -> list[str]:
+        """The nodes that have ranks or may have some: all nodes before the stacks are known."""
+        stacks = self.stacks
+        if stacks is None or not stacks.processes:
+            return list(self.transport.nodes)
+        names = {process.node for process in stacks.processes}
+        names |= {gap.node for gap in stacks.gaps}
+        return [name for name in self.transport.nodes if name in names]
+
+    # --- Stacks, and all witnesses.
+
+    def take_stacks(self, directory: Directory) -> Part:
+        """Every rank's stack in every form, with all witnesses."""
+        # Imported only here, because it imports pyinfra, and --help must be quick.
+        from nodeready.fleet.inventory.slurm import job_placement
+
+        transport, started = self.transport, utc_now()
+        placement = JobPlacement() if self.user else job_placement(self.job, transport.nodes)
+        placement = replace(placement, user=placement.user or self.owner)
+        config = program_config(self.timeout_s, job=self.job, user=self.user)
+        captured = capture(
+            self._ask, transport.nodes, replace(config, tag=transport.tag), placement
+        )
+        path = directory.make_part("stacks")
+        stacks = redacted(
+            group.group(
+                archive.keep_traces(path, self._redact_traces(captured.traces())),
+                captured.gaps,
+                started=started,
+                finished=utc_now(),
+                complete=captured.complete,
+            )
+        )
+        self.stacks = stacks
+        forms = self.render("stacks", stacks).items()
+        archive.write(path, stacks, {f"stacks{extension}": text for extension, text in forms})
+        ranks = counted(len(stacks.processes), "process", "processes")
+        if not stacks.processes:
+            reason = "no node answered"
+            if len(captured.gaps) < len(captured.nodes):
+                reason = no_ranks_reason(captured)
+            return self._unless_interrupted(
+                Part("stacks", "missing", reason=reason, gaps=stacks.gaps)
+            )
+        summary = f"{ranks} in {counted(len(stacks.groups), 'group')}"
+        unread = [group for group in stacks.groups if group.processes and not group.frames]
+        count = counted(sum(group.processes for group in unread), "process", "processes")
+        reason = f"no stack of {count}: {unread[0].no_stack_reason}" if unread else ""
+        return self._unless_interrupted(
+            Part(
+                "stacks",
+                "partial" if stacks.gaps or unread else "kept",
+                summary,
+                reason,
+                gaps=stacks.gaps,
+                failed=any(gap.kind == FAILED for gap in stacks.gaps),
+            )
+        )
+
+    def _redact_traces(self, traces: Iterator[Trace]) -> Iterator[Trace]:
+        """The traces without secrets. Notes the logs of each trace in `logs`."""
+        for trace in traces:
+            for process in trace["processes"]:
+                self._note_log(trace["node"], process)
+            yield redacted(trace)
+
+    def _note_log(self, node: str, process: Mapping[str, Any]) -> None:
+        log = process.get("witnesses", {}).get("logs")
+        path = log.get("path") if isinstance(log, dict) else None
+        if not isinstance(path, str) or not path.startswith("/"):
+            return
+        lines = log.get("lines", ())
+        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+            lines = ()
+        writer = LogWriter(process["pid"], process["start_s"], process["rank"], tuple(lines))
+        self.logs[node].setdefault(path, []).append(writer)
+
+    # --- The ends of the logs.
+
+    def _first_logs(self, node: str) -> Iterable[tuple[str, list[LogWriter]]]:
+        return itertools.islice(self.logs[node].items(), _MAX_LOGS)
+
+    def _read_tails(self, node: str) -> Conversation[list[tuple[str, Outcome[NodeTail]]]]:
+        """The conversation with one node: path -> its last lines."""
+        tails = []
+        for path, writers in self._first_logs(node):
+            processes = tuple((writer.pid, writer.start_s) for writer in writers)
+            config = TailConfig(
+                "", "", "", _MAX_LINES, limit_s=_LOGS_TIMEOUT_S, processes=processes
+            )
+            try:
+                tail = yield from fetch_tail(node, config, self.transport.tag)
+            except NoAnswer as end:
+                tails.append((path, Outcome[NodeTail](node, gap=end.gap)))
+                if end.gap.kind in OVER:
+                    # Each further log would cost the same time.
+                    self.hung[node] = Answer(gap=end.gap)
+                    break
+            else:
+                tails.append((path, Outcome(node, tail)))
+        return tails
+
+    def take_logs(self, directory: Directory) -> Part:
+        """The last lines of the ranks' logs."""
+        if self.stacks is None:
+            return Part("logs", "missing", reason="the logs are unknown without the stacks")
+        if not self.logs:
+            return Part("logs", "empty", reason="no rank is known to write into a file")
+        directory.make_part("logs")
+        gaps: dict[str, Gap] = {}
+        written = 0
+        for name, outcome in self.converse("logs", self._read_tails, self.logs).items():
+            tails = dict(outcome.value or ())
+            if outcome.gap:
+                gaps[name] = outcome.gap
+            number = 0
+            for path, writers in self._first_logs(name):
+                fetched = tails.get(path, Outcome(name))
+                tail = fetched.value
+                files = own_files(tail, writers) if tail else []
+                if tail is None or tail.unread:
+                    reason = tail.unread[0].reason if tail else "not read"
+                    gap = fetched.gap or Gap(INCOMPLETE, f"{path}: {reason}")
+                    gaps.setdefault(name, gap)
+                if not files:
+                    # Use the lines that the stacks have.
+                    writer = writers[0]
+                    ranks = [] if writer.rank is None else [writer.rank]
+                    files = [(path, ranks, writer.lines)]
+                for shown, ranks, lines in files:
+                    number += 1
+                    if lines:
+                        head = f"{name}:{shown}"
+                        head += f" (ranks {fold_ranks(ranks)})" if ranks else ""
+                        text = [sanitise(line, 100_000) for line in redacted([head, *lines])]
+                        target = f"logs/{incident.log_name(name, ranks, number)}"
+                        directory.write(target, (f"{line}\n" for line in text))
+                        written += 1
+        status = "partial" if gaps else "kept" if written else "empty"
+        summary = f"the last lines of {counted(written, 'log')}"
+        return self._unless_interrupted(Part("logs", status, summary, gaps=node_gaps(gaps)))
+
+    # --- Cores.
+
+    def take_cores(self, directory: Directory) -> Part:
+        """Backtraces of the job's cores."""
+        policies = {name: self.policies[name] for name in self._job_nodes}
+        cores = collect_cores(self._ask, self.transport.tag, policies, 0, self.job)
+        if not cores.crashes:
+            status, summary = ("partial", "") if cores.gaps else ("empty", "no core of the job")
+            return self._unless_interrupted(Part("cores", status, summary, gaps=cores.gaps))
+        cores = redacted(cores)
+        directory.make_part("cores")
+        for crash, name in zip(cores.crashes, cores.file_names, strict=True):
+            if crash.text:
+                directory.write(f"cores/{name}", [crash.text])
+        for extension, text in self.render("cores", cores).items():
+            directory.write(f"cores/cores{extension}", text)
+        summary = f"{counted(len(cores.crashes), 'core')} of {counted(len(cores.groups), 'crash')}"
+        unread = f"{len(cores.unread)} without a backtrace" if cores.unread else ""
+        status = "partial" if cores.gaps or unread else "kept"
+        return self._unless_interrupted(Part("cores", status, summary, unread, cores.gaps))
+
+    # --- The audit.
+
+    def take_audit(self, directory: Directory) -> Part:
+        """The differences from the policy on the job's nodes."""
+        answers = {name: self.hung[name] for name in self._job_nodes if name in self.hung}
+        hung = node_gaps({name: answer.gap for name, answer in answers.items() if answer.gap})
+        names = [name for name in self._job_nodes if name not in answers]
+        if not names:
+            return Part("audit", "missing", reason="no node answered", gaps=hung)
+        with self.audit_nodes(names) as audit:
+            directory.make_part("audit")
+            for extension, texts in self.render("audit", audit).items():
+                directory.write(f"audit/audit{extension}", texts)
+        failing = sum(node.status == "fail" for node in audit.nodes)
+        probed, gaps = counted(len(audit.nodes) - len(audit.gaps), "node"), (*hung, *audit.gaps)
+        summary = f"{probed} probed, {failing} with a finding"
+        status = "partial" if gaps else "kept"
+        return self._unless_interrupted(Part("audit", status, summary, gaps=gaps))

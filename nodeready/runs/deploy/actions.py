@@ -1,0 +1,223 @@
+"""The actions of an operation on a node, as plain data: they can be shown, compared and run.
+
+Every action renders itself to one line of shell that calls a function of nodeready/sh/change.sh,
+and describes itself for the plan. A file write has the old content, for the diff, and because a
+file that changed since the snapshot is not overwritten.
+"""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import gzip
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+
+from nodeready.agent.asking import Request, lock_holder
+from nodeready.core import shell
+from nodeready.core.text import sanitise
+
+
+class PlanError(Exception):
+    """An operation cannot be planned on a node; the text says why and what to do, in one line."""
+
+
+@lru_cache(maxsize=8)
+def _packed(content: bytes) -> str:
+    """The content, compressed, as base64 text. Cached: all nodes get the same py-spy."""
+    return base64.encodebytes(gzip.compress(content, 6, mtime=0)).decode("ascii")
+
+
+@dataclass(frozen=True)
+class WriteFile:
+    """The file at ``path`` becomes ``content``.
+
+    old:       its content in the snapshot; None: no such file
+    mode:      of a new file; an existing one keeps its mode and owner
+    user:      write as this user, not as root, to the file of this name in the user's home
+               directory; "": as root
+    validator: a command that gets the new file as its last argument and must succeed
+    large:     sent packed, by standard input instead of the command line; without a diff
+    owned:     nodeready's own file: written even when it changed since the snapshot
+    """
+
+    path: str
+    content: bytes
+    old: bytes | None
+    mode: str = "0644"
+    user: str = ""
+    validator: tuple[str, ...] = ()
+    large: bool = False
+    owned: bool = False
+
+    def sh(self) -> str:
+        data = "-" if self.large else base64.b64encode(self.content).decode("ascii")
+        if self.large or self.owned:
+            old = "*"
+        else:
+            old = "-" if self.old is None else hashlib.sha256(self.old).hexdigest()
+        arguments = shell.join([self.mode, data, old, *self.validator])
+        if not self.user:
+            return f"nr_write {shell.quote(self.path)} {arguments}"
+        # The path of the home directory comes from the node's user database when the script runs,
+        # not from the snapshot.
+        name = shell.quote(self.path.rpartition("/")[2])
+        words = f'nr_write "$NR_HOME"/{name} {arguments}'
+        return f"nr_as {shell.quote(self.user)} {shell.quote(words)}"
+
+    def describe(self) -> str:
+        verb = "create" if self.old is None else "change"
+        return f"{verb} {self.path}"
+
+    def diff(self) -> str:
+        """A unified diff, safe to show; "" for a large (binary) file.
+
+        The lines around a change are shown only of nodeready's own file: /etc/environment can hold
+        the password of a proxy.
+        """
+        if self.large:
+            return ""
+        old, new = (
+            data.decode("utf-8", "replace").splitlines()
+            for data in (self.old or b"", self.content)
+        )
+        old_name = "/dev/null" if self.old is None else self.path
+        return _diff(old, new, old_name, self.path, context=3 if self.owned else 0)
+
+    def stdin(self) -> str:
+        """The packed content of a large file; "" for a small one."""
+        return _packed(self.content) if self.large else ""
+
+
+#: Maximum of (old lines times new lines) for difflib, whose time grows with this product.
+_MAX_LINE_PAIRS = 4_000_000
+
+
+def _diff(old: list[str], new: list[str], old_name: str, new_name: str, context: int = 0) -> str:
+    """A unified diff, safe to show; of two long files, only the removed and added lines.
+
+    context: lines around a change
+    """
+    if len(old) * len(new) <= _MAX_LINE_PAIRS:
+        lines = difflib.unified_diff(old, new, old_name, new_name, n=context, lineterm="")
+        return "\n".join(sanitise(line) for line in lines)
+    old_lines, new_lines = {*old}, {*new}
+    removed = [f"-{line}" for line in old if line not in new_lines]
+    added = [f"+{line}" for line in new if line not in old_lines]
+    head = (f"--- {old_name}", f"+++ {new_name}", f"@@ {len(old)} lines, then {len(new)} @@")
+    return "\n".join(sanitise(line) for line in (*head, *removed, *added))
+
+
+@dataclass(frozen=True)
+class RemoveFile:
+    """Remove a file that nodeready owns."""
+
+    path: str
+    old: bytes = b""
+
+    def sh(self) -> str:
+        return shell.join(["nr_remove", self.path])
+
+    def describe(self) -> str:
+        return f"remove {self.path}"
+
+    def diff(self) -> str:
+        lines = self.old.decode("utf-8", "replace").splitlines()
+        return _diff(lines, [], self.path, "/dev/null")
+
+
+class _WithoutDiff:
+    def diff(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class MakeDirectory(_WithoutDiff):
+    """The directory exists with this mode."""
+
+    path: str
+    mode: str
+
+    def sh(self) -> str:
+        return shell.join(["nr_directory", self.path, self.mode])
+
+    def describe(self) -> str:
+        return f"directory {self.path} with mode {self.mode}"
+
+
+@dataclass(frozen=True)
+class RunCommand(_WithoutDiff):
+    """A command. ``purpose`` names it in an error; "": the error has the command itself."""
+
+    argv: tuple[str, ...]
+    purpose: str = ""
+
+    def sh(self) -> str:
+        return shell.join(["nr_do", self.purpose or " ".join(self.argv), *self.argv])
+
+    def describe(self) -> str:
+        return f"run {' '.join(self.argv)}"
+
+
+@dataclass(frozen=True)
+class Script(_WithoutDiff):
+    """A shell library (a file of nodeready/sh) and a call of one of its functions.
+
+    For a change that takes more than one command, such as the installation of a package.
+    """
+
+    library: str
+    argv: tuple[str, ...]
+    description: str
+
+    def sh(self) -> str:
+        return f"{shell.library(self.library)}{shell.join(self.argv)}"
+
+    def describe(self) -> str:
+        return self.description
+
+
+Action = WriteFile | RemoveFile | MakeDirectory | RunCommand | Script
+
+
+@dataclass(frozen=True)
+class StepChange:
+    """The actions of one operation on one node.
+
+    step:    the operation, ``subject.noun``
+    fixes:   the ids of the failing checks that it repairs
+    actions: in order
+    touches: the subjects whose observation it makes stale
+    """
+
+    step: str
+    fixes: tuple[str, ...]
+    actions: tuple[Action, ...]
+    touches: tuple[str, ...] = ()
+    timeout_s: int = 60
+
+    def script(self, run: str, holder: str, wait_s: int) -> str:
+        """The shell text: lock the node, then run the actions until one fails."""
+        lib = shell.library("answer") + shell.library("change")
+        lock = shell.join(["nr_lock", run, holder, str(wait_s)])
+        body = "\n".join(action.sh() for action in self.actions)
+        if any(isinstance(action, WriteFile) and action.user for action in self.actions):
+            # The shell that runs as the user reads the library from this variable.
+            lib += f"NR_LIB={shell.quote(lib)}\n{shell.library('as_user')}"
+            body += "\nnr_as_done"
+        return f"{lib}{lock}\n{body}\n"
+
+    def request(self, node: str, run: str, wait_s: int) -> Request:
+        """The request that makes this change on a node.
+
+        run: the word for this run in the node's lock; wait_s: seconds to wait for the lock
+        """
+        script = self.script(run, lock_holder(), wait_s)
+        return Request(node, script, self.timeout_s + wait_s, self.stdin() or None)
+
+    def stdin(self) -> str:
+        return "".join(action.stdin() for action in self.actions if isinstance(action, WriteFile))
+
+    def diff(self) -> str:
+        return "\n".join(text for text in (action.diff() for action in self.actions) if text)

@@ -1,0 +1,240 @@
+"""The document of a deploy: per node its plan, the outcome, and what is left for a person."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from nodeready.core.json_types import Count, Moment
+from nodeready.core.outcome import Gap, NodeGap, NodeGaps, gaps_code
+from nodeready.core.result import STATUSES as RESULT_STATUSES
+from nodeready.core.result import Result
+from nodeready.runs.deploy import actions
+from nodeready.subjects.registry import SUBJECTS
+
+if TYPE_CHECKING:
+    from nodeready.runs.deploy.plan import NodePlan
+
+#: Statuses of a node: see `DeployedNode.status`.
+STATUSES = ("unreachable", "failed", "to-change", "changed", "unknown", "for-a-person", "ok")
+#: Kinds of actions: on a file, a directory, a command, or a shell library's script.
+KINDS = ("create", "change", "remove", "directory", "run", "script")
+
+
+@dataclass(frozen=True)
+class PlannedAction:
+    """One thing that a change does.
+
+    kind:    one of KINDS
+    text:    the action in one line
+    path:    the file or directory; "" for a command
+    command: its words; () for a file
+    """
+
+    kind: Annotated[str, {"enum": KINDS}]
+    text: str
+    path: str = ""
+    command: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, action: actions.Action) -> PlannedAction:
+        """The document's view of an action of the plan."""
+        text = action.describe()
+        if isinstance(action, actions.WriteFile):
+            return cls("create" if action.old is None else "change", text, action.path)
+        if isinstance(action, actions.RemoveFile):
+            return cls("remove", text, action.path)
+        if isinstance(action, actions.MakeDirectory):
+            return cls("directory", text, action.path)
+        kind = "run" if isinstance(action, actions.RunCommand) else "script"
+        return cls(kind, text, command=action.argv)
+
+
+@dataclass(frozen=True)
+class PlannedChange:
+    """The planned or completed actions of one operation on one node.
+
+    step:    the operation, ``SUBJECT.NOUN``
+    checks:  the failing results that it repairs, as they were when it was planned
+    actions: in order
+    diff:    of the files, a line each; () where no text changes
+    """
+
+    step: str
+    checks: tuple[Result, ...]
+    actions: tuple[PlannedAction, ...]
+    diff: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DeployOutcome:
+    """The outcome of the plan on one node.
+
+    done:             steps that succeeded, in order; a later snapshot can ask for more than were
+                      planned
+    failed:           step -> the reason, one line
+    interrupted_step: the step during which the connection was lost or the run was interrupted, or
+                      ""
+    unrepaired:       results that the operations should have repaired
+    complete:         the node was probed again after its last change
+    """
+
+    JSON_KEYS: ClassVar = {"interrupted_step": "cut", "unrepaired": "left"}
+
+    done: tuple[str, ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+    interrupted_step: str = ""
+    unrepaired: tuple[Result, ...] = ()
+    complete: bool = False
+
+
+_Results = Annotated[Mapping[str, Count], {"propertyNames": {"enum": RESULT_STATUSES}}]
+
+
+@dataclass(frozen=True)
+class DeployedNode:
+    """One node of a deploy.
+
+    gap:          why it could not be probed, or the connection was lost; None: it was probed
+    changes:      the plan, in order
+    refused:      steps that cannot be planned -> the reason, one line
+    outcome:      None: nothing was changed, because there is no plan, or only the plan was wanted
+    for_a_person: bad results of the latest probe that no step of this run repairs
+    results:      how many results of the latest probe have each status; empty: there was none
+    """
+
+    JSON: ClassVar = (
+        *("name", "status", "changes", "refused", "outcome", "for_a_person", "results"),
+    )
+
+    name: str
+    gap: Gap | None = None
+    changes: tuple[PlannedChange, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    outcome: DeployOutcome | None = None
+    for_a_person: tuple[Result, ...] = ()
+    results: _Results = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: str, plan: NodePlan, results: Iterable[Result]) -> DeployedNode:
+        """A node that was probed, with its plan and the results of which the plan was made."""
+        rows = tuple(results)
+        changes = tuple(
+            PlannedChange(
+                change.step,
+                tuple(result for result in rows if result.check in change.fixes),
+                tuple(map(PlannedAction.of, change.actions)),
+                tuple(change.diff().splitlines()),
+            )
+            for change in plan.changes
+        )
+        return cls(name, changes=changes, refused=dict(plan.refused)).judged(rows)
+
+    def judged(self, results: Iterable[Result]) -> DeployedNode:
+        """The node with the results of a later snapshot."""
+        rows = tuple(results)
+        counts = Counter(result.status for result in rows)
+        covered = self._covered_checks()
+        return replace(
+            self,
+            for_a_person=tuple(
+                row for row in rows if row.bad and not (row.fixable and row.check in covered)
+            ),
+            results={status: counts[status] for status in RESULT_STATUSES},
+        )
+
+    def _covered_checks(self) -> set[str]:
+        """The checks whose steps were planned, failed, or repaired nothing.
+
+        Checks of subjects that were not chosen are not among them: a person has to see these.
+        """
+        outcome = self.outcome or DeployOutcome()
+        steps = {*self.refused, *outcome.failed}
+        planned = {result.check for change in self.changes for result in change.checks}
+        remaining = {result.check for result in outcome.unrepaired}
+        checks = (check for subject in SUBJECTS.values() for check in subject.checks)
+        return planned | remaining | {check.id for check in checks if check.fixed_by in steps}
+
+    @property
+    def planned(self) -> bool:
+        """Whether there is something to change, or something that could not be planned."""
+        return bool(self.changes or self.refused)
+
+    @property
+    def failed(self) -> bool:
+        """Whether something failed that is not the connection."""
+        if self.outcome and (self.outcome.failed or self.outcome.unrepaired):
+            return True
+        return self.gap is not None and not self.gap.is_unreached
+
+    @property
+    def status(self) -> Annotated[str, {"enum": STATUSES}]:
+        """unreachable: not reached, or the connection was lost; failed: not probed for another
+        reason, or a step failed, or did not repair what it should; to-change: a change is planned
+        and was not made; changed: all were made. Where nothing is planned, unknown: a check could
+        not be observed; for-a-person: a bad result that no operation repairs; ok: no bad one."""
+        if self.gap:
+            return self.gap.word
+        if self.failed:
+            return "failed"
+        if self.outcome and self.outcome.complete and self.outcome.done:
+            return "changed"
+        if self.planned:
+            return "to-change"
+        if self.results.get("unknown"):
+            return "unknown"
+        bad = any(self.results.get(status) for status in ("fail", "warn"))
+        return "for-a-person" if bad else "ok"
+
+
+@dataclass(frozen=True)
+class Deploy:
+    """The document of `nodeready deploy`: the plan of every node and, without --check, its
+    outcome.
+
+    started:  when it began, UTC
+    finished: when it ended, UTC
+    check:    only the plan: changes were not wanted, or not confirmed
+    subjects: the subjects that were chosen
+    complete: False when it was interrupted: some nodes were not probed or not completed
+    gaps:     the nodes that were not probed, or whose connection was lost
+    """
+
+    SCHEMA: ClassVar = "deploy"
+    VERSION: ClassVar = 2
+    JSON: ClassVar = (
+        *("started", "finished", "check", "complete", "subjects", "gaps", "nodes", "summary"),
+    )
+
+    started: Moment
+    finished: Moment
+    check: bool
+    subjects: tuple[str, ...]
+    nodes: tuple[DeployedNode, ...]
+    complete: bool = True
+
+    @cached_property
+    def gaps(self) -> NodeGaps:
+        return tuple(NodeGap(node.name, *node.gap) for node in self.nodes if node.gap)
+
+    @cached_property
+    def summary(self) -> Annotated[dict[str, Count], {"keys": STATUSES}]:
+        """Nodes by status, with every status."""
+        counts = Counter(node.status for node in self.nodes)
+        return {status: counts[status] for status in STATUSES}
+
+
+def deploy_code(deploy: Deploy) -> int:
+    """The exit code of ``deploy``; 0: nothing is left to change, and no check is bad."""
+    nodes = deploy.nodes
+    planned = any(node.planned and node.outcome is None for node in nodes)
+    bad = any(node.results.get(status) for node in nodes for status in ("fail", "unknown"))
+    return gaps_code(
+        deploy.gaps,
+        complete=deploy.complete,
+        failed=any(node.failed for node in nodes),
+        check=planned or bad,
+    )

@@ -1,0 +1,374 @@
+"""The snapshots of a pyinfra run: one round trip per node, shared by all operations and facts.
+
+For `pyinfra INVENTORY deploy.py`. pyinfra connects to the hosts and calls each operation for each
+host, first to prepare and again to execute. The first call probes all nodes in parallel. After an
+operation that changed a node, only the subjects that it touches are probed again. A fact of one
+node probes that node alone, and only in what was not probed yet.
+
+The settings of a call come from its arguments, the inventory's data and the defaults of the
+`@deploy` around it. A node is judged once for each policy that this gives; it is probed again only
+in the subjects whose probes depend on the difference.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
+
+from gevent.lock import BoundedSemaphore
+from pyinfra import logger
+from pyinfra.api import Host, State, StringCommand
+from pyinfra.api.exceptions import PyinfraError
+from pyinfra.api.output import format_text
+
+from nodeready.agent.asking import Conversation, Key, collect
+from nodeready.agent.snapshots import snapshot_question, take_snapshot
+from nodeready.agent.sudo import with_sudo
+from nodeready.core import shell
+from nodeready.core.outcome import Outcome
+from nodeready.core.policy import Policy
+from nodeready.core.policy.fields import closest_word, value_text
+from nodeready.core.policy.policy import PolicyError, key_text
+from nodeready.core.result import Result, fix_text, result_text
+from nodeready.core.text import sanitise
+from nodeready.fleet.inventory.node_policies import checked_data, declared_settings, share_policies
+from nodeready.fleet.transport.fleet_context import addresses_of_nodes, fleet_context
+from nodeready.fleet.transport.ssh import ConnectedHosts
+from nodeready.runs.deploy.actions import RemoveFile, StepChange, WriteFile
+from nodeready.subjects.context import FleetContext, Judged
+from nodeready.subjects.registry import CHANGED
+from nodeready.subjects.snapshot import Snapshot, differently_probed
+
+#: The colours of the lines of a difference.
+_COLOURS = {"-": "red", "+": "green"}
+#: Settings that can be compared and hashed: name, checked value.
+_Settings = tuple[tuple[str, Any], ...]
+
+
+class CallSettings(NamedTuple):
+    """The settings of one call of an operation that the inventory does not have.
+
+    defaults:  those of the @deploy around the call: for what the inventory leaves open
+    overrides: the call's arguments, and what the deploy file assigned to host.data
+    """
+
+    defaults: _Settings = ()
+    overrides: _Settings = ()
+
+    def policy(self, declared: Mapping[str, Any]) -> Policy:
+        """declared: the inventory's settings for the node"""
+        return Policy(**{**dict(self.defaults), **declared, **dict(self.overrides)})
+
+
+def call_settings(
+    host: Host,
+    operation: str,
+    setting_names: Iterable[str],
+    arguments: Mapping[str, Any],
+    words: Iterable[Any] = (),
+) -> CallSettings:
+    """The checked settings of a call on this host.
+
+    setting_names: the settings that the operation takes as arguments
+    words: arguments without a name, of which it takes none
+    Raises PyinfraError, in one line, for a wrong setting, also one of the inventory.
+    """
+    place = ""
+    try:
+        _run(host)
+        place = _deploy_line(host.state)
+        for word in words:
+            raise PolicyError(
+                [f"{operation}: {value_text(word)} has no name: {_known(setting_names)}"]
+            )
+        for key in arguments:
+            if key not in setting_names:
+                raise PolicyError([f"{operation}: {_unknown_argument(key, setting_names)}"])
+        deploy = f"data_defaults of the deploy {host.current_deploy_name}"
+        return CallSettings(
+            _checked(host.get_deploy_data(), deploy),
+            _checked({**host.data.override_datas, **arguments}, operation),
+        )
+    except PolicyError as error:
+        # pyinfra prints its own exceptions as one line, any other as a traceback.
+        raise PyinfraError(f"{place}{error}") from None
+
+
+def _deploy_line(state: State) -> str:
+    """``deploy.py:3: ``, the line of the deploy file that pyinfra runs; "": it runs none."""
+    frame = sys._getframe() if state.current_exec_filename else None
+    while frame is not None:
+        if frame.f_code.co_filename == state.current_exec_filename:
+            return f"{state.current_exec_filename}:{frame.f_lineno}: "
+        frame = frame.f_back
+    return ""
+
+
+def _checked(data: Mapping[str, Any], source: str) -> _Settings:
+    return tuple(sorted(checked_data(data, source).items())) if data else ()
+
+
+def _unknown_argument(key: str, setting_names: Iterable[str]) -> str:
+    close = closest_word(key, setting_names)
+    advice = f"did you mean {close}?" if close else _known(setting_names)
+    return f"unknown setting {key_text(key)}: {advice}"
+
+
+def _known(setting_names: Iterable[str]) -> str:
+    words = ", ".join(setting_names)
+    return f"the settings are {words}" if words else "it takes no setting"
+
+
+@dataclass
+class _PyinfraRun:
+    """One pyinfra run.
+
+    settings: each node's settings in the inventory
+    outcomes: the first probes of each node, by its policy in the inventory
+    policies: settings of a call -> node -> its policy then
+    contexts: settings of a call, subjects -> the context of the fleet
+    nodes:    node -> policy -> the node with its latest results
+    stale:    node -> policy -> the subjects that were changed since its last probe
+    warnings: (node, line) that were printed: pyinfra calls an operation to prepare and to execute
+    """
+
+    transport: ConnectedHosts
+    settings: dict[str, dict[str, Any]]
+    outcomes: dict[str, Outcome[Snapshot]] = field(default_factory=dict)
+    policies: dict[CallSettings, dict[str, Policy]] = field(default_factory=dict)
+    contexts: dict[tuple[CallSettings, tuple[str, ...]], FleetContext] = field(
+        default_factory=dict
+    )
+    nodes: dict[str, dict[Policy, Judged]] = field(default_factory=dict)
+    stale: dict[str, dict[Policy, set[str]]] = field(default_factory=dict)
+    warnings: set[tuple[str, str]] = field(default_factory=set)
+    # pyinfra runs a deploy file for all nodes at once. The first call probes; the others wait.
+    lock: BoundedSemaphore = field(default_factory=BoundedSemaphore)
+
+    def policies_of(self, call: CallSettings) -> dict[str, Policy]:
+        """Node -> its policy in such a call; nodes with the same settings share one."""
+        if call not in self.policies:
+            self.policies[call] = share_policies(self.settings, call.policy)
+        return self.policies[call]
+
+    def context(self, call: CallSettings, state: State, subjects: tuple[str, ...]) -> FleetContext:
+        """The context of the fleet in which the settings of this call hold for all nodes.
+
+        subjects: that all nodes are probed for, if they were not yet
+        """
+        with self.lock:
+            if (call, subjects) not in self.contexts:
+                self._probe_all(state, subjects)
+                outcomes = self.outcomes.values()
+                context = fleet_context(
+                    self.transport, self.policies_of(call), outcomes, state.inventory
+                )
+                addresses = addresses_of_nodes(outcomes, self.transport.ssh_peers())
+                self.contexts[call, subjects] = replace(context, addresses=addresses)
+            return self.contexts[call, subjects]
+
+    def _probe_all(self, state: State, subjects: Iterable[str]) -> None:
+        """Probe all nodes in parallel, by the inventory's settings, where that was not done."""
+        hosts = list(state.inventory.get_active_hosts())
+        policies = self.policies_of(CallSettings())
+        due = {str(host.name): self._missing(str(host.name), subjects) for host in hosts}
+        conversations: dict[Key, Conversation[Snapshot]] = {
+            name: take_snapshot(name, policies[name], missing)
+            for name, missing in due.items()
+            if missing
+        }
+        for outcome in collect(self.transport, conversations).values():
+            before, snapshot = self.outcomes.get(outcome.node), outcome.value
+            if before and before.value and snapshot:
+                snapshot = before.value.merged(snapshot)
+            self.outcomes[outcome.node] = replace(outcome, value=snapshot)
+
+    def _missing(self, name: str, subjects: Iterable[str]) -> set[str]:
+        """Those of the subjects that were not probed. A node that failed is not asked again."""
+        outcome = self.outcomes.get(name)
+        if outcome is None:
+            return {*subjects}
+        return {*subjects} - outcome.value.subjects.keys() if outcome.value else set()
+
+    def judged(
+        self, host: Host, call: CallSettings, subjects: tuple[str, ...] = CHANGED
+    ) -> Judged:
+        """The node with its results, of these subjects at least, under the settings of a call."""
+        name, context = str(host.name), self.context(call, host.state, subjects)
+        policy = context.policies[name]
+        nodes, stale = self.nodes.setdefault(name, {}), self.stale.setdefault(name, {})
+        if policy not in nodes:
+            policy_before, snapshot = self._latest(name, subjects)
+            stale[policy] = {
+                *stale.get(policy_before, ()),
+                *differently_probed(policy_before, policy, snapshot.subjects),
+            }
+            nodes[policy] = Judged(name, policy, context.about(name)).judged(snapshot)
+        observed = nodes[policy].snapshot
+        assert observed is not None
+        if missing := {*subjects} - observed.subjects.keys():
+            first_policy, snapshot = self._first(name, subjects)
+            stale.setdefault(policy, set()).update(
+                differently_probed(first_policy, policy, missing)
+            )
+            node = replace(nodes[policy], fleet=context.about(name))
+            nodes[policy] = node.judged(snapshot.merged(observed))
+        if self.transport.adopt_sudo(host):
+            # Root sees more: what other users may not read was not observed, or not complete.
+            stale.update({judged_by: {*observed.subjects, *subjects} for judged_by in nodes})
+        if due := stale.pop(policy, None):
+            nodes[policy] = self._probe_again(nodes[policy], due)
+        return nodes[policy]
+
+    def observed(self, host: Host, subjects: Iterable[str]) -> Snapshot:
+        """The node's snapshot with these subjects, by its policy in the inventory."""
+        name = str(host.name)
+        policy = self.policies_of(CallSettings())[name]
+        policy_before, snapshot = self._latest(name, ())
+        stale = self.stale.get(name, {}).get(policy_before, set())
+        due = {
+            *({*subjects} - snapshot.subjects.keys()),
+            *(stale & {*subjects}),
+            *differently_probed(policy_before, policy, subjects),
+        }
+        if not due:
+            return snapshot
+        probe = snapshot_question(name, policy, due)
+        ((_, answer),) = self.transport.ask([probe.request])
+        snapshot = snapshot.merged(probe.read(answer))
+        if name not in self.nodes:
+            self.outcomes[name] = Outcome(name, snapshot)
+        elif policy_before == policy:
+            self.nodes[name][policy] = self.nodes[name][policy].judged(snapshot)
+            stale -= due
+        return snapshot
+
+    def _latest(self, name: str, subjects: Iterable[str]) -> tuple[Policy, Snapshot]:
+        """The latest snapshot of a node, and the policy by which it was probed."""
+        for node in reversed(self.nodes.get(name, {}).values()):
+            assert node.snapshot is not None
+            return node.policy, node.snapshot
+        return self._first(name, subjects)
+
+    def _first(self, name: str, subjects: Iterable[str]) -> tuple[Policy, Snapshot]:
+        """The snapshot by the inventory's policy, and that policy.
+
+        subjects: those that have the reason as their observation if the node failed
+        """
+        policy, outcome = self.policies_of(CallSettings())[name], self.outcomes.get(name)
+        if outcome is None:
+            return policy, Snapshot()
+        probe = snapshot_question(name, policy, subjects)
+        return policy, outcome.value or probe.all_unknown(outcome.reason)
+
+    def _probe_again(self, node: Judged, subjects: Iterable[str]) -> Judged:
+        """The node after another probe of these subjects."""
+        probe = snapshot_question(node.name, node.policy, subjects)
+        for _, answer in self.transport.ask([probe.request]):
+            assert node.snapshot is not None
+            node = node.judged(node.snapshot.merged(probe.read(answer)))
+        return node
+
+
+# pyinfra passes an operation only its host. So the snapshots are kept here for the next operation,
+# by the State of the host. A pyinfra run has one State; the snapshots are freed with it.
+_runs: WeakKeyDictionary[State, _PyinfraRun] = WeakKeyDictionary()
+
+
+def _run(host: Host) -> _PyinfraRun:
+    """The run of this host. Raises PolicyError for a wrong setting of the inventory."""
+    state = host.state
+    if state not in _runs:
+        settings = declared_settings(state.inventory, list(state.inventory))
+        _runs[state] = _PyinfraRun(ConnectedHosts(state.inventory, secrets.token_hex(6)), settings)
+    return _runs[state]
+
+
+def judged(host: Host, call: CallSettings, subjects: tuple[str, ...] = CHANGED) -> Judged:
+    """The node with its results, of these subjects at least. Stale ones are probed again."""
+    return _run(host).judged(host, call, subjects)
+
+
+def policies_of(host: Host, call: CallSettings) -> Collection[Policy]:
+    """The policies of the run's nodes under the settings of a call."""
+    return _run(host).policies_of(call).values()
+
+
+def observed(host: Host, subjects: Iterable[str]) -> Snapshot:
+    """The node's snapshot with these subjects. Raises PyinfraError for a wrong setting."""
+    try:
+        return _run(host).observed(host, tuple(subjects))
+    except PolicyError as error:
+        raise PyinfraError(str(error)) from None
+
+
+def command(host: Host, change: StepChange, wait_s: int) -> StringCommand:
+    """The command that makes a change on the node.
+
+    pyinfra itself would put sudo's password into the command line, which every user of the node
+    can read. So these commands read the password from the first line of their standard input.
+
+    wait_s: seconds to wait for another deploy on the node
+    """
+    transport = _run(host).transport
+    request = change.request(host.name, transport.run, wait_s)
+    # One line of ASCII: pyinfra sends text.
+    line, stdin = shell.command(
+        request.script, request.limit_s, transport.tag, request.payload or ""
+    )
+    words: dict[str, Any] = {}
+    if password := _sudo_password(host):
+        line, stdin = with_sudo(line, password), f"{password}\n{stdin}"
+        words = {"_sudo": False, "_sudo_password": ""}
+    if request.payload:
+        # A refused change leaves its input unread. For pyinfra, a pipe that closes meanwhile is a
+        # broken connection: without this it would not print the reason.
+        line += " || { nr=$?; cat >/dev/null; exit $nr; }"
+    return StringCommand(line, _stdin=stdin, **words)
+
+
+def _sudo_password(host: Host) -> str:
+    """The password for sudo to root in the current operation, or ""."""
+    arguments = cast("dict[str, Any]", host.current_op_global_arguments or {})
+    if not arguments.get("_sudo") or arguments.get("_sudo_user"):
+        return ""
+    prompted = host.connector_data.get("prompted_sudo_password")
+    return str(arguments.get("_sudo_password") or prompted or "")
+
+
+def refuse(reason: str) -> StringCommand:
+    """A command that fails with this reason: pyinfra then counts the node as failed."""
+    return StringCommand(f"echo {shell.quote('nodeready: ' + reason)} >&2; exit 1")
+
+
+def warn(host: Host, results: Iterable[Result]) -> None:
+    """Print what a person has to repair on the node: a line for each result, once in a run."""
+    warnings, name = _run(host).warnings, str(host.name)
+    for result in results:
+        fix = fix_text(result)
+        text = f"{result.status} {result.check}: {result_text(result)}"
+        text = sanitise(f"{text}; fix: {fix}" if fix else text)
+        if (name, text) not in warnings:
+            warnings.add((name, text))
+            host.log(text, logger.warning)
+
+
+def show_differences(host: Host, change: StepChange) -> None:
+    """Print the differences of the files that this change writes, as pyinfra's --diff does."""
+    for action in change.actions:
+        if not isinstance(action, WriteFile | RemoveFile):
+            continue
+        host.log(f"{change.step} will {action.describe()}")
+        for line in action.diff().splitlines():
+            logger.info("  %s", format_text(line, _COLOURS.get(line[:1])))
+
+
+def forget(host: Host, touched: Iterable[str]) -> None:
+    """Mark these subjects of the node as changed, so that they are probed again before use."""
+    run, name = _run(host), str(host.name)
+    for policy in run.nodes[name]:
+        run.stale[name].setdefault(policy, set()).update(touched)

@@ -1,0 +1,141 @@
+"""The jobs of the nodes: what runs where. Pure, from traces without stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from nodeready.agent.stacks.ranks import CLAIMS, LAUNCHER
+from nodeready.core.json_types import Count, Moment, MomentOrEmpty, Name, Names
+from nodeready.core.outcome import NodeGaps, gaps_code
+from nodeready.fleet.inventory.nodeset import natural
+from nodeready.runs.stacks.document import STACKS_FAILURES
+from nodeready.runs.stacks.trace import Trace
+
+#: The format of a trace's `started`.
+_MOMENT = "%Y-%m-%dT%H:%M:%SZ"
+
+
+class RunningJob(NamedTuple):
+    """A job of one user, as far as its processes show it.
+
+    job:        its name, as ``--job`` takes it: Slurm's number, torchrun's id of the run, or
+                ADDRESS:PORT; empty: its processes name no job
+    user:       whose processes they are
+    nodes:      the nodes on which it has processes
+    ranks:      the numbers of its ranks that were found
+    processes:  the number of its processes, with or without a number
+    launchers:  the number of launchers that have started no rank yet
+    world_size: the number of ranks that it is to have; None: not known
+    since:      when the earliest of its processes began; empty: not known
+    command:    the command line of its first rank
+    """
+
+    job: str
+    user: str
+    nodes: Names
+    ranks: tuple[Count, ...]
+    processes: Count
+    launchers: Count
+    world_size: Annotated[int | None, {"minimum": 1}]
+    since: MomentOrEmpty
+    command: str
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """The document of `nodeready jobs`: what runs where. Text is one line.
+
+    started:  when the nodes were first asked, UTC
+    finished: when the last answer came, UTC
+    nodes:    the nodes that answered
+    jobs:     by user and name
+    gaps:     the nodes that gave no answer
+    complete: False when it was interrupted
+    """
+
+    SCHEMA: ClassVar = "jobs"
+    VERSION: ClassVar = 2
+    JSON: ClassVar = ("started", "finished", "complete", "nodes", "jobs", "gaps")
+
+    started: Moment
+    finished: Moment
+    nodes: tuple[Name, ...]
+    jobs: tuple[RunningJob, ...]
+    gaps: NodeGaps
+    complete: bool = True
+
+
+def jobs_code(document: Jobs) -> int:
+    """The exit code: 3 if a node's processes could not be read."""
+    return gaps_code(document.gaps, complete=document.complete, failures=STACKS_FAILURES)
+
+
+@dataclass
+class _Members:
+    """The processes of one job while the traces are read."""
+
+    nodes: list[str] = field(default_factory=list)
+    ranks: set[int] = field(default_factory=set)
+    processes: int = 0
+    launchers: int = 0
+    world_size: int = 0
+    since: str = ""
+    order: tuple[bool, bool, int] = (True, True, 0)
+    command: str = ""
+
+    def add(self, trace: Trace, process: Mapping[str, Any]) -> None:
+        """Add one process of a node."""
+        rank = process["rank"]
+        if not self.nodes or self.nodes[-1] != trace["node"]:
+            self.nodes.append(trace["node"])
+        is_launcher = process["note"].startswith(LAUNCHER)
+        self.launchers += is_launcher
+        self.processes += not is_launcher
+        if rank is not None:
+            self.ranks.add(rank)
+        self.world_size = max(self.world_size, process["world_size"] or 0)
+        began = _began(trace, process["start_s"])
+        self.since = min(filter(None, (self.since, began)), default="")
+        order = is_launcher, rank is None, rank or 0
+        if not self.command or order < self.order:
+            self.order, self.command = order, process["command"]
+
+    def job(self, name: str, user: str) -> RunningJob:
+        """The job of these processes."""
+        return RunningJob(
+            name,
+            user,
+            tuple(sorted(self.nodes, key=natural)),
+            tuple(sorted(self.ranks)),
+            self.processes,
+            self.launchers,
+            self.world_size or None,
+            self.since,
+            self.command,
+        )
+
+
+def _began(trace: Trace, start_s: float) -> str:
+    """When a process began, by the node's own clock; "": not known."""
+    if not trace["uptime_s"]:
+        return ""
+    try:
+        now = datetime.strptime(trace["started"], _MOMENT).replace(tzinfo=timezone.utc)
+        return (now - timedelta(seconds=trace["uptime_s"] - start_s)).strftime(_MOMENT)
+    except (ValueError, OverflowError):
+        return ""
+
+
+def running_jobs(traces: Iterable[Trace]) -> tuple[RunningJob, ...]:
+    """The jobs of these traces; without processes that only claim a job."""
+    members: dict[tuple[str, str], _Members] = {}
+    for trace in traces:
+        for process in trace["processes"]:
+            if not process["note"].startswith(CLAIMS):
+                key = process["user"], process["job"]
+                members.setdefault(key, _Members()).add(trace, process)
+    keys = sorted(members, key=lambda key: tuple(map(natural, key)))
+    return tuple(members[user, name].job(name, user) for user, name in keys)

@@ -1,0 +1,442 @@
+"""The changes of one node between two looks, or its differences from a peer. Pure.
+
+A part that was replaced, an interface that was renamed, and a reboot are one change each, with
+everything that follows from it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from nodeready.agent.audit_document import STOPPING
+from nodeready.core.fact_kinds import COUNTER, HARDWARE, SETTING, VERSION
+from nodeready.core.result import join_first
+from nodeready.runs.memory.facts import is_unique, kind_of, shown_value
+from nodeready.runs.memory.look import NodeLook, Value
+from nodeready.runs.memory.sections import ASKED, FACTS_END, WAIVERS, changed_words
+from nodeready.runs.memory.store import StoredFacts
+from nodeready.subjects.registry import page
+
+RESULT, REBOOT, POLICY = "result", "reboot", "policy"
+#: The kinds of changes, in the order of reports.
+KINDS = (RESULT, HARDWARE, VERSION, SETTING, COUNTER, REBOOT, POLICY)
+#: The key of a node's answer, in place of a check's id.
+ANSWER = "answer"
+
+#: List of parts -> what a part is called, and the facts that identify a part wherever it is.
+PARTS = {
+    "gpus.nvidia": ("GPU", ("serial", "uuid")),
+    "gpus.amd": ("GPU", ("serial", "uuid")),
+    "nics.interfaces": ("interface", ("mac",)),
+    "rdma.devices": ("RDMA device", ("node_guid",)),
+}
+#: Lists whose parts are known by names that a kernel or an administrator gives.
+_RENAMED = ("nics.interfaces", "rdma.devices")
+#: Interfaces with a part behind them; the kernel draws the addresses of most others at each boot.
+_PHYSICAL = ("ethernet", "infiniband", "wifi", "usb")
+#: A smaller share of memory is what the kernel keeps for itself, and differs from boot to boot;
+#: the smallest part that can be missing, one of 32 memory modules, is 3 %.
+_SAME_MEMORY = 0.01
+#: Counters that also grow in a boot without any fault: links come up.
+_COUNT_AT_BOOT = ("carrier_changes",)
+#: File systems' UUIDs, which differ on equal nodes.
+_UUID = re.compile(r"[0-9a-fA-F]{4,8}(-[0-9a-fA-F]{4,12}){1,4}")
+#: GRUB's name of the kernel's file, which repeats the kernel's release.
+_BOOT_IMAGE = re.compile(r"BOOT_IMAGE=\S*")
+_MAX_ALSO = 4
+_MAX_SETTINGS = 3
+#: The ends of the keys with which parts, and renamed parts, are recognised.
+_IDENTIFYING = ("].serial", "].uuid", "].mac", "].node_guid", "].pci_address", "].kind")
+
+Facts = Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of a node.
+
+    kind:   one of KINDS
+    key:    of a fact, an element or a counter; the id of a check; ANSWER
+    before: value or status; None: it was not there
+    after:  as ``before``
+    note:   what the values do not show
+    part:   what kind of part was replaced, added or removed: ``before`` and ``after`` identify it;
+            "": no part
+    """
+
+    kind: str
+    key: str
+    before: Value
+    after: Value
+    note: str = ""
+    part: str = ""
+
+
+def changes(before: NodeLook, after: NodeLook) -> tuple[Change, ...]:
+    """The changes of one node from one look to a later one, in the order of KINDS.
+
+    What another policy asks or expects is no change of the node: it is one change of the policy.
+    """
+    every: list[Change] = []
+    settings, requested = _policy_differences(before, after)
+    if before.error or after.error:
+        if bool(before.error) != bool(after.error):
+            values = ("no answer", "answered") if before.error else ("answered", "no answer")
+            every.append(Change(RESULT, ANSWER, *values, after.error))
+    else:
+        results = [*_results(before, after)]
+        expected = [change for change in results if _is_of_policy(change, settings)]
+        every += [change for change in results if change not in expected]
+        if expected:
+            every.append(_policy_change(settings, expected))
+        old, new = _different(before.facts, after.facts)
+        names = _renames(old, new)
+        if any(names.values()):
+            every += _rename_changes(names)
+            words = {name: word for renamed in names.values() for name, word in renamed.items()}
+            before = _renamed(replace(before, facts=old), words)
+            old = before.facts
+        every += _fact_changes(old, new, requested)
+        is_same_boot = before.boot_id == after.boot_id
+        if before.boot_id and after.boot_id and not is_same_boot:
+            every.append(Change(REBOOT, "host.boot_id", None, None, "rebooted"))
+        every += _counter_changes(before.counters, after.counters, is_same_boot)
+    return tuple(sorted(every, key=lambda change: KINDS.index(change.kind)))
+
+
+def differences(peer: NodeLook, node: NodeLook) -> tuple[Change, ...]:
+    """In what a node differs from a peer: ``before`` is the peer's value.
+
+    Serial numbers, addresses and counters are not compared.
+    """
+    if peer.error or node.error:
+        return ()
+    old, new = map(_shared, _different(peer.facts, node.facts))
+    _, requested = _policy_differences(peer, node)
+    every = [*_results(peer, node), *_fact_changes(old, new, requested)]
+    return tuple(sorted(every, key=lambda change: KINDS.index(change.kind)))
+
+
+def is_failing(look: NodeLook) -> bool:
+    """Whether the node may get no job, by this look."""
+    return bool(look.error) or any(r.status in STOPPING for r in look.results.values())
+
+
+def _shared(facts: Facts) -> dict[str, Value]:
+    """The facts that equal nodes share."""
+    return {
+        key: _UUID.sub("UUID", value) if isinstance(value, str) else value
+        for key, value in facts.items()
+        if not is_unique(key)
+    }
+
+
+def _different(before: Facts, after: Facts) -> tuple[Facts, Facts]:
+    """The facts, without subjects that the memory knows to be equal."""
+    if before is after:
+        return {}, {}
+    if not (isinstance(before, StoredFacts) and isinstance(after, StoredFacts)):
+        return dict(before), dict(after)
+    old: dict[str, Value] = {}
+    new: dict[str, Value] = {}
+    for name, number in after.contents.items():
+        if before.contents.get(name, number) != number:
+            lines = _different_lines(before.text(name), after.text(name))
+            # What a part is, or whether it is there, needs all facts.
+            if lines[0].keys() != lines[1].keys() or any(
+                k.endswith(_IDENTIFYING) for k in lines[0]
+            ):
+                lines = before.section(name), after.section(name)
+            old.update(lines[0])
+            new.update(lines[1])
+    return old, new
+
+
+def _different_lines(before: bytes, after: bytes) -> tuple[Facts, Facts]:
+    """The facts that are not in both of two texts of `sections.facts_text`."""
+    old, new = ({*text[1:-1].split(FACTS_END)} for text in (before, after))
+    texts = (b"{" + b",".join(filter(None, lines)) + b"}" for lines in (old - new, new - old))
+    return json.loads(next(texts)), json.loads(next(texts))
+
+
+def _results(before: NodeLook, after: NodeLook) -> Iterator[Change]:
+    """The checks with another status; ok and na both mean that there is no finding."""
+    for check, result in after.results.items():
+        earlier = before.results.get(check, result)
+        statuses = {earlier.status, result.status}
+        if len(statuses) == 2 and statuses != {"ok", "na"}:
+            yield Change(RESULT, check, earlier.status, result.status, result.actual)
+
+
+# --- The policy.
+
+
+def _policy_differences(before: NodeLook, after: NodeLook) -> tuple[set[str], set[str]]:
+    """The settings that differ between the policies of two looks, and the subjects of which the
+    two looks have asked different things."""
+    settings, requested = set[str](), set[str]()
+    for owner, words in after.policies.items():
+        changed = changed_words(before.policies.get(owner, words), words)
+        if ASKED in changed:
+            requested.add(owner)
+        settings |= changed - {ASKED}
+    return settings, requested
+
+
+def _is_of_policy(change: Change, settings: Collection[str]) -> bool:
+    """Whether a result has another status because the policy has one of these other settings."""
+    if not settings or change.key == ANSWER:
+        return False
+    if WAIVERS in settings and "waived" in (change.before, change.after):
+        return True
+    try:
+        deciding = page(change.key).settings
+    except KeyError:
+        deciding = ()
+    return not {change.key, *deciding}.isdisjoint(settings)
+
+
+def _policy_change(settings: Collection[str], expected: Sequence[Change]) -> Change:
+    """The change of these settings, and the number of the results that follow from it."""
+    names = join_first(sorted(settings), ", ", _MAX_SETTINGS)
+    follow = "result follows" if len(expected) == 1 else "results follow"
+    return Change(POLICY, names, None, None, f"{len(expected)} {follow}")
+
+
+# --- Facts.
+
+
+def _fact_changes(
+    before: Facts, after: Facts, requested: Collection[str] = ()
+) -> Iterator[Change]:
+    """The changes of parts, of elements that came or went, and of single facts.
+
+    requested: the subjects whose facts the two looks requested differently: a fact of one look
+           alone is no change
+    """
+    keys = [key for key, value in after.items() if before.get(key) != value]
+    keys += [key for key in before if key not in after]
+    one_sided = any(key not in before or key not in after for key in keys)
+    sides = (_groups(before), _groups(after)) if one_sided else (frozenset(), frozenset())
+    owners: dict[str, list[str]] = {}
+    for key in keys:
+        if (owner := _owner(key, before, after, *sides)) is not None:
+            owners.setdefault(owner, []).append(key)
+    for owner, changed in owners.items():
+        kind, identities = kind_of(owner), _identities(owner, before, after)
+        if identities is not None:
+            yield _part_change(owner, changed, identities, before, after)
+        elif owner.partition(".")[0] in requested and not (owner in before and owner in after):
+            continue
+        elif owner != changed[0]:
+            if not _is_slot_of_part(owner, owners):
+                was_there = changed[0] in before
+                values = ("present", "absent") if was_there else ("absent", "present")
+                yield Change(kind, owner, *values)
+        elif not _is_same(owner, before.get(owner), after.get(owner), after):
+            yield Change(kind, owner, before.get(owner), after.get(owner))
+
+
+def _groups(facts: Facts) -> frozenset[str]:
+    """The subjects and the elements of the facts."""
+    return frozenset(group for key in facts for group in (key.partition(".")[0], *_elements(key)))
+
+
+def _elements(key: str) -> Iterator[str]:
+    """The elements that a key is in, the outermost first."""
+    end = key.find("]")
+    while end >= 0:
+        yield key[: end + 1]
+        end = key.find("]", end + 1)
+
+
+def _owner(
+    key: str,
+    before: Facts,
+    after: Facts,
+    groups_before: frozenset[str],
+    groups_after: frozenset[str],
+) -> str | None:
+    """What has changed: the part, else the largest element that came or went, else the key.
+
+    None: the whole subject was observed in one look only.
+    """
+    is_one_sided = key not in before or key not in after
+    groups = groups_before if key in after else groups_after
+    if is_one_sided and key.partition(".")[0] not in groups:
+        return None
+    elements = list(_elements(key))
+    if elements and _identities(elements[0], before, after) is not None:
+        return elements[0]
+    if not is_one_sided:
+        return key
+    return next((element for element in elements if element not in groups), key)
+
+
+def _identities(element: str, before: Facts, after: Facts) -> tuple[Value, Value] | None:
+    """The different parts that are in one place before and after; None: it is the same part."""
+    _, names = PARTS.get(element.partition("[")[0], ("", ()))
+    for name in names:
+        values = tuple(_identity(facts, f"{element}.{name}") for facts in (before, after))
+        if values[0] != values[1] and (
+            None not in values or _came_or_went(element, before, after)
+        ):
+            return values[0], values[1]
+        if None not in values:
+            return None
+    return None
+
+
+def _identity(facts: Facts, key: str) -> Value:
+    element = key.rpartition(".")[0]
+    if element.startswith("nics.") and facts.get(f"{element}.kind") not in _PHYSICAL:
+        return None
+    return facts.get(key)
+
+
+#: List of parts -> a fact that each of its elements has.
+_ALWAYS = {"gpus": "pci_address", "nics": "name", "rdma": "name"}
+
+
+def _came_or_went(element: str, before: Facts, after: Facts) -> bool:
+    key = f"{element}.{_ALWAYS[element.partition('.')[0]]}"
+    return (key in before) != (key in after)
+
+
+def _part_change(
+    part: str,
+    keys: Iterable[str],
+    identities: tuple[Value, Value],
+    before: Facts,
+    after: Facts,
+) -> Change:
+    """The change of a part, with the facts in which the new part differs from the old part."""
+    noun, _ = PARTS[part.partition("[")[0]]
+    note = "replaced"
+    if identities[0] is None or identities[1] is None:
+        note = "new" if identities[0] is None else "gone"
+    else:
+        differing = [
+            f"{key[len(part) + 1 :]} {shown_value(key, before.get(key))}"
+            f" -> {shown_value(key, after.get(key))}"
+            for key in keys
+            if not is_unique(key)
+        ]
+        note = "; ".join(("replaced", *differing[:_MAX_ALSO]))
+        if len(differing) > _MAX_ALSO:
+            note += f" and {len(differing) - _MAX_ALSO} more"
+    return Change(HARDWARE, part, *identities, note, noun)
+
+
+def _is_slot_of_part(element: str, owners: Iterable[str]) -> bool:
+    """Whether the element is the place on the PCI bus of a GPU that came or went."""
+    address = element.removeprefix("gpus.pci")
+    return element != address and not {f"gpus.nvidia{address}", f"gpus.amd{address}"}.isdisjoint(
+        owners
+    )
+
+
+def _is_same(key: str, before: Value, after: Value, facts: Facts) -> bool:
+    """Whether the difference means nothing."""
+    if key.endswith(".memory_total_mb") and isinstance(before, int) and isinstance(after, int):
+        return abs(after - before) <= _SAME_MEMORY * before
+    if key == "host.cmdline":
+        old, new = (_BOOT_IMAGE.sub("", str(value)) for value in (before, after))
+        return old == new
+    element, _, name = key.rpartition(".")
+    if name == "index" and element.startswith("gpus."):
+        return True  # GPUs are numbered anew when one is missing
+    is_interface = element.startswith("nics.interfaces[")
+    return is_interface and name == "mac" and facts.get(f"{element}.kind") not in _PHYSICAL
+
+
+# --- Names that changed.
+
+
+def _renames(before: Facts, after: Facts) -> dict[str, dict[str, str]]:
+    """List of parts -> old name -> new name, of the parts that are the same as before."""
+    return {parts: _renames_of(parts, before, after) for parts in _RENAMED}
+
+
+def _renames_of(parts: str, before: Facts, after: Facts) -> dict[str, str]:
+    _, (name,) = PARTS[parts]
+    end = f"].{name}"
+    keys = [key for key in after if key.endswith((end, "].pci_address")) and key.startswith(parts)]
+    if all(before.get(key) == after[key] for key in keys):
+        return {}
+    renamed: dict[str, str] = {}
+    # The ports of a bond share its address: then the slot tells them apart.
+    for with_slot in (False, True):
+        old_names = _names(parts, end, before, with_slot)
+        for identity, names in _names(parts, end, after, with_slot).items():
+            earlier = old_names.get(identity, [])
+            if len(names) == len(earlier) == 1 and names != earlier:
+                renamed.setdefault(earlier[0], names[0])
+    return renamed
+
+
+def _names(
+    parts: str, end: str, facts: Facts, with_slot: bool
+) -> dict[tuple[Value, ...], list[str]]:
+    """Identity -> the names of the parts that have it."""
+    names: dict[tuple[Value, ...], list[str]] = {}
+    for key, value in facts.items():
+        if not (key.endswith(end) and key.startswith(parts)) or _identity(facts, key) is None:
+            continue
+        element = key.rpartition(".")[0]
+        identity = (value, facts.get(f"{element}.pci_address")) if with_slot else (value,)
+        names.setdefault(identity, []).append(element[len(parts) + 1 : -1])
+    return names
+
+
+def _rename_changes(renames: Mapping[str, Mapping[str, str]]) -> Iterator[Change]:
+    for parts, names in renames.items():
+        for old, new in names.items():
+            yield Change(SETTING, f"{parts}[{new}]", old, new, "renamed")
+
+
+def _renamed(look: NodeLook, names: Mapping[str, str]) -> NodeLook:
+    """The look with the new names in the place of the old ones."""
+    pattern = re.compile(rf"(?<![\w.-])({'|'.join(map(re.escape, names))})(?![\w-])")
+
+    def new(text: str) -> str:
+        return pattern.sub(lambda match: names[match[1]], text)
+
+    facts: dict[str, Value] = {}
+    for key, value in look.facts.items():
+        if key.startswith(("nics.", "rdma.")):
+            facts[new(key)] = new(value) if isinstance(value, str) else value
+        else:
+            facts[key] = value
+    counters = {}
+    for key, total in look.counters.items():
+        subject, _, name = key.partition(".")
+        counters[f"{subject}.{new(name)}" if subject in ("nics", "rdma") else key] = total
+    return replace(look, facts=facts, counters=counters)
+
+
+# --- Counters.
+
+
+def _counter_changes(
+    before: Mapping[str, int], after: Mapping[str, int], is_same_boot: bool
+) -> Iterator[Change]:
+    """The counters that grew, were reset, or have counted in the new boot."""
+    has_gpus = any(key.startswith("gpus.") for key in before)
+    for key, total in after.items():
+        earlier = before.get(key)
+        if earlier is None and key.startswith("gpus.") and has_gpus:
+            earlier = 0  # a fault in the kernel's log has a counter from its first line on
+        if earlier is None or total == earlier == 0:
+            continue
+        if not is_same_boot:
+            if total > (earlier if key.endswith(_COUNT_AT_BOOT) else 0):
+                yield Change(COUNTER, key, earlier, total, f"{total} since the boot")
+        elif total > earlier:
+            yield Change(COUNTER, key, earlier, total, f"{total - earlier} more")
+        elif total < earlier:
+            note = "smaller in the same boot: it wrapped or was reset"
+            yield Change(COUNTER, key, earlier, total, note)

@@ -1,0 +1,849 @@
+"""The file of the memory: every look, and the states of every node, in SQLite.
+
+A node's state has sections (`sections`). A section's text is kept once for all nodes and times, by
+its digest. `current` has the sections of each node's newest state, and `past` the replaced ones,
+so that a look at an unchanged node updates one row of `nodes`.
+
+A look is one transaction: it is kept whole or not at all, and two writers wait for each other. The
+journal is a rollback journal with synchronous=FULL: SQLite's WAL needs memory that is shared
+between the users of the file, which a network file system does not have
+(https://www.sqlite.org/wal.html). The next reader rolls a killed writer's transaction back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from nodeready.core.files import private_file
+from nodeready.runs.memory.look import Event, Look, NodeLook, PartSpan, Value
+from nodeready.runs.memory.sections import (
+    BOOT,
+    COUNTERS,
+    ENDED_BY_LOOK,
+    ERROR,
+    FACTS,
+    GATE,
+    MISSED,
+    PARTS,
+    POLICY,
+    RESULTS,
+    NodeSections,
+    SectionText,
+    digest,
+    dump,
+    parse_results,
+)
+
+if TYPE_CHECKING:
+    import sqlite3
+else:
+    try:
+        import sqlite3
+    except ImportError:
+        # A Python that was built without it.
+        sqlite3 = None
+from nodeready.core.result import Result
+
+#: "nrdy": the file is a memory (https://www.sqlite.org/pragma.html#pragma_application_id).
+APPLICATION_ID = 0x6E726479
+#: Of the tables. A file with another version is neither read nor written.
+VERSION = 1
+#: Seconds to wait for another writer: a look at 10,000 nodes is written in some two.
+BUSY_S = 10.0
+#: Maximum sections whose data a Memory remembers.
+_MAX_CACHED = 4096
+#: Seconds between two removals of old looks.
+_TRIM_EVERY_S = 86400.0
+#: Seconds of one boot by which the clock may be wrong: NTP has then corrected it.
+_MAX_DRIFT_S = 3600.0
+#: Seconds without a look across a boot, such as holidays. More are a clock that jumped.
+_MAX_GAP_S = 7 * 86400.0
+#: Bytes of the file that each node has at least: twice the newest state of a node with 8 GPUs.
+_MIN_SHARE = 40_000
+#: The part of the maximum size that the nodes share, so that not every look removes something.
+_SHARED = 0.9
+#: Bytes of a section in the file beside its text: its rows, and its digest in an index.
+_ROW_BYTES = 250
+#: Maximum former and present parts of a node that are remembered. A node has some 20, and all of
+#: them can be replaced every week for 90 days.
+MAX_PARTS = 256
+
+# looks.time, events.time: seconds since 1970. looks.is_old: the states of that time were removed;
+# the look is only the beginning of a later state.
+# nodes.counted: JSON, subject -> the time of its newest counters; and of looks at some checks:
+# "missed" -> as the section; "missing" -> the owners of results that the last look did not make.
+# current, past: a section from first_look on, which was the look number `number` at the node; it
+# was replaced by until_look, the look until_number at the node.
+_SCHEMA = """
+CREATE TABLE looks(id INTEGER PRIMARY KEY, time REAL, command TEXT, inventory TEXT,
+    policy_digest TEXT, complete INTEGER, code INTEGER, summary TEXT, is_old INTEGER);
+CREATE TABLE contents(id INTEGER PRIMARY KEY, digest BLOB UNIQUE, data BLOB);
+CREATE TABLE nodes(id INTEGER PRIMARY KEY, name TEXT UNIQUE, state BLOB, counted TEXT,
+    first_look INTEGER, last_look INTEGER, looks INTEGER);
+CREATE TABLE current(node INTEGER, section TEXT, content INTEGER, first_look INTEGER,
+    number INTEGER, PRIMARY KEY(node, section)) WITHOUT ROWID;
+CREATE TABLE past(node INTEGER, section TEXT, first_look INTEGER, until_look INTEGER,
+    content INTEGER, number INTEGER, until_number INTEGER,
+    PRIMARY KEY(node, section, first_look)) WITHOUT ROWID;
+CREATE TABLE parts(serial TEXT, kind TEXT, uuid TEXT, node INTEGER, slot TEXT,
+    first_look INTEGER, until_look INTEGER);
+CREATE INDEX parts_serial ON parts(serial);
+CREATE INDEX parts_uuid ON parts(uuid);
+CREATE INDEX parts_node ON parts(node);
+CREATE TABLE events(time REAL, look INTEGER, node TEXT, serial TEXT, kind TEXT, text TEXT,
+    user TEXT);
+CREATE INDEX events_node ON events(node);
+CREATE INDEX events_serial ON events(serial);
+"""
+# One row: the clock at the last look, and the time and the look from which it has run without a
+# jump. Not in _SCHEMA: older files are without it.
+_CLOCK = """CREATE TABLE IF NOT EXISTS clock(time REAL, boot TEXT, uptime REAL, since REAL,
+    since_look INTEGER)"""
+
+
+class ControlClock(NamedTuple):
+    """The clock of the control machine.
+
+    time_s:   seconds since 1970
+    boot_id:  of the machine's boot; "": not known
+    uptime_s: seconds since the boot, which no setting of the clock changes
+    """
+
+    time_s: float
+    boot_id: str
+    uptime_s: float
+
+    @classmethod
+    def read(cls) -> ControlClock:
+        try:
+            boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+            uptime_s = float(Path("/proc/uptime").read_text("ascii").split()[0])
+        except (OSError, ValueError):
+            boot_id, uptime_s = "", 0.0
+        return cls(time.time(), boot_id, uptime_s)
+
+    def jump_s(self, earlier: ControlClock) -> float:
+        """Seconds by which the clock was set since then; 0: it was not."""
+        passed_s = self.time_s - earlier.time_s
+        if self.boot_id and self.boot_id == earlier.boot_id:
+            jump_s = passed_s - (self.uptime_s - earlier.uptime_s)
+            return jump_s if abs(jump_s) > _MAX_DRIFT_S else 0.0
+        return 0.0 if -_MAX_DRIFT_S <= passed_s <= _MAX_GAP_S else passed_s
+
+
+class MemoryUnavailable(Exception):
+    """The memory cannot be read or written; one line that says where, why and what to do."""
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Problems of the file, as MemoryUnavailable."""
+    advice = "NODEREADY_MEMORY names another file, or off"
+    try:
+        yield
+    except OSError as error:
+        raise MemoryUnavailable(f"{path}: {error.strerror}: {advice}") from None
+    except sqlite3.OperationalError as error:
+        raise MemoryUnavailable(f"{path}: {error}: {advice}") from None
+    except (sqlite3.DatabaseError, zlib.error, ValueError, TypeError, KeyError) as error:
+        text = f"{path}: is damaged ({error}): move it away, and the next look makes a new one"
+        raise MemoryUnavailable(text) from None
+
+
+def _text(name: str) -> str:
+    """A name as the file has it: text that is no Unicode cannot be a value of SQLite."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+_Sections = tuple[tuple[str, int], ...]
+
+
+class StoredFacts(Mapping[str, Value]):
+    """The facts of a node. A section is read from the file when a value of it is needed.
+
+    contents: section -> a number: equal numbers, equal facts
+    """
+
+    def __init__(self, contents: Mapping[str, int], memory: Memory) -> None:
+        self.contents, self._memory = contents, memory
+
+    def section(self, name: str) -> Mapping[str, Value]:
+        facts: Mapping[str, Value] = self._memory.load(self.contents[name])
+        return facts
+
+    def text(self, name: str) -> bytes:
+        """The section as `sections.facts_text` made it."""
+        return self._memory.text(self.contents[name])
+
+    def __getitem__(self, key: str) -> Value:
+        try:
+            return self.section(f"{key.partition('.')[0]}{FACTS}")[key]
+        except KeyError:
+            raise KeyError(key) from None
+
+    def __iter__(self) -> Iterator[str]:
+        for name in self.contents:
+            yield from self.section(name)
+
+    def __len__(self) -> int:
+        return sum(len(self.section(name)) for name in self.contents)
+
+
+class Memory:
+    """The memory in one file. A context manager that closes it.
+
+    Methods raise MemoryUnavailable.
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path, self._connection = path, connection
+        self._cache: dict[int, Any] = {}
+        self._made: dict[tuple[str, _Sections], dict[str, Any]] = {}
+
+    @classmethod
+    def open(cls, path: Path, *, make: bool = False) -> Memory:
+        """The memory in this file. make: the file and its directories, where they are missing
+
+        Raises MemoryUnavailable.
+        """
+        if sqlite3 is None:
+            raise MemoryUnavailable(
+                "this Python has no sqlite3: install it, or NODEREADY_MEMORY=off"
+            )
+        with _named(path):
+            path = private_file(path, make=make)
+            # None: transactions begin and end where this module says so.
+            connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+            try:
+                _prepare(connection, path)
+            except BaseException:
+                connection.close()
+                raise
+        return cls(path, connection)
+
+    def __enter__(self) -> Memory:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._connection.close()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with _named(self.path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                self._cache.clear()
+                self._made.clear()
+                # SQLite itself has rolled back after some errors, such as a full disk.
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        with _named(self.path):
+            return self._connection.execute(query, values).fetchall()
+
+    # --- Keeping a look.
+
+    def digests(self) -> frozenset[bytes]:
+        """The digests of the sections of all nodes."""
+        rows = self._rows("SELECT digest FROM contents WHERE id IN (SELECT content FROM current)")
+        return frozenset(value for (value,) in rows)
+
+    def keep(
+        self,
+        look: Look,
+        nodes: Iterable[NodeSections],
+        events: Iterable[Event] = (),
+        declared: Collection[str] = (),
+    ) -> int:
+        """Keep a look at these nodes and its events; returns the id of the look.
+
+        declared: the checks that the nodes' policies declare: the result of another one ends
+        """
+        unchanged = []
+        # A check that is declared no more is a change of a node whose sections are equal.
+        checks = digest(dump(sorted(declared))) if declared else b""
+        with self._transaction() as connection:
+            look_id = connection.execute(
+                "INSERT INTO looks VALUES(NULL,?,?,?,?,?,?,?,0)",
+                (
+                    look.time_s,
+                    look.command,
+                    _text(look.inventory),
+                    look.policy_digest,
+                    look.complete,
+                    look.code,
+                    json.dumps(look.summary),
+                ),
+            ).lastrowid
+            assert look_id is not None
+            for node in nodes:
+                name = _text(node.name)
+                row = connection.execute(
+                    "SELECT id, state, counted, looks FROM nodes WHERE name=?", (name,)
+                ).fetchone()
+                if row is None:
+                    node_id = connection.execute(
+                        "INSERT INTO nodes VALUES(NULL,?,NULL,'{}',?,?,0)",
+                        (name, look_id, look_id),
+                    ).lastrowid
+                    row = (node_id, None, "{}", 0)
+                node_id, state, counted, count = row
+                times = json.loads(counted)
+                new_state = digest(node.digest + checks) if checks else node.digest
+                if state != new_state:
+                    missing = self._change(
+                        connection,
+                        look_id,
+                        node_id,
+                        count + 1,
+                        node.read(),
+                        missed=times.get("missed", {}),
+                        declared=declared,
+                    )
+                    times.pop("missing", None)
+                    if missing:
+                        times["missing"] = missing
+                for owner in times.get("missing", ()):
+                    missed = times.setdefault("missed", {})
+                    missed[owner] = missed.get(owner, 0) + 1
+                times.update(dict.fromkeys(node.counted, look.time_s))
+                counted = json.dumps(times)
+                unchanged.append((new_state, counted, look_id, node_id))
+            connection.executemany(
+                "UPDATE nodes SET state=?, counted=?, last_look=?, looks=looks+1 WHERE id=?",
+                unchanged,
+            )
+            connection.executemany(
+                "INSERT INTO events VALUES(?,?,?,?,?,?,?)",
+                [
+                    (
+                        event.time_s,
+                        look_id,
+                        _text(event.node),
+                        event.serial,
+                        event.kind,
+                        _text(event.text),
+                        event.user,
+                    )
+                    for event in events
+                ],
+            )
+        return look_id
+
+    def _change(
+        self,
+        connection: sqlite3.Connection,
+        look: int,
+        node: int,
+        number: int,
+        sections: Iterable[SectionText],
+        *,
+        missed: Mapping[str, int],
+        declared: Collection[str],
+    ) -> list[str]:
+        """Keep the sections of a node that differ from its current ones.
+
+        Returns the owners of the results that this look did not make.
+        """
+        current = dict(
+            connection.execute(
+                "SELECT section, digest FROM current JOIN contents ON id=content WHERE node=?",
+                (node,),
+            )
+        )
+        new = {section.name: section for section in sections}
+        changed = [section for name, section in new.items() if current.get(name) != section.digest]
+        ended = [name for name in ENDED_BY_LOOK if name in current and name not in new]
+        if any(section.name == BOOT for section in changed):
+            # A total of another boot.
+            ended += [name for name in current if name.endswith(COUNTERS) and name not in new]
+        missing = []
+        if any(name.endswith(RESULTS) for name in new):
+            owners = {name[: -len(RESULTS)]: name for name in current if name.endswith(RESULTS)}
+            for owner, name in owners.items():
+                if name in new or name in ended:
+                    continue
+                # SUBJECT.CHECK: a policy declares the check.
+                if "." in owner and owner not in declared:
+                    ended.append(name)
+                else:
+                    missing.append(owner)
+        if (changed or ended) and missed:
+            text = dump(missed)
+            section = SectionText(MISSED, digest(text), partial(zlib.compress, text))
+            if current.get(MISSED) != section.digest:
+                changed.append(section)
+        replaced = [*ended, *(section.name for section in changed if section.name in current)]
+        connection.executemany(
+            "INSERT INTO past SELECT node, section, first_look, ?, content, number, ?"
+            " FROM current WHERE node=? AND section=?",
+            [(look, number, node, name) for name in replaced],
+        )
+        connection.executemany(
+            "DELETE FROM current WHERE node=? AND section=?", [(node, name) for name in ended]
+        )
+        for section in changed:
+            content = _content(connection, section)
+            connection.execute(
+                "INSERT OR REPLACE INTO current VALUES(?,?,?,?,?)",
+                (node, section.name, content, look, number),
+            )
+            if section.name.endswith(PARTS):
+                _change_parts(connection, look, node, self.load(content))
+        return missing
+
+    def trim(self, clock: ControlClock, days: float, max_bytes: int) -> float:
+        """Remove looks that are older than these days, and of a file that is larger the oldest
+        past of each node with more than its share.
+
+        The newest state of a node stays as long as the node was looked at within the days. Nothing
+        is too old until the clock has run for the days without a jump.
+
+        Returns the seconds by which the clock has jumped since the last look; 0: it has not.
+        """
+        jump_s, since_s, since_look = self._follow(clock)
+        limit_s = clock.time_s - days * 86400
+        oldest = self._rows("SELECT time FROM looks WHERE NOT is_old ORDER BY id LIMIT 1")
+        if since_s <= limit_s and oldest and oldest[0][0] < limit_s - _TRIM_EVERY_S:
+            self._forget(limit_s, since_look)
+        if self.size_bytes > max_bytes:
+            self._keep_shares(max_bytes)
+        return jump_s
+
+    def _follow(self, clock: ControlClock) -> tuple[float, float, int]:
+        """The seconds by which the clock has jumped since the last look, and the time and the look
+        from which it has run without a jump."""
+        with self._transaction() as connection:
+            connection.execute(_CLOCK)
+            row = connection.execute("SELECT * FROM clock").fetchone()
+            jump_s = clock.jump_s(ControlClock(*row[:3])) if row else 0.0
+            if row is None or jump_s:
+                (look,) = connection.execute("SELECT coalesce(max(id), 0) FROM looks").fetchone()
+                since = clock.time_s, look
+            else:
+                since = row[3:]
+            connection.execute("DELETE FROM clock")
+            connection.execute("INSERT INTO clock VALUES(?,?,?,?,?)", (*clock, *since))
+        return jump_s, *since
+
+    def _forget(self, limit_s: float, since_look: int) -> None:
+        """Remove what ended before this time, and the nodes that were not looked at since.
+
+        since_look: from which the clock is right: earlier looks are older, also by wrong times
+        """
+        with self._transaction() as connection:
+            (look,) = connection.execute(
+                "SELECT coalesce((SELECT min(id) - 1 FROM looks WHERE id >= ? AND time >= ?),"
+                " max(id), 0) FROM looks",
+                (since_look, limit_s),
+            ).fetchone()
+            connection.execute("DELETE FROM past WHERE until_look <= ?", (look,))
+            for table in ("current", "past", "parts"):
+                connection.execute(
+                    f"DELETE FROM {table} WHERE node IN (SELECT id FROM nodes WHERE last_look<=?)",
+                    (look,),
+                )
+            connection.execute("DELETE FROM nodes WHERE last_look <= ?", (look,))
+            connection.execute("DELETE FROM parts WHERE until_look <= ?", (look,))
+            connection.execute("DELETE FROM events WHERE look <= ?", (look,))
+            connection.execute(
+                "DELETE FROM looks WHERE id <= ? AND id NOT IN (SELECT first_look FROM current"
+                " UNION SELECT first_look FROM past UNION SELECT first_look FROM parts"
+                " UNION SELECT first_look FROM nodes)",
+                (look,),
+            )
+            connection.execute("UPDATE looks SET is_old=1 WHERE id <= ?", (look,))
+            _remove_unused(connection)
+        self._vacuum()
+
+    def _keep_shares(self, max_bytes: int) -> None:
+        """Remove the oldest past of each node with more than its share of this size."""
+        sizes = self._rows(
+            f"SELECT node, sum(length(data) + {_ROW_BYTES})"
+            " FROM (SELECT node, content FROM current UNION ALL SELECT node, content FROM past)"
+            " JOIN contents ON id=content GROUP BY node"
+        )
+        # The file is larger than its sections, by the room that is unused in its pages.
+        packing = min(1.0, sum(size for _, size in sizes) / self.size_bytes)
+        share = max(_MIN_SHARE, _SHARED * max_bytes * packing / max(1, len(sizes)))
+        with self._transaction() as connection:
+            for node, size in sizes:
+                look, excess = 0, size - share
+                for until_look, section_bytes in connection.execute(
+                    f"SELECT until_look, length(data) + {_ROW_BYTES} FROM past"
+                    " JOIN contents ON id=content WHERE node=? ORDER BY until_look",
+                    (node,),
+                ).fetchall():
+                    if excess <= 0:
+                        break
+                    look, excess = until_look, excess - section_bytes
+                connection.execute("DELETE FROM past WHERE node=? AND until_look<=?", (node, look))
+            _remove_unused(connection)
+        self._vacuum()
+
+    def _vacuum(self) -> None:
+        """Give the unused pages of the file back."""
+        with _named(self.path):
+            # A script, because `execute` makes only the first step of a statement without rows.
+            self._connection.executescript("PRAGMA incremental_vacuum")
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the file."""
+        (pages,), (page_bytes,) = self._rows("PRAGMA page_count") + self._rows("PRAGMA page_size")
+        return int(pages * page_bytes)
+
+    # --- Looks, parts and events.
+
+    def looks(self, since_s: float = 0.0, until_s: float = float("inf")) -> list[Look]:
+        """The looks of this time, the newest first."""
+        rows = self._rows(
+            "SELECT * FROM looks WHERE time BETWEEN ? AND ? AND NOT is_old"
+            " ORDER BY time DESC, id DESC",
+            since_s,
+            until_s,
+        )
+        with _named(self.path):
+            return [
+                Look(
+                    id, time_s, command, inventory, digest, bool(complete), code, json.loads(text)
+                )
+                for id, time_s, command, inventory, digest, complete, code, text, _ in rows
+            ]
+
+    def parts(self, word: str) -> list[PartSpan]:
+        """Where the part with this serial or uuid was, the newest first."""
+        return self._parts("? IN (serial, parts.uuid)", word)
+
+    def parts_of(self, name: str) -> list[PartSpan]:
+        """The parts that were in this node, the newest first."""
+        return self._parts("name=?", _text(name))
+
+    def parts_of_kind(self, kind: str) -> list[PartSpan]:
+        """The parts of this kind in all nodes, the newest first."""
+        return self._parts("kind=?", kind)
+
+    def _parts(self, condition: str, value: str) -> list[PartSpan]:
+        rows = self._rows(
+            "SELECT kind, serial, uuid, name, slot, first.time, last.time, until_look"
+            " FROM parts JOIN nodes ON nodes.id=parts.node"
+            " JOIN looks AS first ON first.id=parts.first_look"
+            " JOIN looks AS last ON last.id=coalesce(until_look, last_look)"
+            f" WHERE {condition} ORDER BY first.time DESC, slot",
+            value,
+        )
+        return [
+            PartSpan(kind, serial, uuid, name, slot, first_s, last_s, until is None)
+            for kind, serial, uuid, name, slot, first_s, last_s, until in rows
+        ]
+
+    def events(self, name: str | None = None, serial: str | None = None) -> list[Event]:
+        """The events of a node, of a part, or all of them, the newest first."""
+        condition, values = "1", []
+        for column, value in (("node", name), ("serial", serial)):
+            if value is not None:
+                condition += f" AND {column}=?"
+                values.append(_text(value))
+        query = f"SELECT * FROM events WHERE {condition} ORDER BY time DESC, rowid DESC"
+        return [Event(*row) for row in self._rows(query, *values)]
+
+    # --- Nodes.
+
+    def names(self) -> list[str]:
+        """The nodes, in the order in which they were first seen."""
+        return [name for (name,) in self._rows("SELECT name FROM nodes ORDER BY id")]
+
+    def _look_at(self, time_s: float) -> int:
+        """The id of the last look until this time; 0: no look. Until ever: the newest look,
+        also where an earlier look had a wrong clock."""
+        order = "id" if time_s == float("inf") else "time DESC, id"
+        rows = self._rows(
+            f"SELECT id FROM looks WHERE time<=? AND NOT is_old ORDER BY {order} DESC LIMIT 1",
+            time_s,
+        )
+        return rows[0][0] if rows else 0
+
+    def time_s(self, until_s: float) -> float:
+        """The time of the last look until this time; 0: no look."""
+        rows = self._rows("SELECT time FROM looks WHERE id=?", self._look_at(until_s))
+        return float(rows[0][0]) if rows else 0.0
+
+    def node(self, name: str, time_s: float) -> NodeLook | None:
+        """The node as the last look until this time knows it; None: no look has seen it yet."""
+        return next(self.nodes([name], time_s), None)
+
+    def nodes(self, names: Iterable[str], time_s: float) -> Iterator[NodeLook]:
+        """Those of these nodes that a look until this time has seen, as `node`."""
+        look = self._look_at(time_s)
+        for name in names:
+            rows = self._rows("SELECT id, last_look, looks FROM nodes WHERE name=?", _text(name))
+            if not rows:
+                continue
+            node, last_look, looks = rows[0]
+            sections = self._rows(
+                "SELECT section, content, number FROM current WHERE node=?1 AND first_look<=?2"
+                " UNION ALL SELECT section, content, number FROM past"
+                " WHERE node=?1 AND first_look<=?2 AND until_look>?2",
+                node,
+                look,
+            )
+            if sections:
+                newest = min(look, last_look)
+                number = looks if newest == last_look else max(row[2] for row in sections)
+                contents = {section: content for section, content, _ in sections}
+                times = self._rows("SELECT time FROM looks WHERE id=?", newest) or [(time_s,)]
+                yield self._node_look(name, newest, times[0][0], number, contents)
+
+    def changed(self, since_s: float, until_s: float = float("inf")) -> set[str]:
+        """The nodes with a section that changed after one time, until another."""
+        rows = self._rows(
+            "SELECT name FROM nodes WHERE id IN (SELECT node FROM current"
+            " WHERE first_look>?1 AND first_look<=?2 UNION SELECT node FROM past"
+            " WHERE (first_look>?1 AND first_look<=?2) OR (until_look>?1 AND until_look<=?2))",
+            self._look_at(since_s),
+            self._look_at(until_s),
+        )
+        return {name for (name,) in rows}
+
+    def last_seen(self, name: str) -> tuple[float, int, Mapping[str, int]] | None:
+        """The time of the last look at the node, the number of the looks at it, and owner of
+        results -> the number of these that did not make them."""
+        rows = self._rows(
+            "SELECT time, looks, counted FROM nodes JOIN looks ON looks.id=last_look WHERE name=?",
+            _text(name),
+        )
+        with _named(self.path):
+            return (*rows[0][:2], json.loads(rows[0][2]).get("missed", {})) if rows else None
+
+    def spans(self) -> dict[str, tuple[float, float]]:
+        """Each node's times of the first and the last look at it."""
+        rows = self._rows(
+            "SELECT name, first.time, last.time FROM nodes"
+            " JOIN looks AS first ON first.id=first_look JOIN looks AS last ON last.id=last_look"
+        )
+        return {name: (first_s, last_s) for name, first_s, last_s in rows}
+
+    def life(self, name: str) -> Iterator[NodeLook]:
+        """The node at each look at which a section changed, the oldest first."""
+        changes = self._changes("name=?", _text(name))
+        return self._life(name, changes, dict(self._rows("SELECT id, time FROM looks")))
+
+    def lives(self, sections: Collection[str]) -> Iterator[tuple[str, Iterator[NodeLook]]]:
+        """Every node with its `life`, as far as these sections show it."""
+        changes = self._changes(f"section IN ({','.join('?' * len(sections))})", *sections)
+        times = dict(self._rows("SELECT id, time FROM looks"))
+        for name, node_changes in groupby(changes, key=lambda change: change[0]):
+            yield name, self._life(name, node_changes, times)
+
+    def _changes(self, condition: str, *values: str) -> list[tuple[Any, ...]]:
+        """The (node, look, its number at the node, 1 where a section begins and 0 where it ends,
+        the section, its content), by node and look."""
+        queries = [
+            f"SELECT name, {columns} FROM {table} JOIN nodes ON nodes.id=node WHERE {condition}"
+            for table, columns in (
+                ("current", "current.first_look, number, 1, section, content"),
+                ("past", "past.first_look, number, 1, section, content"),
+                ("past", "until_look, until_number, 0, section, 0"),
+            )
+        ]
+        return self._rows(f"{' UNION ALL '.join(queries)} ORDER BY 1, 2, 4", *values * 3)
+
+    def _life(
+        self, name: str, changes: Iterable[tuple[Any, ...]], times: Mapping[int, float]
+    ) -> Iterator[NodeLook]:
+        contents: dict[str, int] = {}
+        for (look, number), group in groupby(changes, key=lambda change: change[1:3]):
+            for *_, begins, section, content in group:
+                if begins:
+                    contents[section] = content
+                else:
+                    contents.pop(section, None)
+            yield self._node_look(name, look, times.get(look, 0.0), number, dict(contents))
+
+    def earlier_counters(self, name: str) -> str:
+        """The newest counters of a node as the JSON of `audit.counters`; "": there are none."""
+        rows = self._rows("SELECT id, counted FROM nodes WHERE name=?", _text(name))
+        if not rows or rows[0][1] == "{}":
+            return ""
+        node, counted = rows[0]
+        contents = dict(
+            self._rows(
+                "SELECT section, content FROM current WHERE node=? AND"
+                f" (section='{BOOT}' OR section LIKE '%{COUNTERS}')",
+                node,
+            )
+        )
+        boot = self.load(contents.pop(BOOT)) if BOOT in contents else ""
+        with _named(self.path):
+            times = json.loads(counted)
+        taken = {
+            subject: (times[subject], self.load(content))
+            for section, content in contents.items()
+            if (subject := section[: -len(COUNTERS)]) in times
+        }
+        return dump({"boot_id": boot, "taken": taken}).decode()
+
+    def load(self, content: int) -> Any:
+        """The data of a section's text."""
+        if content not in self._cache:
+            if len(self._cache) >= _MAX_CACHED:
+                self._cache.clear()
+            text = self.text(content)
+            with _named(self.path):
+                self._cache[content] = json.loads(text)
+        return self._cache[content]
+
+    def text(self, content: int) -> bytes:
+        """The text of a section."""
+        rows = self._rows("SELECT data FROM contents WHERE id=?", content)
+        with _named(self.path):
+            ((data,),) = rows
+            return zlib.decompress(data)
+
+    def _node_look(
+        self, name: str, look: int, time_s: float, number: int, contents: Mapping[str, int]
+    ) -> NodeLook:
+        """The node with these sections."""
+        error, unreachable = self.load(contents[ERROR]) if ERROR in contents else ("", False)
+        results = [item for item in contents.items() if item[0].endswith(RESULTS)]
+        # The gate's own results are newer than those of the last audit.
+        results += [(GATE, contents[GATE])] if GATE in contents else []
+        counters = [item for item in contents.items() if item[0].endswith(COUNTERS)]
+        return NodeLook(
+            name,
+            time_s,
+            self.load(contents[BOOT]) if BOOT in contents else "",
+            look,
+            error,
+            StoredFacts({n: c for n, c in contents.items() if n.endswith(FACTS)}, self),
+            self._shared(tuple(counters), self._counters),
+            self._shared(tuple(results), self._results),
+            unreachable,
+            number,
+            self._shared(tuple(results), self._policies),
+            self.load(contents[MISSED]) if MISSED in contents else {},
+        )
+
+    def _shared(
+        self, sections: _Sections, make: Callable[[_Sections], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """What this function makes of sections, made once for the nodes that share them."""
+        key = (make.__name__, sections)
+        if key not in self._made:
+            if len(self._made) >= _MAX_CACHED:
+                self._made.clear()
+            self._made[key] = make(sections)
+        return self._made[key]
+
+    def _counters(self, sections: _Sections) -> dict[str, int]:
+        return {
+            f"{section[: -len(COUNTERS)]}.{key}": value
+            for section, content in sections
+            for key, value in self.load(content).items()
+        }
+
+    def _policies(self, sections: _Sections) -> dict[str, str]:
+        return {
+            section[: -len(RESULTS)]: self.load(content)[POLICY]
+            for section, content in sections
+            if POLICY in self.load(content)
+        }
+
+    def _results(self, sections: _Sections) -> dict[str, Result]:
+        results: dict[str, Result] = {}
+        for _, content in sections:
+            results.update(parse_results(self.load(content)))
+        return results
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the tables of an empty file. Raises MemoryUnavailable for a file that is no memory."""
+    connection.execute("PRAGMA synchronous=FULL")
+    # One transaction: another process may be making the tables.
+    connection.execute("BEGIN")
+    is_empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+    ((identity,), (version,)) = (
+        connection.execute(f"PRAGMA {name}").fetchone()
+        for name in ("application_id", "user_version")
+    )
+    connection.execute("COMMIT")
+    if (identity, version) == (APPLICATION_ID, VERSION):
+        return
+    if identity != APPLICATION_ID and not (is_empty and identity == version == 0):
+        raise MemoryUnavailable(
+            f"{path}: is no memory of nodeready: NODEREADY_MEMORY names another file"
+        )
+    if identity == APPLICATION_ID:
+        raise MemoryUnavailable(
+            f"{path}: is of a newer nodeready (format {version}, this one has {VERSION}): "
+            "update nodeready, or name another file with NODEREADY_MEMORY"
+        )
+    # Has to be set before the first table.
+    connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+    connection.execute("BEGIN IMMEDIATE")
+    # Another process may have made the tables meanwhile.
+    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+        for statement in _SCHEMA.split(";\n"):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version={VERSION}")
+    connection.execute("COMMIT")
+
+
+def _content(connection: sqlite3.Connection, section: SectionText) -> int:
+    """The id of the section's text, which is kept if it is new."""
+    row = connection.execute(
+        "SELECT id FROM contents WHERE digest=?", (section.digest,)
+    ).fetchone()
+    if row is None:
+        data = section.read()
+        if data is None:
+            raise sqlite3.OperationalError("old looks were removed meanwhile")
+        values = section.digest, data
+        row = (connection.execute("INSERT INTO contents VALUES(NULL,?,?)", values).lastrowid,)
+    return int(row[0])
+
+
+def _change_parts(
+    connection: sqlite3.Connection, look: int, node: int, parts: list[list[str]]
+) -> None:
+    """Replace the node's parts of the kinds of these."""
+    kinds = {part[0] for part in parts}
+    new = {tuple(map(_text, part)) for part in parts}
+    for rowid, *values in connection.execute(
+        "SELECT rowid, kind, serial, uuid, slot FROM parts WHERE node=? AND until_look IS NULL",
+        (node,),
+    ).fetchall():
+        if tuple(values) in new:
+            new.discard(tuple(values))
+        elif values[0] in kinds:
+            connection.execute("UPDATE parts SET until_look=? WHERE rowid=?", (look, rowid))
+    connection.executemany(
+        "INSERT INTO parts VALUES(?,?,?,?,?,?,NULL)",
+        [(serial, kind, uuid, node, slot, look) for kind, serial, uuid, slot in sorted(new)],
+    )
+    connection.execute(
+        "DELETE FROM parts WHERE node=?1 AND rowid NOT IN (SELECT rowid FROM parts WHERE node=?1"
+        " ORDER BY until_look IS NOT NULL, until_look DESC, first_look DESC, rowid LIMIT ?2)",
+        (node, MAX_PARTS),
+    )
+
+
+def _remove_unused(connection: sqlite3.Connection) -> None:
+    connection.execute(
+        "DELETE FROM contents WHERE id NOT IN"
+        " (SELECT content FROM current UNION SELECT content FROM past)"
+    )

@@ -1,0 +1,371 @@
+"""The evidence on a dead job: its logs' failures, the kernel's faults, Slurm's records."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from nodeready.agent.failure_events import FailureEvent, FileFailures
+from nodeready.agent.failure_rules import REPORT
+from nodeready.agent.log_ranks import FileRanks, host_node, path_ranks
+from nodeready.agent.log_variables import script_variables
+from nodeready.core.text import counted
+from nodeready.subjects.environment_rules import EnvironmentFinding
+from nodeready.subjects.job_environment import EnvironmentFacts, RankVariables
+
+
+class JobFile(NamedTuple):
+    """What a log or an error file reports. node: "": not known"""
+
+    node: str
+    failures: FileFailures
+
+
+class NodeFault(NamedTuple):
+    """A line of a node's kernel log about a fault that ends jobs.
+
+    kind:   as of `KernelMessage`
+    time_s: since 1970, by the node's clock; None: not known
+    pid:    0: none
+    """
+
+    node: str
+    kind: str
+    time_s: float | None
+    pid: int
+    text: str
+
+
+class SlurmStep(NamedTuple):
+    """A job or a step in Slurm's records.
+
+    step:   ``4711``, ``4711.0``, ``4711.batch``
+    state:  ``OUT_OF_MEMORY``, ``TIMEOUT``
+    code:   exit status; signal: that ended it
+    nodes:  as Slurm lists them
+    """
+
+    step: str
+    state: str
+    code: int
+    signal: int
+    nodes: str
+
+
+@dataclass
+class SlurmRecords:
+    """Slurm's records of one job.
+
+    logs:    patterns of the files of its output
+    since_s: its start, in seconds since 1970; 0: not known
+    nodes:   (): not known
+    uid:     of its user; None: not known
+    sources: name of the tool -> what it gave; missing: -> why it gave nothing
+    script:  the job's batch script; "": not known
+    is_running: Slurm says that it runs
+    """
+
+    steps: list[SlurmStep] = field(default_factory=list)
+    logs: list[str] = field(default_factory=list)
+    since_s: float = 0
+    nodes: tuple[str, ...] = ()
+    uid: int | None = None
+    sources: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    is_running: bool = False
+    script: str = ""
+
+
+class NodeClock(NamedTuple):
+    """A node's clock beside this machine's.
+
+    offset_s:      seconds that it is ahead
+    uncertainty_s: of the offset, half of the measured round trip
+    """
+
+    offset_s: float
+    uncertainty_s: float
+
+
+class LiveRank(NamedTuple):
+    """A rank of the job that still ran when its node was asked, and its environment."""
+
+    node: str
+    pid: int
+    rank: int | None
+    local_rank: int | None
+    variables: RankVariables
+
+
+class NodeRecord(NamedTuple):
+    """What a node keeps beside the logs: a core file, or a no-go of its gate.
+
+    kind:   ``core``, ``gate``
+    time_s: since 1970, by this machine's clock
+    text:   one line
+    rank, pid, signal: of a core; None: not known
+    """
+
+    node: str
+    kind: str
+    time_s: float
+    text: str
+    path: str = ""
+    rank: int | None = None
+    pid: int | None = None
+    signal: int | None = None
+
+
+@dataclass
+class JobEvidence:
+    """All evidence on a job.
+
+    sources: name of a source -> what it gave, in words
+    missing: name of a source -> why it gave nothing
+    records: of the nodes, in the job's time
+    nodes:   of the job, by Slurm; (): not known
+    script:  where the batch script is, in words; script_variables: that it sets
+    live_ranks: that still run
+    environment_facts: node -> its facts that decide about an environment
+    environment_findings: of the stacks of an incident
+    """
+
+    files: list[JobFile] = field(default_factory=list)
+    kernel: list[NodeFault] = field(default_factory=list)
+    steps: list[SlurmStep] = field(default_factory=list)
+    clocks: dict[str, NodeClock] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    records: list[NodeRecord] = field(default_factory=list)
+    nodes: tuple[str, ...] = ()
+    script: str = ""
+    script_variables: Mapping[str, str] = field(default_factory=dict)
+    live_ranks: list[LiveRank] = field(default_factory=list)
+    environment_facts: dict[str, EnvironmentFacts] = field(default_factory=dict)
+    environment_findings: tuple[EnvironmentFinding, ...] = ()
+
+    def add_script(self, name: str, text: str) -> None:
+        """Add the batch script of the job. name: as reports write it"""
+        if variables := script_variables(text):
+            self.script, self.script_variables = f"in {name}", variables
+            self.sources[name] = counted(len(variables), "variable")
+
+
+class RankFailure(NamedTuple):
+    """An event with its place.
+
+    rank:   None: not known
+    node:   "": not known
+    file:   index of its file in the evidence
+    time_s: of the event, at least the time of the line before it, by this machine's clock
+    slack_s: uncertainty of the time
+    """
+
+    rank: int | None
+    node: str
+    file: int
+    path: str
+    event: FailureEvent
+    time_s: float | None
+    slack_s: float
+
+    @property
+    def example(self) -> str:
+        """``NODE:PATH:LINE``."""
+        return place_text(self.node, self.path, self.event.line)
+
+
+def left_out(files: Iterable[JobFile]) -> dict[str, str]:
+    """What was not read of these files -> why."""
+    failures = [file.failures for file in files]
+    skipped, count = (sum(f.skipped for f in failures), sum(f.left_out for f in failures))
+    texts = {}
+    if skipped:
+        logs = counted(sum(f.skipped > 0 for f in failures), "log")
+        texts[f"the middle of {logs}"] = f"{skipped:,} bytes, beyond the first and the last lines"
+    if count:
+        logs = counted(sum(f.left_out > 0 for f in failures), "log")
+        reason = "beyond the first and the last of a rank and of a log"
+        texts[f"{counted(count, 'failure')} in {logs}"] = reason
+    return texts
+
+
+def place_text(node: str, path: str, line: int) -> str:
+    """``NODE:PATH:LINE``; without a node that the path begins with. line: 0: of a core file"""
+    prefix = f"{node}:" if node and not path.startswith(f"{node}/") else ""
+    return f"{prefix}{path}{f':{line}' if line else ''}"
+
+
+#: Seconds that an event without a time may be after the line before it.
+_AFTER_S = 5.0
+#: Seconds between an error and the last write of its log.
+_END_S = 1.0
+#: Seconds after its last line from which on a log's time is that of a copy.
+_COPIED_S = 3600
+
+
+class RankFinder:
+    """Finds the rank of each event: by its line, its file's name, or a launcher's report."""
+
+    def __init__(self, evidence: JobEvidence) -> None:
+        self.evidence = evidence
+        self.by_local: dict[tuple[str, int], int] = {}
+        self.by_pid: dict[tuple[str, int], int] = {}
+        self.nodes = {_label(file.node) for file in evidence.files if file.node}
+        self.by_path = _ranks_of_names(evidence.files)
+        self.skew_s = _clock_differences(evidence)
+        for file in evidence.files:
+            for event in file.failures.events:
+                if len(event.ranks) != 1:
+                    continue
+                node = self._node_of(file, event)
+                if event.local_rank is not None:
+                    self.by_local.setdefault((_label(node), event.local_rank), event.ranks[0])
+                if event.pid:
+                    self.by_pid.setdefault((_label(node), event.pid), event.ranks[0])
+
+    def node_of(self, file: JobFile, line_host: str, *, is_report: bool = False) -> str:
+        """The node of a line: the host in it if a launcher reports it or the host is known."""
+        host = host_node(line_host)
+        if host and (not file.node or is_report or _label(host) in self.nodes):
+            is_set = "[" in host
+            name = host if host[0].isdigit() else host.partition(".")[0]
+            return file.node if is_set else name
+        return file.node
+
+    def _node_of(self, file: JobFile, event: FailureEvent) -> str:
+        return self.node_of(file, event.host, is_report=event.role == REPORT)
+
+    def failures(self) -> Iterator[RankFailure]:
+        """Every event, once for each of its ranks."""
+        for number, file in enumerate(self.evidence.files):
+            by_path = self.by_path[file.node, file.failures.path]
+            clock = self.evidence.clocks.get(file.node)
+            offset, slack = (clock.offset_s, clock.uncertainty_s) if clock else (0.0, 0.0)
+            slack += self.skew_s.get(file.node, 0.0)
+            for event in file.failures.events:
+                is_foreign = bool(event.ranks) and by_path.rank not in (None, *event.ranks)
+                if is_foreign and event.source:
+                    continue  # A rank's own log is no launcher's.
+                node = self._node_of(file, event)
+                moment, own_slack_s = self._moment(file, event)
+                time_s, slack_s = None if moment is None else moment - offset, slack + own_slack_s
+                for rank in event.ranks or (self.rank_of(node, event, by_path),):
+                    # In a log that several ranks share, another rank may have written on.
+                    ranked = replace(event, went_on=event.went_on and rank is not None)
+                    yield RankFailure(
+                        *(rank, node, number, file.failures.path, ranked, time_s, slack_s)
+                    )
+
+    @staticmethod
+    def _moment(file: JobFile, event: FailureEvent) -> tuple[float | None, float]:
+        """The time of an event by its node's clock, and its uncertainty."""
+        if event.time_s is not None:
+            return event.time_s, 0.0
+        end_s, is_last = file.failures.mtime_s, event.lines_after == 0
+        after_s = end_s if event.after_s is None else event.after_s
+        is_copy = not -_AFTER_S < end_s - after_s < _COPIED_S
+        if end_s and is_last and not is_copy and len(file.failures.ranks) < 2:
+            # A rank's log ends with its error.
+            return end_s, _END_S
+        return event.after_s, _AFTER_S
+
+    def file_rank(self, file: JobFile) -> int | None:
+        """The rank that writes a file; None: several, or not known."""
+        ranks = file.failures.ranks
+        by_path = self.by_path[file.node, file.failures.path]
+        if by_path.rank is None and ranks:
+            return next(iter(ranks)) if len(ranks) == 1 else None
+        return self._by_path(file.node, by_path)
+
+    def _by_path(self, node: str, by_path: FileRanks) -> int | None:
+        if by_path.rank is not None or by_path.local_rank is None:
+            return by_path.rank
+        return self.global_rank(node, by_path.local_rank)
+
+    def global_rank(self, node: str, local_rank: int) -> int | None:
+        """The rank of a node's local rank: by a report; on the only node, the same number."""
+        known_rank = self.by_local.get((_label(node), local_rank))
+        return local_rank if known_rank is None and len(self.nodes) < 2 else known_rank
+
+    def rank_of(self, node: str, event: FailureEvent, by_path: FileRanks) -> int | None:
+        """The rank of an event whose line names none; None: not known."""
+        known_rank = self.by_pid.get((_label(node), event.pid)) if event.pid else None
+        if known_rank is not None:
+            return known_rank
+        if by_path.rank is None and event.local_rank is not None:
+            return self.global_rank(node, event.local_rank)
+        return self._by_path(node, by_path)
+
+    def ranks(self, failed: Iterable[int]) -> frozenset[int]:
+        """All ranks that a log, a name of a file or a report names.
+
+        failed: of the failures
+        """
+        ranks = set(failed)
+        for file in self.evidence.files:
+            rank = self.file_rank(file)
+            ranks |= {rank} if rank is not None else set()
+            ranks |= {s.rank for s in file.failures.streams if s.rank is not None}
+        return frozenset(ranks)
+
+
+def _label(name: str) -> str:
+    """A host name without its domain, for comparisons."""
+    return name if name[:1].isdigit() else name.partition(".")[0].lower()
+
+
+def _ranks_of_names(files: Iterable[JobFile]) -> dict[tuple[str, str], FileRanks]:
+    """Node and path -> the ranks of a file's name.
+
+    Of names that differ in one number alone (``train-0.log`` to ``train-7.log``), that is the rank
+    if the numbers begin with 0 and have no gap; on several nodes with the same numbers, the local
+    rank.
+    """
+    ranks = {(f.node, f.failures.path): path_ranks(f.failures.path) for f in files}
+    similar_names: dict[str, dict[tuple[str, str], list[int]]] = {}
+    for key, by_path in ranks.items():
+        if by_path == FileRanks(None, None) and not _ROTATED.search(key[1]):
+            name = key[1].removeprefix(f"{key[0]}/")
+            numbers = [int(digits) for digits in _DIGITS.findall(name) if len(digits) < 6]
+            similar_names.setdefault(_DIGITS.sub("#", name), {})[key] = numbers
+    for named in similar_names.values():
+        if len({len(numbers) for numbers in named.values()}) > 1:
+            continue
+        columns = list(zip(*named.values(), strict=True))
+        varying = [at for at, column in enumerate(columns) if len(set(column)) > 1]
+        if len(varying) != 1:
+            continue
+        values = {key: numbers[varying[0]] for key, numbers in named.items()}
+        if set(values.values()) == set(range(len(set(values.values())))):
+            is_global = (
+                len(set(values.values())) == len(values) or len({n for n, _ in values}) == 1
+            )
+            for key, value in values.items():
+                ranks[key] = FileRanks(value, None) if is_global else FileRanks(None, value)
+    return ranks
+
+
+_DIGITS = re.compile(r"\d+")
+_ROTATED = re.compile(r"\.(?:log|out|err|txt)\.\d+$")
+
+
+def _clock_differences(evidence: JobEvidence) -> dict[str, float]:
+    """Node -> seconds by which its logs end before or after most, where no clock was measured.
+
+    The ranks of a job end nearly at once, so nodes whose logs end at other times may have another
+    clock: the difference is an uncertainty.
+    """
+    ends: dict[str, list[float]] = {}
+    for file in evidence.files:
+        if file.node not in evidence.clocks:
+            lasts = [s.last_s for s in file.failures.streams if s.last_s is not None]
+            ends.setdefault(file.node, []).extend(lasts)
+    medians = {node: statistics.median(times) for node, times in ends.items() if times}
+    if len(medians) < 2:
+        return {}
+    middle = statistics.median_low(medians.values())
+    return {node: abs(end_s - middle) for node, end_s in medians.items()}

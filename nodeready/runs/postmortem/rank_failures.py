@@ -1,0 +1,185 @@
+"""The failures of ranks, before the first is searched: equal ones together, each rank's once."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from nodeready.agent.failure_rules import FAILED, REPORT, WAITED, signal_of
+from nodeready.fleet.inventory.nodeset import natural
+from nodeready.runs.postmortem.evidence import JobEvidence, RankFailure
+
+#: Lines of the same rank after an error from which on the rank went on after it.
+FINAL_LINES = 40
+#: The line of an assertion in a kernel on the GPU.
+ASSERT = "block: ["
+_SHAPE = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)*|\b[0-9a-f]{8,}\b")
+
+
+@dataclass
+class EqualFailures:
+    """Failures with the same text, but for numbers. The list is complete before it is asked."""
+
+    failures: list[RankFailure] = field(default_factory=list)
+
+    @property
+    def first(self) -> RankFailure:
+        return self.failures[0]
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({f.rank for f in self.failures if f.rank is not None}))
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        # A failure of unknown rank on another node may be a copy.
+        ranked = [f for f in self.failures if f.rank is not None] or self.failures
+        return tuple(sorted({f.node for f in ranked if f.node}, key=natural))
+
+    @property
+    def earliest(self) -> RankFailure | None:
+        """The failure with the earliest time; None: none has a time."""
+        timed = [f for f in self.failures if f.time_s is not None]
+        return min(timed, key=lambda f: (f.time_s or 0.0) + f.slack_s, default=None)
+
+
+def equal_failures(failures: Iterable[RankFailure]) -> list[EqualFailures]:
+    groups: dict[tuple[str, str, str], EqualFailures] = defaultdict(EqualFailures)
+    for failure in failures:
+        event = failure.event
+        key = event.role, event.source if event.role == REPORT else "", _shape(event.text)
+        groups[key].failures.append(failure)
+    return list(groups.values())
+
+
+def _shape(text: str) -> str:
+    return _SHAPE.sub("0", text)[:120]
+
+
+def deadly(errors: list[RankFailure], lost: Iterable[RankFailure]) -> list[RankFailure]:
+    """The errors without those after which most of their ranks called a collective.
+
+    A library that logs the errors that it handles (a tracker without its server) does so on all
+    ranks. If all errors are like that, all.
+    """
+    calls: dict[tuple[int, int | None], int] = {}
+    for failure in lost:
+        key = failure.file, failure.rank
+        if failure.event.frame and failure.rank is not None:
+            calls[key] = min(failure.event.lines_after, calls.get(key, failure.event.lines_after))
+    fatal: list[RankFailure] = []
+    for group in equal_failures(errors):
+        went_on = {
+            f.rank for f in group.failures
+            if calls.get((f.file, f.rank), f.event.lines_after) < f.event.lines_after
+        }  # fmt: skip
+        if len(went_on) < 2 or 2 * len(went_on) < len(group.ranks):
+            fatal += group.failures
+    return fatal or errors
+
+
+#: monitored_barrier names the rank that reports (ProcessGroupGloo.cpp).
+_BARRIER = re.compile(r"\bRank (\d{1,7}) (?:successfully reached|timed out in) monitoredBarrier")
+_ATTEMPT = re.compile(r"^(.*/)attempt_(\d{1,4})/")
+
+
+def last_attempt(evidence: JobEvidence) -> frozenset[int]:
+    """Indexes of the files, without those of attempts after which torchrun started again."""
+    matches = [_ATTEMPT.match(file.failures.path) for file in evidence.files]
+    last: dict[tuple[str, str], int] = {}
+    for file, match in zip(evidence.files, matches, strict=True):
+        if match:
+            key = file.node, match[1]
+            last[key] = max(int(match[2]), last.get(key, 0))
+    return frozenset(
+        number
+        for number, (file, match) in enumerate(zip(evidence.files, matches, strict=True))
+        if not match or int(match[2]) == last[file.node, match[1]]
+    )
+
+
+def once_per_rank(failures: Iterable[RankFailure]) -> list[RankFailure]:
+    """The first error of each rank; of a rank's log and a launcher's copy of it, the log's."""
+
+    def order(failure: RankFailure) -> tuple[object, ...]:
+        event = failure.event
+        # After a failed assertion on the GPU, the exception has the call.
+        return event.source not in ("", "mpirun"), event.text.startswith(ASSERT), event.line
+
+    ordered = sorted(failures, key=order)
+    by_rank: dict[object, RankFailure] = {}
+    texts: set[str] = set()
+    for failure in ordered:
+        event, rank = failure.event, failure.rank
+        first = by_rank.get(rank)
+        if rank is None:
+            if event.source and _shape(event.text) in texts:
+                continue
+            by_rank[failure.file, event.line] = failure
+        elif first is None:
+            by_rank[rank] = failure
+        elif event.source == "error-file" and _shape(event.text) == _shape(first.event.text):
+            # The error file has whole seconds.
+            by_rank[rank] = first._replace(time_s=failure.time_s, slack_s=failure.slack_s + 1.0)
+        texts.add(_shape(event.text))
+    return list(by_rank.values())
+
+
+def with_reported_ranks(failures: list[RankFailure]) -> list[RankFailure]:
+    """The failures; an error in a shared log gets the rank whose end a launcher reports there."""
+    #: The index of a file, and the node of a line of a file of several nodes -> failures.
+    by_place: dict[tuple[int, str | None], list[RankFailure]] = defaultdict(list)
+    for failure in failures:
+        by_place[failure.file, None].append(failure)
+        by_place[failure.file, failure.node].append(failure)
+    reported = {place: _reported(placed) for place, placed in by_place.items()}
+    copies: dict[str, set[int]] = defaultdict(set)
+    for failure in failures:
+        if failure.event.source in _COPIES and failure.event.role != REPORT:
+            copies[_shape(failure.event.text)] |= set() if failure.rank is None else {failure.rank}
+    attributed = []
+    for failure in failures:
+        event, ranks = failure.event, set[int]()
+        if failure.rank is None and event.role == WAITED:
+            barrier = _BARRIER.search(event.text)
+            ranks = {int(barrier[1])} if barrier else set()
+        elif failure.rank is None and event.role == FAILED and not event.source:
+            place = failure.file, failure.node if event.host else None
+            ranks = copies.get(_shape(event.text)) or reported[place]
+        is_clear = len(ranks) == 1
+        attributed.append(failure._replace(rank=next(iter(ranks))) if is_clear else failure)
+    return attributed
+
+
+_COPIES = ("torchrun", "torchrun-root", "error-file")
+
+
+def _reported(failures: Sequence[RankFailure]) -> set[int]:
+    """The rank of the only own error in a log, by a launcher's reports in it; more: not known."""
+    own_errors = [
+        f for f in failures
+        if f.rank is None and f.event.role == FAILED
+        and f.event.lines_after <= FINAL_LINES and not f.event.source
+    ]  # fmt: skip
+    reports = [f for f in failures if f.event.role == REPORT and f.event.code > 0
+               and not signal_of(f.event.code) and f.rank is not None]  # fmt: skip
+    if len(own_errors) != 1:
+        return set()
+    for root in reports:
+        if root.event.source == "torchrun-root":
+            is_clear = is_clear_root(root, reports)
+            return {root.rank} if is_clear and root.rank is not None else set()
+    first = [f for f in reports if f.event.source in ("srun", "mpirun")][:1]
+    return {f.rank for f in first or reports if f.rank is not None}
+
+
+def is_clear_root(root: RankFailure, reports: Sequence[RankFailure]) -> bool:
+    """Whether torchrun saw this rank end first; of equal times, it names the lowest rank."""
+    return not any(
+        f.time_s == root.time_s and (f.rank or 0) > (root.rank or 0) and f.event.code > 0
+        for f in reports
+        if f.event.source == "torchrun"
+    )

@@ -1,0 +1,173 @@
+"""What Slurm knows of a job that has ended: states, exit statuses, nodes, logs, times.
+
+`sacct` needs accounting (slurmdbd); `scontrol` forgets a job after MinJobAge, mostly minutes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime
+from shutil import which
+
+from pyinfra.api.exceptions import InventoryError
+
+from nodeready.core.shell import search_path
+from nodeready.fleet.inventory.nodeset import NodeSetError, expand
+from nodeready.fleet.inventory.slurm import TIMEOUT_S, ask
+from nodeready.runs.postmortem.evidence import SlurmRecords, SlurmStep
+
+#: Its user chooses the last two, which may have any character.
+_FIELDS = "JobID,User,UID,State,ExitCode,DerivedExitCode,NodeList,Start,End,WorkDir,JobName"
+#: A field of `scontrol`, and those that the job's user chooses, up to the end of their line.
+_FIELD = re.compile(r"(?:^|\s)([A-Za-z:/_]+)=(\S*(?:(?: (?![A-Za-z:/_]+=)\S+)*))")
+_USERS_FIELD = re.compile(r"(?:^|\s)(JobName|\w*Comment|Command|WorkDir|Std(?:Err|In|Out))=(.*)")
+_STATUS = re.compile(r"(\d{1,5}):(\d{1,3})")
+
+
+def parse_sacct(text: str) -> list[dict[str, str]]:
+    """The rows of ``sacct --parsable2``, by the names in its first line."""
+    head, *rows = text.splitlines() or [""]
+    names = head.split("|")
+    if "JobID" not in names or "State" not in names:
+        return []
+    last = len(names) - 1
+    return [dict(zip(names, row.split("|", last), strict=False)) for row in rows if "|" in row]
+
+
+def parse_scontrol(text: str) -> dict[str, str]:
+    """``scontrol show job``: name -> value; only of the first job.
+
+    A name that stands twice is left out: a user can write a line of it into the job's name.
+    """
+    fields: list[tuple[str, str]] = []
+    for row in text.strip().partition("\n\n")[0].splitlines():
+        users = _USERS_FIELD.search(row)
+        fields += _FIELD.findall(row[: users.start()] if users else row)
+        fields += [(users[1], users[2].strip())] if users else []
+    counts = Counter(name for name, _ in fields)
+    return {name: value.strip() for name, value in fields if counts[name] == 1}
+
+
+def job_step(record: Mapping[str, str], job: str = "") -> SlurmStep:
+    """The job, from a record of `parse_scontrol`. job: its name, where it is known"""
+    state, nodes = record.get("JobState", ""), record.get("NodeList", "")
+    return SlurmStep(job or record.get("JobId", ""), state, *_exit_status(record), nodes)
+
+
+def _exit_status(record: Mapping[str, str]) -> tuple[int, int]:
+    """The exit status, and the signal, of a record of `sacct` or `scontrol`."""
+    status = _STATUS.match(record.get("ExitCode", ""))
+    return (int(status[1]), int(status[2])) if status else (0, 0)
+
+
+def steps_of(rows: list[dict[str, str]]) -> list[SlurmStep]:
+    """The job and its steps, from the rows of `parse_sacct`."""
+    steps = []
+    for row in rows:
+        status = _exit_status(row)
+        steps.append(
+            SlurmStep(row["JobID"][:60], row["State"][:60], *status, row.get("NodeList", ""))
+        )
+    return steps
+
+
+def _literal(text: str) -> str:
+    """The pattern of this text alone."""
+    return re.sub(r"([*?\[])", r"[\1]", text)
+
+
+def log_patterns(path: str, job: str, record: Mapping[str, str]) -> str:
+    """The pattern of a file name of sbatch's or srun's --output (sbatch(1), filename pattern).
+
+    ``%j`` is known; what only a step, a node or a task knows becomes ``*``.
+    """
+    number, _, task = job.partition("_")
+    user = record.get("UserId", "").partition("(")[0]
+    values = {
+        "%": "%", "j": record.get("JobId", number), "A": record.get("ArrayJobId", number),
+        "a": record.get("ArrayTaskId", task), "x": record.get("JobName", ""), "u": user,
+    }  # fmt: skip
+    # Every second part is the letter after a %.
+    parts = re.split(r"%\d*([A-Za-z%])", path)
+    texts = [values.get(part, "") if odd % 2 else part for odd, part in enumerate(parts)]
+    path = "".join(_literal(text) or "*" * (odd % 2) for odd, text in enumerate(texts))
+    if path and not path.startswith("/"):
+        path = f"{_literal(record.get('WorkDir', '')).rstrip('/')}/{path}"
+    return path if path.startswith("/") else ""
+
+
+def slurm_records(job: str, environ: Mapping[str, str] = os.environ) -> SlurmRecords:
+    """What `sacct` and `scontrol` know of this job; without Slurm, nothing."""
+    records = SlurmRecords()
+    if not re.fullmatch(r"\d{1,10}([_+.]\d{1,10})?", job):
+        return records
+    path = search_path(environ.get("PATH", ""))
+    record: dict[str, str] = {}
+    texts: dict[str, str] = {}
+    for name, argv in (
+        ("scontrol", ["scontrol", "show", "job", job]),
+        ("sacct", ["sacct", "-j", job, "--parsable2", f"--format={_FIELDS}"]),
+    ):
+        if not which(name, path=path):
+            records.missing[name] = "is not installed here"
+            continue
+        try:
+            texts[name] = ask(argv, path, TIMEOUT_S)
+        except InventoryError as error:
+            records.missing[name] = str(error)
+    if "scontrol" in texts:
+        record = parse_scontrol(texts["scontrol"])
+        step = job_step(record, job)
+        if step.state:
+            records.sources["scontrol"] = f"job {job} is {step.state}"
+            records.is_running = step.state in ("RUNNING", "COMPLETING", "SUSPENDED", "PENDING")
+            records.steps.append(step)
+    if "sacct" in texts:
+        rows = parse_sacct(texts["sacct"])
+        if rows:
+            records.sources["sacct"] = f"{len(rows)} records"
+            records.steps += steps_of(rows)
+            for name, column in (("StartTime", "Start"), ("NodeList", "NodeList"),
+                                 ("WorkDir", "WorkDir"), ("JobName", "JobName")):  # fmt: skip
+                record.setdefault(name, rows[0].get(column, ""))
+            record.setdefault("UserId", f"{rows[0].get('User', '')}({rows[0].get('UID', '')})")
+        else:
+            records.missing["sacct"] = f"knows no job {job}"
+    records.script = _batch_script(job, path, step_known="scontrol" in texts)
+    records.since_s = _epoch(record.get("StartTime", ""))
+    if user := re.search(r"\((\d{1,10})\)$", record.get("UserId", "")):
+        records.uid = int(user[1])
+    try:
+        records.nodes = tuple(expand(record.get("NodeList", "")))
+    except NodeSetError:
+        records.nodes = ()
+    for name in ("StdOut", "StdErr"):
+        pattern = log_patterns(record.get(name, ""), job, record)
+        is_new = pattern not in ("", "/dev/null", *records.logs)
+        if is_new and records.uid is not None:
+            records.logs.append(pattern)
+    return records
+
+
+def _batch_script(job: str, path: str, *, step_known: bool) -> str:
+    """The batch script of a job; "": it has none, or it is not kept, or not shown to this user."""
+    argv = ["scontrol", "write", "batch_script", job, "-"]
+    if not step_known:
+        # Only if AccountingStoreFlags has job_script.
+        argv = ["sacct", "-j", job, "--batch-script"]
+    if which(argv[0], path=path):
+        with contextlib.suppress(InventoryError):
+            return ask(argv, path, TIMEOUT_S)
+    return ""
+
+
+def _epoch(text: str) -> float:
+    """A time of Slurm, which is in this machine's time zone, in seconds since 1970; 0: none."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return 0

@@ -1,0 +1,318 @@
+"""The variables that the nodes' facts suggest for a job's environment, each with its reason.
+
+Pure: the snapshots of all nodes go in, and the addresses of the nodes
+(`nodeready.fleet.transport.fleet_context.addresses_of_nodes`).
+
+NCCL_SOCKET_IFNAME  ``=eth1``: exactly this interface; without "=" it is a prefix, and eth1 also
+                    means eth10 (NCCL user guide, environment variables)
+GLOO_SOCKET_IFNAME  the same interface without "=": Gloo opens each name between commas (PyTorch,
+                    ProcessGroupGloo)
+NCCL_IB_HCA         the RDMA devices outside the management network: see `ib_hca`
+OMPI_MCA_btl_tcp_if_include  the same interface, for Open MPI's messages over TCP
+MASTER_ADDR         the address of the first node on that interface: rank 0 runs there
+PDSH_RCMD_TYPE      ssh, where pdsh is installed: its own default may be rsh
+MASTER_PORT         a port that is free on every node: see `master_port.choose`
+
+With ``--debug`` also the variables that make the job debuggable: see
+`debug_variables.debug_variables`.
+
+An implausible name of an interface or device in a node's answer is rejected.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar, NamedTuple
+
+from nodeready.core.base import Unknown
+from nodeready.core.fleet import ALONE, FleetFacts
+from nodeready.core.json_types import Name, Names, WholeSecond
+from nodeready.core.outcome import NodeGaps
+from nodeready.core.policy import Policy
+from nodeready.runs.ready.master_port import choose
+from nodeready.subjects.nics.facts import Nics, peer_interfaces, socket_interface
+from nodeready.subjects.pdsh.facts import Pdsh
+from nodeready.subjects.ports.facts import Ports
+from nodeready.subjects.rdma.facts import Rdma, hcas
+from nodeready.subjects.snapshot import Snapshot
+
+# --- NCCL_IB_HCA: the RDMA devices that NCCL should use.
+#
+# By default NCCL uses every active device, also those of the management network, and a job waits
+# for the slowest. A name in NCCL_IB_HCA is a prefix: mlx5_1 also means mlx5_10. With "=" in front
+# it is exact (NCCL's documentation, environment variables).
+
+
+def ib_hca(
+    rdma: Rdma, nics: Nics | None, fleet: FleetFacts = ALONE
+) -> tuple[tuple[str, ...], str]:
+    """The devices, and the reason.
+
+    nics: None: not known; then devices of the management network may be among them
+    """
+    return hcas(rdma, () if nics is None else _management(nics, fleet))
+
+
+def hca_value(devices: tuple[str, ...]) -> str:
+    """The value of NCCL_IB_HCA that means exactly these devices; "" for none."""
+    return f"={','.join(devices)}" if devices else ""
+
+
+def _management(nics: Nics, fleet: FleetFacts) -> set[str]:
+    """The interfaces of the default route and of the routes to other nodes, with the interfaces
+    below them (a bond's slaves)."""
+    routed = {nics.default_interface, *peer_interfaces(nics, fleet)[:1]} - {None}
+    members = {
+        name
+        for name, interface in nics.interfaces.items()
+        if interface.master in routed or routed & {*interface.upper}
+    }
+    return {name for name in routed | members if name}
+
+
+# --- The variables, from all nodes' suggestions.
+
+#: The subjects to probe.
+SUBJECTS = ("nics", "rdma", "ports", "pdsh")
+
+# The kernel allows more in names (dev_valid_name), but no driver, udev rule or person uses it,
+# and a comma, "=" or "^" would mean something to NCCL.
+_INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}")
+_DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(:[0-9]{1,3})?")
+
+
+class NodesByValue(NamedTuple):
+    """Nodes that suggest the same value.
+
+    value: None: these nodes need none
+    """
+
+    value: str | None
+    nodes: Names
+
+
+class NodesByReason(NamedTuple):
+    """Nodes whose value is not known, by the reason."""
+
+    reason: Name
+    nodes: Names
+
+
+@dataclass(frozen=True)
+class JobVariable:
+    """A variable of a job's environment.
+
+    value:          the value to export; None: export nothing
+    reason:         why this value, or why none
+    settled:        no person has to decide: all nodes are known, and none differs
+    nodes_by_value: the nodes by the value that they suggest, the most common value first
+    unknown:        the nodes whose value is not known, by the reason
+    notes:          further lines about it, such as the users of occupied ports
+    """
+
+    name: Annotated[str, {"pattern": "^[A-Z][A-Za-z0-9_]*$"}]
+    value: Annotated[str | None, {"pattern": "^[A-Za-z0-9=/][A-Za-z0-9_.:,=/%-]*$"}]
+    reason: Name
+    settled: bool
+    nodes_by_value: tuple[NodesByValue, ...] = ()
+    unknown: tuple[NodesByReason, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The document of `nodeready env`. Text is one line without control characters.
+
+    taken:   when the nodes were probed, UTC
+    nodes:   the nodes that were probed
+    gaps:    the nodes that could not be probed
+    """
+
+    SCHEMA: ClassVar = "env"
+    VERSION: ClassVar = 2
+
+    taken: WholeSecond
+    nodes: Names
+    gaps: NodeGaps
+    variables: tuple[JobVariable, ...]
+
+
+@dataclass(frozen=True)
+class _Suggestion:
+    """A node's suggestion, and the reason. value: "": the node needs none; None: unknown"""
+
+    value: str | None
+    reason: str = field(default="", compare=False)
+
+
+def _nodes_by_text(texts: Mapping[str, str]) -> list[tuple[str, tuple[str, ...]]]:
+    """Node -> text, as pairs of a text and its nodes, the most common text first."""
+    nodes_by_text: dict[str, list[str]] = {}
+    for node, text in texts.items():
+        nodes_by_text.setdefault(text, []).append(node)
+    ranked = sorted(nodes_by_text.items(), key=lambda item: -len(item[1]))
+    return [(text, tuple(nodes)) for text, nodes in ranked]
+
+
+def nodes_by_reason(reasons: Mapping[str, str]) -> tuple[NodesByReason, ...]:
+    """Node -> reason, as reasons with their nodes, the most common reason first."""
+    return tuple(NodesByReason(*row) for row in _nodes_by_text(reasons))
+
+
+def _reason(observation: object, noun: str) -> str:
+    return f"{noun}: {observation.reason if isinstance(observation, Unknown) else 'not looked at'}"
+
+
+def _interface(snapshot: Snapshot, fleet: FleetFacts) -> _Suggestion:
+    nics = snapshot.subjects.get("nics")
+    if not isinstance(nics, Nics):
+        return _Suggestion(None, _reason(nics, "its network"))
+    name, reason = socket_interface(nics, fleet)
+    if name is not None and not _INTERFACE.fullmatch(name):
+        return _Suggestion(None, f"{name!a} is no plausible name of an interface")
+    return _Suggestion(name, reason)
+
+
+def _exact_interface(snapshot: Snapshot, fleet: FleetFacts) -> _Suggestion:
+    suggestion = _interface(snapshot, fleet)
+    return replace(suggestion, value=f"={suggestion.value}") if suggestion.value else suggestion
+
+
+def _hca(snapshot: Snapshot, fleet: FleetFacts) -> _Suggestion:
+    rdma, nics = snapshot.subjects.get("rdma"), snapshot.subjects.get("nics")
+    if not isinstance(rdma, Rdma):
+        return _Suggestion(None, _reason(rdma, "its RDMA devices"))
+    devices, reason = ib_hca(rdma, nics if isinstance(nics, Nics) else None, fleet)
+    if devices and not isinstance(nics, Nics):
+        # Some of them may be the management network's.
+        return _Suggestion(None, _reason(nics, "its network"))
+    strange = [name for name in devices if not _DEVICE.fullmatch(name)]
+    if strange:
+        return _Suggestion(None, f"{strange[0]!a} is no plausible name of an RDMA device")
+    return _Suggestion(hca_value(devices), reason)
+
+
+def _pdsh(snapshot: Snapshot, fleet: FleetFacts) -> _Suggestion:
+    pdsh = snapshot.subjects.get("pdsh")
+    if not isinstance(pdsh, Pdsh):
+        return _Suggestion(None, _reason(pdsh, "pdsh"))
+    if not pdsh.installed:
+        return _Suggestion("", "pdsh is not installed")
+    return _Suggestion("ssh", "pdsh is installed, and its own default may be rsh")
+
+
+def _variable(
+    name: str,
+    ask: Callable[[Snapshot, FleetFacts], _Suggestion],
+    snapshots: Mapping[str, Snapshot],
+    fleet: FleetFacts,
+    *,
+    harmless: bool = False,
+) -> JobVariable:
+    """The nodes' suggestion, if they agree.
+
+    harmless: the variable has no effect on a node that needs none
+    """
+    suggestions = {node: ask(snapshot, fleet) for node, snapshot in snapshots.items()}
+    known = {node: s.value for node, s in suggestions.items() if s.value is not None}
+    values = tuple(NodesByValue(text or None, nodes) for text, nodes in _nodes_by_text(known))
+    unknown = nodes_by_reason(
+        {node: s.reason for node, s in suggestions.items() if s.value is None}
+    )
+    needed = [value or "" for value, _ in values if value or not harmless] or [""]
+    if not values:
+        return JobVariable(name, None, "no node tells", False, (), unknown)
+    if len(needed) > 1:
+        return JobVariable(name, None, "the nodes differ", False, values, unknown)
+    reasons = Counter(
+        suggestion.reason for suggestion in suggestions.values() if suggestion.value == needed[0]
+    )
+    reason = reasons.most_common(1)[0][0]
+    return JobVariable(name, needed[0] or None, reason, not unknown, values, unknown)
+
+
+def _sockets(snapshots: Mapping[str, Snapshot], fleet: FleetFacts) -> JobVariable:
+    sockets = _variable("NCCL_SOCKET_IFNAME", _exact_interface, snapshots, fleet)
+    names = [(value or "")[1:] for value, _ in sockets.nodes_by_value]
+    if sockets.value is not None or len(names) < 2:
+        return sockets
+    # NCCL takes the first interface of a list that exists: the right one, if a node has only one.
+    for _, nodes in sockets.nodes_by_value:
+        for node in nodes:
+            if len({*names} & snapshots[node]["nics"].interfaces.keys()) > 1:
+                return sockets
+    note = f"={','.join(names)} means the right one on each: no node has two of them"
+    return replace(sockets, notes=(note,))
+
+
+def _master_address(
+    snapshots: Mapping[str, Snapshot], policies: Mapping[str, Policy], fleet: FleetFacts
+) -> JobVariable:
+    """The first node's address, IPv4 first: launchers start rank 0 there."""
+    first = next(name for name in policies if name in snapshots)
+    name, snapshot = "MASTER_ADDR", snapshots[first]
+    suggestion = _interface(snapshot, fleet)
+    if not suggestion.value:
+        unknown = (NodesByReason(suggestion.reason, (first,)),)
+        return JobVariable(name, None, "the first node does not tell", False, (), unknown)
+    listed = snapshot["nics"].interfaces[suggestion.value].addresses
+    texts = (text.partition("/")[0] for text in listed or ())
+    addresses = sorted(filter(_is_shareable, texts), key=lambda text: ":" in text)
+    if not addresses:
+        unknown = (NodesByReason(f"the address of {suggestion.value}", (first,)),)
+        return JobVariable(name, None, "the first node does not tell", False, (), unknown)
+    reason = f"{first}, the first node, on {suggestion.value}; rank 0 must run there"
+    values = (NodesByValue(addresses[0], (first,)),)
+    return JobVariable(name, addresses[0], reason, True, values)
+
+
+def _is_shareable(text: str) -> bool:
+    """Whether other nodes can reach an address."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return not (address.is_link_local or address.is_loopback or address.is_unspecified)
+
+
+def _port(snapshots: Mapping[str, Snapshot], policies: Mapping[str, Policy]) -> JobVariable:
+    observed: dict[str, Ports | Unknown] = {}
+    for node, snapshot in snapshots.items():
+        ports = snapshot.subjects.get("ports")
+        observed[node] = ports if isinstance(ports, (Ports, Unknown)) else Unknown("not looked at")
+    choice = choose(observed, {node: policies[node].port_range for node in snapshots})
+    value = None if choice.port is None else str(choice.port)
+    tested = tuple(node for node in snapshots if node not in choice.unknown)
+    return JobVariable(
+        "MASTER_PORT",
+        value,
+        choice.reason,
+        value is not None and not choice.unknown,
+        (NodesByValue(value, tested),) if value else (),
+        nodes_by_reason(choice.unknown),
+        choice.notes,
+    )
+
+
+def variables(
+    snapshots: Mapping[str, Snapshot], policies: Mapping[str, Policy], fleet: FleetFacts = ALONE
+) -> tuple[JobVariable, ...]:
+    """The variables, in the order of this module's list.
+
+    snapshots: of each node, at least one
+    policies:  node -> its policy
+    fleet:     the addresses of the nodes
+    """
+    return (
+        _sockets(snapshots, fleet),
+        _variable("GLOO_SOCKET_IFNAME", _interface, snapshots, fleet),
+        _variable("OMPI_MCA_btl_tcp_if_include", _interface, snapshots, fleet),
+        _variable("NCCL_IB_HCA", _hca, snapshots, fleet),
+        _variable("PDSH_RCMD_TYPE", _pdsh, snapshots, fleet, harmless=True),
+        _master_address(snapshots, policies, fleet),
+        _port(snapshots, policies),
+    )

@@ -1,0 +1,238 @@
+"""Each node's logins and pdsh answers between the nodes, with the causes of failures. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from nodeready.runs.ready.localize import PAIR, TARGET, ReachAttempt, ReachFinding, attribute
+from nodeready.subjects.proof.peer_facts import (
+    Missing,
+    PdshRun,
+    Peers,
+    Reach,
+    Same,
+    SshTry,
+    Trouble,
+)
+from nodeready.subjects.ssh_client.login_failures import cause_of
+
+#: (source, target) -> (key of the cause, output); ("", "") for a login that worked.
+_Logins = Mapping["tuple[str, str]", "tuple[str, str]"]
+_WORKED = ("", "")
+
+
+def reach(
+    peers_by_node: Mapping[str, Peers], unreachable: Collection[str] = ()
+) -> dict[str, Reach]:
+    """The Reach of each node that tried or was tried.
+
+    peers_by_node: node -> its attempts; without the nodes whose proofs ended without an answer
+    unreachable:   nodes that are down: attempts to reach them do not count
+    """
+    logins = {
+        (source, attempt.name): _login_result(attempt, peers_by_node.get(attempt.name))
+        for source, peers in peers_by_node.items()
+        for attempt in peers.ssh
+        if attempt.name not in unreachable
+    }
+    troubles = _troubles(logins)
+    for name, namesakes in _namesakes(peers_by_node).items():
+        troubles[name].insert(0, Trouble("namesake", namesakes, len(namesakes), "namesake"))
+    to, by = Counter(source for source, _ in logins), Counter(target for _, target in logins)
+    excused: dict[str, list[str]] = defaultdict(list)
+    for (source, target), (cause, _) in logins.items():
+        if cause and not any(target in trouble.peers for trouble in troubles.get(source, ())):
+            excused[source].append(target)
+    blamed = _blamed_for_pdsh(peers_by_node, logins)
+    return {
+        name: replace(
+            _pdsh(name, peers_by_node, logins, blamed),
+            pdsh_by=blamed.get(name, ()),
+            to=to[name],
+            by=by[name],
+            ssh=tuple(troubles.get(name, ())),
+            excused=tuple(excused.get(name, ())),
+        )
+        for name in dict.fromkeys([*peers_by_node, *(target for _, target in logins)])
+    }
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0].lower()
+
+
+def _login_result(attempt: SshTry, peer: Peers | None) -> tuple[str, str]:
+    """The cause of a login's failure, and its evidence."""
+    if (
+        attempt.rc == 0
+        and attempt.answer
+        and (peer is None or _short(peer.host) == _short(attempt.answer))
+    ):
+        return _WORKED
+    if attempt.overrides:
+        return "own_config", ", ".join(attempt.overrides)
+    if attempt.forced:
+        return "forced", attempt.forced
+    if attempt.rc == 0 and attempt.answer:
+        return "other_host", attempt.answer
+    # A login shell that refuses logins prints that on its standard output.
+    cause, line = cause_of(attempt.messages or attempt.answer)
+    if attempt.rc is None and cause == "other":
+        return "timeout", "timed out"
+    if attempt.rc == 0 or (cause == "other" and attempt.rc != 255):
+        return "shell", line if attempt.messages or attempt.answer else f"exit status {attempt.rc}"
+    return cause, line
+
+
+def _namesakes(peers_by_node: Mapping[str, Peers]) -> dict[str, tuple[str, ...]]:
+    """Node -> the other nodes with its host name. The node with this name in the inventory is left
+    out: only a node that takes its name fails."""
+    by_host: dict[str, list[str]] = defaultdict(list)
+    for name, peers in peers_by_node.items():
+        by_host[_short(peers.host)].append(name)
+    namesakes: dict[str, tuple[str, ...]] = {}
+    for host, names in by_host.items():
+        owners = [name for name in names if _short(name) == host]
+        for name in names:
+            if len(names) > 1 and owners != [name]:
+                namesakes[name] = tuple(other for other in names if other != name)
+    return namesakes
+
+
+def _troubles(logins: _Logins) -> defaultdict[str, list[Trouble]]:
+    """Node -> the troubles that it causes."""
+    troubles: defaultdict[str, list[Trouble]] = defaultdict(list)
+    attempts = [
+        ReachAttempt(source, target, "ssh", not cause, cause)
+        for (source, target), (cause, _) in logins.items()
+    ]
+    findings = attribute(attempts)
+    for finding in findings:
+        troubles[finding.node].append(_trouble(finding, logins))
+    blamed = {finding.node for finding in findings if finding.kind != PAIR}
+    for finding in findings:
+        if (
+            finding.kind == PAIR
+            and finding.back is False
+            and not {finding.node, *finding.peers} & blamed
+        ):
+            # The finding is the pair's, but each end has its own keys and configuration.
+            (peer,) = finding.peers
+            cause, output = logins[peer, finding.node]
+            troubles[peer].append(Trouble("pair", (finding.node,), 1, cause, output, False))
+    _nothing_proved(logins, troubles)
+    return troubles
+
+
+def _trouble(finding: ReachFinding, logins: _Logins) -> Trouble:
+    node, cause = finding.node, finding.cause
+    edges = [edge for peer in finding.peers for edge in ((peer, node), (node, peer))]
+    output = (logins[edge][1] for edge in edges if edge in logins and logins[edge][0] == cause)
+    return Trouble(
+        finding.kind, finding.peers, finding.tried, cause, next(output, ""), finding.back
+    )
+
+
+def _nothing_proved(logins: _Logins, troubles: defaultdict[str, list[Trouble]]) -> None:
+    """Add a trouble for each node without any working login. Where every login fails (no node has
+    a key), the peers' troubles explain the node's failures, but nothing proves that it works."""
+    failed: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    works = {name for edge, result in logins.items() if result == _WORKED for name in edge}
+    for source, target in logins:
+        failed[source].append((source, target))
+    for source, edges in failed.items():
+        if source not in works and source not in troubles:
+            cause, output = logins[edges[0]]
+            peers = tuple(target for _, target in edges)
+            troubles[source].append(Trouble("source", peers, len(peers), cause, output))
+
+
+def _answers(name: str, peers_by_node: Mapping[str, Peers], logins: _Logins) -> dict[str, str]:
+    """The output of pdsh on this node for each peer that ssh reaches; "": nothing."""
+    run = peers_by_node[name].pdsh if name in peers_by_node else None
+    if run is None:
+        return {}
+    peers = [peer for peer in run.targets if logins.get((name, peer), _WORKED) == _WORKED]
+    texts = {answer.label: answer.text for answer in run.answers if answer.text}
+    # pdsh leaves out the domain when all names have the same.
+    return {peer: texts.get(peer, texts.get(peer.partition(".")[0], "")) for peer in peers}
+
+
+def _blamed_for_pdsh(
+    peers_by_node: Mapping[str, Peers], logins: _Logins
+) -> dict[str, tuple[str, ...]]:
+    """Node -> the other nodes, two or more, to whose pdsh it does not answer or answers with a
+    wrong host name, though their ssh works: one node must not fail all nodes that ask it. A node
+    without a good answer from any peer says nothing about its peers."""
+    attempts = []
+    for source in peers_by_node:
+        good = {
+            peer: bool(text)
+            and (peer not in peers_by_node or _short(text) == _short(peers_by_node[peer].host))
+            for peer, text in _answers(source, peers_by_node, logins).items()
+        }
+        if any(good.values()):
+            attempts += [ReachAttempt(source, p, "pdsh", ok) for p, ok in good.items()]
+    return {
+        finding.node: finding.peers
+        for finding in attribute(attempts)
+        if finding.kind == TARGET and len(finding.peers) > 1
+    }
+
+
+def _pdsh(
+    name: str,
+    peers_by_node: Mapping[str, Peers],
+    logins: _Logins,
+    blamed: Mapping[str, tuple[str, ...]],
+) -> Reach:
+    """The pdsh part of a node's Reach, for the peers that ssh reaches.
+
+    blamed: node -> the nodes whose pdsh it does not answer; these are excused
+    """
+    run = peers_by_node[name].pdsh if name in peers_by_node else None
+    if run is None:
+        return Reach()
+    answers = {
+        peer: text
+        for peer, text in _answers(name, peers_by_node, logins).items()
+        if name not in blamed.get(peer, ())
+    }
+    by_answer: dict[str, list[str]] = defaultdict(list)
+    for peer, answer in answers.items():
+        if answer:
+            by_answer[answer].append(peer)
+    same = tuple(
+        Same(answer, tuple(names))
+        for answer, names in by_answer.items()
+        if len(names) > 1 and not _one_host(names, peers_by_node)
+    )
+    missing = tuple(Missing(peer, _line(run, peer)) for peer, text in answers.items() if not text)
+    lines = [line for line in run.messages.splitlines() if line.strip()]
+    message = lines[0].strip() if lines and not run.answers else ""
+    return Reach(
+        pdsh_targets=len(answers),
+        distinct=len(by_answer),
+        missing=missing,
+        same=same,
+        pdsh_said=message,
+    )
+
+
+def _one_host(names: Iterable[str], peers_by_node: Mapping[str, Peers]) -> bool:
+    """Whether these nodes have one host name: that is a separate trouble."""
+    hosts = {_short(peers_by_node[name].host) if name in peers_by_node else name for name in names}
+    return len(hosts) == 1
+
+
+def _line(run: PdshRun, peer: str) -> str:
+    """The first line of pdsh about this peer."""
+    marks = (f"{peer}: ", f"{peer.partition('.')[0]}: ")
+    for line in run.messages.splitlines():
+        for mark in marks:
+            _, separator, text = line.partition(mark)
+            if separator and text.strip():
+                return text.strip()
+    return "timed out" if run.rc is None else ""

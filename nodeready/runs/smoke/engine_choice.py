@@ -1,0 +1,187 @@
+"""The choice of a run's engine among the nodes' engines, and the limit of its tests. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nodeready.agent.smoke.orders import NCCL_TESTS, PAIRS, TORCH, Engine, Hello
+from nodeready.core.text import counted, sanitise
+
+#: An engine's name and its backend.
+Kind = tuple[str, str]
+_NCCL, _GLOO, _TESTS = (TORCH, "nccl"), (TORCH, "gloo"), (NCCL_TESTS, "nccl")
+_PAIRS = (PAIRS, "tcp")
+_TITLES = {TORCH: "PyTorch", NCCL_TESTS: "nccl-tests", PAIRS: "pairs"}
+#: The beginning of the reason why a node has no engine.
+MISSING_ENGINE = tuple(f"no {title}" for title in _TITLES.values())
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """The engine of a run.
+
+    engine, backend: "": no node has an engine
+    name:     such as ``torch 2.13.0 over gloo``
+    proves:   what a pass proves
+    single_node: engine and backend of the tests of one node
+    control:  engine and backend of the control tests; None: not all nodes have a second engine
+    excluded: node -> why it cannot take part
+    fallback_reason: why the best engine was not chosen; "": it was chosen
+    """
+
+    engine: str = ""
+    backend: str = ""
+    name: str = ""
+    proves: str = ""
+    single_node: Kind = ("", "")
+    control: Kind | None = None
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    fallback_reason: str = ""
+
+    @property
+    def kind(self) -> Kind:
+        """Engine and backend."""
+        return self.engine, self.backend
+
+
+def engine_name(engine: Engine) -> str:
+    """``torch 2.13.0 over gloo``."""
+    version = f" {sanitise(engine.version, 40)}" if engine.version else ""
+    return f"{engine.name}{version} over {sanitise(engine.backend, 40)}"
+
+
+def choose(
+    hellos: Mapping[str, Hello], requested: str = "", has_gpus: bool = False
+) -> EngineChoice:
+    """The best engine that most nodes have, and the nodes without it.
+
+    requested: ``torch``, ``torch:gloo``, ``nccl-tests``, ``pairs``; "": the best
+    has_gpus:  GPUs are tested
+
+    nccl-tests need MPI between nodes, so they test single nodes, and pairs test several nodes.
+    """
+    excluded = {
+        name: sanitise(hello.reason, 200) for name, hello in hellos.items() if hello.reason
+    }
+    able = {name: hello for name, hello in hellos.items() if name not in excluded}
+    name, _, backend = requested.partition(":")
+    kinds = [_NCCL, _GLOO] if has_gpus else [_GLOO]
+    if len(able) > 1:
+        kinds.append(_PAIRS)
+    if name == NCCL_TESTS or (has_gpus and len(hellos) == 1):
+        kinds.insert(1, _TESTS)
+    kinds = [kind for kind in kinds if name in ("", kind[0]) and backend in ("", kind[1])]
+    if not kinds:
+        reason = f"{requested} needs GPUs, and none takes part"
+        if name == PAIRS:
+            reason = f"{PAIRS} needs a second node"
+        return EngineChoice(excluded={**dict.fromkeys(hellos, reason), **excluded})
+    engines = {kind: _engines(able, kind) for kind in kinds}
+    by_majority = (kind for kind in kinds if 2 * len(engines[kind]) > len(able))
+    kind = next(by_majority, None) or max(kinds, key=lambda kind: len(engines[kind]))
+    usable, fallback_reason = engines[kind], ""
+    if kind != kinds[0]:
+        lacking = [hello for name, hello in able.items() if name not in engines[kinds[0]]]
+        reasons = Counter(_missing_reason(hello, kinds[0]) for hello in lacking)
+        fallback_reason = reasons.most_common(1)[0][0]
+    excluded |= {n: _missing_reason(hello, kind) for n, hello in able.items() if n not in usable}
+    excluded |= _other_versions(usable)
+    chosen = [name for name in usable if name not in excluded]
+    single_node = kind
+    if kind == _TESTS and len(hellos) > 1:
+        kind = _PAIRS
+        excluded |= {n: _missing_reason(able[n], kind) for n in chosen if not _find(able[n], kind)}
+        chosen = [name for name in chosen if name not in excluded]
+    elif kind[1] != "nccl" and has_gpus and all(_find(able[name], _TESTS) for name in chosen):
+        single_node = _TESTS
+    if not chosen:
+        return EngineChoice(excluded=excluded)
+    engine = _find(able[chosen[0]], kind)
+    assert engine is not None
+    controls = (
+        control
+        for control in (_GLOO, _PAIRS)
+        if control != kind and all(_find(able[name], control) for name in chosen)
+    )
+    return EngineChoice(
+        *kind,
+        name=engine_name(engine),
+        proves=engine.proves,
+        single_node=single_node,
+        control=next(controls, None),
+        excluded={name: excluded[name] for name in hellos if name in excluded},
+        fallback_reason=fallback_reason,
+    )
+
+
+def _find(hello: Hello, kind: Kind, usable: bool = True) -> Engine | None:
+    engines = (engine for engine in hello.engines if (engine.name, engine.backend) == kind)
+    return next((engine for engine in engines if not (usable and engine.reason)), None)
+
+
+def _engines(hellos: Mapping[str, Hello], kind: Kind) -> dict[str, Engine]:
+    return {name: engine for name, hello in hellos.items() if (engine := _find(hello, kind))}
+
+
+def _missing_reason(hello: Hello, kind: Kind) -> str:
+    """Why the node has no such engine."""
+    engine = _find(hello, kind, usable=False)
+    same_name = (engine.reason for engine in hello.engines if engine.name == kind[0])
+    reason = engine.reason if engine else next(same_name, "")
+    title = _TITLES[kind[0]] + ("" if kind[0] == PAIRS else f" over {kind[1]}")
+    return f"no {title}: {sanitise(reason, 200) or 'it was not found'}"
+
+
+def _other_versions(usable: Mapping[str, Engine]) -> dict[str, str]:
+    """Node -> how its version differs from the most common one (of equal counts, the first
+    node's). A job with two versions of PyTorch or NCCL fails at its start, or hangs."""
+    versions = Counter((engine.version, engine.library) for engine in usable.values())
+    if len(versions) < 2:
+        return {}
+    ((version, library), count), *_ = versions.most_common(1)
+    reasons = {}
+    for name, engine in usable.items():
+        if (engine.version, engine.library) == (version, library):
+            continue
+        title, pair = f"{_TITLES[engine.name]} ", (engine.version, version)
+        if engine.version == version:
+            title, pair = "", (engine.library, library)
+        own_version, usual = (sanitise(text, 60) or "of no version" for text in pair)
+        reasons[name] = f"{title}{own_version} here, {usual} on {counted(count, 'node')}"
+    return reasons
+
+
+# --- The limit of a test.
+
+#: Seconds of a start: for gloo, a fork, a store and a connection between every two ranks; for
+#: NCCL, the driver's context on each GPU and the search for paths between the GPUs; nccl-tests
+#: also load their libraries.
+_START_S = {_GLOO: 20.0, _NCCL: 40.0, _TESTS: 60.0}
+_MAX_START_S = 60.0
+#: Seconds to read PyTorch's gigabyte over NFS at 30 MB/s.
+_COLD_S = 40.0
+#: Seconds for each additional rank: the store of rank 0 answers one rank at a time, and a small
+#: collective around a ring takes two steps per rank.
+_PER_RANK_S = 0.05
+#: Repetitions of the all_reduce whose bandwidth counts.
+_REPETITIONS = 6
+#: The lowest Gbit/s that a test waits for: a tenth of the slowest port in use (1 Gbit/s), and of
+#: the slowest between GPUs of several nodes (10 Gbit/s).
+_MIN_GBPS = {"tcp": 0.1, "nccl": 1.0}
+
+
+def limit_s(engine: str, backend: str, world: int, large: int, *, first: bool = False) -> float:
+    """The seconds of one test: its start, the rendezvous of its ranks, and its data.
+
+    world: the number of ranks
+    large: bytes of the all_reduce whose bandwidth counts
+    first: the node's first test with this engine, so libraries are read from a disk that may be
+           cold
+    """
+    start_s = _START_S.get((engine, backend), _MAX_START_S) + (_COLD_S if first else 0.0)
+    min_gbps = _MIN_GBPS["nccl" if backend == "nccl" else "tcp"]
+    # Around a ring each byte leaves a rank twice (nccl-tests' PERFORMANCE.md).
+    data_s = _REPETITIONS * 2 * large * 8 / (min_gbps * 1e9)
+    return round(start_s + world * _PER_RANK_S + data_s, 1)

@@ -1,0 +1,360 @@
+"""The outcome of a test, from the answers of its nodes. Pure.
+
+An answer can prove a fault of its own node. A report about another node is only a hint, which a
+test of that node has to confirm.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from nodeready.agent.proofs.mesh import OK, SKIPPED
+from nodeready.agent.smoke.orders import (
+    PHASES,
+    CollectiveAnswer,
+    CollectiveOrder,
+    PairAnswer,
+    RankResult,
+)
+from nodeready.core.result import join_first
+from nodeready.core.text import sanitise
+from nodeready.runs.ready import mesh
+from nodeready.runs.smoke.knowledge import SmokeOutcome, Test
+from nodeready.runs.smoke.networks import of_node
+from nodeready.subjects.ports.checks import ports_text
+
+#: Maximum plausible values: a hundred times the bandwidth of a GPU's NVLinks, and an hour, which
+#: is longer than a test.
+_MAX_GBPS, _MAX_MS = 1e6, 3.6e6
+#: Characters of a rank's message in a cause.
+_MESSAGE_LENGTH = 200
+#: Phases in which a rank needs no other rank.
+_OWN_PHASES = ("start", "compute")
+
+#: Messages of a rank without a connection: from nodeready, the kernel, PyTorch's store, gloo, and
+#: NCCL's sockets.
+_UNCONNECTED = re.compile(
+    r"(?i)no connection|not answered|connect(?:ing)? to|unreachable|no route|refused|resolve"
+    r"|resolution|name or service|clients joined"
+)
+#: Messages of a rank with a wrong name service.
+_NAME_SERVICE = re.compile(r"(?i)resolve|resolution|name or service")
+#: A message of a connected rank that received too little, from TCP's counters.
+_PATH = re.compile(r"acknowledge")
+#: Messages of a rank that received nothing, or that nodeready ended: from gloo's pair.cc,
+#: PyTorch's TCPStore and watchdog, NCCL's ncclRemoteError and the retries of its InfiniBand part.
+_WAITED = re.compile(
+    r"(?i)\btime[sd]?[ -]?out|connection (?:was )?(?:closed|reset|aborted)"
+    r"|broken pipe|end of file|\bEOF\b|failed to recv|remote process|remote ?error|network error"
+    r"|retry (?:counter )?exceeded|communicator was aborted|did not (?:end|finish|come)|no data"
+    r"|(?:limit of|after) [0-9.]+ m?s|others had passed in less"
+)
+_RANK = re.compile(r"\brank (\d{1,9})\b")
+
+
+@dataclass(frozen=True)
+class _NamedRank:
+    """One rank of a node.
+
+    title:   ``gpu03``, ``gpu03 GPU 5``, ``gpu03 local rank 1``: the same in all tests
+    message, mismatch: the rank's error and mismatch, with titles in place of ranks' numbers
+    """
+
+    node: str
+    title: str
+    rank: RankResult
+    message: str
+    mismatch: str
+
+    @property
+    def failed_alone(self) -> bool:
+        """Whether it failed in a phase in which it needs no other rank."""
+        return self.rank.phase in _OWN_PHASES and not self.mismatch
+
+    @property
+    def own_failure(self) -> str:
+        """The rank's own failure; "" if it passed or waited for another rank."""
+        message = self.message
+        if self.failed_alone:
+            message = message or f"does not get beyond {self.rank.phase}"
+        elif self.rank.waits_for >= 0 or any(
+            pattern.search(message) for pattern in (_UNCONNECTED, _PATH, _WAITED)
+        ):
+            message = ""
+        message = self.mismatch or message
+        return f"{self.title}: {message}" if message else ""
+
+
+def collective_outcome(
+    test: Test,
+    answers: Mapping[str, CollectiveAnswer | str],
+    orders: Mapping[str, CollectiveOrder],
+) -> SmokeOutcome:
+    """The outcome of a collective.
+
+    answers: node -> its answer; a text is the reason why it gave none
+    orders:  node -> its order
+    """
+    received = {name: a for name in test.nodes if isinstance(a := answers[name], CollectiveAnswer)}
+    lost = tuple(name for name in test.nodes if name not in received)
+    loss = f"{lost[0]} is lost: {_line(str(answers[lost[0]]))}" if lost else ""
+    certain = _implausible(test, received, orders)
+    node_of = {
+        number: name
+        for name in test.nodes
+        for number in range(orders[name].first, orders[name].first + orders[name].ranks)
+    }
+    titles = _rank_titles(test, orders)
+
+    def line(text: str) -> str:
+        return _line(_RANK.sub(lambda match: titles.get(int(match[1]), match[0]), text))
+
+    ranks = [
+        _NamedRank(name, titles[rank.rank], rank, line(rank.error), line(rank.mismatch))
+        for name, answer in received.items()
+        if name not in certain
+        for rank in answer.ranks
+    ]
+    ranks.sort(key=lambda named: named.rank.rank)
+    used = {name: of_node(rank.network for rank in received[name].ranks)
+            for name in test.nodes if name in received and name not in certain}  # fmt: skip
+    networks = tuple((name, network) for name, network in used.items() if network)
+    for name, answer in received.items():
+        if answer.error:
+            certain.setdefault(name, f"{name}: {_line(answer.error)}")
+    likely: dict[str, str] = {}
+    for named in ranks:
+        if failure := named.own_failure:
+            (certain if named.failed_alone else likely).setdefault(named.node, failure)
+    failed = [named for named in ranks if not named.rank.ok]
+
+    def fails(cause: str, nodes: Iterable[str]) -> SmokeOutcome:
+        culprits = tuple(name for name in test.nodes if name in {*nodes} and name not in lost)
+        return SmokeOutcome(False, cause, lost=lost, culprits=culprits, networks=networks)
+
+    if certain:
+        return fails(next(certain[name] for name in test.nodes if name in certain), [*certain])
+    if likely:
+        cause = next(likely[name] for name in test.nodes if name in likely)
+        # If many nodes fail, the data of another rank may be the cause: a wrong sum goes around.
+        are_few = 2 * len(likely) <= len(test.nodes) or len(test.nodes) == 1
+        return fails(cause, _blamed_by_two(ranks, node_of) or ([*likely] if are_few else ()))
+    if failed:
+        awaited = _awaited(failed, node_of)
+        cause = _waiting_cause(failed, [name for name in test.nodes if name in awaited])
+        if lost:
+            return fails(f"{loss}; then it {cause}", awaited)
+        misled = {named.node for named in failed if _NAME_SERVICE.search(named.message)}
+        return fails(cause, awaited or misled or _behind(ranks))
+    if lost:
+        return fails(loss, ())
+    rates = [named.rank.gbps for named in ranks if named.rank.gbps > 0]
+    slowest_ms = max((named.rank.ms for named in ranks), default=0.0)
+    return SmokeOutcome(True, ms=slowest_ms, gbps=min(rates, default=0.0), networks=networks)
+
+
+def port_holder(answer: CollectiveAnswer | PairAnswer | str) -> str:
+    """The process of another user that has rank 0's port, by its node's answer; "": none."""
+    return _line(answer.port_holder) if isinstance(answer, CollectiveAnswer) else ""
+
+
+def _line(text: str) -> str:
+    return sanitise(text, _MESSAGE_LENGTH)
+
+
+def _rank_titles(test: Test, orders: Mapping[str, CollectiveOrder]) -> dict[int, str]:
+    """Rank -> its title: the node's name, with the GPU or the place among the node's ranks."""
+    titles = {}
+    for name in test.nodes:
+        order = orders[name]
+        for place in range(order.ranks):
+            detail = f" GPU {order.gpus[place]}" if order.gpus else f" local rank {place}"
+            is_single = order.ranks == 1 and not order.gpus
+            titles[order.first + place] = name if is_single else name + detail
+    return titles
+
+
+def _implausible(
+    test: Test, received: Mapping[str, CollectiveAnswer], orders: Mapping[str, CollectiveOrder]
+) -> dict[str, str]:
+    """Node -> why its answer is impossible: another test, other ranks, impossible figures."""
+    failures = {}
+    for name, answer in received.items():
+        numbers = sorted(rank.rank for rank in answer.ranks)
+        own_numbers = [*range(orders[name].first, orders[name].first + orders[name].ranks)]
+        if answer.number != test.number:
+            failures[name] = f"{name} answers another test"
+        elif {*numbers} - {*own_numbers} or len({*numbers}) < len(numbers):
+            failures[name] = f"{name} answers for ranks that are not its own"
+        elif numbers != own_numbers and not (answer.error and not numbers):
+            failures[name] = f"{name} does not answer for all of its ranks"
+        elif any(
+            rank.phase not in PHASES or not _are_possible(rank.ms, rank.gbps)
+            for rank in answer.ranks
+        ):
+            failures[name] = f"{name} answers with figures that cannot be"
+    return failures
+
+
+def _are_possible(ms: float, gbps: float) -> bool:
+    return 0 <= ms <= _MAX_MS and 0 <= gbps <= _MAX_GBPS
+
+
+def _waiting_cause(failed: list[_NamedRank], awaited: list[str]) -> str:
+    """Why ranks that wait for other ranks fail: no connection, too little data, else the phase."""
+    for pattern in (_UNCONNECTED, _PATH):
+        counts = Counter(named.message for named in failed if pattern.search(named.message))
+        if counts:
+            return min(counts, key=lambda message: (-counts[message], message))
+    phases = Counter(named.rank.phase for named in failed)
+    phase = min(phases, key=lambda name: (-phases[name], PHASES.index(name)))
+    position = "at its end" if phase == "done" else f"in {phase}"
+    return f"hangs {position}" + (f", waiting for {join_first(awaited, ', ')}" if awaited else "")
+
+
+def _reported_by_two(reports: Iterable[tuple[str | None, str]]) -> set[str]:
+    """The nodes in reports (node, reporting node) of two other nodes; one report is too weak."""
+    sources: dict[str, set[str]] = {}
+    for name, source in reports:
+        if name is not None and name != source:
+            sources.setdefault(name, set()).add(source)
+    return {name for name, names in sources.items() if len(names) > 1}
+
+
+def _blamed_by_two(ranks: list[_NamedRank], node_of: Mapping[int, str]) -> set[str]:
+    """The nodes whose ranks' data is wrong, by the reports of two other nodes."""
+    return _reported_by_two(
+        (node_of.get(int(number)), named.node)
+        for named in ranks
+        for number in _RANK.findall(named.rank.mismatch)
+    )
+
+
+def _awaited(failed: list[_NamedRank], node_of: Mapping[int, str]) -> set[str]:
+    """The nodes at the end of the chains of waiting ranks; a circle has no end."""
+    waits = {named.rank.rank: named.rank.waits_for for named in failed}
+    ends: dict[int, int | None] = {}
+    for start in waits:
+        rank, path = start, dict[int, None]()
+        while (
+            rank not in ends
+            and rank not in path
+            and waits.get(rank) in node_of
+            and waits[rank] != rank
+        ):
+            path[rank] = None
+            rank = waits[rank]
+        end = ends.get(rank, None if rank in path else rank)
+        ends.update(dict.fromkeys(path, end))
+        ends.setdefault(rank, end)
+    return _reported_by_two(
+        (node_of.get(end), node_of[rank]) for rank in waits if (end := ends[rank]) is not None
+    )
+
+
+def _behind(ranks: list[_NamedRank]) -> set[str]:
+    """The nodes with a rank in an earlier phase than all ranks of most nodes."""
+    earliest: dict[str, int] = {}
+    for named in ranks:
+        phase = PHASES.index(named.rank.phase)
+        earliest[named.node] = min(phase, earliest.get(named.node, phase))
+    minimum = min(earliest.values())
+    behind = {name for name, phase in earliest.items() if phase == minimum}
+    return behind if 2 * len(behind) < len(earliest) else set()
+
+
+# --- A test of the plain path between two nodes.
+
+#: The outcome of the data of a `PairAnswer` -> why it fails, but for the rate of ``slow``.
+_DATA_CAUSES = {
+    OK: "",
+    "": "the connection succeeds, and there was no time for data",
+    "small": "the connection succeeds, and no data comes back",
+    "large": "small messages come back and large ones do not: full packets are dropped on the way "
+    "(a smaller MTU there, and no ICMP that says so)",
+    "slow": "there and back",
+}
+
+
+def pairs_outcome(
+    test: Test,
+    edges: Iterable[tuple[str, str]],
+    answers: Mapping[str, PairAnswer | str],
+    owners: mesh.Owners,
+    ports: Mapping[str, tuple[int, ...]],
+) -> SmokeOutcome:
+    """The outcome of a test of several pairs at once, each a source and its target.
+
+    answers: source -> its answer, or why it gave none
+    ports:   target -> the ports that its source was ordered to try
+    """
+    outcomes = {
+        edge: pair_outcome(
+            replace(test, nodes=edge), answers[edge[0]], owners, ports[edge[1]]
+        )
+        for edge in edges
+    }  # fmt: skip
+    failed = {edge: outcome for edge, outcome in outcomes.items() if not outcome.ok}
+    if not failed:
+        return SmokeOutcome(
+            True,
+            ms=max(outcome.ms for outcome in outcomes.values()),
+            gbps=min(outcome.gbps for outcome in outcomes.values()),
+            retransmits=sum(outcome.retransmits for outcome in outcomes.values()),
+        )
+    reported = {name for outcome in failed.values() for name in outcome.culprits}
+    # A node that two others do not reach, or do not answer.
+    counts = Counter(name for edge in failed for name in edge)
+    culprits = reported or {name for name, count in counts.items() if count > 1}
+    return SmokeOutcome(
+        False,
+        next(iter(failed.values())).cause,
+        lost=tuple(name for outcome in failed.values() for name in outcome.lost),
+        culprits=tuple(name for name in test.nodes if name in culprits),
+    )
+
+
+def pair_outcome(
+    test: Test, answer: PairAnswer | str, owners: mesh.Owners, ports: tuple[int, ...]
+) -> SmokeOutcome:
+    """The outcome of a pair, from the source's answer; a text is the reason why it gave none.
+
+    owners: the owners of all addresses
+    ports:  the ports that the source was ordered to try
+    """
+    source, target = test.nodes
+    if isinstance(answer, str):
+        return SmokeOutcome(False, f"{source} is lost: {_line(answer)}", lost=(source,))
+    if (answer.number, answer.target) != (test.number, target):
+        return SmokeOutcome(False, f"{source} answers another test", culprits=(source,))
+    if not _are_possible(answer.ms, answer.gbps) or answer.outcome not in _DATA_CAUSES:
+        cause = f"{source} answers with figures that cannot be"
+        return SmokeOutcome(False, cause, culprits=(source,))
+    if owners.of(mesh.address(answer.address)) != target:
+        cause = mesh.name_cause(owners, source, target, answer.resolved, _line(answer.error))
+        return SmokeOutcome(False, f"on {source} {cause}")
+    tries = [attempt for attempt in answer.tries if attempt.port in ports]
+    are_skipped = any(attempt.outcome == SKIPPED for attempt in tries)
+    failing: dict[str, list[int]] = {}
+    for attempt in tries:
+        if attempt.outcome != OK:
+            cause = _line(mesh.port_cause(attempt, are_skipped))
+            failing.setdefault(cause, []).append(attempt.port)
+    if failing:
+        causes = [
+            f"{'port' if len(numbers) == 1 else 'ports'} {ports_text(numbers)}: {cause}"
+            for cause, numbers in failing.items()
+        ]
+        return SmokeOutcome(False, f"no connection to {target} {join_first(causes)}")
+    if not tries:
+        return SmokeOutcome(False, f"no connection to {target} was tried in time")
+    cause = _DATA_CAUSES[answer.outcome]
+    if answer.outcome == "slow":
+        cause = f"{1000 * answer.gbps:.2g} Mbit/s {cause}"
+    return SmokeOutcome(
+        not cause, cause and f"{target}: {cause}", answer.ms, answer.gbps,
+        retransmits=max(0, answer.retransmits),
+    )  # fmt: skip

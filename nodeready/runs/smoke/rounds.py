@@ -1,0 +1,398 @@
+"""Rounds of parallel tests over the nodes' open channels, each test with its deadline."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import gevent
+from gevent.queue import Empty, Queue
+
+from nodeready.agent.asking import bug_text
+from nodeready.agent.smoke import orders
+from nodeready.agent.smoke.orders import (
+    PAIRS,
+    CollectiveAnswer,
+    CollectiveOrder,
+    EndOrder,
+    PairAnswer,
+    PairOrder,
+    SmokePeer,
+)
+from nodeready.fleet.inventory.nodeset import folded
+from nodeready.fleet.transport.channels import join_all
+from nodeready.runs.smoke import engine_choice
+from nodeready.runs.smoke.engine_choice import Kind
+from nodeready.runs.smoke.idle_gpus import Numbers
+from nodeready.runs.smoke.knowledge import (
+    ALONE,
+    CONFIRM,
+    CONTROL,
+    GROUP,
+    HALF,
+    MERGE,
+    SWEEP,
+    Knowledge,
+    SmokeOutcome,
+    Test,
+)
+from nodeready.runs.smoke.outcomes import collective_outcome, pairs_outcome, port_holder
+from nodeready.runs.smoke.participants import Participants
+
+#: Bytes of a collective with checked results, and of one with a measured bandwidth.
+_SMALL = 4 << 10
+_LARGE, _LARGE_GPU = 8 << 20, 256 << 20
+#: Bytes of a pair's large message in a sweep: a path only has to pass full packets.
+_LARGE_SWEEP = 1 << 20
+#: Seconds of a pair: its name (3 s), time-outs of three ports and a token (7.5 s), and the data.
+#: The minimum covers the name and the ports, however fast other pairs are.
+_PAIR_S, _MIN_PAIR_S = 14.0, 8.0
+
+#: Seconds beyond a test's limit for a node to end its ranks, and for the answer to arrive.
+_MARGIN_S = 6.0
+#: Seconds for the peers of a node that failed or is lost to report that they receive nothing more.
+_GRACE_S = 3.0
+#: A straggler gets this multiple of the time of half of its round's tests, or of earlier like
+#: tests, and at least these seconds; twice as long until most tests have passed.
+STRAGGLER_TIMES, MIN_TEST_S = 5, 3.0
+#: Maximum seconds that are kept for the snapshots after the tests.
+_AFTER_S = 8.0
+
+#: A round's purpose in words.
+_TITLES = {
+    ALONE: "alone",
+    GROUP: "groups",
+    CONFIRM: "confirming",
+    MERGE: "together",
+    SWEEP: "pairs",
+    CONTROL: "control",
+}
+
+#: A node and its answer, or the reason why it has none.
+_Answer = tuple[str, CollectiveAnswer | PairAnswer | str]
+#: Tests with the same engine, and with one node or with several, take as long with as many ranks.
+_Likeness = tuple[Kind, bool]
+
+
+@dataclass(frozen=True)
+class _OrderedTest:
+    """A test with its orders.
+
+    limit_s: the seconds that it may take
+    is_cut:  the budget allows less than the desired seconds
+    edges:   (source, target) of its pairs; (): it is a collective of an engine with ranks
+    """
+
+    test: Test
+    likeness: _Likeness
+    world: int
+    limit_s: float
+    is_cut: bool
+    orders: Mapping[str, CollectiveOrder | PairOrder]
+    edges: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass
+class _TestRound:
+    """Tests that run in parallel.
+
+    min_s:   minimum seconds of every test
+    half_s:  the seconds until half of the tests had passed
+    end_at:  the moment at which the remaining tests are ended
+    queues:  each test's queue of answers; an empty answer wakes the test
+    """
+
+    total: int
+    min_s: float
+    began: float = field(default_factory=time.monotonic)
+    passed: int = 0
+    half_s: float = 0.0
+    end_at: float = math.inf
+    queues: list[Queue[_Answer]] = field(default_factory=list)
+
+    def count_pass(self) -> None:
+        """Count a test that passed. When half of them, and then most, have passed, the remaining
+        tests get a limit."""
+        self.passed += 1
+        if not 2 * self.passed >= self.total > 1:
+            return
+        self.half_s = self.half_s or time.monotonic() - self.began
+        min_s = 2 * self.min_s if 2 * self.passed == self.total else self.min_s
+        end_at = self.began + max(min_s, STRAGGLER_TIMES * self.half_s)
+        if end_at < self.end_at:
+            self.end_at = end_at
+            for queue in self.queues:
+                queue.put(("", ""))
+
+
+class OutOfTime(Exception):
+    """There is no time for another round."""
+
+
+class TestRounds:
+    """The rounds of one run.
+
+    turn: the number of rounds in which all tests passed. It chooses the ports: a port that fails
+          stays while the search looks for the faulty node
+    last: the highest number of a test
+    """
+
+    __test__ = False
+
+    def __init__(self, nodes: Participants, knowledge: Knowledge) -> None:
+        self.nodes, self.task, self.channels = nodes, nodes.task, nodes.channels
+        self.knowledge = knowledge
+        self.stop_at = self.task.deadline - min(_AFTER_S, self.task.left_s / 6)
+        self.count = self.turn = self.last = 0
+        # Like tests -> ranks -> the seconds of the slowest that passed.
+        self._durations: dict[_Likeness, dict[int, float]] = {}
+
+    # --- One test.
+
+    def _order(self, test: Test, kind: Kind, room_s: float) -> _OrderedTest:
+        """The orders of a test. room_s: the seconds that the budget allows"""
+        if test.purpose == SWEEP or kind[0] == PAIRS:
+            # A collective of pairs: every node sends to the next node, around all nodes.
+            is_sweep = test.purpose == SWEEP
+            targets = test.nodes[1:] if is_sweep else (*test.nodes[1:], test.nodes[0])
+            edges = tuple(zip(test.nodes, targets, strict=False))
+            limit_s = min(_PAIR_S, room_s)
+            large = _LARGE_SWEEP if is_sweep else _LARGE
+            pairs = {
+                source: PairOrder(
+                    test.number,
+                    self._peer(target),
+                    self.nodes.ports[target],
+                    _SMALL,
+                    large,
+                    limit_s,
+                )
+                for source, target in edges
+            }
+            likeness, is_cut = ((PAIRS, "tcp"), True), room_s < _PAIR_S
+            return _OrderedTest(test, likeness, len(edges), limit_s, is_cut, pairs, edges)
+        rows, world = self.ranks_of(test, kind)
+        likeness = kind, len(rows) > 1
+        large = _LARGE_GPU if kind[1] == "nccl" else _LARGE
+        desired_s = self._desired_s(likeness, world, large)
+        limit_s, head = min(desired_s, room_s), self._peer(test.nodes[0])
+        ordered = {
+            name: CollectiveOrder(
+                test.number, *kind, world=world, first=first, ranks=ranks, gpus=gpus, head=head,
+                small=_SMALL, large=large, limit_s=limit_s,
+            )
+            for name, first, ranks, gpus in rows
+        }  # fmt: skip
+        return _OrderedTest(test, likeness, world, limit_s, room_s < desired_s, ordered)
+
+    def _desired_s(self, likeness: _Likeness, world: int, large: int) -> float:
+        """The seconds that a test may take, by the time of like tests."""
+        kind, durations = likeness[0], self._durations.get(likeness, {})
+        # PyTorch itself is read before the node's hello; the libraries for its GPUs are not.
+        is_first = not durations and kind[1] == "nccl"
+        maximum_s = engine_choice.limit_s(*kind, world, large, first=is_first)
+        if not durations:
+            return maximum_s
+        # The slowest test with as many ranks or more; scaled if no test had as many.
+        most_ranks = max(durations)
+        comparable = [s for ranks, s in durations.items() if ranks >= min(world, most_ranks)]
+        like_s = max(comparable) * max(1.0, world / most_ranks)
+        return min(maximum_s, max(2 * MIN_TEST_S, STRAGGLER_TIMES * like_s))
+
+    def ranks_of(self, test: Test, kind: Kind) -> tuple[list[tuple[str, int, int, Numbers]], int]:
+        """Each node with its first rank, its number of ranks, and their GPUs; and all ranks."""
+        chosen, world, rows = dict(test.gpus), 0, []
+        for name in test.nodes:
+            gpus = self.nodes.gpus.get(name, ()) if kind[1] == "nccl" else ()
+            if gpus:
+                gpus = chosen.get(name, gpus)
+            ranks = 1 if kind[0] == PAIRS else len(gpus) or self.task.ranks
+            rows.append((name, world, ranks, gpus))
+            world += ranks
+        return rows, world
+
+    def _peer(self, name: str) -> SmokePeer:
+        """A node with the port of this turn."""
+        ports = self.nodes.ports[name]
+        port = ports[self.turn % len(ports)]
+        return SmokePeer(name, self.nodes.addresses[name], port, self.nodes.hellos[name].token)
+
+    def _ask(self, name: str, order: CollectiveOrder | PairOrder, queue: Queue[_Answer]) -> None:
+        """Send the order, and queue the answer or the reason for its absence."""
+        answer: CollectiveAnswer | PairAnswer | None = None
+        # The test's own deadline comes first.
+        limit_s = order.limit_s + 2 * _MARGIN_S
+        try:
+            self.channels.open[name].send_line(orders.line(order))
+            if isinstance(order, PairOrder):
+                answer = self.channels.read(name, "pair", PairAnswer, limit_s)
+            else:
+                answer = self.channels.read(name, "collective", CollectiveAnswer, limit_s)
+            if answer is not None and answer.number != order.number:
+                self.channels.lose(name, "the answer makes no sense (another test)")
+                answer = None
+        except Exception as problem:  # noqa: BLE001 - a bug of nodeready costs this node alone
+            self.channels.lose(name, bug_text(problem))
+        lost = self.channels.lost.get(name)
+        queue.put((name, answer or (lost.reason if lost else "no answer in time")))
+
+    def _end(self, names: Iterable[str], number: int) -> None:
+        def end(name: str) -> None:
+            channel = self.channels.open.get(name)
+            if channel is not None:
+                channel.send_line(orders.line(EndOrder(number)))
+
+        self.channels.for_each(end, names)
+
+    def _answers(
+        self, ordered: _OrderedTest, test_round: _TestRound, done: Callable[[str], object]
+    ) -> dict[str, CollectiveAnswer | PairAnswer | str]:
+        """Order a test, and wait until each of its nodes has answered or is lost."""
+        queue: Queue[_Answer] = Queue()
+        test_round.queues.append(queue)
+        number = ordered.test.number
+        jobs = [gevent.spawn(self._ask, *order, queue) for order in ordered.orders.items()]
+        answers: dict[str, CollectiveAnswer | PairAnswer | str] = {}
+        lost_at = test_round.began + ordered.limit_s + _MARGIN_S
+        end_at, is_ended = math.inf, False
+        try:
+            while len(answers) < len(ordered.orders):
+                remaining = [name for name in ordered.orders if name not in answers]
+                now, end_at = time.monotonic(), min(end_at, test_round.end_at)
+                if not is_ended and now >= end_at:
+                    is_ended, lost_at = True, min(lost_at, now + _MARGIN_S)
+                    self._end(remaining, number)
+                if now >= lost_at:
+                    reason = f"no answer in {now - test_round.began:.0f} s, in test {number}"
+                    self.channels.lose_all(remaining, reason)
+                    answers.update(dict.fromkeys(remaining, reason))
+                    continue
+                until = lost_at if is_ended else min(end_at, lost_at)
+                try:
+                    name, answer = queue.get(timeout=max(0.0, until - now))
+                except Empty:
+                    continue
+                if name:
+                    answers[name] = answer
+                    done(name)
+                    # The pairs of a test do not wait for each other.
+                    if not isinstance(answer, PairAnswer) and not (
+                        isinstance(answer, CollectiveAnswer)
+                        and all(rank.ok for rank in answer.ranks)
+                    ):
+                        end_at = min(end_at, time.monotonic() + _GRACE_S)
+        finally:
+            gevent.killall(jobs, block=False)
+        return answers
+
+    def _test(
+        self, ordered: _OrderedTest, test_round: _TestRound, done: Callable[[str], object]
+    ) -> SmokeOutcome | None:
+        """Run one test. Returns None if the budget cut it off, so that it has no outcome."""
+        test, began = ordered.test, time.monotonic()
+        try:
+            answers = self._answers(ordered, test_round, done)
+            # Another user's process has rank 0's port: that is not the node's fault.
+            head = test.nodes[0]
+            for _ in self.nodes.ports[head][1:]:
+                if not port_holder(answers[head]):
+                    break
+                self.turn += 1
+                peer = self._peer(head)
+                repeated = {
+                    name: replace(cast("CollectiveOrder", order), head=peer)
+                    for name, order in ordered.orders.items()
+                }
+                ordered = replace(ordered, orders=repeated)
+                answers = self._answers(ordered, test_round, done)
+            if reason := port_holder(answers[head]):
+                self.nodes.excluded[head] = reason
+                self.channels.lose(head, reason)
+                return SmokeOutcome(False, f"{head}: {reason}", barred=(head,))
+            if ordered.edges:
+                paired = cast("Mapping[str, PairAnswer | str]", answers)
+                edges, nodes = ordered.edges, self.nodes
+                outcome = pairs_outcome(test, edges, paired, nodes.owners, nodes.ports)
+            else:
+                ran = cast("Mapping[str, CollectiveAnswer | str]", answers)
+                collectives = cast("Mapping[str, CollectiveOrder]", ordered.orders)
+                outcome = collective_outcome(test, ran, collectives)
+        except Exception as problem:  # noqa: BLE001 - a bug of nodeready makes no suspect
+            self.channels.lose_all(test.nodes, bug_text(problem))
+            return SmokeOutcome(False, bug_text(problem), lost=test.nodes)
+        seconds = time.monotonic() - began
+        if outcome.ok:
+            test_round.count_pass()
+            durations = self._durations.setdefault(ordered.likeness, {})
+            durations[ordered.world] = max(seconds, durations.get(ordered.world, 0.0))
+        elif ordered.is_cut and seconds >= ordered.limit_s:
+            return None
+        return outcome
+
+    # --- One round.
+
+    def run(self, tests: Sequence[Test], kind: Kind | None = None) -> dict[int, SmokeOutcome]:
+        """Run these tests in parallel. Raises OutOfTime.
+
+        kind: the engine and backend; None: those of the search
+        """
+        choice, lost = self.nodes.choice, {*self.channels.lost}
+        room_s = self.stop_at - time.monotonic() - _MARGIN_S
+        ready = [
+            self._order(
+                test,
+                kind or (choice.single_node if len(test.nodes) == 1 else choice.kind),
+                max(room_s, 0.1),
+            )
+            for test in tests
+            if not lost & {*test.nodes}
+        ]
+        durations = [s for t in ready for s in self._durations.get(t.likeness, {}).values()]
+        if room_s < max(MIN_TEST_S, 2 * max(durations, default=0.0)):
+            raise OutOfTime
+        is_sweep = tests[0].purpose == SWEEP
+        has_pairs = any(ordered.edges for ordered in ready)
+        test_round = _TestRound(len(ready), _MIN_PAIR_S if has_pairs else MIN_TEST_S)
+        results: dict[int, SmokeOutcome | None] = {}
+
+        def run_test(ordered: _OrderedTest) -> None:
+            results[ordered.test.number] = self._test(ordered, test_round, done)
+
+        title = self._title(tests)
+        with self.nodes.progress(title, {name for t in ready for name in t.orders}) as done:
+            join_all([gevent.spawn(run_test, ordered) for ordered in ready])
+        if is_sweep and not all(outcome and outcome.ok for outcome in results.values()):
+            # A target gets no order, so its loss is not noticed yet.
+            self.channels.drop_dead()
+        self.count += 1
+        self.last = max([self.last, *(test.number for test in tests)])
+        self.nodes.report_excluded()
+        outcomes = {}
+        for test in tests:
+            now_lost = self.channels.lost.keys() - self.nodes.excluded.keys()
+            names = tuple(name for name in test.nodes if name in now_lost)
+            outcome = results.get(test.number, SmokeOutcome(False, f"{', '.join(names)} is lost"))
+            if outcome is None:
+                raise OutOfTime
+            if names and not outcome.ok:
+                outcome = replace(outcome, lost=names)
+            outcomes[test.number] = outcome
+        passed = sum(outcome.ok for outcome in outcomes.values())
+        if passed < len(outcomes):
+            self.nodes.tell(f"{title}: {passed} of {len(outcomes)} passed")
+        elif tests[0].purpose not in (HALF, CONFIRM, CONTROL):
+            self.turn += 1
+        return outcomes
+
+    def _title(self, tests: Sequence[Test]) -> str:
+        """The round in words, for the progress."""
+        if tests[0].purpose != HALF:
+            return _TITLES[tests[0].purpose]
+        passed = {
+            n for test, outcome in self.knowledge.collectives() if outcome.ok for n in test.nodes
+        }
+        names = [*dict.fromkeys(name for test in tests for name in test.nodes)]
+        return f"halving {folded([n for n in names if n not in passed] or names, 40)}"

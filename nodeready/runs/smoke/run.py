@@ -1,0 +1,337 @@
+"""The smoke test of all nodes, until one deadline: the search, and tests with a second engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from nodeready.agent.asking import INTERRUPT
+from nodeready.agent.smoke.orders import PAIRS, RankNetwork
+from nodeready.agent.witnesses import nccl_errors
+from nodeready.agent.witnesses.nccl_errors import CAUSE, LOST_PEER, VICTIM
+from nodeready.core.outcome import LOST, Gap
+from nodeready.core.text import counted, utc_now
+from nodeready.runs.smoke import document, networks
+from nodeready.runs.smoke.bandwidth import Floor, below_floor, links
+from nodeready.runs.smoke.engine_choice import Kind
+from nodeready.runs.smoke.knowledge import (
+    ALONE,
+    CONTROL,
+    NODE,
+    SCALE,
+    SWEEP,
+    Knowledge,
+    SearchResult,
+    SmokeOutcome,
+    SmokeSuspect,
+    Test,
+)
+from nodeready.runs.smoke.participants import Participants, Progress, SmokeTask
+from nodeready.runs.smoke.plan import plan
+from nodeready.runs.smoke.regressions import regressions
+from nodeready.runs.smoke.rounds import OutOfTime, TestRounds
+from nodeready.runs.smoke.search import search
+from nodeready.subjects.rdma.facts import Rdma
+
+#: Maximum suspects that are tested with another engine.
+_MAX_CONTROLS = 5
+#: Seconds of one round without a fault, for the printed plan.
+_USUAL_S = {("torch", "nccl"): 8.0, ("nccl-tests", "nccl"): 15.0, ("torch", "gloo"): 2.0}
+_USUAL_PAIRS_S = 1.0
+#: The library that an engine proves.
+_LIBRARIES = {"torch": "PyTorch or its library", "nccl-tests": "NCCL"}
+
+
+def smoke(
+    task: SmokeTask,
+    tell: Callable[[str], object],
+    progress: Progress,
+    password: Callable[[list[str]], bool] = lambda names: False,
+) -> document.SmokeReport:
+    """Test all nodes together, and search for the cause of a failed test.
+
+    tell:     gets the plan before the first test, and failures, a line each
+    progress: gets the title and the nodes of each round; what it returns gets each node that has
+              answered
+    password: asks for the sudo password of these nodes; whether there is one now
+
+    Never raises for a node's fault. An interrupt, or the deadline, ends the programs on the nodes,
+    and the document has what is known until then.
+    """
+    started, nodes = utc_now(), Participants(task, tell, progress)
+    run = _SmokeRun(nodes)
+    try:
+        nodes.probe(password)
+        nodes.join()
+        run.search()
+        run.control()
+        nodes.close()
+        nodes.probe_again()
+    except KeyboardInterrupt:
+        run.interrupt()
+    finally:
+        nodes.close()
+    return run.report(started)
+
+
+def _meaning(evidence: str) -> str:
+    """What an error of NCCL or gloo in the evidence means, and the next step; "": none."""
+    error = nccl_errors.meaning(evidence)
+    if error is None or error.role not in (CAUSE, VICTIM) or error.key in LOST_PEER:
+        return ""
+    return f"{error.meaning}; {error.step} [{error.key}]"
+
+
+class _SmokeRun:
+    """The search, the control tests, and the document of one run.
+
+    controls:       suspect -> the result of another engine, in a sentence
+    common_control: the result of another engine on all nodes, if no test passed
+    """
+
+    def __init__(self, nodes: Participants) -> None:
+        self.nodes, self.task, self.channels = nodes, nodes.task, nodes.channels
+        self.knowledge = Knowledge()
+        self.rounds = TestRounds(nodes, self.knowledge)
+        self.controls: dict[SmokeSuspect, str] = {}
+        self.common_control = self.control_engine = self.stopped = ""
+        self.networks: dict[str, RankNetwork] = {}
+        self.slow_networks: dict[str, tuple[str, ...]] = {}
+
+    def search(self) -> None:
+        """Search, round by round, as long as there is time."""
+        names, task = self.nodes.names, self.task
+        if not names:
+            self.stopped = "no node could take part"
+            return
+        gpus = {name: self.nodes.gpus.get(name, ()) for name in names}
+        self._tell_plan()
+        steps = search(
+            names, gpus, full=task.full, knowledge=self.knowledge, tests_alone=self._tests_alone
+        )
+        try:
+            tests = next(steps)
+            while True:
+                tests = steps.send(self.rounds.run(tests))
+        except StopIteration:
+            return
+        except OutOfTime:
+            number = self.rounds.count + 1
+            self.stopped = f"the budget of {task.budget_s} s was over in round {number}"
+            doubts, untested = len(self.knowledge.doubts), len(self.knowledge.result().untested)
+            if doubts:
+                verb = "was" if doubts == 1 else "were"
+                self.stopped += f": {counted(doubts, 'suspect')} {verb} not confirmed"
+            elif untested:
+                self.stopped += f": {counted(untested, 'node')} without a result"
+            self.nodes.tell(self.stopped)
+
+    @property
+    def _tests_alone(self) -> bool:
+        """Whether the engine can test a node by itself."""
+        return self.nodes.choice.single_node[0] != PAIRS
+
+    def _tell_plan(self) -> None:
+        choice, names = self.nodes.choice, self.nodes.names
+        ranks = sorted({self._rank_count(name) for name in names})
+        ranks_text = (
+            counted(ranks[0], "rank") if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]} ranks"
+        )
+        best = plan(len(names), full=self.task.full)
+        usual_s = best.rounds * _USUAL_S.get(choice.kind, _USUAL_PAIRS_S)
+        usual_s += best.sweeps * _USUAL_PAIRS_S
+        if choice.fallback_reason:
+            self.nodes.tell(f"engine {choice.name}: {choice.fallback_reason}")
+        steps = ["each alone"] if self._tests_alone else []
+        if best.tests:
+            steps.append(f"{counted(best.tests, 'test')} of several")
+        if best.sweeps:
+            steps.append(f"{counted(best.sweeps, 'round')} of pairs")
+        self.nodes.tell(
+            f"{counted(len(names), 'node')} with {ranks_text} each, {choice.name}: "
+            f"{', '.join(steps)}; "
+            f"{max(1, round(usual_s))} s without a fault, budget {self.task.budget_s} s"
+        )
+
+    def _rank_count(self, name: str) -> int:
+        return self.rounds.ranks_of(Test(0, ALONE, (name,)), self.nodes.choice.kind)[1]
+
+    def control(self) -> None:
+        """Repeat failed tests with another engine on the same nodes, to distinguish a faulty
+        library from a faulty path."""
+        kind, lost = self.nodes.choice.control, {*self.channels.lost}
+        if kind is None or self.stopped:
+            return
+        collectives = self.knowledge.collectives()
+        waiting: dict[SmokeSuspect | None, tuple[str, ...]] = {}
+        if collectives and not any(outcome.ok for _, outcome in collectives):
+            waiting[None] = tuple(name for name in self.nodes.names if name not in lost)
+        else:
+            minimum = 2 if kind[0] == PAIRS else 1
+            suspects = [s for s in self.knowledge.result().suspects if s.kind != SCALE]
+            waiting |= {s: self._failed_nodes(s, minimum) for s in suspects[:_MAX_CONTROLS]}
+        waiting = {cause: names for cause, names in waiting.items() if names}
+        while waiting:
+            tests: dict[SmokeSuspect | None, Test] = {}
+            for suspect, names in waiting.items():
+                # A node has one order at a time.
+                if not {*names} & {name for test in tests.values() for name in test.nodes}:
+                    number = self.rounds.last + len(tests) + 1
+                    tests[suspect] = Test(number, CONTROL, names)
+            try:
+                outcomes = self.rounds.run([*tests.values()], kind)
+            except OutOfTime:
+                return
+            for suspect, test in tests.items():
+                del waiting[suspect]
+                sentence = self._contrast(test, outcomes[test.number], kind)
+                if suspect is None:
+                    self.common_control = sentence
+                elif sentence:
+                    self.controls[suspect] = sentence
+
+    def _failed_nodes(self, suspect: SmokeSuspect, minimum: int) -> tuple[str, ...]:
+        """The nodes of the smallest failed test with the suspect, of at least this many nodes.
+        Pairs of the sweep do not count: they have no engine."""
+        tests = [
+            test.nodes
+            for test, outcome in self.knowledge.finished
+            if not (outcome.ok or outcome.lost or test.purpose == SWEEP)
+            and len(test.nodes) >= minimum
+            and {*suspect.nodes} <= {*test.nodes}
+            and not self.channels.lost.keys() & {*test.nodes}
+        ]
+        return min(tests, key=len, default=())
+
+    def _contrast(self, test: Test, outcome: SmokeOutcome, kind: Kind) -> str:
+        """What a test with another engine proves, in a sentence; "": nothing."""
+        if outcome.lost:
+            return ""
+        self.control_engine = self.nodes.engine(test.nodes[0], kind)
+        is_plain = kind[0] == PAIRS
+        engine = "plain TCP" if is_plain else self.control_engine
+        place = "on the same nodes" if len(test.nodes) > 1 else "on the same node"
+        if not outcome.ok:
+            return f"{engine} fails {place}, too: the path ({outcome.cause}) [{test.number}]"
+        library = "NCCL or the network that it uses"
+        if is_plain:
+            library = _LIBRARIES[self.nodes.choice.engine]
+        return f"{engine} passes {place}: the path is good, {library} is not [{test.number}]"
+
+    # --- The end.
+
+    def interrupt(self) -> None:
+        """End what runs on the nodes, and keep what is known."""
+        transport = self.task.transport
+        was_ended, transport.interrupted = transport.interrupted, True
+        self.stopped = f"interrupted in round {self.rounds.count + 1}"
+        self.nodes.close()
+        if not was_ended:
+            transport.end()
+
+    def report(self, started: str) -> document.SmokeReport:
+        """The document of what is known."""
+        task, choice, result = self.task, self.nodes.choice, self.knowledge.result()
+        floors = {
+            name: Floor(policy.smoke_min_gbps, policy.smoke_min_node_gbps)
+            for name, policy in task.policies.items()
+        }
+        suspects = [replace(s, evidence=self._evidence(s)) for s in result.suspects]
+        blamed = {name for suspect in suspects for name in suspect.blamed}
+        slow = below_floor(self.knowledge.finished, floors, blamed)
+        suspects += [SmokeSuspect(NODE, (name,), (), evidence) for name, evidence in slow.items()]
+        blamed |= slow.keys()
+        self.networks = networks.network_of_nodes(self.knowledge.finished)
+        expected = {name: policy.nccl_network for name, policy in task.policies.items()}
+        for name, evidence in networks.unexpected(self.networks, expected).items():
+            suspects += [] if name in blamed else [SmokeSuspect(NODE, (name,), (), evidence)]
+            blamed.add(name)
+        self.slow_networks = networks.warnings(self.networks, self._hcas())
+        return document.SmokeReport(
+            started=started,
+            finished=utc_now(),
+            complete=not task.transport.interrupted,
+            engine=choice.name,
+            proves=choice.proves,
+            control=self.control_engine,
+            budget_s=task.budget_s,
+            tests=result.tests,
+            single_node_tests=sum(len(test.nodes) == 1 for test, _ in self.knowledge.finished),
+            rounds=self.rounds.count,
+            nodes=tuple(self._node(name, blamed, result) for name in task.policies),
+            suspects=tuple(suspects),
+            links=links(self.knowledge.finished, floors),
+            stopped=self.stopped,
+            environment=self.nodes.findings,
+        )
+
+    def _node(self, name: str, blamed: set[str], result: SearchResult) -> document.SmokeNode:
+        """A node's row of the document."""
+        nodes = self.nodes
+        status, reason, gap = self._status(name, blamed, result)
+        snapshots = nodes.snapshots(name)
+        warnings = regressions(*snapshots) if len(snapshots) == 2 else ()
+        if name not in blamed:
+            warnings += self.slow_networks.get(name, ())
+        network = self.networks.get(name, RankNetwork(""))
+        if warnings and status == document.PASSED:
+            status = document.WARNED
+        takes_part = name in nodes.names
+        return document.SmokeNode(
+            name, status, reason,
+            ranks=self._rank_count(name) if takes_part else 0,
+            gpus=nodes.gpus.get(name, ()) if takes_part else (),
+            engine=nodes.engine(name, nodes.choice.kind),
+            warnings=warnings, slots=nodes.slots(name), network=network.name,
+            interface=network.interface, hcas=network.hcas, gdr=network.gdr,
+            gap=gap,
+        )  # fmt: skip
+
+    def _hcas(self) -> dict[str, tuple[str, ...]]:
+        """Node -> its RDMA devices that NCCL could use."""
+        observed = {
+            name: snapshots[0].subjects.get("rdma")
+            for name in self.task.policies
+            if (snapshots := self.nodes.snapshots(name))
+        }
+        return {
+            name: rdma.nccl_ib_hca for name, rdma in observed.items() if isinstance(rdma, Rdma)
+        }
+
+    def _evidence(self, suspect: SmokeSuspect) -> tuple[str, ...]:
+        """Lost connections, the job's variables, the evidence of the search with its meaning, and
+        the result of another engine."""
+        losses = [self.channels.lost[n] for n in suspect.nodes if n in self.channels.lost]
+        controls = (self.controls.get(suspect, ""), self.common_control)
+        lost = (f"lost: {loss.reason}" for loss in losses)
+        variables = (
+            f"environment: {finding.text}"
+            for finding in self.nodes.findings
+            if finding.weight > 1 and {*suspect.nodes} & {*finding.nodes}
+        )
+        meanings = dict.fromkeys(map(_meaning, suspect.evidence))
+        texts = (*lost, *variables, *suspect.evidence, *meanings, *controls)
+        return tuple(filter(None, texts))
+
+    def _status(
+        self, name: str, blamed: set[str], result: SearchResult
+    ) -> tuple[str, str, Gap | None]:
+        """A node's status; why it was not tested; its gap, if it gave no answer or was lost."""
+        probed, lost = self.nodes.before.get(name), self.channels.lost.get(name)
+        is_out = name in self.nodes.excluded
+        takes_part = name in self.nodes.names
+        if probed is None or not probed.value:
+            gap = (probed and probed.gap) or INTERRUPT
+            status = document.UNREACHABLE if gap.is_unreached else document.UNTESTED
+            return status, "", gap
+        if name in blamed:
+            return document.SUSPECT, f"lost: {lost.reason}" if lost else "", None
+        if takes_part and is_out:
+            return document.UNTESTED, self.nodes.excluded[name], None
+        if lost and (takes_part or lost.reason.startswith("connection lost")):
+            return document.UNREACHABLE, "", Gap(LOST, f"lost: {lost.reason}", lost.evidence)
+        if name in result.passed:
+            return document.PASSED, "", None
+        unknown = "its tests failed for an unknown reason"
+        reason = self.nodes.excluded.get(name) or self.common_control or self.stopped or unknown
+        return document.UNTESTED, reason, None

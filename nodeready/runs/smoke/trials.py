@@ -1,0 +1,179 @@
+"""The tests that a search requests, the finished trials, and retrials of slow nodes. Pure.
+
+A search consists of generators, which yield requests and are sent the finished trials.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from nodeready.runs.smoke.knowledge import (
+    CONTROL,
+    SWEEP,
+    SmokeOutcome,
+    Test,
+    cite,
+    join_names,
+    with_cause,
+)
+
+T = TypeVar("T")
+
+#: Report a node if all its retrials have at most this fraction of the bandwidth of the good
+#: nodes' retrials, and the median at most the second fraction: half of a rate, with some noise. Of
+#: 85 runs on 64 nodes that share one machine's memory, two nodes without a fault had at most 0.65
+#: and 0.67.
+REPORT_SHARE, _MEDIAN_SHARE = 0.7, 0.58
+#: Below this fraction, which is no noise, fewer retrials suffice.
+_CLEAR_SHARE = 0.4
+#: Report a latency only if it is this number of milliseconds above that of the good nodes.
+NOISE_MS = 5.0
+#: Retrials if the result is clear, and in general.
+_FEW_RETRIALS, _RETRIALS = 3, 6
+
+
+@dataclass(frozen=True)
+class TrialRequest:
+    """A test that the search requests.
+
+    fillers: the number of good nodes to add; as many as needed for two nodes in any case
+    avoid:   nodes that must not be fillers
+    gpus:    the GPUs of the first node that take part; (): all
+    """
+
+    purpose: str
+    nodes: tuple[str, ...]
+    fillers: int = 0
+    avoid: frozenset[str] = frozenset()
+    gpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A finished test."""
+
+    test: Test
+    outcome: SmokeOutcome
+
+    def peers_of(self, node: str) -> str:
+        """The node's peers in this test, in words, with the number and the cause."""
+        peers = [name for name in self.test.nodes if name != node]
+        return f"{join_names(peers)} {cite([self.test])}{with_cause(self.outcome.cause)}"
+
+
+#: The trials of the requests; None: a node of the test is lost, or no filler remains.
+Trials = list["Trial | None"]
+Steps = Generator["list[TrialRequest]", Trials, T]
+#: The search for one fault. Returns the hunts that continue it.
+Hunt = Generator["list[TrialRequest]", Trials, "list[Hunt]"]
+
+
+def is_failed(trial: Trial | None) -> bool:
+    """Whether the test ran and failed."""
+    return trial is not None and not trial.outcome.ok
+
+
+def cite_trials(trials: Iterable[Trial]) -> str:
+    """The numbers of the tests in a sentence."""
+    return cite(trial.test for trial in trials)
+
+
+def one_turn(
+    suspect: TrialRequest, control: TrialRequest, suspected: list[Trial], good: list[Trial]
+) -> Steps[bool]:
+    """Run the suspect's test, then that of good nodes, with no other test beside them, and add
+    them to the lists. Returns whether both ran."""
+    for request, trials in ((suspect, suspected), (control, good)):
+        (trial,) = yield [request]
+        if trial is None:
+            return False
+        trials.append(trial)
+    return True
+
+
+def retry_alternately(
+    suspects: Sequence[tuple[str, ...]],
+    good_nodes: tuple[str, ...],
+    purpose: str,
+    is_flaky: bool = False,
+) -> Steps[str]:
+    """Test the suspect (in each of ``suspects`` beside another node) and good nodes in turns.
+    Returns the evidence against the suspect, or ""."""
+    suspected: list[Trial] = []
+    good: list[Trial] = []
+    control = TrialRequest(SWEEP if purpose == SWEEP else CONTROL, good_nodes)
+    evidence = ""
+    for turn in range(1, _RETRIALS + 1):
+        request = TrialRequest(purpose, suspects[turn % len(suspects)])
+        if not (yield from one_turn(request, control, suspected, good)):
+            return ""
+        evidence = slow_reason(suspected, good, REPORT_SHARE)
+        if any(map(is_failed, good)) or not (evidence or is_flaky):
+            return ""
+        if turn == _FEW_RETRIALS and slow_reason(suspected, good, _CLEAR_SHARE):
+            break
+    failed = [trial for trial in suspected if is_failed(trial)]
+    # A flaky suspect has to fail with each of its partners: else the partner may be the cause.
+    if not evidence and len({trial.test.nodes for trial in failed}) == len(suspects) > 1:
+        return (
+            f"fails now and then, {len(failed)} of {len(suspected)} times "
+            f"{cite_trials(failed)}{with_cause(failed[0].outcome.cause)}; "
+            f"{join_names(good_nodes)} never {cite_trials(good)}"
+        )
+    return evidence
+
+
+def slow_reason(suspected: Sequence[Trial], good: Sequence[Trial], share: float) -> str:
+    """How much slower all trials of a suspect are than all trials of good nodes; "": they are not.
+
+    share: maximum fraction of the good nodes' bandwidth
+    """
+    names = set(suspected[0].test.nodes).intersection(*(t.test.nodes for t in suspected))
+    partner = "" if len(names) > 1 else " beside good nodes"
+    subject = f"{join_names(sorted(names))}{partner}, in turns with "
+    subject += f"{join_names(good[0].test.nodes)}:"
+    tests = f"{cite_trials(suspected)} against {cite_trials(good)}"
+    if not any(trial.outcome.ok for trial in suspected):
+        cause = with_cause(suspected[0].outcome.cause)
+        return f"{subject} fails each time {tests}{cause}"
+    rates = [trial.outcome.gbps if trial.outcome.ok else 0.0 for trial in suspected]
+    good_rates = [trial.outcome.gbps for trial in good]
+    highest, lowest = max(rates), min(good_rates)
+    has_low_median = statistics.median(rates) <= _MEDIAN_SHARE * statistics.median(good_rates)
+    if 0 < highest <= share * lowest and has_low_median:
+        return f"slow: {subject} at most {highest:.3g} against {lowest:.3g} Gbit/s {tests}"
+    shortest = min(t.outcome.ms if t.outcome.ok else math.inf for t in suspected)
+    longest = max(trial.outcome.ms for trial in good)
+    if longest > 0 and shortest >= max(2.1 / share * longest, longest + NOISE_MS):
+        return f"slow: {subject} at least {shortest:.3g} against {longest:.3g} ms {tests}"
+    return ""
+
+
+#: Investigate a test below this fraction of the 75th percentile of the bandwidth, or above this
+#: multiple of the 25th percentile of the latency.
+_INVESTIGATE_SHARE, _INVESTIGATE_TIMES = 0.55, 4.0
+
+
+def quartile(values: Iterable[float], quarter: int) -> float:
+    """The first or third quartile of the positive values; 0 if there are fewer than two.
+
+    >>> quartile([4, 1, 3, 2], 1), quartile([4, 1, 3, 2], 3)
+    (2, 3)
+    """
+    ordered = sorted(value for value in values if value > 0)
+    if len(ordered) < 2:
+        return 0.0
+    if quarter == 1:
+        return ordered[len(ordered) // 4]
+    return ordered[math.ceil(0.75 * len(ordered)) - 1]
+
+
+def looks_slow(outcome: SmokeOutcome, usual_gbps: float, usual_ms: float) -> bool:
+    """Whether the test is so slow that it is investigated."""
+    limit_ms = max(_INVESTIGATE_TIMES * usual_ms, usual_ms + NOISE_MS)
+    is_late = usual_ms > 0 and outcome.ms > limit_ms
+    return outcome.ok and (is_late or 0 < outcome.gbps < _INVESTIGATE_SHARE * usual_gbps)

@@ -1,0 +1,626 @@
+"""What to look at next, from the groups of ranks; and the ranks that are missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from nodeready.fleet.inventory.nodeset import fold, natural
+from nodeready.runs.stacks import hints
+from nodeready.runs.stacks.document import Frame, Group, Rank, Stacks, fold_ranks
+
+# --- Missing ranks, which WORLD_SIZE counts but no node has, and the nodes that should have them.
+
+#: More ranks than any job has had: a larger WORLD_SIZE is a mistake, and is ignored.
+MAX_RANKS = 1 << 20
+#: End of the reason when all missing ranks are on nodes without an answer.
+SILENT = ", without an answer"
+
+
+def missing_ranks(
+    world_size: int | None,
+    by_node: Mapping[str, Collection[int]],
+    silent: Collection[str],
+    without: Collection[str],
+) -> Group | None:
+    """The group of missing ranks; None: no rank is missing, or none is known to be.
+
+    by_node: node -> the ranks that were found there
+    silent:  nodes that gave no answer
+    without: nodes that answered and have no rank of this job
+    """
+    numbered = {rank for ranks in by_node.values() for rank in ranks}
+    if not world_size or not 0 < world_size <= MAX_RANKS or max(numbered, default=0) >= world_size:
+        return None
+    if len(numbered) == world_size or not numbered:
+        return None
+    ranks = tuple(rank for rank in range(world_size) if rank not in numbered)
+    nodes = expected_nodes(world_size, ranks, by_node, [*silent, *without])
+    reason = f"WORLD_SIZE {world_size} counts them, but no node has them"
+    if nodes:
+        reason += f"; expected on {fold(nodes)}"
+        if set(nodes) <= set(silent):
+            reason += SILENT
+    elif silent:
+        reason += f"; {len(silent)} node{'s' if len(silent) > 1 else ''} gave no answer"
+    return Group("missing", None, ranks, nodes, no_stack_reason=reason)
+
+
+def expected_nodes(
+    world_size: int,
+    ranks: Collection[int],
+    by_node: Mapping[str, Collection[int]],
+    expected: Collection[str],
+) -> tuple[str, ...]:
+    """The nodes that should have these ranks; () when the ranks found follow no rule.
+
+    The rule is that of torchrun and of Slurm's block distribution: each node has the same number
+    of consecutive ranks.
+    """
+    if len(by_node) == 1 and not expected:
+        return tuple(by_node)
+    sizes = Counter(len(set(ranks)) for ranks in by_node.values())
+    size = max(sizes, key=lambda ranks_count: (sizes[ranks_count], ranks_count))
+    if world_size % size:
+        return ()
+    home: dict[int, str] = {}
+    for node, node_ranks in by_node.items():
+        blocks = {rank // size for rank in node_ranks}
+        block = blocks.pop()
+        if blocks or block in home:
+            return ()
+        home[block] = node
+    blocks = {rank // size for rank in ranks}
+    nodes = [home[block] for block in sorted(blocks & home.keys())]
+    away = blocks - home.keys()
+    if not away:
+        return tuple(nodes)
+    return (*nodes, *expected) if len(away) == len(expected) else ()
+
+
+# --- Which group waits for which.
+
+#: Words in reasons of `no-data` that concern nodeready, not the process.
+_OWN_FAILURE_WORDS = (
+    "permi", "ptrace", "py-spy", "another user", "no time", "others took", "too large",
+    "no stack was taken", "makes no sense",
+)  # fmt: skip
+#: Groups about these wait for no other rank, and no rank waits for them.
+_NEUTRAL_ACTIVITIES = frozenset({"idle", "agent", "worker"})
+
+_STANDING_TEXTS = {
+    "missing": "it was not found",
+    "dead": "it has ended",
+    "stopped": "a signal holds it",
+    "traced": "a debugger holds it",
+    "uninterruptible": "it waits in the kernel, not for a rank",
+    "no-data": "its stack is unknown",
+}
+
+
+def is_waiting(group: Group) -> bool:
+    """Whether a group stands at a place where it waits for other ranks.
+
+    It may spin there: MPI, NCCL and CUDA poll. A backward pass whose thread computes does not.
+    """
+    if group.kind != "stack" or group.verdict == "progressing":
+        return False
+    computes = group.activity == "backward" and group.verdict == "spinning"
+    return group.activity in hints.FOR_RANKS and not computes
+
+
+def stands_still(group: Group) -> bool:
+    """Whether some ranks of a waiting group have not moved at all between the samples.
+
+    The end of a collective wakes up all its ranks: where each has woken up, the job may progress.
+    """
+    return group.verdict != "unsure" or not group.wakeups
+
+
+class _WaitingJob(NamedTuple):
+    """How many processes of a job wait for other ranks.
+
+    waiting:  those that wait
+    maybe:    those that may wait, in a call of C below the user's code: the wait() of an
+              asynchronous collective
+    standing: some of the waiting processes do not move at all, though a step would wake up all
+    moving:   some of the job's processes move
+    everything: number of processes, and of ranks and nodes without one
+    """
+
+    waiting: int
+    maybe: int
+    standing: bool
+    moving: bool
+    everything: int
+
+
+def with_roles(groups: Sequence[Group], everything: int) -> list[Group]:
+    """The groups, each with its role in the hang, and why.
+
+    everything: number of processes, and of ranks and nodes without one
+    """
+    job = _WaitingJob(
+        sum(group.processes for group in groups if is_waiting(group)),
+        sum(group.processes for group in groups if _may_wait(group)),
+        any(is_waiting(group) and stands_still(group) for group in groups),
+        any(group.verdict == "progressing" for group in groups),
+        everything,
+    )
+    with_role = []
+    for group in groups:
+        role, reason = _role(group, job)
+        reason = "; ".join(filter(None, (reason, group.reason)))
+        with_role.append(dataclasses.replace(group, role=role, reason=reason))
+    return with_role
+
+
+def _may_wait(group: Group) -> bool:
+    stands = group.verdict in ("blocked", "unsure", None)
+    return group.kind == "stack" and group.activity == "native" and stands
+
+
+def _role(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
+    waiting, maybe = job.waiting, job.maybe
+    if job.everything < 2:
+        return None, ""
+    if group.kind != "stack":
+        return _without_stack(group, job)
+    waiting_text = _count(waiting, "rank")
+    if is_waiting(group):
+        all_wait = waiting == job.everything
+        return "victim", "waits for other ranks" + (", as all do" if all_wait else "")
+    if group.activity in _NEUTRAL_ACTIVITIES or not waiting + maybe:
+        return None, ""
+    if group.verdict == "progressing":
+        if group.activity in hints.FOR_RANKS or not job.standing:
+            return None, ""
+        reason = f"moves while {waiting_text} {_verb(waiting)} for others: slow, or in a loop"
+        return "suspect", reason
+    if waiting and group.verdict in ("spinning", "unsure") and not job.standing:
+        wake = "it wakes up" if waiting == 1 else "all of them wake up"
+        reason = (
+            f"awake, and {waiting_text} {_verb(waiting)} for others, and {wake}: slow, or hung"
+        )
+        return None, reason
+    if _may_wait(group):
+        if not waiting or maybe + waiting < job.everything:
+            return None, "may wait for other ranks below its own code: --native tells"
+        reason = f"{waiting_text} {_verb(waiting)} for others; whether it does, --native tells"
+        return "suspect", reason
+    if not waiting:
+        many = _count(maybe, "rank")
+        return "suspect", f"does not wait for other ranks; {many} may (--native tells)"
+    return "suspect", f"does not wait for other ranks, and {waiting_text} {_verb(waiting)}"
+
+
+def _verb(number: int) -> str:
+    return "waits" if number == 1 else "wait"
+
+
+def _without_stack(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
+    waiting = job.waiting + job.maybe
+    size = max(group.processes, len(group.ranks), len(group.nodes))
+    reason = group.no_stack_reason.lower()
+    is_ours = 2 * size > job.everything or any(word in reason for word in _OWN_FAILURE_WORDS)
+    if group.kind == "no-data" and is_ours:
+        return None, ""
+    if job.moving and not waiting:
+        # Other ranks progress: no rank waits for this one.
+        return None, ""
+    waiting_text = f"; {_count(waiting, 'rank')} {_verb(waiting)} for others" if waiting else ""
+    return "suspect", _STANDING_TEXTS[group.kind] + waiting_text
+
+
+# --- Equal calls on all nodes, at different lines.
+
+
+class DifferentCode(NamedTuple):
+    """A file of the user's whose lines differ by node in equal calls.
+
+    lines: line -> the nodes at that line
+    sure:  several calls of the file differ by the same number of lines, so that the versions
+           differ; else the nodes may be at different calls of one version
+    """
+
+    file: str
+    function: str
+    lines: Mapping[int, tuple[str, ...]]
+    sure: bool
+
+
+def different_code(
+    nodes: Mapping[str, Collection[int]], calls: Callable[[int], Sequence[Frame]], least: int
+) -> list[DifferentCode]:
+    """Files whose versions differ between nodes, from the stacks of one path.
+
+    nodes: node -> its stacks. calls: the frames of a stack. least: minimum ranks of a node
+    """
+    if len(nodes) < 2:
+        return []
+    # Most of many nodes have the same stacks.
+    equal_paths: dict[frozenset[int], list[str]] = {}
+    for node, stacks in nodes.items():
+        equal_paths.setdefault(frozenset(stacks), []).append(node)
+    rows = [([calls(stack) for stack in stacks], names) for stacks, names in equal_paths.items()]
+    first = rows[0][0][0]
+    differ: dict[str, list[tuple[int, dict[int, list[str]]]]] = {}
+    for at, frame in enumerate(first[:-1]):
+        lines: dict[int, list[str]] = {}
+        for paths, names in rows:
+            own_lines = {path[at].line for path in paths}
+            if len(own_lines) != 1 or 0 in own_lines:
+                break
+            lines.setdefault(own_lines.pop(), []).extend(names)
+        else:
+            if len(lines) > 1:
+                differ.setdefault(frame.file, []).append((at, lines))
+    differences = []
+    for file, places in differ.items():
+        sure = len(places) > 1 and len({_shifts(lines) for _, lines in places}) == 1
+        # The only rank of a node is always where all ranks of the node are.
+        if sure or least > 1:
+            at, lines = places[-1]
+            nodes_of_line = {
+                line: tuple(sorted(lines[line], key=natural)) for line in sorted(lines)
+            }
+            differences.append(DifferentCode(file, first[at].function, nodes_of_line, sure))
+    return differences
+
+
+def _shifts(lines: Mapping[int, Sequence[str]]) -> tuple[tuple[str, int], ...]:
+    """The number of lines by which each node differs from the first."""
+    of = {node: line for line, line_nodes in lines.items() for node in line_nodes}
+    names = sorted(of)
+    return tuple((node, of[node] - of[names[0]]) for node in names)
+
+
+def _different_code_advice(differences: Sequence[DifferentCode]) -> Iterator[str]:
+    for difference in differences[:_MAX_NAMED]:
+        places = _few(
+            [
+                f"{difference.file}:{line} on {fold(line_nodes)}"
+                for line, line_nodes in difference.lines.items()
+            ]
+        )
+        if difference.sure:
+            yield (
+                f"different code on different nodes: {difference.function} is at {places}: "
+                "compare the file (`sha256sum`) on all nodes"
+            )
+        else:
+            yield (
+                f"{difference.function} is at {places}: another call there, or another version of "
+                "the file (`sha256sum` tells)"
+            )
+
+
+# --- The advice, a line each.
+
+#: Maximum processes, jobs and programs that are named.
+_MAX_NAMED = 5
+#: A group with at most this fraction of the ranks is a minority.
+_MINORITY = 0.25
+#: Maximum characters of a rank set.
+_MAX_SET = 60
+
+
+def _ranks(group: Group) -> str:
+    if not group.ranks:
+        return _count(group.processes, "process", "processes") if group.processes else "nodes"
+    return few_ranks(group.ranks)
+
+
+def few_ranks(ranks: Collection[int]) -> str:
+    """A few ranks in words, as in ``rank 3``, ``ranks 0-2``; of very many, the first."""
+    text = fold_ranks(ranks)
+    if len(text) > _MAX_SET:
+        text = text[: text.rfind(",", 0, _MAX_SET)] + ",..."
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+
+
+def _count(number: int, singular: str, plural: str = "") -> str:
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"
+
+
+def _few(items: Sequence[str]) -> str:
+    """The first items, and how many more there are."""
+    text = ", ".join(items[:_MAX_NAMED])
+    return f"{text} and {len(items) - _MAX_NAMED} more" if len(items) > _MAX_NAMED else text
+
+
+def _world_size_advice(sizes: Mapping[int, int], stacks: Stacks) -> Iterator[str]:
+    if len(sizes) > 1:
+        sizes_text = [
+            f"{size} ({_count(count, 'process', 'processes')})"
+            for size, count in sorted(sizes.items(), key=lambda item: -item[1])
+        ]
+        yield (
+            f"the ranks disagree on WORLD_SIZE: {_few(sizes_text)}: "
+            "two runs at once, or a launcher that sets it wrongly"
+        )
+    highest = max(
+        (process.rank for process in stacks.processes if process.rank is not None), default=-1
+    )
+    size = stacks.world_size
+    if size is not None and not 0 < size <= MAX_RANKS:
+        yield f"WORLD_SIZE is {size}, which no job has: missing ranks cannot be counted"
+    elif size is not None and highest >= size:
+        yield f"rank {highest} is outside of WORLD_SIZE {size}: missing ranks cannot be counted"
+
+
+def _repeated_ranks_advice(processes: Sequence[Rank]) -> Iterator[str]:
+    """Advice on ranks that occur more than once. The processes are sorted by rank."""
+    claims_of: dict[int, list[Rank]] = {}
+    for before, process in itertools.pairwise(processes):
+        if process.rank is not None and process.rank == before.rank:
+            claims_of.setdefault(process.rank, [before]).append(process)
+    if claims_of:
+        rank, claims = next(iter(claims_of.items()))
+        claimants = _few([f"{claim.node} pid {claim.pid}" for claim in claims])
+        count = len(claims_of) - 1
+        suffix = f", and {count} more ranks are claimed twice" if count else ""
+        yield (
+            f"rank {rank} is claimed by {len(claims)} processes ({claimants}){suffix}: "
+            "an earlier run may not have ended, or a helper inherits RANK; name the right one "
+            "with --pid"
+        )
+
+
+_KIND_ADVICE = {
+    "missing": (
+        "{ranks}: no node has them: they ended or never started. Look at dmesg there (out of "
+        "memory, Xid), `nodeready cores INVENTORY`, `nodeready tail INVENTORY` and the launcher's "
+        "output"
+    ),
+    "dead": (
+        "{ranks}: look for a core (`nodeready cores INVENTORY`) and at dmesg; the other ranks "
+        "wait for them forever"
+    ),
+    "stopped": (
+        "{ranks}: `kill -CONT PID` lets them go on, once it is known who stopped them: a "
+        "suspended job, a debugger, Ctrl-Z"
+    ),
+    "traced": "{ranks}: a process that is traced stands still: see who holds it (ps -p TRACER)",
+    "uninterruptible": (
+        "{ranks}: state D waits in the kernel, for storage or for a driver: look at dmesg and at "
+        "the mounts there (`nodeready audit INVENTORY --only host`)"
+    ),
+}
+_SILENT_NODES_ADVICE = (
+    "{ranks}: the nodes that should have them gave no answer: see whether those are alive, and "
+    "look at them first"
+)
+
+
+def _kind_advice(groups: Sequence[Group]) -> Iterator[str]:
+    for kind, text in _KIND_ADVICE.items():
+        kind_groups = [group for group in groups if group.kind == kind]
+        if kind_groups:
+            ranks = sorted({rank for group in kind_groups for rank in group.ranks})
+            combined = dataclasses.replace(
+                kind_groups[0],
+                ranks=tuple(ranks),
+                processes=sum(group.processes for group in kind_groups),
+            )
+            silent = kind == "missing" and kind_groups[0].no_stack_reason.endswith(SILENT)
+            yield (_SILENT_NODES_ADVICE if silent else text).format(ranks=_ranks(combined))
+    # Only processes: a refusal by a node or Slurm does not concern py-spy.
+    reasons_lower = [
+        group.no_stack_reason.lower()
+        for group in groups
+        if group.kind == "no-data" and group.processes
+    ]
+    if any("permi" in text or "ptrace" in text for text in reasons_lower):
+        yield (
+            "py-spy was refused: `nodeready audit INVENTORY --only ptrace` tells by what, and "
+            "`nodeready deploy INVENTORY --only ptrace` repairs it"
+        )
+
+
+def _same_place_advice(group: Group, several: bool) -> Iterator[str]:
+    """Advice where one group has all ranks."""
+    activity = group.activity
+    if is_waiting(group) and several:
+        noun = _ACTIVITY_NOUNS.get(activity, "collective")
+        yield (
+            f"all {group.processes} ranks stand in the same {noun} and no rank is elsewhere: "
+            "look at the network: `nodeready audit INVENTORY --only rdma.errors,nics.errors`, "
+            "`nodeready ready INVENTORY --ports FIRST-LAST`"
+        )
+        if activity in ("collective", "backward", "gpu", "peer"):
+            yield (
+                "start the job again with NCCL_DEBUG=INFO and PyTorch's flight recorder "
+                "(TORCH_NCCL_TRACE_BUFFER_SIZE=2000, in newer versions TORCH_FR_BUFFER_SIZE; "
+                "TORCH_NCCL_DUMP_ON_TIMEOUT=1): it names the collective that each rank is in"
+            )
+    elif group.verdict == "progressing":
+        yield "all ranks move: between the samples each of them has come to another place"
+    elif several:
+        yield f"all {group.processes} ranks stand at the same place: no rank is the odd one"
+
+
+_ACTIVITY_NOUNS = {
+    "collective": "collective",
+    "peer": "wait for a peer",
+    "backward": "backward pass",
+    "gpu": "wait for the GPU",
+    "start": "start-up",
+    "store": "wait for the store",
+    "end": "end of the process group",
+}
+
+
+def _several_groups_advice(stacks: Stacks) -> Iterator[str]:
+    """Advice where several groups have a stack."""
+    groups = [group for group in stacks.groups if group.kind == "stack"]
+    suspects = [group for group in groups if group.role == "suspect"]
+    victims = [group for group in groups if group.role == "victim"]
+    total = sum(group.processes for group in groups)
+    moving = sum(group.processes for group in groups if group.verdict == "progressing")
+    if 2 * moving > total:
+        yield (
+            f"{moving} of {total} ranks move: the job is slow or was looked at in the middle "
+            "of its work; look again, with a longer --interval"
+        )
+        if not victims:
+            return
+    suspected = [group for group in stacks.groups if group.role == "suspect"]
+    if suspects:
+        waiting = sum(group.processes for group in victims)
+        first = suspects[0]
+        yield (
+            f"{_ranks(first)}: begin there: {_waits_for(first)} no other rank, as far as Python's "
+            f"calls tell, and {_count(waiting, 'rank')} {_verb(waiting)} for others"
+            if waiting
+            else f"{_ranks(first)}: begin there: {_waits_for(first)} no other rank, and others may"
+        )
+    elif victims and len(victims) == len(groups) and not suspected:
+        yield from _all_victims_advice(victims)
+    elif not suspected:
+        yield from _no_waiting_advice(groups, total)
+    spinning = next(
+        (group for group in groups if group.verdict == "spinning" and not is_waiting(group)), None
+    )
+    if spinning and any(group.verdict == "blocked" for group in groups):
+        yield (
+            f"{_ranks(spinning)}: uses CPU time where it stands while others wait: a loop, or slow"
+        )
+
+
+def _waits_for(group: Group) -> str:
+    return "they wait for" if group.processes > 1 else "it waits for"
+
+
+def _all_victims_advice(groups: Sequence[Group]) -> Iterator[str]:
+    """Advice where all ranks wait for each other, at different places: there is no suspect."""
+    if all(group.activity in ("peer", "collective") and hints.in_pipeline(group.frames)
+           for group in groups):  # fmt: skip
+        yield (
+            "all ranks wait in a pipeline, each for its neighbour: stacks alone blame no rank; "
+            "compare the stages' schedules and counts of micro-batches, then look at the network"
+        )
+        return
+    places = _few([f"{_ranks(group)} in {_call(group)}" for group in groups])
+    yield (
+        f"all ranks wait for others, at {len(groups)} places ({places}): stacks alone "
+        "blame no rank; a rank has called another collective, or has left one out or made one "
+        "more (an `if rank`, uneven data); TORCH_DISTRIBUTED_DEBUG=DETAIL names the mismatch"
+    )
+
+
+def _call(group: Group) -> str:
+    """A call in words, as in ``all_reduce, called at train.py:40``."""
+    skipped = ("wrapper", "decorate_context", "__call__", "wait")
+    called = next((frame for frame in group.frames[::-1] if frame.function not in skipped), None)
+    name = called.function if called else "a collective"
+    caller = group.user_frame
+    if caller is None or caller == called or not caller.line:
+        return name
+    return f"{name}, called at {caller.file}:{caller.line}"
+
+
+def _no_waiting_advice(groups: Sequence[Group], total: int) -> Iterator[str]:
+    """Advice where no group is known to wait for another one."""
+    sizes = [group.processes for group in groups]
+    if all(hints.in_pipeline(group.frames) for group in groups):
+        yield (
+            f"the {len(groups)} groups are stages of a pipeline, which stand at different places "
+            "legitimately; compare the ranks within a stage"
+        )
+        return
+    few = min(groups, key=lambda group: group.processes)
+    if any(map(is_waiting, groups)):
+        yield (
+            "the waiting ranks wake up again and again: the job may progress slowly: look again, "
+            "longer (--interval)"
+        )
+    elif few.processes <= _MINORITY * total and max(sizes) > few.processes:
+        yield (
+            f"{_ranks(few)}: few are where the others are not, but no stack is known to wait for "
+            "other ranks: a hint at most"
+        )
+    else:
+        yield (
+            "no stack is known to wait for other ranks: each may be at work of its own; look "
+            "again, with a longer --interval, or with --native"
+        )
+
+
+def _other_processes_advice(stacks: Stacks, disputed: bool) -> Iterator[str]:
+    jobs = {other.job for other in stacks.other_jobs} - {stacks.job}
+    users = {other.user for other in stacks.other_jobs} - {stacks.user}
+    if stacks.other_jobs:
+        texts = [
+            f"{other.job or 'without a job'} ({_count(other.processes, 'process', 'processes')}"
+            f"{f' of {other.user}' if users and other.user else ''})"
+            for other in stacks.other_jobs
+        ]
+        owner = f" of {stacks.user}" if users and stacks.user else ""
+        options = [*(["--job ID"] if jobs else []), *(["--user NAME"] if users else [])]
+        yield (
+            f"shown is job {stacks.job or '(none)'}{owner}; there are also {_few(texts)}: choose "
+            f"with {' or '.join(options) or '--pid'}"
+        )
+    strangers = [other for other in stacks.other_jobs if other.stranger]
+    if strangers and disputed:
+        users = {stacks.user, *(stranger.user for stranger in strangers)}
+        yield (
+            f"the owner of job {stacks.job} is unknown: {_few(sorted(users))} claim it: choose "
+            "with --user NAME"
+        )
+    elif strangers:
+        count = sum(stranger.processes for stranger in strangers)
+        nodes = {node for stranger in strangers for node in stranger.nodes}
+        yield (
+            f"{_count(count, 'process claims', 'processes claim')} to be of job {stacks.job} and "
+            f"{'is' if count == 1 else 'are'} not: of {_few(sorted({s.user for s in strangers}))} "
+            f"on {fold(nodes)}"
+        )
+    silent = {node for group in stacks.groups if group.kind == "no-data" for node in group.nodes}
+    failed_nodes = {gap.node: gap.reason for gap in stacks.gaps if gap.node not in silent}
+    if failed_nodes:
+        node = min(failed_nodes, key=natural)
+        yield f"{fold(failed_nodes)}: a part of the answer is missing: {failed_nodes[node]}"
+
+
+def with_advice(
+    stacks: Stacks,
+    world_sizes: Mapping[int, int],
+    instead: Mapping[str, Sequence[str]],
+    differences: Sequence[DifferentCode] = (),
+    *,
+    by_witness: bool = False,
+    disputed: bool = False,
+) -> Stacks:
+    """The document with its advice.
+
+    world_sizes: WORLD_SIZE -> number of processes with it
+    instead:     node -> its programs, where no rank was found
+    differences: files whose versions differ between nodes
+    by_witness:  the verdict is a witness's: the suspects of the stacks are not named again
+    disputed:    several users claim the job, and neither Slurm nor a cgroup names its owner
+    """
+    groups = [group for group in stacks.groups if group.kind == "stack"]
+    lines = [
+        *_kind_advice(stacks.groups),
+        *_world_size_advice(world_sizes, stacks),
+        *_repeated_ranks_advice(stacks.processes),
+    ]
+    if len(groups) == 1 and groups[0].processes == len(stacks.processes):
+        is_single = len(stacks.groups) == 1
+        lines += _same_place_advice(groups[0], len(stacks.processes) > 1) if is_single else []
+    elif len(groups) > 1 and not by_witness:
+        lines += _several_groups_advice(stacks)
+    lines += _different_code_advice(differences)
+    lines += _other_processes_advice(stacks, disputed)
+    if not stacks.processes and instead:
+        node = min(instead, key=natural)
+        lines.append(
+            f"no process has a rank; {node} runs {_few(list(instead[node]))}: name one with "
+            "--pid, or many with --match"
+        )
+    return dataclasses.replace(stacks, advice=tuple(lines))

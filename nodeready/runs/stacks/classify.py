@@ -1,0 +1,425 @@
+"""The state of one process, from its samples: the number of its stack, and whether it moved.
+
+Equal stacks of any nodes have one number, so that those of a hundred thousand ranks are compared
+and classified once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from nodeready.runs.stacks import hints
+from nodeready.runs.stacks.document import Frame
+
+# --- The stacks of all nodes: each different one once, known by a number.
+
+#: Native frames without a symbol, and offsets into one: address randomisation makes them differ.
+_ADDRESS = re.compile(r"\+?\b0x[0-9a-fA-F]+\b")
+#: The frame between the stack of a main thread and that of the thread that it waits for.
+THREAD = Frame("(in another thread)", "", 0)
+#: The same before the stack of the thread that holds Python's lock.
+HOLDER = Frame("(in the thread that has Python's lock)", "", 0)
+
+
+class StackReading(NamedTuple):
+    """What the frames of one stack mean.
+
+    for_ranks: it ends at a known place that waits for other ranks
+    site:      the lines of the user's calls: a rank that stands still at another line waits in
+               another call
+    polls:     number of its frames that lead to a polling call; 0: none does
+    delegates: it only waits for another thread of its process
+    backward:  that thread is one of autograd
+    pooled:    that thread, or this one, is of a pool
+    serves:    it is of a serving thread, for which no thread waits
+    dispatched: it is of a thread that works on a request of another rank
+    root:      the file of its outermost call
+    """
+
+    for_ranks: bool
+    site: tuple[int, ...]
+    polls: int
+    delegates: bool
+    backward: bool
+    pooled: bool
+    serves: bool
+    dispatched: bool
+    root: str
+
+
+def _read_stack(frames: tuple[Frame, ...]) -> StackReading:
+    hint = hints.find(frames)
+    for_ranks = hint is not None and hint.activity in hints.FOR_RANKS
+    return StackReading(
+        for_ranks,
+        hints.call_site(frames),
+        hints.polls(frames),
+        hints.delegates(frames),
+        hint is not None and hint.activity == "backward",
+        hints.pooled(frames),
+        hints.serves(frames),
+        hints.dispatched(frames),
+        frames[0].file if frames else "",
+    )
+
+
+#: A frame of the interpreter, which calls of some classes have from Python 3.12 on, after many
+#: calls (_Py_InitCleanup in Python/specialize.c).
+_SHIM = ("__init__", "__init__", 0)
+
+
+class StackNumbers:
+    """Numbers of stacks; equal stacks of any nodes share a number.
+
+    Stacks with different lines have different numbers but one path: ranks in the same functions
+    are grouped together at any lines.
+    """
+
+    def __init__(self) -> None:
+        self._frames: dict[tuple[str, str, int], int] = {}
+        self._seen: list[Frame] = []
+        self._function_of: list[int] = []
+        self._functions: dict[tuple[str, str], int] = {}
+        self._stacks: dict[tuple[int, ...], int] = {}
+        self._all: list[tuple[int, ...]] = []
+        self._paths: dict[tuple[int, ...], int] = {}
+        self._readings: dict[int, StackReading] = {}
+        #: Stack -> its path.
+        self.path_of: list[int] = []
+
+    def _frame(self, frame: tuple[str, str, int]) -> int:
+        number = self._frames.get(frame)
+        if number is None:
+            function, file, line = frame
+            if "0x" in function:
+                function = _ADDRESS.sub("", function).strip() or "?"
+            number = self._frames[frame] = len(self._seen)
+            self._seen.append(Frame(function, file, line))
+            place = (function, file)
+            self._function_of.append(self._functions.setdefault(place, len(self._functions)))
+        return number
+
+    def _stack(self, frames: tuple[int, ...]) -> int:
+        number = self._stacks.get(frames)
+        if number is None:
+            number = self._stacks[frames] = len(self._all)
+            self._all.append(frames)
+            path = tuple(self._function_of[frame] for frame in frames)
+            self.path_of.append(self._paths.setdefault(path, len(self._paths)))
+        return number
+
+    def numbers(self, trace: Mapping[str, Any]) -> list[int]:
+        """The number of each of the trace's stacks."""
+        frame, stack = self._frame, self._stack
+        frames = [frame(tuple(row)) for row in trace["frames"]]
+        rows: list[list[int]] = trace["stacks"]
+        inner = self._frames.get(_SHIM)
+        if inner in frames:
+            rows = [[index for index in row if frames[index] != inner] for row in rows]
+        return [stack(tuple([frames[index] for index in row])) for row in rows]
+
+    def calls(self, stack: int) -> tuple[Frame, ...]:
+        """The frames of one stack, root to leaf."""
+        return tuple(self._seen[frame] for frame in self._all[stack])
+
+    def joined(self, stack: int, other: int, between: Frame = THREAD) -> int:
+        """The number of a stack followed by that of another thread."""
+        mark = self._frame(between)
+        return self._stack((*self._all[stack], mark, *self._all[other]))
+
+    def reading(self, stack: int) -> StackReading:
+        """What its frames mean, computed once."""
+        reading = self._readings.get(stack)
+        if reading is None:
+            reading = self._readings[stack] = _read_stack(self.calls(stack))
+        return reading
+
+    def native_activity(self, stack: int) -> str:
+        """The activity in native frames; "": not known."""
+        hint = hints.of_native(self.calls(stack))
+        return hint.activity if hint else ""
+
+    def same(self, first: int, other: int) -> bool:
+        """Whether a thread with both stacks has stayed at one place: only the last call's line
+        may differ, and the calls below a polling one.
+
+        A waiting loop is at different lines of its function; a program that progresses comes to
+        different calls.
+        """
+        if first == other:
+            return True
+        polls = self.reading(first).polls
+        if polls and polls == self.reading(other).polls:
+            # The line of a polling call changes with its current step.
+            return self._all[first][: polls - 1] == self._all[other][: polls - 1]
+        if self.path_of[first] != self.path_of[other]:
+            return False
+        return self._all[first][:-1] == self._all[other][:-1]
+
+    def frames(self, stacks: Iterable[int]) -> tuple[Frame, ...]:
+        """The frames of stacks with the same path; the line is 0 where they differ."""
+        rows: Sequence[Sequence[Frame]] = [
+            [self._seen[frame] for frame in self._all[stack]] for stack in stacks
+        ]
+        return tuple(
+            frame
+            if all(other.line == frame.line for other in other_frames)
+            else frame._replace(line=0)
+            for frame, *other_frames in zip(*rows, strict=True)
+        )
+
+
+# --- The classification of one process: kind, verdict and reason, from its samples.
+
+#: CPU seconds per second below which a process counts as waiting: heartbeats, watchdogs and
+#: loaders of a hung process use some; a spinning loop uses a whole core.
+IDLE = 0.05
+#: The kernel counts CPU time in ticks of 10 ms (USER_HZ): two ticks prove nothing.
+_TICKS_S = 0.025
+#: The error of `nodeready.agent.stacks.py_spy` for a process that has ended.
+_GONE = "it has ended"
+#: Voluntary context switches per second from which a main thread with equal stacks counts as
+#: moving, if it uses little CPU time, and if it computes. A working thread switches dozens of
+#: times (163 in 2 s at 88 steps a second), a hung one never. A polling loop switches as often; so
+#: the first also needs a read or write per switch, as a step over the network or a file makes.
+_MOVING_SWITCHES, _COMPUTING_SWITCHES = 20, 5
+#: Where reads and writes are not known: CPU seconds per wakeup from which a thread has worked.
+#: Python's wait for its lock, which wakes up every 5 ms (Python/ceval_gil.h), takes some 10 us, a
+#: collective of gloo 50 to 110 us; but so does queue.get(timeout=0.01).
+_WORK_S = 40e-6
+#: Minimum wakeups a second of a thread that waits for Python's lock: sys.getswitchinterval.
+_LOCK_WAKEUPS = 50
+#: Kernel functions of a thread that sleeps for a time (kernel/time/hrtimer.c): a polling loop
+#: wakes up there by itself, not by the action of another process.
+_SLEEPS = "nanosleep"
+#: py-spy's name of the main thread, which is threading's.
+MAIN = "MainThread"
+
+
+class Classification(NamedTuple):
+    """The state of one process.
+
+    kind, verdict: as of a `document.Group`
+    reason:  why there is no stack to compare; "": there is one
+    stack:   number of the main thread's last stack, with that of the thread that it waits for;
+             None: no stack
+    wakeups: of the main thread between the first and the last sample; None: not known
+    thread:  name of the classified thread: the main one, or that for which it waits
+    """
+
+    kind: str
+    verdict: str | None
+    reason: str
+    stack: int | None
+    cpu_s: float | None
+    wakeups: int | None = None
+    thread: str = MAIN
+
+
+def classify(
+    process: Mapping[str, Any], stacks: Sequence[int], table: StackNumbers, interval_s: float
+) -> Classification:
+    """Classify one process by its samples.
+
+    stacks: the numbers of the trace's stacks. The last sample with a stack gives the stack; all
+    samples together decide whether the process moves: see `_verdict`.
+    """
+    used = _range(process["cpu_s"])
+    mains, thread = _mains(process, stacks, table)
+    delegated = thread != MAIN
+    stack = mains[-1] if mains else None
+    state, note = process["state"][:1], process["note"]
+    if state in ("Z", "X", "x") or note.startswith("ended"):
+        return Classification("dead", None, _ended_reason(state, note), stack, used)
+    if state == "T":
+        reason = "stopped by a signal (SIGSTOP) or by the scheduler"
+        return Classification("stopped", None, reason, stack, used)
+    if state == "t" or process["tracer"]:
+        reason = "another process traces it: a debugger, strace"
+        return Classification("traced", None, reason, stack, used)
+    verdict, wakeups = None, None
+    if len(mains) > 1:
+        if not (len(set(mains)) == 1 or _is_unchanged(mains, table)):
+            verdict = "progressing"
+        elif used is not None:
+            seconds = interval_s * (len(process["cpu_s"]) - 1)
+            # The state of the main thread says nothing about the thread for which it waits.
+            switches = None if delegated else _range(process["switches"])
+            wakeups = None if switches is None else int(switches)
+            cpu_range = None if delegated else _range(process["main_cpu_s"])
+            sleeps = _SLEEPS in process["wait_channel"]
+            worked = used if cpu_range is None else cpu_range
+            verdict = _verdict(worked, wakeups, sleeps, seconds, _range(process["calls"]))
+            holder = _holder(process, stacks) if verdict == "unsure" else None
+            waits_for_lock = mains[0] == stack and wakeups and wakeups >= _LOCK_WAKEUPS * seconds
+            if holder is not None and waits_for_lock:
+                stack = table.joined(mains[-1], holder, HOLDER)
+                wakeups, verdict = None, _verdict(used, None, False, seconds)
+    # A process that has moved since was in state D for a moment only.
+    if state == "D" and verdict in (None, "blocked", "unsure"):
+        return Classification("uninterruptible", None, _kernel(process), stack, used)
+    if stack is None:
+        reason = _no_stack(process)
+        return Classification("dead" if reason == _GONE else "no-data", None, reason, None, used)
+    return Classification("stack", verdict, "", stack, used, wakeups, thread)
+
+
+def _verdict(
+    used: float, wakeups: int | None, sleeps: bool, seconds: float, calls: float | None = None
+) -> str:
+    """Whether the main thread moved at the place where all samples show it.
+
+    used:    CPU seconds of the main thread or, in traces of earlier versions, of the process, of
+             which heartbeats and watchdogs use some
+    wakeups: voluntary context switches; None: not known
+    sleeps:  it only waited for a time to pass
+    calls:   reads and writes of the process; None: not known
+    """
+    busy = used >= max(_TICKS_S, IDLE * seconds)
+    if wakeups is None:
+        return "spinning" if busy else "blocked"
+    per_second = wakeups / seconds if seconds else 0.0
+    if busy:
+        return "progressing" if per_second >= _COMPUTING_SWITCHES else "spinning"
+    works = used >= _WORK_S * wakeups if calls is None else calls >= wakeups
+    if per_second >= _MOVING_SWITCHES and works and not sleeps:
+        return "progressing"
+    return "unsure" if wakeups else "blocked"
+
+
+def _holder(process: Mapping[str, Any], stacks: Sequence[int]) -> int | None:
+    """The stack of another thread that held Python's lock, at the same place, in every sample."""
+    if not process["samples"][-1]["gil"]:
+        return None
+    holders: set[tuple[str, int | None]] = set()
+    for sample in process["samples"]:
+        threads = dict(sample["threads"])
+        at = threads.get(sample["gil"]) if sample["gil"] != MAIN else None
+        holders.add((sample["gil"], None if at is None else stacks[at]))
+    return holders.pop()[1] if len(holders) == 1 else None
+
+
+_NUMBER = (int, float)
+
+
+def _range(values: Sequence[float]) -> float | None:
+    """The last number less the first; None: fewer than two."""
+    if len(values) < 2:
+        return None
+    first, last = values[0], values[-1]
+    if type(first) not in _NUMBER or type(last) not in _NUMBER:
+        return None
+    return round(last - first, 4) if last > first else 0.0
+
+
+def _mains(
+    process: Mapping[str, Any], stacks: Sequence[int], table: StackNumbers
+) -> tuple[list[int], str]:
+    """The stacks of the main thread by sample, each followed by that of another thread of its
+    process if it only waits for that thread; and the name of the thread classified last."""
+    mains: list[int] = []
+    thread, before = MAIN, None
+    waits = any(name == MAIN for name, _ in process["waits_for"])
+    for sample in process["samples"]:
+        if sample["main"] is None:
+            continue
+        # Equal samples are one object (`trace.read`).
+        if sample is before:
+            mains.append(mains[-1])
+            continue
+        before = sample
+        main, thread = stacks[sample["main"]], MAIN
+        reading = table.reading(main)
+        other = None
+        if reading.delegates:
+            other = _awaited(reading, sample, stacks, table)
+        if other is None and (reading.for_ranks or reading.delegates or waits):
+            other = _dispatched(process, sample, stacks, table)
+        if other is not None:
+            thread, stack = other
+            main = table.joined(main, stack)
+        mains.append(main)
+    return mains, thread
+
+
+def _awaited(
+    main: StackReading, sample: Mapping[str, Any], stacks: Sequence[int], table: StackNumbers
+) -> tuple[str, int] | None:
+    """Name and stack of the only thread for which a main thread can wait; None: not known.
+
+    Autograd's threads do not come from Python: their outermost call is not of threading.
+    """
+    candidates: dict[int, str] = {}
+    for name, at in sample["threads"]:
+        reading = table.reading(stacks[at])
+        python = reading.root.endswith("threading.py")
+        if name != MAIN and not reading.serves and python != main.backward:
+            candidates[stacks[at]] = name
+    readings = {stack: table.reading(stack) for stack in candidates}
+    # Threads that work in the awaited pool; that wait for no other thread; that wait for ranks.
+    preferences: list[Callable[[StackReading], bool]] = [
+        lambda reading: reading.pooled == main.pooled,
+        lambda reading: not reading.delegates,
+        lambda reading: reading.for_ranks,
+    ]
+    for fits in preferences:
+        if len(candidates) > 1:
+            candidates = {
+                stack: candidates[stack] for stack in candidates if fits(readings[stack])
+            } or candidates
+    # If several all wait for ranks, any of them shows what the main thread waits for.
+    is_single = len(candidates) == 1 or all(readings[stack].for_ranks for stack in candidates)
+    return next(((candidates[stack], stack) for stack in candidates), None) if is_single else None
+
+
+def _dispatched(
+    process: Mapping[str, Any], sample: Mapping[str, Any], stacks: Sequence[int],
+    table: StackNumbers,
+) -> tuple[str, int] | None:  # fmt: skip
+    """Name and stack of a thread that works on a request of another rank and waits for no rank;
+    None: no such thread."""
+    waits = {name for name, _ in process["waits_for"]}
+    for name, at in sample["threads"]:
+        reading = table.reading(stacks[at])
+        if name not in waits and reading.dispatched and not reading.for_ranks:
+            return name, stacks[at]
+    return None
+
+
+def _is_unchanged(mains: Sequence[int], table: StackNumbers) -> bool:
+    return all(table.same(mains[0], main) for main in mains[1:])
+
+
+def _ended_reason(state: str, note: str) -> str:
+    if state == "Z":
+        return "a zombie: it has ended, and its parent has not read its status"
+    return note or _GONE
+
+
+def in_kernel(process: Mapping[str, Any]) -> str:
+    """The innermost kernel function in which a process waits; "": not known."""
+    for text in (*process["kernel_stack"][:1], process["wait_channel"]):
+        name: str = text.partition("+")[0].strip()
+        if name not in ("", "0", "-"):
+            return name
+    return ""
+
+
+def _kernel(process: Mapping[str, Any]) -> str:
+    name = in_kernel(process)
+    return f"waits in the kernel (state D), in {name}" if name else "waits in the kernel (state D)"
+
+
+def _no_stack(process: Mapping[str, Any]) -> str:
+    """Why a process has no stack, without its pid, so that equal reasons form one group."""
+    errors = [sample["error"] for sample in process["samples"] if sample["error"]]
+    reason: str = errors[-1] if errors else process["note"] or "no stack was taken"
+    if "not python" in reason.lower():
+        name = in_kernel(process)
+        if process["state"] == "R":
+            return "not Python: it runs"
+        return f"not Python: it waits in {name}" if name else "not Python"
+    pid = str(process["pid"])
+    return " ".join("PID" if word.strip("().,:;") == pid else word for word in reason.split())

@@ -1,0 +1,386 @@
+"""Run the capture program on all nodes at once, and keep each node's answer packed.
+
+An answer is unpacked only while it is grouped, so that the traces of 16,384 nodes fit in memory.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nodeready.agent import payload
+from nodeready.agent.asking import INTERRUPT, Answer, Asks, Request, new_nonce, request
+from nodeready.agent.stacks import program
+from nodeready.agent.stacks.processes import FAMILIES
+from nodeready.agent.stacks.program import StacksConfig
+from nodeready.agent.stacks.py_spy import ENDED_INTERPRETER, NATIVE_LIMIT_S, NO_CALL, NOT_PYTHON
+from nodeready.agent.stacks.ranks import CLAIMS, LAUNCHER, claim_note
+from nodeready.core import wire
+from nodeready.core.base import ProbeError
+from nodeready.core.outcome import (
+    FAILED,
+    HUNG,
+    INCOMPLETE,
+    INTERRUPTED,
+    INVALID,
+    NO_PYTHON,
+    TIMEOUT,
+    Gap,
+    NoAnswer,
+)
+from nodeready.core.text import counted
+from nodeready.fleet.inventory.nodeset import folded
+from nodeready.fleet.inventory.placement import JobPlacement
+from nodeready.runs.stacks.document import Group, Stacks
+from nodeready.runs.stacks.trace import Trace, TraceError, read
+
+#: Maximum processes that are named where no rank was found.
+MAX_LISTED_PROCESSES = 10
+#: Seconds that a command has on a node beyond the program's own limit.
+MARGIN_S = 3
+
+
+@dataclass
+class Captured:
+    """The nodes' answers.
+
+    nodes:     all nodes to which the request went
+    answers:   node -> its answer, unparsed
+    gaps:      node -> why there is no trace of it; complete after `traces`
+    corrected: node -> its trace with additions, such as native stacks
+    instead:   (node, program) of processes on nodes without a rank; after `traces`
+    complete:  False when it was interrupted
+    placement: Slurm's record of the job
+    claimants: nodes with processes that claim the job and are no ranks of it; after `traces`
+    """
+
+    config: StacksConfig
+    nodes: list[str]
+    answers: dict[str, Answer] = field(default_factory=dict)
+    gaps: dict[str, Gap] = field(default_factory=dict)
+    corrected: dict[str, Trace] = field(default_factory=dict)
+    instead: list[tuple[str, str]] = field(default_factory=list)
+    complete: bool = True
+    placement: JobPlacement = field(default_factory=JobPlacement)
+    claimants: list[str] = field(default_factory=list)
+
+    def traces(self) -> Iterator[Trace]:
+        """Every node's trace, one at a time, under its name in the inventory."""
+        self.gaps.clear()
+        self.instead.clear()
+        self.claimants.clear()
+        for name in self.nodes:
+            if name not in self.answers:
+                self.gaps[name] = Gap(FAILED, "no answer") if self.complete else INTERRUPT
+                continue
+            try:
+                trace = self.corrected.get(name) or trace_of(
+                    name, self.answers[name], self.config.nonce
+                )
+            except NoAnswer as end:
+                self.gaps[name] = end.gap
+                continue
+            if not trace["processes"]:
+                if trace["error"]:
+                    self.gaps[name] = Gap(INCOMPLETE, trace["error"])
+                    continue
+                room = MAX_LISTED_PROCESSES - len(self.instead)
+                self.instead += [(name, words) for words in trace["instead"][:room]]
+            if name in self.placement.other_nodes:
+                if not trace["processes"]:
+                    continue
+                trace = _with_claims(trace, self.config.job)
+            if any(process["note"].startswith(CLAIMS) for process in trace["processes"]):
+                self.claimants.append(name)
+            yield trace
+
+
+def _with_claims(trace: Trace, job: str) -> Trace:
+    """The trace of a node on which Slurm does not run the job.
+
+    Its processes only claim the job, so their stacks and witnesses are removed.
+    """
+    empty: dict[str, Any] = {"samples": [], "below": [], "ends": [], "waits_for": []}
+    bare = {**empty, "locals": [], "native": None, "witnesses": {}, "note": claim_note(job, True)}
+    processes = [{**process, **bare} for process in trace["processes"]]
+    return {**trace, "witnesses": {}, "processes": processes}
+
+
+def trace_of(name: str, answer: Answer, nonce: str) -> Trace:
+    """The trace in a node's answer. Raises NoAnswer if it has none."""
+    if answer.gap and answer.gap.kind not in (TIMEOUT, HUNG):
+        raise NoAnswer(answer.gap)
+    if f"{nonce} {payload.NO_PYTHON}" in answer.stdout:
+        raise NoAnswer(Gap(NO_PYTHON, wire.PYTHON_MISSING))
+    try:
+        data = program.unpack(answer.stdout, nonce)
+        # The name of a node comes from the inventory, not from its answer.
+        return read({**data, "node": name} if isinstance(data, dict) else data, name)
+    except ProbeError as problem:
+        reason = problem.reason if answer.ok else answer.reason()
+        raise NoAnswer(answer.gap or Gap(INVALID, reason, answer.stdout[:200])) from None
+    except TraceError as problem:
+        raise NoAnswer(Gap(INVALID, str(problem))) from None
+
+
+def capture(
+    ask: Asks, nodes: Iterable[str], config: StacksConfig, placement: JobPlacement | None = None
+) -> Captured:
+    """Run the program on all nodes at once. An interrupt makes the result incomplete."""
+    placement = placement or JobPlacement()
+    config = replace(config, owner=placement.user, parts=placement.parts)
+    captured = Captured(config, list(nodes), placement=placement)
+    elsewhere = replace(config, is_elsewhere=True)
+    requests = {
+        name: request_for(name, elsewhere if name in placement.other_nodes else config)
+        for name in captured.nodes
+    }
+    return add_answers(captured, ask, "stacks", requests)
+
+
+def request_for(name: str, config: StacksConfig) -> Request:
+    """The request that runs the program on a node."""
+    return request(name, program.__name__, config, margin_s=MARGIN_S)
+
+
+def add_answers(
+    captured: Captured, ask: Asks, activity: str, requests: Mapping[str, Request]
+) -> Captured:
+    """Add the answers of these nodes to those of the fleet."""
+    for name, answer in ask(activity, requests).items():
+        if answer.has_gap(INTERRUPTED):
+            captured.complete = False
+        else:
+            captured.answers[name] = answer
+    return captured
+
+
+# --- A job without a rank: its launchers wait for each other.
+
+
+def with_launchers(stacks: Stacks, captured: Captured) -> Stacks:
+    """The document with advice, in first place, on a job that has only launchers.
+
+    A rendezvous waits for every node. The waiting launchers cannot name the missing node, which
+    shows no process.
+    """
+    notes = [process.note for process in stacks.processes if process.note.startswith(LAUNCHER)]
+    if not notes or len(notes) < len(stacks.processes):
+        return stacks
+    nodes = {process.node for process in stacks.processes}
+    without = [name for name in captured.nodes if name not in nodes and name not in captured.gaps]
+    has = "has" if len(nodes) == 1 else "have"
+    text = (
+        f"no rank has been started: {counted(len(nodes), 'node')} ({folded(sorted(nodes))}) {has} "
+        "a launcher"
+    )
+    match = re.search(r"to run on ([0-9]+) nodes", notes[0])
+    if match and len(nodes) < int(match[1]):
+        text += f", and the job is to run on {match[1]}"
+    if without:
+        has = "has" if len(without) == 1 else "have"
+        text += (
+            f"; {folded(without)} {has} none: start it there, or see why it has ended "
+            "(`nodeready tail INVENTORY`)"
+        )
+    return replace(stacks, advice=(text, *stacks.advice))
+
+
+# --- The second round: native stacks of a few processes, which are paused for it.
+
+#: Maximum processes whose native stacks are taken.
+MAX_UNWOUND = 16
+#: States in which py-spy's blocking mode would hang, or stop nothing (proc(5)).
+_UNPAUSABLE_STATES = frozenset("DTtZX")
+
+
+def _has_native(group: Group) -> bool:
+    """Whether native stacks of a group may show more than its Python calls."""
+    return group.kind == "stack" or group.no_stack_reason.startswith(
+        (ENDED_INTERPRETER, NOT_PYTHON, NO_CALL)
+    )
+
+
+def choose_native(stacks: Stacks, maximum: int = MAX_UNWOUND) -> dict[str, list[int]]:
+    """Node -> the pids of the processes to unwind.
+
+    First one process of each group with native calls, then the other processes of these groups
+    without the largest group. The most suspicious group is first; at most ``maximum`` processes.
+    """
+    groups = [index for index, group in enumerate(stacks.groups) if _has_native(group)]
+    if not groups:
+        return {}
+    largest = max(groups, key=lambda index: stacks.groups[index].processes)
+    members = {
+        index: [
+            process
+            for process in stacks.processes
+            if process.group == index and process.state[:1] not in _UNPAUSABLE_STATES
+        ]
+        for index in groups
+    }
+    chosen = [member for index in groups for member in members[index][:1]]
+    chosen += [member for index in groups if index != largest for member in members[index][1:]]
+    pids_of: dict[str, list[int]] = {}
+    for process in chosen[:maximum]:
+        pids_of.setdefault(process.node, []).append(process.pid)
+    return pids_of
+
+
+def unwind(captured: Captured, ask: Asks, stacks: Stacks) -> list[str]:
+    """Take the native stacks, one at a time on each node, and put them into the traces.
+
+    Returns the reasons for missing native stacks, one line each.
+    """
+    pids = choose_native(stacks)
+    longest = max(map(len, pids.values()), default=0)
+    config = replace(
+        captured.config, nonce=new_nonce(), limit_s=2 * (NATIVE_LIMIT_S + 2) * longest
+    )
+    second = Captured(config, list(pids))
+    requests = {
+        name: request_for(name, replace(config, native=tuple(numbers)))
+        for name, numbers in pids.items()
+    }
+    add_answers(second, ask, "native", requests)
+    captured.complete = second.complete
+    problems = []
+    for trace in second.traces():
+        name = trace["node"]
+        first = trace_of(name, captured.answers[name], captured.config.nonce)
+        captured.corrected[name], missing = merged(first, trace, pids[name])
+        problems += [
+            f"{name}: no native stack of process {pid}: {reason}" for pid, reason in missing
+        ]
+    problems += [f"{name}: no native stacks: {gap.reason}" for name, gap in second.gaps.items()]
+    return problems
+
+
+def merged(
+    trace: Trace, native: Trace, pids: Iterable[int]
+) -> tuple[Trace, list[tuple[int, str]]]:
+    """The trace with the native stacks of a second trace of the node.
+
+    Also returns (pid, reason) of each process without a native stack.
+    """
+    frames, stacks = list(trace["frames"]), list(trace["stacks"])
+    frame_indexes = {tuple(frame): index for index, frame in enumerate(frames)}
+    by_pid = {process["pid"]: process for process in native["processes"]}
+    index_of: dict[int, int] = {}
+    missing = []
+    for pid in pids:
+        process = by_pid.get(pid)
+        if process is None or process["native"] is None:
+            missing.append((pid, _native_error(process)))
+            continue
+        path = []
+        for index in native["stacks"][process["native"]]:
+            frame = native["frames"][index]
+            if tuple(frame) not in frame_indexes:
+                frame_indexes[tuple(frame)] = len(frames)
+                frames.append(frame)
+            path.append(frame_indexes[tuple(frame)])
+        index_of[pid] = len(stacks)
+        stacks.append(path)
+    processes = [
+        {**process, "native": index_of.get(process["pid"], process["native"])}
+        for process in trace["processes"]
+    ]
+    return {**trace, "frames": frames, "stacks": stacks, "processes": processes}, missing
+
+
+def _native_error(process: Mapping[str, Any] | None) -> str:
+    if process is None:
+        return "it has ended"
+    return str(process["note"]).removeprefix("no native stack: ") or "py-spy gave none"
+
+
+# --- The search: conditions on a process, and the message where none was found.
+
+#: Seconds before a third sample, which is taken if two samples cannot distinguish a slow job from
+#: a hung one. Most steps take less than both intervals together.
+LONGER_S = 8.0
+#: Seconds of the limit of a node for the search of processes, and for the last dumps.
+_DUMPS_S = 10
+
+
+class SearchError(ValueError):
+    """Options that contradict each other; one line."""
+
+
+def program_config(
+    timeout_s: int,
+    *,
+    job: str = "",
+    pids: tuple[int, ...] = (),
+    match: str = "",
+    user: str = "",
+    samples: int = 2,
+    interval_s: float = 2.0,
+    locals: bool = False,
+    dump: bool = False,
+    ras: bool = False,
+    part: str = "",
+    longer_s: float = LONGER_S,
+) -> StacksConfig:
+    """The configuration of the program on the nodes, with a new nonce and tag.
+
+    timeout_s: seconds for one node. Raises SearchError.
+    """
+    try:
+        re.compile(match)
+    except re.error as problem:
+        raise SearchError(f"--match {match}: no regular expression: {problem}") from None
+    needed = (samples - 1) * interval_s + _DUMPS_S
+    if timeout_s < needed:
+        raise SearchError(
+            f"--timeout {timeout_s}: {counted(samples, 'sample')} every {interval_s:g} s "
+            f"need {needed:.0f} s at least"
+        )
+    return StacksConfig(
+        nonce=new_nonce(),
+        tag=f"nodeready:{secrets.token_hex(6)}",
+        limit_s=timeout_s,
+        job=job,
+        pids=pids,
+        match=match,
+        user=user,
+        samples=samples,
+        interval_s=interval_s,
+        locals=locals,
+        dump=dump,
+        ras=ras,
+        part=part,
+        longer_s=longer_s,
+    )
+
+
+def _unmet_condition(config: StacksConfig) -> str:
+    """The condition that no process meets, in words."""
+    if config.pids:
+        return f"there is no process {', '.join(map(str, config.pids))}"
+    if config.match:
+        words = f"no process has {config.match!r} in its command line"
+    else:
+        names = ", ".join(family[0] for family in FAMILIES)
+        words = f"no process has one of {names} in its environment"
+    words += f" and belongs to job {config.job}" if config.job else ""
+    return f"{words}, of user {config.user}" if config.user else words
+
+
+def no_ranks_reason(captured: Captured) -> str:
+    """The message where no node has a rank: the conditions, and the programs that run."""
+    answered = [name for name in captured.nodes if name not in captured.gaps]
+    text = f"no ranks on {folded(answered)}: {_unmet_condition(captured.config)}"
+    if captured.placement.nodes:
+        text += f". Slurm runs the job on {folded(captured.placement.nodes)}"
+    if captured.claimants:
+        text += f". Processes on {folded(captured.claimants)} claim the job and are no ranks of it"
+    if captured.instead:
+        shown = "; ".join(f"{words} on {name}" for name, words in captured.instead)
+        text += f". What runs instead: {shown}. Choose with --pid or --match; "
+        text += "another user's ranks are seen as that user, or with --sudo"
+    return text

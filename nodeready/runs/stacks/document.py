@@ -1,0 +1,391 @@
+"""The document of `nodeready stacks`, which the reports show, and its exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple
+
+from nodeready.core.json_types import MomentOrEmpty
+from nodeready.core.outcome import FAILED, NodeGaps, gaps_code
+
+#: Kinds of groups. `stack`: ranks with the same stack; all further kinds have no stack: ranks that
+#: WORLD_SIZE counts and no node has; processes that ended during the capture; nodes or processes
+#: without a stack; processes in state D, stopped by a signal, or traced by another process.
+KINDS = ("missing", "dead", "stopped", "traced", "uninterruptible", "no-data", "stack")
+
+#: Results of the samples of a stack group: the main thread stood still at the same place; it used
+#: CPU time there; it has moved. `unsure`: the same place and hardly any CPU time, but the thread
+#: has woken up meanwhile: a polling loop, or a slow job. None: fewer than two samples.
+VERDICTS = ("blocked", "spinning", "unsure", "progressing")
+_VERDICTS = (*VERDICTS, None)
+
+#: The witnesses beside the stacks -> their names in reports.
+WITNESSES = ("logs", "flight_recorder", "nccl_ras", "gpu", "network", "kernel", "environment")
+
+#: Kinds of verdicts. `late`: ranks have not called the collective in which their peers wait;
+#: `disagree`: they have called different ones; `gone`: a rank has ended or was never there;
+#: `quiet`: all wait and nothing moves; `moving`: all wait and bytes move; `slow-node`: one node is
+#: slower than its peers; `storage`: a file system or a device; `loader`: the data loader;
+#: `environment`: a variable of the job keeps its ranks apart; `not-stuck`: the job progresses;
+#: `unclear`: none of these can be determined.
+VERDICT_KINDS = (
+    "late", "disagree", "gone", "quiet", "moving", "slow-node", "storage", "loader", "environment",
+    "not-stuck", "unclear",
+)  # fmt: skip
+
+
+class Frame(NamedTuple):
+    """One call.
+
+    file: the short name from the profiler
+    line: 0 where the ranks differ
+    """
+
+    function: str
+    file: str
+    line: Annotated[int, {"minimum": 0}]
+
+
+class StackThread(NamedTuple):
+    """A thread beside the main one.
+
+    frames: root to leaf
+    """
+
+    name: str
+    frames: tuple[Frame, ...]
+
+
+#: Roles of a group in the hang. `suspect`: it does not wait for other ranks; `victim`: it does;
+#: None: not known.
+ROLES = ("suspect", "victim", None)
+
+
+@dataclass(frozen=True)
+class ChildProcess:
+    """Processes that ranks of a group have started (a data loader's worker, a compiler, a shell);
+    equal processes once.
+
+    kind:      its purpose: `loader worker`, `compiler`, `shell`, `checkpoint writer`, `process`
+    processes: how many
+    ranks:     the ranks that have started them
+    state, wait_channel: as in /proc
+    waits_on:  the file, pipe, socket or peer that it waits for; "": not known
+    frames:    root to leaf; () where it has no stack
+    no_stack_reason: "": it has a stack
+    hint:      as a group's
+    """
+
+    JSON_KEYS: ClassVar = {"no_stack_reason": "why"}
+
+    kind: str
+    command: str
+    processes: Annotated[int, {"minimum": 1}]
+    ranks: tuple[int, ...]
+    state: str
+    wait_channel: str
+    waits_on: str
+    frames: tuple[Frame, ...] = ()
+    no_stack_reason: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that stand at the same place, or have no stack for the same reason.
+
+    kind:    missing: WORLD_SIZE counts them and no node has them; dead: ended during the
+             capture; uninterruptible: state D; no-data: no stack, or a node without an answer
+    verdict: from all samples: the main thread stood still; it used CPU time at the same place; it
+             woke up there now and then; it has moved. None: one sample, or none
+    ranks:   sorted; () where they are not known (a node without an answer, a process without RANK)
+    nodes:   the nodes that they are on, each once
+    frames:  root to leaf; () where it has no stack
+    hint:    what a stack that ends there means, and what to look at; "": not known
+    no_stack_reason: for a group without a stack, one line
+    fork:    index of the first frame that this group shares with no larger group (of two as large,
+             that with the lower rank counts as larger), where its path branches off; len(frames)
+             if its path is the beginning of another one, 0 for the largest
+    processes: how many
+    native:  frames of a native unwinding of one of its ranks, root to leaf; () when not taken
+    threads: further threads of one of its ranks; () unless all threads were compared
+    role:    suspect: it does not wait for other ranks; victim: it does. None: not known
+    reason:  why it has that role, one line
+    user_frame: the innermost call of the user's code; None: not found
+    states:  state and wait channel of its main threads with their counts, the most frequent first
+    waits_on: what its main threads wait for: a file, a pipe, a socket, a peer, a lock's owner
+    children: processes that its ranks have started and may wait for
+    locals:  variables of the innermost calls, on request: `function: name = value`; after the
+             ranks with that value, where not all have it
+    activity: its place, or its last one, in one word: `collective`, `data`, `storage`, ...;
+             "": not known
+    wakeups: minimum wakeups of each main thread between the samples; None: not known
+    """
+
+    JSON_KEYS: ClassVar = {
+        "no_stack_reason": "why",
+        "children": "below",
+        "activity": "about",
+        "wakeups": "woke",
+    }
+
+    kind: Annotated[str, {"enum": KINDS}]
+    verdict: Annotated[str | None, {"enum": _VERDICTS}]
+    ranks: Annotated[tuple[Annotated[int, {"minimum": 0}], ...], {"uniqueItems": True}]
+    nodes: Annotated[tuple[str, ...], {"uniqueItems": True}]
+    frames: tuple[Frame, ...] = ()
+    hint: str = ""
+    no_stack_reason: str = ""
+    fork: Annotated[int, {"minimum": 0}] = 0
+    processes: Annotated[int, {"minimum": 0}] = 0
+    native: tuple[Frame, ...] = ()
+    threads: tuple[StackThread, ...] = ()
+    role: Annotated[str | None, {"enum": ROLES}] = None
+    reason: str = ""
+    user_frame: Frame | None = None
+    states: tuple[str, ...] = ()
+    waits_on: tuple[str, ...] = ()
+    children: tuple[ChildProcess, ...] = ()
+    locals: tuple[str, ...] = ()
+    activity: str = ""
+    wakeups: int | None = None
+
+
+class Rank(NamedTuple):
+    """One process of the job.
+
+    No dataclass: there can be 131,072 of them.
+
+    state:        as in /proc/PID/stat
+    wait_channel: as in /proc/PID/wchan
+    cpu_s:        CPU seconds between the first and the last sample; None: one sample
+    group:        index into the groups
+    """
+
+    node: str
+    pid: Annotated[int, {"minimum": 0}]
+    rank: Annotated[int | None, {"minimum": 0}]
+    local_rank: Annotated[int | None, {"minimum": 0}]
+    state: str
+    wait_channel: str
+    cpu_s: Annotated[float | None, {"minimum": 0}]
+    group: Annotated[int, {"minimum": 0}]
+    note: str = ""
+
+
+class OtherJob(NamedTuple):
+    """A job that is not shown.
+
+    user:     owner of its processes; "": not known
+    stranger: it claims the shown job's name, but belongs to another user, or Slurm runs the shown
+        job on other nodes
+    nodes:    the nodes of its processes
+    """
+
+    job: str
+    user: str
+    processes: Annotated[int, {"minimum": 1}]
+    stranger: bool
+    nodes: tuple[str, ...] = ()
+
+
+class Statement(NamedTuple):
+    """What a witness reports about some ranks or nodes, one line.
+
+    ranks, nodes: the subjects; () for both: the whole job
+    weight:       2: enough for a verdict; 1: supports one; 0: information
+    against:      True: evidence that these are not the cause
+    """
+
+    text: str
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    weight: Annotated[int, {"minimum": 0, "maximum": 2}] = 0
+    against: bool = False
+
+
+@dataclass(frozen=True)
+class Witness:
+    """One witness beside the stacks, over all ranks.
+
+    name:   see WITNESSES
+    absent: why it has no answer, each different reason once; () where all answered
+    statements: equal statements once, the weightiest first
+    """
+
+    JSON_KEYS: ClassVar = {"statements": "says"}
+
+    name: Annotated[str, {"enum": WITNESSES}]
+    absent: tuple[str, ...] = ()
+    statements: tuple[Statement, ...] = ()
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """Ranks or nodes that may be the cause, with the evidence for and against."""
+
+    JSON_KEYS: ClassVar = {"for_": "for"}
+
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    for_: tuple[str, ...]
+    against: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The cause of the hang, from all witnesses together.
+
+    kind:     see VERDICT_KINDS
+    text:     one line: what is wrong, where, what to do
+    suspects: the most suspicious first
+    missing:  evidence that was missing and would help: one line each
+    """
+
+    kind: Annotated[str, {"enum": VERDICT_KINDS}]
+    text: str
+    suspects: tuple[Suspect, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """The document of `nodeready stacks`: where every rank of a job stands, grouped, the most
+    suspicious group first.
+
+    started:    UTC
+    finished:   UTC
+    job:        "": the processes name none
+    world_size: WORLD_SIZE of the ranks; None: missing, or different
+    gaps:       the nodes that gave no answer, or only a part of it
+    advice:     what to look at next, one line each
+    complete:   False when it was interrupted; ranks that were not found do not count as missing
+    user:       the owner of the job; "": not known
+    other_jobs:     the jobs that are not shown, the largest first
+    verdict:    None: no rank was found
+    witnesses:  the witnesses beside the stacks
+    """
+
+    SCHEMA: ClassVar = "stacks"
+    VERSION: ClassVar = 2
+    JSON: ClassVar = (
+        *("started", "finished", "job", "user", "world_size", "complete", "verdict"),
+        *("groups", "witnesses", "processes", "gaps", "other_jobs", "advice"),
+    )
+    JSON_KEYS: ClassVar = {"other_jobs": "others"}
+
+    started: MomentOrEmpty
+    finished: MomentOrEmpty
+    job: str
+    world_size: int | None
+    groups: tuple[Group, ...]
+    processes: tuple[Rank, ...]
+    gaps: NodeGaps
+    advice: tuple[str, ...] = ()
+    complete: bool = True
+    user: str = ""
+    other_jobs: tuple[OtherJob, ...] = ()
+    verdict: Verdict | None = None
+    witnesses: tuple[Witness, ...] = ()
+
+
+def fold_ranks(ranks: Iterable[int]) -> str:
+    """``0-6,8-511``; four and more at equal distances, as pipeline stages are: ``0-504/8``."""
+    numbers = sorted(set(ranks))
+    parts: list[str] = []
+    first = 0
+    while first < len(numbers):
+        last, step = first, 1
+        if first + 1 < len(numbers):
+            step = numbers[first + 1] - numbers[first]
+        while last + 1 < len(numbers) and numbers[last + 1] - numbers[last] == step:
+            last += 1
+        if last == first or (step > 1 and last - first < 3):
+            parts.append(f"{numbers[first]}")
+            first += 1
+            continue
+        parts.append(f"{numbers[first]}-{numbers[last]}" + (f"/{step}" if step > 1 else ""))
+        first = last + 1
+    return ",".join(parts)
+
+
+#: A node without stacks is a finding about the job; only an internal error is a failure.
+STACKS_FAILURES = frozenset({FAILED})
+
+
+def stacks_code(stacks: Stacks) -> int:
+    """The exit code of ``stacks``: success needs every rank's stack and every node's answer."""
+    return gaps_code(
+        stacks.gaps,
+        complete=stacks.complete,
+        usage=not stacks.groups and not stacks.gaps,
+        check=not all(group.frames for group in stacks.groups),
+        failures=STACKS_FAILURES,
+    )
+
+
+# --- The stacks of all groups as one tree, with their common calls once.
+
+
+@dataclass(frozen=True)
+class JobTree:
+    """A call, with the calls made from it.
+
+    frame:     None at the root
+    processes: number of processes with it on their stack
+    ranks:     their ranks, sorted
+    groups:    indexes into `Stacks.groups`, of all groups with it
+    children:  the largest first
+    """
+
+    frame: Frame | None
+    processes: int
+    ranks: tuple[int, ...]
+    groups: tuple[int, ...]
+    children: tuple[JobTree, ...]
+
+
+class _TreeNode:
+    __slots__ = ("children", "groups", "lines")
+
+    def __init__(self) -> None:
+        self.groups: list[int] = []
+        self.lines: set[int] = set()
+        self.children: dict[tuple[str, str], _TreeNode] = {}
+
+
+def tree(stacks: Stacks) -> JobTree:
+    """The prefix tree of all groups that have frames; a frame's line is 0 where they differ."""
+    root = _TreeNode()
+    for index, group in enumerate(stacks.groups):
+        if not group.frames:
+            continue
+        node = root
+        node.groups.append(index)
+        for frame in group.frames:
+            node = node.children.setdefault((frame.function, frame.file), _TreeNode())
+            node.groups.append(index)
+            node.lines.add(frame.line)
+    ranks: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def build(node: _TreeNode, frame: Frame | None, children: tuple[JobTree, ...]) -> JobTree:
+        groups = tuple(node.groups)
+        if groups not in ranks:
+            all_ranks = {rank for index in groups for rank in stacks.groups[index].ranks}
+            ranks[groups] = tuple(sorted(all_ranks))
+        processes = sum(stacks.groups[index].processes for index in groups)
+        return JobTree(frame, processes, ranks[groups], groups, children)
+
+    # Without recursion: a stack can be deeper than Python's limit.
+    order: list[tuple[_TreeNode, Frame | None]] = [(root, None)]
+    for node, _ in order:
+        for (function, file), child in node.children.items():
+            line = next(iter(child.lines)) if len(child.lines) == 1 else 0
+            order.append((child, Frame(function, file, line)))
+    done: dict[int, JobTree] = {}
+    for node, node_frame in reversed(order):
+        children = [done.pop(id(child)) for child in node.children.values()]
+        children.sort(key=lambda child: (-child.processes, child.ranks[:1]))
+        done[id(node)] = build(node, node_frame, tuple(children))
+    return done[id(root)]

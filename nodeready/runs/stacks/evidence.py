@@ -1,0 +1,334 @@
+"""Keeps the answers of the witnesses beside the stacks, compactly, while traces are read.
+
+A trace's witnesses are the dataclasses of `nodeready.agent.witnesses` as plain data. Ranks of a
+hung job give nearly equal answers, so equal values are decoded once and known by a number.
+"""
+
+from __future__ import annotations
+
+import marshal
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from nodeready.agent.witnesses.flight_recorder import ProcessGroup, RecorderEntry, Recording
+from nodeready.agent.witnesses.gpus import WitnessedGpu, WitnessedGpus
+from nodeready.agent.witnesses.kernel_log import KernelLog
+from nodeready.agent.witnesses.logs import RankLog, WatchdogReport
+from nodeready.agent.witnesses.nccl_log import NcclRank
+from nodeready.agent.witnesses.ports import Network, WitnessedPort
+from nodeready.agent.witnesses.ras_report import Ras
+from nodeready.core import wire
+from nodeready.subjects.job_environment import EnvironmentFacts, RankVariables
+
+#: Maximum characters of a line of output of a process or a node.
+MAX_LINE = 160
+
+#: Called with version 2 of marshal, in which equal values have equal bytes.
+_bytes = marshal.dumps
+
+
+class ValueTable:
+    """Decoded values of one dataclass, each different one once, known by its number.
+
+    A value is known by its bytes, without the names of its fields: comparing those costs a tenth
+    of decoding it again.
+    """
+
+    def __init__(self, kind: type[Any]) -> None:
+        self.kind = kind
+        self.all: list[Any] = []
+        self._numbers: dict[bytes, int] = {}
+        self._names = {field.name for field in fields(kind)}
+        self._field_values = itemgetter(*(field.name for field in fields(kind)))
+
+    def number(self, value: Any) -> int:
+        """The number of a value. Raises DecodeError."""
+        return self.numbers([value])[0]
+
+    def numbers(self, values: Iterable[Any]) -> tuple[int, ...]:
+        """The number of each value. Raises DecodeError."""
+        numbers = []
+        for value in values:
+            if type(value) is not dict or value.keys() != self._names:
+                raise wire.DecodeError(f"no {self.kind.__name__}")
+            key = _bytes(self._field_values(value), 2)
+            number = self._numbers.get(key)
+            numbers.append(self._new(key, value) if number is None else number)
+        return tuple(numbers)
+
+    def _new(self, key: bytes, value: Any) -> int:
+        decoded = wire.decode(self.kind, value)
+        number = self._numbers[key] = len(self.all)
+        self.all.append(decoded)
+        return number
+
+
+class HeadTable(ValueTable):
+    """Values without their individual fields.
+
+    placeholders: the values that those fields get
+    """
+
+    def __init__(self, kind: type[Any], **placeholders: Any) -> None:
+        super().__init__(kind)
+        self._placeholders = placeholders
+        self._common_values = itemgetter(
+            *(field.name for field in fields(kind) if field.name not in placeholders)
+        )
+
+    def number(self, value: Any) -> int:
+        """The number of a value; the common fields make the key: a copy costs as much as decoding.
+
+        Raises DecodeError.
+        """
+        if value.keys() != self._names:
+            raise wire.DecodeError(f"no {self.kind.__name__}")
+        key = _bytes(self._common_values(value), 2)
+        number = self._numbers.get(key)
+        return self._new(key, {**value, **self._placeholders}) if number is None else number
+
+
+class KeptLog(NamedTuple):
+    """The log of one rank.
+
+    head:    number of the log without what differs from rank to rank
+    reports: number of the tuple of (rank, number of the report without its rank)
+    last:    its last line
+    error:   the last error among its last lines; "": none
+    nccl:    number of what NCCL says about it; -1: nothing
+    is_own:  the lines are this rank's, although many ranks write the file
+    """
+
+    head: int
+    reports: int
+    path: str
+    age_s: int
+    last: str
+    error: str
+    nccl: int = -1
+    is_own: bool = False
+
+
+class KeptRecording(NamedTuple):
+    """The recording of one rank.
+
+    head:  number of the recording without what differs from rank to rank
+    calls: number of the pair (numbers of its groups, numbers of its entries)
+    """
+
+    head: int
+    age_s: int
+    calls: int
+
+
+class KeptGpu(NamedTuple):
+    """One GPU. head: number of the GPU without its changing fields"""
+
+    head: int
+    sm: int | None
+    memory: int | None
+    power: int | None
+    pids: tuple[int, ...]
+
+
+class KeptNetwork(NamedTuple):
+    """The ports of one node. ports: (number of the port without its bytes, bytes both ways)"""
+
+    absent: str
+    seconds: float
+    ports: tuple[tuple[int, int], ...]
+
+
+class Evidence:
+    """Reads the witnesses of each trace, and keeps only what the verdict needs."""
+
+    def __init__(self) -> None:
+        self.logs: dict[tuple[str, int], KeptLog] = {}
+        self.recordings: dict[tuple[str, int], KeptRecording] = {}
+        self.gpus: dict[str, tuple[str, tuple[KeptGpu, ...]]] = {}
+        self.networks: dict[str, KeptNetwork] = {}
+        self.kernels: dict[str, int] = {}
+        self.ras: dict[str, Ras] = {}
+        self.environment_facts: dict[str, EnvironmentFacts] = {}
+        self.environments: dict[tuple[str, int], int] = {}
+        self.log_heads = HeadTable(RankLog, path="", age_s=0, lines=[], reports=[], nccl=None)
+        self.nccl = HeadTable(NcclRank, rank=None, host="", pid=0, device=None, address="")
+        self.recording_heads = HeadTable(Recording, path="", age_s=0, groups=[], entries=[])
+        self.groups, self.entries = ValueTable(ProcessGroup), ValueTable(RecorderEntry)
+        self.calls: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+        self.reports = HeadTable(WatchdogReport, rank=None)
+        self.report_lists: dict[tuple[tuple[int | None, int], ...], int] = {(): 0}
+        self._report_keys: dict[bytes, int] = {}
+        self.gpu_heads = HeadTable(
+            WitnessedGpu, sm_percent=None, memory_percent=None, power_w=None, pids=[]
+        )
+        self.gpus_heads = HeadTable(WitnessedGpus, devices=[])
+        self.network_heads = HeadTable(Network, seconds=0.0, ports=[])
+        self.ports = HeadTable(WitnessedPort, received=0, sent=0)
+        self.kernel_logs = ValueTable(KernelLog)
+        self.rank_variables = ValueTable(RankVariables)
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.logs or self.recordings or self.gpus or self.networks or self.kernels or self.ras
+            or self.environments
+        )  # fmt: skip
+
+    def read(self, trace: Mapping[str, Any]) -> None:
+        """Keep the answers of one trace's witnesses; an invalid answer is an absent witness."""
+        node, witnesses = trace["node"], trace.get("witnesses")
+        if witnesses:
+            self._read_node(node, witnesses)
+        for process in trace["processes"]:
+            observed = process.get("witnesses")
+            if not observed:
+                continue
+            key = (node, process["pid"])
+            if "logs" in observed:
+                self.logs[key] = self._log(observed["logs"])
+            if "flight_recorder" in observed:
+                self.recordings[key] = self._recording(observed["flight_recorder"])
+            if "variables" in observed:
+                self.environments[key] = self._environment(observed["variables"])
+
+    def _log(self, value: Any) -> KeptLog:
+        try:
+            lines, path, age = value["lines"], value["path"], value["age_s"]
+            last = lines[-1] if lines else ""
+            if type(path) is not str or type(age) is not int or type(last) is not str:
+                raise wire.DecodeError("no Log")
+            reports = self._reports(value["reports"])
+            # Traces of earlier versions have no such keys.
+            nccl, is_own = value.setdefault("nccl", None), value.setdefault("is_own", False)
+            head = self.log_heads.number(value)
+            return KeptLog(
+                head, reports, path[:MAX_LINE], age, last[:MAX_LINE], _error(lines)[:MAX_LINE],
+                -1 if nccl is None else self.nccl.number(nccl), is_own is True,
+            )  # fmt: skip
+        except _UNREADABLE as problem:
+            head = self.log_heads.number(wire.plain(RankLog(_absence(value, problem))))
+            return KeptLog(head, self.report_lists.setdefault((), 0), "", 0, "", "")
+
+    def _reports(self, values: list[Any]) -> int:
+        """The number of the reports. Ranks that write into one file share them."""
+        if not values:
+            return 0
+        # A single report mostly belongs to one rank.
+        key = _bytes(values, 2) if len(values) > 1 else b""
+        number = self._report_keys.get(key)
+        if number is None:
+            numbers = []
+            for value in values:
+                rank = value["rank"]
+                if rank is not None and type(rank) is not int:
+                    raise wire.DecodeError("no Report")
+                numbers.append((rank, self.reports.number(value)))
+            number = self.report_lists.setdefault(tuple(numbers), len(self.report_lists))
+            if key:
+                self._report_keys[key] = number
+        return number
+
+    def _recording(self, value: Any) -> KeptRecording:
+        try:
+            age = value["age_s"]
+            if type(age) is not int:
+                raise wire.DecodeError("no Recording")
+            head = self.recording_heads.number(value)
+            groups = self.groups.numbers(value["groups"])
+            entries = self.entries.numbers(value["entries"])
+            calls = self.calls.setdefault((groups, entries), len(self.calls))
+            return KeptRecording(head, age, calls)
+        except _UNREADABLE as problem:
+            head = self.recording_heads.number(wire.plain(Recording(_absence(value, problem))))
+            return KeptRecording(head, 0, self.calls.setdefault(((), ()), len(self.calls)))
+
+    def _read_node(self, node: str, witnesses: Mapping[str, Any]) -> None:
+        if "gpus" in witnesses:
+            self.gpus[node] = self._gpus(witnesses["gpus"])
+        if "network" in witnesses:
+            self.networks[node] = self._network(witnesses["network"])
+        if "kernel" in witnesses:
+            try:
+                self.kernels[node] = self.kernel_logs.number(witnesses["kernel"])
+            except _UNREADABLE as problem:
+                absent = {"absent": _absence(witnesses["kernel"], problem), "messages": []}
+                self.kernels[node] = self.kernel_logs.number(absent)
+        if "nccl_ras" in witnesses:
+            try:
+                self.ras[node] = wire.decode(Ras, witnesses["nccl_ras"])
+            except wire.DecodeError as problem:
+                self.ras[node] = Ras(_absence(witnesses["nccl_ras"], problem))
+        if "environment" in witnesses:
+            try:
+                facts = wire.decode(EnvironmentFacts, witnesses["environment"])
+            except wire.DecodeError as problem:
+                facts = EnvironmentFacts(_absence(witnesses["environment"], problem))
+            self.environment_facts[node] = facts
+
+    def _environment(self, value: Any) -> int:
+        try:
+            return self.rank_variables.number(value)
+        except _UNREADABLE as problem:
+            return self.rank_variables.number(wire.plain(RankVariables(_absence(value, problem))))
+
+    def _gpus(self, value: Any) -> tuple[str, tuple[KeptGpu, ...]]:
+        try:
+            head = self.gpus_heads.all[self.gpus_heads.number(value)]
+            return head.absent, tuple(map(self._gpu, value["devices"]))
+        except _UNREADABLE as problem:
+            return _absence(value, problem), ()
+
+    def _gpu(self, value: Mapping[str, Any]) -> KeptGpu:
+        sm, memory, power = value["sm_percent"], value["memory_percent"], value["power_w"]
+        pids = tuple(value["pids"])
+        # Sets of their types take three times as long.
+        for number in (sm, memory, power, *pids):
+            if type(number) is not int and number is not None:
+                raise wire.DecodeError("no Gpu")
+        if None in pids:
+            raise wire.DecodeError("no Gpu")
+        return KeptGpu(self.gpu_heads.number(value), sm, memory, power, pids)
+
+    def _network(self, value: Any) -> KeptNetwork:
+        try:
+            head = self.network_heads.all[self.network_heads.number(value)]
+            seconds, ports = value["seconds"], []
+            if type(seconds) not in (int, float) or not 0 <= seconds < 1e6:
+                raise wire.DecodeError("no Network")
+            for port in value["ports"]:
+                received, sent = port["received"], port["sent"]
+                if type(received) is not int or type(sent) is not int:
+                    raise wire.DecodeError("no WitnessedPort")
+                number = self.ports.number(port)
+                ports.append((number, max(0, received) + max(0, sent)))
+            return KeptNetwork(head.absent, seconds, tuple(ports))
+        except _UNREADABLE as problem:
+            return KeptNetwork(_absence(value, problem), 0.0, ())
+
+
+#: Exceptions of reading an answer of another form.
+_UNREADABLE = (wire.DecodeError, TypeError, KeyError, AttributeError, ValueError)
+#: Every error contains one of these words; the patterns of errors.
+_ERROR_WORDS = ("rror", "xception", "out of memory", "Segmentation")
+_ERROR = re.compile(
+    r"^\S*(?:Error|Exception)\b|\bCUDA error|\b\w+Error: |out of memory|Segmentation fault"
+)
+
+
+def _error(lines: Sequence[str]) -> str:
+    """The last line that is an error; "": none."""
+    for line in reversed(lines):
+        if any(word in line for word in _ERROR_WORDS) and _ERROR.search(line):
+            return line
+    return ""
+
+
+def _absence(value: Any, problem: Exception) -> str:
+    """Why a witness has no answer: its own reason, else that its answer has another form."""
+    if type(value) is dict and [*value] == ["absent"] and type(value["absent"]) is str:
+        return value["absent"][:MAX_LINE]
+    place = problem.defect if isinstance(problem, wire.DecodeError) else "of another form"
+    return f"its answer makes no sense ({place[:MAX_LINE]})"

@@ -1,0 +1,951 @@
+"""Group the ranks whose stacks are the same, from the raw traces of all nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from nodeready.agent.stacks.ranks import CLAIMS, ELSEWHERE, claimed_job
+from nodeready.core.outcome import INCOMPLETE, Gap, node_gaps
+from nodeready.core.text import sanitise
+from nodeready.fleet.inventory.nodeset import natural
+from nodeready.runs.stacks import (
+    advise,
+    evidence,
+    hints,
+    links,
+    statements,
+    verdict,
+    witness_reader,
+)
+from nodeready.runs.stacks.classify import (
+    HOLDER,
+    MAIN,
+    THREAD,
+    Classification,
+    StackNumbers,
+    classify,
+    in_kernel,
+)
+from nodeready.runs.stacks.document import (
+    KINDS,
+    ChildProcess,
+    Frame,
+    Group,
+    OtherJob,
+    Rank,
+    Stacks,
+    StackThread,
+)
+
+# --- The processes of all traces, kept by their classification until all are read.
+
+#: Kinds whose groups differ by their stacks; groups of further kinds differ by their reason.
+WITH_STACK = ("stack", "uninterruptible")
+
+
+class GroupedProcess(NamedTuple):
+    """One process, before its `Rank.group` is known."""
+
+    node: str
+    pid: int
+    rank: int | None
+    local_rank: int | None
+    state: str
+    wait_channel: str
+    cpu_s: float | None
+    note: str
+
+
+class _ProcessRow:
+    """Equal descendants of the ranks of a group.
+
+    one:    the first process
+    words:  its texts, without numbers of processes and descriptors
+    stacks: the different stacks, of one path
+    """
+
+    __slots__ = ("count", "one", "ranks", "stacks", "waits_on", "words")
+
+    def __init__(self, process: Mapping[str, Any], words: Mapping[str, str]) -> None:
+        self.one, self.words = process, words
+        self.count = 0
+        self.ranks: set[int] = set()
+        self.stacks: set[int] = set()
+        self.waits_on: set[str] = set()
+
+
+#: Pids and descriptors, which differ between processes.
+_NUMBERS = re.compile(r"\d+")
+_PIDS = re.compile(r"\b(pids?|child) \d+(, \d+)*")
+#: Maximum different values of a field that are kept of a group.
+_MAX_TEXTS, _MAX_ROWS = 64, 64
+
+
+class Bucket:
+    """Processes of one group.
+
+    stacks:  the different stacks; None: of a process without a stack
+    by_node: node -> stacks of its processes
+    wakeups: minimum and maximum wakeups of their main threads
+    kernel:  the function of the kernel that those in state D wait in
+    states, waits_on: the number of processes with each, and the first with its numbers
+    children: the descendants of the ranks
+    ends:    connections and pipes to other ranks for which they wait
+    waits_for: the ranks for which all of them wait
+    thread_stacks: the stacks of further threads that wait for ranks
+    native:  native frames of one process; natives: the ranks with native frames
+    locals:  a variable with its value -> the ranks with that value
+    """
+
+    __slots__ = (
+        "by_node", "children", "ends", "kernel", "kind", "locals", "master", "native", "natives",
+        "no_stack_reason", "processes", "stacks", "states", "thread_stacks", "threads", "verdict",
+        "waits_for", "waits_on", "wakeups",
+    )  # fmt: skip
+
+    def __init__(self, kind: str, verdict: str | None, reason: str) -> None:
+        self.kind, self.verdict, self.no_stack_reason = kind, verdict, reason
+        self.processes: list[GroupedProcess] = []
+        self.stacks: set[int | None] = set()
+        self.by_node: dict[str, set[int]] = {}
+        self.native: int | None = None
+        self.natives: set[int | None] = set()
+        self.threads: list[tuple[str, int]] = []
+        self.wakeups: tuple[int, int] | None = None
+        self.kernel = self.master = ""
+        self.states: Counter[tuple[str, str]] = Counter()
+        self.waits_on: dict[str, tuple[int, str]] = {}
+        self.children: dict[tuple[Any, ...], _ProcessRow] = {}
+        self.locals: dict[str, list[int | None]] = {}
+        self.ends: dict[links.Place, links.LinkEnds] = {}
+        self.waits_for: tuple[int, ...] = ()
+        self.thread_stacks: set[int] = set()
+
+    def add(self, process: Mapping[str, Any], node: str, classification: Classification) -> None:
+        """Count one more process in the fields of the group."""
+        stack, wakeups = classification.stack, classification.wakeups
+        if stack is not None:
+            self.by_node.setdefault(node, set()).add(stack)
+        if wakeups is not None and (
+            self.wakeups is None or not self.wakeups[0] <= wakeups <= self.wakeups[1]
+        ):
+            least, highest = self.wakeups or (wakeups, wakeups)
+            self.wakeups = (min(least, wakeups), max(highest, wakeups))
+        channel = process["wait_channel"]
+        self.states[process["state"][:1], "" if channel in ("0", "-") else channel] += 1
+        waits_on = process["waits_on"]
+        text = _PIDS.sub(r"\1 N", waits_on) if waits_on else waits_on
+        count, first = self.waits_on.get(text, (0, waits_on))
+        if count or len(self.waits_on) < _MAX_TEXTS:
+            self.waits_on[text] = (count + 1, first)
+        for text in process["locals"] if len(self.locals) < _MAX_TEXTS else ():
+            self.locals.setdefault(text, []).append(process["rank"])
+        if not self.master:
+            self.kernel, self.master = in_kernel(process), process["master"]
+
+    def add_links(
+        self,
+        process: Mapping[str, Any],
+        node: str,
+        ends: links.LinkEnds | None,
+        native: int | None,
+    ) -> None:
+        """Count the waits and native frames of one more process."""
+        if ends:
+            self.ends[node, process["pid"]] = ends
+        if native is not None:
+            self.natives.add(_rank(process["rank"]))
+            self.native = native if self.native is None else self.native
+
+    def add_below(
+        self,
+        rows: Iterable[Mapping[str, Any]],
+        rank: int | None,
+        numbers: list[int],
+        table: StackNumbers,
+    ) -> None:
+        """Count the descendants of one rank; equal ones of all ranks are one row."""
+        for new_row in rows:
+            stack = None if new_row["main"] is None else numbers[new_row["main"]]
+            words = {
+                name: _NUMBERS.sub("N", new_row[name]) for name in ("command", "waits_on", "error")
+            }
+            if stack is not None:
+                # Rows differ by the awaited object; their place is the same.
+                words["waits_on"] = ""
+            key = (
+                new_row["kind"],
+                new_row["state"][:1],
+                new_row["wait_channel"],
+                *words.values(),
+                None if stack is None else table.path_of[stack],
+            )
+            row = self.children.get(key)
+            if row is None:
+                if len(self.children) >= _MAX_ROWS:
+                    continue
+                row = self.children[key] = _ProcessRow(new_row, words)
+            row.count += 1
+            row.waits_on.add(_NUMBERS.sub("N", new_row["waits_on"]))
+            if rank is not None:
+                row.ranks.add(rank)
+            if stack is not None:
+                row.stacks.add(stack)
+
+    def take(self, other: Bucket) -> None:
+        """Take over the processes of another group."""
+        self.processes += other.processes
+        self.stacks |= other.stacks
+        for node, stacks in other.by_node.items():
+            self.by_node.setdefault(node, set()).update(stacks)
+        self.native = other.native if self.native is None else self.native
+        if other.wakeups:
+            least, highest = self.wakeups or other.wakeups
+            self.wakeups = (min(least, other.wakeups[0]), max(highest, other.wakeups[1]))
+        self.states.update(other.states)
+        for text, (count, first) in other.waits_on.items():
+            self.waits_on[text] = (self.waits_on.get(text, (0, ""))[0] + count, first)
+        for key, row in other.children.items():
+            own_row = self.children.setdefault(key, row)
+            if own_row is not row:
+                own_row.count += row.count
+                own_row.ranks |= row.ranks
+                own_row.stacks |= row.stacks
+                own_row.waits_on |= row.waits_on
+        for text, ranks in other.locals.items():
+            self.locals.setdefault(text, []).extend(ranks)
+        self.natives |= other.natives
+        self.thread_stacks |= other.thread_stacks
+        self.ends.update(other.ends)
+        self.waits_for = tuple(sorted({*self.waits_for, *other.waits_for}))
+
+
+class TracedJob:
+    """The processes of one job.
+
+    name:  from Slurm's cgroup, else from the processes' environments
+    user:  owner of its processes; of a Slurm job, owner of the first that was read
+    is_claim: its processes only claim the job: it is another user's, or runs on other nodes
+    """
+
+    def __init__(
+        self, name: str = "", user: str = "", slurm: bool = False, is_claim: bool = False
+    ) -> None:
+        self.name, self.user, self.slurm, self.is_claim = name, user, slurm, is_claim
+        #: The users of a Slurm job.
+        self.users = {user}
+        self.buckets: dict[tuple[Any, ...], Bucket] = {}
+        #: WORLD_SIZE -> the rank of each process with it; None: it has no number.
+        self.worlds: dict[int, list[int | None]] = {}
+        self.count = 0
+
+    def join(self, other: TracedJob) -> None:
+        """Take over processes of the same user outside of the job's cgroup."""
+        for key, bucket in other.buckets.items():
+            own_bucket = self.buckets.setdefault(key, bucket)
+            if own_bucket is not bucket:
+                own_bucket.take(bucket)
+        for size, ranks in other.worlds.items():
+            self.worlds.setdefault(size, []).extend(ranks)
+        self.count += other.count
+
+    @property
+    def _all_processes(self) -> list[GroupedProcess]:
+        return [process for bucket in self.buckets.values() for process in bucket.processes]
+
+    @property
+    def ranks(self) -> set[int]:
+        """The ranks of its processes."""
+        return {process.rank for process in self._all_processes if process.rank is not None}
+
+    @property
+    def nodes(self) -> set[str]:
+        """The nodes that have processes of it."""
+        return {process.node for process in self._all_processes}
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The numbers of its nodes and of its ranks.
+
+        Several processes with one rank count once; and a node counts once, however many ranks it
+        claims.
+        """
+        processes = self._all_processes
+        ranks = {process.rank for process in processes}
+        count = len(ranks - {None}) + sum(process.rank is None for process in processes)
+        return len(self.nodes), count
+
+
+class TraceCollector:
+    """Reads the traces one at a time, and keeps only what the groups need."""
+
+    def __init__(self, all_threads: bool) -> None:
+        self.all_threads = all_threads
+        self.stacks = StackNumbers()
+        #: Jobs by Slurm's cgroup, else by the user and the processes' environments; claims apart.
+        self.jobs: dict[tuple[str, str, str, bool], TracedJob] = {}
+        self.nodes: dict[str, None] = {}
+        #: Nodes with processes of any job.
+        self.answered: set[str] = set()
+        #: Nodes on which Slurm does not run the job, and that have processes which claim it.
+        self.elsewhere: set[str] = set()
+        self.gaps: dict[str, Gap] = {}
+        self.instead: dict[str, Sequence[str]] = {}
+        self.started: list[str] = []
+        #: Why only a part of the job was requested.
+        self.part = ""
+        self._texts: dict[str, str] = {}
+        self.evidence = evidence.Evidence()
+        self.links = links.Links()
+
+    def read(self, trace: Mapping[str, Any]) -> None:
+        node, interval = trace["node"], trace["interval_s"]
+        self.nodes[node] = None
+        self.started.append(trace["started"])
+        self.part = self.part or trace.get("part", "")
+        if trace["error"]:
+            self.gaps[node] = Gap(INCOMPLETE, trace["error"])
+        if trace["processes"]:
+            self.answered.add(node)
+        elif trace["instead"]:
+            self.instead[node] = trace["instead"]
+        numbers = self.stacks.numbers(trace)
+        # Each trace brings new string objects, and most of them are equal.
+        shared = self._texts.setdefault
+        for process in trace["processes"]:
+            job = self._job_of(process, node)
+            job.count += 1
+            rank, world_size = _rank(process["rank"]), process["world_size"]
+            if world_size is not None:
+                job.worlds.setdefault(world_size, []).append(rank)
+            classification = classify(process, numbers, self.stacks, interval)
+            threads = self._threads(process, numbers) if self.all_threads else []
+            ends = (
+                links.ends(process, classification.thread)
+                if classification.kind == "stack"
+                else None
+            )
+            if process["ends"]:
+                self.links.read(node, process)
+            native = None if process["native"] is None else numbers[process["native"]]
+            activity = None if native is None else self.stacks.native_activity(native)
+            key = (links.hosts(ends), activity, *self._key(classification, threads))
+            bucket = job.buckets.get(key)
+            if bucket is None:
+                bucket = job.buckets[key] = Bucket(
+                    classification.kind, classification.verdict, classification.reason
+                )
+                bucket.threads = threads
+            bucket.stacks.add(classification.stack)
+            bucket.add(process, node, classification)
+            bucket.add_links(process, node, ends, native)
+            bucket.thread_stacks |= self._waiting_threads(process, numbers, classification.thread)
+            if process["below"]:
+                bucket.add_below(process["below"], rank, numbers, self.stacks)
+            state, wait, note = process["state"], process["wait_channel"], process["note"]
+            if classification.kind == "traced" and process["tracer"] and not note:
+                note = f"traced by pid {process['tracer']}"
+            bucket.processes.append(
+                GroupedProcess(
+                    node,
+                    process["pid"],
+                    rank,
+                    _rank(process["local_rank"]),
+                    shared(state, state),
+                    shared(wait, wait),
+                    classification.cpu_s,
+                    shared(note, note),
+                )
+            )
+
+    def _job_of(self, process: Mapping[str, Any], node: str) -> TracedJob:
+        """The job of a process, or the claim to it."""
+        user, note = process["user"], process["note"]
+        is_claim = note.startswith(CLAIMS)
+        slurm = "" if is_claim else process["slurm_job"]
+        if is_claim and note.endswith(ELSEWHERE):
+            self.elsewhere.add(node)
+        name = claimed_job(note) if is_claim else process["job"]
+        job_key = (slurm, "", "", False) if slurm else ("", user, name, is_claim)
+        job = self.jobs.get(job_key)
+        if job is None:
+            name = slurm or self._texts.setdefault(name, name)
+            user = self._texts.setdefault(user, user)
+            job = self.jobs[job_key] = TracedJob(name, user, bool(slurm), is_claim)
+        if slurm:
+            job.users.add(user)
+        return job
+
+    def _key(
+        self, classification: Classification, threads: list[tuple[str, int]]
+    ) -> tuple[Any, ...]:
+        """The key of a process's group; its last item is the verdict."""
+        path = None
+        site: tuple[int, ...] = ()
+        if classification.stack is not None and classification.kind in WITH_STACK:
+            path = self.stacks.path_of[classification.stack]
+            reading = self.stacks.reading(classification.stack)
+            # A computing loop may be at any line; a waiting rank stands at one.
+            waits = classification.verdict in ("blocked", "unsure", None) or (
+                reading.for_ranks and classification.verdict == "spinning"
+            )
+            if classification.kind == "stack" and waits:
+                site = reading.site
+        other_stacks = tuple(sorted(self.stacks.path_of[stack] for _, stack in threads))
+        return (
+            classification.kind,
+            classification.reason,
+            path,
+            site,
+            other_stacks,
+            classification.verdict,
+        )
+
+    def each_job(self) -> list[TracedJob]:
+        """The jobs, beginning with the job to show.
+
+        Jobs that processes only claim come last. Where half of the nodes have a Slurm job, Slurm
+        jobs come first, by their cgroups: a node can fake one, but no user can. Then comes the job
+        on the most nodes, with the most ranks. Processes of a job's user outside of its cgroup
+        belong to the job; processes of other users that claim it do not.
+        """
+        jobs = [job for job in self.jobs.values() if job.slurm]
+        managed = {node for job in jobs for node in job.nodes}
+        with_ranks = {node for job in self.jobs.values() if not job.is_claim for node in job.nodes}
+        believed = 2 * len(managed) >= len(with_ranks)
+        by_name = {job.name: job for job in jobs}
+        for job in self.jobs.values():
+            if job.slurm:
+                continue
+            home = None if job.is_claim else by_name.get(job.name)
+            if home is not None and job.user in home.users:
+                home.join(job)
+            else:
+                jobs.append(job)
+        return sorted(
+            jobs,
+            key=lambda job: (
+                job.is_claim,
+                not (believed and job.slurm),
+                *(-count for count in job.size),
+                natural(job.name),
+                natural(job.user),
+            ),
+        )
+
+    def _waiting_threads(
+        self, process: Mapping[str, Any], numbers: list[int], thread: str
+    ) -> set[int]:
+        """The stacks of further threads that wait for ranks, beside the classified thread."""
+        rows = process["samples"][-1]["threads"] if process["samples"] else []
+        return {
+            numbers[at]
+            for name, at in rows
+            if name not in (MAIN, thread) and self.stacks.reading(numbers[at]).for_ranks
+        }
+
+    def _threads(self, process: Mapping[str, Any], numbers: list[int]) -> list[tuple[str, int]]:
+        """The further threads at the last sample with a stack."""
+        for sample in reversed(process["samples"]):
+            if sample["main"] is not None:
+                pairs = sample["threads"]
+                return [(name, numbers[at]) for name, at in pairs if name != MAIN]
+        return []
+
+
+def _rank(value: int | None) -> int | None:
+    """A valid rank, else None: launchers write -1 for "none", and no job is larger."""
+    return value if value is not None and 0 <= value < advise.MAX_RANKS else None
+
+
+# --- The groups.
+
+
+@contextlib.contextmanager
+def _garbage_collection_off() -> Iterator[None]:
+    """Without garbage collection: traces have no cycles, and the search would cost a third."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _merged(buckets: Mapping[tuple[Any, ...], Bucket]) -> list[Bucket]:
+    """The buckets; a bucket without a verdict joins the largest that is equal otherwise.
+
+    If only some of the ranks at one place woke up, it is unknown which of them stand still.
+    """
+    places: dict[tuple[Any, ...], dict[str | None, Bucket]] = {}
+    natives_of: dict[tuple[Any, ...], set[str]] = {}
+    for key in buckets:
+        natives_of.setdefault(key[2:-1], set()).update(() if key[1] is None else (key[1],))
+    for key, bucket in buckets.items():
+        # Ranks that wait for ranks are joined at any place. Ranks without native frames join those
+        # with native frames if these are all at one place.
+        natives = natives_of[key[2:-1]]
+        native = min(natives) if key[1] is None and len(natives) == 1 else key[1]
+        place = places.setdefault((bool(bucket.waits_for), native, *key[2:-1]), {})
+        if bucket.verdict in place:
+            place[bucket.verdict].take(bucket)
+        else:
+            place[bucket.verdict] = bucket
+    merged = []
+    for place in places.values():
+        if "unsure" in place and "blocked" in place:
+            place["unsure"].take(place.pop("blocked"))
+        unseen = place.pop(None, None)
+        if unseen and place:
+            max(place.values(), key=lambda bucket: len(bucket.processes)).take(unseen)
+        elif unseen:
+            merged.append(unseen)
+        merged += place.values()
+    return merged
+
+
+def _frames(bucket: Bucket, table: StackNumbers) -> tuple[Frame, ...]:
+    """The stack of a kind without one, shown only if all its processes have the same."""
+    stacks = sorted(stack for stack in bucket.stacks if stack is not None)
+    one_path = len({table.path_of[stack] for stack in stacks}) == 1
+    return table.frames(stacks) if one_path and None not in bucket.stacks else ()
+
+
+def _set_awaited_ranks(job: TracedJob, reader: TraceCollector) -> None:
+    """Set for each bucket the ranks for which its processes wait."""
+    if not any(bucket.ends for bucket in job.buckets.values()):
+        return
+    rank_of: dict[links.Place, int] = {}
+    groups = []
+    for bucket in job.buckets.values():
+        ranks = {(p.node, p.pid): p.rank for p in bucket.processes if p.rank is not None}
+        rank_of |= ranks
+        hint = _hint(bucket, _frames(bucket, reader.stacks), ())
+        activity = hint.activity if hint else ""
+        if activity == "sleep" and bucket.verdict != "unsure":
+            # It does not poll.
+            activity = ""
+        waiting = links.LinkWait(
+            frozenset(ranks.values()),
+            activity,
+            bucket.ends,
+            len(bucket.processes),
+            bucket.verdict in ("unsure", "progressing"),
+        )
+        groups.append(waiting)
+    waiting_for = links.waited_for(groups, reader.links, rank_of, hints.FOR_RANKS)
+    for bucket, waited_ranks in zip(job.buckets.values(), waiting_for, strict=True):
+        bucket.waits_for = waited_ranks if bucket.verdict != "progressing" else ()
+
+
+def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Group:
+    frames = _frames(bucket, table)
+    native = () if bucket.native is None else table.frames([bucket.native])
+    hint = _hint(bucket, frames, native)
+    if bucket.waits_for:
+        hint = hints.for_rank(advise.few_ranks(bucket.waits_for))
+    nodes = {process.node for process in bucket.processes}
+    return Group(
+        bucket.kind,
+        bucket.verdict,
+        tuple(sorted({process.rank for process in bucket.processes if process.rank is not None})),
+        tuple(sorted(nodes, key=order.__getitem__)),
+        frames,
+        # A moving rank waits for nothing.
+        hint.text if hint and bucket.verdict != "progressing" else "",
+        bucket.no_stack_reason,
+        len(frames),
+        len(bucket.processes),
+        native,
+        tuple(StackThread(name, table.frames([stack])) for name, stack in bucket.threads),
+        reason="; ".join(filter(None, (_switches_text(bucket), _native_coverage(bucket)))),
+        user_frame=hints.user_frame(frames),
+        states=_states(bucket),
+        waits_on=_waits_on(bucket),
+        children=_child_rows(bucket, table),
+        locals=_locals(bucket),
+        activity=hint.activity if hint else "",
+        wakeups=bucket.wakeups[0] if bucket.wakeups else None,
+    )
+
+
+def _hint(
+    bucket: Bucket, frames: tuple[Frame, ...], native: tuple[Frame, ...]
+) -> hints.Hint | None:
+    if bucket.kind == "uninterruptible":
+        return hints.in_kernel(bucket.kernel) or hints.find(frames, native)
+    if bucket.kind != "stack":
+        return None
+    for mark in (THREAD, HOLDER):
+        if mark in frames:
+            # The kernel's facts are those of the main thread, which only waits for this one.
+            at = frames.index(mark)
+            return hints.of_thread(frames[:at], frames[at + 1 :], native, lock=mark == HOLDER)
+    channels = {channel for _, channel in bucket.states}
+    waits = {text.partition(" ")[0]: text for text in bucket.waits_on}
+    return hints.find(
+        frames,
+        native,
+        channel=channels.pop() if len(channels) == 1 else "",
+        waits_on=next(iter(waits.values())) if len(waits) == 1 else "",
+        master=bucket.master,
+    )
+
+
+def _switches_text(bucket: Bucket) -> str:
+    """The reason of a doubt about the verdict."""
+    if bucket.verdict != "unsure" or not bucket.wakeups:
+        return ""
+    least, highest = bucket.wakeups
+    times = f"{least}" if least == highest else f"{least} to {highest}"
+    times = "once" if times == "1" else f"{times} times"
+    return f"woke up {times} between the samples: it polls, or is slow"
+
+
+def _native_coverage(bucket: Bucket) -> str:
+    """Which ranks have native frames, where only some were unwound."""
+    if not bucket.natives or len(bucket.natives) == len(bucket.processes):
+        return ""
+    ranks = [rank for rank in bucket.natives if rank is not None]
+    owner = advise.few_ranks(sorted(ranks)) if ranks else "one process"
+    return f"native frames are of {owner} alone"
+
+
+def _locals(bucket: Bucket) -> tuple[str, ...]:
+    """The variables; a value that not all ranks share comes with its ranks."""
+    texts = []
+    for text, value_ranks in bucket.locals.items():
+        ranks = sorted({rank for rank in value_ranks if rank is not None})
+        is_equal = len(value_ranks) == len(bucket.processes) or not ranks
+        texts.append(text if is_equal else f"{advise.few_ranks(ranks)}: {text}")
+    return tuple(texts)
+
+
+def _states(bucket: Bucket) -> tuple[str, ...]:
+    """State and wait channel with their count, as in ``S futex_wait_queue (7)``."""
+    rows = [
+        (f"{state} {channel}".strip(), count)
+        for (state, channel), count in bucket.states.most_common()
+        if state
+    ]
+    return _counted(rows, len(bucket.processes))
+
+
+def _waits_on(bucket: Bucket) -> tuple[str, ...]:
+    rows = [
+        (first if count == 1 else text, count)
+        for text, (count, first) in bucket.waits_on.items()
+        if text
+    ]
+    return _counted(sorted(rows, key=lambda row: -row[1]), len(bucket.processes))
+
+
+#: Maximum texts of a field that a group shows.
+_MAX_SHOWN = 8
+
+
+def _counted(rows: Sequence[tuple[str, int]], total: int) -> tuple[str, ...]:
+    """Each text with its count, where there are several processes."""
+    texts = [f"{text} ({count})" if total > 1 else text for text, count in rows]
+    return (
+        *texts[:_MAX_SHOWN],
+        *([f"{len(texts) - _MAX_SHOWN} more"] if texts[_MAX_SHOWN:] else []),
+    )
+
+
+def _child_rows(bucket: Bucket, table: StackNumbers) -> tuple[ChildProcess, ...]:
+    """The descendants of the ranks, the active ones first, the fewest first."""
+    ordered = []
+    for row in bucket.children.values():
+        singular, words = row.one, row.one if row.count == 1 else row.words
+        waits_on = singular["waits_on"] if row.count == 1 else ""
+        if row.count > 1 and len(row.waits_on) == 1:
+            (waits_on,) = row.waits_on
+        frames = table.frames(sorted(row.stacks)) if row.stacks else ()
+        hint = None
+        if singular["state"][:1] == "D":
+            hint = hints.in_kernel(singular["wait_channel"])
+        hint = hint or hints.find(
+            frames, channel=singular["wait_channel"], waits_on=singular["waits_on"]
+        )
+        child = ChildProcess(
+            singular["kind"], words["command"], row.count, tuple(sorted(row.ranks)),
+            singular["state"],
+            singular["wait_channel"], waits_on, frames, words["error"],
+            hint.text if hint else "",
+        )  # fmt: skip
+        waits = hint is not None and hint.activity == "worker" and not hints.user_frame(frames)
+        ordered.append(((waits, row.count, child.ranks[:1]), child))
+    return tuple(child for _, child in sorted(ordered, key=lambda pair: pair[0]))
+
+
+def _silent_groups(gaps: Mapping[str, Gap]) -> list[Group]:
+    """The nodes without an answer, grouped by reason."""
+    reasons: dict[str, list[str]] = {}
+    for node in sorted(gaps, key=natural):
+        reasons.setdefault(gaps[node].reason.replace(node, "NODE"), []).append(node)
+    return [
+        Group(
+            "no-data",
+            None,
+            (),
+            tuple(nodes),
+            no_stack_reason=reason if len(nodes) > 1 else gaps[nodes[0]].reason,
+        )
+        for reason, nodes in reasons.items()
+    ]
+
+
+def _forks(groups: Sequence[Group]) -> list[int]:
+    """For each group the index of the first frame that it shares with no larger group.
+
+    Of two groups of one size, that with the lower rank counts as larger.
+    """
+    tree: dict[tuple[int, str, str], int] = {}
+    forks = [0] * len(groups)
+    for at in sorted(range(len(groups)), key=lambda at: _largest_first(groups[at])):
+        place = depth = 0
+        for frame in groups[at].frames:
+            place = tree.get((place, frame.function, frame.file), 0)
+            if not place:
+                break
+            depth += 1
+        forks[at] = depth
+        place = 0
+        for frame in groups[at].frames if groups[at].kind == "stack" else ():
+            place = tree.setdefault((place, frame.function, frame.file), len(tree) + 1)
+    return forks
+
+
+def _largest_first(group: Group) -> tuple[bool, int, tuple[int, ...]]:
+    return group.kind != "stack", -group.processes, group.ranks[:1]
+
+
+def _different_code(buckets: Iterable[Bucket], table: StackNumbers) -> list[advise.DifferentCode]:
+    """The files whose lines differ by node in equal calls: see `advise.DifferentCode`."""
+    paths: dict[int, dict[str, set[int]]] = {}
+    ranks: Counter[tuple[int, str]] = Counter()
+    for bucket in buckets:
+        if bucket.kind != "stack" or bucket.verdict == "progressing":
+            continue
+        for node, stacks in bucket.by_node.items():
+            for stack in stacks:
+                paths.setdefault(table.path_of[stack], {}).setdefault(node, set()).add(stack)
+        for process in bucket.processes:
+            ranks[id(bucket), process.node] += 1
+    different: dict[str, advise.DifferentCode] = {}
+    least = min(ranks.values(), default=0)
+    for nodes in paths.values():
+        for difference in advise.different_code(nodes, table.calls, least):
+            different.setdefault(difference.file, difference)
+    return list(different.values())
+
+
+_ROLE_ORDER = {"suspect": 0, None: 1, "victim": 2}
+
+
+def _suspicion(group: Group, everything: int) -> tuple[int, ...]:
+    """The order: suspects before victims; kinds without a stack, unless they are the most;
+    standing before moving groups; then few before many."""
+    size = max(group.processes, len(group.ranks), len(group.nodes))
+    usual = group.kind != "stack" and 2 * size > everything and group.role != "suspect"
+    return (
+        len(_ROLE_ORDER) if usual else _ROLE_ORDER[group.role],
+        KINDS.index(group.kind),
+        # The holder of the lock may be another suspect; a rank that waits in C may wait for one.
+        group.activity in ("native", "file-lock"),
+        group.verdict == "progressing",
+        size,
+        group.ranks[0] if group.ranks else advise.MAX_RANKS,
+        group.fork,
+    )
+
+
+def _read_witnesses(
+    observed: evidence.Evidence, buckets: Sequence[Bucket], count: int
+) -> statements.WitnessReport:
+    """The statements of the witnesses about these processes. Momentary counts say nothing about a
+    job that progresses."""
+    if not observed:
+        return statements.WitnessReport()
+    moving = sum(len(bucket.processes) for bucket in buckets if bucket.verdict == "progressing")
+    processes = (process for bucket in buckets for process in bucket.processes)
+    return witness_reader.read_witnesses(observed, processes, moving=2 * moving > count)
+
+
+def _thread_calls(bucket: Bucket | None, table: StackNumbers) -> frozenset[str]:
+    """The collectives in which further threads of these processes wait."""
+    stacks = bucket.thread_stacks if bucket else ()
+    return frozenset(verdict.call_of(table.calls(stack)) for stack in stacks)
+
+
+def _with_stray_reason(lost: Group, job: TracedJob, jobs: Iterable[TracedJob]) -> Group:
+    """The missing ranks; if they run as another job of the same user, which lacks all the rest,
+    that is the reason."""
+    for other in jobs:
+        if other is job or other.is_claim or other.ranks != set(lost.ranks):
+            continue
+        if other.users & job.users and other.worlds.keys() == job.worlds.keys():
+            nodes = tuple(sorted(other.nodes, key=natural))
+            names = (
+                sanitise(name, evidence.MAX_LINE)
+                for name in (other.name or "another job", job.name)
+            )
+            reason = f"{verdict.OTHER_JOB_START} {', not '.join(names)}"
+            return dataclasses.replace(lost, nodes=nodes, no_stack_reason=reason)
+    return lost
+
+
+def _odd_world(job: TracedJob) -> tuple[tuple[int, ...], str]:
+    """The few ranks with another WORLD_SIZE than most ranks, and that WORLD_SIZE."""
+    if len(job.worlds) < 2:
+        return (), ""
+    by_world = {
+        size: {rank for rank in ranks if rank is not None} for size, ranks in job.worlds.items()
+    }
+    usual = max(by_world, key=lambda size: len(by_world[size]))
+    few = {size: ranks for size, ranks in by_world.items() if size != usual}
+    ranks = set().union(*few.values())
+    if 2 * len(ranks) >= len(job.ranks) or ranks & by_world[usual]:
+        return (), ""
+    sizes = ", ".join(map(str, sorted(few)))
+    return tuple(sorted(ranks)), f"WORLD_SIZE {sizes}, not {usual} as the others"
+
+
+def group(
+    traces: Iterable[Mapping[str, Any]],
+    gaps: Mapping[str, Gap],
+    *,
+    all_threads: bool = False,
+    started: str = "",
+    finished: str = "",
+    complete: bool = True,
+) -> Stacks:
+    """All traces as one document, the most suspicious group first. No trace is kept.
+
+    traces: checked by `trace.read`. Of several jobs the first of `TraceCollector.each_job` is
+        grouped, and the advice names the rest
+    gaps:   node -> why it gave no answer; read after all traces (see `trace.load`)
+    all_threads: group ranks only if their further threads stand at the same places too
+    started, finished: "": the times of the first and the last trace
+    complete: False: no rank counts as missing, because not all nodes were asked
+    """
+    with _garbage_collection_off():
+        reader = TraceCollector(all_threads)
+        for trace in traces:
+            reader.read(trace)
+            reader.evidence.read(trace)
+        return _grouped(reader, gaps, started, finished, complete)
+
+
+def _ranks_by_node(buckets: Iterable[Bucket]) -> dict[str, set[int]]:
+    ranks: dict[str, set[int]] = {}
+    for bucket in buckets:
+        for process in bucket.processes:
+            if process.rank is not None:
+                ranks.setdefault(process.node, set()).add(process.rank)
+    return ranks
+
+
+def _other_jobs(job: TracedJob, other_jobs: Iterable[TracedJob]) -> tuple[OtherJob, ...]:
+    """The jobs that are not shown."""
+    return tuple(
+        OtherJob(
+            other.name,
+            other.user,
+            other.count,
+            other.name == job.name and bool(other.name),
+            tuple(sorted(other.nodes, key=natural)),
+        )
+        for other in other_jobs
+    )
+
+
+def _grouped(
+    reader: TraceCollector, gaps: Mapping[str, Gap], started: str, finished: str, complete: bool
+) -> Stacks:
+    all_gaps = {**gaps, **reader.gaps}
+    order = {node: at for at, node in enumerate(sorted(reader.nodes, key=natural))}
+    jobs = reader.each_job()
+    if not jobs or jobs[0].is_claim:
+        # A process that only claims the job is no rank of it, even where the job has no rank.
+        jobs = [TracedJob(jobs[0].name if jobs else ""), *jobs]
+    job = jobs[0]
+    _set_awaited_ranks(job, reader)
+    buckets = _merged(job.buckets)
+    pairs: list[tuple[Group, Bucket | None]] = [
+        (_group(bucket, reader.stacks, order), bucket) for bucket in buckets
+    ]
+    silent = {node: gap for node, gap in all_gaps.items() if node not in reader.answered}
+    # The WORLD_SIZE of all ranks that have one; None: none, or different ones.
+    world = next(iter(job.worlds)) if len(job.worlds) == 1 else None
+    if world is not None and len(job.ranks) == world:
+        # Every rank was found, so no rank is on these nodes. The gaps name them.
+        silent = {}
+    pairs += [(silent_group, None) for silent_group in _silent_groups(silent)]
+    by_node = _ranks_by_node(buckets)
+    empty = order.keys() - by_node.keys() - silent.keys() - reader.elsewhere
+    without = [node for node in order if node in empty]
+    is_complete = complete and not reader.part
+    lost = advise.missing_ranks(world, by_node, silent, without)
+    unasked = lost.ranks if lost and reader.part else ()
+    lost = _with_stray_reason(lost, job, jobs) if lost and is_complete else None
+    if lost:
+        pairs.append((lost, None))
+    forks = _forks([member for member, _ in pairs])
+    everything = job.count + len(silent) + len(lost.ranks if lost else ())
+    judged = advise.with_roles([member for member, _ in pairs], everything)
+    pairs = [
+        (dataclasses.replace(judged_group, fork=fork), bucket)
+        for judged_group, (_, bucket), fork in zip(judged, pairs, forks, strict=True)
+    ]
+    pairs.sort(key=lambda pair: _suspicion(pair[0], everything))
+    report = _read_witnesses(reader.evidence, buckets, job.count)
+    places = (process for bucket in buckets for process in bucket.processes)
+    decided = verdict.decide(
+        [member for member, _ in pairs],
+        report,
+        places,
+        verdict.OddRanks(*_odd_world(job), unasked, reader.part),
+        [_thread_calls(bucket, reader.stacks) for _, bucket in pairs],
+    )
+    pairs = [(decided.groups[at], pairs[at][1]) for at in decided.order]
+    ranks = [
+        Rank(*process[:7], at, process.note)
+        for at, (_, bucket) in enumerate(pairs)
+        if bucket
+        for process in bucket.processes
+    ]
+    ranks.sort(key=lambda rank: (rank.rank is None, rank.rank or 0, order[rank.node], rank.pid))
+    times = [text for text in reader.started if text]
+    stacks = Stacks(
+        started or min(times, default=""),
+        finished or max(times, default=""),
+        job.name,
+        world,
+        tuple(member for member, _ in pairs),
+        tuple(ranks),
+        node_gaps(all_gaps),
+        (),
+        complete,
+        ", ".join(sorted(job.users - {""}, key=natural)),
+        _other_jobs(job, jobs[1:]),
+        decided.verdict if ranks else None,
+        report.witnesses,
+    )
+    return advise.with_advice(
+        stacks,
+        {size: len(ranks) for size, ranks in job.worlds.items()},
+        reader.instead,
+        _different_code(buckets, reader.stacks),
+        by_witness=decided.by_witness,
+        disputed=not job.slurm
+        and not all(other_job.is_claim for other_job in jobs[1:] if other_job.name == job.name),
+    )

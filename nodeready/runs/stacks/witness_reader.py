@@ -1,0 +1,320 @@
+"""Reads the witnesses of a job: the flight recorder, logs, RAS, GPUs, network and kernel."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from nodeready.agent.witnesses.kernel_log import KernelMessage
+from nodeready.agent.witnesses.nccl_errors import CAUSE, LOST_PEER, NOTE
+from nodeready.core.text import counted
+from nodeready.runs import nccl
+from nodeready.runs.nccl import PlacedRank
+from nodeready.runs.stacks.collective_lag import CollectiveReader
+from nodeready.runs.stacks.evidence import MAX_LINE, Evidence, KeptLog
+from nodeready.runs.stacks.statements import MAX_NAME, RankPlace, WitnessReport, ranks_of
+from nodeready.subjects.environment_rules import EnvironmentFinding, RankEnvironment, judge
+from nodeready.subjects.gpus import xids
+
+
+class WitnessReader(CollectiveReader):
+    """Reads the reports of all witnesses."""
+
+    def own_logs(self, logs: Mapping[int, KeptLog]) -> None:
+        """Errors at the end of a rank's log; few logs that ended long before the rest."""
+        errors = {rank: log.error for rank, log in logs.items() if log.error}
+        first = {rank: error for rank, error in errors.items() if not _CONSEQUENCE.search(error)}
+        for rank, error in errors.items():
+            # An error caused by the end of another rank says nothing about this one.
+            weight = 1 if rank in first or not first else 0
+            self.add_statement("logs", f"its log ends in an error: {error}", [rank], weight=weight)
+        self.report.raised = first
+        if len(logs) < 4 or self.moving:
+            return
+        shapes = {rank: _NUMBERS.sub("0", log.last) for rank, log in logs.items() if log.last}
+        usual, count = Counter(shapes.values()).most_common(1)[0] if shapes else ("", 0)
+        if 4 * count >= 3 * len(logs):
+            for rank, shape in shapes.items():
+                if shape != usual:
+                    self.report.last[rank] = logs[rank].last
+                    text = f"its last line is unlike the others': {logs[rank].last}"
+                    self.add_statement("logs", text, [rank])
+        order = sorted(logs, key=lambda rank: -logs[rank].age_s)
+        few = max(1, len(order) // 8)
+        ages = [logs[rank].age_s for rank in order]
+        gaps = [age - next_age for age, next_age in itertools.pairwise(ages[: few + 1])]
+        at = max(range(len(gaps)), key=gaps.__getitem__)
+        # The remaining logs must stop together; otherwise ranks write at irregular times.
+        if gaps[at] >= _SILENT_S and ages[at + 1] - ages[-1] <= gaps[at] / 2:
+            text = f"wrote last {gaps[at]} s before the others"
+            self.add_statement("logs", text, order[: at + 1], weight=1)
+
+    def nccl(self) -> None:
+        """Read what NCCL says in the logs: the ranks that differ from their peers, and errors."""
+        values = self.evidence.nccl.all
+        placed = [
+            PlacedRank(place.node, place.rank, values[log.nccl])
+            for place in self.places
+            if place.rank in self.all_ranks
+            and (log := self.evidence.logs.get(place[:2]))
+            and log.nccl >= 0
+        ]
+        for difference in nccl.differences(placed):
+            weight = 1 if difference.fact in _NCCL_SIGNS and not self.moving else 0
+            self.add_statement("logs", f"NCCL: {difference.line}", difference.ranks, weight=weight)
+        for error in nccl.fold_errors(placed):
+            role, key = error.meaning.role, error.meaning.key
+            # The reports of the watchdog and of gloo have the lost peers.
+            if role != NOTE and key not in LOST_PEER:
+                # A lost peer says nothing against the rank that lost it.
+                weight = 1 if role == CAUSE and not self.moving else 0
+                peer = f" (peer {error.peers[0]})" if error.peers else ""
+                step = f"; {error.meaning.step}" if role == CAUSE else ""
+                text = f"NCCL: {error.meaning.meaning}{peer}{step} [{key}]"
+                self.add_statement("logs", text, error.ranks, weight=weight)
+
+    # --- GPUs, ports, the kernel.
+
+    def gpus(self) -> None:
+        heads = self.evidence.gpu_heads.all
+        spins: list[int] = []
+        works: set[int] = set()
+        idle: list[int] = []
+        for node in self.nodes:
+            absent, devices = self.evidence.gpus.get(node, ("", ()))
+            if absent:
+                self.absent["gpu"].setdefault(absent, []).append(node)
+            for device in devices:
+                head = heads[device.head]
+                ranks = [
+                    rank
+                    for pid in device.pids
+                    if (rank := self.rank_of.get((node, pid))) is not None
+                ]
+                for xid in head.xids:
+                    self._xid("gpu", xid, node, ranks)
+                # A GPU on which only other processes compute belongs to another job.
+                if head.throttle and (ranks or not device.pids):
+                    reason = ", ".join(head.throttle)[:MAX_LINE]
+                    text = f"the hardware slows a GPU down: {reason}"
+                    self.add_statement("gpu", text, ranks, [node], weight=1)
+                if device.sm is None or not ranks:
+                    continue
+                low = not device.power or not head.limit_w or device.power <= 0.6 * head.limit_w
+                if device.sm >= 90 and (device.memory or 0) <= 5 and low:
+                    spins += ranks
+                elif device.sm <= 5:
+                    idle += ranks
+                elif device.sm >= 50:
+                    works.update(ranks)
+        if spins:
+            text = "SM busy, memory idle, low power: a kernel that spins in a collective"
+            self.add_statement("gpu", text, spins, weight=1, against=True)
+        few = max(1, len(spins) // 3)
+        if idle and len(idle) <= few and spins:
+            text = f"its GPU is idle while those of {ranks_of(spins)} spin in a collective"
+            self.add_statement("gpu", text, idle, weight=1)
+        elif idle:
+            self.add_statement("gpu", "its GPU is idle", idle)
+        if works and len(works) <= few and spins:
+            text = f"its GPU computes while those of {ranks_of(spins)} spin in a collective"
+            self.add_statement("gpu", text, works, weight=1)
+        elif works:
+            self.add_statement("gpu", GPU_COMPUTES, works)
+
+    def _xid(self, name: str, code: int, node: str, ranks: Sequence[int], when: str = "") -> None:
+        xid = xids.XIDS.get(code)
+        meaning = xid.meaning if xid else "unknown"
+        action = xid.action if xid else xids.MONITOR
+        grave = action in (xids.ISOLATE, xids.REBOOT, xids.RESET)
+        weight = 2 if grave else 1 if action == xids.APPLICATION else 0
+        text = f"Xid {code} {meaning}{when} ({action})"
+        self.add_statement(name, text, ranks, [node], weight=weight)
+
+    def network(self) -> None:
+        ports = self.evidence.ports.all
+        total, is_measured = 0.0, False
+        quiet: dict[str, list[str]] = defaultdict(list)
+        states: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        rates: dict[str, dict[float, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for node in self.nodes:
+            network = self.evidence.networks.get(node)
+            if network is None:
+                continue
+            if network.absent:
+                self.absent["network"].setdefault(network.absent, []).append(node)
+                continue
+            rdma = any(ports[at].kind in _RDMA for at, _ in network.ports)
+            carry, silent = 0, []
+            for at, moved in network.ports:
+                port = ports[at]
+                states[port.name[:MAX_NAME]][port.state[:MAX_NAME]].append(node)
+                if port.gbps and port.state == "up":
+                    rates[port.name[:MAX_NAME]][port.gbps].append(node)
+                if port.errors:
+                    rose = ", ".join(f"{name[:MAX_NAME]} +{by}" for name, by in port.errors[:4])
+                    fatal = any("link_downed" in name for name, _ in port.errors)
+                    text = f"errors of {port.name[:MAX_NAME]} rise: {rose}"
+                    self.add_statement("network", text, nodes=[node], weight=2 if fatal else 1)
+                if port.state != "up" or (rdma and port.kind not in _RDMA):
+                    continue
+                carry += moved
+                silent += [port.name[:MAX_NAME]] if not moved else []
+            if network.seconds > 0 and network.ports:
+                is_measured = True
+                total += carry / network.seconds
+                if silent:
+                    names = ", ".join(silent[:8])
+                    quiet[f"no bytes on {names} in {network.seconds:.0f} s"].append(node)
+                elif carry / network.seconds >= MOVING_BYTES_PER_S:
+                    text = f"bytes move on its {'RDMA ' if rdma else ''}ports"
+                    self.add_statement("network", text, nodes=[node])
+        for text, nodes in quiet.items():
+            self.add_statement("network", text, nodes=nodes)
+        self._port_differences(states, rates)
+        # Ranks of one node communicate by its memory; its ports carry other traffic.
+        if is_measured and len(self.nodes) > 1:
+            self.report.bytes_per_s = total
+
+    def _port_differences(
+        self,
+        states: Mapping[str, dict[str, list[str]]],
+        rates: Mapping[str, Mapping[float, list[str]]],
+    ) -> None:
+        """Note the ports that are down, or slower, on a minority of the nodes.
+
+        states, rates: name of a port -> its state, or its Gb/s -> the nodes with it
+        """
+        for name, by_state in states.items():
+            up = len(by_state.pop("up", []))
+            for state, nodes in by_state.items():
+                # A port that is down nearly everywhere is not connected.
+                if up > len(nodes):
+                    text = f"port {name} is {state}, and up on {counted(up, 'other node')}"
+                    self.add_statement("network", text, nodes=nodes, weight=1)
+        for name, by_rate in rates.items():
+            usual = max(by_rate, key=lambda rate: (len(by_rate[rate]), rate))
+            for rate, nodes in by_rate.items():
+                if rate < usual and len(nodes) < len(by_rate[usual]):
+                    peers = counted(len(by_rate[usual]), "other node")
+                    text = f"port {name} runs at {rate:g} Gb/s, and at {usual:g} on {peers}"
+                    self.add_statement("network", text, nodes=nodes, weight=1)
+
+    def kernel(self) -> None:
+        logs = self.evidence.kernel_logs.all
+        for node, number in self.evidence.kernels.items():
+            log = logs[number]
+            if log.absent and node in self.ranks_of_node:
+                self.absent["kernel"].setdefault(log.absent, []).append(node)
+            for message in log.messages:
+                self._message(message, node)
+
+    def _message(self, message: KernelMessage, node: str) -> None:
+        rank = self.rank_of.get((node, message.pid)) if message.pid else None
+        ranks = [rank] if rank is not None else []
+        when = f" {age_text(message.ago_s)} ago"
+        code = _XID.search(message.text) if message.kind == "xid" else None
+        if code:
+            self._xid("kernel", int(code[1]), node, ranks, when)
+            return
+        words = _MESSAGES.get(message.kind, message.kind[:MAX_NAME])
+        named = f" (pid {message.pid})" if message.pid else ""
+        weight = 2 if message.kind == "oom" or ranks else 1
+        if message.kind == "memory" and not ranks:
+            weight = 0
+        text = f"{words}{named}{when}: {message.text[:MAX_LINE]}"
+        self.add_statement("kernel", text, ranks, [node], weight=weight)
+
+    # --- The environment.
+
+    def environment(self) -> None:
+        for place in self.places:
+            number = self.evidence.environments.get((place.node, place.pid))
+            absent = self.evidence.rank_variables.all[number].absent if number is not None else ""
+            if absent:
+                self.absent["environment"].setdefault(absent, []).append(place)
+        findings = judge_environments(self.evidence, self.places)
+        for finding in findings:
+            text = f"{finding.text}; {finding.advice}"
+            self.add_statement(
+                "environment", text, finding.ranks, finding.nodes, weight=finding.weight
+            )
+        self.report.environment = tuple(finding for finding in findings if finding.weight > 1)
+
+
+#: Minimum seconds that a log must have ended before the rest to be reported.
+_SILENT_S = 60
+#: Bytes per second of all ports above which the job moves data: heartbeats and ssh are below.
+MOVING_BYTES_PER_S = 1e6
+_RDMA = ("infiniband", "roce")
+#: Statement about a working GPU.
+GPU_COMPUTES = "its GPU computes"
+#: Errors caused by the end of another rank: connections of gloo and NCCL, the launcher's signal.
+_CONSEQUENCE = re.compile(
+    r"(?i)connection (?:closed|reset|refused|was)|broken pipe|reset by peer"
+    r"|remote (?:process|peer)|abort|SIGTERM|Signal(?:s\.SIGTERM)? 15|ChildFailedError"
+    r"|timed? ?out|failed on Socket"
+    r"|NCCL error|ncclRemoteError|EOFError|end of file"
+)
+#: The differences between ranks that are a sign.
+_NCCL_SIGNS = ("network", "gdr", "state", "completed", "version")
+_NUMBERS = re.compile(r"\d+(?:\.\d+)?")
+_XID = re.compile(r"\bXid\b\s*(?:\([^)]*\))?:\s*(\d{1,4})\b")
+_MESSAGES = {
+    "oom": "killed for memory", "xid": "Xid", "link": "link",
+    "filesystem": "file system", "hung": "hung in the kernel", "memory": "memory error",
+    "segfault": "crashed",
+}  # fmt: skip
+
+
+def age_text(seconds: int) -> str:
+    """A duration, as in ``40 s``, ``12 min``, ``3 h``."""
+    if seconds < 120:
+        return f"{seconds} s"
+    return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
+
+
+def judge_environments(
+    evidence: Evidence, places: Iterable[RankPlace]
+) -> tuple[EnvironmentFinding, ...]:
+    """What is wrong with the environment of these ranks."""
+    variables = [dict(read.variables) for read in evidence.rank_variables.all]
+    ranks = []
+    for place in places:
+        number = evidence.environments.get((place.node, place.pid))
+        read = evidence.rank_variables.all[number] if number is not None else None
+        if number is not None and read is not None and not read.absent:
+            own = (place.rank, place.local_rank, read.cpus, read.contained)
+            ranks.append(RankEnvironment(place.node, variables[number], *own))
+    nodes = dict.fromkeys(rank.node for rank in ranks)
+    facts = {node: evidence.environment_facts[node] for node in nodes
+             if node in evidence.environment_facts}  # fmt: skip
+    versions = {node_facts.nccl for node_facts in facts.values()}
+    unknown = "" if "" in versions or not versions else None
+    nccl = min(filter(None, versions), default=unknown)
+    return judge(ranks, facts, nccl=nccl)
+
+
+def read_witnesses(evidence: Evidence, places: Iterable[Any], moving: bool) -> WitnessReport:
+    """The reports of all witnesses on the job with these processes (node, pid, rank)."""
+    if not evidence:
+        return WitnessReport()
+    reader = WitnessReader(evidence, [RankPlace(*place[:4]) for place in places], moving)
+    reader.recorder()
+    reader.logs()
+    reader.nccl()
+    reader.ras()
+    reader.gpus()
+    reader.network()
+    reader.kernel()
+    reader.environment()
+    answers = {
+        "logs": evidence.logs, "flight_recorder": evidence.recordings, "nccl_ras": evidence.ras,
+        "gpu": evidence.gpus, "network": evidence.networks, "kernel": evidence.kernels,
+        "environment": evidence.environments,
+    }  # fmt: skip
+    reader.report.witnesses = reader.witnesses(name for name, answer in answers.items() if answer)
+    return reader.report
