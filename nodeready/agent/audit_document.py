@@ -291,6 +291,21 @@ def slots(snapshot: Snapshot | None) -> int:
 # --- The exit codes of both documents.
 
 
+def nagios_code(audit: Audit) -> int:
+    """The exit code of an audit in Nagios's format.
+
+    2 when a check failed or a node could not be reached; else 3 when something could not be
+    observed, a node could not be probed, or the audit is partial or empty; else 1 for a warning.
+    Unknown outranks a warning, because it may hide a failure.
+    """
+    counts, results = audit.summary["nodes"], audit.summary["results"]
+    if results["fail"] or counts[UNREACHABLE]:
+        return 2
+    if results["unknown"] or counts[FAILED] or not audit.complete or not audit.nodes:
+        return 3
+    return 1 if results["warn"] else 0
+
+
 def audit_code(audit: Audit, fail_on: str = "fail") -> int:
     """The exit code of an audit; ``fail_on="warn"``: a warning or an outlier fails too."""
     results = audit.summary["results"]

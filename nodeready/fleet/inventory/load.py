@@ -105,7 +105,7 @@ def load(
     data:       overrides the data of every host (``--data``, ``--ssh-user``)
     group_data: further folders of group data, after ``cwd``'s and the inventory file's own
     cwd:        where ``group_data`` is looked for; the current directory by default
-    trusted:    take files that other users could have written; see `nodeready.fleet.inventory.trust`
+    trusted:    take files that other users could have written; see `inventory.trust`
     Raises InventoryError, one line that says what to do, also when no node is left.
     """
     directory = Path(cwd) if cwd is not None else Path.cwd()

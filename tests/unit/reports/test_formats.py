@@ -9,12 +9,12 @@ import pytest
 import xmlschema
 from prometheus_client.parser import text_string_to_metric_families
 
-from nodeready.agent.audit_document import Audit, audit_code, reasons
+from nodeready.agent.audit_document import Audit, audit_code, nagios_code, reasons
+from nodeready.agent.audit_document import nagios_code
 from nodeready.agent.verdict import listed_fields
 from nodeready.core.result import fail
 from nodeready.core.text import sanitise
 from nodeready.reports import json_report, junit, nagios, prometheus
-from nodeready.reports.nagios import nagios_code
 from nodeready.reports.registry import Options, find_format
 from tests.builders.fleets import Ptrace, audit, crowd, fleet, node, outcomes
 from tests.unit.reports.test_golden import FORMATS, text_of
