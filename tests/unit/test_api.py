@@ -73,19 +73,6 @@ def test_a_value_is_never_an_option(values, words):
     assert " ".join(api._words("audit", **values)) == f"audit --format=json {words}"
 
 
-def test_the_functions_stay_after_the_import_of_the_packages_of_their_names(tmp_path):
-    text = (
-        "from nodeready.agent.audit_document import Audit, NodeReport; import nodeready\n"
-        "from nodeready.runs.deploy.document import Deploy; from nodeready.runs.ready import job_env\n"
-        "from nodeready.runs.audit import document\n"
-        f"for name in {COMMANDS}: assert callable(getattr(nodeready, name)), name\n"
-        "from nodeready import *; assert document.Audit is Audit and callable(audit)\n"
-        "assert not hasattr(nodeready, 'nosuch')\n"
-    )
-    done = run(text, tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
 def test_a_document_comes_and_the_callers_process_stays_as_it_was(tmp_path):
     # Another file of the caller's, which is no module of the command's.
     (tmp_path / "click.py").write_text("1/0\n")

@@ -26,7 +26,7 @@ IMPORTS = {
     for module, path in FILES.items()
 }
 #: The program of a node does not import these: they fold the names of many nodes.
-NEVER_ON_A_NODE = {"inventory.nodeset"}
+NEVER_ON_A_NODE = {"fleet.inventory.nodeset"}
 
 
 house = cache(draw_house.read)
@@ -70,7 +70,7 @@ def reached(starts: set[str]) -> set[str]:
     return found
 
 
-ON_A_NODE = sorted(reached({name for name in FILES if room_of(name) in ("healthcheck", "node")}))
+ON_A_NODE = sorted(reached({name for name in FILES if room_of(name) == "agent"}))
 
 
 def test_a_room_imports_only_rooms_above_it():
@@ -79,15 +79,10 @@ def test_a_room_imports_only_rooms_above_it():
     assert set(rooms) == set(ROOMS)
 
 
-def test_the_gates_and_what_pyinfra_users_import_are_modules_at_the_root():
+def test_only_what_pyinfra_and_python_users_import_are_modules_at_the_root():
     modules = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
-    gates, public = (
-        {"shell", "text", "files", "exit_codes"},
-        {"nodesets", "facts", "deploys", "api"},
-    )
-    assert ({*list(ROOMS)[:4]}, {*list(ROOMS)[-4:]}) == (gates, public)
-    assert modules == gates | public
-    assert not {target for _, target in crossings(*ROOMS) if room_of(target) in public}
+    assert modules == {*list(ROOMS)[-4:]}
+    assert not {target for _, target in crossings(*ROOMS) if room_of(target) in modules}
 
 
 def test_no_modules_import_each_other_when_they_are_loaded():
@@ -101,23 +96,14 @@ def test_only_its_command_imports_the_lab():
     }
 
 
-def test_audit_deploy_ready_and_triage_do_not_know_each_other():
-    """But ready builds on the audit's document."""
-    four = {"audit", "deploy", "ready", "triage"}
-    pairs = {pair for pair in crossings(*four) if room_of(pair[1]) in four}
-    assert {
-        pair for pair in pairs if (room_of(pair[0]), pair[1]) != ("ready", "audit.document")
-    } == (set())
-
-
-def test_reports_import_no_transport():
-    assert not {pair for pair in crossings("reports") if room_of(pair[1]) == "transport"}
+def test_reports_ask_no_node():
+    assert not {pair for pair in crossings("reports") if pair[1].startswith("fleet.transport")}
     for path in (PACKAGE / "reports").rglob("*.py"):
         assert not packages(path) & {"pyinfra", "paramiko", "gevent", "subprocess"}, path
 
 
-def test_policy_and_subjects_import_only_the_standard_library():
-    for room in ("policy", "subjects"):
+def test_core_and_subjects_import_only_the_standard_library():
+    for room in ("core", "subjects"):
         for path in (PACKAGE / room).rglob("*.py"):
             other = packages(path) - sys.stdlib_module_names - {"nodeready"}
             # On the control machine alone: a deploy's files.
@@ -128,16 +114,16 @@ def test_policy_and_subjects_import_only_the_standard_library():
 def test_what_judges_nodes_looks_up_no_name_of_this_machine():
     """The audit hook of tests/machine_reads.py does not see pwd, grp and locale."""
     names = {"socket", "pwd", "grp", "locale", "mimetypes", "platform", "zoneinfo"}
-    for room in ("subjects", "audit", "ready", "smoke", "triage", "memory", "reports"):
-        for path in (PACKAGE / room).rglob("*.py"):
+    for room in ("subjects", "runs", "reports"):
+        for path in {*(PACKAGE / room).rglob("*.py")} - {*(PACKAGE / "runs/deploy").iterdir()}:
             assert not packages(path) & names, path
 
 
 def test_an_operation_imports_only_checks_and_plans():
-    may = {"deploy", "operations", "policy", "shell", "subjects"}
+    may = {"core", "operations", "runs", "subjects"}
     for path in OPERATIONS.glob("*.py"):
         pairs = draw_house.imported(path, {**FILES, "operations": OPERATIONS})
-        modules = {name for name, _ in pairs} - {"transport.bundle"}
+        modules = {name for name, _ in pairs} - {"fleet.transport.bundle"}
         assert {room_of(name) for name in modules} <= may, path
         assert packages(path) <= {*sys.stdlib_module_names, "nodeready"}, path
 

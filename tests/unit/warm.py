@@ -34,7 +34,7 @@ from gevent.monkey import get_original
 for name in {_MODULES}:
     importlib.import_module("nodeready.cli." + name)
 # What those import when they are at it.
-for name in ("cli.screen", "inventory.load", "transport.ssh", "subjects.gate.files"):
+for name in ("cli.screen", "fleet.inventory.load", "fleet.transport.ssh", "subjects.gate.files"):
     importlib.import_module("nodeready." + name)
 waitpid = get_original("os", "waitpid")
 asked = socket.socket(fileno=int(sys.argv[1]))
