@@ -7,12 +7,15 @@ function or for types.
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
 import draw_house
+import pytest
 
+from nodeready.agent import payload
 from nodeready.fleet.transport import bundle
 from tests.paths import PACKAGE, ROOT
 from tests.rooms import ROOMS
@@ -138,6 +141,18 @@ def test_a_module_of_the_node_is_python_3_9_of_the_standard_library():
     for module in {*ON_A_NODE} | sent:
         ast.parse(FILES[module].read_text(), feature_version=(3, 9))
         assert packages(FILES[module]) <= {*sys.stdlib_module_names, "nodeready"}, module
+
+
+def test_the_oldest_python_imports_every_module_of_the_node(pythons):
+    """Without a site's packages; `X = int | None` passes every linter and ends Python 3.9."""
+    oldest = min(version for version in pythons if version >= payload.OLDEST_PYTHON)
+    if oldest != payload.OLDEST_PYTHON:
+        pytest.skip(f"the oldest Python here is {'.'.join(map(str, oldest))}")
+    modules = {*ON_A_NODE} | {name.partition(".")[2] for name in bundle.modules()} & FILES.keys()
+    code = "import importlib, sys; [*map(importlib.import_module, sys.argv[1:])]"
+    words = [pythons[oldest], "-S", "-B", "-c", code, *(f"nodeready.{name}" for name in modules)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_no_shell_is_started_with_a_string():
