@@ -27,7 +27,14 @@ from nodeready.agent.asking import (
     once,
     request,
 )
-from nodeready.agent.audit_document import Audit, NodeReport, Ready, audit_code, nagios_code, ready_code
+from nodeready.agent.audit_document import (
+    Audit,
+    NodeReport,
+    Ready,
+    audit_code,
+    nagios_code,
+    ready_code,
+)
 from nodeready.agent.local import Local
 from nodeready.agent.snapshots import snapshot_question
 from nodeready.core.fleet import FleetFacts

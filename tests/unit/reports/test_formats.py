@@ -10,7 +10,6 @@ import xmlschema
 from prometheus_client.parser import text_string_to_metric_families
 
 from nodeready.agent.audit_document import Audit, audit_code, nagios_code, reasons
-from nodeready.agent.audit_document import nagios_code
 from nodeready.agent.verdict import listed_fields
 from nodeready.core.result import fail
 from nodeready.core.text import sanitise
