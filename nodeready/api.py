@@ -66,35 +66,22 @@ class Error(Exception):
 
 
 class ConnectionOptions(TypedDict, total=False):
-    """Options of all functions: the nodes and how they are reached (docs/options.md).
+    """Options of all functions: the nodes and how they are reached (docs/options.md)."""
 
-    limit:           only these nodes: ``gpu[001-004]``, a group, a glob, ``@last-failed``
-    sudo:            become root with sudo on the nodes
-    trust_inventory: run inventories and group_data that other users can write
-    ssh_user:        log in as this user
-    ssh_key:         log in with this key
-    """
-
-    limit: Words
-    sudo: bool
-    trust_inventory: bool
-    ssh_user: str
-    ssh_key: Path
+    limit: Words  # only these nodes: ``gpu[001-004]``, a group, a glob, ``@last-failed``
+    sudo: bool  # become root with sudo on the nodes
+    trust_inventory: bool  # run inventories and group_data that other users can write
+    ssh_user: str  # log in as this user
+    ssh_key: Path  # log in with this key
 
 
 class TransportOptions(ConnectionOptions, total=False):
-    """Options of the functions that only read from nodes.
+    """Options of the functions that only read from nodes."""
 
-    via:           ``ssh`` (the default), ``srun``, ``clush`` or ``auto``
-    salloc:        with srun: further options for salloc
-    topology:      with clush: path of topology.conf
-    ssh_processes: with ssh: number of processes that share the connections
-    """
-
-    via: str
-    salloc: str
-    topology: Path
-    ssh_processes: int
+    via: str  # ``ssh`` (the default), ``srun``, ``clush`` or ``auto``
+    salloc: str  # with srun: further options for salloc
+    topology: Path  # with clush: path of topology.conf
+    ssh_processes: int  # with ssh: number of processes that share the connections
 
 
 def audit(

@@ -54,40 +54,27 @@ class TransportUnavailable(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """What one node is asked to do.
+    """What one node is asked to do."""
 
-    node:    its name
-    script:  a POSIX sh text
-    limit_s: seconds that the script has on the node, where `timeout -k` ends it
-    payload: what the script finds at its file descriptor 3; None: nothing
-    mark:    the text with which the answer begins, after a login's output; "": unknown
-    max_bytes: of the answer; a node that prints more has failed
-    reads:   it only reads: it may be sent again after a lost connection
-    """
-
-    node: str
-    script: str
-    limit_s: int
-    payload: str | None = None
-    mark: str = ""
-    max_bytes: int = ANSWER_BYTES
-    reads: bool = False
+    node: str  # its name
+    script: str  # a POSIX sh text
+    limit_s: int  # seconds that the script has on the node, where `timeout -k` ends it
+    payload: str | None = None  # what the script finds at its file descriptor 3; None: nothing
+    mark: str = ""  # the text with which the answer begins, after a login's output; "": unknown
+    max_bytes: int = ANSWER_BYTES  # of the answer; a node that prints more has failed
+    reads: bool = False  # it only reads: it may be sent again after a lost connection
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A node's answer to one request.
+    """A node's answer to one request."""
 
-    stdout, stderr: the script's output, decoded without loss; with a gap, the output until then
-    seconds: from the question to the answer, including a new connection
-    rc:      the script's exit status; None: a signal ended it
-    gap:     why the script did not end, as far as is known; None: it ended by itself
-    """
-
+    # the script's output, decoded without loss; with a gap, the output until then
     stdout: str = ""
-    stderr: str = ""
-    seconds: float = 0.0
-    rc: int | None = 0
+    stderr: str = ""  # likewise
+    seconds: float = 0.0  # from the question to the answer, including a new connection
+    rc: int | None = 0  # the script's exit status; None: a signal ended it
+    # why the script did not end, as far as is known; None: it ended by itself
     gap: Gap | None = None
 
     @property
@@ -231,12 +218,9 @@ def bug_text(error: Exception) -> str:
 
 
 class NodeChannel(ABC):
-    """Exchanges lines with a running script on a node; see `line_channel.LineChannel`.
+    """Exchanges lines with a running script on a node; see `line_channel.LineChannel`."""
 
-    error: what ended the script, one line; "" while it runs
-    """
-
-    error: str
+    error: str  # what ended the script, one line; "" while it runs
 
     @abstractmethod
     def send_line(self, line: str) -> None: ...
@@ -249,27 +233,23 @@ class NodeChannel(ABC):
 
 
 class SshPeer(NamedTuple):
-    """A node's sshd, as a connection saw it.
+    """A node's sshd, as a connection saw it."""
 
-    address: the node's, as the control machine sees it; "": unknown, behind another machine or at
-             another port
-    key:     the host key that sshd proved to have, ``type base64``
-    """
-
+    # the node's, as the control machine sees it; "": unknown, behind another machine or at another
+    # port
     address: str
-    key: str
+    key: str  # the host key that sshd proved to have, ``type base64``
 
 
 class Transport(ABC):
     """Asks nodes. Use as a context manager: leaving it disconnects.
 
-    nodes:       their names
     run:         a word for this run; ``tag`` marks its processes on the nodes
     interrupted: the user has interrupted the run, and what ran on the nodes was ended
     one_text:    it sends one text to many nodes at once, so that they share a ``nonce``
     """
 
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # their names
     one_text = False
     _nonce = ""
 

@@ -36,29 +36,25 @@ _Facts = Annotated[dict[str, _Observation], {"propertyNames": {"pattern": "^[a-z
 
 @dataclass(frozen=True)
 class NodeReport:
-    """One node of an audit.
-
-    status:  the worst of its results; unreachable: it was not reached, or the connection was lost;
-             failed: it could not be probed for another reason
-    seconds: wall time of its probe, connection included; 0: there was none
-    gap:     why it could not be probed; None: it was probed
-    groups:  of the inventory that it is in
-    age_s:   of a recorded verdict, by the clock of the machine that collected it; None: the node
-             was probed, or has no verdict
-    read_facts: gives the facts as text of the run's format, where a worker made that text
-    """
+    """One node of an audit."""
 
     JSON: ClassVar = ("name", "status", "seconds", "age_s?", "facts", "results")
     JSON_KEYS: ClassVar = {"age_s": "age_seconds"}
 
     name: Name
+    # the worst of its results; unreachable: it was not reached, or the connection was lost;
+    # failed: it could not be probed for another reason
     status: Annotated[str, {"enum": NODE_STATUSES}]
+    # wall time of its probe, connection included; 0: there was none
     seconds: Annotated[float, {"minimum": 0}] = 0.0
-    gap: Gap | None = None
-    groups: tuple[str, ...] = ()
+    gap: Gap | None = None  # why it could not be probed; None: it was probed
+    groups: tuple[str, ...] = ()  # of the inventory that it is in
     results: tuple[Result, ...] = ()
     snapshot: Snapshot | None = field(default=None, repr=False)
+    # of a recorded verdict, by the clock of the machine that collected it; None: the node was
+    # probed, or has no verdict
     age_s: float | None = None
+    # gives the facts as text of the run's format, where a worker made that text
     read_facts: Callable[[], str] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -104,52 +100,34 @@ class NodeReport:
 
 @dataclass(frozen=True)
 class Outlier:
-    """One fact in which some nodes of a group differ from most of it.
+    """One fact in which some nodes of a group differ from most of it."""
 
-    fact:     ``SUBJECT.NAME``, e.g. ``gpus.driver``
-    group:    the group of the inventory in which the nodes were compared
-    majority: the value that most of them have; None: there is no such thing on the node
-    count:    the number of nodes that have it
-    nodes:    who differs -> their value
-    """
-
-    fact: Name
-    group: str
-    majority: Any
-    count: Positive
-    nodes: Annotated[Mapping[str, Any], {"minProperties": 1}]
+    fact: Name  # ``SUBJECT.NAME``, e.g. ``gpus.driver``
+    group: str  # the group of the inventory in which the nodes were compared
+    majority: Any  # the value that most of them have; None: there is no such thing on the node
+    count: Positive  # the number of nodes that have it
+    nodes: Annotated[Mapping[str, Any], {"minProperties": 1}]  # who differs -> their value
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """The source of the verdicts that the nodes gave themselves, when no node was probed.
+    """The source of the verdicts that the nodes gave themselves, when no node was probed."""
 
-    source:   the directory
-    texts:    true: the results have their texts
-    believed: nodes with a verdict that is believed
-    stale:    nodes whose verdict is too old, or from the future
-    missing:  nodes without a verdict
-    newest_s, oldest_s: ages of the believed verdicts; None: without any
-    """
-
-    source: str
-    texts: bool
-    believed: Count
-    stale: Count
-    missing: Count
+    source: str  # the directory
+    texts: bool  # true: the results have their texts
+    believed: Count  # nodes with a verdict that is believed
+    stale: Count  # nodes whose verdict is too old, or from the future
+    missing: Count  # nodes without a verdict
+    # ages of the believed verdicts; None: without any
     newest_s: Annotated[float | None, {"minimum": 0}]
-    oldest_s: Annotated[float | None, {"minimum": 0}]
+    oldest_s: Annotated[float | None, {"minimum": 0}]  # likewise
 
 
 class AuditSummary(TypedDict):
-    """Counts.
+    """Counts."""
 
-    nodes:   nodes by status
-    results: results by status
-    """
-
-    nodes: Annotated[dict[str, Count], {"keys": NODE_STATUSES}]
-    results: Annotated[dict[str, Count], {"keys": STATUSES}]
+    nodes: Annotated[dict[str, Count], {"keys": NODE_STATUSES}]  # nodes by status
+    results: Annotated[dict[str, Count], {"keys": STATUSES}]  # results by status
 
 
 @dataclass(frozen=True)
@@ -157,14 +135,7 @@ class Audit:
     """The document of `nodeready audit`. Text is one line without control characters; bytes that
     are no UTF-8 stand in it as \\xNN. Units are in the names of fields.
 
-    started:       when the audit began, UTC
-    finished:      when it ended, UTC
-    policy_digest: of the nodes' policies: equal digests, equal expectations
-    complete:      False when it was interrupted: some nodes were not probed
     gaps:          the nodes that were not probed, each with the reason
-    recorded:      the source of the verdicts, of an audit of recorded verdicts; None: the nodes
-                   were probed
-    outliers:      facts in which some nodes differ from most of their group
     """
 
     SCHEMA: ClassVar = "audit"
@@ -174,12 +145,14 @@ class Audit:
         *("gaps", "nodes", "outliers", "summary"),
     )
 
-    started: Moment
-    finished: Moment
+    started: Moment  # when the audit began, UTC
+    finished: Moment  # when it ended, UTC
+    # of the nodes' policies: equal digests, equal expectations
     policy_digest: Annotated[str, {"pattern": "^[0-9a-f]*$"}]
     nodes: Sequence[NodeReport]
-    outliers: tuple[Outlier, ...] = ()
-    complete: bool = True
+    outliers: tuple[Outlier, ...] = ()  # facts in which some nodes differ from most of their group
+    complete: bool = True  # False when it was interrupted: some nodes were not probed
+    # the source of the verdicts, of an audit of recorded verdicts; None: the nodes were probed
     recorded: Recorded | None = None
 
     @cached_property
@@ -237,9 +210,6 @@ def _line(result: Result) -> str:
 class Ready:
     """The document of `nodeready ready`: an audit with the proofs among its results, and the nodes
     that are ready.
-
-    budget_s: maximum of seconds that the command was allowed to take
-    needed:   nodes that have to be ready; None: all of them
     """
 
     SCHEMA: ClassVar = "ready"
@@ -251,7 +221,8 @@ class Ready:
     )
 
     audit: Audit
-    budget_s: Positive
+    budget_s: Positive  # maximum of seconds that the command was allowed to take
+    # nodes that have to be ready; None: all of them
     needed: Annotated[int | None, {"minimum": 1}] = None
 
     @cached_property

@@ -48,87 +48,55 @@ _MAX_CANDIDATES = 20_000
 
 @dataclass(frozen=True)
 class FailureEvent:
-    """One failure that a log reports.
+    """One failure that a log reports."""
 
-    kind, role:  see `failure_rules`
-    source:      who reports it: ``torchrun``, ``torchrun-root`` (its first observed failure),
-                 ``srun``, ``slurm``, ``mpirun``, ``deepspeed``, ``shell``, ``error-file``; "": the
-                 rank itself; ``warning``: it only warns
-    text:        the exception or the line
-    frame:       innermost call of the user's code, ``train.py:12 in step``; "": none
-    ranks:       global ranks; (): not known
-    local_rank:  None: not known
-    host:        that the line names; ""
-    pid:         0: not known
-    code:        exit status, or minus the signal; 0: not known
-    time_s:      of the line, in seconds since 1970; None: it has none
-    after_s:     of the last line with a time before it; None: there is none
-    line:        number of the line in the part of the file that was read
-    lines_after: lines of the same rank after it that belong to no failure
-    call:        function of torch.distributed that raised it, ``all_reduce``; "": none
-    went_on:     its rank wrote lines after it like those before it
-    """
-
-    kind: wire.Name
-    role: wire.Name
+    kind: wire.Name  # see `failure_rules`
+    role: wire.Name  # likewise
+    # who reports it: ``torchrun``, ``torchrun-root`` (its first observed failure), ``srun``,
+    # ``slurm``, ``mpirun``, ``deepspeed``, ``shell``, ``error-file``; "": the rank itself;
+    # ``warning``: it only warns
     source: wire.Name
-    text: wire.Line
-    frame: wire.Line
-    ranks: tuple[wire.Number, ...]
-    local_rank: wire.Number | None
-    host: wire.Name
-    pid: wire.Number
-    code: int
-    time_s: float | None
-    after_s: float | None
-    line: wire.Number
-    lines_after: wire.Number
-    call: wire.Name = ""
-    went_on: bool = False
+    text: wire.Line  # the exception or the line
+    frame: wire.Line  # innermost call of the user's code, ``train.py:12 in step``; "": none
+    ranks: tuple[wire.Number, ...]  # global ranks; (): not known
+    local_rank: wire.Number | None  # None: not known
+    host: wire.Name  # that the line names; ""
+    pid: wire.Number  # 0: not known
+    code: int  # exit status, or minus the signal; 0: not known
+    time_s: float | None  # of the line, in seconds since 1970; None: it has none
+    after_s: float | None  # of the last line with a time before it; None: there is none
+    line: wire.Number  # number of the line in the part of the file that was read
+    lines_after: wire.Number  # lines of the same rank after it that belong to no failure
+    call: wire.Name = ""  # function of torch.distributed that raised it, ``all_reduce``; "": none
+    went_on: bool = False  # its rank wrote lines after it like those before it
 
 
 @dataclass(frozen=True)
 class LogStream:
-    """The lines of one rank in one file.
+    """The lines of one rank in one file."""
 
-    rank, local_rank: None: the lines name none
-    host:   "": the lines name none
-    lines:  their number
-    last:   the last line that belongs to no failure
-    last_s: time of the last line that has one; None: none has
-    """
-
-    rank: wire.Number | None
-    local_rank: wire.Number | None
-    host: wire.Name
-    lines: wire.Number
-    last: wire.Line
-    last_s: float | None
+    rank: wire.Number | None  # None: the lines name none
+    local_rank: wire.Number | None  # likewise
+    host: wire.Name  # "": the lines name none
+    lines: wire.Number  # their number
+    last: wire.Line  # the last line that belongs to no failure
+    last_s: float | None  # time of the last line that has one; None: none has
 
 
 @dataclass(frozen=True)
 class FileFailures:
-    """What one file reports.
+    """What one file reports."""
 
-    path:    "": not set yet
-    mtime_s: of its last change; 0: not known
-    skipped: bytes in its middle that were not read
-    left_out: number of events beyond the maximum of a file or of a rank
-    reports: of PyTorch's watchdog
-    facts:   of the ranks' environments
-    recording: a dump of the flight recorder, in place of lines
-    """
-
-    path: wire.Path
+    path: wire.Path  # "": not set yet
     size_bytes: wire.Number = 0
-    mtime_s: float = 0.0
-    skipped: wire.Number = 0
+    mtime_s: float = 0.0  # of its last change; 0: not known
+    skipped: wire.Number = 0  # bytes in its middle that were not read
     events: tuple[FailureEvent, ...] = ()
     streams: tuple[LogStream, ...] = ()
-    reports: tuple[WatchdogReport, ...] = ()
-    facts: LogFacts = LogFacts()
-    recording: Recording | None = None
-    left_out: wire.Number = 0
+    reports: tuple[WatchdogReport, ...] = ()  # of PyTorch's watchdog
+    facts: LogFacts = LogFacts()  # of the ranks' environments
+    recording: Recording | None = None  # a dump of the flight recorder, in place of lines
+    left_out: wire.Number = 0  # number of events beyond the maximum of a file or of a rank
 
     @cached_property
     def ranks(self) -> frozenset[int]:

@@ -196,12 +196,11 @@ def signal_of(code: int) -> int:
 class LineRule(NamedTuple):
     """A line that matches is an event.
 
-    kind:   "": by the named group ``word``, ``signal`` or ``code``, else by the text
     groups: ``ranks``, ``local``, ``host``, ``pid``, ``code``, ``signal``, ``word``, ``text``
     """
 
     role: str
-    kind: str
+    kind: str  # "": by the named group ``word``, ``signal`` or ``code``, else by the text
     source: str
     pattern: re.Pattern[str]
 

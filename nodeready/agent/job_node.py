@@ -46,13 +46,10 @@ class RunningRank:
 
 @dataclass(frozen=True)
 class JobCore:
-    """A core file that may be of the job. pid, signal, rank: None: the core does not tell
-
-    written_s: since 1970, by the node's clock
-    """
+    """A core file that may be of the job. pid, signal, rank: None: the core does not tell"""
 
     path: wire.Path
-    written_s: float
+    written_s: float  # since 1970, by the node's clock
     pid: int | None
     signal: int | None
     rank: int | None
@@ -61,29 +58,22 @@ class JobCore:
 
 @dataclass(frozen=True)
 class GateRecord:
-    """A verdict of the node's gate by which it gets no job. drained: kept before a drain
+    """A verdict of the node's gate by which it gets no job. drained: kept before a drain"""
 
-    time_s: since 1970, by the node's clock
-    """
-
-    time_s: float
+    time_s: float  # since 1970, by the node's clock
     reasons: tuple[wire.Line, ...]
     drained: bool
 
 
 @dataclass(frozen=True)
 class JobNode:
-    """What a node knows of the job.
+    """What a node knows of the job."""
 
-    ranks: that still run
-    facts: of the node, that decide about the job's environment
-    cores: of its user, the newest first
-    gate:  the last verdict of its gate, if it is no-go, and its drains
-    """
-
-    ranks: tuple[RunningRank, ...] = ()
+    ranks: tuple[RunningRank, ...] = ()  # that still run
+    # of the node, that decide about the job's environment
     facts: EnvironmentFacts = EnvironmentFacts("not needed")
-    cores: tuple[JobCore, ...] = ()
+    cores: tuple[JobCore, ...] = ()  # of its user, the newest first
+    # the last verdict of its gate, if it is no-go, and its drains
     gate: tuple[GateRecord, ...] = ()
 
 

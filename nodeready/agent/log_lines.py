@@ -10,14 +10,10 @@ MAX_LINE = 2000
 
 
 class LastLines(NamedTuple):
-    """Lines of a log.
+    """Lines of a log."""
 
-    lines:   the oldest first
-    matches: number of lines with the expression; None: no expression
-    """
-
-    lines: tuple[str, ...]
-    matches: int | None
+    lines: tuple[str, ...]  # the oldest first
+    matches: int | None  # number of lines with the expression; None: no expression
 
 
 def text_lines(data: bytes, *, is_whole: bool, keeps_states: bool = False) -> list[bytes] | None:

@@ -93,20 +93,14 @@ def file_ranks(path: str, lines: Iterable[str]) -> FileRanks:
 
 
 class LineOrigin(NamedTuple):
-    """Where a line of a mixed log comes from.
+    """Where a line of a mixed log comes from."""
 
-    host:       the node's name or address as the line has it; ``task 3``: the task of a launcher
-                that starts one process per node; ``gpu1 pid 7``, ``pid 7``: a process of unknown
-                rank; "": not known
-    rank:       the global rank; None: not known
-    local_rank: the rank on its node; None: not known
-    text:       the line without the prefixes
-    """
-
+    # the node's name or address as the line has it; ``task 3``: the task of a launcher that starts
+    # one process per node; ``gpu1 pid 7``, ``pid 7``: a process of unknown rank; "": not known
     host: str
-    rank: int | None
-    local_rank: int | None
-    text: str
+    rank: int | None  # the global rank; None: not known
+    local_rank: int | None  # the rank on its node; None: not known
+    text: str  # the line without the prefixes
 
     @property
     def is_known(self) -> bool:
@@ -146,17 +140,15 @@ _NO_FILE = r"(?<!\.py)(?<!\.cc)(?<!\.cu)(?<!\.cpp)(?<!\.hpp)(?<!\.c)(?<!\.h)(?<!
 
 
 class _Form(NamedTuple):
-    """A form of prefix.
-
-    pattern: with the groups ``rank``; ``local``: the local rank; ``label``: a number that is the
-             rank, or the number of the node or on the node; ``host``; ``pid``; ``time``: stays
-             before the text; ``tag``: is removed from the text, too (Open MPI 4 tags each write)
-    within:  None: its text says what it is. Otherwise its numbers must be ranks, and these are the
-             forms that may stand before it
-    """
+    """A form of prefix."""
 
     name: str
+    # with the groups ``rank``; ``local``: the local rank; ``label``: a number that is the rank, or
+    # the number of the node or on the node; ``host``; ``pid``; ``time``: stays before the text;
+    # ``tag``: is removed from the text, too (Open MPI 4 tags each write)
     pattern: re.Pattern[str]
+    # None: its text says what it is. Otherwise its numbers must be ranks, and these are the forms
+    # that may stand before it
     within: tuple[str, ...] | None
 
 
@@ -291,28 +283,21 @@ class _Prefixes(NamedTuple):
 
 @dataclass(frozen=True)
 class RankReader:
-    """Reads the rank of each line; made by `learn_ranks`.
+    """Reads the rank of each line; made by `learn_ranks`."""
 
-    is_mixed:    several ranks, or several nodes, write into the file, or a launcher's prefixes say
-                 which do
-    origins:     the known origins of the lines that were learned, with an empty text, each with
-                 its number of lines
-    layers:      the forms of prefixes, the outermost first
-    fields:      the patterns of the own rank within a line
-    pattern:     of the user, in place of all others
-    ranks:       the rank of each process that is known
-    label_kind:  what a form's label is: "rank", "local" rank, or the number of a "task"
-    has_devices: whether NCCL's device tells the processes of a node apart
-    """
-
+    # several ranks, or several nodes, write into the file, or a launcher's prefixes say which do
     is_mixed: bool = False
+    # the known origins of the lines that were learned, with an empty text, each with its number of
+    # lines
     origins: Mapping[LineOrigin, int] = field(default_factory=dict)
-    layers: tuple[tuple[_Form, ...], ...] = ()
-    fields: tuple[re.Pattern[str], ...] = ()
-    pattern: re.Pattern[str] | None = None
+    layers: tuple[tuple[_Form, ...], ...] = ()  # the forms of prefixes, the outermost first
+    fields: tuple[re.Pattern[str], ...] = ()  # the patterns of the own rank within a line
+    pattern: re.Pattern[str] | None = None  # of the user, in place of all others
+    # the rank of each process that is known
     ranks: Mapping[_Writer, int] = field(default_factory=dict)
+    # what a form's label is: "rank", "local" rank, or the number of a "task"
     label_kind: str = "rank"
-    has_devices: bool = True
+    has_devices: bool = True  # whether NCCL's device tells the processes of a node apart
 
     def split(self, line: str) -> LineOrigin:
         """The origin of a line, and its text. A line without a prefix has no rank."""

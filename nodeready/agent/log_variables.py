@@ -40,32 +40,23 @@ _NEEDLES = (
 
 @dataclass(frozen=True)
 class LogVariable:
-    """A variable in the environment of a rank, by a line of its log.
-
-    line: its number in the part of the file that was read
-    rank, local_rank, host: as of a `LogStream`
-    """
+    """A variable in the environment of a rank, by a line of its log."""
 
     name: wire.Name
     value: wire.Name
-    line: wire.Number
-    rank: wire.Number | None
-    local_rank: wire.Number | None
-    host: wire.Name
+    line: wire.Number  # its number in the part of the file that was read
+    rank: wire.Number | None  # as of a `LogStream`
+    local_rank: wire.Number | None  # likewise
+    host: wire.Name  # likewise
 
 
 @dataclass(frozen=True)
 class LogFacts:
-    """What the lines of a log show of the job's environment.
+    """What the lines of a log show of the job's environment."""
 
-    variables: the last value of each
-    nccl:      the version of NCCL; "": not known
-    addresses: of the node, that NCCL tells its peers
-    """
-
-    variables: tuple[LogVariable, ...] = ()
-    nccl: wire.Name = ""
-    addresses: tuple[wire.Name, ...] = ()
+    variables: tuple[LogVariable, ...] = ()  # the last value of each
+    nccl: wire.Name = ""  # the version of NCCL; "": not known
+    addresses: tuple[wire.Name, ...] = ()  # of the node, that NCCL tells its peers
 
 
 def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogFacts:

@@ -29,17 +29,12 @@ _KILLED = 1 << 8
 
 @dataclass(frozen=True)
 class MountRow:
-    """A row of `TABLE`.
-
-    device: ``MAJOR:MINOR``
-    kind:   ``nfs4``
-    source: ``nas:/export``
-    """
+    """A row of `TABLE`."""
 
     path: str
-    device: str
-    kind: str
-    source: str
+    device: str  # ``MAJOR:MINOR``
+    kind: str  # ``nfs4``
+    source: str  # ``nas:/export``
 
     def __str__(self) -> str:
         return f"{self.path} ({self.source}, {self.kind})"

@@ -21,15 +21,11 @@ _MAGIC = re.compile(r"[*?[]")
 
 @dataclass(frozen=True)
 class PathMatch:
-    """A path that matches.
+    """A path that matches."""
 
-    shown: in the pattern's spelling
-    real:  without links
-    owner: of links in the path that are not root's; the path is used with the owner's rights
-    """
-
-    shown: str
-    real: str
+    shown: str  # in the pattern's spelling
+    real: str  # without links
+    # of links in the path that are not root's; the path is used with the owner's rights
     owner: int | None = None
 
     @property
@@ -49,19 +45,15 @@ class _OwnedName:
 
 @dataclass
 class PatternWalk:
-    """Expands one pattern. A user's link leads only to directories that the user may enter.
+    """Expands one pattern. A user's link leads only to directories that the user may enter."""
 
-    touch:    called with each path without links before the path is used; raises OSError if the
-              path must not be used
-    blocked:  whether ``**`` does not enter this directory
-    on_error: called with each path that could not be read, and the error
-    too_many: MAX_NAMES or MAX_HITS, whichever was exceeded; 0: neither was
-    """
-
+    # called with each path without links before the path is used; raises OSError if the path must
+    # not be used
     touch: Callable[[str], None]
-    blocked: Callable[[str], bool]
+    blocked: Callable[[str], bool]  # whether ``**`` does not enter this directory
+    # called with each path that could not be read, and the error
     on_error: Callable[[str, OSError], None]
-    too_many: int = 0
+    too_many: int = 0  # MAX_NAMES or MAX_HITS, whichever was exceeded; 0: neither was
     _names: int = 0
     _hits: int = 0
 

@@ -184,14 +184,10 @@ def _modules(main: str) -> tuple[str, frozenset[str]]:
 
 
 class Program(NamedTuple):
-    """A program for a node.
+    """A program for a node."""
 
-    script: the POSIX sh text that finds a Python there and starts it
-    text:   the program, which the script's Python reads first from its file descriptor
-    """
-
-    script: str
-    text: str
+    script: str  # the POSIX sh text that finds a Python there and starts it
+    text: str  # the program, which the script's Python reads first from its file descriptor
 
 
 def text(main: str, config: Any, **how: object) -> str:

@@ -53,44 +53,29 @@ _KERNEL_S = 8.0
 
 @dataclass(frozen=True)
 class PostmortemConfig(TailConfig):
-    """The program's configuration; ``pattern`` is not used.
+    """The program's configuration; ``pattern`` is not used."""
 
-    patterns: of the logs
-    kernel_s: age of the kernel's messages in seconds; 0: do not read them
-    uid:      only files of this user are read: the job names them; -1: of all users
-    job:      Slurm's number of the job, whose live ranks are read; "": not known
-    variables: (name, value) that its batch script sets
-    """
-
-    patterns: tuple[str, ...] = ()
-    kernel_s: int = 0
-    uid: int = -1
-    job: str = ""
-    variables: tuple[tuple[str, str], ...] = ()
+    patterns: tuple[str, ...] = ()  # of the logs
+    kernel_s: int = 0  # age of the kernel's messages in seconds; 0: do not read them
+    uid: int = -1  # only files of this user are read: the job names them; -1: of all users
+    job: str = ""  # Slurm's number of the job, whose live ranks are read; "": not known
+    variables: tuple[tuple[str, str], ...] = ()  # (name, value) that its batch script sets
 
 
 @dataclass(frozen=True)
 class NodeFailures:
-    """What one node has of the job.
+    """What one node has of the job."""
 
-    host:       the node's own host name
-    started_s, finished_s: by the node's clock, in seconds since 1970
-    left_out:   matching files beyond max_files
-    older:      matching files outside the requested time
-    node:       what the node itself knows of the job
-    error:      why the answer is incomplete; ""
-    """
-
-    host: wire.Name
-    started_s: float
-    finished_s: float
+    host: wire.Name  # the node's own host name
+    started_s: float  # by the node's clock, in seconds since 1970
+    finished_s: float  # likewise
     files: tuple[FileFailures, ...]
     unread: tuple[UnreadFile, ...]
-    left_out: wire.Count
-    older: wire.Count
+    left_out: wire.Count  # matching files beyond max_files
+    older: wire.Count  # matching files outside the requested time
     kernel: KernelLog
-    node: JobNode
-    error: wire.Line
+    node: JobNode  # what the node itself knows of the job
+    error: wire.Line  # why the answer is incomplete; ""
 
 
 def file_failures(

@@ -23,19 +23,13 @@ _MAX_CHARACTERS = 4096
 
 @dataclass
 class RankLines:
-    """The last lines of one rank in a mixed log.
+    """The last lines of one rank in a mixed log."""
 
-    origin:      with an empty text; without anything known: the lines without a prefix
-    lines:       without their prefixes, the oldest first
-    matches:     number of its lines with the expression
-    lines_after: number of lines of all ranks after its last line
-    whole_lines: its lines in the last block, with their prefixes, the oldest first
-    """
-
-    origin: LineOrigin
-    lines: list[str] = field(default_factory=list)
-    matches: int = 0
-    lines_after: int = 0
+    origin: LineOrigin  # with an empty text; without anything known: the lines without a prefix
+    lines: list[str] = field(default_factory=list)  # without their prefixes, the oldest first
+    matches: int = 0  # number of its lines with the expression
+    lines_after: int = 0  # number of lines of all ranks after its last line
+    # its lines in the last block, with their prefixes, the oldest first
     whole_lines: list[str] = field(default_factory=list)
 
 

@@ -201,12 +201,9 @@ _PRELOAD = re.compile(r"^ERROR: ld\.so: object '.*\n?", re.M)
 
 @dataclass(frozen=True)
 class Ended:
-    """How a tool ended.
+    """How a tool ended."""
 
-    rc: its exit status, negative for a signal; None: it reached its limit
-    """
-
-    rc: int | None
+    rc: int | None  # its exit status, negative for a signal; None: it reached its limit
     out: str
     err: str
     seconds: float
@@ -220,14 +217,10 @@ class Ended:
 
 @dataclass(frozen=True)
 class Status:
-    """The state of a process.
+    """The state of a process."""
 
-    state:  its letter in /proc/PID/stat; "": the process has ended
-    tracer: the pid of its tracer; 0: none
-    """
-
-    state: str
-    tracer: int
+    state: str  # its letter in /proc/PID/stat; "": the process has ended
+    tracer: int  # the pid of its tracer; 0: none
 
 
 def status(pid: int) -> Status:

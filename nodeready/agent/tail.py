@@ -45,35 +45,24 @@ MAX_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class TailConfig:
-    """The program's configuration.
+    """The program's configuration."""
 
-    nonce:     random word with which its line begins
-    tag:       ``nodeready:RUN``, by which an interrupt finds the process
-    pattern:   an absolute path, or a path that begins with ``~/``; with ``*``, ``?``, ``[...]``
-               and ``**``
-    lines:     number of lines of each file
-    grep:      a regular expression that each line must contain; "": none
-    newer_s:   maximum age of a file in seconds; 0: any age
-    since_s:   minimum time of a file, in seconds since 1970; 0: any time
-    max_files: maximum number of files; the newest are read
-    limit_s:   seconds after which it must have ended
-    processes: (pid, seconds since boot at its start): read the logs of these processes, found by
-               their descriptors, in place of the pattern; grep and the times are ignored
-    ranks:     (first, last, step) of the global ranks whose lines are read; (): all lines
-    rank_pattern: a regular expression that finds the rank in a line (`learn_ranks`); "": learned
-    """
-
-    nonce: str
-    tag: str
+    nonce: str  # random word with which its line begins
+    tag: str  # ``nodeready:RUN``, by which an interrupt finds the process
+    # an absolute path, or a path that begins with ``~/``; with ``*``, ``?``, ``[...]`` and ``**``
     pattern: str
-    lines: int = 10
-    grep: str = ""
-    newer_s: int = 0
-    since_s: float = 0
-    max_files: int = 64
-    limit_s: int = 30
+    lines: int = 10  # number of lines of each file
+    grep: str = ""  # a regular expression that each line must contain; "": none
+    newer_s: int = 0  # maximum age of a file in seconds; 0: any age
+    since_s: float = 0  # minimum time of a file, in seconds since 1970; 0: any time
+    max_files: int = 64  # maximum number of files; the newest are read
+    limit_s: int = 30  # seconds after which it must have ended
+    # (pid, seconds since boot at its start): read the logs of these processes, found by their
+    # descriptors, in place of the pattern; grep and the times are ignored
     processes: tuple[tuple[int, float], ...] = ()
+    # (first, last, step) of the global ranks whose lines are read; (): all lines
     ranks: tuple[tuple[int, int, int], ...] = ()
+    # a regular expression that finds the rank in a line (`learn_ranks`); "": learned
     rank_pattern: str = ""
 
     def is_wanted(self, rank: int | None) -> bool:
@@ -87,64 +76,46 @@ class TailConfig:
 
 @dataclass(frozen=True)
 class LogTail:
-    """A file that was read, or the lines of one rank in a mixed log.
-
-    mtime_s: of its last change, in seconds since 1970
-    age_s:   since its last change, by the node's clock
-    lines:   the oldest first
-    matches: lines with the expression in the last `MAX_BYTES`; None: no expression
-    reports: of PyTorch's watchdog, in its last `TAIL_BYTES` bytes
-    pids:    processes of `TailConfig.processes` that write it; these chose the path
-    is_mixed: the lines of one rank of several; without their prefixes
-    host, rank, local_rank: of a mixed log's lines, see `LineOrigin`
-    lines_after: lines of all ranks after the last line of this one
-    """
+    """A file that was read, or the lines of one rank in a mixed log."""
 
     path: wire.Path
     size_bytes: wire.Number
-    mtime_s: float
-    age_s: float
-    lines: tuple[wire.Line, ...]
+    mtime_s: float  # of its last change, in seconds since 1970
+    age_s: float  # since its last change, by the node's clock
+    lines: tuple[wire.Line, ...]  # the oldest first
+    # lines with the expression in the last `MAX_BYTES`; None: no expression
     matches: wire.Count | None
+    # of PyTorch's watchdog, in its last `TAIL_BYTES` bytes
     reports: tuple[WatchdogReport, ...] = ()
+    # processes of `TailConfig.processes` that write it; these chose the path
     pids: tuple[wire.Pid, ...] = ()
-    is_mixed: bool = False
-    host: wire.Line = ""
-    rank: wire.Count | None = None
-    local_rank: wire.Count | None = None
-    lines_after: wire.Count = 0
+    is_mixed: bool = False  # the lines of one rank of several; without their prefixes
+    host: wire.Line = ""  # of a mixed log's lines, see `LineOrigin`
+    rank: wire.Count | None = None  # likewise
+    local_rank: wire.Count | None = None  # likewise
+    lines_after: wire.Count = 0  # lines of all ranks after the last line of this one
 
 
 @dataclass(frozen=True)
 class UnreadFile:
-    """A path that was not read.
-
-    fault: an error that a person must examine; else the file is of a kind that is not read
-    """
+    """A path that was not read."""
 
     path: wire.Path
     reason: wire.Line
-    fault: bool
+    fault: bool  # an error that a person must examine; else the file is of a kind that is not read
 
 
 @dataclass(frozen=True)
 class NodeTail:
-    """The logs of one node.
+    """The logs of one node."""
 
-    host:     the node's own host name
-    left_out: number of matching files beyond max_files
-    older:    number of matching files outside the requested time
-    error:    why the answer is incomplete; ""
-    other_ranks: number of matching files without a line of `TailConfig.ranks`
-    """
-
-    host: wire.Name
+    host: wire.Name  # the node's own host name
     files: tuple[LogTail, ...]
     unread: tuple[UnreadFile, ...]
-    left_out: wire.Count
-    older: wire.Count
-    error: wire.Line
-    other_ranks: wire.Count = 0
+    left_out: wire.Count  # number of matching files beyond max_files
+    older: wire.Count  # number of matching files outside the requested time
+    error: wire.Line  # why the answer is incomplete; ""
+    other_ranks: wire.Count = 0  # number of matching files without a line of `TailConfig.ranks`
 
 
 # --- The fork: it expands the pattern and reads the files, and may hang at each step.
@@ -389,16 +360,11 @@ def _log_tails(
 
 @dataclass(frozen=True)
 class _ProcessLog:
-    """A process's log.
+    """A process's log."""
 
-    files:  as `_log_tails` returns them; (): there is no log to read
-    key:    device and inode of the file
-    reason: why there is no log to read
-    """
-
-    files: tuple[LogTail, ...] = ()
-    key: str = ""
-    reason: str = ""
+    files: tuple[LogTail, ...] = ()  # as `_log_tails` returns them; (): there is no log to read
+    key: str = ""  # device and inode of the file
+    reason: str = ""  # why there is no log to read
 
 
 def _read_process_log(pid: int, uid: int, config: TailConfig) -> _ProcessLog:

@@ -160,14 +160,10 @@ def _address_space() -> int:
 
 @dataclass(frozen=True)
 class Resolved:
-    """The target of a path.
+    """The target of a path."""
 
-    path:  absolute, and without links
-    owner: of the followed links that are not root's; None: no such link
-    """
-
-    path: str
-    owner: int | None = None
+    path: str  # absolute, and without links
+    owner: int | None = None  # of the followed links that are not root's; None: no such link
 
 
 def follow(directory: Resolved, name: str, touch: Callable[[str], None] | None = None) -> Resolved:
@@ -295,16 +291,11 @@ def scan(directory: Resolved) -> Iterator[Iterator[os.DirEntry[str]]]:
 
 @dataclass(frozen=True)
 class HeldFile:
-    """A file that is held by an O_PATH descriptor.
+    """A file that is held by an O_PATH descriptor."""
 
-    number:            the descriptor, which the caller closes
-    status:            of the file
-    is_name_forgeable: a user other than the owner may have given the file this name
-    """
-
-    number: int
-    status: os.stat_result
-    is_name_forgeable: bool
+    number: int  # the descriptor, which the caller closes
+    status: os.stat_result  # of the file
+    is_name_forgeable: bool  # a user other than the owner may have given the file this name
 
 
 def hold(path: str) -> HeldFile:

@@ -52,27 +52,19 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class NodeVerdict:
-    """Whether the node may get a job, and the results of its checks.
+    """Whether the node may get a job, and the results of its checks."""
 
-    time:    when the node was judged, in seconds since 1970
-    boot_id: the boot for which the verdict is valid
-    reasons: why the node may get no job, a short line each
-    node:    the node's own host name
-    version: of the nodeready that judged; "": a version that wrote no results
-    results: with a status of LISTED, and the fields of a Result that are not empty
-    ok, na:  the ids of the checks that passed, and of those that do not apply
-    """
-
-    time: float
-    boot_id: str
+    time: float  # when the node was judged, in seconds since 1970
+    boot_id: str  # the boot for which the verdict is valid
     policy_digest: str
     go: bool
-    reasons: tuple[str, ...] = ()
-    node: str = ""
-    version: str = ""
+    reasons: tuple[str, ...] = ()  # why the node may get no job, a short line each
+    node: str = ""  # the node's own host name
+    version: str = ""  # of the nodeready that judged; "": a version that wrote no results
+    # with a status of LISTED, and the fields of a Result that are not empty
     results: tuple[Row, ...] = ()
-    ok: tuple[str, ...] = ()
-    na: tuple[str, ...] = ()
+    ok: tuple[str, ...] = ()  # the ids of the checks that passed, and of those that do not apply
+    na: tuple[str, ...] = ()  # likewise
 
     @property
     def costed_reasons(self) -> tuple[str, ...]:

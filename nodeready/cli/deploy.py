@@ -83,19 +83,14 @@ def deploy(
 
 @dataclass(frozen=True)
 class _Report:
-    """Where and how one run of the command is reported.
-
-    form:     the value of --format
-    subjects: the chosen subjects
-    check:    only the plan is reported: --check was given, or the user declined
-    """
+    """Where and how one run of the command is reported."""
 
     screen: Screen
-    form: str
-    subjects: tuple[str, ...]
+    form: str  # the value of --format
+    subjects: tuple[str, ...]  # the chosen subjects
     options: Options
     started: str
-    check: bool
+    check: bool  # only the plan is reported: --check was given, or the user declined
 
     @property
     def styled(self) -> bool:

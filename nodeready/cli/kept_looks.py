@@ -53,16 +53,11 @@ DAYS, MEGABYTES = 90, 2000
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """The settings of the memory.
+    """The settings of the memory."""
 
-    path: None: nothing is kept
-    days: after which a look is removed
-    megabytes: of the file, after which the oldest looks are removed
-    """
-
-    path: Path | None
-    days: int = DAYS
-    megabytes: int = MEGABYTES
+    path: Path | None  # None: nothing is kept
+    days: int = DAYS  # after which a look is removed
+    megabytes: int = MEGABYTES  # of the file, after which the oldest looks are removed
 
     @classmethod
     def load(cls) -> MemorySettings:

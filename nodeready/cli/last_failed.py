@@ -19,15 +19,11 @@ def _state_file() -> Path:
 
 @dataclass(frozen=True)
 class FailedNode:
-    """A node that failed in its last run.
-
-    lost:      the command could not reach it, and so no check has failed on it
-    inventory: the inventory file of that run; "": the command line listed the nodes
-    """
+    """A node that failed in its last run."""
 
     name: str
-    lost: bool = False
-    inventory: str = ""
+    lost: bool = False  # the command could not reach it, and so no check has failed on it
+    inventory: str = ""  # the inventory file of that run; "": the command line listed the nodes
 
     @classmethod
     def parse(cls, row: str) -> FailedNode:

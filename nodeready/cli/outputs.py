@@ -24,18 +24,12 @@ from nodeready.reports.registry import FORMATS, PLAIN, Options, find_format
 
 @dataclass(frozen=True)
 class Outputs:
-    """The outputs of one command.
+    """The outputs of one command."""
 
-    kind:      of the document, as in `registry.FORMATS`
-    form:      the format on standard output, else of the first FILE
-    files:     FILE -> its format
-    on_screen: the report is shown on standard output
-    """
-
-    kind: str
-    form: str
-    files: dict[str, str]
-    on_screen: bool
+    kind: str  # of the document, as in `registry.FORMATS`
+    form: str  # the format on standard output, else of the first FILE
+    files: dict[str, str]  # FILE -> its format
+    on_screen: bool  # the report is shown on standard output
 
     @property
     def write_facts(self) -> Callable[[Any], str] | None:

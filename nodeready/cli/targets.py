@@ -82,18 +82,14 @@ class TargetOptions:
 
 @dataclass(frozen=True)
 class Targets:
-    """The nodes of one command, and their transport, a context manager that disconnects.
-
-    policies:  the policy of each node, by name
-    declared:  these policies as the inventory declares them, where the command has changed them
-    inventory: None: this machine, or all nodes of the job
-    job:       number of the Slurm job in whose steps requests run; "": none, or a new allocation
-    """
+    """The nodes of one command, and their transport, a context manager that disconnects."""
 
     transport: Transport
-    policies: Mapping[str, Policy]
-    inventory: NodeInventory | None = None
+    policies: Mapping[str, Policy]  # the policy of each node, by name
+    inventory: NodeInventory | None = None  # None: this machine, or all nodes of the job
+    # number of the Slurm job in whose steps requests run; "": none, or a new allocation
     job: str = ""
+    # these policies as the inventory declares them, where the command has changed them
     declared: Mapping[str, Policy] | None = None
 
     @property

@@ -87,16 +87,7 @@ def _run_command(command: list[str], incident: Incident, screen: Screen) -> bool
 
 @dataclass
 class _Watcher:
-    """One job while it is watched.
-
-    directory: of the incidents
-    command:   the user's command, run after an incident
-    has_ended: whether Slurm says that the job has ended
-    owner:     uid of the job's user; "": not known yet
-    placement: Slurm's record of the job; its other nodes are not probed
-    failed:    an incident has no archive, or the command failed
-    hangs:     the number of hangs so far
-    """
+    """One job while it is watched."""
 
     nodes: Targets
     screen: Screen
@@ -104,13 +95,14 @@ class _Watcher:
     user: str
     timeout: int
     watch: Watch
-    directory: Path
-    command: list[str]
-    has_ended: Callable[[], bool]
-    owner: str = ""
+    directory: Path  # of the incidents
+    command: list[str]  # the user's command, run after an incident
+    has_ended: Callable[[], bool]  # whether Slurm says that the job has ended
+    owner: str = ""  # uid of the job's user; "": not known yet
+    # Slurm's record of the job; its other nodes are not probed
     placement: JobPlacement = field(default_factory=JobPlacement)
-    failed: bool = False
-    hangs: int = 0
+    failed: bool = False  # an incident has no archive, or the command failed
+    hangs: int = 0  # the number of hangs so far
     _last_summary: str = ""
 
     def probe(self) -> JobSnapshot:

@@ -54,17 +54,12 @@ def _is_trusted(status: os.stat_result) -> bool:
 
 @dataclass(frozen=True)
 class _OpenDirectory:
-    """A directory on the way.
+    """A directory on the way."""
 
-    number: its O_PATH descriptor, closed with the walk
-    path:   the components up to it, for messages
-    open:   others can replace what is in it, or the directory itself: no link is followed
-    """
-
-    number: int
-    path: str
+    number: int  # its O_PATH descriptor, closed with the walk
+    path: str  # the components up to it, for messages
     status: os.stat_result
-    open: bool
+    open: bool  # others can replace what is in it, or the directory itself: no link is followed
 
     def child(self, name: str) -> str:
         return f"{self.path.rstrip('/')}/{name}"
@@ -72,15 +67,11 @@ class _OpenDirectory:
 
 @dataclass(frozen=True)
 class _PathEnd:
-    """Where a path ends.
-
-    name:   in the directory; "": the directory itself is what the path names
-    number: an O_PATH descriptor of what has this name; -1: there is nothing
-    """
+    """Where a path ends."""
 
     directory: _OpenDirectory
-    name: str
-    number: int = -1
+    name: str  # in the directory; "": the directory itself is what the path names
+    number: int = -1  # an O_PATH descriptor of what has this name; -1: there is nothing
 
     @property
     def status(self) -> os.stat_result | None:

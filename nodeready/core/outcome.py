@@ -50,16 +50,11 @@ UNREACHABLE_WORD, INCOMPLETE_WORD, FAILED_WORD = WORDS = ("unreachable", "incomp
 
 
 class Gap(NamedTuple):
-    """Why a node gave no answer, or only a part of it.
+    """Why a node gave no answer, or only a part of it."""
 
-    kind:     see KINDS
-    reason:   one line
-    evidence: what the node said instead; "": nothing
-    """
-
-    kind: str
-    reason: str
-    evidence: str = ""
+    kind: str  # see KINDS
+    reason: str  # one line
+    evidence: str = ""  # what the node said instead; "": nothing
 
     @property
     def is_unreached(self) -> bool:
@@ -75,16 +70,12 @@ class Gap(NamedTuple):
 
 
 class NodeGap(NamedTuple):
-    """A node that gave no answer, or only a part of it.
-
-    reason:   one line
-    evidence: what the node said instead; "": nothing
-    """
+    """A node that gave no answer, or only a part of it."""
 
     node: str
     kind: Annotated[str, {"enum": KINDS}]
-    reason: str
-    evidence: str = ""
+    reason: str  # one line
+    evidence: str = ""  # what the node said instead; "": nothing
 
     @property
     def gap(self) -> Gap:
@@ -105,15 +96,12 @@ class NoAnswer(Exception):
 
 @dataclass(frozen=True)
 class Outcome(Generic[ValueT]):
-    """What asking one node gave: a value, a gap, or both, where only a part of the value came.
-
-    seconds: from the first question to the last answer, with the connection
-    """
+    """What asking one node gave: a value, a gap, or both, where only a part of the value came."""
 
     node: str
     value: ValueT | None = None
     gap: Gap | None = None
-    seconds: float = 0.0
+    seconds: float = 0.0  # from the first question to the last answer, with the connection
 
     @property
     def reason(self) -> str:

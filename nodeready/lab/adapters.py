@@ -48,13 +48,7 @@ _MODELS = {
 
 @dataclass(frozen=True)
 class Device:
-    """An RDMA device with one port; every text is as sysfs prints it.
-
-    gids:     (GID, type) by index; further indexes are empty
-    counters: counter -> text, over those of a healthy port
-    lanes:    in use, of 16
-    speed:    of each lane; "" is the maximum of the model
-    """
+    """An RDMA device with one port; every text is as sysfs prints it."""
 
     name: str
     pci_address: str
@@ -71,11 +65,12 @@ class Device:
     lid: str = "0x0"
     sm_lid: str = "0x0"
     netdev: str = ""
-    gids: tuple[tuple[str, str], ...] = ()
+    gids: tuple[tuple[str, str], ...] = ()  # (GID, type) by index; further indexes are empty
+    # counter -> text, over those of a healthy port
     counters: Mapping[str, str] = field(default_factory=dict)
     uverbs: str = ""
-    lanes: int | str = 16
-    speed: str = ""
+    lanes: int | str = 16  # in use, of 16
+    speed: str = ""  # of each lane; "" is the maximum of the model
 
     @property
     def pcie(self) -> tuple[str, int | str, str, int]:
@@ -239,24 +234,19 @@ _STATISTICS = {
 
 @dataclass(frozen=True)
 class NetDevice:
-    """An interface; numbers and words as sysfs prints them.
-
-    kind: ARPHRD of <linux/if_arp.h>: 1 is Ethernet, 32 InfiniBand
-    up:   whether it has a link
-    extra_files: further files of its directory
-    """
+    """An interface; numbers and words as sysfs prints them."""
 
     name: str
     pci_address: str
     address: str
-    kind: int = 1
+    kind: int = 1  # ARPHRD of <linux/if_arp.h>: 1 is Ethernet, 32 InfiniBand
     mtu: int = 9000
     speed_mbps: int = 400000
-    up: bool = True
+    up: bool = True  # whether it has a link
     index: int = 10
     carrier_changes: int = 2
     uevent: str = ""
-    extra_files: Tree = field(default_factory=dict)
+    extra_files: Tree = field(default_factory=dict)  # further files of its directory
 
     def content(self) -> dict[str, str | Link]:
         """The files of its directory in /sys/class/net: path -> text or link."""

@@ -25,13 +25,7 @@ BUSES = ("05", "29", "49", "65", "85", "a5", "c5", "e5")
 
 @dataclass(frozen=True)
 class Mi300x:
-    """The values that may differ between two MI300X; the defaults are a healthy, idle GPU.
-
-    xgmi_uncorrectable: errors of its links that RAS counts
-    down:               the GPUs to which its link is down
-    violation:          ``prochot``, ``socket_thermal``, ``vr_thermal`` or ``hbm_thermal``
-    static, metric:     other values of these subcommands, at any depth
-    """
+    """The values that may differ between two MI300X; the defaults are a healthy, idle GPU."""
 
     model: str = "AMD Instinct MI300X"
     vbios: str = "113-M3000100-103"
@@ -41,14 +35,15 @@ class Mi300x:
     ecc: str = "ENABLED"
     pcie_width: int = 16
     pcie_speed: int = 32
-    xgmi_uncorrectable: int = 0
-    down: tuple[int, ...] = ()
+    xgmi_uncorrectable: int = 0  # errors of its links that RAS counts
+    down: tuple[int, ...] = ()  # the GPUs to which its link is down
     hotspot_celsius: int = 45
     memory_celsius: int = 38
     used_mb: int = 283
-    violation: str = ""
+    violation: str = ""  # ``prochot``, ``socket_thermal``, ``vr_thermal`` or ``hbm_thermal``
+    # other values of these subcommands, at any depth
     static: Mapping[str, Any] = field(default_factory=dict)
-    metric: Mapping[str, Any] = field(default_factory=dict)
+    metric: Mapping[str, Any] = field(default_factory=dict)  # likewise
 
 
 def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,19 +55,15 @@ GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of a node; faults.toml describes the fields that are not listed here.
-
-    group: a key of `GROUPS`
-    start: its changes on the disk are undone at the next start
-    """
+    """A fault of a node; faults.toml describes the fields that are not listed here."""
 
     name: str
-    group: str
+    group: str  # a key of `GROUPS`
     about: str
     profiles: tuple[str, ...]
     hardware: Mapping[str, Any] = field(default_factory=dict)
     gone: Sequence[str] = ()
-    start: str = ""
+    start: str = ""  # its changes on the disk are undone at the next start
     programs: Sequence[Sequence[str]] = ()
     needs: Sequence[str] = ()
 

@@ -39,22 +39,18 @@ Tree = Mapping[str, "str | Link"]
 
 @dataclass(frozen=True)
 class Hardware:
-    """The hardware of a kind of node.
+    """The hardware of a kind of node."""
 
-    trees:      directory of /sys or /proc -> its content, which hides this machine's
-    files:      absolute path -> file, laid over the node's root
-    devices:    device files, all of them as harmless as /dev/null; path -> mode
-    sysctls:    path below /proc/sys -> value that differs from the distribution's default
-    kernel_log: seconds since boot and message, for dmesg
-    start:      shell text that root runs at every start of the node, before its sshd
-    """
-
+    # directory of /sys or /proc -> its content, which hides this machine's
     trees: Mapping[str, Tree] = field(default_factory=dict)
+    # absolute path -> file, laid over the node's root
     files: Mapping[str, File] = field(default_factory=dict)
+    # device files, all of them as harmless as /dev/null; path -> mode
     devices: Mapping[str, int] = field(default_factory=dict)
+    # path below /proc/sys -> value that differs from the distribution's default
     sysctls: Mapping[str, str] = field(default_factory=dict)
-    kernel_log: tuple[tuple[float, str], ...] = ()
-    start: str = ""
+    kernel_log: tuple[tuple[float, str], ...] = ()  # seconds since boot and message, for dmesg
+    start: str = ""  # shell text that root runs at every start of the node, before its sshd
 
 
 PCIE = ("current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
@@ -62,21 +58,17 @@ PCIE = ("current_link_speed", "current_link_width", "max_link_speed", "max_link_
 
 @dataclass(frozen=True)
 class PciDevice:
-    """A PCI function as `/sys/bus/pci/devices/ADDRESS` shows it; numbers as sysfs prints them.
-
-    driver: its kernel driver, or ""
-    link:   (current speed, current width, maximum speed, maximum width); None: no PCIe link
-    extra_files: further files of its directory
-    """
+    """A PCI function as `/sys/bus/pci/devices/ADDRESS` shows it; numbers as sysfs prints them."""
 
     address: str
     vendor: str
     device: str
     pci_class: str
     numa_node: int = 0
-    driver: str = ""
+    driver: str = ""  # its kernel driver, or ""
+    # (current speed, current width, maximum speed, maximum width); None: no PCIe link
     link: tuple[str, int | str, str, int] | None = None
-    extra_files: Tree = field(default_factory=dict)
+    extra_files: Tree = field(default_factory=dict)  # further files of its directory
 
     def content(self) -> dict[str, str | Link]:
         """The files of its directory: path -> text or link."""

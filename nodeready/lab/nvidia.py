@@ -38,18 +38,7 @@ _HOPPER_BUSES = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """A model of GPU, and the server with it.
-
-    buses:          PCI buses of the GPUs
-    switches:       PCI buses of the NVSwitches that the server shows
-    generation:     of PCIe
-    links:          NVLinks of a GPU
-    link_gbps:      GB/s of an NVLink
-    rows:           spare rows of memory ("bank(s)" in the output)
-    tlimit:         nvidia-smi shows the degrees up to the limit (Hopper), not the limits (Ampere)
-    fabric_manager: the server has a fabric manager
-    xml:            further elements of its driver's output, and other values, as in `CHANGES`
-    """
+    """A model of GPU, and the server with it."""
 
     product: str
     architecture: str
@@ -57,19 +46,21 @@ class Board:
     device_id: str
     memory_mib: int
     ports: Callable[[], tuple[Device, ...]]
-    buses: tuple[str, ...] = _HOPPER_BUSES
+    buses: tuple[str, ...] = _HOPPER_BUSES  # PCI buses of the GPUs
     switch_id: str = ""
-    switches: tuple[str, ...] = ()
-    generation: int = 5
+    switches: tuple[str, ...] = ()  # PCI buses of the NVSwitches that the server shows
+    generation: int = 5  # of PCIe
     speed: str = _GEN5
-    links: int = 18
-    link_gbps: str = "26.562"
-    rows: int
+    links: int = 18  # NVLinks of a GPU
+    link_gbps: str = "26.562"  # GB/s of an NVLink
+    rows: int  # spare rows of memory ("bank(s)" in the output)
+    # nvidia-smi shows the degrees up to the limit (Hopper), not the limits (Ampere)
     tlimit: bool = True
     fabric: bool = True
-    fabric_manager: bool = True
+    fabric_manager: bool = True  # the server has a fabric manager
     driver: str = DRIVER
     cuda: str = CUDA
+    # further elements of its driver's output, and other values, as in `CHANGES`
     xml: Mapping[str, str | None] = field(default_factory=dict)
 
 

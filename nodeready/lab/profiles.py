@@ -16,16 +16,13 @@ from nodeready.lab.hardware import DEFAULT_CMDLINE, SERVER, Hardware, pci_trees
 
 @dataclass(frozen=True)
 class Profile:
-    """A kind of node.
-
-    make:    returns its hardware; arguments are the differences from a healthy node
-    cmdline: /proc/cmdline, without the newline
-    """
+    """A kind of node."""
 
     name: str
     about: str
+    # returns its hardware; arguments are the differences from a healthy node
     make: Callable[..., Hardware]
-    cmdline: str = DEFAULT_CMDLINE
+    cmdline: str = DEFAULT_CMDLINE  # /proc/cmdline, without the newline
 
     @cached_property
     def hardware(self) -> Hardware:

@@ -37,17 +37,14 @@ _MAYBE_IPV6 = re.compile(r"(?<![\w.:])[0-9A-Fa-f]*:[0-9A-Fa-f:]+(?![\w:])")
 
 @dataclass(frozen=True)
 class _NodeSheet:
-    """What the page has of one node.
-
-    hidden: number of findings that are not about a part
-    tables: heading, columns and rows; a column without a value is left out
-    history: moment, kind and text of each change of a part or of software, the newest first
-    """
+    """What the page has of one node."""
 
     node: NodeReport
     findings: tuple[Result, ...]
-    hidden: int
+    hidden: int  # number of findings that are not about a part
+    # heading, columns and rows; a column without a value is left out
     tables: tuple[tuple[str, list[str], list[list[str]]], ...]
+    # moment, kind and text of each change of a part or of software, the newest first
     history: tuple[tuple[str, str, str], ...]
 
 

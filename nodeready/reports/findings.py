@@ -21,24 +21,18 @@ _MAX_REASONS = 6
 
 @dataclass(frozen=True)
 class AuditFinding:
-    """One row of a report.
-
-    text:     the value, the expected value, the source; where the nodes differ in numbers, the
-              minimum and the maximum; "" where they differ in more
-    names:    the nodes
-    example:  one of the nodes, and its text, where no single node has ``text``; else ""
-    also:     number of further checks of the subject with the same text
-    severity: what the finding costs a job; "": its check declares nothing
-    """
+    """One row of a report."""
 
     status: str
     check: str
+    # the value, the expected value, the source; where the nodes differ in numbers, the minimum and
+    # the maximum; "" where they differ in more
     text: str
     fix: str
-    names: tuple[str, ...]
-    example: str = ""
-    also: int = 0
-    severity: str = ""
+    names: tuple[str, ...]  # the nodes
+    example: str = ""  # one of the nodes, and its text, where no single node has ``text``; else ""
+    also: int = 0  # number of further checks of the subject with the same text
+    severity: str = ""  # what the finding costs a job; "": its check declares nothing
 
     @property
     def title(self) -> str:

@@ -46,14 +46,12 @@ def observed_facts(facts: Mapping[str, Any], moment: str) -> Mapping[str, _Fact]
 
 @dataclass(frozen=True)
 class PartTable:
-    """A table of parts.
-
-    columns: title -> the key of the fact, or the function that makes the text of a part
-    rows_of: the facts of a node, by subject -> its parts
-    """
+    """A table of parts."""
 
     name: str
+    # title -> the key of the fact, or the function that makes the text of a part
     columns: Mapping[str, str | Callable[[_Fact], Any]]
+    # the facts of a node, by subject -> its parts
     rows_of: Callable[[Mapping[str, _Fact]], Iterable[_Fact]]
 
     def rows(self, facts: Mapping[str, _Fact]) -> list[tuple[str, ...]]:

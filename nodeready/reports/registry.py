@@ -27,27 +27,21 @@ def _no_history(node: str) -> Sequence[Any]:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a report. A format ignores the options that it does not need.
+    """Options of a report. A format ignores the options that it does not need."""
 
-    verbose: from 1 on, a table folds nothing by example, cuts nothing and leaves nothing out
-    width:   columns of the terminal
-    fail_on: "fail" or "warn": the mildest status with which a check fails the run
-    diff:    a deploy's table shows the differences of its files
-    quiet:   a table leaves out what is ok
-    inventory: the inventory of the run, as words of a shell, for the commands that repair
-    looks:   gives the kept looks at this inventory, the oldest first
-    history: node -> the HistoryEntry objects of the node and of its parts, the newest first
-    lines:   approximate maximum lines of a table on a terminal; 0: a pipe or a file, without limit
-    """
-
+    # from 1 on, a table folds nothing by example, cuts nothing and leaves nothing out
     verbose: int = 0
-    width: int = 80
-    fail_on: str = "fail"
-    diff: bool = False
-    quiet: bool = False
+    width: int = 80  # columns of the terminal
+    fail_on: str = "fail"  # "fail" or "warn": the mildest status with which a check fails the run
+    diff: bool = False  # a deploy's table shows the differences of its files
+    quiet: bool = False  # a table leaves out what is ok
+    # approximate maximum lines of a table on a terminal; 0: a pipe or a file, without limit
     lines: int = SCREEN
+    # the inventory of the run, as words of a shell, for the commands that repair
     inventory: str = "INVENTORY"
+    # gives the kept looks at this inventory, the oldest first
     looks: Callable[[], Sequence[Look]] = tuple
+    # node -> the HistoryEntry objects of the node and of its parts, the newest first
     history: Callable[[str], Sequence[Any]] = _no_history
 
 
@@ -57,27 +51,20 @@ PLAIN = Options()
 
 @dataclass(frozen=True)
 class Format:
-    """One format of one command's document.
+    """One format of one command's document."""
 
-    document:  the command whose document is shown; `debuggable`: that of ``stacks --check``
-    name:      the word of ``--format``
-    renderer:  ``MODULE:FUNCTION`` of this room: ``(document, options) -> Iterator``, of texts, or
-               of StyledLines where ``styled``
-    extension: of a file in this format
-    styled:    the format is made of lines with styles, for a terminal
-    on_node:   the node's own program has the format, too: standard library and Python 3.9
-    part:      the attribute of the document that is shown; "": the whole document
-    facts:     ``MODULE:FUNCTION`` that makes the text of one observation, which the workers of an
-               audit call; "": the format shows no observations
-    """
-
-    document: str
-    name: str
+    document: str  # the command whose document is shown; `debuggable`: that of ``stacks --check``
+    name: str  # the word of ``--format``
+    # ``MODULE:FUNCTION`` of this room: ``(document, options) -> Iterator``, of texts, or of
+    # StyledLines where ``styled``
     renderer: str
-    extension: str
-    styled: bool = False
+    extension: str  # of a file in this format
+    styled: bool = False  # the format is made of lines with styles, for a terminal
+    # the node's own program has the format, too: standard library and Python 3.9
     on_node: bool = False
-    part: str = ""
+    part: str = ""  # the attribute of the document that is shown; "": the whole document
+    # ``MODULE:FUNCTION`` that makes the text of one observation, which the workers of an audit
+    # call; "": the format shows no observations
     facts: str = ""
 
     @property

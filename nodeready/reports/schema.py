@@ -100,10 +100,6 @@ def meanings(kind: Any) -> tuple[str, dict[str, str]]:
     """
     about = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0]
     by_field: dict[str, str] = {}
-    field_lines = re.compile(r"((?:[a-z0-9_]+, )*[a-z0-9_]+):\s+(.*)")
-    for row in re.sub(r"\n +", " ", inspect.cleandoc(kind.__doc__ or "")).splitlines():
-        if match := field_lines.fullmatch(row):
-            by_field |= dict.fromkeys(match[1].split(", "), _sentence(match[2]))
     for base in reversed([base for base in kind.__mro__ if "__annotations__" in vars(base)]):
         text, meaning = textwrap.dedent(inspect.getsource(base)), ""
         comments, whole = {}, set()
@@ -121,8 +117,7 @@ def meanings(kind: Any) -> tuple[str, dict[str, str]]:
             above = " ".join(comments[line] for line in range(first, field.lineno))
             words = above or comments.get(field.end_lineno or 0, "")
             meaning = meaning if words == "likewise" else _sentence(words)
-            if meaning:
-                by_field[field.target.id] = meaning
+            by_field[field.target.id] = meaning
     return _sentence(about), by_field
 
 

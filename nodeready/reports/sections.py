@@ -9,21 +9,15 @@ from nodeready.reports.lines import StyledLine
 
 
 class RowSection(NamedTuple):
-    """Rows of one kind, the most important one first.
-
-    full:       makes all lines of a row
-    short:      makes the only line of a row, where there is no room for more
-    count_line: makes the line that counts the hidden rows
-    max_rows:   maximum number of shown rows, unless all rows of all sections are shown
-    title:      the line above the rows, if any
-    """
+    """Rows of one kind, the most important one first."""
 
     rows: Sequence[Any]
-    full: Callable[[Any], Iterable[StyledLine]]
+    full: Callable[[Any], Iterable[StyledLine]]  # makes all lines of a row
+    # makes the only line of a row, where there is no room for more
     short: Callable[[Any], StyledLine]
-    count_line: Callable[[int], StyledLine]
-    max_rows: int = 30
-    title: StyledLine | None = None
+    count_line: Callable[[int], StyledLine]  # makes the line that counts the hidden rows
+    max_rows: int = 30  # maximum number of shown rows, unless all rows of all sections are shown
+    title: StyledLine | None = None  # the line above the rows, if any
 
 
 def fitted(

@@ -29,20 +29,14 @@ _MAX_VALUES = 3
 
 
 class SimilarTexts(NamedTuple):
-    """One row for nodes with equal texts, or with texts that differ by a few words.
+    """One row for nodes with equal texts, or with texts that differ by a few words."""
 
-    shared_texts: the texts; where they differ, with all values, or the minimum and maximum
-    names:        the nodes
-    example:      one of the nodes, where no single node has the shared texts; else ""
-    instance:     the texts of that node
-    variants:     number of different texts
-    """
-
+    # the texts; where they differ, with all values, or the minimum and maximum
     shared_texts: Texts
-    names: list[str]
-    example: str = ""
-    instance: Texts = ()
-    variants: int = 1
+    names: list[str]  # the nodes
+    example: str = ""  # one of the nodes, where no single node has the shared texts; else ""
+    instance: Texts = ()  # the texts of that node
+    variants: int = 1  # number of different texts
 
     @property
     def texts(self) -> Texts:

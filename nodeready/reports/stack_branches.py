@@ -9,24 +9,18 @@ from nodeready.runs.stacks.document import Frame, JobTree, Stacks, tree
 
 
 class Branch(NamedTuple):
-    """A row of the merged tree: calls without a branch between them.
+    """A row of the merged tree: calls without a branch between them."""
 
-    frames: root to leaf; () for a row that stands for hidden branches
-    lasts:  for every branch above this one, the outermost first, and for this one: whether it is
-            the last of its siblings
-    ends:   number of the branch's processes that stand at its last call
-    width:  digits of the largest number of processes among the siblings
-    hidden: number of branches that the row stands for
-    """
-
-    frames: tuple[Frame, ...]
+    frames: tuple[Frame, ...]  # root to leaf; () for a row that stands for hidden branches
     processes: int
     ranks: tuple[int, ...]
     groups: tuple[int, ...]
+    # for every branch above this one, the outermost first, and for this one: whether it is the
+    # last of its siblings
     lasts: tuple[bool, ...]
-    ends: int
-    width: int
-    hidden: int = 0
+    ends: int  # number of the branch's processes that stand at its last call
+    width: int  # digits of the largest number of processes among the siblings
+    hidden: int = 0  # number of branches that the row stands for
 
     @property
     def depth(self) -> int:

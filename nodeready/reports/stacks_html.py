@@ -55,31 +55,22 @@ def page() -> HtmlPage:
 
 @dataclass(frozen=True)
 class _Card:
-    """A group with its place in the page.
+    """A group with its place in the page."""
 
-    number:       from 1
-    is_largest:   the group that all groups are compared with
-    is_overtaken: other groups have moved on from its last call
-    """
-
-    number: int
+    number: int  # from 1
     group: Group
     processes: Sequence[Rank]
-    is_largest: bool
-    is_overtaken: bool
+    is_largest: bool  # the group that all groups are compared with
+    is_overtaken: bool  # other groups have moved on from its last call
 
 
 @dataclass(frozen=True)
 class _BranchRow:
-    """A branch of the merged tree.
-
-    opens:  the next rows are inside of this row
-    closes: number of surrounding rows that end with it
-    """
+    """A branch of the merged tree."""
 
     branch: Branch
-    opens: bool
-    closes: int
+    opens: bool  # the next rows are inside of this row
+    closes: int  # number of surrounding rows that end with it
 
 
 def _cards(stacks: Stacks) -> Iterator[_Card]:
@@ -93,25 +84,19 @@ def _cards(stacks: Stacks) -> Iterator[_Card]:
 
 @dataclass(frozen=True)
 class _Cell:
-    """The statements of one witness about the ranks of a row.
-
-    weight: the largest weight; -1: all statements speak against a cause; None: no statement
-    """
+    """The statements of one witness about the ranks of a row."""
 
     statements: tuple[Statement, ...]
+    # the largest weight; -1: all statements speak against a cause; None: no statement
     weight: int | None
 
 
 @dataclass(frozen=True)
 class _MatrixRow:
-    """Neighbouring ranks with equal cells.
+    """Neighbouring ranks with equal cells."""
 
-    order:  place of the row by suspicion, from 1
-    number: the number of their group
-    """
-
-    order: int
-    number: int
+    order: int  # place of the row by suspicion, from 1
+    number: int  # the number of their group
     group: Group
     ranks: tuple[int, ...]
     processes: tuple[Rank, ...]

@@ -21,21 +21,15 @@ WIDTH, HEIGHT = 800, 80
 
 @dataclass(frozen=True)
 class Trend:
-    """The picture and its text.
+    """The picture and its text."""
 
-    sentence: what the picture shows
-    areas:    status -> the path of its area in SVG, in a box of WIDTH and HEIGHT
-    maximum:  the nodes at the top of the picture
-    first, last: moments of the first and the last look
-    rows:     moment and count per area, the newest looks first
-    """
-
-    sentence: str
+    sentence: str  # what the picture shows
+    # status -> the path of its area in SVG, in a box of WIDTH and HEIGHT
     areas: tuple[tuple[str, str], ...]
-    maximum: int
-    first: str
-    last: str
-    rows: tuple[tuple[str, ...], ...]
+    maximum: int  # the nodes at the top of the picture
+    first: str  # moments of the first and the last look
+    last: str  # likewise
+    rows: tuple[tuple[str, ...], ...]  # moment and count per area, the newest looks first
 
 
 HEADS = ("look", "fail or no answer", "unknown", "warn")

@@ -47,16 +47,12 @@ Render = Callable[[str, Any], Mapping[str, Iterable[str]]]
 
 @dataclass(frozen=True)
 class LogWriter:
-    """A process that writes a log.
-
-    start_s: since boot
-    lines:   the last lines that the stacks saw
-    """
+    """A process that writes a log."""
 
     pid: int
-    start_s: float
+    start_s: float  # since boot
     rank: int | None
-    lines: tuple[str, ...]
+    lines: tuple[str, ...]  # the last lines that the stacks saw
 
 
 def own_files(
@@ -94,32 +90,24 @@ class Converse(Protocol):
 
 @dataclass
 class EvidenceCollector:
-    """Collects the parts of one incident, in the order of `incident.PARTS`.
-
-    job, user:   of the ranks; user "": of any user
-    timeout_s:   for the stacks of one node
-    ask, converse: reach the nodes, with progress
-    render:      makes the files of a document
-    audit_nodes: a context manager with the audit document of these nodes
-    owner:       uid of the job's user; "": not known yet
-    stacks:      None: not taken yet
-    logs:        the logs of the ranks, from the stacks
-    hung:        node -> its answer in an earlier part, if the node did not answer within the limit
-                 of a command. It gets no further request, so that it delays the incident once
-    """
+    """Collects the parts of one incident, in the order of `incident.PARTS`."""
 
     transport: Transport
     policies: Mapping[str, Policy]
-    job: str
-    user: str
-    timeout_s: int
-    ask: Asks
-    converse: Converse
-    render: Render
+    job: str  # of the ranks; user "": of any user
+    user: str  # likewise
+    timeout_s: int  # for the stacks of one node
+    ask: Asks  # reach the nodes, with progress
+    converse: Converse  # likewise
+    render: Render  # makes the files of a document
+    # a context manager with the audit document of these nodes
     audit_nodes: Callable[[list[str]], AbstractContextManager[Any]]
-    owner: str = ""
-    stacks: Stacks | None = None
+    owner: str = ""  # uid of the job's user; "": not known yet
+    stacks: Stacks | None = None  # None: not taken yet
+    # the logs of the ranks, from the stacks
     logs: Logs = field(default_factory=lambda: defaultdict(dict))
+    # node -> its answer in an earlier part, if the node did not answer within the limit of a
+    # command. It gets no further request, so that it delays the incident once
     hung: dict[str, Answer] = field(default_factory=dict)
 
     def collect(self, directory: Directory, reason: str) -> tuple[Incident, str]:

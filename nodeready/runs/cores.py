@@ -70,22 +70,16 @@ _ENDINGS = frozenset(
 
 @dataclass(frozen=True)
 class CoreFrame:
-    """One call, without addresses and values.
-
-    function: ``??`` where gdb has no name
-    file:     of the source, as gdb has it; "": no debug information
-    line:     0: none
-    library:  the file name of the shared library; "": the program itself, or not known
-    offset:   of a function without a name, the address within its page: it does not depend on the
-              address at which the program was loaded
-    """
+    """One call, without addresses and values."""
 
     JSON: ClassVar = ("function", "file", "line", "library")
 
-    function: str
-    file: str = ""
-    line: Count = 0
-    library: str = ""
+    function: str  # ``??`` where gdb has no name
+    file: str = ""  # of the source, as gdb has it; "": no debug information
+    line: Count = 0  # 0: none
+    library: str = ""  # the file name of the shared library; "": the program itself, or not known
+    # of a function without a name, the address within its page: it does not depend on the address
+    # at which the program was loaded
     offset: int = 0
 
     @property
@@ -105,15 +99,11 @@ class CoreThread(NamedTuple):
 
 
 class Backtrace(NamedTuple):
-    """gdb's backtraces of one core; frames innermost first, as gdb numbers them.
+    """gdb's backtraces of one core; frames innermost first, as gdb numbers them."""
 
-    crashed: of the thread that got the signal
-    python:  the lines of ``py-bt``, if gdb has this command
-    """
-
-    crashed: tuple[CoreFrame, ...] = ()
+    crashed: tuple[CoreFrame, ...] = ()  # of the thread that got the signal
     threads: tuple[CoreThread, ...] = ()
-    python: tuple[str, ...] = ()
+    python: tuple[str, ...] = ()  # the lines of ``py-bt``, if gdb has this command
 
 
 def _function(text: str) -> str:
@@ -211,16 +201,12 @@ def crashed_in(frames: Sequence[CoreFrame], top: CoreFrame) -> bool:
 
 @dataclass(frozen=True)
 class CrashFile:
-    """One core file, of one node or on a file system that several nodes share.
-
-    reader: the node that reads it
-    nodes:  all nodes that see it
-    host:   the node or host that wrote it, by the file's name; "": the name does not tell
-    """
+    """One core file, of one node or on a file system that several nodes share."""
 
     file: CoreFile
-    reader: str
-    nodes: tuple[str, ...]
+    reader: str  # the node that reads it
+    nodes: tuple[str, ...]  # all nodes that see it
+    # the node or host that wrote it, by the file's name; "": the name does not tell
     host: str = ""
 
     @property
@@ -234,14 +220,11 @@ class CrashFile:
 
 @dataclass(frozen=True)
 class Crash:
-    """One core and its content.
-
-    text: gdb's output; "": none
-    """
+    """One core and its content."""
 
     location: CrashFile
     core: CoreSummary
-    text: str = ""
+    text: str = ""  # gdb's output; "": none
 
     @cached_property
     def backtrace(self) -> Backtrace:
@@ -283,24 +266,18 @@ class Crash:
 
 @dataclass(frozen=True)
 class CoreGroup:
-    """Crashes of the same program by the same signal in the same place.
-
-    signal:  0: copies of live processes; None: not known
-    program: without its directory
-    frames:  of the thread that got the signal, innermost first, as gdb numbers them
-    crashes: the earliest first
-    cores:   their indexes into `cores`
-    """
+    """Crashes of the same program by the same signal in the same place."""
 
     JSON: ClassVar = (
         *("signal", "signal_name", "program", "function", "cores", "nodes", "ranks", "frames"),
     )
 
-    signal: int | None
-    program: str
+    signal: int | None  # 0: copies of live processes; None: not known
+    program: str  # without its directory
+    # of the thread that got the signal, innermost first, as gdb numbers them
     frames: tuple[CoreFrame, ...]
-    crashes: tuple[Crash, ...]
-    cores: tuple[Count, ...]
+    crashes: tuple[Crash, ...]  # the earliest first
+    cores: tuple[Count, ...]  # their indexes into `cores`
 
     @property
     def signal_name(self) -> str:
@@ -331,29 +308,17 @@ class CoreGroup:
 
 @dataclass(frozen=True)
 class CoreRow:
-    """One core file, of one node or on a file system that several nodes share.
-
-    node:        where it crashed, by the file's name; else the node that read it
-    seen_on:     the nodes that see this file
-    written:     ISO 8601, UTC
-    age_s:       by the node's clock
-    total_bytes: the size according to its own headers
-    command:     the first 80 characters
-    threads:     0: not known
-    unread:      why there is no backtrace; "": there is one
-    text_file:   file of gdb's output in `-o DIR`; "": no output
-    python:      the lines of py-bt
-    """
+    """One core file, of one node or on a file system that several nodes share."""
 
     JSON_KEYS: ClassVar = {"total_bytes": "whole_bytes"}
 
-    node: str
-    seen_on: tuple[str, ...]
+    node: str  # where it crashed, by the file's name; else the node that read it
+    seen_on: tuple[str, ...]  # the nodes that see this file
     path: str
-    written: str
-    age_s: float
+    written: str  # ISO 8601, UTC
+    age_s: float  # by the node's clock
     size_bytes: int
-    total_bytes: int | None
+    total_bytes: int | None  # the size according to its own headers
     truncated: bool
     signal: int | None
     pid: int | None
@@ -361,14 +326,14 @@ class CoreRow:
     user: str
     comm: str
     program: str
-    command: str
-    threads: int
+    command: str  # the first 80 characters
+    threads: int  # 0: not known
     rank: int | None
     job: str
-    unread: str
+    unread: str  # why there is no backtrace; "": there is one
     warning: str
-    text_file: str
-    python: tuple[str, ...]
+    text_file: str  # file of gdb's output in `-o DIR`; "": no output
+    python: tuple[str, ...]  # the lines of py-bt
 
     @classmethod
     def of(cls, crash: Crash, text_file: str) -> CoreRow:
@@ -404,14 +369,6 @@ class CoreRow:
 class Cores:
     """The document of `nodeready cores`, and DIR/cores.json: where the program of every core
     crashed. Equal crashes are one group; the group of the earliest crash is first.
-
-    started:  ISO 8601, UTC
-    finished: ISO 8601, UTC
-    nodes:    all nodes that were asked
-    gaps:     the nodes that gave no answer
-    notes:    node -> the places that it could not search, and why
-    unlisted: node -> number of older cores that were not read
-    complete: False when it was interrupted
     """
 
     SCHEMA: ClassVar = "cores"
@@ -421,14 +378,16 @@ class Cores:
     )
     JSON_KEYS: ClassVar = {"unlisted": "more"}
 
-    started: str
-    finished: str
-    nodes: tuple[str, ...]
+    started: str  # ISO 8601, UTC
+    finished: str  # ISO 8601, UTC
+    nodes: tuple[str, ...]  # all nodes that were asked
     crashes: tuple[Crash, ...]
-    gaps: NodeGaps = ()
+    gaps: NodeGaps = ()  # the nodes that gave no answer
+    # node -> the places that it could not search, and why
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # node -> number of older cores that were not read
     unlisted: Mapping[str, int] = field(default_factory=dict)
-    complete: bool = True
+    complete: bool = True  # False when it was interrupted
 
     @cached_property
     def read(self) -> tuple[Crash, ...]:
@@ -718,19 +677,14 @@ class DumpError(Exception):
 
 @dataclass(frozen=True)
 class CoreDumper:
-    """Takes a core of a live process, after a preview.
-
-    tag:       of the run
-    node:      its name, and its policy
-    directory: on this machine only; "": the core directory
-    """
+    """Takes a core of a live process, after a preview."""
 
     ask: Asks
-    tag: str
-    node: str
+    tag: str  # of the run
+    node: str  # its name, and its policy
     policy: Policy
     pid: int
-    directory: str = ""
+    directory: str = ""  # on this machine only; "": the core directory
 
     def _ask(self, limit_s: int, started: int, kinds: dict[str, type]) -> Any:
         """The first row of the node's answer. Raises DumpError.

@@ -38,45 +38,25 @@ PARTS = ("stacks", "logs", "cores", "audit")
 
 @dataclass(frozen=True)
 class Part:
-    """One kind of evidence.
-
-    name:    `stacks`, `logs`, `cores` or `audit`: also the directory of its files
-    status:  see STATUSES
-    content: summary, one line
-    reason:  why it is incomplete; "": it is complete
-    gaps:    the nodes that gave nothing, or only a part of it
-    files:   in the directory of the incident, sorted
-    seconds: duration
-    failed:  it is missing by an error of nodeready or of this machine
-    """
+    """One kind of evidence."""
 
     JSON_KEYS: ClassVar = {"content": "found", "reason": "why"}
 
+    # `stacks`, `logs`, `cores` or `audit`: also the directory of its files
     name: Annotated[str, {"enum": PARTS}]
-    status: Annotated[str, {"enum": STATUSES}]
-    content: str = ""
-    reason: str = ""
-    gaps: NodeGaps = ()
-    files: tuple[str, ...] = ()
-    seconds: Annotated[float, {"minimum": 0}] = 0.0
-    failed: bool = False
+    status: Annotated[str, {"enum": STATUSES}]  # see STATUSES
+    content: str = ""  # summary, one line
+    reason: str = ""  # why it is incomplete; "": it is complete
+    gaps: NodeGaps = ()  # the nodes that gave nothing, or only a part of it
+    files: tuple[str, ...] = ()  # in the directory of the incident, sorted
+    seconds: Annotated[float, {"minimum": 0}] = 0.0  # duration
+    failed: bool = False  # it is missing by an error of nodeready or of this machine
 
 
 @dataclass(frozen=True)
 class Incident:
     """The document of `nodeready incident`, and DIR/incident.json: the evidence of a job that
     hangs. Known forms of secrets are removed from all texts.
-
-    started:  UTC
-    finished: UTC
-    job:      its name on the command line
-    user:     the owner of the job; "": not known
-    reason:   why it was taken: on request, or what `watch` saw
-    complete: False when it was interrupted
-    verdict:  of the stacks and all witnesses; None: there are no stacks
-    advice:   what to look at next, one line each
-    parts:    in the order in which they were taken
-    archive:  path of the archive of all files; "": it could not be written
     """
 
     SCHEMA: ClassVar = "incident"
@@ -86,16 +66,16 @@ class Incident:
         *("archive", "parts"),
     )
 
-    started: Moment
-    finished: Moment
-    job: str
-    user: str
-    reason: str
-    complete: bool
-    verdict: Verdict | None
-    advice: tuple[str, ...]
-    parts: tuple[Part, ...]
-    archive: str
+    started: Moment  # UTC
+    finished: Moment  # UTC
+    job: str  # its name on the command line
+    user: str  # the owner of the job; "": not known
+    reason: str  # why it was taken: on request, or what `watch` saw
+    complete: bool  # False when it was interrupted
+    verdict: Verdict | None  # of the stacks and all witnesses; None: there are no stacks
+    advice: tuple[str, ...]  # what to look at next, one line each
+    parts: tuple[Part, ...]  # in the order in which they were taken
+    archive: str  # path of the archive of all files; "": it could not be written
 
 
 def incident_code(incident: Incident) -> int:

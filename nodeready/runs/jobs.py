@@ -19,53 +19,36 @@ _MOMENT = "%Y-%m-%dT%H:%M:%SZ"
 
 
 class RunningJob(NamedTuple):
-    """A job of one user, as far as its processes show it.
+    """A job of one user, as far as its processes show it."""
 
-    job:        its name, as ``--job`` takes it: Slurm's number, torchrun's id of the run, or
-                ADDRESS:PORT; empty: its processes name no job
-    user:       whose processes they are
-    nodes:      the nodes on which it has processes
-    ranks:      the numbers of its ranks that were found
-    processes:  the number of its processes, with or without a number
-    launchers:  the number of launchers that have started no rank yet
-    world_size: the number of ranks that it is to have; None: not known
-    since:      when the earliest of its processes began; empty: not known
-    command:    the command line of its first rank
-    """
-
+    # its name, as ``--job`` takes it: Slurm's number, torchrun's id of the run, or ADDRESS:PORT;
+    # empty: its processes name no job
     job: str
-    user: str
-    nodes: Names
-    ranks: tuple[Count, ...]
-    processes: Count
-    launchers: Count
+    user: str  # whose processes they are
+    nodes: Names  # the nodes on which it has processes
+    ranks: tuple[Count, ...]  # the numbers of its ranks that were found
+    processes: Count  # the number of its processes, with or without a number
+    launchers: Count  # the number of launchers that have started no rank yet
+    # the number of ranks that it is to have; None: not known
     world_size: Annotated[int | None, {"minimum": 1}]
-    since: MomentOrEmpty
-    command: str
+    since: MomentOrEmpty  # when the earliest of its processes began; empty: not known
+    command: str  # the command line of its first rank
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """The document of `nodeready jobs`: what runs where. Text is one line.
-
-    started:  when the nodes were first asked, UTC
-    finished: when the last answer came, UTC
-    nodes:    the nodes that answered
-    jobs:     by user and name
-    gaps:     the nodes that gave no answer
-    complete: False when it was interrupted
-    """
+    """The document of `nodeready jobs`: what runs where. Text is one line."""
 
     SCHEMA: ClassVar = "jobs"
     VERSION: ClassVar = 2
     JSON: ClassVar = ("started", "finished", "complete", "nodes", "jobs", "gaps")
 
-    started: Moment
-    finished: Moment
-    nodes: tuple[Name, ...]
-    jobs: tuple[RunningJob, ...]
-    gaps: NodeGaps
-    complete: bool = True
+    started: Moment  # when the nodes were first asked, UTC
+    finished: Moment  # when the last answer came, UTC
+    nodes: tuple[Name, ...]  # the nodes that answered
+    jobs: tuple[RunningJob, ...]  # by user and name
+    gaps: NodeGaps  # the nodes that gave no answer
+    complete: bool = True  # False when it was interrupted
 
 
 def jobs_code(document: Jobs) -> int:

@@ -16,26 +16,19 @@ ROLES = (CAUSE, VICTIM, FOLLOWS, NOTE)
 
 
 class PlacedRank(NamedTuple):
-    """A rank of a job and what NCCL says about it.
-
-    rank: global; None: unknown
-    """
+    """A rank of a job and what NCCL says about it."""
 
     node: str
-    rank: int | None
+    rank: int | None  # global; None: unknown
     nccl: NcclRank
 
 
 class NcclDifference(NamedTuple):
-    """Ranks that differ from most of their peers in one fact.
+    """Ranks that differ from most of their peers in one fact."""
 
-    fact:         of `FACTS`: ``network``
-    value, usual: theirs, and that of most ranks
-    """
-
-    fact: str
-    value: str
-    usual: str
+    fact: str  # of `FACTS`: ``network``
+    value: str  # theirs, and that of most ranks
+    usual: str  # likewise
     ranks: tuple[int, ...]
     nodes: tuple[str, ...]
 
@@ -47,17 +40,13 @@ class NcclDifference(NamedTuple):
 
 
 class FoldedError(NamedTuple):
-    """One kind of error over all ranks.
-
-    text:  the line of the first rank
-    peers: the named peers, the most frequent first
-    """
+    """One kind of error over all ranks."""
 
     meaning: NcclMeaning
-    text: str
+    text: str  # the line of the first rank
     ranks: tuple[int, ...]
     nodes: tuple[str, ...]
-    peers: tuple[str, ...]
+    peers: tuple[str, ...]  # the named peers, the most frequent first
 
 
 #: The facts that are compared, the gravest first, in words.

@@ -165,28 +165,21 @@ KINDS = ("no-file", "unreadable", "stopped", "lines", "skipped")
 
 @dataclass(frozen=True)
 class RankFile:
-    """One file of one node, or the lines of one rank in a mixed log.
-
-    rank, local_rank: by its lines or its path; None: not known
-    mtime_s:  time of the last write, in seconds since 1970; None: not read
-    age_s:    seconds since the last write, by the clock of the node; None: not read
-    behind_s: age_s minus the median age of all files
-    matches:  number of matches of --grep in the part that was read; None: no --grep
-    host:     node by the lines of a mixed log; None: not known
-    lines_after: in a mixed log, number of lines of all ranks after its last line; None: the file
-                 has one rank
-    """
+    """One file of one node, or the lines of one rank in a mixed log."""
 
     node: str
     path: str
-    rank: int | None
-    local_rank: int | None
+    rank: int | None  # by its lines or its path; None: not known
+    local_rank: int | None  # likewise
     size_bytes: int | None = None
-    mtime_s: float | None = None
+    mtime_s: float | None = None  # time of the last write, in seconds since 1970; None: not read
+    # seconds since the last write, by the clock of the node; None: not read
     age_s: float | None = None
-    behind_s: float | None = None
+    behind_s: float | None = None  # age_s minus the median age of all files
+    # number of matches of --grep in the part that was read; None: no --grep
     matches: int | None = None
-    host: str | None = None
+    host: str | None = None  # node by the lines of a mixed log; None: not known
+    # in a mixed log, number of lines of all ranks after its last line; None: the file has one rank
     lines_after: int | None = None
 
     @property
@@ -208,68 +201,43 @@ class RankFile:
 
 @dataclass(frozen=True)
 class LogGroup:
-    """Files with equal last lines, or that were not read for the same reason.
-
-    kind:    no-file: nodes where no file matches; unreadable: files that could not be read;
-             stopped: files last written more than a minute before most files, and ranks of a
-             mixed log that no longer write; lines: all further files and ranks; skipped: no
-             readable files, such as directories
-    nodes:   each once
-    lines:   of the example, the oldest first
-    example: NODE:PATH, or empty for no-file
-    reason:  why they were not read, or empty
-    """
+    """Files with equal last lines, or that were not read for the same reason."""
 
     JSON_KEYS: ClassVar = {"reason": "why"}
 
+    # no-file: nodes where no file matches; unreadable: files that could not be read; stopped:
+    # files last written more than a minute before most files, and ranks of a mixed log that no
+    # longer write; lines: all further files and ranks; skipped: no readable files, such as
+    # directories
     kind: Annotated[str, {"enum": KINDS}]
-    nodes: Annotated[tuple[str, ...], {"minItems": 1}]
+    nodes: Annotated[tuple[str, ...], {"minItems": 1}]  # each once
     files: tuple[RankFile, ...]
-    lines: tuple[str, ...] = ()
-    example: str = ""
-    reason: str = ""
+    lines: tuple[str, ...] = ()  # of the example, the oldest first
+    example: str = ""  # NODE:PATH, or empty for no-file
+    reason: str = ""  # why they were not read, or empty
 
 
 @dataclass(frozen=True)
 class LogReport:
-    """What PyTorch's watchdog, or gloo, reports about a rank in a log.
+    """What PyTorch's watchdog, or gloo, reports about a rank in a log."""
 
-    rank:      the global rank that it is about; None: not known
-    group:     description of the process group, or empty
-    kind:      timeout: a collective took too long; status: progress of the group; missing: other
-               ranks report that this rank has not called it; reached: this rank has called it and
-               other ranks have not; lost: its connection to another rank broke; mismatch: it has
-               called a different collective; stuck: its watchdog itself hangs
-    sequence:  number of the collective; None: not known
-    operation: of the collective, or empty
-    enqueued:  number of the last enqueued collective; None: not known
-    completed: number of the last completed collective; None: not known
-    example:   NODE:PATH of one file with the report
-    """
-
-    rank: int | None
-    group: str
+    rank: int | None  # the global rank that it is about; None: not known
+    group: str  # description of the process group, or empty
+    # timeout: a collective took too long; status: progress of the group; missing: other ranks
+    # report that this rank has not called it; reached: this rank has called it and other ranks
+    # have not; lost: its connection to another rank broke; mismatch: it has called a different
+    # collective; stuck: its watchdog itself hangs
     kind: Annotated[str, {"enum": witness.KINDS}]
-    sequence: int | None
-    operation: str
-    enqueued: int | None
-    completed: int | None
-    example: str
+    sequence: int | None  # number of the collective; None: not known
+    operation: str  # of the collective, or empty
+    enqueued: int | None  # number of the last enqueued collective; None: not known
+    completed: int | None  # number of the last completed collective; None: not known
+    example: str  # NODE:PATH of one file with the report
 
 
 @dataclass(frozen=True)
 class TailDocument:
-    """The document of `nodeready tail`. Control characters in texts are visible escapes.
-
-    started:     ISO 8601, UTC
-    finished:    ISO 8601, UTC
-    grep:        the regular expression, or empty
-    groups:      by kind, within a kind the smallest first
-    left_out:    matching files beyond --max-files of their node
-    gaps:        the nodes that gave no answer, or only a part of it
-    complete:    False when it was interrupted
-    reports:     of PyTorch's watchdogs: of each process group the slowest rank first
-    """
+    """The document of `nodeready tail`. Control characters in texts are visible escapes."""
 
     SCHEMA: ClassVar = "tail"
     VERSION: ClassVar = 2
@@ -278,14 +246,15 @@ class TailDocument:
         *("groups", "reports", "gaps"),
     )
 
-    started: str
-    finished: str
+    started: str  # ISO 8601, UTC
+    finished: str  # ISO 8601, UTC
     pattern: str
-    grep: str
-    groups: tuple[LogGroup, ...]
-    left_out: Count
-    gaps: NodeGaps
-    complete: bool = True
+    grep: str  # the regular expression, or empty
+    groups: tuple[LogGroup, ...]  # by kind, within a kind the smallest first
+    left_out: Count  # matching files beyond --max-files of their node
+    gaps: NodeGaps  # the nodes that gave no answer, or only a part of it
+    complete: bool = True  # False when it was interrupted
+    # of PyTorch's watchdogs: of each process group the slowest rank first
     reports: tuple[LogReport, ...] = ()
 
     @property

@@ -59,20 +59,15 @@ class RankKey(NamedTuple):
 
 @dataclass(frozen=True)
 class JobSnapshot:
-    """The counters of a job's ranks on all nodes.
+    """The counters of a job's ranks on all nodes."""
 
-    taken_s: by this machine's monotonic clock
-    ranks:  by their process
-    ports:  node -> the counters of its ports
-    gaps:   node -> why it gave no answer, or only a part of it
-    interrupted: some nodes were not asked
-    """
-
-    taken_s: float
-    ranks: Mapping[RankKey, Motion] = field(default_factory=dict)
+    taken_s: float  # by this machine's monotonic clock
+    ranks: Mapping[RankKey, Motion] = field(default_factory=dict)  # by their process
+    # node -> the counters of its ports
     ports: Mapping[str, PortBytes] = field(default_factory=dict)
+    # node -> why it gave no answer, or only a part of it
     gaps: Mapping[str, Gap] = field(default_factory=dict)
-    interrupted: bool = False
+    interrupted: bool = False  # some nodes were not asked
 
     @property
     def users(self) -> list[int | None]:
@@ -98,30 +93,21 @@ class JobSnapshot:
 
 
 class Sign(NamedTuple):
-    """What one witness reports about the time between two snapshots.
-
-    moves: whether the job moves; None: this witness cannot tell
-    text:  what it saw, in a few words
-    """
+    """What one witness reports about the time between two snapshots."""
 
     witness: str
-    moves: bool | None
-    text: str
+    moves: bool | None  # whether the job moves; None: this witness cannot tell
+    text: str  # what it saw, in a few words
 
 
 @dataclass(frozen=True)
 class Interval:
-    """The time between two snapshots.
+    """The time between two snapshots."""
 
-    seconds: its length
-    ranks:   the number of ranks at its end
-    gone:    no rank is left
-    """
-
-    seconds: float
-    ranks: int
+    seconds: float  # its length
+    ranks: int  # the number of ranks at its end
     signs: tuple[Sign, ...]
-    gone: bool = False
+    gone: bool = False  # no rank is left
 
     @property
     def kind(self) -> Literal["moves", "still", "unclear", "gone"]:
@@ -136,10 +122,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class _RankStep:
-    """What one rank did between two snapshots; rates are per second.
-
-    log: whether its log grew; None: it has none
-    """
+    """What one rank did between two snapshots; rates are per second."""
 
     rank: str
     cpu: float
@@ -147,7 +130,7 @@ class _RankStep:
     switches: float
     faults: float
     bytes: float | None
-    log: bool | None
+    log: bool | None  # whether its log grew; None: it has none
     watchdog: bool
     may_poll: bool
 
@@ -308,18 +291,13 @@ def _ports(before: JobSnapshot, after: JobSnapshot, seconds: float) -> Sign:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The conclusion from all intervals.
+    """The conclusion from all intervals."""
 
-    kind:    "new": there is no interval yet; "moves", "still", "unclear"; "gone": the job is over
-    still_s: seconds for which nothing has moved
-    fire:    take an incident now
-    armed:   the next hang is a new one
-    """
-
+    # "new": there is no interval yet; "moves", "still", "unclear"; "gone": the job is over
     kind: str
-    still_s: float = 0.0
-    fire: bool = False
-    armed: bool = True
+    still_s: float = 0.0  # seconds for which nothing has moved
+    fire: bool = False  # take an incident now
+    armed: bool = True  # the next hang is a new one
 
 
 def judge(intervals: Sequence[Interval], confirm_s: float, armed: bool = True) -> Judgement:

@@ -1,4 +1,4 @@
-"""The lines of docs/recipes.md that send a message when nodes change."""
+"""The lines of docs/audit.md that send a message when nodes change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from nodeready.reports import json_report
 from tests.builders.fleets import outcomes
 from tests.paths import DOCS
 
-BLOCK = (DOCS / "recipes.md").read_text().partition("```sh\n")[2].partition("```")[0]
+SECTION = (DOCS / "audit.md").read_text().partition("### A message when nodes change")[2]
+BLOCK = SECTION.partition("```sh\n")[2].partition("```")[0]
 
 
 def test_a_change_of_a_node_is_sent_once_and_again_if_it_was_refused(tmp_path):

@@ -51,23 +51,19 @@ class Segment:
 
 @dataclass(frozen=True)
 class Notes:
-    """The notes of the process. ``None`` and "": the note is missing.
-
-    threads: number of PRSTATUS notes
-    files:   mapped files: first address, last address, path as bytes
-    auxv:    the auxiliary vector that the program got at its start, as bytes
-    """
+    """The notes of the process. ``None`` and "": the note is missing."""
 
     pid: int | None = None
     uid: int | None = None
     signal: int | None = None
     comm: str = ""
     command: str = ""
-    threads: int = 0
+    threads: int = 0  # number of PRSTATUS notes
     entry: int = 0
     execfn: int = 0
+    # mapped files: first address, last address, path as bytes
     files: tuple[tuple[int, int, bytes], ...] = ()
-    auxv: bytes = b""
+    auxv: bytes = b""  # the auxiliary vector that the program got at its start, as bytes
 
     def executable(self) -> tuple[int, str]:
         """The address and path of the executable; (0, ""): no note names it."""

@@ -112,43 +112,31 @@ _MAX_LENGTHS = {"e": 64, "h": 64}
 
 @dataclass(frozen=True)
 class CoreName:
-    """A file whose name matches a pattern.
-
-    values: letter of the specifier -> its value, the first if it occurs more than once
-    """
+    """A file whose name matches a pattern."""
 
     path: str
+    # letter of the specifier -> its value, the first if it occurs more than once
     values: dict[str, str]
     compressed: str = ""
 
 
 @dataclass(frozen=True)
 class PatternDirectory:
-    """A directory to which a pattern leads.
+    """A directory to which a pattern leads."""
 
-    shown:  its path as the pattern spells it
-    real:   its path without links
-    values: of the specifiers in its path
-    owner, modified_ns: of the deepest directory with a value in its name
-    """
-
-    shown: str
-    real: Resolved
-    values: dict[str, str]
-    owner: int = 0
-    modified_ns: int = 0
+    shown: str  # its path as the pattern spells it
+    real: Resolved  # its path without links
+    values: dict[str, str]  # of the specifiers in its path
+    owner: int = 0  # of the deepest directory with a value in its name
+    modified_ns: int = 0  # likewise
 
 
 @dataclass(frozen=True)
 class CorePlace:
-    """The directories and files of one pattern.
+    """The directories and files of one pattern."""
 
-    pattern: as in kernel.core_pattern
-    uses_pid: kernel.core_uses_pid
-    """
-
-    pattern: str
-    uses_pid: bool = False
+    pattern: str  # as in kernel.core_pattern
+    uses_pid: bool = False  # kernel.core_uses_pid
 
     def _parts(self) -> list[str]:
         letters = {letter: f"\x01{letter}" for letter in SPECIFIERS}

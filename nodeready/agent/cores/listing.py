@@ -33,42 +33,28 @@ _LOOK_S, _SORT_S, _MEMORY = 6.0, 2.0, 1 << 30
 
 @dataclass(frozen=True)
 class CoreFile:
-    """A file that is named like a core.
+    """A file that is named like a core."""
 
-    path:        on the node; bytes that are no text are surrogates
-    inode, modified_ns, size_bytes: with the path, they identify the file
-    owner:       user id of the file; the first id of a range for user namespaces (`person`)
-    age_s:       seconds since it was written, by the node's clock
-    compressed:  its suffix (``.zst``); "": it is not compressed
-    host:        the %h of its name; "": the name has none
-    pid, signal: %P or %p, and %s, of its name; None: the name has none
-    """
-
-    path: wire.Path
-    inode: wire.Number
-    modified_ns: int
-    size_bytes: wire.Number
-    owner: wire.Uid
-    age_s: float
-    compressed: wire.Name = ""
-    host: wire.Name = ""
-    pid: int | None = None
-    signal: int | None = None
+    path: wire.Path  # on the node; bytes that are no text are surrogates
+    inode: wire.Number  # with the path, they identify the file
+    modified_ns: int  # likewise
+    size_bytes: wire.Number  # likewise
+    owner: wire.Uid  # user id of the file; the first id of a range for user namespaces (`person`)
+    age_s: float  # seconds since it was written, by the node's clock
+    compressed: wire.Name = ""  # its suffix (``.zst``); "": it is not compressed
+    host: wire.Name = ""  # the %h of its name; "": the name has none
+    pid: int | None = None  # %P or %p, and %s, of its name; None: the name has none
+    signal: int | None = None  # likewise
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The core files of a node, the newest first.
+    """The core files of a node, the newest first."""
 
-    places: that were read: patterns with ``*`` for the kernel's values
-    unlisted_count: older files that are not listed
-    notes:  why a place could not be read, one line each
-    """
-
-    places: tuple[wire.Path, ...]
+    places: tuple[wire.Path, ...]  # that were read: patterns with ``*`` for the kernel's values
     files: tuple[CoreFile, ...]
-    unlisted_count: wire.Count = 0
-    notes: tuple[wire.Line, ...] = ()
+    unlisted_count: wire.Count = 0  # older files that are not listed
+    notes: tuple[wire.Line, ...] = ()  # why a place could not be read, one line each
 
 
 def core_places(patterns: Iterable[str]) -> tuple[list[CorePlace], list[str]]:
@@ -101,12 +87,9 @@ def core_places(patterns: Iterable[str]) -> tuple[list[CorePlace], list[str]]:
 
 @dataclass(frozen=True)
 class _CoreEntry:
-    """A regular file in a directory of a place.
+    """A regular file in a directory of a place."""
 
-    directory: its index in the place's directories
-    """
-
-    directory: int
+    directory: int  # its index in the place's directories
     name: str
     device: int
     inode: int

@@ -33,80 +33,52 @@ from nodeready.core.base import ProbeError
 
 @dataclass(frozen=True)
 class CoresConfig:
-    """The program's configuration.
+    """The program's configuration."""
 
-    nonce:    random word with which each of its lines begins
-    tag:      ``nodeready:RUN``
-    limit_s:  seconds after which it must have ended
-    patterns: of the policy, for further places of cores
-    since_s:  maximum age of a core in seconds; 0: any age
-    selected: the cores to read, as (path, inode, modified_ns, size_bytes); (): list the cores
-    job:      read only the cores of this job (`stacks.ranks.jobs`); "": all
-    maximum:  of the cores to read
-    """
-
-    nonce: str
-    tag: str
-    limit_s: int
-    patterns: tuple[str, ...] = ()
-    since_s: float = 0
+    nonce: str  # random word with which each of its lines begins
+    tag: str  # ``nodeready:RUN``
+    limit_s: int  # seconds after which it must have ended
+    patterns: tuple[str, ...] = ()  # of the policy, for further places of cores
+    since_s: float = 0  # maximum age of a core in seconds; 0: any age
+    # the cores to read, as (path, inode, modified_ns, size_bytes); (): list the cores
     selected: tuple[tuple[str, int, int, int], ...] = ()
-    job: str = ""
-    maximum: int = 20
+    job: str = ""  # read only the cores of this job (`stacks.ranks.jobs`); "": all
+    maximum: int = 20  # of the cores to read
 
 
 @dataclass(frozen=True)
 class CoreSummary:
-    """The notes of one core, and its backtrace by gdb.
+    """The notes of one core, and its backtrace by gdb."""
 
-    number:      the core's index in ``selected``
-    unread:      why there is no backtrace, and what to do, one line; "": there is a backtrace
-    warning:     why the backtrace is doubtful, one line
-    whole_bytes: the size by the core's program headers; None: not known
-    pid:         in the process's own namespace; None here and below: the core does not tell
-    signal:      that ended the process; 0: none, it is a copy of a live process
-    uid, user:   the file's owner; the user in the notes, if root owns the file
-    comm:        the first 15 characters of the process's name
-    program:     path of the executable; "": not known
-    command:     the first 80 characters of the command line
-    threads:     number of threads; 0: not known
-    rank, job:   from the environment, if the core has it
-    jobs:        all names of the job; the first is `job`
-    text:        gdb's output, zlib and base64
-    cut:         the output was longer
-    """
-
-    number: wire.Count
+    number: wire.Count  # the core's index in ``selected``
+    # why there is no backtrace, and what to do, one line; "": there is a backtrace
     unread: wire.Line = ""
-    warning: wire.Line = ""
-    whole_bytes: int | None = None
+    warning: wire.Line = ""  # why the backtrace is doubtful, one line
+    whole_bytes: int | None = None  # the size by the core's program headers; None: not known
+    # in the process's own namespace; None here and below: the core does not tell
     pid: int | None = None
-    signal: int | None = None
-    uid: int | None = None
-    user: wire.Name = ""
-    comm: wire.Name = ""
-    program: wire.Path = ""
-    command: wire.Line = ""
-    threads: wire.Count = 0
-    rank: int | None = None
-    job: wire.Line = ""
-    jobs: tuple[wire.Line, ...] = ()
-    text: wire.Text = ""
-    cut: bool = False
+    signal: int | None = None  # that ended the process; 0: none, it is a copy of a live process
+    uid: int | None = None  # the file's owner; the user in the notes, if root owns the file
+    user: wire.Name = ""  # likewise
+    comm: wire.Name = ""  # the first 15 characters of the process's name
+    program: wire.Path = ""  # path of the executable; "": not known
+    command: wire.Line = ""  # the first 80 characters of the command line
+    threads: wire.Count = 0  # number of threads; 0: not known
+    rank: int | None = None  # from the environment, if the core has it
+    job: wire.Line = ""  # likewise
+    jobs: tuple[wire.Line, ...] = ()  # all names of the job; the first is `job`
+    text: wire.Text = ""  # gdb's output, zlib and base64
+    cut: bool = False  # the output was longer
     seconds: wire.Seconds = 0.0
 
 
 @dataclass(frozen=True)
 class ReadTotals:
-    """The last line of the answer.
+    """The last line of the answer."""
 
-    read_count:        cores that were read
-    unread_count:      cores beyond ``maximum``
-    unknown_job_count: cores that were left out because they do not tell their job
-    """
-
-    read_count: wire.Count
-    unread_count: wire.Count
+    read_count: wire.Count  # cores that were read
+    unread_count: wire.Count  # cores beyond ``maximum``
+    # cores that were left out because they do not tell their job
     unknown_job_count: wire.Count = 0
 
 

@@ -69,19 +69,13 @@ class DrainError(Exception):
 
 @dataclass(frozen=True)
 class SlurmNode:
-    """A node in Slurm.
+    """A node in Slurm."""
 
-    states:     the words of its state (IDLE, DRAIN)
-    reason:     or ""
-    since:      the time that slurmctld gave the reason, 2026-11-21T01:00:00 in UTC, or ""
-    partitions: those that it is in; a node in none is in ""
-    """
-
-    states: tuple[str, ...]
-    reason: str
-    since: str = ""
+    states: tuple[str, ...]  # the words of its state (IDLE, DRAIN)
+    reason: str  # or ""
+    since: str = ""  # the time that slurmctld gave the reason, 2026-11-21T01:00:00 in UTC, or ""
     name: str = ""
-    partitions: tuple[str, ...] = ("",)
+    partitions: tuple[str, ...] = ("",)  # those that it is in; a node in none is in ""
 
     @property
     def is_drained(self) -> bool:

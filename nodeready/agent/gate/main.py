@@ -18,18 +18,12 @@ from nodeready.core.policy.policy import PolicyError
 
 
 class PyzCommand(NamedTuple):
-    """One command of the program.
+    """One command of the program."""
 
-    about:     what the command is for
-    module:    the command's module in this room, imported when the command is used
-    run:       the module's function ``(policy, options) -> exit code``
-    arguments: the module's function that adds the options to a parser; "": no options
-    """
-
-    about: str
-    module: str
-    run: str
-    arguments: str = ""
+    about: str  # what the command is for
+    module: str  # the command's module in this room, imported when the command is used
+    run: str  # the module's function ``(policy, options) -> exit code``
+    arguments: str = ""  # the module's function that adds the options to a parser; "": no options
 
 
 COMMANDS = {

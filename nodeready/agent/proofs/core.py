@@ -48,30 +48,23 @@ _HEAD_BYTES = 65536
 
 @dataclass(frozen=True)
 class CanaryCore:
-    """A core file.
-
-    whole_bytes: the size that its headers give; None: it has no headers
-    """
+    """A core file."""
 
     path: str
     device: int
     inode: int
     size_bytes: int
-    whole_bytes: int | None
+    whole_bytes: int | None  # the size that its headers give; None: it has no headers
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What identifies the canary's core.
+    """What identifies the canary's core."""
 
-    word:  a word that only the canary's command line has, which is near the beginning of the core
-    uid:   the owner of the core
-    since: seconds since the epoch; the core is not older
-    """
-
+    # a word that only the canary's command line has, which is near the beginning of the core
     word: str
-    uid: int
-    since: float
+    uid: int  # the owner of the core
+    since: float  # seconds since the epoch; the core is not older
 
 
 def find_core(path: str, mark: Mark, *, named: bool) -> CanaryCore | None:

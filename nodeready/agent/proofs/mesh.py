@@ -159,62 +159,46 @@ MAX_TIMEOUTS = 3
 
 @dataclass(frozen=True)
 class Listening:
-    """The program's first line.
+    """The program's first line."""
 
-    token:     the token that its listeners send to each connection
-    addresses: the node's own, without loopback and link-local addresses
-    host:      the node's host name
-    resolved:  the host name's addresses on the node itself, in the resolver's order
-    error:     why the host name has no address
-    """
-
-    token: wire.Name
+    token: wire.Name  # the token that its listeners send to each connection
     ports: tuple[wire.Port, ...]
     busy: tuple[Busy, ...]
-    addresses: tuple[wire.Name, ...]
-    host: wire.Name = ""
+    addresses: tuple[wire.Name, ...]  # the node's own, without loopback and link-local addresses
+    host: wire.Name = ""  # the node's host name
+    # the host name's addresses on the node itself, in the resolver's order
     resolved: tuple[wire.Name, ...] = ()
-    error: wire.Line = ""
+    error: wire.Line = ""  # why the host name has no address
 
 
 @dataclass(frozen=True)
 class Try:
-    """One connection.
-
-    outcome: ``ok``; ``refused``; ``timeout``; ``unreachable``; ``foreign``: other data than the
-             token came, or the end; ``silent``: no data came; ``failed``; ``skipped``: not tried
-             after time-outs
-    ms:      the handshake; 0: there was none
-    error:   the kernel's; "" if the outcome is enough
-    """
+    """One connection."""
 
     port: wire.Port
+    # ``ok``; ``refused``; ``timeout``; ``unreachable``; ``foreign``: other data than the token
+    # came, or the end; ``silent``: no data came; ``failed``; ``skipped``: not tried after
+    # time-outs
     outcome: wire.Name
-    ms: float
-    error: wire.Line
+    ms: float  # the handshake; 0: there was none
+    error: wire.Line  # the kernel's; "" if the outcome is enough
 
 
 @dataclass(frozen=True)
 class MeshRound:
-    """The result of one round: one target, and its ports in their order.
-
-    resolved: the addresses of the target's name on this node, in the resolver's order
-    error:    why the name has no address
-    address:  of the connection: the first resolved address that is the target's own; "": none is
-    tries:    fewer than ports when the round's time was over
-    accepted_count: connections that our listeners have accepted since their start
-    host_resolved, host_error: as resolved and error, of the target's host name
-    """
+    """The result of one round: one target, and its ports in their order."""
 
     number: wire.Count
     target: wire.Name
+    # the addresses of the target's name on this node, in the resolver's order
     resolved: tuple[wire.Name, ...]
-    error: wire.Line
+    error: wire.Line  # why the name has no address
+    # of the connection: the first resolved address that is the target's own; "": none is
     address: wire.Name
-    tries: tuple[Try, ...]
-    accepted_count: wire.Count
-    host_resolved: tuple[wire.Name, ...] = ()
-    host_error: wire.Line = ""
+    tries: tuple[Try, ...]  # fewer than ports when the round's time was over
+    accepted_count: wire.Count  # connections that our listeners have accepted since their start
+    host_resolved: tuple[wire.Name, ...] = ()  # as resolved and error, of the target's host name
+    host_error: wire.Line = ""  # likewise
 
 
 def addresses_in(fib_trie: str, if_inet6: str) -> tuple[str, ...]:

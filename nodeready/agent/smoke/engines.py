@@ -364,22 +364,15 @@ _FAILURE = re.compile(r"Test (?:NCCL|CUDA) failure \S+ '(.*?)(?: / )?'", re.S)
 
 @dataclass(frozen=True)
 class Performance:
-    """The result of a run of all_reduce_perf.
+    """The result of a run of all_reduce_perf."""
 
-    version, library: of the program, such as ``NCCL 2.28.8``; "" if it is not printed
-    is_complete:      the run came to its end, and has checked its results
-    mismatch:         wrong results, in words
-    ms, gbps:         the time of the smallest size; bus bandwidth of the largest, in Gbit/s
-    error:            of the program; "": none
-    """
-
-    version: str
-    library: str
-    is_complete: bool
-    mismatch: str
-    ms: float
-    gbps: float
-    error: str
+    version: str  # of the program, such as ``NCCL 2.28.8``; "" if it is not printed
+    library: str  # likewise
+    is_complete: bool  # the run came to its end, and has checked its results
+    mismatch: str  # wrong results, in words
+    ms: float  # the time of the smallest size; bus bandwidth of the largest, in Gbit/s
+    gbps: float  # likewise
+    error: str  # of the program; "": none
 
 
 def performance(text: str) -> Performance:

@@ -41,15 +41,12 @@ def greeting(token: str, nonce: bytes) -> bytes:
 
 @dataclass
 class _Guest:
-    """A connection in the listeners' thread.
-
-    received: bytes of its greeting; unsent: bytes of its echo
-    """
+    """A connection in the listeners' thread."""
 
     socket: socket.socket
     nonce: bytes
     until: float
-    received: bytes = b""
+    received: bytes = b""  # bytes of its greeting; unsent: bytes of its echo
     is_greeted: bool = False
     unsent: bytes = b""
 

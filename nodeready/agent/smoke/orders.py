@@ -30,26 +30,18 @@ PHASES = (
 
 @dataclass(frozen=True)
 class SmokeConfig:
-    """The configuration of the program.
-
-    user:        the user of the ranks; "": the user who logs in
-    limit_s:     seconds after which everything has ended
-    ports:       the ports of the policy's range on which the node listens
-    engines:     the engines to search for
-    python:      the Python of the job, an absolute path; "": python3 of the user's session
-    prefix:      words before the Python, such as ``apptainer exec --nv image.sif``
-    environment: ``NAME=VALUE`` of the job
-    """
+    """The configuration of the program."""
 
     nonce: str
     tag: str
-    user: str = ""
-    limit_s: int = 60
-    ports: tuple[int, ...] = ()
-    engines: tuple[str, ...] = ENGINES
-    python: str = ""
+    user: str = ""  # the user of the ranks; "": the user who logs in
+    limit_s: int = 60  # seconds after which everything has ended
+    ports: tuple[int, ...] = ()  # the ports of the policy's range on which the node listens
+    engines: tuple[str, ...] = ENGINES  # the engines to search for
+    python: str = ""  # the Python of the job, an absolute path; "": python3 of the user's session
+    # words before the Python, such as ``apptainer exec --nv image.sif``
     prefix: tuple[str, ...] = ()
-    environment: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()  # ``NAME=VALUE`` of the job
 
     @property
     def variables(self) -> dict[str, str]:
@@ -59,52 +51,33 @@ class SmokeConfig:
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine with one backend on a node, such as ``torch`` over ``gloo``.
+    """An engine with one backend on a node, such as ``torch`` over ``gloo``."""
 
-    name:    one of `ENGINES`
-    backend: ``nccl`` (RCCL with AMD's GPUs), ``gloo``, ``tcp``
-    version: of the engine, such as ``2.13.0+cu130``; ""
-    library: of the data's transport, such as ``NCCL 2.28.3``; ""
-    path:    of the program or of the Python
-    proves:  what a pass proves
-    reason:  why it cannot be used on this node; "": it can be used
-    """
-
-    name: wire.Name
-    backend: wire.Name
-    version: wire.Line
-    library: wire.Line
-    path: wire.Path
-    proves: wire.Line
-    reason: wire.Line
+    name: wire.Name  # one of `ENGINES`
+    backend: wire.Name  # ``nccl`` (RCCL with AMD's GPUs), ``gloo``, ``tcp``
+    version: wire.Line  # of the engine, such as ``2.13.0+cu130``; ""
+    library: wire.Line  # of the data's transport, such as ``NCCL 2.28.3``; ""
+    path: wire.Path  # of the program or of the Python
+    proves: wire.Line  # what a pass proves
+    reason: wire.Line  # why it cannot be used on this node; "": it can be used
 
 
 @dataclass(frozen=True)
 class Hello:
-    """The program's first line.
+    """The program's first line."""
 
-    host:      the node's own name
-    user:      the user of the ranks
-    token:     of its listeners
-    ports:     on which it listens now
-    addresses: the node's own, without loopback and link-local addresses
-    gpus:      the number that the job's PyTorch sees, else the driver's tool
-    engines:   the best first; unusable engines are included
-    reason:    why nothing can be tested on this node; "": something can
-    variables: (name, value) of the ranks' environment that decide how they communicate
-    facts:     of the node, which decide about them
-    """
-
-    host: wire.Name
-    user: wire.Name
-    token: wire.Name
-    ports: tuple[wire.Port, ...]
+    host: wire.Name  # the node's own name
+    user: wire.Name  # the user of the ranks
+    token: wire.Name  # of its listeners
+    ports: tuple[wire.Port, ...]  # on which it listens now
     busy: tuple[Busy, ...]
-    addresses: tuple[wire.Name, ...]
-    gpus: wire.Count
-    engines: tuple[Engine, ...]
-    reason: wire.Line
+    addresses: tuple[wire.Name, ...]  # the node's own, without loopback and link-local addresses
+    gpus: wire.Count  # the number that the job's PyTorch sees, else the driver's tool
+    engines: tuple[Engine, ...]  # the best first; unusable engines are included
+    reason: wire.Line  # why nothing can be tested on this node; "": something can
+    # (name, value) of the ranks' environment that decide how they communicate
     variables: tuple[tuple[wire.Name, wire.Name], ...] = ()
+    # of the node, which decide about them
     facts: EnvironmentFacts = EnvironmentFacts("not probed")
 
 
@@ -113,58 +86,40 @@ class Hello:
 
 @dataclass(frozen=True)
 class SmokePeer:
-    """Another node in an order.
+    """Another node in an order."""
 
-    name:      the job's name for it: it is resolved on the node that gets the order
-    addresses: the peer's own, from its `Hello`, checked by the control machine
-    """
-
-    name: str
-    addresses: tuple[str, ...]
+    name: str  # the job's name for it: it is resolved on the node that gets the order
+    addresses: tuple[str, ...]  # the peer's own, from its `Hello`, checked by the control machine
     port: int
     token: str
 
 
 @dataclass(frozen=True)
 class CollectiveOrder:
-    """One test: this node's ranks of a collective. The answer is a `CollectiveAnswer`.
+    """One test: this node's ranks of a collective. The answer is a `CollectiveAnswer`."""
 
-    number:  the test's number, unique in the run
-    engine, backend: as in `Engine`
-    world:   the number of ranks of all nodes
-    first:   the number of this node's first rank
-    ranks:   the number of this node's ranks
-    gpus:    the GPU of each of these ranks; empty: no GPU
-    head:    the node of rank 0, with the port of the rendezvous
-    small:   bytes of the collectives whose results are checked number by number
-    large:   bytes of the all_reduce whose bandwidth is measured
-    limit_s: seconds after which the node has ended all of the test's processes
-    """
-
-    number: int
-    engine: str
-    backend: str
-    world: int
-    first: int
-    ranks: int
-    gpus: tuple[int, ...]
-    head: SmokePeer
-    small: int
-    large: int
-    limit_s: float
+    number: int  # the test's number, unique in the run
+    engine: str  # as in `Engine`
+    backend: str  # likewise
+    world: int  # the number of ranks of all nodes
+    first: int  # the number of this node's first rank
+    ranks: int  # the number of this node's ranks
+    gpus: tuple[int, ...]  # the GPU of each of these ranks; empty: no GPU
+    head: SmokePeer  # the node of rank 0, with the port of the rendezvous
+    small: int  # bytes of the collectives whose results are checked number by number
+    large: int  # bytes of the all_reduce whose bandwidth is measured
+    limit_s: float  # seconds after which the node has ended all of the test's processes
     kind: str = "collective"
 
 
 @dataclass(frozen=True)
 class PairOrder:
-    """One test of the plain path to another node. The answer is a `PairAnswer`.
-
-    ports: of the target, tried in this order; ``small`` and ``large`` bytes go there and back
-           over the first port that works
-    """
+    """One test of the plain path to another node. The answer is a `PairAnswer`."""
 
     number: int
     target: SmokePeer
+    # of the target, tried in this order; ``small`` and ``large`` bytes go there and back over the
+    # first port that works
     ports: tuple[int, ...]
     small: int
     large: int
@@ -205,48 +160,30 @@ def read(text: str) -> CollectiveOrder | PairOrder | EndOrder:
 
 @dataclass(frozen=True)
 class RankNetwork:
-    """The network that a rank's library chose.
+    """The network that a rank's library chose."""
 
-    name:      ``IB``, ``Socket``, ``OFI`` or another plugin's (`nccl_log.network_family`);
-               ``gloo``
-    interface: of its sockets; "": unknown
-    hcas:      ``mlx5_0:1/IB``
-    gdr:       whether GPUDirect RDMA is used; None: unknown, as on one node
-    note:      why it has no better network, in words; "": unknown
-    """
-
+    # ``IB``, ``Socket``, ``OFI`` or another plugin's (`nccl_log.network_family`); ``gloo``
     name: wire.Name
-    interface: wire.Name = ""
-    hcas: tuple[wire.Name, ...] = ()
-    gdr: bool | None = None
-    note: wire.Line = ""
+    interface: wire.Name = ""  # of its sockets; "": unknown
+    hcas: tuple[wire.Name, ...] = ()  # ``mlx5_0:1/IB``
+    gdr: bool | None = None  # whether GPUDirect RDMA is used; None: unknown, as on one node
+    note: wire.Line = ""  # why it has no better network, in words; "": unknown
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """The result of one rank.
-
-    gpu:       its GPU; -1: none
-    phase:     the last phase, of `PHASES`; ``done``: the rank came to its end
-    mismatch:  how a result differs from the expected result; "": all are right
-    error:     why it failed, the last line of its error; "": it did not fail
-    waits_for: the rank whose data it waited for when it was ended; -1: unknown
-    ms:        the median of its small collectives; 0: there was none
-    gbps:      bus bandwidth of its large all_reduce, in Gbit/s; 0: there was none
-    seconds:   of the whole rank
-    network:   that it used between ranks; None: unknown
-    """
+    """The result of one rank."""
 
     rank: wire.Count
-    gpu: int
-    phase: wire.Name
-    mismatch: wire.Line
-    error: wire.Line
-    waits_for: int
-    ms: float
-    gbps: float
-    seconds: wire.Seconds
-    network: RankNetwork | None = None
+    gpu: int  # its GPU; -1: none
+    phase: wire.Name  # the last phase, of `PHASES`; ``done``: the rank came to its end
+    mismatch: wire.Line  # how a result differs from the expected result; "": all are right
+    error: wire.Line  # why it failed, the last line of its error; "": it did not fail
+    waits_for: int  # the rank whose data it waited for when it was ended; -1: unknown
+    ms: float  # the median of its small collectives; 0: there was none
+    gbps: float  # bus bandwidth of its large all_reduce, in Gbit/s; 0: there was none
+    seconds: wire.Seconds  # of the whole rank
+    network: RankNetwork | None = None  # that it used between ranks; None: unknown
 
     @property
     def ok(self) -> bool:
@@ -276,42 +213,30 @@ def failed_ranks(
 
 @dataclass(frozen=True)
 class CollectiveAnswer:
-    """The answer to a `CollectiveOrder`: all of this node's ranks.
-
-    error:       why no rank could be started; "": all were started
-    port_holder: the port that rank 0 did not get, and the process that has it; "": it got it
-    """
+    """The answer to a `CollectiveOrder`: all of this node's ranks."""
 
     number: wire.Count
-    error: wire.Line
+    error: wire.Line  # why no rank could be started; "": all were started
     ranks: tuple[RankResult, ...]
+    # the port that rank 0 did not get, and the process that has it; "": it got it
     port_holder: wire.Line = ""
 
 
 @dataclass(frozen=True)
 class PairAnswer:
-    """The answer to a `PairOrder`.
-
-    resolved:    the addresses of the target's name on this node, in the resolver's order
-    error:       why the name has no address
-    address:     of the connection; "": no resolved address is the target's own
-    tries:       of the ports, in their order; fewer than ports when the time was over
-    outcome:     of the data: ``ok``, ``small`` or ``large`` (the part that did not come back),
-                 ``slow`` (the large part cannot come back in time), "" when no port works
-    ms:          the median of the small messages' round trips
-    gbps:        of the large message, in both directions, in Gbit/s
-    retransmits: TCP segments that this node sent again for it; -1: unknown
-    accepted_count: connections that this node's listeners have accepted
-    """
+    """The answer to a `PairOrder`."""
 
     number: wire.Count
     target: wire.Name
+    # the addresses of the target's name on this node, in the resolver's order
     resolved: tuple[wire.Name, ...]
-    error: wire.Line
-    address: wire.Name
-    tries: tuple[Try, ...]
+    error: wire.Line  # why the name has no address
+    address: wire.Name  # of the connection; "": no resolved address is the target's own
+    tries: tuple[Try, ...]  # of the ports, in their order; fewer than ports when the time was over
+    # of the data: ``ok``, ``small`` or ``large`` (the part that did not come back), ``slow`` (the
+    # large part cannot come back in time), "" when no port works
     outcome: wire.Name
-    ms: float
-    gbps: float
-    retransmits: int
-    accepted_count: wire.Count
+    ms: float  # the median of the small messages' round trips
+    gbps: float  # of the large message, in both directions, in Gbit/s
+    retransmits: int  # TCP segments that this node sent again for it; -1: unknown
+    accepted_count: wire.Count  # connections that this node's listeners have accepted

@@ -343,28 +343,18 @@ _MAX_VALUE = 200
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that decide whether one process can be debugged.
+    """The settings that decide whether one process can be debugged."""
 
-    torch:       version of PyTorch; "": not loaded, or not known
-    nccl:        version of NCCL; "": not known; None: not loaded
-    cuda:        it has loaded the driver of NVIDIA's GPUs
-    core_bytes:  its soft limit of a core; -1: unlimited; None: not known
-    core_place:  kernel.core_pattern
-    core_wrong:  why a core would not be written there; "": no obstacle is known
-    dump_place:  the path of its flight recorder's dump, without the rank; "": rank not known
-    dump_wrong:  why it cannot write there; "": it can
-    variables:   (name, value) of its variables among VARIABLES
-    """
-
-    torch: str = ""
-    nccl: str | None = None
-    cuda: bool = False
-    core_bytes: int | None = None
-    core_place: str = ""
-    core_wrong: str = ""
+    torch: str = ""  # version of PyTorch; "": not loaded, or not known
+    nccl: str | None = None  # version of NCCL; "": not known; None: not loaded
+    cuda: bool = False  # it has loaded the driver of NVIDIA's GPUs
+    core_bytes: int | None = None  # its soft limit of a core; -1: unlimited; None: not known
+    core_place: str = ""  # kernel.core_pattern
+    core_wrong: str = ""  # why a core would not be written there; "": no obstacle is known
+    # the path of its flight recorder's dump, without the rank; "": rank not known
     dump_place: str = ""
-    dump_wrong: str = ""
-    variables: tuple[tuple[str, str], ...] = ()
+    dump_wrong: str = ""  # why it cannot write there; "": it can
+    variables: tuple[tuple[str, str], ...] = ()  # (name, value) of its variables among VARIABLES
 
 
 def read_settings(

@@ -29,19 +29,15 @@ _LOCAL = re.compile(r"\|-- ([0-9.]{7,15})\n\s+/32 host LOCAL")
 
 @dataclass(frozen=True)
 class _ProcessEnds:
-    """The ends of connections that a process has and waits for; plain data from a fork.
+    """The ends of connections that a process has and waits for; plain data from a fork."""
 
-    space:     number of its network namespace
-    local:     addresses of that namespace
-    sockets:   its connections: (own address, peer's address); a peer of "": it listens
-    maps:      its shared memory files, among those in which a process waits for a lock
-    waits:     thread -> the connections that the thread waits for, as in `sockets`
-    """
-
-    space: int = 0
-    local: Sequence[str] = ()
+    space: int = 0  # number of its network namespace
+    local: Sequence[str] = ()  # addresses of that namespace
+    # its connections: (own address, peer's address); a peer of "": it listens
     sockets: Sequence[Sequence[str]] = ()
+    # its shared memory files, among those in which a process waits for a lock
     maps: Sequence[str] = ()
+    # thread -> the connections that the thread waits for, as in `sockets`
     waits: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
 
 

@@ -69,50 +69,38 @@ HANGS: Any = "hangs"
 
 @dataclass(frozen=True)
 class Stat:
-    """The fields of /proc/PID/stat.
-
-    start_s: seconds since boot
-    cpu_s:   user and system time of all threads
-    exiting: the main thread has left the program
-    """
+    """The fields of /proc/PID/stat."""
 
     pid: int
     name: str
     state: str
     parent: int
     kernel: bool
-    cpu_s: float
+    cpu_s: float  # user and system time of all threads
     threads: int
-    start_s: float
-    exiting: bool = False
+    start_s: float  # seconds since boot
+    exiting: bool = False  # the main thread has left the program
 
 
 @dataclass(frozen=True)
 class ScannedProcess:
-    """The properties of a process by which ranks are found.
-
-    command:     its arguments, joined by spaces
-    program:     the name of the file that it runs; "": not permitted
-    environment: of KEYS; None: not permitted, or it hangs
-    cgroup_job:  the Slurm job whose cgroup it is in, which only root can choose; "": none
-    uid:         the user who started it; None: not readable. An environment proves nothing: its
-                 user writes it
-    main_uid:    the same for all ids of that user (`users_file.main_uid`)
-    hangs:       its memory cannot be read: the read hangs in the kernel
-    """
+    """The properties of a process by which ranks are found."""
 
     pid: int
     parent: int
     name: str = ""
     start_s: float = 0.0
     cpu_s: float = 0.0
-    command: str = ""
-    program: str = ""
-    environment: Mapping[str, str] | None = None
+    command: str = ""  # its arguments, joined by spaces
+    program: str = ""  # the name of the file that it runs; "": not permitted
+    environment: Mapping[str, str] | None = None  # of KEYS; None: not permitted, or it hangs
+    # the Slurm job whose cgroup it is in, which only root can choose; "": none
     cgroup_job: str = ""
-    hangs: bool = False
+    hangs: bool = False  # its memory cannot be read: the read hangs in the kernel
+    # the user who started it; None: not readable. An environment proves nothing: its user writes
+    # it
     uid: int | None = None
-    main_uid: int | None = None
+    main_uid: int | None = None  # the same for all ids of that user (`users_file.main_uid`)
 
     @property
     def python(self) -> bool:
@@ -124,30 +112,22 @@ class ScannedProcess:
 
 @dataclass(frozen=True)
 class Facts:
-    """A process's state, which the kernel shows without touching the process.
-
-    wait_channel: the kernel function in which it waits; "": in none, or not shown
-    kernel_stack: leaf first; () when not permitted
-    tracer:       pid of its tracer; 0: none
-    uid:          of its owner
-    switches:     voluntary context switches of its main thread: how often it has waited
-    main_cpu_s:   CPU time of its main thread alone
-    calls:        calls of read(2), write(2) and the like by all its threads; None: not readable,
-                  as for another user's process
-    exiting:      its main thread has left the program; the kernel frees its memory and files
-    """
+    """A process's state, which the kernel shows without touching the process."""
 
     state: str
-    wait_channel: str
-    kernel_stack: tuple[str, ...]
+    wait_channel: str  # the kernel function in which it waits; "": in none, or not shown
+    kernel_stack: tuple[str, ...]  # leaf first; () when not permitted
     cpu_s: float
     start_s: float
     threads: int
-    tracer: int
-    uid: int
-    switches: int = 0
-    main_cpu_s: float = 0.0
+    tracer: int  # pid of its tracer; 0: none
+    uid: int  # of its owner
+    switches: int = 0  # voluntary context switches of its main thread: how often it has waited
+    main_cpu_s: float = 0.0  # CPU time of its main thread alone
+    # calls of read(2), write(2) and the like by all its threads; None: not readable, as for
+    # another user's process
     calls: int | None = None
+    # its main thread has left the program; the kernel frees its memory and files
     exiting: bool = False
 
 

@@ -101,45 +101,31 @@ _TOO_LARGE = "the stacks of its owner's processes are too large"
 
 @dataclass(frozen=True)
 class StacksConfig:
-    """Which processes to probe, and how.
+    """Which processes to probe, and how."""
 
-    nonce, tag, limit_s: as of every program that is sent to a node (`nodeready.agent.payload`)
-    job, pids, match:    see `ranks.Selection`
-    user:                only this user's processes; "": those of all users
-    owner, is_elsewhere: see `ranks.Selection`
-    parts:               numbers of the further parts of a heterogeneous job
-    locals:              take variables of the ranks' innermost calls
-    dump:                have the ranks write their flight recorders
-    ras:                 query NCCL's RAS port even if a query is known to have crashed jobs
-    part:                why only a part of the job is requested, one line; "": all of it is
-    check:               read each rank's settings for debugging
-    samples, interval_s: number of samples, and seconds from one to the next; 0 samples: only find
-                         the ranks
-    longer_s:            seconds to one more sample, if the first samples cannot distinguish a
-                         slow job from a job that hangs; 0: none
-    native:              only take the native stacks of these processes, one at a time
-    py_spy:              its path; if that is missing, the session's py-spy is used
-    """
-
-    nonce: str
-    tag: str
-    limit_s: int
-    job: str = ""
-    pids: tuple[int, ...] = ()
-    match: str = ""
+    nonce: str  # as of every program that is sent to a node (`nodeready.agent.payload`)
+    tag: str  # likewise
+    limit_s: int  # likewise
+    job: str = ""  # see `ranks.Selection`
+    pids: tuple[int, ...] = ()  # likewise
+    match: str = ""  # likewise
+    # number of samples, and seconds from one to the next; 0 samples: only find the ranks
     samples: int = 2
-    interval_s: float = 2.0
-    native: tuple[int, ...] = ()
+    interval_s: float = 2.0  # likewise
+    native: tuple[int, ...] = ()  # only take the native stacks of these processes, one at a time
+    # its path; if that is missing, the session's py-spy is used
     py_spy: str = "/usr/local/bin/py-spy"
-    user: str = ""
-    locals: bool = False
-    dump: bool = False
-    ras: bool = False
-    part: str = ""
-    check: bool = False
-    owner: str = ""
-    is_elsewhere: bool = False
-    parts: tuple[str, ...] = ()
+    user: str = ""  # only this user's processes; "": those of all users
+    locals: bool = False  # take variables of the ranks' innermost calls
+    dump: bool = False  # have the ranks write their flight recorders
+    ras: bool = False  # query NCCL's RAS port even if a query is known to have crashed jobs
+    part: str = ""  # why only a part of the job is requested, one line; "": all of it is
+    check: bool = False  # read each rank's settings for debugging
+    owner: str = ""  # see `ranks.Selection`
+    is_elsewhere: bool = False  # likewise
+    parts: tuple[str, ...] = ()  # numbers of the further parts of a heterogeneous job
+    # seconds to one more sample, if the first samples cannot distinguish a slow job from a job
+    # that hangs; 0: none
     longer_s: float = 0.0
 
 

@@ -78,41 +78,31 @@ _FAILURES: tuple[tuple[str, str, bool], ...] = (
 
 @dataclass(frozen=True)
 class PySpyThread:
-    """A thread's name and stack.
-
-    number: of the kernel; 0: not known
-    """
+    """A thread's name and stack."""
 
     name: str
     frames: tuple[Frame, ...]
-    number: int = 0
+    number: int = 0  # of the kernel; 0: not known
 
 
 @dataclass(frozen=True)
 class Dump:
-    """All threads of a process at one moment.
+    """All threads of a process at one moment."""
 
-    main:    the main thread's stack; None: not read
-    threads: all further threads, the newest first
-    gil:     the name of the thread that holds the interpreter's lock; "": no thread does
-    error:   why there is no stack; "": there is one
-    locals:  variables of the innermost calls of the user's code in the main thread, on request:
-             ``function: name = value``, without secrets
-    holds_gil: the main thread holds the interpreter's lock
-    thread:  number of the thread that is shown in place of the main thread; 0: the main thread is
-             shown. A worker of Ray Train trains in another thread
-    spawned: index of the process among those that torch.multiprocessing started; else -1
-    spawns:  processes that it has started by torch.multiprocessing and waits for; else -1
-    """
-
-    main: tuple[Frame, ...] | None = None
-    threads: tuple[PySpyThread, ...] = ()
-    gil: str = ""
-    error: str = ""
+    main: tuple[Frame, ...] | None = None  # the main thread's stack; None: not read
+    threads: tuple[PySpyThread, ...] = ()  # all further threads, the newest first
+    gil: str = ""  # the name of the thread that holds the interpreter's lock; "": no thread does
+    error: str = ""  # why there is no stack; "": there is one
+    # variables of the innermost calls of the user's code in the main thread, on request:
+    # ``function: name = value``, without secrets
     locals: tuple[str, ...] = ()
-    holds_gil: bool = False
+    holds_gil: bool = False  # the main thread holds the interpreter's lock
+    # number of the thread that is shown in place of the main thread; 0: the main thread is shown.
+    # A worker of Ray Train trains in another thread
     thread: int = 0
+    # index of the process among those that torch.multiprocessing started; else -1
     spawned: int = -1
+    # processes that it has started by torch.multiprocessing and waits for; else -1
     spawns: int = -1
 
     @property

@@ -64,31 +64,21 @@ MAX_UNRANKED = 10
 
 @dataclass(frozen=True)
 class Selection:
-    """Which ranks to select; without a condition, every rank.
+    """Which ranks to select; without a condition, every rank."""
 
-    job:   a Slurm job, torchrun's id of a run, MASTER_ADDR:MASTER_PORT, or Ray's job
-    pids:  exactly these processes
-    match: a regular expression that the command line contains
-    uid:   only this user's processes
-    owner: uid of the job's owner; other users' processes that claim it are strangers; None: not
-           known
-    is_elsewhere: Slurm does not run the job on this node: all that claim it are strangers
-    """
-
-    job: str = ""
-    pids: tuple[int, ...] = ()
-    match: str = ""
-    uid: int | None = None
+    job: str = ""  # a Slurm job, torchrun's id of a run, MASTER_ADDR:MASTER_PORT, or Ray's job
+    pids: tuple[int, ...] = ()  # exactly these processes
+    match: str = ""  # a regular expression that the command line contains
+    uid: int | None = None  # only this user's processes
+    # uid of the job's owner; other users' processes that claim it are strangers; None: not known
     owner: int | None = None
+    # Slurm does not run the job on this node: all that claim it are strangers
     is_elsewhere: bool = False
 
 
 @dataclass(frozen=True)
 class RankIdentity:
-    """A process's rank and job by its environment. family: index into FAMILIES.
-
-    owner: the Slurm job whose cgroup it is in, or its user; never from its environment
-    """
+    """A process's rank and job by its environment. family: index into FAMILIES."""
 
     rank: int | None = None
     local_rank: int | None = None
@@ -96,21 +86,17 @@ class RankIdentity:
     job: str = ""
     master: str = ""
     family: int = len(FAMILIES)
-    owner: str = ""
+    owner: str = ""  # the Slurm job whose cgroup it is in, or its user; never from its environment
 
 
 @dataclass(frozen=True)
 class JobRank:
-    """A process to probe, and its identity.
-
-    note:     a fault of the process, or why it is a stranger; "": none
-    stranger: it claims a job that is not its own
-    """
+    """A process to probe, and its identity."""
 
     process: ScannedProcess
     identity: RankIdentity
-    note: str = ""
-    stranger: bool = False
+    note: str = ""  # a fault of the process, or why it is a stranger; "": none
+    stranger: bool = False  # it claims a job that is not its own
 
     @property
     def turn(self) -> str:

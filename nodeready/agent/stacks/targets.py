@@ -51,15 +51,7 @@ _MAX_COMMAND = 200
 
 @dataclass
 class StackTarget:
-    """A process, its facts and its dumps, at each sample.
-
-    switches, main_cpu_s: of its main thread
-    calls:    read and write calls of all its threads; None: not readable
-    waits_on: what its main thread waits for; "": not known
-    timed_lock: `waits_on` is a lock, for a limited time
-    waits_for: (thread, rank that it waits for), from `links.observe`
-    ends:     connections and listeners that other nodes' ranks may wait for, from `links.observe`
-    """
+    """A process, its facts and its dumps, at each sample."""
 
     rank: JobRank
     facts: list[Facts] = field(default_factory=list)
@@ -68,13 +60,16 @@ class StackTarget:
     native: Dump | None = None
     notes: list[str] = field(default_factory=list)
     user: str = ""
-    switches: list[int] = field(default_factory=list)
-    main_cpu_s: list[float] = field(default_factory=list)
+    switches: list[int] = field(default_factory=list)  # of its main thread
+    main_cpu_s: list[float] = field(default_factory=list)  # likewise
+    # read and write calls of all its threads; None: not readable
     calls: list[int | None] = field(default_factory=list)
-    waits_on: str = ""
-    timed_lock: bool = False
+    waits_on: str = ""  # what its main thread waits for; "": not known
+    timed_lock: bool = False  # `waits_on` is a lock, for a limited time
     descendants: list[StackTarget] = field(default_factory=list)
+    # (thread, rank that it waits for), from `links.observe`
     waits_for: list[tuple[str, str]] = field(default_factory=list)
+    # connections and listeners that other nodes' ranks may wait for, from `links.observe`
     ends: list[str] = field(default_factory=list)
     witnesses: dict[str, Any] = field(default_factory=dict)
 

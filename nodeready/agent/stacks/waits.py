@@ -102,28 +102,22 @@ def calls(machine: str) -> dict[int, tuple[str, str]]:
 
 @dataclass(frozen=True)
 class WaitCall:
-    """The system call in which one thread waits.
+    """The system call in which one thread waits."""
 
-    verb:    shown name of the system call; "": none
-    objects: a phrase for each object that the call names; `phrase` replaces those of pipes
-    pipes:   (index into objects, inode, the awaited end: "r" or "w"); of a named pipe the index
-             is -1, and its path stands for the inode
-    child:   process that it waits for; -1: any; 0: none
-    lock:    it waits for a lock of a file
-    timed:   a futex(2) with a timeout, as Python takes the interpreter's lock
-    sockets: the connections among the objects: (own address, peer's)
-    shared:  the memory of a futex(2) that is shared with other processes; "": not shared
-    holders: processes that hold the lock or the awaited ends of the pipes, found by `observe`
-    """
-
-    verb: str
+    verb: str  # shown name of the system call; "": none
+    # a phrase for each object that the call names; `phrase` replaces those of pipes
     objects: tuple[str, ...] = ()
+    # (index into objects, inode, the awaited end: "r" or "w"); of a named pipe the index is -1,
+    # and its path stands for the inode
     pipes: tuple[tuple[int, int | str, str], ...] = ()
-    child: int = 0
-    lock: bool = False
-    timed: bool = False
+    child: int = 0  # process that it waits for; -1: any; 0: none
+    lock: bool = False  # it waits for a lock of a file
+    timed: bool = False  # a futex(2) with a timeout, as Python takes the interpreter's lock
+    # the connections among the objects: (own address, peer's)
     sockets: tuple[tuple[str, str], ...] = ()
+    # the memory of a futex(2) that is shared with other processes; "": not shared
     shared: str = ""
+    # processes that hold the lock or the awaited ends of the pipes, found by `observe`
     holders: tuple[int, ...] = ()
 
 
@@ -454,14 +448,11 @@ def _pipe_ends_of(pid: int, inodes: frozenset[int | str]) -> list[tuple[int | st
 
 @dataclass
 class PipeEnds:
-    """Which processes hold which end of a pipe.
+    """Which processes hold which end of a pipe."""
 
-    pids:        (inode, end) -> processes, the nearest first
-    is_complete: every process of the same users was probed
-    """
-
+    # (inode, end) -> processes, the nearest first
     pids: dict[tuple[int | str, str], list[int]] = field(default_factory=dict)
-    is_complete: bool = True
+    is_complete: bool = True  # every process of the same users was probed
 
 
 def find_pipe_ends(pipes: Iterable[int | str], pids: Sequence[int], deadline: float) -> PipeEnds:

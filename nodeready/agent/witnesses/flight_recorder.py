@@ -36,63 +36,41 @@ NO_DUMP = "no dump has been written"
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """A process group in the rank's dump.
+    """A process group in the rank's dump."""
 
-    name:  number of the group (``0``); desc: ``default_pg``
-    ranks: its global ranks; (): the dump has none or too many
-    enqueued, started, completed: number of the last collective; 0: none yet; None: unknown
-    """
-
-    name: str
+    name: str  # number of the group (``0``); desc: ``default_pg``
     desc: str
-    ranks: tuple[int, ...]
-    enqueued: int | None
-    started: int | None
-    completed: int | None
+    ranks: tuple[int, ...]  # its global ranks; (): the dump has none or too many
+    enqueued: int | None  # number of the last collective; 0: none yet; None: unknown
+    started: int | None  # likewise
+    completed: int | None  # likewise
 
 
 @dataclass(frozen=True)
 class RecorderEntry:
-    """One call of a collective, a send or a receive, after the last completed call.
+    """One call of a collective, a send or a receive, after the last completed call."""
 
-    group:      name of the process group
-    sequence:   its number in the group (`collective_seq_id`, `p2p_seq_id`)
-    is_p2p:     a send or a receive
-    operation:  ``all_reduce``, ``send 1->2``
-    state:      ``scheduled``, ``started``, ``completed``
-    sizes, types: of the inputs and the outputs: ``[[1024], [1024]]``, ``[Float, Float]`` as text
-    site:       the innermost frame of the user's own code: ``train.py:88 step``; "": unknown
-    """
-
-    group: str
-    sequence: int
-    is_p2p: bool
-    operation: str
-    state: str
-    sizes: str
-    types: str
-    site: str
+    group: str  # name of the process group
+    sequence: int  # its number in the group (`collective_seq_id`, `p2p_seq_id`)
+    is_p2p: bool  # a send or a receive
+    operation: str  # ``all_reduce``, ``send 1->2``
+    state: str  # ``scheduled``, ``started``, ``completed``
+    sizes: str  # of the inputs and the outputs: ``[[1024], [1024]]``, ``[Float, Float]`` as text
+    types: str  # likewise
+    site: str  # the innermost frame of the user's own code: ``train.py:88 step``; "": unknown
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One rank's dump.
+    """One rank's dump."""
 
-    absent:  why there is no dump, one line; "": there is a dump
-    path:    its file
-    age_s:   whole seconds since it was written
-    version: of the dump's form
-    partial: it was cut off, or has no entries
-    groups:  all process groups of the rank
-    entries: calls after the last completed collective of each group, the oldest first
-    """
-
-    absent: str = ""
-    path: str = ""
-    age_s: int = 0
-    version: str = ""
-    partial: bool = False
-    groups: tuple[ProcessGroup, ...] = ()
+    absent: str = ""  # why there is no dump, one line; "": there is a dump
+    path: str = ""  # its file
+    age_s: int = 0  # whole seconds since it was written
+    version: str = ""  # of the dump's form
+    partial: bool = False  # it was cut off, or has no entries
+    groups: tuple[ProcessGroup, ...] = ()  # all process groups of the rank
+    # calls after the last completed collective of each group, the oldest first
     entries: tuple[RecorderEntry, ...] = ()
 
 
@@ -502,16 +480,12 @@ def parse(data: bytes, began: float | None = None) -> Recording:
 
 @dataclass(frozen=True)
 class _RecordedCall:
-    """An entry, and the fields that show whether it is completed.
-
-    group_id: of its process group in this process; desc: of that group
-    library:  ``nccl``, ``gloo``
-    """
+    """An entry, and the fields that show whether it is completed."""
 
     entry: RecorderEntry
-    group_id: str
+    group_id: str  # of its process group in this process; desc: of that group
     desc: str
-    library: str
+    library: str  # ``nccl``, ``gloo``
     retired: bool
 
     @property

@@ -22,22 +22,18 @@ from nodeready.agent.witnesses import kernel_log, system_tools
 
 @dataclass(frozen=True)
 class WitnessedGpu:
-    """One GPU. None: the tool does not report the value.
-
-    sm_percent, memory_percent: utilisation; power_w, limit_w: watts; xids: since the job began
-    pids: the processes that compute on it, as this node's kernel numbers them
-    throttle: the hardware's reasons for a lower clock: see `nodeready.subjects.gpus.gpu.Gpu`
-    """
+    """One GPU. None: the tool does not report the value."""
 
     index: int
     name: str
     bus_id: str
-    sm_percent: int | None
-    memory_percent: int | None
+    sm_percent: int | None  # utilisation; power_w, limit_w: watts; xids: since the job began
+    memory_percent: int | None  # likewise
     power_w: int | None
     limit_w: int | None
     xids: tuple[int, ...]
-    pids: tuple[int, ...]
+    pids: tuple[int, ...]  # the processes that compute on it, as this node's kernel numbers them
+    # the hardware's reasons for a lower clock: see `nodeready.subjects.gpus.gpu.Gpu`
     throttle: tuple[str, ...] = ()
 
 

@@ -15,18 +15,12 @@ from nodeready.agent.witnesses import system_tools
 
 @dataclass(frozen=True)
 class KernelMessage:
-    """A line of the kernel's log about a fault that kills or hangs jobs.
+    """A line of the kernel's log about a fault that kills or hangs jobs."""
 
-    kind:  ``oom``, ``xid``, ``link``, ``filesystem``, ``hung``, ``memory``, ``segfault``
-    ago_s: whole seconds before the snapshot
-    pid:   the process that it names; 0: none
-    text:  the line, at most 200 characters
-    """
-
-    kind: str
-    ago_s: int
-    pid: int
-    text: str
+    kind: str  # ``oom``, ``xid``, ``link``, ``filesystem``, ``hung``, ``memory``, ``segfault``
+    ago_s: int  # whole seconds before the snapshot
+    pid: int  # the process that it names; 0: none
+    text: str  # the line, at most 200 characters
 
 
 @dataclass(frozen=True)

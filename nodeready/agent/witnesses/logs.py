@@ -41,52 +41,37 @@ KINDS = ("timeout", "status", "missing", "reached", "lost", "mismatch", "stuck")
 
 @dataclass(frozen=True)
 class WatchdogReport:
-    """One line of the watchdog of ProcessGroupNCCL (or of gloo's errors), as data.
+    """One line of the watchdog of ProcessGroupNCCL (or of gloo's errors), as data."""
 
-    rank:      the global rank that the line is about; None: the line does not tell
-    group:     description of the process group (``default_pg``); "": unknown
-    kind:      ``timeout``: a collective took too long; ``status``: the group's progress;
-               ``missing``: other ranks report that this rank has not come; ``reached``: this rank
-               has come, and others have not; ``lost``: its connection to another rank broke;
-               ``mismatch``: it called another collective than its peers; ``stuck``: its watchdog
-               hangs
-    sequence:  number of the collective that timed out; None: unknown
-    operation: ``ALLREDUCE``; "": unknown
-    enqueued:  number of the last enqueued collective; 0: none yet; None: unknown
-    completed: number of the last completed collective; 0: none yet; None: unknown
-    """
-
-    rank: int | None
-    group: str
+    rank: int | None  # the global rank that the line is about; None: the line does not tell
+    group: str  # description of the process group (``default_pg``); "": unknown
+    # ``timeout``: a collective took too long; ``status``: the group's progress; ``missing``: other
+    # ranks report that this rank has not come; ``reached``: this rank has come, and others have
+    # not; ``lost``: its connection to another rank broke; ``mismatch``: it called another
+    # collective than its peers; ``stuck``: its watchdog hangs
     kind: str
-    sequence: int | None
-    operation: str
-    enqueued: int | None
-    completed: int | None
+    sequence: int | None  # number of the collective that timed out; None: unknown
+    operation: str  # ``ALLREDUCE``; "": unknown
+    enqueued: int | None  # number of the last enqueued collective; 0: none yet; None: unknown
+    completed: int | None  # number of the last completed collective; 0: none yet; None: unknown
 
 
 @dataclass(frozen=True)
 class RankLog:
-    """The log of a process: its standard output and error.
+    """The log of a process: its standard output and error."""
 
-    absent:  why there is no log, one line; "": there is a log
-    path:    the file that is written
-    age_s:   whole seconds since it was last written
-    lines:   its last lines, the oldest first, at most `MAX_LINES`; of a log of many ranks, its own
-             lines without the prefixes; escapes are not removed
-    reports: of the watchdog, in its last `TAIL_BYTES` bytes, at most `MAX_REPORTS`
-    nccl:    what NCCL says about the process at the beginning and the end of its log, and in its
-             NCCL_DEBUG_FILE; None: nothing
-    is_own:  many ranks write the file, and the lines are this rank's
-    """
-
-    absent: str = ""
-    path: str = ""
-    age_s: int = 0
+    absent: str = ""  # why there is no log, one line; "": there is a log
+    path: str = ""  # the file that is written
+    age_s: int = 0  # whole seconds since it was last written
+    # its last lines, the oldest first, at most `MAX_LINES`; of a log of many ranks, its own lines
+    # without the prefixes; escapes are not removed
     lines: tuple[str, ...] = ()
+    # of the watchdog, in its last `TAIL_BYTES` bytes, at most `MAX_REPORTS`
     reports: tuple[WatchdogReport, ...] = ()
+    # what NCCL says about the process at the beginning and the end of its log, and in its
+    # NCCL_DEBUG_FILE; None: nothing
     nccl: NcclRank | None = None
-    is_own: bool = False
+    is_own: bool = False  # many ranks write the file, and the lines are this rank's
 
 
 # --- The watchdog's lines as data. Pure; also for logs that were collected after a job's end.
@@ -189,15 +174,11 @@ def with_writer(report: WatchdogReport, rank: int | None) -> WatchdogReport:
 
 @dataclass(frozen=True)
 class _LogStatement:
-    """A report, and the source of its rank.
-
-    group_rank: the rank in its process group
-    is_global:  the report's rank is global
-    """
+    """A report, and the source of its rank."""
 
     report: WatchdogReport
-    group_rank: int | None
-    is_global: bool
+    group_rank: int | None  # the rank in its process group
+    is_global: bool  # the report's rank is global
 
 
 def _statements(text: str) -> Iterator[_LogStatement]:
@@ -374,13 +355,10 @@ class NoLogError(Exception):
 
 @dataclass(frozen=True)
 class _LogFile:
-    """An open log.
-
-    number: its descriptor, which the caller closes
-    """
+    """An open log."""
 
     path: str
-    number: int
+    number: int  # its descriptor, which the caller closes
     file_stat: os.stat_result
 
     @property
@@ -818,17 +796,13 @@ class _PipeReader:
 
 @dataclass
 class _PipeSearch:
-    """The pipes that a user's processes read.
-
-    readers: pipe -> its readers (ranks share pipes)
-    sruns:   the processes that are srun
-    is_complete: all of the user's processes were read
-    """
+    """The pipes that a user's processes read."""
 
     begun_s: float
+    # pipe -> its readers (ranks share pipes)
     readers: dict[tuple[int, int], list[_PipeReader]] = field(default_factory=dict)
-    sruns: list[int] = field(default_factory=list)
-    is_complete: bool = True
+    sruns: list[int] = field(default_factory=list)  # the processes that are srun
+    is_complete: bool = True  # all of the user's processes were read
 
 
 #: User -> the latest search of its processes.

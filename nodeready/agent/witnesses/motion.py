@@ -48,83 +48,57 @@ _SYSFS_IB = "/sys/class/infiniband"
 
 @dataclass(frozen=True)
 class MotionConfig:
-    """The ranks to probe.
+    """The ranks to probe."""
 
-    nonce, tag, limit_s: as of every program that is sent to a node (`nodeready.agent.payload`)
-    job, match, user, owner, parts: as of `nodeready.agent.stacks.program.StacksConfig`
-    """
-
-    nonce: str
-    tag: str
-    limit_s: int
-    job: str = ""
-    match: str = ""
-    user: str = ""
-    owner: str = ""
-    parts: tuple[str, ...] = ()
+    nonce: str  # as of every program that is sent to a node (`nodeready.agent.payload`)
+    tag: str  # likewise
+    limit_s: int  # likewise
+    job: str = ""  # as of `nodeready.agent.stacks.program.StacksConfig`
+    match: str = ""  # likewise
+    user: str = ""  # likewise
+    owner: str = ""  # likewise
+    parts: tuple[str, ...] = ()  # likewise
 
 
 @dataclass(frozen=True)
 class Motion:
-    """The counters of one rank since its start. None: unknown.
-
-    start:      of the process, in seconds since boot
-    state:      the letter of /proc/PID/stat
-    main_cpu_s: of its main thread
-    cpu_s:      of all its threads and all its descendants, ended processes too
-    switches:   voluntary context switches of the main thread
-    faults:     page faults of the process and its descendants
-    moved_bytes: bytes that it and its descendants have read and written, by read(2) and write(2)
-    descendant_count: its descendants that run
-    log_bytes:  size of the files of its standard output and error; None: no file
-    log_age_s:  whole seconds since they were last written
-    watchdog:   the end of the log has a timeout of PyTorch's watchdog
-    may_poll:   it uses a GPU, an RDMA device or MPI, which wait by polling. Any other CPU time is
-                work
-    uid:        of its user, the same for all ids of the user (`users_file.main_uid`)
-    in_cgroup:  it is in the Slurm job's cgroup
-    """
+    """The counters of one rank since its start. None: unknown."""
 
     pid: int
     rank: int | None
-    start: float
-    state: str
-    main_cpu_s: float
-    cpu_s: float
-    switches: int
-    faults: int
+    start: float  # of the process, in seconds since boot
+    state: str  # the letter of /proc/PID/stat
+    main_cpu_s: float  # of its main thread
+    cpu_s: float  # of all its threads and all its descendants, ended processes too
+    switches: int  # voluntary context switches of the main thread
+    faults: int  # page faults of the process and its descendants
+    # bytes that it and its descendants have read and written, by read(2) and write(2)
     moved_bytes: int | None
-    descendant_count: int
-    log_bytes: int | None
-    log_age_s: int | None
-    watchdog: bool
+    descendant_count: int  # its descendants that run
+    log_bytes: int | None  # size of the files of its standard output and error; None: no file
+    log_age_s: int | None  # whole seconds since they were last written
+    watchdog: bool  # the end of the log has a timeout of PyTorch's watchdog
+    # it uses a GPU, an RDMA device or MPI, which wait by polling. Any other CPU time is work
     may_poll: bool
+    # of its user, the same for all ids of the user (`users_file.main_uid`)
     uid: wire.Count | None = None
-    in_cgroup: bool = False
+    in_cgroup: bool = False  # it is in the Slurm job's cgroup
 
 
 @dataclass(frozen=True)
 class PortBytes:
-    """Received and sent bytes since boot; None: there is no such port.
+    """Received and sent bytes since boot; None: there is no such port."""
 
-    network: of all network interfaces without the loopback interface
-    rdma:    of all RDMA ports
-    """
-
-    network: int | None
-    rdma: int | None
+    network: int | None  # of all network interfaces without the loopback interface
+    rdma: int | None  # of all RDMA ports
 
 
 @dataclass(frozen=True)
 class MotionEnd:
-    """The last row.
+    """The last row."""
 
-    ranks: number of ranks
-    error: which ranks were not read, one line
-    """
-
-    ranks: int
-    error: str = ""
+    ranks: int  # number of ranks
+    error: str = ""  # which ranks were not read, one line
 
 
 def main(config: MotionConfig) -> None:

@@ -27,26 +27,17 @@ MAX_LINE = 2000
 
 
 class NcclMeaning(NamedTuple):
-    """What a line of a log means.
+    """What a line of a log means."""
 
-    key:     stable: ``ib-retry``
-    needles: one of these words is in the line, ``|`` between them
-    pattern: matches in the line; "": a needle is enough
-    role:    CAUSE, VICTIM, FOLLOWS or NOTE
-    kind:    of the failure: ``exception``, ``gpu``, ``network``, ``oom``, ``storage``, ``timeout``
-    meaning: in one line
-    step:    what to look at next, in one line
-    source:  where this is documented or was seen
-    """
-
-    key: str
-    needles: str
-    pattern: str
-    role: str
+    key: str  # stable: ``ib-retry``
+    needles: str  # one of these words is in the line, ``|`` between them
+    pattern: str  # matches in the line; "": a needle is enough
+    role: str  # CAUSE, VICTIM, FOLLOWS or NOTE
+    # of the failure: ``exception``, ``gpu``, ``network``, ``oom``, ``storage``, ``timeout``
     kind: str
-    meaning: str
-    step: str
-    source: str
+    meaning: str  # in one line
+    step: str  # what to look at next, in one line
+    source: str  # where this is documented or was seen
 
 
 def _completion(*statuses: int) -> str:

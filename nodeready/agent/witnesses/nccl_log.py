@@ -29,76 +29,49 @@ STATES = ("", "init", "ready", "aborted", "ended")
 
 @dataclass(frozen=True)
 class NcclError:
-    """A line with an error.
+    """A line with an error."""
 
-    key:  of `nccl_errors.ERRORS`
-    text: the line without its prefix
-    peer: the address or name of the peer that the line names; "": none
-    """
-
-    key: str
-    text: str
-    peer: str = ""
+    key: str  # of `nccl_errors.ERRORS`
+    text: str  # the line without its prefix
+    peer: str = ""  # the address or name of the peer that the line names; "": none
 
 
 @dataclass(frozen=True)
 class NcclRank:
-    """What the log says about a rank. "" and None: nothing.
+    """What the log says about a rank. "" and None: nothing."""
 
-    rank, world_size: in the largest communicator of the process
-    host, pid:        of the process, in its own namespaces; pid 0: unknown
-    device:           number of the GPU in the process
-    version:          ``NCCL 2.21.5+cuda12.4``, ``RCCL 2.21.5-HEAD:9a0e6a1``
-    driver:           ``CUDA 12.4``, ``HIP 6.3.42134``
-    network:          ``IB``, ``Socket``, ``OFI``, or the name of another plugin's network
-    plugin:           the plugin of the network; "": NCCL's own
-    provider:         of libfabric (``efa``, ``tcp;ofi_rxm``)
-    interface:        of the sockets (``eth0``); address: of this interface
-    hcas:             ``mlx5_0:1/IB``, ``mlx5_1:1/RoCE``
-    gid:              index of the GID of a RoCE connection (NCCL_DEBUG_SUBSYS with NET)
-    gdr:              GPUDirect RDMA is used
-    transports:       of the channels to other ranks: ``P2P/IPC``, ``SHM``, ``NET/IB/GDRDMA``
-    channels:         number of the collectives' channels; nvls: of NVLink SHARP's
-    tuner, profiler:  the name of the plugin
-    state:            of the communicator, one of STATES
-    completed:        the last collective, by the NCCL Inspector (`nccl_inspector`)
-    errors:           the first of each kind, in order
-    """
-
-    rank: int | None = None
-    world_size: int | None = None
-    host: str = ""
-    pid: int = 0
-    device: int | None = None
-    version: str = ""
-    driver: str = ""
-    network: str = ""
-    plugin: str = ""
-    provider: str = ""
-    interface: str = ""
+    rank: int | None = None  # in the largest communicator of the process
+    world_size: int | None = None  # likewise
+    host: str = ""  # of the process, in its own namespaces; pid 0: unknown
+    pid: int = 0  # likewise
+    device: int | None = None  # number of the GPU in the process
+    version: str = ""  # ``NCCL 2.21.5+cuda12.4``, ``RCCL 2.21.5-HEAD:9a0e6a1``
+    driver: str = ""  # ``CUDA 12.4``, ``HIP 6.3.42134``
+    network: str = ""  # ``IB``, ``Socket``, ``OFI``, or the name of another plugin's network
+    plugin: str = ""  # the plugin of the network; "": NCCL's own
+    provider: str = ""  # of libfabric (``efa``, ``tcp;ofi_rxm``)
+    interface: str = ""  # of the sockets (``eth0``); address: of this interface
     address: str = ""
-    hcas: tuple[str, ...] = ()
-    gid: str = ""
-    gdr: bool | None = None
+    hcas: tuple[str, ...] = ()  # ``mlx5_0:1/IB``, ``mlx5_1:1/RoCE``
+    gid: str = ""  # index of the GID of a RoCE connection (NCCL_DEBUG_SUBSYS with NET)
+    gdr: bool | None = None  # GPUDirect RDMA is used
+    # of the channels to other ranks: ``P2P/IPC``, ``SHM``, ``NET/IB/GDRDMA``
     transports: tuple[str, ...] = ()
-    channels: int | None = None
+    channels: int | None = None  # number of the collectives' channels; nvls: of NVLink SHARP's
     nvls: int | None = None
-    tuner: str = ""
-    profiler: str = ""
-    state: str = ""
-    completed: str = ""
-    errors: tuple[NcclError, ...] = ()
+    tuner: str = ""  # the name of the plugin
+    profiler: str = ""  # likewise
+    state: str = ""  # of the communicator, one of STATES
+    completed: str = ""  # the last collective, by the NCCL Inspector (`nccl_inspector`)
+    errors: tuple[NcclError, ...] = ()  # the first of each kind, in order
 
 
 @dataclass(frozen=True)
 class NcclLog:
-    """What a log says.
+    """What a log says."""
 
-    ranks:  by host, process and device, in the order of the ranks
-    errors: of lines that name no process, such as PyTorch's and gloo's
-    """
-
-    ranks: tuple[NcclRank, ...] = ()
+    ranks: tuple[NcclRank, ...] = ()  # by host, process and device, in the order of the ranks
+    # of lines that name no process, such as PyTorch's and gloo's
     errors: tuple[NcclError, ...] = ()
 
 
@@ -191,15 +164,13 @@ def read_log(lines: Iterable[str]) -> NcclLog:
 
 @dataclass
 class _ProcessFacts:
-    """What the lines of one process say, of one of its devices.
-
-    speakers: the ranks that the process's channels start or end at
-    """
+    """What the lines of one process say, of one of its devices."""
 
     texts: dict[str, str] = field(default_factory=dict)
     networks: set[str] = field(default_factory=set)
     hcas: dict[str, None] = field(default_factory=dict)
     transports: dict[str, None] = field(default_factory=dict)
+    # the ranks that the process's channels start or end at
     speakers: set[int] = field(default_factory=set)
     gdr: bool | None = None
     channels: int | None = None

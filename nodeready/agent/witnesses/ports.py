@@ -16,22 +16,16 @@ from nodeready.agent.stacks import processes
 
 @dataclass(frozen=True)
 class WitnessedPort:
-    """One network or RDMA port between two samples.
-
-    kind:   ``ethernet``, ``infiniband`` or ``roce``
-    state:  ``up``, ``down``, ``gone`` or another state of the kernel
-    received, sent: bytes between the samples
-    errors: counters that rose, and by how much: ((``symbol_error``, 3), ...)
-    gbps:   the rate of the link, Gb/s; 0: unknown
-    """
+    """One network or RDMA port between two samples."""
 
     name: str
-    kind: str
-    state: str
-    received: int
-    sent: int
+    kind: str  # ``ethernet``, ``infiniband`` or ``roce``
+    state: str  # ``up``, ``down``, ``gone`` or another state of the kernel
+    received: int  # bytes between the samples
+    sent: int  # likewise
+    # counters that rose, and by how much: ((``symbol_error``, 3), ...)
     errors: tuple[tuple[str, int], ...] = ()
-    gbps: float = 0.0
+    gbps: float = 0.0  # the rate of the link, Gb/s; 0: unknown
 
 
 @dataclass(frozen=True)

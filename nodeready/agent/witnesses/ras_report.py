@@ -27,54 +27,39 @@ _MAX_COLLECTIVES = 16
 
 @dataclass(frozen=True)
 class Member:
-    """A process in a communicator.
+    """A process in a communicator."""
 
-    rank:    in the communicator
-    host:    an address of its node in NCCL's form, which may differ from the node's name
-    pid:     in its own container
-    world_rank: its rank in the whole job; -1: not known
-    counts: launches of each collective: ((``AllReduce``, 41), ...)
-    missing: "": it is present; ``unresponsive``, ``dead`` or ``missing``
-    problem: an asynchronous error, an abort, or a state such as initialisation; "": none
-    """
-
-    rank: int
-    host: str
-    pid: int
+    rank: int  # in the communicator
+    host: str  # an address of its node in NCCL's form, which may differ from the node's name
+    pid: int  # in its own container
+    # launches of each collective: ((``AllReduce``, 41), ...)
     counts: tuple[tuple[str, int], ...] = ()
-    missing: str = ""
+    missing: str = ""  # "": it is present; ``unresponsive``, ``dead`` or ``missing``
+    # an asynchronous error, an abort, or a state such as initialisation; "": none
     problem: str = ""
-    world_rank: int = -1
+    world_rank: int = -1  # its rank in the whole job; -1: not known
 
 
 @dataclass(frozen=True)
 class Communicator:
-    """One communicator.
-
-    size:    the number of ranks that it should have
-    members: members that are missing, have a problem or deviate from the usual counts come first;
-             the healthy members, and the report's older form, may be incomplete
-    usual:   the counts that most members have; (): the report has none
-    """
+    """One communicator."""
 
     hash: str
-    size: int
+    size: int  # the number of ranks that it should have
+    # members that are missing, have a problem or deviate from the usual counts come first; the
+    # healthy members, and the report's older form, may be incomplete
     members: tuple[Member, ...]
+    # the counts that most members have; (): the report has none
     usual: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
 class Ras:
-    """The answer of the port.
+    """The answer of the port."""
 
-    absent:  why there is no answer, one line; "": there is an answer
-    version: of NCCL
-    timeouts: peers that did not answer the port's own query
-    """
-
-    absent: str = ""
-    version: str = ""
-    timeouts: int = 0
+    absent: str = ""  # why there is no answer, one line; "": there is an answer
+    version: str = ""  # of NCCL
+    timeouts: int = 0  # peers that did not answer the port's own query
     communicators: tuple[Communicator, ...] = ()
 
 

@@ -36,18 +36,12 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class SettingKind:
-    """The kind of a setting.
+    """The kind of a setting."""
 
-    check: value in group_data -> value in a Policy. Raises Invalid
-    takes: the possible values, in Markdown
-    plain: value in a Policy -> value in group_data, or in JSON
-    named: whether a value is a Table
-    """
-
-    check: Callable[[Any], Any]
-    takes: str
-    plain: Callable[[Any], Any] = _plain
-    named: bool = False
+    check: Callable[[Any], Any]  # value in group_data -> value in a Policy. Raises Invalid
+    takes: str  # the possible values, in Markdown
+    plain: Callable[[Any], Any] = _plain  # value in a Policy -> value in group_data, or in JSON
+    named: bool = False  # whether a value is a Table
 
 
 def setting(default: Any, kind: SettingKind, reason: str) -> Any:

@@ -40,36 +40,22 @@ _JSON_STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 @dataclass(frozen=True)
 class SiteCheck:
-    """One check.
+    """One check."""
 
-    name:       its id is ``site.NAME``
-    run:        POSIX sh that prints what is judged; "": ``file`` is read
-    file:       absolute path of the file on the node whose text is judged; "": ``run`` is run
-    json:       the way to a value in the JSON that was read (``a.b[0].c``); "": the text itself
-    comparator: one of COMPARATORS
-    expected:   the value that it compares with: a text, (low, high), or an exit status
-    severity:   the status of a result that is not as it should be: ``fail`` or ``warn``
-    reason:     why this must hold
-    fix:        what repairs it
-    timeout_s:  seconds for the command
-    groups:     the inventory's groups whose nodes are checked; (): all nodes
-    moments:    those of MOMENTS at which it is made
-    source:     ``checks.d/FILE.toml:LINE``; "": no file declares it
-    """
-
-    name: str
-    run: str
-    file: str
-    json: str
-    comparator: str
-    expected: Any
+    name: str  # its id is ``site.NAME``
+    run: str  # POSIX sh that prints what is judged; "": ``file`` is read
+    file: str  # absolute path of the file on the node whose text is judged; "": ``run`` is run
+    json: str  # the way to a value in the JSON that was read (``a.b[0].c``); "": the text itself
+    comparator: str  # one of COMPARATORS
+    expected: Any  # the value that it compares with: a text, (low, high), or an exit status
+    # the status of a result that is not as it should be: ``fail`` or ``warn``
     severity: str = "fail"
-    reason: str = ""
-    fix: str = ""
-    timeout_s: int = 5
-    groups: tuple[str, ...] = ()
-    moments: tuple[str, ...] = MOMENTS
-    source: str = ""
+    reason: str = ""  # why this must hold
+    fix: str = ""  # what repairs it
+    timeout_s: int = 5  # seconds for the command
+    groups: tuple[str, ...] = ()  # the inventory's groups whose nodes are checked; (): all nodes
+    moments: tuple[str, ...] = MOMENTS  # those of MOMENTS at which it is made
+    source: str = ""  # ``checks.d/FILE.toml:LINE``; "": no file declares it
 
     @property
     def id(self) -> str:

@@ -17,20 +17,13 @@ KEYS = ("reason", "owner", "until", "nodes")
 
 @dataclass(frozen=True, order=True)
 class Waiver:
-    """One waiver.
+    """One waiver."""
 
-    check:  the id of the check
-    reason: why its finding is accepted
-    owner:  who answers for the waiver; "": not named
-    until:  the last day on which it holds, ``2027-01-31``, UTC; "": it does not end
-    nodes:  the node set to which it is restricted; "": all nodes that have the policy
-    """
-
-    check: str
-    reason: str
-    owner: str = ""
-    until: str = ""
-    nodes: str = ""
+    check: str  # the id of the check
+    reason: str  # why its finding is accepted
+    owner: str = ""  # who answers for the waiver; "": not named
+    until: str = ""  # the last day on which it holds, ``2027-01-31``, UTC; "": it does not end
+    nodes: str = ""  # the node set to which it is restricted; "": all nodes that have the policy
 
     def days_left(self, today: str) -> int | None:
         """Days until the last day, negative after it; None: it does not end."""

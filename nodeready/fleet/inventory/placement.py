@@ -9,19 +9,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class JobPlacement:
-    """A job in Slurm's records.
+    """A job in Slurm's records."""
 
-    user:        uid of the job's user; "": Slurm knows no such job
-    nodes:       Slurm's names of the job's nodes; (): not known, as of a job that waits
-    other_nodes: nodes of the inventory on which Slurm does not run the job; without nodes
-                 whose name in Slurm is unknown
-    parts:       numbers of the further parts of a heterogeneous job
-    """
-
-    user: str = ""
+    user: str = ""  # uid of the job's user; "": Slurm knows no such job
+    # Slurm's names of the job's nodes; (): not known, as of a job that waits
     nodes: tuple[str, ...] = ()
+    # nodes of the inventory on which Slurm does not run the job; without nodes whose name in Slurm
+    # is unknown
     other_nodes: frozenset[str] = frozenset()
-    parts: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()  # numbers of the further parts of a heterogeneous job
 
 
 def other_nodes(

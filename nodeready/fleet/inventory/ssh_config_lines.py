@@ -13,16 +13,12 @@ from nodeready.subjects.ssh_client.config import directive
 
 
 class SshLine(NamedTuple):
-    """A line of ssh_config, and its conditions.
+    """A line of ssh_config, and its conditions."""
 
-    when:    criteria in the form of a Match line, which must all hold; () for all hosts
-    keyword: in small letters
-    text:    the line
-    """
-
+    # criteria in the form of a Match line, which must all hold; () for all hosts
     when: tuple[str, ...]
-    keyword: str
-    text: str
+    keyword: str  # in small letters
+    text: str  # the line
 
     @property
     def value(self) -> str:

@@ -50,14 +50,11 @@ class SrunError(TransportUnavailable):
 
 @dataclass(frozen=True)
 class RunningJob:
-    """A running job.
+    """A running job."""
 
-    number:  Slurm's SLURM_JOB_ID; "": no node could be allocated
-    refused: requested node -> why the job does not have it
-    """
-
-    number: str
+    number: str  # Slurm's SLURM_JOB_ID; "": no node could be allocated
     nodes: tuple[str, ...]
+    # requested node -> why the job does not have it
     refused: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, names: Iterable[str]) -> RunningJob:

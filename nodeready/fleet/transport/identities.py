@@ -26,18 +26,13 @@ from nodeready.fleet.transport.ssh_config import Login, SshConfigError, SshSetti
 
 
 class SshIdentity(NamedTuple):
-    """The content of an IdentityFile.
-
-    key:    the private key; None: the file has none, or it is locked
-    public: the public key; b"": unknown
-    locked: a passphrase is needed for the private key
-    """
+    """The content of an IdentityFile."""
 
     path: str
-    key: PKey | None = None
-    public: bytes = b""
+    key: PKey | None = None  # the private key; None: the file has none, or it is locked
+    public: bytes = b""  # the public key; b"": unknown
     certificate: PublicBlob | None = None
-    locked: bool = False
+    locked: bool = False  # a passphrase is needed for the private key
 
 
 def _load_public(path: str) -> PublicBlob | None:

@@ -18,16 +18,11 @@ _WRAPPING_ARGUMENTS = ("_env", "_chdir", "_sudo", "_su_user", "_doas", "_dzdo")
 
 @dataclass(frozen=True)
 class HostRights:
-    """How commands get their rights on a node.
+    """How commands get their rights on a node."""
 
-    sudo:      nodeready itself calls sudo, to root
-    password:  of that sudo; "": none
-    arguments: pyinfra's, for any other method
-    """
-
-    sudo: bool
-    password: str
-    arguments: dict[str, Any]
+    sudo: bool  # nodeready itself calls sudo, to root
+    password: str  # of that sudo; "": none
+    arguments: dict[str, Any]  # pyinfra's, for any other method
 
     def apply(self, command: shell.ShellCommand) -> shell.ShellCommand:
         return as_root(command, self.password) if self.sudo else command

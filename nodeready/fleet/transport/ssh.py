@@ -156,16 +156,13 @@ def _jump_host_error(host: Host) -> str:
 
 @dataclass
 class NodeConnection:
-    """A node and its connection, which the first conversation with the node makes.
-
-    users: number of conversations and channels over it
-    """
+    """A node and its connection, which the first conversation with the node makes."""
 
     host: Host
     rights: HostRights | None = None
     failure: Gap | None = None
     peer: SshPeer | None = None
-    users: int = 0
+    users: int = 0  # number of conversations and channels over it
     connect_lock: BoundedSemaphore = field(default_factory=BoundedSemaphore)
 
     def connect(self, again: bool = True) -> Gap | None:

@@ -34,33 +34,22 @@ from nodeready.subjects.ssh_client.config import matches
 
 @dataclass(frozen=True)
 class Login:
-    """The inventory's settings of one login. They override ssh_config.
+    """The inventory's settings of one login. They override ssh_config."""
 
-    name:        as the argument of ssh
-    config:      the only configuration file; "": the user's and the system's
-    user, port:  "" and 0: ssh_config's
-    key:         the only private key; "": the keys of ssh_config and of the agent
-    passphrase:  of that key
-    known_hosts: the only known_hosts file; "": ssh_config's
-    extra_known_hosts: a known_hosts file beside ssh_config's
-    uses_default_keys: try ~/.ssh/id_*
-    host_key_checking: StrictHostKeyChecking; "": ssh_config's, where ``ask`` accepts a new key
-    jumps:       ProxyJump; None: ssh_config's
-    """
-
-    name: str
-    config: str = ""
-    user: str = ""
-    port: int = 0
-    key: str = ""
-    passphrase: str = ""
+    name: str  # as the argument of ssh
+    config: str = ""  # the only configuration file; "": the user's and the system's
+    user: str = ""  # "" and 0: ssh_config's
+    port: int = 0  # likewise
+    key: str = ""  # the only private key; "": the keys of ssh_config and of the agent
+    passphrase: str = ""  # of that key
     password: str = ""
     uses_agent: bool = True
-    uses_default_keys: bool = True
-    known_hosts: str = ""
-    extra_known_hosts: str = ""
+    uses_default_keys: bool = True  # try ~/.ssh/id_*
+    known_hosts: str = ""  # the only known_hosts file; "": ssh_config's
+    extra_known_hosts: str = ""  # a known_hosts file beside ssh_config's
+    # StrictHostKeyChecking; "": ssh_config's, where ``ask`` accepts a new key
     host_key_checking: str = ""
-    jumps: str | None = None
+    jumps: str | None = None  # ProxyJump; None: ssh_config's
 
 
 # --- The settings of ssh_config, as ssh reads it.
@@ -94,18 +83,15 @@ def expand(text: str, tokens: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class SshSettings:
-    """The settings of ssh_config for a name.
-
-    values: keyword in lower case -> its values; the tokens of identities and agents are not
-            expanded
-    changed_keys: the keywords whose values differ from ssh's defaults
-    """
+    """The settings of ssh_config for a name."""
 
     name: str
     hostname: str
     user: str
     port: int
+    # keyword in lower case -> its values; the tokens of identities and agents are not expanded
     values: Mapping[str, tuple[str, ...]]
+    # the keywords whose values differ from ssh's defaults
     changed_keys: frozenset[str] = frozenset()
 
     def value(self, key: str) -> str:

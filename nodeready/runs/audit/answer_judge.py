@@ -60,66 +60,46 @@ _COUNTERS = ".counters"
 
 
 class AnswerSummary(NamedTuple):
-    """The part of an answer that the fleet needs before any node is judged.
+    """The part of an answer that the fleet needs before any node is judged."""
 
-    place:        of the record in the judge's file
-    addresses:    of the node's interfaces; None: not observed
-    has_counters: whether a subject with counters was observed
-    identity:     the node's names, addresses and keys, for the fleet's known hosts
-    """
-
-    place: Place
-    addresses: frozenset[str] | None
-    has_counters: bool
-    identity: Any
+    place: Place  # of the record in the judge's file
+    addresses: frozenset[str] | None  # of the node's interfaces; None: not observed
+    has_counters: bool  # whether a subject with counters was observed
+    identity: Any  # the node's names, addresses and keys, for the fleet's known hosts
 
 
 class NodeOrder(NamedTuple):
-    """The order to judge a node.
+    """The order to judge a node."""
 
-    file, place: of the record of its answer
-    policy:      number of its policy
-    known_hosts, gate_files: of `FleetFacts`, as numbers of values that all judges share
-    host_key:    of `FleetFacts`
-    earlier:     the earlier counters, as `CounterSample.parse` takes them
-    """
-
-    file: int
-    place: Place
-    policy: int
-    known_hosts: int | None
-    gate_files: int | None
-    host_key: str
-    earlier: str
+    file: int  # of the record of its answer
+    place: Place  # likewise
+    policy: int  # number of its policy
+    known_hosts: int | None  # of `FleetFacts`, as numbers of values that all judges share
+    gate_files: int | None  # likewise
+    host_key: str  # of `FleetFacts`
+    earlier: str  # the earlier counters, as `CounterSample.parse` takes them
 
 
 class StateRecord(NamedTuple):
-    """The state of a node for the memory.
+    """The state of a node for the memory."""
 
-    digest:  of the sections
-    counted: the subjects whose counters were read
-    place:   in the file of the judge that made this: a pickled list of (name, digest, SharedPart
-             of the packed text; None: the memory has the text)
-    """
-
-    digest: bytes
-    counted: tuple[str, ...]
+    digest: bytes  # of the sections
+    counted: tuple[str, ...]  # the subjects whose counters were read
+    # in the file of the judge that made this: a pickled list of (name, digest, SharedPart of the
+    # packed text; None: the memory has the text)
     place: Place
 
 
 class NodeOutcome(NamedTuple):
-    """A judged node. A code is a number in a table of the judge that made it, or the value itself.
+    """A judged node. A code is a number in a table of the judge that made it, or the value
+    itself."""
 
-    results:  (judge, number of the subject, codes), in no order
-    compared: (judge, number of the subject, code) of the facts that peers should share
-    facts:    place of their text in the file of the judge that made this
-    state:    of the node for the memory; None: the run has no memory
-    """
-
+    # (judge, number of the subject, codes), in no order
     results: list[tuple[int, int, tuple[Any, ...]]]
+    # (judge, number of the subject, code) of the facts that peers should share
     compared: list[tuple[int, int, Any]]
-    facts: Place | None
-    state: StateRecord | None
+    facts: Place | None  # place of their text in the file of the judge that made this
+    state: StateRecord | None  # of the node for the memory; None: the run has no memory
 
 
 class SharedPart(NamedTuple):
@@ -175,19 +155,13 @@ class Interner:
 
 
 class _JudgedAlone(NamedTuple):
-    """A judged observation of a subject that needs no fleet.
-
-    codes:    of its results
-    compared: code of the facts that peers should share
-    text:     its facts for the run's format
-    sections: of its node's state
-    """
+    """A judged observation of a subject that needs no fleet."""
 
     observation: Any
-    codes: tuple[Any, ...]
-    compared: Any
-    text: str
-    sections: list[_KeptSection]
+    codes: tuple[Any, ...]  # of its results
+    compared: Any  # code of the facts that peers should share
+    text: str  # its facts for the run's format
+    sections: list[_KeptSection]  # of its node's state
 
 
 class AnswerJudge:

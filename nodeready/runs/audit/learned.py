@@ -29,14 +29,11 @@ WIDTH = 88
 
 @dataclass
 class LearnedSetting:
-    """One setting of the fleet.
-
-    value: of the majority, as in group_data; None: no majority
-    notes: the number of nodes with it, and the values of other nodes
-    """
+    """One setting of the fleet."""
 
     key: str
-    value: Any = None
+    value: Any = None  # of the majority, as in group_data; None: no majority
+    # the number of nodes with it, and the values of other nodes
     notes: list[str] = field(default_factory=list)
 
 

@@ -31,19 +31,14 @@ from nodeready.subjects.ssh_client.known_hosts import Names
 
 
 class HostRecord(NamedTuple):
-    """The record of one host.
+    """The record of one host."""
 
-    host:    its name in the directory
-    time:    when the node was judged, in seconds since 1970
-    problem: why there is no verdict, in one line; "": there is one
-    """
-
-    host: str
-    time: float = 0.0
+    host: str  # its name in the directory
+    time: float = 0.0  # when the node was judged, in seconds since 1970
     policy_digest: str = ""
     version: str = ""
     results: tuple[Result, ...] = ()
-    problem: str = ""
+    problem: str = ""  # why there is no verdict, in one line; "": there is one
 
 
 #: Processes that read a directory with many files: a file server answers each in turn.
@@ -163,17 +158,13 @@ def _newest(records: list[HostRecord]) -> HostRecord:
 
 
 class RecordedQuestion(NamedTuple):
-    """How to judge the verdicts.
+    """How to judge the verdicts."""
 
-    policies:   node -> its declared policy
-    own_policy: a declared policy -> the policy by which the node judges itself
-    version:    of this nodeready
-    """
-
-    policies: Mapping[str, Policy]
+    policies: Mapping[str, Policy]  # node -> its declared policy
+    # a declared policy -> the policy by which the node judges itself
     own_policy: Callable[[Policy], Policy]
     selection: CheckSelection
-    version: str
+    version: str  # of this nodeready
 
 
 def reports(

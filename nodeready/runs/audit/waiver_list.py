@@ -21,11 +21,9 @@ MISTAKES = (EXPIRED, NO_NODE, UNUSED)
 
 @dataclass(frozen=True)
 class WaivedFinding:
-    """A value that the check of a waiver has found, and the nodes that have it.
+    """A value that the check of a waiver has found, and the nodes that have it."""
 
-    status: waived; warn: the waiver ends soon; after its end, that of the finding itself
-    """
-
+    # waived; warn: the waiver ends soon; after its end, that of the finding itself
     status: Annotated[str, {"enum": STATUSES}]
     actual: str
     nodes: Names
@@ -33,50 +31,36 @@ class WaivedFinding:
 
 @dataclass(frozen=True)
 class ListedWaiver:
-    """One waiver of the inventory.
-
-    waiver:    its check, owner ("": none), reason, and last day ("": it does not end)
-    state:     expired; no node: its node set has no node of the inventory; unused: its nodes have
-               no such finding, or another waiver of theirs ends later (never with a part of its
-               nodes selected); ends: in the next 14 days
-    nodes:     to which it applies, of those that were selected
-    days_left: until the last day, negative after it; None: it does not end
-    findings:  now, on the nodes that answered
-    """
+    """One waiver of the inventory."""
 
     JSON: ClassVar = (
         *("waiver.check", "state", "nodes", "waiver.owner", "waiver.reason", "waiver.until"),
         *("days_left", "findings"),
     )
 
-    waiver: Waiver
+    waiver: Waiver  # its check, owner ("": none), reason, and last day ("": it does not end)
+    # expired; no node: its node set has no node of the inventory; unused: its nodes have no such
+    # finding, or another waiver of theirs ends later (never with a part of its nodes selected);
+    # ends: in the next 14 days
     state: Annotated[str, {"enum": STATES}]
-    nodes: tuple[Name, ...]
-    days_left: int | None
-    findings: tuple[WaivedFinding, ...] = ()
+    nodes: tuple[Name, ...]  # to which it applies, of those that were selected
+    days_left: int | None  # until the last day, negative after it; None: it does not end
+    findings: tuple[WaivedFinding, ...] = ()  # now, on the nodes that answered
 
 
 @dataclass(frozen=True)
 class WaiverList:
-    """The document of `nodeready waivers`. Text is one line.
-
-    started:  when the command began, UTC
-    finished: when it ended, UTC
-    complete: False when it was interrupted
-    answered: the number of nodes that were asked and answered; 0 with --offline
-    waivers:  the most urgent first
-    gaps:     the nodes that gave no answer
-    """
+    """The document of `nodeready waivers`. Text is one line."""
 
     SCHEMA: ClassVar = "waivers"
     VERSION: ClassVar = 2
 
-    started: Moment
-    finished: Moment
-    complete: bool
-    answered: Count
-    waivers: tuple[ListedWaiver, ...]
-    gaps: NodeGaps
+    started: Moment  # when the command began, UTC
+    finished: Moment  # when it ended, UTC
+    complete: bool  # False when it was interrupted
+    answered: Count  # the number of nodes that were asked and answered; 0 with --offline
+    waivers: tuple[ListedWaiver, ...]  # the most urgent first
+    gaps: NodeGaps  # the nodes that gave no answer
 
 
 def list_waivers(

@@ -31,25 +31,20 @@ def _packed(content: bytes) -> str:
 
 @dataclass(frozen=True)
 class WriteFile:
-    """The file at ``path`` becomes ``content``.
-
-    old:       its content in the snapshot; None: no such file
-    mode:      of a new file; an existing one keeps its mode and owner
-    user:      write as this user, not as root, to the file of this name in the user's home
-               directory; "": as root
-    validator: a command that gets the new file as its last argument and must succeed
-    large:     sent packed, by standard input instead of the command line; without a diff
-    owned:     nodeready's own file: written even when it changed since the snapshot
-    """
+    """The file at ``path`` becomes ``content``."""
 
     path: str
     content: bytes
-    old: bytes | None
-    mode: str = "0644"
+    old: bytes | None  # its content in the snapshot; None: no such file
+    mode: str = "0644"  # of a new file; an existing one keeps its mode and owner
+    # write as this user, not as root, to the file of this name in the user's home directory; "":
+    # as root
     user: str = ""
+    # a command that gets the new file as its last argument and must succeed
     validator: tuple[str, ...] = ()
+    # sent packed, by standard input instead of the command line; without a diff
     large: bool = False
-    owned: bool = False
+    owned: bool = False  # nodeready's own file: written even when it changed since the snapshot
 
     def sh(self) -> str:
         data = "-" if self.large else base64.b64encode(self.content).decode("ascii")
@@ -183,18 +178,12 @@ Action = WriteFile | RemoveFile | MakeDirectory | RunCommand | Script
 
 @dataclass(frozen=True)
 class StepChange:
-    """The actions of one operation on one node.
+    """The actions of one operation on one node."""
 
-    step:    the operation, ``subject.noun``
-    fixes:   the ids of the failing checks that it repairs
-    actions: in order
-    touches: the subjects whose observation it makes stale
-    """
-
-    step: str
-    fixes: tuple[str, ...]
-    actions: tuple[Action, ...]
-    touches: tuple[str, ...] = ()
+    step: str  # the operation, ``subject.noun``
+    fixes: tuple[str, ...]  # the ids of the failing checks that it repairs
+    actions: tuple[Action, ...]  # in order
+    touches: tuple[str, ...] = ()  # the subjects whose observation it makes stale
     timeout_s: int = 60
 
     def script(self, run: str, holder: str, wait_s: int) -> str:

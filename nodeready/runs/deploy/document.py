@@ -26,18 +26,12 @@ KINDS = ("create", "change", "remove", "directory", "run", "script")
 
 @dataclass(frozen=True)
 class PlannedAction:
-    """One thing that a change does.
+    """One thing that a change does."""
 
-    kind:    one of KINDS
-    text:    the action in one line
-    path:    the file or directory; "" for a command
-    command: its words; () for a file
-    """
-
-    kind: Annotated[str, {"enum": KINDS}]
-    text: str
-    path: str = ""
-    command: tuple[str, ...] = ()
+    kind: Annotated[str, {"enum": KINDS}]  # one of KINDS
+    text: str  # the action in one line
+    path: str = ""  # the file or directory; "" for a command
+    command: tuple[str, ...] = ()  # its words; () for a file
 
     @classmethod
     def of(cls, action: actions.Action) -> PlannedAction:
@@ -55,40 +49,28 @@ class PlannedAction:
 
 @dataclass(frozen=True)
 class PlannedChange:
-    """The planned or completed actions of one operation on one node.
+    """The planned or completed actions of one operation on one node."""
 
-    step:    the operation, ``SUBJECT.NOUN``
-    checks:  the failing results that it repairs, as they were when it was planned
-    actions: in order
-    diff:    of the files, a line each; () where no text changes
-    """
-
-    step: str
+    step: str  # the operation, ``SUBJECT.NOUN``
+    # the failing results that it repairs, as they were when it was planned
     checks: tuple[Result, ...]
-    actions: tuple[PlannedAction, ...]
-    diff: tuple[str, ...] = ()
+    actions: tuple[PlannedAction, ...]  # in order
+    diff: tuple[str, ...] = ()  # of the files, a line each; () where no text changes
 
 
 @dataclass(frozen=True)
 class DeployOutcome:
-    """The outcome of the plan on one node.
-
-    done:             steps that succeeded, in order; a later snapshot can ask for more than were
-                      planned
-    failed:           step -> the reason, one line
-    interrupted_step: the step during which the connection was lost or the run was interrupted, or
-                      ""
-    unrepaired:       results that the operations should have repaired
-    complete:         the node was probed again after its last change
-    """
+    """The outcome of the plan on one node."""
 
     JSON_KEYS: ClassVar = {"interrupted_step": "cut", "unrepaired": "left"}
 
+    # steps that succeeded, in order; a later snapshot can ask for more than were planned
     done: tuple[str, ...] = ()
-    failed: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)  # step -> the reason, one line
+    # the step during which the connection was lost or the run was interrupted, or ""
     interrupted_step: str = ""
-    unrepaired: tuple[Result, ...] = ()
-    complete: bool = False
+    unrepaired: tuple[Result, ...] = ()  # results that the operations should have repaired
+    complete: bool = False  # the node was probed again after its last change
 
 
 _Results = Annotated[Mapping[str, Count], {"propertyNames": {"enum": RESULT_STATUSES}}]
@@ -96,26 +78,23 @@ _Results = Annotated[Mapping[str, Count], {"propertyNames": {"enum": RESULT_STAT
 
 @dataclass(frozen=True)
 class DeployedNode:
-    """One node of a deploy.
-
-    gap:          why it could not be probed, or the connection was lost; None: it was probed
-    changes:      the plan, in order
-    refused:      steps that cannot be planned -> the reason, one line
-    outcome:      None: nothing was changed, because there is no plan, or only the plan was wanted
-    for_a_person: bad results of the latest probe that no step of this run repairs
-    results:      how many results of the latest probe have each status; empty: there was none
-    """
+    """One node of a deploy."""
 
     JSON: ClassVar = (
         *("name", "status", "changes", "refused", "outcome", "for_a_person", "results"),
     )
 
     name: str
+    # why it could not be probed, or the connection was lost; None: it was probed
     gap: Gap | None = None
-    changes: tuple[PlannedChange, ...] = ()
+    changes: tuple[PlannedChange, ...] = ()  # the plan, in order
+    # steps that cannot be planned -> the reason, one line
     refused: Mapping[str, str] = field(default_factory=dict)
+    # None: nothing was changed, because there is no plan, or only the plan was wanted
     outcome: DeployOutcome | None = None
+    # bad results of the latest probe that no step of this run repairs
     for_a_person: tuple[Result, ...] = ()
+    # how many results of the latest probe have each status; empty: there was none
     results: _Results = field(default_factory=dict)
 
     @classmethod
@@ -195,11 +174,6 @@ class Deploy:
     """The document of `nodeready deploy`: the plan of every node and, without --check, its
     outcome.
 
-    started:  when it began, UTC
-    finished: when it ended, UTC
-    check:    only the plan: changes were not wanted, or not confirmed
-    subjects: the subjects that were chosen
-    complete: False when it was interrupted: some nodes were not probed or not completed
     gaps:     the nodes that were not probed, or whose connection was lost
     """
 
@@ -209,11 +183,12 @@ class Deploy:
         *("started", "finished", "check", "complete", "subjects", "gaps", "nodes", "summary"),
     )
 
-    started: Moment
-    finished: Moment
-    check: bool
-    subjects: tuple[str, ...]
+    started: Moment  # when it began, UTC
+    finished: Moment  # when it ended, UTC
+    check: bool  # only the plan: changes were not wanted, or not confirmed
+    subjects: tuple[str, ...]  # the subjects that were chosen
     nodes: tuple[DeployedNode, ...]
+    # False when it was interrupted: some nodes were not probed or not completed
     complete: bool = True
 
     @cached_property

@@ -61,23 +61,17 @@ _CHANGED = "since it was looked at; run again"
 
 @dataclass(frozen=True)
 class PlanRun:
-    """The run of a plan on one node.
+    """The run of a plan on one node."""
 
-    node:             its latest results
-    done:             steps that succeeded, in order
-    failed:           step -> the reason, one line
-    interrupted_step: the step during which the connection was lost or the run was interrupted;
-                      each file is replaced completely or left as it was
-    unrepaired:       fixable results of the chosen subjects that remain after the last probe
-    complete:         the conversation ended by itself
-    """
-
-    node: Judged
-    done: tuple[str, ...] = ()
-    failed: dict[str, str] = field(default_factory=dict)
+    node: Judged  # its latest results
+    done: tuple[str, ...] = ()  # steps that succeeded, in order
+    failed: dict[str, str] = field(default_factory=dict)  # step -> the reason, one line
+    # the step during which the connection was lost or the run was interrupted; each file is
+    # replaced completely or left as it was
     interrupted_step: str = ""
+    # fixable results of the chosen subjects that remain after the last probe
     unrepaired: tuple[Result, ...] = ()
-    complete: bool = False
+    complete: bool = False  # the conversation ended by itself
 
 
 def run_plan(

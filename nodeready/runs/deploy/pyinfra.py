@@ -50,13 +50,11 @@ _Settings = tuple[tuple[str, Any], ...]
 
 
 class CallSettings(NamedTuple):
-    """The settings of one call of an operation that the inventory does not have.
+    """The settings of one call of an operation that the inventory does not have."""
 
-    defaults:  those of the @deploy around the call: for what the inventory leaves open
-    overrides: the call's arguments, and what the deploy file assigned to host.data
-    """
-
+    # those of the @deploy around the call: for what the inventory leaves open
     defaults: _Settings = ()
+    # the call's arguments, and what the deploy file assigned to host.data
     overrides: _Settings = ()
 
     def policy(self, declared: Mapping[str, Any]) -> Policy:
@@ -125,26 +123,23 @@ def _known(setting_names: Iterable[str]) -> str:
 
 @dataclass
 class _PyinfraRun:
-    """One pyinfra run.
-
-    settings: each node's settings in the inventory
-    outcomes: the first probes of each node, by its policy in the inventory
-    policies: settings of a call -> node -> its policy then
-    contexts: settings of a call, subjects -> the context of the fleet
-    nodes:    node -> policy -> the node with its latest results
-    stale:    node -> policy -> the subjects that were changed since its last probe
-    warnings: (node, line) that were printed: pyinfra calls an operation to prepare and to execute
-    """
+    """One pyinfra run."""
 
     transport: ConnectedHosts
-    settings: dict[str, dict[str, Any]]
+    settings: dict[str, dict[str, Any]]  # each node's settings in the inventory
+    # the first probes of each node, by its policy in the inventory
     outcomes: dict[str, Outcome[Snapshot]] = field(default_factory=dict)
+    # settings of a call -> node -> its policy then
     policies: dict[CallSettings, dict[str, Policy]] = field(default_factory=dict)
+    # settings of a call, subjects -> the context of the fleet
     contexts: dict[tuple[CallSettings, tuple[str, ...]], FleetContext] = field(
         default_factory=dict
     )
+    # node -> policy -> the node with its latest results
     nodes: dict[str, dict[Policy, Judged]] = field(default_factory=dict)
+    # node -> policy -> the subjects that were changed since its last probe
     stale: dict[str, dict[Policy, set[str]]] = field(default_factory=dict)
+    # (node, line) that were printed: pyinfra calls an operation to prepare and to execute
     warnings: set[tuple[str, str]] = field(default_factory=set)
     # pyinfra runs a deploy file for all nodes at once. The first call probes; the others wait.
     lock: BoundedSemaphore = field(default_factory=BoundedSemaphore)

@@ -40,26 +40,17 @@ def own_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DeployStep:
-    """One operation: a callable for deploy.py, with the plan that ``nodeready deploy`` runs.
+    """One operation: a callable for deploy.py, with the plan that ``nodeready deploy`` runs."""
 
-    name:         ``subject.noun``
-    fixes:        ids of the checks that it makes pass
-    settings:     the fields of Policy that decide it, in the order of Policy: its arguments
-    make_actions: the generator function that ``@step`` decorates
-    touches:      the subjects that it makes stale
-    timeout_s:    limit of the whole change on the node
-    needs_fleet:  ``make_actions`` has the fleet as third argument
-    operation:    the pyinfra operation
-    """
-
-    name: str
-    fixes: tuple[str, ...]
+    name: str  # ``subject.noun``
+    fixes: tuple[str, ...]  # ids of the checks that it makes pass
+    # the fields of Policy that decide it, in the order of Policy: its arguments
     settings: tuple[str, ...]
-    make_actions: MakeActions
-    touches: tuple[str, ...]
-    timeout_s: int
-    needs_fleet: bool
-    operation: Any
+    make_actions: MakeActions  # the generator function that ``@step`` decorates
+    touches: tuple[str, ...]  # the subjects that it makes stale
+    timeout_s: int  # limit of the whole change on the node
+    needs_fleet: bool  # ``make_actions`` has the fleet as third argument
+    operation: Any  # the pyinfra operation
 
     def __post_init__(self) -> None:
         # pyinfra's command, and its other operations, take an operation by the attributes of a

@@ -26,16 +26,13 @@ _MAX_ENDS = 100_000
 
 @dataclass(frozen=True)
 class NodeJob:
-    """A job that ran on a node.
-
-    start_s, end_s: seconds since 1970; end_s: None: it runs
-    """
+    """A job that ran on a node."""
 
     id: str
     user: str
     state: str
-    start_s: float
-    end_s: float | None
+    start_s: float  # seconds since 1970; end_s: None: it runs
+    end_s: float | None  # likewise
 
 
 def node_jobs(

@@ -56,22 +56,15 @@ Facts = Mapping[str, Value]
 
 @dataclass(frozen=True)
 class Change:
-    """One change of a node.
+    """One change of a node."""
 
-    kind:   one of KINDS
-    key:    of a fact, an element or a counter; the id of a check; ANSWER
-    before: value or status; None: it was not there
-    after:  as ``before``
-    note:   what the values do not show
-    part:   what kind of part was replaced, added or removed: ``before`` and ``after`` identify it;
-            "": no part
-    """
-
-    kind: str
-    key: str
-    before: Value
-    after: Value
-    note: str = ""
+    kind: str  # one of KINDS
+    key: str  # of a fact, an element or a counter; the id of a check; ANSWER
+    before: Value  # value or status; None: it was not there
+    after: Value  # as ``before``
+    note: str = ""  # what the values do not show
+    # what kind of part was replaced, added or removed: ``before`` and ``after`` identify it; "":
+    # no part
     part: str = ""
 
 

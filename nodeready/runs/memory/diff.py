@@ -22,15 +22,12 @@ _Value = Annotated[Value, {"type": ["string", "number", "boolean", "null"]}]
 
 @dataclass(frozen=True)
 class NodeChanges:
-    """The changes of one node.
-
-    was_failing, is_failing: whether the node could get no job before and after
-    """
+    """The changes of one node."""
 
     node: str
     changes: tuple[Change, ...]
-    was_failing: bool
-    is_failing: bool
+    was_failing: bool  # whether the node could get no job before and after
+    is_failing: bool  # likewise
 
     @classmethod
     def of(cls, before: NodeLook, after: NodeLook, changes: tuple[Change, ...]) -> NodeChanges:
@@ -40,82 +37,56 @@ class NodeChanges:
 
 @dataclass(frozen=True)
 class FleetChange:
-    """One change, and the nodes that have it.
+    """One change, and the nodes that have it."""
 
-    kind:    of the change: the status of a check; hardware, version, setting, counter; reboot;
-             policy: what the nodes are compared with, no change of a node
-    key:     the fact, ``SUBJECT.PATH``, with the names of elements in brackets; of several
-             elements with the same change ``[*]``; the check; ``answer``: the node answered or
-             not; the settings of the policy
-    elements: the names that ``[*]`` stands for
-    before:  value or status; null: it was not there, or it differs among the nodes
-    after:   as before
-    note:    what the values do not show: a part's move, a check's value, a counter's growth
-    part:    what was replaced, added or removed: before and after identify it; "": no part
-    nodes:   that have the change
-    failing: number of these nodes that fail
-    healthy: number of these nodes that do not fail
-    suspect: the change is more common on failing nodes than on healthy nodes, and most nodes that
-             have it fail
-    since:   when it was first seen, UTC; "": unknown
-    """
-
+    # of the change: the status of a check; hardware, version, setting, counter; reboot; policy:
+    # what the nodes are compared with, no change of a node
     kind: Annotated[str, {"enum": KINDS}]
+    # the fact, ``SUBJECT.PATH``, with the names of elements in brackets; of several elements with
+    # the same change ``[*]``; the check; ``answer``: the node answered or not; the settings of the
+    # policy
     key: Name
-    elements: tuple[str, ...]
-    before: _Value
-    after: _Value
-    note: str
-    part: str
-    nodes: Names
-    failing: Count = 0
-    healthy: Count = 0
+    elements: tuple[str, ...]  # the names that ``[*]`` stands for
+    before: _Value  # value or status; null: it was not there, or it differs among the nodes
+    after: _Value  # as before
+    note: str  # what the values do not show: a part's move, a check's value, a counter's growth
+    part: str  # what was replaced, added or removed: before and after identify it; "": no part
+    nodes: Names  # that have the change
+    failing: Count = 0  # number of these nodes that fail
+    healthy: Count = 0  # number of these nodes that do not fail
+    # the change is more common on failing nodes than on healthy nodes, and most nodes that have it
+    # fail
     suspect: bool = False
-    since: MomentOrEmpty = ""
+    since: MomentOrEmpty = ""  # when it was first seen, UTC; "": unknown
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two sides that are compared.
+    """One of the two sides that are compared."""
 
-    source: a file, the nodes now, the memory, a node or a group
-    time:   of the oldest look of it, UTC; "": it has none
-    """
-
-    source: str
-    time: MomentOrEmpty
+    source: str  # a file, the nodes now, the memory, a node or a group
+    time: MomentOrEmpty  # of the oldest look of it, UTC; "": it has none
 
 
 @dataclass(frozen=True)
 class Diff:
-    """The document of `nodeready diff`. Text is one line without control characters.
-
-    before:      the earlier side, or the model
-    after:       the later side
-    compared:    number of nodes that both sides have
-    healthy:     number of these nodes that do not fail after
-    failing:     nodes whose failure the changes may explain: they fail after, and did not before;
-                 without any, the nodes that fail after
-    only_before: nodes that only the first side has
-    only_after:  nodes that only the second side has
-    gaps:        the nodes that gave no answer for this comparison
-    complete:    False when it was interrupted
-    changes:     suspects first, then results, then other changes
-    """
+    """The document of `nodeready diff`. Text is one line without control characters."""
 
     SCHEMA: ClassVar = "diff"
     VERSION: ClassVar = 2
 
-    before: Side
-    after: Side
-    compared: Count
-    healthy: Count
+    before: Side  # the earlier side, or the model
+    after: Side  # the later side
+    compared: Count  # number of nodes that both sides have
+    healthy: Count  # number of these nodes that do not fail after
+    # nodes whose failure the changes may explain: they fail after, and did not before; without
+    # any, the nodes that fail after
     failing: tuple[str, ...]
-    only_before: tuple[str, ...]
-    only_after: tuple[str, ...]
-    changes: tuple[FleetChange, ...]
-    gaps: NodeGaps = ()
-    complete: bool = True
+    only_before: tuple[str, ...]  # nodes that only the first side has
+    only_after: tuple[str, ...]  # nodes that only the second side has
+    changes: tuple[FleetChange, ...]  # suspects first, then results, then other changes
+    gaps: NodeGaps = ()  # the nodes that gave no answer for this comparison
+    complete: bool = True  # False when it was interrupted
 
 
 def diff_code(diff: Diff, *, is_strict: bool) -> int:

@@ -26,15 +26,12 @@ _BRACKETS = str.maketrans("[]", "()")
 
 
 class ComparedFacts(NamedTuple):
-    """The facts of one subject that are compared.
+    """The facts of one subject that are compared."""
 
-    stable:   key -> value. An element of a list or mapping stands in brackets. A list without
-              names of its elements is one text. A fact that the node does not show has no key
-    counters: ``SUBJECT.ELEMENTS.NAME`` -> total in this boot
-    """
-
+    # key -> value. An element of a list or mapping stands in brackets. A list without names of its
+    # elements is one text. A fact that the node does not show has no key
     stable: dict[str, Value]
-    counters: dict[str, int]
+    counters: dict[str, int]  # ``SUBJECT.ELEMENTS.NAME`` -> total in this boot
 
 
 def compared_facts(subject: str, facts: Any) -> ComparedFacts:

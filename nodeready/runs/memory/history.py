@@ -28,77 +28,51 @@ _QUIET = frozenset(("ok", "na"))
 
 @dataclass(frozen=True)
 class HistoryEntry:
-    """One entry of a life.
+    """One entry of a life."""
 
-    time:   UTC; of a span, its beginning
-    kind:   ``status``: a span of looks with one status; ``part``: a span in one place; ``event``;
-            ``job``: of Slurm; else a change: ``result``, ``hardware``, ``version``, ``setting``,
-            ``counter``, ``reboot``; or ``policy``: other settings, and the results that follow
-    text:   one line
-    until:  the end of a span, UTC; "": no span, or it lasts
-    status: of the node, for ``status``; of the check, for ``result``; "": another kind
-    looks:  number of looks at the node in the span that made one of these checks
-    checks: that cause the status; of a result: its check
-    node:   of a part's entry, and of its events
-    serial: of the part; "": the node itself
-    """
-
-    time: Moment
+    time: Moment  # UTC; of a span, its beginning
+    # ``status``: a span of looks with one status; ``part``: a span in one place; ``event``;
+    # ``job``: of Slurm; else a change: ``result``, ``hardware``, ``version``, ``setting``,
+    # ``counter``, ``reboot``; or ``policy``: other settings, and the results that follow
     kind: Name
-    text: str
-    until: MomentOrEmpty = ""
-    status: str = ""
-    looks: Count = 0
-    checks: tuple[Name, ...] = ()
-    node: str = ""
-    serial: str = ""
+    text: str  # one line
+    until: MomentOrEmpty = ""  # the end of a span, UTC; "": no span, or it lasts
+    status: str = ""  # of the node, for ``status``; of the check, for ``result``; "": another kind
+    looks: Count = 0  # number of looks at the node in the span that made one of these checks
+    checks: tuple[Name, ...] = ()  # that cause the status; of a result: its check
+    node: str = ""  # of a part's entry, and of its events
+    serial: str = ""  # of the part; "": the node itself
 
 
 @dataclass(frozen=True)
 class KeptLook:
-    """One look of the memory.
-
-    time:    when its nodes had answered, UTC
-    complete: False: it was interrupted
-    code:    its exit status
-    nodes:   number of nodes by status; a status without nodes is left out
-    """
+    """One look of the memory."""
 
     id: Count
-    time: Moment
+    time: Moment  # when its nodes had answered, UTC
     command: str
     inventory: str
-    complete: bool
-    code: int
+    complete: bool  # False: it was interrupted
+    code: int  # its exit status
+    # number of nodes by status; a status without nodes is left out
     nodes: Mapping[str, Annotated[int, {"minimum": 1}]]
 
 
 @dataclass(frozen=True)
 class History:
-    """The document of `nodeready history`. Text is one line without control characters.
-
-    name:       the node, or the serial number of the part; "": all looks
-    about:      what a part is and where: ``GPU GPU-5269b708 in gpu004 at 0000:1b:00.0``
-    first_seen: UTC; "": it was not seen
-    last_seen:  UTC
-    count:      number of looks at the node, or in the memory
-    size_bytes: of the memory's file
-    entries:    the newest first
-    looks:      the newest first; without a name
-    missing:    source -> why it gave nothing
-    """
+    """The document of `nodeready history`. Text is one line without control characters."""
 
     SCHEMA: ClassVar = "history"
 
-    name: str
-    about: str
-    first_seen: MomentOrEmpty
-    last_seen: MomentOrEmpty
-    count: Count
-    size_bytes: Count
-    entries: tuple[HistoryEntry, ...] = ()
-    looks: tuple[KeptLook, ...] = ()
-    missing: Mapping[str, str] = field(default_factory=dict)
+    name: str  # the node, or the serial number of the part; "": all looks
+    about: str  # what a part is and where: ``GPU GPU-5269b708 in gpu004 at 0000:1b:00.0``
+    first_seen: MomentOrEmpty  # UTC; "": it was not seen
+    last_seen: MomentOrEmpty  # UTC
+    count: Count  # number of looks at the node, or in the memory
+    size_bytes: Count  # of the memory's file
+    entries: tuple[HistoryEntry, ...] = ()  # the newest first
+    looks: tuple[KeptLook, ...] = ()  # the newest first; without a name
+    missing: Mapping[str, str] = field(default_factory=dict)  # source -> why it gave nothing
 
 
 def read_history(memory: Memory, name: str, since_s: float = 0.0) -> History | None:

@@ -58,22 +58,15 @@ MAX_PART = 0.2
 
 @dataclass(frozen=True)
 class HardwareIncident:
-    """One hardware fault: a check that began to fail, an event, or a node that was lost.
-
-    time_s: when it was first seen, in seconds since 1970
-    node:   where it was seen
-    serial: of the GPU that it names; "": it is the node's
-    kind:   the id of the check, or the kind of the event
-    text:   the actual value, or the event in words
-    """
+    """One hardware fault: a check that began to fail, an event, or a node that was lost."""
 
     JSON: ClassVar = ("time", "node", "serial", "kind", "text")
 
-    time_s: float
-    node: str
-    serial: str
-    kind: str
-    text: str
+    time_s: float  # when it was first seen, in seconds since 1970
+    node: str  # where it was seen
+    serial: str  # of the GPU that it names; "": it is the node's
+    kind: str  # the id of the check, or the kind of the event
+    text: str  # the actual value, or the event in words
 
     @property
     def time(self) -> Moment:
@@ -82,39 +75,27 @@ class HardwareIncident:
 
 
 class SuspectUnit(NamedTuple):
-    """A node, or a GPU in one node: a node may show the serial number of any GPU.
+    """A node, or a GPU in one node: a node may show the serial number of any GPU."""
 
-    name: of the node, or the serial number
-    """
-
-    name: str
+    name: str  # of the node, or the serial number
     node: str
 
 
 @dataclass(frozen=True)
 class Lemon:
-    """The incidents of a node or a GPU in the window.
+    """The incidents of a node or a GPU in the window."""
 
-    unit:      the name of the node, or the serial number of the GPU
-    kind:      node or gpu
-    node:      the node, or the node that the GPU is in; "": it is no longer there
-    nodes:     where the incidents were seen, in the order of time
-    days:      days with an incident
-    expected:  days with an incident that its peers have in the same time
-    chance:    the probability that a fleet of equal units has a unit with as many days
-    is_lemon:  whether the rule names it
-    incidents: the newest first
-    """
-
-    unit: Name
-    kind: Annotated[str, {"enum": ("node", "gpu")}]
-    node: str
-    nodes: Names
-    days: Count
+    unit: Name  # the name of the node, or the serial number of the GPU
+    kind: Annotated[str, {"enum": ("node", "gpu")}]  # node or gpu
+    node: str  # the node, or the node that the GPU is in; "": it is no longer there
+    nodes: Names  # where the incidents were seen, in the order of time
+    days: Count  # days with an incident
+    # days with an incident that its peers have in the same time
     expected: Annotated[float, {"minimum": 0}]
+    # the probability that a fleet of equal units has a unit with as many days
     chance: Annotated[float, {"minimum": 0, "maximum": 1}]
-    is_lemon: bool
-    incidents: Annotated[tuple[HardwareIncident, ...], {"minItems": 1}]
+    is_lemon: bool  # whether the rule names it
+    incidents: Annotated[tuple[HardwareIncident, ...], {"minItems": 1}]  # the newest first
 
     def __str__(self) -> str:
         unit = f"GPU {self.unit}" if self.kind == "gpu" else self.unit
@@ -124,22 +105,17 @@ class Lemon:
 
 @dataclass(frozen=True)
 class Lemons:
-    """The document of `nodeready lemons`.
-
-    since, until: the window, UTC
-    node_count, gpu_count: of the nodes and GPUs that were observed in it
-    units:        the nodes and GPUs with an incident that is not shared, lemons first
-    shared:       incidents that many nodes had at once; they count for no node
-    """
+    """The document of `nodeready lemons`."""
 
     SCHEMA: ClassVar = "lemons"
 
-    since: Moment
-    until: Moment
-    node_count: Count
-    gpu_count: Count
+    since: Moment  # the window, UTC
+    until: Moment  # likewise
+    node_count: Count  # of the nodes and GPUs that were observed in it
+    gpu_count: Count  # likewise
+    # the nodes and GPUs with an incident that is not shared, lemons first
     units: tuple[Lemon, ...]
-    shared: Count
+    shared: Count  # incidents that many nodes had at once; they count for no node
 
     @property
     def lemons(self) -> tuple[Lemon, ...]:

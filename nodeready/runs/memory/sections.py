@@ -56,29 +56,21 @@ ASKED = "asked"
 
 
 class SectionText(NamedTuple):
-    """A section of a node's state.
-
-    digest: of its text
-    read:   returns its text, packed; None: the memory had it when the look began
-    """
+    """A section of a node's state."""
 
     name: str
-    digest: bytes
+    digest: bytes  # of its text
+    # returns its text, packed; None: the memory had it when the look began
     read: Callable[[], bytes | None]
 
 
 class NodeSections(NamedTuple):
-    """What one look shows of a node.
-
-    digest:  equal digests, equal sections
-    counted: the subjects whose counters were read
-    read:    returns the sections
-    """
+    """What one look shows of a node."""
 
     name: str
-    digest: bytes
-    counted: tuple[str, ...]
-    read: Callable[[], Iterable[SectionText]]
+    digest: bytes  # equal digests, equal sections
+    counted: tuple[str, ...]  # the subjects whose counters were read
+    read: Callable[[], Iterable[SectionText]]  # returns the sections
 
 
 def digest(text: bytes) -> bytes:

@@ -110,16 +110,11 @@ _CLOCK = """CREATE TABLE IF NOT EXISTS clock(time REAL, boot TEXT, uptime REAL, 
 
 
 class ControlClock(NamedTuple):
-    """The clock of the control machine.
+    """The clock of the control machine."""
 
-    time_s:   seconds since 1970
-    boot_id:  of the machine's boot; "": not known
-    uptime_s: seconds since the boot, which no setting of the clock changes
-    """
-
-    time_s: float
-    boot_id: str
-    uptime_s: float
+    time_s: float  # seconds since 1970
+    boot_id: str  # of the machine's boot; "": not known
+    uptime_s: float  # seconds since the boot, which no setting of the clock changes
 
     @classmethod
     def read(cls) -> ControlClock:

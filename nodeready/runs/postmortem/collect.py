@@ -77,13 +77,10 @@ def _clock(failures: NodeFailures, received_s: float, seconds: float) -> NodeClo
 
 @dataclass
 class EvidenceBuilder:
-    """Takes the nodes' answers one at a time.
-
-    gaps: of the answers that are not complete
-    """
+    """Takes the nodes' answers one at a time."""
 
     evidence: JobEvidence = field(default_factory=JobEvidence)
-    gaps: dict[str, Gap] = field(default_factory=dict)
+    gaps: dict[str, Gap] = field(default_factory=dict)  # of the answers that are not complete
     #: why a source gave nothing -> nodes
     _absent: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     _kernels: dict[str, tuple[NodeFailures, NodeClock]] = field(default_factory=dict)

@@ -20,61 +20,42 @@ KERNEL, LOG = "kernel", "log"
 
 @dataclass(frozen=True)
 class FirstFailure:
-    """The cause of a job's end.
+    """The cause of a job's end."""
 
-    kind:     see CAUSE_KINDS
-    text:     one line: who failed, of what
-    ranks:    that failed first; (): not known, or the whole job
-    nodes:    of these
-    frame:    innermost call of the user's code, `train.py:12 in step`; "": not known
-    time:     by this machine's clock; "": not known
-    suspects: what failed, with the evidence for and against; the most suspicious first
-    missing:  what would help, one line each
-    """
-
-    kind: Annotated[str, {"enum": CAUSE_KINDS}]
-    text: str
-    ranks: tuple[int, ...] = ()
-    nodes: tuple[str, ...] = ()
-    frame: str = ""
-    time: MomentOrEmpty = ""
+    kind: Annotated[str, {"enum": CAUSE_KINDS}]  # see CAUSE_KINDS
+    text: str  # one line: who failed, of what
+    ranks: tuple[int, ...] = ()  # that failed first; (): not known, or the whole job
+    nodes: tuple[str, ...] = ()  # of these
+    frame: str = ""  # innermost call of the user's code, `train.py:12 in step`; "": not known
+    time: MomentOrEmpty = ""  # by this machine's clock; "": not known
+    # what failed, with the evidence for and against; the most suspicious first
     suspects: tuple[Suspect, ...] = ()
-    missing: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()  # what would help, one line each
 
 
 @dataclass(frozen=True)
 class FailureGroup:
-    """Equal failures of several ranks.
+    """Equal failures of several ranks."""
 
-    role:    `failed`: by themselves; `lost`: they lost a peer; `waited`: until a timeout; `ended`:
-             by a signal or the scheduler; `report`: a launcher reports how they ended
-    kind:    see CAUSE_KINDS
-    text:    of one of them
-    count:   how many
-    example: `NODE:PATH:LINE` of one of them
-    time:    of the first; "": not known
-    """
-
+    # `failed`: by themselves; `lost`: they lost a peer; `waited`: until a timeout; `ended`: by a
+    # signal or the scheduler; `report`: a launcher reports how they ended
     role: Annotated[str, {"enum": ROLES}]
-    kind: Annotated[str, {"enum": CAUSE_KINDS}]
-    text: str
-    count: Annotated[int, {"minimum": 1}]
+    kind: Annotated[str, {"enum": CAUSE_KINDS}]  # see CAUSE_KINDS
+    text: str  # of one of them
+    count: Annotated[int, {"minimum": 1}]  # how many
     ranks: tuple[int, ...]
     nodes: tuple[str, ...]
-    example: str
-    time: MomentOrEmpty = ""
+    example: str  # `NODE:PATH:LINE` of one of them
+    time: MomentOrEmpty = ""  # of the first; "": not known
 
 
 class NodeEvent(NamedTuple):
-    """What a node keeps beside the logs, in the job's time.
-
-    kind:  `core`: a core file; `gate`: the node's own check is no-go, or has drained the node
-    ranks: of a core; (): not known
-    """
+    """What a node keeps beside the logs, in the job's time."""
 
     node: str
+    # `core`: a core file; `gate`: the node's own check is no-go, or has drained the node
     kind: Annotated[str, {"enum": ("core", "gate")}]
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # of a core; (): not known
     time: MomentOrEmpty
     text: str
 
@@ -88,23 +69,7 @@ class ClockOffset(NamedTuple):
 
 @dataclass(frozen=True)
 class Postmortem:
-    """The document of `nodeready postmortem`. Texts of nodes are one line.
-
-    started:     UTC
-    finished:    UTC
-    job:         "": not named
-    source:      the pattern or the directory of the logs
-    cause:       of the job's end
-    failures:    all failures, the cause first, victims last
-    logs:        number of files that were read
-    sources:     source of evidence -> what it gave
-    missing:     source of evidence -> why it gave nothing
-    nodes:       cores and no-gos of the nodes in the job's time
-    clocks:      node -> its clock; only where it was measured
-    gaps:        the nodes that gave no answer, or only a part of it
-    complete:    False when it was interrupted
-    witnesses:   node of the cause -> KERNEL or LOG; a node without a witness was named elsewhere
-    """
+    """The document of `nodeready postmortem`. Texts of nodes are one line."""
 
     SCHEMA: ClassVar = "postmortem"
     VERSION: ClassVar = 2
@@ -113,19 +78,20 @@ class Postmortem:
         *("sources", "missing", "nodes", "clocks", "gaps"),
     )
 
-    started: Moment
-    finished: Moment
-    job: str
-    source: str
-    cause: FirstFailure
-    failures: tuple[FailureGroup, ...]
-    logs: Count
-    sources: Mapping[str, str]
-    missing: Mapping[str, str]
-    nodes: tuple[NodeEvent, ...]
-    clocks: Mapping[str, ClockOffset]
-    gaps: NodeGaps
-    complete: bool = True
+    started: Moment  # UTC
+    finished: Moment  # UTC
+    job: str  # "": not named
+    source: str  # the pattern or the directory of the logs
+    cause: FirstFailure  # of the job's end
+    failures: tuple[FailureGroup, ...]  # all failures, the cause first, victims last
+    logs: Count  # number of files that were read
+    sources: Mapping[str, str]  # source of evidence -> what it gave
+    missing: Mapping[str, str]  # source of evidence -> why it gave nothing
+    nodes: tuple[NodeEvent, ...]  # cores and no-gos of the nodes in the job's time
+    clocks: Mapping[str, ClockOffset]  # node -> its clock; only where it was measured
+    gaps: NodeGaps  # the nodes that gave no answer, or only a part of it
+    complete: bool = True  # False when it was interrupted
+    # node of the cause -> KERNEL or LOG; a node without a witness was named elsewhere
     witnesses: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -31,14 +31,11 @@ _KINDS = ("network", "timeout", "gpu", "exception", "unclear")
 
 
 class _ShownEnvironment(NamedTuple):
-    """The environment of a rank, or of ranks of a node that are not known.
-
-    origins: variable -> where it is shown
-    live:    a rank that still runs, whose whole environment is known; None: variables are missing
-    """
+    """The environment of a rank, or of ranks of a node that are not known."""
 
     variables: dict[str, str]
-    origins: dict[str, str]
+    origins: dict[str, str]  # variable -> where it is shown
+    # a rank that still runs, whose whole environment is known; None: variables are missing
     live: LiveRank | None = None
 
 

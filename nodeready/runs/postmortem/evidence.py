@@ -25,69 +25,46 @@ class JobFile(NamedTuple):
 
 
 class NodeFault(NamedTuple):
-    """A line of a node's kernel log about a fault that ends jobs.
-
-    kind:   as of `KernelMessage`
-    time_s: since 1970, by the node's clock; None: not known
-    pid:    0: none
-    """
+    """A line of a node's kernel log about a fault that ends jobs."""
 
     node: str
-    kind: str
-    time_s: float | None
-    pid: int
+    kind: str  # as of `KernelMessage`
+    time_s: float | None  # since 1970, by the node's clock; None: not known
+    pid: int  # 0: none
     text: str
 
 
 class SlurmStep(NamedTuple):
-    """A job or a step in Slurm's records.
+    """A job or a step in Slurm's records."""
 
-    step:   ``4711``, ``4711.0``, ``4711.batch``
-    state:  ``OUT_OF_MEMORY``, ``TIMEOUT``
-    code:   exit status; signal: that ended it
-    nodes:  as Slurm lists them
-    """
-
-    step: str
-    state: str
-    code: int
+    step: str  # ``4711``, ``4711.0``, ``4711.batch``
+    state: str  # ``OUT_OF_MEMORY``, ``TIMEOUT``
+    code: int  # exit status; signal: that ended it
     signal: int
-    nodes: str
+    nodes: str  # as Slurm lists them
 
 
 @dataclass
 class SlurmRecords:
-    """Slurm's records of one job.
-
-    logs:    patterns of the files of its output
-    since_s: its start, in seconds since 1970; 0: not known
-    nodes:   (): not known
-    uid:     of its user; None: not known
-    sources: name of the tool -> what it gave; missing: -> why it gave nothing
-    script:  the job's batch script; "": not known
-    is_running: Slurm says that it runs
-    """
+    """Slurm's records of one job."""
 
     steps: list[SlurmStep] = field(default_factory=list)
-    logs: list[str] = field(default_factory=list)
-    since_s: float = 0
-    nodes: tuple[str, ...] = ()
-    uid: int | None = None
+    logs: list[str] = field(default_factory=list)  # patterns of the files of its output
+    since_s: float = 0  # its start, in seconds since 1970; 0: not known
+    nodes: tuple[str, ...] = ()  # (): not known
+    uid: int | None = None  # of its user; None: not known
+    # name of the tool -> what it gave; missing: -> why it gave nothing
     sources: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-    is_running: bool = False
-    script: str = ""
+    is_running: bool = False  # Slurm says that it runs
+    script: str = ""  # the job's batch script; "": not known
 
 
 class NodeClock(NamedTuple):
-    """A node's clock beside this machine's.
+    """A node's clock beside this machine's."""
 
-    offset_s:      seconds that it is ahead
-    uncertainty_s: of the offset, half of the measured round trip
-    """
-
-    offset_s: float
-    uncertainty_s: float
+    offset_s: float  # seconds that it is ahead
+    uncertainty_s: float  # of the offset, half of the measured round trip
 
 
 class LiveRank(NamedTuple):
@@ -101,51 +78,38 @@ class LiveRank(NamedTuple):
 
 
 class NodeRecord(NamedTuple):
-    """What a node keeps beside the logs: a core file, or a no-go of its gate.
-
-    kind:   ``core``, ``gate``
-    time_s: since 1970, by this machine's clock
-    text:   one line
-    rank, pid, signal: of a core; None: not known
-    """
+    """What a node keeps beside the logs: a core file, or a no-go of its gate."""
 
     node: str
-    kind: str
-    time_s: float
-    text: str
+    kind: str  # ``core``, ``gate``
+    time_s: float  # since 1970, by this machine's clock
+    text: str  # one line
     path: str = ""
-    rank: int | None = None
-    pid: int | None = None
-    signal: int | None = None
+    rank: int | None = None  # of a core; None: not known
+    pid: int | None = None  # likewise
+    signal: int | None = None  # likewise
 
 
 @dataclass
 class JobEvidence:
-    """All evidence on a job.
-
-    sources: name of a source -> what it gave, in words
-    missing: name of a source -> why it gave nothing
-    records: of the nodes, in the job's time
-    nodes:   of the job, by Slurm; (): not known
-    script:  where the batch script is, in words; script_variables: that it sets
-    live_ranks: that still run
-    environment_facts: node -> its facts that decide about an environment
-    environment_findings: of the stacks of an incident
-    """
+    """All evidence on a job."""
 
     files: list[JobFile] = field(default_factory=list)
     kernel: list[NodeFault] = field(default_factory=list)
     steps: list[SlurmStep] = field(default_factory=list)
     clocks: dict[str, NodeClock] = field(default_factory=dict)
+    # name of a source -> what it gave, in words
     sources: dict[str, str] = field(default_factory=dict)
+    # name of a source -> why it gave nothing
     missing: dict[str, str] = field(default_factory=dict)
-    records: list[NodeRecord] = field(default_factory=list)
-    nodes: tuple[str, ...] = ()
-    script: str = ""
+    records: list[NodeRecord] = field(default_factory=list)  # of the nodes, in the job's time
+    nodes: tuple[str, ...] = ()  # of the job, by Slurm; (): not known
+    script: str = ""  # where the batch script is, in words; script_variables: that it sets
     script_variables: Mapping[str, str] = field(default_factory=dict)
-    live_ranks: list[LiveRank] = field(default_factory=list)
+    live_ranks: list[LiveRank] = field(default_factory=list)  # that still run
+    # node -> its facts that decide about an environment
     environment_facts: dict[str, EnvironmentFacts] = field(default_factory=dict)
-    environment_findings: tuple[EnvironmentFinding, ...] = ()
+    environment_findings: tuple[EnvironmentFinding, ...] = ()  # of the stacks of an incident
 
     def add_script(self, name: str, text: str) -> None:
         """Add the batch script of the job. name: as reports write it"""
@@ -155,22 +119,16 @@ class JobEvidence:
 
 
 class RankFailure(NamedTuple):
-    """An event with its place.
+    """An event with its place."""
 
-    rank:   None: not known
-    node:   "": not known
-    file:   index of its file in the evidence
-    time_s: of the event, at least the time of the line before it, by this machine's clock
-    slack_s: uncertainty of the time
-    """
-
-    rank: int | None
-    node: str
-    file: int
+    rank: int | None  # None: not known
+    node: str  # "": not known
+    file: int  # index of its file in the evidence
     path: str
     event: FailureEvent
+    # of the event, at least the time of the line before it, by this machine's clock
     time_s: float | None
-    slack_s: float
+    slack_s: float  # uncertainty of the time
 
     @property
     def example(self) -> str:

@@ -14,16 +14,11 @@ from nodeready.runs.ready.job_env import JobVariable, NodesByValue, nodes_by_rea
 
 @dataclass(frozen=True)
 class InstalledTorch:
-    """The PyTorch that is installed on a node.
+    """The PyTorch that is installed on a node."""
 
-    torch: its version; "": not known
-    cuda:  it was built for NVIDIA's GPUs; None: not known
-    reason: why the version is not known; "": it is known
-    """
-
-    torch: str = ""
-    cuda: bool | None = None
-    reason: str = ""
+    torch: str = ""  # its version; "": not known
+    cuda: bool | None = None  # it was built for NVIDIA's GPUs; None: not known
+    reason: str = ""  # why the version is not known; "": it is known
 
 
 # Without importing torch, which takes seconds: Python finds its directory, and version.py has its

@@ -86,12 +86,9 @@ _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(:[0-9]{1,3})?")
 
 
 class NodesByValue(NamedTuple):
-    """Nodes that suggest the same value.
+    """Nodes that suggest the same value."""
 
-    value: None: these nodes need none
-    """
-
-    value: str | None
+    value: str | None  # None: these nodes need none
     nodes: Names
 
 
@@ -104,40 +101,29 @@ class NodesByReason(NamedTuple):
 
 @dataclass(frozen=True)
 class JobVariable:
-    """A variable of a job's environment.
-
-    value:          the value to export; None: export nothing
-    reason:         why this value, or why none
-    settled:        no person has to decide: all nodes are known, and none differs
-    nodes_by_value: the nodes by the value that they suggest, the most common value first
-    unknown:        the nodes whose value is not known, by the reason
-    notes:          further lines about it, such as the users of occupied ports
-    """
+    """A variable of a job's environment."""
 
     name: Annotated[str, {"pattern": "^[A-Z][A-Za-z0-9_]*$"}]
+    # the value to export; None: export nothing
     value: Annotated[str | None, {"pattern": "^[A-Za-z0-9=/][A-Za-z0-9_.:,=/%-]*$"}]
-    reason: Name
-    settled: bool
+    reason: Name  # why this value, or why none
+    settled: bool  # no person has to decide: all nodes are known, and none differs
+    # the nodes by the value that they suggest, the most common value first
     nodes_by_value: tuple[NodesByValue, ...] = ()
-    unknown: tuple[NodesByReason, ...] = ()
-    notes: tuple[str, ...] = ()
+    unknown: tuple[NodesByReason, ...] = ()  # the nodes whose value is not known, by the reason
+    notes: tuple[str, ...] = ()  # further lines about it, such as the users of occupied ports
 
 
 @dataclass(frozen=True)
 class Environment:
-    """The document of `nodeready env`. Text is one line without control characters.
-
-    taken:   when the nodes were probed, UTC
-    nodes:   the nodes that were probed
-    gaps:    the nodes that could not be probed
-    """
+    """The document of `nodeready env`. Text is one line without control characters."""
 
     SCHEMA: ClassVar = "env"
     VERSION: ClassVar = 2
 
-    taken: WholeSecond
-    nodes: Names
-    gaps: NodeGaps
+    taken: WholeSecond  # when the nodes were probed, UTC
+    nodes: Names  # the nodes that were probed
+    gaps: NodeGaps  # the nodes that could not be probed
     variables: tuple[JobVariable, ...]
 
 

@@ -18,38 +18,29 @@ TARGET, SOURCE, BOTH, PAIR = "target", "source", "both", "pair"
 
 @dataclass(frozen=True)
 class ReachAttempt:
-    """One node's attempt to reach another.
-
-    channel: a port, or a kind of login
-    cause:   why it failed; "": it did not
-    """
+    """One node's attempt to reach another."""
 
     source: str
     target: str
-    channel: str
+    channel: str  # a port, or a kind of login
     ok: bool
-    cause: str = ""
+    cause: str = ""  # why it failed; "": it did not
 
 
 @dataclass(frozen=True)
 class ReachFinding:
-    """The failed attempts that one node, direction or pair explains.
+    """The failed attempts that one node, direction or pair explains."""
 
-    kind:  ``target``: peers do not reach the node; ``source``: it does not reach peers; ``both``;
-           ``pair``: the node does not reach its one peer, and neither explains more
-    peers: of the failed attempts, sorted
-    tried: the number of peers tried in that direction, of ``both`` in either
-    cause: the most common cause of these failures
-    back:  whether all attempts in the opposite direction passed (of a pair, the opposite one);
-           None: there was none
-    """
-
+    # ``target``: peers do not reach the node; ``source``: it does not reach peers; ``both``;
+    # ``pair``: the node does not reach its one peer, and neither explains more
     kind: str
     node: str
-    peers: tuple[str, ...]
-    tried: int
+    peers: tuple[str, ...]  # of the failed attempts, sorted
+    tried: int  # the number of peers tried in that direction, of ``both`` in either
     channels: tuple[str, ...]
-    cause: str
+    cause: str  # the most common cause of these failures
+    # whether all attempts in the opposite direction passed (of a pair, the opposite one); None:
+    # there was none
     back: bool | None = None
 
 

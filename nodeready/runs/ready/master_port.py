@@ -29,18 +29,12 @@ Ranges = tuple[Range, ...]
 
 @dataclass(frozen=True)
 class PortChoice:
-    """The port for a job.
+    """The port for a job."""
 
-    port:    None: no port is free on all nodes
-    reason:  why this port, or why none
-    notes:   the nodes that exclude other ports, or may exclude this port later
-    unknown: node -> why its ports are not known
-    """
-
-    port: int | None
-    reason: str
-    notes: tuple[str, ...]
-    unknown: Mapping[str, str]
+    port: int | None  # None: no port is free on all nodes
+    reason: str  # why this port, or why none
+    notes: tuple[str, ...]  # the nodes that exclude other ports, or may exclude this port later
+    unknown: Mapping[str, str]  # node -> why its ports are not known
 
 
 def _holder(socket: Socket) -> str:

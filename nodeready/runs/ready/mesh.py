@@ -191,17 +191,12 @@ def chosen_ports(first: int, last: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _PairResult:
-    """One node's attempt to reach a target.
-
-    failing: port -> the cause
-    name:    why the target's name is wrong; "": it is right
-    host:    why the target's host name is wrong; "": it is right, or the same name
-    """
+    """One node's attempt to reach a target."""
 
     passed: tuple[int, ...]
-    failing: Mapping[int, str]
-    name: str
-    host: str
+    failing: Mapping[int, str]  # port -> the cause
+    name: str  # why the target's name is wrong; "": it is right
+    host: str  # why the target's host name is wrong; "": it is right, or the same name
 
 
 @dataclass

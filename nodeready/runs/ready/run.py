@@ -51,20 +51,13 @@ _MARGIN_S = 2
 
 @dataclass(frozen=True)
 class WantedProofs:
-    """The proofs to make.
+    """The proofs to make."""
 
-    session:    names in facts.SESSION
-    mesh:       connect the nodes over the job's ports
-    full:       connect every node with every other node, not only with some
-    collective: run a collective over all nodes
-    history:    look for earlier failures in the memory
-    """
-
-    session: tuple[str, ...] = tuple(SESSION)
-    mesh: bool = True
-    full: bool = False
-    collective: bool = False
-    history: bool = True
+    session: tuple[str, ...] = tuple(SESSION)  # names in facts.SESSION
+    mesh: bool = True  # connect the nodes over the job's ports
+    full: bool = False  # connect every node with every other node, not only with some
+    collective: bool = False  # run a collective over all nodes
+    history: bool = True  # look for earlier failures in the memory
 
     @classmethod
     def of(cls, checks: Iterable[str], *, full: bool = False) -> WantedProofs:
@@ -81,25 +74,19 @@ _SNAPSHOT, _PROOFS = "snapshot", "proofs"
 
 @dataclass(frozen=True)
 class ReadyTask:
-    """The request of ``ready``.
-
-    policies: node -> its policy
-    subjects: the subjects to probe
-    budget_s: the user's budget, for messages
-    deadline: the moment of time.monotonic() at which everything has ended
-    inventory_addresses: address -> its node by the inventory
-    collective: runs the smoke test of these nodes until the deadline
-    histories: node -> its earlier failures; None: no memory
-    """
+    """The request of ``ready``."""
 
     transport: Transport
-    policies: Mapping[str, Policy]
-    subjects: tuple[str, ...]
+    policies: Mapping[str, Policy]  # node -> its policy
+    subjects: tuple[str, ...]  # the subjects to probe
     proofs: WantedProofs
-    budget_s: int
-    deadline: float
+    budget_s: int  # the user's budget, for messages
+    deadline: float  # the moment of time.monotonic() at which everything has ended
+    # address -> its node by the inventory
     inventory_addresses: Mapping[str, str] = field(default_factory=dict)
+    # runs the smoke test of these nodes until the deadline
     collective: Callable[[tuple[str, ...]], Mapping[str, ProvedCollective]] | None = None
+    # node -> its earlier failures; None: no memory
     histories: Mapping[str, ProvedHistory] | None = None
 
     @property

@@ -20,36 +20,27 @@ SUSPECT, UNREACHABLE, UNTESTED, WARNED, PASSED = NODE_STATUSES
 
 @dataclass(frozen=True)
 class SmokeNode:
-    """One node.
-
-    status:   suspect: a suspect names it; unreachable: it was not reached, or the connection was
-              lost; untested: no test could run there; warned: it passed, with ``warnings``
-    reason:   why it was not tested, or what was lost; "": it was tested, or has a gap
-    ranks:    number of its ranks in each test
-    gpus:     indexes of the GPUs of its ranks
-    engine:   such as ``torch 2.13.0 over gloo``; "": none was found
-    warnings: values that got worse during the test (errors of a GPU, of a port), or are slow
-    slots:    maximum processes of a job: its GPUs, with those that took no part; 0: unknown
-    network:  that NCCL chose: ``IB``, ``Socket``, ``OFI`` or a plugin's; ``gloo``; "": unknown
-    interface: of its sockets; "": unknown
-    hcas:     the RDMA ports that NCCL uses: ``mlx5_0:1/IB``
-    gdr:      GPUDirect RDMA is used; null: unknown
-    """
+    """One node."""
 
     JSON_KEYS: ClassVar = {"reason": "why"}
 
     name: str
+    # suspect: a suspect names it; unreachable: it was not reached, or the connection was lost;
+    # untested: no test could run there; warned: it passed, with ``warnings``
     status: Annotated[str, {"enum": NODE_STATUSES}]
-    reason: str = ""
-    ranks: int = 0
-    gpus: tuple[int, ...] = ()
-    engine: str = ""
+    reason: str = ""  # why it was not tested, or what was lost; "": it was tested, or has a gap
+    ranks: int = 0  # number of its ranks in each test
+    gpus: tuple[int, ...] = ()  # indexes of the GPUs of its ranks
+    engine: str = ""  # such as ``torch 2.13.0 over gloo``; "": none was found
+    # values that got worse during the test (errors of a GPU, of a port), or are slow
     warnings: tuple[str, ...] = ()
+    # maximum processes of a job: its GPUs, with those that took no part; 0: unknown
     slots: int = 0
+    # that NCCL chose: ``IB``, ``Socket``, ``OFI`` or a plugin's; ``gloo``; "": unknown
     network: str = ""
-    interface: str = ""
-    hcas: tuple[str, ...] = ()
-    gdr: bool | None = None
+    interface: str = ""  # of its sockets; "": unknown
+    hcas: tuple[str, ...] = ()  # the RDMA ports that NCCL uses: ``mlx5_0:1/IB``
+    gdr: bool | None = None  # GPUDirect RDMA is used; null: unknown
     gap: Gap | None = field(default=None, repr=False)
 
     @property
@@ -60,22 +51,16 @@ class SmokeNode:
 
 @dataclass(frozen=True)
 class LinkBandwidth:
-    """The bandwidth of one class of links, in Gbit/s of bus bandwidth.
-
-    name:       ``inside``: between the GPUs or ranks of a node; ``between``: between nodes
-    least_gbps: the minimum of all tests that passed
-    slowest_nodes: of the test with the minimum
-    floor_gbps: minimum of the policy; 0: it has none
-    """
+    """The bandwidth of one class of links, in Gbit/s of bus bandwidth."""
 
     JSON_KEYS: ClassVar = {"slowest_nodes": "where"}
 
-    name: str
+    name: str  # ``inside``: between the GPUs or ranks of a node; ``between``: between nodes
     tests: int
     median_gbps: float
-    least_gbps: float
-    slowest_nodes: tuple[str, ...]
-    floor_gbps: float = 0.0
+    least_gbps: float  # the minimum of all tests that passed
+    slowest_nodes: tuple[str, ...]  # of the test with the minimum
+    floor_gbps: float = 0.0  # minimum of the policy; 0: it has none
 
 
 @dataclass(frozen=True)
@@ -83,19 +68,6 @@ class SmokeReport:
     """The document of `nodeready smoke`. Texts are lines without control characters; bytes that
     are no UTF-8 are escapes: \\xNN.
 
-    started:  UTC
-    finished: UTC
-    complete: False when it was interrupted
-    engine:   the program that ran the collectives, such as ``torch 2.13.0 over gloo``; "": none
-    proves:   what a pass of this engine proves
-    control:  the engine of the control tests; "": there were none
-    budget_s: maximum duration in seconds
-    tests:    number of collectives of several nodes
-    single_node_tests: number of tests of one node
-    rounds:   number of rounds of simultaneous tests
-    links:    the bandwidth of each class of links
-    stopped:  why it ended early, such as the budget; "": it did not
-    environment: what is wrong with the variables of the ranks
     gaps:     the nodes that were not probed, or were lost
     """
 
@@ -108,20 +80,22 @@ class SmokeReport:
     )
     JSON_KEYS: ClassVar = {"single_node_tests": "alone"}
 
-    started: Moment
-    finished: Moment
-    complete: bool
+    started: Moment  # UTC
+    finished: Moment  # UTC
+    complete: bool  # False when it was interrupted
+    # the program that ran the collectives, such as ``torch 2.13.0 over gloo``; "": none
     engine: str
-    proves: str
-    control: str
-    budget_s: Positive
-    tests: Count
-    single_node_tests: Count
-    rounds: Count
+    proves: str  # what a pass of this engine proves
+    control: str  # the engine of the control tests; "": there were none
+    budget_s: Positive  # maximum duration in seconds
+    tests: Count  # number of collectives of several nodes
+    single_node_tests: Count  # number of tests of one node
+    rounds: Count  # number of rounds of simultaneous tests
     nodes: tuple[SmokeNode, ...]
     suspects: tuple[SmokeSuspect, ...]
-    links: tuple[LinkBandwidth, ...]
-    stopped: str = ""
+    links: tuple[LinkBandwidth, ...]  # the bandwidth of each class of links
+    stopped: str = ""  # why it ended early, such as the budget; "": it did not
+    # what is wrong with the variables of the ranks
     environment: tuple[EnvironmentFinding, ...] = ()
 
     @property

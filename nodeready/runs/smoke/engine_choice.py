@@ -20,25 +20,17 @@ MISSING_ENGINE = tuple(f"no {title}" for title in _TITLES.values())
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """The engine of a run.
+    """The engine of a run."""
 
-    engine, backend: "": no node has an engine
-    name:     such as ``torch 2.13.0 over gloo``
-    proves:   what a pass proves
-    single_node: engine and backend of the tests of one node
-    control:  engine and backend of the control tests; None: not all nodes have a second engine
-    excluded: node -> why it cannot take part
-    fallback_reason: why the best engine was not chosen; "": it was chosen
-    """
-
-    engine: str = ""
-    backend: str = ""
-    name: str = ""
-    proves: str = ""
-    single_node: Kind = ("", "")
+    engine: str = ""  # "": no node has an engine
+    backend: str = ""  # likewise
+    name: str = ""  # such as ``torch 2.13.0 over gloo``
+    proves: str = ""  # what a pass proves
+    single_node: Kind = ("", "")  # engine and backend of the tests of one node
+    # engine and backend of the control tests; None: not all nodes have a second engine
     control: Kind | None = None
-    excluded: Mapping[str, str] = field(default_factory=dict)
-    fallback_reason: str = ""
+    excluded: Mapping[str, str] = field(default_factory=dict)  # node -> why it cannot take part
+    fallback_reason: str = ""  # why the best engine was not chosen; "": it was chosen
 
     @property
     def kind(self) -> Kind:

@@ -20,16 +20,12 @@ MERGE, SWEEP, CONTROL = "merge", "sweep", "control"
 class Test:
     """One test. Tests of one round share no node. In a sweep a node may be in two tests of a
     round: once as the source and once as the target.
-
-    number:  unique in the run
-    purpose: one of ALONE … CONTROL
-    nodes:   in the order of their ranks; of a sweep (source, target)
-    gpus:    (node, numbers of its GPUs that take part); of other nodes, all GPUs of the run
     """
 
-    number: int
-    purpose: str
-    nodes: tuple[str, ...]
+    number: int  # unique in the run
+    purpose: str  # one of ALONE … CONTROL
+    nodes: tuple[str, ...]  # in the order of their ranks; of a sweep (source, target)
+    # (node, numbers of its GPUs that take part); of other nodes, all GPUs of the run
     gpus: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     # Not a test of pytest's.
@@ -38,44 +34,34 @@ class Test:
 
 @dataclass(frozen=True)
 class SmokeOutcome:
-    """The outcome of a test.
+    """The outcome of a test."""
 
-    ok:          every rank ended with the right results
-    cause:       why the test failed, in words that two tests of the same fault share
-    ms, gbps:    the slowest rank's; 0: unknown
-    lost:        nodes whose connection ended: they are not tested again
-    barred:      nodes that another user keeps from the test: not tested again, not suspected
-    culprits:    nodes that report an own fault (a rank that died at start, a wrong sum, a missing
-                 GPU): the search begins with them, and tests each of them
-    retransmits: TCP segments that the source of a sweep sent again; 0: none, or unknown
-    networks:    (node, the network that its ranks used), where it is known
-    """
-
-    ok: bool
-    cause: str = ""
-    ms: float = 0.0
-    gbps: float = 0.0
-    lost: tuple[str, ...] = ()
+    ok: bool  # every rank ended with the right results
+    cause: str = ""  # why the test failed, in words that two tests of the same fault share
+    ms: float = 0.0  # the slowest rank's; 0: unknown
+    gbps: float = 0.0  # likewise
+    lost: tuple[str, ...] = ()  # nodes whose connection ended: they are not tested again
+    # nodes that another user keeps from the test: not tested again, not suspected
     barred: tuple[str, ...] = ()
+    # nodes that report an own fault (a rank that died at start, a wrong sum, a missing GPU): the
+    # search begins with them, and tests each of them
     culprits: tuple[str, ...] = ()
-    retransmits: int = 0
+    retransmits: int = 0  # TCP segments that the source of a sweep sent again; 0: none, or unknown
+    # (node, the network that its ranks used), where it is known
     networks: tuple[tuple[str, RankNetwork], ...] = ()
 
 
 @dataclass(frozen=True)
 class SmokeSuspect:
-    """A cause of failed tests.
+    """A cause of failed tests."""
 
-    kind:     ``node``; ``gpu``: a GPU of a node; ``pair``: two nodes that pass with other nodes
-              and fail together; ``scale``: nodes that fail together, and no node is the cause
-    nodes:    in the inventory's order. Of kind scale: those of the smallest test that failed
-    gpus:     of kind gpu, the GPU's number on its node
-    evidence: a sentence for each piece, the strongest first, test numbers in brackets
-    """
-
+    # ``node``; ``gpu``: a GPU of a node; ``pair``: two nodes that pass with other nodes and fail
+    # together; ``scale``: nodes that fail together, and no node is the cause
     kind: Annotated[str, {"enum": KINDS}]
+    # in the inventory's order. Of kind scale: those of the smallest test that failed
     nodes: tuple[Name, ...]
-    gpus: tuple[Count, ...]
+    gpus: tuple[Count, ...]  # of kind gpu, the GPU's number on its node
+    # a sentence for each piece, the strongest first, test numbers in brackets
     evidence: tuple[str, ...]
 
     @property
@@ -95,20 +81,14 @@ class SmokeSuspect:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The result of a search.
+    """The result of a search."""
 
-    suspects: in the order of the inventory
-    passed:   nodes that passed with other nodes (or alone, where there is one node)
-    tests:    collective tests of several nodes
-    rounds:   rounds of all kinds
-    untested: nodes without a result
-    """
-
-    suspects: tuple[SmokeSuspect, ...]
+    suspects: tuple[SmokeSuspect, ...]  # in the order of the inventory
+    # nodes that passed with other nodes (or alone, where there is one node)
     passed: tuple[str, ...]
-    tests: int
-    rounds: int
-    untested: tuple[str, ...] = ()
+    tests: int  # collective tests of several nodes
+    rounds: int  # rounds of all kinds
+    untested: tuple[str, ...] = ()  # nodes without a result
 
 
 def join_names(nodes: Sequence[str], limit: int = 4) -> str:

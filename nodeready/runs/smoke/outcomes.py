@@ -57,17 +57,13 @@ _RANK = re.compile(r"\brank (\d{1,9})\b")
 
 @dataclass(frozen=True)
 class _NamedRank:
-    """One rank of a node.
-
-    title:   ``gpu03``, ``gpu03 GPU 5``, ``gpu03 local rank 1``: the same in all tests
-    message, mismatch: the rank's error and mismatch, with titles in place of ranks' numbers
-    """
+    """One rank of a node."""
 
     node: str
-    title: str
+    title: str  # ``gpu03``, ``gpu03 GPU 5``, ``gpu03 local rank 1``: the same in all tests
     rank: RankResult
-    message: str
-    mismatch: str
+    message: str  # the rank's error and mismatch, with titles in place of ranks' numbers
+    mismatch: str  # likewise
 
     @property
     def failed_alone(self) -> bool:

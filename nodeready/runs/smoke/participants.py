@@ -47,32 +47,23 @@ Progress = Callable[[str, Iterable[str]], AbstractContextManager[Callable[[str],
 
 @dataclass(frozen=True)
 class SmokeTask:
-    """The request for a smoke test.
-
-    policies:    node -> its policy, in the inventory's order
-    deadline:    the moment of time.monotonic() at which everything has ended
-    budget_s:    the user's budget, for messages
-    engine:      ``torch``, ``torch:gloo``, ``nccl-tests``, ``pairs``; "": the best available
-    gpus:        the GPUs' numbers, or their count on each node; None: all
-    ranks:       the number of ranks on a node without GPUs
-    busy:        use GPUs that other processes use
-    full:        test every pair, not only ring and skips
-    python, prefix, environment: the job's, see `orders.SmokeConfig`; empty: the policy's
-    inventory_addresses: address -> its node by the inventory
-    """
+    """The request for a smoke test."""
 
     transport: Transport
-    policies: Mapping[str, Policy]
-    deadline: float
-    budget_s: int
+    policies: Mapping[str, Policy]  # node -> its policy, in the inventory's order
+    deadline: float  # the moment of time.monotonic() at which everything has ended
+    budget_s: int  # the user's budget, for messages
+    # ``torch``, ``torch:gloo``, ``nccl-tests``, ``pairs``; "": the best available
     engine: str = ""
+    # the GPUs' numbers, or their count on each node; None: all
     gpus: tuple[int, ...] | int | None = None
-    ranks: int = 2
-    busy: bool = False
-    full: bool = False
-    python: str = ""
-    prefix: tuple[str, ...] = ()
-    environment: tuple[str, ...] = ()
+    ranks: int = 2  # the number of ranks on a node without GPUs
+    busy: bool = False  # use GPUs that other processes use
+    full: bool = False  # test every pair, not only ring and skips
+    python: str = ""  # the job's, see `orders.SmokeConfig`; empty: the policy's
+    prefix: tuple[str, ...] = ()  # likewise
+    environment: tuple[str, ...] = ()  # likewise
+    # address -> its node by the inventory
     inventory_addresses: Mapping[str, str] = field(default_factory=dict)
 
     @property

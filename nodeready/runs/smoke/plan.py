@@ -14,16 +14,11 @@ _ALL_PAIRS = 64
 
 
 class SmokePlan(NamedTuple):
-    """The tests and rounds of a fleet without a fault.
+    """The tests and rounds of a fleet without a fault."""
 
-    tests:  number of tests of several nodes, before the sweep
-    rounds: number of rounds before the sweep; the first round tests each node alone
-    sweeps: number of rounds of the sweep, which tests pairs of nodes
-    """
-
-    tests: int
-    rounds: int
-    sweeps: int
+    tests: int  # number of tests of several nodes, before the sweep
+    rounds: int  # number of rounds before the sweep; the first round tests each node alone
+    sweeps: int  # number of rounds of the sweep, which tests pairs of nodes
 
 
 def split_groups(nodes: Sequence[str]) -> list[list[str]]:

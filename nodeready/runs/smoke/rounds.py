@@ -79,38 +79,29 @@ _Likeness = tuple[Kind, bool]
 
 @dataclass(frozen=True)
 class _OrderedTest:
-    """A test with its orders.
-
-    limit_s: the seconds that it may take
-    is_cut:  the budget allows less than the desired seconds
-    edges:   (source, target) of its pairs; (): it is a collective of an engine with ranks
-    """
+    """A test with its orders."""
 
     test: Test
     likeness: _Likeness
     world: int
-    limit_s: float
-    is_cut: bool
+    limit_s: float  # the seconds that it may take
+    is_cut: bool  # the budget allows less than the desired seconds
     orders: Mapping[str, CollectiveOrder | PairOrder]
+    # (source, target) of its pairs; (): it is a collective of an engine with ranks
     edges: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass
 class _TestRound:
-    """Tests that run in parallel.
-
-    min_s:   minimum seconds of every test
-    half_s:  the seconds until half of the tests had passed
-    end_at:  the moment at which the remaining tests are ended
-    queues:  each test's queue of answers; an empty answer wakes the test
-    """
+    """Tests that run in parallel."""
 
     total: int
-    min_s: float
+    min_s: float  # minimum seconds of every test
     began: float = field(default_factory=time.monotonic)
     passed: int = 0
-    half_s: float = 0.0
-    end_at: float = math.inf
+    half_s: float = 0.0  # the seconds until half of the tests had passed
+    end_at: float = math.inf  # the moment at which the remaining tests are ended
+    # each test's queue of answers; an empty answer wakes the test
     queues: list[Queue[_Answer]] = field(default_factory=list)
 
     def count_pass(self) -> None:

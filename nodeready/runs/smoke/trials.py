@@ -38,18 +38,14 @@ _FEW_RETRIALS, _RETRIALS = 3, 6
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """A test that the search requests.
-
-    fillers: the number of good nodes to add; as many as needed for two nodes in any case
-    avoid:   nodes that must not be fillers
-    gpus:    the GPUs of the first node that take part; (): all
-    """
+    """A test that the search requests."""
 
     purpose: str
     nodes: tuple[str, ...]
+    # the number of good nodes to add; as many as needed for two nodes in any case
     fillers: int = 0
-    avoid: frozenset[str] = frozenset()
-    gpus: tuple[int, ...] = ()
+    avoid: frozenset[str] = frozenset()  # nodes that must not be fillers
+    gpus: tuple[int, ...] = ()  # the GPUs of the first node that take part; (): all
 
 
 @dataclass(frozen=True)

@@ -121,21 +121,16 @@ def stands_still(group: Group) -> bool:
 
 
 class _WaitingJob(NamedTuple):
-    """How many processes of a job wait for other ranks.
+    """How many processes of a job wait for other ranks."""
 
-    waiting:  those that wait
-    maybe:    those that may wait, in a call of C below the user's code: the wait() of an
-              asynchronous collective
-    standing: some of the waiting processes do not move at all, though a step would wake up all
-    moving:   some of the job's processes move
-    everything: number of processes, and of ranks and nodes without one
-    """
-
-    waiting: int
+    waiting: int  # those that wait
+    # those that may wait, in a call of C below the user's code: the wait() of an asynchronous
+    # collective
     maybe: int
+    # some of the waiting processes do not move at all, though a step would wake up all
     standing: bool
-    moving: bool
-    everything: int
+    moving: bool  # some of the job's processes move
+    everything: int  # number of processes, and of ranks and nodes without one
 
 
 def with_roles(groups: Sequence[Group], everything: int) -> list[Group]:
@@ -219,16 +214,13 @@ def _without_stack(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
 
 
 class DifferentCode(NamedTuple):
-    """A file of the user's whose lines differ by node in equal calls.
-
-    lines: line -> the nodes at that line
-    sure:  several calls of the file differ by the same number of lines, so that the versions
-           differ; else the nodes may be at different calls of one version
-    """
+    """A file of the user's whose lines differ by node in equal calls."""
 
     file: str
     function: str
-    lines: Mapping[int, tuple[str, ...]]
+    lines: Mapping[int, tuple[str, ...]]  # line -> the nodes at that line
+    # several calls of the file differ by the same number of lines, so that the versions differ;
+    # else the nodes may be at different calls of one version
     sure: bool
 
 

@@ -24,29 +24,18 @@ HOLDER = Frame("(in the thread that has Python's lock)", "", 0)
 
 
 class StackReading(NamedTuple):
-    """What the frames of one stack mean.
+    """What the frames of one stack mean."""
 
-    for_ranks: it ends at a known place that waits for other ranks
-    site:      the lines of the user's calls: a rank that stands still at another line waits in
-               another call
-    polls:     number of its frames that lead to a polling call; 0: none does
-    delegates: it only waits for another thread of its process
-    backward:  that thread is one of autograd
-    pooled:    that thread, or this one, is of a pool
-    serves:    it is of a serving thread, for which no thread waits
-    dispatched: it is of a thread that works on a request of another rank
-    root:      the file of its outermost call
-    """
-
-    for_ranks: bool
+    for_ranks: bool  # it ends at a known place that waits for other ranks
+    # the lines of the user's calls: a rank that stands still at another line waits in another call
     site: tuple[int, ...]
-    polls: int
-    delegates: bool
-    backward: bool
-    pooled: bool
-    serves: bool
-    dispatched: bool
-    root: str
+    polls: int  # number of its frames that lead to a polling call; 0: none does
+    delegates: bool  # it only waits for another thread of its process
+    backward: bool  # that thread is one of autograd
+    pooled: bool  # that thread, or this one, is of a pool
+    serves: bool  # it is of a serving thread, for which no thread waits
+    dispatched: bool  # it is of a thread that works on a request of another rank
+    root: str  # the file of its outermost call
 
 
 def _read_stack(frames: tuple[Frame, ...]) -> StackReading:
@@ -199,23 +188,18 @@ MAIN = "MainThread"
 
 
 class Classification(NamedTuple):
-    """The state of one process.
+    """The state of one process."""
 
-    kind, verdict: as of a `document.Group`
-    reason:  why there is no stack to compare; "": there is one
-    stack:   number of the main thread's last stack, with that of the thread that it waits for;
-             None: no stack
-    wakeups: of the main thread between the first and the last sample; None: not known
-    thread:  name of the classified thread: the main one, or that for which it waits
-    """
-
-    kind: str
-    verdict: str | None
-    reason: str
+    kind: str  # as of a `document.Group`
+    verdict: str | None  # likewise
+    reason: str  # why there is no stack to compare; "": there is one
+    # number of the main thread's last stack, with that of the thread that it waits for; None: no
+    # stack
     stack: int | None
     cpu_s: float | None
+    # of the main thread between the first and the last sample; None: not known
     wakeups: int | None = None
-    thread: str = MAIN
+    thread: str = MAIN  # name of the classified thread: the main one, or that for which it waits
 
 
 def classify(

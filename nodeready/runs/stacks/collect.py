@@ -45,26 +45,20 @@ MARGIN_S = 3
 
 @dataclass
 class Captured:
-    """The nodes' answers.
-
-    nodes:     all nodes to which the request went
-    answers:   node -> its answer, unparsed
-    gaps:      node -> why there is no trace of it; complete after `traces`
-    corrected: node -> its trace with additions, such as native stacks
-    instead:   (node, program) of processes on nodes without a rank; after `traces`
-    complete:  False when it was interrupted
-    placement: Slurm's record of the job
-    claimants: nodes with processes that claim the job and are no ranks of it; after `traces`
-    """
+    """The nodes' answers."""
 
     config: StacksConfig
-    nodes: list[str]
-    answers: dict[str, Answer] = field(default_factory=dict)
+    nodes: list[str]  # all nodes to which the request went
+    answers: dict[str, Answer] = field(default_factory=dict)  # node -> its answer, unparsed
+    # node -> why there is no trace of it; complete after `traces`
     gaps: dict[str, Gap] = field(default_factory=dict)
+    # node -> its trace with additions, such as native stacks
     corrected: dict[str, Trace] = field(default_factory=dict)
+    # (node, program) of processes on nodes without a rank; after `traces`
     instead: list[tuple[str, str]] = field(default_factory=list)
-    complete: bool = True
-    placement: JobPlacement = field(default_factory=JobPlacement)
+    complete: bool = True  # False when it was interrupted
+    placement: JobPlacement = field(default_factory=JobPlacement)  # Slurm's record of the job
+    # nodes with processes that claim the job and are no ranks of it; after `traces`
     claimants: list[str] = field(default_factory=list)
 
     def traces(self) -> Iterator[Trace]:

@@ -34,17 +34,13 @@ RESULTS = ("fail", "unknown", "warn", "ok")
 
 
 class DebugFinding(NamedTuple):
-    """One item, with the ranks that share its result.
-
-    found: the observation, one line; fix: what to do for the next run; "": nothing
-    ranks: () where they are not known
-    """
+    """One item, with the ranks that share its result."""
 
     item: Annotated[str, {"enum": ITEMS}]
     result: Annotated[str, {"enum": RESULTS}]
-    found: str
+    found: str  # the observation, one line; fix: what to do for the next run; "": nothing
     fix: str
-    ranks: tuple[Annotated[int, {"minimum": 0}], ...] = ()
+    ranks: tuple[Annotated[int, {"minimum": 0}], ...] = ()  # () where they are not known
     nodes: tuple[str, ...] = ()
     processes: Annotated[int, {"minimum": 1}] = 1
 
@@ -53,25 +49,18 @@ class DebugFinding(NamedTuple):
 class Debuggable:
     """The document of `nodeready stacks --check`: how a job can be debugged. Text is one
     line without control characters.
-
-    started:  when the capture began, UTC
-    finished: when it ended, UTC
-    job:      the job; empty: not known, or several
-    findings: by item, the worst of each first
-    gaps:     the nodes that gave no answer
-    complete: False when it was interrupted
     """
 
     SCHEMA: ClassVar = "debuggable"
     VERSION: ClassVar = 2
     JSON: ClassVar = ("started", "finished", "job", "complete", "findings", "gaps")
 
-    started: MomentOrEmpty
-    finished: MomentOrEmpty
-    job: str
-    findings: tuple[DebugFinding, ...]
-    gaps: NodeGaps
-    complete: bool = True
+    started: MomentOrEmpty  # when the capture began, UTC
+    finished: MomentOrEmpty  # when it ended, UTC
+    job: str  # the job; empty: not known, or several
+    findings: tuple[DebugFinding, ...]  # by item, the worst of each first
+    gaps: NodeGaps  # the nodes that gave no answer
+    complete: bool = True  # False when it was interrupted
 
 
 def debuggable_code(document: Debuggable) -> int:

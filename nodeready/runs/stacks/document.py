@@ -36,25 +36,18 @@ VERDICT_KINDS = (
 
 
 class Frame(NamedTuple):
-    """One call.
-
-    file: the short name from the profiler
-    line: 0 where the ranks differ
-    """
+    """One call."""
 
     function: str
-    file: str
-    line: Annotated[int, {"minimum": 0}]
+    file: str  # the short name from the profiler
+    line: Annotated[int, {"minimum": 0}]  # 0 where the ranks differ
 
 
 class StackThread(NamedTuple):
-    """A thread beside the main one.
-
-    frames: root to leaf
-    """
+    """A thread beside the main one."""
 
     name: str
-    frames: tuple[Frame, ...]
+    frames: tuple[Frame, ...]  # root to leaf
 
 
 #: Roles of a group in the hang. `suspect`: it does not wait for other ranks; `victim`: it does;
@@ -66,62 +59,25 @@ ROLES = ("suspect", "victim", None)
 class ChildProcess:
     """Processes that ranks of a group have started (a data loader's worker, a compiler, a shell);
     equal processes once.
-
-    kind:      its purpose: `loader worker`, `compiler`, `shell`, `checkpoint writer`, `process`
-    processes: how many
-    ranks:     the ranks that have started them
-    state, wait_channel: as in /proc
-    waits_on:  the file, pipe, socket or peer that it waits for; "": not known
-    frames:    root to leaf; () where it has no stack
-    no_stack_reason: "": it has a stack
-    hint:      as a group's
     """
 
     JSON_KEYS: ClassVar = {"no_stack_reason": "why"}
 
-    kind: str
+    kind: str  # its purpose: `loader worker`, `compiler`, `shell`, `checkpoint writer`, `process`
     command: str
-    processes: Annotated[int, {"minimum": 1}]
-    ranks: tuple[int, ...]
-    state: str
-    wait_channel: str
-    waits_on: str
-    frames: tuple[Frame, ...] = ()
-    no_stack_reason: str = ""
-    hint: str = ""
+    processes: Annotated[int, {"minimum": 1}]  # how many
+    ranks: tuple[int, ...]  # the ranks that have started them
+    state: str  # as in /proc
+    wait_channel: str  # likewise
+    waits_on: str  # the file, pipe, socket or peer that it waits for; "": not known
+    frames: tuple[Frame, ...] = ()  # root to leaf; () where it has no stack
+    no_stack_reason: str = ""  # "": it has a stack
+    hint: str = ""  # as a group's
 
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that stand at the same place, or have no stack for the same reason.
-
-    kind:    missing: WORLD_SIZE counts them and no node has them; dead: ended during the
-             capture; uninterruptible: state D; no-data: no stack, or a node without an answer
-    verdict: from all samples: the main thread stood still; it used CPU time at the same place; it
-             woke up there now and then; it has moved. None: one sample, or none
-    ranks:   sorted; () where they are not known (a node without an answer, a process without RANK)
-    nodes:   the nodes that they are on, each once
-    frames:  root to leaf; () where it has no stack
-    hint:    what a stack that ends there means, and what to look at; "": not known
-    no_stack_reason: for a group without a stack, one line
-    fork:    index of the first frame that this group shares with no larger group (of two as large,
-             that with the lower rank counts as larger), where its path branches off; len(frames)
-             if its path is the beginning of another one, 0 for the largest
-    processes: how many
-    native:  frames of a native unwinding of one of its ranks, root to leaf; () when not taken
-    threads: further threads of one of its ranks; () unless all threads were compared
-    role:    suspect: it does not wait for other ranks; victim: it does. None: not known
-    reason:  why it has that role, one line
-    user_frame: the innermost call of the user's code; None: not found
-    states:  state and wait channel of its main threads with their counts, the most frequent first
-    waits_on: what its main threads wait for: a file, a pipe, a socket, a peer, a lock's owner
-    children: processes that its ranks have started and may wait for
-    locals:  variables of the innermost calls, on request: `function: name = value`; after the
-             ranks with that value, where not all have it
-    activity: its place, or its last one, in one word: `collective`, `data`, `storage`, ...;
-             "": not known
-    wakeups: minimum wakeups of each main thread between the samples; None: not known
-    """
+    """Ranks that stand at the same place, or have no stack for the same reason."""
 
     JSON_KEYS: ClassVar = {
         "no_stack_reason": "why",
@@ -130,25 +86,44 @@ class Group:
         "wakeups": "woke",
     }
 
+    # missing: WORLD_SIZE counts them and no node has them; dead: ended during the capture;
+    # uninterruptible: state D; no-data: no stack, or a node without an answer
     kind: Annotated[str, {"enum": KINDS}]
+    # from all samples: the main thread stood still; it used CPU time at the same place; it woke up
+    # there now and then; it has moved. None: one sample, or none
     verdict: Annotated[str | None, {"enum": _VERDICTS}]
+    # sorted; () where they are not known (a node without an answer, a process without RANK)
     ranks: Annotated[tuple[Annotated[int, {"minimum": 0}], ...], {"uniqueItems": True}]
+    # the nodes that they are on, each once
     nodes: Annotated[tuple[str, ...], {"uniqueItems": True}]
-    frames: tuple[Frame, ...] = ()
-    hint: str = ""
-    no_stack_reason: str = ""
+    frames: tuple[Frame, ...] = ()  # root to leaf; () where it has no stack
+    hint: str = ""  # what a stack that ends there means, and what to look at; "": not known
+    no_stack_reason: str = ""  # for a group without a stack, one line
+    # index of the first frame that this group shares with no larger group (of two as large, that
+    # with the lower rank counts as larger), where its path branches off; len(frames) if its path
+    # is the beginning of another one, 0 for the largest
     fork: Annotated[int, {"minimum": 0}] = 0
-    processes: Annotated[int, {"minimum": 0}] = 0
+    processes: Annotated[int, {"minimum": 0}] = 0  # how many
+    # frames of a native unwinding of one of its ranks, root to leaf; () when not taken
     native: tuple[Frame, ...] = ()
+    # further threads of one of its ranks; () unless all threads were compared
     threads: tuple[StackThread, ...] = ()
+    # suspect: it does not wait for other ranks; victim: it does. None: not known
     role: Annotated[str | None, {"enum": ROLES}] = None
-    reason: str = ""
-    user_frame: Frame | None = None
+    reason: str = ""  # why it has that role, one line
+    user_frame: Frame | None = None  # the innermost call of the user's code; None: not found
+    # state and wait channel of its main threads with their counts, the most frequent first
     states: tuple[str, ...] = ()
+    # what its main threads wait for: a file, a pipe, a socket, a peer, a lock's owner
     waits_on: tuple[str, ...] = ()
+    # processes that its ranks have started and may wait for
     children: tuple[ChildProcess, ...] = ()
+    # variables of the innermost calls, on request: `function: name = value`; after the ranks with
+    # that value, where not all have it
     locals: tuple[str, ...] = ()
+    # its place, or its last one, in one word: `collective`, `data`, `storage`, ...; "": not known
     activity: str = ""
+    # minimum wakeups of each main thread between the samples; None: not known
     wakeups: int | None = None
 
 
@@ -156,69 +131,53 @@ class Rank(NamedTuple):
     """One process of the job.
 
     No dataclass: there can be 131,072 of them.
-
-    state:        as in /proc/PID/stat
-    wait_channel: as in /proc/PID/wchan
-    cpu_s:        CPU seconds between the first and the last sample; None: one sample
-    group:        index into the groups
     """
 
     node: str
     pid: Annotated[int, {"minimum": 0}]
     rank: Annotated[int | None, {"minimum": 0}]
     local_rank: Annotated[int | None, {"minimum": 0}]
-    state: str
-    wait_channel: str
+    state: str  # as in /proc/PID/stat
+    wait_channel: str  # as in /proc/PID/wchan
+    # CPU seconds between the first and the last sample; None: one sample
     cpu_s: Annotated[float | None, {"minimum": 0}]
-    group: Annotated[int, {"minimum": 0}]
+    group: Annotated[int, {"minimum": 0}]  # index into the groups
     note: str = ""
 
 
 class OtherJob(NamedTuple):
-    """A job that is not shown.
-
-    user:     owner of its processes; "": not known
-    stranger: it claims the shown job's name, but belongs to another user, or Slurm runs the shown
-        job on other nodes
-    nodes:    the nodes of its processes
-    """
+    """A job that is not shown."""
 
     job: str
-    user: str
+    user: str  # owner of its processes; "": not known
     processes: Annotated[int, {"minimum": 1}]
+    # it claims the shown job's name, but belongs to another user, or Slurm runs the shown job on
+    # other nodes
     stranger: bool
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()  # the nodes of its processes
 
 
 class Statement(NamedTuple):
-    """What a witness reports about some ranks or nodes, one line.
-
-    ranks, nodes: the subjects; () for both: the whole job
-    weight:       2: enough for a verdict; 1: supports one; 0: information
-    against:      True: evidence that these are not the cause
-    """
+    """What a witness reports about some ranks or nodes, one line."""
 
     text: str
-    ranks: tuple[int, ...] = ()
-    nodes: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()  # the subjects; () for both: the whole job
+    nodes: tuple[str, ...] = ()  # likewise
+    # 2: enough for a verdict; 1: supports one; 0: information
     weight: Annotated[int, {"minimum": 0, "maximum": 2}] = 0
-    against: bool = False
+    against: bool = False  # True: evidence that these are not the cause
 
 
 @dataclass(frozen=True)
 class Witness:
-    """One witness beside the stacks, over all ranks.
-
-    name:   see WITNESSES
-    absent: why it has no answer, each different reason once; () where all answered
-    statements: equal statements once, the weightiest first
-    """
+    """One witness beside the stacks, over all ranks."""
 
     JSON_KEYS: ClassVar = {"statements": "says"}
 
-    name: Annotated[str, {"enum": WITNESSES}]
+    name: Annotated[str, {"enum": WITNESSES}]  # see WITNESSES
+    # why it has no answer, each different reason once; () where all answered
     absent: tuple[str, ...] = ()
-    statements: tuple[Statement, ...] = ()
+    statements: tuple[Statement, ...] = ()  # equal statements once, the weightiest first
 
 
 @dataclass(frozen=True)
@@ -235,36 +194,18 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The cause of the hang, from all witnesses together.
+    """The cause of the hang, from all witnesses together."""
 
-    kind:     see VERDICT_KINDS
-    text:     one line: what is wrong, where, what to do
-    suspects: the most suspicious first
-    missing:  evidence that was missing and would help: one line each
-    """
-
-    kind: Annotated[str, {"enum": VERDICT_KINDS}]
-    text: str
-    suspects: tuple[Suspect, ...] = ()
-    missing: tuple[str, ...] = ()
+    kind: Annotated[str, {"enum": VERDICT_KINDS}]  # see VERDICT_KINDS
+    text: str  # one line: what is wrong, where, what to do
+    suspects: tuple[Suspect, ...] = ()  # the most suspicious first
+    missing: tuple[str, ...] = ()  # evidence that was missing and would help: one line each
 
 
 @dataclass(frozen=True)
 class Stacks:
     """The document of `nodeready stacks`: where every rank of a job stands, grouped, the most
     suspicious group first.
-
-    started:    UTC
-    finished:   UTC
-    job:        "": the processes name none
-    world_size: WORLD_SIZE of the ranks; None: missing, or different
-    gaps:       the nodes that gave no answer, or only a part of it
-    advice:     what to look at next, one line each
-    complete:   False when it was interrupted; ranks that were not found do not count as missing
-    user:       the owner of the job; "": not known
-    other_jobs:     the jobs that are not shown, the largest first
-    verdict:    None: no rank was found
-    witnesses:  the witnesses beside the stacks
     """
 
     SCHEMA: ClassVar = "stacks"
@@ -275,19 +216,20 @@ class Stacks:
     )
     JSON_KEYS: ClassVar = {"other_jobs": "others"}
 
-    started: MomentOrEmpty
-    finished: MomentOrEmpty
-    job: str
-    world_size: int | None
+    started: MomentOrEmpty  # UTC
+    finished: MomentOrEmpty  # UTC
+    job: str  # "": the processes name none
+    world_size: int | None  # WORLD_SIZE of the ranks; None: missing, or different
     groups: tuple[Group, ...]
     processes: tuple[Rank, ...]
-    gaps: NodeGaps
-    advice: tuple[str, ...] = ()
+    gaps: NodeGaps  # the nodes that gave no answer, or only a part of it
+    advice: tuple[str, ...] = ()  # what to look at next, one line each
+    # False when it was interrupted; ranks that were not found do not count as missing
     complete: bool = True
-    user: str = ""
-    other_jobs: tuple[OtherJob, ...] = ()
-    verdict: Verdict | None = None
-    witnesses: tuple[Witness, ...] = ()
+    user: str = ""  # the owner of the job; "": not known
+    other_jobs: tuple[OtherJob, ...] = ()  # the jobs that are not shown, the largest first
+    verdict: Verdict | None = None  # None: no rank was found
+    witnesses: tuple[Witness, ...] = ()  # the witnesses beside the stacks
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:
@@ -330,20 +272,13 @@ def stacks_code(stacks: Stacks) -> int:
 
 @dataclass(frozen=True)
 class JobTree:
-    """A call, with the calls made from it.
+    """A call, with the calls made from it."""
 
-    frame:     None at the root
-    processes: number of processes with it on their stack
-    ranks:     their ranks, sorted
-    groups:    indexes into `Stacks.groups`, of all groups with it
-    children:  the largest first
-    """
-
-    frame: Frame | None
-    processes: int
-    ranks: tuple[int, ...]
-    groups: tuple[int, ...]
-    children: tuple[JobTree, ...]
+    frame: Frame | None  # None at the root
+    processes: int  # number of processes with it on their stack
+    ranks: tuple[int, ...]  # their ranks, sorted
+    groups: tuple[int, ...]  # indexes into `Stacks.groups`, of all groups with it
+    children: tuple[JobTree, ...]  # the largest first
 
 
 class _TreeNode:

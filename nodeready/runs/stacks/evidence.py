@@ -92,36 +92,24 @@ class HeadTable(ValueTable):
 
 
 class KeptLog(NamedTuple):
-    """The log of one rank.
+    """The log of one rank."""
 
-    head:    number of the log without what differs from rank to rank
-    reports: number of the tuple of (rank, number of the report without its rank)
-    last:    its last line
-    error:   the last error among its last lines; "": none
-    nccl:    number of what NCCL says about it; -1: nothing
-    is_own:  the lines are this rank's, although many ranks write the file
-    """
-
-    head: int
-    reports: int
+    head: int  # number of the log without what differs from rank to rank
+    reports: int  # number of the tuple of (rank, number of the report without its rank)
     path: str
     age_s: int
-    last: str
-    error: str
-    nccl: int = -1
-    is_own: bool = False
+    last: str  # its last line
+    error: str  # the last error among its last lines; "": none
+    nccl: int = -1  # number of what NCCL says about it; -1: nothing
+    is_own: bool = False  # the lines are this rank's, although many ranks write the file
 
 
 class KeptRecording(NamedTuple):
-    """The recording of one rank.
+    """The recording of one rank."""
 
-    head:  number of the recording without what differs from rank to rank
-    calls: number of the pair (numbers of its groups, numbers of its entries)
-    """
-
-    head: int
+    head: int  # number of the recording without what differs from rank to rank
     age_s: int
-    calls: int
+    calls: int  # number of the pair (numbers of its groups, numbers of its entries)
 
 
 class KeptGpu(NamedTuple):

@@ -846,15 +846,11 @@ def _find(frame: Frame, table: Mapping[tuple[str, str], _T]) -> _T | None:
 
 
 class _PythonStack(NamedTuple):
-    """The hints of Python's frames.
+    """The hints of Python's frames."""
 
-    called: hint of a known call
-    common: hint of the place itself, where any program waits
-    caller: library that calls the innermost code of the user: (activity, words)
-    """
-
-    called: Hint | None = None
-    common: Hint | None = None
+    called: Hint | None = None  # hint of a known call
+    common: Hint | None = None  # hint of the place itself, where any program waits
+    # library that calls the innermost code of the user: (activity, words)
     caller: tuple[str, str] | None = None
 
 

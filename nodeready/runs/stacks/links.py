@@ -22,16 +22,11 @@ Place = tuple[str, int]
 
 
 class LinkEnds(NamedTuple):
-    """The peers that a process waits for: `pid 55` of its node, or a connection's addresses.
+    """The peers that a process waits for: `pid 55` of its node, or a connection's addresses."""
 
-    direct:     of the classified thread
-    child_ends: of the descendants
-    all_ends:   of any connection
-    """
-
-    direct: tuple[str, ...]
-    child_ends: tuple[str, ...]
-    all_ends: tuple[str, ...]
+    direct: tuple[str, ...]  # of the classified thread
+    child_ends: tuple[str, ...]  # of the descendants
+    all_ends: tuple[str, ...]  # of any connection
 
 
 def ends(process: Mapping[str, Any], thread: str) -> LinkEnds | None:
@@ -75,18 +70,13 @@ class Links:
 
 
 class LinkWait(NamedTuple):
-    """Processes of one group.
-
-    activity: of their hint
-    ends:     node and pid -> the ends of that process
-    awake:    they woke up between the samples
-    """
+    """Processes of one group."""
 
     ranks: frozenset[int]
-    activity: str
-    ends: Mapping[Place, LinkEnds]
+    activity: str  # of their hint
+    ends: Mapping[Place, LinkEnds]  # node and pid -> the ends of that process
     processes: int
-    awake: bool
+    awake: bool  # they woke up between the samples
 
 
 def waited_for(

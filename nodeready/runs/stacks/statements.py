@@ -20,58 +20,36 @@ _MAX_STATEMENTS, _MAX_REASONS = 64, 8
 
 
 class Lag(NamedTuple):
-    """Ranks that have not called the collective in which their peers wait, or a different one.
+    """Ranks that have not called the collective in which their peers wait, or a different one."""
 
-    witness: name of the witness
-    ranks:   the lagging ranks
-    waiting: the ranks that wait
-    call:    ``all_reduce #42 of default_pg``
-    site:    call site of the waiting ranks; "": not known
-    other:   what the lagging ranks have called instead (`disagree`); ""
-    behind:  number of collectives
-    weight:  as of a Statement
-    chained: they wait in another group for ranks that are late there, so are not the root
-    silent:  this witness has no record of them
-    elsewhere: the call of another group in which they wait for unknown ranks; ""
-    """
-
-    witness: str
-    ranks: tuple[int, ...]
-    waiting: tuple[int, ...]
-    call: str
-    site: str = ""
-    other: str = ""
-    behind: int = 1
-    weight: int = 2
+    witness: str  # name of the witness
+    ranks: tuple[int, ...]  # the lagging ranks
+    waiting: tuple[int, ...]  # the ranks that wait
+    call: str  # ``all_reduce #42 of default_pg``
+    site: str = ""  # call site of the waiting ranks; "": not known
+    other: str = ""  # what the lagging ranks have called instead (`disagree`); ""
+    behind: int = 1  # number of collectives
+    weight: int = 2  # as of a Statement
+    # they wait in another group for ranks that are late there, so are not the root
     chained: bool = False
-    silent: bool = False
-    elsewhere: str = ""
+    silent: bool = False  # this witness has no record of them
+    elsewhere: str = ""  # the call of another group in which they wait for unknown ranks; ""
 
 
 class CallProgress(NamedTuple):
-    """The progress of a rank in a group.
+    """The progress of a rank in a group."""
 
-    top: number of its last call; None: not known
-    at:  number of the oldest call that has not completed; None: all have
-    """
-
-    top: int | None
-    at: int | None
+    top: int | None  # number of its last call; None: not known
+    at: int | None  # number of the oldest call that has not completed; None: all have
 
 
 class CallDifference(NamedTuple):
-    """The first call in which ranks of a group wait for others.
+    """The first call in which ranks of a group wait for others."""
 
-    first:   its number
-    late:    the ranks that have not called it and are the furthest behind
-    waiting: the further ranks that wait, in any call
-    behind:  number of calls between the first rank and the last
-    """
-
-    first: int
-    late: tuple[int, ...]
-    waiting: tuple[int, ...]
-    behind: int
+    first: int  # its number
+    late: tuple[int, ...]  # the ranks that have not called it and are the furthest behind
+    waiting: tuple[int, ...]  # the further ranks that wait, in any call
+    behind: int  # number of calls between the first rank and the last
 
 
 def call_difference(calls: Iterable[tuple[CallProgress, Sequence[int]]]) -> CallDifference | None:
@@ -110,27 +88,23 @@ def root_lags(lags: Iterable[Lag]) -> list[Lag]:
 
 @dataclass
 class WitnessReport:
-    """The reports of all witnesses on one job.
+    """The reports of all witnesses on one job."""
 
-    witnesses: as they are shown; () where none was asked
-    lags:      ranks that are late or have called a different collective, by any witness
-    called:    ranks that have called every awaited collective, by the recorder -> the collective
-    without_recording: ranks without a recording, where other ranks have one
-    common:    the collective in which all ranks of the job wait, by the recorder; "": none
-    bytes_per_s: of all ports that carry the job, together; None: not known
-    last:      rank -> the last line of its log, where that is unlike most logs
-    raised:    rank -> the error at the end of its log that no other rank's end has caused
-    environment: the gravest findings about the ranks' environment: the job cannot work
-    """
-
-    witnesses: tuple[Witness, ...] = ()
+    witnesses: tuple[Witness, ...] = ()  # as they are shown; () where none was asked
+    # ranks that are late or have called a different collective, by any witness
     lags: list[Lag] = field(default_factory=list)
+    # ranks that have called every awaited collective, by the recorder -> the collective
     called: dict[int, str] = field(default_factory=dict)
+    # ranks without a recording, where other ranks have one
     without_recording: tuple[int, ...] = ()
+    # the collective in which all ranks of the job wait, by the recorder; "": none
     common: str = ""
-    bytes_per_s: float | None = None
+    bytes_per_s: float | None = None  # of all ports that carry the job, together; None: not known
+    # rank -> the last line of its log, where that is unlike most logs
     last: dict[int, str] = field(default_factory=dict)
+    # rank -> the error at the end of its log that no other rank's end has caused
     raised: dict[int, str] = field(default_factory=dict)
+    # the gravest findings about the ranks' environment: the job cannot work
     environment: tuple[EnvironmentFinding, ...] = ()
 
     def of(self, name: str) -> Witness:

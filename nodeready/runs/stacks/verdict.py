@@ -51,30 +51,20 @@ _PAIRWISE = re.compile(r"^(?:_?i?send|_?i?recv|batch_isend_irecv|(?:send|recv)_\
 
 
 class Decision(NamedTuple):
-    """The verdict on a job.
+    """The verdict on a job."""
 
-    verdict: None: no group
-    groups: with their final roles
-    order:  indexes of the groups, those of the suspects first
-    by_witness: a witness names other suspects than the order of the stacks
-    """
-
-    verdict: Verdict | None
-    groups: tuple[Group, ...]
-    order: tuple[int, ...]
-    by_witness: bool = False
+    verdict: Verdict | None  # None: no group
+    groups: tuple[Group, ...]  # with their final roles
+    order: tuple[int, ...]  # indexes of the groups, those of the suspects first
+    by_witness: bool = False  # a witness names other suspects than the order of the stacks
 
 
 class OddRanks(NamedTuple):
-    """Differences between the environments of the ranks.
+    """Differences between the environments of the ranks."""
 
-    ranks:   few ranks with other values than most, and the values
-    unasked: ranks that the options in `part` left out
-    """
-
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()  # few ranks with other values than most, and the values
     reason: str = ""
-    unasked: tuple[int, ...] = ()
+    unasked: tuple[int, ...] = ()  # ranks that the options in `part` left out
     part: str = ""
 
 
@@ -85,12 +75,9 @@ OTHER_JOB_START = "started as part of"
 
 
 class _RankCause(NamedTuple):
-    """What a suspect does.
+    """What a suspect does."""
 
-    kind: of the verdict; action: ``stands in load data.py:33``; advice: what to do
-    """
-
-    kind: str
+    kind: str  # of the verdict; action: ``stands in load data.py:33``; advice: what to do
     action: str
     advice: str
 

@@ -358,8 +358,9 @@ ELSEWHERE = {
     "agent/witnesses/nccl_ras.py:_read agent/stacks/processes.py:_read",
     "a path of ours": "agent/gate/here.py:_read agent/gate/gate.py:read",
     "a text of ours or of the user": "fleet/inventory/labs.py:read "
-    "agent/cores/core_pattern.py:expand core/own_files.py:_parse_own_files fleet/transport/ssh_config.py:expand "
-    "fleet/transport/ssh_config.py:parse_jump_host core/text.py:parse_span",
+    "agent/cores/core_pattern.py:expand core/own_files.py:_parse_own_files "
+    "fleet/transport/ssh_config.py:expand fleet/transport/ssh_config.py:parse_jump_host "
+    "core/text.py:parse_span",
     "values that were decoded": "runs/ready/reach.py:_answers",
 }
 

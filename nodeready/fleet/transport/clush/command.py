@@ -80,17 +80,12 @@ def request_line(request: Request, tag: str, target: SshTarget) -> tuple[str, by
 
 @dataclass
 class NodeOutput:
-    """A node's output for one request, line by line.
-
-    max_bytes: of the answer, before base64
-    began:     time.monotonic() at the start of the command; 0: not yet
-    is_flood:  the node printed more than the limits
-    """
+    """A node's output for one request, line by line."""
 
     nonce: bytes
-    max_bytes: int
-    began: float = 0.0
-    is_flood: bool = False
+    max_bytes: int  # of the answer, before base64
+    began: float = 0.0  # time.monotonic() at the start of the command; 0: not yet
+    is_flood: bool = False  # the node printed more than the limits
     status: int | None = None
     is_whole: bool = False
     _text: bytearray = field(default_factory=bytearray)
@@ -268,21 +263,16 @@ class GatewayTree(TreeWorker):  # type: ignore[misc]
 
 @dataclass(eq=False)
 class Question:
-    """One question to one node, and its state.
-
-    on_answer:    gets the answer, once
-    gateway_name: "": asked directly
-    until:        the deadline of the connection, of time.monotonic()
-    """
+    """One question to one node, and its state."""
 
     request: Request
     target: SshTarget
     tag: str
-    on_answer: Callable[[Answer], None]
+    on_answer: Callable[[Answer], None]  # gets the answer, once
     started: float = field(default_factory=time.monotonic)
-    gateway_name: str = ""
+    gateway_name: str = ""  # "": asked directly
     has_begun: bool = False
-    until: float = 0.0
+    until: float = 0.0  # the deadline of the connection, of time.monotonic()
     is_over: bool = False
     batch: Any = None
 

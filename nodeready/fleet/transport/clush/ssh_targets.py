@@ -29,29 +29,19 @@ LOGIN_S = 10
 
 @dataclass(frozen=True)
 class SshTarget:
-    """The target of ssh for a node, from the inventory.
-
-    destination:   the argument of ssh: an address, or the name
-    user:          also for the ssh of a gateway; "": ssh's configuration has it
-    key:           the private key; "": ssh's configuration has it
-    direct_reason: why no gateway is used; "": gateways may be used
-    sudo:          run scripts as root
-    password:      sudo's; "": none
-    refused:       why ClusterShell cannot ask the node; "": it can
-    display_address, known_hosts: for error messages
-    """
+    """The target of ssh for a node, from the inventory."""
 
     name: str
-    destination: str
+    destination: str  # the argument of ssh: an address, or the name
     options: tuple[str, ...] = ()
-    user: str = ""
-    key: str = ""
-    direct_reason: str = ""
-    sudo: bool = False
-    password: str = ""
-    refused: str = ""
-    display_address: str = ""
-    known_hosts: str = "~/.ssh/known_hosts"
+    user: str = ""  # also for the ssh of a gateway; "": ssh's configuration has it
+    key: str = ""  # the private key; "": ssh's configuration has it
+    direct_reason: str = ""  # why no gateway is used; "": gateways may be used
+    sudo: bool = False  # run scripts as root
+    password: str = ""  # sudo's; "": none
+    refused: str = ""  # why ClusterShell cannot ask the node; "": it can
+    display_address: str = ""  # for error messages
+    known_hosts: str = "~/.ssh/known_hosts"  # likewise
 
     def failure_text(self, errors: str, gateway: str = "") -> str:
         """Why ssh failed on this machine, or on the gateway of this name."""
@@ -189,18 +179,14 @@ def without_own_keys(targets: Iterable[SshTarget]) -> list[SshTarget]:
 
 @dataclass(frozen=True)
 class ClushPlan:
-    """The first message to ClusterShell's process.
-
-    gateways: the targets of all hosts of the inventory, some of which may be gateways
-    topology: the file; "": none
-    fanout:   ssh programs at once; 0: as ClusterShell's configuration has it
-    """
+    """The first message to ClusterShell's process."""
 
     targets: tuple[SshTarget, ...]
+    # the targets of all hosts of the inventory, some of which may be gateways
     gateways: tuple[SshTarget, ...]
     tag: str
-    topology: str
-    fanout: int
+    topology: str  # the file; "": none
+    fanout: int  # ssh programs at once; 0: as ClusterShell's configuration has it
 
 
 # --- The gateways in topology.conf.
