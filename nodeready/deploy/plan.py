@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from nodeready.deploy.actions import PlanError, StepChange
 from nodeready.operations import STEPS
 from nodeready.subjects.context import Judged
-from nodeready.subjects.outcome import HUNG, INTERRUPTED, LOST, OVER, Gap, NoAnswer, Outcome
+from nodeready.subjects.outcome import HUNG, INTERRUPTED, LOST, OVER, Gap, GapError, Outcome
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
 from nodeready.transport.base import Answer, Conversation, Request
@@ -101,7 +101,7 @@ def run_plan(
             break
         try:
             snapshot = yield from take_snapshot(node.name, node.policy, touched)
-        except NoAnswer as end:
+        except GapError as end:
             if end.gap.kind == INTERRUPTED:
                 return plan_run
             return replace(plan_run, node=replace(plan_run.node, gap=end.gap))

@@ -95,7 +95,7 @@ class NodeGap(NamedTuple):
 NodeGaps = tuple[NodeGap, ...]
 
 
-class NoAnswer(Exception):
+class GapError(Exception):
     """Ends a conversation without a value."""
 
     def __init__(self, gap: Gap) -> None:

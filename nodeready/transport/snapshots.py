@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from nodeready.policy import Policy
 from nodeready.subjects import probe_script, snapshot
 from nodeready.subjects.base import Probe
-from nodeready.subjects.outcome import HUNG, LOST, OVER, Gap, NoAnswer
+from nodeready.subjects.outcome import HUNG, LOST, OVER, Gap, GapError
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import Answer, Conversation, Request
 
@@ -78,11 +78,13 @@ def take_snapshot(
     """The conversation that takes the snapshot of one node; see `snapshot_question`.
 
     read: makes the snapshot of the answer
+
+    Raises GapError.
     """
     question = snapshot_question(node, policy, subjects, limit_s, nonce=nonce)
     answer = yield question.request
     if answer.gap and answer.gap.kind in OVER - {HUNG}:
-        raise NoAnswer(_while_probing(answer.gap))
+        raise GapError(_while_probing(answer.gap))
     return read(question, answer)
 
 

@@ -21,7 +21,7 @@ from nodeready.subjects.outcome import (
     INCOMPLETE,
     OVER,
     Gap,
-    NoAnswer,
+    GapError,
     Outcome,
     node_gaps,
 )
@@ -263,7 +263,7 @@ class EvidenceCollector:
             )
             try:
                 tail = yield from fetch_tail(node, config, self.transport.tag)
-            except NoAnswer as end:
+            except GapError as end:
                 tails.append((path, Outcome[NodeTail](node, gap=end.gap)))
                 if end.gap.kind in OVER:
                     # Each further log would cost the same time.

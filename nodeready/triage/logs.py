@@ -25,7 +25,7 @@ from nodeready.subjects.outcome import (
     INVALID,
     NO_PYTHON,
     Gap,
-    NoAnswer,
+    GapError,
     NodeGaps,
 )
 from nodeready.transport.base import Conversation, new_nonce, no_answer, request
@@ -486,14 +486,14 @@ def parse_tail(text: str, nonce: str) -> NodeTail:
 
 
 def fetch_tail(node: str, config: TailConfig, tag: str) -> Conversation[NodeTail]:
-    """The conversation with one node.
+    """The conversation with one node. Raises GapError.
 
     config: its tag is set here, and its nonce if it has none
     """
     with_nonce = replace(config, nonce=config.nonce or new_nonce(), tag=tag)
     answer = yield request(node, "nodeready.node.tail", with_nonce)
     if answer.gap:
-        raise NoAnswer(answer.gap)
+        raise GapError(answer.gap)
     try:
         return parse_tail(answer.stdout, with_nonce.nonce)
     except ProbeError as error:
@@ -501,4 +501,4 @@ def fetch_tail(node: str, config: TailConfig, tag: str) -> Conversation[NodeTail
         gap = no_answer(answer, with_nonce)
         if gap.kind != NO_PYTHON:
             gap = Gap(INVALID, f"{error}{reason}", error.evidence)
-        raise NoAnswer(gap) from None
+        raise GapError(gap) from None

@@ -12,7 +12,7 @@ from nodeready.node.job_node import JobNode
 from nodeready.node.postmortem import NodeFailures, PostmortemConfig
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
-from nodeready.subjects.outcome import INCOMPLETE, INVALID, Gap, NoAnswer, NodeGaps
+from nodeready.subjects.outcome import INCOMPLETE, INVALID, Gap, GapError, NodeGaps
 from nodeready.text import counted, utc_now
 from nodeready.transport.base import Conversation, new_nonce, no_answer, request
 from nodeready.triage.postmortem.document import ClockOffset, Postmortem
@@ -46,7 +46,7 @@ class NodeEvidence:
 
 
 def fetch_failures(node: str, config: PostmortemConfig, tag: str) -> Conversation[NodeEvidence]:
-    """The conversation with one node.
+    """The conversation with one node. Raises GapError.
 
     config: its tag is set here, and its nonce if it has none
     """
@@ -54,15 +54,15 @@ def fetch_failures(node: str, config: PostmortemConfig, tag: str) -> Conversatio
     answer = yield request(node, "nodeready.node.postmortem", config)
     received_s = time.time()
     if answer.gap:
-        raise NoAnswer(answer.gap)
+        raise GapError(answer.gap)
     try:
         failures = wire.packed_answer(
             NodeFailures, answer.stdout, config.nonce, "job", _MAX_UNPACKED
         )
     except ProbeError as error:
-        raise NoAnswer(Gap(INVALID, str(error), error.evidence)) from None
+        raise GapError(Gap(INVALID, str(error), error.evidence)) from None
     if failures is None:
-        raise NoAnswer(no_answer(answer, config))
+        raise GapError(no_answer(answer, config))
     return NodeEvidence(failures, _clock(failures, received_s, answer.seconds))
 
 

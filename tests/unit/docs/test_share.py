@@ -134,7 +134,7 @@ def test_the_skill_has_a_name_and_commands_that_parse():
 @pytest.mark.parametrize("document", ["stacks", "audit"])
 def test_the_keys_that_the_skill_reads_exist(document):
     published = schema(document)
-    table = SKILL.partition(f"In `nodeready.{document}/1`")[2].partition("\n\nIn ")[0]
+    table = SKILL.partition(f"In `nodeready.{document}/2`")[2].partition("\n\nIn ")[0]
     keys = re.findall(r"^\| `([\w.]+)` \|", table.partition("\n\nExit")[0], re.M)
     assert len(keys) > 5
     for key in keys:

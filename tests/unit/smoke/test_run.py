@@ -34,7 +34,7 @@ from nodeready.smoke import document, participants, rounds
 from nodeready.smoke.participants import SmokeTask
 from nodeready.smoke.run import smoke
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Gpus, Tool
-from nodeready.subjects.outcome import LOST, SUDO, UNREACHABLE, Gap, NoAnswer
+from nodeready.subjects.outcome import LOST, SUDO, UNREACHABLE, Gap, GapError
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import Conversation, NodeChannel, Request
 from tests.fake import Fake, says
@@ -262,7 +262,7 @@ def replies(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         if isinstance(reply, list):
             reply = reply.pop(0)
         if isinstance(reply, Gap):
-            raise NoAnswer(reply)
+            raise GapError(reply)
         return reply
         yield  # type: ignore[unreachable]
 
