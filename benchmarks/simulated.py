@@ -394,7 +394,7 @@ def audit_answers(
         replies.append(Outcome(name, workers.read(question, Answer(text)), seconds=1.0))
     replies = workers.settle(replies)
     read = time.perf_counter()
-    snapshots = {reply.name: reply.snapshot for reply in replies if reply.snapshot is not None}
+    snapshots = {reply.node: reply.value for reply in replies if reply.value is not None}
     endpoints = {name: Endpoint() for name in policies}
     context = context_of(policies, snapshots, endpoints, bytes, lambda name: "")
     context = workers.complete(context, {})
