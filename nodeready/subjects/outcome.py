@@ -54,7 +54,7 @@ class Gap(NamedTuple):
 
     kind:     see KINDS
     reason:   one line
-    evidence: what the node said instead; "": nothing
+    evidence: what the node printed instead; "": nothing
     """
 
     kind: str
@@ -78,7 +78,7 @@ class NodeGap(NamedTuple):
     """A node that gave no answer, or only a part of it.
 
     reason:   one line
-    evidence: what the node said instead; "": nothing
+    evidence: what the node printed instead; "": nothing
     """
 
     node: str
@@ -117,7 +117,7 @@ class Outcome(Generic[ValueT]):
 
     @property
     def reason(self) -> str:
-        """Why there is a gap, one line; "": there is none."""
+        """The reason of the gap, one line; "": the node answered."""
         return self.gap.reason if self.gap else ""
 
     @property
