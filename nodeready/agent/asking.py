@@ -27,7 +27,7 @@ from nodeready.core.outcome import (
     NO_PYTHON,
     UNREACHABLE,
     Gap,
-    NoAnswer,
+    GapError,
     Outcome,
 )
 
@@ -165,7 +165,7 @@ class Exchange(Generic[ResultT]):
             self.request = advance()
         except StopIteration as end:
             self._end(value=end.value)
-        except NoAnswer as end:
+        except GapError as end:
             self._end(gap=end.gap)
         except Exception as error:  # noqa: BLE001 - our bug fails only this node
             self._end(gap=Gap(FAILED, bug_text(error)))

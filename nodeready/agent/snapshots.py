@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from nodeready.agent.asking import Answer, Conversation, Request
 from nodeready.core import probe_script
 from nodeready.core.base import Probe
-from nodeready.core.outcome import HUNG, LOST, OVER, Gap, NoAnswer
+from nodeready.core.outcome import HUNG, LOST, OVER, Gap, GapError
 from nodeready.core.policy import Policy
 from nodeready.subjects import snapshot
 from nodeready.subjects.snapshot import Snapshot
@@ -79,11 +79,13 @@ def take_snapshot(
     """The conversation that takes the snapshot of one node; see `snapshot_question`.
 
     read: makes the snapshot of the answer
+
+    Raises GapError.
     """
     question = snapshot_question(node, policy, subjects, limit_s, nonce=nonce)
     answer = yield question.request
     if answer.gap and answer.gap.kind in OVER - {HUNG}:
-        raise NoAnswer(_while_probing(answer.gap))
+        raise GapError(_while_probing(answer.gap))
     return read(question, answer)
 
 

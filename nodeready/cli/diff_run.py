@@ -197,14 +197,14 @@ def _of_memory(nodes: _Nodes, since: str | None, until: str | None, against: str
     """The nodes against an earlier time, or against peers. Raises Refused."""
     limit = nodes.options.limit
     names, peers = nodes.names(limit), nodes.names(against) if against else []
-    asked = _Asked()
+    answers = _Asked()
     if until is None:
         if since:
             # A mistake is refused before any node is asked.
             with open_memory() as memory:
                 if since != LAST_GOOD:
                     _moment("--since", since, memory)
-        asked = nodes.ask(f"{limit},{against}" if limit and against else limit)
+        answers = nodes.ask(f"{limit},{against}" if limit and against else limit)
     try:
         with open_memory() as memory:
             until_s = _FOREVER if until is None else _moment("--until", until, memory)
@@ -217,7 +217,7 @@ def _of_memory(nodes: _Nodes, since: str | None, until: str | None, against: str
                 document = _since(memory, names, str(since), until_s, after)
     except MemoryUnavailable as error:
         raise Refused(str(error)) from None
-    return replace(document, gaps=asked.gaps, complete=asked.complete)
+    return replace(document, gaps=answers.gaps, complete=answers.complete)
 
 
 def _against_settings(nodes: _Nodes, path: Path) -> Diff:

@@ -54,7 +54,7 @@ class Gap(NamedTuple):
 
     kind: str  # see KINDS
     reason: str  # one line
-    evidence: str = ""  # what the node said instead; "": nothing
+    evidence: str = ""  # what the node printed instead; "": nothing
 
     @property
     def is_unreached(self) -> bool:
@@ -75,7 +75,7 @@ class NodeGap(NamedTuple):
     node: str
     kind: Annotated[str, {"enum": KINDS}]
     reason: str  # one line
-    evidence: str = ""  # what the node said instead; "": nothing
+    evidence: str = ""  # what the node printed instead; "": nothing
 
     @property
     def gap(self) -> Gap:
@@ -86,7 +86,7 @@ class NodeGap(NamedTuple):
 NodeGaps = tuple[NodeGap, ...]
 
 
-class NoAnswer(Exception):
+class GapError(Exception):
     """Ends a conversation without a value."""
 
     def __init__(self, gap: Gap) -> None:
@@ -105,7 +105,7 @@ class Outcome(Generic[ValueT]):
 
     @property
     def reason(self) -> str:
-        """Why there is a gap, one line; "": there is none."""
+        """The reason of the gap, one line; "": the node answered."""
         return self.gap.reason if self.gap else ""
 
     @property

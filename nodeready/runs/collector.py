@@ -20,7 +20,7 @@ from nodeready.core.outcome import (
     INCOMPLETE,
     OVER,
     Gap,
-    NoAnswer,
+    GapError,
     Outcome,
     node_gaps,
 )
@@ -251,7 +251,7 @@ class EvidenceCollector:
             )
             try:
                 tail = yield from fetch_tail(node, config, self.transport.tag)
-            except NoAnswer as end:
+            except GapError as end:
                 tails.append((path, Outcome[NodeTail](node, gap=end.gap)))
                 if end.gap.kind in OVER:
                     # Each further log would cost the same time.

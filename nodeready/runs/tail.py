@@ -20,7 +20,7 @@ from nodeready.agent.witnesses import logs as witness
 from nodeready.core import wire
 from nodeready.core.base import ProbeError
 from nodeready.core.json_types import Count
-from nodeready.core.outcome import INCOMPLETE, INVALID, NO_PYTHON, Gap, NoAnswer, NodeGaps
+from nodeready.core.outcome import INCOMPLETE, INVALID, NO_PYTHON, Gap, GapError, NodeGaps
 from nodeready.fleet.inventory.nodeset import natural
 
 # --- Log lines without the values that always differ between ranks: times, processes, the file's
@@ -448,14 +448,14 @@ def parse_tail(text: str, nonce: str) -> NodeTail:
 
 
 def fetch_tail(node: str, config: TailConfig, tag: str) -> Conversation[NodeTail]:
-    """The conversation with one node.
+    """The conversation with one node. Raises GapError.
 
     config: its tag is set here, and its nonce if it has none
     """
     with_nonce = replace(config, nonce=config.nonce or new_nonce(), tag=tag)
     answer = yield request(node, "nodeready.agent.tail", with_nonce)
     if answer.gap:
-        raise NoAnswer(answer.gap)
+        raise GapError(answer.gap)
     try:
         return parse_tail(answer.stdout, with_nonce.nonce)
     except ProbeError as error:
@@ -463,4 +463,4 @@ def fetch_tail(node: str, config: TailConfig, tag: str) -> Conversation[NodeTail
         gap = no_answer(answer, with_nonce)
         if gap.kind != NO_PYTHON:
             gap = Gap(INVALID, f"{error}{reason}", error.evidence)
-        raise NoAnswer(gap) from None
+        raise GapError(gap) from None

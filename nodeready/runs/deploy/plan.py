@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from nodeready.agent.asking import Answer, Conversation, Request
 from nodeready.agent.snapshots import take_snapshot
-from nodeready.core.outcome import HUNG, INTERRUPTED, LOST, OVER, Gap, NoAnswer, Outcome
+from nodeready.core.outcome import HUNG, INTERRUPTED, LOST, OVER, Gap, GapError, Outcome
 from nodeready.core.result import Result
 from nodeready.operations import STEPS
 from nodeready.runs.deploy.actions import PlanError, StepChange
@@ -95,7 +95,7 @@ def run_plan(
             break
         try:
             snapshot = yield from take_snapshot(node.name, node.policy, touched)
-        except NoAnswer as end:
+        except GapError as end:
             if end.gap.kind == INTERRUPTED:
                 return plan_run
             return replace(plan_run, node=replace(plan_run.node, gap=end.gap))

@@ -12,7 +12,7 @@ from nodeready.agent.job_node import JobNode
 from nodeready.agent.postmortem import NodeFailures, PostmortemConfig
 from nodeready.core import wire
 from nodeready.core.base import ProbeError
-from nodeready.core.outcome import INCOMPLETE, INVALID, Gap, NoAnswer, NodeGaps
+from nodeready.core.outcome import INCOMPLETE, INVALID, Gap, GapError, NodeGaps
 from nodeready.core.text import counted, utc_now
 from nodeready.fleet.inventory.nodeset import fold
 from nodeready.runs.postmortem.document import ClockOffset, Postmortem
@@ -46,7 +46,7 @@ class NodeEvidence:
 
 
 def fetch_failures(node: str, config: PostmortemConfig, tag: str) -> Conversation[NodeEvidence]:
-    """The conversation with one node.
+    """The conversation with one node. Raises GapError.
 
     config: its tag is set here, and its nonce if it has none
     """
@@ -54,15 +54,15 @@ def fetch_failures(node: str, config: PostmortemConfig, tag: str) -> Conversatio
     answer = yield request(node, "nodeready.agent.postmortem", config)
     received_s = time.time()
     if answer.gap:
-        raise NoAnswer(answer.gap)
+        raise GapError(answer.gap)
     try:
         failures = wire.packed_answer(
             NodeFailures, answer.stdout, config.nonce, "job", _MAX_UNPACKED
         )
     except ProbeError as error:
-        raise NoAnswer(Gap(INVALID, str(error), error.evidence)) from None
+        raise GapError(Gap(INVALID, str(error), error.evidence)) from None
     if failures is None:
-        raise NoAnswer(no_answer(answer, config))
+        raise GapError(no_answer(answer, config))
     return NodeEvidence(failures, _clock(failures, received_s, answer.seconds))
 
 

@@ -308,7 +308,7 @@ def empty_trace(node: str, error: str, started: str) -> Trace:
 
 
 def read(path: Path) -> tuple[Iterator[Trace], dict[str, Gap]]:
-    """The traces of a directory, or of texts of ``py-spy dump``, and the gaps of the other nodes.
+    """The traces of a directory, or of texts of ``py-spy dump``, and the gaps by node.
 
     path: a directory, or one file
     As in `trace.load`, the gaps are complete when the traces have been iterated over.

@@ -29,7 +29,7 @@ from nodeready.core.outcome import (
     NO_PYTHON,
     TIMEOUT,
     Gap,
-    NoAnswer,
+    GapError,
 )
 from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import folded
@@ -74,7 +74,7 @@ class Captured:
                 trace = self.corrected.get(name) or trace_of(
                     name, self.answers[name], self.config.nonce
                 )
-            except NoAnswer as end:
+            except GapError as end:
                 self.gaps[name] = end.gap
                 continue
             if not trace["processes"]:
@@ -104,20 +104,20 @@ def _with_claims(trace: Trace, job: str) -> Trace:
 
 
 def trace_of(name: str, answer: Answer, nonce: str) -> Trace:
-    """The trace in a node's answer. Raises NoAnswer if it has none."""
+    """The trace in a node's answer. Raises GapError if it has none."""
     if answer.gap and answer.gap.kind not in (TIMEOUT, HUNG):
-        raise NoAnswer(answer.gap)
+        raise GapError(answer.gap)
     if f"{nonce} {payload.NO_PYTHON}" in answer.stdout:
-        raise NoAnswer(Gap(NO_PYTHON, wire.PYTHON_MISSING))
+        raise GapError(Gap(NO_PYTHON, wire.PYTHON_MISSING))
     try:
         data = program.unpack(answer.stdout, nonce)
         # The name of a node comes from the inventory, not from its answer.
         return read({**data, "node": name} if isinstance(data, dict) else data, name)
     except ProbeError as problem:
         reason = problem.reason if answer.ok else answer.reason()
-        raise NoAnswer(answer.gap or Gap(INVALID, reason, answer.stdout[:200])) from None
+        raise GapError(answer.gap or Gap(INVALID, reason, answer.stdout[:200])) from None
     except TraceError as problem:
-        raise NoAnswer(Gap(INVALID, str(problem))) from None
+        raise GapError(Gap(INVALID, str(problem))) from None
 
 
 def capture(

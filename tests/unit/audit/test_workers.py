@@ -172,9 +172,9 @@ def test_a_worker_that_is_killed_costs_the_node_whose_answer_it_read(audited, mo
     whole = rows(audited(nodes, 0, "json"))
     monkeypatch.setattr(answer_judge.snapshot, "read", read)
     done = audited(nodes, 2, "json")
-    (failed,) = [n for n in json.loads(done.out)["nodes"] if n["status"] == "failed"]
-    assert failed["name"] == "gpu005"
-    assert failed["error"] == "the process that read its answer ended (SIGKILL)"
+    (gap,) = json.loads(done.out)["gaps"]
+    assert (gap["node"], gap["kind"]) == ("gpu005", "failed")
+    assert gap["reason"] == "the process that read its answer ended (SIGKILL)"
     partial = rows(done)
     assert list(partial) == list(whole)
     assert {name for name in whole if partial[name] != whole[name]} == {"gpu005"}
@@ -214,9 +214,12 @@ def test_an_interrupt_leaves_partial_results_and_no_process(audited, monkeypatch
     done = audited({**healthy(4), "stop": interrupts, "later": AWAY}, 2, "json")
     assert done.code == 130
     assert "interrupted: the results are partial; not later,stop" in done.err
-    nodes = {node["name"]: node for node in json.loads(done.out)["nodes"]}
-    assert nodes["gpu000"]["results"]
-    assert nodes["later"]["error"] == "not looked at: interrupted"
+    document = json.loads(done.out)
+    assert document["nodes"][0]["results"]
+    assert {(gap["node"], gap["kind"]) for gap in document["gaps"]} == {
+        ("later", "interrupted"),
+        ("stop", "interrupted"),
+    }
     assert len(pids) == 4
     for pid in pids:
         with pytest.raises(ProcessLookupError):

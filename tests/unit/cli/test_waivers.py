@@ -20,7 +20,7 @@ def test_a_node_without_an_answer_is_named_and_hides_no_finding(run, tmp_path, m
         "         does not end: ticket 4711",
         "         waived  a  0, next boot 0",
     ]
-    assert "unknown  b\n" in done.out
+    assert "unreachable  b\n" in done.out
 
 
 def test_without_a_waiver_no_node_is_asked(run, tmp_path, monkeypatch):

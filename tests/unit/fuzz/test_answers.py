@@ -129,7 +129,7 @@ def read_logs(answer: object) -> None:
         return
     grouping = Grouping()
     grouping.add("gpu1", tails)
-    done = grouping.document(started="", finished="", pattern="", unreachable={}, failed={})
+    done = grouping.document(started="", finished="", pattern="", gaps=())
     assert "\x1b" not in "\n".join(line.plain for line in find_format("tail", "table").lines(done))
     for piece in find_format("tail", "json").render(done):
         piece.encode()

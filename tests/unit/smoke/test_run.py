@@ -30,7 +30,7 @@ from nodeready.agent.smoke.orders import (
     RankResult,
     Try,
 )
-from nodeready.core.outcome import LOST, SUDO, UNREACHABLE, Gap, NoAnswer
+from nodeready.core.outcome import LOST, SUDO, UNREACHABLE, Gap, GapError
 from nodeready.core.policy import Policy
 from nodeready.runs.smoke import document, participants, rounds
 from nodeready.runs.smoke.participants import SmokeTask
@@ -262,7 +262,7 @@ def replies(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         if isinstance(reply, list):
             reply = reply.pop(0)
         if isinstance(reply, Gap):
-            raise NoAnswer(reply)
+            raise GapError(reply)
         return reply
         yield  # type: ignore[unreachable]
 
