@@ -14,7 +14,6 @@ from tests.unit.healthcheck.test_compiled import takes_its_code
 from tests.unit.node.test_run import (  # noqa: F401
     script,
     test_all_stacks_on_a_signal_also_in_c_with_the_lock,
-    test_the_last_lines_are_written_when_it_fails,
     test_the_users_own_path_and_sitecustomize_stay,
 )
 from tests.unit.transport.test_bundle import run
@@ -35,7 +34,7 @@ _MAKE = (
 
 
 def executables(version: str) -> list[str]:
-    """The oldest Python of a node, and one with sys.monitoring."""
+    """The oldest Python of a node, and a newer one."""
     own = [*Path("/usr/bin").glob(f"python{version}")]
     own += Path.home().glob(f".pyenv/versions/{version}.*/bin/python")
     return [str(path) for path in own[:1]]
