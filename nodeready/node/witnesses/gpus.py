@@ -244,7 +244,7 @@ def _amd(
 
 
 def _amd_smi(metric: str, static: str) -> Iterator[WitnessedGpu]:
-    from nodeready.subjects.gpus import amd_json, amd_smi
+    from nodeready.subjects.gpus import amd_gpu, amd_json
 
     fixed = {amd_json.whole_number(entry.get("gpu")): entry for entry in amd_json.entries(static)}
     for entry in amd_json.entries(metric):
@@ -260,7 +260,7 @@ def _amd_smi(metric: str, static: str) -> Iterator[WitnessedGpu]:
             _whole(amd_json.number(amd_json.value_at(about, "limit", "max_power"))),
             (),
             (),
-            amd_smi.throttle_reasons(entry),
+            amd_gpu.throttle_reasons(entry),
         )
 
 
@@ -269,9 +269,9 @@ def _whole(value: float | None) -> int | None:
 
 
 def _rocm_smi(printed: str) -> Iterator[WitnessedGpu]:
-    from nodeready.subjects.gpus import amd_json, rocm_smi
+    from nodeready.subjects.gpus import amd_gpu, amd_json
 
-    for index, card in sorted(rocm_smi.cards(printed).items()):
+    for index, card in sorted(amd_gpu.cards(printed).items()):
         # ROCm 5 and 6 have different names for the power.
         watts = next((value for key, value in card.items() if _POWER_KEY.fullmatch(key)), None)
         yield WitnessedGpu(

@@ -1,6 +1,6 @@
 """AMD's GPUs: the section that runs amd-smi, or rocm-smi where the node has no amd-smi.
 
-The readers are in `amd_smi`, `rocm_smi` and, for the kernel's own counts, `kfd`.
+The readers are in `amd_gpu` and, for the kernel's own counts, `kfd`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nodeready.subjects.base import Output, Section
-from nodeready.subjects.gpus.amd_gpu import AmdGpu
+from nodeready.subjects.gpus.amd_gpu import AmdGpu, cards, parse_amd_smi, parse_rocm_smi
 from nodeready.subjects.gpus.amd_json import entries
-from nodeready.subjects.gpus.amd_smi import parse_amd_smi
 from nodeready.subjects.gpus.gpu import Tool
 from nodeready.subjects.gpus.kfd import DRIVER, KFD_SCRIPT, parse_kfd
-from nodeready.subjects.gpus.rocm_smi import cards, parse_rocm_smi
 
 if TYPE_CHECKING:
     from nodeready.policy import Policy
