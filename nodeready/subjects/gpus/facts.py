@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from nodeready.policy import Policy
@@ -78,12 +78,13 @@ PROBE = Probe(
 # --- What the GPUs of a group's nodes should have in common, and the policy that they would fit.
 
 
-def _several(gpus: Iterable[Gpu], value: Callable[[Gpu], Any]) -> str | None:
+_COMPARED = ("model", "vbios", "ecc", "mig", "persistence", "pcie_width")
+
+
+def _several(values: Iterable[Any]) -> str | None:
     """The different values, sorted; None when a GPU has no value."""
-    all_values = [value(gpu) for gpu in gpus]
-    if not all_values or None in all_values:
-        return None
-    return ", ".join(sorted({str(item) for item in all_values}))
+    different = set(values)
+    return None if not different or None in different else ", ".join(sorted(map(str, different)))
 
 
 def _links(gpu: Gpu) -> str | None:
@@ -104,15 +105,10 @@ def compared(observed: Gpus, fleet: FleetFacts = ALONE) -> dict[str, str | int |
         "cuda": observed.cuda,
         "count": len(gpus) or None,
         "on_bus": len(observed.pci) or None,
-        "model": _several(gpus, lambda gpu: gpu.model),
-        "vbios": _several(gpus, lambda gpu: gpu.vbios),
-        "ecc": _several(gpus, lambda gpu: gpu.ecc),
-        "mig": _several(gpus, lambda gpu: gpu.mig),
-        "persistence": _several(gpus, lambda gpu: gpu.persistence),
-        "pcie_width": _several(gpus, lambda gpu: gpu.pcie_width),
-        "links": _several(gpus, _links),
-        "power_limit_w": _several(gpus, lambda gpu: gpu.power_limit_w),
-        "fabric_clique": _several(gpus, lambda gpu: gpu.fabric_clique),
+        **{field: _several(getattr(gpu, field) for gpu in gpus) for field in _COMPARED},
+        "links": _several(map(_links, gpus)),
+        "power_limit_w": _several(gpu.power_limit_w for gpu in gpus),
+        "fabric_clique": _several(gpu.fabric_clique for gpu in gpus),
     }
     return {name: value for name, value in facts.items() if value is not None}
 
@@ -129,13 +125,8 @@ def learned(observed: Gpus) -> dict[str, Any]:
     firmware = {gpu.vbios for gpu in gpus}
     if None not in firmware:
         settings["gpu_vbios"] = sorted(str(version) for version in firmware)
-    for key, values in (
-        ("gpu_model", {gpu.model for gpu in gpus}),
-        ("gpu_ecc", {gpu.ecc for gpu in gpus}),
-        ("gpu_mig", {gpu.mig for gpu in gpus}),
-        ("gpu_persistence", {gpu.persistence for gpu in gpus}),
-    ):
-        value = values.pop()
-        if not values and value is not None:
-            settings[key] = value
+    for field in ("model", "ecc", "mig", "persistence"):
+        values = {getattr(gpu, field) for gpu in gpus}
+        if len(values) == 1 and None not in values:
+            settings[f"gpu_{field}"] = values.pop()
     return settings

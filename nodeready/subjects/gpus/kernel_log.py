@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from nodeready.subjects.base import Output, Section
 from nodeready.subjects.gpus.driver_messages import (
@@ -28,9 +27,6 @@ from nodeready.subjects.gpus.driver_messages import (
 )
 from nodeready.subjects.gpus.gpu import KernelFault, Tool, pci_address
 from nodeready.subjects.gpus.xids import FATAL, ISOLATE, REBOOT, action_of
-
-if TYPE_CHECKING:
-    from nodeready.policy import Policy
 
 NAME = "kernel log"
 #: A ring buffer that begins later than this many seconds after the boot has lost its first lines.
@@ -190,12 +186,11 @@ END {{
 """
 
 
-def _script(policy: Policy) -> str:
-    """Scan dmesg; when it is not complete, or may not be read, scan the journal."""
-    return (
-        'nr_scan() { NR_MARK="@$NR status "; export NR_MARK; exec awk -v from="$1" \''
-        + _SCAN
-        + r"""'
+# Scan dmesg; when it is not complete, or may not be read, scan the journal.
+_SCRIPT = (
+    'nr_scan() { NR_MARK="@$NR status "; export NR_MARK; exec awk -v from="$1" \''
+    + _SCAN
+    + r"""'
     }
     if { nr_answer dmesg; printf '\n@%s status %s\n' "$NR" $?; } | nr_scan dmesg; then exit 0; fi
     command -v journalctl >/dev/null || exit 0
@@ -203,7 +198,7 @@ def _script(policy: Policy) -> str:
       printf '\n@%s status %s\n' "$NR" $?; } | nr_scan journalctl
     exit 0
     """
-    )
+)
 
 
 # Read also where a driver is loaded and its GPU has left the bus.
@@ -217,7 +212,7 @@ case $nr_line in 0x10de | 0x1002) nr_gpu=1 ;; esac
 done
 [ -n "$nr_gpu" ]"""
 
-SECTION = Section("kernel_log", _script, timeout_s=10, parallel=True, when=_WHEN)
+SECTION = Section("kernel_log", lambda policy: _SCRIPT, timeout_s=10, parallel=True, when=_WHEN)
 
 
 @dataclass(frozen=True)

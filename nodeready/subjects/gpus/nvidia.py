@@ -21,8 +21,6 @@ from nodeready.subjects.parsed_template import ParsedTemplate, TemplateCache, fa
 if TYPE_CHECKING:
     from xml.etree import ElementTree
 
-    from nodeready.policy import Policy
-
 NAME = "nvidia-smi"
 FABRIC_MANAGER = "nv-fabricmanager"
 WHEN = "command -v nvidia-smi >/dev/null 2>&1"
@@ -82,11 +80,8 @@ PREPARE = rf"""
 """
 
 
-def _script(policy: Policy) -> str:
-    return f"{PREPARE}\n    nr_answer nvidia-smi -q -x\n"
-
-
-SECTION = Section("nvidia_smi", _script, 20, 1048576, parallel=True, when=WHEN)
+_SCRIPT = f"{PREPARE}\n    nr_answer nvidia-smi -q -x\n"
+SECTION = Section("nvidia_smi", lambda policy: _SCRIPT, 20, 1048576, parallel=True, when=WHEN)
 
 _MAX_GPUS = 256
 

@@ -90,8 +90,7 @@ def _faults(gpu: Element) -> tuple[str, ...]:
     return tuple(faults)
 
 
-def _performance_state(text: str) -> str | None:
-    return text if re.fullmatch(r"P(1[0-5]|[0-9])", text) else None
+_PERFORMANCE_STATES = {f"P{level}": f"P{level}" for level in range(16)}
 
 
 def _throttle(gpu: Element) -> tuple[tuple[str, ...], bool | None, bool | None]:
@@ -127,14 +126,14 @@ def _slowdown(gpu: Element, current: int | None, degrees_left: int | None) -> in
     return current + degrees_left - begins
 
 
-def _recovery_word(text: str) -> str | None:
-    return None if plain_word(text) in ERRORS else plain_word(text)
-
-
 def _recovery(gpu: Element) -> str | None:
     """The driver's recovery action: v13 names it, v12 tells whether a reset is needed."""
     if gpu.node.find("gpu_recovery_action") is not None:
-        action = gpu.read("recovery", _recovery_word, "gpu_recovery_action")
+        action = gpu.read(
+            "recovery",
+            lambda text: None if plain_word(text) in ERRORS else plain_word(text),
+            "gpu_recovery_action",
+        )
         return None if action is None else action.replace("gpu ", "")[:40]
     reset, drain = (
         gpu.word("recovery", YES, f"gpu_reset_status/{name}", since=_FABRIC)
@@ -151,13 +150,6 @@ def _recovery_by_error(gpu: Element) -> str | None:
     if "gpu is lost" in words:
         return "reboot"
     return "reset" if words & {"gpu requires reset", "reset required"} else None
-
-
-def _note_stray_errors(gpu: Element) -> None:
-    """Note the errors in the place of values that no check reads: the driver is at fault."""
-    for node in own_elements(gpu.node):
-        if node not in gpu.used and plain_word(node.text or "") in BROKEN:
-            gpu.note_unread(f"tool {node.tag}", node.tag, node.text or "")
 
 
 def parse_processes(gpu: Element) -> Iterator[GpuProcess]:
@@ -284,7 +276,9 @@ def parse_gpu(index: int, gpu: Element) -> Gpu | None:
         persistence=gpu.word("persistence", SWITCH, "persistence_mode"),
         mig=gpu.word("mig", SWITCH, "mig_mode/current_mig", since=_MIG),
         processes=tuple(parse_processes(gpu)),
-        performance_state=gpu.read("performance_state", _performance_state, "performance_state"),
+        performance_state=gpu.read(
+            "performance_state", _PERFORMANCE_STATES.get, "performance_state"
+        ),
         idle=idle,
         virtual=bool(virtual),
         memory_temperature_max_c=gpu.number(
@@ -319,7 +313,10 @@ def parse_gpu(index: int, gpu: Element) -> Gpu | None:
     ):
         if current and maximum == 0:
             gpu.note_unread(name, name, "0")
-    _note_stray_errors(gpu)
+    # Errors in the place of values that no check reads: the driver is at fault.
+    for node in own_elements(gpu.node):
+        if node not in gpu.used and plain_word(node.text or "") in BROKEN:
+            gpu.note_unread(f"tool {node.tag}", node.tag, node.text or "")
     return replace(
         parsed_gpu,
         recovery=_recovery_by_error(gpu) or parsed_gpu.recovery,

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from nodeready.policy import Policy
 from nodeready.subjects.base import Output, Section
 from nodeready.subjects.gpus.gpu import DeviceFile, PciGpu
 
@@ -22,20 +21,10 @@ CLASSES = ("0300", "0302", "0380", "1200")
 #: PCI class "other bridge": with NVIDIA's vendor id, an NVSwitch.
 _SWITCH_CLASS = "0680"
 _DEVICES = "/sys/bus/pci/devices"
+# The counters of the port above the GPU, too: it is at the far end of the link.
 _ATTRIBUTES = (
-    "vendor",
-    "class",
-    "device",
-    "uevent",
-    "numa_node",
-    "current_link_width",
-    "max_link_width",
-    "current_link_speed",
-    "aer_dev_fatal",
-    "aer_dev_nonfatal",
-    # The counters of the port above the GPU, at the far end of the link.
-    "../aer_dev_fatal",
-    "../aer_dev_nonfatal",
+    "vendor class device uevent numa_node current_link_width max_link_width current_link_speed"
+    " aer_dev_fatal aer_dev_nonfatal ../aer_dev_fatal ../aer_dev_nonfatal"
 )
 
 # A PCI address has colons, so that line numbers would hide where the path ends.
@@ -49,9 +38,8 @@ _VERSION = "/proc/driver/nvidia/version"
 _MODULE_VERSION = "/sys/module/nvidia/version"
 
 
-def _script(policy: Policy) -> str:
-    files = " ".join(f'"$nr_device/{name}"' for name in _ATTRIBUTES)
-    return rf"""
+_FILES = " ".join(f'"$nr_device/{name}"' for name in _ATTRIBUTES.split())
+_SCRIPT = rf"""
     set --
     for nr_device in {_DEVICES}/*; do
         nr_vendor=
@@ -62,7 +50,7 @@ def _script(policy: Policy) -> str:
         nr_class=
         {{ read -r nr_class <"$nr_device/class"; }} 2>/dev/null
         case $nr_class in
-        0x03* | 0x12* | 0x0680*) set -- "$@" {files} ;;
+        0x03* | 0x12* | 0x0680*) set -- "$@" {_FILES} ;;
         esac
     done
     if [ -e {_VERSION} ]; then set -- "$@" {_VERSION}; fi
@@ -78,7 +66,7 @@ def _script(policy: Policy) -> str:
     """
 
 
-SECTION = Section("pci_gpus", _script)
+SECTION = Section("pci_gpus", lambda policy: _SCRIPT)
 
 
 @dataclass(frozen=True)

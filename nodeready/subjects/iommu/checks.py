@@ -46,6 +46,14 @@ def required_arguments(observed: Iommu, policy: Policy) -> tuple[str, ...] | str
     return ("iommu=pt",)
 
 
+_COMMANDS = (
+    ("debian", ("update-grub",)),
+    ("debian", ("grub-mkconfig", "-o", "/boot/grub/grub.cfg")),
+    ("redhat", ("grubby",)),
+    ("suse", ("grub2-mkconfig", "-o", "/boot/grub2/grub.cfg")),
+)
+
+
 def tool(observed: Iommu) -> tuple[str, ...]:
     """The command that makes the next boot's configuration; () for a node without a known one."""
     if observed.family != "redhat" and any(
@@ -53,14 +61,9 @@ def tool(observed: Iommu) -> tuple[str, ...]:
     ):
         # systemd-boot does not read the files that GRUB's tools write.
         return ()
-    if observed.family == "debian" and "update-grub" in observed.tools:
-        return ("update-grub",)
-    if observed.family == "debian" and "grub-mkconfig" in observed.tools:
-        return ("grub-mkconfig", "-o", "/boot/grub/grub.cfg")
-    if observed.family == "redhat" and "grubby" in observed.tools:
-        return ("grubby",)
-    if observed.family == "suse" and "grub2-mkconfig" in observed.tools:
-        return ("grub2-mkconfig", "-o", "/boot/grub2/grub.cfg")
+    for family, command in _COMMANDS:
+        if observed.family == family and command[0] in observed.tools:
+            return command
     return ()
 
 
