@@ -330,7 +330,7 @@ def _gpu(static: Json, metric: Json, kfd: Kfd, links: Mapping[str, Any]) -> AmdG
     memory, memory_max = _sensor(reader, "mem", "vram")
     throttle, throttled = _throttle(reader)
     level = performance_level(reader.raw("perf_level"))
-    fields = {field: reader.get(field, *row) for field, row in _AMD_SMI.items()}
+    fields: dict[str, Any] = {field: reader.get(field, *row) for field, row in _AMD_SMI.items()}
     ecc = _ecc(reader, instinct)
     uncorrectable, correctable, deferred = (
         _errors(reader, metric, word, instinct)

@@ -189,10 +189,10 @@ def live(observed: Iommu, policy: Policy) -> Result:
     expected, problem = " ".join(arguments), _problem(observed.live, arguments)
     if not problem:
         return live.ok(source=PROC, expected=expected)
-    fix, actions = _REPAIR, ()
     if args(observed, policy).status == "ok":
-        problem, fix, actions = f"pending reboot: {problem}", _REBOOT, ("reboot",)
-    return live.warn(problem, PROC, fix, expected=expected, actions=actions)
+        problem, actions = f"pending reboot: {problem}", ("reboot",)
+        return live.warn(problem, PROC, _REBOOT, expected=expected, actions=actions)
+    return live.warn(problem, PROC, _REPAIR, expected=expected)
 
 
 @check(
