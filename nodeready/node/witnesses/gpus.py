@@ -140,7 +140,7 @@ def _nvidia(
 ) -> Sequence[WitnessedGpu]:
     """The GPUs by ``nvidia-smi -q -x``. Raises _NoAnswer."""
     from nodeready.subjects.base import Output
-    from nodeready.subjects.gpus import nvidia, nvidia_xml
+    from nodeready.subjects.gpus import nvidia, nvidia_gpu
     from nodeready.subjects.gpus.gpu import pci_address
 
     if not system_tools.tool_path(nvidia.NAME):
@@ -154,7 +154,7 @@ def _nvidia(
         reason = f"gave no answer in {limit_s:.0f} s" if ended.rc is None else smi.tool.detail
         raise _NoAnswer(f"nvidia-smi: {reason or smi.tool.state}")
     nodes: dict[str, Any] = {}
-    root = nvidia_xml.tree(text)
+    root = nvidia_gpu.tree(text)
     for node in () if root is None else root.iterfind("gpu"):
         address = pci_address(node.get("id", ""))
         # A process's name can contain a forged GPU: the forged one is shorter.

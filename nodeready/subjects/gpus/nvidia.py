@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from nodeready.subjects.base import Output, Section
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Tool
-from nodeready.subjects.gpus.nvidia_gpu import parse_gpu, parse_processes
-from nodeready.subjects.gpus.nvidia_xml import ANY_DRIVER, Element, number, own_elements, tree
+from nodeready.subjects.gpus.nvidia_gpu import (
+    ANY_DRIVER,
+    Element,
+    number,
+    own_elements,
+    parse_gpu,
+    parse_processes,
+    tree,
+)
 from nodeready.subjects.parsed_template import ParsedTemplate, TemplateCache, fast_replace
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from nodeready.policy.fields import rows
 from nodeready.shell import quote
 from nodeready.subjects.fact_kinds import FactKinds
 from nodeready.subjects.fleet import Counters, FleetFacts
-from nodeready.subjects.nics.bonds import Bond
 from nodeready.subjects.nics.facts import PROBE, Nics, compared, counters, derived, learned
-from nodeready.subjects.nics.nic import NET, Nic
+from nodeready.subjects.nics.nic import NET, Bond, Nic
 from nodeready.subjects.result import Check, Result, Subject, by_value, check, join_first
 from nodeready.subjects.severity import CABLES, drifts, loses_job, slows_job
 

@@ -17,8 +17,7 @@ from nodeready.policy.fields import rows
 from nodeready.subjects.base import Output, Probe, ProbeError, Section, cached_last, frozen, number
 from nodeready.subjects.fleet import ALONE, Counters, FleetFacts
 from nodeready.subjects.nics import nic, routes
-from nodeready.subjects.nics.bonds import BOND_FILES, Bond, parse_bonding
-from nodeready.subjects.nics.nic import Nic
+from nodeready.subjects.nics.nic import BOND_FILES, Bond, Nic, parse_bonding
 from nodeready.subjects.nics.routes import Route
 from nodeready.subjects.parsed_template import ParsedTemplate, TemplateCache, fast_replace
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from nodeready.lab import nvidia as lab
 from nodeready.subjects.base import Output
-from nodeready.subjects.gpus import facts, nvidia, nvidia_xml
+from nodeready.subjects.gpus import facts, nvidia, nvidia_gpu
 from nodeready.subjects.result import Result
 from tests import paths
 from tests.builders import gpus as built
@@ -245,7 +245,7 @@ def test_a_gpu_without_a_readable_name_is_not_skipped(name):
     ("--", None), ("9" * 5000, None), ("٣١ C", None), ("None", None),
 ])  # fmt: skip
 def test_a_number_is_one_or_it_is_unknown(text, value):
-    assert nvidia_xml.number(text) == value
+    assert nvidia_gpu.number(text) == value
 
 
 @pytest.mark.parametrize(
