@@ -352,37 +352,30 @@ def _fault(scan: _Scan, lines: _Lines) -> KernelFault | None:
     address = _address(text)
     xid = re.match(r"NVRM: Xid \(([^)]*)\): ([0-9]{1,5})\b", text)
     reloaded = last < _number(scan.values.get("loaded"))
-    if xid:
-        code = int(xid[2])
-        action = action_of(code, text)
+    code = int(xid[2]) if xid else None
+    if code is not None:
+        source, action = "xid", action_of(code, text)
         # A new load of the driver repairs a fault, unless the fault needs a reboot or hands.
-        over = not action or (reloaded and action not in (REBOOT, ISOLATE))
-        return None if over else _kernel_fault("xid", code, address, action, lines)
-    rule = find_rule(text)
-    if rule is None:
-        return None
-    if rule.source == "pcie":
-        address = _source(text)
-    # Lines of amdgpu's compute part do not name the device.
-    ends = scan.rings if rule.ring_resets else scan.recovered
-    resets = [ends.get(address[:10], 0)] if address else ends.values()
-    was_reset = last < max(resets, default=0)
-    if rule.source in ("nvidia", "pcie"):
-        was_reset = was_reset or reloaded
-    action = rule.after_reset if was_reset else rule.action
+        if reloaded and action not in (REBOOT, ISOLATE):
+            return None
+    else:
+        rule = find_rule(text)
+        if rule is None:
+            return None
+        source = rule.source
+        code = sxid_code(text) if source == "sxid" else None
+        if source == "pcie":
+            address = _source(text)
+        # Lines of amdgpu's compute part do not name the device.
+        ends = scan.rings if rule.ring_resets else scan.recovered
+        resets = [ends.get(address[:10], 0)] if address else ends.values()
+        was_reset = last < max(resets, default=0)
+        was_reset = was_reset or (source in ("nvidia", "pcie") and reloaded)
+        action = rule.after_reset if was_reset else rule.action
     if not action:
         return None
-    sxid = sxid_code(text) if rule.source == "sxid" else None
-    return _kernel_fault(rule.source, sxid, address, action, lines)
-
-
-def _kernel_fault(
-    source: str, code: int | None, address: str | None, action: str, lines: _Lines
-) -> KernelFault:
-    text = lines.text[:_TEXT]
-    return KernelFault(
-        source, code, address, text, action, lines.count, lines.first_s, lines.last_s
-    )
+    stamps = (lines.first_s, lines.last_s)
+    return KernelFault(source, code, address, text[:_TEXT], action, lines.count, *stamps)
 
 
 def parse(output: Output) -> tuple[tuple[KernelFault, ...], Tool]:
