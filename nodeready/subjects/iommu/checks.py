@@ -6,9 +6,8 @@ from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects.fact_kinds import FactKinds
 from nodeready.subjects.iommu.arguments import configured, contradicting, missing, words
-from nodeready.subjects.iommu.facts import GENERATED, GRUB_D, OWN_VARIABLE, PROBE, Iommu
+from nodeready.subjects.iommu.facts import ENTRIES, GENERATED, GRUB_D, OWN_VARIABLE, PROBE, Iommu
 from nodeready.subjects.iommu.instincts import MODELS
-from nodeready.subjects.iommu.next_boot import ENTRIES
 from nodeready.subjects.result import Result, Subject, check, fixable
 from nodeready.subjects.severity import loses_job
 
