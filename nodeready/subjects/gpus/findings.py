@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -131,7 +131,7 @@ def unreadable_text(observed: Gpus, reads: Collection[str]) -> str:
         words = dict.fromkeys(text for field, text in gpu.unread if field in reads)
         if words:
             unread_gpus.append((gpu, f"its tool cannot tell: {first_few(words)}"))
-    return findings_text(unread_gpus)
+    return findings_text(unread_gpus) if unread_gpus else ""
 
 
 def silent_text(gpus: Iterable[Gpu]) -> str:
@@ -201,14 +201,11 @@ class Sign(NamedTuple):
     status: str = "fail"
     least: int = 1  # the lowest number that is a finding
 
-    def shows(self, gpu: Gpu) -> bool:
-        return (getattr(gpu, self.field, None) or 0) >= self.least
-
 
 def judge_signs(
     check: Check,
     observed: Gpus,
-    signs: Iterable[Sign],
+    signs: Sequence[Sign],
     field: Callable[[Gpu], Any],
     *,
     absent: str,
@@ -220,17 +217,23 @@ def judge_signs(
     The gravest sign decides about fix and status: a failure, and one with actions of its own.
     """
 
+    visible, texts = list[Sign](), dict[int, list[str]]()
+    for gpu in observed.gpus:
+        for sign in signs:
+            number = getattr(gpu, sign.field, None)
+            if number and number >= sign.least:
+                visible.append(sign)
+                texts.setdefault(id(gpu), []).append(sign.words.format(number))
+
     def find_problem(gpu: Gpu) -> str:
-        return ", ".join(
-            sign.words.format(getattr(gpu, sign.field)) for sign in signs if sign.shows(gpu)
-        )
+        return ", ".join(texts.get(id(gpu), ()))
 
     def value(gpu: Gpu) -> Any:
-        found = field(gpu)
-        return True if found is None and find_problem(gpu) else found
+        current = field(gpu)
+        return True if current is None and id(gpu) in texts else current
 
-    visible = [sign for sign in signs if any(map(sign.shows, observed.gpus))]
-    gravest = max(visible or signs, key=lambda sign: (sign.status == "fail", bool(sign.actions)))
+    ranked = visible or signs
+    gravest = max(ranked, key=lambda sign: (sign.status == "fail", bool(sign.actions)))
     return judge_each(
         *(check, observed, value, find_problem),
         absent=absent,
