@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partialmethod
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from nodeready.core.base import Probe
@@ -278,6 +278,39 @@ class Check(Page):
     writes: Writes | None = None
     # made only where ``--only`` has its whole id: neither by default, nor with its subject
     opt_in: bool = False
+    expects: str = ""  # the expectation of its results, where it is always the same
+
+    @property
+    def fix(self) -> str:
+        """What a person does about any finding, where there is only one such text."""
+        return self.remedies[0].action if len(self.remedies) == 1 else ""
+
+    def ok(self, actual: str = "", source: str = "", *, expected: str | None = None) -> Result:
+        """`ok` of this check; without ``expected``, its own expectation."""
+        return ok(self.id, self.expects if expected is None else expected, actual, source)
+
+    def na(self, reason: str) -> Result:
+        return na(self.id, reason)
+
+    def unknown(self, reason: str) -> Result:
+        return unknown(self.id, reason)
+
+    def fail(
+        self,
+        actual: str,
+        source: str = "",
+        fix: str | None = None,
+        *,
+        expected: str | None = None,
+        actions: tuple[str, ...] = (),
+        status: str = "fail",
+    ) -> Result:
+        """`fail` of this check; without ``expected`` and ``fix``, its own."""
+        expectation = self.expects if expected is None else expected
+        fix = self.fix if fix is None else fix
+        return Result(self.id, status, expectation, actual, source, fix, ADMIN, actions=actions)
+
+    warn = partialmethod(fail, status="warn")
 
     def __call__(self, observed: Any, policy: Policy, fleet: FleetFacts = ALONE) -> Result:
         arguments = (observed, policy, fleet) if self.fleet else (observed, policy)
@@ -291,23 +324,27 @@ def check(
     settings: tuple[str, ...] = (),
     fleet: tuple[str, ...] = (),
     fixed_by: str = "",
-    fix: Iterable[str | Remedy] = (),
+    fix: str | Iterable[str | Remedy] = (),
     proof: str = "",
     writes: Writes | None = None,
     opt_in: bool = False,
+    expects: str = "",
 ) -> Callable[[Judge], Check]:
     """Make a Check of a function whose docstring is the check's page.
 
-    cost: what a failure costs and what repairs it: ``loses_job("reset_gpu", "reboot", …)``
-    fix:  what a person does; with `deploy`, what a deploy of another subject does
+    The function makes its results by the methods of its Check: ``count.fail("7")``.
+
+    cost:    what a failure costs and what repairs it: ``loses_job("reset_gpu", "reboot", …)``
+    fix:     what a person does; with `deploy`, what a deploy of another subject does
+    expects: the expectation of its results, where it is always the same
     """
-    remedies = tuple(Remedy(PERSON, text) if isinstance(text, str) else text for text in fix)
+    fixes = (fix,) if isinstance(fix, str) else fix
+    remedies = tuple(Remedy(PERSON, text) if isinstance(text, str) else text for text in fixes)
 
     def wrap(judge: Judge) -> Check:
         meaning = inspect.cleandoc(judge.__doc__ or "")
-        return Check(
-            id, cost, meaning, settings, fixed_by, remedies, judge, fleet, proof, writes, opt_in
-        )
+        further = (fleet, proof, writes, opt_in, expects)
+        return Check(id, cost, meaning, settings, fixed_by, remedies, judge, *further)
 
     return wrap
 

@@ -136,7 +136,7 @@ def _nvidia(
 ) -> Sequence[WitnessedGpu]:
     """The GPUs by ``nvidia-smi -q -x``. Raises _NoAnswer."""
     from nodeready.core.base import Output
-    from nodeready.subjects.gpus import nvidia, nvidia_xml
+    from nodeready.subjects.gpus import nvidia, nvidia_gpu
     from nodeready.subjects.gpus.gpu import pci_address
 
     if not system_tools.tool_path(nvidia.NAME):
@@ -150,7 +150,7 @@ def _nvidia(
         reason = f"gave no answer in {limit_s:.0f} s" if ended.rc is None else smi.tool.detail
         raise _NoAnswer(f"nvidia-smi: {reason or smi.tool.state}")
     nodes: dict[str, Any] = {}
-    root = nvidia_xml.tree(text)
+    root = nvidia_gpu.tree(text)
     for node in () if root is None else root.iterfind("gpu"):
         address = pci_address(node.get("id", ""))
         # A process's name can contain a forged GPU: the forged one is shorter.
@@ -240,7 +240,7 @@ def _amd(
 
 
 def _amd_smi(metric: str, static: str) -> Iterator[WitnessedGpu]:
-    from nodeready.subjects.gpus import amd_json, amd_smi
+    from nodeready.subjects.gpus import amd_gpu, amd_json
 
     fixed = {amd_json.whole_number(entry.get("gpu")): entry for entry in amd_json.entries(static)}
     for entry in amd_json.entries(metric):
@@ -256,7 +256,7 @@ def _amd_smi(metric: str, static: str) -> Iterator[WitnessedGpu]:
             _whole(amd_json.number(amd_json.value_at(about, "limit", "max_power"))),
             (),
             (),
-            amd_smi.throttle_reasons(entry),
+            amd_gpu.throttle_reasons(entry),
         )
 
 
@@ -265,9 +265,9 @@ def _whole(value: float | None) -> int | None:
 
 
 def _rocm_smi(printed: str) -> Iterator[WitnessedGpu]:
-    from nodeready.subjects.gpus import amd_json, rocm_smi
+    from nodeready.subjects.gpus import amd_gpu, amd_json
 
-    for index, card in sorted(rocm_smi.cards(printed).items()):
+    for index, card in sorted(amd_gpu.cards(printed).items()):
         # ROCm 5 and 6 have different names for the power.
         watts = next((value for key, value in card.items() if _POWER_KEY.fullmatch(key)), None)
         yield WitnessedGpu(

@@ -1,6 +1,6 @@
 """AMD's GPUs: the section that runs amd-smi, or rocm-smi where the node has no amd-smi.
 
-The readers are in `amd_smi`, `rocm_smi` and, for the kernel's own counts, `kfd`.
+The readers are in `amd_gpu` and, for the kernel's own counts, `kfd`.
 """
 
 from __future__ import annotations
@@ -8,28 +8,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from nodeready.core.base import Output, Section
-from nodeready.subjects.gpus.amd_gpu import AmdGpu
+from nodeready.subjects.gpus.amd_gpu import AmdGpu, cards, parse_amd_smi, parse_rocm_smi
 from nodeready.subjects.gpus.amd_json import entries
-from nodeready.subjects.gpus.amd_smi import parse_amd_smi
 from nodeready.subjects.gpus.gpu import Tool
 from nodeready.subjects.gpus.kfd import DRIVER, KFD_SCRIPT, parse_kfd
-from nodeready.subjects.gpus.rocm_smi import cards, parse_rocm_smi
-
-if TYPE_CHECKING:
-    from nodeready.core.policy import Policy
 
 _BIN = "/opt/rocm/bin"
 
 
-def _script(policy: Policy) -> str:
-    """Print the kernel's counts, then run the tool, unless an earlier run hangs.
-
-    A tool is a Python script; the process is called python3 when env started the script.
-    """
-    return rf"""
+# Print the kernel's counts, then run the tool, unless an earlier run hangs. A tool is a Python
+# script; the process is called python3 when env started the script.
+_SCRIPT = rf"""
     PATH=$PATH:{_BIN}
     nr_have amd-smi rocm-smi
     if [ ! -d /sys/module/amdgpu ]; then echo module=no; exit 0; fi
@@ -66,7 +57,7 @@ def _script(policy: Policy) -> str:
 # 64 devices of 8 partitioned GPUs print about 30 kB each.
 SECTION = Section(
     "amd",
-    _script,
+    lambda policy: _SCRIPT,
     timeout_s=20,
     cap_bytes=3 << 20,
     parallel=True,

@@ -162,21 +162,19 @@ def count(value: Any) -> int | None:
     return None if parsed in ((1 << 32) - 1, (1 << 64) - 1) or parsed == float(1 << 64) else parsed
 
 
-def lanes(value: Any) -> int | None:
-    """The lanes of a link; None for 0, a device without one, and for what no link has."""
-    parsed = whole_number(value)
-    return parsed if parsed is not None and 1 <= parsed <= 32 else None
+def _among(values: range) -> Callable[[Any], int | None]:
+    """The reader of a whole number that is one of these."""
+
+    def read(value: Any) -> int | None:
+        parsed = whole_number(value)
+        return parsed if parsed is not None and parsed in values else None
+
+    return read
 
 
-def degrees(value: Any) -> int | None:
-    """Degrees Celsius; None for 0 and 65535, which stand for no sensor, and beyond 200."""
-    parsed = whole_number(value)
-    return parsed if parsed is not None and 0 < parsed < 200 else None
-
-
-def limit(value: Any) -> int | None:
-    """The degrees of a limit; None for 0, a limit that is not set, and beyond 200."""
-    return degrees(value)
+#: Lanes of a link; 0 is a device without one. Degrees Celsius, of a sensor and of a limit: 0 and
+#: 65535 stand for no sensor, 0 for a limit that is not set.
+lanes, degrees, limit = _among(range(1, 33)), _among(range(1, 200)), _among(range(1, 200))
 
 
 def megabytes(value: Any) -> int | None:

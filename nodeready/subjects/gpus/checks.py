@@ -6,9 +6,8 @@ import re
 
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, Subject, check, fail, na, ok, unknown, warn
+from nodeready.core.result import Result, Subject, check
 from nodeready.core.severity import GUIDELINES, drifts, loses_job, slows_job
-from nodeready.subjects.gpus.amd_gpu import AmdGpu
 from nodeready.subjects.gpus.facts import PROBE, compared, learned
 from nodeready.subjects.gpus.fault_checks import kernel_faults
 from nodeready.subjects.gpus.findings import (
@@ -19,8 +18,7 @@ from nodeready.subjects.gpus.findings import (
     is_guest,
     judge_each,
     no_gpu_reason,
-    unreadable_gpus,
-    unshown_gpus,
+    unreadable_text,
     unshown_reason,
     vendor_tool_of,
 )
@@ -38,21 +36,17 @@ from nodeready.subjects.gpus.health import (
 from nodeready.subjects.gpus.link_checks import fabric_manager, nvlink, xgmi_errors
 
 _PCI = "/sys/bus/pci/devices"
-_PACKAGES = {
-    "nvidia": "install nvidia-smi with the driver's utilities",
-    "amd": "install amd-smi or rocm-smi",
-}
-
-
 _COST_ABSENT = loses_job(
     *("install", "reset_gpu", "reboot", "power_cycle", "reseat", "replace"), source=GUIDELINES
 )
+_SEE_LOG, _LOAD = "see the kernel's log; reset or reseat it", "install or load the driver"
 
 
 @check(
     "gpus.present",
     _COST_ABSENT,
-    fix=("see the kernel's log; reset or reseat it", "install or load the driver"),
+    fix=(_SEE_LOG, _LOAD),
+    expects="each GPU has its driver and is shown",
 )
 def present(observed: Gpus, policy: Policy) -> Result:
     """Each GPU on the PCI bus has its driver and is shown by its vendor's tool.
@@ -60,17 +54,13 @@ def present(observed: Gpus, policy: Policy) -> Result:
     A GPU that the bus shows and its tool does not show has fallen off the bus, or its driver is
     broken. GPUs of virtual machines (vfio-pci) and of screens do not count.
     """
-    check, reason = "gpus.present", no_gpu_reason(observed)
-    if reason:
-        return na(check, reason)
+    if reason := no_gpu_reason(observed):
+        return present.na(reason)
     gpus = expected_gpus(observed)
-    lost = {gpu.address for gpu in unshown_gpus(observed)}
-    without_driver = [
-        gpu for gpu in gpus if gpu.driver != DRIVERS[gpu.vendor] and gpu.address in lost
-    ]
-    not_shown = [
-        gpu for gpu in gpus if gpu.address in lost and vendor_tool_of(observed, gpu.vendor).works
-    ]
+    shown = {gpu.pci_address for gpu in observed.gpus}
+    lost = [gpu for gpu in gpus if gpu.address not in shown]
+    without_driver = [gpu for gpu in lost if gpu.driver != DRIVERS[gpu.vendor]]
+    not_shown = [gpu for gpu in lost if vendor_tool_of(observed, gpu.vendor).works]
     words = [
         f"{gpu.address}: driver {gpu.driver}" if gpu.driver else f"{gpu.address}: no driver"
         for gpu in without_driver
@@ -80,24 +70,27 @@ def present(observed: Gpus, policy: Policy) -> Result:
         for gpu in not_shown
         if gpu not in without_driver
     ]
-    expectation = "each GPU has its driver and is shown"
     if words:
-        fix = (
-            "see the kernel's log; reset or reseat it"
-            if not_shown
-            else "install or load the driver"
-        )
         actions = _COST_ABSENT.since("reset_gpu") if not_shown else ()
-        return fail(check, expectation, first_few(words), _PCI, fix, actions=actions)
+        fix = _SEE_LOG if not_shown else _LOAD
+        return present.fail(first_few(words), _PCI, fix, actions=actions)
     if hidden := unshown_reason(observed):
-        return unknown(check, hidden)
-    return ok(check, expectation, f"{len(gpus) or len(observed.gpus)} GPUs", _PCI)
+        return present.unknown(hidden)
+    return present.ok(f"{len(gpus) or len(observed.gpus)} GPUs", _PCI)
+
+
+_PACKAGES = {
+    "nvidia": "install nvidia-smi with the driver's utilities",
+    "amd": "install amd-smi or rocm-smi",
+}
+_REBOOT, _TRY = "reboot the node: it cannot be ended", "run it by hand; see dmesg"
 
 
 @check(
     "gpus.tool",
     loses_job("inspect", "install", "reboot"),
-    fix=("reboot the node: it cannot be ended", "run it by hand; see dmesg"),
+    fix=(_REBOOT, _TRY),
+    expects="the vendor's tool answers",
 )
 def tool(observed: Gpus, policy: Policy) -> Result:
     """The vendor's tool answers: most other checks need its answer.
@@ -106,117 +99,110 @@ def tool(observed: Gpus, policy: Policy) -> Result:
     GPUs are not judged. An error in the place of a value that no other check reads is unknown
     here.
     """
-    check, expectation = "gpus.tool", "the vendor's tool answers"
     if reason := no_gpu_reason(observed):
-        return na(check, reason)
+        return tool.na(reason)
     vendors = [vendor for vendor in DRIVERS if expected_gpus(observed, vendor)]
     tools = {vendor: vendor_tool_of(observed, vendor) for vendor in vendors}
     broken = [tool for tool in tools.values() if tool.state in ("stuck", "timed out", "failed")]
     if broken:
         text = "; ".join(tool.state_text for tool in broken)
         stuck = any(tool.state == "stuck" for tool in broken)
-        fix = "reboot the node: it cannot be ended" if stuck else "run it by hand; see dmesg"
-        actions = ("reboot",) if stuck else ("inspect", "reboot")
-        return fail(check, expectation, text, broken[0].name, fix, actions=actions)
+        fix, actions = (_REBOOT, ("reboot",)) if stuck else (_TRY, ("inspect", "reboot"))
+        return tool.fail(text, broken[0].name, fix, actions=actions)
     for vendor, vendor_tool in tools.items():
         if vendor_tool.state == "missing":
-            text = f"{vendor_tool.name} is not installed"
-            fix = _PACKAGES[vendor]
-            return warn(check, expectation, text, vendor_tool.name, fix, actions=("install",))
+            name, actions = vendor_tool.name, ("install",)
+            return tool.warn(f"{name} is not installed", name, _PACKAGES[vendor], actions=actions)
     for vendor_tool in tools.values():
         if not vendor_tool.works:
-            return unknown(check, f"{vendor_tool.name}: {vendor_tool.state}: {vendor_tool.detail}")
-    stray_fields = {
-        field for gpu in observed.gpus for field, _ in gpu.unread if field.startswith("tool ")
-    }
-    if unreadable := unreadable_gpus(observed, stray_fields):
-        return unknown(check, findings_text(unreadable))
-    names = [f"{tool.name} {tool.detail}".strip() for tool in tools.values()]
-    return ok(check, expectation, ", ".join(names))
+            return tool.unknown(f"{vendor_tool.name}: {vendor_tool.state}: {vendor_tool.detail}")
+    unread = {field for gpu in observed.gpus for field, _ in gpu.unread}
+    stray_fields = {field for field in unread if field.startswith("tool ")}
+    if unreadable := unreadable_text(observed, stray_fields):
+        return tool.unknown(unreadable)
+    return tool.ok(", ".join(f"{tool.name} {tool.detail}".strip() for tool in tools.values()))
 
 
 @check(
     "gpus.count",
     loses_job("reboot", "power_cycle", "reseat", "replace", source=GUIDELINES),
     settings=("gpu_count",),
-    fix=("see the kernel's log and the BMC; reseat or replace it",),
+    fix="see the kernel's log and the BMC; reseat or replace it",
 )
 def count(observed: Gpus, policy: Policy) -> Result:
     """The PCI bus shows as many GPUs as the policy says.
 
     `gpus.present` judges whether each of them works.
     """
-    check, expectation = "gpus.count", policy.gpu_count
-    if expectation is None:
-        return na(check, no_gpu_reason(observed) or "the policy sets no number")
+    if policy.gpu_count is None:
+        return count.na(no_gpu_reason(observed) or "the policy sets no number")
+    expected = str(policy.gpu_count)
     gpu_count = len(expected_gpus(observed)) or len(
         {(gpu.vendor, gpu.pci_address) for gpu in observed.gpus}
     )
-    if gpu_count != expectation:
+    if gpu_count != policy.gpu_count:
         guests = sum(is_guest(gpu) for gpu in observed.pci)
         guests_text = f", and {guests} of virtual machines" if guests else ""
-        fix = "see the kernel's log and the BMC; reseat or replace it"
-        return fail(check, str(expectation), f"{gpu_count} on the PCI bus{guests_text}", _PCI, fix)
-    return ok(check, str(expectation), source=_PCI)
+        return count.fail(f"{gpu_count} on the PCI bus{guests_text}", _PCI, expected=expected)
+    return count.ok(source=_PCI, expected=expected)
 
 
 @check("gpus.model", drifts("configure"), settings=("gpu_model",))
 def model(observed: Gpus, policy: Policy) -> Result:
     """The GPUs are of the policy's model, by the name that their tool prints."""
+    return judge_each(
+        *(model, observed, "model"),
+        lambda gpu: "" if policy.gpu_model in ("", gpu.model) else str(gpu.model),
+        absent="no tool names a model",
+        expected=policy.gpu_model or "any",
+    )
 
-    def find_problem(gpu: Gpu) -> str:
-        return "" if policy.gpu_model in ("", gpu.model) else str(gpu.model)
 
-    expectation, absent = policy.gpu_model or "any", "no tool names a model"
-    return judge_each("gpus.model", observed, expectation, "model", find_problem, absent=absent)
+_INSTALL = "install that driver, then reboot"
 
 
 @check(
     "gpus.driver",
     loses_job("install", "reboot"),
     settings=("gpu_driver",),
-    fix=("install or load NAME; see dmesg", "install that driver, then reboot"),
+    fix=("install or load NAME; see dmesg", _INSTALL),
 )
 def driver(observed: Gpus, policy: Policy) -> Result:
     """The kernel driver is loaded, in the policy's version where that names one."""
-    check, reason = "gpus.driver", no_gpu_reason(observed)
-    if reason:
-        return na(check, reason)
+    if reason := no_gpu_reason(observed):
+        return driver.na(reason)
     versions = {"nvidia": observed.driver, "amd": observed.amd_driver}
-    expectation, words = policy.gpu_driver or "loaded", []
+    expected, words = policy.gpu_driver or "loaded", []
     for vendor, name in DRIVERS.items():
-        bound = [gpu for gpu in expected_gpus(observed, vendor) if gpu.driver == name]
-        version = versions[vendor]
-        if not bound and expected_gpus(observed, vendor) and version is None:
+        gpus = expected_gpus(observed, vendor)
+        bound, version = any(gpu.driver == name for gpu in gpus), versions[vendor]
+        if gpus and not bound and version is None:
             fix = f"install or load {name}; see dmesg"
-            return fail(check, expectation, f"{name} is not loaded", _PCI, fix)
+            return driver.fail(f"{name} is not loaded", _PCI, fix, expected=expected)
         if version is None and bound and policy.gpu_driver:
-            return unknown(check, f"{name} does not say its version")
+            return driver.unknown(f"{name} does not say its version")
         if version is not None or bound:
             words.append(f"{name} {version or 'loaded'}")
             if policy.gpu_driver and version != policy.gpu_driver:
-                fix = "install that driver, then reboot"
-                return fail(check, expectation, f"{name} {version}", f"/sys/module/{name}", fix)
-    return ok(check, expectation, ", ".join(words) or "loaded")
+                path = f"/sys/module/{name}"
+                return driver.fail(f"{name} {version}", path, _INSTALL, expected=expected)
+    return driver.ok(", ".join(words) or "loaded", expected=expected)
 
 
 @check(
     "gpus.vbios",
     drifts("install"),
     settings=("gpu_vbios",),
-    fix=("update the firmware with the vendor's package",),
+    fix="update the firmware with the vendor's package",
 )
 def vbios(observed: Gpus, policy: Policy) -> Result:
     """Each GPU's firmware is one of the policy's versions."""
-
-    def find_problem(gpu: Gpu) -> str:
-        return str(gpu.vbios) if policy.gpu_vbios and gpu.vbios not in policy.gpu_vbios else ""
-
-    expectation = " or ".join(policy.gpu_vbios) or "any"
-    fix = "update the firmware with the vendor's package"
-    absent = "no tool shows a VBIOS version"
+    versions = policy.gpu_vbios
     return judge_each(
-        "gpus.vbios", observed, expectation, "vbios", find_problem, absent=absent, fix=fix
+        *(vbios, observed, "vbios"),
+        lambda gpu: str(gpu.vbios) if versions and gpu.vbios not in versions else "",
+        absent="no tool shows a VBIOS version",
+        expected=" or ".join(versions) or "any",
     )
 
 
@@ -242,25 +228,24 @@ _DELIVERED_WITHOUT_ECC = re.compile(r"\b(GeForce|Quadro|TITAN|RTX)\b(?!.*Server 
 )
 def ecc_mode(observed: Gpus, policy: Policy) -> Result:
     """ECC is as the policy has it, now and after the next reset of the GPU."""
-    check, expectation = "gpus.ecc_mode", policy.gpu_ecc
-    if expectation == "any":
-        return na(check, "gpu_ecc is 'any'")
-    by_default = expectation == "default"
-    if by_default:
-        expectation = "on"
+    if policy.gpu_ecc == "any":
+        return ecc_mode.na("gpu_ecc is 'any'")
+    by_default = policy.gpu_ecc == "default"
+    expected = "on" if by_default else policy.gpu_ecc
 
     def find_problem(gpu: Gpu) -> str:
         if by_default and _DELIVERED_WITHOUT_ECC.search(gpu.model or ""):
             return ""
-        return _not_kept(expectation, gpu.ecc, gpu.ecc_pending)
+        return _not_kept(expected, gpu.ecc, gpu.ecc_pending)
 
     faulty = [gpu for gpu in observed.gpus if gpu.ecc is not None and find_problem(gpu)]
-    fix = f"nvidia-smi -e {int(expectation == 'on')}, then reset the GPU or reboot"
-    fix = _AMD_ECC if all(gpu.vendor == "amd" for gpu in faulty) else fix
-    absent = "these GPUs have no ECC"
-    reads = ("ecc", "ecc_pending")
+    fix = f"nvidia-smi -e {int(expected == 'on')}, then reset the GPU or reboot"
     return judge_each(
-        check, observed, expectation, "ecc", find_problem, absent=absent, fix=fix, reads=reads
+        *(ecc_mode, observed, "ecc", find_problem),
+        absent="these GPUs have no ECC",
+        expected=expected,
+        fix=_AMD_ECC if all(gpu.vendor == "amd" for gpu in faulty) else fix,
+        reads=("ecc", "ecc_pending"),
     )
 
 
@@ -268,7 +253,7 @@ def ecc_mode(observed: Gpus, policy: Policy) -> Result:
     "gpus.persistence",
     slows_job("configure"),
     settings=("gpu_persistence",),
-    fix=("systemctl enable --now nvidia-persistenced, or nvidia-smi -pm INT",),
+    fix="systemctl enable --now nvidia-persistenced, or nvidia-smi -pm INT",
 )
 def persistence(observed: Gpus, policy: Policy) -> Result:
     """NVIDIA's driver stays loaded between jobs, as the policy has it.
@@ -276,18 +261,16 @@ def persistence(observed: Gpus, policy: Policy) -> Result:
     Otherwise the first use of a GPU initialises it anew, which takes seconds, and settings such as
     power limits are lost (nvidia-persistenced(1)).
     """
-    check, expectation = "gpus.persistence", policy.gpu_persistence
-    if expectation == "any":
-        return na(check, "gpu_persistence is 'any'")
-
-    def find_problem(gpu: Gpu) -> str:
-        return "" if gpu.persistence == expectation else str(gpu.persistence)
-
-    action, flag = ("enable", 1) if expectation == "on" else ("disable", 0)
-    fix = f"systemctl {action} --now nvidia-persistenced, or nvidia-smi -pm {flag}"
-    absent = "these GPUs have no such mode"
+    expected = policy.gpu_persistence
+    if expected == "any":
+        return persistence.na("gpu_persistence is 'any'")
+    action, flag = ("enable", 1) if expected == "on" else ("disable", 0)
     return judge_each(
-        check, observed, expectation, "persistence", find_problem, absent=absent, fix=fix
+        *(persistence, observed, "persistence"),
+        lambda gpu: "" if gpu.persistence == expected else str(gpu.persistence),
+        absent="these GPUs have no such mode",
+        expected=expected,
+        fix=f"systemctl {action} --now nvidia-persistenced, or nvidia-smi -pm {flag}",
     )
 
 
@@ -306,27 +289,21 @@ def mig(observed: Gpus, policy: Policy) -> Result:
     Modes of compute units and memory divide AMD's GPUs (SPX/NPS1 is one GPU). GPUs of one model in
     different modes are a warning under every policy.
     """
-    check, expectation = "gpus.mig", policy.gpu_mig
-    modes = {(gpu.model, gpu.partition) for gpu in observed.amd if isinstance(gpu, AmdGpu)}
-    divided = [mode for mode in modes if mode[1] is not None]
-    if len(divided) > len({model for model, _ in divided}):
-        text = findings_text(
-            (gpu, gpu.partition)
-            for gpu in observed.amd
-            if isinstance(gpu, AmdGpu) and gpu.partition is not None
-        )
-        return warn(check, "one mode on all GPUs", text, observed.amd_tool.name, _DIVIDE)
-    if expectation == "any":
-        return na(check, "gpu_mig is 'any'")
-
-    def find_problem(gpu: Gpu) -> str:
-        return _not_kept(expectation, gpu.mig, gpu.mig_pending)
-
-    fix = f"nvidia-smi -mig {int(expectation == 'on')}, when no job runs"
-    absent = "these GPUs have no MIG"
-    reads = ("mig", "mig_pending")
+    expected = policy.gpu_mig
+    partitions = [(gpu, getattr(gpu, "partition", None)) for gpu in observed.amd]
+    divided = [(gpu, mode) for gpu, mode in partitions if mode is not None]
+    if len({(gpu.model, mode) for gpu, mode in divided}) > len({gpu.model for gpu, _ in divided}):
+        text, name = findings_text(divided), observed.amd_tool.name
+        return mig.warn(text, name, _DIVIDE, expected="one mode on all GPUs")
+    if expected == "any":
+        return mig.na("gpu_mig is 'any'")
     return judge_each(
-        check, observed, expectation, "mig", find_problem, absent=absent, fix=fix, reads=reads
+        *(mig, observed, "mig"),
+        lambda gpu: _not_kept(expected, gpu.mig, gpu.mig_pending),
+        absent="these GPUs have no MIG",
+        expected=expected,
+        fix=f"nvidia-smi -mig {int(expected == 'on')}, when no job runs",
+        reads=("mig", "mig_pending"),
     )
 
 
@@ -334,7 +311,8 @@ def mig(observed: Gpus, policy: Policy) -> Result:
     "gpus.processes",
     loses_job("clean_up"),
     settings=("gpu_idle",),
-    fix=("end them; a name like [Not Found] is a process of a container, or one that is dead",),
+    fix="end them; a name like [Not Found] is a process of a container, or one that is dead",
+    expects="none",
 )
 def processes(observed: Gpus, policy: Policy) -> Result:
     """No process computes on a GPU of a node that has no job (policy gpu_idle).
@@ -342,28 +320,20 @@ def processes(observed: Gpus, policy: Policy) -> Result:
     A process that a job left behind takes memory and time from the next job. An X server only
     draws, and does not count.
     """
-    check = "gpus.processes"
     if not policy.gpu_idle:
-        return na(check, "jobs may run: gpu_idle is off")
+        return processes.na("jobs may run: gpu_idle is off")
 
     def find_problem(gpu: Gpu) -> str:
-        remaining = [
+        return first_few(
             f"pid {process.pid} {process.name}"
             + ("" if process.memory_mb is None else f" {process.memory_mb} MiB")
             for process in gpu.processes
             if process.kind != "G"
-        ]
-        return first_few(remaining)
+        )
 
-    fix = "end them; a name like [Not Found] is a process of a container, or one that is dead"
     return judge_each(
-        check,
-        observed,
-        "none",
-        lambda gpu: True,
-        find_problem,
+        *(processes, observed, lambda gpu: True, find_problem),
         absent="",
-        fix=fix,
         shown="none",
         reads=("processes",),
     )

@@ -2,18 +2,191 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+import re
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from nodeready.core.base import Output, Probe
+from nodeready.core.base import Output, Probe, Section
 from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.parsed_template import fast_replace
 from nodeready.core.policy import Policy
 from nodeready.subjects.gpus import amd, amd_gpu, kernel_log, nvidia, nvlink
-from nodeready.subjects.gpus.gpu import Gpu, Gpus
+from nodeready.subjects.gpus.gpu import DeviceFile, Gpu, Gpus, PciGpu
 from nodeready.subjects.gpus.nvidia import NvidiaSmi
 from nodeready.subjects.gpus.nvlink import NvLinks
-from nodeready.subjects.gpus.pci_bus import SECTION, Pci, parse_pci
+
+# --- The PCI bus, the drivers of its GPUs, and the device files that jobs open.
+#
+# The bus is read before any tool: a GPU on the bus with a broken driver is a fault, while a node
+# without a GPU has nothing to judge.
+
+#: PCI vendor ids (pci.ids).
+VENDORS = {"0x10de": "nvidia", "0x1002": "amd"}
+#: PCI classes: VGA, 3D and other display controllers, processing accelerators (pci.ids).
+CLASSES = ("0300", "0302", "0380", "1200")
+#: PCI class "other bridge": with NVIDIA's vendor id, an NVSwitch.
+_SWITCH_CLASS = "0680"
+_DEVICES = "/sys/bus/pci/devices"
+# The counters of the port above the GPU, too: it is at the far end of the link.
+_ATTRIBUTES = (
+    "vendor class device uevent numa_node current_link_width max_link_width current_link_speed"
+    " aer_dev_fatal aer_dev_nonfatal ../aer_dev_fatal ../aer_dev_nonfatal"
+)
+
+# A PCI address has colons, so that line numbers would hide where the path ends.
+_LINE = re.compile(
+    rf"{_DEVICES}/([0-9a-f]{{4,8}}:[0-9a-f]{{2}}:[0-9a-f]{{2}}\.[0-7])"
+    r"/((?:\.\./)?\w{1,40}):(.*)",
+    re.S,
+)
+
+_VERSION = "/proc/driver/nvidia/version"
+_MODULE_VERSION = "/sys/module/nvidia/version"
+
+
+_FILES = " ".join(f'"$nr_device/{name}"' for name in _ATTRIBUTES.split())
+_SCRIPT = rf"""
+    set --
+    for nr_device in {_DEVICES}/*; do
+        nr_vendor=
+        {{ read -r nr_vendor <"$nr_device/vendor"; }} 2>/dev/null
+        case $nr_vendor in 0x10de | 0x1002) ;; *) continue ;; esac
+        # A virtual function of a card of this host belongs to a virtual machine.
+        if [ -e "$nr_device/physfn" ]; then continue; fi
+        nr_class=
+        {{ read -r nr_class <"$nr_device/class"; }} 2>/dev/null
+        case $nr_class in
+        0x03* | 0x12* | 0x0680*) set -- "$@" {_FILES} ;;
+        esac
+    done
+    if [ -e {_VERSION} ]; then set -- "$@" {_VERSION}; fi
+    if [ -e {_MODULE_VERSION} ]; then set -- "$@" {_MODULE_VERSION}; fi
+    # Counters of errors that are 0 are left out.
+    if [ $# -gt 0 ]; then grep -asHv '[A-Za-z] 0$' "$@"; fi
+    set --
+    for nr_file in /dev/nvidia* /dev/kfd /dev/dri/renderD*; do
+        if [ -c "$nr_file" ]; then set -- "$@" "$nr_file"; fi
+    done
+    if [ $# -gt 0 ]; then ls -ln -- "$@" 2>/dev/null; fi
+    :
+    """
+
+
+SECTION = Section("pci_gpus", lambda policy: _SCRIPT)
+
+
+@dataclass(frozen=True)
+class Pci:
+    """What the PCI bus and /dev show."""
+
+    gpus: tuple[PciGpu, ...]
+    nvswitches: int
+    driver: str | None  # the version of NVIDIA's kernel module; None: not loaded
+    device_files: tuple[DeviceFile, ...]
+
+
+def _number(text: str | None) -> int | None:
+    match = re.fullmatch(r"\s*(-?[0-9]{1,9})\s*", text or "")
+    return int(match[1]) if match else None
+
+
+def _width(text: str | None) -> int | None:
+    """Lanes; None for 63 (the device no longer answers) and for 0 (it has no link)."""
+    lanes = _number(text)
+    return lanes if lanes is not None and 1 <= lanes <= 32 else None
+
+
+def _driver(lines: Iterable[str]) -> str | None:
+    for line in lines:
+        path, _, words = line.partition(":")
+        match = re.search(r"(?:^|\s)([0-9]{2,5}\.[0-9]{1,5}(?:\.[0-9]{1,5})?)(?:\s|$)", words)
+        if path in (_VERSION, _MODULE_VERSION) and match:
+            return match[1]
+    return None
+
+
+#: Errors that a sound bus has as well: the search for devices requests functions that do not exist
+#: (PCIe base specification, Unsupported Request).
+_HARMLESS = ("UnsupReq", "Undefined")
+_AER = re.compile(r"([A-Za-z_]{2,24}) ([0-9]{1,9})")
+
+
+def _aer(counts: Mapping[str, list[str]]) -> tuple[tuple[str, str, int], ...]:
+    """The kernel's counters of uncorrected errors (ABI sysfs-bus-pci-devices-aer_stats).
+
+    counts: ``aer_dev_fatal``, ``aer_dev_nonfatal`` -> their lines, those with 0 left out
+    """
+    counts_by_error: dict[tuple[str, str], int] = {}
+    for name, lines in counts.items():
+        matches = [match for line in lines if (match := _AER.fullmatch(line.strip()))]
+        named = [match for match in matches if not match[1].startswith("TOTAL")]
+        for match in named or matches:
+            if match[1] not in _HARMLESS and int(match[2]):
+                key = (name.rpartition("_")[2], match[1])
+                counts_by_error[key] = max(counts_by_error.get(key, 0), int(match[2]))
+    return tuple((kind, error, count) for (kind, error), count in counts_by_error.items())
+
+
+def _gpu(address: str, values: Mapping[str, str], errors: Mapping[str, list[str]]) -> PciGpu:
+    node = _number(values.get("numa_node"))
+    return PciGpu(
+        address=address,
+        vendor=VENDORS[values["vendor"]],
+        device=values.get("device", "")[2:6],
+        driver=values.get("driver"),
+        # -1: the firmware names no node.
+        numa_node=node if node is not None and node >= 0 else None,
+        pcie_width=_width(values.get("current_link_width")),
+        pcie_width_max=_width(values.get("max_link_width")),
+        pcie_speed=values.get("current_link_speed"),
+        pci_class=values.get("class", "")[2:8],
+        aer=_aer(errors),
+    )
+
+
+def parse_pci(output: Output) -> Pci:
+    """The bus as the section showed it. Raises ProbeError when the section did not end well."""
+    return _parse_pci(output.require())
+
+
+# The bus of thousands of nodes is the same.
+@lru_cache(maxsize=16)
+def _parse_pci(text: str) -> Pci:
+    lines = text.split("\n")
+    devices: dict[str, dict[str, str]] = {}
+    errors: dict[str, dict[str, list[str]]] = {}
+    for line in lines:
+        match = _LINE.match(line)
+        if match is None:
+            continue
+        address, name, words = match.groups()
+        values = devices.setdefault(address, {})
+        if "aer_" in name:
+            errors.setdefault(address, {}).setdefault(name, []).append(words[:80])
+        elif name != "uevent":
+            values.setdefault(name, words.strip()[:80])
+        elif words.startswith("DRIVER="):
+            values["driver"] = words[len("DRIVER=") :].strip()[:80]
+    gpus, nvswitches = [], 0
+    for address, values in sorted(devices.items()):
+        vendor, pci_class = values.get("vendor"), values.get("class", "")[2:6]
+        if vendor in VENDORS and pci_class in CLASSES:
+            gpus.append(_gpu(address, values, errors.get(address, {})))
+        elif vendor == "0x10de" and pci_class == _SWITCH_CLASS:
+            nvswitches += 1
+    listed_files = re.finditer(
+        # Without a slash and bounded: a line of blanks would be tried in all ways.
+        r"^(c[rwxsStT-]{9})[.+@]? +[0-9]+ +([0-9]{1,10}) +([0-9]{1,10}) [^/\n]{1,200} (/dev/\S+)$",
+        text,
+        re.M,
+    )
+    files = tuple(DeviceFile(m[4], m[1], int(m[2]), int(m[3])) for m in listed_files)
+    return Pci(tuple(gpus), nvswitches, _driver(lines), files)
+
+
+# --- All sources together.
 
 
 def _fabric_manager(pci: Pci, smi: NvidiaSmi) -> str:
@@ -78,12 +251,13 @@ PROBE = Probe(
 # --- What the GPUs of a group's nodes should have in common, and the policy that they would fit.
 
 
-def _several(gpus: Iterable[Gpu], value: Callable[[Gpu], Any]) -> str | None:
+_COMPARED = ("model", "vbios", "ecc", "mig", "persistence", "pcie_width")
+
+
+def _several(values: Iterable[Any]) -> str | None:
     """The different values, sorted; None when a GPU has no value."""
-    all_values = [value(gpu) for gpu in gpus]
-    if not all_values or None in all_values:
-        return None
-    return ", ".join(sorted({str(item) for item in all_values}))
+    different = set(values)
+    return None if not different or None in different else ", ".join(sorted(map(str, different)))
 
 
 def _links(gpu: Gpu) -> str | None:
@@ -104,15 +278,10 @@ def compared(observed: Gpus, fleet: FleetFacts = ALONE) -> dict[str, str | int |
         "cuda": observed.cuda,
         "count": len(gpus) or None,
         "on_bus": len(observed.pci) or None,
-        "model": _several(gpus, lambda gpu: gpu.model),
-        "vbios": _several(gpus, lambda gpu: gpu.vbios),
-        "ecc": _several(gpus, lambda gpu: gpu.ecc),
-        "mig": _several(gpus, lambda gpu: gpu.mig),
-        "persistence": _several(gpus, lambda gpu: gpu.persistence),
-        "pcie_width": _several(gpus, lambda gpu: gpu.pcie_width),
-        "links": _several(gpus, _links),
-        "power_limit_w": _several(gpus, lambda gpu: gpu.power_limit_w),
-        "fabric_clique": _several(gpus, lambda gpu: gpu.fabric_clique),
+        **{field: _several(getattr(gpu, field) for gpu in gpus) for field in _COMPARED},
+        "links": _several(map(_links, gpus)),
+        "power_limit_w": _several(gpu.power_limit_w for gpu in gpus),
+        "fabric_clique": _several(gpu.fabric_clique for gpu in gpus),
     }
     return {name: value for name, value in facts.items() if value is not None}
 
@@ -129,13 +298,8 @@ def learned(observed: Gpus) -> dict[str, Any]:
     firmware = {gpu.vbios for gpu in gpus}
     if None not in firmware:
         settings["gpu_vbios"] = sorted(str(version) for version in firmware)
-    for key, values in (
-        ("gpu_model", {gpu.model for gpu in gpus}),
-        ("gpu_ecc", {gpu.ecc for gpu in gpus}),
-        ("gpu_mig", {gpu.mig for gpu in gpus}),
-        ("gpu_persistence", {gpu.persistence for gpu in gpus}),
-    ):
-        value = values.pop()
-        if not values and value is not None:
-            settings[key] = value
+    for field in ("model", "ecc", "mig", "persistence"):
+        values = {getattr(gpu, field) for gpu in gpus}
+        if len(values) == 1 and None not in values:
+            settings[f"gpu_{field}"] = values.pop()
     return settings

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, check, fail, na, ok, unknown, warn
+from nodeready.core.result import Result, check
 from nodeready.core.severity import XID_CATALOG, loses_job
 from nodeready.subjects.gpus import xids
 from nodeready.subjects.gpus.findings import expected_gpus, first_few, no_gpu_reason
@@ -58,10 +58,14 @@ def _device_name(observed: Gpus, fault: KernelFault) -> str:
     return fault.pci_address or "an unnamed device"
 
 
+def _gravity(fault: KernelFault) -> int:
+    return xids.ACTIONS.index(fault.action)
+
+
 def faults_in_words(observed: Gpus, faults: Iterable[KernelFault]) -> str:
     """The faults in words: fault, devices and count; the gravest action first."""
     groups: dict[str, list[KernelFault]] = {}
-    for fault in sorted(faults, key=lambda entry: xids.ACTIONS.index(entry.action)):
+    for fault in sorted(faults, key=_gravity):
         groups.setdefault(_describe(fault), []).append(fault)
     words = []
     for description, group in groups.items():
@@ -69,10 +73,6 @@ def faults_in_words(observed: Gpus, faults: Iterable[KernelFault]) -> str:
         devices = first_few(list(dict.fromkeys(_device_name(observed, fault) for fault in group)))
         words.append(f"{description}: {devices}" + (f", {times} times" if times > 1 else ""))
     return first_few(words)
-
-
-def _gravest(faults: Iterable[KernelFault]) -> KernelFault:
-    return min(faults, key=lambda fault: xids.ACTIONS.index(fault.action))
 
 
 def _fix(observed: Gpus, worst: KernelFault) -> str:
@@ -128,6 +128,7 @@ def _is_cleared(observed: Gpus, fault: KernelFault) -> bool:
         _NO_ADDRESS,
         _KEEP_LOG,
     ),
+    expects="no fault of a GPU since the boot",
 )
 def kernel_faults(observed: Gpus, policy: Policy) -> Result:
     """The kernel has reported no fault of a GPU since the boot (policy xid_ignore).
@@ -137,12 +138,11 @@ def kernel_faults(observed: Gpus, policy: Policy) -> Result:
     fault that an application caused in itself (13, 31, 43, 45, a page fault) is not the node's. A
     ring buffer that begins after the boot may have lost a fault: without a journal, a warning.
     """
-    check, expectation = "gpus.kernel_faults", "no fault of a GPU since the boot"
     if reason := no_gpu_reason(observed):
-        return na(check, reason)
+        return kernel_faults.na(reason)
     log = observed.kernel_log
     if not log.works:
-        return unknown(check, log.state_text)
+        return kernel_faults.unknown(log.state_text)
     source = f"{log.name} ({log.detail})"
     # Screens, a processor's own graphics, and GPUs of guests.
     judged = {gpu.address for gpu in expected_gpus(observed)}
@@ -160,23 +160,24 @@ def kernel_faults(observed: Gpus, policy: Policy) -> Result:
         if fault.action in _NODE_ACTIONS and not _is_cleared(observed, fault)
     ]
     if node_faults:
-        text = faults_in_words(observed, node_faults)
-        worst = _gravest(node_faults)
+        worst = min(node_faults, key=_gravity)
         fix, actions = _fix(observed, worst), _COST.since(_RUNGS[worst.action])
         if fix == _NO_ADDRESS:
             actions = ("configure",)
-        return fail(check, expectation, text, source, fix, actions=actions)
+        text = faults_in_words(observed, node_faults)
+        return kernel_faults.fail(text, source, fix, actions=actions)
     watched = [fault for fault in faults if fault.action != xids.APPLICATION]
     if watched:
         is_mismatch = all(fault.text.startswith("NVRM: API mismatch") for fault in watched)
-        text, fix = faults_in_words(observed, watched), _RELOAD if is_mismatch else _VENDOR
-        actions = ("reload_driver", "reboot") if is_mismatch else ("monitor", "replace")
-        return warn(check, expectation, text, source, fix, actions=actions)
+        fix, actions = _VENDOR, ("monitor", "replace")
+        if is_mismatch:
+            fix, actions = _RELOAD, ("reload_driver", "reboot")
+        return kernel_faults.warn(faults_in_words(observed, watched), source, fix, actions=actions)
     start = log.detail.partition(", which ")[2]
     start_text = f" in a log that {start}" if start else ""
     words = f"none{start_text}"
     if faults:
         words = f"only of applications{start_text}: {faults_in_words(observed, faults)}"
     if start_text and log.detail.startswith("dmesg"):
-        return warn(check, expectation, words, source, _KEEP_LOG, actions=("configure",))
-    return ok(check, expectation, words, source)
+        return kernel_faults.warn(words, source, _KEEP_LOG, actions=("configure",))
+    return kernel_faults.ok(words, source)

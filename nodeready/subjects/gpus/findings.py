@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from nodeready.core.base import cached_last
-from nodeready.core.result import Result, fail, join_first, na, ok, unknown
+from nodeready.core.result import Check, Result, join_first
 from nodeready.subjects.gpus.amd_gpu import is_integrated
 from nodeready.subjects.gpus.gpu import Gpu, Gpus, PciGpu, Tool
 from nodeready.subjects.iommu.instincts import MODELS
@@ -109,8 +108,8 @@ def findings_text(findings: Iterable[tuple[Gpu, str]]) -> str:
         else:
             indexes = join_ranges((gpu.index, gpu.index) for gpu in gpus)
             words.append(f"gpus {','.join(range_text(*run) for run in indexes)}: {text}")
-    hidden_count = len(words) - _SHOWN
-    return "; ".join(words[:_SHOWN]) + (f"; and {hidden_count} more" if hidden_count > 0 else "")
+    hidden = [f"and {len(words) - _SHOWN} more"] if len(words) > _SHOWN else []
+    return "; ".join(words[:_SHOWN] + hidden)
 
 
 def distinct_values(gpus: Iterable[Gpu], value: Callable[[Gpu], Any]) -> str:
@@ -125,29 +124,34 @@ def tool_names(gpus: Iterable[Gpu], observed: Gpus) -> str:
     return ", ".join("nvidia-smi -q" if name == "nvidia-smi" else name for name in names)
 
 
-def unreadable_gpus(observed: Gpus, reads: Collection[str]) -> list[tuple[Gpu, str]]:
+def unreadable_text(observed: Gpus, reads: Collection[str]) -> str:
     """The GPUs for which a tool could not read one of these fields, and the tool's words."""
     unread_gpus = []
     for gpu in observed.gpus:
         words = dict.fromkeys(text for field, text in gpu.unread if field in reads)
         if words:
             unread_gpus.append((gpu, f"its tool cannot tell: {first_few(words)}"))
-    return unread_gpus
+    return findings_text(unread_gpus) if unread_gpus else ""
+
+
+def silent_text(gpus: Iterable[Gpu]) -> str:
+    """The GPUs whose tool shows no value, in words."""
+    return findings_text((gpu, "its tool does not say") for gpu in gpus)
 
 
 def judge_each(
-    check: str,
+    check: Check,
     observed: Gpus,
-    expectation: str,
     field: str | Callable[[Gpu], Any],
     find_problem: Callable[[Gpu], str],
     *,
     absent: str,
-    fix: str = "",
+    expected: str | None = None,
+    fix: str | None = None,
     shown: str = "",
     reads: Collection[str] = (),
     without: Callable[[Gpu], bool] = lambda gpu: False,
-    make_result: Callable[[str, str, str, str, str], Result] = fail,
+    status: str = "fail",
     actions: tuple[str, ...] = (),
 ) -> Result:
     """Judge each GPU that has a value (not None).
@@ -155,38 +159,88 @@ def judge_each(
     field:        the value's name in `Gpu`, or a function that returns the value
     find_problem: GPU -> the problem in words, or ""
     absent:       the reason of na, when no GPU has a value
+    expected:     as of `Check.fail`; so are ``fix``, ``status`` and ``actions``
     shown:        the text of ok; "": the values
     reads:        the fields that decide the verdict, if not ``field``; the result is unknown where
                   the tool could not read a field
     without:      whether a GPU's settings leave it without a value
-    make_result:  makes the Result of a finding: `fail`, or `warn`
-    actions:      as of `fail`
 
     Without a finding, the result is unknown when a tool does not work, or when a GPU has no value
     where others of its model have one.
     """
     if reason := no_gpu_reason(observed):
-        return na(check, reason)
+        return check.na(reason)
     value = attrgetter(field) if isinstance(field, str) else field
     if isinstance(field, str):
         reads = reads or (field,)
     gpus_with_value = [gpu for gpu in observed.gpus if value(gpu) is not None]
     findings = [(gpu, text) for gpu in gpus_with_value if (text := find_problem(gpu))]
     if findings:
-        source = tool_names((gpu for gpu, _ in findings), observed)
-        result = make_result(check, expectation, findings_text(findings), source, fix)
-        return replace(result, actions=actions)
-    if hidden := unshown_reason(observed):
-        return unknown(check, hidden)
-    if unreadable := unreadable_gpus(observed, reads):
-        return unknown(check, findings_text(unreadable))
+        text, source = findings_text(findings), tool_names((gpu for gpu, _ in findings), observed)
+        return check.fail(text, source, fix, expected=expected, actions=actions, status=status)
+    if hidden := unshown_reason(observed) or unreadable_text(observed, reads):
+        return check.unknown(hidden)
     # A GPU without a name can be of any model.
     models = {*(gpu.model for gpu in gpus_with_value), None} if gpus_with_value else set()
     without_value = [gpu for gpu in observed.gpus if value(gpu) is None and gpu.model in models]
-    silent = [gpu for gpu in without_value if not without(gpu)]
-    if silent:
-        return unknown(check, findings_text((gpu, "its tool does not say") for gpu in silent))
+    if silent := silent_text(gpu for gpu in without_value if not without(gpu)):
+        return check.unknown(silent)
     if not gpus_with_value:
-        return na(check, absent)
+        return check.na(absent)
     text = shown or distinct_values(gpus_with_value, value)
-    return ok(check, expectation, text, tool_names(gpus_with_value, observed))
+    return check.ok(text, tool_names(gpus_with_value, observed), expected=expected)
+
+
+class Sign(NamedTuple):
+    """A field of `Gpu` whose value can be a finding."""
+
+    field: str
+    words: str  # of the finding; ``{}`` is the value
+    fix: str
+    actions: tuple[str, ...] = ()  # as of `Check.fail`
+    status: str = "fail"
+    least: int = 1  # the lowest number that is a finding
+
+
+def judge_signs(
+    check: Check,
+    observed: Gpus,
+    signs: Sequence[Sign],
+    field: Callable[[Gpu], Any],
+    *,
+    absent: str,
+    shown: str = "",
+    without: Callable[[Gpu], bool] = lambda gpu: False,
+) -> Result:
+    """Judge each GPU by several fields, as `judge_each` does.
+
+    The gravest sign decides about fix and status: a failure, and one with actions of its own.
+    """
+
+    visible, texts = list[Sign](), dict[int, list[str]]()
+    for gpu in observed.gpus:
+        for sign in signs:
+            number = getattr(gpu, sign.field, None)
+            if number and number >= sign.least:
+                visible.append(sign)
+                texts.setdefault(id(gpu), []).append(sign.words.format(number))
+
+    def find_problem(gpu: Gpu) -> str:
+        return ", ".join(texts.get(id(gpu), ()))
+
+    def value(gpu: Gpu) -> Any:
+        current = field(gpu)
+        return True if current is None and id(gpu) in texts else current
+
+    ranked = visible or signs
+    gravest = max(ranked, key=lambda sign: (sign.status == "fail", bool(sign.actions)))
+    return judge_each(
+        *(check, observed, value, find_problem),
+        absent=absent,
+        fix=gravest.fix,
+        shown=shown,
+        reads=[sign.field for sign in signs],
+        without=without,
+        status=gravest.status,
+        actions=gravest.actions,
+    )

@@ -6,16 +6,17 @@ import re
 from collections.abc import Iterable
 
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, check, fail, na, ok, unknown, warn
+from nodeready.core.result import Result, check
 from nodeready.core.severity import GUIDELINES, MEMORY_ERRORS, RETIREMENT, loses_job, slows_job
-from nodeready.subjects.gpus.amd_gpu import AmdGpu
 from nodeready.subjects.gpus.findings import (
+    Sign,
     expected_gpus,
     findings_text,
     first_few,
     judge_each,
+    judge_signs,
     no_gpu_reason,
-    unreadable_gpus,
+    unreadable_text,
     unshown_reason,
 )
 from nodeready.subjects.gpus.gpu import DeviceFile, Gpu, Gpus, PciGpu
@@ -26,36 +27,40 @@ from nodeready.subjects.gpus.gpu import DeviceFile, Gpu, Gpus, PciGpu
 @check(
     "gpus.recovery",
     loses_job("reset_gpu", "reboot", "replace", source=MEMORY_ERRORS),
-    fix=("drain the node, then nvidia-smi --gpu-reset, or reboot",),
+    fix="drain the node, then nvidia-smi --gpu-reset, or reboot",
+    expects="no reset or reboot needed",
 )
 def recovery(observed: Gpus, policy: Policy) -> Result:
     """The driver asks for no reset or reboot (nvmlDeviceGetGpuRecoveryAction, driver 535 on).
 
     After a fault the counters can be readable and 0 while no job can run any more.
     """
-
-    def find_problem(gpu: Gpu) -> str:
-        return "" if gpu.recovery == "none" else f"asks for {gpu.recovery}"
-
-    fix = "drain the node, then nvidia-smi --gpu-reset, or reboot"
-    absent, expectation = "the tool shows no recovery action", "no reset or reboot needed"
     must_reboot = any(gpu.recovery == "reboot" for gpu in observed.gpus)
     return judge_each(
-        *("gpus.recovery", observed, expectation, "recovery", find_problem),
-        absent=absent,
-        fix=fix,
+        *(recovery, observed, "recovery"),
+        lambda gpu: "" if gpu.recovery == "none" else f"asks for {gpu.recovery}",
+        absent="the tool shows no recovery action",
         actions=("reboot", "replace") if must_reboot else (),
     )
 
 
 _REPLACE = "replace the GPU"
+_REPLACE_LATER = "replace the GPU at the next occasion"
 _RESET = "drain, then reset the GPU or reboot"
+_RESET_ECC = "drain, reset the GPU; replace it if they come back"
+_BY_REPLACING = ("replace",)
+_ECC_SIGNS = (
+    Sign("ecc_uncorrectable_volatile", "{} uncorrectable ECC errors", _RESET_ECC),
+    Sign("sram_exceeded", "SRAM error threshold exceeded", _REPLACE, _BY_REPLACING),
+    Sign("ecc_deferred", "{} deferred ECC errors", _RESET_ECC, status="warn"),
+)
 
 
 @check(
     "gpus.ecc_errors",
     loses_job("reset_gpu", "reboot", "replace", source=MEMORY_ERRORS),
-    fix=("drain, reset the GPU; replace it if they come back", _REPLACE),
+    fix=(_RESET_ECC, _REPLACE),
+    expects="0 uncorrectable",
 )
 def ecc_errors(observed: Gpus, policy: Policy) -> Result:
     """No uncorrectable ECC error since the driver was loaded (DeepOps, Meta's GCM).
@@ -65,43 +70,31 @@ def ecc_errors(observed: Gpus, policy: Policy) -> Result:
     warning. Replace a GPU whose SRAM had more errors than NVIDIA allows
     (nvmlEccSramErrorStatus_t, bThresholdExceeded).
     """
-
-    def find_problem(gpu: Gpu) -> str:
-        errors = gpu.ecc_uncorrectable_volatile
-        words = [f"{errors} uncorrectable ECC errors"] if errors else []
-        words += ["SRAM error threshold exceeded"] if gpu.sram_exceeded else []
-        deferred = gpu.ecc_deferred if isinstance(gpu, AmdGpu) else None
-        words += [f"{deferred} deferred ECC errors"] if deferred else []
-        return ", ".join(words)
-
-    def has_failed(gpu: Gpu) -> bool:
-        return bool(gpu.ecc_uncorrectable_volatile or gpu.sram_exceeded)
-
-    def value(gpu: Gpu) -> int | None:
-        errors = gpu.ecc_uncorrectable_volatile
-        return 0 if errors is None and find_problem(gpu) else errors
-
-    fix = "drain, reset the GPU; replace it if they come back"
-    is_worn = any(gpu.sram_exceeded for gpu in observed.gpus)
-    return judge_each(
-        "gpus.ecc_errors",
-        observed,
-        "0 uncorrectable",
-        value,
-        find_problem,
+    return judge_signs(
+        *(ecc_errors, observed, _ECC_SIGNS),
+        lambda gpu: gpu.ecc_uncorrectable_volatile,
         absent="these GPUs count no ECC errors",
-        fix=_REPLACE if is_worn else fix,
-        actions=("replace",) if is_worn else (),
-        reads=("ecc_uncorrectable_volatile", "sram_exceeded", "ecc_deferred"),
         without=lambda gpu: gpu.ecc == "off",
-        make_result=fail if any(has_failed(gpu) for gpu in observed.gpus) else warn,
     )
+
+
+_ROW_SIGNS = (
+    Sign("remap_failed", "remapping failed", _REPLACE, _BY_REPLACING),
+    Sign("unrepairable", "unrepairable memory", _REPLACE, _BY_REPLACING),
+    Sign("remap_pending", "remap pending", _RESET),
+    Sign("repair_pending", "repair pending", _RESET),
+    Sign(
+        *("spareless_banks", "{} memory banks without a spare row", _REPLACE_LATER, _BY_REPLACING),
+        status="warn",
+    ),
+)
 
 
 @check(
     "gpus.remapped_rows",
     loses_job("reset_gpu", "reboot", "replace", source=MEMORY_ERRORS),
-    fix=(_REPLACE, _RESET, "replace the GPU at the next occasion"),
+    fix=(_REPLACE, _RESET, _REPLACE_LATER),
+    expects="none pending, none failed",
 )
 def remapped_rows(observed: Gpus, policy: Policy) -> Result:
     """No row of memory waits to be remapped, and none could not be (Azure's health checks).
@@ -111,87 +104,39 @@ def remapped_rows(observed: Gpus, policy: Policy) -> Result:
     memory that no spare can replace (nvmlDeviceGetUnrepairableMemoryFlag). A bank without a spare
     row is a warning: the next error in that bank fails (nvmlRowRemapperHistogramValues_t).
     """
-
-    def failures(gpu: Gpu) -> list[str]:
-        words = ["remapping failed"] if gpu.remap_failed else []
-        return words + (["unrepairable memory"] if gpu.unrepairable else [])
-
-    def pending(gpu: Gpu) -> list[str]:
-        words = ["remap pending"] if gpu.remap_pending else []
-        return words + (["repair pending"] if gpu.repair_pending else [])
-
-    def exhausted(gpu: Gpu) -> list[str]:
-        banks = gpu.spareless_banks
-        return [f"{banks} memory banks without a spare row"] if banks else []
-
-    def find_problem(gpu: Gpu) -> str:
-        return ", ".join([*failures(gpu), *pending(gpu), *exhausted(gpu)])
-
-    def value(gpu: Gpu) -> bool | None:
-        is_pending = gpu.remap_failed if gpu.remap_pending is None else gpu.remap_pending
-        return True if is_pending is None and find_problem(gpu) else is_pending
-
-    failed = any(failures(gpu) for gpu in observed.gpus)
-    is_failure = failed or any(pending(gpu) for gpu in observed.gpus)
-    fix = _REPLACE if failed else _RESET if is_failure else "replace the GPU at the next occasion"
-    return judge_each(
-        "gpus.remapped_rows",
-        observed,
-        "none pending, none failed",
-        value,
-        find_problem,
+    return judge_signs(
+        *(remapped_rows, observed, _ROW_SIGNS),
+        lambda gpu: gpu.remap_failed if gpu.remap_pending is None else gpu.remap_pending,
         absent="these GPUs remap no rows, or do not say",
-        fix=fix,
-        actions=() if is_failure and not failed else ("replace",),
         shown="none",
-        reads=(
-            "remap_pending",
-            "remap_failed",
-            "repair_pending",
-            "unrepairable",
-            "spareless_banks",
-        ),
         # In MIG mode nvidia-smi shows no rows.
         without=lambda gpu: gpu.mig == "on",
-        make_result=fail if is_failure else warn,
     )
 
 
-#: A board can retire 64 pages; NVIDIA replaces it at 60 (Dynamic Page Retirement).
-_MOST_PAGES = 60
+_PAGE_SIGNS = (
+    Sign("retired_pending", "page retirement pending", _RESET),
+    # A board can retire 64 pages; NVIDIA replaces it at 60 (Dynamic Page Retirement).
+    Sign("retired_pages", "{} pages retired", _REPLACE, _BY_REPLACING, least=60),
+)
 
 
 @check(
     "gpus.retired_pages",
     loses_job("reset_gpu", "reboot", "replace", source=RETIREMENT),
     fix=(_RESET, _REPLACE),
+    expects="none pending",
 )
 def retired_pages(observed: Gpus, policy: Policy) -> Result:
     """No page of memory waits to be retired by a reset (boards before Ampere).
 
     Replace a board with 60 retired pages or more (NVIDIA's Dynamic Page Retirement).
     """
-
-    def find_problem(gpu: Gpu) -> str:
-        words = ["page retirement pending"] if gpu.retired_pending else []
-        is_worn = (gpu.retired_pages or 0) >= _MOST_PAGES
-        return ", ".join(words + ([f"{gpu.retired_pages} pages retired"] if is_worn else []))
-
-    def value(gpu: Gpu) -> bool | None:
-        return True if gpu.retired_pending is None and find_problem(gpu) else gpu.retired_pending
-
-    is_worn = any((gpu.retired_pages or 0) >= _MOST_PAGES for gpu in observed.gpus)
-    return judge_each(
-        "gpus.retired_pages",
-        observed,
-        "none pending",
-        value,
-        find_problem,
+    return judge_signs(
+        *(retired_pages, observed, _PAGE_SIGNS),
+        lambda gpu: gpu.retired_pending,
         absent="these GPUs retire no pages",
-        fix=_REPLACE if is_worn else _RESET,
-        actions=("replace",) if is_worn else (),
         shown="none",
-        reads=("retired_pending", "retired_pages"),
     )
 
 
@@ -257,19 +202,21 @@ def _narrow_on_bus(gpus: list[PciGpu]) -> list[str]:
     return words
 
 
-def _aer(gpu: PciGpu) -> str:
-    """The uncorrected errors on the GPU's link, in words."""
-    return first_few(f"{count} {error} ({kind})" for kind, error, count in gpu.aer)
-
-
-#: A finding that no load explains.
-_RESEAT = ("reseat", "replace")
+_LOOK_AGAIN = "look again under load"
+_RESEAT = "reseat the GPU or its riser; look at the slot's settings"
+#: For a finding that no load explains.
+_BY_RESEATING = ("reseat", "replace")
+_PCIE_READS = (
+    *("pcie_width", "pcie_width_max", "pcie_generation", "pcie_generation_max"),
+    *("performance_state", "idle", "virtual"),
+)
 
 
 @check(
     "gpus.pcie",
     slows_job("monitor", "reseat", "replace", source=GUIDELINES),
-    fix=("look again under load", "reseat the GPU or its riser; look at the slot's settings"),
+    fix=(_LOOK_AGAIN, _RESEAT),
+    expects="full width, and full speed under load",
 )
 def pcie(observed: Gpus, policy: Policy) -> Result:
     """Each PCIe link has all lanes of board and slot, and under load its full generation.
@@ -279,14 +226,16 @@ def pcie(observed: Gpus, policy: Policy) -> Result:
     warning. A fatal error, after which the link was set up anew, is a failure (the kernel's
     aer_stats).
     """
-    check, expectation = "gpus.pcie", "full width, and full speed under load"
     if reason := no_gpu_reason(observed):
-        return na(check, reason)
-    hidden = unshown_reason(observed)
-    words = _narrow_on_bus(expected_gpus(observed)) if hidden else []
-    fix = "reseat the GPU or its riser; look at the slot's settings"
-    errors = {gpu.address: _aer(gpu) for gpu in expected_gpus(observed) if gpu.aer}
-    fatal = any(kind == "fatal" for gpu in expected_gpus(observed) for kind, _, _ in gpu.aer)
+        return pcie.na(reason)
+    bus_gpus, hidden = expected_gpus(observed), unshown_reason(observed)
+    words = _narrow_on_bus(bus_gpus) if hidden else []
+    errors = {
+        gpu.address: first_few(f"{count} {error} ({kind})" for kind, error, count in gpu.aer)
+        for gpu in bus_gpus
+        if gpu.aer
+    }
+    fatal = any(kind == "fatal" for gpu in bus_gpus for kind, _, _ in gpu.aer)
 
     def find_problem(gpu: Gpu) -> str:
         words = _width_problem(observed, gpu), _speed_problem(gpu), errors.get(gpu.pci_address, "")
@@ -297,48 +246,38 @@ def pcie(observed: Gpus, policy: Policy) -> Result:
             return "?" if find_problem(gpu) else None
         if gpu.pcie_width == gpu.pcie_width_max:
             return f"x{gpu.pcie_width}"
-        if gpu.virtual:
-            return f"x{gpu.pcie_width} in a virtual machine"
-        return f"x{gpu.pcie_width} while idle" if _may_narrow(gpu) else f"x{gpu.pcie_width}"
+        idle = " while idle" if _may_narrow(gpu) else ""
+        return f"x{gpu.pcie_width}{' in a virtual machine' if gpu.virtual else idle}"
 
     findings = [gpu for gpu in observed.gpus if find_problem(gpu)]
     is_failure = fatal or any(
         _width_problem(observed, gpu) or (_speed_problem(gpu) and not gpu.idle) for gpu in findings
     )
+    is_failure = is_failure or (bool(words) and not findings)
     words += [f"{address}: {text}" for address, text in errors.items()]
+    status = "fail" if is_failure else "warn"
     if words and not findings:
-        make_result = fail if is_failure or len(words) > len(errors) else warn
-        return make_result(
-            *(check, expectation, first_few(words), "/sys/bus/pci/devices", fix), actions=_RESEAT
+        text = first_few(words)
+        return pcie.fail(
+            text, "/sys/bus/pci/devices", _RESEAT, actions=_BY_RESEATING, status=status
         )
     if hidden and not findings:
-        return unknown(check, hidden)
+        return pcie.unknown(hidden)
     return judge_each(
-        check,
-        observed,
-        expectation,
-        value,
-        find_problem,
+        *(pcie, observed, value, find_problem),
         absent="the tool shows no PCIe link",
-        reads=(
-            "pcie_width",
-            "pcie_width_max",
-            "pcie_generation",
-            "pcie_generation_max",
-            "performance_state",
-            "idle",
-            "virtual",
-        ),
-        fix=fix if is_failure or errors else "look again under load",
-        actions=_RESEAT if is_failure or errors else (),
-        make_result=fail if is_failure else warn,
+        reads=_PCIE_READS,
+        fix=_RESEAT if is_failure or errors else _LOOK_AGAIN,
+        actions=_BY_RESEATING if is_failure or errors else (),
+        status=status,
     )
 
 
 @check(
     "gpus.throttle",
     slows_job("inspect", "reseat", "replace", source=GUIDELINES),
-    fix=("look at fans, air flow, power supplies and cables",),
+    fix="look at fans, air flow, power supplies and cables",
+    expects="no slow-down",
 )
 def throttle(observed: Gpus, policy: Policy) -> Result:
     """No GPU is slowed down by its hardware: by heat, or by its power supply.
@@ -346,26 +285,16 @@ def throttle(observed: Gpus, policy: Policy) -> Result:
     A busy GPU works at its limit on power (sw_power_cap), which does not count. The driver's own
     thermal slow-down is a warning.
     """
-
-    def find_problem(gpu: Gpu) -> str:
-        return ", ".join(gpu.throttle)
-
-    def value(gpu: Gpu) -> tuple[str, ...] | None:
-        # AMD's tools do not show the absence of a reason.
-        return gpu.throttle if gpu.throttle or gpu.throttled is not None else None
-
     is_failure = any(name.startswith("hw_") for gpu in observed.gpus for name in gpu.throttle)
     return judge_each(
-        "gpus.throttle",
-        observed,
-        "no slow-down",
-        value,
-        find_problem,
+        *(throttle, observed),
+        # AMD's tools do not show the absence of a reason.
+        lambda gpu: gpu.throttle if gpu.throttle or gpu.throttled is not None else None,
+        lambda gpu: ", ".join(gpu.throttle),
         absent="the tool shows no reasons for a slow-down",
-        fix="look at fans, air flow, power supplies and cables",
         shown="none",
         reads=("throttle",),
-        make_result=fail if is_failure else warn,
+        status="fail" if is_failure else "warn",
     )
 
 
@@ -373,7 +302,7 @@ def throttle(observed: Gpus, policy: Policy) -> Result:
     "gpus.temperature",
     slows_job("inspect", "reseat", "replace", source=GUIDELINES),
     settings=("gpu_max_temperature_c",),
-    fix=("look at fans, air flow and heat sinks",),
+    fix="look at fans, air flow and heat sinks",
 )
 def temperature(observed: Gpus, policy: Policy) -> Result:
     """Each GPU is cooler than the policy's limit, or than its own slow-down temperature.
@@ -389,41 +318,32 @@ def temperature(observed: Gpus, policy: Policy) -> Result:
             return gpu.temperature_c or 0
         return None if limit is None and gpu.temperature_slowdown_c is None else gpu.temperature_c
 
-    def is_at_limit(gpu: Gpu) -> bool:
-        return limit is None and gpu.temperature_left_c is not None and gpu.temperature_left_c <= 0
-
     def above_limit(gpu: Gpu) -> list[str]:
-        maximum = gpu.temperature_slowdown_c if limit is None else limit
-        words = []
-        if gpu.temperature_c is not None and maximum is not None and gpu.temperature_c >= maximum:
-            words.append(f"{gpu.temperature_c} C, limit {maximum} C")
-        memory, maximum = gpu.memory_temperature_c, gpu.memory_temperature_max_c
-        if memory is not None and maximum is not None and memory >= maximum:
-            words.append(f"memory {memory} C, limit {maximum} C")
-        return words
+        own_limit = gpu.temperature_slowdown_c if limit is None else limit
+        return [
+            f"{name}{degrees} C, limit {maximum} C"
+            for name, degrees, maximum in (
+                ("", gpu.temperature_c, own_limit),
+                ("memory ", gpu.memory_temperature_c, gpu.memory_temperature_max_c),
+            )
+            if degrees is not None and maximum is not None and degrees >= maximum
+        ]
 
     def find_problem(gpu: Gpu) -> str:
-        if words := above_limit(gpu):
-            return ", ".join(words)
-        return f"{gpu.temperature_left_c} C left to the limit" if is_at_limit(gpu) else ""
+        degrees_left = gpu.temperature_left_c
+        is_at_limit = limit is None and degrees_left is not None and degrees_left <= 0
+        left = f"{degrees_left} C left to the limit" if is_at_limit else ""
+        return ", ".join(above_limit(gpu)) or left
 
     degrees = [gpu.temperature_c for gpu in observed.gpus if gpu.temperature_c is not None]
-    expectation = "below the slow-down" if limit is None else f"below {limit} C"
+    own = ("temperature_slowdown_c", "temperature_left_c") if limit is None else ()
     return judge_each(
-        "gpus.temperature",
-        observed,
-        expectation,
-        value,
-        find_problem,
+        *(temperature, observed, value, find_problem),
         absent="the tool shows no temperature and threshold",
-        fix="look at fans, air flow and heat sinks",
+        expected="below the slow-down" if limit is None else f"below {limit} C",
         shown=f"at most {max(degrees)} C" if degrees else "",
-        reads=(
-            "temperature_c",
-            "memory_temperature_c",
-            *(("temperature_slowdown_c", "temperature_left_c") if limit is None else ()),
-        ),
-        make_result=fail if any(above_limit(gpu) for gpu in observed.gpus) else warn,
+        reads=("temperature_c", "memory_temperature_c", *own),
+        status="fail" if any(above_limit(gpu) for gpu in observed.gpus) else "warn",
     )
 
 
@@ -439,17 +359,12 @@ _FIX_NVIDIA = "NVreg_DeviceFileMode=0666 for the module nvidia"
 _FIX_MODE = "nvidia-smi --compute-mode=DEFAULT"
 
 
-def _is_open_to_group(file: DeviceFile) -> bool:
-    """Whether a group other than root's may use the file."""
-    return file.mode[4:6] == "rw" and file.gid != 0
-
-
 def _inaccessible(files: Iterable[DeviceFile]) -> list[str]:
-    """The files that no user but root can open for reading and writing."""
+    """The files that neither all users nor a group other than root's can open for both."""
     return [
         f"{file.path} {file.mode} group {file.gid}"
         for file in files
-        if file.mode[7:9] != "rw" and not _is_open_to_group(file)
+        if file.mode[7:9] != "rw" and (file.mode[4:6] != "rw" or file.gid == 0)
     ]
 
 
@@ -457,6 +372,7 @@ def _inaccessible(files: Iterable[DeviceFile]) -> list[str]:
     "gpus.device_access",
     loses_job("configure", "reload_driver"),
     fix=(_FIX_PART, _FIX_AMD, _FIX_NVIDIA, _FIX_MODE),
+    expects="readable and writable for jobs",
 )
 def device_access(observed: Gpus, policy: Policy) -> Result:
     """Jobs can open the GPUs' device files: all users, or the members of a group.
@@ -467,13 +383,12 @@ def device_access(observed: Gpus, policy: Policy) -> Result:
     does not test whether a job's user is in that group. No program may compute on a GPU in the
     compute mode Prohibited (nvidia-smi(1)).
     """
-    check, expectation = "gpus.device_access", "readable and writable for jobs"
     if reason := no_gpu_reason(observed):
-        return na(check, reason)
+        return device_access.na(reason)
     bound = {gpu.vendor for gpu in expected_gpus(observed) if gpu.driver in ("amdgpu", "nvidia")}
     bound |= {gpu.vendor for gpu in observed.gpus}
     if not bound:
-        return na(check, "no GPU has its driver")
+        return device_access.na("no GPU has its driver")
     amd, lost = [], []
     if "amd" in bound:
         amd = [f for f in observed.device_files if f.path == _KFD or f.path.startswith(_RENDER)]
@@ -481,25 +396,22 @@ def device_access(observed: Gpus, policy: Policy) -> Result:
         lost += [] if any(f.path != _KFD for f in amd) else [f"{_RENDER}*"]
     nvidia = [f for f in observed.device_files if "nvidia" in bound and _NVIDIA.fullmatch(f.path)]
     if lost and not observed.device_files:
-        return unknown(check, "no device file was seen")
+        return device_access.unknown("no device file was seen")
     barred = [gpu for gpu in observed.nvidia if gpu.compute_mode == "prohibited"]
-    closed = _inaccessible([*amd, *nvidia])
-    if lost or closed or barred:
-        fixes = [_FIX_PART] if lost else []
-        fixes += [_FIX_MODE] if barred else []
-        fixes += [_FIX_AMD] if _inaccessible(amd) else []
-        fixes += [_FIX_NVIDIA] if _inaccessible(nvidia) else []
-        words = [f"{path} is missing" for path in lost] + closed
+    closed_amd, closed_nvidia = _inaccessible(amd), _inaccessible(nvidia)
+    fixes = {_FIX_PART: lost, _FIX_MODE: barred, _FIX_AMD: closed_amd, _FIX_NVIDIA: closed_nvidia}
+    if any(fixes.values()):
+        words = [f"{path} is missing" for path in lost] + closed_amd + closed_nvidia
         if barred:
             words.append(findings_text((gpu, "compute mode prohibited") for gpu in barred))
-        return fail(check, expectation, first_few(words), "/dev", "; ".join(fixes))
-    if unreadable := unreadable_gpus(observed, ("compute_mode",)):
-        return unknown(check, findings_text(unreadable))
+        fix = "; ".join(fix for fix, parts in fixes.items() if parts)
+        return device_access.fail(first_few(words), "/dev", fix)
+    if unreadable := unreadable_text(observed, ("compute_mode",)):
+        return device_access.unknown(unreadable)
     if not amd and not nvidia:
         # nvidia-modprobe makes the files when the first program needs them.
-        return na(check, "no program has used a GPU since the boot")
+        return device_access.na("no program has used a GPU since the boot")
     groups = sorted({file.gid for file in (*amd, *nvidia) if file.mode[7:9] != "rw"})
-    if groups:
-        numbers = first_few(map(str, groups))
-        return ok(check, expectation, f"for members of group {numbers} only", "/dev")
-    return ok(check, expectation, "for everybody", "/dev")
+    numbers = first_few(map(str, groups))
+    who = f"for members of group {numbers} only" if groups else "for everybody"
+    return device_access.ok(who, "/dev")

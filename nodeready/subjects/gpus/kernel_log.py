@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from nodeready.core.base import Output, Section
 from nodeready.subjects.gpus.driver_messages import (
@@ -28,9 +27,6 @@ from nodeready.subjects.gpus.driver_messages import (
 )
 from nodeready.subjects.gpus.gpu import KernelFault, Tool, pci_address
 from nodeready.subjects.gpus.xids import FATAL, ISOLATE, REBOOT, action_of
-
-if TYPE_CHECKING:
-    from nodeready.core.policy import Policy
 
 NAME = "kernel log"
 #: A ring buffer that begins later than this many seconds after the boot has lost its first lines.
@@ -190,12 +186,11 @@ END {{
 """
 
 
-def _script(policy: Policy) -> str:
-    """Scan dmesg; when it is not complete, or may not be read, scan the journal."""
-    return (
-        'nr_scan() { NR_MARK="@$NR status "; export NR_MARK; exec awk -v from="$1" \''
-        + _SCAN
-        + r"""'
+# Scan dmesg; when it is not complete, or may not be read, scan the journal.
+_SCRIPT = (
+    'nr_scan() { NR_MARK="@$NR status "; export NR_MARK; exec awk -v from="$1" \''
+    + _SCAN
+    + r"""'
     }
     if { nr_answer dmesg; printf '\n@%s status %s\n' "$NR" $?; } | nr_scan dmesg; then exit 0; fi
     command -v journalctl >/dev/null || exit 0
@@ -203,7 +198,7 @@ def _script(policy: Policy) -> str:
       printf '\n@%s status %s\n' "$NR" $?; } | nr_scan journalctl
     exit 0
     """
-    )
+)
 
 
 # Read also where a driver is loaded and its GPU has left the bus.
@@ -217,7 +212,7 @@ case $nr_line in 0x10de | 0x1002) nr_gpu=1 ;; esac
 done
 [ -n "$nr_gpu" ]"""
 
-SECTION = Section("kernel_log", _script, timeout_s=10, parallel=True, when=_WHEN)
+SECTION = Section("kernel_log", lambda policy: _SCRIPT, timeout_s=10, parallel=True, when=_WHEN)
 
 
 @dataclass(frozen=True)
@@ -357,37 +352,30 @@ def _fault(scan: _Scan, lines: _Lines) -> KernelFault | None:
     address = _address(text)
     xid = re.match(r"NVRM: Xid \(([^)]*)\): ([0-9]{1,5})\b", text)
     reloaded = last < _number(scan.values.get("loaded"))
-    if xid:
-        code = int(xid[2])
-        action = action_of(code, text)
+    code = int(xid[2]) if xid else None
+    if code is not None:
+        source, action = "xid", action_of(code, text)
         # A new load of the driver repairs a fault, unless the fault needs a reboot or hands.
-        over = not action or (reloaded and action not in (REBOOT, ISOLATE))
-        return None if over else _kernel_fault("xid", code, address, action, lines)
-    rule = find_rule(text)
-    if rule is None:
-        return None
-    if rule.source == "pcie":
-        address = _source(text)
-    # Lines of amdgpu's compute part do not name the device.
-    ends = scan.rings if rule.ring_resets else scan.recovered
-    resets = [ends.get(address[:10], 0)] if address else ends.values()
-    was_reset = last < max(resets, default=0)
-    if rule.source in ("nvidia", "pcie"):
-        was_reset = was_reset or reloaded
-    action = rule.after_reset if was_reset else rule.action
+        if reloaded and action not in (REBOOT, ISOLATE):
+            return None
+    else:
+        rule = find_rule(text)
+        if rule is None:
+            return None
+        source = rule.source
+        code = sxid_code(text) if source == "sxid" else None
+        if source == "pcie":
+            address = _source(text)
+        # Lines of amdgpu's compute part do not name the device.
+        ends = scan.rings if rule.ring_resets else scan.recovered
+        resets = [ends.get(address[:10], 0)] if address else ends.values()
+        was_reset = last < max(resets, default=0)
+        was_reset = was_reset or (source in ("nvidia", "pcie") and reloaded)
+        action = rule.after_reset if was_reset else rule.action
     if not action:
         return None
-    sxid = sxid_code(text) if rule.source == "sxid" else None
-    return _kernel_fault(rule.source, sxid, address, action, lines)
-
-
-def _kernel_fault(
-    source: str, code: int | None, address: str | None, action: str, lines: _Lines
-) -> KernelFault:
-    text = lines.text[:_TEXT]
-    return KernelFault(
-        source, code, address, text, action, lines.count, lines.first_s, lines.last_s
-    )
+    stamps = (lines.first_s, lines.last_s)
+    return KernelFault(source, code, address, text[:_TEXT], action, lines.count, *stamps)
 
 
 def parse(output: Output) -> tuple[tuple[KernelFault, ...], Tool]:

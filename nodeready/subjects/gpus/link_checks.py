@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, check, fail, na, ok, unknown, warn
+from nodeready.core.result import Result, check
 from nodeready.core.severity import AMDGPU_RAS, FABRIC, VALIDATION, loses_job, slows_job
-from nodeready.subjects.gpus.amd_gpu import AmdGpu
 from nodeready.subjects.gpus.findings import (
+    Sign,
     distinct_values,
     expected_gpus,
     findings_text,
     first_few,
-    judge_each,
+    judge_signs,
     no_gpu_reason,
-    unreadable_gpus,
+    silent_text,
+    unreadable_text,
     unshown_reason,
 )
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
@@ -81,29 +82,9 @@ def _down(observed: Gpus, gpu: Gpu) -> str:
     return f"link {first_few(map(str, down))} inactive" if down else ""
 
 
-def _nominal_speed(observed: Gpus, gpu: Gpu) -> float:
-    """The speed below which a link of this model is slow; 0 where it is unknown.
-
-    Where the GPUs of a node have different names, the names are the finding.
-    """
-    if len({peer.model for peer in observed.gpus}) > 1:
-        return 0.0
-    speeds = (speed for model, speed in _SPEEDS if model.search(gpu.model or ""))
-    return next(speeds, 0.0) * _ROUNDED
-
-
 # A GPU beside a Grace processor: the link between them is on in a sound node (recorded GB200,
 # GB300).
 _GRACE = re.compile(r"\bG[HB][23]00\b")
-
-
-def _gpus_without_c2c(observed: Gpus) -> list[tuple[Gpu, str]]:
-    """The GPUs that reach their Grace processor only by PCIe."""
-    return [
-        (gpu, "NVLink-C2C to the processor off")
-        for gpu in observed.nvidia
-        if gpu.c2c == "off" and _GRACE.search(gpu.model or "")
-    ]
 
 
 def _slow_links(observed: Gpus) -> list[tuple[Gpu, str]]:
@@ -115,12 +96,14 @@ def _slow_links(observed: Gpus) -> list[tuple[Gpu, str]]:
         fastest_by_model[gpu.model] = max((*speeds, fastest_by_model.get(gpu.model, 0.0)))
     for gpu in observed.gpus:
         fastest = fastest_by_model[gpu.model]
-        nominal = _nominal_speed(observed, gpu)
+        nominals = (speed for model, speed in _SPEEDS if model.search(gpu.model or ""))
+        # Where the GPUs of a node have different names, the names are the finding.
+        nominal = next(nominals, 0.0) if len(fastest_by_model) == 1 else 0.0
         for link in gpu.links:
             speed = link.speed_gbps
-            if speed is not None and speed < max(fastest, nominal):
-                expected = max(fastest, round(nominal / _ROUNDED, 3))
-                findings.append((gpu, f"link {link.index} at {speed:g} of {expected:g} GB/s"))
+            if speed is not None and speed < max(fastest, nominal * _ROUNDED):
+                text = f"link {link.index} at {speed:g} of {max(fastest, nominal):g} GB/s"
+                findings.append((gpu, text))
                 break
     return findings
 
@@ -136,13 +119,17 @@ def _bridge_problem(observed: Gpus, gpu: Gpu) -> str:
     return "all links inactive: a pair without its bridges" if pair and not active else ""
 
 
+_BRIDGES = "look at the bridges"
+
+
 @check(
     "gpus.nvlink",
     slows_job("reset_gpu", "reboot", "reseat", "replace", source=VALIDATION),
     fix=(
         "reset the GPUs; then reseat the board or the bridge; see dmesg for amdgpu",
-        "look at the bridges",
+        _BRIDGES,
     ),
+    expects="all links active at one speed",
 )
 def nvlink(observed: Gpus, policy: Policy) -> Result:
     """All links between the GPUs (NVLink, XGMI) are active, at one speed.
@@ -152,45 +139,44 @@ def nvlink(observed: Gpus, policy: Policy) -> Result:
     which cards a bridge joins: a warning where the numbers of active links differ, or where only
     a part of a bridge's links is active.
     """
-    check, expectation = "gpus.nvlink", "all links active at one speed"
     if reason := no_gpu_reason(observed):
-        return na(check, reason)
+        return nvlink.na(reason)
     nvlink_tool = observed.nvlink_tool
     # An A10 and other cards without NVLink: the command prints nothing.
     is_empty = nvlink_tool.state == "missing" and observed.nvidia_tool.works
     has_answered = nvlink_tool.works or (bool(observed.nvidia) and is_empty)
-    down = [(gpu, text) for gpu in observed.amd if (text := _down(observed, gpu))]
-    if has_answered:
-        down += [(gpu, text) for gpu in observed.nvidia if (text := _down(observed, gpu))]
-    if findings := down + _slow_links(observed) + _gpus_without_c2c(observed):
-        # Xid 74 is NVIDIA's code for a link.
+    told = observed.amd + (observed.nvidia if has_answered else ())
+    findings = [(gpu, text) for gpu in told if (text := _down(observed, gpu))]
+    findings += _slow_links(observed)
+    findings += [
+        (gpu, "NVLink-C2C to the processor off")
+        for gpu in observed.nvidia
+        if gpu.c2c == "off" and _GRACE.search(gpu.model or "")
+    ]
+    if findings:
         amd = all(gpu.vendor == "amd" for gpu, _ in findings)
         source = (observed.amd_tool if amd else nvlink_tool).name
+        # Xid 74 is NVIDIA's code for a link.
         word = "amdgpu" if amd else "Xid 74"
         fix = f"reset the GPUs; then reseat the board or the bridge; see dmesg for {word}"
-        return fail(check, expectation, findings_text(findings), source, fix)
+        return nvlink.fail(findings_text(findings), source, fix)
     if hidden := unshown_reason(observed):
-        return unknown(check, hidden)
+        return nvlink.unknown(hidden)
     if observed.nvidia and not has_answered:
-        return unknown(check, nvlink_tool.state_text)
-    if unreadable := unreadable_gpus(observed, _READS):
-        return unknown(check, findings_text(unreadable))
+        return nvlink.unknown(nvlink_tool.state_text)
+    if unreadable := unreadable_text(observed, _READS):
+        return nvlink.unknown(unreadable)
     linked = [gpu for gpu in observed.gpus if _active(gpu)]
-    partial = [(gpu, text) for gpu in observed.nvidia if (text := _bridge_problem(observed, gpu))]
-    if partial:
-        text = findings_text(partial)
-        return warn(
-            check, expectation, text, nvlink_tool.name, "look at the bridges", actions=("reseat",)
-        )
-    if not linked:
-        return na(check, "these GPUs use no links")
     numbers = {(gpu.model, _active(gpu)) for gpu in linked}
-    if len(numbers) > len({gpu.model for gpu in linked}):
-        text = findings_text((gpu, f"{_active(gpu)} active links") for gpu in linked)
-        return warn(
-            check, expectation, text, nvlink_tool.name, "look at the bridges", actions=("reseat",)
-        )
-    return ok(check, expectation, f"{distinct_values(linked, _active)} per GPU")
+    partial = [(gpu, text) for gpu in observed.nvidia if (text := _bridge_problem(observed, gpu))]
+    if not partial and len(numbers) > len({gpu.model for gpu in linked}):
+        partial = [(gpu, f"{_active(gpu)} active links") for gpu in linked]
+    if partial:
+        text, actions = findings_text(partial), ("reseat",)
+        return nvlink.warn(text, nvlink_tool.name, _BRIDGES, actions=actions)
+    if not linked:
+        return nvlink.na("these GPUs use no links")
+    return nvlink.ok(f"{distinct_values(linked, _active)} per GPU")
 
 
 _START = "systemctl start nvidia-fabricmanager, of the driver's own version; see its log"
@@ -227,6 +213,7 @@ def _gpus_outside_fabric(observed: Gpus) -> list[tuple[Gpu, str]]:
     "gpus.fabric_manager",
     loses_job("restart_service", "reset_gpu", "reboot", "replace", source=FABRIC),
     fix=(_START, _HEAL),
+    expects="running, and each GPU registered",
 )
 def fabric_manager(observed: Gpus, policy: Policy) -> Result:
     """The fabric manager runs where NVSwitches are, and each GPU has joined a healthy fabric.
@@ -236,44 +223,46 @@ def fabric_manager(observed: Gpus, policy: Policy) -> Result:
     The fabric's report on a GPU's health (nvmlGpuFabricInfo_v3_t) counts wherever it exists, and
     all GPUs of a node are in one clique.
     """
-    check, expectation = "gpus.fabric_manager", "running, and each GPU registered"
     if no_gpu_reason(observed) or not (expected_gpus(observed, "nvidia") or observed.nvidia):
-        return na(check, no_gpu_reason(observed) or "no NVIDIA GPU")
+        return fabric_manager.na(no_gpu_reason(observed) or "no NVIDIA GPU")
     states = [gpu for gpu in observed.nvidia if gpu.fabric_state is not None]
     unjoined, unhealthy = _gpus_outside_fabric(observed), _unhealthy_gpus(observed)
     words = []
     if observed.nvswitches and observed.fabric_manager == "not running":
         words.append(f"{observed.nvswitches} NVSwitches, but nv-fabricmanager does not run")
     fix = _START if words or unjoined else _HEAL
-    words += [findings_text(unjoined)] if unjoined else []
-    words += [findings_text(unhealthy)] if unhealthy else []
+    words += [findings_text(findings) for findings in (unjoined, unhealthy) if findings]
     if words:
         actions = ("reset_gpu", "reboot", "replace") if fix == _HEAL else ()
-        text = "; ".join(words)
-        return fail(check, expectation, text, "nvidia-smi -q", fix, actions=actions)
+        return fabric_manager.fail("; ".join(words), "nvidia-smi -q", fix, actions=actions)
     hidden = unshown_reason(observed, "nvidia")
-    if unreadable := unreadable_gpus(observed, _FABRIC_READS):
-        return unknown(check, findings_text(unreadable))
+    if unreadable := unreadable_text(observed, _FABRIC_READS):
+        return fabric_manager.unknown(unreadable)
     if not observed.nvswitches and {gpu.fabric_state for gpu in states} == {"not started"}:
         states = []
     models = {gpu.model for gpu in states}
-    silent = [gpu for gpu in observed.nvidia if gpu.fabric_state is None and gpu.model in models]
-    if silent:
-        return unknown(check, findings_text((gpu, "its tool does not say") for gpu in silent))
-    if not observed.nvswitches and not states:
-        return unknown(check, hidden) if hidden else na(check, "no NVSwitch")
+    stateless = [gpu for gpu in observed.nvidia if gpu.fabric_state is None]
+    if silent := silent_text(gpu for gpu in stateless if gpu.model in models):
+        return fabric_manager.unknown(silent)
+    if not observed.nvswitches and not states and not hidden:
+        return fabric_manager.na("no NVSwitch")
     if observed.nvswitches and observed.fabric_manager != "running":
         tool = observed.nvidia_tool
-        return unknown(check, f"processes were not looked at: {tool.name} {tool.state}")
+        return fabric_manager.unknown(f"processes were not looked at: {tool.name} {tool.state}")
     if hidden:
-        return unknown(check, hidden)
-    return ok(check, expectation, "running" if observed.nvswitches else "registered")
+        return fabric_manager.unknown(hidden)
+    return fabric_manager.ok("running" if observed.nvswitches else "registered")
+
+
+_RESET_LINKS = "drain, reset the GPUs; open a case with the vendor if they come back"
+_XGMI_SIGNS = (Sign("xgmi_errors", "{} XGMI errors", _RESET_LINKS),)
 
 
 @check(
     "gpus.xgmi_errors",
     loses_job("reset_gpu", "reboot", "replace", source=AMDGPU_RAS),
-    fix=("drain, reset the GPUs; open a case with the vendor if they come back",),
+    fix=_RESET_LINKS,
+    expects="0 errors",
 )
 def xgmi_errors(observed: Gpus, policy: Policy) -> Result:
     """No error on the links between AMD's GPUs (XGMI) since the driver was loaded.
@@ -281,25 +270,10 @@ def xgmi_errors(observed: Gpus, policy: Policy) -> Result:
     RAS counts them as block XGMI_WAFL. MI200 and older have a separate status, which amd-smi
     clears by reading it (Linux' amdgpu_xgmi.c): there, each audit shows the errors since the last.
     """
-    check = "gpus.xgmi_errors"
     if not observed.amd and not expected_gpus(observed, "amd"):
-        return na(check, no_gpu_reason(observed) or "no AMD GPU")
-
-    def value(gpu: Gpu) -> int | None:
-        return gpu.xgmi_errors if isinstance(gpu, AmdGpu) else None
-
-    def find_problem(gpu: Gpu) -> str:
-        errors = value(gpu)
-        return f"{errors} XGMI errors" if errors else ""
-
-    fix = "drain, reset the GPUs; open a case with the vendor if they come back"
-    return judge_each(
-        check,
-        observed,
-        "0 errors",
-        value,
-        find_problem,
+        return xgmi_errors.na(no_gpu_reason(observed) or "no AMD GPU")
+    return judge_signs(
+        *(xgmi_errors, observed, _XGMI_SIGNS),
+        lambda gpu: getattr(gpu, "xgmi_errors", None),
         absent="these GPUs count none",
-        fix=fix,
-        reads=("xgmi_errors",),
     )

@@ -15,13 +15,18 @@ from typing import TYPE_CHECKING, Any
 from nodeready.core.base import Output, Section
 from nodeready.core.parsed_template import ParsedTemplate, TemplateCache, fast_replace
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Tool
-from nodeready.subjects.gpus.nvidia_gpu import parse_gpu, parse_processes
-from nodeready.subjects.gpus.nvidia_xml import ANY_DRIVER, Element, number, own_elements, tree
+from nodeready.subjects.gpus.nvidia_gpu import (
+    ANY_DRIVER,
+    Element,
+    number,
+    own_elements,
+    parse_gpu,
+    parse_processes,
+    tree,
+)
 
 if TYPE_CHECKING:
     from xml.etree import ElementTree
-
-    from nodeready.core.policy import Policy
 
 NAME = "nvidia-smi"
 FABRIC_MANAGER = "nv-fabricmanager"
@@ -82,11 +87,8 @@ PREPARE = rf"""
 """
 
 
-def _script(policy: Policy) -> str:
-    return f"{PREPARE}\n    nr_answer nvidia-smi -q -x\n"
-
-
-SECTION = Section("nvidia_smi", _script, 20, 1048576, parallel=True, when=WHEN)
+_SCRIPT = f"{PREPARE}\n    nr_answer nvidia-smi -q -x\n"
+SECTION = Section("nvidia_smi", lambda policy: _SCRIPT, 20, 1048576, parallel=True, when=WHEN)
 
 _MAX_GPUS = 256
 

@@ -6,15 +6,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from nodeready.core.base import Output, Section
 from nodeready.subjects.gpus.gpu import Gpu, GpuLink, Tool
 from nodeready.subjects.gpus.nvidia import PREPARE, WHEN, message, unasked_tool
-
-if TYPE_CHECKING:
-    from nodeready.core.policy import Policy
-
 
 # Boards on which the links are connected by construction. On cards a bridge between two of them is
 # an option, and an NVL is a pair of cards (product names of recorded output).
@@ -51,12 +46,9 @@ _NO_LINKS = re.compile("links are inactive|not supported", re.I)
 _STATES = {"inactive": "inactive", "active": "active", "sleep": "active"}
 
 
-def _nvlink_script(policy: Policy) -> str:
-    return f"{PREPARE}\n    nr_answer nvidia-smi nvlink --status\n"
-
-
+_SCRIPT = f"{PREPARE}\n    nr_answer nvidia-smi nvlink --status\n"
 # A separate section: where the fabric is broken, this command hangs and ``-q`` does not.
-NVLINK_SECTION = Section("nvlink", _nvlink_script, 20, 262144, parallel=True, when=WHEN)
+NVLINK_SECTION = Section("nvlink", lambda policy: _SCRIPT, 20, 262144, parallel=True, when=WHEN)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from nodeready.core import shell
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, Subject, check, fail, fixable, na, ok, unknown, warn
+from nodeready.core.result import Result, Subject, check, fixable
 from nodeready.core.severity import loses_job
 from nodeready.subjects.iommu.arguments import configured, contradicting, missing, words
-from nodeready.subjects.iommu.facts import GENERATED, GRUB_D, OWN_VARIABLE, PROBE, Iommu
+from nodeready.subjects.iommu.facts import ENTRIES, GENERATED, GRUB_D, OWN_VARIABLE, PROBE, Iommu
 from nodeready.subjects.iommu.instincts import MODELS
-from nodeready.subjects.iommu.next_boot import ENTRIES
 
 #: From this number of CPUs on MI100 and MI200 need the IOMMU. Without the IOMMU the kernel falls
 #: back from X2APIC and enumerates 255 of 256 logical CPUs (AMD's system optimization guides for
@@ -46,6 +45,14 @@ def required_arguments(observed: Iommu, policy: Policy) -> tuple[str, ...] | str
     return ("iommu=pt",)
 
 
+_COMMANDS = (
+    ("debian", ("update-grub",)),
+    ("debian", ("grub-mkconfig", "-o", "/boot/grub/grub.cfg")),
+    ("redhat", ("grubby",)),
+    ("suse", ("grub2-mkconfig", "-o", "/boot/grub2/grub.cfg")),
+)
+
+
 def tool(observed: Iommu) -> tuple[str, ...]:
     """The command that makes the next boot's configuration; () for a node without a known one."""
     if observed.family != "redhat" and any(
@@ -53,14 +60,9 @@ def tool(observed: Iommu) -> tuple[str, ...]:
     ):
         # systemd-boot does not read the files that GRUB's tools write.
         return ()
-    if observed.family == "debian" and "update-grub" in observed.tools:
-        return ("update-grub",)
-    if observed.family == "debian" and "grub-mkconfig" in observed.tools:
-        return ("grub-mkconfig", "-o", "/boot/grub/grub.cfg")
-    if observed.family == "redhat" and "grubby" in observed.tools:
-        return ("grubby",)
-    if observed.family == "suse" and "grub2-mkconfig" in observed.tools:
-        return ("grub2-mkconfig", "-o", "/boot/grub2/grub.cfg")
+    for family, command in _COMMANDS:
+        if observed.family == family and command[0] in observed.tools:
+            return command
     return ()
 
 
@@ -84,8 +86,9 @@ def is_own_line_last(observed: Iommu, args: tuple[str, ...]) -> bool:
 def _problem(tokens: tuple[str, ...], args: tuple[str, ...]) -> str:
     """The problem with a command line in words, or ""."""
     parts = [f"{token} contradicts" for token in contradicting(tokens, args)]
-    lacking = missing(tokens, args)
-    return ", ".join([*parts, *([f"{' '.join(lacking)} missing"] if lacking else [])])
+    if lacking := missing(tokens, args):
+        parts.append(f"{' '.join(lacking)} missing")
+    return ", ".join(parts)
 
 
 def _source(observed: Iommu, tokens: tuple[str, ...], default: str) -> str:
@@ -104,12 +107,11 @@ def _next_boot(observed: Iommu, args: tuple[str, ...]) -> tuple[str, str, bool]:
             return f"next boot: {problem}", _source(observed, bad, entry.source), True
     if observed.family != "redhat" and not is_own_line_last(observed, args):
         grub = configured(observed.config)
+        source = grub.last.source if grub.last else ""
         if grub.tokens is None:
-            source = grub.last.source if grub.last else ""
             return "next update of GRUB: cannot be foretold", source, False
         if problem := _problem(grub.tokens, args):
             bad = contradicting(grub.tokens, args)
-            source = grub.last.source if grub.last else ""
             return f"next update of GRUB: {problem}", _source(observed, bad, source), False
     return "", observed.boot[0].source if observed.boot else "", False
 
@@ -136,61 +138,68 @@ def args(observed: Iommu, policy: Policy) -> Result:
     other, since the kernel obeys both. Independent words may share an option, as in
     ``iommu=pt,nofullflush``.
     """
-    check, arguments = "iommu.args", required_arguments(observed, policy)
+    arguments = required_arguments(observed, policy)
     if isinstance(arguments, str):
-        return na(check, arguments)
+        return args.na(arguments)
     expected = " ".join(arguments)
     if observed.unreadable:
-        return unknown(check, f"only root may read {observed.unreadable[0]}")
+        return args.unknown(f"only root may read {observed.unreadable[0]}")
     if not observed.boot and not _problem(observed.live, arguments):
-        return ok(check, expected, f"{expected}; the boot loader is not on this node")
+        actual = f"{expected}; the boot loader is not on this node"
+        return args.ok(actual, expected=expected)
     command = tool(observed)
     problem, source, stale = _next_boot(observed, arguments)
     if not observed.boot:
         problem = f"no boot loader configuration ({_problem(observed.live, arguments)})"
         source = ""
     elif not problem:
-        return ok(check, expected, expected, source)
+        return args.ok(source=source, expected=expected)
     if not command or not observed.boot:
         fix = f"set {expected} on the kernel's command line by hand (boot loader, PXE or image)"
-        return fail(check, expected, f"{problem}; no supported boot loader", source, fix)
+        actual = f"{problem}; no supported boot loader"
+        return args.fail(actual, source, fix, expected=expected)
     entry = observed.boot[0]
     fix = f"look in /etc/grub.d for what writes {entry.source}"
     if stale and entry.script not in GENERATED:
         actual = f"{problem}, in the entry of /etc/grub.d/{entry.script}"
-        return fail(check, expected, actual, source, fix)
+        return args.fail(actual, source, fix, expected=expected)
     if stale and observed.generated and is_own_line_last(observed, arguments):
         # grub.cfg was generated from nodeready's file and is wrong: another run changes nothing.
         path = observed.own_line.path if observed.own_line else ""
-        return fail(check, expected, f"{problem}, though {path} is in place", entry.source, fix)
-    return fixable(check, expected, problem, source)
+        actual = f"{problem}, though {path} is in place"
+        return args.fail(actual, entry.source, fix, expected=expected)
+    return fixable(args.id, expected, problem, source)
+
+
+_REBOOT, _REPAIR = "reboot the node", "repair iommu.args, then reboot the node"
 
 
 @check(
     "iommu.live",
     loses_job("configure", "reboot"),
     settings=("iommu_args",),
-    fix=("repair iommu.args, then reboot the node", "reboot the node"),
+    fix=(_REPAIR, _REBOOT),
 )
 def live(observed: Iommu, policy: Policy) -> Result:
     """The running kernel has the wanted arguments; a change takes effect at the next boot only."""
-    check, arguments = "iommu.live", required_arguments(observed, policy)
+    arguments = required_arguments(observed, policy)
     if isinstance(arguments, str):
-        return na(check, arguments)
+        return live.na(arguments)
     expected, problem = " ".join(arguments), _problem(observed.live, arguments)
     if not problem:
-        return ok(check, expected, expected, PROC)
+        return live.ok(source=PROC, expected=expected)
     if args(observed, policy).status == "ok":
-        problem = f"pending reboot: {problem}"
-        return warn(check, expected, problem, PROC, "reboot the node", actions=("reboot",))
-    return warn(check, expected, problem, PROC, "repair iommu.args, then reboot the node")
+        problem, actions = f"pending reboot: {problem}", ("reboot",)
+        return live.warn(problem, PROC, _REBOOT, expected=expected, actions=actions)
+    return live.warn(problem, PROC, _REPAIR, expected=expected)
 
 
 @check(
     "iommu.off",
     loses_job("configure", "reboot"),
     settings=("iommu_args",),
-    fix=("reboot the node", "remove TOKEN from WHERE, unless it is there for a reason"),
+    fix=(_REBOOT, "remove TOKEN from WHERE, unless it is there for a reason"),
+    expects="the IOMMU is not switched off",
 )
 def off(observed: Iommu, policy: Policy) -> Result:
     """Nothing switches the IOMMU off, now or at the next boot.
@@ -199,22 +208,21 @@ def off(observed: Iommu, policy: Policy) -> Result:
     hangs, so a deploy keeps it, and this check reports it. iommu.args replaces a token of an
     option that iommu.args sets.
     """
-    check, expectation = "iommu.off", "the IOMMU is not switched off"
     arguments = required_arguments(observed, policy)
     if isinstance(arguments, str):
-        return na(check, arguments)
+        return off.na(arguments)
     options = {name for token in arguments for name, _ in words(token)}
     command_lines = [(entry.source, entry.tokens) for entry in observed.boot]
     for default, tokens in [*command_lines, (PROC, observed.live)]:
         for token in tokens:
             if any(pair in OFF and pair[0] not in options for pair in words(token)):
                 source = _source(observed, (token,), default)
-                pending = "pending reboot: " if source == PROC and observed.boot else ""
+                if source == PROC and observed.boot:
+                    text = f"pending reboot: {token}"
+                    return off.warn(text, source, _REBOOT, actions=("reboot",))
                 fix = f"remove {token} from {source}, unless it is there for a reason"
-                fix = "reboot the node" if pending else fix
-                actions = ("reboot",) if pending else ()
-                return warn(check, expectation, f"{pending}{token}", source, fix, actions=actions)
-    return ok(check, expectation)
+                return off.warn(token, source, fix)
+    return off.ok()
 
 
 SUBJECT = Subject(

@@ -6,24 +6,187 @@ node without an AMD Instinct starts no process for it.
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from nodeready.core.base import Line, Output, Probe, ProbeError, Section, by_path, kernel_arguments
+from nodeready.subjects.iommu.arguments import expand
 from nodeready.subjects.iommu.instincts import VENDOR
-from nodeready.subjects.iommu.next_boot import (
-    ENTRIES,
-    GRUB_CFG,
-    GRUBENV,
-    LOADER_CONF,
-    Entry,
-    find_next_boot,
-)
 
 if TYPE_CHECKING:
     from nodeready.core.policy import Policy
+
+# --- The boot loader's entry of the next boot, and its kernel command line.
+#
+# From GRUB's manual ("default", "The GRUB environment block") and its source
+# (grub-core/normal/menu.c): ``next_entry`` of the environment decides once, else the ``default``
+# of grub.cfg, which mostly is ``saved_entry`` or a number. A default names an entry by its number
+# in its menu, its title or its id; ``>`` leads into a submenu (``>>`` is a character of a title).
+# The first entry boots where the default names no entry. RHEL's blscfg sorts the boot loader
+# entries by their files' names, newest first.
+
+#: The files of GRUB that update-grub, grub2-mkconfig and the installers of RHEL write.
+GRUB_CFG = ("/boot/grub/grub.cfg", "/boot/grub2/grub.cfg", "/boot/efi/EFI/*/grub.cfg")
+ENTRIES = "/boot/loader/entries"
+GRUBENV = ("/boot/grub2/grubenv", "/boot/grub/grubenv")
+_LINUX = re.compile(r"\s*linux(?:16|efi)?\s+\S+\s*(.*)$", re.DOTALL)
+_MENU = re.compile(r"\s*(menuentry|submenu|function)\s+(.*)$", re.DOTALL)
+_WORD = re.compile(r"(?:'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.|[^\s'\"\\])+", re.DOTALL)
+_BEGIN = re.compile(r"### BEGIN (\S+) ###")
+LOADER_CONF = "/boot/loader/loader.conf"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A kernel's command line in the boot loader's configuration."""
+
+    JSON_KEYS: ClassVar = {"source": "where"}
+
+    source: str  # the line of the configuration file
+    tokens: tuple[str, ...]  # the arguments
+    # base name of the script of /etc/grub.d that wrote the line; "": no mark names it
+    script: str = ""
+
+
+@dataclass
+class _Item:
+    """An entry or a submenu of GRUB's menu."""
+
+    names: tuple[str, ...] = ()
+    menu: list[_Item] | None = None
+    kernel: Entry | None = None
+
+
+def _boot_menu(lines: Iterable[Line]) -> list[_Item]:
+    """GRUB's menu in the lines of grub.cfg; a kernel outside of all entries is an entry, too."""
+    top: list[_Item] = []
+    stack: list[_Item] = [_Item(menu=top)]
+    script = ""
+    for line in lines:
+        text = line.text.strip()
+        begin, opens, kernel = _BEGIN.match(text), _MENU.match(text), _LINUX.match(line.text)
+        if begin:
+            script = begin[1].rpartition("/")[2]
+        elif opens:
+            arguments = [re.sub(r"['\"]|\\(?=.)", "", word) for word in _WORD.findall(opens[2])]
+            names = [arguments[0]] if arguments else []
+            for flag, value in zip(arguments, arguments[1:]):
+                if flag in ("$menuentry_id_option", "--id"):
+                    names.append(value)
+            names += [word[5:] for word in arguments if word.startswith("--id=")]
+            item = _Item(tuple(names), [] if opens[1] == "submenu" else None)
+            menu = stack[-1].menu
+            if opens[1] != "function" and menu is not None:
+                menu.append(item)
+            if text.endswith("{"):
+                stack.append(item)
+        elif text.startswith("}"):
+            if len(stack) > 1:
+                stack.pop()
+        elif kernel:
+            entry = Entry(line.source, kernel_arguments(kernel[1]), script)
+            if len(stack) == 1:
+                top.append(_Item(kernel=entry))
+            elif stack[-1].kernel is None:
+                stack[-1].kernel = entry
+    return top
+
+
+def _chosen(menu: list[_Item], name: str) -> Entry | None:
+    """The entry that GRUB boots with this ``default``; None: the entry has no kernel."""
+    first, _, submenu = name.replace(">>", "\0").partition(">")
+    first, submenu = first.replace("\0", ">"), submenu.replace("\0", ">>")
+    item = next((candidate for candidate in menu if first and first in candidate.names), None)
+    if item is None and re.fullmatch(r"\d{1,6}", first) and int(first) < len(menu):
+        item = menu[int(first)]
+    if item is None:
+        item, submenu = (menu[0] if menu else _Item()), ""
+    return item.kernel if item.menu is None else _chosen(item.menu, submenu)
+
+
+def _kernels(menu: list[_Item]) -> Iterator[Entry]:
+    for item in menu:
+        if item.kernel is not None:
+            yield item.kernel
+        yield from _kernels(item.menu or [])
+
+
+def _newest_first(path: str) -> list[tuple[int, int, str]]:
+    """The key by which entries sort, by their files' names, as rpm compares versions."""
+    name = path.rpartition("/")[2]
+    parts = re.findall(r"\d+|[A-Za-z]+", name.removesuffix(".conf"))
+    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts]
+
+
+def _chosen_path(paths: list[str], titles: Mapping[str, str], default: str) -> str:
+    """The boot loader entry that this default names, by file, title, pattern or number; else the
+    newest. The paths are sorted, the newest first.
+    """
+    for path in paths:
+        stem = path.rpartition("/")[2].removesuffix(".conf")
+        named = stem == default or titles.get(path) == default
+        if named or (default and fnmatch.fnmatchcase(stem, default.removesuffix(".conf"))):
+            return path
+    if re.fullmatch(r"\d{1,6}", default) and int(default) < len(paths):
+        return paths[int(default)]
+    return next((path for path in paths if "-rescue" not in path), paths[0])
+
+
+def find_next_boot(
+    files: Mapping[str, list[Line]], family: str
+) -> tuple[Entry | None, tuple[Entry, ...]]:
+    """The entry of the next boot, and the other boot loader entries, which decide on RHEL's
+    family.
+    """
+    variables: dict[str, str] = {}
+    env: dict[str, str] = {}
+    default, bls = "", False
+    menu: list[_Item] = []
+    for path, lines in files.items():
+        if path.endswith("/grub.cfg"):
+            menu = menu if any(_kernels(menu)) else _boot_menu(lines)
+            for line in lines:
+                name, _, value = line.text.strip().partition("=")
+                value = value.strip("\"'")
+                bls = bls or name.startswith("blscfg")
+                if name == "set default":
+                    default = default if value == "${next_entry}" else value
+                elif name.startswith("set "):
+                    variables.setdefault(name[4:], value)
+        elif path in GRUBENV:
+            pairs = (line.text.partition("=") for line in lines)
+            env.update({name: value for name, _, value in pairs})
+        elif path == LOADER_CONF:
+            words = [line.text.split(None, 1) for line in lines]
+            defaults = [
+                pair[1].strip() for pair in words if pair[0] == "default" and len(pair) == 2
+            ]
+            default = default or (defaults[-1] if defaults else "")
+    variables.update(env)
+    default = env.get("next_entry", "") or expand(default, env)
+    entries: dict[str, Entry] = {}
+    titles: dict[str, str] = {}
+    for path, lines in files.items():
+        for line in lines if path.startswith(f"{ENTRIES}/") else ():
+            if line.text.startswith("options") and path not in entries:
+                entries[path] = Entry(
+                    line.source, kernel_arguments(expand(line.text[7:], variables))
+                )
+            elif line.text.startswith("title"):
+                titles[path] = line.text[5:].strip()
+    kernels = tuple(_kernels(menu))
+    if entries and (not kernels or bls or (family == "redhat" and not menu[0].names)):
+        paths = sorted(entries, key=_newest_first, reverse=True)
+        chosen = _chosen_path(paths, titles, default)
+        other_paths = (path for path in paths if path != chosen and "-rescue" not in path)
+        return entries[chosen], tuple(entries[path] for path in other_paths)
+    return _chosen(menu, default) or next(iter(kernels), None), ()
+
+
+# --- The probe.
 
 DEFAULT_GRUB = "/etc/default/grub"
 GRUB_D = "/etc/default/grub.d"

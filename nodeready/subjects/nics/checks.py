@@ -12,23 +12,11 @@ from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.fleet import Counters, FleetFacts
 from nodeready.core.policy import Policy
 from nodeready.core.policy.fields import rows
-from nodeready.core.result import (
-    Result,
-    Subject,
-    by_value,
-    check,
-    fail,
-    join_first,
-    na,
-    ok,
-    unknown,
-    warn,
-)
+from nodeready.core.result import Check, Result, Subject, by_value, check, join_first
 from nodeready.core.severity import CABLES, drifts, loses_job, slows_job
 from nodeready.core.shell import quote
-from nodeready.subjects.nics.bonds import Bond, Slave
 from nodeready.subjects.nics.facts import PROBE, Nics, compared, counters, derived, learned
-from nodeready.subjects.nics.nic import NET, Nic
+from nodeready.subjects.nics.nic import NET, Bond, Nic
 
 # --- Since the last audit: lost links and broken packets.
 #
@@ -42,7 +30,6 @@ _DAY_S = 86400
 #: specified bit error rate of 1e-12 makes a few in an hour at 100 Gbit/s and more.
 _ERRORS_PER_HOUR = 120
 _HOUR_S = 3600
-_NO_EARLIER = "no earlier look to compare with"
 
 
 def _span_text(seconds: float) -> str:
@@ -70,20 +57,25 @@ def _growth(observed: Nics, fleet: FleetFacts, before: Counters, counter: str) -
     return growths
 
 
-def _share_counter(observed: Nics, before: Counters, *counters: str) -> bool:
-    """Whether the earlier audit read one of these counters that is readable now."""
-    return any(
+def _earlier(observed: Nics, fleet: FleetFacts, *counters: str) -> Counters | str:
+    """The earlier audit that read one of these counters that is readable now, or why none did."""
+    before = fleet.counters.get("nics")
+    if before is None:
+        return "no earlier look to compare with"
+    is_comparable = any(
         f"{name}.{counter}" in before.values and getattr(nic, counter) is not None
         for name, nic in observed.interfaces.items()
         for counter in counters
     )
+    return before if is_comparable else "the earlier look saw none of these interfaces"
 
 
 @check(
     "nics.flaps",
     loses_job("monitor", "inspect", "reseat", "replace", source=CABLES),
     fleet=("addresses", "counters"),
-    fix=("look into dmesg and the switch's log; replace cable or transceiver if it goes on",),
+    fix="look into dmesg and the switch's log; replace cable or transceiver if it goes on",
+    expects="no change of a link",
 )
 def flaps(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """No link was lost or came back since the last audit (carrier_changes).
@@ -91,29 +83,26 @@ def flaps(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     One interruption may be maintenance of a switch or cable: a warning. Two and more within a day
     are a sign of a failing cable, transceiver or port, and end the jobs that use it.
     """
-    check, before = "nics.flaps", fleet.counters.get("nics")
-    if before is None:
-        return na(check, _NO_EARLIER)
-    if not _share_counter(observed, before, "carrier_changes"):
-        return na(check, "the earlier look saw none of these interfaces")
+    before = _earlier(observed, fleet, "carrier_changes")
+    if isinstance(before, str):
+        return flaps.na(before)
     changes = _growth(observed, fleet, before, "carrier_changes")
     span = _span_text(before.seconds)
     if not changes:
-        return ok(check, "no change of a link", f"none {span}")
+        return flaps.ok(f"none {span}")
     actual = f"{join_first(f'{name}: {count} changes' for name, count in changes.items())} {span}"
-    source = f"/sys/class/net/{next(iter(changes))}/carrier_changes"
-    fix = "look into dmesg and the switch's log; replace cable or transceiver if it goes on"
     # The rate per day counts also when the last audit was long ago.
     days = max(before.seconds / _DAY_S, 1.0)
-    judge = fail if max(changes.values()) / days >= _FLAPPING else warn
-    return judge(check, "no change of a link", actual, source, fix)
+    status = "fail" if max(changes.values()) / days >= _FLAPPING else "warn"
+    return flaps.fail(actual, _source(changes, "carrier_changes"), status=status)
 
 
 @check(
     "nics.errors",
     slows_job("inspect", "reseat", "replace", source=CABLES),
     fleet=("addresses", "counters"),
-    fix=("ethtool -S NAMES names the kind; clean or replace cable and transceiver",),
+    fix="ethtool -S NAMES names the kind; clean or replace cable and transceiver",
+    expects=f"no CRC errors, at most {_ERRORS_PER_HOUR} others an hour",
 )
 def errors(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """Few packets had errors since the last audit: rx_crc_errors, rx_errors and tx_errors.
@@ -122,11 +111,9 @@ def errors(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     a failure. Other errors have other causes as well (oversized packets, full rings), so that they
     only warn.
     """
-    check, before = "nics.errors", fleet.counters.get("nics")
-    if before is None:
-        return na(check, _NO_EARLIER)
-    if not _share_counter(observed, before, "rx_crc_errors", "rx_errors", "tx_errors"):
-        return na(check, "the earlier look saw none of these interfaces")
+    before = _earlier(observed, fleet, "rx_crc_errors", "rx_errors", "tx_errors")
+    if isinstance(before, str):
+        return errors.na(before)
     broken = _growth(observed, fleet, before, "rx_crc_errors")
     hours = max(before.seconds / _HOUR_S, 1.0)
     bad = any(count / hours > _ERRORS_PER_HOUR for count in broken.values())
@@ -140,13 +127,11 @@ def errors(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
                 texts.append(f"{name}: {other} {word}")
                 names.append(name)
     span = _span_text(before.seconds)
-    expected = f"no CRC errors, at most {_ERRORS_PER_HOUR} others an hour"
     if not texts:
-        return ok(check, expected, f"none that count {span}")
-    source = f"/sys/class/net/{names[0]}/statistics"
+        return errors.ok(f"none that count {span}")
+    actual, source = f"{join_first(texts)} {span}", _source(names, "statistics")
     fix = f"ethtool -S {quote(names[0])} names the kind; clean or replace cable and transceiver"
-    judge = fail if bad else warn
-    return judge(check, expected, f"{join_first(texts)} {span}", source, fix)
+    return errors.fail(actual, source, fix, status="fail" if bad else "warn")
 
 
 # --- The interfaces as they are now.
@@ -182,29 +167,24 @@ def _slaves(observed: Nics) -> dict[str, list[Nic]]:
     }
 
 
-_FIND_ADAPTER = (
-    "look for the adapter in lspci and dmesg; a renamed interface needs its udev rule or "
-    "the new name in the policy"
-)
-
-
 @check(
     "nics.expected",
     loses_job("inspect", "configure", "reboot", "reseat", "replace", source=CABLES),
     settings=("nics",),
-    fix=(_FIND_ADAPTER,),
+    fix="look for the adapter in lspci and dmesg; a renamed interface needs its udev rule or "
+    "the new name in the policy",
 )
 def expected(observed: Nics, policy: Policy) -> Result:
     """The interfaces of the policy exist: a dead or renamed adapter is missing."""
-    check, names = "nics.expected", list(rows(policy.nics))
+    names = list(rows(policy.nics))
     if not names:
-        return na(check, "the policy names no interface")
+        return expected.na("the policy names no interface")
     missing = [name for name in names if name not in observed.interfaces]
     if not missing:
-        return ok(check, _names(names))
+        return expected.ok(expected=_names(names))
     ports = [name for name, nic in observed.interfaces.items() if nic.physical]
     actual = f"no {_names(missing)}; there: {_names(ports) or 'no hardware port'}"
-    return fail(check, _names(names), actual, NET, _FIND_ADAPTER)
+    return expected.fail(actual, NET, expected=_names(names))
 
 
 @check(
@@ -226,12 +206,11 @@ def link(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     port) and "testing" (a cable test) an interface has a carrier and passes no packets
     (operstates.rst). Without lo, the processes of a node cannot reach each other.
     """
-    check = "nics.link"
     judged = observed.configured(fleet, rows(policy.nics))
     loopback = {n: nic for n, nic in observed.interfaces.items() if nic.kind == "loopback"}
     switched_off = [name for name, nic in {**judged, **loopback}.items() if nic.admin_up is False]
     if not judged and not switched_off:
-        return na(check, "no interface is configured")
+        return link.na("no interface is configured")
     no_link = [
         name for name, nic in judged.items() if nic.carrier is False and name not in switched_off
     ]
@@ -250,20 +229,21 @@ def link(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
         for name in not_admitted:
             texts.append(f"{name}: {judged[name].operstate}")
             fixes.append(f"see why the switch does not let {quote(name)} in (802.1X)")
-        expectation = f"a link on {_names(judged or switched_off)}"
-        source = _source(no_link or switched_off or not_admitted, "carrier")
-        actions = ("reseat", "replace") if no_link else ()
-        return fail(
-            check, expectation, join_first(texts), source, join_first(fixes), actions=actions
+        return link.fail(
+            join_first(texts),
+            _source(no_link or switched_off or not_admitted, "carrier"),
+            join_first(fixes),
+            expected=f"a link on {_names(judged or switched_off)}",
+            actions=("reseat", "replace") if no_link else (),
         )
     silent = [name for name, nic in judged.items() if nic.carrier is None]
     if silent:
-        return unknown(check, f"the kernel does not say whether {_names(silent)} has a link")
-    return ok(check, "a link", _names(judged))
+        return link.unknown(f"the kernel does not say whether {_names(silent)} has a link")
+    return link.ok(_names(judged), expected="a link")
 
 
 def _judge_policy_values(
-    check: str, observed: Nics, policy: Policy, *, column: str, attribute: str, fix: str
+    check: Check, observed: Nics, policy: Policy, column: str, attribute: str
 ) -> Result | None:
     """Judge the policy's values in one column; None when all are right, or the policy has none."""
     unit = " Mbit/s" if column == "speed_mbps" else ""
@@ -274,13 +254,14 @@ def _judge_policy_values(
     deviating = {n: v for n, v in actual.items() if v is not None and v != policy_values[n]}
     if deviating:
         expected = by_value({name: policy_values[name] for name in deviating}, unit)
-        return fail(check, expected, by_value(deviating, unit), _source(deviating, attribute), fix)
+        source = _source(deviating, attribute)
+        return check.fail(by_value(deviating, unit), source, expected=expected)
     silent = [name for name, value in actual.items() if value is None]
     if column == "speed_mbps":
         # Without a link there is no speed: `link` judges that.
         silent = [name for name in silent if observed.interfaces[name].carrier is True]
     if silent:
-        return unknown(check, f"{_names(silent)} does not tell its {column.partition('_')[0]}")
+        return check.unknown(f"{_names(silent)} does not tell its {column.partition('_')[0]}")
     return None
 
 
@@ -304,7 +285,7 @@ def _without_value(ports: Mapping[str, Nic], fact: str) -> list[str]:
     slows_job("configure", "reseat", "replace", source=CABLES),
     settings=("nics",),
     fleet=("addresses",),
-    fix=("check cable, transceiver, and the speed set on the switch port",),
+    fix="check cable, transceiver, and the speed set on the switch port",
 )
 def speed(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """Links have the policy's speed; without one, at least 1 Gbit/s, and one speed within a bond.
@@ -312,11 +293,7 @@ def speed(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     A server's port that negotiated 10 or 100 Mbit/s has a bad cable or switch port. LACP leaves a
     slave of another speed out of the aggregate (IEEE 802.1AX, bonding.rst ``ad_select``).
     """
-    check = "nics.speed"
-    fix = "check cable, transceiver, and the speed set on the switch port"
-    verdict = _judge_policy_values(
-        check, observed, policy, column="speed_mbps", attribute="speed", fix=fix
-    )
+    verdict = _judge_policy_values(speed, observed, policy, "speed_mbps", "speed")
     if verdict is not None and verdict.status == "fail":
         return verdict
     policy_speeds = _policy_values(observed, policy, "speed_mbps")
@@ -332,23 +309,26 @@ def speed(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     }
     if slow:
         actual = by_value(slow, " Mbit/s")
-        return fail(check, "at least 1000 Mbit/s", actual, _source(slow, "speed"), fix)
+        return speed.fail(actual, _source(slow, "speed"), expected="at least 1000 Mbit/s")
     for bond, slaves in _slaves(observed).items():
         slave_speeds = {slave.name: speeds[slave.name] for slave in slaves if slave.name in speeds}
         if len(set(slave_speeds.values())) > 1:
-            expected, actual = f"one speed in {bond}", by_value(slave_speeds, " Mbit/s")
-            judge = fail if observed.bonds[bond].lacp else warn
-            return judge(check, expected, actual, _source(slave_speeds, "speed"), fix)
+            return speed.fail(
+                by_value(slave_speeds, " Mbit/s"),
+                _source(slave_speeds, "speed"),
+                expected=f"one speed in {bond}",
+                status="fail" if observed.bonds[bond].lacp else "warn",
+            )
     if verdict is not None:
         return verdict
     if silent := _without_value(ports, "speed_mbps"):
-        return unknown(check, f"{_names(silent)} does not tell its speed, as its equals do")
+        return speed.unknown(f"{_names(silent)} does not tell its speed, as its equals do")
     for name in policy_speeds:
         if value := observed.interfaces[name].speed_mbps:
             speeds[name] = value
     if not speeds:
-        return na(check, "no hardware port with a link tells its speed")
-    return ok(check, by_value(speeds, " Mbit/s"), source=_source(speeds, "speed"))
+        return speed.na("no hardware port with a link tells its speed")
+    return speed.ok(source=_source(speeds, "speed"), expected=by_value(speeds, " Mbit/s"))
 
 
 @check(
@@ -356,23 +336,22 @@ def speed(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     slows_job("configure"),
     settings=("nics",),
     fleet=("addresses",),
-    fix=("set autonegotiation on both ends of the link (ethtool -s DEVICE autoneg on)",),
+    fix="set autonegotiation on both ends of the link (ethtool -s DEVICE autoneg on)",
+    expects="full",
 )
 def duplex(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """Links of hardware ports are full duplex: half is a failed negotiation, and drops packets."""
-    check = "nics.duplex"
     linked = _connected_ports(observed, policy, fleet)
     ports = {name: nic for name, nic in linked.items() if nic.kind == "ethernet"}
     modes = {name: nic.duplex for name, nic in ports.items() if nic.duplex is not None}
     half = [name for name, value in modes.items() if value == "half"]
     if half:
-        fix = "set autonegotiation on both ends of the link (ethtool -s DEVICE autoneg on)"
-        return fail(check, "full", f"half on {_names(half)}", _source(half, "duplex"), fix)
+        return duplex.fail(f"half on {_names(half)}", _source(half, "duplex"))
     if silent := _without_value(ports, "duplex"):
-        return unknown(check, f"{_names(silent)} does not tell its duplex mode, as its equals do")
+        return duplex.unknown(f"{_names(silent)} does not tell its duplex mode, as its equals do")
     if not modes:
-        return na(check, "no hardware port with a link tells its duplex mode")
-    return ok(check, "full")
+        return duplex.na("no hardware port with a link tells its duplex mode")
+    return duplex.ok()
 
 
 @check(
@@ -380,7 +359,7 @@ def duplex(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     loses_job("configure"),
     settings=("nics",),
     fleet=("addresses",),
-    fix=("set it in the node's network configuration; at once: ip link set DEVICE mtu N",),
+    fix="set it in the node's network configuration; at once: ip link set DEVICE mtu N",
 )
 def mtu(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """The MTU is the policy's, a bond's slaves have the bond's, a bridge's ports no smaller one.
@@ -390,9 +369,8 @@ def mtu(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     MTU was changed later drops the bond's large packets. A port of a bridge with a larger MTU
     drops them, too (net/bridge/br_forward.c, is_skb_forwardable).
     """
-    check, judged = "nics.mtu", observed.configured(fleet, rows(policy.nics))
-    fix = "set it in the node's network configuration; at once: ip link set DEVICE mtu N"
-    verdict = _judge_policy_values(check, observed, policy, column="mtu", attribute="mtu", fix=fix)
+    judged = observed.configured(fleet, rows(policy.nics))
+    verdict = _judge_policy_values(mtu, observed, policy, "mtu", "mtu")
     if verdict is not None and verdict.status == "fail":
         return verdict
     for bond, slaves in _slaves(observed).items():
@@ -400,14 +378,14 @@ def mtu(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
         deviating = {s.name: s.mtu or 0 for s in slaves if s.mtu not in (None, bond_mtu)}
         if bond_mtu is not None and deviating:
             expected, source = f"{bond_mtu}, as {bond}", _source(deviating, "mtu")
-            return fail(check, expected, by_value(deviating), source, fix)
+            return mtu.fail(by_value(deviating), source, expected=expected)
     for name, nic in judged.items():
         bridge = observed.interfaces.get(nic.master or "")
         if bridge is None or bridge.kind != "bridge" or not bridge.addressed:
             continue
         if None not in (nic.mtu, bridge.mtu) and (nic.mtu or 0) < (bridge.mtu or 0):
             actual, expected = f"{nic.mtu} on {name}", f"{bridge.mtu}, as {bridge.name}"
-            return fail(check, expected, actual, _source([name], "mtu"), fix)
+            return mtu.fail(actual, _source([name], "mtu"), expected=expected)
     if verdict is not None:
         return verdict
     unread = [
@@ -417,32 +395,30 @@ def mtu(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
         if name in observed.interfaces and observed.interfaces[name].mtu is None
     ]
     if unread:
-        return unknown(check, f"{_names(unread)} does not tell its mtu")
+        return mtu.unknown(f"{_names(unread)} does not tell its mtu")
     names = _policy_values(observed, policy, "mtu")
     if names or observed.bonds:
         values = {name: observed.interfaces[name].mtu or 0 for name in names}
-        return ok(check, by_value(values) or "a bond's slaves as the bond")
-    return na(check, "the policy sets no MTU and there is no bond")
+        return mtu.ok(expected=by_value(values) or "a bond's slaves as the bond")
+    return mtu.na("the policy sets no MTU and there is no bond")
 
 
 @check(
     "nics.driver",
     drifts("inspect", "install"),
     settings=("nics",),
-    fix=("check which module is loaded",),
+    fix="check which module is loaded",
 )
 def driver(observed: Nics, policy: Policy) -> Result:
     """The policy's interfaces have the policy's driver."""
-    return _judge_policy_only(
-        "driver", observed, policy, "device/driver", "check which module is loaded"
-    )
+    return _judge_policy_only(driver, observed, policy, "driver", "device/driver")
 
 
 @check(
     "nics.firmware",
     drifts("install"),
     settings=("nics",),
-    fix=("update the adapter's firmware with its vendor's tool",),
+    fix="update the adapter's firmware with its vendor's tool",
 )
 def firmware(observed: Nics, policy: Policy) -> Result:
     """The policy's interfaces have its firmware, where the adapter's RDMA device shows it.
@@ -450,29 +426,19 @@ def firmware(observed: Nics, policy: Policy) -> Result:
     ``ethtool -i`` would also read adapters without RDMA. It can hang with the driver, so it is not
     run.
     """
-    fix = "update the adapter's firmware with its vendor's tool"
-    return _judge_policy_only("firmware", observed, policy, "device/infiniband", fix)
+    return _judge_policy_only(firmware, observed, policy, "firmware", "device/infiniband")
 
 
 def _judge_policy_only(
-    column: str, observed: Nics, policy: Policy, attribute: str, fix: str
+    check: Check, observed: Nics, policy: Policy, column: str, attribute: str
 ) -> Result:
     """Judge a column that is only judged where the policy has values for it."""
-    check = f"nics.{column}"
-    verdict = _judge_policy_values(
-        check, observed, policy, column=column, attribute=attribute, fix=fix
-    )
-    if verdict is not None:
+    if verdict := _judge_policy_values(check, observed, policy, column, attribute):
         return verdict
     values = _policy_values(observed, policy, column)
-    return ok(check, by_value(values)) if values else na(check, f"the policy names no {column}")
-
-
-def _is_outside_aggregate(bond: Bond, slave: Slave) -> bool:
-    """Whether LACP leaves the slave out of the aggregate in use, so that it carries no packets."""
-    if not bond.lacp or slave.aggregator is None:
-        return False
-    return slave.aggregator == 0 or bond.aggregator not in (None, slave.aggregator)
+    if not values:
+        return check.na(f"the policy names no {column}")
+    return check.ok(expected=by_value(values))
 
 
 def _bond_problems(bond: Bond) -> list[str]:
@@ -486,8 +452,12 @@ def _bond_problems(bond: Bond) -> list[str]:
         texts.append(f"{bond.name}: the switch does not answer LACP")
     if bond.one_at_a_time and bond.active_slave is None and len(down) < len(bond.slaves):
         texts.append(f"{bond.name}: no slave is active")
+    # LACP leaves them out of the aggregate in use, so that they carry no packets.
     elsewhere = [
-        s.name for s in bond.slaves if s.name not in down and _is_outside_aggregate(bond, s)
+        slave.name
+        for slave in bond.slaves
+        if bond.lacp and slave.name not in down and slave.aggregator is not None
+        if slave.aggregator == 0 or bond.aggregator not in (None, slave.aggregator)
     ]
     if elsewhere and not silent:
         texts.append(f"{bond.name}: {_names(elsewhere)} outside the aggregate in use")
@@ -499,7 +469,8 @@ def _bond_problems(bond: Bond) -> list[str]:
     slows_job("configure", "reseat", "replace", source=CABLES),
     settings=("nics",),
     fleet=("addresses",),
-    fix=("check cables and switch ports of the slaves, and LACP on the switch",),
+    fix="check cables and switch ports of the slaves, and LACP on the switch",
+    expects="all slaves in use",
 )
 def bond(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """Every bond is complete: all slaves up, and with LACP all in one aggregate with the switch.
@@ -507,7 +478,6 @@ def bond(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     A degraded bond still works, with a part of its speed and without redundancy: jobs become slow
     on one node only (Documentation/networking/bonding.rst, 802.3ad).
     """
-    check = "nics.bond"
     # The module makes a bond0 when it is loaded: unused, this bond has no slave.
     used = {
         *observed.configured(fleet, rows(policy.nics)),
@@ -515,16 +485,15 @@ def bond(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     }
     bonds = [bond for name, bond in observed.bonds.items() if bond.slaves or name in used]
     if not bonds:
-        return na(check, "no bond")
+        return bond.na("no bond")
     problems = [(bond.name, text) for bond in bonds for text in _bond_problems(bond)]
     if problems:
-        texts, source = [text for _, text in problems], f"/proc/net/bonding/{problems[0][0]}"
-        fix = "check cables and switch ports of the slaves, and LACP on the switch"
-        return fail(check, "all slaves in use", join_first(texts), source, fix)
+        actual = join_first(text for _, text in problems)
+        return bond.fail(actual, f"/proc/net/bonding/{problems[0][0]}")
     silent = [slave.name for bond in bonds for slave in bond.slaves if slave.mii is None]
     if silent:
-        return unknown(check, f"the kernel does not say whether {_names(silent)} is in use")
-    return ok(check, "all slaves in use", _names(bond.name for bond in bonds))
+        return bond.unknown(f"the kernel does not say whether {_names(silent)} is in use")
+    return bond.ok(_names(bond.name for bond in bonds))
 
 
 SUBJECT = Subject(

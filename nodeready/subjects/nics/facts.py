@@ -18,33 +18,17 @@ from nodeready.core.parsed_template import ParsedTemplate, TemplateCache, fast_r
 from nodeready.core.policy import Policy
 from nodeready.core.policy.fields import rows
 from nodeready.subjects.nics import nic, routes
-from nodeready.subjects.nics.bonds import BOND_FILES, Bond, parse_bonding
-from nodeready.subjects.nics.nic import Nic
+from nodeready.subjects.nics.nic import BOND_FILES, Bond, Nic, parse_bonding
 from nodeready.subjects.nics.routes import Route
 
 # --- The probe of all interfaces.
 
 _FILES = (
-    "address",
-    "carrier",
-    "carrier_changes",
-    "duplex",
-    "flags",
-    "mtu",
-    "operstate",
-    "phys_port_name",
-    "speed",
-    "type",
-    "uevent",
-    "statistics/rx_errors",
-    "statistics/tx_errors",
-    "statistics/rx_crc_errors",
-    "statistics/rx_dropped",
-    "statistics/tx_dropped",
-    "device/uevent",
-    "device/numa_node",
-    "device/infiniband/*/fw_ver",
-    *BOND_FILES,
+    "address carrier carrier_changes duplex flags mtu operstate phys_port_name speed type uevent"
+    " statistics/rx_errors statistics/tx_errors statistics/rx_crc_errors"
+    " statistics/rx_dropped statistics/tx_dropped"
+    " device/uevent device/numa_node device/infiniband/*/fw_ver"
+    f" {BOND_FILES}"
 )
 #: The counters whose change since an earlier audit is judged.
 COUNTED = ("carrier_changes", "rx_errors", "tx_errors", "rx_crc_errors")
@@ -65,7 +49,7 @@ _CONTAINER_ENDS = (
 def _script(policy: Policy) -> str:
     policy_names = "|".join(shell.quote(name) for name in rows(policy.nics))
     # The names need no quotes: the kernel allows no white space and no slash in them.
-    files = " ".join(f"$nr_dir/{name}" for name in _FILES)
+    files = " ".join(f"$nr_dir/{name}" for name in _FILES.split())
     return rf"""
     nr_ends=0 nr_files=
     for nr_dir in {nic.NET}/*; do

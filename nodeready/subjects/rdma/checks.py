@@ -13,18 +13,7 @@ from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.fleet import FleetFacts
 from nodeready.core.policy import Policy
 from nodeready.core.policy.fields import rows
-from nodeready.core.result import (
-    Result,
-    Subject,
-    by_value,
-    check,
-    fail,
-    join_first,
-    na,
-    ok,
-    unknown,
-    warn,
-)
+from nodeready.core.result import Result, Subject, by_value, check, join_first
 from nodeready.core.severity import LINK_ERRORS, drifts, loses_job, slows_job
 from nodeready.core.shell import quote
 from nodeready.subjects.rdma.device import PMA_COUNTERS, PcieLink, RdmaDevice, RdmaPort
@@ -149,11 +138,8 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _allowed(counter: str, seconds: float) -> float:
-    """The maximum growth of the counter in this time; at least an hour's."""
-    if counter != "symbol_error":
-        return 0
-    return SYMBOL_ERRORS_PER_HOUR * max(1.0, seconds / 3600)
+_CABLE = "check the cable and the transceiver, and the switch port's own counters"
+_CLEAR = "reset the counters with perfquery -R, then look"
 
 
 @check(
@@ -161,10 +147,8 @@ def _allowed(counter: str, seconds: float) -> float:
     loses_job("monitor", "inspect", "reseat", "replace", source=LINK_ERRORS),
     settings=("rdma_ports",),
     fleet=("counters",),
-    fix=(
-        "check the cable and the transceiver, and the switch port's own counters",
-        "reset the counters with perfquery -R, then look",
-    ),
+    fix=(_CABLE, _CLEAR),
+    expects="no new errors",
 )
 def errors(observed: Rdma, policy: Policy, fleet: FleetFacts) -> Result:
     """Since the last audit no link went down and no counter of fatal errors grew.
@@ -176,14 +160,14 @@ def errors(observed: Rdma, policy: Policy, fleet: FleetFacts) -> Result:
     its whole value is new. A full counter of 4 or 8 bits stays full. A full link_downed is a
     warning on InfiniBand, where counters can be reset.
     """
-    check, expectation = "rdma.errors", "no new errors"
     before, ports = fleet.counters.get("rdma"), configured(observed, policy)
     if not adapter_ports(observed):
-        return na(check, "no RDMA device")
+        return errors.na("no RDMA device")
     if not any(port.counters for _, port in ports.values()):
-        return na(check, "no port in use has error counters")
+        return errors.na("no port in use has error counters")
     if before is None or not before.values or before.seconds <= 0:
-        return na(check, "no earlier look at this boot to compare with")
+        return errors.na("no earlier look at this boot to compare with")
+    allowed_symbol_errors = SYMBOL_ERRORS_PER_HOUR * max(1.0, before.seconds / 3600)
     grown, full, flapping, unread = [], [], [], []
     first = None
     for name, (_, port) in ports.items():
@@ -200,22 +184,20 @@ def errors(observed: Rdma, policy: Policy, fleet: FleetFacts) -> Result:
                     flapping.append(f"{name} {counter} {value}")
             else:
                 change = value if value < earlier else value - earlier
-                if change > _allowed(counter, before.seconds):
+                if change > (allowed_symbol_errors if counter == "symbol_error" else 0):
                     least = "at least " if value == full_at else ""
                     grown.append(f"{name} {counter} +{least}{change}")
                     first = first or source(port, "counters")
     span = _duration(before.seconds)
     if grown:
-        fix = "check the cable and the transceiver, and the switch port's own counters"
-        return fail(check, expectation, f"in {span}: {join_first(grown)}", first or "", fix)
+        return errors.fail(f"in {span}: {join_first(grown)}", first or "", _CABLE)
     if unread:
-        return unknown(check, f"cannot be read: {join_first(unread, ', ')}")
+        return errors.unknown(f"cannot be read: {join_first(unread, ', ')}")
     if flapping:
         actual = f"full, so that no more shows: {join_first(flapping, ', ')}"
-        fix = "reset the counters with perfquery -R, then look"
-        return warn(check, expectation, actual, "", fix)
+        return errors.warn(actual, "", _CLEAR)
     silent = f" (full before: {join_first(full, ', ')})" if full else ""
-    return ok(check, expectation, f"none in {span}{silent}")
+    return errors.ok(f"none in {span}{silent}")
 
 
 # --- The devices and ports as they are now.
@@ -228,7 +210,7 @@ _UNUSED = "no RDMA port is in use: all are switched off"
     "rdma.expected",
     loses_job("inspect", "reboot", "reseat", "replace", source=LINK_ERRORS),
     settings=("rdma_ports",),
-    fix=("look for the adapter in lspci and for its driver in dmesg",),
+    fix="look for the adapter in lspci and for its driver in dmesg",
 )
 def expected(observed: Rdma, policy: Policy) -> Result:
     """Every port of the policy's rdma_ports is there.
@@ -236,26 +218,26 @@ def expected(observed: Rdma, policy: Policy) -> Result:
     A card that fell off the bus, or that its driver has given up, has no port at all: only a list
     of the expected ports reveals it.
     """
-    check, named = "rdma.expected", rows(policy.rdma_ports)
+    named = rows(policy.rdma_ports)
     if not named:
-        return na(check, "the policy names no rdma_ports")
+        return expected.na("the policy names no rdma_ports")
     missing = [name for name in named if name not in observed.ports]
     if missing:
         present = join_first(observed.ports, ", ") or "no RDMA port"
         actual = f"missing: {join_first(missing, ', ')} (there: {present})"
-        fix = "look for the adapter in lspci and for its driver in dmesg"
-        return fail(check, f"{len(named)} ports", actual, "/sys/class/infiniband", fix)
-    return ok(check, f"{len(named)} ports")
+        return expected.fail(actual, "/sys/class/infiniband", expected=f"{len(named)} ports")
+    return expected.ok(expected=f"{len(named)} ports")
+
+
+_LOAD, _OPEN = "load the adapter's driver, see dmesg", "modprobe ib_uverbs"
+_NAME = "give it a GUID: mlxconfig, or the hypervisor (ip link set … vf N node_guid)"
 
 
 @check(
     "rdma.devices",
     loses_job("configure", "reload_driver"),
-    fix=(
-        "load the adapter's driver, see dmesg",
-        "modprobe ib_uverbs",
-        "give it a GUID: mlxconfig, or the hypervisor (ip link set … vf N node_guid)",
-    ),
+    fix=(_LOAD, _OPEN, _NAME),
+    expects="an open RDMA device per adapter",
 )
 def devices(observed: Rdma, policy: Policy) -> Result:
     """Every adapter has an RDMA device, and programs can open each device.
@@ -265,10 +247,9 @@ def devices(observed: Rdma, policy: Policy) -> Result:
     /dev/infiniband/uverbs*, through which NCCL and MPI use a device. The subnet manager ignores an
     InfiniBand device without a GUID.
     """
-    check = "rdma.devices"
     real = {n: d for n, d in observed.devices.items() if d.kind != "software"}
     if not real and not observed.without:
-        return na(check, _NONE)
+        return devices.na(_NONE)
     lost = [
         f"adapter {adapter.pci_address} has "
         + ("a driver, but no RDMA device" if adapter.bound else "no driver")
@@ -285,14 +266,14 @@ def devices(observed: Rdma, policy: Policy) -> Result:
     problems = lost + [f"{name} has no uverbs" for name in closed]
     problems += [f"{name} has no GUID" for name in nameless]
     if problems:
-        address = observed.without[0].pci_address if lost else ""
-        path = f"/sys/bus/pci/devices/{address}" if lost else "/sys/class/infiniband_verbs"
-        fix = "load the adapter's driver, see dmesg" if lost else "modprobe ib_uverbs"
-        if not lost and not closed:
-            path = f"/sys/class/infiniband/{nameless[0]}/node_guid"
-            fix = "give it a GUID: mlxconfig, or the hypervisor (ip link set … vf N node_guid)"
-        return fail(check, "an open RDMA device per adapter", join_first(problems), path, fix)
-    return ok(check, f"{len(real)} devices")
+        if lost:
+            path, fix = f"/sys/bus/pci/devices/{observed.without[0].pci_address}", _LOAD
+        elif closed:
+            path, fix = "/sys/class/infiniband_verbs", _OPEN
+        else:
+            path, fix = f"/sys/class/infiniband/{nameless[0]}/node_guid", _NAME
+        return devices.fail(join_first(problems), path, fix)
+    return devices.ok(expected=f"{len(real)} devices")
 
 
 #: Local identifiers of single ports, without 0 (unset), multicast identifiers and the permissive
@@ -334,14 +315,15 @@ def _state_problem(device: RdmaDevice, port: RdmaPort) -> str:
     return f"{port.name}: {', '.join(text for text in (port.state, port.phys_state) if text)}"
 
 
+_SUBNET_MANAGER = "check the fabric's subnet manager (sminfo; opensm or UFM)"
+
+
 @check(
     "rdma.state",
     loses_job("configure", "restart_service", "reseat", "replace", source=LINK_ERRORS),
     settings=("rdma_ports",),
-    fix=(
-        "check the fabric's subnet manager (sminfo; opensm or UFM)",
-        "plug or enable SPARE, or name the ports in use in rdma_ports",
-    ),
+    fix=(_SUBNET_MANAGER, "plug or enable SPARE, or name the ports in use in rdma_ports"),
+    expects="ACTIVE, LinkUp",
 )
 def state(observed: Rdma, policy: Policy) -> Result:
     """Every port in use is ACTIVE and LinkUp: any other state carries no traffic.
@@ -352,13 +334,12 @@ def state(observed: Rdma, policy: Policy) -> Result:
     so that only the interface of its adapter is judged, where it has one. A Disabled port beside
     active ports of the same board is a warning: it may be intended, or the cable is lost.
     """
-    check, expectation = "rdma.state", "ACTIVE, LinkUp"
     if not adapter_ports(observed):
-        return na(check, _NONE)
+        return state.na(_NONE)
     used = configured(observed, policy)
     judged_ports = {n: (d, p) for n, (d, p) in used.items() if d.kind != "efa" or d.netdevs}
     if not judged_ports:
-        return na(check, "EFA tells no state of its link" if used else _UNUSED)
+        return state.na("EFA tells no state of its link" if used else _UNUSED)
     silent = {
         name: text for name, pair in judged_ports.items() if (text := _unreadable_state(*pair))
     }
@@ -371,17 +352,17 @@ def state(observed: Rdma, policy: Policy) -> Result:
         port = judged_ports[next(iter(faulty))][1]
         fix = f"check the cable and the switch port of {join_first(faulty, ', ')}"
         if all("subnet manager" in text for text in faulty.values()):
-            fix = "check the fabric's subnet manager (sminfo; opensm or UFM)"
-        return fail(check, expectation, join_first(faulty.values()), source(port, "state"), fix)
+            fix = _SUBNET_MANAGER
+        return state.fail(join_first(faulty.values()), source(port, "state"), fix)
     if silent:
-        return unknown(check, join_first(silent.values()))
+        return state.unknown(join_first(silent.values()))
     spare = {} if policy.rdma_ports else _disabled_ports(observed)
     if spare:
         words = join_first(f"{name}: {port.state}, Disabled" for name, (_, port) in spare.items())
         fix = f"plug or enable {join_first(spare, ', ')}, or name the ports in use in rdma_ports"
         path = source(next(iter(spare.values()))[1], "phys_state")
-        return warn(check, "ACTIVE, as the others of its board", words, path, fix)
-    return ok(check, expectation, f"{len(judged_ports)} ports ACTIVE, LinkUp")
+        return state.warn(words, path, fix, expected="ACTIVE, as the others of its board")
+    return state.ok(f"{len(judged_ports)} ports ACTIVE, LinkUp")
 
 
 #: A single lane, of a generation with 4 or 2 lanes per link: "25 Gb/sec (1X EDR)".
@@ -420,7 +401,7 @@ def _peer_rates(ports: Ports) -> tuple[dict[str, object], list[str]]:
     "rdma.rate",
     slows_job("reseat", "replace", source=LINK_ERRORS),
     settings=("rdma_ports",),
-    fix=("reseat or replace the cable of WRONG, or retrain the link",),
+    fix="reseat or replace the cable of WRONG, or retrain the link",
 )
 def rate(observed: Rdma, policy: Policy) -> Result:
     """Every port has the policy's rate_gbps; without one, the rate of the fastest equal port.
@@ -431,33 +412,34 @@ def rate(observed: Rdma, policy: Policy) -> Result:
     be read is unknown. An InfiniBand link up to HDR has 4 lanes, or 2 behind a splitter: a link
     with a single lane is broken.
     """
-    check, policy_values = "rdma.rate", policy_column(policy, "rate_gbps")
+    policy_values = policy_column(policy, "rate_gbps")
     used = {n: (d, p) for n, (d, p) in configured(observed, policy).items() if p.active}
     if not adapter_ports(observed):
-        return na(check, _NONE)
+        return rate.na(_NONE)
     if policy.rdma_ports:
         if not policy_values:
-            return na(check, "the policy names no rate_gbps")
+            return rate.na("the policy names no rate_gbps")
         expectation = {name: policy_values[name] for name in used if name in policy_values}
         boardless: list[str] = []
     else:
         expectation, boardless = _peer_rates(used)
     slow = {n: used[n][1].rate_gbps for n in expectation if used[n][1].rate_gbps != expectation[n]}
     if not expectation and not boardless:
-        return na(check, "no port to compare with, and the policy names no rate_gbps")
+        return rate.na("no port to compare with, and the policy names no rate_gbps")
     expects = by_value({name: f"{value:g} Gb/s" for name, value in expectation.items()})
     unread = [name for name, value in slow.items() if value is None]
     deviating = {name: used[name][1].rate_text for name in slow if name not in unread}
     if deviating:
         first = used[next(iter(deviating))][1]
         fix = f"reseat or replace the cable of {join_first(deviating, ', ')}, or retrain the link"
-        return fail(check, expects, by_value(deviating), source(first, "rate"), fix)
+        path = source(first, "rate")
+        return rate.fail(by_value(deviating), path, fix, expected=expects)
     if unread:
-        return unknown(check, f"no rate of {join_first(unread, ', ')}")
+        return rate.unknown(f"no rate of {join_first(unread, ', ')}")
     if boardless:
         named = join_first(boardless, ", ")
-        return unknown(check, f"the model or board of {named} cannot be read: no rate to compare")
-    return ok(check, expects)
+        return rate.unknown(f"the model or board of {named} cannot be read: no rate to compare")
+    return rate.ok(expected=expects)
 
 
 #: At this speed in GT/s and above, an idle link may use fewer lanes (state L0p; PCI Express Base
@@ -518,14 +500,15 @@ def _slot_problem(observed: Rdma, device: RdmaDevice, link: PcieLink) -> str:
     )
 
 
+_FASTER_SLOT = "set the slot's link speed in the BIOS to Auto, or move the card to a faster slot"
+
+
 @check(
     "rdma.pcie",
     slows_job("configure", "reseat", "replace", source=LINK_ERRORS),
     settings=("rdma_ports",),
-    fix=(
-        "reseat the card of DEVICE at ADDRESS, then look with lspci -vv (LnkSta)",
-        "set the slot's link speed in the BIOS to Auto, or move the card to a faster slot",
-    ),
+    fix=("reseat the card of DEVICE at ADDRESS, then look with lspci -vv (LnkSta)", _FASTER_SLOT),
+    expects="the lanes and the speed of card and slot",
 )
 def pcie(observed: Rdma, policy: Policy) -> Result:
     """The PCIe link of each adapter has all lanes and the full speed of card and slot.
@@ -536,9 +519,8 @@ def pcie(observed: Rdma, policy: Policy) -> Result:
     warning, since the BIOS may have set it. A link that is slower than its port is a warning, too.
     A slot with fewer lanes than its card is intended.
     """
-    check, expectation = "rdma.pcie", "the lanes and the speed of card and slot"
     if not adapter_ports(observed):
-        return na(check, _NONE)
+        return pcie.na(_NONE)
     devices = _linked(observed, policy)
     links = {name: device.pcie for name, device in devices.items() if device.pcie is not None}
     readable = {name: link for name, link in links.items() if link.is_readable}
@@ -572,57 +554,61 @@ def pcie(observed: Rdma, policy: Policy) -> Result:
         if broken:
             card = f"{first.name} at {first.pci_address}" if first.pci_address else first.name
             fix = f"reseat the card of {card}, then look with lspci -vv (LnkSta)"
-            actions = ("reseat", "replace")
-            return fail(
-                check, expectation, join_first(broken.values()), path, fix, actions=actions
-            )
-        fix = "set the slot's link speed in the BIOS to Auto, or move the card to a faster slot"
-        return warn(check, expectation, join_first(doubtful.values()), path, fix)
+            text, actions = join_first(broken.values()), ("reseat", "replace")
+            return pcie.fail(text, path, fix, actions=actions)
+        return pcie.warn(join_first(doubtful.values()), path, _FASTER_SLOT)
     unread = [f"{name}: {link.unread}" for name, link in links.items() if link.unread]
     if unread:
-        return unknown(check, join_first(unread))
+        return pcie.unknown(join_first(unread))
     if not readable:
-        return na(check, "no adapter in use tells of its PCIe link")
-    return ok(check, expectation, by_value({name: link.text for name, link in readable.items()}))
+        return pcie.na("no adapter in use tells of its PCIe link")
+    return pcie.ok(by_value({name: link.text for name, link in readable.items()}))
+
+
+_PORT_TYPE = "set the adapter's port type"
 
 
 @check(
     "rdma.link_layer",
     loses_job("configure", "reboot"),
     settings=("rdma_ports",),
-    fix=("FIX, then reboot", "set the adapter's port type"),
+    fix=("FIX, then reboot", _PORT_TYPE),
 )
 def link_layer(observed: Rdma, policy: Policy) -> Result:
     """Every port has the policy's link layer: a reset may change an adapter that supports both.
 
     ConnectX adapters store the choice in their firmware (mlxconfig, LINK_TYPE_P1).
     """
-    check, policy_values = "rdma.link_layer", policy_column(policy, "link_layer")
+    policy_values = policy_column(policy, "link_layer")
     if not policy_values:
-        return na(check, "the policy names no link_layer")
+        return link_layer.na("the policy names no link_layer")
     used = {n: pair for n, pair in configured(observed, policy).items() if n in policy_values}
     if not used:
-        return na(check, "none of the policy's ports is there")
-    deviating = {n: p.link_layer for n, (_, p) in used.items() if p.link_layer != policy_values[n]}
+        return link_layer.na("none of the policy's ports is there")
+    layers = {name: port.link_layer for name, (_, port) in used.items()}
+    deviating = {n: layer for n, layer in layers.items() if layer and layer != policy_values[n]}
     expects = by_value({name: policy_values[name] for name in used})
-    unread = [name for name, layer in deviating.items() if not layer]
-    if len(deviating) > len(unread):
-        deviating = {name: layer for name, layer in deviating.items() if layer}
+    if deviating:
         device, port = used[next(iter(deviating))]
-        address = quote(device.pci_address or "")
-        fix = f"mlxconfig -d {address} set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet)"
-        fix = f"{fix}, then reboot" if device.kind == "mlx5" else "set the adapter's port type"
-        return fail(check, expects, by_value(deviating), source(port, "link_layer"), fix)
-    if unread:
-        return unknown(check, f"no link layer of {join_first(unread, ', ')}")
-    return ok(check, expects)
+        address, path = quote(device.pci_address or ""), source(port, "link_layer")
+        fix = (
+            f"mlxconfig -d {address} set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet), then reboot"
+        )
+        fix = fix if device.kind == "mlx5" else _PORT_TYPE
+        return link_layer.fail(by_value(deviating), path, fix, expected=expects)
+    if unread := [name for name, layer in layers.items() if not layer]:
+        return link_layer.unknown(f"no link layer of {join_first(unread, ', ')}")
+    return link_layer.ok(expected=expects)
+
+
+_FLASH_ALL = "flash all to one version"
 
 
 @check(
     "rdma.firmware",
     drifts("install"),
     settings=("rdma_ports",),
-    fix=("flash all to one version", "flash the adapters of WRONG"),
+    fix=(_FLASH_ALL, "flash the adapters of WRONG"),
 )
 def firmware(observed: Rdma, policy: Policy) -> Result:
     """The firmware is the policy's; without one, equal on all boards of the same kind.
@@ -630,7 +616,7 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
     Adapters with different firmware differ in speed and in bugs; NVIDIA qualifies a cluster with
     one version. Different versions stop no job, so without a policy they are a warning.
     """
-    check, policy_values = "rdma.firmware", policy_column(policy, "firmware")
+    policy_values = policy_column(policy, "firmware")
     versions = {name: device.firmware for name, (device, _) in adapter_ports(observed).items()}
     path = "/sys/class/infiniband/{}/fw_ver"
     if policy_values:
@@ -642,13 +628,15 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
         if deviating:
             source_path = path.format(next(iter(deviating)).partition("/")[0])
             fix = f"flash the adapters of {join_first(deviating, ', ')}"
-            return fail(check, expects, by_value(deviating), source_path, fix)
+            return firmware.fail(by_value(deviating), source_path, fix, expected=expects)
         unread = [name for name, text in present.items() if not text]
         if unread:
-            return unknown(check, f"no firmware version of {join_first(unread, ', ')}")
-        return ok(check, expects) if present else na(check, "none of the policy's ports is there")
+            return firmware.unknown(f"no firmware version of {join_first(unread, ', ')}")
+        if not present:
+            return firmware.na("none of the policy's ports is there")
+        return firmware.ok(expected=expects)
     if policy.rdma_ports:
-        return na(check, "the policy names no firmware")
+        return firmware.na("the policy names no firmware")
     firmware_by_board: dict[tuple[str, str], dict[str, str]] = {}
     for device in observed.devices.values():
         if device.kind != "software":
@@ -656,18 +644,18 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
             board[device.name] = device.firmware
     boards = [board for board in firmware_by_board.values() if any(board.values())]
     if not boards:
-        return na(check, "no firmware to compare" if observed.devices else _NONE)
-    expectation = "equal on boards of a kind"
+        return firmware.na("no firmware to compare" if observed.devices else _NONE)
+    equal = "equal on boards of a kind"
     readable = [{name: text for name, text in board.items() if text} for board in boards]
     mixed = [board for board in readable if len({*board.values()}) > 1]
     if mixed:
-        source_path, fix = path.format(next(iter(mixed[0]))), "flash all to one version"
-        return warn(check, expectation, join_first(map(by_value, mixed)), source_path, fix)
+        text, source_path = join_first(map(by_value, mixed)), path.format(next(iter(mixed[0])))
+        return firmware.warn(text, source_path, _FLASH_ALL, expected=equal)
     unread = [name for board in boards for name, text in board.items() if not text]
     if unread:
-        return unknown(check, f"no firmware version of {join_first(unread, ', ')}")
+        return firmware.unknown(f"no firmware version of {join_first(unread, ', ')}")
     texts = by_value({name: text for board in readable for name, text in board.items()})
-    return ok(check, expectation, texts)
+    return firmware.ok(texts, expected=equal)
 
 
 #: The words of drivers/infiniband/core/sysfs.c, without "Unknown".
@@ -678,7 +666,8 @@ _LAYERS = ("InfiniBand", "Ethernet")
     "rdma.gids",
     loses_job("configure"),
     settings=("rdma_ports",),
-    fix=("give its interface an address, and see cma_roce_mode",),
+    fix="give its interface an address, and see cma_roce_mode",
+    expects="a RoCE v2 GID",
 )
 def gids(observed: Rdma, policy: Policy) -> Result:
     """Every active RoCE port has a RoCE v2 GID: v1 is not routed, and NCCL and MPI use v2.
@@ -687,7 +676,6 @@ def gids(observed: Rdma, policy: Policy) -> Result:
     the type is in gid_attrs/types (Documentation/ABI/stable/sysfs-class-infiniband). iWARP has no
     such GIDs.
     """
-    check, expectation = "rdma.gids", "a RoCE v2 GID"
     active = {n: (d, p) for n, (d, p) in configured(observed, policy).items() if p.active}
     roce = {
         name: port
@@ -700,20 +688,18 @@ def gids(observed: Rdma, policy: Policy) -> Result:
         if port.link_layer not in _LAYERS and device.kind not in ("efa", "cxi")
     ]
     if layerless:
-        return unknown(check, f"no link layer of {join_first(layerless, ', ')}")
+        return gids.unknown(f"no link layer of {join_first(layerless, ', ')}")
     if not roce:
-        return na(check, "no active RoCE port")
+        return gids.na("no active RoCE port")
     without = [n for n, port in roce.items() if all(g.type != "RoCE v2" for g in port.gids)]
     untyped = [n for n in without if any(not gid.type for gid in roce[n].gids)]
     without_v2 = [name for name in without if name not in untyped]
     if without_v2:
         kinds = {n: ", ".join({g.type: 0 for g in roce[n].gids}) or "no GID" for n in without_v2}
-        path = source(roce[without_v2[0]], "gid_attrs/types")
-        fix = "give its interface an address, and see cma_roce_mode"
-        return fail(check, expectation, by_value(kinds), path, fix)
+        return gids.fail(by_value(kinds), source(roce[without_v2[0]], "gid_attrs/types"))
     if untyped:
-        return unknown(check, f"no type of the GIDs of {join_first(untyped, ', ')}")
-    return ok(check, expectation, f"{len(roce)} ports with a RoCE v2 GID")
+        return gids.unknown(f"no type of the GIDs of {join_first(untyped, ', ')}")
+    return gids.ok(f"{len(roce)} ports with a RoCE v2 GID")
 
 
 SUBJECT = Subject(

@@ -19,7 +19,6 @@ from nodeready.subjects.rdma.device import (
     EMPTY_GID,
     HW_COUNTERS,
     PMA_COUNTERS,
-    Files,
     RdmaDevice,
     RdmaPort,
     number,
@@ -162,14 +161,6 @@ def _devices(lines: Iterable[str]) -> dict[str, dict[str, dict[str, dict[str, st
     return files_by_root
 
 
-def _openable(devices: Mapping[str, Files], verbs: Mapping[str, Files]) -> set[str]:
-    """The devices that have uverbs."""
-    named = {files.get("", {}).get("ibdev", "") for files in verbs.values()}
-    for directories in devices.values():
-        named |= {files["ibdev"] for files in directories.values() if "ibdev" in files}
-    return named
-
-
 _TEMPLATES: TemplateCache[Rdma] = TemplateCache()
 _GUID_FIELDS = {"node_guid": "node_guid", "sys_image_guid": "image_guid"}
 
@@ -243,7 +234,13 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
             return parsed
     files_by_root = _devices(lines)
     infiniband, cxi = files_by_root[_IB], files_by_root[_CXI]
-    verbs = _openable(infiniband, files_by_root[_VERBS])
+    # The devices that programs can open name themselves in ibdev.
+    verbs = {
+        files["ibdev"]
+        for directories in (*files_by_root[_VERBS].values(), *infiniband.values())
+        for files in directories.values()
+        if "ibdev" in files
+    }
     virtual = set(output.all("virtual"))
     devices = {
         name: parse_device(name, files, files_by_name is cxi, name in virtual, name in verbs)
@@ -296,7 +293,8 @@ def hcas(observed: Rdma, avoid: Iterable[str] = ()) -> tuple[tuple[str, ...], st
     preferred = [
         (device, port)
         for device, port in usable
-        if not is_bond(device, port)
+        if "bond" not in device.name
+        and not (port.netdev or "").startswith("bond")
         and not (
             port.link_layer != "InfiniBand"
             and avoid & {port.netdev, *(netdev.name for netdev in device.netdevs)}
@@ -311,11 +309,6 @@ def hcas(observed: Rdma, avoid: Iterable[str] = ()) -> tuple[tuple[str, ...], st
     names = [d.name if len(d.ports) == 1 else f"{d.name}:{p.port}" for d, p in chosen]
     kind = "InfiniBand" if chosen[0][1].link_layer == "InfiniBand" else "RoCE"
     return tuple(names), f"active {kind} ports at {best:g} Gb/s"
-
-
-def is_bond(device: RdmaDevice, port: RdmaPort) -> bool:
-    """Whether this is a bond of Ethernet ports, which usually carries the management."""
-    return "bond" in device.name or (port.netdev or "").startswith("bond")
 
 
 # --- The values for documents, the next audit, the comparison with peers, and a learnt policy.

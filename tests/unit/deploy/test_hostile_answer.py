@@ -33,8 +33,7 @@ from nodeready.subjects.core_dumps.facts import CoreDumps
 from nodeready.subjects.debug_tools.facts import DebugTools
 from nodeready.subjects.gate.facts import Gate
 from nodeready.subjects.gate.files import digests
-from nodeready.subjects.iommu.facts import Iommu
-from nodeready.subjects.iommu.next_boot import Entry
+from nodeready.subjects.iommu.facts import Entry, Iommu
 from nodeready.subjects.limits.facts import Limits, Running, Unit
 from nodeready.subjects.pdsh.facts import Pdsh, PdshUser
 from nodeready.subjects.ptrace.facts import Ptrace

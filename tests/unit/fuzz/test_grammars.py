@@ -42,7 +42,7 @@ from nodeready.runs.stacks import archive, trace
 from nodeready.subjects import judging, snapshot
 from nodeready.subjects.access import ACCESS, parse_access
 from nodeready.subjects.debug_tools.package_versions import parse_versions
-from nodeready.subjects.gpus import amd_smi, kfd, rocm_smi
+from nodeready.subjects.gpus import amd_gpu, kfd
 from nodeready.subjects.host import facts as host_facts
 from nodeready.subjects.host import mounts, processes
 from nodeready.subjects.iommu import arguments
@@ -172,8 +172,8 @@ def packed(text: str) -> None:
 
 def amd_tools(text: str) -> None:
     more = kfd.parse_kfd(text)
-    for read in (lambda: rocm_smi.parse_rocm_smi(text, more),
-                 lambda: amd_smi.parse_amd_smi(text, text, text, more)):  # fmt: skip
+    for read in (lambda: amd_gpu.parse_rocm_smi(text, more),
+                 lambda: amd_gpu.parse_amd_smi(text, text, text, more)):  # fmt: skip
         try:
             list(read())
         except ProbeError as problem:

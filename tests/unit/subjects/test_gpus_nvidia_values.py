@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from nodeready.core.base import Output
 from nodeready.core.result import Result
 from nodeready.lab import nvidia as lab
-from nodeready.subjects.gpus import facts, nvidia, nvidia_xml
+from nodeready.subjects.gpus import facts, nvidia, nvidia_gpu
 from tests import paths
 from tests.builders import gpus as built
 from tests.builders.gpus import ADDRESSES, PARTS, Node, bad, node, pci, trees_of, verdict_of
@@ -245,7 +245,7 @@ def test_a_gpu_without_a_readable_name_is_not_skipped(name):
     ("--", None), ("9" * 5000, None), ("٣١ C", None), ("None", None),
 ])  # fmt: skip
 def test_a_number_is_one_or_it_is_unknown(text, value):
-    assert nvidia_xml.number(text) == value
+    assert nvidia_gpu.number(text) == value
 
 
 @pytest.mark.parametrize(

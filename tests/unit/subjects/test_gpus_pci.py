@@ -6,7 +6,7 @@ import pytest
 
 from nodeready.core.base import Output, ProbeError
 from nodeready.core.policy import Policy
-from nodeready.subjects.gpus import pci_bus
+from nodeready.subjects.gpus import facts as pci_bus
 from nodeready.subjects.gpus.gpu import DeviceFile, PciGpu
 from tests.builders.gpus import ADDRESSES, BUS, SERVER, SWITCHES, h100, pci, switch
 from tests.builders.sections import run_on

@@ -15,10 +15,9 @@ from nodeready.core.result import Result
 from nodeready.operations.iommu import args as step
 from nodeready.operations.iommu import grub_piece
 from nodeready.runs.deploy.actions import PlanError, RemoveFile, RunCommand, WriteFile
-from nodeready.subjects.iommu import arguments, checks, next_boot
+from nodeready.subjects.iommu import arguments, checks
 from nodeready.subjects.iommu import facts as probe
-from nodeready.subjects.iommu.facts import Iommu
-from nodeready.subjects.iommu.next_boot import Entry
+from nodeready.subjects.iommu.facts import Entry, Iommu
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders.judging import by_id, judge_all
 from tests.builders.sections import exact
@@ -68,7 +67,7 @@ def booting(family: str, files: dict[str, str]) -> tuple[str, str]:
         for path, content in files.items()
         if content
     }
-    entry, _ = next_boot.find_next_boot(lines, family)
+    entry, _ = probe.find_next_boot(lines, family)
     assert entry is not None
     return entry.tokens[-1], entry.script
 

@@ -401,7 +401,9 @@ def test_how_far_a_rank_is_behind_is_among_its_reasons():
 
 
 def test_a_node_that_gives_no_answer_is_where_its_ranks_are_gone():
-    verdict = judged(job(ranks=4, world=8), {"gpu2": Gap(UNREACHABLE, "connection timed out")}).verdict
+    verdict = judged(
+        job(ranks=4, world=8), {"gpu2": Gap(UNREACHABLE, "connection timed out")}
+    ).verdict
     assert (verdict.kind, verdict.suspects[0].nodes) == ("gone", ("gpu2",))
     assert "connection timed out" in verdict.text
 
