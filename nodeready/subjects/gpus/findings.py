@@ -191,7 +191,7 @@ def judge_each(
     return check.ok(text, tool_names(gpus_with_value, observed), expected=expected)
 
 
-class Sign(NamedTuple):
+class FaultSign(NamedTuple):
     """A field of `Gpu` whose value can be a finding."""
 
     field: str
@@ -205,7 +205,7 @@ class Sign(NamedTuple):
 def judge_signs(
     check: Check,
     observed: Gpus,
-    signs: Sequence[Sign],
+    signs: Sequence[FaultSign],
     field: Callable[[Gpu], Any],
     *,
     absent: str,
@@ -214,10 +214,10 @@ def judge_signs(
 ) -> Result:
     """Judge each GPU by several fields, as `judge_each` does.
 
-    The gravest sign decides about fix and status: a failure, and one with actions of its own.
+    The gravest sign decides about fix and status: failures first, then signs that name actions.
     """
 
-    visible, texts = list[Sign](), dict[int, list[str]]()
+    visible, texts = list[FaultSign](), dict[int, list[str]]()
     for gpu in observed.gpus:
         for sign in signs:
             number = getattr(gpu, sign.field, None)

@@ -9,7 +9,7 @@ from nodeready.core.policy import Policy
 from nodeready.core.result import Result, check
 from nodeready.core.severity import GUIDELINES, MEMORY_ERRORS, RETIREMENT, loses_job, slows_job
 from nodeready.subjects.gpus.findings import (
-    Sign,
+    FaultSign,
     expected_gpus,
     findings_text,
     first_few,
@@ -50,9 +50,9 @@ _RESET = "drain, then reset the GPU or reboot"
 _RESET_ECC = "drain, reset the GPU; replace it if they come back"
 _BY_REPLACING = ("replace",)
 _ECC_SIGNS = (
-    Sign("ecc_uncorrectable_volatile", "{} uncorrectable ECC errors", _RESET_ECC),
-    Sign("sram_exceeded", "SRAM error threshold exceeded", _REPLACE, _BY_REPLACING),
-    Sign("ecc_deferred", "{} deferred ECC errors", _RESET_ECC, status="warn"),
+    FaultSign("ecc_uncorrectable_volatile", "{} uncorrectable ECC errors", _RESET_ECC),
+    FaultSign("sram_exceeded", "SRAM error threshold exceeded", _REPLACE, _BY_REPLACING),
+    FaultSign("ecc_deferred", "{} deferred ECC errors", _RESET_ECC, status="warn"),
 )
 
 
@@ -79,11 +79,11 @@ def ecc_errors(observed: Gpus, policy: Policy) -> Result:
 
 
 _ROW_SIGNS = (
-    Sign("remap_failed", "remapping failed", _REPLACE, _BY_REPLACING),
-    Sign("unrepairable", "unrepairable memory", _REPLACE, _BY_REPLACING),
-    Sign("remap_pending", "remap pending", _RESET),
-    Sign("repair_pending", "repair pending", _RESET),
-    Sign(
+    FaultSign("remap_failed", "remapping failed", _REPLACE, _BY_REPLACING),
+    FaultSign("unrepairable", "unrepairable memory", _REPLACE, _BY_REPLACING),
+    FaultSign("remap_pending", "remap pending", _RESET),
+    FaultSign("repair_pending", "repair pending", _RESET),
+    FaultSign(
         *("spareless_banks", "{} memory banks without a spare row", _REPLACE_LATER, _BY_REPLACING),
         status="warn",
     ),
@@ -115,9 +115,9 @@ def remapped_rows(observed: Gpus, policy: Policy) -> Result:
 
 
 _PAGE_SIGNS = (
-    Sign("retired_pending", "page retirement pending", _RESET),
+    FaultSign("retired_pending", "page retirement pending", _RESET),
     # A board can retire 64 pages; NVIDIA replaces it at 60 (Dynamic Page Retirement).
-    Sign("retired_pages", "{} pages retired", _REPLACE, _BY_REPLACING, least=60),
+    FaultSign("retired_pages", "{} pages retired", _REPLACE, _BY_REPLACING, least=60),
 )
 
 
@@ -332,17 +332,17 @@ def temperature(observed: Gpus, policy: Policy) -> Result:
     def find_problem(gpu: Gpu) -> str:
         degrees_left = gpu.temperature_left_c
         is_at_limit = limit is None and degrees_left is not None and degrees_left <= 0
-        left = f"{degrees_left} C left to the limit" if is_at_limit else ""
-        return ", ".join(above_limit(gpu)) or left
+        at_limit = f"{degrees_left} C left to the limit" if is_at_limit else ""
+        return ", ".join(above_limit(gpu)) or at_limit
 
     degrees = [gpu.temperature_c for gpu in observed.gpus if gpu.temperature_c is not None]
-    own = ("temperature_slowdown_c", "temperature_left_c") if limit is None else ()
+    slowdown = ("temperature_slowdown_c", "temperature_left_c") if limit is None else ()
     return judge_each(
         *(temperature, observed, value, find_problem),
         absent="the tool shows no temperature and threshold",
         expected="below the slow-down" if limit is None else f"below {limit} C",
         shown=f"at most {max(degrees)} C" if degrees else "",
-        reads=("temperature_c", "memory_temperature_c", *own),
+        reads=("temperature_c", "memory_temperature_c", *slowdown),
         status="fail" if any(above_limit(gpu) for gpu in observed.gpus) else "warn",
     )
 
@@ -413,5 +413,5 @@ def device_access(observed: Gpus, policy: Policy) -> Result:
         return device_access.na("no program has used a GPU since the boot")
     groups = sorted({file.gid for file in (*amd, *nvidia) if file.mode[7:9] != "rw"})
     numbers = first_few(map(str, groups))
-    who = f"for members of group {numbers} only" if groups else "for everybody"
-    return device_access.ok(who, "/dev")
+    users = f"for members of group {numbers} only" if groups else "for everybody"
+    return device_access.ok(users, "/dev")

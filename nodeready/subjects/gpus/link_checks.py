@@ -8,7 +8,7 @@ from nodeready.core.policy import Policy
 from nodeready.core.result import Result, check
 from nodeready.core.severity import AMDGPU_RAS, FABRIC, VALIDATION, loses_job, slows_job
 from nodeready.subjects.gpus.findings import (
-    Sign,
+    FaultSign,
     distinct_values,
     expected_gpus,
     findings_text,
@@ -145,8 +145,8 @@ def nvlink(observed: Gpus, policy: Policy) -> Result:
     # An A10 and other cards without NVLink: the command prints nothing.
     is_empty = nvlink_tool.state == "missing" and observed.nvidia_tool.works
     has_answered = nvlink_tool.works or (bool(observed.nvidia) and is_empty)
-    told = observed.amd + (observed.nvidia if has_answered else ())
-    findings = [(gpu, text) for gpu in told if (text := _down(observed, gpu))]
+    shown_gpus = observed.amd + (observed.nvidia if has_answered else ())
+    findings = [(gpu, text) for gpu in shown_gpus if (text := _down(observed, gpu))]
     findings += _slow_links(observed)
     findings += [
         (gpu, "NVLink-C2C to the processor off")
@@ -255,7 +255,7 @@ def fabric_manager(observed: Gpus, policy: Policy) -> Result:
 
 
 _RESET_LINKS = "drain, reset the GPUs; open a case with the vendor if they come back"
-_XGMI_SIGNS = (Sign("xgmi_errors", "{} XGMI errors", _RESET_LINKS),)
+_XGMI_SIGNS = (FaultSign("xgmi_errors", "{} XGMI errors", _RESET_LINKS),)
 
 
 @check(
