@@ -29,7 +29,7 @@ from nodeready.node.proofs.mesh import (
 )
 from nodeready.ready import localize
 from nodeready.ready.localize import BOTH, PAIR, SOURCE, TARGET, ReachAttempt
-from nodeready.subjects.proof.mesh_facts import Blocked, Mesh
+from nodeready.subjects.proof.peer_facts import Blocked, Mesh
 from nodeready.transport.base import SshPeer
 
 # --- Why a connection failed, in words, from what the connecting node saw.

@@ -12,7 +12,7 @@ from nodeready.ready import mesh
 from nodeready.subjects import wire
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof.facts import ProofConfig
-from nodeready.subjects.proof.mesh_facts import Mesh
+from nodeready.subjects.proof.peer_facts import Mesh
 from nodeready.transport.base import Transport, request
 from nodeready.transport.channels import Channels
 

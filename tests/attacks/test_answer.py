@@ -19,7 +19,7 @@ from nodeready.lab import LabNode
 from nodeready.policy import Policy
 from nodeready.subjects import probe_answer, probe_script, snapshot
 from nodeready.subjects.proof import facts as proved
-from nodeready.subjects.proof.debugger_facts import Attach, Control
+from nodeready.subjects.proof.facts import Attach, Control
 from nodeready.subjects.snapshot import Snapshot
 from tests.attacks.conftest import Person
 from tests.builders.proof import configured, line, put_py_spy

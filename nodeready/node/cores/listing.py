@@ -21,7 +21,7 @@ from nodeready.node.cores.core_pattern import CoreName, CorePlace, PatternDirect
 from nodeready.node.runtime import ForkedWorker, Send
 from nodeready.node.users_file import by_turns
 from nodeready.subjects import wire
-from nodeready.subjects.proof.core_facts import PROGRAM
+from nodeready.subjects.proof.facts import PROGRAM
 
 #: Maximum files that are listed; any further files are only counted.
 LISTED = 1000

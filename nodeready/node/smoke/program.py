@@ -48,7 +48,7 @@ from nodeready.node.stacks import processes
 from nodeready.node.witnesses import environment, software
 from nodeready.subjects import wire
 from nodeready.subjects.job_environment import EnvironmentFacts
-from nodeready.subjects.proof.mesh_facts import Busy
+from nodeready.subjects.proof.peer_facts import Busy
 
 #: Seconds from a login to our program.
 _LOGIN_S = 20

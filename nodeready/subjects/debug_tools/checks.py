@@ -16,7 +16,7 @@ from nodeready.subjects.debug_tools.facts import (
 )
 from nodeready.subjects.debug_tools.rank_program import RUN, digest
 from nodeready.subjects.fact_kinds import FactKinds
-from nodeready.subjects.proof.debugger_facts import NOEXEC
+from nodeready.subjects.proof.facts import NOEXEC
 from nodeready.subjects.pythons import PACKAGES
 from nodeready.subjects.result import (
     Result,

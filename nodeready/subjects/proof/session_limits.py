@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from nodeready.subjects.proof.session import observation, pam_service
+
 from nodeready.policy import Policy
 from nodeready.subjects.base import Line
 from nodeready.subjects.limits.checks import item_text, possible_limits
@@ -18,17 +20,17 @@ from nodeready.subjects.limits.limits_conf import (
     parse_pam_limits,
     span,
 )
-from nodeready.subjects.proof.core_facts import ProvedCore
-from nodeready.subjects.proof.facts import Proved, SessionProof
-from nodeready.subjects.proof.preconditions import observation, pam_service
-from nodeready.subjects.proof.session_facts import (
+from nodeready.subjects.proof.facts import (
     OTHER_ITEMS,
     SESSION_NAMES,
     Limit,
     Logins,
     PamLine,
+    Proved,
+    ProvedCore,
     Service,
     SessionLimits,
+    SessionProof,
 )
 from nodeready.subjects.result import Result, check, deploy, fail, fixable, na, ok, warn
 from nodeready.subjects.severity import loses_job

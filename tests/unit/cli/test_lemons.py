@@ -18,8 +18,7 @@ from nodeready.memory.sections import PARTS, RESULTS, dump, node_sections, resul
 from nodeready.memory.store import Memory
 from nodeready.policy import Policy
 from nodeready.subjects.proof import checks
-from nodeready.subjects.proof.facts import Proved, ProvedHistory
-from nodeready.subjects.proof.session_facts import User
+from nodeready.subjects.proof.facts import Proved, ProvedHistory, User
 from nodeready.subjects.result import Result, fail, ok
 from tests.builders.judging import by_name
 

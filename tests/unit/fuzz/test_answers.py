@@ -24,16 +24,17 @@ from nodeready.subjects import judging, snapshot, wire
 from nodeready.subjects.base import ProbeError, Unknown
 from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.proof import facts as proof
-from nodeready.subjects.proof.core_facts import CoreDirectory, ProvedCore
-from nodeready.subjects.proof.peer_facts import PdshAnswer, PdshRun, Peers, RcmdDefault, SshTry
-from nodeready.subjects.proof.session_facts import (
+from nodeready.subjects.proof.facts import (
+    CoreDirectory,
     Limit,
     LimitsLine,
     Logins,
     PamLine,
+    ProvedCore,
     Service,
     User,
 )
+from nodeready.subjects.proof.peer_facts import PdshAnswer, PdshRun, Peers, RcmdDefault, SshTry
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.transport.base import Reply, rows
 from nodeready.triage.logs import Grouping, parse_tail

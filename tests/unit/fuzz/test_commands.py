@@ -27,7 +27,7 @@ from nodeready.node.tail import LogTail, NodeTail
 from nodeready.node.witnesses.logs import WatchdogReport
 from nodeready.ready.mesh_run import run_mesh
 from nodeready.subjects.base import Unknown
-from nodeready.subjects.proof.mesh_facts import Mesh
+from nodeready.subjects.proof.peer_facts import Mesh
 from nodeready.transport.base import Answer, NodeChannel, Reply, Request
 from tests.builders.hostile import envelope, look, recorded
 from tests.builders.traces import LOAD, REDUCE, process, trace

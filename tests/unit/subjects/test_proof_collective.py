@@ -17,8 +17,7 @@ from nodeready.smoke.document import SmokeNode, SmokeReport
 from nodeready.smoke.knowledge import SmokeSuspect
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import checks, facts
-from nodeready.subjects.proof.facts import Proved, ProvedCollective
-from nodeready.subjects.proof.session_facts import User
+from nodeready.subjects.proof.facts import Proved, ProvedCollective, User
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import UNREACHABLE, Failure, Key
 from nodeready.transport.snapshots import SnapshotReply

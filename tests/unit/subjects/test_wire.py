@@ -18,8 +18,7 @@ from nodeready.node.proofs.session import BrokenProof
 from nodeready.subjects import wire
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import facts as proved
-from nodeready.subjects.proof.facts import UNFINISHED
-from nodeready.subjects.proof.session_facts import User
+from nodeready.subjects.proof.facts import UNFINISHED, User
 from nodeready.subjects.wire import DecodeError, decode, lines, load_json, unpack
 from tests.builders.proof import LIMITS, WELL, configured
 
