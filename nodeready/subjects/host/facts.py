@@ -9,6 +9,7 @@ of other services (phc2sys), too.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -182,26 +183,13 @@ NUMA_BALANCING = "kernel.numa_balancing"
 THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 _SYS = "/proc/sys"
 _FILES = (
-    f"{_SYS}/kernel/osrelease",
-    f"{_SYS}/kernel/arch",
-    f"{_SYS}/kernel/hostname",
-    f"{_SYS}/kernel/random/boot_id",
-    f"{_SYS}/kernel/pid_max",
-    f"{_SYS}/kernel/threads-max",
-    f"{_SYS}/kernel/numa_balancing",
-    f"{_SYS}/fs/file-nr",
-    "/proc/cmdline",
-    "/proc/uptime",
-    "/proc/loadavg",
-    "/proc/meminfo",
-    THP,
-    "/sys/devices/system/cpu/online",
-    "/sys/devices/system/node/online",
-    "/sys/fs/selinux/enforce",
-    "/sys/module/apparmor/parameters/enabled",
-    "/etc/timezone",
-    mounts.FSTAB,
-)
+    f"{_SYS}/kernel/osrelease", f"{_SYS}/kernel/arch", f"{_SYS}/kernel/hostname",
+    f"{_SYS}/kernel/random/boot_id", f"{_SYS}/kernel/pid_max", f"{_SYS}/kernel/threads-max",
+    f"{_SYS}/kernel/numa_balancing", f"{_SYS}/fs/file-nr", "/proc/cmdline", "/proc/uptime",
+    "/proc/loadavg", "/proc/meminfo", THP, "/sys/devices/system/cpu/online",
+    "/sys/devices/system/node/online", "/sys/fs/selinux/enforce",
+    "/sys/module/apparmor/parameters/enabled", "/etc/timezone", mounts.FSTAB,
+)  # fmt: skip
 
 
 def _script(policy: Policy) -> str:
@@ -233,9 +221,8 @@ def _script(policy: Policy) -> str:
 
 def _slow_script(policy: Policy) -> str:
     """The facts from programs that may be slow or hang; the mounts come last."""
-    return "\n".join(
-        (VERSIONS_SCRIPT, _CLOCK_SCRIPT, processes.SCRIPT, mounts.script(policy), ":")
-    )
+    parts = (VERSIONS_SCRIPT, _CLOCK_SCRIPT, processes.SCRIPT, mounts.script(policy), ":")
+    return "\n".join(parts)
 
 
 SECTION = Section("host", _script)
@@ -333,34 +320,23 @@ def same_zone(zone: str) -> str:
     return "Etc/UTC" if zone in names else zone
 
 
-def _os_release(lines: list[Line]) -> dict[str, str]:
-    values: dict[str, str] = {}
-    for line in lines:
-        name, _, value = line.text.strip().partition("=")
-        values[name] = value.strip().strip("\"'")
-    return values
-
-
 class _FileTexts:
     """Path -> the first line of that file, as the section printed it; "" for a missing file."""
 
     def __init__(self, text: str) -> None:
-        self.lines = by_path(file_lines(text))
+        self.lines = defaultdict[str, list[Line]](list, by_path(file_lines(text)))
 
     def __getitem__(self, path: str) -> str:
-        lines = self.lines.get(path)
-        return lines[0].text.strip() if lines else ""
-
-    def lines_of(self, path: str) -> list[Line]:
-        return self.lines.get(path, [])
+        return self.lines[path][0].text.strip() if self.lines[path] else ""
 
     def words(self, path: str) -> list[str]:
         """The words of the first line, and enough empty words for every index that is used."""
         return [*self[path].split(), *[""] * 6]
 
-
-def _mib(kib: int | None) -> int | None:
-    return None if kib is None else kib // 1024
+    def values(self, path: str, separator: str) -> dict[str, str]:
+        """The values of ``NAME=VALUE`` lines, without quotes."""
+        rows = (line.text.strip().partition(separator) for line in self.lines[path])
+        return {name: value.strip().strip("\"'") for name, _, value in rows}
 
 
 def _lsm(files: _FileTexts) -> str:
@@ -368,20 +344,6 @@ def _lsm(files: _FileTexts) -> str:
     if enforce:
         return "selinux enforcing" if enforce == "1" else "selinux permissive"
     return "apparmor" if files["/sys/module/apparmor/parameters/enabled"] == "Y" else "none"
-
-
-_MEMORY_FIELDS = {
-    "MemTotal", "MemAvailable", "SwapTotal", "HugePages_Total", "HugePages_Free", "Hugepagesize",
-}  # fmt: skip
-
-
-def _meminfo(files: _FileTexts) -> dict[str, int | None]:
-    values: dict[str, int | None] = {}
-    for line in files.lines_of("/proc/meminfo"):
-        name, _, value = line.text.partition(":")
-        if name in _MEMORY_FIELDS:
-            values[name] = _number(value.replace("kB", ""))
-    return values
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
@@ -393,15 +355,19 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
         raise ProbeError("nothing of /proc could be read", text)
     slow = outputs.get("host_slow", Output("", None))
     mount_answers, process_table = mounts.answers(slow.text), processes.parse(slow.text)
-    system = _os_release(
-        files.lines_of("/etc/os-release") or files.lines_of("/usr/lib/os-release")
-    )
-    memory = _meminfo(files)
+    system = files.values("/etc/os-release", "=") or files.values("/usr/lib/os-release", "=")
+    # KiB, or a number of huge pages.
+    meminfo = files.values("/proc/meminfo", ":").items()
+    memory = {name: _number(value.replace("kB", "")) for name, value in meminfo}
+    mib = {name: None if kib is None else kib // 1024 for name, kib in memory.items()}
     load, up = files.words("/proc/loadavg"), files.words("/proc/uptime")
     handles = files.words(f"{_SYS}/fs/file-nr")
     limits = [_number(files[f"{_SYS}/kernel/{name}"]) for name in ("pid_max", "threads-max")]
-    table = files.lines_of(mounts.TABLE)
+    table = files.lines[mounts.TABLE]
     thp = re.search(r"\[(\w+)\]", files[THP])
+    mounts_unknown = "" if table else NO_TABLE
+    if not mount_answers.ended:
+        mounts_unknown = _unknown_reason(slow)
     return Host(
         os_id=system.get("ID", ""),
         os_version=system.get("VERSION_ID", ""),
@@ -416,9 +382,9 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
         cpus=_count_listed(files["/sys/devices/system/cpu/online"]),
         cpu_model=values.get("cpu_model", "").strip(),
         numa_nodes=_count_listed(files["/sys/devices/system/node/online"]),
-        memory_total_mb=_mib(memory.get("MemTotal")),
-        memory_available_mb=_mib(memory.get("MemAvailable")),
-        swap_total_mb=_mib(memory.get("SwapTotal")),
+        memory_total_mb=mib.get("MemTotal"),
+        memory_available_mb=mib.get("MemAvailable"),
+        swap_total_mb=mib.get("SwapTotal"),
         hugepages_total=memory.get("HugePages_Total"),
         hugepages_free=memory.get("HugePages_Free"),
         hugepage_size_kb=memory.get("Hugepagesize"),
@@ -434,12 +400,8 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
         timezone=_zone(values.get("localtime", ""), files["/etc/timezone"]),
         clock=parse_clock(slow.text),
         mounts=mounts.fold(table, mount_answers, policy),
-        fstab=mounts.parse_fstab(files.lines_of(mounts.FSTAB), table),
-        mounts_unknown=_unknown_reason(slow)
-        if not mount_answers.ended
-        else ""
-        if table
-        else NO_TABLE,
+        fstab=mounts.parse_fstab(files.lines[mounts.FSTAB], table),
+        mounts_unknown=mounts_unknown,
         table_seen=bool(table),
         processes_looked=process_table.is_complete,
         stuck=process_table.stuck,
