@@ -76,7 +76,8 @@ _ORDERED_CAUSES = (
     LoginCause("password", r"[Pp]assword (has )?expired|[Pp]assword change required|"
         r"(must|required to) change your password",
         "the password of {user} has expired ({said})",
-        "passwd {user} there; for an account that logs in by keys alone: chage -M -1 -d -1 {user}"),
+        "passwd {user} there; for an account that logs in by keys alone: "
+        "chage -M -1 -d -1 {user}"),
     LoginCause("expired", r"account has expired", "the account of {user} has expired",
         "chage -E -1 {user} there, or prolong it in the directory service"),
     LoginCause("too_many_keys", r"Too many authentication failures",
