@@ -22,29 +22,25 @@ from nodeready.subjects.base import (
     frozen,
     number,
 )
-from nodeready.subjects.limits.limits_conf import (
+from nodeready.subjects.limits.limit_files import (
     DIRECTORIES,
-    UNLIMITED,
-    PamLimits,
-    parse_pam_limits,
-)
-from nodeready.subjects.limits.pam_stacks import (
+    MANAGER_DIRECTORIES,
     PAM_INCLUDED,
     SERVICES,
     SSHD_CONFIG,
     SSHD_INCLUDED,
-    PamStack,
-    find_disabled_pam,
-    parse_stack,
-)
-from nodeready.subjects.limits.units import (
-    MANAGER_DIRECTORIES,
     UNIT_DIRECTORIES,
+    UNLIMITED,
+    PamLimits,
+    PamStack,
     Unit,
     UnitLimit,
     dropin_directories,
     file_names,
+    find_disabled_pam,
     parse_defaults,
+    parse_pam_limits,
+    parse_stack,
     parse_unit_limits,
 )
 
@@ -52,10 +48,8 @@ NR_OPEN = "fs.nr_open"
 # nr_lines reads this file at once: dash would read byte by byte, which /proc/sys does not support.
 _NR_OPEN_FILE = "/proc/sys/fs/nr_open"
 _PROC_NAMES = {
-    "Max core file size": "core",
-    "Max locked memory": "memlock",
-    "Max open files": "nofile",
-}
+    "Max core file size": "core", "Max locked memory": "memlock", "Max open files": "nofile",
+}  # fmt: skip
 
 _CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
 # Whether $nr_pid is an ordinary user's process (UID_MIN is 1000). Such a process may have the name

@@ -8,7 +8,7 @@ from __future__ import annotations
 from nodeready.policy import Policy
 from nodeready.subjects.access import MAY_EXECUTE, PACKAGED
 from nodeready.subjects.core_dumps.facts import core_directory
-from nodeready.subjects.limits.limits_conf import ITEMS
+from nodeready.subjects.limits.limit_files import ITEMS
 from nodeready.subjects.proof.facts import (
     MIN_CORE_LIMIT,
     NO_START,

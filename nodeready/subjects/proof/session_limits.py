@@ -6,13 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from nodeready.subjects.proof.session import observation, pam_service
-
 from nodeready.policy import Policy
 from nodeready.subjects.base import Line
 from nodeready.subjects.limits.checks import item_text, possible_limits
 from nodeready.subjects.limits.facts import Limits
-from nodeready.subjects.limits.limits_conf import (
+from nodeready.subjects.limits.limit_files import (
     ITEMS,
     KINDS,
     UNLIMITED,
@@ -32,6 +30,7 @@ from nodeready.subjects.proof.facts import (
     SessionLimits,
     SessionProof,
 )
+from nodeready.subjects.proof.session import observation, pam_service
 from nodeready.subjects.result import Result, check, deploy, fail, fixable, na, ok, warn
 from nodeready.subjects.severity import loses_job
 from nodeready.subjects.sysctl import BootSetting
