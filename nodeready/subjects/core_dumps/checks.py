@@ -16,13 +16,13 @@ from nodeready.subjects.sysctl import contradicted
 _PACKAGED = re.compile(r"\|(?:/usr)?/lib/systemd/systemd-coredump(?: %[A-Za-z]){1,16}")
 #: The maximum sizes in coredump.conf (2 GB by default in systemd 252).
 SIZE_LIMITS = ("ProcessSizeMax", "ExternalSizeMax")
+_INSTALL_FIX = "install the package systemd-coredump"
+_OWN_STORE = "systemd-coredump has a store of its own"
 
 
 def _expected_pattern(observed: CoreDumps, policy: Policy) -> str:
     """The policy's pattern; "" when the policy needs systemd-coredump, which is missing."""
-    if policy.core_handler == "path":
-        return policy.core_pattern
-    return packaged(observed)
+    return policy.core_pattern if policy.core_handler == "path" else packaged(observed)
 
 
 def packaged(observed: CoreDumps) -> str:
@@ -46,7 +46,7 @@ def _pattern_files(observed: CoreDumps, policy: Policy) -> tuple[str, ...]:
     settings=("core_handler", "core_pattern"),
     fixed_by="core_dumps.pattern",
     fix=(
-        "install the package systemd-coredump",
+        _INSTALL_FIX,
         "remove the line SOURCE, then nodeready deploy INVENTORY --only core_dumps",
         "systemctl unmask systemd-sysctl.service, then nodeready deploy INVENTORY --only "
         "core_dumps",
@@ -64,8 +64,7 @@ def pattern(observed: CoreDumps, policy: Policy) -> Result:
     source = winner.source if winner else ""
     live = observed.live or "empty"
     if not expected:
-        fix = "install the package systemd-coredump"
-        return fail(check, "|systemd-coredump", live, source, fix)
+        return fail(check, "|systemd-coredump", live, source, _INSTALL_FIX)
     is_right = winner is not None and winner.value == expected
     if observed.live == expected and is_right:
         return ok(check, expected, expected, source)
@@ -83,9 +82,8 @@ def pattern(observed: CoreDumps, policy: Policy) -> Result:
 )
 def sysctl_conf(observed: CoreDumps, policy: Policy) -> Result:
     """No line of /etc/sysctl.conf contradicts: ``sysctl --system`` reads it after all others."""
-    return contradicted(
-        "core_dumps.sysctl_conf", KEY, observed.boot, _expected_pattern(observed, policy)
-    )
+    expected = _expected_pattern(observed, policy)
+    return contradicted("core_dumps.sysctl_conf", KEY, observed.boot, expected)
 
 
 _TMPFILES = "/etc/tmpfiles.d/00-nodeready-cores.conf"
@@ -132,7 +130,7 @@ def directory(observed: CoreDumps, policy: Policy) -> Result:
     check, path = "core_dumps.directory", core_directory(policy)
     expected = f"{path} with mode 1777"
     if policy.core_handler != "path":
-        return na(check, "systemd-coredump has a store of its own")
+        return na(check, _OWN_STORE)
     mode, (blocked_path, kind, uid) = observed.directory_mode, observed.blocked
     actual = "no such directory" if mode is None else f"mode {mode:o}"
     if kind:
@@ -175,14 +173,13 @@ def retention(observed: CoreDumps, policy: Policy) -> Result:
     """A tmpfiles.d rule makes the directory at boot and removes cores after the policy's days."""
     check, expected = "core_dumps.retention", retention_rule(policy)
     if policy.core_handler != "path":
-        return na(check, "systemd-coredump has a store of its own")
+        return na(check, _OWN_STORE)
     rule = observed.retention
     if rule is None:
         return fixable(check, expected, "no rule")
     if _same_rule(rule.text, policy):
         return ok(check, expected, expected, rule.source)
-    name = rule.path.rpartition("/")[2]
-    if name < "00-nodeready-cores.conf":
+    if rule.path.rpartition("/")[2] < "00-nodeready-cores.conf":
         return fail(check, expected, rule.text, rule.source, f"remove the line {rule.source}")
     return fixable(check, expected, rule.text, rule.source)
 
@@ -253,8 +250,5 @@ SUBJECT = Subject(
         "/etc/tmpfiles.d/*nodeready*.conf",
         "/etc/systemd/coredump.conf.d/*nodeready*.conf",
     ),
-    kinds=FactKinds(
-        volatile="where number last_name",
-        elements={"coredump": ""},
-    ),
+    kinds=FactKinds(volatile="where number last_name", elements={"coredump": ""}),
 )

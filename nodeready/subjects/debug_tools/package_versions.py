@@ -7,16 +7,11 @@ from functools import lru_cache
 
 #: Software -> the names of its package, in Debian, Red Hat, SUSE and Alpine.
 PACKAGES: dict[str, tuple[str, ...]] = {
-    "glibc": ("libc6", "glibc", "musl"),
-    "python3": ("python3",),
-    "openssh": ("openssh-server", "openssh"),
-    "gdb": ("gdb",),
-    "strace": ("strace",),
-    "pdsh": ("pdsh",),
-    "slurm": ("slurmd", "slurm-slurmd", "slurm-smd-slurmd", "slurm-node"),
-    "rdma_core": ("rdma-core",),
-    "nccl": ("libnccl2", "libnccl"),
-}
+    "glibc": ("libc6", "glibc", "musl"), "python3": ("python3",),
+    "openssh": ("openssh-server", "openssh"), "gdb": ("gdb",), "strace": ("strace",),
+    "pdsh": ("pdsh",), "slurm": ("slurmd", "slurm-slurmd", "slurm-smd-slurmd", "slurm-node"),
+    "rdma_core": ("rdma-core",), "nccl": ("libnccl2", "libnccl"),
+}  # fmt: skip
 _ALL = [name for names in PACKAGES.values() for name in names]
 
 _DPKG_STATUS = "/var/lib/dpkg/status"
