@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nodeready.policy import Policy
 from nodeready.subjects.fact_kinds import FactKinds
+from nodeready.subjects.proof import facts
 from nodeready.subjects.proof.debugging import (
     attach,
     attach_native,
@@ -13,13 +14,7 @@ from nodeready.subjects.proof.debugging import (
     gdb,
     strace,
 )
-from nodeready.subjects.proof.facts import (
-    COLLECTIVE,
-    HISTORY,
-    Proved,
-    ProvedCollective,
-    ProvedHistory,
-)
+from nodeready.subjects.proof.facts import Proved
 from nodeready.subjects.proof.peers import mesh, pdsh, ports, ssh
 from nodeready.subjects.proof.session import observation, resources, user
 from nodeready.subjects.proof.session_limits import limits
@@ -45,7 +40,7 @@ _COUNTERS_FIX = "look at what these count with gpus.*, nics.* and rdma.*"
 @check(
     "proof.collective",
     loses_job("inspect"),
-    proof=COLLECTIVE,
+    proof=facts.COLLECTIVE,
     opt_in=True,
     fix=(_SMOKE_FIX, _COUNTERS_FIX),
 )
@@ -61,7 +56,7 @@ def collective(observed: Proved, policy: Policy) -> Result:
     GPU or a port on a node that passed, are a warning.
     """
     check, expected = "proof.collective", "all nodes together pass"
-    result = observation(check, observed, "collective", ProvedCollective)
+    result = observation(check, observed, "collective", facts.ProvedCollective)
     if isinstance(result, Result):
         return result
     if result.nodes < 2:
@@ -86,7 +81,7 @@ _FIX = (
     "proof.history",
     loses_job("inspect", "replace", source=LEMONS),
     settings=("lemon_nodes",),
-    proof=HISTORY,
+    proof=facts.HISTORY,
     fix=(_FIX,),
 )
 def history(observed: Proved, policy: Policy) -> Result:
@@ -101,7 +96,7 @@ def history(observed: Proved, policy: Policy) -> Result:
     check = "proof.history"
     if policy.lemon_nodes == "ignore":
         return na(check, "the policy ignores it (lemon_nodes)")
-    if not isinstance(observed.history, ProvedHistory):
+    if not isinstance(observed.history, facts.ProvedHistory):
         return na(check, "not proved")
     expected = "fails no more often than its peers"
     if not observed.history.lemons:

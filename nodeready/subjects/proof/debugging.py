@@ -9,24 +9,8 @@ from nodeready.policy import Policy
 from nodeready.subjects.access import MAY_EXECUTE, PACKAGED
 from nodeready.subjects.core_dumps.facts import core_directory
 from nodeready.subjects.limits.limit_files import ITEMS
-from nodeready.subjects.proof.facts import (
-    MIN_CORE_LIMIT,
-    NO_START,
-    NOEXEC,
-    PROGRAM,
-    SHELL_CORE_BYTES,
-    UNFINISHED,
-    Attach,
-    Control,
-    CoreDirectory,
-    DebuggerAttempt,
-    Guards,
-    Proved,
-    ProvedCore,
-    SessionLimits,
-    Tracers,
-    User,
-)
+from nodeready.subjects.proof import facts
+from nodeready.subjects.proof.facts import DebuggerAttempt, Proved, ProvedCore
 from nodeready.subjects.proof.session import DEPLOY_ONLY, in_each_session, observation
 from nodeready.subjects.proof.session_limits import limit_text, low_limits
 from nodeready.subjects.result import (
@@ -47,33 +31,37 @@ _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 
 _COST = hides_cause("deploy", "configure", "reboot")
 _SETTINGS = ("ptrace_scope", "packages", "py_spy_version")
+_OTHER_FIX = "look for AppArmor, a seccomp filter, or file capabilities of Python (getcap)"
+_REBOOT_FIX = f"{DEPLOY_ONLY} ptrace, then reboot the node"
+_POLICY_FIX = "ptrace_scope: 0 in the policy lets the job's user attach"
+_CONTAINER_FIX = "give the container CAP_SYS_PTRACE (--cap-add SYS_PTRACE)"
 _FIXES = (
     "run TOOL by hand on the node, on a process that may be lost",
     MAY_EXECUTE.format("TOOL"),
     "remove TOOL, or put a program there that runs",
-    deploy("nodeready deploy INVENTORY --only debug_tools"),
-    "look for AppArmor, a seccomp filter, or file capabilities of Python (getcap)",
-    "nodeready deploy INVENTORY --only ptrace, then reboot the node",
-    deploy("nodeready deploy INVENTORY --only ptrace"),
-    "ptrace_scope: 0 in the policy lets the job's user attach",
-    "give the container CAP_SYS_PTRACE (--cap-add SYS_PTRACE)",
+    deploy(f"{DEPLOY_ONLY} debug_tools"),
+    _OTHER_FIX,
+    _REBOOT_FIX,
+    deploy(f"{DEPLOY_ONLY} ptrace"),
+    _POLICY_FIX,
+    _CONTAINER_FIX,
 )
 
 
 def _root_can(observed: Proved) -> bool | None:
     """Whether root attached to a process of the job's user; None: untried, or that is root."""
-    attempt = observed.control.attempt if isinstance(observed.control, Control) else None
-    user_is_root = isinstance(observed.user, User) and observed.user.uid == 0
+    attempt = observed.control.attempt if isinstance(observed.control, facts.Control) else None
+    user_is_root = isinstance(observed.user, facts.User) and observed.user.uid == 0
     return None if user_is_root or attempt is None or not attempt.tool else attempt.good
 
 
 def _refused(
-    check: str, expected: str, guards: Guards, observed: Proved, policy: Policy
+    check: str, expected: str, guards: facts.Guards, observed: Proved, policy: Policy
 ) -> Result:
     """The result of a tool that the kernel refused, with the cause (see `Control`)."""
     root = _root_can(observed)
     also = {True: " (root can)", False: ", to root too", None: ""}[root]
-    of_root = observed.control.guards if isinstance(observed.control, Control) else None
+    of_root = observed.control.guards if isinstance(observed.control, facts.Control) else None
     lacks = guards.bounded or (of_root is not None and not of_root.capable)
     yama = guards.yama or 0
     causes = ["SELinux's deny_ptrace is on"] if guards.deny_ptrace and not root else []
@@ -81,26 +69,22 @@ def _refused(
     causes += ["CAP_SYS_PTRACE is missing"] if lacks and not root else []
     actual = f"refused{also if not root else ''}: {' and '.join(causes)}{also if root else ''}"
     if yama == 3:
-        fix = f"{DEPLOY_ONLY} ptrace, then reboot the node"
-        return fail(check, expected, actual, _YAMA, fix)
+        return fail(check, expected, actual, _YAMA, _REBOOT_FIX)
     if yama > policy.ptrace_scope or (guards.deny_ptrace and not root):
         return fixable(check, expected, actual, _YAMA if yama else "", f"{DEPLOY_ONLY} ptrace")
     if yama:
-        fix = "ptrace_scope: 0 in the policy lets the job's user attach"
-        return fail(check, expected, actual, _YAMA, fix)
+        return fail(check, expected, actual, _YAMA, _POLICY_FIX)
     if lacks and not root:
-        fix = "give the container CAP_SYS_PTRACE (--cap-add SYS_PTRACE)"
-        return fail(check, expected, actual, "", fix)
+        return fail(check, expected, actual, "", _CONTAINER_FIX)
     actual = f"refused{also}: not by Yama, SELinux or a missing capability"
-    fix = "look for AppArmor, a seccomp filter, or file capabilities of Python (getcap)"
-    return fail(check, expected, actual, "", fix)
+    return fail(check, expected, actual, "", _OTHER_FIX)
 
 
 def _after(attempt: DebuggerAttempt) -> str:
     """What is wrong with the tool's target afterwards; "": the target runs, untraced."""
     if attempt.tracer:
         return f"its target is still traced, by process {attempt.tracer}"
-    if attempt.answers or attempt.rc == NO_START:
+    if attempt.answers or attempt.rc == facts.NO_START:
         return ""
     if attempt.state in ("", "Z", "X"):
         return "its target ended"
@@ -123,10 +107,10 @@ def _broken(
     also = {True: " (root can)", False: " (root's too)", None: ""}[root]
     after = _after(attempt)
     fix = f"run {tool} by hand on the node, on a process that may be lost"
-    if attempt.rc == NO_START:
+    if attempt.rc == facts.NO_START:
         actual = f"{attempt.tool} does not start: {attempt.complaint}"
         fix = f"{DEPLOY_ONLY} debug_tools"
-        if attempt.complaint == NOEXEC:
+        if attempt.complaint == facts.NOEXEC:
             fix = MAY_EXECUTE.format(attempt.tool)
         elif tool != "py-spy" and not attempt.tool.startswith(tuple(f"{d}/" for d in PACKAGED)):
             # No package brings it back.
@@ -148,14 +132,14 @@ def _judge(
     selection: the tool, the field of `Proved` with its attempts, and the attempt among them
     """
     tool, field, mode = selection
-    kind: type[Attach | Tracers] = Attach if field == "attach" else Tracers
+    kind: type[facts.Attach | facts.Tracers] = facts.Attach if field == "attach" else facts.Tracers
     attempts = observation(check, observed, field, kind)
     if isinstance(attempts, Result):
         return attempts
     attempt: DebuggerAttempt | None = getattr(attempts, mode)
     if attempt is None:
         error = attempts.error
-        return unknown(check, f"no process to look at: {error}" if error else UNFINISHED)
+        return unknown(check, f"no process to look at: {error}" if error else facts.UNFINISHED)
     if not attempt.tool:
         return _missing(check, expected, tool, policy)
     if attempt.good and not _after(attempt):
@@ -163,7 +147,7 @@ def _judge(
     if attempt.refused:
         return _refused(check, expected, attempts.guards, observed, policy)
     if attempt.rc is None and not attempt.full:
-        return unknown(check, UNFINISHED)
+        return unknown(check, facts.UNFINISHED)
     root = _root_can(observed) if tool == "py-spy" else None
     return _broken(check, expected, tool, attempt, root)
 
@@ -233,10 +217,13 @@ strace = _tool_check(
 )
 
 
+_LIMIT_FIX = "limit_core: 'unlimited' in the policy"
+
+
 def _follows_policy(core: ProvedCore, policy: Policy) -> bool:
     """Whether the node's core_pattern sends crashes where the policy does."""
-    if policy.core_handler == PROGRAM:
-        return core.handler.endswith(f"/{PROGRAM}")
+    if policy.core_handler == facts.PROGRAM:
+        return core.handler.endswith(f"/{facts.PROGRAM}")
     return core.pattern == policy.core_pattern
 
 
@@ -253,18 +240,18 @@ def _cut_by_limit(check: str, expected: str, observed: Proved, policy: Policy) -
     elif core.handler:
         actual = f"none: {core.handler} heeds the session's core limit, {limit} bytes"
     if policy.limit_core.isdigit() and int(policy.limit_core) * ITEMS["core"] <= limit:
-        return fail(check, expected, actual, "", "limit_core: 'unlimited' in the policy")
-    if isinstance(observed.limits, SessionLimits):
+        return fail(check, expected, actual, "", _LIMIT_FIX)
+    if isinstance(observed.limits, facts.SessionLimits):
         limits = observed.limits
         text = {"core": limit_text(limits.core, "core")}
-        minimum = {"core": max(limit + 1, MIN_CORE_LIMIT)}
+        minimum = {"core": max(limit + 1, facts.MIN_CORE_LIMIT)}
         low = low_limits(limits.opener, text, limits, minimum, observed)
         if low.fix:
             return fail(check, expected, f"{actual}: {low.cause}", low.source, low.fix)
     return fixable(check, expected, actual, "", f"{DEPLOY_ONLY} limits")
 
 
-def _directory(place: CoreDirectory, name: str, missing_bytes: int) -> tuple[str, str]:
+def _directory(place: facts.CoreDirectory, name: str, missing_bytes: int) -> tuple[str, str]:
     """What is wrong with the core's directory, and the fix where no deploy repairs it."""
     if place.error:
         return f"{place.path}: {place.error}", ""
@@ -282,9 +269,9 @@ def _handler_failure(core: ProvedCore) -> str:
     if not core.dumped:
         failure = "does not start" if core.handler_there else "is no program that can be run"
         return f"core_pattern pipes to {core.handler}, which {failure}"
-    if core.handler.endswith(f"/{PROGRAM}"):
+    if core.handler.endswith(f"/{facts.PROGRAM}"):
         complaint = f" ({core.gdb_said})" if core.gdb_said else ""
-        return f"{PROGRAM} kept nothing{complaint}: see journalctl -t {PROGRAM}"
+        return f"{facts.PROGRAM} kept nothing{complaint}: see journalctl -t {facts.PROGRAM}"
     return f"core_pattern pipes to {core.handler}, which took it and left no core to be found"
 
 
@@ -300,10 +287,8 @@ def _cause(core: ProvedCore, name: str) -> tuple[str, str]:
         return f"/bin/sh is not readable for {name}", "chmod 755 the file of /bin/sh"
     on_host = "set kernel.core_pattern on the container's host"
     if core.stray:
-        return (
-            "in the working directory: the kernel's core_pattern is not the one shown here",
-            on_host,
-        )
+        reason = "the kernel's core_pattern is not the one shown here"
+        return f"in the working directory: {reason}", on_host
     if core.handler and not core.path:
         return f"none: {_handler_failure(core)}", ""
     if core.dumped and not core.path:
@@ -314,7 +299,7 @@ def _cause(core: ProvedCore, name: str) -> tuple[str, str]:
     outcome, missing_bytes = "none", 1
     if core.path:
         outcome = f"cut off at {core.size_bytes} of {core.whole_bytes or 'unknown'} bytes"
-        missing_bytes = max(1, (core.whole_bytes or SHELL_CORE_BYTES) - core.size_bytes)
+        missing_bytes = max(1, (core.whole_bytes or facts.SHELL_CORE_BYTES) - core.size_bytes)
     reason, fix = _directory(place, name, missing_bytes) if place else ("", "")
     if reason:
         return f"{outcome}: {reason}", fix
@@ -330,11 +315,11 @@ def _cause(core: ProvedCore, name: str) -> tuple[str, str]:
     proof="core",
     settings=("core_handler", "core_pattern", "limit_core"),
     fix=(
-        "nodeready deploy INVENTORY --only core_dumps",
-        deploy("nodeready deploy INVENTORY --only core_dumps"),
+        f"{DEPLOY_ONLY} core_dumps",
+        deploy(f"{DEPLOY_ONLY} core_dumps"),
         "remove it",
-        deploy("nodeready deploy INVENTORY --only limits"),
-        "limit_core: 'unlimited' in the policy",
+        deploy(f"{DEPLOY_ONLY} limits"),
+        _LIMIT_FIX,
         "remove the ulimit of core from NAME's profile, or /etc/profile",
     ),
 )
@@ -359,8 +344,8 @@ def _judge_crash(observed: Proved, policy: Policy) -> Result:
     """The result of one crash."""
     check = "proof.core"
     expected = f"a whole core in {core_directory(policy)}"
-    if policy.core_handler == PROGRAM:
-        expected = f"a whole core in {PROGRAM}'s store"
+    if policy.core_handler == facts.PROGRAM:
+        expected = f"a whole core in {facts.PROGRAM}'s store"
     crash = observation(check, observed, "core", ProvedCore)
     if isinstance(crash, Result):
         return crash

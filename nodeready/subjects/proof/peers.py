@@ -5,12 +5,13 @@ from __future__ import annotations
 from nodeready.policy import Policy
 from nodeready.shell import quote
 from nodeready.subjects.own_files import beatable
+from nodeready.subjects.pdsh.checks import MODULE_FIX
 from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, VARIABLE
 from nodeready.subjects.ports.checks import ports_text
 from nodeready.subjects.ports.port_ranges import range_text
 from nodeready.subjects.proof.facts import MESH, Proved, User
 from nodeready.subjects.proof.peer_facts import Blocked, Mesh, Peers, RcmdDefault, Reach, Trouble
-from nodeready.subjects.proof.session import observation
+from nodeready.subjects.proof.session import DEPLOY_ONLY, observation
 from nodeready.subjects.result import (
     Result,
     check,
@@ -32,6 +33,10 @@ from nodeready.subjects.ssh_client.login_failures import (
 )
 
 _ALONE = "no other node to try"
+_CLIENT_FIX = "install OpenSSH's client"
+_SHELL_FIX = "log in by ssh with a command and see what the user's shell makes of it"
+_PDSHRC_FIX = "look for exit in ~/.pdshrc"
+_NAMESAKES_FIX = "correct the addresses of these names, in the DNS or in /etc/hosts"
 
 
 @check(
@@ -39,7 +44,7 @@ _ALONE = "no other node to try"
     loses_job("deploy", "install"),
     proof="peers",
     settings=("job_user",),
-    fix=("install OpenSSH's client", deploy("nodeready deploy INVENTORY --only ssh_client")),
+    fix=(_CLIENT_FIX, deploy(f"{DEPLOY_ONLY} ssh_client")),
 )
 def ssh(observed: Proved, policy: Policy) -> Result:
     """The job's user logs in from this node to others and back by ssh, without being asked.
@@ -61,7 +66,7 @@ def ssh(observed: Proved, policy: Policy) -> Result:
     expected = "logs in to its peers, and they to it"
     if isinstance(observed.peers, Peers) and not observed.peers.ssh_installed:
         actual = "no ssh that the user can run (see ssh_client.installed)"
-        return fail(check, expected, actual, fix="install OpenSSH's client")
+        return fail(check, expected, actual, fix=_CLIENT_FIX)
     assert reach is not None
     if not reach.to and not reach.by and not reach.ssh:
         return na(check, _ALONE)
@@ -73,8 +78,8 @@ def ssh(observed: Proved, policy: Policy) -> Result:
     actual = "; ".join(_trouble_text(trouble, user) for trouble in reach.ssh)
     first = reach.ssh[0]
     if CAUSES[first.cause].deploy:
-        fix = "nodeready deploy INVENTORY --only ssh_client"
-        return fixable(check, expected, actual, offending(first.message), fix)
+        source, fix = offending(first.message), f"{DEPLOY_ONLY} ssh_client"
+        return fixable(check, expected, actual, source, fix)
     fix = CAUSES[first.cause].fix.format(user=user, file=quote(named_file(first.message)))
     return fail(check, expected, actual, message_source(first.message), fix)
 
@@ -103,15 +108,15 @@ def _trouble_text(trouble: Trouble, user: str) -> str:
     proof="peers",
     settings=("packages",),
     fix=(
-        deploy("nodeready deploy INVENTORY --only debug_tools"),
-        "install pdsh's ssh module (RHEL, SLES: pdsh-rcmd-ssh)",
+        deploy(f"{DEPLOY_ONLY} debug_tools"),
+        MODULE_FIX,
         "pdsh -R ssh -w NAME true",
-        deploy("nodeready deploy INVENTORY --only pdsh"),
+        deploy(f"{DEPLOY_ONLY} pdsh"),
         "remove the line WHERE",
         "PDSH_RCMD_TYPE=ssh in NAME's start-up files",
-        "log in by ssh with a command and see what the user's shell makes of it",
-        "look for exit in ~/.pdshrc",
-        "correct the addresses of these names, in the DNS or in /etc/hosts",
+        _SHELL_FIX,
+        _PDSHRC_FIX,
+        _NAMESAKES_FIX,
     ),
 )
 def pdsh(observed: Proved, policy: Policy) -> Result:
@@ -126,8 +131,7 @@ def pdsh(observed: Proved, policy: Policy) -> Result:
     if isinstance(observed.reach, Reach) and observed.reach.pdsh_by:
         peers_text = join_first(observed.reach.pdsh_by, ", ")
         actual = f"does not answer the pdsh of {peers_text} as itself"
-        fix = "log in by ssh with a command and see what the user's shell makes of it"
-        return fail(check, "an answer to every peer", actual, fix=fix)
+        return fail(check, "an answer to every peer", actual, fix=_SHELL_FIX)
     peers = observation(check, observed, "peers", Peers)
     if isinstance(peers, Result):
         return peers
@@ -138,20 +142,15 @@ def pdsh(observed: Proved, policy: Policy) -> Result:
     if not peers.pdsh_installed:
         if "pdsh" not in policy.packages:
             return na(check, "pdsh is neither installed nor in the policy's packages")
-        fix = "nodeready deploy INVENTORY --only debug_tools"
-        return fixable(check, expected, "pdsh is not installed", fix=fix)
+        return fixable(check, expected, "pdsh is not installed", fix=f"{DEPLOY_ONLY} debug_tools")
     if not reach.pdsh_targets:
         return na(check, "ssh reaches no peer: see proof.ssh" if reach.to else _ALONE)
     if reach.pdsh_said and len(reach.missing) == reach.pdsh_targets:
-        fix = "pdsh -R ssh -w NODE true"
-        if "No such rcmd module" in reach.pdsh_said:
-            fix = "install pdsh's ssh module (RHEL, SLES: pdsh-rcmd-ssh)"
+        without_module = "No such rcmd module" in reach.pdsh_said
+        fix = MODULE_FIX if without_module else "pdsh -R ssh -w NODE true"
         return fail(check, expected, f"no answer: {reach.pdsh_said}", fix=fix)
-    broken = [
-        default
-        for default in peers.defaults
-        if not default.works and (default.rcmd or default.messages)
-    ]
+    broken = [default for default in peers.defaults if not default.works]
+    broken = [default for default in broken if default.rcmd or default.messages]
     if broken:
         return _wrong_default(check, expected, broken, observed)
     if reach.missing:
@@ -162,11 +161,10 @@ def pdsh(observed: Proved, policy: Policy) -> Result:
     if reach.same:
         pairs = "; ".join(f"{' and '.join(same.names)} say {same.answer}" for same in reach.same)
         actual = f"{reach.pdsh_targets} peers, host names: {reach.distinct}: {pairs}"
-        fix = "correct the addresses of these names, in the DNS or in /etc/hosts"
-        return fail(check, expected, actual, fix=fix)
+        return fail(check, expected, actual, fix=_NAMESAKES_FIX)
     if peers.pdshrc:
         actual = f"no command behind `. ~/.pdshrc` runs: {peers.pdshrc}"
-        return fail(check, expected, actual, "~/.pdshrc", "look for exit in ~/.pdshrc")
+        return fail(check, expected, actual, "~/.pdshrc", _PDSHRC_FIX)
     return ok(check, expected, f"{reach.distinct} of {reach.pdsh_targets} peers")
 
 
@@ -180,7 +178,7 @@ def _wrong_default(
     shells = f"{' and '.join(kinds)} shell{'s' if len(kinds) > 1 else ''}"
     failure = f"takes {first.rcmd}" if first.rcmd else f"does not start ({first.messages})"
     actual = f"pdsh {failure} in {user}'s {shells}"
-    deploy_fix = "nodeready deploy INVENTORY --only pdsh"
+    deploy_fix = f"{DEPLOY_ONLY} pdsh"
     if first.value is None and not first.set_by:
         # No file sets the remote command: this is how pdsh was built, or Debian's rcmd_default.
         return fixable(check, expected, f"{actual}, by default", "", deploy_fix)
@@ -189,8 +187,9 @@ def _wrong_default(
     directory, _, name = first.set_by.rpartition(":")[0].rpartition("/")
     if f"{directory}/{name}" == ENVIRONMENT or (directory == PROFILE_D and beatable(name)):
         return fixable(check, expected, f"{actual}{value_text}{by}", first.set_by, deploy_fix)
-    fix = f"remove the line {first.set_by}" if first.set_by else ""
-    fix = fix or f"{VARIABLE}=ssh in {user}'s start-up files"
+    fix = f"{VARIABLE}=ssh in {user}'s start-up files"
+    if first.set_by:
+        fix = f"remove the line {first.set_by}"
     return fail(check, expected, f"{actual}{value_text}{by}", first.set_by, fix)
 
 
@@ -265,20 +264,17 @@ def _blocked_text(blocked: Blocked) -> str:
         return f"the names of {_peers_text(blocked)} lead astray: {blocked.cause}"
     numbers = ports_text(blocked.ports)
     if blocked.kind == "pair":
-        text = f"{numbers} of {blocked.peers[0]} not reached ({blocked.cause})"
-        if blocked.back is None:
-            return text
-        return text + (
-            "; the way back works: asymmetric" if blocked.back else "; nor the way back"
-        )
+        back = "; the way back works: asymmetric" if blocked.back else "; nor the way back"
+        back = "" if blocked.back is None else back
+        return f"{numbers} of {blocked.peers[0]} not reached ({blocked.cause}){back}"
+    peers = f"{_peers_text(blocked)} ({blocked.cause})"
     if blocked.kind == "both":
-        peers = _peers_text(blocked)
-        return f"{numbers} neither reached from nor reached at {peers} ({blocked.cause})"
+        return f"{numbers} neither reached from nor reached at {peers}"
     if blocked.kind == "target":
         back = "; its own connections pass: inbound" if blocked.back else ""
-        return f"{numbers} unreachable from {_peers_text(blocked)} ({blocked.cause}){back}"
+        return f"{numbers} unreachable from {peers}{back}"
     back = "; it is reached itself: outbound" if blocked.back else ""
-    return f"{numbers} not reached at {_peers_text(blocked)} ({blocked.cause}){back}"
+    return f"{numbers} not reached at {peers}{back}"
 
 
 @check(
@@ -321,20 +317,13 @@ def mesh(observed: Proved, policy: Policy) -> Result:
         # With two nodes, either can be at fault.
         return unknown(check, f"{tried}: see what the other nodes say")
     if reach.median_ms is not None and reach.median_ms > _SLOW_MS:
-        actual = (
-            f"{tried}, but a handshake takes {reach.median_ms:.0f} ms "
-            f"(median; to {reach.worst_peer} {reach.worst_ms:.0f} ms)"
-        )
+        worst = f"(median; to {reach.worst_peer} {reach.worst_ms:.0f} ms)"
+        actual = f"{tried}, but a handshake takes {reach.median_ms:.0f} ms {worst}"
         return warn(check, expected, actual, "", _SLOW_FIX)
-    return _wrong_names(check, expected, reach) or ok(check, expected, tried)
-
-
-def _wrong_names(check: str, expected: str, reach: Mesh) -> Result | None:
-    """The warning where a host name would lead a job astray."""
     if reach.own_name:
         actual = f"on the node itself, {reach.own_name}: gloo would wait there for its peers"
         return warn(check, expected, actual, "", _OWN_NAME_FIX)
     if reach.names:
-        actual = "; ".join(_blocked_text(blocked) for blocked in reach.names[:4])
+        actual = "; ".join(map(_blocked_text, reach.names[:4]))
         return warn(check, expected, actual, "", _NAMES_FIX)
-    return None
+    return ok(check, expected, tried)

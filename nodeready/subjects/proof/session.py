@@ -10,18 +10,8 @@ from typing import Any, TypeVar
 from nodeready.policy import Policy
 from nodeready.shell import quote
 from nodeready.subjects.base import Unknown
-from nodeready.subjects.proof.facts import (
-    SESSION_NAMES,
-    SHM,
-    JobDirectory,
-    Logins,
-    Proved,
-    Resources,
-    Service,
-    SessionLimits,
-    SessionProof,
-    User,
-)
+from nodeready.subjects.proof import facts
+from nodeready.subjects.proof.facts import SHM, Logins, Proved, SessionProof, User
 from nodeready.subjects.result import Result, check, fail, join_first, na, ok, unknown, warn
 from nodeready.subjects.severity import loses_job
 
@@ -52,7 +42,7 @@ def other_sessions(observed: Proved) -> Iterator[tuple[str, SessionProof]]:
     sessions = {"ssh": observed.ssh, "shell": observed.shell, "login": observed.login}
     for name, session in sessions.items():
         if isinstance(session, SessionProof):
-            yield SESSION_NAMES[name], session
+            yield facts.SESSION_NAMES[name], session
 
 
 def in_each_session(
@@ -76,7 +66,7 @@ def in_each_session(
     return result
 
 
-def pam_service(observed: Proved, name: str) -> Service | None:
+def pam_service(observed: Proved, name: str) -> facts.Service | None:
     """The PAM stack of this kind of session; None: not seen."""
     services = observed.logins.services if isinstance(observed.logins, Logins) else ()
     return next((service for service in services if service.name == name and service.path), None)
@@ -194,7 +184,7 @@ def _closed(observed: Proved, logins: Logins) -> bool:
     closed = isinstance(observed.ssh, SessionProof) and observed.ssh.closed
     if not logins.nologin or not (failed or observed.ssh is None) or not (logins.sshd or closed):
         return False
-    if isinstance(observed.limits, SessionLimits) and observed.limits.opener == "ssh":
+    if isinstance(observed.limits, facts.SessionLimits) and observed.limits.opener == "ssh":
         return False
     service = pam_service(observed, "ssh")
     if service is None or not service.is_complete or logins.use_pam is False:
@@ -202,7 +192,7 @@ def _closed(observed: Proved, logins: Logins) -> bool:
     return any(line.module == "nologin" for line in service.lines)
 
 
-def _unusable(place: JobDirectory, home: str) -> str:
+def _unusable(place: facts.JobDirectory, home: str) -> str:
     """What is wrong with a directory that only costs caches and compiled code; "": nothing."""
     if place.error:
         return f"{place.path}: {place.error}" if place.path == home else ""
@@ -246,7 +236,7 @@ def resources(observed: Proved, policy: Policy) -> Result:
     tmpfs, the cgroup that Slurm gives to a job, devices that a cgroup withholds from a session.
     """
     check = "proof.resources"
-    resources = observation(check, observed, "resources", Resources)
+    resources = observation(check, observed, "resources", facts.Resources)
     if isinstance(resources, Result):
         return resources
     expected, name = "usable for the job's user", observed.user_name
