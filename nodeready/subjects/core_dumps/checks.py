@@ -16,6 +16,8 @@ from nodeready.subjects.sysctl import contradicted
 _PACKAGED = re.compile(r"\|(?:/usr)?/lib/systemd/systemd-coredump(?: %[A-Za-z]){1,16}")
 #: The maximum sizes in coredump.conf (2 GB by default in systemd 252).
 SIZE_LIMITS = ("ProcessSizeMax", "ExternalSizeMax")
+_SETTINGS = ("core_handler", "core_pattern")
+_LINE_FIX = "remove the line WHERE"
 _INSTALL_FIX = "install the package systemd-coredump"
 _OWN_STORE = "systemd-coredump has a store of its own"
 
@@ -34,16 +36,15 @@ def packaged(observed: CoreDumps) -> str:
     return value if _PACKAGED.fullmatch(value) else ""
 
 
-def _pattern_files(observed: CoreDumps, policy: Policy) -> tuple[str, ...]:
+def _is_right_at_boot(observed: CoreDumps, policy: Policy) -> bool:
     winner = observed.boot.winner
-    is_right = winner is not None and winner.value == _expected_pattern(observed, policy)
-    return () if is_right else ("/etc/sysctl.d/*nodeready-core_dumps.conf",)
+    return winner is not None and winner.value == _expected_pattern(observed, policy)
 
 
 @check(
     "core_dumps.pattern",
     hides_cause("deploy", "configure", "install"),
-    settings=("core_handler", "core_pattern"),
+    settings=_SETTINGS,
     fixed_by="core_dumps.pattern",
     fix=(
         _INSTALL_FIX,
@@ -51,7 +52,11 @@ def _pattern_files(observed: CoreDumps, policy: Policy) -> tuple[str, ...]:
         "systemctl unmask systemd-sysctl.service, then nodeready deploy INVENTORY --only "
         "core_dumps",
     ),
-    writes=_pattern_files,
+    writes=lambda observed, policy: (
+        ()
+        if _is_right_at_boot(observed, policy)
+        else ("/etc/sysctl.d/*nodeready-core_dumps.conf",)
+    ),
 )
 def pattern(observed: CoreDumps, policy: Policy) -> Result:
     """kernel.core_pattern, live and at the next boot, is the policy's.
@@ -65,7 +70,7 @@ def pattern(observed: CoreDumps, policy: Policy) -> Result:
     live = observed.live or "empty"
     if not expected:
         return fail(check, "|systemd-coredump", live, source, _INSTALL_FIX)
-    is_right = winner is not None and winner.value == expected
+    is_right = _is_right_at_boot(observed, policy)
     if observed.live == expected and is_right:
         return ok(check, expected, expected, source)
     actual = f"{live}, next boot {winner.shown if winner else 'unset'}"
@@ -74,12 +79,7 @@ def pattern(observed: CoreDumps, policy: Policy) -> Result:
     return fixable(check, expected, actual, source)
 
 
-@check(
-    "core_dumps.sysctl_conf",
-    hides_cause("configure"),
-    settings=("core_handler", "core_pattern"),
-    fix=("remove the line WHERE",),
-)
+@check("core_dumps.sysctl_conf", hides_cause("configure"), settings=_SETTINGS, fix=(_LINE_FIX,))
 def sysctl_conf(observed: CoreDumps, policy: Policy) -> Result:
     """No line of /etc/sysctl.conf contradicts: ``sysctl --system`` reads it after all others."""
     expected = _expected_pattern(observed, policy)
@@ -107,7 +107,7 @@ def _rule_files(observed: CoreDumps, policy: Policy) -> tuple[str, ...]:
 @check(
     "core_dumps.directory",
     hides_cause("deploy", "configure"),
-    settings=("core_handler", "core_pattern"),
+    settings=_SETTINGS,
     fixed_by="core_dumps.directory",
     fix=(
         "remove PATH",
@@ -164,9 +164,9 @@ def _same_rule(text: str, policy: Policy) -> bool:
 @check(
     "core_dumps.retention",
     drifts("deploy", "configure"),
-    settings=("core_handler", "core_pattern", "core_retention_days"),
+    settings=(*_SETTINGS, "core_retention_days"),
     fixed_by="core_dumps.directory",
-    fix=("remove the line WHERE",),
+    fix=(_LINE_FIX,),
     writes=_rule_files,
 )
 def retention(observed: CoreDumps, policy: Policy) -> Result:

@@ -248,6 +248,12 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
     have = output.all("have")
     printed = re.fullmatch(r"py-spy (\d[\w.+-]*)", values.get("version", ""))
     python = parse_pythons(output.all("python"))
+    run = None
+    for row in output.all("run")[:1]:
+        match = re.fullmatch(r"(\d{1,10}) ([0-7]{1,5}) ([0-9a-f]{64})?", row)
+        if match is None:
+            raise ProbeError(f"the mode of {RUN} is no mode", row)
+        run = RankProgram(int(match[1]), int(match[2], 8), match[3] or "")
     versions = {(of, digest): version for (version, of), digest in DIGESTS.items()}
     py_spy = versions.get((machine, sha256)) or (printed[1] if printed else "")
     return DebugTools(
@@ -270,15 +276,8 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
         access=parse_access(outputs),
         python=python.name,
         old_python=python.old,
-        run=next(map(_rank_program, output.all("run")), None),
+        run=run,
     )
-
-
-def _rank_program(row: str) -> RankProgram:
-    match = re.fullmatch(r"(\d{1,10}) ([0-7]{1,5}) ([0-9a-f]{64})?", row)
-    if match is None:
-        raise ProbeError(f"the mode of {RUN} is no mode", row)
-    return RankProgram(int(match[1]), int(match[2], 8), match[3] or "")
 
 
 # --- The programs of the policy's packages, from the view of an ordinary user.

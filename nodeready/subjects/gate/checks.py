@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from nodeready.policy import Policy
 from nodeready.shell import quote
 from nodeready.subjects.fact_kinds import FactKinds
@@ -27,6 +29,10 @@ _HELD_FIX = (
     "compare the policy with the nodes that fail; correct it and deploy, or repair the nodes, or "
     "raise gate_drain_max"
 )
+
+
+#: A check of the files that the control machine knows.
+_check_of_files = partial(check, settings=("gate",), fleet=("gate_files",))
 
 
 def required_programs(observed: Gate) -> dict[str, str]:
@@ -71,13 +77,7 @@ def leftover(observed: Gate, policy: Policy) -> Result:
     return na(check, OFF) if not observed.existing else ok(check, expected)
 
 
-@check(
-    "gate.python",
-    drifts("install"),
-    settings=("gate",),
-    fleet=("gate_files",),
-    fix=(_PYTHON_FIX,),
-)
+@_check_of_files("gate.python", drifts("install"), fix=(_PYTHON_FIX,))
 def python(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """The node has a Python that can run its own check: 3.9 or newer, without further packages.
 
@@ -129,13 +129,7 @@ def uncompiled(observed: Gate) -> list[str]:
     return [f"{facts.COMPILED} {reason}" for is_true, reason in reasons if is_true]
 
 
-@check(
-    "gate.bundle",
-    drifts("deploy"),
-    settings=("gate",),
-    fleet=("gate_files",),
-    fixed_by="gate.program",
-)
+@_check_of_files("gate.bundle", drifts("deploy"), fixed_by="gate.program")
 def bundle(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """The node has this version of nodeready as one file, and a compiled copy of it.
 
@@ -151,25 +145,14 @@ def bundle(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     return fixable(result.check, result.expected, ", ".join(reasons)) if reasons else result
 
 
-@check(
-    "gate.policy",
-    drifts("deploy"),
-    settings=("gate",),
-    fleet=("gate_files",),
-    fixed_by="gate.program",
-)
+@_check_of_files("gate.policy", drifts("deploy"), fixed_by="gate.program")
 def policy(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """The node has the policy that it is judged by, so that it can judge itself."""
     return _installed("gate.policy", observed, policy, fleet, (facts.POLICY,))
 
 
-@check(
-    "gate.timer",
-    drifts("deploy", "install"),
-    settings=("gate",),
-    fleet=("gate_files",),
-    fixed_by="gate.timer",
-    fix=(_TIMER_FIX,),
+@_check_of_files(
+    "gate.timer", drifts("deploy", "install"), fixed_by="gate.timer", fix=(_TIMER_FIX,)
 )
 def timer(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """The node checks itself at intervals: by a systemd timer, or by cron.
@@ -195,13 +178,7 @@ def timer(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     return result
 
 
-@check(
-    "gate.slurm_scripts",
-    drifts("deploy"),
-    settings=("gate",),
-    fleet=("gate_files",),
-    fixed_by="gate.slurm",
-)
+@_check_of_files("gate.slurm_scripts", drifts("deploy"), fixed_by="gate.slurm")
 def slurm_scripts(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """A node with Slurm has the programs for its prolog and health check."""
     check = "gate.slurm_scripts"

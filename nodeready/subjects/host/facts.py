@@ -1,10 +1,4 @@
-"""Whether a node's clock is synchronised, and by which service.
-
-The kernel's own flag (STA_UNSYNC) needs adjtimex(2), a system call that no shell has. So the time
-service is asked: systemd-timesyncd by its file (systemd-timesyncd.service(8)), chrony by ``chronyc
-tracking``, ntpd by ``ntpq -c rv``. At last timedated is asked, which reads STA_UNSYNC and so knows
-of other services (phc2sys), too.
-"""
+"""The system and the resources of a node: its clock, its software, its kernel, its mounts."""
 
 from __future__ import annotations
 
@@ -12,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from nodeready.policy import Policy
@@ -26,13 +21,19 @@ from nodeready.subjects.base import (
     file_lines,
     kernel_arguments,
 )
-from nodeready.subjects.debug_tools.package_versions import VERSIONS_SCRIPT, parse_versions
 from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.host import mounts, processes
 from nodeready.subjects.host.mounts import FstabEntry, Mount
 from nodeready.subjects.host.processes import Parent, StuckProcess
 from nodeready.subjects.iommu.arguments import option
 from nodeready.subjects.iommu.instincts import MODELS, VENDOR
+
+# --- Whether the clock is synchronised, and by which service.
+#
+# The kernel's own flag (STA_UNSYNC) needs adjtimex(2), a system call that no shell has. So the
+# time service is asked: systemd-timesyncd by its file (systemd-timesyncd.service(8)), chrony by
+# ``chronyc tracking``, ntpd by ``ntpq -c rv``. At last timedated is asked, which reads STA_UNSYNC
+# and so knows of other services (phc2sys), too.
 
 # timesyncd's directory, which goes when timesyncd stops; its file comes with the first answer.
 _TIMESYNC = "/run/systemd/timesync"
@@ -178,6 +179,70 @@ def parse_clock(text: str) -> Clock:
     detail = f"{sections[-2]} did not end" if len(sections) > 1 else "could not be looked at"
     return Clock(None, detail=detail)
 
+
+# --- The versions of the packages that jobs and debuggers use.
+
+#: Software -> the names of its package, in Debian, Red Hat, SUSE and Alpine.
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "glibc": ("libc6", "glibc", "musl"), "python3": ("python3",),
+    "openssh": ("openssh-server", "openssh"), "gdb": ("gdb",), "strace": ("strace",),
+    "pdsh": ("pdsh",), "slurm": ("slurmd", "slurm-slurmd", "slurm-smd-slurmd", "slurm-node"),
+    "rdma_core": ("rdma-core",), "nccl": ("libnccl2", "libnccl"),
+}  # fmt: skip
+_ALL = [name for names in PACKAGES.values() for name in names]
+
+_DPKG_STATUS = "/var/lib/dpkg/status"
+_APK = "/lib/apk/db/installed"
+
+# In a record of dpkg, the version is at most twelve lines below the name.
+VERSIONS_SCRIPT = rf"""
+if [ -r {_DPKG_STATUS} ]; then
+    printf 'packages=dpkg\n'
+    grep -asE -A12 '^Package: ({"|".join(_ALL)})$' {_DPKG_STATUS}
+elif [ -r {_APK} ]; then
+    printf 'packages=apk\n'
+    grep -asE -A1 '^P:({"|".join(_ALL)})$' {_APK}
+elif command -v rpm >/dev/null; then
+    printf 'packages=rpm\n'
+    timeout -k 1 4 rpm -q --qf '%{{NAME}} %{{VERSION}}-%{{RELEASE}}\n' {" ".join(_ALL)} 2>/dev/null
+fi
+printf 'packages=end\n'
+"""
+
+
+def _dpkg(text: str) -> dict[str, str]:
+    versions: dict[str, str] = {}
+    for record in re.split(r"^(?=Package: )|^$", text, flags=re.M):
+        fields = dict(re.findall(r"^(Package|Status|Version): (.{1,200})$", record, re.M))
+        if fields.get("Status", "").endswith(" installed") and "Version" in fields:
+            versions.setdefault(fields.get("Package", ""), fields["Version"])
+    return versions
+
+
+def parse_versions(text: str) -> dict[str, str]:
+    """Software -> the version of its package; without missing packages. Never raises."""
+    match = re.search(r"^packages=(dpkg|apk|rpm)\n(.*?)(?:^packages=end$|\Z)", text, re.M | re.S)
+    return dict(_versions(match[1], match[2])) if match else {}
+
+
+@lru_cache(maxsize=64)
+def _versions(how: str, text: str) -> tuple[tuple[str, str], ...]:
+    # Thousands of nodes have the same packages.
+    if how == "dpkg":
+        versions = _dpkg(text)
+    elif how == "apk":
+        versions = dict(re.findall(r"^P:(\S+)\nV:(\S+)$", text, re.M))
+    else:
+        # Several versions of one package may be installed: rpm prints the newest last.
+        versions = dict(re.findall(r"^(\S+) (\S+)$", text, re.M))
+    return tuple(
+        (software, next(versions[name] for name in names if name in versions))
+        for software, names in PACKAGES.items()
+        if any(name in versions for name in names)
+    )
+
+
+# --- The system and its resources.
 
 NUMA_BALANCING = "kernel.numa_balancing"
 THP = "/sys/kernel/mm/transparent_hugepage/enabled"
@@ -339,13 +404,6 @@ class _FileTexts:
         return {name: value.strip().strip("\"'") for name, _, value in rows}
 
 
-def _lsm(files: _FileTexts) -> str:
-    enforce = files["/sys/fs/selinux/enforce"]
-    if enforce:
-        return "selinux enforcing" if enforce == "1" else "selinux permissive"
-    return "apparmor" if files["/sys/module/apparmor/parameters/enabled"] == "Y" else "none"
-
-
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
     """The observation. Raises ProbeError when no file of /proc could be read."""
     output = outputs["host"]
@@ -365,9 +423,16 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
     limits = [_number(files[f"{_SYS}/kernel/{name}"]) for name in ("pid_max", "threads-max")]
     table = files.lines[mounts.TABLE]
     thp = re.search(r"\[(\w+)\]", files[THP])
+    lsm = "apparmor" if files["/sys/module/apparmor/parameters/enabled"] == "Y" else "none"
+    if enforce := files["/sys/fs/selinux/enforce"]:
+        lsm = "selinux enforcing" if enforce == "1" else "selinux permissive"
     mounts_unknown = "" if table else NO_TABLE
     if not mount_answers.ended:
-        mounts_unknown = _unknown_reason(slow)
+        mounts_unknown = "the look ended before it came to the mounts"
+        try:
+            slow.require()
+        except ProbeError as error:
+            mounts_unknown = error.reason
     return Host(
         os_id=system.get("ID", ""),
         os_version=system.get("VERSION_ID", ""),
@@ -396,7 +461,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
         file_handles_max=_number(handles[2]),
         pids=_number(load[3].partition("/")[2]),
         pids_max=None if None in limits else min(limit for limit in limits if limit is not None),
-        lsm=_lsm(files),
+        lsm=lsm,
         timezone=_zone(values.get("localtime", ""), files["/etc/timezone"]),
         clock=parse_clock(slow.text),
         mounts=mounts.fold(table, mount_answers, policy),
@@ -414,14 +479,6 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
 
 #: Every node has a mount: /proc, which has the table.
 NO_TABLE = f"{mounts.TABLE} could not be read"
-
-
-def _unknown_reason(output: Output) -> str:
-    try:
-        output.require()
-    except ProbeError as error:
-        return error.reason
-    return "the look ended before it came to the mounts"
 
 
 PROBE = Probe("host", (SECTION, SLOW, sysctl.SECTION), parse)

@@ -164,16 +164,6 @@ def _value(text: str, item: str) -> int | None:
     return min(value * ITEMS[item], UNLIMITED)
 
 
-def _reading_order(paths: Iterable[str]) -> list[str]:
-    """limits.conf, then the files of limits.d by name; earlier directories mask later ones.
-
-    paths: all existing files: an empty file masks, too
-    """
-    main = files_by_name(DIRECTORIES, paths).get("limits.conf")
-    dropins = files_by_name((f"{directory}/limits.d" for directory in DIRECTORIES), paths)
-    return [*([main] if main else []), *dropins.values()]
-
-
 def parse_pam_limits(
     lines: Iterable[Line], existing: Iterable[str] = (), conf: str = ""
 ) -> PamLimits:
@@ -186,7 +176,11 @@ def parse_pam_limits(
     entries: list[LimitEntry] = []
     exempt: list[tuple[str, str]] = []
     last = ""
-    for path in [conf] if conf else _reading_order(dict.fromkeys((*existing, *files))):
+    # limits.conf, then the files of limits.d by name. An empty file masks those of its name, too.
+    paths = dict.fromkeys((*existing, *files))
+    main = files_by_name(DIRECTORIES, paths).get("limits.conf", "")
+    dropins = files_by_name((f"{directory}/limits.d" for directory in DIRECTORIES), paths)
+    for path in [conf] if conf else [main, *dropins.values()]:
         before = len(entries)
         for line in files.get(path, ()):
             words = _SPACE.split(line.text.partition("#")[0].partition("\0")[0].strip(" \t\v\f\r"))

@@ -54,11 +54,6 @@ _FIREWALL_FIX = (
 )
 
 
-def _is_service(socket: Socket) -> bool:
-    dynamic = _DYNAMIC[0] <= socket.uid <= _DYNAMIC[1]
-    return socket.uid < _FIRST_USER or dynamic or socket.uid == _NOBODY
-
-
 def _holder_text(socket: Socket) -> str:
     """``python3 (pid 4711, user ada, job 42)``."""
     user = socket.user or f"uid {socket.uid}"
@@ -103,7 +98,13 @@ def range(observed: Ports, policy: Policy) -> Result:
         return unknown(check, "/proc/net/tcp cannot be read")
     first, last = policy.port_range
     listeners = [socket for socket in observed.listeners if first <= socket.port <= last]
-    services = [socket for socket in listeners if _is_service(socket)]
+    services = [
+        socket
+        for socket in listeners
+        if socket.uid < _FIRST_USER
+        or _DYNAMIC[0] <= socket.uid <= _DYNAMIC[1]
+        or socket.uid == _NOBODY
+    ]
     if services:
         return fail(check, expected, _holders_text(services), "/proc/net/tcp", _SERVICE_FIX)
     if listeners:

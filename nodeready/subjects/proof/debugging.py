@@ -5,6 +5,8 @@ A process that hangs: by py-spy, gdb and strace. A crash: by a core that gdb can
 
 from __future__ import annotations
 
+from functools import partial
+
 from nodeready.policy import Policy
 from nodeready.subjects.access import MAY_EXECUTE, PACKAGED
 from nodeready.subjects.core_dumps.facts import core_directory
@@ -12,7 +14,7 @@ from nodeready.subjects.limits.limit_files import ITEMS
 from nodeready.subjects.proof import facts
 from nodeready.subjects.proof.facts import DebuggerAttempt, Proved, ProvedCore
 from nodeready.subjects.proof.session import DEPLOY_ONLY, in_each_session, observation
-from nodeready.subjects.proof.session_limits import limit_text, low_limits
+from nodeready.subjects.proof.session_limits import CORE_SETTINGS, limit_text, low_limits
 from nodeready.subjects.result import (
     Check,
     Result,
@@ -217,14 +219,8 @@ strace = _tool_check(
 )
 
 
+_core_check = partial(check, proof="core", settings=CORE_SETTINGS)
 _LIMIT_FIX = "limit_core: 'unlimited' in the policy"
-
-
-def _follows_policy(core: ProvedCore, policy: Policy) -> bool:
-    """Whether the node's core_pattern sends crashes where the policy does."""
-    if policy.core_handler == facts.PROGRAM:
-        return core.handler.endswith(f"/{facts.PROGRAM}")
-    return core.pattern == policy.core_pattern
 
 
 def _cut_by_limit(check: str, expected: str, observed: Proved, policy: Policy) -> Result:
@@ -309,11 +305,9 @@ def _cause(core: ProvedCore, name: str) -> tuple[str, str]:
     return f"none: the kernel wrote none, and {reason}", "look into dmesg for `core dump`"
 
 
-@check(
+@_core_check(
     "proof.core",
     hides_cause("deploy", "configure"),
-    proof="core",
-    settings=("core_handler", "core_pattern", "limit_core"),
     fix=(
         f"{DEPLOY_ONLY} core_dumps",
         deploy(f"{DEPLOY_ONLY} core_dumps"),
@@ -355,7 +349,10 @@ def _judge_crash(observed: Proved, policy: Policy) -> Result:
         actual, fix = _cause(crash, observed.user_name)
         judged = fail if fix else fixable
         return judged(check, expected, actual, "", fix or f"{DEPLOY_ONLY} core_dumps")
-    if not _follows_policy(crash, policy):
+    follows_policy = crash.pattern == policy.core_pattern
+    if policy.core_handler == facts.PROGRAM:
+        follows_policy = crash.handler.endswith(f"/{facts.PROGRAM}")
+    if not follows_policy:
         lands = f"in {crash.path.rpartition('/')[0]}"
         if crash.handler:
             lands = f"with {crash.handler}"
@@ -368,13 +365,7 @@ def _judge_crash(observed: Proved, policy: Policy) -> Result:
     return ok(check, expected)
 
 
-@check(
-    "proof.backtrace",
-    hides_cause("inspect"),
-    proof="core",
-    settings=("core_handler", "core_pattern", "limit_core"),
-    fix=("run GDB by hand on a core",),
-)
+@_core_check("proof.backtrace", hides_cause("inspect"), fix=("run GDB by hand on a core",))
 def backtrace(observed: Proved, policy: Policy) -> Result:
     """The debugger gdb reads a backtrace from the core that a crash left."""
     check, expected = "proof.backtrace", "a backtrace"

@@ -82,7 +82,11 @@ def _limits_by_opener(observed: Proved) -> dict[str, SessionLimits]:
     logins = observed.logins
     if not isinstance(logins, Logins):
         return sessions
-    if "ssh" not in sessions and _without_pam(observed, logins):
+    # ssh's sessions have sshd's own limits where sshd does not ask PAM, or PAM sets none.
+    service = pam_service(observed, "ssh")
+    sets_none = service is not None and service.is_complete and not _pam_limits(service)
+    without_pam = len(logins.sshd) == len(ITEMS) and (logins.use_pam is False or sets_none)
+    if "ssh" not in sessions and without_pam:
         sessions["ssh"] = _with_limits(observed.limits, logins.sshd, "ssh")
     raises_limits = bool(_pam_limits(pam_service(observed, "slurm")))
     if len(logins.slurmd) == len(ITEMS) and "srun" not in sessions and not raises_limits:
@@ -97,13 +101,6 @@ def _with_limits(first: SessionLimits, limits: tuple[Limit, ...], opener: str) -
     core, memlock, nofile = limits
     first = replace(first, before=(), opener=opener, further=())
     return replace(first, core=core, memlock=memlock, nofile=nofile)
-
-
-def _without_pam(observed: Proved, logins: Logins) -> bool:
-    """Whether ssh's sessions have sshd's own limits: sshd does not ask PAM, or PAM sets none."""
-    service = pam_service(observed, "ssh")
-    none = service is not None and service.is_complete and not _pam_limits(service)
-    return len(logins.sshd) == len(ITEMS) and (logins.use_pam is False or none)
 
 
 def _pam_limits(service: Service | None) -> list[facts.PamLine]:
@@ -151,7 +148,8 @@ def _user_lines(logins: Logins) -> Iterator[tuple[str, str, str, int, str]]:
             yield from ((domain, kind, item, -1, source) for kind in KINDS for item in ITEMS)
 
 
-_CORE_SETTINGS = ("core_handler", "core_pattern", "limit_core")
+#: The settings on which a core depends.
+CORE_SETTINGS = ("core_handler", "core_pattern", "limit_core")
 _SLURMD_FIX = "nodeready deploy INVENTORY --only limits, then systemctl restart slurmd, when idle"
 _SUBMIT_FIX = "PropagateResourceLimitsExcept in slurm.conf, or the limits of who submits"
 _USE_PAM_FIX = "UsePAM yes in /etc/ssh/sshd_config, then systemctl reload ssh (RHEL, SLES: sshd)"
@@ -237,7 +235,7 @@ def _with_fix(opener: str, low: LowLimits, observed: Proved) -> LowLimits:
     "proof.limits",
     loses_job("deploy", "configure"),
     proof="limits",
-    settings=(*_CORE_SETTINGS, "limit_memlock", "limit_nofile", "waivers"),
+    settings=(*CORE_SETTINGS, "limit_memlock", "limit_nofile", "waivers"),
     fix=(
         deploy("nodeready deploy INVENTORY --only limits"),
         "remove the ulimit of ITEMS from the user's profile, or /etc/profile",

@@ -35,6 +35,7 @@ ACCEPT_NEW = (7, 6)
 #: block comes from a run over a part of the fleet, and would lose the keys of the rest.
 SHRINK = 0.9
 
+_MODE = ("ssh_client_mode",)
 _SHORTEN_FIX = f"shorten {KNOWN_HOSTS}"
 _PART_FIX = "deploy to all nodes at once, or remove the block by hand"
 _HOST_KEY_FIX = (
@@ -186,7 +187,7 @@ def _block(observed: SshClient, policy: Policy, lines: tuple[str, ...]) -> Resul
 @check(
     "ssh_client.host_key",
     loses_job("inspect", "configure"),
-    settings=("ssh_client_mode",),
+    settings=_MODE,
     fleet=("host_key",),
     fix=(_HOST_KEY_FIX,),
 )
@@ -225,12 +226,7 @@ def _unsent(observed: SshClient, block: FleetBlock, expected: str) -> Result:
     return fixable(check, expected, "another block" if file.digest else "no block", KNOWN_HOSTS)
 
 
-@check(
-    "ssh_client.leftover",
-    drifts("deploy"),
-    settings=("ssh_client_mode",),
-    fixed_by="ssh_client.leftover",
-)
+@check("ssh_client.leftover", drifts("deploy"), settings=_MODE, fixed_by="ssh_client.leftover")
 def leftover(observed: SshClient, policy: Policy) -> Result:
     """Without the mode known_hosts, ssh_known_hosts has no block of nodeready.
 

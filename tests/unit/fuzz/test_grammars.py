@@ -32,10 +32,10 @@ from nodeready.ready.debug_variables import read_installed
 from nodeready.subjects import judging, snapshot, sysctl, wire
 from nodeready.subjects.access import ACCESS, parse_access
 from nodeready.subjects.base import Output, ProbeError, decode_base64, file_lines, kernel_arguments
-from nodeready.subjects.debug_tools.package_versions import parse_versions
 from nodeready.subjects.gpus import amd_smi, kfd, rocm_smi
 from nodeready.subjects.host import facts as host_facts
 from nodeready.subjects.host import mounts, processes
+from nodeready.subjects.host.facts import parse_versions
 from nodeready.subjects.iommu import arguments
 from nodeready.subjects.limits import facts as limits
 from nodeready.subjects.parsed_template import TemplateCache

@@ -18,7 +18,7 @@ from nodeready.ready.mesh import (
     rounds,
 )
 from nodeready.subjects.base import Unknown
-from nodeready.subjects.proof import peers as mesh_checks
+from nodeready.subjects.proof import checks as mesh_checks
 from nodeready.subjects.proof.facts import Proved, User
 from nodeready.subjects.proof.peer_facts import Blocked, Busy, Mesh
 from tests.cases import cases

@@ -8,9 +8,9 @@ from nodeready.policy import Policy
 from nodeready.ready.mesh import peers_of, ring_and_skips
 from nodeready.ready.reach import reach
 from nodeready.subjects.base import Unknown
+from nodeready.subjects.proof.checks import pdsh, ssh
 from nodeready.subjects.proof.facts import Proved, User
 from nodeready.subjects.proof.peer_facts import PdshAnswer, PdshRun, Peers, RcmdDefault, SshTry
-from nodeready.subjects.proof.peers import pdsh, ssh
 from nodeready.subjects.ssh_client.login_failures import CAUSES, cause_of
 from tests.cases import cases
 
