@@ -153,8 +153,8 @@ def ephemeral(observed: Ports, policy: Policy) -> Result:
         f"reserved {ranges_text(reserved) or 'none'}; "
         f"next boot {range_text(*range_boot)}, reserved {ranges_text(reserved_boot) or 'none'}"
     )
-    others = reserved if live_ports else reserved_boot or reserved
-    line = ranges_text(tuple(join_ranges((*others, ports))))
+    kept_ranges = reserved if live_ports else reserved_boot or reserved
+    line = ranges_text(tuple(join_ranges((*kept_ranges, ports))))
     fix = f"{RESERVED} = {line} in /etc/sysctl.d, and sysctl -w; or give jobs another port_range"
     if live_ports or (boot_ports and source):
         return fail(check, expected, actual, source or f"sysctl {EPHEMERAL}", fix)

@@ -135,8 +135,8 @@ def _user_lines(logins: Logins) -> Iterator[tuple[str, str, str, int, str]]:
         ids = span(domain)
         if ids is None:
             return domain in domains
-        own = rf"{'@' * domain.startswith('@')}:(\d+)"
-        matches = filter(None, (re.fullmatch(own, name) for name in domains))
+        pattern = rf"{'@' * domain.startswith('@')}:(\d+)"
+        matches = filter(None, (re.fullmatch(pattern, name) for name in domains))
         return any(ids[0] <= int(match[1]) <= ids[1] for match in matches)
 
     for is_group in (True, False):
@@ -312,8 +312,8 @@ def _too_low(
         names = _openers_text(opener for opener, other in findings.items() if other == low)
         by = "" if is_everywhere else f" by {names}"
         texts.append(f"{_items_text(low.items)}{by}" + (f": {low.cause}" if low.cause else ""))
-    others = [opener for opener in sessions if opener not in findings and opener in ("su", "ssh")]
-    for other in others[:1]:
+    enough = [opener for opener in sessions if opener not in findings and opener in ("su", "ssh")]
+    for other in enough[:1]:
         items = dict.fromkeys(item for low in kinds for item in low.items)
         has = _limit_texts(sessions[other], items)
         texts.append(f"{_items_text(has)} by {facts.SESSION_NAMES[other]}")

@@ -498,9 +498,9 @@ def _source(observed: SshClient, answer: EffectiveOptions, setting_text: str) ->
             return result.source
     # A line below criteria that only ssh can judge (Match user, exec, final).
     value = setting_text.partition(" ")[2].lower()
-    for found in (directive(line) for lines in observed.files.values() for line in lines):
-        if found and (found.keyword, found.value.lower()) == (option, value):
-            return found.line.source
+    for entry in (directive(line) for lines in observed.files.values() for line in lines):
+        if entry and (entry.keyword, entry.value.lower()) == (option, value):
+            return entry.line.source
     return ""
 
 
