@@ -19,7 +19,7 @@ from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
 from nodeready.subjects import snapshot
 from nodeready.subjects.proof import facts as proved
-from nodeready.subjects.proof.debugger_facts import Attach, Control
+from nodeready.subjects.proof.facts import Attach, Control
 from nodeready.subjects.snapshot import Snapshot
 from tests.attacks.conftest import Person
 from tests.builders.proof import configured, line, put_py_spy

@@ -12,15 +12,17 @@ from nodeready.lab import LabNode
 from nodeready.runs.deploy import py_spy_binary
 from nodeready.subjects.proof import checks as proof
 from nodeready.subjects.proof import facts as proved
-from nodeready.subjects.proof.debugger_facts import (
+from nodeready.subjects.proof.facts import (
     Attach,
     Control,
     DebuggerAttempt,
     Guards,
+    Limit,
+    Proved,
+    SessionLimits,
     Tracers,
+    User,
 )
-from nodeready.subjects.proof.facts import Proved
-from nodeready.subjects.proof.session_facts import Limit, SessionLimits, User
 from tests.builders.judging import by_name
 
 SPY = "/usr/local/bin/py-spy"

@@ -12,8 +12,7 @@ from nodeready.core.policy import Policy
 from nodeready.core.shell import quote
 from nodeready.subjects.proof import checks as proof_core
 from nodeready.subjects.proof import facts as proved
-from nodeready.subjects.proof.core_facts import ProvedCore
-from nodeready.subjects.proof.facts import UNFINISHED, ProofConfig
+from nodeready.subjects.proof.facts import UNFINISHED, ProofConfig, ProvedCore
 from tests.builders.judging import by_name
 from tests.builders.proof import (
     SPY,

@@ -21,7 +21,7 @@ from nodeready.agent.cores.core_pattern import CoreName, CorePlace, PatternDirec
 from nodeready.agent.runtime import ForkedWorker, Send
 from nodeready.agent.users_file import by_turns
 from nodeready.core import wire
-from nodeready.subjects.proof.core_facts import PROGRAM
+from nodeready.subjects.proof.facts import PROGRAM
 
 #: Maximum files that are listed; any further files are only counted.
 LISTED = 1000

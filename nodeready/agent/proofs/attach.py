@@ -27,16 +27,16 @@ from nodeready.agent.runtime import (
     status,
 )
 from nodeready.agent.users_file import rights_of
-from nodeready.subjects.proof.debugger_facts import (
+from nodeready.subjects.proof.facts import (
     NO_START,
     NOEXEC,
     Attach,
     Control,
     DebuggerAttempt,
     Guards,
+    ProofConfig,
     Tracers,
 )
-from nodeready.subjects.proof.facts import ProofConfig
 
 # --- One tool on one canary: how the tool ended, and the state in which it left its target.
 

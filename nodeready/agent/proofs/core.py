@@ -31,14 +31,14 @@ from nodeready.agent.proc import first_number
 from nodeready.agent.proofs.attach import environment
 from nodeready.agent.runtime import ProcessSupervisor
 from nodeready.agent.users_file import ROOT, follow, open_regular
-from nodeready.subjects.proof.core_facts import (
+from nodeready.subjects.proof.facts import (
     DUMP_S,
     PROGRAM,
     REPORTERS,
     CoreDirectory,
+    ProofConfig,
     ProvedCore,
 )
-from nodeready.subjects.proof.facts import ProofConfig
 
 # --- The canary's core file: found among other cores, measured, removed.
 

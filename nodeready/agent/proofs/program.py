@@ -27,8 +27,8 @@ from nodeready.subjects.proof.facts import (
     IN_EACH_SESSION,
     ProofConfig,
     SessionProof,
+    User,
 )
-from nodeready.subjects.proof.session_facts import User
 
 _PROVE: dict[str, Callable[[ProcessSupervisor, ProofConfig], Any]] = {
     "limits": session.prove,

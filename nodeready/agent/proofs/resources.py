@@ -18,8 +18,7 @@ from pathlib import Path
 
 from nodeready.agent.proc import user_name
 from nodeready.agent.runtime import ProcessSupervisor
-from nodeready.subjects.proof.facts import ProofConfig
-from nodeready.subjects.proof.session_facts import SHM, DeviceNode, JobDirectory, Resources
+from nodeready.subjects.proof.facts import SHM, DeviceNode, JobDirectory, ProofConfig, Resources
 
 #: The files that CUDA, ROCm, NCCL and MPI open.
 _DEVICES = (

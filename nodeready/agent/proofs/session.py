@@ -31,16 +31,19 @@ from nodeready.agent.runtime import KEPT_BYTES, Ended, ProcessSupervisor
 from nodeready.core import wire
 from nodeready.core.base import PAM_DIRECTORIES
 from nodeready.core.shell import quote
-from nodeready.subjects.proof.facts import IN_EACH_SESSION, SESSION, ProofConfig, SessionProof
-from nodeready.subjects.proof.session_facts import (
+from nodeready.subjects.proof.facts import (
+    IN_EACH_SESSION,
     LOGIN_MODULES,
     OTHER_ITEMS,
+    SESSION,
     Limit,
     LimitsLine,
     Logins,
     PamLine,
+    ProofConfig,
     Service,
     SessionLimits,
+    SessionProof,
     User,
 )
 

@@ -48,7 +48,7 @@ from nodeready.agent.stacks import processes
 from nodeready.agent.witnesses import environment, software
 from nodeready.core import wire
 from nodeready.subjects.job_environment import EnvironmentFacts
-from nodeready.subjects.proof.mesh_facts import Busy
+from nodeready.subjects.proof.peer_facts import Busy
 
 #: Seconds from a login to our program.
 _LOGIN_S = 20

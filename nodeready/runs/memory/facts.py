@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from nodeready.core.fact_kinds import COUNTER, VOLATILE, FactKinds
 from nodeready.runs.memory.look import Value
-from nodeready.subjects.limits.limits_conf import UNLIMITED
+from nodeready.subjects.limits.limit_files import UNLIMITED
 from nodeready.subjects.registry import SUBJECTS
 
 #: Maximum characters of a value and of an element's name. A longer text ends with its digest, so

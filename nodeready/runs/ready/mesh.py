@@ -30,7 +30,7 @@ from nodeready.agent.proofs.mesh import (
 )
 from nodeready.runs.ready import localize
 from nodeready.runs.ready.localize import BOTH, PAIR, SOURCE, TARGET, ReachAttempt
-from nodeready.subjects.proof.mesh_facts import Blocked, Mesh
+from nodeready.subjects.proof.peer_facts import Blocked, Mesh
 
 # --- Why a connection failed, in words, from what the connecting node saw.
 

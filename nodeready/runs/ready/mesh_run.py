@@ -14,7 +14,7 @@ from nodeready.core.base import Unknown
 from nodeready.fleet.transport.channels import Channels
 from nodeready.runs.ready import mesh
 from nodeready.subjects.proof.facts import ProofConfig
-from nodeready.subjects.proof.mesh_facts import Mesh
+from nodeready.subjects.proof.peer_facts import Mesh
 
 #: The program on the node.
 _MAIN = "nodeready.agent.proofs.mesh"

@@ -38,8 +38,7 @@ from nodeready.subjects.proof.facts import (
     ProvedCollective,
     ProvedHistory,
 )
-from nodeready.subjects.proof.mesh_facts import Mesh
-from nodeready.subjects.proof.peer_facts import Peers
+from nodeready.subjects.proof.peer_facts import Mesh, Peers
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.snapshot import Snapshot
 

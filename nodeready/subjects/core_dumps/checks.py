@@ -16,13 +16,15 @@ from nodeready.subjects.core_dumps.facts import KEY, PROBE, CoreDumps, core_dire
 _PACKAGED = re.compile(r"\|(?:/usr)?/lib/systemd/systemd-coredump(?: %[A-Za-z]){1,16}")
 #: The maximum sizes in coredump.conf (2 GB by default in systemd 252).
 SIZE_LIMITS = ("ProcessSizeMax", "ExternalSizeMax")
+_SETTINGS = ("core_handler", "core_pattern")
+_LINE_FIX = "remove the line WHERE"
+_INSTALL_FIX = "install the package systemd-coredump"
+_OWN_STORE = "systemd-coredump has a store of its own"
 
 
 def _expected_pattern(observed: CoreDumps, policy: Policy) -> str:
     """The policy's pattern; "" when the policy needs systemd-coredump, which is missing."""
-    if policy.core_handler == "path":
-        return policy.core_pattern
-    return packaged(observed)
+    return policy.core_pattern if policy.core_handler == "path" else packaged(observed)
 
 
 def packaged(observed: CoreDumps) -> str:
@@ -34,24 +36,27 @@ def packaged(observed: CoreDumps) -> str:
     return value if _PACKAGED.fullmatch(value) else ""
 
 
-def _pattern_files(observed: CoreDumps, policy: Policy) -> tuple[str, ...]:
+def _is_right_at_boot(observed: CoreDumps, policy: Policy) -> bool:
     winner = observed.boot.winner
-    is_right = winner is not None and winner.value == _expected_pattern(observed, policy)
-    return () if is_right else ("/etc/sysctl.d/*nodeready-core_dumps.conf",)
+    return winner is not None and winner.value == _expected_pattern(observed, policy)
 
 
 @check(
     "core_dumps.pattern",
     hides_cause("deploy", "configure", "install"),
-    settings=("core_handler", "core_pattern"),
+    settings=_SETTINGS,
     fixed_by="core_dumps.pattern",
     fix=(
-        "install the package systemd-coredump",
+        _INSTALL_FIX,
         "remove the line SOURCE, then nodeready deploy INVENTORY --only core_dumps",
         "systemctl unmask systemd-sysctl.service, then nodeready deploy INVENTORY --only "
         "core_dumps",
     ),
-    writes=_pattern_files,
+    writes=lambda observed, policy: (
+        ()
+        if _is_right_at_boot(observed, policy)
+        else ("/etc/sysctl.d/*nodeready-core_dumps.conf",)
+    ),
 )
 def pattern(observed: CoreDumps, policy: Policy) -> Result:
     """kernel.core_pattern, live and at the next boot, is the policy's.
@@ -64,9 +69,8 @@ def pattern(observed: CoreDumps, policy: Policy) -> Result:
     source = winner.source if winner else ""
     live = observed.live or "empty"
     if not expected:
-        fix = "install the package systemd-coredump"
-        return fail(check, "|systemd-coredump", live, source, fix)
-    is_right = winner is not None and winner.value == expected
+        return fail(check, "|systemd-coredump", live, source, _INSTALL_FIX)
+    is_right = _is_right_at_boot(observed, policy)
     if observed.live == expected and is_right:
         return ok(check, expected, expected, source)
     actual = f"{live}, next boot {winner.shown if winner else 'unset'}"
@@ -75,17 +79,11 @@ def pattern(observed: CoreDumps, policy: Policy) -> Result:
     return fixable(check, expected, actual, source)
 
 
-@check(
-    "core_dumps.sysctl_conf",
-    hides_cause("configure"),
-    settings=("core_handler", "core_pattern"),
-    fix=("remove the line WHERE",),
-)
+@check("core_dumps.sysctl_conf", hides_cause("configure"), settings=_SETTINGS, fix=(_LINE_FIX,))
 def sysctl_conf(observed: CoreDumps, policy: Policy) -> Result:
     """No line of /etc/sysctl.conf contradicts: ``sysctl --system`` reads it after all others."""
-    return contradicted(
-        "core_dumps.sysctl_conf", KEY, observed.boot, _expected_pattern(observed, policy)
-    )
+    expected = _expected_pattern(observed, policy)
+    return contradicted("core_dumps.sysctl_conf", KEY, observed.boot, expected)
 
 
 _TMPFILES = "/etc/tmpfiles.d/00-nodeready-cores.conf"
@@ -109,7 +107,7 @@ def _rule_files(observed: CoreDumps, policy: Policy) -> tuple[str, ...]:
 @check(
     "core_dumps.directory",
     hides_cause("deploy", "configure"),
-    settings=("core_handler", "core_pattern"),
+    settings=_SETTINGS,
     fixed_by="core_dumps.directory",
     fix=(
         "remove PATH",
@@ -132,7 +130,7 @@ def directory(observed: CoreDumps, policy: Policy) -> Result:
     check, path = "core_dumps.directory", core_directory(policy)
     expected = f"{path} with mode 1777"
     if policy.core_handler != "path":
-        return na(check, "systemd-coredump has a store of its own")
+        return na(check, _OWN_STORE)
     mode, (blocked_path, kind, uid) = observed.directory_mode, observed.blocked
     actual = "no such directory" if mode is None else f"mode {mode:o}"
     if kind:
@@ -166,23 +164,22 @@ def _same_rule(text: str, policy: Policy) -> bool:
 @check(
     "core_dumps.retention",
     drifts("deploy", "configure"),
-    settings=("core_handler", "core_pattern", "core_retention_days"),
+    settings=(*_SETTINGS, "core_retention_days"),
     fixed_by="core_dumps.directory",
-    fix=("remove the line WHERE",),
+    fix=(_LINE_FIX,),
     writes=_rule_files,
 )
 def retention(observed: CoreDumps, policy: Policy) -> Result:
     """A tmpfiles.d rule makes the directory at boot and removes cores after the policy's days."""
     check, expected = "core_dumps.retention", retention_rule(policy)
     if policy.core_handler != "path":
-        return na(check, "systemd-coredump has a store of its own")
+        return na(check, _OWN_STORE)
     rule = observed.retention
     if rule is None:
         return fixable(check, expected, "no rule")
     if _same_rule(rule.text, policy):
         return ok(check, expected, expected, rule.source)
-    name = rule.path.rpartition("/")[2]
-    if name < "00-nodeready-cores.conf":
+    if rule.path.rpartition("/")[2] < "00-nodeready-cores.conf":
         return fail(check, expected, rule.text, rule.source, f"remove the line {rule.source}")
     return fixable(check, expected, rule.text, rule.source)
 
@@ -253,8 +250,5 @@ SUBJECT = Subject(
         "/etc/tmpfiles.d/*nodeready*.conf",
         "/etc/systemd/coredump.conf.d/*nodeready*.conf",
     ),
-    kinds=FactKinds(
-        volatile="where number last_name",
-        elements={"coredump": ""},
-    ),
+    kinds=FactKinds(volatile="where number last_name", elements={"coredump": ""}),
 )

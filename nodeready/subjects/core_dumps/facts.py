@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nodeready.core import shell, sysctl
-from nodeready.core.base import Line, Output, Probe, ProbeError, Section
+from nodeready.core.base import Line, Output, Probe, ProbeError, Section, files_by_name
 from nodeready.core.policy import Policy
 
 KEY = "kernel.core_pattern"
@@ -141,15 +141,13 @@ def _coredump_conf(lines: tuple[Line, ...], paths: list[str]) -> dict[str, sysct
 
     A file masks those of its name in later directories (coredump.conf(5)).
     """
-    files: dict[tuple[bool, str], str] = {}
-    for directory in _COREDUMP_DIRECTORIES:
-        for path in paths:
-            parent, _, name = path.rpartition("/")
-            if parent in (directory, f"{directory}/coredump.conf.d"):
-                files.setdefault((parent != directory, name), path)
+    main = files_by_name(_COREDUMP_DIRECTORIES, paths)
+    dropins = files_by_name(
+        (f"{parent}/coredump.conf.d" for parent in _COREDUMP_DIRECTORIES), paths
+    )
     settings: dict[str, sysctl.Setting] = {}
-    for order in sorted(files):
-        file_lines = (line for line in lines if line.path == files[order])
+    for path in (*main.values(), *dropins.values()):
+        file_lines = (line for line in lines if line.path == path)
         for line in sysctl.section(file_lines, "Coredump"):
             match = re.match(r"([A-Za-z]+)\s*=(.*)", line.text.strip())
             if match:

@@ -21,19 +21,14 @@ from nodeready.core.result import (
 from nodeready.core.severity import hides_cause
 from nodeready.core.shell import quote
 from nodeready.subjects.access import MAY_EXECUTE
-from nodeready.subjects.debug_tools.facts import (
-    DIGESTS,
-    MANAGERS,
-    PROBE,
-    PY_SPY,
-    DebugTools,
-    unusable,
-)
+from nodeready.subjects.debug_tools import facts
+from nodeready.subjects.debug_tools.facts import PY_SPY, DebugTools, unusable
 from nodeready.subjects.debug_tools.rank_program import RUN, digest
-from nodeready.subjects.proof.debugger_facts import NOEXEC
+from nodeready.subjects.proof.facts import NOEXEC
 
 #: The machines for which py-spy's wheels hold a static binary.
 MACHINES = ("x86_64", "aarch64")
+_PYTHON_FIX = "install Python 3.9 or newer beside it"
 
 
 @check(
@@ -67,27 +62,25 @@ def packages(observed: DebugTools, policy: Policy) -> Result:
     problems = [f"missing: {missing}"] if missing else []
     problems += dict.fromkeys(trouble.words for trouble in troubles)
     actual, source = join_first(problems), troubles[0].path if troubles else ""
+    without_manager = f"{actual}; none of {', '.join(facts.MANAGERS)}"
     repairs = {trouble.repair for trouble in troubles}
     if "chmod" in repairs or (observed.manager and (missing or "reinstall" in repairs)):
         return fixable(check, expected, actual, source)
     if missing:
         fix = f"install {missing} the way this distribution does"
-        return fail(check, expected, f"{actual}; none of {', '.join(MANAGERS)}", source, fix)
+        return fail(check, expected, without_manager, source, fix)
     trouble = troubles[0]
     if trouble.chosen:
         fix = f"let every user run {trouble.path}, or name in job_user a member of that group"
         return warn(check, expected, actual, source, fix)
     if trouble.repair == "reinstall":
         fix = f"install {unusable_packages[0].package} again the way this distribution does"
-        return fail(check, expected, f"{actual}; none of {', '.join(MANAGERS)}", source, fix)
+        return fail(check, expected, without_manager, source, fix)
     paths = {quote(trouble.path): "has mode" in trouble.words for trouble in troubles}
-    quoted_closed, quoted_broken = (
-        " ".join(path for path, has_mode in paths.items() if has_mode is is_closed)
-        for is_closed in (True, False)
-    )
-    fixes = [f"chmod a+rx {quoted_closed}"] if quoted_closed else []
-    if quoted_broken:
-        fixes.append(f"remove {quoted_broken}, or put a program there that runs")
+    closed = " ".join(path for path, has_mode in paths.items() if has_mode)
+    broken = " ".join(path for path, has_mode in paths.items() if not has_mode)
+    fixes = [f"chmod a+rx {closed}"] if closed else []
+    fixes += [f"remove {broken}, or put a program there that runs"] if broken else []
     return fail(check, expected, actual, source, "; ".join(fixes))
 
 
@@ -123,17 +116,16 @@ def py_spy(observed: DebugTools, policy: Policy) -> Result:
     if observed.closed:
         return fixable(check, version, f"users cannot enter {', '.join(observed.closed)}", PY_SPY)
     if observed.mode & 0o555 != 0o555:
-        return fixable(
-            check, version, f"{observed.py_spy or '?'} with mode {observed.mode:o}", PY_SPY
-        )
+        actual = f"{observed.py_spy or '?'} with mode {observed.mode:o}"
+        return fixable(check, version, actual, PY_SPY)
     if observed.noexec:
         return fail(check, version, NOEXEC, PY_SPY, MAY_EXECUTE.format(PY_SPY))
     if observed.py_spy != version:
         return fixable(check, version, observed.py_spy or "does not run", PY_SPY)
-    digest = DIGESTS.get((version, observed.machine))
-    if digest is None:
+    known_digest = facts.DIGESTS.get((version, observed.machine))
+    if known_digest is None:
         return ok(check, version, f"{version}, by its own word: its sha256 is not known", PY_SPY)
-    if observed.sha256 != digest:
+    if observed.sha256 != known_digest:
         actual = f"another program that says {version} (sha256 {observed.sha256[:12]}…)"
         return fixable(check, version, actual, PY_SPY)
     return ok(check, version, version, PY_SPY)
@@ -144,7 +136,7 @@ def py_spy(observed: DebugTools, policy: Policy) -> Result:
     hides_cause("install"),
     fix=(
         "add 'PACKAGE' to packages in group_data and deploy, or MANAGER install PACKAGE",
-        "install Python 3.9 or newer beside it",
+        _PYTHON_FIX,
     ),
 )
 def python(observed: DebugTools, policy: Policy) -> Result:
@@ -161,12 +153,10 @@ def python(observed: DebugTools, policy: Policy) -> Result:
     package = PACKAGES.get(observed.manager)
     if observed.manager == "apt-get" and not observed.old_python:
         package = "python3"
-    fix = "install Python 3.9 or newer beside it"
+    fix = _PYTHON_FIX
     if package:
-        fix = (
-            f"add '{package}' to packages in group_data and deploy, or {observed.manager} install "
-            f"{package}"
-        )
+        deploy_fix = f"add '{package}' to packages in group_data and deploy"
+        fix = f"{deploy_fix}, or {observed.manager} install {package}"
     return fail(check, expected, observed.old_python or "none", "", fix)
 
 
@@ -201,21 +191,19 @@ def run(observed: DebugTools, policy: Policy) -> Result:
     return ok(check, expected, source=RUN)
 
 
+_ELEMENTS = {
+    "broken": "package path", "access.seen": "", "access.links": "", "access.unloaded": "",
+}  # fmt: skip
 SUBJECT = Subject(
     "debug_tools",
     __doc__,
     checks=(packages, py_spy, python, run),
-    probe=PROBE,
+    probe=facts.PROBE,
     kinds=FactKinds(
         # Which of the policy's packages there are, the result and the subject host say.
         volatile="size_bytes missing registered",
         hardware="machine",
         versions="py_spy python old_python sha256",
-        elements={
-            "broken": "package path",
-            "access.seen": "",
-            "access.links": "",
-            "access.unloaded": "",
-        },
+        elements=_ELEMENTS,
     ),
 )

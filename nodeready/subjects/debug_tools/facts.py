@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from nodeready.core import shell
@@ -47,12 +47,7 @@ MANAGERS = ("apt-get", "zypper", "dnf", "yum")
 # alone can change it, and where the digest does not reveal its version. A link to a link counts as
 # changeable by others: the probe does not follow the links between.
 def _py_spy(version: str) -> str:
-    digests = (
-        "|".join(
-            value for (digest_version, _), value in DIGESTS.items() if digest_version == version
-        )
-        or "none"
-    )
+    digests = "|".join(digest for (of, _), digest in DIGESTS.items() if of == version) or "none"
     return rf"""
     nr_line=
     {{ read -r nr_line </proc/sys/kernel/arch; }} 2>/dev/null
@@ -226,6 +221,9 @@ class DebugTools:
         return tuple(path for path in self.exposed if PY_SPY.startswith(f"{path.rstrip('/')}/"))
 
 
+_BROKEN = re.compile(r"(\S+) (gone|empty|mode) ((?:/usr)?(?:/local)?/s?bin/[^/\s]+)")
+
+
 def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
     """The observation. Raises ProbeError for a machine or mode that makes no sense."""
     output = outputs["debug_tools"]
@@ -250,16 +248,19 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
     have = output.all("have")
     printed = re.fullmatch(r"py-spy (\d[\w.+-]*)", values.get("version", ""))
     python = parse_pythons(output.all("python"))
-    known_version = next(
-        (v for (v, m), digest in DIGESTS.items() if (m, digest) == (machine, sha256)), ""
-    )
+    run = None
+    for row in output.all("run")[:1]:
+        match = re.fullmatch(r"(\d{1,10}) ([0-7]{1,5}) ([0-9a-f]{64})?", row)
+        if match is None:
+            raise ProbeError(f"the mode of {RUN} is no mode", row)
+        run = RankProgram(int(match[1]), int(match[2], 8), match[3] or "")
+    versions = {(of, digest): version for (version, of), digest in DIGESTS.items()}
+    py_spy = versions.get((machine, sha256)) or (printed[1] if printed else "")
     return DebugTools(
         missing=tuple(name for name in policy.packages if name in output.all("missing")),
         manager=next((name for name in MANAGERS if name in have), ""),
         machine=machine,
-        py_spy=(known_version or (printed[1] if printed else ""))
-        if rows or "link" in values
-        else None,
+        py_spy=py_spy if rows or "link" in values else None,
         mode=rows[-1][2] if rows else 0,
         sha256=sha256,
         linked="link" in values,
@@ -267,29 +268,16 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
         exposed=tuple(dict.fromkeys(exposed)),
         closed=tuple(dict.fromkeys(path for _, _, mode, path in rows[:-1] if not mode & EXECUTE)),
         registered=tuple(name for name in policy.packages if name in output.all("registered")),
-        broken=tuple(_broken(output.all("broken"), policy.packages)),
+        broken=tuple(
+            BrokenProgram(match[1], match[2], match[3])
+            for match in filter(None, map(_BROKEN.fullmatch, output.all("broken")))
+            if match[1] in policy.packages
+        ),
         access=parse_access(outputs),
         python=python.name,
         old_python=python.old,
-        run=next(map(_rank_program, output.all("run")), None),
+        run=run,
     )
-
-
-def _rank_program(row: str) -> RankProgram:
-    match = re.fullmatch(r"(\d{1,10}) ([0-7]{1,5}) ([0-9a-f]{64})?", row)
-    if match is None:
-        raise ProbeError(f"the mode of {RUN} is no mode", row)
-    return RankProgram(int(match[1]), int(match[2], 8), match[3] or "")
-
-
-_BROKEN = re.compile(r"(\S+) (gone|empty|mode) ((?:/usr)?(?:/local)?/s?bin/[^/\s]+)")
-
-
-def _broken(rows: Iterable[str], names: tuple[str, ...]) -> Iterator[BrokenProgram]:
-    for row in rows:
-        match = _BROKEN.fullmatch(row)
-        if match and match[1] in names:
-            yield BrokenProgram(match[1], match[2], match[3])
 
 
 # --- The programs of the policy's packages, from the view of an ordinary user.
@@ -310,9 +298,8 @@ def unusable(observed: DebugTools, policy: Policy) -> Iterator[UnusablePackage]:
             continue
         reported = set[str]()
         for program in (name, *COMPANIONS.get(name, ())):
-            problem = unusable_program(observed.access, program) or _missing_companion(
-                observed, name, program
-            )
+            problem = unusable_program(observed.access, program)
+            problem = problem or _missing_companion(observed, name, program)
             if problem is not None:
                 reported.add(problem.path)
                 yield UnusablePackage(name, problem)

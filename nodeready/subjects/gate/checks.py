@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.fleet import FleetFacts
 from nodeready.core.policy import Policy
 from nodeready.core.result import Result, Subject, check, fail, fixable, na, ok, warn
 from nodeready.core.severity import drifts, loses_job
 from nodeready.core.shell import quote
-from nodeready.subjects.gate.facts import (
-    BUNDLE,
-    COMPILED,
-    CRON,
-    HEALTH_CHECK,
-    POLICY,
-    PROBE,
-    PROLOG,
-    RECORD,
-    SERVICE,
-    TIMER,
-    WANTED,
-    Gate,
-)
+from nodeready.subjects.gate import facts
+from nodeready.subjects.gate.facts import HEALTH_CHECK, PROLOG, Gate
 
 OFF = "gate is False"
 #: The reason on a node that judges itself: its own check runs, so it works well enough for a job.
@@ -30,20 +20,32 @@ _NO_PYTHON = "no Python for it: see gate.python"
 #: Seconds after the end of its budget at which our prolog is killed.
 GRACE_S = 7
 
+_PYTHON_FIX = "install one beside it: dnf install python3.11, zypper install python311"
+_TIMER_FIX = "install cron, or start record"
+_VERDICT_FIX = (
+    "systemctl list-timers nodeready.timer, or is cron running? Then the log of nodeready"
+)
+_HELD_FIX = (
+    "compare the policy with the nodes that fail; correct it and deploy, or repair the nodes, or "
+    "raise gate_drain_max"
+)
+
+
+#: A check of the files that the control machine knows.
+_check_of_files = partial(check, settings=("gate",), fleet=("gate_files",))
+
 
 def required_programs(observed: Gate) -> dict[str, str]:
     """The programs that must stay on the node: path -> reason.
 
     Slurm drains a node whose Prolog is named in slurm.conf and is not there.
     """
-    programs = {}
-    for program in (PROLOG, HEALTH_CHECK):
-        if program not in observed.existing:
-            continue
-        if observed.slurm_conf is None and observed.slurm:
+    programs, conf = {}, observed.slurm_conf
+    for program in (path for path in (PROLOG, HEALTH_CHECK) if path in observed.existing):
+        if conf is None and observed.slurm:
             programs[program] = "no slurm.conf was found that could name it"
-        elif observed.slurm_conf is not None and observed.slurm_conf.names(program):
-            programs[program] = f"{observed.slurm_conf.names(program)} names it"
+        elif conf is not None and conf.names(program):
+            programs[program] = f"{conf.names(program)} names it"
     return programs
 
 
@@ -75,13 +77,7 @@ def leftover(observed: Gate, policy: Policy) -> Result:
     return na(check, OFF) if not observed.existing else ok(check, expected)
 
 
-@check(
-    "gate.python",
-    drifts("install"),
-    settings=("gate",),
-    fleet=("gate_files",),
-    fix=("install one beside it: dnf install python3.11, zypper install python311",),
-)
+@_check_of_files("gate.python", drifts("install"), fix=(_PYTHON_FIX,))
 def python(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """The node has a Python that can run its own check: 3.9 or newer, without further packages.
 
@@ -94,8 +90,7 @@ def python(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
         return na(check, _ALONE)
     if observed.python:
         return ok(check, expected, observed.python)
-    fix = "install one beside it: dnf install python3.11, zypper install python311"
-    return fail(check, expected, observed.old or "none", "", fix)
+    return fail(check, expected, observed.old or "none", "", _PYTHON_FIX)
 
 
 def _installed(
@@ -111,12 +106,9 @@ def _installed(
     expected = f"{', '.join(paths)} as this nodeready writes it"
     expected_digests, digests = dict(fleet.gate_files), observed.digests or {}
     differences = [f"no {path}" for path in paths if path not in digests]
-    differences += [
-        f"{path} has other content"
-        for path in paths
-        if path in digests and digests[path] != expected_digests[path]
-    ]
-    programs = [path for path in paths if path in (RECORD, PROLOG, HEALTH_CHECK)]
+    changed = [path for path in paths if digests.get(path) not in (None, expected_digests[path])]
+    differences += [f"{path} has other content" for path in changed]
+    programs = [path for path in paths if path in facts.PROGRAMS]
     differences += [f"{path} cannot be executed" for path in programs if path not in observed.runs]
     return fixable(check, expected, ", ".join(differences)) if differences else ok(check, expected)
 
@@ -124,26 +116,20 @@ def _installed(
 def uncompiled(observed: Gate) -> list[str]:
     """Why the compiled program is not that of the node's bundle and Python; []: it is."""
     digests = observed.digests or {}
-    if COMPILED not in digests:
-        return [f"no {COMPILED}"]
+    if facts.COMPILED not in digests:
+        return [f"no {facts.COMPILED}"]
     if observed.note is None:
-        return [f"{COMPILED} has no note of its origin"]
+        return [f"{facts.COMPILED} has no note of its origin"]
     bundle_digest, compiled_digest, magic = observed.note
     reasons = (
-        (compiled_digest != digests[COMPILED], "was changed after it was compiled"),
-        (bundle_digest != digests.get(BUNDLE), "was compiled from another bundle"),
+        (compiled_digest != digests[facts.COMPILED], "was changed after it was compiled"),
+        (bundle_digest != digests.get(facts.BUNDLE), "was compiled from another bundle"),
         (magic != observed.magic, "was compiled for another Python"),
     )
-    return [f"{COMPILED} {reason}" for is_true, reason in reasons if is_true]
+    return [f"{facts.COMPILED} {reason}" for is_true, reason in reasons if is_true]
 
 
-@check(
-    "gate.bundle",
-    drifts("deploy"),
-    settings=("gate",),
-    fleet=("gate_files",),
-    fixed_by="gate.program",
-)
+@_check_of_files("gate.bundle", drifts("deploy"), fixed_by="gate.program")
 def bundle(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """The node has this version of nodeready as one file, and a compiled copy of it.
 
@@ -151,34 +137,22 @@ def bundle(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     copy that is compiled for the node's Python, which starts in half the time. Only root may write
     either file.
     """
-    result = _installed("gate.bundle", observed, policy, fleet, (BUNDLE,))
+    result = _installed("gate.bundle", observed, policy, fleet, (facts.BUNDLE,))
     if result.status != "ok":
         return result
-    reasons = uncompiled(observed) + [
-        f"{path} can be written by others" for path in observed.exposed
-    ]
+    reasons = [f"{path} can be written by others" for path in observed.exposed]
+    reasons = [*uncompiled(observed), *reasons]
     return fixable(result.check, result.expected, ", ".join(reasons)) if reasons else result
 
 
-@check(
-    "gate.policy",
-    drifts("deploy"),
-    settings=("gate",),
-    fleet=("gate_files",),
-    fixed_by="gate.program",
-)
+@_check_of_files("gate.policy", drifts("deploy"), fixed_by="gate.program")
 def policy(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """The node has the policy that it is judged by, so that it can judge itself."""
-    return _installed("gate.policy", observed, policy, fleet, (POLICY,))
+    return _installed("gate.policy", observed, policy, fleet, (facts.POLICY,))
 
 
-@check(
-    "gate.timer",
-    drifts("deploy", "install"),
-    settings=("gate",),
-    fleet=("gate_files",),
-    fixed_by="gate.timer",
-    fix=("install cron, or start record",),
+@_check_of_files(
+    "gate.timer", drifts("deploy", "install"), fixed_by="gate.timer", fix=(_TIMER_FIX,)
 )
 def timer(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """The node checks itself at intervals: by a systemd timer, or by cron.
@@ -187,29 +161,24 @@ def timer(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """
     check = "gate.timer"
     if observed.systemd:
-        result = _installed(check, observed, policy, fleet, (RECORD, SERVICE, TIMER))
-        if result.status == "ok" and WANTED not in observed.existing:
-            return fixable(check, "enabled at boot", "nodeready.timer is not enabled", TIMER)
-        unused = [CRON]
+        result = _installed(
+            check, observed, policy, fleet, (facts.RECORD, facts.SERVICE, facts.TIMER)
+        )
+        if result.status == "ok" and facts.WANTED not in observed.existing:
+            return fixable(check, "enabled at boot", "nodeready.timer is not enabled", facts.TIMER)
+        unused = [facts.CRON]
     elif observed.cron or not policy.gate or fleet.gate_files is None:
-        result = _installed(check, observed, policy, fleet, (RECORD, CRON))
-        unused = [WANTED, TIMER, SERVICE]
+        result = _installed(check, observed, policy, fleet, (facts.RECORD, facts.CRON))
+        unused = [facts.WANTED, facts.TIMER, facts.SERVICE]
     else:
-        expected = "a timer of systemd, or cron"
-        return fail(check, expected, "neither runs here", "", "install cron, or start record")
+        return fail(check, "a timer of systemd, or cron", "neither runs here", "", _TIMER_FIX)
     twice = [path for path in unused if path in observed.existing]
     if result.status == "ok" and twice:
         return fixable(check, "one timer", f"also {', '.join(twice)}")
     return result
 
 
-@check(
-    "gate.slurm_scripts",
-    drifts("deploy"),
-    settings=("gate",),
-    fleet=("gate_files",),
-    fixed_by="gate.slurm",
-)
+@_check_of_files("gate.slurm_scripts", drifts("deploy"), fixed_by="gate.slurm")
 def slurm_scripts(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """A node with Slurm has the programs for its prolog and health check."""
     check = "gate.slurm_scripts"
@@ -262,7 +231,7 @@ def slurm_conf(observed: Gate, policy: Policy) -> Result:
     "gate.verdict",
     drifts("inspect", "restart_service"),
     settings=("gate", "gate_interval_s", "gate_max_age_s"),
-    fix=("systemctl list-timers nodeready.timer, or is cron running? Then the log of nodeready",),
+    fix=(_VERDICT_FIX,),
 )
 def verdict(observed: Gate, policy: Policy) -> Result:
     """The node's last verdict is recent: its timer runs.
@@ -284,21 +253,14 @@ def verdict(observed: Gate, policy: Policy) -> Result:
     if age <= limit:
         return ok(check, expected)
     actual = f"{age} s old" if observed.age_s is not None else "none"
-    fix = "systemctl list-timers nodeready.timer, or is cron running? Then the log of nodeready"
-    return warn(check, expected, actual, "", fix)
-
-
-_FIX_HELD = (
-    "compare the policy with the nodes that fail; correct it and deploy, or repair the nodes, or "
-    "raise gate_drain_max"
-)
+    return warn(check, expected, actual, "", _VERDICT_FIX)
 
 
 @check(
     "gate.drain",
     loses_job("inspect", "configure"),
     settings=("gate", "gate_drain", "gate_drain_max"),
-    fix=(_FIX_HELD,),
+    fix=(_HELD_FIX,),
 )
 def drain(observed: Gate, policy: Policy) -> Result:
     """A node that is not ready is drained, and not kept in service by gate_drain_max.
@@ -312,7 +274,7 @@ def drain(observed: Gate, policy: Policy) -> Result:
         return na(check, "gate_drain is False" if policy.gate else OFF)
     expected = f"drained when not ready, at most {policy.gate_drain_max} of a partition"
     if observed.held:
-        return fail(check, expected, f"not ready, and not drained: {observed.held}", "", _FIX_HELD)
+        return fail(check, expected, f"not ready, and not drained: {observed.held}", "", _HELD_FIX)
     return ok(check, expected)
 
 
@@ -320,7 +282,7 @@ SUBJECT = Subject(
     "gate",
     __doc__,
     checks=(leftover, python, bundle, policy, timer, slurm_scripts, slurm_conf, verdict, drain),
-    probe=PROBE,
+    probe=facts.PROBE,
     # Without the bundle, which is no text.
     files=(
         "/etc/systemd/system/nodeready.*",

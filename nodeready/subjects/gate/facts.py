@@ -188,13 +188,11 @@ def _slurm_conf(path: str, lines: Iterable[Line]) -> SlurmConf:
     """The values of slurm.conf and its included files; keys in any case, the last line counts."""
     by_file = by_path(lines)
     settings: dict[str, list[tuple[str, str]]] = {}
-    todo, done = [path], set()
+    todo, done = [path], set[str]()
     while todo:
         file = todo.pop(0)
-        if file in done:
-            continue
-        done.add(file)
-        for line in by_file.get(file, ()):
+        # A file that is included twice is read once.
+        for line in by_file.get(file, ()) if file not in done else ():
             words = line.text.partition("#")[0].strip()
             match = re.match(r"(\w+)(?:\s*=\s*|\s+)(\S+)", words)
             if match is None:
@@ -205,23 +203,15 @@ def _slurm_conf(path: str, lines: Iterable[Line]) -> SlurmConf:
                 todo += [other for other in by_file if fnmatchcase(other, pattern)]
             else:
                 settings.setdefault(key, []).append((value, line.source))
+        done.add(file)
+    last = {key: rows[-1][0] for key, rows in settings.items()}
     return SlurmConf(
         path,
         tuple(settings.get("prolog", ())),
         tuple(settings.get("healthcheckprogram", ())),
-        _last(settings.get("healthcheckinterval")),
-        _last(settings.get("prologepilogtimeout")),
+        last.get("healthcheckinterval"),
+        last.get("prologepilogtimeout"),
     )
-
-
-def _last(rows: list[tuple[str, str]] | None) -> str | None:
-    return rows[-1][0] if rows else None
-
-
-def _note(text: str) -> tuple[str, str, str] | None:
-    """The note of `agent/gate/main.py`; None for any other text."""
-    match = re.fullmatch(r"([0-9a-f]{64}) ([0-9a-f]{64}) ([0-9a-f]{8})", text)
-    return (match[1], match[2], match[3]) if match else None
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
@@ -249,6 +239,8 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
         raise ProbeError("date +%s printed no time", text)
     conf = values.get("slurm", "")
     hold = Hold.parse(values.get("held", ""))
+    # The note of agent/gate/main.py.
+    note = re.fullmatch(r"([0-9a-f]{64}) ([0-9a-f]{64}) ([0-9a-f]{8})", values.get("note", ""))
     return Gate(
         existing=tuple(path for path in FILES if path in existing),
         digests=digests if policy.gate else None,
@@ -260,7 +252,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
         python=python,
         old=old,
         magic=magic,
-        note=_note(values.get("note", "")),
+        note=(note[1], note[2], note[3]) if note else None,
         exposed=tuple(exposed),
         age_s=max(0, now_s - written[VERDICT]) if VERDICT in written else None,
         since_s=max(0, now_s - written[BUNDLE]) if BUNDLE in written else None,

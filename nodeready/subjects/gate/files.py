@@ -13,19 +13,7 @@ from nodeready.core.policy import Policy
 from nodeready.core.policy.policy import as_data
 from nodeready.core.pythons import OLDEST, PYTHONS
 from nodeready.core.templates import render
-from nodeready.subjects.gate.facts import (
-    BUNDLE,
-    COMPILED,
-    CRON,
-    DIRECTORY,
-    HEALTH_CHECK,
-    NOTE,
-    POLICY,
-    PROLOG,
-    RECORD,
-    SERVICE,
-    TIMER,
-)
+from nodeready.subjects.gate import facts
 
 #: Maximum seconds of a timer's run, which delays no job: more than the probe's own limit
 #: (agent/gate/here.py) and that of a file server (agent/verdict.py).
@@ -54,37 +42,33 @@ def node_policy(policy: Policy) -> Policy:
 @lru_cache(maxsize=256)
 def contents(policy: Policy, program: Callable[[], bytes]) -> dict[str, bytes]:
     """Path -> the bytes of that file under this policy."""
-    values = _values(policy)
-    files = {BUNDLE: program(), POLICY: document(policy)}
-    for path, template in (
-        (RECORD, "record.j2"),
-        (PROLOG, "slurm-prolog.j2"),
-        (HEALTH_CHECK, "slurm-healthcheck.j2"),
-        (SERVICE, "nodeready.service.j2"),
-        (TIMER, "nodeready.timer.j2"),
-        (CRON, "cron.j2"),
-    ):
-        files[path] = render(f"gate/{template}", **values)
-    return files
-
-
-def _values(policy: Policy) -> dict[str, Any]:
     limit_s = policy.gate_budget_s + 5
-    return {
+    values: dict[str, Any] = {
         "pythons": " ".join(PYTHONS),
         "oldest": str(OLDEST),
         "python_words": f"Python {OLDEST[0]}.{OLDEST[1]} or newer",
-        "bundle": BUNDLE,
-        "compiled": COMPILED,
-        "note": NOTE,
-        "directory": DIRECTORY,
-        "record": RECORD,
+        "bundle": facts.BUNDLE,
+        "compiled": facts.COMPILED,
+        "note": facts.NOTE,
+        "directory": facts.DIRECTORY,
+        "record": facts.RECORD,
         "limit_s": limit_s,
         "health_limit_s": min(limit_s + SLURM_S, MOST_S),
         "record_limit_s": RECORD_S,
         "interval_s": policy.gate_interval_s,
         "when": cron_times(policy.gate_interval_s),
     }
+    files = {facts.BUNDLE: program(), facts.POLICY: document(policy)}
+    for path, template in (
+        (facts.RECORD, "record.j2"),
+        (facts.PROLOG, "slurm-prolog.j2"),
+        (facts.HEALTH_CHECK, "slurm-healthcheck.j2"),
+        (facts.SERVICE, "nodeready.service.j2"),
+        (facts.TIMER, "nodeready.timer.j2"),
+        (facts.CRON, "cron.j2"),
+    ):
+        files[path] = render(f"gate/{template}", **values)
+    return files
 
 
 def cron_times(interval_s: int) -> str:

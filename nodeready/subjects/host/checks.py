@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, Subject, check, fail, join_first, na, ok, unknown, warn
-from nodeready.core.severity import drifts, hides_cause, loses_job, slows_job
-from nodeready.core.shell import quote
-from nodeready.subjects.host.facts import (
-    NO_TABLE,
-    NUMA_BALANCING,
-    PROBE,
-    Host,
-    compared,
-    learned,
-    same_zone,
+from nodeready.core.result import (
+    Check,
+    Result,
+    Subject,
+    check,
+    fail,
+    join_first,
+    na,
+    ok,
+    unknown,
+    warn,
 )
+from nodeready.core.severity import Cost, drifts, hides_cause, loses_job, slows_job
+from nodeready.core.shell import quote
+from nodeready.subjects.host import facts
+from nodeready.subjects.host.facts import NO_TABLE, NUMA_BALANCING, Host
 from nodeready.subjects.host.mounts import FSTAB, TABLE, Mount, is_network
 from nodeready.subjects.host.processes import StuckProcess
 
 # --- The mounts: whether they are there, answer, can be written and have room.
+
+#: The types that the probe does not ask: nothing is mounted yet, or a tmpfs that is read-only.
+_NOT_ASKED = ("autofs", "tmpfs")
+_SHM_FIXES = (
+    "mount -t tmpfs tmpfs /dev/shm",
+    "mount -o remount,rw /dev/shm, and see who mounted it so",
+)
 
 
 @check(
@@ -82,10 +95,6 @@ def dead_mounts(observed: Host, policy: Policy) -> Result:
     return ok(check, "every mount answers", f"{len(observed.mounts)} answer")
 
 
-#: The types that the probe does not ask: nothing is mounted yet, or a tmpfs that is read-only.
-_NOT_ASKED = ("autofs", "tmpfs")
-
-
 def _mount_text(mount: Mount) -> str:
     return f"{mount.path} ({mount.device}, {mount.fstype}): {mount.state}, {mount.detail}"
 
@@ -119,63 +128,54 @@ def read_only(observed: Host, policy: Policy) -> Result:
     return fail(check, "none", actual, TABLE, fix)
 
 
-def _local(observed: Host) -> list[Mount]:
-    """The local file systems that are mounted for writing."""
-    return [m for m in observed.mounts if not (m.read_only or m.network or m.fstype == "autofs")]
+def _free_check(resource: str, field: str, option: str, meaning: str) -> Check:
+    """The check of a resource of file systems. option: with which du(1) counts it"""
+    id, fix = f"host.{resource}", "du -xh{} {} | sort -h"
+
+    def judge(observed: Host, policy: Policy) -> Result:
+        if observed.mounts_unknown:
+            return unknown(id, observed.mounts_unknown)
+        # Those that are mounted for writing.
+        local = [m for m in observed.mounts if not (m.read_only or m.network)]
+        local = [mount for mount in local if mount.fstype != "autofs"]
+        minimum = policy.disk_free_percent
+        shares = {mount.path: getattr(mount, field) for mount in local}
+        percents = {path: share for path, share in shares.items() if share is not None}
+        scarce = sorted(percents, key=lambda path: (percents[path], path))
+        full = [
+            f"{path}: {percents[path]:g} % free" for path in scarce if percents[path] < minimum
+        ]
+        expected = f"at least {minimum} % of {resource} free"
+        if full:
+            path = scarce[0]
+            return fail(id, expected, join_first(full), path, fix.format(option, quote(path)))
+        silent = [mount.path for mount in local if mount.state != "ok"]
+        if silent:
+            return unknown(id, f"no answer: {join_first(silent)}")
+        if not percents:
+            return na(id, f"no local file system that counts {resource}")
+        return ok(id, expected, f"{percents[scarce[0]]:g} % on {scarce[0]}", scarce[0])
+
+    judge.__doc__, settings = meaning, ("disk_free_percent",)
+    fixes = (fix.format("FIELD", "QUOTE"),)
+    return check(id, loses_job("clean_up"), settings=settings, fix=fixes)(judge)
 
 
-def _judge_free(check: str, observed: Host, minimum: int, resource: str, field: str) -> Result:
-    if observed.mounts_unknown:
-        return unknown(check, observed.mounts_unknown)
-    shares = {mount.path: getattr(mount, field) for mount in _local(observed)}
-    percents = {path: share for path, share in shares.items() if share is not None}
-    scarce = sorted(percents, key=lambda path: (percents[path], path))
-    full = [f"{path}: {percents[path]:g} % free" for path in scarce if percents[path] < minimum]
-    expected = f"at least {minimum} % of {resource} free"
-    if full:
-        path = scarce[0]
-        fix = f"du -xh{'' if field == 'free_percent' else ' --inodes'} {quote(path)} | sort -h"
-        return fail(check, expected, join_first(full), path, fix)
-    silent = [mount.path for mount in _local(observed) if mount.state != "ok"]
-    if silent:
-        return unknown(check, f"no answer: {join_first(silent)}")
-    if not percents:
-        return na(check, f"no local file system that counts {resource}")
-    return ok(check, expected, f"{percents[scarce[0]]:g} % on {scarce[0]}", scarce[0])
-
-
-@check(
-    "host.space",
-    loses_job("clean_up"),
-    settings=("disk_free_percent",),
-    fix=("du -xhFIELD QUOTE | sort -h",),
-)
-def space(observed: Host, policy: Policy) -> Result:
-    """Local file systems, tmpfs included, have room: as much as disk_free_percent says."""
-    return _judge_free("host.space", observed, policy.disk_free_percent, "space", "free_percent")
-
-
-@check(
-    "host.inodes",
-    loses_job("clean_up"),
-    settings=("disk_free_percent",),
-    fix=("du -xhFIELD QUOTE | sort -h",),
-)
-def inodes(observed: Host, policy: Policy) -> Result:
-    """Local file systems have inodes left: without one no file is made, however much is free."""
-    least = policy.disk_free_percent
-    return _judge_free("host.inodes", observed, least, "inodes", "inodes_free_percent")
+space = _free_check(
+    "space", "free_percent", "",
+    "Local file systems, tmpfs included, have room: as much as disk_free_percent says.",
+)  # fmt: skip
+inodes = _free_check(
+    "inodes", "inodes_free_percent", " --inodes",
+    "Local file systems have inodes left: without one no file is made, however much is free.",
+)  # fmt: skip
 
 
 @check(
     "host.shm",
     loses_job("configure"),
     settings=("shm_min_mb",),
-    fix=(
-        "mount -t tmpfs tmpfs /dev/shm",
-        "mount -o remount,rw /dev/shm, and see who mounted it so",
-        "mount -o remount,size=`shm_min_mb`m /dev/shm, and in /etc/fstab",
-    ),
+    fix=(*_SHM_FIXES, "mount -o remount,size=`shm_min_mb`m /dev/shm, and in /etc/fstab"),
 )
 def shm(observed: Host, policy: Policy) -> Result:
     """/dev/shm is a tmpfs, and as large as the policy says.
@@ -188,17 +188,15 @@ def shm(observed: Host, policy: Policy) -> Result:
         return unknown(check, observed.mounts_unknown)
     if shm_mount is None or shm_mount.fstype != "tmpfs":
         actual = "not mounted" if shm_mount is None else f"a {shm_mount.fstype}"
-        return fail(check, "a tmpfs", actual, "/dev/shm", "mount -t tmpfs tmpfs /dev/shm")
+        return fail(check, "a tmpfs", actual, "/dev/shm", _SHM_FIXES[0])
     if shm_mount.read_only:
-        fix = "mount -o remount,rw /dev/shm, and see who mounted it so"
-        return fail(check, "a tmpfs for writing", "read-only", "/dev/shm", fix)
+        return fail(check, "a tmpfs for writing", "read-only", "/dev/shm", _SHM_FIXES[1])
     if shm_mount.size_mb is None:
         return unknown(check, f"/dev/shm: {shm_mount.detail or 'no size'}")
-    if shm_mount.size_mb < policy.shm_min_mb:
-        expected, actual = f"at least {policy.shm_min_mb} MiB", f"{shm_mount.size_mb} MiB"
-        fix = f"mount -o remount,size={policy.shm_min_mb}m /dev/shm, and in {FSTAB}"
-        return fail(check, expected, actual, "/dev/shm", fix)
     expected = f"at least {policy.shm_min_mb} MiB" if policy.shm_min_mb else "a tmpfs"
+    if shm_mount.size_mb < policy.shm_min_mb:
+        fix = f"mount -o remount,size={policy.shm_min_mb}m /dev/shm, and in {FSTAB}"
+        return fail(check, expected, f"{shm_mount.size_mb} MiB", "/dev/shm", fix)
     return ok(check, expected, f"{shm_mount.size_mb} MiB", "/dev/shm")
 
 
@@ -211,6 +209,13 @@ HUNG_S = 60
 BUSY_S = 2
 #: From this number on, zombies come from a parent that does not reap, not from a short delay.
 ZOMBIES = 50
+
+_NOT_LOOKED = "the look at the processes did not come to its end"
+_LATER_FIX = "look again in a minute"
+_HUNG_FIX = "bring back what it waits for (a mount, a device), or reboot the node"
+_FROZEN_FIX = "thaw or end what was suspended (scontrol resume, docker unpause)"
+_UNSEEN_FIX = "see who starts them: ps -eo user,stat,wchan,pid,args"
+_PARENTS_FIX = "end or repair their parents: ps -eo ppid,stat,comm"
 
 
 def _process_text(process: StuckProcess) -> str:
@@ -232,13 +237,7 @@ def _process_text(process: StuckProcess) -> str:
 @check(
     "host.stuck",
     loses_job("monitor", "clean_up", "reboot"),
-    fix=(
-        "look again in a minute",
-        "bring back what it waits for (a mount, a device), or reboot the node",
-        "thaw or end what was suspended (scontrol resume, docker unpause)",
-        "ask USER, or kill -KILL PID",
-        "see who starts them: ps -eo user,stat,wchan,pid,args",
-    ),
+    fix=(_LATER_FIX, _HUNG_FIX, _FROZEN_FIX, "ask USER, or kill -KILL PID", _UNSEEN_FIX),
 )
 def stuck(observed: Host, policy: Policy) -> Result:
     """No process hangs in the kernel (state D), where not even SIGKILL ends it.
@@ -254,7 +253,7 @@ def stuck(observed: Host, policy: Policy) -> Result:
     """
     check = "host.stuck"
     if not observed.processes_looked:
-        return unknown(check, "the look at the processes did not come to its end")
+        return unknown(check, _NOT_LOOKED)
     waiting = [p for p in observed.stuck if p.frozen or p.seconds is None or p.seconds >= BUSY_S]
     hung = [p for p in waiting if not p.frozen and not p.at_will and (p.seconds or 0) >= HUNG_S]
     pending = [process for process in waiting if process not in hung]
@@ -262,44 +261,37 @@ def stuck(observed: Host, policy: Policy) -> Result:
     if observed.stuck_unseen:
         actual = "; ".join(filter(None, (actual, f"{observed.stuck_unseen} not looked at")))
     if hung:
-        fix = "bring back what it waits for (a mount, a device), or reboot the node"
         source = f"/proc/{hung[0].pid}/stack"
-        return fail(check, "none", actual, source, fix, actions=("clean_up", "reboot"))
+        return fail(check, "none", actual, source, _HUNG_FIX, actions=("clean_up", "reboot"))
     if observed.stuck_unseen:
-        fix = "see who starts them: ps -eo user,stat,wchan,pid,args"
-        return warn(check, "none", actual, "/proc", fix)
+        return warn(check, "none", actual, "/proc", _UNSEEN_FIX)
     if not waiting:
         return ok(check, "none")
     source = f"/proc/{waiting[0].pid}/stack"
     if all(process.frozen for process in waiting):
-        fix = "thaw or end what was suspended (scontrol resume, docker unpause)"
-        return warn(check, "none", actual, source, fix)
+        return warn(check, "none", actual, source, _FROZEN_FIX)
     if all(process.at_will for process in waiting):
         first = waiting[0]
         user = "its user" if first.uid is None else first.user or f"uid {first.uid}"
         return warn(check, "none", actual, source, f"ask {user}, or kill -KILL {first.pid}")
-    return warn(check, "none", actual, source, "look again in a minute")
+    return warn(check, "none", actual, source, _LATER_FIX)
 
 
 @check(
     "host.zombies",
     drifts("clean_up"),
-    fix=(
-        "end or repair pid PARENT: its children go with it",
-        "end or repair their parents: ps -eo ppid,stat,comm",
-    ),
+    fix=("end or repair pid PARENT: its children go with it", _PARENTS_FIX),
 )
 def zombies(observed: Host, policy: Policy) -> Result:
     """No process leaves many ended children behind: each keeps its pid until it is waited for."""
     check, few = "host.zombies", f"fewer than {ZOMBIES}"
     if not observed.processes_looked:
-        return unknown(check, "the look at the processes did not come to its end")
+        return unknown(check, _NOT_LOOKED)
     if observed.zombies < ZOMBIES:
         return ok(check, few, str(observed.zombies))
     worst = [f"{p.count} of {p.name or '?'} (pid {p.pid})" for p in observed.zombie_parents]
     if not worst:
-        fix = "end or repair their parents: ps -eo ppid,stat,comm"
-        return warn(check, few, f"{observed.zombies}", "/proc", fix)
+        return warn(check, few, f"{observed.zombies}", "/proc", _PARENTS_FIX)
     parent = observed.zombie_parents[0].pid
     fix = f"end or repair pid {parent}: its children go with it"
     actual = f"{observed.zombies}: {join_first(worst)}"
@@ -315,65 +307,66 @@ OFFSET_MS = 1000
 #: munge(7): a credential lives for 300 s, so that a clock which is off by more ends it at once.
 MUNGE_MS = 300_000
 
-
-def _judge_equal(check: str, expected: str, actual: str, source: str, fix: str) -> Result:
-    """The value is the policy's; without a policy, any value passes."""
-    if not expected:
-        return ok(check, "any", actual or "not shown", source)
-    if not actual:
-        return unknown(check, f"{source} does not show it")
-    if actual == expected:
-        return ok(check, expected, actual, source)
-    return fail(check, expected, actual, source, fix)
+_NO_CLOCK_FIX = "install and start chrony or systemd-timesyncd"
+_OFFSET_FIX = "wait until it has been corrected, or chronyc makestep while no job runs"
+_MEMORY_FIX = "look for failed modules: dmidecode -t memory, and the event log of the BMC"
+_SWAP_FIX = "swapoff -a, and remove it from /etc/fstab"
 
 
-@check(
-    "host.kernel",
-    drifts("install", "reboot"),
-    settings=("kernel_release",),
-    fix=("install `kernel_release` and reboot",),
-)
-def kernel(observed: Host, policy: Policy) -> Result:
-    """The kernel's release is the policy's: drivers are built for one (kernel_release)."""
-    fix = f"install {policy.kernel_release} and reboot"
-    source = "/proc/sys/kernel/osrelease"
-    return _judge_equal("host.kernel", policy.kernel_release, observed.kernel_release, source, fix)
+def _equal_check(
+    setting: str,
+    cost: Cost,
+    meaning: str,
+    *,
+    noun: str,
+    source: str,
+    fix: str,
+    normal: Callable[[str], str] = str,
+) -> Check:
+    """The check that a value is the policy's; without a policy, any value passes.
+
+    setting: the field of the policy and of `Host`; its value stands for ``{}`` in the fix
+    """
+    id = f"host.{noun}"
+
+    def judge(observed: Host, policy: Policy) -> Result:
+        expected, actual = normal(getattr(policy, setting)), normal(getattr(observed, setting))
+        if not expected:
+            return ok(id, "any", actual or "not shown", source)
+        if not actual:
+            return unknown(id, f"{source} does not show it")
+        if actual == expected:
+            return ok(id, expected, actual, source)
+        return fail(id, expected, actual, source, fix.format(getattr(policy, setting)))
+
+    judge.__doc__ = meaning
+    return check(id, cost, settings=(setting,), fix=(fix.format(f"`{setting}`"),))(judge)
 
 
-@check(
-    "host.os",
-    drifts("configure", "install"),
-    settings=("os_release",),
-    fix=("image the node again, or correct os_release in the policy",),
-)
-def os(observed: Host, policy: Policy) -> Result:
-    """Distribution and version are the policy's (os_release): libraries come from there."""
-    fix = "image the node again, or correct os_release in the policy"
-    return _judge_equal("host.os", policy.os_release, observed.os_release, "/etc/os-release", fix)
-
-
-@check(
-    "host.timezone",
-    hides_cause("configure"),
-    settings=("timezone",),
-    fix=("timedatectl set-timezone `timezone`",),
-)
-def timezone(observed: Host, policy: Policy) -> Result:
-    """The time zone is the policy's: logs of nodes in different zones do not line up."""
-    fix = f"timedatectl set-timezone {policy.timezone}"
-    expected, actual = same_zone(policy.timezone), same_zone(observed.timezone)
-    return _judge_equal("host.timezone", expected, actual, "/etc/localtime", fix)
+kernel = _equal_check(
+    "kernel_release", drifts("install", "reboot"),
+    "The kernel's release is the policy's: drivers are built for one (kernel_release).",
+    noun="kernel", source="/proc/sys/kernel/osrelease", fix="install {} and reboot",
+)  # fmt: skip
+os = _equal_check(
+    "os_release", drifts("configure", "install"),
+    "Distribution and version are the policy's (os_release): libraries come from there.",
+    noun="os", source="/etc/os-release",
+    fix="image the node again, or correct os_release in the policy",
+)  # fmt: skip
+timezone = _equal_check(
+    "timezone", hides_cause("configure"),
+    "The time zone is the policy's: logs of nodes in different zones do not line up.",
+    noun="timezone", source="/etc/localtime", fix="timedatectl set-timezone {}",
+    normal=facts.same_zone,
+)  # fmt: skip
 
 
 @check(
     "host.clock",
     loses_job("inspect", "configure", "install"),
     settings=("clock",),
-    fix=(
-        "install and start chrony or systemd-timesyncd",
-        "see why SOURCE reaches no time server",
-        "wait until it has been corrected, or chronyc makestep while no job runs",
-    ),
+    fix=(_NO_CLOCK_FIX, "see why SOURCE reaches no time server", _OFFSET_FIX),
 )
 def clock(observed: Host, policy: Policy) -> Result:
     """The clock is synchronised: logs, certificates, Kerberos and munge compare times.
@@ -390,17 +383,15 @@ def clock(observed: Host, policy: Policy) -> Result:
     if clock_state.synchronised is None:
         return unknown(check, f"{clock_state.source}: {clock_state.detail}")
     if not clock_state.synchronised and clock_state.source == "none":
-        fix = "install and start chrony or systemd-timesyncd"
-        return warn(check, "synchronised", clock_state.detail, "", fix)
+        return warn(check, "synchronised", clock_state.detail, "", _NO_CLOCK_FIX)
     if not clock_state.synchronised:
         fix = f"see why {clock_state.source} reaches no time server"
         actual = f"not synchronised: {_clock_state(observed)}"
         return fail(check, "synchronised", actual, clock_state.source, fix)
     if clock_state.offset_ms is not None and abs(clock_state.offset_ms) > OFFSET_MS:
         actual = f"{clock_state.offset_ms / 1000:+.1f} s off, by {clock_state.source}"
-        fix = "wait until it has been corrected, or chronyc makestep while no job runs"
         judge = fail if abs(clock_state.offset_ms) >= MUNGE_MS else warn
-        return judge(check, f"at most {OFFSET_MS} ms off", actual, clock_state.source, fix)
+        return judge(check, f"at most {OFFSET_MS} ms off", actual, clock_state.source, _OFFSET_FIX)
     if clock_state.uses_local_clock or (clock_state.error_ms or 0.0) > OFFSET_MS:
         actual = f"{clock_state.source} follows the node's own clock"
         if not clock_state.uses_local_clock:
@@ -419,18 +410,16 @@ def _clock_state(observed: Host) -> str:
     "host.memory",
     loses_job("inspect", "reseat", "replace", source="the BMC's event log; dmidecode(8)"),
     settings=("memory_min_mb",),
-    fix=("look for failed modules: dmidecode -t memory, and the event log of the BMC",),
+    fix=(_MEMORY_FIX,),
 )
 def memory(observed: Host, policy: Policy) -> Result:
     """The kernel sees all of the memory: a failed module is only missing (memory_min_mb)."""
     check, total = "host.memory", observed.memory_total_mb
     if total is None:
         return unknown(check, "/proc/meminfo does not show it")
-    if total < policy.memory_min_mb:
-        fix = "look for failed modules: dmidecode -t memory, and the event log of the BMC"
-        expected = f"at least {policy.memory_min_mb} MiB"
-        return fail(check, expected, f"{total} MiB", "/proc/meminfo", fix)
     expected = f"at least {policy.memory_min_mb} MiB" if policy.memory_min_mb else "any"
+    if total < policy.memory_min_mb:
+        return fail(check, expected, f"{total} MiB", "/proc/meminfo", _MEMORY_FIX)
     return ok(check, expected, f"{total} MiB", "/proc/meminfo")
 
 
@@ -447,24 +436,19 @@ def hugepages(observed: Host, policy: Policy) -> Result:
     (Documentation/admin-guide/mm/hugetlbpage.rst). Too many pages leave too little other memory.
     """
     check, total = "host.hugepages", observed.hugepages_total
+    expected = "any" if policy.hugepages is None else str(policy.hugepages)
     if total is None:
         if policy.hugepages:
-            return fail(check, str(policy.hugepages), "none: no hugetlbfs in this kernel")
-        return ok(check, "any" if policy.hugepages is None else "0", "0")
+            return fail(check, expected, "none: no hugetlbfs in this kernel")
+        return ok(check, expected, "0")
     actual = f"{total} of {observed.hugepage_size_kb or '?'} KiB"
     if policy.hugepages is None or total == policy.hugepages:
-        expected = "any" if policy.hugepages is None else str(policy.hugepages)
         return ok(check, expected, actual, "/proc/meminfo")
     fix = f"vm.nr_hugepages={policy.hugepages} in /etc/sysctl.d, or hugepages= of the kernel"
-    return fail(check, str(policy.hugepages), actual, "/proc/meminfo", fix)
+    return fail(check, expected, actual, "/proc/meminfo", fix)
 
 
-@check(
-    "host.swap",
-    slows_job("configure"),
-    settings=("swap",),
-    fix=("swapoff -a, and remove it from /etc/fstab",),
-)
+@check("host.swap", slows_job("configure"), settings=("swap",), fix=(_SWAP_FIX,))
 def swap(observed: Host, policy: Policy) -> Result:
     """There is no swap where the policy says so: a job that swaps is slow without an error."""
     check, total = "host.swap", observed.swap_total_mb
@@ -473,8 +457,7 @@ def swap(observed: Host, policy: Policy) -> Result:
     if total is None:
         return unknown(check, "/proc/meminfo does not show it")
     if total:
-        fix = "swapoff -a, and remove it from /etc/fstab"
-        return fail(check, "off", f"{total} MiB", "/proc/meminfo", fix)
+        return fail(check, "off", f"{total} MiB", "/proc/meminfo", _SWAP_FIX)
     return ok(check, "off", source="/proc/meminfo")
 
 
@@ -515,67 +498,45 @@ def numa_balancing(observed: Host, policy: Policy) -> Result:
     return judged(check, str(expected_value), actual, source, fix)
 
 
-def _judge_used(
-    check: str, used: int | None, maximum: int | None, source: str, fix: str
-) -> Result:
-    if used is None or not maximum:
-        return unknown(check, f"{source} does not show it")
-    expected, actual = f"below {NEARLY_ALL} %", f"{used} of {maximum}"
-    if used * 100 > maximum * NEARLY_ALL:
-        judge = fail if used * 100 >= maximum * ALL else warn
-        return judge(check, expected, actual, source, fix)
-    return ok(check, expected, actual, source)
+def _used_check(resource: str, source: str, fix: str, meaning: str) -> Check:
+    """The check of a resource of the kernel: the field of `Host`, and ``_max`` for its maximum."""
+    id = f"host.{resource}"
+
+    def judge(observed: Host, policy: Policy) -> Result:
+        used, maximum = getattr(observed, resource), getattr(observed, f"{resource}_max")
+        if used is None or not maximum:
+            return unknown(id, f"{source} does not show it")
+        expected, actual = f"below {NEARLY_ALL} %", f"{used} of {maximum}"
+        if used * 100 > maximum * NEARLY_ALL:
+            judged = fail if used * 100 >= maximum * ALL else warn
+            return judged(id, expected, actual, source, fix)
+        return ok(id, expected, actual, source)
+
+    judge.__doc__ = meaning
+    return check(id, loses_job("clean_up", "configure"), fix=(fix,))(judge)
 
 
-@check(
-    "host.file_handles",
-    loses_job("clean_up", "configure"),
-    fix=("find who opens them: lsof, or raise fs.file-max",),
-)
-def file_handles(observed: Host, policy: Policy) -> Result:
-    """Open files of the whole node are below fs.file-max: beyond it every open fails (proc(5))."""
-    fix = "find who opens them: lsof, or raise fs.file-max"
-    used, maximum = observed.file_handles, observed.file_handles_max
-    return _judge_used("host.file_handles", used, maximum, "/proc/sys/fs/file-nr", fix)
+file_handles = _used_check(
+    "file_handles", "/proc/sys/fs/file-nr", "find who opens them: lsof, or raise fs.file-max",
+    "Open files of the whole node are below fs.file-max: beyond it every open fails (proc(5)).",
+)  # fmt: skip
+pids = _used_check(
+    "pids", "/proc/loadavg", "find who starts them: ps -eLf, or raise kernel.pid_max",
+    "Threads are below kernel.pid_max and kernel.threads-max: beyond them no fork succeeds.",
+)  # fmt: skip
 
-
-@check(
-    "host.pids",
-    loses_job("clean_up", "configure"),
-    fix=("find who starts them: ps -eLf, or raise kernel.pid_max",),
-)
-def pids(observed: Host, policy: Policy) -> Result:
-    """Threads are below kernel.pid_max and kernel.threads-max: beyond them no fork succeeds."""
-    fix = "find who starts them: ps -eLf, or raise kernel.pid_max"
-    return _judge_used("host.pids", observed.pids, observed.pids_max, "/proc/loadavg", fix)
-
-
+#: In the order of the reports.
+_CHECKS = (
+    kernel, os, clock, timezone, mounts, dead_mounts, read_only, space, inodes, shm, stuck,
+    zombies, memory, hugepages, swap, numa_balancing, file_handles, pids,
+)  # fmt: skip
 SUBJECT = Subject(
     "host",
     __doc__,
-    checks=(
-        kernel,
-        os,
-        clock,
-        timezone,
-        mounts,
-        dead_mounts,
-        read_only,
-        space,
-        inodes,
-        shm,
-        stuck,
-        zombies,
-        memory,
-        hugepages,
-        swap,
-        numa_balancing,
-        file_handles,
-        pids,
-    ),
-    probe=PROBE,
-    compared=compared,
-    learned=learned,
+    checks=_CHECKS,
+    probe=facts.PROBE,
+    compared=facts.compared,
+    learned=facts.learned,
     kinds=FactKinds(
         volatile="""
             where last_name boot_id uptime_s load memory_available_mb hugepages_free file_handles

@@ -1,16 +1,12 @@
-"""Whether a node's clock is synchronised, and by which service.
-
-The kernel's own flag (STA_UNSYNC) needs adjtimex(2), a system call that no shell has. So the time
-service is asked: systemd-timesyncd by its file (systemd-timesyncd.service(8)), chrony by ``chronyc
-tracking``, ntpd by ``ntpq -c rv``. At last timedated is asked, which reads STA_UNSYNC and so knows
-of other services (phc2sys), too.
-"""
+"""The system and the resources of a node: its clock, its software, its kernel, its mounts."""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from nodeready.core import sysctl
@@ -26,12 +22,18 @@ from nodeready.core.base import (
 )
 from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.policy import Policy
-from nodeready.subjects.debug_tools.package_versions import VERSIONS_SCRIPT, parse_versions
 from nodeready.subjects.host import mounts, processes
 from nodeready.subjects.host.mounts import FstabEntry, Mount
 from nodeready.subjects.host.processes import Parent, StuckProcess
 from nodeready.subjects.iommu.arguments import option
 from nodeready.subjects.iommu.instincts import MODELS, VENDOR
+
+# --- Whether the clock is synchronised, and by which service.
+#
+# The kernel's own flag (STA_UNSYNC) needs adjtimex(2), a system call that no shell has. So the
+# time service is asked: systemd-timesyncd by its file (systemd-timesyncd.service(8)), chrony by
+# ``chronyc tracking``, ntpd by ``ntpq -c rv``. At last timedated is asked, which reads STA_UNSYNC
+# and so knows of other services (phc2sys), too.
 
 # timesyncd's directory, which goes when timesyncd stops; its file comes with the first answer.
 _TIMESYNC = "/run/systemd/timesync"
@@ -178,30 +180,81 @@ def parse_clock(text: str) -> Clock:
     return Clock(None, detail=detail)
 
 
+# --- The versions of the packages that jobs and debuggers use.
+
+#: Software -> the names of its package, in Debian, Red Hat, SUSE and Alpine.
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "glibc": ("libc6", "glibc", "musl"), "python3": ("python3",),
+    "openssh": ("openssh-server", "openssh"), "gdb": ("gdb",), "strace": ("strace",),
+    "pdsh": ("pdsh",), "slurm": ("slurmd", "slurm-slurmd", "slurm-smd-slurmd", "slurm-node"),
+    "rdma_core": ("rdma-core",), "nccl": ("libnccl2", "libnccl"),
+}  # fmt: skip
+_ALL = [name for names in PACKAGES.values() for name in names]
+
+_DPKG_STATUS = "/var/lib/dpkg/status"
+_APK = "/lib/apk/db/installed"
+
+# In a record of dpkg, the version is at most twelve lines below the name.
+VERSIONS_SCRIPT = rf"""
+if [ -r {_DPKG_STATUS} ]; then
+    printf 'packages=dpkg\n'
+    grep -asE -A12 '^Package: ({"|".join(_ALL)})$' {_DPKG_STATUS}
+elif [ -r {_APK} ]; then
+    printf 'packages=apk\n'
+    grep -asE -A1 '^P:({"|".join(_ALL)})$' {_APK}
+elif command -v rpm >/dev/null; then
+    printf 'packages=rpm\n'
+    timeout -k 1 4 rpm -q --qf '%{{NAME}} %{{VERSION}}-%{{RELEASE}}\n' {" ".join(_ALL)} 2>/dev/null
+fi
+printf 'packages=end\n'
+"""
+
+
+def _dpkg(text: str) -> dict[str, str]:
+    versions: dict[str, str] = {}
+    for record in re.split(r"^(?=Package: )|^$", text, flags=re.M):
+        fields = dict(re.findall(r"^(Package|Status|Version): (.{1,200})$", record, re.M))
+        if fields.get("Status", "").endswith(" installed") and "Version" in fields:
+            versions.setdefault(fields.get("Package", ""), fields["Version"])
+    return versions
+
+
+def parse_versions(text: str) -> dict[str, str]:
+    """Software -> the version of its package; without missing packages. Never raises."""
+    match = re.search(r"^packages=(dpkg|apk|rpm)\n(.*?)(?:^packages=end$|\Z)", text, re.M | re.S)
+    return dict(_versions(match[1], match[2])) if match else {}
+
+
+@lru_cache(maxsize=64)
+def _versions(how: str, text: str) -> tuple[tuple[str, str], ...]:
+    # Thousands of nodes have the same packages.
+    if how == "dpkg":
+        versions = _dpkg(text)
+    elif how == "apk":
+        versions = dict(re.findall(r"^P:(\S+)\nV:(\S+)$", text, re.M))
+    else:
+        # Several versions of one package may be installed: rpm prints the newest last.
+        versions = dict(re.findall(r"^(\S+) (\S+)$", text, re.M))
+    return tuple(
+        (software, next(versions[name] for name in names if name in versions))
+        for software, names in PACKAGES.items()
+        if any(name in versions for name in names)
+    )
+
+
+# --- The system and its resources.
+
 NUMA_BALANCING = "kernel.numa_balancing"
 THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 _SYS = "/proc/sys"
 _FILES = (
-    f"{_SYS}/kernel/osrelease",
-    f"{_SYS}/kernel/arch",
-    f"{_SYS}/kernel/hostname",
-    f"{_SYS}/kernel/random/boot_id",
-    f"{_SYS}/kernel/pid_max",
-    f"{_SYS}/kernel/threads-max",
-    f"{_SYS}/kernel/numa_balancing",
-    f"{_SYS}/fs/file-nr",
-    "/proc/cmdline",
-    "/proc/uptime",
-    "/proc/loadavg",
-    "/proc/meminfo",
-    THP,
-    "/sys/devices/system/cpu/online",
-    "/sys/devices/system/node/online",
-    "/sys/fs/selinux/enforce",
-    "/sys/module/apparmor/parameters/enabled",
-    "/etc/timezone",
-    mounts.FSTAB,
-)
+    f"{_SYS}/kernel/osrelease", f"{_SYS}/kernel/arch", f"{_SYS}/kernel/hostname",
+    f"{_SYS}/kernel/random/boot_id", f"{_SYS}/kernel/pid_max", f"{_SYS}/kernel/threads-max",
+    f"{_SYS}/kernel/numa_balancing", f"{_SYS}/fs/file-nr", "/proc/cmdline", "/proc/uptime",
+    "/proc/loadavg", "/proc/meminfo", THP, "/sys/devices/system/cpu/online",
+    "/sys/devices/system/node/online", "/sys/fs/selinux/enforce",
+    "/sys/module/apparmor/parameters/enabled", "/etc/timezone", mounts.FSTAB,
+)  # fmt: skip
 
 
 def _script(policy: Policy) -> str:
@@ -233,9 +286,8 @@ def _script(policy: Policy) -> str:
 
 def _slow_script(policy: Policy) -> str:
     """The facts from programs that may be slow or hang; the mounts come last."""
-    return "\n".join(
-        (VERSIONS_SCRIPT, _CLOCK_SCRIPT, processes.SCRIPT, mounts.script(policy), ":")
-    )
+    parts = (VERSIONS_SCRIPT, _CLOCK_SCRIPT, processes.SCRIPT, mounts.script(policy), ":")
+    return "\n".join(parts)
 
 
 SECTION = Section("host", _script)
@@ -333,55 +385,23 @@ def same_zone(zone: str) -> str:
     return "Etc/UTC" if zone in names else zone
 
 
-def _os_release(lines: list[Line]) -> dict[str, str]:
-    values: dict[str, str] = {}
-    for line in lines:
-        name, _, value = line.text.strip().partition("=")
-        values[name] = value.strip().strip("\"'")
-    return values
-
-
 class _FileTexts:
     """Path -> the first line of that file, as the section printed it; "" for a missing file."""
 
     def __init__(self, text: str) -> None:
-        self.lines = by_path(file_lines(text))
+        self.lines = defaultdict[str, list[Line]](list, by_path(file_lines(text)))
 
     def __getitem__(self, path: str) -> str:
-        lines = self.lines.get(path)
-        return lines[0].text.strip() if lines else ""
-
-    def lines_of(self, path: str) -> list[Line]:
-        return self.lines.get(path, [])
+        return self.lines[path][0].text.strip() if self.lines[path] else ""
 
     def words(self, path: str) -> list[str]:
         """The words of the first line, and enough empty words for every index that is used."""
         return [*self[path].split(), *[""] * 6]
 
-
-def _mib(kib: int | None) -> int | None:
-    return None if kib is None else kib // 1024
-
-
-def _lsm(files: _FileTexts) -> str:
-    enforce = files["/sys/fs/selinux/enforce"]
-    if enforce:
-        return "selinux enforcing" if enforce == "1" else "selinux permissive"
-    return "apparmor" if files["/sys/module/apparmor/parameters/enabled"] == "Y" else "none"
-
-
-_MEMORY_FIELDS = {
-    "MemTotal", "MemAvailable", "SwapTotal", "HugePages_Total", "HugePages_Free", "Hugepagesize",
-}  # fmt: skip
-
-
-def _meminfo(files: _FileTexts) -> dict[str, int | None]:
-    values: dict[str, int | None] = {}
-    for line in files.lines_of("/proc/meminfo"):
-        name, _, value = line.text.partition(":")
-        if name in _MEMORY_FIELDS:
-            values[name] = _number(value.replace("kB", ""))
-    return values
+    def values(self, path: str, separator: str) -> dict[str, str]:
+        """The values of ``NAME=VALUE`` lines, without quotes."""
+        rows = (line.text.strip().partition(separator) for line in self.lines[path])
+        return {name: value.strip().strip("\"'") for name, _, value in rows}
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
@@ -393,15 +413,26 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
         raise ProbeError("nothing of /proc could be read", text)
     slow = outputs.get("host_slow", Output("", None))
     mount_answers, process_table = mounts.answers(slow.text), processes.parse(slow.text)
-    system = _os_release(
-        files.lines_of("/etc/os-release") or files.lines_of("/usr/lib/os-release")
-    )
-    memory = _meminfo(files)
+    system = files.values("/etc/os-release", "=") or files.values("/usr/lib/os-release", "=")
+    # KiB, or a number of huge pages.
+    meminfo = files.values("/proc/meminfo", ":").items()
+    memory = {name: _number(value.replace("kB", "")) for name, value in meminfo}
+    mib = {name: None if kib is None else kib // 1024 for name, kib in memory.items()}
     load, up = files.words("/proc/loadavg"), files.words("/proc/uptime")
     handles = files.words(f"{_SYS}/fs/file-nr")
     limits = [_number(files[f"{_SYS}/kernel/{name}"]) for name in ("pid_max", "threads-max")]
-    table = files.lines_of(mounts.TABLE)
+    table = files.lines[mounts.TABLE]
     thp = re.search(r"\[(\w+)\]", files[THP])
+    lsm = "apparmor" if files["/sys/module/apparmor/parameters/enabled"] == "Y" else "none"
+    if enforce := files["/sys/fs/selinux/enforce"]:
+        lsm = "selinux enforcing" if enforce == "1" else "selinux permissive"
+    mounts_unknown = "" if table else NO_TABLE
+    if not mount_answers.ended:
+        mounts_unknown = "the look ended before it came to the mounts"
+        try:
+            slow.require()
+        except ProbeError as error:
+            mounts_unknown = error.reason
     return Host(
         os_id=system.get("ID", ""),
         os_version=system.get("VERSION_ID", ""),
@@ -416,9 +447,9 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
         cpus=_count_listed(files["/sys/devices/system/cpu/online"]),
         cpu_model=values.get("cpu_model", "").strip(),
         numa_nodes=_count_listed(files["/sys/devices/system/node/online"]),
-        memory_total_mb=_mib(memory.get("MemTotal")),
-        memory_available_mb=_mib(memory.get("MemAvailable")),
-        swap_total_mb=_mib(memory.get("SwapTotal")),
+        memory_total_mb=mib.get("MemTotal"),
+        memory_available_mb=mib.get("MemAvailable"),
+        swap_total_mb=mib.get("SwapTotal"),
         hugepages_total=memory.get("HugePages_Total"),
         hugepages_free=memory.get("HugePages_Free"),
         hugepage_size_kb=memory.get("Hugepagesize"),
@@ -430,16 +461,12 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
         file_handles_max=_number(handles[2]),
         pids=_number(load[3].partition("/")[2]),
         pids_max=None if None in limits else min(limit for limit in limits if limit is not None),
-        lsm=_lsm(files),
+        lsm=lsm,
         timezone=_zone(values.get("localtime", ""), files["/etc/timezone"]),
         clock=parse_clock(slow.text),
         mounts=mounts.fold(table, mount_answers, policy),
-        fstab=mounts.parse_fstab(files.lines_of(mounts.FSTAB), table),
-        mounts_unknown=_unknown_reason(slow)
-        if not mount_answers.ended
-        else ""
-        if table
-        else NO_TABLE,
+        fstab=mounts.parse_fstab(files.lines[mounts.FSTAB], table),
+        mounts_unknown=mounts_unknown,
         table_seen=bool(table),
         processes_looked=process_table.is_complete,
         stuck=process_table.stuck,
@@ -452,14 +479,6 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
 
 #: Every node has a mount: /proc, which has the table.
 NO_TABLE = f"{mounts.TABLE} could not be read"
-
-
-def _unknown_reason(output: Output) -> str:
-    try:
-        output.require()
-    except ProbeError as error:
-        return error.reason
-    return "the look ended before it came to the mounts"
 
 
 PROBE = Probe("host", (SECTION, SLOW, sysctl.SECTION), parse)

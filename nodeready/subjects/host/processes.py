@@ -21,7 +21,6 @@ no file that waits for a lock of the process (cmdline, environ, stack).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 #: Marks nodeready's own probe of a mount (nodeready.subjects.host.mounts) in /proc/PID/cmdline.
@@ -249,20 +248,10 @@ class HostProcesses:
     parents: tuple[Parent, ...] = ()  # of the zombies, those with the most first, five at most
 
 
-@dataclass(frozen=True)
-class _ProcessStat:
-    pid: int
-    name: str
-    state: str
-    cpu: tuple[str, str]
-
-
-def _stats(text: str) -> Iterator[_ProcessStat]:
-    for line in text.split("\n"):
-        match = _STAT.match(line)
-        if match:
-            fields = match[4].split()
-            yield _ProcessStat(int(match[1]), match[2], match[3], (fields[10], fields[11]))
+def _stats(text: str) -> dict[int, tuple[str, str, list[str]]]:
+    """Pid -> name, state and the CPU time of each process."""
+    matches = filter(None, map(_STAT.match, text.split("\n")))
+    return {int(match[1]): (match[2], match[3], match[4].split()[10:12]) for match in matches}
 
 
 def parse(text: str) -> HostProcesses:
@@ -270,7 +259,7 @@ def parse(text: str) -> HostProcesses:
     sections = re.split(r"^processes=(1|2|end)$", text, flags=re.M)
     parts = dict(zip(sections[1::2], sections[2::2]))
     first_text, second = parts.get("1", ""), parts.get("2", "")
-    first = {stat.pid: stat for stat in _stats(first_text)}
+    first = _stats(first_text)
     names = dict(re.findall(r"^parent_(\d{1,10})=(.*)$", first_text, re.M))
     counts = {name: int(n) for name, n in re.findall(r"^(\w+)=(\d{1,10})$", first_text, re.M)}
     owners, cpus = (
@@ -284,26 +273,20 @@ def parse(text: str) -> HostProcesses:
     clocks = {int(match[1]): int(match[2]) for match in _CLOCK.finditer(second)}
     places = {int(match[1]): match[2] for match in _WCHAN.finditer(second)}
     stuck = []
-    for stat in _stats(second):
-        before = first.get(stat.pid)
-        waits = before is not None and before.state == stat.state == "D" and before.cpu == stat.cpu
-        if not waits or stat.pid in own_pids:
+    for pid, (name, state, cpu_time) in _stats(second).items():
+        if first.get(pid, ())[1:] != ("D", cpu_time) or state != "D" or pid in own_pids:
             continue
-        wchan, uid = places.get(stat.pid, ""), owners.get(stat.pid)
-        clock, seconds = clocks.get(cpus.get(stat.pid, -1)), None
-        if clock is not None and stat.pid in ran:
-            seconds = max(0, clock - ran[stat.pid]) // 1000
+        wchan, uid = places.get(pid, ""), owners.get(pid)
+        clock, seconds = clocks.get(cpus.get(pid, -1)), None
+        if clock is not None and pid in ran:
+            seconds = max(0, clock - ran[pid]) // 1000
         user = users.get(str(uid), "")
-        stuck.append(
-            StuckProcess(stat.pid, stat.name, wchan, seconds, wchan in _FROZEN, uid, user)
-        )
+        stuck.append(StuckProcess(pid, name, wchan, seconds, wchan in _FROZEN, uid, user))
     counted = set(re.findall(r"^(zombies|unseen|more)=", first_text, re.M))
     return HostProcesses(
         is_complete="end" in parts and counted <= counts.keys(),
         stuck=tuple(stuck),
         unseen=counts.get("unseen", 0) + counts.get("more", 0),
         zombies=counts.get("zombies", 0),
-        parents=tuple(
-            Parent(int(pid), names.get(pid, ""), counts[f"reaps_{pid}"]) for pid in reapers
-        ),
+        parents=tuple(Parent(int(p), names.get(p, ""), counts[f"reaps_{p}"]) for p in reapers),
     )

@@ -7,10 +7,21 @@ from dataclasses import replace
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.own_files import beatable
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, Subject, check, fail, fixable, join_first, na, ok, warn
-from nodeready.core.severity import hides_cause, loses_job
+from nodeready.core.result import (
+    Check,
+    Result,
+    Subject,
+    check,
+    fail,
+    fixable,
+    join_first,
+    na,
+    ok,
+    warn,
+)
+from nodeready.core.severity import Cost, hides_cause, loses_job
 from nodeready.subjects.limits.facts import NR_OPEN, PROBE, Limits
-from nodeready.subjects.limits.limits_conf import (
+from nodeready.subjects.limits.limit_files import (
     ITEMS,
     KINDS,
     UNLIMITED,
@@ -20,7 +31,6 @@ from nodeready.subjects.limits.limits_conf import (
     covers_all_people,
 )
 
-_LOGIN_FILES = ("/etc/security/limits.d/*nodeready.conf",)
 _LOGIN_FIXES = (
     "rename HIGH: no file can be read after it",
     "remove the line WHERE",
@@ -135,79 +145,66 @@ def _judge_logins(item: str, observed: Limits, policy: Policy) -> Result:
             if applies_to(written, domain):
                 actual = f"{written} is exempt from all limits"
                 return fail(check, expected, actual, line, f"remove the line {line}")
-    problems: dict[str, list[tuple[str, str]]] = {}
+    # Value -> domain -> the kinds of limits with that value.
+    problems: dict[str, dict[str, list[str]]] = {}
     source, unbeatable = "", ""
     for domain in policy.limit_domains:
         for kind in KINDS:
             entry = observed.pam.effective(domain, kind, item)
             value = "unset" if entry is None else _line_problem(observed, entry, limit)
             if value:
-                problems.setdefault(value, []).append((domain, kind))
+                problems.setdefault(value, {}).setdefault(domain, []).append(kind)
                 line = entry.source if entry else ""
                 source = source or line
                 is_last = _cannot_be_overridden(line.rpartition(":")[0])
                 unbeatable = unbeatable or (line if is_last else "")
+    texts = []
+    for value, kinds in problems.items():
+        # One entry for a domain whose soft and hard limits are equal.
+        names = [domain if len(k) > 1 else f"{domain} {k[0]}" for domain, k in kinds.items()]
+        texts.append(f"{value} for {', '.join(names)}")
+    actual = "; ".join(texts)
     if unbeatable:
         fix = f"rename {unbeatable.rpartition(':')[0]}: no file can be read after it"
-        return fail(check, expected, _problems_text(problems), unbeatable, fix)
+        return fail(check, expected, actual, unbeatable, fix)
     if problems:
-        return fixable(check, expected, _problems_text(problems), source)
+        return fixable(check, expected, actual, source)
     return ok(check, expected, source=source)
 
 
-def _problems_text(problems: dict[str, list[tuple[str, str]]]) -> str:
-    """``unset for *, root``: one entry for a domain whose soft and hard limits are equal."""
-    texts = []
-    for value, places in problems.items():
-        kinds: dict[str, list[str]] = {}
-        for domain, kind in places:
-            kinds.setdefault(domain, []).append(kind)
-        names = [f"{d} {k[0]}" if len(k) == 1 else d for d, k in kinds.items()]
-        texts.append(f"{value} for {', '.join(names)}")
-    return "; ".join(texts)
+def _login_check(item: str, cost: Cost, meaning: str) -> Check:
+    """The check of one of ITEMS for new logins."""
+
+    def judge(observed: Limits, policy: Policy) -> Result:
+        return _judge_logins(item, observed, policy)
+
+    judge.__doc__ = meaning
+    return check(
+        f"limits.{item}",
+        cost,
+        settings=tuple(dict.fromkeys((f"limit_{item}", "limit_nofile", "limit_domains"))),
+        fixed_by="limits.logins",
+        fix=_LOGIN_FIXES,
+        writes=lambda observed, policy: ("/etc/security/limits.d/*nodeready.conf",),
+    )(judge)
 
 
-@check(
-    "limits.core",
-    hides_cause("deploy", "configure"),
-    settings=("limit_core", "limit_nofile", "limit_domains"),
-    fixed_by="limits.logins",
-    fix=_LOGIN_FIXES,
-    writes=lambda observed, policy: _LOGIN_FILES,
-)
-def core(observed: Limits, policy: Policy) -> Result:
-    """New logins may write a complete core file: 0, the usual default, allows no core file."""
-    return _judge_logins("core", observed, policy)
-
-
-@check(
-    "limits.memlock",
-    loses_job("deploy", "configure"),
-    settings=("limit_memlock", "limit_nofile", "limit_domains"),
-    fixed_by="limits.logins",
-    fix=_LOGIN_FIXES,
-    writes=lambda observed, policy: _LOGIN_FILES,
-)
-def memlock(observed: Limits, policy: Policy) -> Result:
-    """New logins may lock their memory: RDMA registers its buffers; the usual limit is 8 MiB."""
-    return _judge_logins("memlock", observed, policy)
-
-
-@check(
-    "limits.nofile",
-    loses_job("deploy", "configure"),
-    settings=("limit_nofile", "limit_domains"),
-    fixed_by="limits.logins",
-    fix=_LOGIN_FIXES,
-    writes=lambda observed, policy: _LOGIN_FILES,
-)
-def nofile(observed: Limits, policy: Policy) -> Result:
+core = _login_check(
+    "core", hides_cause("deploy", "configure"),
+    "New logins may write a complete core file: 0, the usual default, allows no core file.",
+)  # fmt: skip
+memlock = _login_check(
+    "memlock", loses_job("deploy", "configure"),
+    "New logins may lock their memory: RDMA registers its buffers; the usual limit is 8 MiB.",
+)  # fmt: skip
+nofile = _login_check(
+    "nofile", loses_job("deploy", "configure"),
     """New logins may open enough files: NCCL and data loaders use thousands of descriptors.
 
     The kernel refuses more than fs.nr_open (setrlimit(2)), and pam_limits then refuses the login.
     So a deploy does not write such a value, and removes it from nodeready's file.
-    """
-    return _judge_logins("nofile", observed, policy)
+    """,
+)  # fmt: skip
 
 
 @check(
@@ -249,13 +246,6 @@ def exceptions(observed: Limits, policy: Policy) -> Result:
     return warn(check, "none", actual, next(iter(lines)), fix)
 
 
-_PAM_FIXES = (
-    "UsePAM yes in FILE, then restart sshd",
-    "session required pam_limits.so in FILE",
-    "remove conf= from WHERE, or give CONF these limits",
-)
-
-
 def _shortfall(observed: Limits, policy: Policy, limits_of_file: PamLimits) -> str:
     """The limits of one file below the policy's, in words."""
     shortfalls = []
@@ -273,7 +263,11 @@ def _shortfall(observed: Limits, policy: Policy, limits_of_file: PamLimits) -> s
     "limits.pam",
     loses_job("configure", "restart_service"),
     settings=("limit_core", "limit_memlock", "limit_nofile", "limit_domains"),
-    fix=_PAM_FIXES,
+    fix=(
+        "UsePAM yes in FILE, then restart sshd",
+        "session required pam_limits.so in FILE",
+        "remove conf= from WHERE, or give CONF these limits",
+    ),
 )
 def pam(observed: Limits, policy: Policy) -> Result:
     """Sessions of ssh and su get the limits of limits.conf and limits.d.
@@ -317,6 +311,12 @@ def pam(observed: Limits, policy: Policy) -> Result:
     return replace(first, actual="; ".join(finding.actual for finding in findings))
 
 
+def _services_text(policy: Policy, limits: dict[str, int]) -> tuple[str, str]:
+    """The policy's services, and the limits that they shall have."""
+    expected = ", ".join(f"{item} {requested(limit, item)}" for item, limit in limits.items())
+    return ", ".join(policy.limit_services) or "the services", expected
+
+
 def unit_value(limit: int, item: str) -> str:
     """A limit in a unit file: ``infinity``, KiB with a K, or a plain number."""
     if limit == UNLIMITED:
@@ -341,10 +341,9 @@ def services(observed: Limits, policy: Policy) -> Result:
     have slurmd's limits, which systemd sets (systemd.exec(5)).
     """
     check, limits = "limits.services", possible_limits(observed, policy)
+    names, expected = _services_text(policy, limits)
     if not observed.units:
-        names = ", ".join(policy.limit_services) or "the services"
         return na(check, f"none of {names} is installed")
-    expected = ", ".join(f"{item} {requested(limit, item)}" for item, limit in limits.items())
     low, source, unbeatable = [], "", ""
     for service, unit in observed.units.items():
         for item, limit in limits.items():
@@ -407,10 +406,9 @@ def running(observed: Limits, policy: Policy) -> Result:
     restart_services.
     """
     check, limits = "limits.running", possible_limits(observed, policy)
+    names, expected = _services_text(policy, limits)
     if not observed.running:
-        names = ", ".join(policy.limit_services) or "the services"
         return na(check, f"none of {names} is running")
-    expected = ", ".join(f"{item} {requested(limit, item)}" for item, limit in limits.items())
     low_processes = _low_processes(observed, limits)
     if not low_processes:
         return ok(check, expected)
@@ -423,6 +421,10 @@ def running(observed: Limits, policy: Policy) -> Result:
     return warn(check, expected, f"pending: {actual}", source, fix)
 
 
+_ELEMENTS = {
+    "units": "", "units.limits": "", "running": "service", "running.limits": "", "ceiling": "",
+    "defaults": "", "stacks": "", "confs": "",
+}  # fmt: skip
 SUBJECT = Subject(
     "limits",
     __doc__,
@@ -434,15 +436,6 @@ SUBJECT = Subject(
     ),
     kinds=FactKinds(
         volatile="where number pid last last_name",
-        elements={
-            "units": "",
-            "units.limits": "",
-            "running": "service",
-            "running.limits": "",
-            "ceiling": "",
-            "defaults": "",
-            "stacks": "",
-            "confs": "",
-        },
+        elements=_ELEMENTS,
     ),
 )

@@ -21,29 +21,14 @@ from nodeready.core.base import (
 )
 from nodeready.core.policy import Policy
 from nodeready.core.policy.fields import Names
-from nodeready.subjects.limits.limits_conf import (
-    DIRECTORIES,
+from nodeready.subjects.limits import limit_files
+from nodeready.subjects.limits.limit_files import (
     UNLIMITED,
     PamLimits,
-    parse_pam_limits,
-)
-from nodeready.subjects.limits.pam_stacks import (
-    PAM_INCLUDED,
-    SERVICES,
-    SSHD_CONFIG,
-    SSHD_INCLUDED,
     PamStack,
-    find_disabled_pam,
-    parse_stack,
-)
-from nodeready.subjects.limits.units import (
-    MANAGER_DIRECTORIES,
-    UNIT_DIRECTORIES,
     Unit,
     UnitLimit,
-    dropin_directories,
-    file_names,
-    parse_defaults,
+    parse_pam_limits,
     parse_unit_limits,
 )
 
@@ -51,10 +36,8 @@ NR_OPEN = "fs.nr_open"
 # nr_lines reads this file at once: dash would read byte by byte, which /proc/sys does not support.
 _NR_OPEN_FILE = "/proc/sys/fs/nr_open"
 _PROC_NAMES = {
-    "Max core file size": "core",
-    "Max locked memory": "memlock",
-    "Max open files": "nofile",
-}
+    "Max core file size": "core", "Max locked memory": "memlock", "Max open files": "nofile",
+}  # fmt: skip
 
 _CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
 # Whether $nr_pid is an ordinary user's process (UID_MIN is 1000). Such a process may have the name
@@ -70,11 +53,11 @@ def _service_script(service: str) -> str:
     """Find the unit file of one service, its drop-ins and its main processes."""
     files = " ".join(
         shell.quote(f"{directory}/{name}")
-        for name in file_names(service)
-        for directory in UNIT_DIRECTORIES
+        for name in limit_files.file_names(service)
+        for directory in limit_files.UNIT_DIRECTORIES
     )
     dropins = " ".join(
-        f"{shell.quote(directory)}/*.conf" for directory in dropin_directories(service)
+        f"{shell.quote(directory)}/*.conf" for directory in limit_files.dropin_directories(service)
     )
     procs = " ".join(
         shell.quote(f"{root}/system.slice/{service}.service/cgroup.procs") for root in _CGROUPS
@@ -140,18 +123,18 @@ def _script(policy: Policy) -> str:
     services = policy.limit_services
     # With ``conf=``, pam_limits reads another file, usually in the same directory.
     limits = " ".join(
-        f"{directory}/*.conf {directory}/limits.d/*.conf" for directory in DIRECTORIES
+        f"{directory}/*.conf {directory}/limits.d/*.conf" for directory in limit_files.DIRECTORIES
     )
     manager = " ".join(
         f"{directory}/system.conf {directory}/system.conf.d/*.conf"
-        for directory in MANAGER_DIRECTORIES
+        for directory in limit_files.MANAGER_DIRECTORIES
     )
     pam = " ".join(
         f"{directory}/{name}"
         for directory in PAM_DIRECTORIES
-        for name in (*SERVICES, *PAM_INCLUDED)
+        for name in (*limit_files.SERVICES, *limit_files.PAM_INCLUDED)
     )
-    sshd = " ".join((*SSHD_CONFIG, *SSHD_INCLUDED))
+    sshd = " ".join((*limit_files.SSHD_CONFIG, *limit_files.SSHD_INCLUDED))
     names = " ".join(f"-e {shell.quote(service[:15])}" for service in services)
     # Without systemd there are no cgroups of services: read the names of all processes.
     scan = rf"""
@@ -269,7 +252,11 @@ def _parse(output: Output, kernel: Output, services: Names) -> Limits:
             running.append(Running(by_name[name[:15]], number(pid, "a process id"), limits))
     ceiling = _proc_limits(files.get(f"/proc/{values.get('ceiling')}/limits", ()))
     is_strict = any("/pam.d/" in line.path and _STRICT.match(line.text) for line in lines)
-    stacks = {name: stack for name in SERVICES if (stack := parse_stack(name, files))}
+    stacks = {
+        name: stack
+        for name in limit_files.SERVICES
+        if (stack := limit_files.parse_stack(name, files))
+    }
     confs = {stack.conf for stack in stacks.values()} & {*files, *existing}
     nr_open = files.get(_NR_OPEN_FILE, ())
     observed: Limits = frozen(
@@ -281,10 +268,10 @@ def _parse(output: Output, kernel: Output, services: Names) -> Limits:
             nr_open=number(nr_open[0].text, NR_OPEN) if nr_open else None,
             nr_open_boot=sysctl.boot_value(sysctl.parse(kernel), NR_OPEN),
             systemd="systemd" in values,
-            defaults=parse_defaults(lines, existing),
+            defaults=limit_files.parse_defaults(lines, existing),
             stacks=stacks,
             confs={path: parse_pam_limits(files.get(path, ()), conf=path) for path in confs},
-            no_pam=find_disabled_pam(files),
+            no_pam=limit_files.find_disabled_pam(files),
         )
     )
     return observed

@@ -37,6 +37,10 @@ from nodeready.subjects.pdsh.facts import (
 
 TYPE = "ssh"
 _DEPLOY_PACKAGES = "nodeready deploy: debug_tools.packages"
+MODULE_FIX = "install pdsh's ssh module (RHEL, SLES: pdsh-rcmd-ssh)"
+_AGAIN_FIX = "install pdsh again the way this distribution does"
+_BACKSLASH_FIX = f"remove the backslash at the end of {ENVIRONMENT}"
+_USERS_FIX = "make the user and home directory, or take the name out of pdshrc_users"
 _SETS = re.compile(
     rf"""(?:(?:^|[\s;&|({{]){VARIABLE}=|\bsetenv\s+{VARIABLE}\s+)(["']?)([^"'\s;&|)]*)\1"""
     rf"|\bunset(?:env)?\s+(?:-v\s+)?{VARIABLE}\b"
@@ -49,9 +53,9 @@ _SETS = re.compile(
     settings=("packages",),
     fix=(
         "install the package pdsh",
-        "install pdsh's ssh module (RHEL, SLES: pdsh-rcmd-ssh)",
+        MODULE_FIX,
         "chmod a+rx PATH",
-        "install pdsh again the way this distribution does",
+        _AGAIN_FIX,
         "chown root PATH",
         "chmod o-w PATH",
         deploy(_DEPLOY_PACKAGES),
@@ -72,9 +76,8 @@ def installed(observed: Pdsh, policy: Policy) -> Result:
         if trouble.repair and "pdsh" in policy.packages:
             words, path = trouble.words, trouble.path
             return fixable(check, "installed", words, path, fix=_DEPLOY_PACKAGES)
-        fix = "install pdsh again the way this distribution does"
-        if "has mode" in trouble.words:
-            fix = f"chmod a+rx {shell.quote(trouble.path)}"
+        closed = "has mode" in trouble.words
+        fix = f"chmod a+rx {shell.quote(trouble.path)}" if closed else _AGAIN_FIX
         judged = warn if trouble.chosen else fail
         return judged(check, "installed", trouble.words, trouble.path, fix)
     if not observed.installed:
@@ -82,8 +85,7 @@ def installed(observed: Pdsh, policy: Policy) -> Result:
             return fixable(check, "installed", "not installed", fix=_DEPLOY_PACKAGES)
         return fail(check, "installed", "not installed", fix="install the package pdsh")
     if not observed.module:
-        fix = "install pdsh's ssh module (RHEL, SLES: pdsh-rcmd-ssh)"
-        return warn(check, "installed, with ssh", "no sshcmd.so found", fix=fix)
+        return warn(check, "installed, with ssh", "no sshcmd.so found", fix=MODULE_FIX)
     return _insecure_module(observed) or ok(check, "installed, with ssh", source=observed.module)
 
 
@@ -109,21 +111,16 @@ def assigned(line: Line) -> str | None:
 
     "" for a line that unsets the variable, None for one that only uses it.
     """
-    value = None
-    for match in _SETS.finditer(line.text):
-        value = match[2] or ""
-    return value
+    values = [match[2] or "" for match in _SETS.finditer(line.text)]
+    return values[-1] if values else None
 
 
 def _in_profile(observed: Pdsh, suffix: str) -> list[tuple[str, Line]]:
     """The assignments in profile.d in the order of the file names, which is the shells' order."""
-    lines = [
-        line
-        for line in observed.settings
-        if line.path.rpartition("/")[0] == PROFILE_D and line.path.endswith(suffix)
-    ]
+    lines = [line for line in observed.settings if line.path.rpartition("/")[0] == PROFILE_D]
     lines.sort(key=lambda line: (line.path.encode("utf-8", "surrogateescape"), line.number))
-    return [(value, line) for line in lines if (value := assigned(line)) is not None]
+    assignments = ((assigned(line), line) for line in lines if line.path.endswith(suffix))
+    return [(value, line) for value, line in assignments if value is not None]
 
 
 def last_in_profile(observed: Pdsh, suffix: str) -> str:
@@ -150,10 +147,9 @@ def _places(observed: Pdsh) -> Iterable[tuple[str, str, str]]:
     source = f"{ENVIRONMENT}:{number}" if number else ""
     yield ENVIRONMENT, "unset" if setting is None else setting, source
     for suffix in suffixes(observed):
-        assignments = _in_profile(observed, suffix)
-        value, source = (
-            (assignments[-1][0], assignments[-1][1].source) if assignments else ("unset", "")
-        )
+        value, source = "unset", ""
+        for last_value, line in _in_profile(observed, suffix)[-1:]:
+            value, source = last_value, line.source
         yield f"{PROFILE_D}/*{suffix}", value, source
 
 
@@ -163,7 +159,7 @@ def _places(observed: Pdsh) -> Iterable[tuple[str, str, str]]:
     settings=("packages",),
     fixed_by="pdsh.rcmd",
     fix=(
-        "remove the backslash at the end of /etc/environment",
+        _BACKSLASH_FIX,
         "remove the line WHERE: no file can be read after it",
         "let users read PATH",
     ),
@@ -185,15 +181,14 @@ def rcmd(observed: Pdsh, policy: Policy) -> Result:
     values: dict[str, list[str]] = {}
     for place, value, _ in misset:
         values.setdefault(value, []).append(place)
+    texts = {value: ", ".join(places) for value, places in values.items()}
     actual = "; ".join(
-        f"{value} in {', '.join(places).replace(', /etc/', ', ')}"
-        for value, places in values.items()
+        f"{value} in {text.replace(', /etc/', ', ')}" for value, text in texts.items()
     )
     source = next((line_source for _, _, line_source in misset if line_source), "")
     if managed_block.remove(observed.environment or b"").rstrip().endswith(b"\\"):
         # pam_env joins the next line to such a line, and that would be ours.
-        fix = f"remove the backslash at the end of {ENVIRONMENT}"
-        return fail(check, TYPE, actual, ENVIRONMENT, fix)
+        return fail(check, TYPE, actual, ENVIRONMENT, _BACKSLASH_FIX)
     for _, _, line_source in misset:
         if line_source.startswith(PROFILE_D) and not beatable(line_source.rpartition("/")[2]):
             fix = f"remove the line {line_source}: no file can be read after it"
@@ -239,16 +234,16 @@ def conflicts(observed: Pdsh, policy: Policy) -> Result:
     check = "pdsh.conflicts"
     if _absent(observed, policy):
         return na(check, "pdsh is neither installed nor in the policy's packages")
-    conflicting = []
+    texts, sources = [], []
     for line in observed.settings:
         value = assigned(line)
         if value not in (None, TYPE) and not line.path.startswith(f"{PROFILE_D}/"):
-            conflicting.append((f"{value or 'unset'} ({line.source})", line.source))
-    if not conflicting:
+            texts.append(f"{value or 'unset'} ({line.source})")
+            sources.append(line.source)
+    if not texts:
         return ok(check, "none")
-    actual = ", ".join(text for text, _ in conflicting)
-    lines = ", ".join(line_source for _, line_source in conflicting)
-    return warn(check, "none", actual, conflicting[0][1], f"remove the line {lines}")
+    fix = f"remove the line {', '.join(sources)}"
+    return warn(check, "none", ", ".join(texts), sources[0], fix)
 
 
 def pdshrc_lines(policy: Policy) -> list[str]:
@@ -264,19 +259,17 @@ def pdshrc_lines(policy: Policy) -> list[str]:
     return [*lines, *policy.pdshrc_lines]
 
 
-def _code(lines: Iterable[str]) -> list[str]:
-    """The lines without blank ones and comments."""
-    return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
-
-
 def has_block(user: PdshUser, policy: Policy) -> bool:
     """Whether the user's ~/.pdshrc has our block, with the policy's lines."""
+
+    def code(lines: Iterable[str]) -> list[str]:
+        return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
     inner = managed_block.find(user.pdshrc or b"")
     if inner is None:
         return False
-    return _code(inner.decode("utf-8", "surrogateescape").split("\n")) == _code(
-        pdshrc_lines(policy)
-    )
+    lines = inner.decode("utf-8", "surrogateescape").split("\n")
+    return code(lines) == code(pdshrc_lines(policy))
 
 
 @check(
@@ -295,16 +288,12 @@ def pdshrc(observed: Pdsh, policy: Policy) -> Result:
     check = "pdsh.pdshrc"
     if result := _without_users(check, observed, policy):
         return result
-    affected = [
-        user for user in observed.users if not user.trouble and not has_block(user, policy)
-    ]
+    affected = [u for u in observed.users if not u.trouble and not has_block(u, policy)]
     expected = f"our block for {', '.join(policy.pdshrc_users)}"
     if not affected:
         return ok(check, expected)
-    actual = ", ".join(
-        f"{user.name}: {'no file' if user.pdshrc is None else 'not the block'}"
-        for user in affected
-    )
+    words = {True: "no file", False: "not the block"}
+    actual = ", ".join(f"{user.name}: {words[user.pdshrc is None]}" for user in affected)
     status = "warn" if all(user.person for user in affected) else "fail"
     return fixable(check, expected, actual, affected[0].path, status=status)
 
@@ -313,7 +302,7 @@ def pdshrc(observed: Pdsh, policy: Policy) -> Result:
     "pdsh.users",
     loses_job("configure"),
     settings=("packages", "pdshrc_users", "pdshrc_path", "pdshrc_activate", "pdshrc_lines"),
-    fix=("make the user and home directory, or take the name out of pdshrc_users",),
+    fix=(_USERS_FIX,),
 )
 def users(observed: Pdsh, policy: Policy) -> Result:
     """The policy's pdshrc_users exist here, with a home directory that they may write to."""
@@ -324,8 +313,7 @@ def users(observed: Pdsh, policy: Policy) -> Result:
     if not bad:
         return ok(check, ", ".join(policy.pdshrc_users))
     actual = "; ".join(f"{user.name} {user.trouble}" for user in bad)
-    fix = "make the user and home directory, or take the name out of pdshrc_users"
-    return warn(check, ", ".join(policy.pdshrc_users), actual, bad[0].home, fix)
+    return warn(check, ", ".join(policy.pdshrc_users), actual, bad[0].home, _USERS_FIX)
 
 
 def _without_users(check: str, observed: Pdsh, policy: Policy) -> Result | None:
@@ -352,11 +340,6 @@ SUBJECT = Subject(
     files=("/etc/profile.d/*nodeready*",),
     kinds=FactKinds(
         volatile="number size_bytes",
-        elements={
-            "users": "name",
-            "access.seen": "",
-            "access.links": "",
-            "access.unloaded": "",
-        },
+        elements={"users": "name", "access.seen": "", "access.links": "", "access.unloaded": ""},
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from nodeready.core import shell
@@ -18,21 +18,10 @@ PROFILE_D = "/etc/profile.d"
 #: Files that shells read at their start, beside profile.d. pam_env.conf comes before
 #: /etc/environment and loses to it, /etc/default/locale comes after it on Debian.
 _SHELL_FILES = (
-    "/etc/profile",
-    "/etc/profile.local",
-    "/etc/bash.bashrc",
-    "/etc/bash.bashrc.local",
-    "/etc/bashrc",
-    "/etc/zshenv",
-    "/etc/zsh/zshenv",
-    "/etc/zprofile",
-    "/etc/zsh/zprofile",
-    "/etc/zshrc",
-    "/etc/zsh/zshrc",
-    "/etc/csh.cshrc",
-    "/etc/csh.login",
-    "/etc/default/locale",
-)
+    "/etc/profile", "/etc/profile.local", "/etc/bash.bashrc", "/etc/bash.bashrc.local",
+    "/etc/bashrc", "/etc/zshenv", "/etc/zsh/zshenv", "/etc/zprofile", "/etc/zsh/zprofile",
+    "/etc/zshrc", "/etc/zsh/zshrc", "/etc/csh.cshrc", "/etc/csh.login", "/etc/default/locale",
+)  # fmt: skip
 
 _LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/lib/*", "/usr/local/lib", "/usr/local/lib64")
 
@@ -100,6 +89,8 @@ def _users_script(policy: Policy) -> str:
         return ":"
     names = " ".join(shell.quote(name) for name in policy.pdshrc_users)
     maximum_bytes = most_bytes(policy)
+    # Whole lines of base64, enough to show that a file exceeds ``maximum_bytes``.
+    base64_bytes = ((maximum_bytes + 64) // 57 + 1) * 77
     return rf"""
     nr_text={shell.quote(shell.minify(_AS_USER))}
     if command -v getent >/dev/null 2>&1; then nr_passwd=$(getent passwd {names})
@@ -149,7 +140,7 @@ NODEREADY
         }} | timeout -k 1 {ANSWER_S + 1} base64 | {{
             nr_rest "$@" </dev/null
             printf '\nread=%s\n' "$1"
-            exec head -c {_base64_bytes(maximum_bytes)}
+            exec head -c {base64_bytes}
         }}
     }}
     nr_users {names}
@@ -158,11 +149,6 @@ NODEREADY
 
 
 _FIRST_PERSON = 1000
-
-
-def _base64_bytes(maximum_bytes: int) -> int:
-    """Bytes of whole lines of base64, enough to show that a file exceeds ``maximum_bytes``."""
-    return ((maximum_bytes + 64) // 57 + 1) * 77
 
 
 @dataclass(frozen=True)
@@ -196,7 +182,7 @@ class Pdsh:
     rcmd_default: bytes | None = None  # content of /etc/pdsh/rcmd_default; None: no such file
     environment: bytes | None = None  # content of /etc/environment; None: no such file
     settings: tuple[Line, ...] = ()  # the lines of shell start-up files that name the variable
-    users: tuple[PdshUser, ...] = field(default_factory=tuple)  # the policy's users
+    users: tuple[PdshUser, ...] = ()  # the policy's users
     users_unknown: str = ""  # why the users could not be observed; "": they were
     # the modes of pdsh and of the files that it reads
     access: Access = field(default_factory=Access)
@@ -287,7 +273,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Pdsh:
     output = outputs["pdsh"]
     files = output.files()
     users: tuple[PdshUser, ...] = ()
-    reason = ""
+    reason, marks = "", output.require().splitlines()
     try:
         users = _users(outputs["pdshrc"], policy)
     except ProbeError as error:
@@ -295,21 +281,19 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Pdsh:
     return Pdsh(
         installed="pdsh" in output.all("have"),
         module=output.values().get("module", ""),
-        debian="debian=1" in output.require().splitlines(),
-        csh="csh=1" in output.require().splitlines(),
+        debian="debian=1" in marks,
+        csh="csh=1" in marks,
         rcmd_default=files.get(RCMD_DEFAULT),
         environment=files.get(ENVIRONMENT),
-        settings=tuple(_settings(output.lines())),
+        # The lines about the variable that are no comment.
+        settings=tuple(
+            line
+            for line in output.lines()
+            if VARIABLE in line.text and not line.text.lstrip().startswith("#")
+        ),
         users=users,
         users_unknown=reason,
         access=parse_access(outputs),
-    )
-
-
-def _settings(lines: Iterable[Line]) -> Iterable[Line]:
-    """The lines about the variable that are no comment."""
-    return (
-        line for line in lines if VARIABLE in line.text and not line.text.lstrip().startswith("#")
     )
 
 

@@ -35,14 +35,13 @@ _FIRST_USER = 1000
 _DYNAMIC = (61184, 65519)
 _NOBODY = 65534
 
-
-def _port_range_text(policy: Policy) -> str:
-    return range_text(*policy.port_range)
-
-
-def _is_service(socket: Socket) -> bool:
-    dynamic = _DYNAMIC[0] <= socket.uid <= _DYNAMIC[1]
-    return socket.uid < _FIRST_USER or dynamic or socket.uid == _NOBODY
+_SERVICE_FIX = "stop the service or give it another port, or give jobs another port_range"
+_JOB_FIX = "wait for the job, or ask its user"
+_CONNECTION_FIX = "wait for the connection to end; see ports.ephemeral"
+_FIREWALL_FIX = (
+    "take the range out of that rule (nft list ruleset, iptables-save), or give jobs another "
+    "port_range; `nodeready ready` proves the ports"
+)
 
 
 def _holder_text(socket: Socket) -> str:
@@ -58,8 +57,7 @@ def _holders_text(sockets: Iterable[Socket]) -> str:
     by_holder: dict[str, set[int]] = {}
     for socket in sockets:
         by_holder.setdefault(_holder_text(socket), set()).add(socket.port)
-    texts = (f"{ports_text(ports)} by {holder}" for holder, ports in by_holder.items())
-    return join_first(texts)
+    return join_first(f"{ports_text(ports)} by {holder}" for holder, ports in by_holder.items())
 
 
 def ports_text(ports: Iterable[int]) -> str:
@@ -73,11 +71,7 @@ def ports_text(ports: Iterable[int]) -> str:
     "ports.range",
     loses_job("clean_up", "configure"),
     settings=("port_range",),
-    fix=(
-        "stop the service or give it another port, or give jobs another port_range",
-        "wait for the job, or ask its user",
-        "wait for the connection to end; see ports.ephemeral",
-    ),
+    fix=(_SERVICE_FIX, _JOB_FIX, _CONNECTION_FIX),
 )
 def range(observed: Ports, policy: Policy) -> Result:
     """Every port of the range is free for the next job's rendezvous.
@@ -89,27 +83,30 @@ def range(observed: Ports, policy: Policy) -> Result:
     since rendezvous listen with SO_REUSEADDR. A socket that is bound, and neither listens nor is
     connected, is invisible.
     """
-    check, expected = "ports.range", f"{_port_range_text(policy)} free"
+    check, expected = "ports.range", f"{range_text(*policy.port_range)} free"
     if observed.listeners is None or observed.connections is None:
         return unknown(check, "/proc/net/tcp cannot be read")
     first, last = policy.port_range
     listeners = [socket for socket in observed.listeners if first <= socket.port <= last]
-    services = [socket for socket in listeners if _is_service(socket)]
+    services = [
+        socket
+        for socket in listeners
+        if socket.uid < _FIRST_USER
+        or _DYNAMIC[0] <= socket.uid <= _DYNAMIC[1]
+        or socket.uid == _NOBODY
+    ]
     if services:
-        fix = "stop the service or give it another port, or give jobs another port_range"
-        return fail(check, expected, _holders_text(services), "/proc/net/tcp", fix)
+        return fail(check, expected, _holders_text(services), "/proc/net/tcp", _SERVICE_FIX)
     if listeners:
         actual = f"{_holders_text(listeners)}: a job may be running"
-        return warn(check, expected, actual, "/proc/net/tcp", "wait for the job, or ask its user")
+        return warn(check, expected, actual, "/proc/net/tcp", _JOB_FIX)
     held_sockets = {socket.port: socket for socket in observed.connections}
     if held_sockets:
         texts = (
             f"{port} by {_holder_text(socket)}, {socket.state} to {socket.peer or 'nobody'}"
             for port, socket in sorted(held_sockets.items())
         )
-        actual = join_first(texts)
-        fix = "wait for the connection to end; see ports.ephemeral"
-        return warn(check, expected, actual, "/proc/net/tcp", fix)
+        return warn(check, expected, join_first(texts), "/proc/net/tcp", _CONNECTION_FIX)
     return ok(check, expected)
 
 
@@ -133,7 +130,7 @@ def ephemeral(observed: Ports, policy: Policy) -> Result:
     check, ports = "ports.ephemeral", policy.port_range
     if observed.ephemeral is None:
         return unknown(check, f"{EPHEMERAL} cannot be read")
-    expected = f"{_port_range_text(policy)} outside the ephemeral ports, or reserved"
+    expected = f"{range_text(*ports)} outside the ephemeral ports, or reserved"
     reserved = observed.reserved or ()
     live_ports = overlap(without(observed.ephemeral, reserved), *ports)
     range_line, reserved_line = observed.ephemeral_boot.winner, observed.reserved_boot.winner
@@ -146,31 +143,17 @@ def ephemeral(observed: Ports, policy: Policy) -> Result:
         f"reserved {ranges_text(reserved) or 'none'}; "
         f"next boot {range_text(*range_boot)}, reserved {ranges_text(reserved_boot) or 'none'}"
     )
-    line = ranges_text(
-        tuple(join_ranges((*(reserved if live_ports else reserved_boot or reserved), ports)))
-    )
+    kept_ranges = reserved if live_ports else reserved_boot or reserved
+    line = ranges_text(tuple(join_ranges((*kept_ranges, ports))))
     fix = f"{RESERVED} = {line} in /etc/sysctl.d, and sysctl -w; or give jobs another port_range"
-    if live_ports:
+    if live_ports or (boot_ports and source):
         return fail(check, expected, actual, source or f"sysctl {EPHEMERAL}", fix)
-    if boot_ports and (range_line or reserved_line):
-        return fail(check, expected, actual, source, fix)
     if boot_ports:
         return warn(check, expected, f"{actual}: no sysctl file keeps the values", source, fix)
     return ok(check, expected, f"ephemeral {range_text(*observed.ephemeral)}", source)
 
 
-_FIREWALL_FIX = (
-    "take the range out of that rule (nft list ruleset, iptables-save), or give jobs another "
-    "port_range; `nodeready ready` proves the ports"
-)
-
-
-@check(
-    "ports.firewall",
-    loses_job("configure"),
-    settings=("port_range",),
-    fix=(_FIREWALL_FIX,),
-)
+@check("ports.firewall", loses_job("configure"), settings=("port_range",), fix=(_FIREWALL_FIX,))
 def firewall(observed: Ports, policy: Policy) -> Result:
     """No rule of the node's packet filter drops the range by its text.
 
@@ -185,7 +168,7 @@ def firewall(observed: Ports, policy: Policy) -> Result:
     - na otherwise: not known. `nodeready ready` proves the ports by connections (proof.mesh).
     """
     check, rules = "ports.firewall", observed.firewall
-    expected = f"no rule that drops {_port_range_text(policy)}"
+    expected = f"no rule that drops {range_text(*policy.port_range)}"
     if rules.verdict == "unknown":
         return unknown(check, rules.reason)
     if rules.verdict == "no drop":
@@ -213,7 +196,7 @@ def privileged(observed: Ports, policy: Policy) -> Result:
     """Ordinary users may listen on the range: below ip_unprivileged_port_start only root may
     (Documentation/networking/ip-sysctl.rst; 1024 by default)."""
     check, start = "ports.privileged", observed.privileged_below
-    expected = f"{_port_range_text(policy)} from {start} on"
+    expected = f"{range_text(*policy.port_range)} from {start} on"
     if policy.port_range[0] < start:
         actual = f"ports below {start} are root's alone"
         fix = f"a port_range from {start} on, or sysctl net.ipv4.ip_unprivileged_port_start"

@@ -34,18 +34,10 @@ MOST_SOCKETS = 500
 #: TCP states of the kernel (include/net/tcp_states.h). TIME_WAIT (06) is left out: with
 #: SO_REUSEADDR, which every rendezvous uses, a program can listen on such a port.
 _STATES = {
-    "01": "established",
-    "02": "syn sent",
-    "03": "syn received",
-    "04": "fin wait 1",
-    "05": "fin wait 2",
-    "07": "closed",
-    "08": "close wait",
-    "09": "last ack",
-    "0A": "listening",
-    "0B": "closing",
-    "0C": "syn received",
-}
+    "01": "established", "02": "syn sent", "03": "syn received", "04": "fin wait 1",
+    "05": "fin wait 2", "07": "closed", "08": "close wait", "09": "last ack", "0A": "listening",
+    "0B": "closing", "0C": "syn received",
+}  # fmt: skip
 
 # For each table the kernel visits all of its hash buckets, 2 ms and more, and again for the read
 # that finds the end of the file. One read returns the complete lines that fit into a page
@@ -226,10 +218,8 @@ def parse_sockets(output: Output) -> tuple[Socket, ...] | None:
         if match is None:
             raise ProbeError("a socket that makes no sense", text)
         try:
-            (address, port), (peer_address, peer_port) = (
-                _parse_endpoint(match[2]),
-                _parse_endpoint(match[3]),
-            )
+            address, port = _parse_endpoint(match[2])
+            peer_address, peer_port = _parse_endpoint(match[3])
         except ValueError:
             raise ProbeError("an address that makes no sense", text) from None
         pid, job, process = owners.get(match[6], (None, "", None))
@@ -296,21 +286,19 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:
     values = output.values()
     sockets = parse_sockets(output)
     first, last = policy.port_range
-    ephemeral = parse_range(values["ephemeral"]) if "ephemeral" in values else None
-    reserved = parse_ranges(values["reserved"]) if "reserved" in values else None
+    ephemeral, reserved = parse_range(values.get("ephemeral", "")), None
     if "ephemeral" in values and ephemeral is None:
         raise ProbeError(f"{EPHEMERAL} makes no sense", values["ephemeral"])
-    if "reserved" in values and reserved is None:
-        raise ProbeError(f"{RESERVED} makes no sense", values["reserved"])
+    if "reserved" in values:
+        reserved = parse_ranges(values["reserved"])
+        if reserved is None:
+            raise ProbeError(f"{RESERVED} makes no sense", values["reserved"])
     files = sysctl.parse(outputs["sysctl"])
     listeners = connections = None
     if sockets is not None:
         listeners = tuple(socket for socket in sockets if socket.state == "listening")
-        connections = tuple(
-            socket
-            for socket in sockets
-            if socket.state != "listening" and first <= socket.port <= last
-        )
+        in_range = (socket for socket in sockets if first <= socket.port <= last)
+        connections = tuple(socket for socket in in_range if socket.state != "listening")
     return Ports(
         listeners=listeners,
         connections=connections,

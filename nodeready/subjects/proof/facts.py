@@ -3,15 +3,317 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from nodeready.core import wire
 from nodeready.core.base import Unknown
-from nodeready.subjects.proof.core_facts import ProvedCore
-from nodeready.subjects.proof.debugger_facts import Attach, Control, Tracers
-from nodeready.subjects.proof.mesh_facts import Mesh
-from nodeready.subjects.proof.peer_facts import Peers, Reach
-from nodeready.subjects.proof.session_facts import Logins, Resources, SessionLimits, User
+from nodeready.subjects.proof.peer_facts import Mesh, Peers, Reach
+
+# --- A session of the job's user: how it is opened, its limits and its resources.
+
+
+@dataclass(frozen=True)
+class User:
+    """The user in whose session the proofs ran."""
+
+    name: wire.Name
+    uid: wire.Uid  # -1: the node has no such user
+    named: bool  # the command line or the policy names the user
+    error: wire.Line  # why there is no session; "": there is one
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A resource limit in kernel units; -1: unlimited."""
+
+    soft: int
+    hard: int
+
+
+@dataclass(frozen=True)
+class SessionLimits:
+    """The limits of the session."""
+
+    JSON_KEYS: ClassVar = {"further": "others", "opener": "way"}
+
+    core: Limit
+    memlock: Limit
+    nofile: Limit
+    # the limits that PAM gave to su, in the order of ITEMS, before the user's profile was read; ()
+    # where the session is not su's
+    before: tuple[Limit, ...]
+    # the hard limits that no process on this node can exceed, in the order of ITEMS, where root
+    # may raise none; () on every usual node
+    ceiling: tuple[int, ...]
+    nr_open: int | None  # fs.nr_open: no process may have more open files; None: unreadable
+    opener: wire.Name = ""  # who opened the session: a key of `SESSION_NAMES`; "": unknown
+    # the soft limits in the order of OTHER_ITEMS, -1: unlimited; (): not seen
+    further: tuple[int, ...] = ()
+
+
+#: Limits that no policy names and that can end a job -> their names in /proc/PID/limits.
+OTHER_ITEMS = {
+    "as": "Max address space", "data": "Max data size", "fsize": "Max file size",
+    "cpu": "Max cpu time", "stack": "Max stack size", "nproc": "Max processes",
+    "rttime": "Max realtime timeout",
+}  # fmt: skip
+#: The kinds of sessions in which a job's processes start -> their names in results.
+SESSION_NAMES = {
+    "ssh": "ssh", "su": "su -", "shell": "a shell as sshd starts it", "login": "a login shell",
+    "srun": "srun", "slurmd": "slurmd",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PamLine:
+    """A line of a file of pam.d that calls one of the modules `LOGIN_MODULES`."""
+
+    JSON_KEYS: ClassVar = {"source": "where"}
+
+    module: wire.Name  # without ``pam_`` and ``.so``
+    words: wire.Line  # the module's arguments, with a blank between them
+    source: wire.Line  # the line, ``/path:number``
+
+
+@dataclass(frozen=True)
+class Service:
+    """The PAM stack of one service."""
+
+    JSON_KEYS: ClassVar = {"is_complete": "whole"}
+
+    name: wire.Name  # the service: ``ssh``, ``su`` or ``slurm``
+    path: wire.Path  # its file; "": no file can be read
+    is_complete: bool  # all files that it includes could be read
+    # of its account and session stacks, with included files, in their order
+    lines: tuple[PamLine, ...]
+
+
+@dataclass(frozen=True)
+class LimitsLine:
+    """A line of limits.conf or limits.d that sets a limit of the policy's for less than all."""
+
+    path: wire.Path
+    number: wire.Count
+    text: wire.Line
+
+
+@dataclass(frozen=True)
+class Logins:
+    """How this node opens sessions, for the causes of differences between them."""
+
+    JSON_KEYS: ClassVar = {"notice": "says"}
+
+    services: tuple[Service, ...]  # the PAM stacks of the services that use PAM
+    # sshd asks PAM (UsePAM); None: only root can tell, or sshd's configuration is refused
+    use_pam: bool | None
+    nologin: wire.Path  # the file that closes logins to all users but root; "": there is none
+    notice: wire.Line  # the first line of that file
+    shutdown: bool  # a shutdown is scheduled
+    # the limits of sshd itself, in the order of ITEMS; (): sshd does not run
+    sshd: tuple[Limit, ...]
+    # the limits of slurmd, which its jobs inherit; (): slurmd does not run
+    slurmd: tuple[Limit, ...]
+    lines: tuple[LimitsLine, ...]  # limits for some users and groups alone
+    # the words for the user in such a line: the name, ``@`` and each group's name, and ``:`` and
+    # ``@:`` with their numbers
+    domains: tuple[wire.Name, ...]
+
+
+#: The modules of PAM that decide whether there is a session, or which limits it has.
+LOGIN_MODULES = ("limits", "access", "nologin", "time", "listfile", "succeed_if")
+
+
+#: Where programs of one node share memory (shm_overview(7)).
+SHM = "/dev/shm"
+
+
+@dataclass(frozen=True)
+class JobDirectory:
+    """A directory that jobs write to."""
+
+    path: wire.Path
+    error: wire.Line = ""  # why the user cannot write there; "": written, and mapped
+    exec_error: wire.Line = ""  # why no code can be mapped from a file there; "": it can
+    free_bytes: wire.Number = 0  # for the user, after that
+
+
+@dataclass(frozen=True)
+class DeviceNode:
+    """A device file that its mode keeps from the user. mode: ``0660 root:video``"""
+
+    path: wire.Path
+    mode: wire.Line
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The directories and devices of a job, as its user can use them."""
+
+    places: tuple[JobDirectory, ...]  # /tmp, shared memory, the home
+    devices: tuple[DeviceNode, ...]  # of GPUs and RDMA that the user cannot open
+    home: wire.Path
+    # the most that shared memory can grow by, however large its file system; None: unreadable
+    memory_bytes: wire.Number | None = None
+
+
+# --- The attempts of py-spy, gdb and strace at canaries.
+
+#: A shell's exit status for a program that is there and cannot be started.
+NO_START = 126
+#: Why a program does not start on a file system that is mounted so (mount(8)).
+NOEXEC = "its file system is mounted noexec"
+
+
+@dataclass(frozen=True)
+class DebuggerAttempt:
+    """A debugger's attempt at a target process."""
+
+    JSON_KEYS: ClassVar = {"complaint": "said"}
+
+    tool: wire.Path  # the tool's path; "": not installed, and no other field means anything
+    # the tool's exit status, negative for a signal, NO_START; None: ended by its limit
+    rc: int | None = 0
+    complaint: wire.Line = ""  # the tool's error message, on one line
+    good: bool = False  # the tool's output is as expected
+    refused: bool = False  # the tool was not permitted to look at the target
+    limit_s: wire.Count = 0  # seconds that the tool had
+    # ``limit_s`` was the tool's whole limit, not cut short by the end of the run
+    full: bool = True
+    # the target's state afterwards, the letter of /proc; "": the target is gone
+    state: wire.Name = ""
+    tracer: wire.Pid = 0  # the process that traces the target afterwards; 0: none
+    answers: bool = True  # the target still answered afterwards
+
+
+@dataclass(frozen=True)
+class Guards:
+    """The settings that can forbid a process to attach to another process of the same user."""
+
+    yama: int | None  # kernel.yama.ptrace_scope in force; None: no Yama in this kernel
+    deny_ptrace: bool | None  # SELinux enforces and its boolean is on; None: no such boolean
+    capable: bool  # CAP_SYS_PTRACE is effective
+    bounded: bool  # CAP_SYS_PTRACE is not in the bounding set: not even root can have it here
+
+
+@dataclass(frozen=True)
+class Attach:
+    """py-spy's attempts at a canary, a process of the same user."""
+
+    guards: Guards  # the settings that can refuse py-spy
+    error: wire.Line  # why the canary did not start; "": it did
+    blocking: DebuggerAttempt | None
+    nonblocking: DebuggerAttempt | None
+    native: DebuggerAttempt | None
+
+
+@dataclass(frozen=True)
+class Control:
+    """The attempt of py-spy --nonblocking, as root, at a canary of the job's user.
+
+    Where root passes and the user fails, the cause is Yama, or the target is not dumpable. Where
+    both fail, it is a capability that root lacks, SELinux, Yama's scope 3 or py-spy itself.
+    """
+
+    guards: Guards
+    error: wire.Line
+    attempt: DebuggerAttempt | None
+
+
+@dataclass(frozen=True)
+class Tracers:
+    """The attempts of gdb and strace, each at a canary of the same user."""
+
+    guards: Guards  # the settings that can refuse them
+    error: wire.Line  # why a canary did not start; "": both did
+    gdb: DebuggerAttempt | None
+    strace: DebuggerAttempt | None
+
+
+# --- The core of a canary that crashed.
+
+#: Seconds that the kernel may take to write the core of a shell, some 400 kB.
+DUMP_S = 10
+#: The program of core_pattern that keeps cores in its own store.
+PROGRAM = "systemd-coredump"
+#: The programs of core_pattern that store crash reports and notify a person.
+REPORTERS = ("apport", "abrt-hook-ccpp")
+#: Bytes of a core limit below which the kernel writes no core: most machines' ELF_EXEC_PAGESIZE.
+MIN_CORE_LIMIT = 4096
+#: Minimum bytes of a core of /bin/sh, where the core's headers do not give its size.
+SHELL_CORE_BYTES = 65536
+
+
+@dataclass(frozen=True)
+class CoreDirectory:
+    """The directory in which the core was to be written."""
+
+    path: wire.Path
+    error: wire.Line = ""  # why the path cannot be used as a directory; "": it can
+    mode: wire.Count = 0  # permission bits
+    writable: bool = False  # for the user
+    read_only: bool = False
+    free_bytes: wire.Number = 0  # bytes that the user may still write there
+    # files that can still be made there; None: the file system does not count files
+    free_files: wire.Number | None = None
+
+
+@dataclass(frozen=True)
+class ProvedCore:
+    """The core of a crashed canary, a sleeping /bin/sh."""
+
+    JSON_KEYS: ClassVar = {"leftover": "left"}
+
+    pattern: wire.Path  # kernel.core_pattern in the session
+    handler: wire.Path = ""  # the program to which the pattern pipes; "": the pattern names a file
+    handler_there: bool = True  # that program exists
+    skipped: wire.Line = ""  # why the canary was not crashed; "": it was
+    # the kernel says that it wrote a core, whole or not, or piped one (WCOREDUMP); None: it had
+    # not finished after ``dump_s`` seconds
+    dumped: bool | None = False
+    dump_s: wire.Count = DUMP_S
+    dumpable: bool = True  # the canary was dumpable; False: its user may not read /bin/sh
+    limit_bytes: wire.Number | None = None  # the session's soft core limit; None: unlimited
+    # the path by the pattern, with ``*`` for a part that only the kernel knows
+    expected: wire.Path = ""
+    path: wire.Path = ""  # of the core that was found; "": none was found
+    # the core was in the working directory, which is not the pattern's directory
+    stray: bool = False
+    size_bytes: wire.Number = 0  # of the core that was found
+    # the size that the core's own headers give; None: they give none
+    whole_bytes: int | None = None
+    # of ``expected``; None for a handler, or when only the kernel knows its name
+    directory: CoreDirectory | None = None
+    gdb: wire.Path = ""  # gdb's path; "": not installed
+    gdb_said: str = ""  # the error of gdb or coredumpctl
+    frames: wire.Count = 0  # of the backtrace that gdb read from the core
+    leftover: str = ""  # the files that could not be removed, and why; "": none
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is a core, and its headers name no missing part."""
+        if self.whole_bytes is None:
+            return bool(self.path) and self.handler != "" and not self.stray
+        return bool(self.path) and self.size_bytes >= self.whole_bytes
+
+    @property
+    def is_cut_by_limit(self) -> bool:
+        """Whether the session's core limit is the reason that there is no complete core.
+
+        The kernel applies the limit when it writes a file, and not when it pipes a core.
+        systemd-coredump applies it as upstream builds the program (RHEL, SLES).
+        """
+        limit = self.limit_bytes
+        if limit is None or self.skipped or self.dumped is None or self.is_complete:
+            return False
+        if self.handler and self.dumped:
+            by_systemd = self.handler.endswith(f"/{PROGRAM}")
+            return by_systemd and not self.path and limit < MIN_CORE_LIMIT
+        if not self.dumped:
+            return not self.handler and limit < MIN_CORE_LIMIT
+        return bool(self.path) and limit < (self.whole_bytes or SHELL_CORE_BYTES)
+
+
+# --- Further sessions, a collective over all nodes, and the history of a node.
 
 
 @dataclass(frozen=True)
@@ -41,9 +343,6 @@ class ProvedCollective:
     lacking: bool = False  # the node was not tested because it has no engine
     warnings: tuple[str, ...] = ()  # counters that got worse on the node meanwhile, and slow links
     network: str = ""  # that NCCL chose on the node, ``IB, 8 ports, GPUDirect RDMA``; "": unknown
-
-
-# --- The history of a node, which the memory on the control machine has.
 
 
 @dataclass(frozen=True)

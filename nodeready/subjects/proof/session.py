@@ -1,15 +1,76 @@
-"""Judge whether the proofs ran in a session of the job's user, opened as a login is."""
+"""Judge the session in which the proofs ran: whose it is, and what a job can use in it."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, TypeVar
 
+from nodeready.core.base import Unknown
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, check, fail, ok, warn
+from nodeready.core.result import Result, check, fail, join_first, na, ok, unknown, warn
 from nodeready.core.severity import loses_job
-from nodeready.subjects.proof.facts import Proved, SessionProof
-from nodeready.subjects.proof.preconditions import other_sessions, pam_service, unknown_result
-from nodeready.subjects.proof.session_facts import Logins, SessionLimits, User
+from nodeready.core.shell import quote
+from nodeready.subjects.proof import facts
+from nodeready.subjects.proof.facts import SHM, Logins, Proved, SessionProof, User
+
+_T = TypeVar("_T")
+
+#: The command for a fix by another subject's deploy; the subject's name follows it.
+DEPLOY_ONLY = "nodeready deploy INVENTORY --only"
+
+
+def observation(check: str, observed: Proved, field: str, kind: type[_T]) -> _T | Result:
+    """The observation in this field of `Proved`, or the result of a check without it."""
+    if isinstance(observed.user, User) and observed.user.error:
+        return na(check, "no session: see proof.user")
+    value = getattr(observed, field)
+    if isinstance(value, Unknown):
+        return unknown_result(check, value)
+    return value if isinstance(value, kind) else na(check, "not proved")
+
+
+def unknown_result(check: str, missing: Unknown) -> Result:
+    """The result of a check whose observation is unknown: the reason, and its evidence."""
+    evidence = f": {missing.evidence}" if missing.evidence else ""
+    return unknown(check, f"{missing.reason}{evidence}")
+
+
+def other_sessions(observed: Proved) -> Iterator[tuple[str, SessionProof]]:
+    """The user's further sessions that run a shell, each with its name in a result."""
+    sessions = {"ssh": observed.ssh, "shell": observed.shell, "login": observed.login}
+    for name, session in sessions.items():
+        if isinstance(session, SessionProof):
+            yield facts.SESSION_NAMES[name], session
+
+
+def in_each_session(
+    observed: Proved,
+    field: str,
+    judge: Callable[[Proved], Result],
+    counts: Callable[[Any], bool] = bool,
+) -> Result:
+    """The result in the first session; the failure of a further one where that is ok.
+
+    field:  of `Proved` and of `SessionProof`, with the observation
+    counts: whether the observation of a further session is judged
+    """
+    result = judge(observed)
+    for name, session in other_sessions(observed) if result.status == "ok" else ():
+        proved = getattr(session, field)
+        if proved is not None and counts(proved):
+            further = judge(replace(observed, **{field: proved}))
+            if further.status == "fail":
+                return replace(further, actual=f"by {name}: {further.actual}")
+    return result
+
+
+def pam_service(observed: Proved, name: str) -> facts.Service | None:
+    """The PAM stack of this kind of session; None: not seen."""
+    services = observed.logins.services if isinstance(observed.logins, Logins) else ()
+    return next((service for service in services if service.name == name and service.path), None)
+
 
 # A message of su or PAM about a refused session -> the fix: shadow's and util-linux's su,
 # pam_unix(8), pam_limits(8), pam(3).
@@ -123,9 +184,81 @@ def _closed(observed: Proved, logins: Logins) -> bool:
     closed = isinstance(observed.ssh, SessionProof) and observed.ssh.closed
     if not logins.nologin or not (failed or observed.ssh is None) or not (logins.sshd or closed):
         return False
-    if isinstance(observed.limits, SessionLimits) and observed.limits.opener == "ssh":
+    if isinstance(observed.limits, facts.SessionLimits) and observed.limits.opener == "ssh":
         return False
     service = pam_service(observed, "ssh")
     if service is None or not service.is_complete or logins.use_pam is False:
         return True
     return any(line.module == "nologin" for line in service.lines)
+
+
+def _unusable(place: facts.JobDirectory, home: str) -> str:
+    """What is wrong with a directory that only costs caches and compiled code; "": nothing."""
+    if place.error:
+        return f"{place.path}: {place.error}" if place.path == home else ""
+    if place.exec_error and place.path != SHM:
+        return f"no code can be run from {place.path} ({place.exec_error}: noexec?)"
+    return ""
+
+
+_SHM_FIX = "free or enlarge /dev/shm: `df -h /dev/shm`, host.shm"
+# Shared memory uses memory, even in a file system with a larger size.
+_MEMORY_FIX = "see what takes the memory: `free -m`, and memory.max of the user's slice"
+_CACHE_FIX = (
+    "TMPDIR, XDG_CACHE_HOME, TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR elsewhere, or "
+    "remount it with exec, for writing or with room"
+)
+
+
+@check(
+    "proof.resources",
+    loses_job("clean_up", "configure"),
+    proof="resources",
+    settings=("shm_min_mb",),
+    fix=(
+        "chmod 1777 PATH, or see what is full or read-only there",
+        _SHM_FIX,
+        _MEMORY_FIX,
+        "add NAME to the file's group, or open it with a rule of udev (NVIDIA: "
+        "NVreg_DeviceFileMode=0666)",
+        _CACHE_FIX,
+    ),
+)
+def resources(observed: Proved, policy: Policy) -> Result:
+    """The job's user can use what a job uses: /tmp, shared memory, the home, the device files.
+
+    1 MiB is written and mapped in each directory: a failed write breaks jobs (NCCL and data
+    loaders share memory, sockets lie in /tmp). shm_min_mb is not allocated, which could cost a
+    running job its memory: the check reads the free space of /dev/shm, and the free memory and
+    swap, within memory.max of the session's cgroups (v2). Where no code can be run, or the home
+    takes no file, PyTorch and Triton need another place for compiled code: a warning. A device
+    file of a GPU or of RDMA fails where its mode excludes this user. Not judged: quotas of a
+    tmpfs, the cgroup that Slurm gives to a job, devices that a cgroup withholds from a session.
+    """
+    check = "proof.resources"
+    resources = observation(check, observed, "resources", facts.Resources)
+    if isinstance(resources, Result):
+        return resources
+    expected, name = "usable for the job's user", observed.user_name
+    closed = [f"{device.path} ({device.mode})" for device in resources.devices]
+    if closed:
+        fix = f"add {name} to the file's group, or open it with a rule of udev (NVIDIA: "
+        actual = f"{name} cannot open {join_first(closed)}"
+        return fail(check, expected, actual, "/dev", f"{fix}NVreg_DeviceFileMode=0666)")
+    broken = [place for place in resources.places if place.error and place.path != resources.home]
+    if broken:
+        actual = "; ".join(f"{place.path}: {place.error}" for place in broken)
+        fix = f"chmod 1777 {quote(broken[0].path)}, or see what is full or read-only there"
+        return fail(check, expected, actual, broken[0].path, fix)
+    free_mb = min(place.free_bytes >> 20 for place in resources.places if place.path == SHM)
+    if free_mb < policy.shm_min_mb:
+        actual = f"{free_mb} MiB of shared memory are free, {policy.shm_min_mb} wanted"
+        return warn(check, expected, actual, SHM, _SHM_FIX)
+    if resources.memory_bytes is not None and resources.memory_bytes >> 20 < policy.shm_min_mb:
+        free_mb = resources.memory_bytes >> 20
+        actual = f"shared memory can grow by {free_mb} MiB of memory, {policy.shm_min_mb} wanted"
+        return warn(check, expected, actual, SHM, _MEMORY_FIX)
+    costly = [words for place in resources.places if (words := _unusable(place, resources.home))]
+    if costly:
+        return warn(check, expected, "; ".join(costly), "", _CACHE_FIX)
+    return ok(check, expected)

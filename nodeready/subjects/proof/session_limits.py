@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from nodeready.core.base import Line
@@ -13,7 +13,7 @@ from nodeready.core.severity import loses_job
 from nodeready.core.sysctl import BootSetting
 from nodeready.subjects.limits.checks import item_text, possible_limits
 from nodeready.subjects.limits.facts import Limits
-from nodeready.subjects.limits.limits_conf import (
+from nodeready.subjects.limits.limit_files import (
     ITEMS,
     KINDS,
     UNLIMITED,
@@ -21,32 +21,25 @@ from nodeready.subjects.limits.limits_conf import (
     parse_pam_limits,
     span,
 )
-from nodeready.subjects.proof.core_facts import ProvedCore
-from nodeready.subjects.proof.facts import Proved, SessionProof
-from nodeready.subjects.proof.preconditions import observation, pam_service
-from nodeready.subjects.proof.session_facts import (
-    OTHER_ITEMS,
-    SESSION_NAMES,
-    Limit,
-    Logins,
-    PamLine,
-    Service,
-    SessionLimits,
-)
+from nodeready.subjects.proof import facts
+from nodeready.subjects.proof.facts import Limit, Logins, Proved, Service, SessionLimits
+from nodeready.subjects.proof.session import observation, pam_service
 
 
-def _kernel_units(limit: Limit) -> dict[str, int]:
-    """The soft and the hard limit, with UNLIMITED for -1, as the subject limits has it."""
-    return {k: UNLIMITED if v == -1 else v for k, v in vars(limit).items()}
+def _kernel_units(*limits: int) -> list[int]:
+    """The limits with UNLIMITED for -1, as the subject limits has it."""
+    return [UNLIMITED if limit == -1 else limit for limit in limits]
+
+
+def _lowest(limit: Limit) -> int:
+    return min(_kernel_units(limit.soft, limit.hard))
 
 
 def _possible(observed: SessionLimits, policy: Policy) -> dict[str, int]:
     """Item -> the policy's limit, without the limits that this node's kernel refuses."""
-    ceiling = dict(zip(ITEMS, observed.ceiling))
-    ceiling_limits = {item: UNLIMITED if value == -1 else value for item, value in ceiling.items()}
-    node = Limits(
-        PamLimits(), {}, (), ceiling_limits, observed.nr_open, BootSetting(None), systemd=False
-    )
+    ceiling = dict(zip(ITEMS, _kernel_units(*observed.ceiling)))
+    boot = BootSetting(None)
+    node = Limits(PamLimits(), {}, (), ceiling, observed.nr_open, boot, systemd=False)
     return possible_limits(node, policy)
 
 
@@ -61,13 +54,21 @@ class LowLimits:
 
 
 def limit_text(limit: Limit, item: str) -> str:
-    return "/".join(
-        dict.fromkeys(item_text(value, item) for value in _kernel_units(limit).values())
-    )
+    values = _kernel_units(limit.soft, limit.hard)
+    return "/".join(dict.fromkeys(item_text(value, item) for value in values))
+
+
+def _limit_texts(session: SessionLimits, items: Iterable[str]) -> dict[str, str]:
+    """Item -> the session's limit in words."""
+    return {item: limit_text(getattr(session, item), item) for item in items}
 
 
 def _items_text(values: Mapping[str, str]) -> str:
     return ", ".join(f"{item} {value}" for item, value in values.items())
+
+
+def _openers_text(openers: Iterable[str]) -> str:
+    return " and ".join(facts.SESSION_NAMES.get(opener, "this login") for opener in openers)
 
 
 def _limits_by_opener(observed: Proved) -> dict[str, SessionLimits]:
@@ -76,12 +77,16 @@ def _limits_by_opener(observed: Proved) -> dict[str, SessionLimits]:
     sessions = {observed.limits.opener: observed.limits}
     further = (observed.ssh, observed.shell, observed.login, observed.step)
     for opener, session in zip(("ssh", "shell", "login", "srun"), further):
-        if isinstance(session, SessionProof) and session.limits is not None:
+        if isinstance(session, facts.SessionProof) and session.limits is not None:
             sessions.setdefault(opener, session.limits)
     logins = observed.logins
     if not isinstance(logins, Logins):
         return sessions
-    if "ssh" not in sessions and _without_pam(observed, logins):
+    # ssh's sessions have sshd's own limits where sshd does not ask PAM, or PAM sets none.
+    service = pam_service(observed, "ssh")
+    sets_none = service is not None and service.is_complete and not _pam_limits(service)
+    without_pam = len(logins.sshd) == len(ITEMS) and (logins.use_pam is False or sets_none)
+    if "ssh" not in sessions and without_pam:
         sessions["ssh"] = _with_limits(observed.limits, logins.sshd, "ssh")
     raises_limits = bool(_pam_limits(pam_service(observed, "slurm")))
     if len(logins.slurmd) == len(ITEMS) and "srun" not in sessions and not raises_limits:
@@ -98,14 +103,7 @@ def _with_limits(first: SessionLimits, limits: tuple[Limit, ...], opener: str) -
     return replace(first, core=core, memlock=memlock, nofile=nofile)
 
 
-def _without_pam(observed: Proved, logins: Logins) -> bool:
-    """Whether ssh's sessions have sshd's own limits: sshd does not ask PAM, or PAM sets none."""
-    service = pam_service(observed, "ssh")
-    none = service is not None and service.is_complete and not _pam_limits(service)
-    return len(logins.sshd) == len(ITEMS) and (logins.use_pam is False or none)
-
-
-def _pam_limits(service: Service | None) -> list[PamLine]:
+def _pam_limits(service: Service | None) -> list[facts.PamLine]:
     return [line for line in service.lines if line.module == "limits"] if service else []
 
 
@@ -120,6 +118,10 @@ def _conf_option(service: Service | None) -> tuple[str, str]:
     return "", ""
 
 
+def _conf_fix(file: str, source: str) -> str:
+    return f"take conf={file} off {source}, or set these limits in {file}"
+
+
 def _user_lines(logins: Logins) -> Iterator[tuple[str, str, str, int, str]]:
     """(domain, kind, item, value, line) of the limits for the user's own names; the last counts.
 
@@ -128,20 +130,14 @@ def _user_lines(logins: Logins) -> Iterator[tuple[str, str, str, int, str]]:
     lines = (Line(line.path, line.number, line.text) for line in logins.lines)
     pam = parse_pam_limits(lines)
     domains = {*logins.domains}
-    numbers = {
-        group: {
-            int(domain.rpartition(":")[2])
-            for domain in domains
-            if re.fullmatch(rf"{group}:\d+", domain)
-        }
-        for group in ("@", "")
-    }
 
     def applies(domain: str) -> bool:
         ids = span(domain)
         if ids is None:
             return domain in domains
-        return any(ids[0] <= number <= ids[1] for number in numbers["@" * domain.startswith("@")])
+        pattern = rf"{'@' * domain.startswith('@')}:(\d+)"
+        matches = filter(None, (re.fullmatch(pattern, name) for name in domains))
+        return any(ids[0] <= int(match[1]) <= ids[1] for match in matches)
 
     for is_group in (True, False):
         for entry in pam.entries:
@@ -152,7 +148,11 @@ def _user_lines(logins: Logins) -> Iterator[tuple[str, str, str, int, str]]:
             yield from ((domain, kind, item, -1, source) for kind in KINDS for item in ITEMS)
 
 
-_RESTART = "systemctl restart slurmd, when idle"
+#: The settings on which a core depends.
+CORE_SETTINGS = ("core_handler", "core_pattern", "limit_core")
+_SLURMD_FIX = "nodeready deploy INVENTORY --only limits, then systemctl restart slurmd, when idle"
+_SUBMIT_FIX = "PropagateResourceLimitsExcept in slurm.conf, or the limits of who submits"
+_USE_PAM_FIX = "UsePAM yes in /etc/ssh/sshd_config, then systemctl reload ssh (RHEL, SLES: sshd)"
 _RAISE_FIX = (
     "raise or remove it in limits.conf, limits.d, the start-up files of the user's shell, or the "
     "unit of sshd or slurmd"
@@ -173,27 +173,17 @@ def low_limits(
     """
     name = observed.user_name
     if opener in ("srun", "slurmd"):
-        fix = f"nodeready deploy INVENTORY --only limits, then {_RESTART}"
         slurmd = observed.logins.slurmd if isinstance(observed.logins, Logins) else ()
         slurmd_limits = dict(zip(ITEMS, slurmd))
         if opener == "srun" and all(
-            min(_kernel_units(slurmd_limits[item]).values()) >= possible[item]
-            for item in low
-            if item in slurmd_limits
+            _lowest(slurmd_limits[item]) >= possible[item] for item in low if item in slurmd_limits
         ):
-            fix = "PropagateResourceLimitsExcept in slurm.conf, or the limits of who submits"
-            return LowLimits(low, "slurmd itself has more", "", fix)
-        return LowLimits(low, "slurmd's own limits, which its jobs inherit", "", fix)
+            return LowLimits(low, "slurmd itself has more", "", _SUBMIT_FIX)
+        return LowLimits(low, "slurmd's own limits, which its jobs inherit", "", _SLURMD_FIX)
     before = dict(zip(ITEMS, session.before))
-    lowered = [
-        item
-        for item in low
-        if item in before and min(_kernel_units(before[item]).values()) >= possible[item]
-    ]
-    if lowered:
-        items = ", ".join(lowered)
-        files = f"{name}'s profile, or /etc/profile"
-        lowering = "the profile"
+    items = ", ".join(i for i in low if i in before and _lowest(before[i]) >= possible[i])
+    if items:
+        files, lowering = f"{name}'s profile, or /etc/profile", "the profile"
         if opener in ("ssh", "shell"):
             files = f"{name}'s ~/.bashrc or ~/.ssh/rc, or /etc/bash.bashrc"
             lowering = "the shell's start-up"
@@ -205,15 +195,15 @@ def low_limits(
     if not isinstance(logins, Logins):
         return LowLimits(low)
     if opener == "ssh" and logins.use_pam is False:
-        fix = "UsePAM yes in /etc/ssh/sshd_config, then systemctl reload ssh (RHEL, SLES: sshd)"
-        return LowLimits(low, "sshd does not ask PAM: UsePAM no", "/etc/ssh/sshd_config", fix)
+        cause = "sshd does not ask PAM: UsePAM no"
+        return LowLimits(low, cause, "/etc/ssh/sshd_config", _USE_PAM_FIX)
     if service and service.is_complete and not _pam_limits(service):
         fix = f"add `session required pam_limits.so` to {service.path}"
         return LowLimits(low, f"no pam_limits in {service.path}", service.path, fix)
     other, source = _conf_option(service)
     if other:
-        fix = f"take conf={other} off {source}, or set these limits in {other}"
-        return LowLimits(low, f"pam_limits reads {other} by {source}", source, fix)
+        cause = f"pam_limits reads {other} by {source}"
+        return LowLimits(low, cause, source, _conf_fix(other, source))
     deciding = {
         (kind, item): (value, domain, source)
         for domain, kind, item, value, source in _user_lines(logins)
@@ -221,10 +211,9 @@ def low_limits(
     for item in low:
         for kind in KINDS:
             value, domain, source = deciding.get((kind, item), (UNLIMITED, "", ""))
-            if value == -1 or value < possible[item]:
-                words = f"{domain} has limits of its own ({source})"
-                if value == -1:
-                    words = f"{domain} is exempt from all limits ({source})"
+            if value < possible[item]:
+                has = "is exempt from all limits" if value == -1 else "has limits of its own"
+                words = f"{domain} {has} ({source})"
                 return LowLimits(low, words, source, f"raise or remove the line {source}")
     return LowLimits(low)
 
@@ -246,24 +235,17 @@ def _with_fix(opener: str, low: LowLimits, observed: Proved) -> LowLimits:
     "proof.limits",
     loses_job("deploy", "configure"),
     proof="limits",
-    settings=(
-        "core_handler",
-        "core_pattern",
-        "limit_core",
-        "limit_memlock",
-        "limit_nofile",
-        "waivers",
-    ),
+    settings=(*CORE_SETTINGS, "limit_memlock", "limit_nofile", "waivers"),
     fix=(
         deploy("nodeready deploy INVENTORY --only limits"),
         "remove the ulimit of ITEMS from the user's profile, or /etc/profile",
         "remove the ulimit of ITEMS from the user's ~/.bashrc or ~/.ssh/rc, or /etc/bash.bashrc",
-        "take conf=FILE off WHERE, or set these limits in FILE",
+        _conf_fix("FILE", "WHERE"),
         "add `session required pam_limits.so` to FILE",
-        "UsePAM yes in /etc/ssh/sshd_config, then systemctl reload ssh (RHEL, SLES: sshd)",
+        _USE_PAM_FIX,
         "raise or remove the line WHERE",
-        f"nodeready deploy INVENTORY --only limits, then {_RESTART}",
-        "PropagateResourceLimitsExcept in slurm.conf, or the limits of who submits",
+        _SLURMD_FIX,
+        _SUBMIT_FIX,
         "compare FILES",
         _RAISE_FIX,
     ),
@@ -286,7 +268,11 @@ def limits(observed: Proved, policy: Policy) -> Result:
         return first
     possible = _possible(first, policy)
     waived = any(waiver.check == "proof.core" for waiver in policy.waivers)
-    if isinstance(observed.core, ProvedCore) and observed.core.is_cut_by_limit and not waived:
+    if (
+        isinstance(observed.core, facts.ProvedCore)
+        and observed.core.is_cut_by_limit
+        and not waived
+    ):
         possible.pop("core", None)
     if not possible:
         return na(check, "none of the policy's limits can be had here, or proof.core tells")
@@ -294,17 +280,13 @@ def limits(observed: Proved, policy: Policy) -> Result:
     sessions = _limits_by_opener(observed)
     findings: dict[str, LowLimits] = {}
     for opener, has in sessions.items():
-        low = {
-            item: limit_text(getattr(has, item), item)
-            for item, limit in possible.items()
-            if min(_kernel_units(getattr(has, item)).values()) < limit
-        }
+        low = _limit_texts(
+            has, (item for item, limit in possible.items() if _lowest(getattr(has, item)) < limit)
+        )
         if low:
             findings[opener] = low_limits(opener, low, has, possible, observed)
     if not findings:
-        doubt = _unnamed_limits(check, expected, sessions)
-        doubt = doubt or _differing(check, expected, sessions, possible)
-        doubt = doubt or _not_seen(check, expected, sessions, observed)
+        doubt = next(_doubts(check, expected, sessions, possible, observed), None)
         return doubt or ok(check, expected, _with_unproved(expected, observed))
     logins = [opener for opener in sessions if opener not in ("srun", "slurmd")]
     if len(logins) > 1 and len([opener for opener in logins if opener in findings]) == 1:
@@ -327,17 +309,14 @@ def _too_low(
     is_everywhere = len(kinds) == 1 and len(findings) == len(sessions)
     texts = []
     for low in kinds:
-        openers = [opener for opener, other in findings.items() if other == low]
-        names = [SESSION_NAMES.get(opener, "this login") for opener in openers]
-        by = "" if is_everywhere else f" by {' and '.join(names)}"
+        names = _openers_text(opener for opener, other in findings.items() if other == low)
+        by = "" if is_everywhere else f" by {names}"
         texts.append(f"{_items_text(low.items)}{by}" + (f": {low.cause}" if low.cause else ""))
-    other = next(
-        (opener for opener in sessions if opener not in findings and opener in ("su", "ssh")), None
-    )
-    if other is not None:
+    enough = [opener for opener in sessions if opener not in findings and opener in ("su", "ssh")]
+    for other in enough[:1]:
         items = dict.fromkeys(item for low in kinds for item in low.items)
-        has = {item: limit_text(getattr(sessions[other], item), item) for item in items}
-        texts.append(f"{_items_text(has)} by {SESSION_NAMES[other]}")
+        has = _limit_texts(sessions[other], items)
+        texts.append(f"{_items_text(has)} by {facts.SESSION_NAMES[other]}")
     actual = "; ".join(texts)
     first = next((low for low in kinds if low.fix), None)
     if first is None:
@@ -356,65 +335,54 @@ _LEAST = {
 }  # fmt: skip
 
 
-def _unnamed_limits(
-    check: str, expected: str, sessions: Mapping[str, SessionLimits]
-) -> Result | None:
-    """The failure of a limit that the policy does not name and that ends a job."""
+def _doubts(
+    check: str,
+    expected: str,
+    sessions: Mapping[str, SessionLimits],
+    possible: Mapping[str, int],
+    observed: Proved,
+) -> Iterator[Result]:
+    """What is wrong where all sessions have the policy's limits, the worst first."""
+    # A limit that the policy does not name, and that ends a job.
     low: dict[str, list[str]] = {}
     for opener, has in sessions.items():
-        values = dict(zip(OTHER_ITEMS, has.further))
+        values = dict(zip(facts.OTHER_ITEMS, has.further))
         words = ", ".join(
             f"{item} {value}"
             for item, value in values.items()
             if value != -1 and (_LEAST[item] == -1 or value < _LEAST[item])
         )
         if words:
-            low.setdefault(words, []).append(SESSION_NAMES.get(opener, "this login"))
-    if not low:
-        return None
-    actual = "; ".join(f"{words} by {' and '.join(names)}" for words, names in low.items())
-    return fail(check, expected, f"too little for a job: {actual}", "", _RAISE_FIX)
-
-
-def _differing(
-    check: str, expected: str, sessions: Mapping[str, SessionLimits], possible: Mapping[str, int]
-) -> Result | None:
-    """The warning where sessions have different limits, and all enough."""
+            low.setdefault(words, []).append(opener)
+    if low:
+        actual = "; ".join(f"{words} by {_openers_text(names)}" for words, names in low.items())
+        yield fail(check, expected, f"too little for a job: {actual}", "", _RAISE_FIX)
+    # Sessions with different limits; one that the policy does not ask for may differ.
     logins = {opener: has for opener, has in sessions.items() if opener not in ("srun", "slurmd")}
-    # A limit that the policy does not ask for may differ.
     differing = [
         item
         for item, limit in possible.items()
         if limit and len({limit_text(getattr(has, item), item) for has in logins.values()}) > 1
     ]
-    if not differing:
-        return None
-    actual = "; ".join(
-        f"{_items_text({item: limit_text(getattr(has, item), item) for item in differing})} by "
-        f"{SESSION_NAMES.get(opener, 'this login')}"
-        for opener, has in logins.items()
-    )
-    fix = "compare /etc/pam.d/sshd and /etc/pam.d/su, and what the user's shells run"
-    return warn(check, expected, actual, "", fix)
-
-
-def _not_seen(
-    check: str, expected: str, sessions: Mapping[str, SessionLimits], observed: Proved
-) -> Result | None:
-    """The warning where ssh's sessions have other limits, and no key of the user's opens one."""
+    if differing:
+        actual = "; ".join(
+            f"{_items_text(_limit_texts(has, differing))} by {_openers_text([opener])}"
+            for opener, has in logins.items()
+        )
+        fix = "compare /etc/pam.d/sshd and /etc/pam.d/su, and what the user's shells run"
+        yield warn(check, expected, actual, "", fix)
+    # ssh's sessions have other limits, and no key of the user's opens one.
     other, source = _conf_option(pam_service(observed, "ssh"))
-    if not other or "ssh" in sessions or other == _conf_option(pam_service(observed, "su"))[0]:
-        return None
-    actual = f"not seen by ssh, where pam_limits reads {other}"
-    fix = f"take conf={other} off {source}, or set these limits in {other}"
-    return warn(check, expected, actual, source, fix)
+    if other and "ssh" not in sessions and other != _conf_option(pam_service(observed, "su"))[0]:
+        actual = f"not seen by ssh, where pam_limits reads {other}"
+        yield warn(check, expected, actual, source, _conf_fix(other, source))
 
 
 def _with_unproved(expected: str, observed: Proved) -> str:
     """The expected limits, and the sessions that could not be opened."""
     texts = [expected]
     for opener, session in (("ssh", observed.ssh), ("srun", observed.step)):
-        if isinstance(session, SessionProof) and session.error:
+        if isinstance(session, facts.SessionProof) and session.error:
             # Without the names of user and host, nodes share one result.
             texts.append(f"not proved by {opener}: {re.sub(r'^[^ ]+@[^ ]+: ', '', session.error)}")
     return "; ".join(texts)

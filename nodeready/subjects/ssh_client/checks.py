@@ -35,6 +35,17 @@ ACCEPT_NEW = (7, 6)
 #: block comes from a run over a part of the fleet, and would lose the keys of the rest.
 SHRINK = 0.9
 
+_MODE = ("ssh_client_mode",)
+_SHORTEN_FIX = f"shorten {KNOWN_HOSTS}"
+_PART_FIX = "deploy to all nodes at once, or remove the block by hand"
+_HOST_KEY_FIX = (
+    "find out who answers at the node's address; sshd's keys are those that HostKey in "
+    "sshd_config(5) names"
+)
+_INSTALL_FIX = "install openssh-client (Debian, Ubuntu) or openssh-clients (RHEL, SLES)"
+_MODE_FIX = "choose another ssh_client_mode for this node"
+_PATTERN_FIX = "add a pattern without '!'"
+
 # Mode -> what ssh -G prints for the option: versions of OpenSSH have different words.
 _STRICT_VALUES = {
     "known_hosts": ("true", "yes"),
@@ -74,11 +85,6 @@ def fleet_block(lines: tuple[str, ...]) -> FleetBlock:
     return block
 
 
-def _strange(line: str, block: FleetBlock) -> bool:
-    """Whether no name of the line is one of the fleet's."""
-    return block.keys.keys().isdisjoint(line.partition(" ")[0].split(","))
-
-
 def expected_lines(policy: Policy, fleet: FleetFacts) -> tuple[str, ...]:
     """The lines that the node's block shall have: the fleet's, or the policy's own alone."""
     return policy.ssh_known_hosts if fleet.known_hosts is None else fleet.known_hosts
@@ -91,8 +97,8 @@ def expected_lines(policy: Policy, fleet: FleetFacts) -> tuple[str, ...]:
     fleet=("known_hosts",),
     fixed_by="ssh_client.known_hosts",
     fix=(
-        "shorten /etc/ssh/ssh_known_hosts",
-        "deploy to all nodes at once, or remove the block by hand",
+        _SHORTEN_FIX,
+        _PART_FIX,
         "let users read PATH",
         "remove the line SOURCE, or give the host a new key",
     ),
@@ -163,16 +169,14 @@ def _block(observed: SshClient, policy: Policy, lines: tuple[str, ...]) -> Resul
         return fixable(check, expected, "no block" if file.content else "no file", KNOWN_HOSTS)
     held = {line for line in file.lines if not line.startswith("#")}
     surplus = held - block.lines
-    strange = sum(_strange(line, block) for line in surplus)
+    # No name of such a line is one of the fleet's.
+    strange = sum(
+        block.keys.keys().isdisjoint(line.partition(" ")[0].split(",")) for line in surplus
+    )
     if strange > len(held) - strange:
         # The inventory seems to be a part of the fleet: the keys of the other nodes would be lost.
-        return warn(
-            check,
-            expected,
-            f"{strange} of its {len(held)} lines are about hosts outside this inventory",
-            KNOWN_HOSTS,
-            "deploy to all nodes at once, or remove the block by hand",
-        )
+        actual = f"{strange} of its {len(held)} lines are about hosts outside this inventory"
+        return warn(check, expected, actual, KNOWN_HOSTS, _PART_FIX)
     missing = sum(not line.startswith("#") for line in block.lines.difference(file.lines))
     if missing or surplus:
         actual = f"{missing} missing, {len(surplus)} unexpected"
@@ -183,12 +187,9 @@ def _block(observed: SshClient, policy: Policy, lines: tuple[str, ...]) -> Resul
 @check(
     "ssh_client.host_key",
     loses_job("inspect", "configure"),
-    settings=("ssh_client_mode",),
+    settings=_MODE,
     fleet=("host_key",),
-    fix=(
-        "find out who answers at the node's address; sshd's keys are those that HostKey in "
-        "sshd_config(5) names",
-    ),
+    fix=(_HOST_KEY_FIX,),
 )
 def host_key(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     """The node's own files have the host key with which its sshd answered this run.
@@ -209,42 +210,23 @@ def host_key(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
         return ok(check, expected)
     keys = [key for key in observed.identity.keys if key.startswith(f"{kind} ")]
     actual = f"{kind} {fingerprint(keys[0])}" if keys else f"no {kind} key"
-    fix = (
-        "find out who answers at the node's address; sshd's keys are those that HostKey in "
-        "sshd_config(5) names"
-    )
-    return fail(check, expected, actual, "/etc/ssh/ssh_host_*_key.pub", fix)
+    return fail(check, expected, actual, "/etc/ssh/ssh_host_*_key.pub", _HOST_KEY_FIX)
 
 
 def _unsent(observed: SshClient, block: FleetBlock, expected: str) -> Result:
     """Judge a file whose block is too large to be sent, by its digest and size."""
     check, file = "ssh_client.known_hosts", observed.known_hosts
     if not file.is_complete:
-        return fail(
-            check,
-            expected,
-            f"{file.size} bytes, too many of them outside our block",
-            KNOWN_HOSTS,
-            f"shorten {KNOWN_HOSTS}",
-        )
+        actual = f"{file.size} bytes, too many of them outside our block"
+        return fail(check, expected, actual, KNOWN_HOSTS, _SHORTEN_FIX)
     held = file.size - len(file.content or b"")
     if file.digest and len(block.inner) < SHRINK * held:
-        return warn(
-            check,
-            expected,
-            f"a block of {held} bytes; this run gathered {len(block.inner)}",
-            KNOWN_HOSTS,
-            "deploy to all nodes at once, or remove the block by hand",
-        )
+        actual = f"a block of {held} bytes; this run gathered {len(block.inner)}"
+        return warn(check, expected, actual, KNOWN_HOSTS, _PART_FIX)
     return fixable(check, expected, "another block" if file.digest else "no block", KNOWN_HOSTS)
 
 
-@check(
-    "ssh_client.leftover",
-    drifts("deploy"),
-    settings=("ssh_client_mode",),
-    fixed_by="ssh_client.leftover",
-)
+@check("ssh_client.leftover", drifts("deploy"), settings=_MODE, fixed_by="ssh_client.leftover")
 def leftover(observed: SshClient, policy: Policy) -> Result:
     """Without the mode known_hosts, ssh_known_hosts has no block of nodeready.
 
@@ -318,11 +300,6 @@ def _current(observed: SshClient, policy: Policy) -> bool:
     return our.dropin is None or our.dropin == lines
 
 
-def block_at_top(observed: SshClient) -> bool:
-    """Whether the main file begins with our block."""
-    return observed.config.get(MAIN, b"").startswith(managed_block.BEGIN)
-
-
 @check(
     "ssh_client.options",
     loses_job("deploy", "configure"),
@@ -330,8 +307,8 @@ def block_at_top(observed: SshClient) -> bool:
     fleet=("known_hosts",),
     fixed_by="ssh_client.options",
     fix=(
-        "add a pattern without '!'",
-        "choose another ssh_client_mode for this node",
+        _PATTERN_FIX,
+        _MODE_FIX,
         "correct that line",
         "chown root PATH; chmod 644 PATH",
         "chmod a+r PATH",
@@ -368,23 +345,12 @@ def options(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     if keys.status == "fail" and not keys.fixable:
         return na(check, f"no host keys on the node: {keys.actual}")
     if not samples(policy):
-        return fail(
-            check,
-            expected,
-            "only negated patterns: they match no host",
-            "policy ssh_client_hosts",
-            "add a pattern without '!'",
-        )
-    if (
-        policy.ssh_client_mode == "accept-new"
-        and observed.version
-        and observed.version < ACCEPT_NEW
-    ):
-        version = ".".join(map(str, observed.version))
-        fix = "choose another ssh_client_mode for this node"
-        return fail(
-            check, expected, f"OpenSSH {version} has no accept-new (7.6 has)", "ssh -V", fix
-        )
+        actual = "only negated patterns: they match no host"
+        return fail(check, expected, actual, "policy ssh_client_hosts", _PATTERN_FIX)
+    version = observed.version
+    if policy.ssh_client_mode == "accept-new" and version and version < ACCEPT_NEW:
+        actual = f"OpenSSH {'.'.join(map(str, version))} has no accept-new (7.6 has)"
+        return fail(check, expected, actual, "ssh -V", _MODE_FIX)
     return _judge_effective(observed, policy, fleet, expected)
 
 
@@ -414,7 +380,8 @@ def _judge_effective(
         if not option:
             continue
         source = _source(observed, answer, option)
-        if block_at_top(observed) and _current(observed, policy):
+        at_top = observed.config.get(MAIN, b"").startswith(managed_block.BEGIN)
+        if at_top and _current(observed, policy):
             fix = f"remove {source or 'the line that wins'}"
             return fail(check, expected, f"{option} for {answer.host}", source, fix)
         return fixable(check, expected, f"{option} for {answer.host}", source)
@@ -428,9 +395,9 @@ def _judge_effective(
     if policy.ssh_client_mode == "known_hosts":
         host_keys = fleet_block(expected_lines(policy, fleet)).keys
     findings = [
-        finding
+        (status, answer, words)
         for answer in system
-        for finding in _peer_findings(answer, system[0], policy, host_keys)
+        for status, words in _peer_findings(answer, system[0], policy, host_keys)
     ]
     if findings:
         status, answer, words = min(findings, key=lambda finding: finding[0])
@@ -469,17 +436,17 @@ def _peer_findings(
     usual: EffectiveOptions,
     policy: Policy,
     host_keys: Mapping[str, set[str]],
-) -> Iterator[tuple[str, EffectiveOptions, str]]:
-    """(status, answer, option with its value) for each option that prevents a login to this peer,
-    or sends the login elsewhere.
+) -> Iterator[tuple[str, str]]:
+    """(status, option with its value) for each option that prevents a login to this peer, or sends
+    the login elsewhere.
 
     usual:     the options of the first of the policy's patterns
     host_keys: name -> its keys, in the block that the node shall have
     """
     values = answer.values
 
-    def finding(status: str, option: str) -> tuple[str, EffectiveOptions, str]:
-        return status, answer, f"{option} {values.get(option, '')}"
+    def finding(status: str, option: str) -> tuple[str, str]:
+        return status, f"{option} {values.get(option, '')}"
 
     no, methods = ("no", "false"), ("hostbasedauthentication", "gssapiauthentication")
     other = any(values.get(method, "no") not in no for method in methods)
@@ -489,10 +456,9 @@ def _peer_findings(
     preferred = values.get("preferredauthentications", "publickey")
     if not re.search(r"publickey|hostbased|gssapi", preferred):
         yield finding("fail", "preferredauthentications")
-    if values.get("remotecommand", "none") != "none":
-        yield finding("fail", "remotecommand")
-    if values.get("sessiontype", "default") != "default":
-        yield finding("fail", "sessiontype")
+    for option, harmless in (("remotecommand", "none"), ("sessiontype", "default")):
+        if values.get(option, harmless) != harmless:
+            yield finding("fail", option)
     if values.get("user") != usual.values.get("user") and values.get("user") != policy.job_user:
         yield finding("fail", "user")
     for option in _SUSPICIOUS:
@@ -522,27 +488,20 @@ def _peer_findings(
 def _source(observed: SshClient, answer: EffectiveOptions, setting_text: str) -> str:
     """The line that gives the wrong value; "" for ssh's default or an unknown line."""
     option = setting_text.partition(" ")[0]
+    files, mains = observed.files, [MAIN if MAIN in observed.files else VENDOR]
     if answer.as_prober and observed.root_lines:
-        root_files = {observed.root_lines[0].path: observed.root_lines}
-        result = winner(
-            observed.root_lines[0].path, {**observed.files, **root_files}, answer.host, option
-        )
+        mains.insert(0, observed.root_lines[0].path)
+        files = {**files, mains[0]: observed.root_lines}
+    for main in mains:
+        result = winner(main, files, answer.host, option)
         if result:
             return result.source
-    main = MAIN if MAIN in observed.files else VENDOR
-    result = winner(main, observed.files, answer.host, option)
-    if result:
-        return result.source
     # A line below criteria that only ssh can judge (Match user, exec, final).
     value = setting_text.partition(" ")[2].lower()
-    directives = (directive(line) for lines in observed.files.values() for line in lines)
-    same = (
-        finding
-        for finding in directives
-        if finding and (finding.keyword, finding.value.lower()) == (option, value)
-    )
-    line = next(same, None)
-    return line.line.source if line else ""
+    for entry in (directive(line) for lines in observed.files.values() for line in lines):
+        if entry and (entry.keyword, entry.value.lower()) == (option, value):
+            return entry.line.source
+    return ""
 
 
 @check(
@@ -551,7 +510,7 @@ def _source(observed: SshClient, answer: EffectiveOptions, setting_text: str) ->
     settings=("ssh_client_hosts",),
     fixed_by="ssh_client.installed",
     fix=(
-        "install openssh-client (Debian, Ubuntu) or openssh-clients (RHEL, SLES)",
+        _INSTALL_FIX,
         "chmod a+rx PATH",
         "remove PATH, or put a program there that runs",
         "correct that line",
@@ -572,18 +531,16 @@ def installed(observed: SshClient, policy: Policy) -> Result:
         if observed.package:
             actual = f"the program of the package {observed.package} is gone or closed"
             return fixable(check, expected, actual, SSH)
-        fix = "install openssh-client (Debian, Ubuntu) or openssh-clients (RHEL, SLES)"
-        return judged(check, expected, "not installed", "", fix)
+        return judged(check, expected, "not installed", "", _INSTALL_FIX)
     trouble = trouble_of(observed)
     if trouble is not None:
         if trouble.repair:
             return fixable(check, expected, trouble.words, trouble.path)
-        closed = "has mode" in trouble.words
-        fix = f"{'chmod a+rx' if closed else 'remove'} {quote(trouble.path)}"
-        fix += "" if closed else ", or put a program there that runs"
-        return (warn if trouble.chosen else fail)(
-            check, expected, trouble.words, trouble.path, fix
-        )
+        fix = f"remove {quote(trouble.path)}, or put a program there that runs"
+        if "has mode" in trouble.words:
+            fix = f"chmod a+rx {quote(trouble.path)}"
+        judged = warn if trouble.chosen else fail
+        return judged(check, expected, trouble.words, trouble.path, fix)
     # Where the policy has hosts, ssh_client.options reports a refused configuration.
     errors = [answer.error for answer in observed.effective if not answer.as_prober]
     if not policy.ssh_client_hosts and any(errors):
@@ -603,6 +560,10 @@ def trouble_of(observed: SshClient) -> UnusableProgram | None:
     return None
 
 
+_ELEMENTS = {
+    "config": "", "files": "", "asked": "host own", "asked.values": "", "access.seen": "",
+    "access.links": "", "access.unloaded": "",
+}  # fmt: skip
 SUBJECT = Subject(
     "ssh_client",
     __doc__,
@@ -615,14 +576,6 @@ SUBJECT = Subject(
         counted="known_hosts.lines",
         versions="version package",
         unique="identity",
-        elements={
-            "config": "",
-            "files": "",
-            "asked": "host own",
-            "asked.values": "",
-            "access.seen": "",
-            "access.links": "",
-            "access.unloaded": "",
-        },
+        elements=_ELEMENTS,
     ),
 )

@@ -56,14 +56,12 @@ def directive(line: Line) -> Directive | None:
 
 def matches(patterns: list[str], host: str) -> bool:
     """Whether a Host line's patterns match ``host``, and no negated pattern does."""
-    matched_any = False
-    for pattern in patterns:
-        name = pattern.lstrip("!").replace("[", "[[]")
-        if fnmatch.fnmatchcase(host, name):
-            if pattern.startswith("!"):
-                return False
-            matched_any = True
-    return matched_any
+    matching = [
+        pattern
+        for pattern in patterns
+        if fnmatch.fnmatchcase(host, pattern.lstrip("!").replace("[", "[[]"))
+    ]
+    return bool(matching) and not any(pattern.startswith("!") for pattern in matching)
 
 
 def _section_applies(entry: Directive, host: str) -> bool:
@@ -112,10 +110,8 @@ def applied(path: str, files: Files, host: str, depth: int = 0) -> Iterator[Dire
 
 def winner(path: str, files: Files, host: str, option: str) -> Setting | None:
     """The first line that gives ``option`` (small letters) a value for ``host``, or None."""
-    for entry in applied(path, files, host):
-        if entry.keyword == option:
-            return Setting(entry.value, entry.line.source)
-    return None
+    entries = (entry for entry in applied(path, files, host) if entry.keyword == option)
+    return next((Setting(entry.value, entry.line.source) for entry in entries), None)
 
 
 def speaks_first(path: str, files: Files, options: tuple[str, ...]) -> bool:
@@ -135,19 +131,11 @@ def speaks_first(path: str, files: Files, options: tuple[str, ...]) -> bool:
         for word in entry.value.split():
             names = included(word, all_files)
             before = names[: names.index(DROPIN)] if DROPIN in names else names
-            if any(
-                _has_keyword(other, (*options, "include"))
-                for name in before
-                for other in all_files[name]
-            ):
+            entries = (directive(other) for name in before for other in all_files[name])
+            if any(other and other.keyword in (*options, "include") for other in entries):
                 return False
             if DROPIN in names:
                 return True
             if _folder(word) not in DROPIN_FOLDERS:
                 return False
     return False
-
-
-def _has_keyword(line: Line, keywords: tuple[str, ...]) -> bool:
-    entry = directive(line)
-    return entry is not None and entry.keyword in keywords

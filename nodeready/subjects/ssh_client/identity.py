@@ -139,17 +139,13 @@ def _addresses(addresses: Iterable[Address]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, map(clean_address, usable))))
 
 
-def _in_hosts(host: str, head: str) -> str:
-    """The first name on the first line of /etc/hosts that knows this host (hosts(5))."""
-    for line in re.findall(rf"^{_HOSTS}:([^#\n]*)", head, re.M):
-        words = line.split()
-        if host.lower() in map(str.lower, words[1:]):
-            return str(words[1])
-    return ""
-
-
-def _names(host: str, full: str) -> tuple[str, ...]:
-    host, full = clean_name(host), clean_name(full)
+def _names(host: str, fqdn: str, hosts: Iterable[str]) -> tuple[str, ...]:
+    """The names of the host. hosts: the lines of /etc/hosts"""
+    if not fqdn:
+        # The first name on the first line that knows this host (hosts(5)).
+        rows = (line.split()[1:] for line in hosts)
+        fqdn = next((row[0] for row in rows if host.lower() in map(str.lower, row)), "")
+    host, full = clean_name(host), clean_name(fqdn)
     short = host.partition(".")[0]
     # A full name with another first label belongs to another host.
     names = [short, host, full if full.partition(".")[0] == short else ""]
@@ -162,10 +158,10 @@ def parse_identity(output: Output, addresses: Iterable[Address]) -> NodeIdentity
     addresses: the node's, from nodeready.subjects.nics.routes
     """
     values = output.values()
-    host = values.get("host", "")
+    hosts = re.findall(rf"^{_HOSTS}:([^#\n]*)", output.text, re.M)
     keys = (*_KEY_FILE.findall(output.text), *output.all("key"))
     return NodeIdentity(
-        _names(host, values.get("fqdn") or _in_hosts(host, output.text)),
+        _names(values.get("host", ""), values.get("fqdn", ""), hosts),
         _addresses(addresses),
         tuple(dict.fromkeys(filter(None, map(clean_key, keys))))[:MOST_KEYS],
     )

@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from nodeready.core import managed_block
@@ -74,18 +74,15 @@ class KnownHostsEntry(NamedTuple):
 def parse_line(line: str) -> KnownHostsEntry | None:
     """A line in the form that we write; None for any other form (hashed, marked, a pattern)."""
     names, _, key = line.partition(" ")
-    words = names.split(",")
-    if not key or clean_key(key) != key or not all(map(_is_target, words)):
+    words = tuple(names.split(","))
+    bare_names = map(_bare, words)
+    if not key or clean_key(key) != key:
         return None
-    return KnownHostsEntry(tuple(words), key)
+    are_clean = all(name in (clean_name(name), clean_address(name)) for name in bare_names)
+    return KnownHostsEntry(words, key) if are_clean else None
 
 
 _WITH_PORT = re.compile(r"\[([^]]+)\]:([1-9]\d{0,4})")
-
-
-def _is_target(word: str) -> bool:
-    bare = _bare(word)
-    return bare in (clean_name(bare), clean_address(bare))
 
 
 def _bare(target: str) -> str:
@@ -159,6 +156,14 @@ def _inventory_names(node: str, endpoint: Endpoint) -> set[str]:
     return plain | {f"[{target}]:{endpoint.port}" for target in {*plain, address} - {""}}
 
 
+def _clients(snapshots: Mapping[str, Snapshot]) -> Iterator[tuple[str, SshClient]]:
+    """The nodes whose ssh client was observed."""
+    for node, snapshot in snapshots.items():
+        client = snapshot.subjects.get("ssh_client")
+        if isinstance(client, SshClient):
+            yield node, client
+
+
 class FleetHostKeys:
     """The host keys of the fleet, as a run observed them.
 
@@ -182,12 +187,8 @@ class FleetHostKeys:
         self._reserved = _reserved(self._further)
         self._nodes = {
             node: client
-            for node, snapshot in snapshots.items()
-            if isinstance(client := snapshot.subjects.get("ssh_client"), SshClient)
-            and client.identity.keys
-            and (
-                not known_endpoints[node].key or known_endpoints[node].key in client.identity.keys
-            )
+            for node, client in _clients(snapshots)
+            if (keys := client.identity.keys) and known_endpoints[node].key in ("", *keys)
         }
         #: Whether the inventory has nodes whose keys this run did not see.
         self.unseen = len(self._nodes) < len(known_endpoints)
@@ -205,15 +206,12 @@ class FleetHostKeys:
 
     def _known_domains(self) -> set[str]:
         """The domains in which a node may say that it is."""
-        domain_counts = Counter(
-            domain
-            for node, client in self._nodes.items()
-            for domain in {
-                _domain(name) for name in client.identity.names if self._names.owner(name) == node
-            }
-        )
+        counts = Counter[str]()
+        for node, client in self._nodes.items():
+            names = (name for name in client.identity.names if self._names.owner(name) == node)
+            counts.update(set(map(_domain, names)))
         enough = min(2, len(self._nodes))
-        common = {domain for domain, count in domain_counts.items() if count >= enough}
+        common = {domain for domain, count in counts.items() if count >= enough}
         return {*self._names.domains, *common, ""}
 
     def _owned(self, endpoints: Mapping[str, Endpoint]) -> dict[str, str]:
@@ -311,10 +309,7 @@ def lines_of_nodes(
     # A node may claim any digest for a block that it did not send: hence `sent` in the key.
     kept_of: dict[tuple[bool, str], frozenset[str]] = {}
     retained_of: dict[str, frozenset[str]] = {}
-    for name, snapshot in snapshots.items():
-        client = snapshot.subjects.get("ssh_client")
-        if not isinstance(client, SshClient):
-            continue
+    for name, client in _clients(snapshots):
         held = client.known_hosts
         key = held.sent, held.digest
         if key not in kept_of:
@@ -344,9 +339,8 @@ def unsent(
     """
     expected_digest = block_digest("".join(f"{line}\n" for line in lines).encode())
     holders: dict[str, list[str]] = {}
-    for name, snapshot in snapshots.items():
-        client = snapshot.subjects.get("ssh_client")
-        if isinstance(client, SshClient) and not client.known_hosts.sent:
+    for name, client in _clients(snapshots):
+        if not client.known_hosts.sent:
             holders.setdefault(client.known_hosts.digest, []).append(name)
     for ignored in ("", expected_digest):
         holders.pop(ignored, None)

@@ -19,8 +19,7 @@ from nodeready.runs.memory.look import Look
 from nodeready.runs.memory.sections import PARTS, RESULTS, dump, node_sections, results_text
 from nodeready.runs.memory.store import Memory
 from nodeready.subjects.proof import checks
-from nodeready.subjects.proof.facts import Proved, ProvedHistory
-from nodeready.subjects.proof.session_facts import User
+from nodeready.subjects.proof.facts import Proved, ProvedHistory, User
 from tests.builders.judging import by_name
 
 CHECK = "rdma.errors"

@@ -28,16 +28,17 @@ from nodeready.runs.stacks import group, trace
 from nodeready.runs.tail import Grouping, parse_tail
 from nodeready.subjects import judging, snapshot
 from nodeready.subjects.proof import facts as proof
-from nodeready.subjects.proof.core_facts import CoreDirectory, ProvedCore
-from nodeready.subjects.proof.peer_facts import PdshAnswer, PdshRun, Peers, RcmdDefault, SshTry
-from nodeready.subjects.proof.session_facts import (
+from nodeready.subjects.proof.facts import (
+    CoreDirectory,
     Limit,
     LimitsLine,
     Logins,
     PamLine,
+    ProvedCore,
     Service,
     User,
 )
+from nodeready.subjects.proof.peer_facts import PdshAnswer, PdshRun, Peers, RcmdDefault, SshTry
 from nodeready.subjects.registry import SUBJECTS
 from tests.builders import proof as proved
 from tests.builders.hostile import RECORDED, envelope, look, mutated, recorded, spoiled

@@ -41,10 +41,10 @@ from nodeready.runs.ready.debug_variables import read_installed
 from nodeready.runs.stacks import archive, trace
 from nodeready.subjects import judging, snapshot
 from nodeready.subjects.access import ACCESS, parse_access
-from nodeready.subjects.debug_tools.package_versions import parse_versions
 from nodeready.subjects.gpus import amd_gpu, kfd
 from nodeready.subjects.host import facts as host_facts
 from nodeready.subjects.host import mounts, processes
+from nodeready.subjects.host.facts import parse_versions
 from nodeready.subjects.iommu import arguments
 from nodeready.subjects.limits import facts as limits
 from nodeready.subjects.ports import facts as ports

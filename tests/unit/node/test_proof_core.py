@@ -20,9 +20,15 @@ from nodeready.core import wire
 from nodeready.core.base import Unknown
 from nodeready.core.policy import Policy
 from nodeready.subjects.proof import checks as proof_core
-from nodeready.subjects.proof.core_facts import CoreDirectory, ProvedCore
-from nodeready.subjects.proof.facts import ProofConfig, Proved
-from nodeready.subjects.proof.session_facts import Limit, SessionLimits, User
+from nodeready.subjects.proof.facts import (
+    CoreDirectory,
+    Limit,
+    ProofConfig,
+    Proved,
+    ProvedCore,
+    SessionLimits,
+    User,
+)
 from tests.cases import cases
 
 WANT = Policy()

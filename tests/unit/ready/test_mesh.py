@@ -18,10 +18,9 @@ from nodeready.runs.ready.mesh import (
     ring_and_skips,
     rounds,
 )
-from nodeready.subjects.proof import mesh as mesh_checks
-from nodeready.subjects.proof.facts import Proved
-from nodeready.subjects.proof.mesh_facts import Blocked, Busy, Mesh
-from nodeready.subjects.proof.session_facts import User
+from nodeready.subjects.proof import checks as mesh_checks
+from nodeready.subjects.proof.facts import Proved, User
+from nodeready.subjects.proof.peer_facts import Blocked, Busy, Mesh
 from tests.cases import cases
 
 SPAN = (29500, 29502)

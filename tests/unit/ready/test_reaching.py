@@ -8,10 +8,9 @@ from nodeready.core.base import Unknown
 from nodeready.core.policy import Policy
 from nodeready.runs.ready.mesh import peers_of, ring_and_skips
 from nodeready.runs.ready.reach import reach
-from nodeready.subjects.proof.facts import Proved
-from nodeready.subjects.proof.logins import pdsh, ssh
+from nodeready.subjects.proof.checks import pdsh, ssh
+from nodeready.subjects.proof.facts import Proved, User
 from nodeready.subjects.proof.peer_facts import PdshAnswer, PdshRun, Peers, RcmdDefault, SshTry
-from nodeready.subjects.proof.session_facts import User
 from nodeready.subjects.ssh_client.login_failures import CAUSES, cause_of
 from tests.cases import cases
 

@@ -7,7 +7,6 @@ import pytest
 from nodeready.core.base import Output, ProbeError
 from nodeready.core.policy import Policy
 from nodeready.core.policy.policy import check_settings
-from nodeready.subjects.debug_tools import package_versions as packages
 from nodeready.subjects.host import facts as host
 from tests.builders.host import FILES, judged, node, wrong
 from tests.cases import cases
@@ -96,4 +95,4 @@ def test_files_that_make_no_sense_cost_only_what_they_say():
 
 @pytest.mark.parametrize("case", cases(__file__, "data/host/packages.json"))
 def test_versions_of_packages(case):
-    assert packages.parse_versions(case["printed"]) == case["versions"]
+    assert host.parse_versions(case["printed"]) == case["versions"]

@@ -13,28 +13,27 @@ from nodeready.core.policy import Policy
 from nodeready.core.policy.waivers import Waiver
 from nodeready.subjects.proof import checks as proof
 from nodeready.subjects.proof import facts
-from nodeready.subjects.proof.core_facts import CoreDirectory, ProvedCore
-from nodeready.subjects.proof.debugger_facts import (
+from nodeready.subjects.proof.facts import (
     NO_START,
-    Attach,
-    Control,
-    DebuggerAttempt,
-    Guards,
-    Tracers,
-)
-from nodeready.subjects.proof.facts import Proved
-from nodeready.subjects.proof.session_facts import (
     OTHER_ITEMS,
     SHM,
+    Attach,
+    Control,
+    CoreDirectory,
+    DebuggerAttempt,
     DeviceNode,
+    Guards,
     JobDirectory,
     Limit,
     LimitsLine,
     Logins,
     PamLine,
+    Proved,
+    ProvedCore,
     Resources,
     Service,
     SessionLimits,
+    Tracers,
     User,
 )
 from tests.builders.judging import by_name

@@ -19,8 +19,7 @@ from nodeready.runs.smoke.collective_proof import collective_proofs
 from nodeready.runs.smoke.document import SmokeNode, SmokeReport
 from nodeready.runs.smoke.knowledge import SmokeSuspect
 from nodeready.subjects.proof import checks, facts
-from nodeready.subjects.proof.facts import Proved, ProvedCollective
-from nodeready.subjects.proof.session_facts import User
+from nodeready.subjects.proof.facts import Proved, ProvedCollective, User
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders.judging import by_name
 from tests.cases import cases

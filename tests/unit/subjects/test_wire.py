@@ -19,8 +19,7 @@ from nodeready.core import wire
 from nodeready.core.base import Unknown
 from nodeready.core.wire import DecodeError, decode, lines, load_json, unpack
 from nodeready.subjects.proof import facts as proved
-from nodeready.subjects.proof.facts import UNFINISHED
-from nodeready.subjects.proof.session_facts import User
+from nodeready.subjects.proof.facts import UNFINISHED, User
 from tests.builders.proof import LIMITS, WELL, configured
 
 NONCE = "nodeready-0123"

@@ -1,0 +1,384 @@
+"""Judge whether a hang or a crash can be examined in sessions of the job's user.
+
+A process that hangs: by py-spy, gdb and strace. A crash: by a core that gdb can read.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from nodeready.core.policy import Policy
+from nodeready.core.result import (
+    Check,
+    Result,
+    check,
+    deploy,
+    fail,
+    fixable,
+    na,
+    ok,
+    unknown,
+    warn,
+)
+from nodeready.core.severity import hides_cause
+from nodeready.subjects.access import MAY_EXECUTE, PACKAGED
+from nodeready.subjects.core_dumps.facts import core_directory
+from nodeready.subjects.limits.limit_files import ITEMS
+from nodeready.subjects.proof import facts
+from nodeready.subjects.proof.facts import DebuggerAttempt, Proved, ProvedCore
+from nodeready.subjects.proof.session import DEPLOY_ONLY, in_each_session, observation
+from nodeready.subjects.proof.session_limits import CORE_SETTINGS, limit_text, low_limits
+
+_YAMA = "/proc/sys/kernel/yama/ptrace_scope"
+
+_COST = hides_cause("deploy", "configure", "reboot")
+_SETTINGS = ("ptrace_scope", "packages", "py_spy_version")
+_OTHER_FIX = "look for AppArmor, a seccomp filter, or file capabilities of Python (getcap)"
+_REBOOT_FIX = f"{DEPLOY_ONLY} ptrace, then reboot the node"
+_POLICY_FIX = "ptrace_scope: 0 in the policy lets the job's user attach"
+_CONTAINER_FIX = "give the container CAP_SYS_PTRACE (--cap-add SYS_PTRACE)"
+_FIXES = (
+    "run TOOL by hand on the node, on a process that may be lost",
+    MAY_EXECUTE.format("TOOL"),
+    "remove TOOL, or put a program there that runs",
+    deploy(f"{DEPLOY_ONLY} debug_tools"),
+    _OTHER_FIX,
+    _REBOOT_FIX,
+    deploy(f"{DEPLOY_ONLY} ptrace"),
+    _POLICY_FIX,
+    _CONTAINER_FIX,
+)
+
+
+def _root_can(observed: Proved) -> bool | None:
+    """Whether root attached to a process of the job's user; None: untried, or that is root."""
+    attempt = observed.control.attempt if isinstance(observed.control, facts.Control) else None
+    user_is_root = isinstance(observed.user, facts.User) and observed.user.uid == 0
+    return None if user_is_root or attempt is None or not attempt.tool else attempt.good
+
+
+def _refused(
+    check: str, expected: str, guards: facts.Guards, observed: Proved, policy: Policy
+) -> Result:
+    """The result of a tool that the kernel refused, with the cause (see `Control`)."""
+    root = _root_can(observed)
+    also = {True: " (root can)", False: ", to root too", None: ""}[root]
+    of_root = observed.control.guards if isinstance(observed.control, facts.Control) else None
+    lacks = guards.bounded or (of_root is not None and not of_root.capable)
+    yama = guards.yama or 0
+    causes = ["SELinux's deny_ptrace is on"] if guards.deny_ptrace and not root else []
+    causes += [f"Yama's ptrace_scope is {yama}"] if yama else []
+    causes += ["CAP_SYS_PTRACE is missing"] if lacks and not root else []
+    actual = f"refused{also if not root else ''}: {' and '.join(causes)}{also if root else ''}"
+    if yama == 3:
+        return fail(check, expected, actual, _YAMA, _REBOOT_FIX)
+    if yama > policy.ptrace_scope or (guards.deny_ptrace and not root):
+        return fixable(check, expected, actual, _YAMA if yama else "", f"{DEPLOY_ONLY} ptrace")
+    if yama:
+        return fail(check, expected, actual, _YAMA, _POLICY_FIX)
+    if lacks and not root:
+        return fail(check, expected, actual, "", _CONTAINER_FIX)
+    actual = f"refused{also}: not by Yama, SELinux or a missing capability"
+    return fail(check, expected, actual, "", _OTHER_FIX)
+
+
+def _after(attempt: DebuggerAttempt) -> str:
+    """What is wrong with the tool's target afterwards; "": the target runs, untraced."""
+    if attempt.tracer:
+        return f"its target is still traced, by process {attempt.tracer}"
+    if attempt.answers or attempt.rc == facts.NO_START:
+        return ""
+    if attempt.state in ("", "Z", "X"):
+        return "its target ended"
+    word = {"T": "stopped", "t": "stopped"}.get(attempt.state, "hanging")
+    return f"its target stays {word} (state {attempt.state})"
+
+
+def _missing(check: str, expected: str, tool: str, policy: Policy) -> Result:
+    if tool == "py-spy" and not policy.py_spy_version:
+        return na(check, "no py-spy, and the policy leaves it alone")
+    if tool != "py-spy" and tool not in policy.packages:
+        return na(check, f"no {tool}, and it is not among the policy's packages")
+    return fixable(check, expected, f"{tool} is not installed", "", f"{DEPLOY_ONLY} debug_tools")
+
+
+def _broken(
+    check: str, expected: str, tool: str, attempt: DebuggerAttempt, root: bool | None
+) -> Result:
+    """The tool was permitted, and showed too little or left its target in a bad state."""
+    also = {True: " (root can)", False: " (root's too)", None: ""}[root]
+    after = _after(attempt)
+    fix = f"run {tool} by hand on the node, on a process that may be lost"
+    if attempt.rc == facts.NO_START:
+        actual = f"{attempt.tool} does not start: {attempt.complaint}"
+        fix = f"{DEPLOY_ONLY} debug_tools"
+        if attempt.complaint == facts.NOEXEC:
+            fix = MAY_EXECUTE.format(attempt.tool)
+        elif tool != "py-spy" and not attempt.tool.startswith(tuple(f"{d}/" for d in PACKAGED)):
+            # No package brings it back.
+            fix = f"remove {attempt.tool}, or put a program there that runs"
+    elif attempt.rc is None:
+        actual = f"timed out after {attempt.limit_s} s{also}"
+    elif not attempt.good:
+        actual = f"{attempt.complaint}{also}"
+    else:
+        return fail(check, expected, after, attempt.tool, fix)
+    return fail(check, expected, "; ".join(filter(None, (actual, after))), attempt.tool, fix)
+
+
+def _judge(
+    check: str, expected: str, observed: Proved, policy: Policy, selection: tuple[str, str, str]
+) -> Result:
+    """The result of one tool's attempt.
+
+    selection: the tool, the field of `Proved` with its attempts, and the attempt among them
+    """
+    tool, field, mode = selection
+    kind: type[facts.Attach | facts.Tracers] = facts.Attach if field == "attach" else facts.Tracers
+    attempts = observation(check, observed, field, kind)
+    if isinstance(attempts, Result):
+        return attempts
+    attempt: DebuggerAttempt | None = getattr(attempts, mode)
+    if attempt is None:
+        error = attempts.error
+        return unknown(check, f"no process to look at: {error}" if error else facts.UNFINISHED)
+    if not attempt.tool:
+        return _missing(check, expected, tool, policy)
+    if attempt.good and not _after(attempt):
+        return ok(check, expected)
+    if attempt.refused:
+        return _refused(check, expected, attempts.guards, observed, policy)
+    if attempt.rc is None and not attempt.full:
+        return unknown(check, facts.UNFINISHED)
+    root = _root_can(observed) if tool == "py-spy" else None
+    return _broken(check, expected, tool, attempt, root)
+
+
+def _tool_check(
+    noun: str,
+    expected: str,
+    selection: tuple[str, str, str],
+    meaning: str,
+    *,
+    each_session: bool = True,
+) -> Check:
+    """The check of one tool: in the first session, and then in the further ones.
+
+    selection: the tool, the field of `Proved` with its attempts, and the attempt among them
+    """
+    field = selection[1]
+
+    def judge(observed: Proved, policy: Policy) -> Result:
+        def judge_there(there: Proved) -> Result:
+            return _judge(f"proof.{noun}", expected, there, policy, selection)
+
+        if each_session:
+            return in_each_session(observed, field, judge_there)
+        return judge_there(observed)
+
+    judge.__doc__ = meaning
+    return check(f"proof.{noun}", _COST, settings=_SETTINGS, fix=_FIXES, proof=field)(judge)
+
+
+attach = _tool_check(
+    "attach",
+    "a stack by py-spy dump",
+    ("py-spy", "attach", "blocking"),
+    """py-spy shows the stack of a process of the job's user, to that user, without sudo.
+
+    The process is a sibling of py-spy, as a rank is a sibling of a person's debugger: at Yama's
+    scope 1 a parent may attach, which proves nothing. The process must run on afterwards. py-spy
+    is tried in the user's session and, where the user's key opens one, in a session of ssh.
+    """,
+)
+attach_nonblocking = _tool_check(
+    "attach_nonblocking",
+    "a stack by py-spy dump --nonblocking",
+    ("py-spy", "attach", "nonblocking"),
+    "py-spy shows a stack without pausing its target, the only way into one in state D.",
+    each_session=False,
+)
+attach_native = _tool_check(
+    "attach_native",
+    "a stack by py-spy dump --native",
+    ("py-spy", "attach", "native"),
+    "py-spy shows the frames of C libraries too: a collective hangs in NCCL, not in Python.",
+    each_session=False,
+)
+gdb = _tool_check(
+    "gdb",
+    "a backtrace by gdb -p",
+    ("gdb", "tracers", "gdb"),
+    "gdb attaches to a process of the same user, shows its backtrace, and leaves it running.",
+)
+strace = _tool_check(
+    "strace",
+    "system calls by strace -p",
+    ("strace", "tracers", "strace"),
+    "strace shows the system calls of a process of the same user, and leaves it running.",
+)
+
+
+_core_check = partial(check, proof="core", settings=CORE_SETTINGS)
+_LIMIT_FIX = "limit_core: 'unlimited' in the policy"
+
+
+def _cut_by_limit(check: str, expected: str, observed: Proved, policy: Policy) -> Result:
+    """The result where the session's limit costs the core: what sets that limit."""
+    assert isinstance(observed.core, ProvedCore)
+    core, name = observed.core, observed.user_name
+    limit = core.limit_bytes or 0
+    actual = f"none: the core limit of {name}'s session is {limit} bytes"
+    if core.path:
+        total = f" of {core.whole_bytes}" if core.whole_bytes else ""
+        of_session = f"the core limit of {name}'s session, {limit}"
+        actual = f"cut off at {core.size_bytes}{total} bytes by {of_session}"
+    elif core.handler:
+        actual = f"none: {core.handler} heeds the session's core limit, {limit} bytes"
+    if policy.limit_core.isdigit() and int(policy.limit_core) * ITEMS["core"] <= limit:
+        return fail(check, expected, actual, "", _LIMIT_FIX)
+    if isinstance(observed.limits, facts.SessionLimits):
+        limits = observed.limits
+        text = {"core": limit_text(limits.core, "core")}
+        minimum = {"core": max(limit + 1, facts.MIN_CORE_LIMIT)}
+        low = low_limits(limits.opener, text, limits, minimum, observed)
+        if low.fix:
+            return fail(check, expected, f"{actual}: {low.cause}", low.source, low.fix)
+    return fixable(check, expected, actual, "", f"{DEPLOY_ONLY} limits")
+
+
+def _directory(place: facts.CoreDirectory, name: str, missing_bytes: int) -> tuple[str, str]:
+    """What is wrong with the core's directory, and the fix where no deploy repairs it."""
+    if place.error:
+        return f"{place.path}: {place.error}", ""
+    if place.read_only:
+        return f"{place.path} is on a read-only file system", f"mount {place.path} read-write"
+    if not place.writable:
+        return f"{place.path} (mode {place.mode:o}) is not writable for {name}", ""
+    if place.free_bytes < missing_bytes or place.free_files == 0:
+        return f"no space left on {place.path}", f"remove old cores from {place.path}"
+    return "", ""
+
+
+def _handler_failure(core: ProvedCore) -> str:
+    """Why the program in core_pattern got no core, or kept none."""
+    if not core.dumped:
+        failure = "does not start" if core.handler_there else "is no program that can be run"
+        return f"core_pattern pipes to {core.handler}, which {failure}"
+    if core.handler.endswith(f"/{facts.PROGRAM}"):
+        complaint = f" ({core.gdb_said})" if core.gdb_said else ""
+        return f"{facts.PROGRAM} kept nothing{complaint}: see journalctl -t {facts.PROGRAM}"
+    return f"core_pattern pipes to {core.handler}, which took it and left no core to be found"
+
+
+def _cause(core: ProvedCore, name: str) -> tuple[str, str]:
+    """Why there is no whole core in its place, and the fix where no deploy repairs that."""
+    place = core.directory
+    if core.skipped:
+        return core.skipped, ""
+    if core.dumped is None:
+        target = place.path if place else core.handler
+        return f"not written within {core.dump_s} s to {target}", f"look at {target}"
+    if not core.dumped and not core.dumpable:
+        return f"/bin/sh is not readable for {name}", "chmod 755 the file of /bin/sh"
+    on_host = "set kernel.core_pattern on the container's host"
+    if core.stray:
+        reason = "the kernel's core_pattern is not the one shown here"
+        return f"in the working directory: {reason}", on_host
+    if core.handler and not core.path:
+        return f"none: {_handler_failure(core)}", ""
+    if core.dumped and not core.path:
+        reason = "what is shown here as core_pattern may not be the kernel's"
+        return f"none at {core.expected}, and the kernel says that it dumped: {reason}", on_host
+    if not core.dumped and core.pattern == "":
+        return "none: core_pattern is empty", ""
+    outcome, missing_bytes = "none", 1
+    if core.path:
+        outcome = f"cut off at {core.size_bytes} of {core.whole_bytes or 'unknown'} bytes"
+        missing_bytes = max(1, (core.whole_bytes or facts.SHELL_CORE_BYTES) - core.size_bytes)
+    reason, fix = _directory(place, name, missing_bytes) if place else ("", "")
+    if reason:
+        return f"{outcome}: {reason}", fix
+    if core.path:
+        return f"{outcome}: a quota, or the limit of file sizes (ulimit -f)", "raise it"
+    reason = "neither limit nor directory forbids it"
+    return f"none: the kernel wrote none, and {reason}", "look into dmesg for `core dump`"
+
+
+@_core_check(
+    "proof.core",
+    hides_cause("deploy", "configure"),
+    fix=(
+        f"{DEPLOY_ONLY} core_dumps",
+        deploy(f"{DEPLOY_ONLY} core_dumps"),
+        "remove it",
+        deploy(f"{DEPLOY_ONLY} limits"),
+        _LIMIT_FIX,
+        "remove the ulimit of core from NAME's profile, or /etc/profile",
+    ),
+)
+def core(observed: Proved, policy: Policy) -> Result:
+    """A crash in the job's user's session leaves a whole core where the policy says.
+
+    A shell of our own crashes there. The kernel's word that it dumped (WCOREDUMP) is not enough:
+    the kernel says so of a truncated core, and of a pipe that leads nowhere (core(5)). That core
+    is removed again; systemd-coredump's own rule removes a core that it keeps. The crash is tried
+    in the user's session and, where the user's key opens one, in a session of ssh.
+    """
+    # proof.limits reports a limit of a further session.
+    return in_each_session(
+        observed,
+        "core",
+        lambda there: _judge_crash(there, policy),
+        lambda crash: not crash.skipped and not crash.is_cut_by_limit,
+    )
+
+
+def _judge_crash(observed: Proved, policy: Policy) -> Result:
+    """The result of one crash."""
+    check = "proof.core"
+    expected = f"a whole core in {core_directory(policy)}"
+    if policy.core_handler == facts.PROGRAM:
+        expected = f"a whole core in {facts.PROGRAM}'s store"
+    crash = observation(check, observed, "core", ProvedCore)
+    if isinstance(crash, Result):
+        return crash
+    if crash.is_cut_by_limit:
+        return _cut_by_limit(check, expected, observed, policy)
+    if crash.skipped or crash.stray or not crash.is_complete:
+        actual, fix = _cause(crash, observed.user_name)
+        judged = fail if fix else fixable
+        return judged(check, expected, actual, "", fix or f"{DEPLOY_ONLY} core_dumps")
+    follows_policy = crash.pattern == policy.core_pattern
+    if policy.core_handler == facts.PROGRAM:
+        follows_policy = crash.handler.endswith(f"/{facts.PROGRAM}")
+    if not follows_policy:
+        lands = f"in {crash.path.rpartition('/')[0]}"
+        if crash.handler:
+            lands = f"with {crash.handler}"
+        elif not crash.pattern.startswith("/"):
+            lands = "in whatever directory the process works in"
+        actual = f"{lands}: core_pattern is {crash.pattern}"
+        return fixable(check, expected, actual, "", f"{DEPLOY_ONLY} core_dumps")
+    if crash.leftover:
+        return warn(check, expected, f"our own is left: {crash.leftover}", "", "remove it")
+    return ok(check, expected)
+
+
+@_core_check("proof.backtrace", hides_cause("inspect"), fix=("run GDB by hand on a core",))
+def backtrace(observed: Proved, policy: Policy) -> Result:
+    """The debugger gdb reads a backtrace from the core that a crash left."""
+    check, expected = "proof.backtrace", "a backtrace"
+    crash = observation(check, observed, "core", ProvedCore)
+    if isinstance(crash, Result):
+        return crash
+    if crash.skipped or not crash.is_complete:
+        return na(check, "no core: see proof.core")
+    if not crash.gdb:
+        return na(check, "gdb is not installed: see proof.gdb")
+    if crash.frames:
+        return ok(check, expected)
+    complaint = crash.gdb_said or "no frame"
+    if " does not start: " in complaint:
+        return na(check, "gdb does not start: see proof.gdb")
+    return fail(check, expected, complaint, crash.gdb, f"run {crash.gdb} by hand on a core")
