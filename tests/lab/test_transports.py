@@ -108,15 +108,15 @@ def test_a_node_that_slurm_loses_in_the_middle_costs_itself(slurm_lab, root_slur
         answers = list(transport.ask([Request(name, count, 20, reads=reads) for name in names]))
         assert sorted(name for name, _ in answers) == sorted(names)
         said = dict(answers)
-        assert said[names[1]].kind in (UNREACHABLE, "lost")
-        assert re.search(r"Slurm: has left job|Killed|down", said[names[1]].error)
+        assert said[names[1]].gap.kind in (UNREACHABLE, "lost")
+        assert re.search(r"Slurm: has left job|Killed|down", said[names[1]].gap.reason)
         again = dict(transport.ask([Request(name, "echo again", 20) for name in names]))
     for node in (slurm_lab.nodes[0], slurm_lab.nodes[2]):
         runs = node.run("cat /tmp/way-count").stdout.count("x")
         assert runs == 1 or (reads and runs == 2)
         assert said[node.name].ok or not reads
         assert again[node.name].stdout.strip() == "again"
-    assert again[names[1]].kind == UNREACHABLE
+    assert again[names[1]].gap.kind == UNREACHABLE
 
 
 @pytest.mark.nightly
