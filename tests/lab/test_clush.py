@@ -355,7 +355,7 @@ def test_an_interrupt_ends_what_runs_on_the_nodes(cluster: Cluster) -> None:
         found = [stream.throw(KeyboardInterrupt()), *stream]
         assert time.monotonic() - began < 25
         assert sleeping() == []
-        kinds = sorted((name, answer.gap.kind) for name, answer in found)
+        kinds = sorted((name, outcome.value.gap.kind) for name, outcome in found)
         assert kinds == [(name, "interrupted") for name in sorted(others)]
 
 

@@ -342,6 +342,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.nightly
 def test_ranks_on_a_node_that_slurm_did_not_give_to_the_job_are_only_claims(
     slurm_lab, login, fleet, tool
 ):
