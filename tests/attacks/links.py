@@ -188,7 +188,7 @@ class Machine:
 
 
 def _alone() -> str:
-    return (PACKAGE / "files.py").read_text()
+    return (PACKAGE / "core/files.py").read_text()
 
 
 def _program() -> str:
