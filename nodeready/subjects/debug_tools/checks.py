@@ -77,10 +77,11 @@ def packages(observed: DebugTools, policy: Policy) -> Result:
         fix = f"install {unusable_packages[0].package} again the way this distribution does"
         return fail(check, expected, without_manager, source, fix)
     paths = {quote(trouble.path): "has mode" in trouble.words for trouble in troubles}
-    closed = " ".join(path for path, has_mode in paths.items() if has_mode)
-    broken = " ".join(path for path, has_mode in paths.items() if not has_mode)
-    fixes = [f"chmod a+rx {closed}"] if closed else []
-    fixes += [f"remove {broken}, or put a program there that runs"] if broken else []
+    quoted_closed = " ".join(path for path, has_mode in paths.items() if has_mode)
+    quoted_broken = " ".join(path for path, has_mode in paths.items() if not has_mode)
+    fixes = [f"chmod a+rx {quoted_closed}"] if quoted_closed else []
+    if quoted_broken:
+        fixes.append(f"remove {quoted_broken}, or put a program there that runs")
     return fail(check, expected, actual, source, "; ".join(fixes))
 
 
