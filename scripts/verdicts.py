@@ -33,6 +33,8 @@ _PARTS = "NODEREADY_VERDICTS"
 #: What is called, or made, with each verdict: (the modules that may hold it, its name, the fields
 #: of its value to keep). A module that moves gets its new name beside the older one.
 _SOURCES = (
+    # First, because the modules below take it by name.
+    (("nodeready.core.exit_codes", "nodeready.exit_codes"), "exit_code", ()),
     (("nodeready.core.result", "nodeready.subjects.result"), "Page.rated", ()),
     (
         ("nodeready.runs.postmortem.document", "nodeready.triage.postmortem.document"),
@@ -44,7 +46,6 @@ _SOURCES = (
         "Verdict.__init__",
         ("kind", "text", "suspects"),
     ),
-    (("nodeready.core.exit_codes", "nodeready.exit_codes"), "exit_code", ()),
 )
 _TEMPORARY = re.compile(r"/tmp/[\w./-]+")
 
