@@ -2,7 +2,7 @@
 
 A command holds a conversation with every node: a generator that yields a `Request`, gets its
 `Answer`, may ask again, and returns the result. Every request gets exactly one answer: after an
-interrupt, or at the deadline, a `Failure`.
+interrupt, or at the deadline, an `Outcome` with a `Gap`.
 
 A node program is a module with ``main(config)``. Its configuration is a dataclass with at least
 the fields ``nonce``, ``tag`` and ``limit_s`` (`nodeready.agent.payload`). `request` runs the
