@@ -1,7 +1,7 @@
 """The words that complete a command line. They are read from texts and from the memory.
 
-Running an inventory to complete a word would run a stranger's file. Only the ids of checks cost an
-import of the subjects.
+Importing the subjects takes longer than a user waits after Tab; running an inventory to complete a
+word would run a stranger's file.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _MAX_BYTES = 1_000_000
 #: A name of a node, or a node set.
 _NODE = re.compile(r"[A-Za-z0-9][\w.,\[\]-]*")
 _SITE_CHECK = re.compile(r"""^\s*id\s*=\s*["']([a-z_0-9]+)["']""", re.M)
+#: The noun of a check, in `check("SUBJECT.NOUN"` or in a row that makes one, `_free_check("NOUN"`.
+_CHECK = re.compile(r'check\w*\(\s*"(?:[a-z_0-9]+\.)?([a-z_0-9]+)"')
 
 
 def inventories(_: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -87,9 +89,14 @@ def _listed(words: Iterable[str], incomplete: str) -> list[CompletionItem]:
 
 
 def _check_words() -> list[str]:
-    from nodeready.subjects.registry import SUBJECTS, check_ids
-
-    return [*SUBJECTS, *check_ids()]
+    folder = Path(nodeready.__file__).parent / "subjects"
+    subjects = [file.parent.name for file in sorted(folder.glob("*/checks.py"))]
+    checks = [
+        f"{file.parent.name}.{noun}"
+        for file in sorted(folder.glob("*/*.py"))
+        for noun in _CHECK.findall(_text(file))
+    ]
+    return [*subjects, *checks]
 
 
 def _site_words(folders: Iterable[Path]) -> list[str]:

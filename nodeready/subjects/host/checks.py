@@ -314,11 +314,11 @@ _SWAP_FIX = "swapoff -a, and remove it from /etc/fstab"
 
 
 def _equal_check(
+    noun: str,
     setting: str,
     cost: Cost,
     meaning: str,
     *,
-    noun: str,
     source: str,
     fix: str,
     normal: Callable[[str], str] = str,
@@ -344,20 +344,20 @@ def _equal_check(
 
 
 kernel = _equal_check(
-    "kernel_release", drifts("install", "reboot"),
+    "kernel", "kernel_release", drifts("install", "reboot"),
     "The kernel's release is the policy's: drivers are built for one (kernel_release).",
-    noun="kernel", source="/proc/sys/kernel/osrelease", fix="install {} and reboot",
+    source="/proc/sys/kernel/osrelease", fix="install {} and reboot",
 )  # fmt: skip
 os = _equal_check(
-    "os_release", drifts("configure", "install"),
+    "os", "os_release", drifts("configure", "install"),
     "Distribution and version are the policy's (os_release): libraries come from there.",
-    noun="os", source="/etc/os-release",
+    source="/etc/os-release",
     fix="image the node again, or correct os_release in the policy",
 )  # fmt: skip
 timezone = _equal_check(
-    "timezone", hides_cause("configure"),
+    "timezone", "timezone", hides_cause("configure"),
     "The time zone is the policy's: logs of nodes in different zones do not line up.",
-    noun="timezone", source="/etc/localtime", fix="timedatectl set-timezone {}",
+    source="/etc/localtime", fix="timedatectl set-timezone {}",
     normal=facts.same_zone,
 )  # fmt: skip
 
