@@ -173,10 +173,12 @@ def excess(this: SlurmNode, nodes: Iterable[SlurmNode], maximum: str) -> DrainEr
             and not (this.is_pending and node.is_pending and (node.since, node.name) > turn)
             for node in members
         )  # fmt: skip
-        if drained >= _limit(maximum, len(members)):
+        limit = _limit(maximum, len(members))
+        if drained >= limit:
+            # Not the number of now: some of these drains may be pending and undone in a second.
             reason = (
-                f"{drained} of {len(members)} nodes of {partition or 'no partition'} are drained "
-                f"by nodeready, and gate_drain_max is {maximum}"
+                f"{limit} or more of {len(members)} nodes of {partition or 'no partition'} are "
+                f"drained by nodeready, and gate_drain_max is {maximum}"
             )
             return DrainError(sanitise(reason), len(members))
     return None
