@@ -9,6 +9,7 @@ from __future__ import annotations
 #: room -> what it does.
 ROOMS = {
     "core": "values, judging, text, files",
+    "knowledge": "what the field knows, as rows",
     "subjects": "observe and judge",
     "agent": "all else that a node runs",
     "fleet": "inventories and transports",

@@ -11,6 +11,7 @@ import ast
 import base64
 import dataclasses
 import json
+import re
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any, NamedTuple
 
+from nodeready import knowledge
 from nodeready.core.pythons import PYTHONS
 from nodeready.core.shell import KILL_AFTER_S, join, quote
 from nodeready.core.wire import NO_PYTHON
@@ -97,6 +99,8 @@ def _parents(name: str) -> Iterator[str]:
 def closure(roots: Iterable[str], without: Iterable[str] = ()) -> dict[str, str]:
     """The modules of nodeready that these (dotted names) need, each with its source.
 
+    The tables of knowledge that these modules read are in the module ``knowledge.compiled``.
+
     without: modules that are left out, with the modules that only they import
     """
     sources: dict[str, str] = {}
@@ -113,6 +117,9 @@ def closure(roots: Iterable[str], without: Iterable[str] = ()) -> dict[str, str]
                 sources[name] = source
                 package = name if is_package(name) else name.rpartition(".")[0]
                 todo += imports(source, package)
+    if knowledge.COMPILED not in sources:
+        tables = re.findall(r'\bknowledge\.rows\("(\w+)"\)', "".join(sources.values()))
+        sources[knowledge.COMPILED] = knowledge.compiled(tables)
     return dict(sorted(sources.items()))
 
 

@@ -1,0 +1,59 @@
+"""What the field knows, as rows of data: a table is a TOML file in this folder.
+
+A row says what it matches, what it means, and its source, and it has examples: lines that it
+matches, and lines that it does not match. tests/unit/test_knowledge.py holds every row against its
+examples. A node gets the tables that its program reads as the module ``compiled``, without the
+examples, because Python 3.9 reads no TOML.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from functools import cache
+from importlib import resources
+from typing import Any
+
+#: The module with tables, which only the program of a node has.
+COMPILED = f"{__name__}.compiled"
+#: What only the tests read of a row.
+EXAMPLES = frozenset({"matches", "not_matches"})
+
+
+def read(table: str) -> dict[str, dict[str, Any]]:
+    """The rows of a table with their examples: key -> row, in the order of the file."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
+    text = resources.files(__name__).joinpath(f"{table}.toml").read_text("utf-8")
+    data: dict[str, dict[str, Any]] = tomllib.loads(text)
+    return data
+
+
+def _without_examples(table: str) -> dict[str, dict[str, Any]]:
+    return {
+        key: {name: value for name, value in row.items() if name not in EXAMPLES}
+        for key, row in read(table).items()
+    }
+
+
+@cache
+def rows(table: str) -> dict[str, dict[str, Any]]:
+    """The rows of a table without their examples: key -> row, in their order.
+
+    table: a literal, because `nodeready.agent.payload` finds a node's tables by their names
+    """
+    try:
+        from nodeready.knowledge.compiled import TABLES  # type: ignore[import-not-found]
+    except ImportError:
+        return _without_examples(table)
+    found: dict[str, dict[str, Any]] = TABLES[table]
+    return found
+
+
+def compiled(tables: Iterable[str]) -> str:
+    """The source of the module `COMPILED` with these tables."""
+    data = {table: _without_examples(table) for table in sorted(set(tables))}
+    return f'"""Tables of nodeready.knowledge, without their examples."""\nTABLES = {data!r}\n'

@@ -1,0 +1,46 @@
+"""The tables of nodeready/knowledge: each row is held against its own examples."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeready import knowledge
+from nodeready.agent import payload
+from nodeready.agent.witnesses import nccl_errors
+from tests.paths import PACKAGE
+
+
+def _nccl_error(line):
+    error = nccl_errors.meaning(line)
+    return error and error.key
+
+
+#: table -> what finds the key of the row that explains a line.
+ENGINES = {"nccl_errors": _nccl_error}
+ROWS = [
+    pytest.param(table, key, row, id=f"{table}-{key}")
+    for table in ENGINES
+    for key, row in knowledge.read(table).items()
+]
+
+
+def test_every_table_has_an_engine():
+    assert {path.stem for path in (PACKAGE / "knowledge").glob("*.toml")} == set(ENGINES)
+
+
+@pytest.mark.parametrize(("table", "key", "row"), ROWS)
+def test_a_row_explains_its_examples_alone(table, key, row):
+    assert row["source"]
+    assert {ENGINES[table](line) for line in row["matches"]} == {key}
+    assert key not in {ENGINES[table](line) for line in row["not_matches"]}
+    assert row["not_matches"]
+
+
+def test_a_node_gets_the_tables_of_its_program_without_examples():
+    sources = payload.closure(["nodeready.agent.witnesses.nccl_errors"])
+    carried = {}
+    exec(sources[knowledge.COMPILED], carried)
+    assert carried["TABLES"] == {"nccl_errors": knowledge.rows("nccl_errors")}
+    assert "matches" not in sources[knowledge.COMPILED]
+    (without,) = (payload.closure(["nodeready.core.text"])[knowledge.COMPILED],)
+    assert without.endswith("TABLES = {}\n")
