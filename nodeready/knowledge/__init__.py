@@ -49,8 +49,8 @@ def rows(table: str) -> dict[str, dict[str, Any]]:
         from nodeready.knowledge.compiled import TABLES  # type: ignore[import-not-found]
     except ImportError:
         return _without_examples(table)
-    found: dict[str, dict[str, Any]] = TABLES[table]
-    return found
+    table_rows: dict[str, dict[str, Any]] = TABLES[table]
+    return table_rows
 
 
 def compiled(tables: Iterable[str]) -> str:
