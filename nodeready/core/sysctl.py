@@ -33,7 +33,7 @@ from nodeready.core.base import (
 )
 from nodeready.core.own_files import beatable
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, ok, warn
+from nodeready.core.result import Check, Result
 
 #: Highest priority first (sysctl.d(5); procps adds /usr/local/lib).
 DIRECTORIES = (
@@ -369,10 +369,10 @@ def sets(text: str, expected: str) -> bool:
     return text == expected or (expected.isdigit() and kernel_number(text) == int(expected))
 
 
-def contradicted(check: str, key: str, boot: BootSetting, expected_value: str) -> Result:
+def contradicted(check: Check, key: str, boot: BootSetting, expected_value: str) -> Result:
     """Judge whether /etc/sysctl.conf gives ``key`` another value than ``expected_value``."""
     conflict, expected = boot.conflict, "no conflicting line"
     if conflict is None or sets(conflict.value, expected_value):
-        return ok(check, expected)
+        return check.ok(expected=expected)
     actual = f"{key} = {conflict.shown} wins under sysctl --system"
-    return warn(check, expected, actual, conflict.source, _remove(conflict.source))
+    return check.warn(actual, conflict.source, _remove(conflict.source), expected=expected)

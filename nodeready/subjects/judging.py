@@ -10,7 +10,7 @@ from nodeready.core.base import Unknown
 from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.own_files import Refusal
 from nodeready.core.policy import Policy
-from nodeready.core.result import ADMIN, Result, unknown
+from nodeready.core.result import ADMIN, Result
 from nodeready.core.text import utc_now
 from nodeready.core.waivers import waive
 from nodeready.subjects.registry import SUBJECTS
@@ -36,7 +36,7 @@ def judge(
             reason, evidence = observation.reason, observation.evidence
             reason += f": {evidence}" if evidence else ""
             page = subject.observed
-            results.append(page.rated(unknown(page.id, reason)))
+            results.append(page.rated(Result(page.id, "unknown", actual=reason)))
             continue
         for check in (*subject.checks, *subject.policy_checks(policy)):
             try:
@@ -47,7 +47,7 @@ def judge(
                     result = _with_refusal(result, snapshot.refused, patterns)
                 results.append(result)
             except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
-                results.append(check.rated(unknown(check.id, unparsable(error))))
+                results.append(check.rated(check.unknown(unparsable(error))))
     return waive(results, policy, utc_now()[:10])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nodeready.core import shell
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, Subject, check, fixable
+from nodeready.core.result import Result, Subject, check
 from nodeready.core.severity import loses_job
 from nodeready.subjects.iommu.arguments import configured, contradicting, missing, words
 from nodeready.subjects.iommu.facts import ENTRIES, GENERATED, GRUB_D, OWN_VARIABLE, PROBE, Iommu
@@ -168,7 +168,7 @@ def args(observed: Iommu, policy: Policy) -> Result:
         path = observed.own_line.path if observed.own_line else ""
         actual = f"{problem}, though {path} is in place"
         return args.fail(actual, entry.source, fix, expected=expected)
-    return fixable(args.id, expected, problem, source)
+    return args.fixable(problem, source, expected=expected)
 
 
 _REBOOT, _REPAIR = "reboot the node", "repair iommu.args, then reboot the node"

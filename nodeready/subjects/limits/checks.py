@@ -7,18 +7,7 @@ from dataclasses import replace
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.own_files import beatable
 from nodeready.core.policy import Policy
-from nodeready.core.result import (
-    Check,
-    Result,
-    Subject,
-    check,
-    fail,
-    fixable,
-    join_first,
-    na,
-    ok,
-    warn,
-)
+from nodeready.core.result import Check, Result, Subject, check, join_first
 from nodeready.core.severity import Cost, hides_cause, loses_job
 from nodeready.subjects.limits.facts import NR_OPEN, PROBE, Limits
 from nodeready.subjects.limits.limit_files import (
@@ -103,18 +92,21 @@ def _cannot_be_overridden(path: str) -> bool:
     return directory.endswith(".d") and not beatable(name)
 
 
-def _kernel_refuses(item: str, reason: str, observed: Limits, policy: Policy) -> Result:
+def _kernel_refuses(
+    check: Check, item: str, reason: str, observed: Limits, policy: Policy
+) -> Result:
     """The result for a limit that the node's kernel refuses: its line breaks every login."""
-    check, limit = f"limits.{item}", _policy_limit(policy, item)
-    expected = f"{requested(limit, item)} for {', '.join(policy.limit_domains)}"
+    expected = (
+        f"{requested(_policy_limit(policy, item), item)} for {', '.join(policy.limit_domains)}"
+    )
     for entry in observed.pam.entries:
         is_ours = "/zz" in entry.source and "nodeready" in entry.source
         if entry.item == item and is_ours and entry.value > highest_possible(observed, item):
             actual = f"{item_text(entry.value, item)} breaks logins: {reason}"
-            return fixable(check, "no limit that this node refuses", actual, entry.source)
+            return check.fixable(actual, entry.source, expected="no limit that this node refuses")
     raise_first = f"sysctl {NR_OPEN}={policy.limit_nofile} here, or " if NR_OPEN in reason else ""
     fix = f"{raise_first}a lower limit_{item} in the policy"
-    return fail(check, expected, f"not set: {reason}", "", fix)
+    return check.fail(f"not set: {reason}", "", fix, expected=expected)
 
 
 def _breaks_logins(observed: Limits, entry: LimitEntry) -> bool:
@@ -133,18 +125,18 @@ def _line_problem(observed: Limits, entry: LimitEntry, limit: int) -> str:
     return "" if is_enough(entry.value, limit) else item_text(entry.value, entry.item)
 
 
-def _judge_logins(item: str, observed: Limits, policy: Policy) -> Result:
+def _judge_logins(check: Check, item: str, observed: Limits, policy: Policy) -> Result:
     """One limit, soft and hard, for every domain of the policy."""
-    check, limit = f"limits.{item}", _policy_limit(policy, item)
+    limit = _policy_limit(policy, item)
     expected = f"{requested(limit, item)} for {', '.join(policy.limit_domains)}"
     reason = refused(observed, policy, item)
     if reason:
-        return _kernel_refuses(item, reason, observed, policy)
+        return _kernel_refuses(check, item, reason, observed, policy)
     for domain in policy.limit_domains:
         for written, line in observed.pam.exempt:
             if applies_to(written, domain):
                 actual = f"{written} is exempt from all limits"
-                return fail(check, expected, actual, line, f"remove the line {line}")
+                return check.fail(actual, line, f"remove the line {line}", expected=expected)
     # Value -> domain -> the kinds of limits with that value.
     problems: dict[str, dict[str, list[str]]] = {}
     source, unbeatable = "", ""
@@ -166,27 +158,28 @@ def _judge_logins(item: str, observed: Limits, policy: Policy) -> Result:
     actual = "; ".join(texts)
     if unbeatable:
         fix = f"rename {unbeatable.rpartition(':')[0]}: no file can be read after it"
-        return fail(check, expected, actual, unbeatable, fix)
+        return check.fail(actual, unbeatable, fix, expected=expected)
     if problems:
-        return fixable(check, expected, actual, source)
-    return ok(check, expected, source=source)
+        return check.fixable(actual, source, expected=expected)
+    return check.ok(source=source, expected=expected)
 
 
 def _login_check(item: str, cost: Cost, meaning: str) -> Check:
     """The check of one of ITEMS for new logins."""
 
-    def judge(observed: Limits, policy: Policy) -> Result:
-        return _judge_logins(item, observed, policy)
-
-    judge.__doc__ = meaning
-    return check(
+    @check(
         f"limits.{item}",
         cost,
         settings=tuple(dict.fromkeys((f"limit_{item}", "limit_nofile", "limit_domains"))),
         fixed_by="limits.logins",
         fix=_LOGIN_FIXES,
         writes=lambda observed, policy: ("/etc/security/limits.d/*nodeready.conf",),
-    )(judge)
+        meaning=meaning,
+    )
+    def login(observed: Limits, policy: Policy) -> Result:
+        return _judge_logins(login, item, observed, policy)
+
+    return login
 
 
 core = _login_check(
@@ -212,6 +205,7 @@ nofile = _login_check(
     loses_job("configure"),
     settings=("limit_core", "limit_memlock", "limit_nofile", "limit_domains", "limit_services"),
     fix=("raise or remove WHERE", "raise or remove WHERE, or leave it be"),
+    expects="none",
 )
 def exceptions(observed: Limits, policy: Policy) -> Result:
     """No line for a single user, group or range gives less than the policy gives to all.
@@ -221,7 +215,7 @@ def exceptions(observed: Limits, policy: Policy) -> Result:
     people (``1000:``) takes the limits from every job, and a line above the kernel's maximum
     breaks logins: a failure.
     """
-    check, limits = "limits.exceptions", possible_limits(observed, policy)
+    limits = possible_limits(observed, policy)
     lines: dict[str, list[str]] = {}
     fails: list[str] = []
     for entry in observed.pam.beyond(policy.limit_domains):
@@ -236,14 +230,14 @@ def exceptions(observed: Limits, policy: Policy) -> Result:
             lines.setdefault(source, []).append(f"{domain} is exempt from all limits")
             fails += [source] if covers_all_people(domain) else []
     if not lines:
-        return ok(check, "none")
+        return exceptions.ok()
     actual = "; ".join(f"{', '.join(texts)} ({source})" for source, texts in lines.items())
     if fails:
         names = ", ".join(dict.fromkeys(fails))
-        return fail(check, "none", actual, fails[0], f"raise or remove {names}")
+        return exceptions.fail(actual, fails[0], f"raise or remove {names}")
     names = join_first(lines, ", ")
     fix = f"raise or remove {names}, or leave {'it' if len(lines) == 1 else 'them'} be"
-    return warn(check, "none", actual, next(iter(lines)), fix)
+    return exceptions.warn(actual, next(iter(lines)), fix)
 
 
 def _shortfall(observed: Limits, policy: Policy, limits_of_file: PamLimits) -> str:
@@ -268,6 +262,7 @@ def _shortfall(observed: Limits, policy: Policy, limits_of_file: PamLimits) -> s
         "session required pam_limits.so in FILE",
         "remove conf= from WHERE, or give CONF these limits",
     ),
+    expects="pam_limits for ssh and su, with the system's files",
 )
 def pam(observed: Limits, policy: Policy) -> Result:
     """Sessions of ssh and su get the limits of limits.conf and limits.d.
@@ -276,20 +271,19 @@ def pam(observed: Limits, policy: Policy) -> Result:
     its option ``conf=`` it reads only one other file. Without UsePAM, every session has sshd's own
     limits (sshd_config(5)). A failure for ssh, by which jobs log in; a warning for su.
     """
-    check, expected = "limits.pam", "pam_limits for ssh and su, with the system's files"
     if observed.no_pam is not None and "sshd" in observed.stacks:
         source = observed.no_pam if isinstance(observed.no_pam, str) else observed.no_pam.source
         path = source if isinstance(observed.no_pam, str) else observed.no_pam.path
         actual = "sshd does not use PAM: sessions have sshd's own limits"
-        return fail(check, expected, actual, source, f"UsePAM yes in {path}, then restart sshd")
+        return pam.fail(actual, source, f"UsePAM yes in {path}, then restart sshd")
     findings: list[Result] = []
     for name, stack in observed.stacks.items():
-        judged = fail if name == "sshd" else warn
+        judged = pam.fail if name == "sshd" else pam.warn
         if not stack.limits:
             if stack.is_complete:
                 actual = f"{name} calls no pam_limits: its sessions keep the limits they come with"
                 fix = f"session required pam_limits.so in {stack.path}"
-                findings.append(judged(check, expected, actual, stack.path, fix))
+                findings.append(judged(actual, stack.path, fix))
             continue
         if not stack.conf:
             continue
@@ -297,16 +291,16 @@ def pam(observed: Limits, policy: Policy) -> Result:
         fix = f"remove conf= from {source}, or give {stack.conf} these limits"
         limits_of_file = observed.confs.get(stack.conf)
         if limits_of_file is None:
-            judged, shortfall = warn, "which is not read"
+            judged, shortfall = pam.warn, "which is not read"
         else:
             shortfall = _shortfall(observed, policy, limits_of_file)
         if shortfall:
             actual = f"{name} reads {stack.conf} alone: {shortfall}"
-            findings.append(judged(check, expected, actual, source, fix))
+            findings.append(judged(actual, source, fix))
     if not observed.stacks:
-        return na(check, "no PAM stack of ssh or su here")
+        return pam.na("no PAM stack of ssh or su here")
     if not findings:
-        return ok(check, expected)
+        return pam.ok()
     first = next((finding for finding in findings if finding.status == "fail"), findings[0])
     return replace(first, actual="; ".join(finding.actual for finding in findings))
 
@@ -340,10 +334,10 @@ def services(observed: Limits, policy: Policy) -> Result:
     PAM limits never apply to a service (limits.conf(5) is for logins). The processes of slurmd
     have slurmd's limits, which systemd sets (systemd.exec(5)).
     """
-    check, limits = "limits.services", possible_limits(observed, policy)
+    limits = possible_limits(observed, policy)
     names, expected = _services_text(policy, limits)
     if not observed.units:
-        return na(check, f"none of {names} is installed")
+        return services.na(f"none of {names} is installed")
     low, source, unbeatable = [], "", ""
     for service, unit in observed.units.items():
         for item, limit in limits.items():
@@ -361,10 +355,10 @@ def services(observed: Limits, policy: Policy) -> Result:
             unbeatable = unbeatable or (path if _cannot_be_overridden(path) else "")
     if unbeatable:
         fix = f"rename {unbeatable}: no drop-in can be read after it"
-        return fail(check, expected, ", ".join(low), source, fix)
+        return services.fail(", ".join(low), source, fix, expected=expected)
     if low:
-        return fixable(check, expected, ", ".join(low), source)
-    return ok(check, expected)
+        return services.fixable(", ".join(low), source, expected=expected)
+    return services.ok(expected=expected)
 
 
 def _low_processes(observed: Limits, limits: dict[str, int]) -> dict[str, str]:
@@ -405,20 +399,20 @@ def running(observed: Limits, policy: Policy) -> Result:
     A restart can end jobs, so a person decides, unless the policy lists the service in
     restart_services.
     """
-    check, limits = "limits.running", possible_limits(observed, policy)
+    limits = possible_limits(observed, policy)
     names, expected = _services_text(policy, limits)
     if not observed.running:
-        return na(check, f"none of {names} is running")
+        return running.na(f"none of {names} is running")
     low_processes = _low_processes(observed, limits)
     if not low_processes:
-        return ok(check, expected)
+        return running.ok(expected=expected)
     actual = "; ".join(f"restart of {service} ({text})" for service, text in low_processes.items())
     low_pid = next(p.pid for p in observed.running if p.service in low_processes)
     source = f"/proc/{low_pid}/limits"
     if restarts(observed, policy):
-        return fixable(check, expected, f"pending: {actual}", source)
+        return running.fixable(f"pending: {actual}", source, expected=expected)
     fix = f"systemctl restart {' '.join(low_processes)}, when idle"
-    return warn(check, expected, f"pending: {actual}", source, fix)
+    return running.warn(f"pending: {actual}", source, fix, expected=expected)
 
 
 _ELEMENTS = {

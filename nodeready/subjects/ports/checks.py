@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, Subject, check, fail, join_first, na, ok, unknown, warn
+from nodeready.core.result import Result, Subject, check, join_first
 from nodeready.core.severity import loses_job
 from nodeready.subjects.ports.facts import (
     EPHEMERAL,
@@ -83,9 +83,9 @@ def range(observed: Ports, policy: Policy) -> Result:
     since rendezvous listen with SO_REUSEADDR. A socket that is bound, and neither listens nor is
     connected, is invisible.
     """
-    check, expected = "ports.range", f"{range_text(*policy.port_range)} free"
+    expected = f"{range_text(*policy.port_range)} free"
     if observed.listeners is None or observed.connections is None:
-        return unknown(check, "/proc/net/tcp cannot be read")
+        return range.unknown("/proc/net/tcp cannot be read")
     first, last = policy.port_range
     listeners = [socket for socket in observed.listeners if first <= socket.port <= last]
     services = [
@@ -96,18 +96,20 @@ def range(observed: Ports, policy: Policy) -> Result:
         or socket.uid == _NOBODY
     ]
     if services:
-        return fail(check, expected, _holders_text(services), "/proc/net/tcp", _SERVICE_FIX)
+        return range.fail(
+            _holders_text(services), "/proc/net/tcp", _SERVICE_FIX, expected=expected
+        )
     if listeners:
         actual = f"{_holders_text(listeners)}: a job may be running"
-        return warn(check, expected, actual, "/proc/net/tcp", _JOB_FIX)
+        return range.warn(actual, "/proc/net/tcp", _JOB_FIX, expected=expected)
     held_sockets = {socket.port: socket for socket in observed.connections}
     if held_sockets:
         texts = (
             f"{port} by {_holder_text(socket)}, {socket.state} to {socket.peer or 'nobody'}"
             for port, socket in sorted(held_sockets.items())
         )
-        return warn(check, expected, join_first(texts), "/proc/net/tcp", _CONNECTION_FIX)
-    return ok(check, expected)
+        return range.warn(join_first(texts), "/proc/net/tcp", _CONNECTION_FIX, expected=expected)
+    return range.ok(expected=expected)
 
 
 @check(
@@ -127,9 +129,9 @@ def ephemeral(observed: Ports, policy: Policy) -> Result:
     a job. The check judges the current values and those of the next boot: of the sysctl files, or
     the kernel's defaults.
     """
-    check, ports = "ports.ephemeral", policy.port_range
+    ports = policy.port_range
     if observed.ephemeral is None:
-        return unknown(check, f"{EPHEMERAL} cannot be read")
+        return ephemeral.unknown(f"{EPHEMERAL} cannot be read")
     expected = f"{range_text(*ports)} outside the ephemeral ports, or reserved"
     reserved = observed.reserved or ()
     live_ports = overlap(without(observed.ephemeral, reserved), *ports)
@@ -147,10 +149,12 @@ def ephemeral(observed: Ports, policy: Policy) -> Result:
     line = ranges_text(tuple(join_ranges((*kept_ranges, ports))))
     fix = f"{RESERVED} = {line} in /etc/sysctl.d, and sysctl -w; or give jobs another port_range"
     if live_ports or (boot_ports and source):
-        return fail(check, expected, actual, source or f"sysctl {EPHEMERAL}", fix)
+        return ephemeral.fail(actual, source or f"sysctl {EPHEMERAL}", fix, expected=expected)
     if boot_ports:
-        return warn(check, expected, f"{actual}: no sysctl file keeps the values", source, fix)
-    return ok(check, expected, f"ephemeral {range_text(*observed.ephemeral)}", source)
+        return ephemeral.warn(
+            f"{actual}: no sysctl file keeps the values", source, fix, expected=expected
+        )
+    return ephemeral.ok(f"ephemeral {range_text(*observed.ephemeral)}", source, expected=expected)
 
 
 @check("ports.firewall", loses_job("configure"), settings=("port_range",), fix=(_FIREWALL_FIX,))
@@ -167,23 +171,23 @@ def firewall(observed: Ports, policy: Policy) -> Result:
       no rule accepts one;
     - na otherwise: not known. `nodeready ready` proves the ports by connections (proof.mesh).
     """
-    check, rules = "ports.firewall", observed.firewall
+    rules = observed.firewall
     expected = f"no rule that drops {range_text(*policy.port_range)}"
     if rules.verdict == "unknown":
-        return unknown(check, rules.reason)
+        return firewall.unknown(rules.reason)
     if rules.verdict == "no drop":
-        return ok(check, expected, "no rule drops or rejects")
+        return firewall.ok("no rule drops or rejects", expected=expected)
     made_by = f" ({rules.manager})" if rules.manager else ""
     texts = f"{join_first(rules.rules)}{made_by}"
     if rules.verdict == "accept":
-        return ok(check, expected, f"accepted by the text of {texts}")
+        return firewall.ok(f"accepted by the text of {texts}", expected=expected)
     if rules.verdict == "drop":
         actual = f"{rules.ports} dropped by the text of {texts}"
-        return warn(check, expected, actual, fix=_FIREWALL_FIX)
+        return firewall.warn(actual, fix=_FIREWALL_FIX, expected=expected)
     reason = rules.reason or f"{rules.drop}{made_by}"
     if rules.rules:
         reason += f"; the range is named by {texts}"
-    return na(check, f"not known: {reason}; `nodeready ready` proves it (proof.mesh)")
+    return firewall.na(f"not known: {reason}; `nodeready ready` proves it (proof.mesh)")
 
 
 @check(
@@ -195,13 +199,15 @@ def firewall(observed: Ports, policy: Policy) -> Result:
 def privileged(observed: Ports, policy: Policy) -> Result:
     """Ordinary users may listen on the range: below ip_unprivileged_port_start only root may
     (Documentation/networking/ip-sysctl.rst; 1024 by default)."""
-    check, start = "ports.privileged", observed.privileged_below
+    start = observed.privileged_below
     expected = f"{range_text(*policy.port_range)} from {start} on"
     if policy.port_range[0] < start:
         actual = f"ports below {start} are root's alone"
         fix = f"a port_range from {start} on, or sysctl net.ipv4.ip_unprivileged_port_start"
-        return fail(check, expected, actual, "sysctl net.ipv4.ip_unprivileged_port_start", fix)
-    return ok(check, expected, f"users may listen from {start} on")
+        return privileged.fail(
+            actual, "sysctl net.ipv4.ip_unprivileged_port_start", fix, expected=expected
+        )
+    return privileged.ok(f"users may listen from {start} on", expected=expected)
 
 
 SUBJECT = Subject(

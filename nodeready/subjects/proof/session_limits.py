@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from nodeready.core.base import Line
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, check, deploy, fail, fixable, na, ok, warn
+from nodeready.core.result import Check, Result, check, deploy
 from nodeready.core.severity import loses_job
 from nodeready.core.sysctl import BootSetting
 from nodeready.subjects.limits.checks import item_text, possible_limits
@@ -262,8 +262,7 @@ def limits(observed: Proved, policy: Policy) -> Result:
     stack, nproc, rttime. The subject limits reports a limit that this node's kernel refuses;
     proof.core, unless waived, a core limit that cost a core. Neither is repeated here.
     """
-    check = "proof.limits"
-    first = observation(check, observed, "limits", SessionLimits)
+    first = observation(limits, observed, "limits", SessionLimits)
     if isinstance(first, Result):
         return first
     possible = _possible(first, policy)
@@ -275,7 +274,7 @@ def limits(observed: Proved, policy: Policy) -> Result:
     ):
         possible.pop("core", None)
     if not possible:
-        return na(check, "none of the policy's limits can be had here, or proof.core tells")
+        return limits.na("none of the policy's limits can be had here, or proof.core tells")
     expected = _items_text({item: item_text(limit, item) for item, limit in possible.items()})
     sessions = _limits_by_opener(observed)
     findings: dict[str, LowLimits] = {}
@@ -286,16 +285,16 @@ def limits(observed: Proved, policy: Policy) -> Result:
         if low:
             findings[opener] = low_limits(opener, low, has, possible, observed)
     if not findings:
-        doubt = next(_doubts(check, expected, sessions, possible, observed), None)
-        return doubt or ok(check, expected, _with_unproved(expected, observed))
+        doubt = next(_doubts(limits, expected, sessions, possible, observed), None)
+        return doubt or limits.ok(_with_unproved(expected, observed), expected=expected)
     logins = [opener for opener in sessions if opener not in ("srun", "slurmd")]
     if len(logins) > 1 and len([opener for opener in logins if opener in findings]) == 1:
         findings = {opener: _with_fix(opener, low, observed) for opener, low in findings.items()}
-    return _too_low(check, expected, sessions, findings)
+    return _too_low(limits, expected, sessions, findings)
 
 
 def _too_low(
-    check: str,
+    check: Check,
     expected: str,
     sessions: Mapping[str, SessionLimits],
     findings: Mapping[str, LowLimits],
@@ -320,8 +319,10 @@ def _too_low(
     actual = "; ".join(texts)
     first = next((low for low in kinds if low.fix), None)
     if first is None:
-        return fixable(check, expected, actual, "", "nodeready deploy INVENTORY --only limits")
-    return fail(check, expected, actual, first.source, first.fix)
+        return check.fixable(
+            actual, "", "nodeready deploy INVENTORY --only limits", expected=expected
+        )
+    return check.fail(actual, first.source, first.fix, expected=expected)
 
 
 #: The least of the limits that no policy names, in kernel units; -1: none may be set. as, data:
@@ -336,7 +337,7 @@ _LEAST = {
 
 
 def _doubts(
-    check: str,
+    check: Check,
     expected: str,
     sessions: Mapping[str, SessionLimits],
     possible: Mapping[str, int],
@@ -356,7 +357,7 @@ def _doubts(
             low.setdefault(words, []).append(opener)
     if low:
         actual = "; ".join(f"{words} by {_openers_text(names)}" for words, names in low.items())
-        yield fail(check, expected, f"too little for a job: {actual}", "", _RAISE_FIX)
+        yield check.fail(f"too little for a job: {actual}", "", _RAISE_FIX, expected=expected)
     # Sessions with different limits; one that the policy does not ask for may differ.
     logins = {opener: has for opener, has in sessions.items() if opener not in ("srun", "slurmd")}
     differing = [
@@ -370,12 +371,12 @@ def _doubts(
             for opener, has in logins.items()
         )
         fix = "compare /etc/pam.d/sshd and /etc/pam.d/su, and what the user's shells run"
-        yield warn(check, expected, actual, "", fix)
+        yield check.warn(actual, "", fix, expected=expected)
     # ssh's sessions have other limits, and no key of the user's opens one.
     other, source = _conf_option(pam_service(observed, "ssh"))
     if other and "ssh" not in sessions and other != _conf_option(pam_service(observed, "su"))[0]:
         actual = f"not seen by ssh, where pam_limits reads {other}"
-        yield warn(check, expected, actual, source, _conf_fix(other, source))
+        yield check.warn(actual, source, _conf_fix(other, source), expected=expected)
 
 
 def _with_unproved(expected: str, observed: Proved) -> str:

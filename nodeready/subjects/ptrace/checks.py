@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, Subject, check, fail, fixable, held, na, ok
+from nodeready.core.result import Result, Subject, check
 from nodeready.core.severity import hides_cause
 from nodeready.core.sysctl import contradicted, sets
 from nodeready.subjects.ptrace.facts import KEY, PROBE, Ptrace
@@ -35,9 +35,9 @@ def scope(observed: Ptrace, policy: Policy) -> Result:
     CAP_SYS_PTRACE. Scope 3 forbids attaching to all users, and cannot be lowered before a reboot
     (Documentation/admin-guide/LSM/Yama.rst). A kernel without Yama has the classic rules.
     """
-    check, expected = "ptrace.scope", str(policy.ptrace_scope)
+    expected = str(policy.ptrace_scope)
     if observed.live is None:
-        return na(check, "no Yama in this kernel: the classic rules apply")
+        return scope.na("no Yama in this kernel: the classic rules apply")
     winner = observed.boot.winner
     source = winner.source if winner else ""
     actual = f"{observed.live}, next boot {winner.shown if winner else 'unset'}"
@@ -45,13 +45,15 @@ def scope(observed: Ptrace, policy: Policy) -> Result:
     is_live_wrong = observed.live not in (policy.ptrace_scope, 3)
     if is_boot_wrong and observed.boot.remedy:
         # The next boot would lose a value that is only live.
-        return held(check, expected, actual, source, observed.boot.remedy)
+        return scope.held(actual, source, observed.boot.remedy, expected=expected)
     if is_boot_wrong or is_live_wrong:
-        return fixable(check, expected, actual, source)
+        return scope.fixable(actual, source, expected=expected)
     if observed.live == 3:
         actual = f"{actual}: reboot needed"
-        return fail(check, expected, actual, source, "reboot the node", actions=("reboot",))
-    return ok(check, expected, str(observed.live), source)
+        return scope.fail(
+            actual, source, "reboot the node", actions=("reboot",), expected=expected
+        )
+    return scope.ok(str(observed.live), source, expected=expected)
 
 
 @check(
@@ -66,10 +68,9 @@ def sysctl_conf(observed: Ptrace, policy: Policy) -> Result:
     ``sysctl --system``, run by hand or by a package's script, reads that file after all others,
     and would set the line's value until the next boot.
     """
-    check = "ptrace.sysctl_conf"
     if observed.live is None:
-        return na(check, "no Yama in this kernel: the classic rules apply")
-    return contradicted(check, KEY, observed.boot, str(policy.ptrace_scope))
+        return sysctl_conf.na("no Yama in this kernel: the classic rules apply")
+    return contradicted(sysctl_conf, KEY, observed.boot, str(policy.ptrace_scope))
 
 
 @check(
@@ -77,15 +78,15 @@ def sysctl_conf(observed: Ptrace, policy: Policy) -> Result:
     hides_cause("deploy"),
     fixed_by="ptrace.selinux",
     writes=lambda observed, policy: (),
+    expects="off",
 )
 def selinux(observed: Ptrace, policy: Policy) -> Result:
     """SELinux's deny_ptrace is off where SELinux enforces: it stops even root's debugger."""
-    check = "ptrace.selinux"
     if observed.deny_ptrace is None:
-        return na(check, "no SELinux deny_ptrace on this node")
+        return selinux.na("no SELinux deny_ptrace on this node")
     if observed.deny_ptrace:
-        return fixable(check, "off", "on", "/sys/fs/selinux/booleans/deny_ptrace")
-    return ok(check, "off")
+        return selinux.fixable("on", "/sys/fs/selinux/booleans/deny_ptrace")
+    return selinux.ok()
 
 
 SUBJECT = Subject(

@@ -12,7 +12,7 @@ from typing import Any
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
 from nodeready.core.policy.site_checks import SiteCheck
-from nodeready.core.result import PERSON, Check, Remedy, Result, Subject, fail, ok, unknown, warn
+from nodeready.core.result import PERSON, Check, Remedy, Result, Subject
 from nodeready.core.severity import drifts, loses_job
 from nodeready.subjects.site.facts import PROBE, Site, SiteOutput
 
@@ -30,26 +30,26 @@ class _TooSlow(Exception):
 
 def judge(check: SiteCheck, observed: Site) -> Result:
     """The result of one check."""
+    this = check_of(check)
     output = observed.checks.get(check.name, SiteOutput(reason="was not made"))
     if output.missing:
-        return _bad(check, f"no such file: {check.file}")
+        return this.fail(f"no such file: {check.file}", _source(check), status=check.severity)
     if output.reason:
-        return unknown(check.id, output.reason)
+        return this.unknown(output.reason)
     try:
         is_good = _is_good(check, output)
     except _TooSlow:
-        return unknown(check.id, f"matches takes more than {_MATCH_S} s of CPU on its output")
+        return this.unknown(f"matches takes more than {_MATCH_S} s of CPU on its output")
     except ValueError as problem:
-        return unknown(check.id, str(problem))
+        return this.unknown(str(problem))
     if not is_good:
-        return _bad(check, _actual(check, output))
+        return this.fail(_actual(check, output), _source(check), status=check.severity)
     if output.status and check.comparator != "status":
-        return unknown(
-            check.id,
+        return this.unknown(
             f"prints what it should, but exit status {output.status}: "
             f"{output.error or 'no message'}",
         )
-    return ok(check.id, _expected(check), _actual(check, output), _source(check))
+    return this.ok(_actual(check, output), _source(check))
 
 
 def _is_good(check: SiteCheck, output: SiteOutput) -> bool:
@@ -88,11 +88,6 @@ def _limited() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, previous)
-
-
-def _bad(check: SiteCheck, actual: str) -> Result:
-    make = fail if check.severity == "fail" else warn
-    return make(check.id, _expected(check), actual, _source(check), check.fix)
 
 
 def comparison(check: SiteCheck) -> str:
@@ -142,7 +137,9 @@ def check_of(check: SiteCheck) -> Check:
 
     remedies = (Remedy(PERSON, check.fix),) if check.fix else ()
     cost = loses_job("configure") if check.severity == "fail" else drifts("configure")
-    return Check(check.id, cost, _meaning(check), (), "", remedies, judged)
+    return Check(
+        check.id, cost, _meaning(check), (), "", remedies, judged, expects=_expected(check)
+    )
 
 
 def _meaning(check: SiteCheck) -> str:

@@ -10,7 +10,7 @@ from nodeready.core import managed_block
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.fleet import FleetFacts
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, Subject, check, fail, fixable, na, ok, warn
+from nodeready.core.result import Check, Result, Subject, check
 from nodeready.core.severity import drifts, loses_job
 from nodeready.core.shell import quote
 from nodeready.subjects.access import UNLOADED, UnusableProgram, chmod_mends, unusable_program
@@ -116,19 +116,18 @@ def known_hosts(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Resul
     result = _block(observed, policy, lines)
     if result.status == "na" or (result.status == "fail" and not result.fixable):
         return result
-    check = result.check
     barrier = observed.access.barrier(KNOWN_HOSTS)
     if barrier is not None:
         if barrier.path == KNOWN_HOSTS or chmod_mends(barrier, KNOWN_HOSTS):
-            return fixable(check, result.expected, barrier.words, barrier.path)
+            return known_hosts.fixable(barrier.words, barrier.path, expected=result.expected)
         fix = f"let users read {barrier.path}"
-        return fail(check, result.expected, barrier.words, barrier.path, fix)
+        return known_hosts.fail(barrier.words, barrier.path, fix, expected=result.expected)
     if result.status != "ok":
         return result
     inode = observed.access.inodes.get(KNOWN_HOSTS)
     if inode is not None and (inode.uid or inode.mode & 0o022):
         actual = f"others can change it (uid {inode.uid}, mode {inode.mode & 0o7777:o})"
-        return fixable(check, result.expected, actual, KNOWN_HOSTS)
+        return known_hosts.fixable(actual, KNOWN_HOSTS, expected=result.expected)
     return _revoked(observed, fleet_block(lines)) or result
 
 
@@ -148,25 +147,27 @@ def _revoked(observed: SshClient, block: FleetBlock) -> Result | None:
         actual = f"a line revokes the {words[2]} key of {name}"
         fix = f"remove the line {source}, or give the host a new key"
         expected = f"the fleet's {len(block.lines)} host keys"
-        return fail("ssh_client.known_hosts", expected, actual, source, fix)
+        return known_hosts.fail(actual, source, fix, expected=expected)
     return None
 
 
 def _block(observed: SshClient, policy: Policy, lines: tuple[str, ...]) -> Result:
     """Judge our block alone, which shall have these lines."""
-    check, file = "ssh_client.known_hosts", observed.known_hosts
+    file = observed.known_hosts
     if policy.ssh_client_mode != "known_hosts":
-        return na(check, f"ssh_client_mode is {policy.ssh_client_mode}")
+        return known_hosts.na(f"ssh_client_mode is {policy.ssh_client_mode}")
     if not lines:
-        return na(check, "no host keys were gathered")
+        return known_hosts.na("no host keys were gathered")
     block = fleet_block(lines)
     expected = f"the fleet's {len(block.lines)} host keys"
     if file.digest == block.digest:
-        return ok(check, expected)
+        return known_hosts.ok(expected=expected)
     if not file.sent:
         return _unsent(observed, block, expected)
     if file.lines is None:
-        return fixable(check, expected, "no block" if file.content else "no file", KNOWN_HOSTS)
+        return known_hosts.fixable(
+            "no block" if file.content else "no file", KNOWN_HOSTS, expected=expected
+        )
     held = {line for line in file.lines if not line.startswith("#")}
     surplus = held - block.lines
     # No name of such a line is one of the fleet's.
@@ -176,12 +177,12 @@ def _block(observed: SshClient, policy: Policy, lines: tuple[str, ...]) -> Resul
     if strange > len(held) - strange:
         # The inventory seems to be a part of the fleet: the keys of the other nodes would be lost.
         actual = f"{strange} of its {len(held)} lines are about hosts outside this inventory"
-        return warn(check, expected, actual, KNOWN_HOSTS, _PART_FIX)
+        return known_hosts.warn(actual, KNOWN_HOSTS, _PART_FIX, expected=expected)
     missing = sum(not line.startswith("#") for line in block.lines.difference(file.lines))
     if missing or surplus:
         actual = f"{missing} missing, {len(surplus)} unexpected"
-        return fixable(check, expected, actual, KNOWN_HOSTS)
-    return ok(check, expected)
+        return known_hosts.fixable(actual, KNOWN_HOSTS, expected=expected)
+    return known_hosts.ok(expected=expected)
 
 
 @check(
@@ -197,47 +198,53 @@ def host_key(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     A node whose files have other keys is another node, or has another node's address: its keys
     are given to no node (RFC 4253, section 8: the key exchange proves its key, a file does not).
     """
-    check = "ssh_client.host_key"
     if policy.ssh_client_mode != "known_hosts":
-        return na(check, f"ssh_client_mode is {policy.ssh_client_mode}")
+        return host_key.na(f"ssh_client_mode is {policy.ssh_client_mode}")
     if not fleet.host_key:
-        return na(check, "this run did not connect by ssh")
+        return host_key.na("this run did not connect by ssh")
     if not observed.identity.keys:
-        return na(check, "the node shows no host key")
+        return host_key.na("the node shows no host key")
     kind = fleet.host_key.partition(" ")[0]
     expected = f"{kind} {fingerprint(fleet.host_key)}"
     if fleet.host_key in observed.identity.keys:
-        return ok(check, expected)
+        return host_key.ok(expected=expected)
     keys = [key for key in observed.identity.keys if key.startswith(f"{kind} ")]
     actual = f"{kind} {fingerprint(keys[0])}" if keys else f"no {kind} key"
-    return fail(check, expected, actual, "/etc/ssh/ssh_host_*_key.pub", _HOST_KEY_FIX)
+    return host_key.fail(actual, "/etc/ssh/ssh_host_*_key.pub", _HOST_KEY_FIX, expected=expected)
 
 
 def _unsent(observed: SshClient, block: FleetBlock, expected: str) -> Result:
     """Judge a file whose block is too large to be sent, by its digest and size."""
-    check, file = "ssh_client.known_hosts", observed.known_hosts
+    file = observed.known_hosts
     if not file.is_complete:
         actual = f"{file.size} bytes, too many of them outside our block"
-        return fail(check, expected, actual, KNOWN_HOSTS, _SHORTEN_FIX)
+        return known_hosts.fail(actual, KNOWN_HOSTS, _SHORTEN_FIX, expected=expected)
     held = file.size - len(file.content or b"")
     if file.digest and len(block.inner) < SHRINK * held:
         actual = f"a block of {held} bytes; this run gathered {len(block.inner)}"
-        return warn(check, expected, actual, KNOWN_HOSTS, _PART_FIX)
-    return fixable(check, expected, "another block" if file.digest else "no block", KNOWN_HOSTS)
+        return known_hosts.warn(actual, KNOWN_HOSTS, _PART_FIX, expected=expected)
+    return known_hosts.fixable(
+        "another block" if file.digest else "no block", KNOWN_HOSTS, expected=expected
+    )
 
 
-@check("ssh_client.leftover", drifts("deploy"), settings=_MODE, fixed_by="ssh_client.leftover")
+@check(
+    "ssh_client.leftover",
+    drifts("deploy"),
+    settings=_MODE,
+    fixed_by="ssh_client.leftover",
+    expects="no block of ours",
+)
 def leftover(observed: SshClient, policy: Policy) -> Result:
     """Without the mode known_hosts, ssh_known_hosts has no block of nodeready.
 
     Nothing would update the block: a re-imaged node would be refused for ever.
     """
-    check = "ssh_client.leftover"
     if policy.ssh_client_mode == "known_hosts":
-        return na(check, "ssh_client_mode is known_hosts")
+        return leftover.na("ssh_client_mode is known_hosts")
     if observed.known_hosts.digest:
-        return fixable(check, "no block of ours", "one from mode known_hosts", KNOWN_HOSTS)
-    return ok(check, "no block of ours")
+        return leftover.fixable("one from mode known_hosts", KNOWN_HOSTS)
+    return leftover.ok()
 
 
 def option_lines(policy: Policy) -> tuple[str, ...]:
@@ -326,31 +333,32 @@ def options(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     ``Match`` lines: no such line may send ssh to another port, host or user, ask for a key that is
     not known, or forbid the login by key.
     """
-    check = "ssh_client.options"
     our = our_lines(observed)
     if not policy.ssh_client_hosts:
         if our != OurLines(None, None):
             path = DROPIN if our.dropin is not None else MAIN
-            return fixable(check, "nothing of ours", "options of an earlier policy", path)
-        return na(check, "no ssh_client_hosts in the policy")
+            return options.fixable(
+                "options of an earlier policy", path, expected="nothing of ours"
+            )
+        return options.na("no ssh_client_hosts in the policy")
     if not observed.installed:
-        return na(check, "ssh is not installed")
+        return options.na("ssh is not installed")
     if trouble_of(observed) is not None:
-        return na(check, "ssh does not run: see ssh_client.installed")
+        return options.na("ssh does not run: see ssh_client.installed")
     expected = f"{_STRICT_SETTING[policy.ssh_client_mode]} for {' '.join(policy.ssh_client_hosts)}"
     if policy.ssh_client_mode == "known_hosts" and not expected_lines(policy, fleet):
         # Without keys, "yes" would refuse every node.
-        return na(check, "no host keys were gathered")
+        return options.na("no host keys were gathered")
     keys = known_hosts(observed, policy, fleet)
     if keys.status == "fail" and not keys.fixable:
-        return na(check, f"no host keys on the node: {keys.actual}")
+        return options.na(f"no host keys on the node: {keys.actual}")
     if not samples(policy):
         actual = "only negated patterns: they match no host"
-        return fail(check, expected, actual, "policy ssh_client_hosts", _PATTERN_FIX)
+        return options.fail(actual, "policy ssh_client_hosts", _PATTERN_FIX, expected=expected)
     version = observed.version
     if policy.ssh_client_mode == "accept-new" and version and version < ACCEPT_NEW:
         actual = f"OpenSSH {'.'.join(map(str, version))} has no accept-new (7.6 has)"
-        return fail(check, expected, actual, "ssh -V", _MODE_FIX)
+        return options.fail(actual, "ssh -V", _MODE_FIX, expected=expected)
     return _judge_effective(observed, policy, fleet, expected)
 
 
@@ -358,20 +366,20 @@ def _judge_effective(
     observed: SshClient, policy: Policy, fleet: FleetFacts, expected: str
 ) -> Result:
     """Judge what ssh -G printed: first the system's files, then root's own."""
-    check, our = "ssh_client.options", our_lines(observed)
+    our = our_lines(observed)
     for path in (MAIN, DROPIN):
         barrier = observed.access.barrier(path) if path in observed.config else None
         if barrier is None:
             continue
         if path == DROPIN or chmod_mends(barrier, path):
-            return fixable(check, expected, barrier.words, barrier.path)
+            return options.fixable(barrier.words, barrier.path, expected=expected)
         fix = f"chmod a+r {quote(barrier.path)}"
-        return fail(check, expected, barrier.words, barrier.path, fix)
+        return options.fail(barrier.words, barrier.path, fix, expected=expected)
     broken = next((answer for answer in observed.effective if answer.error), None)
     if broken is not None:
         if DROPIN in broken.error:
-            return fixable(check, expected, broken.error, DROPIN)
-        return refused(check, expected, broken.error)
+            return options.fixable(broken.error, DROPIN, expected=expected)
+        return refused(options, broken.error, expected)
     # A root without ~/.ssh/config has the options of a user without one.
     system = [answer for answer in observed.effective if not answer.as_prober]
     system = system or list(observed.effective)
@@ -383,14 +391,14 @@ def _judge_effective(
         at_top = observed.config.get(MAIN, b"").startswith(managed_block.BEGIN)
         if at_top and _current(observed, policy):
             fix = f"remove {source or 'the line that wins'}"
-            return fail(check, expected, f"{option} for {answer.host}", source, fix)
-        return fixable(check, expected, f"{option} for {answer.host}", source)
+            return options.fail(f"{option} for {answer.host}", source, fix, expected=expected)
+        return options.fixable(f"{option} for {answer.host}", source, expected=expected)
     if not _current(observed, policy):
         place = DROPIN if our.dropin is not None else MAIN
-        return fixable(check, expected, "options of an earlier policy", place)
+        return options.fixable("options of an earlier policy", place, expected=expected)
     tried = sum(not pattern.startswith("!") for pattern in policy.ssh_client_hosts)
     if tried > len(system) and our == OurLines(None, None):
-        return fixable(check, expected, "not set for every pattern")
+        return options.fixable("not set for every pattern", expected=expected)
     host_keys: Mapping[str, set[str]] = {}
     if policy.ssh_client_mode == "known_hosts":
         host_keys = fleet_block(expected_lines(policy, fleet)).keys
@@ -403,27 +411,27 @@ def _judge_effective(
         status, answer, words = min(findings, key=lambda finding: finding[0])
         source = _source(observed, answer, words)
         fix = f"remove the line {source}" if source else "correct that line"
-        judged = fail if status == "fail" else warn
-        return judged(check, expected, f"{words} for {answer.host}", source, fix)
+        judged = options.fail if status == "fail" else options.warn
+        return judged(f"{words} for {answer.host}", source, fix, expected=expected)
     for answer in observed.effective:
         option = _wrong_option(answer, policy)
         if option:
             source = _source(observed, answer, option)
             fix = f"remove the line {source}" if source else "look at root's own ssh config"
-            return warn(check, expected, f"root's own file wins: {option}", source, fix)
-    return ok(check, expected)
+            return options.warn(f"root's own file wins: {option}", source, fix, expected=expected)
+    return options.ok(expected=expected)
 
 
-def refused(check: str, expected: str, error: str) -> Result:
+def refused(check: Check, error: str, expected: str | None = None) -> Result:
     """The result for a configuration that ssh refuses with this message (readconf.c)."""
     line, file = AT_LINE.search(error), OF_FILE.search(error)
     if file is not None:
         owner = error.startswith("Bad owner")
         quoted = quote(file[1])
         fix = f"chown root {quoted}; chmod 644 {quoted}" if owner else f"chmod a+r {quoted}"
-        return fail(check, expected, error, file[1], fix)
+        return check.fail(error, file[1], fix, expected=expected)
     source = f"{line[1]}:{line[2]}" if line else "ssh -G"
-    return fail(check, expected, error, source, "correct that line")
+    return check.fail(error, source, "correct that line", expected=expected)
 
 
 #: Options whose value for a single peer is suspicious where other peers have another value.
@@ -517,6 +525,7 @@ def _source(observed: SshClient, answer: EffectiveOptions, setting_text: str) ->
         "chown root PATH; chmod 644 PATH",
         "chmod a+r PATH",
     ),
+    expects="installed",
 )
 def installed(observed: SshClient, policy: Policy) -> Result:
     """The ssh client is there, and every user can start it: pdsh, mpirun and DeepSpeed's launcher
@@ -525,27 +534,26 @@ def installed(observed: SshClient, policy: Policy) -> Result:
     ssh ends at once where a file of its configuration is not readable, may be changed by others
     than root, or holds a line that ssh does not know (readconf.c).
     """
-    check, expected = "ssh_client.installed", "installed"
-    judged = fail if policy.ssh_client_hosts else warn
+    judged = installed.fail if policy.ssh_client_hosts else installed.warn
     if not observed.installed:
         if observed.package:
             actual = f"the program of the package {observed.package} is gone or closed"
-            return fixable(check, expected, actual, SSH)
-        return judged(check, expected, "not installed", "", _INSTALL_FIX)
+            return installed.fixable(actual, SSH)
+        return judged("not installed", "", _INSTALL_FIX)
     trouble = trouble_of(observed)
     if trouble is not None:
         if trouble.repair:
-            return fixable(check, expected, trouble.words, trouble.path)
+            return installed.fixable(trouble.words, trouble.path)
         fix = f"remove {quote(trouble.path)}, or put a program there that runs"
         if "has mode" in trouble.words:
             fix = f"chmod a+rx {quote(trouble.path)}"
-        judged = warn if trouble.chosen else fail
-        return judged(check, expected, trouble.words, trouble.path, fix)
+        judged = installed.warn if trouble.chosen else installed.fail
+        return judged(trouble.words, trouble.path, fix)
     # Where the policy has hosts, ssh_client.options reports a refused configuration.
     errors = [answer.error for answer in observed.effective if not answer.as_prober]
     if not policy.ssh_client_hosts and any(errors):
-        return refused(check, expected, next(filter(None, errors)))
-    return ok(check, expected)
+        return refused(installed, next(filter(None, errors)))
+    return installed.ok()
 
 
 def trouble_of(observed: SshClient) -> UnusableProgram | None:
