@@ -36,19 +36,11 @@ OPEN_FILES = (
 #: The directories of the files that a deploy writes, beside the policy's directory of cores;
 #: shell patterns. They are read here once, so that no later section starts a process for them.
 WRITTEN_FOLDERS = (
-    "/etc/sysctl.d",
-    "/etc/tmpfiles.d",
-    "/etc/systemd/coredump.conf.d",
-    "/etc/security/limits.d",
-    "/etc/systemd/system/*.service.d",
-    "/etc/ssh/ssh_config.d",
-    "/etc/profile.d",
-    "/etc/default/grub.d",
-    "/etc/systemd/system",
-    "/etc/cron.d",
-    "/etc/nodeready",
-    "/usr/local/lib/nodeready",
-)
+    "/etc/sysctl.d", "/etc/tmpfiles.d", "/etc/systemd/coredump.conf.d",
+    "/etc/security/limits.d", "/etc/systemd/system/*.service.d", "/etc/ssh/ssh_config.d",
+    "/etc/profile.d", "/etc/default/grub.d", "/etc/systemd/system", "/etc/cron.d",
+    "/etc/nodeready", "/usr/local/lib/nodeready",
+)  # fmt: skip
 #: Program -> the programs that it cannot do without: Debian's pdsh is a script around pdsh.bin.
 COMPANIONS = {"pdsh": ("pdsh.bin",)}
 #: Maximum programs whose libraries are checked: each costs a process.

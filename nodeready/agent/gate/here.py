@@ -44,9 +44,8 @@ from nodeready.core.policy.policy import PolicyError, check_settings, digest, ke
 from nodeready.core.policy.site_checks import AUDIT, READY
 from nodeready.core.result import Result, shared
 from nodeready.core.text import parse_span, utc_now
-from nodeready.subjects.judging import judge
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection, SelectionError, select
-from nodeready.subjects.snapshot import Snapshot
+from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.subjects.ssh_client.facts import SshClient
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from nodeready.core.base import Unknown
 from nodeready.fleet.inventory.nodeset import fold
 from nodeready.subjects.ports import facts as ports_facts
 from nodeready.subjects.ports.facts import Ports, Socket
-from nodeready.subjects.ports.port_ranges import (
+from nodeready.subjects.ports.firewall import (
     Range,
     join_ranges,
     overlap,

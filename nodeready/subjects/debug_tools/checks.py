@@ -11,8 +11,7 @@ from nodeready.core.severity import hides_cause
 from nodeready.core.shell import quote
 from nodeready.subjects.access import MAY_EXECUTE
 from nodeready.subjects.debug_tools import facts
-from nodeready.subjects.debug_tools.facts import PY_SPY, DebugTools, unusable
-from nodeready.subjects.debug_tools.rank_program import RUN, digest
+from nodeready.subjects.debug_tools.facts import PY_SPY, RUN, DebugTools, digest, unusable
 from nodeready.subjects.proof.facts import NOEXEC
 
 #: The machines for which py-spy's wheels hold a static binary.

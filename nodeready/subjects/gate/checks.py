@@ -20,17 +20,6 @@ _NO_PYTHON = "no Python for it: see gate.python"
 #: Seconds after the end of its budget at which our prolog is killed.
 GRACE_S = 7
 
-_PYTHON_FIX = "install one beside it: dnf install python3.11, zypper install python311"
-_TIMER_FIX = "install cron, or start record"
-_VERDICT_FIX = (
-    "systemctl list-timers nodeready.timer, or is cron running? Then the log of nodeready"
-)
-_HELD_FIX = (
-    "compare the policy with the nodes that fail; correct it and deploy, or repair the nodes, or "
-    "raise gate_drain_max"
-)
-
-
 #: A check of the files that the control machine knows.
 _check_of_files = partial(check, settings=("gate",), fleet=("gate_files",))
 
@@ -78,7 +67,10 @@ def leftover(observed: Gate, policy: Policy) -> Result:
 
 
 @_check_of_files(
-    "gate.python", drifts("install"), fix=(_PYTHON_FIX,), expects="Python 3.9 or newer"
+    "gate.python",
+    drifts("install"),
+    fix="install one beside it: dnf install python3.11, zypper install python311",
+    expects="Python 3.9 or newer",
 )
 def python(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """The node has a Python that can run its own check: 3.9 or newer, without further packages.
@@ -155,7 +147,10 @@ def policy(observed: Gate, wanted: Policy, fleet: FleetFacts) -> Result:
 
 
 @_check_of_files(
-    "gate.timer", drifts("deploy", "install"), fixed_by="gate.timer", fix=(_TIMER_FIX,)
+    "gate.timer",
+    drifts("deploy", "install"),
+    fixed_by="gate.timer",
+    fix="install cron, or start record",
 )
 def timer(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """The node checks itself at intervals: by a systemd timer, or by cron.
@@ -235,7 +230,7 @@ def slurm_conf(observed: Gate, policy: Policy) -> Result:
     "gate.verdict",
     drifts("inspect", "restart_service"),
     settings=("gate", "gate_interval_s", "gate_max_age_s"),
-    fix=(_VERDICT_FIX,),
+    fix="systemctl list-timers nodeready.timer, or is cron running? Then the log of nodeready",
 )
 def verdict(observed: Gate, policy: Policy) -> Result:
     """The node's last verdict is recent: its timer runs.
@@ -263,7 +258,8 @@ def verdict(observed: Gate, policy: Policy) -> Result:
     "gate.drain",
     loses_job("inspect", "configure"),
     settings=("gate", "gate_drain", "gate_drain_max"),
-    fix=(_HELD_FIX,),
+    fix="compare the policy with the nodes that fail; correct it and deploy, or repair the nodes, "
+    "or raise gate_drain_max",
 )
 def drain(observed: Gate, policy: Policy) -> Result:
     """A node that is not ready is drained, and not kept in service by gate_drain_max.

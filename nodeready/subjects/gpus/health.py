@@ -193,7 +193,6 @@ def _speed_problem(gpu: Gpu) -> str:
 
 
 def _narrow_on_bus(gpus: list[PciGpu]) -> list[str]:
-    """The GPUs on the bus whose link is narrower than that of a peer, in words."""
     words = []
     for gpu in gpus:
         widths = [peer.pcie_width or 0 for peer in gpus if peer.device == gpu.device]

@@ -16,17 +16,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from nodeready.core.base import Output, Section
-from nodeready.subjects.gpus.driver_messages import (
+from nodeready.subjects.gpus.gpu import KernelFault, Tool, pci_address
+from nodeready.subjects.gpus.xids import (
     ANY,
     BEGINNINGS,
+    FATAL,
+    ISOLATE,
     ORIGIN,
+    REBOOT,
     RECOVERED,
     RING,
+    action_of,
     find_rule,
     sxid_code,
 )
-from nodeready.subjects.gpus.gpu import KernelFault, Tool, pci_address
-from nodeready.subjects.gpus.xids import FATAL, ISOLATE, REBOOT, action_of
 
 NAME = "kernel log"
 #: A ring buffer that begins later than this many seconds after the boot has lost its first lines.
@@ -217,8 +220,6 @@ SECTION = Section("kernel_log", lambda policy: _SCRIPT, timeout_s=10, parallel=T
 
 @dataclass(frozen=True)
 class _Lines:
-    """The lines of one kind."""
-
     count: int
     last: int  # number of the last line
     text: str  # of the first line
@@ -228,8 +229,6 @@ class _Lines:
 
 @dataclass(frozen=True)
 class _Scan:
-    """One reading of the log."""
-
     source: str
     values: Mapping[str, str]
     faults: tuple[_Lines, ...]  # the kinds of lines
@@ -279,7 +278,6 @@ def _blocks(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _scans(output: Output) -> list[_Scan]:
-    """The scans that came to their end, in order."""
     scans = []
     for source, body in _blocks(output.text):
         values: dict[str, str] = {}

@@ -20,7 +20,7 @@ from nodeready.subjects.gpus.findings import (
     unshown_reason,
 )
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
-from nodeready.subjects.gpus.nvlink import FABRIC_JOINED, is_on_board, is_switched
+from nodeready.subjects.gpus.nvidia import FABRIC_JOINED, is_on_board, is_switched
 
 # Gigabytes per second of one link: V100, A100, Hopper, Blackwell (NVIDIA's Health Validation,
 # nvlink_bandwidth_count_speed, and recorded output). A slower link has lost lanes.
@@ -176,7 +176,7 @@ def nvlink(observed: Gpus, policy: Policy) -> Result:
         return nvlink.warn(text, nvlink_tool.name, _BRIDGES, actions=actions)
     if not linked:
         return nvlink.na("these GPUs use no links")
-    return nvlink.ok(f"{distinct_values(linked, _active)} per GPU")
+    return nvlink.ok(f"{distinct_values(map(_active, linked))} per GPU")
 
 
 _START = "systemctl start nvidia-fabricmanager, of the driver's own version; see its log"
@@ -196,7 +196,6 @@ def _unhealthy_gpus(observed: Gpus) -> list[tuple[Gpu, str]]:
 
 
 def _gpus_outside_fabric(observed: Gpus) -> list[tuple[Gpu, str]]:
-    """The GPUs that have not joined the fabric."""
     states = [gpu for gpu in observed.nvidia if gpu.fabric_state is not None]
     # On boards without switches the fabric manager may always be "not started".
     needed = observed.nvswitches or (len(states) > 1 and all(is_switched(gpu) for gpu in states))

@@ -24,27 +24,15 @@ _MOVED = "requested functionality has been deprecated"
 #: Words in the place of any value that report a fault of the device or its driver
 #: (nvmlErrorString). A missing permission is the caller's fault, and is not among them.
 BROKEN = (
-    "unknown error",
-    "err!",
-    "timeout",
-    "inforom is corrupted",
-    "driver/library version mismatch",
-    "gpu access blocked by the operating system",
-)
+    "unknown error", "err!", "timeout", "inforom is corrupted",
+    "driver/library version mismatch", "gpu access blocked by the operating system",
+)  # fmt: skip
 
 #: The words that are an error in the place of any value: none of them is a name.
 ERRORS = (
-    *BROKEN,
-    "unknown",
-    "error",
-    "not found",
-    "no data",
-    "insufficient permissions",
-    "gpu is lost",
-    "gpu requires reset",
-    "reset required",
-    "function not found",
-)
+    *BROKEN, "unknown", "error", "not found", "no data", "insufficient permissions",
+    "gpu is lost", "gpu requires reset", "reset required", "function not found",
+)  # fmt: skip
 
 #: Introduced in an unknown driver release: absence means unsupported.
 ANY_DRIVER = 10**6
@@ -82,8 +70,6 @@ def count(text: str) -> int | None:
 
 
 def _among(values: Container[int]) -> Callable[[str], int | None]:
-    """The reader of a number that is one of these."""
-
     def read(text: str) -> int | None:
         parsed = number(text)
         # Python would search a range for None number by number.
@@ -282,13 +268,9 @@ _MAX_PROCESSES = 1024
 _MIG, _ROWS, _FABRIC = 450, 515, 535
 #: Whether the node is a virtual machine, by the words of its virtualization mode.
 _VIRTUAL = {
-    "none": False,
-    "host vgpu": False,
-    "host vsga": False,
-    "pass-through": True,
-    "vgpu": True,
+    "none": False, "host vgpu": False, "host vsga": False, "pass-through": True, "vgpu": True,
     "vsga": True,
-}
+}  # fmt: skip
 
 _COMPUTE_MODES = {
     name: name for name in ("default", "exclusive_process", "exclusive_thread", "prohibited")

@@ -19,9 +19,8 @@ from nodeready.subjects.host.processes import StuckProcess
 #: The types that the probe does not ask: nothing is mounted yet, or a tmpfs that is read-only.
 _NOT_ASKED = ("autofs", "tmpfs")
 _SHM_FIXES = (
-    "mount -t tmpfs tmpfs /dev/shm",
-    "mount -o remount,rw /dev/shm, and see who mounted it so",
-)
+    "mount -t tmpfs tmpfs /dev/shm", "mount -o remount,rw /dev/shm, and see who mounted it so",
+)  # fmt: skip
 
 
 @check(
@@ -306,8 +305,6 @@ MUNGE_MS = 300_000
 
 _NO_CLOCK_FIX = "install and start chrony or systemd-timesyncd"
 _OFFSET_FIX = "wait until it has been corrected, or chronyc makestep while no job runs"
-_MEMORY_FIX = "look for failed modules: dmidecode -t memory, and the event log of the BMC"
-_SWAP_FIX = "swapoff -a, and remove it from /etc/fstab"
 
 
 def _equal_check(
@@ -416,7 +413,7 @@ def _clock_state(observed: Host) -> str:
     "host.memory",
     loses_job("inspect", "reseat", "replace", source="the BMC's event log; dmidecode(8)"),
     settings=("memory_min_mb",),
-    fix=(_MEMORY_FIX,),
+    fix="look for failed modules: dmidecode -t memory, and the event log of the BMC",
 )
 def memory(observed: Host, policy: Policy) -> Result:
     """The kernel sees all of the memory: a failed module is only missing (memory_min_mb)."""
@@ -425,7 +422,7 @@ def memory(observed: Host, policy: Policy) -> Result:
         return memory.unknown("/proc/meminfo does not show it")
     expected = f"at least {policy.memory_min_mb} MiB" if policy.memory_min_mb else "any"
     if total < policy.memory_min_mb:
-        return memory.fail(f"{total} MiB", "/proc/meminfo", _MEMORY_FIX, expected=expected)
+        return memory.fail(f"{total} MiB", "/proc/meminfo", expected=expected)
     return memory.ok(f"{total} MiB", "/proc/meminfo", expected=expected)
 
 
@@ -454,7 +451,12 @@ def hugepages(observed: Host, policy: Policy) -> Result:
     return hugepages.fail(actual, "/proc/meminfo", fix, expected=expected)
 
 
-@check("host.swap", slows_job("configure"), settings=("swap",), fix=(_SWAP_FIX,))
+@check(
+    "host.swap",
+    slows_job("configure"),
+    settings=("swap",),
+    fix="swapoff -a, and remove it from /etc/fstab",
+)
 def swap(observed: Host, policy: Policy) -> Result:
     """There is no swap where the policy says so: a job that swaps is slow without an error."""
     total = observed.swap_total_mb
@@ -463,7 +465,7 @@ def swap(observed: Host, policy: Policy) -> Result:
     if total is None:
         return swap.unknown("/proc/meminfo does not show it")
     if total:
-        return swap.fail(f"{total} MiB", "/proc/meminfo", _SWAP_FIX, expected="off")
+        return swap.fail(f"{total} MiB", "/proc/meminfo", expected="off")
     return swap.ok(source="/proc/meminfo", expected="off")
 
 

@@ -25,8 +25,7 @@ from nodeready.core.policy import Policy
 from nodeready.subjects.host import mounts, processes
 from nodeready.subjects.host.mounts import FstabEntry, Mount
 from nodeready.subjects.host.processes import Parent, StuckProcess
-from nodeready.subjects.iommu.arguments import option
-from nodeready.subjects.iommu.instincts import MODELS, VENDOR
+from nodeready.subjects.iommu.facts import MODELS, VENDOR, option
 
 # --- Whether the clock is synchronised, and by which service.
 #
@@ -372,7 +371,6 @@ def _count_listed(ranges: str) -> int | None:
 
 
 def _zone(link: str, named: str) -> str:
-    """The zone's name, by the target of /etc/localtime, else by /etc/timezone."""
     name = link.partition("zoneinfo/")[2] or ("" if "/" in link and link != "Etc/UTC" else link)
     for prefix in ("posix/", "right/"):
         name = name[len(prefix) :] if name.startswith(prefix) else name

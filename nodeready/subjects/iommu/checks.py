@@ -7,9 +7,19 @@ from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
 from nodeready.core.result import Result, Subject, check
 from nodeready.core.severity import loses_job
-from nodeready.subjects.iommu.arguments import configured, contradicting, missing, words
-from nodeready.subjects.iommu.facts import ENTRIES, GENERATED, GRUB_D, OWN_VARIABLE, PROBE, Iommu
-from nodeready.subjects.iommu.instincts import MODELS
+from nodeready.subjects.iommu.facts import (
+    ENTRIES,
+    GENERATED,
+    GRUB_D,
+    MODELS,
+    OWN_VARIABLE,
+    PROBE,
+    Iommu,
+    configured,
+    contradicting,
+    missing,
+    words,
+)
 
 #: From this number of CPUs on MI100 and MI200 need the IOMMU. Without the IOMMU the kernel falls
 #: back from X2APIC and enumerates 255 of 256 logical CPUs (AMD's system optimization guides for

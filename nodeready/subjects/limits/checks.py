@@ -45,7 +45,6 @@ def is_enough(value: int, limit: int) -> bool:
 
 
 def _policy_limit(policy: Policy, item: str) -> int:
-    """The policy's limit in kernel units."""
     text = str(getattr(policy, f"limit_{item}"))
     return UNLIMITED if text == "unlimited" else min(int(text) * ITEMS[item], UNLIMITED)
 
@@ -87,7 +86,6 @@ def possible_limits(observed: Limits, policy: Policy) -> dict[str, int]:
 
 
 def _cannot_be_overridden(path: str) -> bool:
-    """Whether no file of nodeready can come after this file of a .d directory."""
     directory, _, name = path.rpartition("/")
     return directory.endswith(".d") and not beatable(name)
 
@@ -126,7 +124,6 @@ def _line_problem(observed: Limits, entry: LimitEntry, limit: int) -> str:
 
 
 def _judge_logins(check: Check, item: str, observed: Limits, policy: Policy) -> Result:
-    """One limit, soft and hard, for every domain of the policy."""
     limit = _policy_limit(policy, item)
     expected = f"{requested(limit, item)} for {', '.join(policy.limit_domains)}"
     reason = refused(observed, policy, item)
@@ -165,8 +162,6 @@ def _judge_logins(check: Check, item: str, observed: Limits, policy: Policy) -> 
 
 
 def _login_check(item: str, cost: Cost, meaning: str) -> Check:
-    """The check of one of ITEMS for new logins."""
-
     @check(
         f"limits.{item}",
         cost,
@@ -241,7 +236,6 @@ def exceptions(observed: Limits, policy: Policy) -> Result:
 
 
 def _shortfall(observed: Limits, policy: Policy, limits_of_file: PamLimits) -> str:
-    """The limits of one file below the policy's, in words."""
     shortfalls = []
     for item, limit in possible_limits(observed, policy).items():
         for domain in policy.limit_domains:
@@ -306,7 +300,6 @@ def pam(observed: Limits, policy: Policy) -> Result:
 
 
 def _services_text(policy: Policy, limits: dict[str, int]) -> tuple[str, str]:
-    """The policy's services, and the limits that they shall have."""
     expected = ", ".join(f"{item} {requested(limit, item)}" for item, limit in limits.items())
     return ", ".join(policy.limit_services) or "the services", expected
 

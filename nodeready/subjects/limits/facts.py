@@ -50,7 +50,6 @@ _IS_USERS_PROCESS = (
 
 
 def _service_script(service: str) -> str:
-    """Find the unit file of one service, its drop-ins and its main processes."""
     files = " ".join(
         shell.quote(f"{directory}/{name}")
         for name in limit_files.file_names(service)

@@ -150,7 +150,6 @@ def _policy_values(observed: Nics, policy: Policy, column: str) -> dict[str, str
 
 
 def _source(names: Iterable[str], attribute: str) -> str:
-    """The path of the first interface's attribute."""
     return f"{NET}/{next(iter(names))}/{attribute}"
 
 
@@ -442,7 +441,6 @@ def _judge_policy_only(
 
 
 def _bond_problems(bond: Bond) -> list[str]:
-    """The problems of a bond, in words."""
     if not bond.slaves:
         return [f"{bond.name}: no slave"]
     down = [slave.name for slave in bond.slaves if slave.mii not in ("up", None)]

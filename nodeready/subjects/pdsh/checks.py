@@ -29,7 +29,6 @@ _DEPLOY_PACKAGES = "nodeready deploy: debug_tools.packages"
 MODULE_FIX = "install pdsh's ssh module (RHEL, SLES: pdsh-rcmd-ssh)"
 _AGAIN_FIX = "install pdsh again the way this distribution does"
 _BACKSLASH_FIX = f"remove the backslash at the end of {ENVIRONMENT}"
-_USERS_FIX = "make the user and home directory, or take the name out of pdshrc_users"
 _SETS = re.compile(
     rf"""(?:(?:^|[\s;&|({{]){VARIABLE}=|\bsetenv\s+{VARIABLE}\s+)(["']?)([^"'\s;&|)]*)\1"""
     rf"|\bunset(?:env)?\s+(?:-v\s+)?{VARIABLE}\b"
@@ -294,7 +293,7 @@ def pdshrc(observed: Pdsh, policy: Policy) -> Result:
     "pdsh.users",
     loses_job("configure"),
     settings=("packages", "pdshrc_users", "pdshrc_path", "pdshrc_activate", "pdshrc_lines"),
-    fix=(_USERS_FIX,),
+    fix="make the user and home directory, or take the name out of pdshrc_users",
 )
 def users(observed: Pdsh, policy: Policy) -> Result:
     """The policy's pdshrc_users exist here, with a home directory that they may write to."""
@@ -304,7 +303,7 @@ def users(observed: Pdsh, policy: Policy) -> Result:
     if not bad:
         return users.ok(expected=", ".join(policy.pdshrc_users))
     actual = "; ".join(f"{user.name} {user.trouble}" for user in bad)
-    return users.warn(actual, bad[0].home, _USERS_FIX, expected=", ".join(policy.pdshrc_users))
+    return users.warn(actual, bad[0].home, expected=", ".join(policy.pdshrc_users))
 
 
 def _without_users(check: Check, observed: Pdsh, policy: Policy) -> Result | None:

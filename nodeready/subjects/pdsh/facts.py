@@ -210,13 +210,11 @@ def in_environment(content: bytes) -> tuple[str | None, int]:
 UNSEEN = "could not be looked at"
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{1,76}={0,2}")
 _STATES = {
-    "none": "has no home directory on the node",
-    "file": "",
-    "nofile": "",
+    "none": "has no home directory on the node", "file": "", "nofile": "",
     "file readonly": "may not write to the own home directory",
     "nofile readonly": "may not write to the own home directory",
     "nofile unreadable": "has a ~/.pdshrc that is no readable file",
-}
+}  # fmt: skip
 
 
 def _read(output: Output) -> dict[str, bytes]:
@@ -234,7 +232,6 @@ def _read(output: Output) -> dict[str, bytes]:
 
 
 def _user(name: str, home: str, read: bytes | None, maximum_bytes: int) -> PdshUser:
-    """One user, from the output of the user's process, which may be any bytes."""
     if read is None:
         return PdshUser(name, home, UNSEEN)
     too_large = f"has a ~/.pdshrc of more than {maximum_bytes} bytes"

@@ -18,7 +18,7 @@ from nodeready.subjects.ports.facts import (
     parse_range,
     ranges_text,
 )
-from nodeready.subjects.ports.port_ranges import (
+from nodeready.subjects.ports.firewall import (
     KERNEL_EPHEMERAL,
     join_ranges,
     overlap,
@@ -38,10 +38,6 @@ _NOBODY = 65534
 _SERVICE_FIX = "stop the service or give it another port, or give jobs another port_range"
 _JOB_FIX = "wait for the job, or ask its user"
 _CONNECTION_FIX = "wait for the connection to end; see ports.ephemeral"
-_FIREWALL_FIX = (
-    "take the range out of that rule (nft list ruleset, iptables-save), or give jobs another "
-    "port_range; `nodeready ready` proves the ports"
-)
 
 
 def _holder_text(socket: Socket) -> str:
@@ -157,7 +153,13 @@ def ephemeral(observed: Ports, policy: Policy) -> Result:
     return ephemeral.ok(f"ephemeral {range_text(*observed.ephemeral)}", source, expected=expected)
 
 
-@check("ports.firewall", loses_job("configure"), settings=("port_range",), fix=(_FIREWALL_FIX,))
+@check(
+    "ports.firewall",
+    loses_job("configure"),
+    settings=("port_range",),
+    fix="take the range out of that rule (nft list ruleset, iptables-save), or give jobs another "
+    "port_range; `nodeready ready` proves the ports",
+)
 def firewall(observed: Ports, policy: Policy) -> Result:
     """No rule of the node's packet filter drops the range by its text.
 
@@ -183,7 +185,7 @@ def firewall(observed: Ports, policy: Policy) -> Result:
         return firewall.ok(f"accepted by the text of {texts}", expected=expected)
     if rules.verdict == "drop":
         actual = f"{rules.ports} dropped by the text of {texts}"
-        return firewall.warn(actual, fix=_FIREWALL_FIX, expected=expected)
+        return firewall.warn(actual, expected=expected)
     reason = rules.reason or f"{rules.drop}{made_by}"
     if rules.rules:
         reason += f"; the range is named by {texts}"

@@ -11,7 +11,7 @@ from nodeready.core.shell import quote
 from nodeready.subjects.pdsh.checks import MODULE_FIX
 from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, VARIABLE
 from nodeready.subjects.ports.checks import ports_text
-from nodeready.subjects.ports.port_ranges import range_text
+from nodeready.subjects.ports.firewall import range_text
 from nodeready.subjects.proof import facts
 from nodeready.subjects.proof.debugging import (
     attach,
@@ -172,7 +172,6 @@ def pdsh(observed: Proved, policy: Policy) -> Result:
 def _wrong_default(
     check: Check, expected: str, broken: list[RcmdDefault], observed: Proved
 ) -> Result:
-    """The failure of pdsh's default remote command, and the line that sets it."""
     user = observed.user_name
     first = broken[0]
     kinds = [default.kind for default in broken if default.rcmd == first.rcmd]
@@ -374,18 +373,13 @@ def collective(observed: Proved, policy: Policy) -> Result:
     return collective.ok(f"{result.engine}{network}: {result.proves}")
 
 
-_FIX = (
-    "nodeready lemons shows the evidence: replace the node or the GPU; after a repair, waive "
-    "proof.history for the node until its old failures are forgotten"
-)
-
-
 @check(
     "proof.history",
     loses_job("inspect", "replace", source=LEMONS),
     settings=("lemon_nodes",),
     proof=facts.HISTORY,
-    fix=(_FIX,),
+    fix="nodeready lemons shows the evidence: replace the node or the GPU; after a repair, waive "
+    "proof.history for the node until its old failures are forgotten",
     expects="fails no more often than its peers",
 )
 def history(observed: Proved, policy: Policy) -> Result:

@@ -252,7 +252,6 @@ def _directory(place: facts.CoreDirectory, name: str, missing_bytes: int) -> tup
 
 
 def _handler_failure(core: ProvedCore) -> str:
-    """Why the program in core_pattern got no core, or kept none."""
     if not core.dumped:
         failure = "does not start" if core.handler_there else "is no program that can be run"
         return f"core_pattern pipes to {core.handler}, which {failure}"
@@ -326,7 +325,6 @@ def core(observed: Proved, policy: Policy) -> Result:
 
 
 def _judge_crash(observed: Proved, policy: Policy) -> Result:
-    """The result of one crash."""
     expected = f"a whole core in {core_directory(policy)}"
     if policy.core_handler == facts.PROGRAM:
         expected = f"a whole core in {facts.PROGRAM}'s store"

@@ -27,7 +27,6 @@ from nodeready.subjects.proof.session import observation, pam_service
 
 
 def _kernel_units(*limits: int) -> list[int]:
-    """The limits with UNLIMITED for -1, as the subject limits has it."""
     return [UNLIMITED if limit == -1 else limit for limit in limits]
 
 
@@ -97,7 +96,6 @@ def _limits_by_opener(observed: Proved) -> dict[str, SessionLimits]:
 
 
 def _with_limits(first: SessionLimits, limits: tuple[Limit, ...], opener: str) -> SessionLimits:
-    """The limits of another session on the same node."""
     core, memlock, nofile = limits
     first = replace(first, before=(), opener=opener, further=())
     return replace(first, core=core, memlock=memlock, nofile=nofile)
@@ -299,7 +297,6 @@ def _too_low(
     sessions: Mapping[str, SessionLimits],
     findings: Mapping[str, LowLimits],
 ) -> Result:
-    """The result where sessions have too low limits."""
     kinds: list[LowLimits] = []
     for low in findings.values():
         if low not in kinds:
@@ -343,7 +340,6 @@ def _doubts(
     possible: Mapping[str, int],
     observed: Proved,
 ) -> Iterator[Result]:
-    """What is wrong where all sessions have the policy's limits, the worst first."""
     # A limit that the policy does not name, and that ends a job.
     low: dict[str, list[str]] = {}
     for opener, has in sessions.items():
@@ -380,7 +376,6 @@ def _doubts(
 
 
 def _with_unproved(expected: str, observed: Proved) -> str:
-    """The expected limits, and the sessions that could not be opened."""
     texts = [expected]
     for opener, session in (("ssh", observed.ssh), ("srun", observed.step)):
         if isinstance(session, facts.SessionProof) and session.error:

@@ -457,7 +457,6 @@ def _bandwidth(lanes: int, speed: float) -> float:
 
 
 def _usable_lanes(link: PcieLink) -> int:
-    """The lanes that the link uses now, or as soon as it has data."""
     may_narrow = (link.speed or 0.0) >= _LANES_ON_DEMAND
     return link.lanes if may_narrow else link.width or 0
 

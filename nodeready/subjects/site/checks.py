@@ -118,7 +118,6 @@ def _actual(check: SiteCheck, output: SiteOutput) -> str:
 
 
 def _shortened(text: str) -> str:
-    """The first line of a text, and how many follow."""
     first, *further = text.splitlines() or [""]
     first = first if len(first) <= _SHOWN else f"{first[:_SHOWN]}..."
     return f"{first} (and {len(further)} more lines)" if further else first
@@ -143,7 +142,6 @@ def check_of(check: SiteCheck) -> Check:
 
 
 def _meaning(check: SiteCheck) -> str:
-    """The page of the check, from its declaration."""
     reason = check.reason or "A check of the site's own"
     reason = reason[:1].upper() + reason[1:]
     if check.file:

@@ -14,17 +14,22 @@ from nodeready.core.result import Check, Result, Subject, check
 from nodeready.core.severity import drifts, loses_job
 from nodeready.core.shell import quote
 from nodeready.subjects.access import UNLOADED, UnusableProgram, chmod_mends, unusable_program
-from nodeready.subjects.ssh_client.config import DROPIN, MAIN, VENDOR, directive, winner
 from nodeready.subjects.ssh_client.facts import (
+    DROPIN,
     KNOWN_HOSTS,
+    MAIN,
     PROBE,
     SSH,
+    VENDOR,
     EffectiveOptions,
     SshClient,
     block_digest,
+    directive,
+    fingerprint,
+    known_as,
     samples,
+    winner,
 )
-from nodeready.subjects.ssh_client.identity import fingerprint, known_as
 from nodeready.subjects.ssh_client.login_failures import AT_LINE, OF_FILE
 
 STRICT = "stricthostkeychecking"
@@ -38,10 +43,6 @@ SHRINK = 0.9
 _MODE = ("ssh_client_mode",)
 _SHORTEN_FIX = f"shorten {KNOWN_HOSTS}"
 _PART_FIX = "deploy to all nodes at once, or remove the block by hand"
-_HOST_KEY_FIX = (
-    "find out who answers at the node's address; sshd's keys are those that HostKey in "
-    "sshd_config(5) names"
-)
 _INSTALL_FIX = "install openssh-client (Debian, Ubuntu) or openssh-clients (RHEL, SLES)"
 _MODE_FIX = "choose another ssh_client_mode for this node"
 _PATTERN_FIX = "add a pattern without '!'"
@@ -152,7 +153,6 @@ def _revoked(observed: SshClient, block: FleetBlock) -> Result | None:
 
 
 def _block(observed: SshClient, policy: Policy, lines: tuple[str, ...]) -> Result:
-    """Judge our block alone, which shall have these lines."""
     file = observed.known_hosts
     if policy.ssh_client_mode != "known_hosts":
         return known_hosts.na(f"ssh_client_mode is {policy.ssh_client_mode}")
@@ -190,7 +190,8 @@ def _block(observed: SshClient, policy: Policy, lines: tuple[str, ...]) -> Resul
     loses_job("inspect", "configure"),
     settings=_MODE,
     fleet=("host_key",),
-    fix=(_HOST_KEY_FIX,),
+    fix="find out who answers at the node's address; sshd's keys are those that HostKey in "
+    "sshd_config(5) names",
 )
 def host_key(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     """The node's own files have the host key with which its sshd answered this run.
@@ -210,11 +211,10 @@ def host_key(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
         return host_key.ok(expected=expected)
     keys = [key for key in observed.identity.keys if key.startswith(f"{kind} ")]
     actual = f"{kind} {fingerprint(keys[0])}" if keys else f"no {kind} key"
-    return host_key.fail(actual, "/etc/ssh/ssh_host_*_key.pub", _HOST_KEY_FIX, expected=expected)
+    return host_key.fail(actual, "/etc/ssh/ssh_host_*_key.pub", expected=expected)
 
 
 def _unsent(observed: SshClient, block: FleetBlock, expected: str) -> Result:
-    """Judge a file whose block is too large to be sent, by its digest and size."""
     file = observed.known_hosts
     if not file.is_complete:
         actual = f"{file.size} bytes, too many of them outside our block"

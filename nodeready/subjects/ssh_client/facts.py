@@ -2,27 +2,323 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import fnmatch
 import hashlib
+import hmac
+import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from nodeready.core import managed_block, shell
 from nodeready.core.base import Line, Output, Probe, Section, file_lines, frozen
 from nodeready.core.policy import Policy
+from nodeready.core.sysctl import Setting
 from nodeready.subjects.access import ACCESS, Access, parse_access
-from nodeready.subjects.nics import routes
-from nodeready.subjects.ssh_client.config import (
-    DROPIN,
-    DROPIN_FOLDERS,
-    MAIN,
-    VENDOR,
-    Files,
-    lines_of,
+from nodeready.subjects.nics import nic
+from nodeready.subjects.nics.nic import Address
+
+# --- A node's names, addresses and host keys.
+
+# Names, addresses and keys are written to every other node: only well-formed ones are taken.
+
+#: Interfaces whose addresses are the same on many nodes or change with every container.
+_VIRTUAL = re.compile(
+    r"(docker|br-|virbr|veth|cni|flannel|cali|cilium|lxc|lxd|podman|kube|tunl|weave|vmnet|nodelocal)"
 )
-from nodeready.subjects.ssh_client.identity import _IDENTITY_SCRIPT, NodeIdentity, parse_identity
+_KEY = re.compile(
+    r"(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(?:256|384|521))"
+    r"[ \t]+([A-Za-z0-9+/]{40,4096}={0,2})(?:[ \t].*)?"
+)
+_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+# The last label is no number: a malformed address is no name.
+_NAME = re.compile(rf"(?=.{{1,253}}\Z)(?:(?:{_LABEL}\.)+(?!\d+\Z))?{_LABEL}")
+_LOCAL_NAME = re.compile(r"(localhost|ip6-.*|.*\.localdomain)(\..*)?")
+
+#: sshd has a key for each type, and a second one while they are renewed. Every node gets them all.
+MOST_KEYS = 12
+#: A node has few addresses outside of the networks of its interfaces (a cloud's /32, a tunnel's).
+#: More such addresses are those of a load balancer's services (kube-ipvs0), which every node has.
+MOST_ALONE = 16
+_HOSTS = "/etc/hosts"
+_KEY_FILE = re.compile(r"^/etc/ssh/ssh_host_[^/:\n]{1,80}_key\.pub:(.*)$", re.M)
+
+# The keys are those that sshd offers: the usual files, and those that its configuration names. The
+# full name comes from /etc/hosts, else from DNS. The addresses come from
+# nodeready.subjects.nics.nic: `ip` can wait for the kernel's network lock for ever.
+_IDENTITY_SCRIPT = rf"""
+    nr_host=
+    {{ IFS= read -r nr_host </proc/sys/kernel/hostname; }} 2>/dev/null
+    printf 'host=%s\n' "$nr_host"
+    case $nr_host in
+    *[!A-Za-z0-9_-]*) nr_full=1 nr_line='hostkey' ;;
+    *) nr_full= nr_line="[^#]*[[:space:]]$nr_host([[:space:]#]|$)" ;;
+    esac
+    nr_found=$(grep -aHsiE -e "^$nr_line" \
+        -e '^[[:space:]]*hostkey[[:space:]=]' -e '^(ssh|ecdsa)-' {_HOSTS} \
+        /etc/ssh/ssh_host_*_key.pub /etc/ssh/sshd_config /etc/ssh/sshd_config.d/*.conf)
+    printf '%s\n' "$nr_found"
+    set -f
+    for nr_file in $nr_found; do
+        case $nr_file in
+        /etc/ssh/ssh_host_*_key | *:*) ;;
+        /*) nr_value key "$nr_file.pub" ;;
+        esac
+    done
+    set +f
+    case $nr_found in *{_HOSTS}:*) nr_full=1 ;; esac
+    if [ -z "$nr_full" ] && command -v hostname >/dev/null; then
+        nr_say fqdn "$(timeout 1 hostname -f 2>/dev/null)"
+    fi
+"""
+
+
+@dataclass(frozen=True)
+class NodeIdentity:
+    """What a node says about itself, each text well-formed."""
+
+    names: tuple[str, ...] = ()  # host name, short and in full, in small letters
+    # of the node's interfaces, without loopback, link-local and container addresses
+    addresses: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()  # host keys, ``type base64``
+
+
+@lru_cache(maxsize=65536)
+def clean_name(text: str) -> str:
+    """A host name in small letters; "" for another text, and for localhost and the like.
+
+    >>> clean_name("GPU001.cluster.")
+    'gpu001.cluster'
+
+    known_hosts takes ``*``, ``!`` and ``,`` for patterns, so that only plain names may pass.
+    """
+    name = text.strip().lower().rstrip(".")
+    if not _NAME.fullmatch(name) or _LOCAL_NAME.fullmatch(name) or clean_address(name):
+        return ""
+    return name
+
+
+@lru_cache(maxsize=65536)
+def clean_address(text: str) -> str:
+    """An address as ssh writes it; "" for another text, and for loopback and the like."""
+    try:
+        address = ipaddress.ip_address(text.strip())
+    except ValueError:
+        return ""
+    local = address.is_loopback or address.is_link_local or address.is_unspecified
+    return "" if local or address.is_multicast or "%" in str(address) else str(address)
+
+
+@lru_cache(maxsize=65536)
+def clean_key(text: str) -> str:
+    """``type base64`` of a public key line; "" for another text, or a key of another type."""
+    match = _KEY.fullmatch(text.strip())
+    if match is None:
+        return ""
+    kind = match[1].encode()
+    try:
+        blob = base64.b64decode(match[2], validate=True)
+    except binascii.Error:
+        return ""
+    if blob[: 4 + len(kind)] != len(kind).to_bytes(4, "big") + kind:
+        return ""
+    return f"{match[1]} {match[2]}"
+
+
+def fingerprint(key: str) -> str:
+    """The fingerprint of a key, ``type base64``, as ssh-keygen -l shows it."""
+    blob = base64.b64decode(key.partition(" ")[2])
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def _addresses(addresses: Iterable[Address]) -> tuple[str, ...]:
+    usable, unattached = [], []
+    for address in sorted(addresses, key=lambda address: ":" in address.text):
+        if not address.interfaces:
+            unattached.append(address.text)
+        elif address.lasting and not all(map(_VIRTUAL.match, address.interfaces)):
+            usable.append(address.text)
+    usable += unattached if len(unattached) <= MOST_ALONE else []
+    return tuple(dict.fromkeys(filter(None, map(clean_address, usable))))
+
+
+def _names(host: str, fqdn: str, hosts: Iterable[str]) -> tuple[str, ...]:
+    """The names of the host. hosts: the lines of /etc/hosts"""
+    if not fqdn:
+        # The first name on the first line that knows this host (hosts(5)).
+        rows = (line.split()[1:] for line in hosts)
+        fqdn = next((row[0] for row in rows if host.lower() in map(str.lower, row)), "")
+    host, full = clean_name(host), clean_name(fqdn)
+    short = host.partition(".")[0]
+    # A full name with another first label belongs to another host.
+    names = [short, host, full if full.partition(".")[0] == short else ""]
+    return tuple(dict.fromkeys(filter(None, names)))
+
+
+def parse_identity(output: Output, addresses: Iterable[Address]) -> NodeIdentity:
+    """The identity in what _IDENTITY_SCRIPT printed; malformed names and keys are left out.
+
+    addresses: the node's, from nodeready.subjects.nics.nic
+    """
+    values = output.values()
+    hosts = re.findall(rf"^{_HOSTS}:([^#\n]*)", output.text, re.M)
+    keys = (*_KEY_FILE.findall(output.text), *output.all("key"))
+    return NodeIdentity(
+        _names(values.get("host", ""), values.get("fqdn", ""), hosts),
+        _addresses(addresses),
+        tuple(dict.fromkeys(filter(None, map(clean_key, keys))))[:MOST_KEYS],
+    )
+
+
+def known_as(names: str, host: str) -> bool:
+    """Whether the names of a known_hosts line, plain or hashed, mean the host (sshd(8),
+    SSH_KNOWN_HOSTS FILE FORMAT).
+    """
+    if not names.startswith("|1|"):
+        return matches(names.lower().split(","), host)
+    _, _, salt, digest = (*names.split("|"), "", "", "")[:4]
+    try:
+        expected = base64.b64decode(digest, validate=True)
+        actual = hmac.new(base64.b64decode(salt, validate=True), host.encode(), "sha1").digest()
+    except (binascii.Error, ValueError):
+        return False
+    return expected == actual
+
+
+# --- ssh_config(5): the line that gives an option its value for a host.
+#
+# The first value counts: the user's own file is read before the system's, each from its top. A
+# section ends at the next Host or Match line of the same file. An included file begins and ends in
+# the section of its Include line. A Match line other than ``all`` and ``host`` counts as not
+# matching, because its condition is unknown here.
+
+MAIN = "/etc/ssh/ssh_config"
+#: Where newer SLES keeps its defaults: read when MAIN does not exist.
+VENDOR = "/usr/etc/ssh/ssh_config"
+#: nodeready's file; its name sorts before the usual names.
+DROPIN = "/etc/ssh/ssh_config.d/00-nodeready.conf"
+
+#: The directories whose files a probe reads.
+DROPIN_FOLDERS = ("/etc/ssh/ssh_config.d", "/usr/etc/ssh/ssh_config.d")
+
+#: Maximum depth of Include in ssh (READCONF_MAX_DEPTH).
+_MAX_DEPTH = 16
+
+#: The lines of each file, by path.
+Files = Mapping[str, tuple[Line, ...]]
+
+
+class Directive(NamedTuple):
+    """One line with a keyword: the keyword in small letters, and the rest of the line."""
+
+    keyword: str
+    value: str
+    line: Line
+
+
+def lines_of(path: str, content: bytes) -> tuple[Line, ...]:
+    """A file's bytes as lines, without their line ends."""
+    text = content.decode("utf-8", "surrogateescape")
+    return tuple(Line(path, number, row) for number, row in enumerate(text.split("\n"), 1))
+
+
+def directive(line: Line) -> Directive | None:
+    """The directive of a line; None for a comment or an empty line."""
+    match = re.match(r"([^\s=#]+)(?:\s*=\s*|\s+)(.*)$", line.text.strip(), re.S)
+    if match is None:
+        return None
+    return Directive(match[1].lower(), match[2].replace('"', "").strip(), line)
+
+
+def matches(patterns: list[str], host: str) -> bool:
+    """Whether a Host line's patterns match ``host``, and no negated pattern does."""
+    matching = [
+        pattern
+        for pattern in patterns
+        if fnmatch.fnmatchcase(host, pattern.lstrip("!").replace("[", "[[]"))
+    ]
+    return bool(matching) and not any(pattern.startswith("!") for pattern in matching)
+
+
+def _section_applies(entry: Directive, host: str) -> bool:
+    words = entry.value.split()
+    if entry.keyword == "host":
+        return matches(words, host)
+    if [word.lower() for word in words] == ["all"]:
+        return True
+    if len(words) == 2 and words[0].lower() in ("host", "originalhost"):
+        return matches(words[1].split(","), host)
+    return False
+
+
+def _folder(pattern: str) -> str:
+    """The directory of one word of an Include line; a relative one is below /etc/ssh."""
+    return (pattern if pattern.startswith("/") else f"/etc/ssh/{pattern}").rpartition("/")[0]
+
+
+def included(pattern: str, files: Files) -> list[str]:
+    """The files of one word of an Include line, in the order in which ssh reads them."""
+    folder, name = _folder(pattern), pattern.rpartition("/")[2]
+    return sorted(
+        path
+        for path in files
+        if path.rpartition("/")[0] == folder and fnmatch.fnmatchcase(path.rpartition("/")[2], name)
+    )
+
+
+def applied(path: str, files: Files, host: str, depth: int = 0) -> Iterator[Directive]:
+    """The directives of a file that apply to ``host``, in order, with those of included files."""
+    active = True
+    for line in files.get(path, ()):
+        entry = directive(line)
+        if entry is None:
+            continue
+        if entry.keyword in ("host", "match"):
+            active = _section_applies(entry, host)
+        elif active and entry.keyword == "include" and depth < _MAX_DEPTH:
+            for word in entry.value.split():
+                for name in included(word, files):
+                    yield from applied(name, files, host, depth + 1)
+        elif active:
+            yield entry
+
+
+def winner(path: str, files: Files, host: str, option: str) -> Setting | None:
+    """The first line that gives ``option`` (small letters) a value for ``host``, or None."""
+    entries = (entry for entry in applied(path, files, host) if entry.keyword == option)
+    return next((Setting(entry.value, entry.line.source) for entry in entries), None)
+
+
+def speaks_first(path: str, files: Files, options: tuple[str, ...]) -> bool:
+    """Whether DROPIN is or would be read for every host, before any line that sets an option.
+
+    A file before DROPIN that was not probed counts as a file with such a line.
+    """
+    all_files: dict[str, tuple[Line, ...]] = {**files, DROPIN: ()}
+    for line in all_files.get(path, ()):
+        entry = directive(line)
+        if entry is None:
+            continue
+        if entry.keyword in ("host", "match", *options):
+            return False
+        if entry.keyword != "include":
+            continue
+        for word in entry.value.split():
+            names = included(word, all_files)
+            before = names[: names.index(DROPIN)] if DROPIN in names else names
+            entries = (directive(other) for name in before for other in all_files[name])
+            if any(other and other.keyword in (*options, "include") for other in entries):
+                return False
+            if DROPIN in names:
+                return True
+            if _folder(word) not in DROPIN_FOLDERS:
+                return False
+    return False
+
 
 KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 #: From a larger ssh_known_hosts, the node sends only the digest of our block, and the remaining
@@ -385,7 +681,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
     return SshClient(
         installed="ssh" in top.all("have"),
         version=(int(version[1]), int(version[2])) if version else None,
-        identity=parse_identity(top, routes.parse_section(outputs[routes.SECTION.name])[1]),
+        identity=parse_identity(top, nic.parse_section(outputs[nic.SECTION.name])[1]),
         known_hosts=_known_hosts(values, files),
         config=config,
         files=system,
@@ -398,6 +694,6 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
 
 PROBE = Probe(
     "ssh_client",
-    (Section("ssh_client", _script, cap_bytes=SENT_BYTES + 262144), routes.SECTION, ACCESS),
+    (Section("ssh_client", _script, cap_bytes=SENT_BYTES + 262144), nic.SECTION, ACCESS),
     parse,
 )

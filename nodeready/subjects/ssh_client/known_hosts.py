@@ -26,8 +26,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from nodeready.core import managed_block
-from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SshClient, block_digest
-from nodeready.subjects.ssh_client.identity import clean_address, clean_key, clean_name
+from nodeready.subjects.ssh_client.facts import (
+    KNOWN_HOSTS,
+    SshClient,
+    block_digest,
+    clean_address,
+    clean_key,
+    clean_name,
+)
 
 if TYPE_CHECKING:
     from nodeready.subjects.snapshot import Snapshot
@@ -146,7 +152,6 @@ def _domain(name: str) -> str:
 
 
 def _inventory_names(node: str, endpoint: Endpoint) -> set[str]:
-    """The names and addresses that the inventory gives to the node."""
     name, address = _clean(node), _clean(endpoint.address)
     further = set(map(_clean, endpoint.names))
     if endpoint.port == 22:
@@ -157,7 +162,6 @@ def _inventory_names(node: str, endpoint: Endpoint) -> set[str]:
 
 
 def _clients(snapshots: Mapping[str, Snapshot]) -> Iterator[tuple[str, SshClient]]:
-    """The nodes whose ssh client was observed."""
     for node, snapshot in snapshots.items():
         client = snapshot.subjects.get("ssh_client")
         if isinstance(client, SshClient):
@@ -205,7 +209,6 @@ class FleetHostKeys:
         self._made: dict[frozenset[str], tuple[str, ...]] = {}
 
     def _known_domains(self) -> set[str]:
-        """The domains in which a node may say that it is."""
         counts = Counter[str]()
         for node, client in self._nodes.items():
             names = (name for name in client.identity.names if self._names.owner(name) == node)
@@ -229,7 +232,6 @@ class FleetHostKeys:
         return owners
 
     def _claimed_names(self, node: str, client: SshClient, endpoint: Endpoint) -> set[str]:
-        """The node's names and addresses beyond those of the inventory."""
         identity, reached = client.identity, clean_address(endpoint.reached)
         if endpoint.local:
             strangers = {
