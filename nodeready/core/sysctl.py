@@ -146,6 +146,15 @@ class BootSetting:
         """Whether nodeready's file in /etc/sysctl.d can override the winner."""
         return not self.remedy
 
+    @property
+    def source(self) -> str:
+        """The line that sets it; "": nothing does."""
+        return self.winner.source if self.winner else ""
+
+    def beside(self, live: object) -> str:
+        """The live value and that of the next boot: ``1, next boot unset``."""
+        return f"{live}, next boot {self.winner.shown if self.winner else 'unset'}"
+
 
 class SysctlOption(NamedTuple):
     """What the files say of one key or glob: its value (None: excluded), and the line."""

@@ -218,10 +218,6 @@ def _matches(name: str, port: int, text: str) -> bool:
     return is_listed != excludes
 
 
-def _nccl_interfaces(text: str, interfaces: Sequence[NodeInterface]) -> list[NodeInterface]:
-    return [interface for interface in interfaces if _matches(interface.name, -1, text)]
-
-
 def _named_interfaces(text: str, interfaces: Sequence[NodeInterface]) -> list[NodeInterface]:
     names = [word.strip() for word in text.split(",")]
     return [interface for interface in interfaces if interface.name in names]
@@ -241,7 +237,10 @@ def _mpi_interfaces(text: str, interfaces: Sequence[NodeInterface]) -> list[Node
 
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _CHOICES: dict[str, Callable[[str, Sequence[NodeInterface]], list[NodeInterface]]] = {
-    "NCCL_SOCKET_IFNAME": _nccl_interfaces, "GLOO_SOCKET_IFNAME": _named_interfaces,
+    "NCCL_SOCKET_IFNAME": lambda text, interfaces: [
+        interface for interface in interfaces if _matches(interface.name, -1, text)
+    ],
+    "GLOO_SOCKET_IFNAME": _named_interfaces,
     "TP_SOCKET_IFNAME": _named_interfaces, "OMPI_MCA_btl_tcp_if_include": _mpi_interfaces,
     "OMPI_MCA_oob_tcp_if_include": _mpi_interfaces,
 }  # fmt: skip
@@ -263,10 +262,6 @@ def _networks(interface: NodeInterface) -> frozenset[_Network]:
 _DOWN = ("down", "lowerlayerdown")
 
 
-def _works(interface: NodeInterface) -> bool:
-    return interface.state not in _DOWN and interface.addresses != ()
-
-
 def _judge_interfaces(job: _Job) -> None:
     if not job.spans_nodes:
         # Ranks of one node may use loopback.
@@ -281,7 +276,7 @@ def _judge_interfaces(job: _Job) -> None:
             interfaces = row.facts.interfaces if row.facts else ()
             named = choose(value, interfaces or (_LO,))
             # NCCL and Open MPI pass over interfaces that do not work; Gloo takes each.
-            works = [interface for interface in named if _works(interface)]
+            works = [i for i in named if i.state not in _DOWN and i.addresses != ()]
             first = next(iter(named if choose is _named_interfaces else works or named), None)
             if first is None:
                 if interfaces:

@@ -17,7 +17,6 @@ _PACKAGED = re.compile(r"\|(?:/usr)?/lib/systemd/systemd-coredump(?: %[A-Za-z]){
 #: The maximum sizes in coredump.conf (2 GB by default in systemd 252).
 SIZE_LIMITS = ("ProcessSizeMax", "ExternalSizeMax")
 _SETTINGS = ("core_handler", "core_pattern")
-_LINE_FIX = "remove the line WHERE"
 _INSTALL_FIX = "install the package systemd-coredump"
 _OWN_STORE = "systemd-coredump has a store of its own"
 
@@ -65,21 +64,24 @@ def pattern(observed: CoreDumps, policy: Policy) -> Result:
     of the process (core(5)). A value set by hand is lost at the next boot.
     """
     expected = _expected_pattern(observed, policy)
-    winner = observed.boot.winner
-    source = winner.source if winner else ""
-    live = observed.live or "empty"
+    source, live = observed.boot.source, observed.live or "empty"
     if not expected:
         return pattern.fail(live, source, _INSTALL_FIX, expected="|systemd-coredump")
     is_right = _is_right_at_boot(observed, policy)
     if observed.live == expected and is_right:
         return pattern.ok(expected, source, expected=expected)
-    actual = f"{live}, next boot {winner.shown if winner else 'unset'}"
+    actual = observed.boot.beside(live)
     if not is_right and observed.boot.remedy:
         return pattern.held(actual, source, observed.boot.remedy, expected=expected)
     return pattern.fixable(actual, source, expected=expected)
 
 
-@check("core_dumps.sysctl_conf", hides_cause("configure"), settings=_SETTINGS, fix=(_LINE_FIX,))
+@check(
+    "core_dumps.sysctl_conf",
+    hides_cause("configure"),
+    settings=_SETTINGS,
+    fix="remove the line WHERE",
+)
 def sysctl_conf(observed: CoreDumps, policy: Policy) -> Result:
     """No line of /etc/sysctl.conf contradicts: ``sysctl --system`` reads it after all others."""
     expected = _expected_pattern(observed, policy)
@@ -172,7 +174,7 @@ def _same_rule(text: str, policy: Policy) -> bool:
     drifts("deploy", "configure"),
     settings=(*_SETTINGS, "core_retention_days"),
     fixed_by="core_dumps.directory",
-    fix=(_LINE_FIX,),
+    fix="remove the line WHERE",
     writes=_rule_files,
 )
 def retention(observed: CoreDumps, policy: Policy) -> Result:

@@ -20,14 +20,10 @@ _MEGABYTES = {"B": 1 / (1 << 20), "KB": 1 / 1024, "MB": 1.0, "GB": 1024.0, "TB":
 _MOST_DOCUMENTS = 40
 
 
-def _bounded_int(digits: str) -> int | None:
-    """A whole number of at most 20 digits: no counter has more, and a million take minutes."""
-    return int(digits) if len(digits) <= 20 else None
-
-
 def documents(printed: str) -> Iterator[Any]:
     """The JSON documents in ``printed``, each from the start of a line; other text is skipped."""
-    decoder = json.JSONDecoder(parse_int=_bounded_int)
+    # No counter has more than 20 digits, and a million take minutes.
+    decoder = json.JSONDecoder(parse_int=lambda text: int(text) if len(text) <= 20 else None)
     position, tries = 0, 0
     for start in re.finditer(r"^[\[{]", printed, re.M):
         if start.start() < position:

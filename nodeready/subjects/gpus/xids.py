@@ -38,56 +38,50 @@ class Xid:
     action: str
 
 
-_SINGLE = (
-    Xid(8, "GPU stopped processing", APPLICATION),
-    Xid(11, "invalid or corrupted push buffer stream", APPLICATION),
-    Xid(13, "graphics engine exception", APPLICATION),
-    Xid(14, "fake error from user space", APPLICATION),
-    Xid(25, "invalid or illegal push buffer stream", APPLICATION),
-    Xid(31, "GPU memory page fault", APPLICATION),
-    Xid(32, "invalid or corrupted push buffer stream", APPLICATION),
-    Xid(37, "driver firmware error", MONITOR), Xid(38, "driver firmware error", MONITOR),
-    Xid(43, "GPU stopped processing", APPLICATION),
-    Xid(44, "graphics engine fault during context switch", MONITOR),
-    Xid(45, "cleanup after an earlier error", APPLICATION),
-    Xid(46, "GPU stopped processing", RESET), Xid(48, "double bit ECC error", RESET),
-    Xid(54, "auxiliary power is not connected", ISOLATE),
-    Xid(60, "video processor exception", APPLICATION),
-    Xid(62, "internal micro-controller halt", RESET),
-    Xid(63, "GPU memory remapping event", MONITOR),
-    Xid(64, "GPU memory remapping failure", RESET),
-    Xid(66, "illegal access by driver", MONITOR), Xid(67, "illegal access by driver", MONITOR),
-    Xid(69, "graphics engine class error", APPLICATION), Xid(74, "NVLink error", RESET),
-    Xid(78, "vGPU start error", MONITOR), Xid(79, "GPU has fallen off the bus", REBOOT),
-    Xid(80, "corrupted data sent to GPU", APPLICATION),
-    Xid(92, "high single-bit ECC error rate", MONITOR),
-    Xid(93, "InfoROM wear limit exceeded", MONITOR),
-    Xid(94, "contained memory error", MONITOR), Xid(95, "uncontained memory error", RESET),
-    Xid(106, "SMBPBI test message", APPLICATION), Xid(107, "SMBPBI test message", APPLICATION),
-    Xid(108, "NVLink remote translation error", APPLICATION),
-    Xid(109, "context switch timeout", RESET), Xid(110, "security fault", RESET),
-    Xid(119, "GSP RPC timeout", RESET), Xid(120, "GSP error", RESET),
-    Xid(121, "C2C link error", MONITOR), Xid(136, "NVLink training failed", RESET),
-    Xid(137, "NVLink privilege error", APPLICATION), Xid(140, "unrecovered ECC error", RESET),
-    Xid(141, "CUDA fast path error", MONITOR), Xid(142, "NVENC3 error", MONITOR),
-    Xid(143, "GPU initialization error", RESET), Xid(151, "key rotation error", REBOOT),
-    Xid(152, "DLA SMMU error", MONITOR), Xid(153, "DLA timeout", MONITOR),
-    Xid(154, "GPU recovery action changed", MONITOR),
-    Xid(155, "NVLink software defined error", RESET),
-    Xid(156, "resource retirement event", RESET),
-    Xid(157, "resource retirement failure", MONITOR), Xid(158, "GPU fatal timeout", RESET),
-    Xid(159, "CHI non-data error", MONITOR), Xid(160, "channel retirement event", MONITOR),
-    Xid(161, "channel retirement failure", MONITOR),
-    Xid(162, "power smoothing reengaged", MONITOR),
-    Xid(163, "power smoothing disengaged", MONITOR),
-    Xid(164, "power smoothing: low lifetime", MONITOR),
-    Xid(165, "power smoothing: lifetime exhausted", MONITOR),
-    Xid(166, "NVLink traffic before its encryption", MONITOR),
-    Xid(167, "PCIe fatal timeout", MONITOR), Xid(168, "reduced GPU memory capacity", MONITOR),
-    Xid(169, "internal micro-controller halt", MONITOR),
-    Xid(170, "NVLink interrupt in confidential mode", MONITOR),
-    Xid(171, "uncorrectable DRAM error", RESET), Xid(172, "uncorrectable SRAM error", RESET),
-)  # fmt: skip
+#: Action -> the codes that ask for it, and their meanings.
+_SINGLE = {
+    APPLICATION: {
+        8: "GPU stopped processing", 11: "invalid or corrupted push buffer stream",
+        13: "graphics engine exception", 14: "fake error from user space",
+        25: "invalid or illegal push buffer stream", 31: "GPU memory page fault",
+        32: "invalid or corrupted push buffer stream", 43: "GPU stopped processing",
+        45: "cleanup after an earlier error", 60: "video processor exception",
+        69: "graphics engine class error", 80: "corrupted data sent to GPU",
+        106: "SMBPBI test message", 107: "SMBPBI test message",
+        108: "NVLink remote translation error", 137: "NVLink privilege error",
+    },
+    MONITOR: {
+        37: "driver firmware error", 38: "driver firmware error",
+        44: "graphics engine fault during context switch", 63: "GPU memory remapping event",
+        66: "illegal access by driver", 67: "illegal access by driver", 78: "vGPU start error",
+        92: "high single-bit ECC error rate", 93: "InfoROM wear limit exceeded",
+        94: "contained memory error", 121: "C2C link error", 141: "CUDA fast path error",
+        142: "NVENC3 error", 152: "DLA SMMU error", 153: "DLA timeout",
+        154: "GPU recovery action changed", 157: "resource retirement failure",
+        159: "CHI non-data error", 160: "channel retirement event",
+        161: "channel retirement failure", 162: "power smoothing reengaged",
+        163: "power smoothing disengaged", 164: "power smoothing: low lifetime",
+        165: "power smoothing: lifetime exhausted", 166: "NVLink traffic before its encryption",
+        167: "PCIe fatal timeout", 168: "reduced GPU memory capacity",
+        169: "internal micro-controller halt", 170: "NVLink interrupt in confidential mode",
+    },
+    RESET: {
+        46: "GPU stopped processing", 48: "double bit ECC error",
+        62: "internal micro-controller halt", 64: "GPU memory remapping failure",
+        74: "NVLink error", 95: "uncontained memory error", 109: "context switch timeout",
+        110: "security fault", 119: "GSP RPC timeout", 120: "GSP error",
+        136: "NVLink training failed", 140: "unrecovered ECC error",
+        143: "GPU initialization error", 155: "NVLink software defined error",
+        156: "resource retirement event", 158: "GPU fatal timeout",
+        171: "uncorrectable DRAM error", 172: "uncorrectable SRAM error",
+    },
+    REBOOT: {
+        79: "GPU has fallen off the bus", 151: "key rotation error",
+    },
+    ISOLATE: {
+        54: "auxiliary power is not connected",
+    },
+}  # fmt: skip
 
 # Engines that an application drives: its exception ends the application (RESTART_APP).
 _ENGINES = {
@@ -106,13 +100,13 @@ NVLINK5 = {
 
 #: Code -> the known Xid.
 XIDS: dict[int, Xid] = {
-    **{xid.code: xid for xid in _SINGLE},
-    **{
-        code: Xid(code, meaning, APPLICATION)
-        for meaning, codes in _ENGINES.items()
-        for code in codes
-    },
-    **{code: Xid(code, meaning, MONITOR) for code, meaning in NVLINK5.items()},
+    code: Xid(code, meaning, action)
+    for action, meanings in (
+        *_SINGLE.items(),
+        (APPLICATION, {code: words for words, codes in _ENGINES.items() for code in codes}),
+        (MONITOR, NVLINK5),
+    )
+    for code, meaning in meanings.items()
 }
 
 # The codes that the driver's recovery action takes into account, and the first branch of the
@@ -227,16 +221,11 @@ RULES = (
     # Near the threshold: "RAS records:240 exceeds 90% of threshold:256".
     LogRule("amdgpu", "RAS records:? *[0-9]+ exceeds 90", MONITOR, MONITOR),
     # More pages than the board may lose: amdgpu refuses the device at the next load.
-    LogRule(
-        "amdgpu",
-        "RAS records:? *[0-9]+ exceed|bad pages [0-9]+ reaches threshold",
-        ISOLATE,
-        ISOLATE,
-    ),
+    LogRule("amdgpu", "RAS records:? *[0-9]+ exceed|bad pages [0-9]+ reaches threshold", ISOLATE,
+            ISOLATE),
     LogRule("amdgpu", "GPU reset[(0-9)]* failed|GPU reset end with ret = -", REBOOT, MONITOR),
-    LogRule(
-        "amdgpu", "GPU [Rr]ecovery [Ff]ailed|[Mm](ode|ODE) ?[0-9] reset failed", REBOOT, MONITOR
-    ),
+    LogRule("amdgpu", "GPU [Rr]ecovery [Ff]ailed|[Mm](ode|ODE) ?[0-9] reset failed", REBOOT,
+            MONITOR),
     LogRule(
         "amdgpu",
         "Fatal error during GPU init|([sh]w|late)_init of IP block .* failed"
@@ -273,9 +262,8 @@ RULES = (
     LogRule("amdgpu", "HW Exception by GPU|GPU hang|SMU is in hanged state", RESET, MONITOR),
     LogRule("amdgpu", "SMU: (I.m not done with your|No response msg_reg)", RESET, MONITOR),
     LogRule("amdgpu", "unrecoverable state|qcm fence wait loop timeout", RESET, MONITOR),
-    LogRule(
-        "amdgpu", "MES([(][0-9]+[)])? (failed to respon[ds]|ring buffer is full)", RESET, MONITOR
-    ),
+    LogRule("amdgpu", "MES([(][0-9]+[)])? (failed to respon[ds]|ring buffer is full)", RESET,
+            MONITOR),
     LogRule(
         "amdgpu",
         "Failed to (evict|restore|quiesce|suspend) [A-Za-z ]*(queue|KFD)"
@@ -297,7 +285,7 @@ RULES = (
         MONITOR,
     ),
     LogRule("amdgpu", "hub[0-9]*[]].*page fault", APPLICATION, APPLICATION),
-)
+)  # fmt: skip
 
 #: How every message begins.
 ORIGIN = (

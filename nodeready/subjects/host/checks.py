@@ -497,8 +497,8 @@ def numa_balancing(observed: Host, policy: Policy) -> Result:
             "none in this kernel", expected="any" if expected_value is None else "0"
         )
     winner = observed.numa_balancing_boot.winner
-    source = winner.source if winner else "/proc/sys/kernel/numa_balancing"
-    actual = f"{live}, next boot {winner.shown if winner else 'unset'}"
+    source = observed.numa_balancing_boot.source or "/proc/sys/kernel/numa_balancing"
+    actual = observed.numa_balancing_boot.beside(live)
     if expected_value is None:
         return numa_balancing.ok(actual, source, expected="any")
     if live == expected_value and (winner is None or winner.value == str(expected_value)):

@@ -7,19 +7,8 @@ from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
 from nodeready.core.result import Result, Subject, check
 from nodeready.core.severity import loses_job
-from nodeready.subjects.iommu.facts import (
-    ENTRIES,
-    GENERATED,
-    GRUB_D,
-    MODELS,
-    OWN_VARIABLE,
-    PROBE,
-    Iommu,
-    configured,
-    contradicting,
-    missing,
-    words,
-)
+from nodeready.subjects.iommu import facts
+from nodeready.subjects.iommu.facts import Iommu
 
 #: From this number of CPUs on MI100 and MI200 need the IOMMU. Without the IOMMU the kernel falls
 #: back from X2APIC and enumerates 255 of 256 logical CPUs (AMD's system optimization guides for
@@ -41,7 +30,7 @@ def required_arguments(observed: Iommu, policy: Policy) -> tuple[str, ...] | str
     """
     if policy.iommu_args is not None:
         return policy.iommu_args or "the policy manages none"
-    models = [MODELS[device] for device in observed.devices if device in MODELS]
+    models = [facts.MODELS[device] for device in observed.devices if device in facts.MODELS]
     if not models:
         return "no AMD Instinct in this node"
     models = [model for model in models if not model.virtual]
@@ -66,7 +55,7 @@ _COMMANDS = (
 def tool(observed: Iommu) -> tuple[str, ...]:
     """The command that makes the next boot's configuration; () for a node without a known one."""
     if observed.family != "redhat" and any(
-        e.source.startswith(f"{ENTRIES}/") for e in observed.boot
+        e.source.startswith(f"{facts.ENTRIES}/") for e in observed.boot
     ):
         # systemd-boot does not read the files that GRUB's tools write.
         return ()
@@ -78,12 +67,12 @@ def tool(observed: Iommu) -> tuple[str, ...]:
 
 def own_line(args: tuple[str, ...]) -> str:
     """The line of nodeready's file for GRUB that holds these arguments."""
-    return f"{OWN_VARIABLE}={shell.quote(' '.join(args))}"
+    return f"{facts.OWN_VARIABLE}={shell.quote(' '.join(args))}"
 
 
 def is_own_line_last(observed: Iommu, args: tuple[str, ...]) -> bool:
     """Whether nodeready's file for GRUB has these arguments, and GRUB reads it last."""
-    last = configured(observed.config).last
+    last = facts.configured(observed.config).last
     return (
         observed.own_line is not None
         and last is not None
@@ -95,8 +84,8 @@ def is_own_line_last(observed: Iommu, args: tuple[str, ...]) -> bool:
 
 def _problem(tokens: tuple[str, ...], args: tuple[str, ...]) -> str:
     """The problem with a command line in words, or ""."""
-    parts = [f"{token} contradicts" for token in contradicting(tokens, args)]
-    if lacking := missing(tokens, args):
+    parts = [f"{token} contradicts" for token in facts.contradicting(tokens, args)]
+    if lacking := facts.missing(tokens, args):
         parts.append(f"{' '.join(lacking)} missing")
     return ", ".join(parts)
 
@@ -113,15 +102,15 @@ def _next_boot(observed: Iommu, args: tuple[str, ...]) -> tuple[str, str, bool]:
     """The problem of the next boot, its source, and whether GRUB's generated file has it."""
     for entry in observed.boot:
         if problem := _problem(entry.tokens, args):
-            bad = contradicting(entry.tokens, args)
+            bad = facts.contradicting(entry.tokens, args)
             return f"next boot: {problem}", _source(observed, bad, entry.source), True
     if observed.family != "redhat" and not is_own_line_last(observed, args):
-        grub = configured(observed.config)
+        grub = facts.configured(observed.config)
         source = grub.last.source if grub.last else ""
         if grub.tokens is None:
             return "next update of GRUB: cannot be foretold", source, False
         if problem := _problem(grub.tokens, args):
-            bad = contradicting(grub.tokens, args)
+            bad = facts.contradicting(grub.tokens, args)
             return f"next update of GRUB: {problem}", _source(observed, bad, source), False
     return "", observed.boot[0].source if observed.boot else "", False
 
@@ -131,7 +120,7 @@ def _next_boot(observed: Iommu, args: tuple[str, ...]) -> tuple[str, str, bool]:
     loses_job("deploy", "configure", "reboot"),
     settings=("iommu_args",),
     writes=lambda observed, policy: (
-        (f"{GRUB_D}/*nodeready*.cfg",) if observed.family == "debian" else ()
+        (f"{facts.GRUB_D}/*nodeready*.cfg",) if observed.family == "debian" else ()
     ),
     fixed_by="iommu.args",
     fix=(
@@ -170,7 +159,7 @@ def args(observed: Iommu, policy: Policy) -> Result:
         return args.fail(actual, source, fix, expected=expected)
     entry = observed.boot[0]
     fix = f"look in /etc/grub.d for what writes {entry.source}"
-    if stale and entry.script not in GENERATED:
+    if stale and entry.script not in facts.GENERATED:
         actual = f"{problem}, in the entry of /etc/grub.d/{entry.script}"
         return args.fail(actual, source, fix, expected=expected)
     if stale and observed.generated and is_own_line_last(observed, arguments):
@@ -221,11 +210,11 @@ def off(observed: Iommu, policy: Policy) -> Result:
     arguments = required_arguments(observed, policy)
     if isinstance(arguments, str):
         return off.na(arguments)
-    options = {name for token in arguments for name, _ in words(token)}
+    options = {name for token in arguments for name, _ in facts.words(token)}
     command_lines = [(entry.source, entry.tokens) for entry in observed.boot]
     for default, tokens in [*command_lines, (PROC, observed.live)]:
         for token in tokens:
-            if any(pair in OFF and pair[0] not in options for pair in words(token)):
+            if any(pair in OFF and pair[0] not in options for pair in facts.words(token)):
                 source = _source(observed, (token,), default)
                 if source == PROC and observed.boot:
                     text = f"pending reboot: {token}"
@@ -239,7 +228,7 @@ SUBJECT = Subject(
     "iommu",
     __doc__,
     checks=(args, live, off),
-    probe=PROBE,
+    probe=facts.PROBE,
     files=("/etc/default/grub.d/*nodeready*.cfg",),
     kinds=FactKinds(
         # The arguments of the running kernel are in the subject host.

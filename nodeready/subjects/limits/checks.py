@@ -9,16 +9,9 @@ from nodeready.core.own_files import beatable
 from nodeready.core.policy import Policy
 from nodeready.core.result import Check, Result, Subject, check, join_first
 from nodeready.core.severity import Cost, hides_cause, loses_job
+from nodeready.subjects.limits import limit_files
 from nodeready.subjects.limits.facts import NR_OPEN, PROBE, Limits
-from nodeready.subjects.limits.limit_files import (
-    ITEMS,
-    KINDS,
-    UNLIMITED,
-    LimitEntry,
-    PamLimits,
-    applies_to,
-    covers_all_people,
-)
+from nodeready.subjects.limits.limit_files import LimitEntry, PamLimits
 
 _LOGIN_FIXES = (
     "rename HIGH: no file can be read after it",
@@ -29,12 +22,12 @@ _LOGIN_FIXES = (
 
 def item_text(value: int, item: str) -> str:
     """A limit in the unit of limits.conf: KiB for core and memlock, or ``unlimited``."""
-    return "unlimited" if value == UNLIMITED else str(value // ITEMS[item])
+    return "unlimited" if value == limit_files.UNLIMITED else str(value // limit_files.ITEMS[item])
 
 
 def requested(limit: int, item: str) -> str:
     """The policy's limit in words: a minimum, but exactly 0 for 0."""
-    if limit == UNLIMITED:
+    if limit == limit_files.UNLIMITED:
         return "unlimited"
     return f"at least {item_text(limit, item)}" if limit else "exactly 0"
 
@@ -46,12 +39,16 @@ def is_enough(value: int, limit: int) -> bool:
 
 def _policy_limit(policy: Policy, item: str) -> int:
     text = str(getattr(policy, f"limit_{item}"))
-    return UNLIMITED if text == "unlimited" else min(int(text) * ITEMS[item], UNLIMITED)
+    return (
+        limit_files.UNLIMITED
+        if text == "unlimited"
+        else min(int(text) * limit_files.ITEMS[item], limit_files.UNLIMITED)
+    )
 
 
 def highest_possible(observed: Limits, item: str) -> int:
     """The highest limit that this node's kernel accepts, now and at the next boot."""
-    limits = [observed.ceiling.get(item, UNLIMITED)]
+    limits = [observed.ceiling.get(item, limit_files.UNLIMITED)]
     if item == "nofile":
         boot = observed.nr_open_boot.winner
         limits += [observed.nr_open] if observed.nr_open is not None else []
@@ -65,7 +62,7 @@ def refused(observed: Limits, policy: Policy, item: str) -> str:
     pam_limits fails on a limit that it cannot set, and then every login fails, also root's.
     """
     limit = _policy_limit(policy, item)
-    if limit > observed.ceiling.get(item, UNLIMITED):
+    if limit > observed.ceiling.get(item, limit_files.UNLIMITED):
         maximum = item_text(observed.ceiling[item], item)
         return f"{maximum} is the most without CAP_SYS_RESOURCE, which this node's root lacks"
     if item != "nofile":
@@ -81,7 +78,9 @@ def refused(observed: Limits, policy: Policy, item: str) -> str:
 def possible_limits(observed: Limits, policy: Policy) -> dict[str, int]:
     """Item -> the policy's limit in kernel units, without the limits that this kernel refuses."""
     return {
-        item: _policy_limit(policy, item) for item in ITEMS if not refused(observed, policy, item)
+        item: _policy_limit(policy, item)
+        for item in limit_files.ITEMS
+        if not refused(observed, policy, item)
     }
 
 
@@ -91,12 +90,10 @@ def _cannot_be_overridden(path: str) -> bool:
 
 
 def _kernel_refuses(
-    check: Check, item: str, reason: str, observed: Limits, policy: Policy
+    check: Check, expected: str, reason: str, observed: Limits, policy: Policy
 ) -> Result:
     """The result for a limit that the node's kernel refuses: its line breaks every login."""
-    expected = (
-        f"{requested(_policy_limit(policy, item), item)} for {', '.join(policy.limit_domains)}"
-    )
+    item = check.id.partition(".")[2]
     for entry in observed.pam.entries:
         is_ours = "/zz" in entry.source and "nodeready" in entry.source
         if entry.item == item and is_ours and entry.value > highest_possible(observed, item):
@@ -112,7 +109,9 @@ def _breaks_logins(observed: Limits, entry: LimitEntry) -> bool:
 
     For "unlimited" files, pam_limits sets fs.nr_open.
     """
-    return entry.value != UNLIMITED and entry.value > highest_possible(observed, entry.item)
+    return entry.value != limit_files.UNLIMITED and entry.value > highest_possible(
+        observed, entry.item
+    )
 
 
 def _line_problem(observed: Limits, entry: LimitEntry, limit: int) -> str:
@@ -121,44 +120,6 @@ def _line_problem(observed: Limits, entry: LimitEntry, limit: int) -> str:
         highest = item_text(highest_possible(observed, entry.item), entry.item)
         return f"{item_text(entry.value, entry.item)} (breaks logins: the most is {highest})"
     return "" if is_enough(entry.value, limit) else item_text(entry.value, entry.item)
-
-
-def _judge_logins(check: Check, item: str, observed: Limits, policy: Policy) -> Result:
-    limit = _policy_limit(policy, item)
-    expected = f"{requested(limit, item)} for {', '.join(policy.limit_domains)}"
-    reason = refused(observed, policy, item)
-    if reason:
-        return _kernel_refuses(check, item, reason, observed, policy)
-    for domain in policy.limit_domains:
-        for written, line in observed.pam.exempt:
-            if applies_to(written, domain):
-                actual = f"{written} is exempt from all limits"
-                return check.fail(actual, line, f"remove the line {line}", expected=expected)
-    # Value -> domain -> the kinds of limits with that value.
-    problems: dict[str, dict[str, list[str]]] = {}
-    source, unbeatable = "", ""
-    for domain in policy.limit_domains:
-        for kind in KINDS:
-            entry = observed.pam.effective(domain, kind, item)
-            value = "unset" if entry is None else _line_problem(observed, entry, limit)
-            if value:
-                problems.setdefault(value, {}).setdefault(domain, []).append(kind)
-                line = entry.source if entry else ""
-                source = source or line
-                is_last = _cannot_be_overridden(line.rpartition(":")[0])
-                unbeatable = unbeatable or (line if is_last else "")
-    texts = []
-    for value, kinds in problems.items():
-        # One entry for a domain whose soft and hard limits are equal.
-        names = [domain if len(k) > 1 else f"{domain} {k[0]}" for domain, k in kinds.items()]
-        texts.append(f"{value} for {', '.join(names)}")
-    actual = "; ".join(texts)
-    if unbeatable:
-        fix = f"rename {unbeatable.rpartition(':')[0]}: no file can be read after it"
-        return check.fail(actual, unbeatable, fix, expected=expected)
-    if problems:
-        return check.fixable(actual, source, expected=expected)
-    return check.ok(source=source, expected=expected)
 
 
 def _login_check(item: str, cost: Cost, meaning: str) -> Check:
@@ -172,7 +133,40 @@ def _login_check(item: str, cost: Cost, meaning: str) -> Check:
         meaning=meaning,
     )
     def login(observed: Limits, policy: Policy) -> Result:
-        return _judge_logins(login, item, observed, policy)
+        limit = _policy_limit(policy, item)
+        expected = f"{requested(limit, item)} for {', '.join(policy.limit_domains)}"
+        if reason := refused(observed, policy, item):
+            return _kernel_refuses(login, expected, reason, observed, policy)
+        for domain in policy.limit_domains:
+            for written, line in observed.pam.exempt:
+                if limit_files.applies_to(written, domain):
+                    actual = f"{written} is exempt from all limits"
+                    return login.fail(actual, line, f"remove the line {line}", expected=expected)
+        # Value -> domain -> the kinds of limits with that value.
+        problems: dict[str, dict[str, list[str]]] = {}
+        source, unbeatable = "", ""
+        for domain in policy.limit_domains:
+            for kind in limit_files.KINDS:
+                entry = observed.pam.effective(domain, kind, item)
+                value = "unset" if entry is None else _line_problem(observed, entry, limit)
+                if value:
+                    problems.setdefault(value, {}).setdefault(domain, []).append(kind)
+                    line = entry.source if entry else ""
+                    source = source or line
+                    is_last = _cannot_be_overridden(line.rpartition(":")[0])
+                    unbeatable = unbeatable or (line if is_last else "")
+        texts = []
+        for value, kinds in problems.items():
+            # One entry for a domain whose soft and hard limits are equal.
+            names = [domain if len(k) > 1 else f"{domain} {k[0]}" for domain, k in kinds.items()]
+            texts.append(f"{value} for {', '.join(names)}")
+        actual = "; ".join(texts)
+        if unbeatable:
+            fix = f"rename {unbeatable.rpartition(':')[0]}: no file can be read after it"
+            return login.fail(actual, unbeatable, fix, expected=expected)
+        if problems:
+            return login.fixable(actual, source, expected=expected)
+        return login.ok(source=source, expected=expected)
 
     return login
 
@@ -219,11 +213,13 @@ def exceptions(observed: Limits, policy: Policy) -> Result:
         if broken or (limit is not None and entry.value < limit):
             text = f"{entry.domain} {entry.kind} {entry.item} {item_text(entry.value, entry.item)}"
             lines.setdefault(entry.source, []).append(f"{text} breaks logins" if broken else text)
-            fails += [entry.source] if broken or covers_all_people(entry.domain) else []
+            fails += (
+                [entry.source] if broken or limit_files.covers_all_people(entry.domain) else []
+            )
     for domain, source in observed.pam.exempt:
         if domain not in policy.limit_domains:
             lines.setdefault(source, []).append(f"{domain} is exempt from all limits")
-            fails += [source] if covers_all_people(domain) else []
+            fails += [source] if limit_files.covers_all_people(domain) else []
     if not lines:
         return exceptions.ok()
     actual = "; ".join(f"{', '.join(texts)} ({source})" for source, texts in lines.items())
@@ -239,7 +235,7 @@ def _shortfall(observed: Limits, policy: Policy, limits_of_file: PamLimits) -> s
     shortfalls = []
     for item, limit in possible_limits(observed, policy).items():
         for domain in policy.limit_domains:
-            values = [limits_of_file.effective(domain, kind, item) for kind in KINDS]
+            values = [limits_of_file.effective(domain, kind, item) for kind in limit_files.KINDS]
             low = [v for v in values if v is None or not is_enough(v.value, limit)]
             if low:
                 value = next((item_text(v.value, item) for v in low if v), "unset")
@@ -306,9 +302,9 @@ def _services_text(policy: Policy, limits: dict[str, int]) -> tuple[str, str]:
 
 def unit_value(limit: int, item: str) -> str:
     """A limit in a unit file: ``infinity``, KiB with a K, or a plain number."""
-    if limit == UNLIMITED:
+    if limit == limit_files.UNLIMITED:
         return "infinity"
-    return f"{limit // 1024}K" if ITEMS[item] == 1024 else str(limit)
+    return f"{limit // 1024}K" if limit_files.ITEMS[item] == 1024 else str(limit)
 
 
 @check(

@@ -22,15 +22,7 @@ from nodeready.core.base import (
 from nodeready.core.policy import Policy
 from nodeready.core.policy.fields import Names
 from nodeready.subjects.limits import limit_files
-from nodeready.subjects.limits.limit_files import (
-    UNLIMITED,
-    PamLimits,
-    PamStack,
-    Unit,
-    UnitLimit,
-    parse_pam_limits,
-    parse_unit_limits,
-)
+from nodeready.subjects.limits.limit_files import PamLimits, PamStack, Unit, UnitLimit
 
 NR_OPEN = "fs.nr_open"
 # nr_lines reads this file at once: dash would read byte by byte, which /proc/sys does not support.
@@ -206,7 +198,7 @@ def _proc_limits(lines: Iterable[Line]) -> dict[str, tuple[int, int]]:
         match = re.match(r"(Max(?: [a-z]+)+)\s{2,}(\w+)\s+(\w+)", line.text)
         if match and match[1] in _PROC_NAMES:
             soft, hard = (
-                UNLIMITED if text == "unlimited" else number(text, match[1])
+                limit_files.UNLIMITED if text == "unlimited" else number(text, match[1])
                 for text in (match[2], match[3])
             )
             limits[_PROC_NAMES[match[1]]] = (soft, hard)
@@ -239,7 +231,7 @@ def _parse(output: Output, kernel: Output, services: Names) -> Limits:
         service, _, path = text.partition(" ")
         if service not in services or not path.startswith("/"):
             raise ProbeError("a unit that was not requested", text)
-        units[service] = parse_unit_limits(service, path, lines, existing)
+        units[service] = limit_files.parse_unit_limits(service, path, lines, existing)
     by_name = {service[:15]: service for service in services}
     running = []
     for text in dict.fromkeys(output.all("process")):
@@ -260,7 +252,7 @@ def _parse(output: Output, kernel: Output, services: Names) -> Limits:
     nr_open = files.get(_NR_OPEN_FILE, ())
     observed: Limits = frozen(
         Limits(
-            pam=parse_pam_limits(lines, existing),
+            pam=limit_files.parse_pam_limits(lines, existing),
             units=units,
             running=tuple(running),
             ceiling={item: hard for item, (_, hard) in ceiling.items()} if is_strict else {},
@@ -269,7 +261,10 @@ def _parse(output: Output, kernel: Output, services: Names) -> Limits:
             systemd="systemd" in values,
             defaults=limit_files.parse_defaults(lines, existing),
             stacks=stacks,
-            confs={path: parse_pam_limits(files.get(path, ()), conf=path) for path in confs},
+            confs={
+                path: limit_files.parse_pam_limits(files.get(path, ()), conf=path)
+                for path in confs
+            },
             no_pam=limit_files.find_disabled_pam(files),
         )
     )

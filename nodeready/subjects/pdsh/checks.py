@@ -13,25 +13,17 @@ from nodeready.core.policy import Policy
 from nodeready.core.result import Check, Result, Subject, check, deploy
 from nodeready.core.severity import loses_job
 from nodeready.subjects.access import COMPANIONS, chmod_mends, unusable_program
-from nodeready.subjects.pdsh.facts import (
-    ENVIRONMENT,
-    PROBE,
-    PROFILE_D,
-    RCMD_DEFAULT,
-    VARIABLE,
-    Pdsh,
-    PdshUser,
-    in_environment,
-)
+from nodeready.subjects.pdsh import facts
+from nodeready.subjects.pdsh.facts import Pdsh, PdshUser
 
 TYPE = "ssh"
 _DEPLOY_PACKAGES = "nodeready deploy: debug_tools.packages"
 MODULE_FIX = "install pdsh's ssh module (RHEL, SLES: pdsh-rcmd-ssh)"
 _AGAIN_FIX = "install pdsh again the way this distribution does"
-_BACKSLASH_FIX = f"remove the backslash at the end of {ENVIRONMENT}"
+_BACKSLASH_FIX = f"remove the backslash at the end of {facts.ENVIRONMENT}"
 _SETS = re.compile(
-    rf"""(?:(?:^|[\s;&|({{]){VARIABLE}=|\bsetenv\s+{VARIABLE}\s+)(["']?)([^"'\s;&|)]*)\1"""
-    rf"|\bunset(?:env)?\s+(?:-v\s+)?{VARIABLE}\b"
+    rf"""(?:(?:^|[\s;&|({{]){facts.VARIABLE}=|\bsetenv\s+{facts.VARIABLE}\s+)(["']?)([^"'\s;&|)]*)\1"""
+    rf"|\bunset(?:env)?\s+(?:-v\s+)?{facts.VARIABLE}\b"
 )
 
 
@@ -108,7 +100,7 @@ def assigned(line: Line) -> str | None:
 
 def _in_profile(observed: Pdsh, suffix: str) -> list[tuple[str, Line]]:
     """The assignments in profile.d in the order of the file names, which is the shells' order."""
-    lines = [line for line in observed.settings if line.path.rpartition("/")[0] == PROFILE_D]
+    lines = [line for line in observed.settings if line.path.rpartition("/")[0] == facts.PROFILE_D]
     lines.sort(key=lambda line: (line.path.encode("utf-8", "surrogateescape"), line.number))
     assignments = ((assigned(line), line) for line in lines if line.path.endswith(suffix))
     return [(value, line) for value, line in assignments if value is not None]
@@ -133,15 +125,15 @@ def _places(observed: Pdsh) -> Iterable[tuple[str, str, str]]:
     if observed.debian:
         content = observed.rcmd_default
         value = "unset" if content is None else content.decode("utf-8", "replace").rstrip("\n")
-        yield RCMD_DEFAULT, value, RCMD_DEFAULT if content is not None else ""
-    setting, number = in_environment(observed.environment or b"")
-    source = f"{ENVIRONMENT}:{number}" if number else ""
-    yield ENVIRONMENT, "unset" if setting is None else setting, source
+        yield facts.RCMD_DEFAULT, value, facts.RCMD_DEFAULT if content is not None else ""
+    setting, number = facts.in_environment(observed.environment or b"")
+    source = f"{facts.ENVIRONMENT}:{number}" if number else ""
+    yield facts.ENVIRONMENT, "unset" if setting is None else setting, source
     for suffix in suffixes(observed):
         value, source = "unset", ""
         for last_value, line in _in_profile(observed, suffix)[-1:]:
             value, source = last_value, line.source
-        yield f"{PROFILE_D}/*{suffix}", value, source
+        yield f"{facts.PROFILE_D}/*{suffix}", value, source
 
 
 @check(
@@ -178,9 +170,11 @@ def rcmd(observed: Pdsh, policy: Policy) -> Result:
     source = next((line_source for _, _, line_source in misset if line_source), "")
     if managed_block.remove(observed.environment or b"").rstrip().endswith(b"\\"):
         # pam_env joins the next line to such a line, and that would be ours.
-        return rcmd.fail(actual, ENVIRONMENT, _BACKSLASH_FIX, expected=TYPE)
+        return rcmd.fail(actual, facts.ENVIRONMENT, _BACKSLASH_FIX, expected=TYPE)
     for _, _, line_source in misset:
-        if line_source.startswith(PROFILE_D) and not beatable(line_source.rpartition("/")[2]):
+        if line_source.startswith(facts.PROFILE_D) and not beatable(
+            line_source.rpartition("/")[2]
+        ):
             fix = f"remove the line {line_source}: no file can be read after it"
             return rcmd.fail(actual, line_source, fix, expected=TYPE)
     return rcmd.fixable(actual, source, expected=TYPE)
@@ -191,9 +185,9 @@ def read_by_users(observed: Pdsh) -> tuple[str, ...]:
     own_paths = {
         line.path
         for line in observed.settings
-        if line.path.startswith(f"{PROFILE_D}/") and "nodeready" in line.path
+        if line.path.startswith(f"{facts.PROFILE_D}/") and "nodeready" in line.path
     }
-    places = [RCMD_DEFAULT] if observed.debian else []
+    places = [facts.RCMD_DEFAULT] if observed.debian else []
     return (*places, *sorted(own_paths), *([observed.module] if observed.module else []))
 
 
@@ -229,7 +223,7 @@ def conflicts(observed: Pdsh, policy: Policy) -> Result:
     texts, sources = [], []
     for line in observed.settings:
         value = assigned(line)
-        if value not in (None, TYPE) and not line.path.startswith(f"{PROFILE_D}/"):
+        if value not in (None, TYPE) and not line.path.startswith(f"{facts.PROFILE_D}/"):
             texts.append(f"{value or 'unset'} ({line.source})")
             sources.append(line.source)
     if not texts:
@@ -326,7 +320,7 @@ SUBJECT = Subject(
     "pdsh",
     __doc__,
     checks=(installed, rcmd, conflicts, pdshrc, users),
-    probe=PROBE,
+    probe=facts.PROBE,
     files=("/etc/profile.d/*nodeready*",),
     kinds=FactKinds(
         volatile="number size_bytes",

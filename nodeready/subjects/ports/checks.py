@@ -8,16 +8,8 @@ from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
 from nodeready.core.result import Result, Subject, check, join_first
 from nodeready.core.severity import loses_job
-from nodeready.subjects.ports.facts import (
-    EPHEMERAL,
-    PROBE,
-    RESERVED,
-    Ports,
-    Socket,
-    compared,
-    parse_range,
-    ranges_text,
-)
+from nodeready.subjects.ports import facts
+from nodeready.subjects.ports.facts import Ports, Socket
 from nodeready.subjects.ports.firewall import (
     KERNEL_EPHEMERAL,
     join_ranges,
@@ -127,25 +119,28 @@ def ephemeral(observed: Ports, policy: Policy) -> Result:
     """
     ports = policy.port_range
     if observed.ephemeral is None:
-        return ephemeral.unknown(f"{EPHEMERAL} cannot be read")
+        return ephemeral.unknown(f"{facts.EPHEMERAL} cannot be read")
     expected = f"{range_text(*ports)} outside the ephemeral ports, or reserved"
     reserved = observed.reserved or ()
     live_ports = overlap(without(observed.ephemeral, reserved), *ports)
     range_line, reserved_line = observed.ephemeral_boot.winner, observed.reserved_boot.winner
-    range_boot = (parse_range(range_line.value) if range_line else None) or KERNEL_EPHEMERAL
+    range_boot = (facts.parse_range(range_line.value) if range_line else None) or KERNEL_EPHEMERAL
     reserved_boot = (parse_ranges(reserved_line.value) if reserved_line else None) or ()
     boot_ports = overlap(without(range_boot, reserved_boot), *ports)
     source = ", ".join(line.source for line in (range_line, reserved_line) if line)
     actual = (
         f"ephemeral {range_text(*observed.ephemeral)}, "
-        f"reserved {ranges_text(reserved) or 'none'}; "
-        f"next boot {range_text(*range_boot)}, reserved {ranges_text(reserved_boot) or 'none'}"
+        f"reserved {facts.ranges_text(reserved) or 'none'}; next boot {range_text(*range_boot)}, "
+        f"reserved {facts.ranges_text(reserved_boot) or 'none'}"
     )
     kept_ranges = reserved if live_ports else reserved_boot or reserved
-    line = ranges_text(tuple(join_ranges((*kept_ranges, ports))))
-    fix = f"{RESERVED} = {line} in /etc/sysctl.d, and sysctl -w; or give jobs another port_range"
+    line = facts.ranges_text(tuple(join_ranges((*kept_ranges, ports))))
+    setting = f"{facts.RESERVED} = {line}"
+    fix = f"{setting} in /etc/sysctl.d, and sysctl -w; or give jobs another port_range"
     if live_ports or (boot_ports and source):
-        return ephemeral.fail(actual, source or f"sysctl {EPHEMERAL}", fix, expected=expected)
+        return ephemeral.fail(
+            actual, source or f"sysctl {facts.EPHEMERAL}", fix, expected=expected
+        )
     if boot_ports:
         return ephemeral.warn(
             f"{actual}: no sysctl file keeps the values", source, fix, expected=expected
@@ -216,8 +211,8 @@ SUBJECT = Subject(
     "ports",
     __doc__,
     checks=(range, ephemeral, firewall, privileged),
-    probe=PROBE,
-    compared=compared,
+    probe=facts.PROBE,
+    compared=facts.compared,
     # Programs come and go.
     kinds=FactKinds(volatile="where last_name listeners connections more"),
 )

@@ -11,23 +11,17 @@ from nodeready.core.policy import Policy
 from nodeready.core.result import Check, Result, check, deploy
 from nodeready.core.severity import loses_job
 from nodeready.core.sysctl import BootSetting
+from nodeready.subjects.limits import limit_files
 from nodeready.subjects.limits.checks import item_text, possible_limits
 from nodeready.subjects.limits.facts import Limits
-from nodeready.subjects.limits.limit_files import (
-    ITEMS,
-    KINDS,
-    UNLIMITED,
-    PamLimits,
-    parse_pam_limits,
-    span,
-)
+from nodeready.subjects.limits.limit_files import PamLimits
 from nodeready.subjects.proof import facts
 from nodeready.subjects.proof.facts import Limit, Logins, Proved, Service, SessionLimits
 from nodeready.subjects.proof.session import observation, pam_service
 
 
 def _kernel_units(*limits: int) -> list[int]:
-    return [UNLIMITED if limit == -1 else limit for limit in limits]
+    return [limit_files.UNLIMITED if limit == -1 else limit for limit in limits]
 
 
 def _lowest(limit: Limit) -> int:
@@ -36,7 +30,7 @@ def _lowest(limit: Limit) -> int:
 
 def _possible(observed: SessionLimits, policy: Policy) -> dict[str, int]:
     """Item -> the policy's limit, without the limits that this node's kernel refuses."""
-    ceiling = dict(zip(ITEMS, _kernel_units(*observed.ceiling)))
+    ceiling = dict(zip(limit_files.ITEMS, _kernel_units(*observed.ceiling)))
     boot = BootSetting(None)
     node = Limits(PamLimits(), {}, (), ceiling, observed.nr_open, boot, systemd=False)
     return possible_limits(node, policy)
@@ -84,11 +78,17 @@ def _limits_by_opener(observed: Proved) -> dict[str, SessionLimits]:
     # ssh's sessions have sshd's own limits where sshd does not ask PAM, or PAM sets none.
     service = pam_service(observed, "ssh")
     sets_none = service is not None and service.is_complete and not _pam_limits(service)
-    without_pam = len(logins.sshd) == len(ITEMS) and (logins.use_pam is False or sets_none)
+    without_pam = len(logins.sshd) == len(limit_files.ITEMS) and (
+        logins.use_pam is False or sets_none
+    )
     if "ssh" not in sessions and without_pam:
         sessions["ssh"] = _with_limits(observed.limits, logins.sshd, "ssh")
     raises_limits = bool(_pam_limits(pam_service(observed, "slurm")))
-    if len(logins.slurmd) == len(ITEMS) and "srun" not in sessions and not raises_limits:
+    if (
+        len(logins.slurmd) == len(limit_files.ITEMS)
+        and "srun" not in sessions
+        and not raises_limits
+    ):
         # A step's hard limits are slurmd's. Only a step shows its soft limits.
         hard = tuple(Limit(limit.hard, limit.hard) for limit in logins.slurmd)
         sessions["slurmd"] = _with_limits(observed.limits, hard, "slurmd")
@@ -126,11 +126,11 @@ def _user_lines(logins: Logins) -> Iterator[tuple[str, str, str, int, str]]:
     A user's line beats a group's (limits.conf(5)).
     """
     lines = (Line(line.path, line.number, line.text) for line in logins.lines)
-    pam = parse_pam_limits(lines)
+    pam = limit_files.parse_pam_limits(lines)
     domains = {*logins.domains}
 
     def applies(domain: str) -> bool:
-        ids = span(domain)
+        ids = limit_files.span(domain)
         if ids is None:
             return domain in domains
         pattern = rf"{'@' * domain.startswith('@')}:(\d+)"
@@ -143,7 +143,11 @@ def _user_lines(logins: Logins) -> Iterator[tuple[str, str, str, int, str]]:
                 yield entry.domain, entry.kind, entry.item, entry.value, entry.source
     for domain, source in pam.exempt:
         if applies(domain):
-            yield from ((domain, kind, item, -1, source) for kind in KINDS for item in ITEMS)
+            yield from (
+                (domain, kind, item, -1, source)
+                for kind in limit_files.KINDS
+                for item in limit_files.ITEMS
+            )
 
 
 #: The settings on which a core depends.
@@ -172,13 +176,13 @@ def low_limits(
     name = observed.user_name
     if opener in ("srun", "slurmd"):
         slurmd = observed.logins.slurmd if isinstance(observed.logins, Logins) else ()
-        slurmd_limits = dict(zip(ITEMS, slurmd))
+        slurmd_limits = dict(zip(limit_files.ITEMS, slurmd))
         if opener == "srun" and all(
             _lowest(slurmd_limits[item]) >= possible[item] for item in low if item in slurmd_limits
         ):
             return LowLimits(low, "slurmd itself has more", "", _SUBMIT_FIX)
         return LowLimits(low, "slurmd's own limits, which its jobs inherit", "", _SLURMD_FIX)
-    before = dict(zip(ITEMS, session.before))
+    before = dict(zip(limit_files.ITEMS, session.before))
     items = ", ".join(i for i in low if i in before and _lowest(before[i]) >= possible[i])
     if items:
         files, lowering = f"{name}'s profile, or /etc/profile", "the profile"
@@ -207,8 +211,8 @@ def low_limits(
         for domain, kind, item, value, source in _user_lines(logins)
     }
     for item in low:
-        for kind in KINDS:
-            value, domain, source = deciding.get((kind, item), (UNLIMITED, "", ""))
+        for kind in limit_files.KINDS:
+            value, domain, source = deciding.get((kind, item), (limit_files.UNLIMITED, "", ""))
             if value < possible[item]:
                 has = "is exempt from all limits" if value == -1 else "has limits of its own"
                 words = f"{domain} {has} ({source})"
@@ -221,7 +225,7 @@ def _with_fix(opener: str, low: LowLimits, observed: Proved) -> LowLimits:
     if low.fix or low.cause or not isinstance(observed.logins, Logins):
         return low
     if opener == "ssh":
-        sshd = dict(zip(ITEMS, observed.logins.sshd))
+        sshd = dict(zip(limit_files.ITEMS, observed.logins.sshd))
         if sshd and all(limit_text(sshd[item], item) == low.items[item] for item in low.items):
             fix = "journalctl -t sshd tells why pam_limits sets none; or restart sshd"
             return replace(low, cause="these are sshd's own", fix=fix)

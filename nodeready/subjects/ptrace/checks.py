@@ -38,9 +38,8 @@ def scope(observed: Ptrace, policy: Policy) -> Result:
     expected = str(policy.ptrace_scope)
     if observed.live is None:
         return scope.na("no Yama in this kernel: the classic rules apply")
-    winner = observed.boot.winner
-    source = winner.source if winner else ""
-    actual = f"{observed.live}, next boot {winner.shown if winner else 'unset'}"
+    winner, source = observed.boot.winner, observed.boot.source
+    actual = observed.boot.beside(observed.live)
     is_boot_wrong = winner is None or not sets(winner.value, expected)
     is_live_wrong = observed.live not in (policy.ptrace_scope, 3)
     if is_boot_wrong and observed.boot.remedy:

@@ -461,20 +461,6 @@ def _usable_lanes(link: PcieLink) -> int:
     return link.lanes if may_narrow else link.width or 0
 
 
-def _linked(observed: Rdma, policy: Policy) -> dict[str, RdmaDevice]:
-    """The devices in use whose PCIe link the kernel shows.
-
-    Amazon's hypervisor writes the registers of EFA, which describe no slot.
-    """
-    return {
-        device.name: device
-        for device, _ in configured(observed, policy).values()
-        if device.pcie is not None
-        and device.kind not in ("software", "efa")
-        and not device.virtual
-    }
-
-
 def _slot_problem(observed: Rdma, device: RdmaDevice, link: PcieLink) -> str:
     """The problem of a card that is fast enough for its port, in a slot that is not, or "".
 
@@ -520,7 +506,14 @@ def pcie(observed: Rdma, policy: Policy) -> Result:
     """
     if not adapter_ports(observed):
         return pcie.na(_NONE)
-    devices = _linked(observed, policy)
+    # Amazon's hypervisor writes the registers of EFA, which describe no slot.
+    devices = {
+        device.name: device
+        for device, _ in configured(observed, policy).values()
+        if device.pcie is not None
+        and device.kind not in ("software", "efa")
+        and not device.virtual
+    }
     links = {name: device.pcie for name, device in devices.items() if device.pcie is not None}
     readable = {name: link for name, link in links.items() if link.is_readable}
     broken: dict[str, str] = {}

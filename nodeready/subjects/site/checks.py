@@ -30,10 +30,10 @@ class _TooSlow(Exception):
 
 def judge(check: SiteCheck, observed: Site) -> Result:
     """The result of one check."""
-    this = check_of(check)
+    this, source = check_of(check), check.file or check.source
     output = observed.checks.get(check.name, SiteOutput(reason="was not made"))
     if output.missing:
-        return this.fail(f"no such file: {check.file}", _source(check), status=check.severity)
+        return this.fail(f"no such file: {check.file}", source, status=check.severity)
     if output.reason:
         return this.unknown(output.reason)
     try:
@@ -43,13 +43,13 @@ def judge(check: SiteCheck, observed: Site) -> Result:
     except ValueError as problem:
         return this.unknown(str(problem))
     if not is_good:
-        return this.fail(_actual(check, output), _source(check), status=check.severity)
+        return this.fail(_actual(check, output), source, status=check.severity)
     if output.status and check.comparator != "status":
         return this.unknown(
             f"prints what it should, but exit status {output.status}: "
             f"{output.error or 'no message'}",
         )
-    return this.ok(_actual(check, output), _source(check))
+    return this.ok(_actual(check, output), source)
 
 
 def _is_good(check: SiteCheck, output: SiteOutput) -> bool:
@@ -123,10 +123,6 @@ def _shortened(text: str) -> str:
     return f"{first} (and {len(further)} more lines)" if further else first
 
 
-def _source(check: SiteCheck) -> str:
-    return check.file or check.source
-
-
 @lru_cache(maxsize=4096)
 def check_of(check: SiteCheck) -> Check:
     """The check with its page."""
@@ -157,16 +153,12 @@ def _meaning(check: SiteCheck) -> str:
     )
 
 
-def _policy_checks(policy: Policy) -> tuple[Check, ...]:
-    return tuple(map(check_of, policy.site_checks))
-
-
 SUBJECT = Subject(
     "site",
     __doc__,
     (),
     probe=PROBE,
-    policy_checks=_policy_checks,
+    policy_checks=lambda policy: tuple(map(check_of, policy.site_checks)),
     kinds=FactKinds(
         # A site's command may print anything, also the time: its result is compared.
         volatile="checks",

@@ -14,22 +14,8 @@ from nodeready.core.result import Check, Result, Subject, check
 from nodeready.core.severity import drifts, loses_job
 from nodeready.core.shell import quote
 from nodeready.subjects.access import UNLOADED, UnusableProgram, chmod_mends, unusable_program
-from nodeready.subjects.ssh_client.facts import (
-    DROPIN,
-    KNOWN_HOSTS,
-    MAIN,
-    PROBE,
-    SSH,
-    VENDOR,
-    EffectiveOptions,
-    SshClient,
-    block_digest,
-    directive,
-    fingerprint,
-    known_as,
-    samples,
-    winner,
-)
+from nodeready.subjects.ssh_client import facts
+from nodeready.subjects.ssh_client.facts import EffectiveOptions, SshClient
 from nodeready.subjects.ssh_client.login_failures import AT_LINE, OF_FILE
 
 STRICT = "stricthostkeychecking"
@@ -41,7 +27,7 @@ ACCEPT_NEW = (7, 6)
 SHRINK = 0.9
 
 _MODE = ("ssh_client_mode",)
-_SHORTEN_FIX = f"shorten {KNOWN_HOSTS}"
+_SHORTEN_FIX = f"shorten {facts.KNOWN_HOSTS}"
 _PART_FIX = "deploy to all nodes at once, or remove the block by hand"
 _INSTALL_FIX = "install openssh-client (Debian, Ubuntu) or openssh-clients (RHEL, SLES)"
 _MODE_FIX = "choose another ssh_client_mode for this node"
@@ -79,7 +65,7 @@ def fleet_block(lines: tuple[str, ...]) -> FleetBlock:
         names, _, key = line.partition(" ")
         for name in names.split(","):
             keys.setdefault(name, set()).add(key)
-    block = FleetBlock(inner, frozenset(lines), keys, block_digest(inner))
+    block = FleetBlock(inner, frozenset(lines), keys, facts.block_digest(inner))
     _blocks.append((lines, block))
     # A run has a handful of groups with different lines.
     del _blocks[:-8]
@@ -117,18 +103,18 @@ def known_hosts(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Resul
     result = _block(observed, policy, lines)
     if result.status == "na" or (result.status == "fail" and not result.fixable):
         return result
-    barrier = observed.access.barrier(KNOWN_HOSTS)
+    barrier = observed.access.barrier(facts.KNOWN_HOSTS)
     if barrier is not None:
-        if barrier.path == KNOWN_HOSTS or chmod_mends(barrier, KNOWN_HOSTS):
+        if barrier.path == facts.KNOWN_HOSTS or chmod_mends(barrier, facts.KNOWN_HOSTS):
             return known_hosts.fixable(barrier.words, barrier.path, expected=result.expected)
         fix = f"let users read {barrier.path}"
         return known_hosts.fail(barrier.words, barrier.path, fix, expected=result.expected)
     if result.status != "ok":
         return result
-    inode = observed.access.inodes.get(KNOWN_HOSTS)
+    inode = observed.access.inodes.get(facts.KNOWN_HOSTS)
     if inode is not None and (inode.uid or inode.mode & 0o022):
         actual = f"others can change it (uid {inode.uid}, mode {inode.mode & 0o7777:o})"
-        return known_hosts.fixable(actual, KNOWN_HOSTS, expected=result.expected)
+        return known_hosts.fixable(actual, facts.KNOWN_HOSTS, expected=result.expected)
     return _revoked(observed, fleet_block(lines)) or result
 
 
@@ -141,10 +127,12 @@ def _revoked(observed: SshClient, block: FleetBlock) -> Result | None:
         if len(words) < 4 or words[0] != "@revoked":
             continue
         name = keys.get(f"{words[2]} {words[3]}", "")
-        if not name or not known_as(words[1], name):
+        if not name or not facts.known_as(words[1], name):
             continue
         # Of a large file, our block is not among the lines.
-        source = f"{KNOWN_HOSTS}:{number}" if observed.known_hosts.sent else KNOWN_HOSTS
+        source = (
+            f"{facts.KNOWN_HOSTS}:{number}" if observed.known_hosts.sent else facts.KNOWN_HOSTS
+        )
         actual = f"a line revokes the {words[2]} key of {name}"
         fix = f"remove the line {source}, or give the host a new key"
         expected = f"the fleet's {len(block.lines)} host keys"
@@ -166,7 +154,7 @@ def _block(observed: SshClient, policy: Policy, lines: tuple[str, ...]) -> Resul
         return _unsent(observed, block, expected)
     if file.lines is None:
         return known_hosts.fixable(
-            "no block" if file.content else "no file", KNOWN_HOSTS, expected=expected
+            "no block" if file.content else "no file", facts.KNOWN_HOSTS, expected=expected
         )
     held = {line for line in file.lines if not line.startswith("#")}
     surplus = held - block.lines
@@ -177,11 +165,11 @@ def _block(observed: SshClient, policy: Policy, lines: tuple[str, ...]) -> Resul
     if strange > len(held) - strange:
         # The inventory seems to be a part of the fleet: the keys of the other nodes would be lost.
         actual = f"{strange} of its {len(held)} lines are about hosts outside this inventory"
-        return known_hosts.warn(actual, KNOWN_HOSTS, _PART_FIX, expected=expected)
+        return known_hosts.warn(actual, facts.KNOWN_HOSTS, _PART_FIX, expected=expected)
     missing = sum(not line.startswith("#") for line in block.lines.difference(file.lines))
     if missing or surplus:
         actual = f"{missing} missing, {len(surplus)} unexpected"
-        return known_hosts.fixable(actual, KNOWN_HOSTS, expected=expected)
+        return known_hosts.fixable(actual, facts.KNOWN_HOSTS, expected=expected)
     return known_hosts.ok(expected=expected)
 
 
@@ -206,11 +194,11 @@ def host_key(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     if not observed.identity.keys:
         return host_key.na("the node shows no host key")
     kind = fleet.host_key.partition(" ")[0]
-    expected = f"{kind} {fingerprint(fleet.host_key)}"
+    expected = f"{kind} {facts.fingerprint(fleet.host_key)}"
     if fleet.host_key in observed.identity.keys:
         return host_key.ok(expected=expected)
     keys = [key for key in observed.identity.keys if key.startswith(f"{kind} ")]
-    actual = f"{kind} {fingerprint(keys[0])}" if keys else f"no {kind} key"
+    actual = f"{kind} {facts.fingerprint(keys[0])}" if keys else f"no {kind} key"
     return host_key.fail(actual, "/etc/ssh/ssh_host_*_key.pub", expected=expected)
 
 
@@ -218,13 +206,13 @@ def _unsent(observed: SshClient, block: FleetBlock, expected: str) -> Result:
     file = observed.known_hosts
     if not file.is_complete:
         actual = f"{file.size} bytes, too many of them outside our block"
-        return known_hosts.fail(actual, KNOWN_HOSTS, _SHORTEN_FIX, expected=expected)
+        return known_hosts.fail(actual, facts.KNOWN_HOSTS, _SHORTEN_FIX, expected=expected)
     held = file.size - len(file.content or b"")
     if file.digest and len(block.inner) < SHRINK * held:
         actual = f"a block of {held} bytes; this run gathered {len(block.inner)}"
-        return known_hosts.warn(actual, KNOWN_HOSTS, _PART_FIX, expected=expected)
+        return known_hosts.warn(actual, facts.KNOWN_HOSTS, _PART_FIX, expected=expected)
     return known_hosts.fixable(
-        "another block" if file.digest else "no block", KNOWN_HOSTS, expected=expected
+        "another block" if file.digest else "no block", facts.KNOWN_HOSTS, expected=expected
     )
 
 
@@ -243,7 +231,7 @@ def leftover(observed: SshClient, policy: Policy) -> Result:
     if policy.ssh_client_mode == "known_hosts":
         return leftover.na("ssh_client_mode is known_hosts")
     if observed.known_hosts.digest:
-        return leftover.fixable("one from mode known_hosts", KNOWN_HOSTS)
+        return leftover.fixable("one from mode known_hosts", facts.KNOWN_HOSTS)
     return leftover.ok()
 
 
@@ -254,7 +242,7 @@ def option_lines(policy: Policy) -> tuple[str, ...]:
         f"    StrictHostKeyChecking {_STRICT_SETTING[policy.ssh_client_mode]}",
     ]
     if policy.ssh_client_mode == "known_hosts":
-        lines.append(f"    GlobalKnownHostsFile {KNOWN_HOSTS} {KNOWN_HOSTS}2")
+        lines.append(f"    GlobalKnownHostsFile {facts.KNOWN_HOSTS} {facts.KNOWN_HOSTS}2")
     return tuple(lines)
 
 
@@ -269,7 +257,7 @@ def _wrong_option(answer: EffectiveOptions, policy: Policy) -> str:
     if value not in _STRICT_VALUES[policy.ssh_client_mode]:
         return f"{STRICT} {value}"
     files = answer.values.get(GLOBAL_FILE, "")
-    if policy.ssh_client_mode == "known_hosts" and KNOWN_HOSTS not in files.split():
+    if policy.ssh_client_mode == "known_hosts" and facts.KNOWN_HOSTS not in files.split():
         return f"{GLOBAL_FILE} {files}"
     return ""
 
@@ -288,8 +276,8 @@ def our_lines(observed: SshClient) -> OurLines:
         stripped = (text.rstrip() for text in texts)
         return tuple(text for text in stripped if text and not text.startswith("#"))
 
-    dropin = observed.files.get(DROPIN) if DROPIN in observed.config else None
-    inner = managed_block.find(observed.config.get(MAIN, b""))
+    dropin = observed.files.get(facts.DROPIN) if facts.DROPIN in observed.config else None
+    inner = managed_block.find(observed.config.get(facts.MAIN, b""))
     text = "" if inner is None else inner.decode("utf-8", "surrogateescape")
     return OurLines(
         None if dropin is None else speaking([line.text for line in dropin]),
@@ -336,7 +324,7 @@ def options(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     our = our_lines(observed)
     if not policy.ssh_client_hosts:
         if our != OurLines(None, None):
-            path = DROPIN if our.dropin is not None else MAIN
+            path = facts.DROPIN if our.dropin is not None else facts.MAIN
             return options.fixable(
                 "options of an earlier policy", path, expected="nothing of ours"
             )
@@ -352,7 +340,7 @@ def options(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     keys = known_hosts(observed, policy, fleet)
     if keys.status == "fail" and not keys.fixable:
         return options.na(f"no host keys on the node: {keys.actual}")
-    if not samples(policy):
+    if not facts.samples(policy):
         actual = "only negated patterns: they match no host"
         return options.fail(actual, "policy ssh_client_hosts", _PATTERN_FIX, expected=expected)
     version = observed.version
@@ -367,18 +355,18 @@ def _judge_effective(
 ) -> Result:
     """Judge what ssh -G printed: first the system's files, then root's own."""
     our = our_lines(observed)
-    for path in (MAIN, DROPIN):
+    for path in (facts.MAIN, facts.DROPIN):
         barrier = observed.access.barrier(path) if path in observed.config else None
         if barrier is None:
             continue
-        if path == DROPIN or chmod_mends(barrier, path):
+        if path == facts.DROPIN or chmod_mends(barrier, path):
             return options.fixable(barrier.words, barrier.path, expected=expected)
         fix = f"chmod a+r {quote(barrier.path)}"
         return options.fail(barrier.words, barrier.path, fix, expected=expected)
     broken = next((answer for answer in observed.effective if answer.error), None)
     if broken is not None:
-        if DROPIN in broken.error:
-            return options.fixable(broken.error, DROPIN, expected=expected)
+        if facts.DROPIN in broken.error:
+            return options.fixable(broken.error, facts.DROPIN, expected=expected)
         return refused(options, broken.error, expected)
     # A root without ~/.ssh/config has the options of a user without one.
     system = [answer for answer in observed.effective if not answer.as_prober]
@@ -388,13 +376,13 @@ def _judge_effective(
         if not option:
             continue
         source = _source(observed, answer, option)
-        at_top = observed.config.get(MAIN, b"").startswith(managed_block.BEGIN)
+        at_top = observed.config.get(facts.MAIN, b"").startswith(managed_block.BEGIN)
         if at_top and _current(observed, policy):
             fix = f"remove {source or 'the line that wins'}"
             return options.fail(f"{option} for {answer.host}", source, fix, expected=expected)
         return options.fixable(f"{option} for {answer.host}", source, expected=expected)
     if not _current(observed, policy):
-        place = DROPIN if our.dropin is not None else MAIN
+        place = facts.DROPIN if our.dropin is not None else facts.MAIN
         return options.fixable("options of an earlier policy", place, expected=expected)
     tried = sum(not pattern.startswith("!") for pattern in policy.ssh_client_hosts)
     if tried > len(system) and our == OurLines(None, None):
@@ -496,17 +484,17 @@ def _peer_findings(
 def _source(observed: SshClient, answer: EffectiveOptions, setting_text: str) -> str:
     """The line that gives the wrong value; "" for ssh's default or an unknown line."""
     option = setting_text.partition(" ")[0]
-    files, mains = observed.files, [MAIN if MAIN in observed.files else VENDOR]
+    files, mains = observed.files, [facts.MAIN if facts.MAIN in observed.files else facts.VENDOR]
     if answer.as_prober and observed.root_lines:
         mains.insert(0, observed.root_lines[0].path)
         files = {**files, mains[0]: observed.root_lines}
     for main in mains:
-        result = winner(main, files, answer.host, option)
+        result = facts.winner(main, files, answer.host, option)
         if result:
             return result.source
     # A line below criteria that only ssh can judge (Match user, exec, final).
     value = setting_text.partition(" ")[2].lower()
-    for entry in (directive(line) for lines in observed.files.values() for line in lines):
+    for entry in (facts.directive(line) for lines in observed.files.values() for line in lines):
         if entry and (entry.keyword, entry.value.lower()) == (option, value):
             return entry.line.source
     return ""
@@ -538,7 +526,7 @@ def installed(observed: SshClient, policy: Policy) -> Result:
     if not observed.installed:
         if observed.package:
             actual = f"the program of the package {observed.package} is gone or closed"
-            return installed.fixable(actual, SSH)
+            return installed.fixable(actual, facts.SSH)
         return judged("not installed", "", _INSTALL_FIX)
     trouble = trouble_of(observed)
     if trouble is not None:
@@ -564,7 +552,7 @@ def trouble_of(observed: SshClient) -> UnusableProgram | None:
     for answer in observed.effective:
         _, mark, reason = answer.error.partition(UNLOADED)
         if mark:
-            return UnusableProgram(SSH, f"{SSH} does not start: {reason}", "reinstall")
+            return UnusableProgram(facts.SSH, f"{facts.SSH} does not start: {reason}", "reinstall")
     return None
 
 
@@ -576,7 +564,7 @@ SUBJECT = Subject(
     "ssh_client",
     __doc__,
     checks=(installed, known_hosts, host_key, options, leftover),
-    probe=PROBE,
+    probe=facts.PROBE,
     files=("/etc/ssh/ssh_config.d/*nodeready*.conf",),
     kinds=FactKinds(
         # A program's size changes with its version.

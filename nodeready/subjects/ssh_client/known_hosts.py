@@ -359,12 +359,11 @@ def read_block(text: str, digest: str) -> tuple[str, ...]:
 
 
 def _line(names: Iterable[str], key: str) -> str:
-    return f"{','.join(sorted(names, key=_order))} {key}"
-
-
-def _order(target: str) -> tuple[bool, bool, str]:
-    """Host names before addresses; of each kind, forms with a port last."""
-    return bool(clean_address(_bare(target))), target.startswith("["), target
+    # Host names before addresses; of each kind, forms with a port last.
+    order = sorted(
+        names, key=lambda name: (bool(clean_address(_bare(name))), name[:1] == "[", name)
+    )
+    return f"{','.join(order)} {key}"
 
 
 def _reserved(further: Iterable[str]) -> dict[str, set[str]]:
