@@ -9,7 +9,7 @@ from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
 from nodeready.core.result import Result, Subject, check
 from nodeready.core.severity import GUIDELINES, XID_CATALOG, drifts, loses_job, slows_job
-from nodeready.subjects.gpus import xids
+from nodeready.subjects.gpus import health, link_checks, xids
 from nodeready.subjects.gpus.facts import PROBE, compared, learned
 from nodeready.subjects.gpus.findings import (
     DRIVERS,
@@ -24,17 +24,6 @@ from nodeready.subjects.gpus.findings import (
     vendor_tool_of,
 )
 from nodeready.subjects.gpus.gpu import Gpu, Gpus, KernelFault
-from nodeready.subjects.gpus.health import (
-    device_access,
-    ecc_errors,
-    pcie,
-    recovery,
-    remapped_rows,
-    retired_pages,
-    temperature,
-    throttle,
-)
-from nodeready.subjects.gpus.link_checks import fabric_manager, nvlink, xgmi_errors
 
 # --- Judge the faults of GPUs in the kernel's log of this boot.
 
@@ -512,33 +501,21 @@ def processes(observed: Gpus, policy: Policy) -> Result:
     )
 
 
+_ELEMENTS = {
+    "pci": "address", "nvidia": "pci_address", "nvidia.links": "index", "amd": "pci_address",
+    "amd.links": "index", "device_files": "path", "kernel_faults": "source code pci_address",
+}  # fmt: skip
+#: In the order of the reports.
+_CHECKS = (
+    present, tool, count, model, driver, vbios, health.recovery, ecc_mode, health.ecc_errors,
+    health.remapped_rows, health.retired_pages, health.pcie, health.throttle, health.temperature,
+    persistence, mig, processes, link_checks.nvlink, link_checks.xgmi_errors,
+    link_checks.fabric_manager, health.device_access, kernel_faults,
+)  # fmt: skip
 SUBJECT = Subject(
     "gpus",
     __doc__,
-    checks=(
-        present,
-        tool,
-        count,
-        model,
-        driver,
-        vbios,
-        recovery,
-        ecc_mode,
-        ecc_errors,
-        remapped_rows,
-        retired_pages,
-        pcie,
-        throttle,
-        temperature,
-        persistence,
-        mig,
-        processes,
-        nvlink,
-        xgmi_errors,
-        fabric_manager,
-        device_access,
-        kernel_faults,
-    ),
+    checks=_CHECKS,
     probe=PROBE,
     compared=compared,
     learned=learned,
@@ -564,14 +541,6 @@ SUBJECT = Subject(
         """,
         versions="driver amd_driver cuda vbios",
         unique="serial uuid fabric_clique",
-        elements={
-            "pci": "address",
-            "nvidia": "pci_address",
-            "nvidia.links": "index",
-            "amd": "pci_address",
-            "amd.links": "index",
-            "device_files": "path",
-            "kernel_faults": "source code pci_address",
-        },
+        elements=_ELEMENTS,
     ),
 )

@@ -442,7 +442,7 @@ def hugepages(observed: Host, policy: Policy) -> Result:
     expected = "any" if policy.hugepages is None else str(policy.hugepages)
     if total is None:
         if policy.hugepages:
-            return hugepages.fail("none: no hugetlbfs in this kernel", expected=expected)
+            return hugepages.fail("none: no hugetlbfs in this kernel", fix="", expected=expected)
         return hugepages.ok("0", expected=expected)
     actual = f"{total} of {observed.hugepage_size_kb or '?'} KiB"
     if policy.hugepages is None or total == policy.hugepages:
@@ -491,7 +491,7 @@ def numa_balancing(observed: Host, policy: Policy) -> Result:
     if live is None:
         if policy.numa_balancing:
             return numa_balancing.fail(
-                "no NUMA balancing in this kernel", expected=str(expected_value)
+                "no NUMA balancing in this kernel", fix="", expected=str(expected_value)
             )
         return numa_balancing.ok(
             "none in this kernel", expected="any" if expected_value is None else "0"

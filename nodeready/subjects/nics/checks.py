@@ -494,6 +494,9 @@ def bond(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     return bond.ok(_names(bond.name for bond in bonds))
 
 
+_ELEMENTS = {
+    "interfaces": "", "bonds": "", "bonds.slaves": "name", "routes": "destination interface",
+}  # fmt: skip
 SUBJECT = Subject(
     "nics",
     __doc__,
@@ -510,11 +513,6 @@ SUBJECT = Subject(
         hardware="kind mac driver pci_address numa_node",
         versions="firmware",
         unique="mac addresses partner_mac aggregator routes",
-        elements={
-            "interfaces": "",
-            "bonds": "",
-            "bonds.slaves": "name",
-            "routes": "destination interface",
-        },
+        elements=_ELEMENTS,
     ),
 )

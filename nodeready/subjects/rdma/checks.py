@@ -694,6 +694,10 @@ def gids(observed: Rdma, policy: Policy) -> Result:
     return gids.ok(f"{len(roce)} ports with a RoCE v2 GID")
 
 
+_ELEMENTS = {
+    "devices": "", "devices.netdevs": "name", "devices.ports": "port",
+    "devices.ports.gids": "index", "without": "pci_address",
+}  # fmt: skip
 SUBJECT = Subject(
     "rdma",
     __doc__,
@@ -712,12 +716,6 @@ SUBJECT = Subject(
         """,
         versions="firmware",
         unique="node_guid image_guid node_desc lid gids",
-        elements={
-            "devices": "",
-            "devices.netdevs": "name",
-            "devices.ports": "port",
-            "devices.ports.gids": "index",
-            "without": "pci_address",
-        },
+        elements=_ELEMENTS,
     ),
 )
