@@ -58,9 +58,7 @@ _MAX_KEY = 4096
 def _script(policy: Policy) -> str:
     globs = " ".join(f"{directory}/*.conf" for directory in DIRECTORIES)
     return rf"""
-    for nr_file in {globs} {SYSCTL_CONF}; do
-        if [ -e "$nr_file" ] || [ -L "$nr_file" ]; then printf 'file=%s\n' "$nr_file"; fi
-    done
+    nr_there file {globs} {SYSCTL_CONF}
     for nr_file in /lib/systemd/systemd-sysctl /usr/lib/systemd/systemd-sysctl; do
         if [ -x "$nr_file" ]; then printf 'reader=systemd\n'; fi
     done

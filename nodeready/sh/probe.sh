@@ -194,6 +194,15 @@ nr_have() {
     done
 }
 
+# nr_there NAME FILE...: "NAME=FILE" for each file or link that is there.
+nr_there() {
+    nr_label=$1
+    shift
+    for nr_place in "$@"; do
+        if [ -e "$nr_place" ] || [ -L "$nr_place" ]; then printf '%s=%s\n' "$nr_label" "$nr_place"; fi
+    done
+}
+
 # nr_is_roots /proc/PID: whether root started the process: its real user is root. Any user can start a
 # setuid program, under any name.
 nr_is_roots() {

@@ -1,4 +1,4 @@
-"""The rules about a job's environment, as data: what is wrong, what to do, and the source."""
+"""A job's environment as data: its facts, and the rules about it with their sources."""
 
 from __future__ import annotations
 

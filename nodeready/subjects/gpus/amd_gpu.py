@@ -1,4 +1,4 @@
-"""One GPU of AMD's, as amd-smi shows it, or rocm-smi where the node has no amd-smi."""
+"""AMD's GPUs, as amd-smi shows them, or rocm-smi where the node has no amd-smi."""
 
 from __future__ import annotations
 
@@ -468,12 +468,9 @@ def parse_rocm_smi(printed: str, kfd: Kfd) -> Iterator[AmdGpu]:
         )
 
 
-# --- AMD's GPUs: the section that runs amd-smi, or rocm-smi where the node has no amd-smi.
-#
-# The readers are in `amd_gpu` and, for the kernel's own counts, `kfd`.
+# --- The section that runs the tools, and its answer.
 
 _BIN = "/opt/rocm/bin"
-
 
 # Print the kernel's counts, then run the tool, unless an earlier run hangs. A tool is a Python
 # script; the process is called python3 when env started the script.

@@ -1,4 +1,4 @@
-"""The values in amd-smi's and rocm-smi's JSON: plain, "N/A", or with a unit."""
+"""The values in amd-smi's and rocm-smi's JSON (plain, "N/A", or with a unit), and kfd's counts."""
 
 from __future__ import annotations
 

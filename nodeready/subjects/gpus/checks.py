@@ -25,7 +25,7 @@ from nodeready.subjects.gpus.findings import (
 )
 from nodeready.subjects.gpus.gpu import Gpu, Gpus, KernelFault
 
-# --- Judge the faults of GPUs in the kernel's log of this boot.
+# --- The faults of GPUs in the kernel's log of this boot.
 
 #: The actions for faults of the node; the others need none, or are an application's.
 _NODE_ACTIONS = (xids.ISOLATE, xids.REBOOT, xids.RESET)

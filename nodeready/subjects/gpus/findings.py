@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from nodeready.core.base import cached_last
 from nodeready.core.result import Check, Result, join_first
+from nodeready.core.text import join_ranges, range_text
 from nodeready.subjects.gpus.amd_gpu import is_integrated
 from nodeready.subjects.gpus.gpu import Gpu, Gpus, PciGpu, Tool
 from nodeready.subjects.iommu.facts import MODELS
-from nodeready.subjects.ports.firewall import join_ranges, range_text
 
 #: The kernel driver that a vendor's tool works with.
 DRIVERS = {"nvidia": "nvidia", "amd": "amdgpu"}

@@ -1,13 +1,14 @@
-"""NVIDIA's Xids: what each means, and what it asks for.
+"""The faults of GPUs in the kernel's log: Xids and the drivers' messages, and what each asks for.
 
-Source: NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) with
-its resolution buckets, for Ampere and newer. RESET_GPU is RESET here, RESTART_BM and RESTART_VM
-are REBOOT, RESTART_APP is APPLICATION, CHECK_MECHANICALS is ISOLATE. IGNORE is MONITOR, unless
-only an application can cause the fault (137 is a peer access that was not allowed). The workflows
-of 48, of its companions 171 and 172, and of 74 (WORKFLOW_NVLINK_ERR) end in a reset of the GPU;
-45 follows another Xid. 94 is also in the A100's memory error management. Codes without a
-resolution in the catalog (162 to 170) are MONITOR. Codes that the catalog calls unused are left
-out, unless it says to ignore them: they are unknown Xids.
+Source of the Xids: NVIDIA's Xid catalog
+(docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) with its resolution buckets, for
+Ampere and newer. RESET_GPU is RESET here, RESTART_BM and RESTART_VM are REBOOT, RESTART_APP is
+APPLICATION, CHECK_MECHANICALS is ISOLATE. IGNORE is MONITOR, unless only an application can cause
+the fault (137 is a peer access that was not allowed). The workflows of 48, of its companions 171
+and 172, and of 74 (WORKFLOW_NVLINK_ERR) end in a reset of the GPU; 45 follows another Xid. 94 is
+also in the A100's memory error management. Codes without a resolution in the catalog (162 to 170)
+are MONITOR. Codes that the catalog calls unused are left out, unless it says to ignore them: they
+are unknown Xids.
 """
 
 from __future__ import annotations

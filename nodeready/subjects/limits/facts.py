@@ -61,7 +61,7 @@ def _service_script(service: str) -> str:
             if [ -f "$nr_file" ]; then
                 printf 'unit=%s %s\n' {name} "$nr_file"
                 set -- "$@" "$nr_file" {dropins}
-                nr_seen {dropins}
+                nr_there there {dropins}
             fi
             break
         fi
@@ -142,13 +142,8 @@ def _script(policy: Policy) -> str:
     fi
     """
     return rf"""
-    nr_seen() {{
-        for nr_there in "$@"; do
-            if [ -e "$nr_there" ] || [ -L "$nr_there" ]; then printf 'there=%s\n' "$nr_there"; fi
-        done
-    }}
     if [ -d /run/systemd/system ]; then printf 'systemd=1\n'; fi
-    nr_seen {limits} {manager}
+    nr_there there {limits} {manager}
     set --
     {"".join(_service_script(service) for service in services)}
     {scan if services else ""}

@@ -1,4 +1,4 @@
-"""One network interface, and one bond, as /sys/class/net shows them."""
+"""A node's routes and addresses, its network interfaces and its bonds."""
 
 from __future__ import annotations
 
@@ -268,7 +268,8 @@ def addresses(own_addresses: Iterable[Address]) -> dict[str, list[str] | None]:
     return by_interface
 
 
-#: Where the kernel shows the interfaces.
+# --- Interfaces, as /sys/class/net shows them.
+
 NET = "/sys/class/net"
 #: The interface types of include/uapi/linux/if_arp.h that are kinds here.
 _INFINIBAND, _LOOPBACK = "32", "772"

@@ -1,4 +1,4 @@
-"""The packet filter of a node: its drops, and its rules whose text names a port of the policy.
+"""Ranges of ports, and a node's packet filter: its drops, and its rules about the policy's ports.
 
 What the rules together do to a connection is not evaluated: `nodeready ready` proves it.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from nodeready.core.base import Output, ProbeError, Section
 from nodeready.core.policy import Policy
+from nodeready.core.text import join_ranges, range_text
 
 # --- Ranges of ports: how they are written, and how they are joined and cut.
 
@@ -30,30 +31,6 @@ def parse_ranges(text: str) -> tuple[Range, ...] | None:
             return None
         ranges.append((int(match[1]), int(match[2] or match[1])))
     return tuple(ranges)
-
-
-def range_text(first: int, last: int) -> str:
-    """A range of ports as text.
-
-    >>> range_text(22, 22), range_text(29500, 29510)
-    ('22', '29500-29510')
-    """
-    return str(first) if first == last else f"{first}-{last}"
-
-
-def join_ranges(ranges: Iterable[Range]) -> list[Range]:
-    """The ranges in their order, overlapping and touching ones as one.
-
-    >>> join_ranges([(5, 6), (1, 2), (3, 4), (9, 9)])
-    [(1, 6), (9, 9)]
-    """
-    joined: list[Range] = []
-    for first, last in sorted(ranges):
-        if joined and first <= joined[-1][1] + 1:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], last))
-        else:
-            joined.append((first, last))
-    return joined
 
 
 def overlap(ranges: Iterable[Range], first: int, last: int) -> tuple[Range, ...]:

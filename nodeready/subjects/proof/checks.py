@@ -8,10 +8,10 @@ from nodeready.core.policy import Policy
 from nodeready.core.result import Check, Result, Subject, check, deploy, join_first
 from nodeready.core.severity import LEMONS, loses_job
 from nodeready.core.shell import quote
+from nodeready.core.text import range_text
 from nodeready.subjects.pdsh.checks import MODULE_FIX
 from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, VARIABLE
 from nodeready.subjects.ports.checks import ports_text
-from nodeready.subjects.ports.firewall import range_text
 from nodeready.subjects.proof import facts
 from nodeready.subjects.proof.debugging import (
     attach,
