@@ -128,14 +128,17 @@ def join_first(texts: Iterable[str], joint: str = "; ", maximum: int = 4) -> str
     return joint.join(listed[:maximum]) + remaining
 
 
+def join_names(names: Iterable[str]) -> str:
+    """``a, b, c, d and 3 more``."""
+    return join_first(names, ", ")
+
+
 def by_value(values: Mapping[str, object], unit: str = "") -> str:
     """``200 Gb/s on mlx5_3/1; 400 Gb/s on mlx5_0/1, mlx5_1/1``: names with one value together."""
     names: dict[object, list[str]] = {}
     for name, value in values.items():
         names.setdefault(value, []).append(name)
-    return join_first(
-        f"{value}{unit} on {join_first(group, ', ')}" for value, group in names.items()
-    )
+    return join_first(f"{value}{unit} on {join_names(group)}" for value, group in names.items())
 
 
 #: The result that stands for a subject that could not be observed is ``SUBJECT.observed``.

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, Subject, check
+from nodeready.core.result import Result, Subject, check, join_names
 from nodeready.core.severity import GUIDELINES, XID_CATALOG, drifts, loses_job, slows_job
 from nodeready.subjects.gpus import health, link_checks, xids
 from nodeready.subjects.gpus.facts import PROBE, compared, learned
@@ -15,7 +15,6 @@ from nodeready.subjects.gpus.findings import (
     DRIVERS,
     expected_gpus,
     findings_text,
-    first_few,
     is_guest,
     judge_each,
     no_gpu_reason,
@@ -85,9 +84,9 @@ def faults_in_words(observed: Gpus, faults: Iterable[KernelFault]) -> str:
     words = []
     for description, group in groups.items():
         times = sum(fault.count for fault in group)
-        devices = first_few(list(dict.fromkeys(_device_name(observed, fault) for fault in group)))
+        devices = join_names(list(dict.fromkeys(_device_name(observed, fault) for fault in group)))
         words.append(f"{description}: {devices}" + (f", {times} times" if times > 1 else ""))
-    return first_few(words)
+    return join_names(words)
 
 
 def _fix(observed: Gpus, worst: KernelFault) -> str:
@@ -235,7 +234,7 @@ def present(observed: Gpus, policy: Policy) -> Result:
     if words:
         actions = _COST_ABSENT.since("reset_gpu") if not_shown else ()
         fix = _SEE_LOG if not_shown else _LOAD
-        return present.fail(first_few(words), _PCI, fix, actions=actions)
+        return present.fail(join_names(words), _PCI, fix, actions=actions)
     if hidden := unshown_reason(observed):
         return present.unknown(hidden)
     return present.ok(f"{len(gpus) or len(observed.gpus)} GPUs", _PCI)
@@ -486,7 +485,7 @@ def processes(observed: Gpus, policy: Policy) -> Result:
         return processes.na("jobs may run: gpu_idle is off")
 
     def find_problem(gpu: Gpu) -> str:
-        return first_few(
+        return join_names(
             f"pid {process.pid} {process.name}"
             + ("" if process.memory_mb is None else f" {process.memory_mb} MiB")
             for process in gpu.processes

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from nodeready.core.base import cached_last
-from nodeready.core.result import Check, Result, join_first
+from nodeready.core.result import Check, Result, join_names
 from nodeready.core.text import join_ranges, range_text
 from nodeready.subjects.gpus.amd_gpu import is_integrated
 from nodeready.subjects.gpus.gpu import Gpu, Gpus, PciGpu, Tool
@@ -87,13 +87,8 @@ def unshown_reason(observed: Gpus, vendor: str = "") -> str:
         if lost := unshown_gpus(observed, name):
             state = "does not show" if tool.works else f"{tool.state}:"
             detail = f" ({tool.detail})" if tool.detail and not tool.works else ""
-            words.append(f"{tool.name} {state} {first_few(gpu.address for gpu in lost)}{detail}")
+            words.append(f"{tool.name} {state} {join_names(gpu.address for gpu in lost)}{detail}")
     return "; ".join(words)
-
-
-def first_few(texts: Iterable[str]) -> str:
-    """``a, b, c, d and 3 more``."""
-    return join_first(texts, ", ", _SHOWN)
 
 
 def findings_text(findings: Iterable[tuple[Gpu, str]]) -> str:
@@ -114,7 +109,7 @@ def findings_text(findings: Iterable[tuple[Gpu, str]]) -> str:
 
 def distinct_values(values: Iterable[Any]) -> str:
     """The different values, without None, each once."""
-    return first_few(str(value) for value in dict.fromkeys(values) if value is not None)
+    return join_names(str(value) for value in dict.fromkeys(values) if value is not None)
 
 
 def tool_names(gpus: Iterable[Gpu], observed: Gpus) -> str:
@@ -129,7 +124,7 @@ def unreadable_text(observed: Gpus, reads: Collection[str]) -> str:
     for gpu in observed.gpus:
         words = dict.fromkeys(text for field, text in gpu.unread if field in reads)
         if words:
-            unread_gpus.append((gpu, f"its tool cannot tell: {first_few(words)}"))
+            unread_gpus.append((gpu, f"its tool cannot tell: {join_names(words)}"))
     return findings_text(unread_gpus) if unread_gpus else ""
 
 

@@ -6,13 +6,12 @@ import re
 from collections.abc import Iterable
 
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, check
+from nodeready.core.result import Result, check, join_names
 from nodeready.core.severity import GUIDELINES, MEMORY_ERRORS, RETIREMENT, loses_job, slows_job
 from nodeready.subjects.gpus.findings import (
     FaultSign,
     expected_gpus,
     findings_text,
-    first_few,
     judge_each,
     judge_signs,
     no_gpu_reason,
@@ -230,7 +229,7 @@ def pcie(observed: Gpus, policy: Policy) -> Result:
     bus_gpus, hidden = expected_gpus(observed), unshown_reason(observed)
     words = _narrow_on_bus(bus_gpus) if hidden else []
     errors = {
-        gpu.address: first_few(f"{count} {error} ({kind})" for kind, error, count in gpu.aer)
+        gpu.address: join_names(f"{count} {error} ({kind})" for kind, error, count in gpu.aer)
         for gpu in bus_gpus
         if gpu.aer
     }
@@ -256,7 +255,7 @@ def pcie(observed: Gpus, policy: Policy) -> Result:
     words += [f"{address}: {text}" for address, text in errors.items()]
     status = "fail" if is_failure else "warn"
     if words and not findings:
-        text = first_few(words)
+        text = join_names(words)
         return pcie.fail(
             text, "/sys/bus/pci/devices", _RESEAT, actions=_BY_RESEATING, status=status
         )
@@ -404,13 +403,13 @@ def device_access(observed: Gpus, policy: Policy) -> Result:
         if barred:
             words.append(findings_text((gpu, "compute mode prohibited") for gpu in barred))
         fix = "; ".join(fix for fix, parts in fixes.items() if parts)
-        return device_access.fail(first_few(words), "/dev", fix)
+        return device_access.fail(join_names(words), "/dev", fix)
     if unreadable := unreadable_text(observed, ("compute_mode",)):
         return device_access.unknown(unreadable)
     if not amd and not nvidia:
         # nvidia-modprobe makes the files when the first program needs them.
         return device_access.na("no program has used a GPU since the boot")
     groups = sorted({file.gid for file in (*amd, *nvidia) if file.mode[7:9] != "rw"})
-    numbers = first_few(map(str, groups))
+    numbers = join_names(map(str, groups))
     users = f"for members of group {numbers} only" if groups else "for everybody"
     return device_access.ok(users, "/dev")

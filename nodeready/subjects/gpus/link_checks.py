@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, check
+from nodeready.core.result import Result, check, join_names
 from nodeready.core.severity import AMDGPU_RAS, FABRIC, VALIDATION, loses_job, slows_job
 from nodeready.subjects.gpus.findings import (
     FaultSign,
     distinct_values,
     expected_gpus,
     findings_text,
-    first_few,
     judge_signs,
     no_gpu_reason,
     silent_text,
@@ -79,7 +78,7 @@ def _down(observed: Gpus, gpu: Gpu) -> str:
         return ""
     if not gpu.links:
         return "all links inactive"
-    return f"link {first_few(map(str, down))} inactive" if down else ""
+    return f"link {join_names(map(str, down))} inactive" if down else ""
 
 
 # A GPU beside a Grace processor: the link between them is on in a sound node (recorded GB200,

@@ -449,15 +449,15 @@ class Iommu:
     entries: tuple[Entry, ...] = ()  # the other boot loader entries
 
 
-def _count(ranges: str) -> int:
-    """The number of CPUs in a kernel list such as ``0-127,256``. Raises ProbeError."""
-    total = 0
+def count_listed(ranges: str) -> int | None:
+    """How many numbers a kernel list such as ``0-127,256`` holds; None for another text."""
+    count = 0
     for part in ranges.strip().split(","):
         match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
         if match is None:
-            raise ProbeError("the list of CPUs makes no sense", ranges)
-        total += int(match[2] or match[1]) - int(match[1]) + 1
-    return total
+            return None
+        count += int(match[2] or match[1]) - int(match[1]) + 1
+    return count
 
 
 def _family(lines: Iterable[Line]) -> str:
@@ -495,9 +495,12 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:
     own_lines = [line for line in config if line.text.startswith(f"{OWN_VARIABLE}=")]
     newer = tuple(pair.partition(" ")[0] for pair in output.all("newer"))
     next_entry, other_entries = find_next_boot(files, family)
+    cpus = count_listed(values["cpus"]) if "cpus" in values else 0
+    if cpus is None:
+        raise ProbeError("the list of CPUs makes no sense", values["cpus"])
     return Iommu(
         devices=tuple(sorted(output.all("device"))),
-        cpus=_count(values["cpus"]) if "cpus" in values else 0,
+        cpus=cpus,
         cpu_vendor=values.get("cpu", ""),
         live=kernel_arguments(values["live"]),
         boot=(next_entry,) if next_entry else (),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.own_files import beatable
 from nodeready.core.policy import Policy
-from nodeready.core.result import Check, Result, Subject, check, join_first
+from nodeready.core.result import Check, Result, Subject, check, join_names
 from nodeready.core.severity import Cost, hides_cause, loses_job
 from nodeready.subjects.limits import limit_files
 from nodeready.subjects.limits.facts import NR_OPEN, PROBE, Limits
@@ -226,7 +226,7 @@ def exceptions(observed: Limits, policy: Policy) -> Result:
     if fails:
         names = ", ".join(dict.fromkeys(fails))
         return exceptions.fail(actual, fails[0], f"raise or remove {names}")
-    names = join_first(lines, ", ")
+    names = join_names(lines)
     fix = f"raise or remove {names}, or leave {'it' if len(lines) == 1 else 'them'} be"
     return exceptions.warn(actual, next(iter(lines)), fix)
 
@@ -240,7 +240,7 @@ def _shortfall(observed: Limits, policy: Policy, limits_of_file: PamLimits) -> s
             if low:
                 value = next((item_text(v.value, item) for v in low if v), "unset")
                 shortfalls.append(f"{item} {value} for {domain}")
-    return join_first(shortfalls, ", ")
+    return join_names(shortfalls)
 
 
 @check(

@@ -34,11 +34,7 @@ _PROC_NAMES = {
 _CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
 # Whether $nr_pid is an ordinary user's process (UID_MIN is 1000). Such a process may have the name
 # of a service and lower limits.
-_IS_USERS_PROCESS = (
-    "nr_uid=0; while read -r nr_key nr_uid nr_rest; do "
-    'if [ "$nr_key" = Uid: ]; then break; fi; '
-    'done 2>/dev/null <"/proc/$nr_pid/status"; [ "${nr_uid:-0}" -ge 1000 ]'
-)
+_IS_USERS_PROCESS = 'nr_status Uid "$nr_pid"; [ "${nr_field:-0}" -ge 1000 ]'
 
 
 def _service_script(service: str) -> str:
@@ -92,10 +88,8 @@ def _service_script(service: str) -> str:
 # strict pam_limits then refuses the login, so the probe reads the limits that root can set. The
 # capability is bit 24, in the tenth digit of CapBnd.
 _CEILING = r"""
-    while read -r nr_key nr_bits; do
-        if [ "$nr_key" = CapBnd: ]; then break; fi
-    done </proc/self/status
-    case $nr_bits in
+    nr_status CapBnd
+    case $nr_field in
     ?????????[02468ace]??????)
         nr_pid=1
         { read -r nr_pid </run/sshd.pid; } 2>/dev/null

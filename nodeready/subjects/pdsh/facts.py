@@ -95,17 +95,8 @@ def _users_script(policy: Policy) -> str:
     nr_text={shell.quote(shell.minify(_AS_USER))}
     if command -v getent >/dev/null 2>&1; then nr_passwd=$(getent passwd {names})
     else nr_passwd=$(cat /etc/passwd); fi
-    while read -r nr_key nr_x nr_me nr_x; do
-        if [ "$nr_key" = Uid: ]; then break; fi
-    done </proc/self/status
-    nr_setpriv=
-    IFS=:
-    for nr_dir in $PATH; do
-        if [ -x "$nr_dir/setpriv" ]; then nr_setpriv=$nr_dir/setpriv; break; fi
-    done
-    unset IFS
-    # Busybox has one that changes no user. PAM is not asked: its modules read files of the user's.
-    if [ "$nr_setpriv" -ef /bin/busybox ]; then nr_setpriv=; fi
+    # PAM is not asked: its modules read files of the user's.
+    nr_find_setpriv
     nr_look() {{
         nr_user=$1
         set -- sh -c "$nr_text" sh "$nr_home" {maximum_bytes + 1}

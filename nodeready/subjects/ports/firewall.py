@@ -115,10 +115,8 @@ hook == "forward" {{ next }}
 # loaded module, or built into the kernel: then there is no module file. /proc has the names of
 # legacy tables.
 _SCRIPT = rf"""
-    nr_caps=''
-    while read -r nr_key nr_bits; do
-        if [ "$nr_key" = CapEff: ]; then nr_caps=$nr_bits; break; fi
-    done </proc/self/status
+    nr_status CapEff
+    nr_caps=$nr_field
     nr_nft=1
     if [ ! -d /sys/module/nf_tables ]; then
         nr_release=

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.own_files import beatable
 from nodeready.core.policy import Policy
-from nodeready.core.result import Check, Result, Subject, check, deploy, join_first
+from nodeready.core.result import Check, Result, Subject, check, deploy, join_first, join_names
 from nodeready.core.severity import LEMONS, loses_job
 from nodeready.core.shell import quote
 from nodeready.core.text import range_text
@@ -128,7 +128,7 @@ def pdsh(observed: Proved, policy: Policy) -> Result:
     tried. A ~/.pdshrc, which commands over pdsh read first, does not end them.
     """
     if isinstance(observed.reach, Reach) and observed.reach.pdsh_by:
-        peers_text = join_first(observed.reach.pdsh_by, ", ")
+        peers_text = join_names(observed.reach.pdsh_by)
         actual = f"does not answer the pdsh of {peers_text} as itself"
         return pdsh.fail(actual, fix=_SHELL_FIX, expected="an answer to every peer")
     peers = observation(pdsh, observed, "peers", Peers)
@@ -254,7 +254,7 @@ def _peers_text(blocked: Blocked) -> str:
     """``all 5 peers that tried``, ``3 of 5 peers (gpu001, gpu002, gpu003)``."""
     if len(blocked.peers) == blocked.tried:
         return f"all {blocked.tried} peers"
-    return f"{len(blocked.peers)} of {blocked.tried} peers ({join_first(blocked.peers, ', ')})"
+    return f"{len(blocked.peers)} of {blocked.tried} peers ({join_names(blocked.peers)})"
 
 
 def _blocked_text(blocked: Blocked) -> str:

@@ -13,7 +13,7 @@ from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.fleet import FleetFacts
 from nodeready.core.policy import Policy
 from nodeready.core.policy.fields import rows
-from nodeready.core.result import Result, Subject, by_value, check, join_first
+from nodeready.core.result import Result, Subject, by_value, check, join_first, join_names
 from nodeready.core.severity import LINK_ERRORS, drifts, loses_job, slows_job
 from nodeready.core.shell import quote
 from nodeready.subjects.rdma.device import PMA_COUNTERS, PcieLink, RdmaDevice, RdmaPort
@@ -192,11 +192,11 @@ def errors(observed: Rdma, policy: Policy, fleet: FleetFacts) -> Result:
     if grown:
         return errors.fail(f"in {span}: {join_first(grown)}", first or "", _CABLE)
     if unread:
-        return errors.unknown(f"cannot be read: {join_first(unread, ', ')}")
+        return errors.unknown(f"cannot be read: {join_names(unread)}")
     if flapping:
-        actual = f"full, so that no more shows: {join_first(flapping, ', ')}"
+        actual = f"full, so that no more shows: {join_names(flapping)}"
         return errors.warn(actual, "", _CLEAR)
-    silent = f" (full before: {join_first(full, ', ')})" if full else ""
+    silent = f" (full before: {join_names(full)})" if full else ""
     return errors.ok(f"none in {span}{silent}")
 
 
@@ -223,8 +223,8 @@ def expected(observed: Rdma, policy: Policy) -> Result:
         return expected.na("the policy names no rdma_ports")
     missing = [name for name in named if name not in observed.ports]
     if missing:
-        present = join_first(observed.ports, ", ") or "no RDMA port"
-        actual = f"missing: {join_first(missing, ', ')} (there: {present})"
+        present = join_names(observed.ports) or "no RDMA port"
+        actual = f"missing: {join_names(missing)} (there: {present})"
         return expected.fail(actual, "/sys/class/infiniband", expected=f"{len(named)} ports")
     return expected.ok(expected=f"{len(named)} ports")
 
@@ -350,7 +350,7 @@ def state(observed: Rdma, policy: Policy) -> Result:
     }
     if faulty:
         port = judged_ports[next(iter(faulty))][1]
-        fix = f"check the cable and the switch port of {join_first(faulty, ', ')}"
+        fix = f"check the cable and the switch port of {join_names(faulty)}"
         if all("subnet manager" in text for text in faulty.values()):
             fix = _SUBNET_MANAGER
         return state.fail(join_first(faulty.values()), source(port, "state"), fix)
@@ -359,7 +359,7 @@ def state(observed: Rdma, policy: Policy) -> Result:
     spare = {} if policy.rdma_ports else _disabled_ports(observed)
     if spare:
         words = join_first(f"{name}: {port.state}, Disabled" for name, (_, port) in spare.items())
-        fix = f"plug or enable {join_first(spare, ', ')}, or name the ports in use in rdma_ports"
+        fix = f"plug or enable {join_names(spare)}, or name the ports in use in rdma_ports"
         path = source(next(iter(spare.values()))[1], "phys_state")
         return state.warn(words, path, fix, expected="ACTIVE, as the others of its board")
     return state.ok(f"{len(judged_ports)} ports ACTIVE, LinkUp")
@@ -431,13 +431,13 @@ def rate(observed: Rdma, policy: Policy) -> Result:
     deviating = {name: used[name][1].rate_text for name in slow if name not in unread}
     if deviating:
         first = used[next(iter(deviating))][1]
-        fix = f"reseat or replace the cable of {join_first(deviating, ', ')}, or retrain the link"
+        fix = f"reseat or replace the cable of {join_names(deviating)}, or retrain the link"
         path = source(first, "rate")
         return rate.fail(by_value(deviating), path, fix, expected=expects)
     if unread:
-        return rate.unknown(f"no rate of {join_first(unread, ', ')}")
+        return rate.unknown(f"no rate of {join_names(unread)}")
     if boardless:
-        named = join_first(boardless, ", ")
+        named = join_names(boardless)
         return rate.unknown(f"the model or board of {named} cannot be read: no rate to compare")
     return rate.ok(expected=expects)
 
@@ -589,7 +589,7 @@ def link_layer(observed: Rdma, policy: Policy) -> Result:
         fix = fix if device.kind == "mlx5" else _PORT_TYPE
         return link_layer.fail(by_value(deviating), path, fix, expected=expects)
     if unread := [name for name, layer in layers.items() if not layer]:
-        return link_layer.unknown(f"no link layer of {join_first(unread, ', ')}")
+        return link_layer.unknown(f"no link layer of {join_names(unread)}")
     return link_layer.ok(expected=expects)
 
 
@@ -619,11 +619,11 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
         expects = by_value({name: policy_values[name] for name in present})
         if deviating:
             source_path = path.format(next(iter(deviating)).partition("/")[0])
-            fix = f"flash the adapters of {join_first(deviating, ', ')}"
+            fix = f"flash the adapters of {join_names(deviating)}"
             return firmware.fail(by_value(deviating), source_path, fix, expected=expects)
         unread = [name for name, text in present.items() if not text]
         if unread:
-            return firmware.unknown(f"no firmware version of {join_first(unread, ', ')}")
+            return firmware.unknown(f"no firmware version of {join_names(unread)}")
         if not present:
             return firmware.na("none of the policy's ports is there")
         return firmware.ok(expected=expects)
@@ -645,7 +645,7 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
         return firmware.warn(text, source_path, _FLASH_ALL, expected=equal)
     unread = [name for board in boards for name, text in board.items() if not text]
     if unread:
-        return firmware.unknown(f"no firmware version of {join_first(unread, ', ')}")
+        return firmware.unknown(f"no firmware version of {join_names(unread)}")
     texts = by_value({name: text for board in readable for name, text in board.items()})
     return firmware.ok(texts, expected=equal)
 
@@ -680,7 +680,7 @@ def gids(observed: Rdma, policy: Policy) -> Result:
         if port.link_layer not in _LAYERS and device.kind not in ("efa", "cxi")
     ]
     if layerless:
-        return gids.unknown(f"no link layer of {join_first(layerless, ', ')}")
+        return gids.unknown(f"no link layer of {join_names(layerless)}")
     if not roce:
         return gids.na("no active RoCE port")
     without = [n for n, port in roce.items() if all(g.type != "RoCE v2" for g in port.gids)]
@@ -690,7 +690,7 @@ def gids(observed: Rdma, policy: Policy) -> Result:
         kinds = {n: ", ".join({g.type: 0 for g in roce[n].gids}) or "no GID" for n in without_v2}
         return gids.fail(by_value(kinds), source(roce[without_v2[0]], "gid_attrs/types"))
     if untyped:
-        return gids.unknown(f"no type of the GIDs of {join_first(untyped, ', ')}")
+        return gids.unknown(f"no type of the GIDs of {join_names(untyped)}")
     return gids.ok(f"{len(roce)} ports with a RoCE v2 GID")
 
 

@@ -381,21 +381,11 @@ def _effective(policy: Policy) -> str:
         nr_bar_lines "$nr_line"
         printf 'rc=%s\n' "$nr_rc"
     }}
-    while read -r nr_key nr_x nr_me nr_x; do
-        if [ "$nr_key" = Uid: ]; then break; fi
-    done </proc/self/status
-    # Busybox has one that changes no user.
+    nr_find_setpriv
     nr_user=
-    IFS=:
-    for nr_dir in $PATH; do
-        if [ "$nr_me" = 0 ] && [ -x "$nr_dir/setpriv" ]; then
-            if [ ! "$nr_dir/setpriv" -ef /bin/busybox ]; then
-                nr_user="$nr_dir/setpriv --reuid=65534 --regid=65534 --clear-groups --"
-            fi
-            break
-        fi
-    done
-    unset IFS
+    if [ "$nr_me" = 0 ] && [ -n "$nr_setpriv" ]; then
+        nr_user="$nr_setpriv --reuid=65534 --regid=65534 --clear-groups --"
+    fi
     nr_as=own
     if [ -n "$nr_user$nr_own" ]; then nr_as=system; fi
     for nr_host in {hosts} $nr_named; do nr_ask $nr_as "$nr_host"; done
