@@ -28,15 +28,8 @@ from nodeready.subjects.ssh_client.checks import (
     trouble_of,
     wanted_options,
 )
-from nodeready.subjects.ssh_client.facts import (
-    DROPIN,
-    KNOWN_HOSTS,
-    MAIN,
-    SSH,
-    VENDOR,
-    SshClient,
-    speaks_first,
-)
+from nodeready.subjects.ssh_client.config import DROPIN, MAIN, VENDOR, speaks_first
+from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SSH, SshClient
 
 #: A file of this size and more travels over the connection's standard input: the base64 of such a
 #: file and of the script around it does not fit into one command line.

@@ -149,7 +149,7 @@ class BootSetting:
         """The line that sets it; "": nothing does."""
         return self.winner.source if self.winner else ""
 
-    def beside(self, live: object) -> str:
+    def text(self, live: object) -> str:
         """The live value and that of the next boot: ``1, next boot unset``."""
         return f"{live}, next boot {self.winner.shown if self.winner else 'unset'}"
 

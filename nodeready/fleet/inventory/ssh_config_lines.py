@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nodeready.core.base import Line
-from nodeready.subjects.ssh_client.facts import directive
+from nodeready.subjects.ssh_client.config import directive
 
 
 class SshLine(NamedTuple):

@@ -18,7 +18,7 @@ from paramiko import Message, MissingHostKeyPolicy, PKey, SSHException
 from pyinfra.connectors.sshuserclient.client import AskPolicy
 
 from nodeready.fleet.transport.ssh_config import SshConfigError
-from nodeready.subjects.ssh_client.facts import matches
+from nodeready.subjects.ssh_client.config import matches
 
 # --- Files of known hosts.
 

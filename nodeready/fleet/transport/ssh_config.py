@@ -27,7 +27,7 @@ from pyinfra.connectors.sshuserclient.client import get_ssh_config
 
 from nodeready.core import shell
 from nodeready.fleet.inventory.ssh_config_lines import ssh_lines
-from nodeready.subjects.ssh_client.facts import matches
+from nodeready.subjects.ssh_client.config import matches
 
 # --- The settings of the inventory.
 

@@ -70,7 +70,7 @@ def pattern(observed: CoreDumps, policy: Policy) -> Result:
     is_right = _is_right_at_boot(observed, policy)
     if observed.live == expected and is_right:
         return pattern.ok(expected, source, expected=expected)
-    actual = observed.boot.beside(live)
+    actual = observed.boot.text(live)
     if not is_right and observed.boot.remedy:
         return pattern.held(actual, source, observed.boot.remedy, expected=expected)
     return pattern.fixable(actual, source, expected=expected)

@@ -141,9 +141,9 @@ def bundle(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
 
 
 @_check_of_files("gate.policy", drifts("deploy"), fixed_by="gate.program")
-def policy(observed: Gate, wanted: Policy, fleet: FleetFacts) -> Result:
+def policy(observed: Gate, node_policy: Policy, fleet: FleetFacts) -> Result:
     """The node has the policy that it is judged by, so that it can judge itself."""
-    return _installed(policy, observed, wanted, fleet, (facts.POLICY,))
+    return _installed(policy, observed, node_policy, fleet, (facts.POLICY,))
 
 
 @_check_of_files(

@@ -498,7 +498,7 @@ def numa_balancing(observed: Host, policy: Policy) -> Result:
         )
     winner = observed.numa_balancing_boot.winner
     source = observed.numa_balancing_boot.source or "/proc/sys/kernel/numa_balancing"
-    actual = observed.numa_balancing_boot.beside(live)
+    actual = observed.numa_balancing_boot.text(live)
     if expected_value is None:
         return numa_balancing.ok(actual, source, expected="any")
     if live == expected_value and (winner is None or winner.value == str(expected_value)):

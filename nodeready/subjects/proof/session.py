@@ -238,29 +238,29 @@ def resources(observed: Proved, policy: Policy) -> Result:
     file of a GPU or of RDMA fails where its mode excludes this user. Not judged: quotas of a
     tmpfs, the cgroup that Slurm gives to a job, devices that a cgroup withholds from a session.
     """
-    found = observation(resources, observed, "resources", facts.Resources)
-    if isinstance(found, Result):
-        return found
+    usable = observation(resources, observed, "resources", facts.Resources)
+    if isinstance(usable, Result):
+        return usable
     name = observed.user_name
-    closed = [f"{device.path} ({device.mode})" for device in found.devices]
+    closed = [f"{device.path} ({device.mode})" for device in usable.devices]
     if closed:
         fix = f"add {name} to the file's group, or open it with a rule of udev (NVIDIA: "
         actual = f"{name} cannot open {join_first(closed)}"
         return resources.fail(actual, "/dev", f"{fix}NVreg_DeviceFileMode=0666)")
-    broken = [place for place in found.places if place.error and place.path != found.home]
+    broken = [place for place in usable.places if place.error and place.path != usable.home]
     if broken:
         actual = "; ".join(f"{place.path}: {place.error}" for place in broken)
         fix = f"chmod 1777 {quote(broken[0].path)}, or see what is full or read-only there"
         return resources.fail(actual, broken[0].path, fix)
-    free_mb = min(place.free_bytes >> 20 for place in found.places if place.path == SHM)
+    free_mb = min(place.free_bytes >> 20 for place in usable.places if place.path == SHM)
     if free_mb < policy.shm_min_mb:
         actual = f"{free_mb} MiB of shared memory are free, {policy.shm_min_mb} wanted"
         return resources.warn(actual, SHM, _SHM_FIX)
-    if found.memory_bytes is not None and found.memory_bytes >> 20 < policy.shm_min_mb:
-        free_mb = found.memory_bytes >> 20
+    if usable.memory_bytes is not None and usable.memory_bytes >> 20 < policy.shm_min_mb:
+        free_mb = usable.memory_bytes >> 20
         actual = f"shared memory can grow by {free_mb} MiB of memory, {policy.shm_min_mb} wanted"
         return resources.warn(actual, SHM, _MEMORY_FIX)
-    costly = [words for place in found.places if (words := _unusable(place, found.home))]
+    costly = [words for place in usable.places if (words := _unusable(place, usable.home))]
     if costly:
         return resources.warn("; ".join(costly), "", _CACHE_FIX)
     return resources.ok()

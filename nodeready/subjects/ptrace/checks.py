@@ -39,7 +39,7 @@ def scope(observed: Ptrace, policy: Policy) -> Result:
     if observed.live is None:
         return scope.na("no Yama in this kernel: the classic rules apply")
     winner, source = observed.boot.winner, observed.boot.source
-    actual = observed.boot.beside(observed.live)
+    actual = observed.boot.text(observed.live)
     is_boot_wrong = winner is None or not sets(winner.value, expected)
     is_live_wrong = observed.live not in (policy.ptrace_scope, 3)
     if is_boot_wrong and observed.boot.remedy:

@@ -14,7 +14,7 @@ from nodeready.core.result import Check, Result, Subject, check
 from nodeready.core.severity import drifts, loses_job
 from nodeready.core.shell import quote
 from nodeready.subjects.access import UNLOADED, UnusableProgram, chmod_mends, unusable_program
-from nodeready.subjects.ssh_client import facts
+from nodeready.subjects.ssh_client import config, facts, identity
 from nodeready.subjects.ssh_client.facts import EffectiveOptions, SshClient
 from nodeready.subjects.ssh_client.login_failures import AT_LINE, OF_FILE
 
@@ -127,7 +127,7 @@ def _revoked(observed: SshClient, block: FleetBlock) -> Result | None:
         if len(words) < 4 or words[0] != "@revoked":
             continue
         name = keys.get(f"{words[2]} {words[3]}", "")
-        if not name or not facts.known_as(words[1], name):
+        if not name or not identity.known_as(words[1], name):
             continue
         # Of a large file, our block is not among the lines.
         source = (
@@ -194,11 +194,11 @@ def host_key(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     if not observed.identity.keys:
         return host_key.na("the node shows no host key")
     kind = fleet.host_key.partition(" ")[0]
-    expected = f"{kind} {facts.fingerprint(fleet.host_key)}"
+    expected = f"{kind} {identity.fingerprint(fleet.host_key)}"
     if fleet.host_key in observed.identity.keys:
         return host_key.ok(expected=expected)
     keys = [key for key in observed.identity.keys if key.startswith(f"{kind} ")]
-    actual = f"{kind} {facts.fingerprint(keys[0])}" if keys else f"no {kind} key"
+    actual = f"{kind} {identity.fingerprint(keys[0])}" if keys else f"no {kind} key"
     return host_key.fail(actual, "/etc/ssh/ssh_host_*_key.pub", expected=expected)
 
 
@@ -276,8 +276,8 @@ def our_lines(observed: SshClient) -> OurLines:
         stripped = (text.rstrip() for text in texts)
         return tuple(text for text in stripped if text and not text.startswith("#"))
 
-    dropin = observed.files.get(facts.DROPIN) if facts.DROPIN in observed.config else None
-    inner = managed_block.find(observed.config.get(facts.MAIN, b""))
+    dropin = observed.files.get(config.DROPIN) if config.DROPIN in observed.config else None
+    inner = managed_block.find(observed.config.get(config.MAIN, b""))
     text = "" if inner is None else inner.decode("utf-8", "surrogateescape")
     return OurLines(
         None if dropin is None else speaking([line.text for line in dropin]),
@@ -324,7 +324,7 @@ def options(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     our = our_lines(observed)
     if not policy.ssh_client_hosts:
         if our != OurLines(None, None):
-            path = facts.DROPIN if our.dropin is not None else facts.MAIN
+            path = config.DROPIN if our.dropin is not None else config.MAIN
             return options.fixable(
                 "options of an earlier policy", path, expected="nothing of ours"
             )
@@ -355,18 +355,18 @@ def _judge_effective(
 ) -> Result:
     """Judge what ssh -G printed: first the system's files, then root's own."""
     our = our_lines(observed)
-    for path in (facts.MAIN, facts.DROPIN):
+    for path in (config.MAIN, config.DROPIN):
         barrier = observed.access.barrier(path) if path in observed.config else None
         if barrier is None:
             continue
-        if path == facts.DROPIN or chmod_mends(barrier, path):
+        if path == config.DROPIN or chmod_mends(barrier, path):
             return options.fixable(barrier.words, barrier.path, expected=expected)
         fix = f"chmod a+r {quote(barrier.path)}"
         return options.fail(barrier.words, barrier.path, fix, expected=expected)
     broken = next((answer for answer in observed.effective if answer.error), None)
     if broken is not None:
-        if facts.DROPIN in broken.error:
-            return options.fixable(broken.error, facts.DROPIN, expected=expected)
+        if config.DROPIN in broken.error:
+            return options.fixable(broken.error, config.DROPIN, expected=expected)
         return refused(options, broken.error, expected)
     # A root without ~/.ssh/config has the options of a user without one.
     system = [answer for answer in observed.effective if not answer.as_prober]
@@ -376,13 +376,13 @@ def _judge_effective(
         if not option:
             continue
         source = _source(observed, answer, option)
-        at_top = observed.config.get(facts.MAIN, b"").startswith(managed_block.BEGIN)
+        at_top = observed.config.get(config.MAIN, b"").startswith(managed_block.BEGIN)
         if at_top and _current(observed, policy):
             fix = f"remove {source or 'the line that wins'}"
             return options.fail(f"{option} for {answer.host}", source, fix, expected=expected)
         return options.fixable(f"{option} for {answer.host}", source, expected=expected)
     if not _current(observed, policy):
-        place = facts.DROPIN if our.dropin is not None else facts.MAIN
+        place = config.DROPIN if our.dropin is not None else config.MAIN
         return options.fixable("options of an earlier policy", place, expected=expected)
     tried = sum(not pattern.startswith("!") for pattern in policy.ssh_client_hosts)
     if tried > len(system) and our == OurLines(None, None):
@@ -484,17 +484,20 @@ def _peer_findings(
 def _source(observed: SshClient, answer: EffectiveOptions, setting_text: str) -> str:
     """The line that gives the wrong value; "" for ssh's default or an unknown line."""
     option = setting_text.partition(" ")[0]
-    files, mains = observed.files, [facts.MAIN if facts.MAIN in observed.files else facts.VENDOR]
+    files, mains = (
+        observed.files,
+        [config.MAIN if config.MAIN in observed.files else config.VENDOR],
+    )
     if answer.as_prober and observed.root_lines:
         mains.insert(0, observed.root_lines[0].path)
         files = {**files, mains[0]: observed.root_lines}
     for main in mains:
-        result = facts.winner(main, files, answer.host, option)
+        result = config.winner(main, files, answer.host, option)
         if result:
             return result.source
     # A line below criteria that only ssh can judge (Match user, exec, final).
     value = setting_text.partition(" ")[2].lower()
-    for entry in (facts.directive(line) for lines in observed.files.values() for line in lines):
+    for entry in (config.directive(line) for lines in observed.files.values() for line in lines):
         if entry and (entry.keyword, entry.value.lower()) == (option, value):
             return entry.line.source
     return ""

@@ -12,12 +12,8 @@ from nodeready.subjects.debug_tools.facts import BrokenProgram, DebugTools, unus
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.ssh_client import facts as ssh_facts
 from nodeready.subjects.ssh_client.checks import known_hosts, options
-from nodeready.subjects.ssh_client.facts import (
-    EffectiveOptions,
-    SshClient,
-    known_as,
-    parse_known_hosts,
-)
+from nodeready.subjects.ssh_client.facts import EffectiveOptions, SshClient, parse_known_hosts
+from nodeready.subjects.ssh_client.identity import known_as
 from nodeready.subjects.ssh_client.login_failures import message_source, named_file
 from tests.builders.ssh_client import key
 from tests.cases import cases
