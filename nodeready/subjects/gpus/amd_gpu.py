@@ -11,7 +11,7 @@ from nodeready.core.base import Output, Section
 from nodeready.subjects.gpus import amd_json
 from nodeready.subjects.gpus.amd_json import DRIVER, Json, Kfd, Reader, degrees, limit
 from nodeready.subjects.gpus.gpu import Gpu, GpuLink, PciGpu, Tool
-from nodeready.subjects.iommu.facts import MODELS
+from nodeready.subjects.iommu.facts import MODELS, is_integrated, is_server_board
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,6 @@ def partition_modes(reader: Reader) -> str | None:
     return "/".join(word for word in words if re.fullmatch("[A-Z]{2,4}[0-9]?", word)) or None
 
 
-#: Boards of the years before the list of Instincts: MI50 and MI60 (pci.ids).
-_OLDER = ("0x66a0", "0x66a1")
-
-
-def is_server_board(device: str) -> bool:
-    """Whether this device (``0x74a1``) is a board for servers: RAS counts, and all its lanes."""
-    return device in MODELS or device in _OLDER
-
-
 #: Name of a value that is read -> the field of `Gpu` whose verdict it decides.
 _FIELDS = {
     "ecc_uncorrectable": "ecc_uncorrectable_volatile", "ecc_correctable": "tool correctable",
@@ -80,16 +71,6 @@ _FIELDS = {
 def unread_fields(reader: Reader) -> tuple[tuple[str, str], ...]:
     """The values that the tool could not read, by the fields of `Gpu`."""
     return tuple(dict.fromkeys((_FIELDS.get(name, name), words) for name, words in reader.unread))
-
-
-#: How the device ids of a processor's own graphics begin (Linux' amdgpu_drv.c, AMD_IS_APU). The
-#: MI300A is a processor, too, and an accelerator.
-_INTEGRATED = ("11", "13", "15", "16", "19", "98")
-
-
-def is_integrated(device: str) -> bool:
-    """Whether this PCI device (four hex digits) is the graphics of a processor."""
-    return device[:2] in _INTEGRATED and f"0x{device}" not in MODELS
 
 
 def accelerators(gpus: Iterable[AmdGpu], bus: Iterable[PciGpu]) -> tuple[AmdGpu, ...]:

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 from nodeready.core.base import cached_last
 from nodeready.core.result import Check, Result, join_names
 from nodeready.core.text import join_ranges, range_text
-from nodeready.subjects.gpus.amd_gpu import is_integrated
 from nodeready.subjects.gpus.gpu import Gpu, Gpus, PciGpu, Tool
-from nodeready.subjects.iommu.facts import MODELS
+from nodeready.subjects.iommu.facts import MODELS, is_integrated
 
 #: The kernel driver that a vendor's tool works with.
 DRIVERS = {"nvidia": "nvidia", "amd": "amdgpu"}

@@ -17,7 +17,7 @@ from nodeready.core.base import Line, Output, Probe, ProbeError, Section, by_pat
 if TYPE_CHECKING:
     from nodeready.core.policy import Policy
 
-# --- AMD Instinct accelerators by PCI device id.
+# --- AMD's accelerators and graphics by PCI device id.
 #
 # Sources: ROCm/gpu-operator internal/utils.go (AMD's lists of physical and virtual functions),
 # ROCm's Tensile (GFX_CHIP_IDS of gfx942 and gfx950), Linux'
@@ -52,6 +52,25 @@ MODELS: dict[str, Model] = {
     "0x75b3": Model("MI355X VF", 4, virtual=True),
     "0x75b8": Model("MI350 series VF", 4, virtual=True),
 }  # fmt: skip
+
+
+#: Boards of the years before the list of Instincts: MI50 and MI60 (pci.ids).
+_OLDER = ("0x66a0", "0x66a1")
+
+
+def is_server_board(device: str) -> bool:
+    """Whether this device (``0x74a1``) is a board for servers: RAS counts, and all its lanes."""
+    return device in MODELS or device in _OLDER
+
+
+#: How the device ids of a processor's own graphics begin (Linux' amdgpu_drv.c, AMD_IS_APU). The
+#: MI300A is a processor, too, and an accelerator.
+_INTEGRATED = ("11", "13", "15", "16", "19", "98")
+
+
+def is_integrated(device: str) -> bool:
+    """Whether this PCI device (four hex digits) is the graphics of a processor."""
+    return device[:2] in _INTEGRATED and f"0x{device}" not in MODELS
 
 
 # --- Kernel command lines: their tokens, and how GRUB's configuration files make one.

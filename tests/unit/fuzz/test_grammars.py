@@ -46,7 +46,7 @@ from nodeready.subjects.host import facts as host_facts
 from nodeready.subjects.host import mounts, processes
 from nodeready.subjects.host.facts import parse_versions
 from nodeready.subjects.iommu import facts
-from nodeready.subjects.limits import facts as limits
+from nodeready.subjects.limits import limit_files as limits
 from nodeready.subjects.ports import facts as ports
 from nodeready.subjects.ports import firewall
 from nodeready.subjects.ports.firewall import parse_ranges
