@@ -76,12 +76,8 @@ def pattern(observed: CoreDumps, policy: Policy) -> Result:
     return pattern.fixable(actual, source, expected=expected)
 
 
-@check(
-    "core_dumps.sysctl_conf",
-    hides_cause("configure"),
-    settings=_SETTINGS,
-    fix="remove the line WHERE",
-)
+@check("core_dumps.sysctl_conf", hides_cause("configure"), settings=_SETTINGS,
+       fix="remove the line WHERE")  # fmt: skip
 def sysctl_conf(observed: CoreDumps, policy: Policy) -> Result:
     """No line of /etc/sysctl.conf contradicts: ``sysctl --system`` reads it after all others."""
     expected = _expected_pattern(observed, policy)
@@ -106,20 +102,14 @@ def _rule_files(observed: CoreDumps, policy: Policy) -> tuple[str, ...]:
     return () if is_right else (_TMPFILES,)
 
 
-@check(
-    "core_dumps.directory",
-    hides_cause("deploy", "configure"),
-    settings=_SETTINGS,
-    fixed_by="core_dumps.directory",
-    fix=(
-        "remove PATH",
-        "remove PATH, or make its target",
-        "make PATH writable (mount -o remount,rw; chattr -i), or another core_pattern",
-        "chmod o+x PATH",
-        "chmod 1777 PATH, as its owner",
-    ),
-    writes=_rule_files,
-)
+@check("core_dumps.directory", hides_cause("deploy", "configure"), settings=_SETTINGS,
+       fixed_by="core_dumps.directory", writes=_rule_files, fix=(
+    "remove PATH",
+    "remove PATH, or make its target",
+    "make PATH writable (mount -o remount,rw; chattr -i), or another core_pattern",
+    "chmod o+x PATH",
+    "chmod 1777 PATH, as its owner",
+))  # fmt: skip
 def directory(observed: CoreDumps, policy: Policy) -> Result:
     """The core directory exists and every user may write to it, but not remove others' files.
 
@@ -169,14 +159,9 @@ def _same_rule(text: str, policy: Policy) -> bool:
     return words == retention_rule(policy).split()
 
 
-@check(
-    "core_dumps.retention",
-    drifts("deploy", "configure"),
-    settings=(*_SETTINGS, "core_retention_days"),
-    fixed_by="core_dumps.directory",
-    fix="remove the line WHERE",
-    writes=_rule_files,
-)
+@check("core_dumps.retention", drifts("deploy", "configure"),
+       settings=(*_SETTINGS, "core_retention_days"), fixed_by="core_dumps.directory",
+       writes=_rule_files, fix="remove the line WHERE")  # fmt: skip
 def retention(observed: CoreDumps, policy: Policy) -> Result:
     """A tmpfiles.d rule makes the directory at boot and removes cores after the policy's days."""
     expected = retention_rule(policy)
@@ -194,14 +179,9 @@ def retention(observed: CoreDumps, policy: Policy) -> Result:
     return retention.fixable(rule.text, rule.source, expected=expected)
 
 
-@check(
-    "core_dumps.rewriters",
-    hides_cause("deploy", "configure"),
-    fixed_by="core_dumps.rewriters",
-    fix=("remove UNIT, then systemctl mask NAME",),
-    writes=lambda observed, policy: (),
-    expects="none",
-)
+@check("core_dumps.rewriters", hides_cause("deploy", "configure"), fixed_by="core_dumps.rewriters",
+       writes=lambda observed, policy: (), expects="none",
+       fix=("remove UNIT, then systemctl mask NAME",))  # fmt: skip
 def rewriters(observed: CoreDumps, policy: Policy) -> Result:
     """No service overwrites core_pattern at its start (apport, abrt), which is after sysctl.d.
 
@@ -218,14 +198,10 @@ def rewriters(observed: CoreDumps, policy: Policy) -> Result:
     return rewriters.fixable(actual)
 
 
-@check(
-    "core_dumps.size",
-    hides_cause("deploy"),
-    settings=("core_handler",),
-    fixed_by="core_dumps.size",
-    writes=lambda observed, policy: ("/etc/systemd/coredump.conf.d/zz-nodeready.conf",),
-    expects="infinity, Storage=external",
-)
+@check("core_dumps.size", hides_cause("deploy"), settings=("core_handler",),
+       fixed_by="core_dumps.size",
+       writes=lambda observed, policy: ("/etc/systemd/coredump.conf.d/zz-nodeready.conf",),
+       expects="infinity, Storage=external")  # fmt: skip
 def size(observed: CoreDumps, policy: Policy) -> Result:
     """systemd-coredump stores a core of any size, in a file.
 
@@ -251,9 +227,7 @@ def size(observed: CoreDumps, policy: Policy) -> Result:
 
 
 SUBJECT = Subject(
-    "core_dumps",
-    __doc__,
-    checks=(pattern, sysctl_conf, directory, retention, rewriters, size),
+    "core_dumps", __doc__, checks=(pattern, sysctl_conf, directory, retention, rewriters, size),
     probe=PROBE,
     files=(
         "/etc/sysctl.d/*nodeready*.conf",
@@ -261,4 +235,4 @@ SUBJECT = Subject(
         "/etc/systemd/coredump.conf.d/*nodeready*.conf",
     ),
     kinds=FactKinds(volatile="where number last_name", elements={"coredump": ""}),
-)
+)  # fmt: skip

@@ -19,19 +19,14 @@ MACHINES = ("x86_64", "aarch64")
 _PYTHON_FIX = "install Python 3.9 or newer beside it"
 
 
-@check(
-    "debug_tools.packages",
-    hides_cause("deploy", "configure", "install"),
-    settings=("packages",),
-    fixed_by="debug_tools.packages",
-    fix=(
-        "install MISSING the way this distribution does",
-        "chmod a+rx PATH",
-        "remove PATH, or put a program there that runs",
-        "install PACKAGE again the way this distribution does",
-        "let every user run PATH, or name in job_user a member of that group",
-    ),
-)
+@check("debug_tools.packages", hides_cause("deploy", "configure", "install"),
+       settings=("packages",), fixed_by="debug_tools.packages", fix=(
+    "install MISSING the way this distribution does",
+    "chmod a+rx PATH",
+    "remove PATH, or put a program there that runs",
+    "install PACKAGE again the way this distribution does",
+    "let every user run PATH, or name in job_user a member of that group",
+))  # fmt: skip
 def packages(observed: DebugTools, policy: Policy) -> Result:
     """The policy's packages are installed, and every user can run their programs.
 
@@ -72,13 +67,9 @@ def packages(observed: DebugTools, policy: Policy) -> Result:
     return packages.fail(actual, source, "; ".join(fixes), expected=expected)
 
 
-@check(
-    "debug_tools.py_spy",
-    hides_cause("deploy", "configure"),
-    settings=("py_spy_version",),
-    fixed_by="debug_tools.py_spy",
-    fix=("chown root PATH; chmod go-w PATH", MAY_EXECUTE.format("PATH")),
-)
+@check("debug_tools.py_spy", hides_cause("deploy", "configure"), settings=("py_spy_version",),
+       fixed_by="debug_tools.py_spy",
+       fix=("chown root PATH; chmod go-w PATH", MAY_EXECUTE.format("PATH")))  # fmt: skip
 def py_spy(observed: DebugTools, policy: Policy) -> Result:
     """/usr/local/bin/py-spy has the policy's version, and all users but root may only execute it.
 
@@ -125,15 +116,10 @@ def py_spy(observed: DebugTools, policy: Policy) -> Result:
     return py_spy.ok(version, PY_SPY, expected=version)
 
 
-@check(
-    "debug_tools.python",
-    hides_cause("install"),
-    fix=(
-        "add 'PACKAGE' to packages in group_data and deploy, or MANAGER install PACKAGE",
-        _PYTHON_FIX,
-    ),
-    expects="Python 3.9 or newer",
-)
+@check("debug_tools.python", hides_cause("install"), expects="Python 3.9 or newer", fix=(
+    "add 'PACKAGE' to packages in group_data and deploy, or MANAGER install PACKAGE",
+    _PYTHON_FIX,
+))  # fmt: skip
 def python(observed: DebugTools, policy: Policy) -> Result:
     """The node has a Python of 3.9 or newer, which starts nodeready's programs there.
 
@@ -154,12 +140,8 @@ def python(observed: DebugTools, policy: Policy) -> Result:
     return python.fail(observed.old_python or "none", "", fix)
 
 
-@check(
-    "debug_tools.run",
-    hides_cause("deploy"),
-    settings=("nodeready_run",),
-    fixed_by="debug_tools.run",
-)
+@check("debug_tools.run", hides_cause("deploy"), settings=("nodeready_run",),
+       fixed_by="debug_tools.run")  # fmt: skip
 def run(observed: DebugTools, policy: Policy) -> Result:
     """/usr/local/bin/nodeready-run is that of this nodeready, and all users can execute it.
 
@@ -189,10 +171,7 @@ _ELEMENTS = {
     "broken": "package path", "access.seen": "", "access.links": "", "access.unloaded": "",
 }  # fmt: skip
 SUBJECT = Subject(
-    "debug_tools",
-    __doc__,
-    checks=(packages, py_spy, python, run),
-    probe=facts.PROBE,
+    "debug_tools", __doc__, checks=(packages, py_spy, python, run), probe=facts.PROBE,
     kinds=FactKinds(
         # Which of the policy's packages there are, the result and the subject host say.
         volatile="size_bytes missing registered",
@@ -200,4 +179,4 @@ SUBJECT = Subject(
         versions="py_spy python old_python sha256",
         elements=_ELEMENTS,
     ),
-)
+)  # fmt: skip

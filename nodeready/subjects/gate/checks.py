@@ -38,14 +38,9 @@ def required_programs(observed: Gate) -> dict[str, str]:
     return programs
 
 
-@check(
-    "gate.leftover",
-    drifts("deploy", "configure"),
-    settings=("gate",),
-    fixed_by="gate.leftover",
-    fix=("take the lines out of slurm.conf, scontrol reconfigure, rm ' '",),
-    expects="none of its files",
-)
+@check("gate.leftover", drifts("deploy", "configure"), settings=("gate",),
+       fixed_by="gate.leftover", expects="none of its files",
+       fix=("take the lines out of slurm.conf, scontrol reconfigure, rm ' '",))  # fmt: skip
 def leftover(observed: Gate, policy: Policy) -> Result:
     """Nothing of the node's own check is left on a node whose policy does not want it.
 
@@ -146,12 +141,8 @@ def policy(observed: Gate, node_policy: Policy, fleet: FleetFacts) -> Result:
     return _installed(policy, observed, node_policy, fleet, (facts.POLICY,))
 
 
-@_check_of_files(
-    "gate.timer",
-    drifts("deploy", "install"),
-    fixed_by="gate.timer",
-    fix="install cron, or start record",
-)
+@_check_of_files("gate.timer", drifts("deploy", "install"), fixed_by="gate.timer",
+                 fix="install cron, or start record")  # fmt: skip
 def timer(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """The node checks itself at intervals: by a systemd timer, or by cron.
 
@@ -185,13 +176,10 @@ def slurm_scripts(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     return _installed(slurm_scripts, observed, policy, fleet, (PROLOG, HEALTH_CHECK))
 
 
-@check(
-    "gate.slurm_conf",
-    drifts("configure"),
-    settings=("gate", "gate_interval_s", "gate_budget_s"),
-    fix=("in PATH: ' '; then scontrol reconfigure",),
-    expects="our prolog and health check",
-)
+@check("gate.slurm_conf", drifts("configure"),
+       settings=("gate", "gate_interval_s", "gate_budget_s"),
+       expects="our prolog and health check",
+       fix=("in PATH: ' '; then scontrol reconfigure",))  # fmt: skip
 def slurm_conf(observed: Gate, policy: Policy) -> Result:
     """slurm.conf names our prolog and health check, and leaves them the time that they need.
 

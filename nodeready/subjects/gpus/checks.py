@@ -126,23 +126,18 @@ def _is_cleared(observed: Gpus, fault: KernelFault) -> bool:
     )
 
 
-@check(
-    "gpus.kernel_faults",
-    _COST,
-    settings=("xid_ignore",),
-    fix=(
-        f"drain, then nvidia-smi --gpu-reset -i PCI ADDRESS; {_VENDOR}",
-        "drain the node and open a case with the vendor: WHERE",
-        f"drain and reboot the node; {_VENDOR}: WHERE",
-        f"drain, then reset all GPUs and restart the fabric manager; {_VENDOR}",
-        f"drain, then amd-smi reset --gpureset --gpu INDEX; {_VENDOR}",
-        _VENDOR,
-        _RELOAD,
-        _NO_ADDRESS,
-        _KEEP_LOG,
-    ),
-    expects="no fault of a GPU since the boot",
-)
+@check("gpus.kernel_faults", _COST, settings=("xid_ignore",),
+       expects="no fault of a GPU since the boot", fix=(
+    f"drain, then nvidia-smi --gpu-reset -i PCI ADDRESS; {_VENDOR}",
+    "drain the node and open a case with the vendor: WHERE",
+    f"drain and reboot the node; {_VENDOR}: WHERE",
+    f"drain, then reset all GPUs and restart the fabric manager; {_VENDOR}",
+    f"drain, then amd-smi reset --gpureset --gpu INDEX; {_VENDOR}",
+    _VENDOR,
+    _RELOAD,
+    _NO_ADDRESS,
+    _KEEP_LOG,
+))  # fmt: skip
 def kernel_faults(observed: Gpus, policy: Policy) -> Result:
     """The kernel has reported no fault of a GPU since the boot (policy xid_ignore).
 
@@ -203,12 +198,8 @@ _COST_ABSENT = loses_job(
 _SEE_LOG, _LOAD = "see the kernel's log; reset or reseat it", "install or load the driver"
 
 
-@check(
-    "gpus.present",
-    _COST_ABSENT,
-    fix=(_SEE_LOG, _LOAD),
-    expects="each GPU has its driver and is shown",
-)
+@check("gpus.present", _COST_ABSENT, expects="each GPU has its driver and is shown",
+       fix=(_SEE_LOG, _LOAD))  # fmt: skip
 def present(observed: Gpus, policy: Policy) -> Result:
     """Each GPU on the PCI bus has its driver and is shown by its vendor's tool.
 
@@ -247,12 +238,8 @@ _PACKAGES = {
 _REBOOT, _TRY = "reboot the node: it cannot be ended", "run it by hand; see dmesg"
 
 
-@check(
-    "gpus.tool",
-    loses_job("inspect", "install", "reboot"),
-    fix=(_REBOOT, _TRY),
-    expects="the vendor's tool answers",
-)
+@check("gpus.tool", loses_job("inspect", "install", "reboot"), expects="the vendor's tool answers",
+       fix=(_REBOOT, _TRY))  # fmt: skip
 def tool(observed: Gpus, policy: Policy) -> Result:
     """The vendor's tool answers: most other checks need its answer.
 
@@ -284,12 +271,9 @@ def tool(observed: Gpus, policy: Policy) -> Result:
     return tool.ok(", ".join(f"{tool.name} {tool.detail}".strip() for tool in tools.values()))
 
 
-@check(
-    "gpus.count",
-    loses_job("reboot", "power_cycle", "reseat", "replace", source=GUIDELINES),
-    settings=("gpu_count",),
-    fix="see the kernel's log and the BMC; reseat or replace it",
-)
+@check("gpus.count", loses_job("reboot", "power_cycle", "reseat", "replace", source=GUIDELINES),
+       settings=("gpu_count",),
+       fix="see the kernel's log and the BMC; reseat or replace it")  # fmt: skip
 def count(observed: Gpus, policy: Policy) -> Result:
     """The PCI bus shows as many GPUs as the policy says.
 
@@ -322,12 +306,8 @@ def model(observed: Gpus, policy: Policy) -> Result:
 _INSTALL = "install that driver, then reboot"
 
 
-@check(
-    "gpus.driver",
-    loses_job("install", "reboot"),
-    settings=("gpu_driver",),
-    fix=("install or load NAME; see dmesg", _INSTALL),
-)
+@check("gpus.driver", loses_job("install", "reboot"), settings=("gpu_driver",),
+       fix=("install or load NAME; see dmesg", _INSTALL))  # fmt: skip
 def driver(observed: Gpus, policy: Policy) -> Result:
     """The kernel driver is loaded, in the policy's version where that names one."""
     if reason := no_gpu_reason(observed):
@@ -350,12 +330,8 @@ def driver(observed: Gpus, policy: Policy) -> Result:
     return driver.ok(", ".join(words) or "loaded", expected=expected)
 
 
-@check(
-    "gpus.vbios",
-    drifts("install"),
-    settings=("gpu_vbios",),
-    fix="update the firmware with the vendor's package",
-)
+@check("gpus.vbios", drifts("install"), settings=("gpu_vbios",),
+       fix="update the firmware with the vendor's package")  # fmt: skip
 def vbios(observed: Gpus, policy: Policy) -> Result:
     """Each GPU's firmware is one of the policy's versions."""
     versions = policy.gpu_vbios
@@ -381,12 +357,10 @@ _AMD_ECC = "see amdgpu.ras_enable and ras_mask on the kernel's command line, the
 _DELIVERED_WITHOUT_ECC = re.compile(r"\b(GeForce|Quadro|TITAN|RTX)\b(?!.*Server Edition)")
 
 
-@check(
-    "gpus.ecc_mode",
-    loses_job("configure", "reset_gpu", "reboot", source="nvidia-smi(1), --ecc-config"),
-    settings=("gpu_ecc",),
-    fix=("nvidia-smi -e INT, then reset the GPU or reboot", _AMD_ECC),
-)
+@check("gpus.ecc_mode",
+       loses_job("configure", "reset_gpu", "reboot", source="nvidia-smi(1), --ecc-config"),
+       settings=("gpu_ecc",),
+       fix=("nvidia-smi -e INT, then reset the GPU or reboot", _AMD_ECC))  # fmt: skip
 def ecc_mode(observed: Gpus, policy: Policy) -> Result:
     """ECC is as the policy has it, now and after the next reset of the GPU."""
     if policy.gpu_ecc == "any":
@@ -410,12 +384,8 @@ def ecc_mode(observed: Gpus, policy: Policy) -> Result:
     )
 
 
-@check(
-    "gpus.persistence",
-    slows_job("configure"),
-    settings=("gpu_persistence",),
-    fix="systemctl enable --now nvidia-persistenced, or nvidia-smi -pm INT",
-)
+@check("gpus.persistence", slows_job("configure"), settings=("gpu_persistence",),
+       fix="systemctl enable --now nvidia-persistenced, or nvidia-smi -pm INT")  # fmt: skip
 def persistence(observed: Gpus, policy: Policy) -> Result:
     """NVIDIA's driver stays loaded between jobs, as the policy has it.
 
@@ -438,12 +408,8 @@ def persistence(observed: Gpus, policy: Policy) -> Result:
 _DIVIDE = "amd-smi set --compute-partition MODE and --memory-partition MODE, when no job runs"
 
 
-@check(
-    "gpus.mig",
-    loses_job("configure"),
-    settings=("gpu_mig",),
-    fix=("nvidia-smi -mig INT, when no job runs", _DIVIDE),
-)
+@check("gpus.mig", loses_job("configure"), settings=("gpu_mig",),
+       fix=("nvidia-smi -mig INT, when no job runs", _DIVIDE))  # fmt: skip
 def mig(observed: Gpus, policy: Policy) -> Result:
     """MIG is as the policy has it, now and after the next reset: it splits a GPU into several.
 
@@ -512,12 +478,7 @@ _CHECKS = (
     link_checks.fabric_manager, health.device_access, kernel_faults,
 )  # fmt: skip
 SUBJECT = Subject(
-    "gpus",
-    __doc__,
-    checks=_CHECKS,
-    probe=PROBE,
-    compared=compared,
-    learned=learned,
+    "gpus", __doc__, checks=_CHECKS, probe=PROBE, compared=compared, learned=learned,
     kinds=FactKinds(
         volatile="""
             detail aer
@@ -542,4 +503,4 @@ SUBJECT = Subject(
         unique="serial uuid fabric_clique",
         elements=_ELEMENTS,
     ),
-)
+)  # fmt: skip

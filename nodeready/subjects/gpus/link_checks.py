@@ -121,15 +121,11 @@ def _bridge_problem(observed: Gpus, gpu: Gpu) -> str:
 _BRIDGES = "look at the bridges"
 
 
-@check(
-    "gpus.nvlink",
-    slows_job("reset_gpu", "reboot", "reseat", "replace", source=VALIDATION),
-    fix=(
-        "reset the GPUs; then reseat the board or the bridge; see dmesg for amdgpu",
-        _BRIDGES,
-    ),
-    expects="all links active at one speed",
-)
+@check("gpus.nvlink", slows_job("reset_gpu", "reboot", "reseat", "replace", source=VALIDATION),
+       expects="all links active at one speed", fix=(
+    "reset the GPUs; then reseat the board or the bridge; see dmesg for amdgpu",
+    _BRIDGES,
+))  # fmt: skip
 def nvlink(observed: Gpus, policy: Policy) -> Result:
     """All links between the GPUs (NVLink, XGMI) are active, at one speed.
 
@@ -207,12 +203,9 @@ def _gpus_outside_fabric(observed: Gpus) -> list[tuple[Gpu, str]]:
     ]
 
 
-@check(
-    "gpus.fabric_manager",
-    loses_job("restart_service", "reset_gpu", "reboot", "replace", source=FABRIC),
-    fix=(_START, _HEAL),
-    expects="running, and each GPU registered",
-)
+@check("gpus.fabric_manager",
+       loses_job("restart_service", "reset_gpu", "reboot", "replace", source=FABRIC),
+       expects="running, and each GPU registered", fix=(_START, _HEAL))  # fmt: skip
 def fabric_manager(observed: Gpus, policy: Policy) -> Result:
     """The fabric manager runs where NVSwitches are, and each GPU has joined a healthy fabric.
 
@@ -256,12 +249,8 @@ _RESET_LINKS = "drain, reset the GPUs; open a case with the vendor if they come 
 _XGMI_SIGNS = (FaultSign("xgmi_errors", "{} XGMI errors", _RESET_LINKS),)
 
 
-@check(
-    "gpus.xgmi_errors",
-    loses_job("reset_gpu", "reboot", "replace", source=AMDGPU_RAS),
-    fix=_RESET_LINKS,
-    expects="0 errors",
-)
+@check("gpus.xgmi_errors", loses_job("reset_gpu", "reboot", "replace", source=AMDGPU_RAS),
+       expects="0 errors", fix=_RESET_LINKS)  # fmt: skip
 def xgmi_errors(observed: Gpus, policy: Policy) -> Result:
     """No error on the links between AMD's GPUs (XGMI) since the driver was loaded.
 

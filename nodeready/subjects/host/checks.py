@@ -23,12 +23,10 @@ _SHM_FIXES = (
 )  # fmt: skip
 
 
-@check(
-    "host.mounts",
-    loses_job("configure"),
-    settings=("mounts",),
-    fix=("mount QUOTE, and see why it was not", "mount QUOTE, or remove the line"),
-)
+@check("host.mounts", loses_job("configure"), settings=("mounts",), fix=(
+    "mount QUOTE, and see why it was not",
+    "mount QUOTE, or remove the line",
+))  # fmt: skip
 def mounts(observed: Host, policy: Policy) -> Result:
     """The policy's mounts are mounted (else a failure), and fstab's, too (else a warning).
 
@@ -54,12 +52,8 @@ def mounts(observed: Host, policy: Policy) -> Result:
     return mounts.ok("all mounted", TABLE, expected=expected)
 
 
-@check(
-    "host.dead_mounts",
-    loses_job("inspect", "reboot"),
-    fix=("see dmesg for errors of DEVICE",),
-    expects="every mount answers",
-)
+@check("host.dead_mounts", loses_job("inspect", "reboot"), expects="every mount answers",
+       fix=("see dmesg for errors of DEVICE",))  # fmt: skip
 def dead_mounts(observed: Host, policy: Policy) -> Result:
     """Every mount answers: a mount whose server is gone hangs each process that uses it.
 
@@ -90,12 +84,10 @@ def _mount_text(mount: Mount) -> str:
     return f"{mount.path} ({mount.device}, {mount.fstype}): {mount.state}, {mount.detail}"
 
 
-@check(
-    "host.read_only",
-    loses_job("inspect", "reboot", "replace", source="ext4(5), errors=remount-ro; smartctl(8)"),
-    fix=("see dmesg for errors of NEXT; check or replace the disk",),
-    expects="none",
-)
+@check("host.read_only",
+       loses_job("inspect", "reboot", "replace", source="ext4(5), errors=remount-ro; smartctl(8)"),
+       expects="none",
+       fix=("see dmesg for errors of NEXT; check or replace the disk",))  # fmt: skip
 def read_only(observed: Host, policy: Policy) -> Result:
     """No local file system has become read-only: the kernel does that after an error of the disk.
 
@@ -123,13 +115,8 @@ def _free_check(resource: str, field: str, option: str, meaning: str) -> Check:
     """The check of a resource of file systems. option: with which du(1) counts it"""
     fix = "du -xh{} {} | sort -h"
 
-    @check(
-        f"host.{resource}",
-        loses_job("clean_up"),
-        settings=("disk_free_percent",),
-        fix=fix.format("FIELD", "QUOTE"),
-        meaning=meaning,
-    )
+    @check(f"host.{resource}", loses_job("clean_up"), settings=("disk_free_percent",),
+           meaning=meaning, fix=fix.format("FIELD", "QUOTE"))  # fmt: skip
     def free(observed: Host, policy: Policy) -> Result:
         if observed.mounts_unknown:
             return free.unknown(observed.mounts_unknown)
@@ -167,12 +154,10 @@ inodes = _free_check(
 )  # fmt: skip
 
 
-@check(
-    "host.shm",
-    loses_job("configure"),
-    settings=("shm_min_mb",),
-    fix=(*_SHM_FIXES, "mount -o remount,size=`shm_min_mb`m /dev/shm, and in /etc/fstab"),
-)
+@check("host.shm", loses_job("configure"), settings=("shm_min_mb",), fix=(
+    *_SHM_FIXES,
+    "mount -o remount,size=`shm_min_mb`m /dev/shm, and in /etc/fstab",
+))  # fmt: skip
 def shm(observed: Host, policy: Policy) -> Result:
     """/dev/shm is a tmpfs, and as large as the policy says.
 
@@ -273,12 +258,8 @@ def stuck(observed: Host, policy: Policy) -> Result:
     return stuck.warn(actual, source, _LATER_FIX)
 
 
-@check(
-    "host.zombies",
-    drifts("clean_up"),
-    fix=("end or repair pid PARENT: its children go with it", _PARENTS_FIX),
-    expects=f"fewer than {ZOMBIES}",
-)
+@check("host.zombies", drifts("clean_up"), expects=f"fewer than {ZOMBIES}",
+       fix=("end or repair pid PARENT: its children go with it", _PARENTS_FIX))  # fmt: skip
 def zombies(observed: Host, policy: Policy) -> Result:
     """No process leaves many ended children behind: each keeps its pid until it is waited for."""
     if not observed.processes_looked:
@@ -322,12 +303,8 @@ def _equal_check(
     setting: the field of the policy and of `Host`; its value stands for ``{}`` in the fix
     """
 
-    @check(
-        *(f"host.{noun}", cost),
-        settings=(setting,),
-        fix=fix.format(f"`{setting}`"),
-        meaning=meaning,
-    )
+    @check(*(f"host.{noun}", cost), settings=(setting,), meaning=meaning,
+           fix=fix.format(f"`{setting}`"))  # fmt: skip
     def equal(observed: Host, policy: Policy) -> Result:
         expected, actual = normal(getattr(policy, setting)), normal(getattr(observed, setting))
         if not expected:
@@ -361,12 +338,8 @@ timezone = _equal_check(
 )  # fmt: skip
 
 
-@check(
-    "host.clock",
-    loses_job("inspect", "configure", "install"),
-    settings=("clock",),
-    fix=(_NO_CLOCK_FIX, "see why SOURCE reaches no time server", _OFFSET_FIX),
-)
+@check("host.clock", loses_job("inspect", "configure", "install"), settings=("clock",),
+       fix=(_NO_CLOCK_FIX, "see why SOURCE reaches no time server", _OFFSET_FIX))  # fmt: skip
 def clock(observed: Host, policy: Policy) -> Result:
     """The clock is synchronised: logs, certificates, Kerberos and munge compare times.
 
@@ -426,12 +399,9 @@ def memory(observed: Host, policy: Policy) -> Result:
     return memory.ok(f"{total} MiB", "/proc/meminfo", expected=expected)
 
 
-@check(
-    "host.hugepages",
-    slows_job("configure"),
-    settings=("hugepages",),
-    fix=("vm.nr_hugepages=`hugepages` in /etc/sysctl.d, or hugepages= of the kernel",),
-)
+@check("host.hugepages", slows_job("configure"), settings=("hugepages",), fix=(
+    "vm.nr_hugepages=`hugepages` in /etc/sysctl.d, or hugepages= of the kernel",
+))  # fmt: skip
 def hugepages(observed: Host, policy: Policy) -> Result:
     """There are as many huge pages as the policy says.
 
@@ -451,12 +421,8 @@ def hugepages(observed: Host, policy: Policy) -> Result:
     return hugepages.fail(actual, "/proc/meminfo", fix, expected=expected)
 
 
-@check(
-    "host.swap",
-    slows_job("configure"),
-    settings=("swap",),
-    fix="swapoff -a, and remove it from /etc/fstab",
-)
+@check("host.swap", slows_job("configure"), settings=("swap",),
+       fix="swapoff -a, and remove it from /etc/fstab")  # fmt: skip
 def swap(observed: Host, policy: Policy) -> Result:
     """There is no swap where the policy says so: a job that swaps is slow without an error."""
     total = observed.swap_total_mb
@@ -469,14 +435,9 @@ def swap(observed: Host, policy: Policy) -> Result:
     return swap.ok(source="/proc/meminfo", expected="off")
 
 
-@check(
-    "host.numa_balancing",
-    slows_job("configure"),
-    settings=("numa_balancing",),
-    fix=(
-        "kernel.numa_balancing = WANTED at /proc/sys/kernel/numa_balancing, then sysctl --system",
-    ),
-)
+@check("host.numa_balancing", slows_job("configure"), settings=("numa_balancing",), fix=(
+    "kernel.numa_balancing = WANTED at /proc/sys/kernel/numa_balancing, then sysctl --system",
+))  # fmt: skip
 def numa_balancing(observed: Host, policy: Policy) -> Result:
     """Automatic NUMA balancing is as the policy says, now and at the next boot.
 
@@ -513,12 +474,8 @@ def numa_balancing(observed: Host, policy: Policy) -> Result:
 def _used_check(resource: str, source: str, fix: str, meaning: str) -> Check:
     """The check of a resource of the kernel: the field of `Host`, and ``_max`` for its maximum."""
 
-    @check(
-        *(f"host.{resource}", loses_job("clean_up", "configure")),
-        fix=fix,
-        expects=f"below {NEARLY_ALL} %",
-        meaning=meaning,
-    )
+    @check(*(f"host.{resource}", loses_job("clean_up", "configure")),
+           expects=f"below {NEARLY_ALL} %", meaning=meaning, fix=fix)  # fmt: skip
     def in_use(observed: Host, policy: Policy) -> Result:
         used, maximum = getattr(observed, resource), getattr(observed, f"{resource}_max")
         if used is None or not maximum:
@@ -547,11 +504,7 @@ _CHECKS = (
     zombies, memory, hugepages, swap, numa_balancing, file_handles, pids,
 )  # fmt: skip
 SUBJECT = Subject(
-    "host",
-    __doc__,
-    checks=_CHECKS,
-    probe=facts.PROBE,
-    compared=facts.compared,
+    "host", __doc__, checks=_CHECKS, probe=facts.PROBE, compared=facts.compared,
     learned=facts.learned,
     kinds=FactKinds(
         volatile="""
@@ -564,4 +517,4 @@ SUBJECT = Subject(
         unique="hostname",
         elements={"mounts": "path", "fstab": "path", "versions": ""},
     ),
-)
+)  # fmt: skip

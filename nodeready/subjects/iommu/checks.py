@@ -173,12 +173,8 @@ def args(observed: Iommu, policy: Policy) -> Result:
 _REBOOT, _REPAIR = "reboot the node", "repair iommu.args, then reboot the node"
 
 
-@check(
-    "iommu.live",
-    loses_job("configure", "reboot"),
-    settings=("iommu_args",),
-    fix=(_REPAIR, _REBOOT),
-)
+@check("iommu.live", loses_job("configure", "reboot"), settings=("iommu_args",),
+       fix=(_REPAIR, _REBOOT))  # fmt: skip
 def live(observed: Iommu, policy: Policy) -> Result:
     """The running kernel has the wanted arguments; a change takes effect at the next boot only."""
     arguments = required_arguments(observed, policy)
@@ -193,13 +189,9 @@ def live(observed: Iommu, policy: Policy) -> Result:
     return live.warn(problem, PROC, _REPAIR, expected=expected)
 
 
-@check(
-    "iommu.off",
-    loses_job("configure", "reboot"),
-    settings=("iommu_args",),
-    fix=(_REBOOT, "remove TOKEN from WHERE, unless it is there for a reason"),
-    expects="the IOMMU is not switched off",
-)
+@check("iommu.off", loses_job("configure", "reboot"), settings=("iommu_args",),
+       expects="the IOMMU is not switched off",
+       fix=(_REBOOT, "remove TOKEN from WHERE, unless it is there for a reason"))  # fmt: skip
 def off(observed: Iommu, policy: Policy) -> Result:
     """Nothing switches the IOMMU off, now or at the next boot.
 
@@ -225,14 +217,11 @@ def off(observed: Iommu, policy: Policy) -> Result:
 
 
 SUBJECT = Subject(
-    "iommu",
-    __doc__,
-    checks=(args, live, off),
-    probe=facts.PROBE,
+    "iommu", __doc__, checks=(args, live, off), probe=facts.PROBE,
     files=("/etc/default/grub.d/*nodeready*.cfg",),
     kinds=FactKinds(
         # The arguments of the running kernel are in the subject host.
         volatile="where number live",
         hardware="devices cpus cpu_vendor",
     ),
-)
+)  # fmt: skip

@@ -123,15 +123,11 @@ def _line_problem(observed: Limits, entry: LimitEntry, limit: int) -> str:
 
 
 def _login_check(item: str, cost: Cost, meaning: str) -> Check:
-    @check(
-        f"limits.{item}",
-        cost,
-        settings=tuple(dict.fromkeys((f"limit_{item}", "limit_nofile", "limit_domains"))),
-        fixed_by="limits.logins",
-        fix=_LOGIN_FIXES,
-        writes=lambda observed, policy: ("/etc/security/limits.d/*nodeready.conf",),
-        meaning=meaning,
-    )
+    @check(f"limits.{item}", cost,
+           settings=tuple(dict.fromkeys((f"limit_{item}", "limit_nofile", "limit_domains"))),
+           fixed_by="limits.logins",
+           writes=lambda observed, policy: ("/etc/security/limits.d/*nodeready.conf",),
+           meaning=meaning, fix=_LOGIN_FIXES)  # fmt: skip
     def login(observed: Limits, policy: Policy) -> Result:
         limit = _policy_limit(policy, item)
         expected = f"{requested(limit, item)} for {', '.join(policy.limit_domains)}"
@@ -189,13 +185,10 @@ nofile = _login_check(
 )  # fmt: skip
 
 
-@check(
-    "limits.exceptions",
-    loses_job("configure"),
-    settings=("limit_core", "limit_memlock", "limit_nofile", "limit_domains", "limit_services"),
-    fix=("raise or remove WHERE", "raise or remove WHERE, or leave it be"),
-    expects="none",
-)
+@check("limits.exceptions", loses_job("configure"),
+       settings=("limit_core", "limit_memlock", "limit_nofile", "limit_domains", "limit_services"),
+       expects="none",
+       fix=("raise or remove WHERE", "raise or remove WHERE, or leave it be"))  # fmt: skip
 def exceptions(observed: Limits, policy: Policy) -> Result:
     """No line for a single user, group or range gives less than the policy gives to all.
 
@@ -243,17 +236,13 @@ def _shortfall(observed: Limits, policy: Policy, limits_of_file: PamLimits) -> s
     return join_names(shortfalls)
 
 
-@check(
-    "limits.pam",
-    loses_job("configure", "restart_service"),
-    settings=("limit_core", "limit_memlock", "limit_nofile", "limit_domains"),
-    fix=(
-        "UsePAM yes in FILE, then restart sshd",
-        "session required pam_limits.so in FILE",
-        "remove conf= from WHERE, or give CONF these limits",
-    ),
-    expects="pam_limits for ssh and su, with the system's files",
-)
+@check("limits.pam", loses_job("configure", "restart_service"),
+       settings=("limit_core", "limit_memlock", "limit_nofile", "limit_domains"),
+       expects="pam_limits for ssh and su, with the system's files", fix=(
+    "UsePAM yes in FILE, then restart sshd",
+    "session required pam_limits.so in FILE",
+    "remove conf= from WHERE, or give CONF these limits",
+))  # fmt: skip
 def pam(observed: Limits, policy: Policy) -> Result:
     """Sessions of ssh and su get the limits of limits.conf and limits.d.
 
@@ -409,9 +398,7 @@ _ELEMENTS = {
     "defaults": "", "stacks": "", "confs": "",
 }  # fmt: skip
 SUBJECT = Subject(
-    "limits",
-    __doc__,
-    checks=(core, memlock, nofile, exceptions, pam, services, running),
+    "limits", __doc__, checks=(core, memlock, nofile, exceptions, pam, services, running),
     probe=PROBE,
     files=(
         "/etc/security/limits.d/*nodeready*.conf",
@@ -421,4 +408,4 @@ SUBJECT = Subject(
         volatile="where number pid last last_name",
         elements=_ELEMENTS,
     ),
-)
+)  # fmt: skip

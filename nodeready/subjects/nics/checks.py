@@ -97,13 +97,10 @@ def flaps(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     return flaps.fail(actual, _source(changes, "carrier_changes"), status=status)
 
 
-@check(
-    "nics.errors",
-    slows_job("inspect", "reseat", "replace", source=CABLES),
-    fleet=("addresses", "counters"),
-    fix="ethtool -S NAMES names the kind; clean or replace cable and transceiver",
-    expects=f"no CRC errors, at most {_ERRORS_PER_HOUR} others an hour",
-)
+@check("nics.errors", slows_job("inspect", "reseat", "replace", source=CABLES),
+       fleet=("addresses", "counters"),
+       expects=f"no CRC errors, at most {_ERRORS_PER_HOUR} others an hour",
+       fix="ethtool -S NAMES names the kind; clean or replace cable and transceiver")  # fmt: skip
 def errors(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """Few packets had errors since the last audit: rx_crc_errors, rx_errors and tx_errors.
 
@@ -161,13 +158,11 @@ def _slaves(observed: Nics) -> dict[str, list[Nic]]:
     }
 
 
-@check(
-    "nics.expected",
-    loses_job("inspect", "configure", "reboot", "reseat", "replace", source=CABLES),
-    settings=("nics",),
-    fix="look for the adapter in lspci and dmesg; a renamed interface needs its udev rule or "
-    "the new name in the policy",
-)
+@check("nics.expected",
+       loses_job("inspect", "configure", "reboot", "reseat", "replace", source=CABLES),
+       settings=("nics",),
+       fix="look for the adapter in lspci and dmesg; a renamed interface needs its udev rule or "
+           "the new name in the policy")  # fmt: skip
 def expected(observed: Nics, policy: Policy) -> Result:
     """The interfaces of the policy exist: a dead or renamed adapter is missing."""
     names = list(rows(policy.nics))
@@ -181,17 +176,12 @@ def expected(observed: Nics, policy: Policy) -> Result:
     return expected.fail(actual, NET, expected=join_names(names))
 
 
-@check(
-    "nics.link",
-    loses_job("configure", "reseat", "replace", source=CABLES),
-    settings=("nics",),
-    fleet=("addresses",),
-    fix=(
-        "check cable, transceiver and switch port of CUT",
-        "ip link set NAME up",
-        "see why the switch does not let NAME in (802.1X)",
-    ),
-)
+@check("nics.link", loses_job("configure", "reseat", "replace", source=CABLES), settings=("nics",),
+       fleet=("addresses",), fix=(
+    "check cable, transceiver and switch port of CUT",
+    "ip link set NAME up",
+    "see why the switch does not let NAME in (802.1X)",
+))  # fmt: skip
 def link(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """Every interface in use is switched on and has a link.
 
@@ -274,13 +264,9 @@ def _without_value(ports: Mapping[str, Nic], fact: str) -> list[str]:
     return [n for n, nic in ports.items() if getattr(nic, fact) is None and nic.driver in drivers]
 
 
-@check(
-    "nics.speed",
-    slows_job("configure", "reseat", "replace", source=CABLES),
-    settings=("nics",),
-    fleet=("addresses",),
-    fix="check cable, transceiver, and the speed set on the switch port",
-)
+@check("nics.speed", slows_job("configure", "reseat", "replace", source=CABLES),
+       settings=("nics",), fleet=("addresses",),
+       fix="check cable, transceiver, and the speed set on the switch port")  # fmt: skip
 def speed(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """Links have the policy's speed; without one, at least 1 Gbit/s, and one speed within a bond.
 
@@ -451,14 +437,9 @@ def _bond_problems(bond: Bond) -> list[str]:
     return texts
 
 
-@check(
-    "nics.bond",
-    slows_job("configure", "reseat", "replace", source=CABLES),
-    settings=("nics",),
-    fleet=("addresses",),
-    fix="check cables and switch ports of the slaves, and LACP on the switch",
-    expects="all slaves in use",
-)
+@check("nics.bond", slows_job("configure", "reseat", "replace", source=CABLES), settings=("nics",),
+       fleet=("addresses",), expects="all slaves in use",
+       fix="check cables and switch ports of the slaves, and LACP on the switch")  # fmt: skip
 def bond(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """Every bond is complete: all slaves up, and with LACP all in one aggregate with the switch.
 
@@ -487,14 +468,9 @@ _ELEMENTS = {
     "interfaces": "", "bonds": "", "bonds.slaves": "name", "routes": "destination interface",
 }  # fmt: skip
 SUBJECT = Subject(
-    "nics",
-    __doc__,
+    "nics", __doc__,
     checks=(expected, link, speed, duplex, mtu, driver, firmware, bond, flaps, errors),
-    probe=PROBE,
-    compared=compared,
-    derived=derived,
-    learned=learned,
-    counters=counters,
+    probe=PROBE, compared=compared, derived=derived, learned=learned, counters=counters,
     kinds=FactKinds(
         # The peers of a run decide what the run derives; packets are dropped on healthy nodes.
         volatile="before peers_via nccl_socket_ifname container_ends rx_dropped tx_dropped",
@@ -504,4 +480,4 @@ SUBJECT = Subject(
         unique="mac addresses partner_mac aggregator routes",
         elements=_ELEMENTS,
     ),
-)
+)  # fmt: skip

@@ -27,20 +27,16 @@ _SETS = re.compile(
 )
 
 
-@check(
-    "pdsh.installed",
-    loses_job("deploy", "configure", "install"),
-    settings=("packages",),
-    fix=(
-        "install the package pdsh",
-        MODULE_FIX,
-        "chmod a+rx PATH",
-        _AGAIN_FIX,
-        "chown root PATH",
-        "chmod o-w PATH",
-        deploy(_DEPLOY_PACKAGES),
-    ),
-)
+@check("pdsh.installed", loses_job("deploy", "configure", "install"), settings=("packages",),
+       fix=(
+    "install the package pdsh",
+    MODULE_FIX,
+    "chmod a+rx PATH",
+    _AGAIN_FIX,
+    "chown root PATH",
+    "chmod o-w PATH",
+    deploy(_DEPLOY_PACKAGES),
+))  # fmt: skip
 def installed(observed: Pdsh, policy: Policy) -> Result:
     """pdsh and its ssh module (a separate package on RHEL and SLES) are installed, and every user
     can run pdsh.
@@ -136,17 +132,12 @@ def _places(observed: Pdsh) -> Iterable[tuple[str, str, str]]:
         yield f"{facts.PROFILE_D}/*{suffix}", value, source
 
 
-@check(
-    "pdsh.rcmd",
-    loses_job("deploy", "configure"),
-    settings=("packages",),
-    fixed_by="pdsh.rcmd",
-    fix=(
-        _BACKSLASH_FIX,
-        "remove the line WHERE: no file can be read after it",
-        "let users read PATH",
-    ),
-)
+@check("pdsh.rcmd", loses_job("deploy", "configure"), settings=("packages",), fixed_by="pdsh.rcmd",
+       fix=(
+    _BACKSLASH_FIX,
+    "remove the line WHERE: no file can be read after it",
+    "let users read PATH",
+))  # fmt: skip
 def rcmd(observed: Pdsh, policy: Policy) -> Result:
     """pdsh's remote command is ssh in every kind of shell.
 
@@ -206,13 +197,8 @@ def _closed(observed: Pdsh) -> Result | None:
     return None
 
 
-@check(
-    "pdsh.conflicts",
-    loses_job("configure"),
-    settings=("packages",),
-    fix=("remove the line LINES",),
-    expects="none",
-)
+@check("pdsh.conflicts", loses_job("configure"), settings=("packages",), expects="none",
+       fix=("remove the line LINES",))  # fmt: skip
 def conflicts(observed: Pdsh, policy: Policy) -> Result:
     """No other start-up file of a shell sets another remote command.
 
@@ -258,12 +244,9 @@ def has_block(user: PdshUser, policy: Policy) -> bool:
     return code(lines) == code(pdshrc_lines(policy))
 
 
-@check(
-    "pdsh.pdshrc",
-    loses_job("deploy"),
-    settings=("packages", "pdshrc_users", "pdshrc_path", "pdshrc_activate", "pdshrc_lines"),
-    fixed_by="pdsh.pdshrc",
-)
+@check("pdsh.pdshrc", loses_job("deploy"),
+       settings=("packages", "pdshrc_users", "pdshrc_path", "pdshrc_activate", "pdshrc_lines"),
+       fixed_by="pdsh.pdshrc")  # fmt: skip
 def pdshrc(observed: Pdsh, policy: Policy) -> Result:
     """The policy's users have nodeready's block in ~/.pdshrc; their own lines stay.
 
@@ -283,12 +266,9 @@ def pdshrc(observed: Pdsh, policy: Policy) -> Result:
     return pdshrc.fixable(actual, affected[0].path, status=status, expected=expected)
 
 
-@check(
-    "pdsh.users",
-    loses_job("configure"),
-    settings=("packages", "pdshrc_users", "pdshrc_path", "pdshrc_activate", "pdshrc_lines"),
-    fix="make the user and home directory, or take the name out of pdshrc_users",
-)
+@check("pdsh.users", loses_job("configure"),
+       settings=("packages", "pdshrc_users", "pdshrc_path", "pdshrc_activate", "pdshrc_lines"),
+       fix="make the user and home directory, or take the name out of pdshrc_users")  # fmt: skip
 def users(observed: Pdsh, policy: Policy) -> Result:
     """The policy's pdshrc_users exist here, with a home directory that they may write to."""
     if result := _without_users(users, observed, policy):
@@ -317,13 +297,10 @@ def _absent(observed: Pdsh, policy: Policy) -> bool:
 
 
 SUBJECT = Subject(
-    "pdsh",
-    __doc__,
-    checks=(installed, rcmd, conflicts, pdshrc, users),
-    probe=facts.PROBE,
+    "pdsh", __doc__, checks=(installed, rcmd, conflicts, pdshrc, users), probe=facts.PROBE,
     files=("/etc/profile.d/*nodeready*",),
     kinds=FactKinds(
         volatile="number size_bytes",
         elements={"users": "name", "access.seen": "", "access.links": "", "access.unloaded": ""},
     ),
-)
+)  # fmt: skip

@@ -49,12 +49,8 @@ def ports_text(ports: Iterable[int]) -> str:
     return ", ".join(texts + ["..."] * (len(runs) > _MOST_RANGES))
 
 
-@check(
-    "ports.range",
-    loses_job("clean_up", "configure"),
-    settings=("port_range",),
-    fix=(_SERVICE_FIX, _JOB_FIX, _CONNECTION_FIX),
-)
+@check("ports.range", loses_job("clean_up", "configure"), settings=("port_range",),
+       fix=(_SERVICE_FIX, _JOB_FIX, _CONNECTION_FIX))  # fmt: skip
 def range(observed: Ports, policy: Policy) -> Result:
     """Every port of the range is free for the next job's rendezvous.
 
@@ -94,15 +90,10 @@ def range(observed: Ports, policy: Policy) -> Result:
     return range.ok(expected=expected)
 
 
-@check(
-    "ports.ephemeral",
-    loses_job("configure"),
-    settings=("port_range",),
-    fix=(
-        "net.ipv4.ip_local_reserved_ports = LINE in /etc/sysctl.d, and sysctl -w; "
-        "or give jobs another port_range",
-    ),
-)
+@check("ports.ephemeral", loses_job("configure"), settings=("port_range",), fix=(
+    "net.ipv4.ip_local_reserved_ports = LINE in /etc/sysctl.d, and sysctl -w; "
+    "or give jobs another port_range",
+))  # fmt: skip
 def ephemeral(observed: Ports, policy: Policy) -> Result:
     """The kernel gives no port of the range to outgoing connections.
 
@@ -181,12 +172,9 @@ def firewall(observed: Ports, policy: Policy) -> Result:
     return firewall.na(f"not known: {reason}; `nodeready ready` proves it (proof.mesh)")
 
 
-@check(
-    "ports.privileged",
-    loses_job("configure"),
-    settings=("port_range",),
-    fix=("a port_range from START on, or sysctl net.ipv4.ip_unprivileged_port_start",),
-)
+@check("ports.privileged", loses_job("configure"), settings=("port_range",), fix=(
+    "a port_range from START on, or sysctl net.ipv4.ip_unprivileged_port_start",
+))  # fmt: skip
 def privileged(observed: Ports, policy: Policy) -> Result:
     """Ordinary users may listen on the range: below ip_unprivileged_port_start only root may
     (Documentation/networking/ip-sysctl.rst; 1024 by default)."""
@@ -202,11 +190,8 @@ def privileged(observed: Ports, policy: Policy) -> Result:
 
 
 SUBJECT = Subject(
-    "ports",
-    __doc__,
-    checks=(range, ephemeral, firewall, privileged),
-    probe=facts.PROBE,
+    "ports", __doc__, checks=(range, ephemeral, firewall, privileged), probe=facts.PROBE,
     compared=facts.compared,
     # Programs come and go.
     kinds=FactKinds(volatile="where last_name listeners connections more"),
-)
+)  # fmt: skip

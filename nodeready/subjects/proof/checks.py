@@ -38,14 +38,9 @@ _PDSHRC_FIX = "look for exit in ~/.pdshrc"
 _NAMESAKES_FIX = "correct the addresses of these names, in the DNS or in /etc/hosts"
 
 
-@check(
-    "proof.ssh",
-    loses_job("deploy", "install"),
-    proof="peers",
-    settings=("job_user",),
-    fix=(_CLIENT_FIX, deploy(f"{DEPLOY_ONLY} ssh_client")),
-    expects="logs in to its peers, and they to it",
-)
+@check("proof.ssh", loses_job("deploy", "install"), proof="peers", settings=("job_user",),
+       expects="logs in to its peers, and they to it",
+       fix=(_CLIENT_FIX, deploy(f"{DEPLOY_ONLY} ssh_client")))  # fmt: skip
 def ssh(observed: Proved, policy: Policy) -> Result:
     """The job's user logs in from this node to others and back by ssh, without being asked.
 
@@ -102,23 +97,18 @@ def _trouble_text(trouble: Trouble, user: str) -> str:
     return f"cannot log in to {count}{reverse}: {cause}{back}"
 
 
-@check(
-    "proof.pdsh",
-    loses_job("deploy", "configure", "install"),
-    proof="peers",
-    settings=("packages",),
-    fix=(
-        deploy(f"{DEPLOY_ONLY} debug_tools"),
-        MODULE_FIX,
-        "pdsh -R ssh -w NAME true",
-        deploy(f"{DEPLOY_ONLY} pdsh"),
-        "remove the line WHERE",
-        "PDSH_RCMD_TYPE=ssh in NAME's start-up files",
-        _SHELL_FIX,
-        _PDSHRC_FIX,
-        _NAMESAKES_FIX,
-    ),
-)
+@check("proof.pdsh", loses_job("deploy", "configure", "install"), proof="peers",
+       settings=("packages",), fix=(
+    deploy(f"{DEPLOY_ONLY} debug_tools"),
+    MODULE_FIX,
+    "pdsh -R ssh -w NAME true",
+    deploy(f"{DEPLOY_ONLY} pdsh"),
+    "remove the line WHERE",
+    "PDSH_RCMD_TYPE=ssh in NAME's start-up files",
+    _SHELL_FIX,
+    _PDSHRC_FIX,
+    _NAMESAKES_FIX,
+))  # fmt: skip
 def pdsh(observed: Proved, policy: Policy) -> Result:
     """pdsh brings a separate answer from every peer that ssh reaches, and the peers' from it.
 
@@ -280,12 +270,8 @@ def _blocked_text(blocked: Blocked) -> str:
     return f"{numbers} not reached at {peers}{back}"
 
 
-@check(
-    "proof.mesh",
-    loses_job("inspect", "clean_up", "configure"),
-    proof=facts.MESH,
-    fix=(_ADDRESS_FIX, _CROWD_FIX, _SLOW_FIX, _OWN_NAME_FIX, _NAMES_FIX),
-)
+@check("proof.mesh", loses_job("inspect", "clean_up", "configure"), proof=facts.MESH,
+       fix=(_ADDRESS_FIX, _CROWD_FIX, _SLOW_FIX, _OWN_NAME_FIX, _NAMES_FIX))  # fmt: skip
 def mesh(observed: Proved, policy: Policy) -> Result:
     """The node reaches other nodes, and they reach it, on every port of the range.
 
@@ -339,14 +325,8 @@ _SMOKE_FIX = (
 _COUNTERS_FIX = "look at what these count with gpus.*, nics.* and rdma.*"
 
 
-@check(
-    "proof.collective",
-    loses_job("inspect"),
-    proof=facts.COLLECTIVE,
-    opt_in=True,
-    fix=(_SMOKE_FIX, _COUNTERS_FIX),
-    expects="all nodes together pass",
-)
+@check("proof.collective", loses_job("inspect"), proof=facts.COLLECTIVE, opt_in=True,
+       expects="all nodes together pass", fix=(_SMOKE_FIX, _COUNTERS_FIX))  # fmt: skip
 def collective(observed: Proved, policy: Policy) -> Result:
     """A collective over all nodes passes, with right results, as `nodeready smoke` makes one.
 
@@ -409,9 +389,7 @@ _CHECKS = (
 )  # fmt: skip
 
 SUBJECT = Subject(
-    "proof",
-    "The session in which the proofs ran: whose it is, and its limits.",
-    checks=_CHECKS,
+    "proof", "The session in which the proofs ran: whose it is, and its limits.", checks=_CHECKS,
     kinds=FactKinds(
         # The proofs act: their results are compared.
         volatile="""
@@ -419,4 +397,4 @@ SUBJECT = Subject(
             reach mesh collective history
         """
     ),
-)
+)  # fmt: skip

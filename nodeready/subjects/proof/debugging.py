@@ -153,14 +153,8 @@ def _tool_check(
     """
     field = selection[1]
 
-    @check(
-        *(f"proof.{noun}", _COST),
-        settings=_SETTINGS,
-        fix=_FIXES,
-        proof=field,
-        expects=expected,
-        meaning=meaning,
-    )
+    @check(*(f"proof.{noun}", _COST), settings=_SETTINGS, proof=field, expects=expected,
+           meaning=meaning, fix=_FIXES)  # fmt: skip
     def judged(observed: Proved, policy: Policy) -> Result:
         if not each_session:
             return _judge(judged, observed, policy, selection)
@@ -295,18 +289,14 @@ def _cause(core: ProvedCore, name: str) -> tuple[str, str]:
     return f"none: the kernel wrote none, and {reason}", "look into dmesg for `core dump`"
 
 
-@_core_check(
-    "proof.core",
-    hides_cause("deploy", "configure"),
-    fix=(
-        f"{DEPLOY_ONLY} core_dumps",
-        deploy(f"{DEPLOY_ONLY} core_dumps"),
-        "remove it",
-        deploy(f"{DEPLOY_ONLY} limits"),
-        _LIMIT_FIX,
-        "remove the ulimit of core from NAME's profile, or /etc/profile",
-    ),
-)
+@_core_check("proof.core", hides_cause("deploy", "configure"), fix=(
+    f"{DEPLOY_ONLY} core_dumps",
+    deploy(f"{DEPLOY_ONLY} core_dumps"),
+    "remove it",
+    deploy(f"{DEPLOY_ONLY} limits"),
+    _LIMIT_FIX,
+    "remove the ulimit of core from NAME's profile, or /etc/profile",
+))  # fmt: skip
 def core(observed: Proved, policy: Policy) -> Result:
     """A crash in the job's user's session leaves a whole core where the policy says.
 
@@ -353,12 +343,8 @@ def _judge_crash(observed: Proved, policy: Policy) -> Result:
     return core.ok(expected=expected)
 
 
-@_core_check(
-    "proof.backtrace",
-    hides_cause("inspect"),
-    fix=("run GDB by hand on a core",),
-    expects="a backtrace",
-)
+@_core_check("proof.backtrace", hides_cause("inspect"), expects="a backtrace",
+             fix=("run GDB by hand on a core",))  # fmt: skip
 def backtrace(observed: Proved, policy: Policy) -> Result:
     """The debugger gdb reads a backtrace from the core that a crash left."""
     crash = observation(backtrace, observed, "core", ProvedCore)

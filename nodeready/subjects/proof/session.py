@@ -118,24 +118,19 @@ def _refusal(error: str, name: str, observed: Proved) -> tuple[str, str, str]:
     return error, "", fix
 
 
-@check(
-    "proof.user",
-    loses_job("configure"),
-    settings=("job_user",),
-    fix=(
-        "create NAME on the node, or name another user",
-        "log in as root, or name no user",
-        "`su - NAME -c id`, as root on the node, has to work",
-        "chage -E -1 NAME",
-        "give NAME a new password: passwd NAME, or chage -d",
-        "install that shell, or give NAME another: chsh",
-        "let NAME in: /etc/security/access.conf",
-        "remove /run/nologin",
-        "shutdown -c, or wait",
-        "look at NAME's ~/.bashrc, or at the start-up files of that shell",
-        "--user NAME proves it for the job's user",
-    ),
-)
+@check("proof.user", loses_job("configure"), settings=("job_user",), fix=(
+    "create NAME on the node, or name another user",
+    "log in as root, or name no user",
+    "`su - NAME -c id`, as root on the node, has to work",
+    "chage -E -1 NAME",
+    "give NAME a new password: passwd NAME, or chage -d",
+    "install that shell, or give NAME another: chsh",
+    "let NAME in: /etc/security/access.conf",
+    "remove /run/nologin",
+    "shutdown -c, or wait",
+    "look at NAME's ~/.bashrc, or at the start-up files of that shell",
+    "--user NAME proves it for the job's user",
+))  # fmt: skip
 def user(observed: Proved, policy: Policy) -> Result:
     """The proofs ran in a new session of the job's user, opened as a login is.
 
@@ -212,21 +207,15 @@ _CACHE_FIX = (
 )
 
 
-@check(
-    "proof.resources",
-    loses_job("clean_up", "configure"),
-    proof="resources",
-    settings=("shm_min_mb",),
-    fix=(
-        "chmod 1777 PATH, or see what is full or read-only there",
-        _SHM_FIX,
-        _MEMORY_FIX,
-        "add NAME to the file's group, or open it with a rule of udev (NVIDIA: "
-        "NVreg_DeviceFileMode=0666)",
-        _CACHE_FIX,
-    ),
-    expects="usable for the job's user",
-)
+@check("proof.resources", loses_job("clean_up", "configure"), proof="resources",
+       settings=("shm_min_mb",), expects="usable for the job's user", fix=(
+    "chmod 1777 PATH, or see what is full or read-only there",
+    _SHM_FIX,
+    _MEMORY_FIX,
+    "add NAME to the file's group, or open it with a rule of udev (NVIDIA: "
+    "NVreg_DeviceFileMode=0666)",
+    _CACHE_FIX,
+))  # fmt: skip
 def resources(observed: Proved, policy: Policy) -> Result:
     """The job's user can use what a job uses: /tmp, shared memory, the home, the device files.
 

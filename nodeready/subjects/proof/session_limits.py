@@ -233,25 +233,20 @@ def _with_fix(opener: str, low: LowLimits, observed: Proved) -> LowLimits:
     return replace(low, fix=f"compare {files}" if files else "compare the files of pam.d")
 
 
-@check(
-    "proof.limits",
-    loses_job("deploy", "configure"),
-    proof="limits",
-    settings=(*CORE_SETTINGS, "limit_memlock", "limit_nofile", "waivers"),
-    fix=(
-        deploy("nodeready deploy INVENTORY --only limits"),
-        "remove the ulimit of ITEMS from the user's profile, or /etc/profile",
-        "remove the ulimit of ITEMS from the user's ~/.bashrc or ~/.ssh/rc, or /etc/bash.bashrc",
-        _conf_fix("FILE", "WHERE"),
-        "add `session required pam_limits.so` to FILE",
-        _USE_PAM_FIX,
-        "raise or remove the line WHERE",
-        _SLURMD_FIX,
-        _SUBMIT_FIX,
-        "compare FILES",
-        _RAISE_FIX,
-    ),
-)
+@check("proof.limits", loses_job("deploy", "configure"), proof="limits",
+       settings=(*CORE_SETTINGS, "limit_memlock", "limit_nofile", "waivers"), fix=(
+    deploy("nodeready deploy INVENTORY --only limits"),
+    "remove the ulimit of ITEMS from the user's profile, or /etc/profile",
+    "remove the ulimit of ITEMS from the user's ~/.bashrc or ~/.ssh/rc, or /etc/bash.bashrc",
+    _conf_fix("FILE", "WHERE"),
+    "add `session required pam_limits.so` to FILE",
+    _USE_PAM_FIX,
+    "raise or remove the line WHERE",
+    _SLURMD_FIX,
+    _SUBMIT_FIX,
+    "compare FILES",
+    _RAISE_FIX,
+))  # fmt: skip
 def limits(observed: Proved, policy: Policy) -> Result:
     """A new session of the job's user has the policy's limits, after PAM and after its profile.
 

@@ -16,18 +16,12 @@ def _scope_files(observed: Ptrace, policy: Policy) -> tuple[str, ...]:
     return () if is_right else ("/etc/sysctl.d/*nodeready-ptrace.conf",)
 
 
-@check(
-    "ptrace.scope",
-    hides_cause("deploy", "configure", "reboot"),
-    settings=("ptrace_scope",),
-    fixed_by="ptrace.scope",
-    fix=(
-        "remove the line SOURCE, then nodeready deploy INVENTORY --only ptrace",
-        "systemctl unmask systemd-sysctl.service, then nodeready deploy INVENTORY --only ptrace",
-        "reboot the node",
-    ),
-    writes=_scope_files,
-)
+@check("ptrace.scope", hides_cause("deploy", "configure", "reboot"), settings=("ptrace_scope",),
+       fixed_by="ptrace.scope", writes=_scope_files, fix=(
+    "remove the line SOURCE, then nodeready deploy INVENTORY --only ptrace",
+    "systemctl unmask systemd-sysctl.service, then nodeready deploy INVENTORY --only ptrace",
+    "reboot the node",
+))  # fmt: skip
 def scope(observed: Ptrace, policy: Policy) -> Result:
     """Yama's ptrace_scope, live and at the next boot, is the policy's.
 
@@ -55,12 +49,8 @@ def scope(observed: Ptrace, policy: Policy) -> Result:
     return scope.ok(str(observed.live), source, expected=expected)
 
 
-@check(
-    "ptrace.sysctl_conf",
-    hides_cause("configure"),
-    settings=("ptrace_scope",),
-    fix=("remove the line WHERE",),
-)
+@check("ptrace.sysctl_conf", hides_cause("configure"), settings=("ptrace_scope",),
+       fix=("remove the line WHERE",))  # fmt: skip
 def sysctl_conf(observed: Ptrace, policy: Policy) -> Result:
     """No line of /etc/sysctl.conf contradicts the policy.
 
@@ -72,13 +62,8 @@ def sysctl_conf(observed: Ptrace, policy: Policy) -> Result:
     return contradicted(sysctl_conf, KEY, observed.boot, str(policy.ptrace_scope))
 
 
-@check(
-    "ptrace.selinux",
-    hides_cause("deploy"),
-    fixed_by="ptrace.selinux",
-    writes=lambda observed, policy: (),
-    expects="off",
-)
+@check("ptrace.selinux", hides_cause("deploy"), fixed_by="ptrace.selinux",
+       writes=lambda observed, policy: (), expects="off")  # fmt: skip
 def selinux(observed: Ptrace, policy: Policy) -> Result:
     """SELinux's deny_ptrace is off where SELinux enforces: it stops even root's debugger."""
     if observed.deny_ptrace is None:
@@ -89,10 +74,6 @@ def selinux(observed: Ptrace, policy: Policy) -> Result:
 
 
 SUBJECT = Subject(
-    "ptrace",
-    __doc__,
-    checks=(scope, sysctl_conf, selinux),
-    probe=PROBE,
-    files=("/etc/sysctl.d/*nodeready*.conf",),
-    kinds=FactKinds(volatile="where last_name"),
-)
+    "ptrace", __doc__, checks=(scope, sysctl_conf, selinux), probe=PROBE,
+    files=("/etc/sysctl.d/*nodeready*.conf",), kinds=FactKinds(volatile="where last_name"),
+)  # fmt: skip

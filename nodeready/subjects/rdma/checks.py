@@ -142,14 +142,9 @@ _CABLE = "check the cable and the transceiver, and the switch port's own counter
 _CLEAR = "reset the counters with perfquery -R, then look"
 
 
-@check(
-    "rdma.errors",
-    loses_job("monitor", "inspect", "reseat", "replace", source=LINK_ERRORS),
-    settings=("rdma_ports",),
-    fleet=("counters",),
-    fix=(_CABLE, _CLEAR),
-    expects="no new errors",
-)
+@check("rdma.errors", loses_job("monitor", "inspect", "reseat", "replace", source=LINK_ERRORS),
+       settings=("rdma_ports",), fleet=("counters",), expects="no new errors",
+       fix=(_CABLE, _CLEAR))  # fmt: skip
 def errors(observed: Rdma, policy: Policy, fleet: FleetFacts) -> Result:
     """Since the last audit no link went down and no counter of fatal errors grew.
 
@@ -206,12 +201,9 @@ _NONE = "no RDMA device"
 _UNUSED = "no RDMA port is in use: all are switched off"
 
 
-@check(
-    "rdma.expected",
-    loses_job("inspect", "reboot", "reseat", "replace", source=LINK_ERRORS),
-    settings=("rdma_ports",),
-    fix="look for the adapter in lspci and for its driver in dmesg",
-)
+@check("rdma.expected", loses_job("inspect", "reboot", "reseat", "replace", source=LINK_ERRORS),
+       settings=("rdma_ports",),
+       fix="look for the adapter in lspci and for its driver in dmesg")  # fmt: skip
 def expected(observed: Rdma, policy: Policy) -> Result:
     """Every port of the policy's rdma_ports is there.
 
@@ -233,12 +225,8 @@ _LOAD, _OPEN = "load the adapter's driver, see dmesg", "modprobe ib_uverbs"
 _NAME = "give it a GUID: mlxconfig, or the hypervisor (ip link set … vf N node_guid)"
 
 
-@check(
-    "rdma.devices",
-    loses_job("configure", "reload_driver"),
-    fix=(_LOAD, _OPEN, _NAME),
-    expects="an open RDMA device per adapter",
-)
+@check("rdma.devices", loses_job("configure", "reload_driver"),
+       expects="an open RDMA device per adapter", fix=(_LOAD, _OPEN, _NAME))  # fmt: skip
 def devices(observed: Rdma, policy: Policy) -> Result:
     """Every adapter has an RDMA device, and programs can open each device.
 
@@ -397,12 +385,8 @@ def _peer_rates(ports: Ports) -> tuple[dict[str, object], list[str]]:
     return expectation, boardless
 
 
-@check(
-    "rdma.rate",
-    slows_job("reseat", "replace", source=LINK_ERRORS),
-    settings=("rdma_ports",),
-    fix="reseat or replace the cable of WRONG, or retrain the link",
-)
+@check("rdma.rate", slows_job("reseat", "replace", source=LINK_ERRORS), settings=("rdma_ports",),
+       fix="reseat or replace the cable of WRONG, or retrain the link")  # fmt: skip
 def rate(observed: Rdma, policy: Policy) -> Result:
     """Every port has the policy's rate_gbps; without one, the rate of the fastest equal port.
 
@@ -488,13 +472,11 @@ def _slot_problem(observed: Rdma, device: RdmaDevice, link: PcieLink) -> str:
 _FASTER_SLOT = "set the slot's link speed in the BIOS to Auto, or move the card to a faster slot"
 
 
-@check(
-    "rdma.pcie",
-    slows_job("configure", "reseat", "replace", source=LINK_ERRORS),
-    settings=("rdma_ports",),
-    fix=("reseat the card of DEVICE at ADDRESS, then look with lspci -vv (LnkSta)", _FASTER_SLOT),
-    expects="the lanes and the speed of card and slot",
-)
+@check("rdma.pcie", slows_job("configure", "reseat", "replace", source=LINK_ERRORS),
+       settings=("rdma_ports",), expects="the lanes and the speed of card and slot", fix=(
+    "reseat the card of DEVICE at ADDRESS, then look with lspci -vv (LnkSta)",
+    _FASTER_SLOT,
+))  # fmt: skip
 def pcie(observed: Rdma, policy: Policy) -> Result:
     """The PCIe link of each adapter has all lanes and the full speed of card and slot.
 
@@ -560,12 +542,8 @@ def pcie(observed: Rdma, policy: Policy) -> Result:
 _PORT_TYPE = "set the adapter's port type"
 
 
-@check(
-    "rdma.link_layer",
-    loses_job("configure", "reboot"),
-    settings=("rdma_ports",),
-    fix=("FIX, then reboot", _PORT_TYPE),
-)
+@check("rdma.link_layer", loses_job("configure", "reboot"), settings=("rdma_ports",),
+       fix=("FIX, then reboot", _PORT_TYPE))  # fmt: skip
 def link_layer(observed: Rdma, policy: Policy) -> Result:
     """Every port has the policy's link layer: a reset may change an adapter that supports both.
 
@@ -596,12 +574,8 @@ def link_layer(observed: Rdma, policy: Policy) -> Result:
 _FLASH_ALL = "flash all to one version"
 
 
-@check(
-    "rdma.firmware",
-    drifts("install"),
-    settings=("rdma_ports",),
-    fix=(_FLASH_ALL, "flash the adapters of WRONG"),
-)
+@check("rdma.firmware", drifts("install"), settings=("rdma_ports",),
+       fix=(_FLASH_ALL, "flash the adapters of WRONG"))  # fmt: skip
 def firmware(observed: Rdma, policy: Policy) -> Result:
     """The firmware is the policy's; without one, equal on all boards of the same kind.
 
@@ -654,13 +628,8 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
 _LAYERS = ("InfiniBand", "Ethernet")
 
 
-@check(
-    "rdma.gids",
-    loses_job("configure"),
-    settings=("rdma_ports",),
-    fix="give its interface an address, and see cma_roce_mode",
-    expects="a RoCE v2 GID",
-)
+@check("rdma.gids", loses_job("configure"), settings=("rdma_ports",), expects="a RoCE v2 GID",
+       fix="give its interface an address, and see cma_roce_mode")  # fmt: skip
 def gids(observed: Rdma, policy: Policy) -> Result:
     """Every active RoCE port has a RoCE v2 GID: v1 is not routed, and NCCL and MPI use v2.
 
@@ -699,14 +668,9 @@ _ELEMENTS = {
     "devices.ports.gids": "index", "without": "pci_address",
 }  # fmt: skip
 SUBJECT = Subject(
-    "rdma",
-    __doc__,
-    checks=(expected, devices, state, rate, pcie, link_layer, firmware, gids, errors),
-    probe=PROBE,
-    compared=compared,
-    derived=derived,
-    learned=learned,
-    counters=counters,
+    "rdma", __doc__,
+    checks=(expected, devices, state, rate, pcie, link_layer, firmware, gids, errors), probe=PROBE,
+    compared=compared, derived=derived, learned=learned, counters=counters,
     kinds=FactKinds(
         volatile="before",
         counters="devices.ports.counters",
@@ -718,4 +682,4 @@ SUBJECT = Subject(
         unique="node_guid image_guid node_desc lid gids",
         elements=_ELEMENTS,
     ),
-)
+)  # fmt: skip

@@ -154,13 +154,10 @@ def _meaning(check: SiteCheck) -> str:
 
 
 SUBJECT = Subject(
-    "site",
-    __doc__,
-    (),
-    probe=PROBE,
+    "site", __doc__, (), probe=PROBE,
     policy_checks=lambda policy: tuple(map(check_of, policy.site_checks)),
     kinds=FactKinds(
         # A site's command may print anything, also the time: its result is compared.
         volatile="checks",
     ),
-)
+)  # fmt: skip

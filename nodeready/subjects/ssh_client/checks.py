@@ -77,19 +77,14 @@ def expected_lines(policy: Policy, fleet: FleetFacts) -> tuple[str, ...]:
     return policy.ssh_known_hosts if fleet.known_hosts is None else fleet.known_hosts
 
 
-@check(
-    "ssh_client.known_hosts",
-    loses_job("deploy", "configure"),
-    settings=("ssh_client_mode", "ssh_known_hosts"),
-    fleet=("known_hosts",),
-    fixed_by="ssh_client.known_hosts",
-    fix=(
-        _SHORTEN_FIX,
-        _PART_FIX,
-        "let users read PATH",
-        "remove the line SOURCE, or give the host a new key",
-    ),
-)
+@check("ssh_client.known_hosts", loses_job("deploy", "configure"),
+       settings=("ssh_client_mode", "ssh_known_hosts"), fleet=("known_hosts",),
+       fixed_by="ssh_client.known_hosts", fix=(
+    _SHORTEN_FIX,
+    _PART_FIX,
+    "let users read PATH",
+    "remove the line SOURCE, or give the host a new key",
+))  # fmt: skip
 def known_hosts(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     """The node knows the host keys of all nodes, by their names and addresses.
 
@@ -173,14 +168,10 @@ def _block(observed: SshClient, policy: Policy, lines: tuple[str, ...]) -> Resul
     return known_hosts.ok(expected=expected)
 
 
-@check(
-    "ssh_client.host_key",
-    loses_job("inspect", "configure"),
-    settings=_MODE,
-    fleet=("host_key",),
-    fix="find out who answers at the node's address; sshd's keys are those that HostKey in "
-    "sshd_config(5) names",
-)
+@check("ssh_client.host_key", loses_job("inspect", "configure"), settings=_MODE,
+       fleet=("host_key",),
+       fix="find out who answers at the node's address; sshd's keys are those that HostKey in "
+           "sshd_config(5) names")  # fmt: skip
 def host_key(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     """The node's own files have the host key with which its sshd answered this run.
 
@@ -216,13 +207,8 @@ def _unsent(observed: SshClient, block: FleetBlock, expected: str) -> Result:
     )
 
 
-@check(
-    "ssh_client.leftover",
-    drifts("deploy"),
-    settings=_MODE,
-    fixed_by="ssh_client.leftover",
-    expects="no block of ours",
-)
+@check("ssh_client.leftover", drifts("deploy"), settings=_MODE, fixed_by="ssh_client.leftover",
+       expects="no block of ours")  # fmt: skip
 def leftover(observed: SshClient, policy: Policy) -> Result:
     """Without the mode known_hosts, ssh_known_hosts has no block of nodeready.
 
@@ -295,23 +281,18 @@ def _current(observed: SshClient, policy: Policy) -> bool:
     return our.dropin is None or our.dropin == lines
 
 
-@check(
-    "ssh_client.options",
-    loses_job("deploy", "configure"),
-    settings=("ssh_client_mode", "ssh_client_hosts", "ssh_known_hosts", "job_user"),
-    fleet=("known_hosts",),
-    fixed_by="ssh_client.options",
-    fix=(
-        _PATTERN_FIX,
-        _MODE_FIX,
-        "correct that line",
-        "chown root PATH; chmod 644 PATH",
-        "chmod a+r PATH",
-        "remove SOURCE",
-        "remove the line SOURCE",
-        "look at root's own ssh config",
-    ),
-)
+@check("ssh_client.options", loses_job("deploy", "configure"),
+       settings=("ssh_client_mode", "ssh_client_hosts", "ssh_known_hosts", "job_user"),
+       fleet=("known_hosts",), fixed_by="ssh_client.options", fix=(
+    _PATTERN_FIX,
+    _MODE_FIX,
+    "correct that line",
+    "chown root PATH; chmod 644 PATH",
+    "chmod a+r PATH",
+    "remove SOURCE",
+    "remove the line SOURCE",
+    "look at root's own ssh config",
+))  # fmt: skip
 def options(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     """ssh itself has the options of the mode for the policy's host patterns.
 
@@ -503,21 +484,15 @@ def _source(observed: SshClient, answer: EffectiveOptions, setting_text: str) ->
     return ""
 
 
-@check(
-    "ssh_client.installed",
-    loses_job("deploy", "configure", "install"),
-    settings=("ssh_client_hosts",),
-    fixed_by="ssh_client.installed",
-    fix=(
-        _INSTALL_FIX,
-        "chmod a+rx PATH",
-        "remove PATH, or put a program there that runs",
-        "correct that line",
-        "chown root PATH; chmod 644 PATH",
-        "chmod a+r PATH",
-    ),
-    expects="installed",
-)
+@check("ssh_client.installed", loses_job("deploy", "configure", "install"),
+       settings=("ssh_client_hosts",), fixed_by="ssh_client.installed", expects="installed", fix=(
+    _INSTALL_FIX,
+    "chmod a+rx PATH",
+    "remove PATH, or put a program there that runs",
+    "correct that line",
+    "chown root PATH; chmod 644 PATH",
+    "chmod a+r PATH",
+))  # fmt: skip
 def installed(observed: SshClient, policy: Policy) -> Result:
     """The ssh client is there, and every user can start it: pdsh, mpirun and DeepSpeed's launcher
     start their ranks by it.
@@ -564,11 +539,8 @@ _ELEMENTS = {
     "access.links": "", "access.unloaded": "",
 }  # fmt: skip
 SUBJECT = Subject(
-    "ssh_client",
-    __doc__,
-    checks=(installed, known_hosts, host_key, options, leftover),
-    probe=facts.PROBE,
-    files=("/etc/ssh/ssh_config.d/*nodeready*.conf",),
+    "ssh_client", __doc__, checks=(installed, known_hosts, host_key, options, leftover),
+    probe=facts.PROBE, files=("/etc/ssh/ssh_config.d/*nodeready*.conf",),
     kinds=FactKinds(
         # A program's size changes with its version.
         volatile="number size_bytes known_hosts.content known_hosts.size known_hosts.digest",
@@ -577,4 +549,4 @@ SUBJECT = Subject(
         unique="identity",
         elements=_ELEMENTS,
     ),
-)
+)  # fmt: skip
