@@ -181,7 +181,7 @@ def retention(observed: CoreDumps, policy: Policy) -> Result:
 
 @check("core_dumps.rewriters", hides_cause("deploy", "configure"), fixed_by="core_dumps.rewriters",
        writes=lambda observed, policy: (), expects="none",
-       fix=("remove UNIT, then systemctl mask NAME",))  # fmt: skip
+       fix="remove UNIT, then systemctl mask NAME")  # fmt: skip
 def rewriters(observed: CoreDumps, policy: Policy) -> Result:
     """No service overwrites core_pattern at its start (apport, abrt), which is after sysctl.d.
 

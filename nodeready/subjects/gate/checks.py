@@ -40,7 +40,7 @@ def required_programs(observed: Gate) -> dict[str, str]:
 
 @check("gate.leftover", drifts("deploy", "configure"), settings=("gate",),
        fixed_by="gate.leftover", expects="none of its files",
-       fix=("take the lines out of slurm.conf, scontrol reconfigure, rm ' '",))  # fmt: skip
+       fix="take the lines out of slurm.conf, scontrol reconfigure, rm ' '")  # fmt: skip
 def leftover(observed: Gate, policy: Policy) -> Result:
     """Nothing of the node's own check is left on a node whose policy does not want it.
 
@@ -179,7 +179,7 @@ def slurm_scripts(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
 @check("gate.slurm_conf", drifts("configure"),
        settings=("gate", "gate_interval_s", "gate_budget_s"),
        expects="our prolog and health check",
-       fix=("in PATH: ' '; then scontrol reconfigure",))  # fmt: skip
+       fix="in PATH: ' '; then scontrol reconfigure")  # fmt: skip
 def slurm_conf(observed: Gate, policy: Policy) -> Result:
     """slurm.conf names our prolog and health check, and leaves them the time that they need.
 

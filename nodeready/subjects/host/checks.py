@@ -53,7 +53,7 @@ def mounts(observed: Host, policy: Policy) -> Result:
 
 
 @check("host.dead_mounts", loses_job("inspect", "reboot"), expects="every mount answers",
-       fix=("see dmesg for errors of DEVICE",))  # fmt: skip
+       fix="see dmesg for errors of DEVICE")  # fmt: skip
 def dead_mounts(observed: Host, policy: Policy) -> Result:
     """Every mount answers: a mount whose server is gone hangs each process that uses it.
 
@@ -87,7 +87,7 @@ def _mount_text(mount: Mount) -> str:
 @check("host.read_only",
        loses_job("inspect", "reboot", "replace", source="ext4(5), errors=remount-ro; smartctl(8)"),
        expects="none",
-       fix=("see dmesg for errors of NEXT; check or replace the disk",))  # fmt: skip
+       fix="see dmesg for errors of NEXT; check or replace the disk")  # fmt: skip
 def read_only(observed: Host, policy: Policy) -> Result:
     """No local file system has become read-only: the kernel does that after an error of the disk.
 

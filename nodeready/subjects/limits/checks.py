@@ -301,7 +301,7 @@ def unit_value(limit: int, item: str) -> str:
     loses_job("deploy", "configure"),
     settings=("limit_core", "limit_memlock", "limit_nofile", "limit_services"),
     fixed_by="limits.services",
-    fix=("rename HIGH: no drop-in can be read after it",),
+    fix="rename HIGH: no drop-in can be read after it",
     writes=lambda observed, policy: tuple(
         f"/etc/systemd/system/{name}.service.d/*nodeready.conf" for name in observed.units
     ),
@@ -368,7 +368,7 @@ def restarts(observed: Limits, policy: Policy) -> list[str]:
     loses_job("deploy", "restart_service"),
     settings=("limit_core", "limit_memlock", "limit_nofile", "limit_services", "restart_services"),
     fixed_by="limits.restart",
-    fix=("systemctl restart NAMES, when idle",),
+    fix="systemctl restart NAMES, when idle",
     writes=lambda observed, policy: (),
 )
 def running(observed: Limits, policy: Policy) -> Result:

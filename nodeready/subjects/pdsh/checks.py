@@ -198,7 +198,7 @@ def _closed(observed: Pdsh) -> Result | None:
 
 
 @check("pdsh.conflicts", loses_job("configure"), settings=("packages",), expects="none",
-       fix=("remove the line LINES",))  # fmt: skip
+       fix="remove the line LINES")  # fmt: skip
 def conflicts(observed: Pdsh, policy: Policy) -> Result:
     """No other start-up file of a shell sets another remote command.
 

@@ -166,42 +166,33 @@ def _tool_check(
 
 
 attach = _tool_check(
-    "attach",
-    "a stack by py-spy dump",
-    ("py-spy", "attach", "blocking"),
+    "attach", "a stack by py-spy dump", ("py-spy", "attach", "blocking"),
     """py-spy shows the stack of a process of the job's user, to that user, without sudo.
 
     The process is a sibling of py-spy, as a rank is a sibling of a person's debugger: at Yama's
     scope 1 a parent may attach, which proves nothing. The process must run on afterwards. py-spy
     is tried in the user's session and, where the user's key opens one, in a session of ssh.
     """,
-)
+)  # fmt: skip
 attach_nonblocking = _tool_check(
-    "attach_nonblocking",
-    "a stack by py-spy dump --nonblocking",
+    "attach_nonblocking", "a stack by py-spy dump --nonblocking",
     ("py-spy", "attach", "nonblocking"),
     "py-spy shows a stack without pausing its target, the only way into one in state D.",
     each_session=False,
-)
+)  # fmt: skip
 attach_native = _tool_check(
-    "attach_native",
-    "a stack by py-spy dump --native",
-    ("py-spy", "attach", "native"),
+    "attach_native", "a stack by py-spy dump --native", ("py-spy", "attach", "native"),
     "py-spy shows the frames of C libraries too: a collective hangs in NCCL, not in Python.",
     each_session=False,
-)
+)  # fmt: skip
 gdb = _tool_check(
-    "gdb",
-    "a backtrace by gdb -p",
-    ("gdb", "tracers", "gdb"),
+    "gdb", "a backtrace by gdb -p", ("gdb", "tracers", "gdb"),
     "gdb attaches to a process of the same user, shows its backtrace, and leaves it running.",
-)
+)  # fmt: skip
 strace = _tool_check(
-    "strace",
-    "system calls by strace -p",
-    ("strace", "tracers", "strace"),
+    "strace", "system calls by strace -p", ("strace", "tracers", "strace"),
     "strace shows the system calls of a process of the same user, and leaves it running.",
-)
+)  # fmt: skip
 
 
 _core_check = partial(check, proof="core", settings=CORE_SETTINGS)
@@ -344,7 +335,7 @@ def _judge_crash(observed: Proved, policy: Policy) -> Result:
 
 
 @_core_check("proof.backtrace", hides_cause("inspect"), expects="a backtrace",
-             fix=("run GDB by hand on a core",))  # fmt: skip
+             fix="run GDB by hand on a core")  # fmt: skip
 def backtrace(observed: Proved, policy: Policy) -> Result:
     """The debugger gdb reads a backtrace from the core that a crash left."""
     crash = observation(backtrace, observed, "core", ProvedCore)

@@ -50,7 +50,7 @@ def scope(observed: Ptrace, policy: Policy) -> Result:
 
 
 @check("ptrace.sysctl_conf", hides_cause("configure"), settings=("ptrace_scope",),
-       fix=("remove the line WHERE",))  # fmt: skip
+       fix="remove the line WHERE")  # fmt: skip
 def sysctl_conf(observed: Ptrace, policy: Policy) -> Result:
     """No line of /etc/sysctl.conf contradicts the policy.
 
