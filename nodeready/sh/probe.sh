@@ -203,13 +203,13 @@ nr_there() {
     done
 }
 
-# nr_status NAME [PID]: set nr_field to the first word of this line of /proc/PID/status, and nr_more to
-# the further ones; to nothing without the line.
+# nr_status NAME [/proc/PID]: set nr_field to the first word of this line of the file status, and nr_more
+# to the further ones; to nothing without the line.
 nr_status() {
     nr_field='' nr_more=''
     while read -r nr_key nr_field nr_more; do
         if [ "$nr_key" = "$1:" ]; then break; fi
-    done 2>/dev/null <"/proc/${2:-self}/status"
+    done 2>/dev/null <"${2:-/proc/self}/status"
 }
 
 # nr_find_setpriv: set nr_me to the number of this user, and nr_setpriv to the first setpriv of PATH; to
@@ -229,6 +229,6 @@ nr_find_setpriv() {
 # nr_is_roots /proc/PID: whether root started the process: its real user is root. Any user can start a
 # setuid program, under any name.
 nr_is_roots() {
-    nr_status Uid "${1#/proc/}"
+    nr_status Uid "$1"
     [ "$nr_field" = 0 ]
 }

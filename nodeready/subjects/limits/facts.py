@@ -34,7 +34,7 @@ _PROC_NAMES = {
 _CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
 # Whether $nr_pid is an ordinary user's process (UID_MIN is 1000). Such a process may have the name
 # of a service and lower limits.
-_IS_USERS_PROCESS = 'nr_status Uid "$nr_pid"; [ "${nr_field:-0}" -ge 1000 ]'
+_IS_USERS_PROCESS = 'nr_status Uid "/proc/$nr_pid"; [ "${nr_field:-0}" -ge 1000 ]'
 
 
 def _service_script(service: str) -> str:
