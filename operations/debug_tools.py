@@ -23,11 +23,13 @@ from nodeready.subjects.debug_tools.facts import (
     MANAGERS,
     PY_SPY,
     PY_SPY_NOTE,
+    RUN,
     DebugTools,
     UnusablePackage,
+    content,
+    digest,
     unusable,
 )
-from nodeready.subjects.debug_tools.rank_program import RUN, content, digest
 from nodeready.subjects.snapshot import Snapshot
 
 #: Seconds for a whole installation, the wait for the package manager's lock included.

@@ -11,9 +11,17 @@ from nodeready.core.templates import render
 from nodeready.runs.deploy.actions import Action, PlanError, RunCommand, WriteFile
 from nodeready.runs.deploy.own_files import name_after, own_file
 from nodeready.runs.deploy.step import step
-from nodeready.subjects.iommu.arguments import PASSTHROUGH, REPEATABLE, contradicting, option
 from nodeready.subjects.iommu.checks import own_line, required_arguments, tool
-from nodeready.subjects.iommu.facts import DEFAULT_GRUB, GRUB_D, OWN_VARIABLE, Iommu
+from nodeready.subjects.iommu.facts import (
+    DEFAULT_GRUB,
+    GRUB_D,
+    OWN_VARIABLE,
+    PASSTHROUGH,
+    REPEATABLE,
+    Iommu,
+    contradicting,
+    option,
+)
 from nodeready.subjects.snapshot import Snapshot
 
 _DROPIN = "zz-nodeready.cfg"

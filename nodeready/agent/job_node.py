@@ -23,7 +23,7 @@ from nodeready.agent.stacks import processes, ranks
 from nodeready.agent.witnesses import environment
 from nodeready.core import wire
 from nodeready.core.text import sanitise
-from nodeready.subjects.job_environment import EnvironmentFacts, RankVariables
+from nodeready.subjects.environment_table import EnvironmentFacts, RankVariables
 
 #: Maximum ranks that still run, and cores, of a node.
 _MAX_RANKS, _MAX_CORES = 64, 8

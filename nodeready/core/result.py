@@ -101,74 +101,11 @@ def result_text(result: Result) -> str:
 
 # Thousands of healthy nodes have the same results: equal results are one object.
 @lru_cache(maxsize=4096)
-def ok(check: str, expected: str = "", actual: str = "", source: str = "") -> Result:
-    """The value is as the policy wants it; ``actual`` defaults to ``expected``."""
-    return Result(check, "ok", expected, actual or expected, source)
-
-
-@lru_cache(maxsize=4096)
-def na(check: str, reason: str) -> Result:
-    """The check does not apply to this node, for ``reason``."""
-    return Result(check, "na", actual=reason)
-
-
-def unknown(check: str, reason: str) -> Result:
-    """The value could not be observed, for ``reason``."""
-    return Result(check, "unknown", actual=reason)
-
-
-def fixable(
-    check: str,
-    expected: str,
-    actual: str,
-    source: str = "",
-    fix: str = "",
-    *,
-    status: str = "fail",
+def shared(
+    check: str, status: str, expected: str = "", actual: str = "", source: str = ""
 ) -> Result:
-    """A failure that ``nodeready deploy`` repairs; with ``status`` ``warn``, it stops no job."""
-    return Result(check, status, expected, actual, source, fix or _deploy(check), NODEREADY)
-
-
-def _deploy(check: str) -> str:
-    return f"nodeready deploy INVENTORY --only {check.partition('.')[0]}"
-
-
-def fail(
-    check: str,
-    expected: str,
-    actual: str,
-    source: str = "",
-    fix: str = "",
-    *,
-    actions: tuple[str, ...] = (),
-) -> Result:
-    """A failure that only a person can repair, by ``fix``.
-
-    actions: where the ladder of the check begins with one that is too mild for this failure
-    """
-    return Result(check, "fail", expected, actual, source, fix, ADMIN, actions=actions)
-
-
-def held(check: str, expected: str, actual: str, source: str, remedy: str) -> Result:
-    """A failure that a deploy repairs after a person has applied ``remedy``."""
-    return fail(check, expected, actual, source, f"{remedy}, then {_deploy(check)}")
-
-
-def warn(
-    check: str,
-    expected: str,
-    actual: str,
-    source: str = "",
-    fix: str = "",
-    *,
-    actions: tuple[str, ...] = (),
-) -> Result:
-    """A finding that a person should know or repair, by ``fix``; it stops no job.
-
-    actions: as of `fail`
-    """
-    return Result(check, "warn", expected, actual, source, fix, ADMIN, actions=actions)
+    """The result with these values: one object for equal results."""
+    return Result(check, status, expected, actual, source)
 
 
 def worst(results: Iterable[Result]) -> str:
@@ -191,14 +128,17 @@ def join_first(texts: Iterable[str], joint: str = "; ", maximum: int = 4) -> str
     return joint.join(listed[:maximum]) + remaining
 
 
+def join_names(names: Iterable[str]) -> str:
+    """``a, b, c, d and 3 more``."""
+    return join_first(names, ", ")
+
+
 def by_value(values: Mapping[str, object], unit: str = "") -> str:
     """``200 Gb/s on mlx5_3/1; 400 Gb/s on mlx5_0/1, mlx5_1/1``: names with one value together."""
     names: dict[object, list[str]] = {}
     for name, value in values.items():
         names.setdefault(value, []).append(name)
-    return join_first(
-        f"{value}{unit} on {join_first(group, ', ')}" for value, group in names.items()
-    )
+    return join_first(f"{value}{unit} on {join_names(group)}" for value, group in names.items())
 
 
 #: The result that stands for a subject that could not be observed is ``SUBJECT.observed``.
@@ -286,14 +226,17 @@ class Check(Page):
         return self.remedies[0].action if len(self.remedies) == 1 else ""
 
     def ok(self, actual: str = "", source: str = "", *, expected: str | None = None) -> Result:
-        """`ok` of this check; without ``expected``, its own expectation."""
-        return ok(self.id, self.expects if expected is None else expected, actual, source)
+        """The value is as the policy wants it; ``actual`` defaults to the expectation."""
+        expected = self.expects if expected is None else expected
+        return shared(self.id, "ok", expected, actual or expected, source)
 
     def na(self, reason: str) -> Result:
-        return na(self.id, reason)
+        """The check does not apply to this node, for ``reason``."""
+        return shared(self.id, "na", "", reason)
 
     def unknown(self, reason: str) -> Result:
-        return unknown(self.id, reason)
+        """The value could not be observed, for ``reason``."""
+        return Result(self.id, "unknown", actual=reason)
 
     def fail(
         self,
@@ -305,12 +248,36 @@ class Check(Page):
         actions: tuple[str, ...] = (),
         status: str = "fail",
     ) -> Result:
-        """`fail` of this check; without ``expected`` and ``fix``, its own."""
-        expectation = self.expects if expected is None else expected
+        """A failure that only a person can repair.
+
+        expected, fix: None: those that the check declares
+        actions:       where the ladder of the check begins with one that is too mild for this
+        status:        ``warn``: a person should know it; it stops no job
+        """
+        expected = self.expects if expected is None else expected
         fix = self.fix if fix is None else fix
-        return Result(self.id, status, expectation, actual, source, fix, ADMIN, actions=actions)
+        return Result(self.id, status, expected, actual, source, fix, ADMIN, actions=actions)
 
     warn = partialmethod(fail, status="warn")
+
+    def fixable(
+        self,
+        actual: str,
+        source: str = "",
+        fix: str = "",
+        *,
+        expected: str | None = None,
+        status: str = "fail",
+    ) -> Result:
+        """A failure that ``nodeready deploy`` repairs; ``status`` is as of `fail`."""
+        expected = self.expects if expected is None else expected
+        fix = fix or f"nodeready deploy INVENTORY --only {self.subject}"
+        return Result(self.id, status, expected, actual, source, fix, NODEREADY)
+
+    def held(self, actual: str, source: str, remedy: str, *, expected: str) -> Result:
+        """A failure that a deploy repairs after a person has applied ``remedy``."""
+        fix = f"{remedy}, then nodeready deploy INVENTORY --only {self.subject}"
+        return self.fail(actual, source, fix, expected=expected)
 
     def __call__(self, observed: Any, policy: Policy, fleet: FleetFacts = ALONE) -> Result:
         arguments = (observed, policy, fleet) if self.fleet else (observed, policy)
@@ -329,6 +296,7 @@ def check(
     writes: Writes | None = None,
     opt_in: bool = False,
     expects: str = "",
+    meaning: str = "",
 ) -> Callable[[Judge], Check]:
     """Make a Check of a function whose docstring is the check's page.
 
@@ -337,14 +305,15 @@ def check(
     cost:    what a failure costs and what repairs it: ``loses_job("reset_gpu", "reboot", …)``
     fix:     what a person does; with `deploy`, what a deploy of another subject does
     expects: the expectation of its results, where it is always the same
+    meaning: the page, where the function has no docstring
     """
     fixes = (fix,) if isinstance(fix, str) else fix
     remedies = tuple(Remedy(PERSON, text) if isinstance(text, str) else text for text in fixes)
 
     def wrap(judge: Judge) -> Check:
-        meaning = inspect.cleandoc(judge.__doc__ or "")
+        text = inspect.cleandoc(meaning or judge.__doc__ or "")
         further = (fleet, proof, writes, opt_in, expects)
-        return Check(id, cost, meaning, settings, fixed_by, remedies, judge, *further)
+        return Check(id, cost, text, settings, fixed_by, remedies, judge, *further)
 
     return wrap
 

@@ -33,7 +33,7 @@ from nodeready.core.base import (
 )
 from nodeready.core.own_files import beatable
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, ok, warn
+from nodeready.core.result import Check, Result
 
 #: Highest priority first (sysctl.d(5); procps adds /usr/local/lib).
 DIRECTORIES = (
@@ -58,9 +58,7 @@ _MAX_KEY = 4096
 def _script(policy: Policy) -> str:
     globs = " ".join(f"{directory}/*.conf" for directory in DIRECTORIES)
     return rf"""
-    for nr_file in {globs} {SYSCTL_CONF}; do
-        if [ -e "$nr_file" ] || [ -L "$nr_file" ]; then printf 'file=%s\n' "$nr_file"; fi
-    done
+    nr_there file {globs} {SYSCTL_CONF}
     for nr_file in /lib/systemd/systemd-sysctl /usr/lib/systemd/systemd-sysctl; do
         if [ -x "$nr_file" ]; then printf 'reader=systemd\n'; fi
     done
@@ -145,6 +143,15 @@ class BootSetting:
     def beatable(self) -> bool:
         """Whether nodeready's file in /etc/sysctl.d can override the winner."""
         return not self.remedy
+
+    @property
+    def source(self) -> str:
+        """The line that sets it; "": nothing does."""
+        return self.winner.source if self.winner else ""
+
+    def text(self, live: object) -> str:
+        """The live value and that of the next boot: ``1, next boot unset``."""
+        return f"{live}, next boot {self.winner.shown if self.winner else 'unset'}"
 
 
 class SysctlOption(NamedTuple):
@@ -369,10 +376,10 @@ def sets(text: str, expected: str) -> bool:
     return text == expected or (expected.isdigit() and kernel_number(text) == int(expected))
 
 
-def contradicted(check: str, key: str, boot: BootSetting, expected_value: str) -> Result:
+def contradicted(check: Check, key: str, boot: BootSetting, expected_value: str) -> Result:
     """Judge whether /etc/sysctl.conf gives ``key`` another value than ``expected_value``."""
     conflict, expected = boot.conflict, "no conflicting line"
     if conflict is None or sets(conflict.value, expected_value):
-        return ok(check, expected)
+        return check.ok(expected=expected)
     actual = f"{key} = {conflict.shown} wins under sysctl --system"
-    return warn(check, expected, actual, conflict.source, _remove(conflict.source))
+    return check.warn(actual, conflict.source, _remove(conflict.source), expected=expected)

@@ -1,12 +1,14 @@
 """Sanitising text from a node, which is data and never markup, before it is shown.
 
-Also the small texts that all reports share: a moment, a duration, a count, a cut node set.
+Also the small texts that all reports share: a moment, a duration, a count, a range, a cut node
+set.
 """
 
 from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterable
 
 # C0 and C1 controls and DEL, lone surrogates (bytes that are no UTF-8), and the characters that
 # reorder or hide what stands beside them, or are not seen at all (bidirectional marks, zero-width,
@@ -95,3 +97,27 @@ def cut(text: str, limit: int, count: int) -> str:
     ending = f"... ({count} nodes)"
     beginning = text[: limit - len(ending)]
     return beginning[: beginning.rfind(",") + 1 or None] + ending
+
+
+def range_text(first: int, last: int) -> str:
+    """A range of ports as text.
+
+    >>> range_text(22, 22), range_text(29500, 29510)
+    ('22', '29500-29510')
+    """
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def join_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The ranges in their order, overlapping and touching ones as one.
+
+    >>> join_ranges([(5, 6), (1, 2), (3, 4), (9, 9)])
+    [(1, 6), (9, 9)]
+    """
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], last))
+        else:
+            joined.append((first, last))
+    return joined

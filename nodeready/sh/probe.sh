@@ -194,12 +194,41 @@ nr_have() {
     done
 }
 
+# nr_there NAME FILE...: "NAME=FILE" for each file or link that is there.
+nr_there() {
+    nr_label=$1
+    shift
+    for nr_place in "$@"; do
+        if [ -e "$nr_place" ] || [ -L "$nr_place" ]; then printf '%s=%s\n' "$nr_label" "$nr_place"; fi
+    done
+}
+
+# nr_status NAME [/proc/PID]: set nr_field to the first word of this line of the file status, and nr_more
+# to the further ones; to nothing without the line.
+nr_status() {
+    nr_field='' nr_more=''
+    while read -r nr_key nr_field nr_more; do
+        if [ "$nr_key" = "$1:" ]; then break; fi
+    done 2>/dev/null <"${2:-/proc/self}/status"
+}
+
+# nr_find_setpriv: set nr_me to the number of this user, and nr_setpriv to the first setpriv of PATH; to
+# nothing without one, and for busybox's, which changes no user.
+nr_find_setpriv() {
+    nr_status Uid
+    nr_me=${nr_more%%[!0-9]*}
+    nr_setpriv=
+    IFS=:
+    for nr_dir in $PATH; do
+        if [ -x "$nr_dir/setpriv" ]; then nr_setpriv=$nr_dir/setpriv; break; fi
+    done
+    unset IFS
+    if [ "$nr_setpriv" -ef /bin/busybox ]; then nr_setpriv=; fi
+}
+
 # nr_is_roots /proc/PID: whether root started the process: its real user is root. Any user can start a
 # setuid program, under any name.
 nr_is_roots() {
-    nr_real=
-    while read -r nr_key nr_real nr_rest; do
-        if [ "$nr_key" = Uid: ]; then break; fi
-    done 2>/dev/null <"$1/status"
-    [ "$nr_key:$nr_real" = Uid::0 ]
+    nr_status Uid "$1"
+    [ "$nr_field" = 0 ]
 }

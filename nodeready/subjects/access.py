@@ -23,32 +23,19 @@ FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin"
 
 #: Files that ssh and the shells of every user read; shell patterns, with stars only.
 OPEN_FILES = (
-    "/etc/ssh/ssh_known_hosts",
-    "/etc/ssh/ssh_config",
-    "/usr/etc/ssh/ssh_config",
-    "/etc/ssh/ssh_config.d/*.conf",
-    "/usr/etc/ssh/ssh_config.d/*.conf",
-    "/etc/profile.d/*nodeready*",
-    "/etc/pdsh/rcmd_default",
-    "/etc/environment",
+    "/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_config", "/usr/etc/ssh/ssh_config",
+    "/etc/ssh/ssh_config.d/*.conf", "/usr/etc/ssh/ssh_config.d/*.conf",
+    "/etc/profile.d/*nodeready*", "/etc/pdsh/rcmd_default", "/etc/environment",
     *(f"{parent}/pdsh/sshcmd.so" for parent in ("/usr/lib", "/usr/lib64", "/usr/lib/*")),
-)
+)  # fmt: skip
 #: The directories of the files that a deploy writes, beside the policy's directory of cores;
 #: shell patterns. They are read here once, so that no later section starts a process for them.
 WRITTEN_FOLDERS = (
-    "/etc/sysctl.d",
-    "/etc/tmpfiles.d",
-    "/etc/systemd/coredump.conf.d",
-    "/etc/security/limits.d",
-    "/etc/systemd/system/*.service.d",
-    "/etc/ssh/ssh_config.d",
-    "/etc/profile.d",
-    "/etc/default/grub.d",
-    "/etc/systemd/system",
-    "/etc/cron.d",
-    "/etc/nodeready",
-    "/usr/local/lib/nodeready",
-)
+    "/etc/sysctl.d", "/etc/tmpfiles.d", "/etc/systemd/coredump.conf.d",
+    "/etc/security/limits.d", "/etc/systemd/system/*.service.d", "/etc/ssh/ssh_config.d",
+    "/etc/profile.d", "/etc/default/grub.d", "/etc/systemd/system", "/etc/cron.d",
+    "/etc/nodeready", "/usr/local/lib/nodeready",
+)  # fmt: skip
 #: Program -> the programs that it cannot do without: Debian's pdsh is a script around pdsh.bin.
 COMPANIONS = {"pdsh": ("pdsh.bin",)}
 #: Maximum programs whose libraries are checked: each costs a process.
@@ -56,11 +43,9 @@ MAX_LOADED = 8
 #: glibc's loader, by machine: it lists a program's libraries without starting the program
 #: (ld.so(8), --list).
 _LOADERS = (
-    "/lib64/ld-linux-x86-64.so.2",
-    "/lib/ld-linux-aarch64.so.1",
-    "/lib64/ld64.so.2",
+    "/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1", "/lib64/ld64.so.2",
     "/lib/ld-linux-riscv64-lp64d.so.1",
-)
+)  # fmt: skip
 #: The dynamic loader's message about a missing library; the library's name follows.
 UNLOADED = "error while loading shared libraries: "
 

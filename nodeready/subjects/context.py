@@ -17,9 +17,8 @@ from nodeready.core.outcome import Gap, Outcome
 from nodeready.core.policy import Policy
 from nodeready.core.result import Result
 from nodeready.subjects.access import Access
-from nodeready.subjects.judging import judge
 from nodeready.subjects.nics.facts import Nics
-from nodeready.subjects.snapshot import Snapshot
+from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.subjects.ssh_client import known_hosts
 from nodeready.subjects.ssh_client.facts import SshClient
 
@@ -209,7 +208,6 @@ def _known_hosts(
     endpoints: Mapping[str, known_hosts.Endpoint],
     fetch: Callable[[str], str],
 ) -> Callable[[str], tuple[str, ...]]:
-    """A function that maps a node to its expected lines."""
     fleet = known_hosts.FleetHostKeys(snapshots, extra, endpoints)
     missing = known_hosts.unsent(snapshots, fleet.lines()) if fleet.unseen else {}
     blocks: dict[str, tuple[str, ...]] = {}

@@ -1,6 +1,6 @@
 """Judges a job's environment against the facts of its nodes: what keeps its ranks apart.
 
-Pure: the ranks' variables and the nodes' facts (`nodeready.subjects.job_environment`) go in,
+Pure: the ranks' variables and the nodes' facts (`nodeready.subjects.environment_table`) go in,
 before the job starts, while it hangs, or when it is gone:
 
 >>> ranks = [RankEnvironment(node, {"NCCL_SOCKET_IFNAME": "lo"}) for node in ("gpu1", "gpu2")]
@@ -24,12 +24,15 @@ from nodeready.core.text import counted, sanitise
 from nodeready.subjects.environment_table import (
     ANY,
     BAD_VALUES,
+    JOB,
     RULES,
     BadValue,
+    EnvironmentFacts,
     JobRule,
+    NodeInterface,
+    Rendezvous,
     VersionRange,
 )
-from nodeready.subjects.job_environment import JOB, EnvironmentFacts, NodeInterface, Rendezvous
 
 _RULE = {rule.name: rule for rule in RULES}
 _UNKNOWN_FACTS = EnvironmentFacts("not known")
@@ -105,8 +108,6 @@ def judge(
 
 
 class _RankRow(NamedTuple):
-    """Ranks of one node with the same environment."""
-
     node: str
     variables: Mapping[str, str]
     ranks: tuple[RankEnvironment, ...]
@@ -116,8 +117,6 @@ class _RankRow(NamedTuple):
 
 @dataclass
 class _Job:
-    """The environments of a job, and the findings, with their ranks and nodes."""
-
     ranks: Sequence[RankEnvironment]
     facts: Mapping[str, EnvironmentFacts]
     nccl: str | None
@@ -219,18 +218,12 @@ def _matches(name: str, port: int, text: str) -> bool:
     return is_listed != excludes
 
 
-def _nccl_interfaces(text: str, interfaces: Sequence[NodeInterface]) -> list[NodeInterface]:
-    return [interface for interface in interfaces if _matches(interface.name, -1, text)]
-
-
 def _named_interfaces(text: str, interfaces: Sequence[NodeInterface]) -> list[NodeInterface]:
-    """By exact names, as Gloo and TensorPipe take them."""
     names = [word.strip() for word in text.split(",")]
     return [interface for interface in interfaces if interface.name in names]
 
 
 def _mpi_interfaces(text: str, interfaces: Sequence[NodeInterface]) -> list[NodeInterface]:
-    """By exact names or by networks, as Open MPI takes them."""
     words = [word.strip() for word in text.split(",")]
     networks = [network for word in words if (network := _network(word)) is not None]
     return [
@@ -244,12 +237,13 @@ def _mpi_interfaces(text: str, interfaces: Sequence[NodeInterface]) -> list[Node
 
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _CHOICES: dict[str, Callable[[str, Sequence[NodeInterface]], list[NodeInterface]]] = {
-    "NCCL_SOCKET_IFNAME": _nccl_interfaces,
+    "NCCL_SOCKET_IFNAME": lambda text, interfaces: [
+        interface for interface in interfaces if _matches(interface.name, -1, text)
+    ],
     "GLOO_SOCKET_IFNAME": _named_interfaces,
-    "TP_SOCKET_IFNAME": _named_interfaces,
-    "OMPI_MCA_btl_tcp_if_include": _mpi_interfaces,
+    "TP_SOCKET_IFNAME": _named_interfaces, "OMPI_MCA_btl_tcp_if_include": _mpi_interfaces,
     "OMPI_MCA_oob_tcp_if_include": _mpi_interfaces,
-}
+}  # fmt: skip
 _LO = NodeInterface("lo", "", ("127.0.0.1/8",))
 
 
@@ -268,11 +262,6 @@ def _networks(interface: NodeInterface) -> frozenset[_Network]:
 _DOWN = ("down", "lowerlayerdown")
 
 
-def _works(interface: NodeInterface) -> bool:
-    """Whether an interface has a link and an address, as far as is known."""
-    return interface.state not in _DOWN and interface.addresses != ()
-
-
 def _judge_interfaces(job: _Job) -> None:
     if not job.spans_nodes:
         # Ranks of one node may use loopback.
@@ -287,7 +276,7 @@ def _judge_interfaces(job: _Job) -> None:
             interfaces = row.facts.interfaces if row.facts else ()
             named = choose(value, interfaces or (_LO,))
             # NCCL and Open MPI pass over interfaces that do not work; Gloo takes each.
-            works = [interface for interface in named if _works(interface)]
+            works = [i for i in named if i.state not in _DOWN and i.addresses != ()]
             first = next(iter(named if choose is _named_interfaces else works or named), None)
             if first is None:
                 if interfaces:
@@ -394,7 +383,6 @@ def _judge_ucx(job: _Job) -> None:
 
 
 def _rendezvous(row: _RankRow) -> Rendezvous | None:
-    """What the node knows of the MASTER_ADDR and MASTER_PORT of these ranks."""
     key = row.variables.get("MASTER_ADDR", ""), row.variables.get("MASTER_PORT", "")
     listed = row.facts.rendezvous if row.facts else ()
     return next((entry for entry in listed if (entry.address, entry.port) == key), None)
@@ -410,7 +398,6 @@ def _own_addresses(facts: EnvironmentFacts | None) -> set[str]:
 
 
 def _master_nodes(job: _Job) -> set[str]:
-    """The nodes that have an address to which MASTER_ADDR leads."""
     entries = filter(None, map(_rendezvous, job.rows))
     addresses = {text for entry in entries for text in entry.resolved if not _is_loopback(text)}
     return {node for node in job.nodes if _own_addresses(job.facts.get(node)) & addresses}
@@ -488,7 +475,6 @@ def _judge_gpus(job: _Job) -> None:
 
 
 def _judge_node_gpus(job: _Job, variable: str, rows: Sequence[_RankRow]) -> None:
-    """Judge the GPUs of the ranks of one node."""
     users: dict[str, list[tuple[_RankRow, RankEnvironment]]] = {}
     for row in rows:
         words = [word.strip() for word in row.variables[variable].split(",")]

@@ -1,15 +1,16 @@
 """Snapshot: all observations of one node in one round trip.
 
 The sections of all subjects become one script (`probe_script`), and its answer (`probe_answer`)
-becomes a Snapshot. `judging` turns the Snapshot into Results. A subject is Unknown when its
+becomes a Snapshot, which `judge` turns into Results. A subject is Unknown when its
 section failed, timed out or cannot be parsed, and no other subject is affected.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nodeready.core.base import Output, Probe, ProbeError, Section, Unknown, frozen
@@ -17,7 +18,9 @@ from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.own_files import OwnFiles, Refusal
 from nodeready.core.policy import Policy
 from nodeready.core.probe_answer import parse_answer
-from nodeready.core.result import no_facts
+from nodeready.core.result import ADMIN, Result, no_facts
+from nodeready.core.text import utc_now
+from nodeready.core.waivers import waive
 from nodeready.core.wire import shown_keys
 from nodeready.subjects.registry import PROBES, SUBJECTS
 
@@ -108,7 +111,6 @@ _shared_bytes = 0
 
 
 def _without_nonce(output: Output) -> Output:
-    """The output with the shared nonce in place of the run's."""
     if not output.nonce or output.nonce == _SHARED_NONCE:
         return output
     text = output.text.replace(output.nonce, _SHARED_NONCE)
@@ -169,3 +171,62 @@ def unknown_snapshot(
 ) -> Snapshot:
     """The snapshot of a node that gave no answer: every subject is Unknown for this reason."""
     return Snapshot({probe.subject: Unknown(reason, evidence) for probe in chosen})
+
+
+# --- The results of a snapshot's checks.
+
+
+def judge(
+    snapshot: Snapshot,
+    policy: Policy,
+    fleet: FleetFacts = ALONE,
+    subjects: Iterable[str] | None = None,
+) -> list[Result]:
+    """The results of all checks of these subjects (None: all that were observed), after waivers.
+
+    A subject that is Unknown gives one ``unknown`` result, with the reason and the evidence.
+    """
+    results: list[Result] = []
+    for name, subject in SUBJECTS.items():
+        if name not in snapshot.subjects or (subjects is not None and name not in subjects):
+            continue
+        observation = snapshot[name]
+        if isinstance(observation, Unknown):
+            reason, evidence = observation.reason, observation.evidence
+            reason += f": {evidence}" if evidence else ""
+            page = subject.observed
+            results.append(page.rated(Result(page.id, "unknown", actual=reason)))
+            continue
+        for check in (*subject.checks, *subject.policy_checks(policy)):
+            try:
+                result = check(observation, policy, fleet)
+                if result.fixable:
+                    writes = check.writes
+                    patterns = subject.files if writes is None else writes(observation, policy)
+                    result = _with_refusal(result, snapshot.refused, patterns)
+                results.append(result)
+            except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
+                results.append(check.rated(check.unknown(unparsable(error))))
+    return waive(results, policy, utc_now()[:10])
+
+
+def _with_refusal(
+    result: Result, refused: Mapping[str, Refusal], patterns: Iterable[str]
+) -> Result:
+    """The fixable result, or an administrator's task where a deploy may not write the files."""
+    for path, refusal in refused.items():
+        for pattern in patterns:
+            parent = pattern.rpartition("/")[0]
+            if fnmatch.fnmatchcase(path, pattern) or _holds(path, parent):
+                actual = f"{result.actual}; {path}: {refusal.reason}"
+                fix = f"{refusal.remedy}, then {result.fix}"
+                actions = ("configure", *result.actions)
+                return replace(result, actual=actual, fix=fix, owner=ADMIN, actions=actions)
+    return result
+
+
+def _holds(directory: str, parent: str) -> bool:
+    """Whether a directory matches the pattern ``parent``, or contains it."""
+    depth = directory.rstrip("/").count("/")
+    start = "/".join(parent.split("/")[: depth + 1])
+    return directory == "/" or fnmatch.fnmatchcase(directory, start)

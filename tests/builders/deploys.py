@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nodeready.core.outcome import FAILED, LOST, SUDO, UNREACHABLE, Gap
-from nodeready.core.result import Result, fail, ok, unknown
+from nodeready.core.result import Result
 from nodeready.runs.deploy.actions import (
     MakeDirectory,
     RemoveFile,
@@ -17,6 +17,7 @@ from nodeready.runs.deploy.actions import (
 from nodeready.runs.deploy.document import Deploy, DeployedNode, DeployOutcome
 from nodeready.runs.deploy.plan import NodePlan
 from tests.builders.fleets import FINISHED, HOSTILE, SCOPE, STARTED
+from tests.builders.results import fail, ok, unknown
 
 NOTHING = NodePlan()
 FILE = WriteFile("/etc/sysctl.d/60-nodeready.conf", b"kernel.yama.ptrace_scope = 0\n", b"# ours\n")

@@ -12,10 +12,11 @@ from nodeready.core.base import Unknown
 from nodeready.core.outcome import SUDO, UNREACHABLE, Gap
 from nodeready.core.policy import Policy
 from nodeready.core.policy.waivers import Waiver
-from nodeready.core.result import Result, fail, fixable, na, ok, unknown, warn
+from nodeready.core.result import Result
 from nodeready.core.waivers import waive
 from nodeready.subjects.registry import page
 from nodeready.subjects.snapshot import Snapshot
+from tests.builders.results import fail, fixable, na, ok, unknown, warn
 
 STARTED, FINISHED = "2030-01-02T03:04:05Z", "2030-01-02T03:04:17Z"
 DIGEST = "0123456789abcdef"

@@ -16,7 +16,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from nodeready.agent.asking import Answer, Request
-from nodeready.subjects.debug_tools import rank_program
+from nodeready.subjects.debug_tools import facts
 from tests.fake import Does
 
 _DATA = Path(__file__).parent.parent / "unit" / "fuzz" / "data"
@@ -35,7 +35,7 @@ RUN_DIGEST = "NODEREADY_RUN"
 @cache
 def recorded(profile: str) -> dict[str, str]:
     """Section -> what it printed, with the files as they are on the node, and not in base64."""
-    text = (_DATA / f"{profile}.json").read_text().replace(RUN_DIGEST, rank_program.digest())
+    text = (_DATA / f"{profile}.json").read_text().replace(RUN_DIGEST, facts.digest())
     found: dict[str, str] = json.loads(text)
     found["firewall"] += FILTER
     return found

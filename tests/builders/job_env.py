@@ -8,8 +8,7 @@ from nodeready.core import sysctl
 from nodeready.core.fleet import FleetFacts
 from nodeready.core.policy import Policy
 from nodeready.subjects.nics.facts import Nics
-from nodeready.subjects.nics.nic import Nic
-from nodeready.subjects.nics.routes import Route
+from nodeready.subjects.nics.nic import Nic, Route
 from nodeready.subjects.pdsh.facts import Pdsh
 from nodeready.subjects.ports.facts import Ports, Socket
 from nodeready.subjects.ports.firewall import Firewall

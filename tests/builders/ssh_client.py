@@ -8,7 +8,7 @@ import hashlib
 from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
 from nodeready.operations import ssh_client
-from nodeready.subjects.judging import judge
+from nodeready.subjects.snapshot import judge
 from tests.helpers import Done, Runner, apply, observe, plan
 
 STEPS = (ssh_client.known_hosts, ssh_client.options, ssh_client.leftover)

@@ -13,7 +13,7 @@ from nodeready.agent.witnesses.nccl_log import NcclRank
 from nodeready.agent.witnesses.ports import Network, WitnessedPort
 from nodeready.agent.witnesses.ras_report import Communicator, Member, Ras
 from nodeready.core.wire import plain
-from nodeready.subjects.job_environment import (
+from nodeready.subjects.environment_table import (
     EnvironmentFacts,
     NodeInterface,
     RankVariables,

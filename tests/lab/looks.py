@@ -8,7 +8,7 @@ from nodeready.core.policy import Policy
 from nodeready.core.result import Result
 from nodeready.lab import LabNode
 from nodeready.runs.deploy.step import DeployStep
-from nodeready.subjects.judging import judge
+from nodeready.subjects.snapshot import judge
 from tests.helpers import apply, observe, on, plan
 
 

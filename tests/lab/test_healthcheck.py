@@ -15,7 +15,7 @@ from nodeready.agent.gate import gate
 from nodeready.core.policy.policy import make_policy
 from nodeready.fleet.transport import bundle
 from nodeready.lab import LabNode
-from nodeready.subjects.judging import judge
+from nodeready.subjects.snapshot import judge
 from tests.command import ours, wait_for, written
 from tests.helpers import observe, on
 

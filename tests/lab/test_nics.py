@@ -6,8 +6,8 @@ from typing import Any
 
 from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
-from nodeready.subjects.judging import judge
 from nodeready.subjects.nics.facts import Nics
+from nodeready.subjects.snapshot import judge
 from tests.helpers import observe, on
 
 GOOD = ("ok", "na")

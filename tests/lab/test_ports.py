@@ -10,7 +10,7 @@ import pytest
 from nodeready.core.policy import Policy
 from nodeready.core.result import Result
 from nodeready.lab import Lab, LabNode
-from nodeready.subjects.judging import judge
+from nodeready.subjects.snapshot import judge
 from tests.command import wait_for
 from tests.helpers import observe
 from tests.lab.looks import judged

@@ -17,8 +17,8 @@ from nodeready.core import shell
 from nodeready.core.policy import Policy
 from nodeready.operations import STEPS
 from nodeready.runs.deploy.actions import StepChange
-from nodeready.subjects.judging import judge
 from nodeready.subjects.registry import SUBJECTS
+from nodeready.subjects.snapshot import judge
 from tests.builders.proof import put_py_spy
 from tests.cases import cases
 from tests.helpers import apply, observe, on, plan

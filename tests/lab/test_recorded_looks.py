@@ -15,8 +15,8 @@ import pytest
 from nodeready.core import probe_answer, probe_script
 from nodeready.core.base import Output
 from nodeready.core.policy.policy import make_policy
-from nodeready.subjects import judging, snapshot
-from nodeready.subjects.debug_tools import rank_program
+from nodeready.subjects import snapshot
+from nodeready.subjects.debug_tools import facts
 from tests.builders.hostile import RECORDED, RUN_DIGEST, encoded, recorded
 from tests.command import POLICY
 
@@ -43,7 +43,7 @@ def verdicts(texts: dict[str, str]) -> dict[str, str]:
                                          policy)
         for probe in snapshot.probes()
     }  # fmt: skip
-    return {r.check: r.status for r in judging.judge(snapshot.Snapshot(seen), policy)}
+    return {r.check: r.status for r in snapshot.judge(snapshot.Snapshot(seen), policy)}
 
 
 @pytest.mark.parametrize("profile", ["h100", pytest.param("mi300x", marks=pytest.mark.nightly)])
@@ -57,7 +57,7 @@ def test_a_recorded_look_is_judged_as_a_look_today(profile, fresh_nodes, invento
     )
     texts = {name: legible(output.text, node.name) for name, output in said.items()}
     if os.environ.get("NODEREADY_RECORD"):
-        text = json.dumps(texts, indent=0).replace(rank_program.digest(), RUN_DIGEST)
+        text = json.dumps(texts, indent=0).replace(facts.digest(), RUN_DIGEST)
         (_DATA / f"{profile}.json").write_text(f"{text}\n")
     assert recorded(profile).keys() == texts.keys()
     assert verdicts(recorded(profile)) == verdicts(texts)

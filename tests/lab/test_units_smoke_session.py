@@ -17,7 +17,7 @@ import pytest
 
 from nodeready.agent.smoke.orders import CollectiveAnswer, EndOrder
 from nodeready.core import wire
-from nodeready.subjects.job_environment import EnvironmentFacts
+from nodeready.subjects.environment_table import EnvironmentFacts
 from tests.unit.node.smoke.running_program import (
     pair,
     port,

@@ -19,10 +19,9 @@ from nodeready.agent import payload
 from nodeready.core import shell
 from nodeready.core.policy import Policy
 from nodeready.core.result import Result
-from nodeready.subjects.judging import judge
 from nodeready.subjects.proof import facts as proved
 from nodeready.subjects.proof.facts import ProofConfig
-from nodeready.subjects.snapshot import Snapshot
+from nodeready.subjects.snapshot import Snapshot, judge
 from tests.cases import cases
 from tests.helpers import nodeready
 from tests.vm.conftest import USER

@@ -42,11 +42,10 @@ from nodeready.core.policy import Policy
 from nodeready.core.policy.fields import closest_word, port_range
 from nodeready.core.policy.policy import PolicyError, check_settings, digest, key_text
 from nodeready.core.policy.site_checks import AUDIT, READY
-from nodeready.core.result import Result, na
+from nodeready.core.result import Result, shared
 from nodeready.core.text import parse_span, utc_now
-from nodeready.subjects.judging import judge
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection, SelectionError, select
-from nodeready.subjects.snapshot import Snapshot
+from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.subjects.ssh_client.facts import SshClient
 
 if TYPE_CHECKING:
@@ -162,7 +161,8 @@ def judge_alone(snapshot: Snapshot, policy: Policy) -> list[Result]:
     # checks of ssh_client are judged; a large block was probed without its lines.
     stand_in = observed.known_hosts.lines or ("# a block without its lines",)
     results = judge(snapshot, policy, FleetFacts(known_hosts=stand_in))
-    not_judged = na(_CHECK, "there are keys; an audit of all nodes tells whether they are right")
+    reason = "there are keys; an audit of all nodes tells whether they are right"
+    not_judged = shared(_CHECK, "na", "", reason)
     return [not_judged if result.check == _CHECK else result for result in results]
 
 

@@ -47,7 +47,7 @@ from nodeready.agent.smoke.pair import run_pair
 from nodeready.agent.stacks import processes
 from nodeready.agent.witnesses import environment, software
 from nodeready.core import wire
-from nodeready.subjects.job_environment import EnvironmentFacts
+from nodeready.subjects.environment_table import EnvironmentFacts
 from nodeready.subjects.proof.peer_facts import Busy
 
 #: Seconds from a login to our program.

@@ -35,7 +35,7 @@ from nodeready.agent.witnesses import (
     software,
 )
 from nodeready.core import wire
-from nodeready.subjects.job_environment import EnvironmentFacts
+from nodeready.subjects.environment_table import EnvironmentFacts
 
 #: Seconds for one witness to read all processes, and for each tool of the node.
 _PROCESSES_S, _TOOL_S = 3.0, 8.0

@@ -24,7 +24,7 @@ from nodeready.agent.stacks import processes
 from nodeready.agent.users_file import held_path, rights_of, with_rights
 from nodeready.core import wire
 from nodeready.core.base import Output
-from nodeready.subjects.job_environment import (
+from nodeready.subjects.environment_table import (
     JOB,
     EnvironmentFacts,
     HcaPort,
@@ -33,7 +33,7 @@ from nodeready.subjects.job_environment import (
     RankVariables,
     Rendezvous,
 )
-from nodeready.subjects.nics import routes
+from nodeready.subjects.nics import nic
 
 #: The variables that are read, beside all NCCL_*.
 NAMES = (
@@ -195,8 +195,8 @@ def _interfaces(pid: int) -> Iterator[NodeInterface]:
         for file in files
         for line in processes.contents(f"/proc/{pid}/net/{file}", _TABLE_BYTES).splitlines()
     )
-    _, own_addresses = routes.parse_section(Output("\n".join(lines), 0))
-    addresses = routes.addresses(own_addresses)
+    _, own_addresses = nic.parse_section(Output("\n".join(lines), 0))
+    addresses = nic.addresses(own_addresses)
     for name in names:
         state = ""
         if shows_states:

@@ -288,7 +288,7 @@ _POWER_KEY = re.compile(r"(average|current) (socket )?graphics package power \(w
 
 def _kfd_processes(until: float) -> dict[str, list[int]]:
     """Address -> the processes with memory on that GPU (amdgpu's part for computing)."""
-    from nodeready.subjects.gpus import kfd
+    from nodeready.subjects.gpus import amd_json
 
     rows = []
     for folder in (f"{_KFD}/topology/nodes", f"{_KFD}/proc"):
@@ -300,7 +300,7 @@ def _kfd_processes(until: float) -> dict[str, list[int]]:
                     rows += [f"{path}:{line}" for line in lines]
             if time.monotonic() > until:
                 return {}
-    processes_by_address = kfd.parse_kfd("\n".join(rows)).processes
+    processes_by_address = amd_json.parse_kfd("\n".join(rows)).processes
     return {
         address: [process.pid for process in users]
         for address, users in processes_by_address.items()

@@ -130,9 +130,9 @@ def message_of(text: str, ago_s: float) -> KernelMessage | None:
     if not text.startswith(_DRIVERS):
         return None
     # The audit's rules for GPUs and their bus.
-    from nodeready.subjects.gpus import driver_messages, xids
+    from nodeready.subjects.gpus import xids
 
-    rule = driver_messages.find_rule(text)
+    rule = xids.find_rule(text)
     if rule is None or not rule.action or rule.action == xids.APPLICATION:
         return None
     return KernelMessage(

@@ -26,9 +26,8 @@ from nodeready.subjects.context import (
     earlier_counters,
     identity_of,
 )
-from nodeready.subjects.judging import judge
 from nodeready.subjects.registry import COUNTING, NEEDS_FLEET, PROBES, SUBJECTS
-from nodeready.subjects.snapshot import Snapshot, shown_facts
+from nodeready.subjects.snapshot import Snapshot, judge, shown_facts
 
 #: Values of these types may be large and equal on many nodes.
 _LARGE_TYPES = (tuple, Mapping)

@@ -20,9 +20,10 @@ from nodeready.agent.audit_document import STOPPING, NodeReport, Recorded
 from nodeready.agent.verdict import NODE, NodeVerdict, Send, gather, parse, read_file
 from nodeready.core.policy import Policy
 from nodeready.core.policy.policy import digest
-from nodeready.core.result import ADMIN, NODEREADY, Result, fixable, na, ok
+from nodeready.core.result import ADMIN, NODEREADY, Result, shared
 from nodeready.core.text import sanitise, span, utc_moment
 from nodeready.core.waivers import waive
+from nodeready.subjects.gate import checks as gate
 from nodeready.subjects.registry import SUBJECTS, CheckSelection, check_ids
 from nodeready.subjects.ssh_client.identity import clean_address, clean_name
 from nodeready.subjects.ssh_client.known_hosts import Names
@@ -81,9 +82,12 @@ def _file_record(host: str, problem: str, text: bytes) -> HostRecord:
 def verdict_record(host: str, verdict: NodeVerdict) -> HostRecord:
     if not verdict.version:
         return HostRecord(host, problem="an older nodeready wrote its verdict: deploy the gate")
-    # `ok` and `na` return one object for equal results, which most nodes have.
     listed = map(Result.of, verdict.results)
-    results = (*listed, *map(ok, verdict.ok), *(na(check, "") for check in verdict.na))
+    results = (
+        *listed,
+        *(shared(check, "ok") for check in verdict.ok),
+        *(shared(check, "na") for check in verdict.na),
+    )
     if verdict.go is any(result.status in STOPPING for result in results):
         return HostRecord(host, problem="its verdict contradicts its results")
     return HostRecord(host, verdict.time, verdict.policy_digest, verdict.version, results)
@@ -271,15 +275,17 @@ def _results(
         for result in record.results
         if result.check not in OF_VERDICTS and result.check not in hidden
     ]
-    results.append(ok(VERDICT, f"at most {policy.gate_max_age_s} s old"))
+    results.append(gate.verdict.ok(expected=f"at most {policy.gate_max_age_s} s old"))
     differences = []
     if record.policy_digest != own_digest:
         judged_by = sanitise(record.policy_digest, 40) or "none"
         differences.append(
-            fixable(POLICY, f"policy {own_digest}", f"judged by policy {judged_by}")
+            gate.policy.fixable(f"judged by policy {judged_by}", expected=f"policy {own_digest}")
         )
     if record.version and record.version != question.version:
         judged_by = sanitise(record.version, 40)
         expected = f"nodeready {question.version}"
-        differences.append(fixable(BUNDLE, expected, f"judged by nodeready {judged_by}"))
+        differences.append(
+            gate.bundle.fixable(f"judged by nodeready {judged_by}", expected=expected)
+        )
     return results + waive(differences, policy, today)

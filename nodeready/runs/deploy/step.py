@@ -25,9 +25,8 @@ from nodeready.core.policy import Policy
 from nodeready.core.result import Result
 from nodeready.runs.deploy import pyinfra
 from nodeready.runs.deploy.actions import Action, PlanError, StepChange
-from nodeready.subjects.judging import judge
 from nodeready.subjects.registry import SUBJECTS
-from nodeready.subjects.snapshot import Snapshot
+from nodeready.subjects.snapshot import Snapshot, judge
 
 #: (snapshot, policy) -> actions; with the fleet as third argument where the step needs it.
 MakeActions = Callable[..., Iterator[Action]]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from nodeready.runs.postmortem.evidence import JobEvidence, LiveRank, RankFinder, place_text
 from nodeready.subjects.environment_rules import EnvironmentFinding, RankEnvironment, judge
-from nodeready.subjects.job_environment import RankVariables
+from nodeready.subjects.environment_table import RankVariables
 
 #: Variable of a fault -> the words of a failure that it explains: those of the library that uses
 #: the variable, or of an address or a GPU.

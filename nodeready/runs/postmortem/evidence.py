@@ -14,7 +14,7 @@ from nodeready.agent.log_ranks import FileRanks, host_node, path_ranks
 from nodeready.agent.log_variables import script_variables
 from nodeready.core.text import counted
 from nodeready.subjects.environment_rules import EnvironmentFinding
-from nodeready.subjects.job_environment import EnvironmentFacts, RankVariables
+from nodeready.subjects.environment_table import EnvironmentFacts, RankVariables
 
 
 class JobFile(NamedTuple):

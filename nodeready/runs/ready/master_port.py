@@ -9,17 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nodeready.core.base import Unknown
+from nodeready.core.text import join_ranges, range_text
 from nodeready.fleet.inventory.nodeset import fold
 from nodeready.subjects.ports import facts as ports_facts
 from nodeready.subjects.ports.facts import Ports, Socket
-from nodeready.subjects.ports.port_ranges import (
-    Range,
-    join_ranges,
-    overlap,
-    parse_ranges,
-    range_text,
-    without,
-)
+from nodeready.subjects.ports.firewall import Range, overlap, parse_ranges, without
 
 #: Maximum notes about ports that are not chosen.
 _MAX_NOTES = 6

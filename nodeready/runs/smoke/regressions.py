@@ -10,7 +10,7 @@ from typing import Any
 from nodeready.core.base import Unknown
 from nodeready.core.fleet import ALONE
 from nodeready.core.text import counted, sanitise
-from nodeready.subjects.gpus import fault_checks, findings, xids
+from nodeready.subjects.gpus import checks, findings, xids
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.snapshot import Snapshot
@@ -142,7 +142,7 @@ def _kernel_faults(before: Gpus, after: Gpus) -> Iterator[str]:
         if count > 0 and fault.action != xids.APPLICATION:
             new.append(replace(fault, count=min(count, fault.count)))
     if new:
-        yield f"in the kernel's log during the test: {fault_checks.faults_in_words(after, new)}"
+        yield f"in the kernel's log during the test: {checks.faults_in_words(after, new)}"
 
 
 def _ports(before: Mapping[str, int], after: Mapping[str, int]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from nodeready.agent.witnesses.nccl_log import NcclRank
 from nodeready.agent.witnesses.ports import Network, WitnessedPort
 from nodeready.agent.witnesses.ras_report import Ras
 from nodeready.core import wire
-from nodeready.subjects.job_environment import EnvironmentFacts, RankVariables
+from nodeready.subjects.environment_table import EnvironmentFacts, RankVariables
 
 #: Maximum characters of a line of output of a process or a node.
 MAX_LINE = 160

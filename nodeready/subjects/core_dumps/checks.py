@@ -6,7 +6,7 @@ import re
 
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, Subject, check, fail, fixable, held, na, ok
+from nodeready.core.result import Result, Subject, check
 from nodeready.core.severity import drifts, hides_cause
 from nodeready.core.shell import quote
 from nodeready.core.sysctl import contradicted
@@ -17,7 +17,6 @@ _PACKAGED = re.compile(r"\|(?:/usr)?/lib/systemd/systemd-coredump(?: %[A-Za-z]){
 #: The maximum sizes in coredump.conf (2 GB by default in systemd 252).
 SIZE_LIMITS = ("ProcessSizeMax", "ExternalSizeMax")
 _SETTINGS = ("core_handler", "core_pattern")
-_LINE_FIX = "remove the line WHERE"
 _INSTALL_FIX = "install the package systemd-coredump"
 _OWN_STORE = "systemd-coredump has a store of its own"
 
@@ -64,26 +63,25 @@ def pattern(observed: CoreDumps, policy: Policy) -> Result:
     Distributions send cores to apport or systemd-coredump, or to ``core`` in the working directory
     of the process (core(5)). A value set by hand is lost at the next boot.
     """
-    check, expected = "core_dumps.pattern", _expected_pattern(observed, policy)
-    winner = observed.boot.winner
-    source = winner.source if winner else ""
-    live = observed.live or "empty"
+    expected = _expected_pattern(observed, policy)
+    source, live = observed.boot.source, observed.live or "empty"
     if not expected:
-        return fail(check, "|systemd-coredump", live, source, _INSTALL_FIX)
+        return pattern.fail(live, source, _INSTALL_FIX, expected="|systemd-coredump")
     is_right = _is_right_at_boot(observed, policy)
     if observed.live == expected and is_right:
-        return ok(check, expected, expected, source)
-    actual = f"{live}, next boot {winner.shown if winner else 'unset'}"
+        return pattern.ok(expected, source, expected=expected)
+    actual = observed.boot.text(live)
     if not is_right and observed.boot.remedy:
-        return held(check, expected, actual, source, observed.boot.remedy)
-    return fixable(check, expected, actual, source)
+        return pattern.held(actual, source, observed.boot.remedy, expected=expected)
+    return pattern.fixable(actual, source, expected=expected)
 
 
-@check("core_dumps.sysctl_conf", hides_cause("configure"), settings=_SETTINGS, fix=(_LINE_FIX,))
+@check("core_dumps.sysctl_conf", hides_cause("configure"), settings=_SETTINGS,
+       fix="remove the line WHERE")  # fmt: skip
 def sysctl_conf(observed: CoreDumps, policy: Policy) -> Result:
     """No line of /etc/sysctl.conf contradicts: ``sysctl --system`` reads it after all others."""
     expected = _expected_pattern(observed, policy)
-    return contradicted("core_dumps.sysctl_conf", KEY, observed.boot, expected)
+    return contradicted(sysctl_conf, KEY, observed.boot, expected)
 
 
 _TMPFILES = "/etc/tmpfiles.d/00-nodeready-cores.conf"
@@ -104,20 +102,14 @@ def _rule_files(observed: CoreDumps, policy: Policy) -> tuple[str, ...]:
     return () if is_right else (_TMPFILES,)
 
 
-@check(
-    "core_dumps.directory",
-    hides_cause("deploy", "configure"),
-    settings=_SETTINGS,
-    fixed_by="core_dumps.directory",
-    fix=(
-        "remove PATH",
-        "remove PATH, or make its target",
-        "make PATH writable (mount -o remount,rw; chattr -i), or another core_pattern",
-        "chmod o+x PATH",
-        "chmod 1777 PATH, as its owner",
-    ),
-    writes=_rule_files,
-)
+@check("core_dumps.directory", hides_cause("deploy", "configure"), settings=_SETTINGS,
+       fixed_by="core_dumps.directory", writes=_rule_files, fix=(
+    "remove PATH",
+    "remove PATH, or make its target",
+    "make PATH writable (mount -o remount,rw; chattr -i), or another core_pattern",
+    "chmod o+x PATH",
+    "chmod 1777 PATH, as its owner",
+))  # fmt: skip
 def directory(observed: CoreDumps, policy: Policy) -> Result:
     """The core directory exists and every user may write to it, but not remove others' files.
 
@@ -127,27 +119,33 @@ def directory(observed: CoreDumps, policy: Policy) -> Result:
     1733, in which users cannot list the cores, works as well. Without the sticky bit users can
     remove each other's cores: a warning. Access lists and quotas are not checked.
     """
-    check, path = "core_dumps.directory", core_directory(policy)
+    path = core_directory(policy)
     expected = f"{path} with mode 1777"
     if policy.core_handler != "path":
-        return na(check, _OWN_STORE)
+        return directory.na(_OWN_STORE)
     mode, (blocked_path, kind, uid) = observed.directory_mode, observed.blocked
     actual = "no such directory" if mode is None else f"mode {mode:o}"
     if kind:
         reason, remedy = _BLOCKED[kind]
         actual, fix = f"{blocked_path}: {reason.format(uid)}", remedy.format(quote(blocked_path))
-        return fail(check, expected, actual, blocked_path, fix)
+        return directory.fail(actual, blocked_path, fix, expected=expected)
     if observed.closed:
         names, quoted = " ".join(observed.closed), " ".join(map(quote, observed.closed))
-        return fail(check, expected, f"users cannot enter {names}", names, f"chmod o+x {quoted}")
+        return directory.fail(
+            f"users cannot enter {names}", names, f"chmod o+x {quoted}", expected=expected
+        )
     # Creating a file needs w and x; r, to list the directory, is not needed.
     if mode is None or mode & 0o1333 != 0o1333:
         if mode is not None and observed.directory_owner:
             actual = f"{actual}, of uid {observed.directory_owner}"
-            return fail(check, expected, actual, path, f"chmod 1777 {quote(path)}, as its owner")
+            return directory.fail(
+                actual, path, f"chmod 1777 {quote(path)}, as its owner", expected=expected
+            )
         only_sticky = mode is not None and mode & 0o333 == 0o333
-        return fixable(check, expected, actual, path, status="warn" if only_sticky else "fail")
-    return ok(check, expected, actual, path)
+        return directory.fixable(
+            actual, path, status="warn" if only_sticky else "fail", expected=expected
+        )
+    return directory.ok(actual, path, expected=expected)
 
 
 def retention_rule(policy: Policy) -> str:
@@ -161,60 +159,49 @@ def _same_rule(text: str, policy: Policy) -> bool:
     return words == retention_rule(policy).split()
 
 
-@check(
-    "core_dumps.retention",
-    drifts("deploy", "configure"),
-    settings=(*_SETTINGS, "core_retention_days"),
-    fixed_by="core_dumps.directory",
-    fix=(_LINE_FIX,),
-    writes=_rule_files,
-)
+@check("core_dumps.retention", drifts("deploy", "configure"),
+       settings=(*_SETTINGS, "core_retention_days"), fixed_by="core_dumps.directory",
+       writes=_rule_files, fix="remove the line WHERE")  # fmt: skip
 def retention(observed: CoreDumps, policy: Policy) -> Result:
     """A tmpfiles.d rule makes the directory at boot and removes cores after the policy's days."""
-    check, expected = "core_dumps.retention", retention_rule(policy)
+    expected = retention_rule(policy)
     if policy.core_handler != "path":
-        return na(check, _OWN_STORE)
+        return retention.na(_OWN_STORE)
     rule = observed.retention
     if rule is None:
-        return fixable(check, expected, "no rule")
+        return retention.fixable("no rule", expected=expected)
     if _same_rule(rule.text, policy):
-        return ok(check, expected, expected, rule.source)
+        return retention.ok(expected, rule.source, expected=expected)
     if rule.path.rpartition("/")[2] < "00-nodeready-cores.conf":
-        return fail(check, expected, rule.text, rule.source, f"remove the line {rule.source}")
-    return fixable(check, expected, rule.text, rule.source)
+        return retention.fail(
+            rule.text, rule.source, f"remove the line {rule.source}", expected=expected
+        )
+    return retention.fixable(rule.text, rule.source, expected=expected)
 
 
-@check(
-    "core_dumps.rewriters",
-    hides_cause("deploy", "configure"),
-    fixed_by="core_dumps.rewriters",
-    fix=("remove UNIT, then systemctl mask NAME",),
-    writes=lambda observed, policy: (),
-)
+@check("core_dumps.rewriters", hides_cause("deploy", "configure"), fixed_by="core_dumps.rewriters",
+       writes=lambda observed, policy: (), expects="none",
+       fix="remove UNIT, then systemctl mask NAME")  # fmt: skip
 def rewriters(observed: CoreDumps, policy: Policy) -> Result:
     """No service overwrites core_pattern at its start (apport, abrt), which is after sysctl.d.
 
     `systemctl mask` refuses where /etc/systemd/system has a unit file or a link of that name.
     """
-    check = "core_dumps.rewriters"
     if not observed.rewriters:
-        return ok(check, "none")
+        return rewriters.ok()
     actual = f"{', '.join(observed.rewriters)} not masked"
     for unit in observed.in_place:
         name = unit.rpartition("/")[2]
         if name in observed.rewriters:
             fix = f"remove {quote(unit)}, then systemctl mask {quote(name)}"
-            return fail(check, "none", f"{actual}; {unit} is in the way of a mask", unit, fix)
-    return fixable(check, "none", actual)
+            return rewriters.fail(f"{actual}; {unit} is in the way of a mask", unit, fix)
+    return rewriters.fixable(actual)
 
 
-@check(
-    "core_dumps.size",
-    hides_cause("deploy"),
-    settings=("core_handler",),
-    fixed_by="core_dumps.size",
-    writes=lambda observed, policy: ("/etc/systemd/coredump.conf.d/zz-nodeready.conf",),
-)
+@check("core_dumps.size", hides_cause("deploy"), settings=("core_handler",),
+       fixed_by="core_dumps.size",
+       writes=lambda observed, policy: ("/etc/systemd/coredump.conf.d/zz-nodeready.conf",),
+       expects="infinity, Storage=external")  # fmt: skip
 def size(observed: CoreDumps, policy: Policy) -> Result:
     """systemd-coredump stores a core of any size, in a file.
 
@@ -222,9 +209,8 @@ def size(observed: CoreDumps, policy: Policy) -> Result:
     leaves a truncated core, or none. ``Storage=none`` stores no core, and ``journal`` no core
     above JournalSizeMax.
     """
-    check = "core_dumps.size"
     if policy.core_handler != "systemd-coredump":
-        return na(check, "cores are written by path")
+        return size.na("cores are written by path")
     differences, source = [], ""
     for name in SIZE_LIMITS:
         setting = observed.coredump.get(name)
@@ -236,14 +222,12 @@ def size(observed: CoreDumps, policy: Policy) -> Result:
         differences.append(f"Storage={storage.value}")
         source = source or storage.source
     if differences:
-        return fixable(check, "infinity, Storage=external", ", ".join(differences), source)
-    return ok(check, "infinity, Storage=external")
+        return size.fixable(", ".join(differences), source)
+    return size.ok()
 
 
 SUBJECT = Subject(
-    "core_dumps",
-    __doc__,
-    checks=(pattern, sysctl_conf, directory, retention, rewriters, size),
+    "core_dumps", __doc__, checks=(pattern, sysctl_conf, directory, retention, rewriters, size),
     probe=PROBE,
     files=(
         "/etc/sysctl.d/*nodeready*.conf",
@@ -251,4 +235,4 @@ SUBJECT = Subject(
         "/etc/systemd/coredump.conf.d/*nodeready*.conf",
     ),
     kinds=FactKinds(volatile="where number last_name", elements={"coredump": ""}),
-)
+)  # fmt: skip

@@ -79,15 +79,11 @@ def _script(policy: Policy) -> str:
             # systemctl mask refuses to replace a file in the place of its link.
             nr_unit=/etc/systemd/system/$nr_unit
             if [ "$nr_dir" = /etc/systemd/system ] && [ ! "$nr_unit" -ef /dev/null ]; then
-                if [ -e "$nr_unit" ] || [ -L "$nr_unit" ]; then
-                    printf 'inplace=%s\n' "$nr_unit"
-                fi
+                nr_there inplace "$nr_unit"
             fi
         done
     done
-    for nr_file in {" ".join(_COREDUMP)}; do
-        if [ -e "$nr_file" ] || [ -L "$nr_file" ]; then printf 'file=%s\n' "$nr_file"; fi
-    done
+    nr_there file {" ".join(_COREDUMP)}
     for nr_file in /usr/lib/systemd/systemd-coredump /lib/systemd/systemd-coredump; do
         if [ -x "$nr_file" ]; then printf 'coredump=%s\n' "$nr_file"; fi
     done

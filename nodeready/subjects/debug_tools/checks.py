@@ -6,24 +6,12 @@ from nodeready import __version__
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
 from nodeready.core.pythons import PACKAGES
-from nodeready.core.result import (
-    Result,
-    Subject,
-    check,
-    fail,
-    fixable,
-    join_first,
-    na,
-    ok,
-    unknown,
-    warn,
-)
+from nodeready.core.result import Result, Subject, check, join_first
 from nodeready.core.severity import hides_cause
 from nodeready.core.shell import quote
 from nodeready.subjects.access import MAY_EXECUTE
 from nodeready.subjects.debug_tools import facts
-from nodeready.subjects.debug_tools.facts import PY_SPY, DebugTools, unusable
-from nodeready.subjects.debug_tools.rank_program import RUN, digest
+from nodeready.subjects.debug_tools.facts import PY_SPY, RUN, DebugTools, digest, unusable
 from nodeready.subjects.proof.facts import NOEXEC
 
 #: The machines for which py-spy's wheels hold a static binary.
@@ -31,19 +19,14 @@ MACHINES = ("x86_64", "aarch64")
 _PYTHON_FIX = "install Python 3.9 or newer beside it"
 
 
-@check(
-    "debug_tools.packages",
-    hides_cause("deploy", "configure", "install"),
-    settings=("packages",),
-    fixed_by="debug_tools.packages",
-    fix=(
-        "install MISSING the way this distribution does",
-        "chmod a+rx PATH",
-        "remove PATH, or put a program there that runs",
-        "install PACKAGE again the way this distribution does",
-        "let every user run PATH, or name in job_user a member of that group",
-    ),
-)
+@check("debug_tools.packages", hides_cause("deploy", "configure", "install"),
+       settings=("packages",), fixed_by="debug_tools.packages", fix=(
+    "install MISSING the way this distribution does",
+    "chmod a+rx PATH",
+    "remove PATH, or put a program there that runs",
+    "install PACKAGE again the way this distribution does",
+    "let every user run PATH, or name in job_user a member of that group",
+))  # fmt: skip
 def packages(observed: DebugTools, policy: Policy) -> Result:
     """The policy's packages are installed, and every user can run their programs.
 
@@ -51,47 +34,42 @@ def packages(observed: DebugTools, policy: Policy) -> Result:
     program is gone, empty, lacks a library (ld.so(8), --list), or where users may not execute it,
     by its own mode or by that of a directory on the way (path_resolution(7)).
     """
-    check = "debug_tools.packages"
     if not policy.packages:
-        return na(check, "the policy names no package")
+        return packages.na("the policy names no package")
     expected, missing = " ".join(policy.packages), " ".join(observed.missing)
     unusable_packages = tuple(unusable(observed, policy))
     troubles = [package.program for package in unusable_packages]
     if not observed.missing and not troubles:
-        return ok(check, expected)
+        return packages.ok(expected=expected)
     problems = [f"missing: {missing}"] if missing else []
     problems += dict.fromkeys(trouble.words for trouble in troubles)
     actual, source = join_first(problems), troubles[0].path if troubles else ""
     without_manager = f"{actual}; none of {', '.join(facts.MANAGERS)}"
     repairs = {trouble.repair for trouble in troubles}
     if "chmod" in repairs or (observed.manager and (missing or "reinstall" in repairs)):
-        return fixable(check, expected, actual, source)
+        return packages.fixable(actual, source, expected=expected)
     if missing:
         fix = f"install {missing} the way this distribution does"
-        return fail(check, expected, without_manager, source, fix)
+        return packages.fail(without_manager, source, fix, expected=expected)
     trouble = troubles[0]
     if trouble.chosen:
         fix = f"let every user run {trouble.path}, or name in job_user a member of that group"
-        return warn(check, expected, actual, source, fix)
+        return packages.warn(actual, source, fix, expected=expected)
     if trouble.repair == "reinstall":
         fix = f"install {unusable_packages[0].package} again the way this distribution does"
-        return fail(check, expected, without_manager, source, fix)
+        return packages.fail(without_manager, source, fix, expected=expected)
     paths = {quote(trouble.path): "has mode" in trouble.words for trouble in troubles}
     quoted_closed = " ".join(path for path, has_mode in paths.items() if has_mode)
     quoted_broken = " ".join(path for path, has_mode in paths.items() if not has_mode)
     fixes = [f"chmod a+rx {quoted_closed}"] if quoted_closed else []
     if quoted_broken:
         fixes.append(f"remove {quoted_broken}, or put a program there that runs")
-    return fail(check, expected, actual, source, "; ".join(fixes))
+    return packages.fail(actual, source, "; ".join(fixes), expected=expected)
 
 
-@check(
-    "debug_tools.py_spy",
-    hides_cause("deploy", "configure"),
-    settings=("py_spy_version",),
-    fixed_by="debug_tools.py_spy",
-    fix=("chown root PATH; chmod go-w PATH", MAY_EXECUTE.format("PATH")),
-)
+@check("debug_tools.py_spy", hides_cause("deploy", "configure"), settings=("py_spy_version",),
+       fixed_by="debug_tools.py_spy",
+       fix=("chown root PATH; chmod go-w PATH", MAY_EXECUTE.format("PATH")))  # fmt: skip
 def py_spy(observed: DebugTools, policy: Policy) -> Result:
     """/usr/local/bin/py-spy has the policy's version, and all users but root may only execute it.
 
@@ -100,46 +78,48 @@ def py_spy(observed: DebugTools, policy: Policy) -> Result:
     may be able to change the file or a directory on the way to it. A sha256 identifies the
     versions that nodeready knows; any other program is asked for its version.
     """
-    check, version = "debug_tools.py_spy", policy.py_spy_version
+    version = policy.py_spy_version
     if not version:
-        return na(check, "the policy leaves py-spy alone")
+        return py_spy.na("the policy leaves py-spy alone")
     if observed.machine not in MACHINES:
-        return na(check, f"no static py-spy for {observed.machine}")
+        return py_spy.na(f"no static py-spy for {observed.machine}")
     if observed.py_spy is None:
-        return fixable(check, version, "not installed", PY_SPY)
+        return py_spy.fixable("not installed", PY_SPY, expected=version)
     if observed.lost:
         quoted = " ".join(map(quote, observed.lost))
         fix = f"chown root {quoted}; chmod go-w {quoted}"
-        return fail(check, version, f"others can change {', '.join(observed.lost)}", PY_SPY, fix)
+        return py_spy.fail(
+            f"others can change {', '.join(observed.lost)}", PY_SPY, fix, expected=version
+        )
     if observed.exposed:
         actual = f"others can change {', '.join(observed.exposed)}"
-        return fixable(check, version, actual, PY_SPY)
+        return py_spy.fixable(actual, PY_SPY, expected=version)
     if observed.closed:
-        return fixable(check, version, f"users cannot enter {', '.join(observed.closed)}", PY_SPY)
+        return py_spy.fixable(
+            f"users cannot enter {', '.join(observed.closed)}", PY_SPY, expected=version
+        )
     if observed.mode & 0o555 != 0o555:
         actual = f"{observed.py_spy or '?'} with mode {observed.mode:o}"
-        return fixable(check, version, actual, PY_SPY)
+        return py_spy.fixable(actual, PY_SPY, expected=version)
     if observed.noexec:
-        return fail(check, version, NOEXEC, PY_SPY, MAY_EXECUTE.format(PY_SPY))
+        return py_spy.fail(NOEXEC, PY_SPY, MAY_EXECUTE.format(PY_SPY), expected=version)
     if observed.py_spy != version:
-        return fixable(check, version, observed.py_spy or "does not run", PY_SPY)
+        return py_spy.fixable(observed.py_spy or "does not run", PY_SPY, expected=version)
     known_digest = facts.DIGESTS.get((version, observed.machine))
     if known_digest is None:
-        return ok(check, version, f"{version}, by its own word: its sha256 is not known", PY_SPY)
+        return py_spy.ok(
+            f"{version}, by its own word: its sha256 is not known", PY_SPY, expected=version
+        )
     if observed.sha256 != known_digest:
         actual = f"another program that says {version} (sha256 {observed.sha256[:12]}…)"
-        return fixable(check, version, actual, PY_SPY)
-    return ok(check, version, version, PY_SPY)
+        return py_spy.fixable(actual, PY_SPY, expected=version)
+    return py_spy.ok(version, PY_SPY, expected=version)
 
 
-@check(
-    "debug_tools.python",
-    hides_cause("install"),
-    fix=(
-        "add 'PACKAGE' to packages in group_data and deploy, or MANAGER install PACKAGE",
-        _PYTHON_FIX,
-    ),
-)
+@check("debug_tools.python", hides_cause("install"), expects="Python 3.9 or newer", fix=(
+    "add 'PACKAGE' to packages in group_data and deploy, or MANAGER install PACKAGE",
+    _PYTHON_FIX,
+))  # fmt: skip
 def python(observed: DebugTools, policy: Policy) -> Result:
     """The node has a Python of 3.9 or newer, which starts nodeready's programs there.
 
@@ -148,9 +128,8 @@ def python(observed: DebugTools, policy: Policy) -> Result:
     then python3.13 to python3.9 are tried. RHEL 8 and SLES 15 have Python 3.6, Ubuntu 20.04 has
     3.8, and a package with a newer one beside it: python3.11, python311, python3.9.
     """
-    check, expected = "debug_tools.python", "Python 3.9 or newer"
     if observed.python:
-        return ok(check, expected, observed.python)
+        return python.ok(observed.python)
     package = PACKAGES.get(observed.manager)
     if observed.manager == "apt-get" and not observed.old_python:
         package = "python3"
@@ -158,15 +137,11 @@ def python(observed: DebugTools, policy: Policy) -> Result:
     if package:
         deploy_fix = f"add '{package}' to packages in group_data and deploy"
         fix = f"{deploy_fix}, or {observed.manager} install {package}"
-    return fail(check, expected, observed.old_python or "none", "", fix)
+    return python.fail(observed.old_python or "none", "", fix)
 
 
-@check(
-    "debug_tools.run",
-    hides_cause("deploy"),
-    settings=("nodeready_run",),
-    fixed_by="debug_tools.run",
-)
+@check("debug_tools.run", hides_cause("deploy"), settings=("nodeready_run",),
+       fixed_by="debug_tools.run")  # fmt: skip
 def run(observed: DebugTools, policy: Policy) -> Result:
     """/usr/local/bin/nodeready-run is that of this nodeready, and all users can execute it.
 
@@ -174,32 +149,29 @@ def run(observed: DebugTools, policy: Policy) -> Result:
     without an installation. It belongs to root, who alone may change what every user starts. One
     of another version is a warning: it still starts a rank, and stops no job.
     """
-    check, program = "debug_tools.run", observed.run
+    program = observed.run
     if not policy.nodeready_run:
-        return na(check, "nodeready_run is False")
+        return run.na("nodeready_run is False")
     if not observed.python:
-        return na(check, "no Python for it: see debug_tools.python")
+        return run.na("no Python for it: see debug_tools.python")
     expected = f"nodeready {__version__}"
     if program is None:
-        return fixable(check, expected, "not installed", RUN)
+        return run.fixable("not installed", RUN, expected=expected)
     if program.owner or program.mode != 0o755:
         actual = f"uid {program.owner}, mode {program.mode:o}"
-        return fixable(check, "uid 0, mode 755", actual, RUN)
+        return run.fixable(actual, RUN, expected="uid 0, mode 755")
     if not program.sha256:
-        return unknown(check, f"{RUN} cannot be read")
+        return run.unknown(f"{RUN} cannot be read")
     if program.sha256 != digest():
-        return fixable(check, expected, "another version, or changed", RUN, status="warn")
-    return ok(check, expected, source=RUN)
+        return run.fixable("another version, or changed", RUN, status="warn", expected=expected)
+    return run.ok(source=RUN, expected=expected)
 
 
 _ELEMENTS = {
     "broken": "package path", "access.seen": "", "access.links": "", "access.unloaded": "",
 }  # fmt: skip
 SUBJECT = Subject(
-    "debug_tools",
-    __doc__,
-    checks=(packages, py_spy, python, run),
-    probe=facts.PROBE,
+    "debug_tools", __doc__, checks=(packages, py_spy, python, run), probe=facts.PROBE,
     kinds=FactKinds(
         # Which of the policy's packages there are, the result and the subject host say.
         volatile="size_bytes missing registered",
@@ -207,4 +179,4 @@ SUBJECT = Subject(
         versions="py_spy python old_python sha256",
         elements=_ELEMENTS,
     ),
-)
+)  # fmt: skip

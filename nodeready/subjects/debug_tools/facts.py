@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
 
+import nodeready
 from nodeready.core import shell
 from nodeready.core.base import Output, Probe, ProbeError, Section
 from nodeready.core.policy import Policy
+from nodeready.core.pythons import OLDEST, PYTHONS, parse_pythons
 from nodeready.core.pythons import SCRIPT as PYTHONS_SCRIPT
-from nodeready.core.pythons import parse_pythons
 from nodeready.subjects.access import (
     ACCESS,
     COMPANIONS,
@@ -23,7 +28,43 @@ from nodeready.subjects.access import (
     parse_access,
     unusable_program,
 )
-from nodeready.subjects.debug_tools.rank_program import RUN
+
+# --- /usr/local/bin/nodeready-run: `nodeready run` as one file that needs only a node's Python.
+
+RUN = "/usr/local/bin/nodeready-run"
+
+# For sh, the first lines start the first new enough Python; for Python, they are a part of the
+# module's docstring.
+_HEAD = f'''#!/bin/sh
+""":"
+# Written by nodeready; the next deploy overwrites it.
+for name in {" ".join(PYTHONS)}; do
+    if "$name" -I -S -c 'import sys; sys.exit(sys.version_info < {OLDEST})' 2>/dev/null; then
+        exec "$name" -I -S "$0" "$@"
+    fi
+done
+echo 'nodeready run: no Python {OLDEST[0]}.{OLDEST[1]} or newer' >&2
+exit 127
+""" \\
+'''
+
+
+@lru_cache(maxsize=1)
+def content() -> bytes:
+    """The file's bytes, on the control machine and in a node's own program."""
+    assert nodeready.__file__ is not None
+    path = os.path.join(os.path.dirname(nodeready.__file__), "agent", "run.py")
+    # The loader also reads from a zip file.
+    loader: Any = nodeready.__loader__
+    data: bytes = loader.get_data(path)
+    return _HEAD.encode() + data
+
+
+@lru_cache(maxsize=1)
+def digest() -> str:
+    """The sha256 of the file."""
+    return hashlib.sha256(content()).hexdigest()
+
 
 PY_SPY = "/usr/local/bin/py-spy"
 #: A deploy's note about the program: its sha256, and inode, size and times of the file, so that a

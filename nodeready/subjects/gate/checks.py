@@ -7,7 +7,7 @@ from functools import partial
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.fleet import FleetFacts
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, Subject, check, fail, fixable, na, ok, warn
+from nodeready.core.result import Check, Result, Subject, check
 from nodeready.core.severity import drifts, loses_job
 from nodeready.core.shell import quote
 from nodeready.subjects.gate import facts
@@ -19,17 +19,6 @@ _ALONE = "only the control machine knows what it should be"
 _NO_PYTHON = "no Python for it: see gate.python"
 #: Seconds after the end of its budget at which our prolog is killed.
 GRACE_S = 7
-
-_PYTHON_FIX = "install one beside it: dnf install python3.11, zypper install python311"
-_TIMER_FIX = "install cron, or start record"
-_VERDICT_FIX = (
-    "systemctl list-timers nodeready.timer, or is cron running? Then the log of nodeready"
-)
-_HELD_FIX = (
-    "compare the policy with the nodes that fail; correct it and deploy, or repair the nodes, or "
-    "raise gate_drain_max"
-)
-
 
 #: A check of the files that the control machine knows.
 _check_of_files = partial(check, settings=("gate",), fleet=("gate_files",))
@@ -49,60 +38,59 @@ def required_programs(observed: Gate) -> dict[str, str]:
     return programs
 
 
-@check(
-    "gate.leftover",
-    drifts("deploy", "configure"),
-    settings=("gate",),
-    fixed_by="gate.leftover",
-    fix=("take the lines out of slurm.conf, scontrol reconfigure, rm ' '",),
-)
+@check("gate.leftover", drifts("deploy", "configure"), settings=("gate",),
+       fixed_by="gate.leftover", expects="none of its files",
+       fix="take the lines out of slurm.conf, scontrol reconfigure, rm ' '")  # fmt: skip
 def leftover(observed: Gate, policy: Policy) -> Result:
     """Nothing of the node's own check is left on a node whose policy does not want it.
 
     A leftover timer judges by an obsolete policy. A program that slurm.conf names stays until a
     person has removed that line: Slurm drains a node whose prolog is missing.
     """
-    check, expected = "gate.leftover", "none of its files"
     if policy.gate:
-        return na(check, "gate is True")
+        return leftover.na("gate is True")
     staying = required_programs(observed)
     gone = [path for path in observed.existing if path not in staying]
     if gone:
-        return fixable(check, expected, ", ".join(gone))
+        return leftover.fixable(", ".join(gone))
     if staying:
         actual = "; ".join(f"{path}: {reason}" for path, reason in staying.items())
         quoted = " ".join(map(quote, staying))
         fix = f"take the lines out of slurm.conf, scontrol reconfigure, rm {quoted}"
-        return warn(check, expected, actual, "", fix)
-    return na(check, OFF) if not observed.existing else ok(check, expected)
+        return leftover.warn(actual, "", fix)
+    return leftover.na(OFF) if not observed.existing else leftover.ok()
 
 
-@_check_of_files("gate.python", drifts("install"), fix=(_PYTHON_FIX,))
+@_check_of_files(
+    "gate.python",
+    drifts("install"),
+    fix="install one beside it: dnf install python3.11, zypper install python311",
+    expects="Python 3.9 or newer",
+)
 def python(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """The node has a Python that can run its own check: 3.9 or newer, without further packages.
 
     The default interpreter of RHEL 8 and SLES 15 is older; both have packages of a newer one.
     """
-    check, expected = "gate.python", "Python 3.9 or newer"
     if not policy.gate:
-        return na(check, OFF)
+        return python.na(OFF)
     if fleet.gate_files is None:
-        return na(check, _ALONE)
+        return python.na(_ALONE)
     if observed.python:
-        return ok(check, expected, observed.python)
-    return fail(check, expected, observed.old or "none", "", _PYTHON_FIX)
+        return python.ok(observed.python)
+    return python.fail(observed.old or "none")
 
 
 def _installed(
-    check: str, observed: Gate, policy: Policy, fleet: FleetFacts, paths: tuple[str, ...]
+    check: Check, observed: Gate, policy: Policy, fleet: FleetFacts, paths: tuple[str, ...]
 ) -> Result:
     """Whether these files are as the control machine would write them, and may be executed."""
     if not policy.gate:
-        return na(check, OFF)
+        return check.na(OFF)
     if not observed.python:
-        return na(check, _NO_PYTHON)
+        return check.na(_NO_PYTHON)
     if fleet.gate_files is None:
-        return na(check, _ALONE)
+        return check.na(_ALONE)
     expected = f"{', '.join(paths)} as this nodeready writes it"
     expected_digests, digests = dict(fleet.gate_files), observed.digests or {}
     differences = [f"no {path}" for path in paths if path not in digests]
@@ -110,7 +98,9 @@ def _installed(
     differences += [f"{path} has other content" for path in changed]
     programs = [path for path in paths if path in facts.PROGRAMS]
     differences += [f"{path} cannot be executed" for path in programs if path not in observed.runs]
-    return fixable(check, expected, ", ".join(differences)) if differences else ok(check, expected)
+    if differences:
+        return check.fixable(", ".join(differences), expected=expected)
+    return check.ok(expected=expected)
 
 
 def uncompiled(observed: Gate) -> list[str]:
@@ -137,62 +127,59 @@ def bundle(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     copy that is compiled for the node's Python, which starts in half the time. Only root may write
     either file.
     """
-    result = _installed("gate.bundle", observed, policy, fleet, (facts.BUNDLE,))
+    result = _installed(bundle, observed, policy, fleet, (facts.BUNDLE,))
     if result.status != "ok":
         return result
     reasons = [f"{path} can be written by others" for path in observed.exposed]
     reasons = [*uncompiled(observed), *reasons]
-    return fixable(result.check, result.expected, ", ".join(reasons)) if reasons else result
+    return bundle.fixable(", ".join(reasons), expected=result.expected) if reasons else result
 
 
 @_check_of_files("gate.policy", drifts("deploy"), fixed_by="gate.program")
-def policy(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
+def policy(observed: Gate, node_policy: Policy, fleet: FleetFacts) -> Result:
     """The node has the policy that it is judged by, so that it can judge itself."""
-    return _installed("gate.policy", observed, policy, fleet, (facts.POLICY,))
+    return _installed(policy, observed, node_policy, fleet, (facts.POLICY,))
 
 
-@_check_of_files(
-    "gate.timer", drifts("deploy", "install"), fixed_by="gate.timer", fix=(_TIMER_FIX,)
-)
+@_check_of_files("gate.timer", drifts("deploy", "install"), fixed_by="gate.timer",
+                 fix="install cron, or start record")  # fmt: skip
 def timer(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """The node checks itself at intervals: by a systemd timer, or by cron.
 
     So Slurm's prolog finds a fresh verdict and does not delay a job, and Prometheus has its file.
     """
-    check = "gate.timer"
     if observed.systemd:
         result = _installed(
-            check, observed, policy, fleet, (facts.RECORD, facts.SERVICE, facts.TIMER)
+            timer, observed, policy, fleet, (facts.RECORD, facts.SERVICE, facts.TIMER)
         )
         if result.status == "ok" and facts.WANTED not in observed.existing:
-            return fixable(check, "enabled at boot", "nodeready.timer is not enabled", facts.TIMER)
+            return timer.fixable(
+                "nodeready.timer is not enabled", facts.TIMER, expected="enabled at boot"
+            )
         unused = [facts.CRON]
     elif observed.cron or not policy.gate or fleet.gate_files is None:
-        result = _installed(check, observed, policy, fleet, (facts.RECORD, facts.CRON))
+        result = _installed(timer, observed, policy, fleet, (facts.RECORD, facts.CRON))
         unused = [facts.WANTED, facts.TIMER, facts.SERVICE]
     else:
-        return fail(check, "a timer of systemd, or cron", "neither runs here", "", _TIMER_FIX)
+        return timer.fail("neither runs here", expected="a timer of systemd, or cron")
     twice = [path for path in unused if path in observed.existing]
     if result.status == "ok" and twice:
-        return fixable(check, "one timer", f"also {', '.join(twice)}")
+        return timer.fixable(f"also {', '.join(twice)}", expected="one timer")
     return result
 
 
 @_check_of_files("gate.slurm_scripts", drifts("deploy"), fixed_by="gate.slurm")
 def slurm_scripts(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """A node with Slurm has the programs for its prolog and health check."""
-    check = "gate.slurm_scripts"
     if policy.gate and not observed.slurm:
-        return na(check, "no Slurm here")
-    return _installed(check, observed, policy, fleet, (PROLOG, HEALTH_CHECK))
+        return slurm_scripts.na("no Slurm here")
+    return _installed(slurm_scripts, observed, policy, fleet, (PROLOG, HEALTH_CHECK))
 
 
-@check(
-    "gate.slurm_conf",
-    drifts("configure"),
-    settings=("gate", "gate_interval_s", "gate_budget_s"),
-    fix=("in PATH: ' '; then scontrol reconfigure",),
-)
+@check("gate.slurm_conf", drifts("configure"),
+       settings=("gate", "gate_interval_s", "gate_budget_s"),
+       expects="our prolog and health check",
+       fix="in PATH: ' '; then scontrol reconfigure")  # fmt: skip
 def slurm_conf(observed: Gate, policy: Policy) -> Result:
     """slurm.conf names our prolog and health check, and leaves them the time that they need.
 
@@ -200,13 +187,13 @@ def slurm_conf(observed: Gate, policy: Policy) -> Result:
     runs no health check without a HealthCheckInterval, and a prolog that PrologEpilogTimeout ends
     drains the node (slurm.conf(5)).
     """
-    check, conf = "gate.slurm_conf", observed.slurm_conf
+    conf = observed.slurm_conf
     if not policy.gate:
-        return na(check, OFF)
+        return slurm_conf.na(OFF)
     if not observed.slurm:
-        return na(check, "no Slurm here")
+        return slurm_conf.na("no Slurm here")
     if conf is None:
-        return na(check, "no slurm.conf was found here")
+        return slurm_conf.na("no slurm.conf was found here")
     least = policy.gate_budget_s + GRACE_S
     differences, lines = [], []
     if not conf.names(PROLOG):
@@ -223,15 +210,15 @@ def slurm_conf(observed: Gate, policy: Policy) -> Result:
         lines.append(f"HealthCheckInterval={policy.gate_interval_s}")
     if differences:
         fix = f"in {conf.path}: {' '.join(lines)}; then scontrol reconfigure"
-        return warn(check, "our prolog and health check", "; ".join(differences), conf.path, fix)
-    return ok(check, "our prolog and health check", source=conf.path)
+        return slurm_conf.warn("; ".join(differences), conf.path, fix)
+    return slurm_conf.ok(source=conf.path)
 
 
 @check(
     "gate.verdict",
     drifts("inspect", "restart_service"),
     settings=("gate", "gate_interval_s", "gate_max_age_s"),
-    fix=(_VERDICT_FIX,),
+    fix="systemctl list-timers nodeready.timer, or is cron running? Then the log of nodeready",
 )
 def verdict(observed: Gate, policy: Policy) -> Result:
     """The node's last verdict is recent: its timer runs.
@@ -240,27 +227,27 @@ def verdict(observed: Gate, policy: Policy) -> Result:
     and older than three intervals of the timer. In `audit --recorded`, gate_max_age_s alone
     counts, and every check of a node with an older verdict is unknown.
     """
-    check = "gate.verdict"
     if not policy.gate:
-        return na(check, OFF)
+        return verdict.na(OFF)
     if observed.since_s is None:
-        return na(check, "not installed: see gate.bundle")
+        return verdict.na("not installed: see gate.bundle")
     limit = max(policy.gate_max_age_s, 3 * policy.gate_interval_s)
     age = observed.since_s if observed.age_s is None else observed.age_s
     if observed.age_s is None and age <= limit:
-        return na(check, f"installed {age} s ago: the first verdict is not due yet")
+        return verdict.na(f"installed {age} s ago: the first verdict is not due yet")
     expected = f"at most {limit} s old"
     if age <= limit:
-        return ok(check, expected)
+        return verdict.ok(expected=expected)
     actual = f"{age} s old" if observed.age_s is not None else "none"
-    return warn(check, expected, actual, "", _VERDICT_FIX)
+    return verdict.warn(actual, expected=expected)
 
 
 @check(
     "gate.drain",
     loses_job("inspect", "configure"),
     settings=("gate", "gate_drain", "gate_drain_max"),
-    fix=(_HELD_FIX,),
+    fix="compare the policy with the nodes that fail; correct it and deploy, or repair the nodes, "
+    "or raise gate_drain_max",
 )
 def drain(observed: Gate, policy: Policy) -> Result:
     """A node that is not ready is drained, and not kept in service by gate_drain_max.
@@ -269,13 +256,12 @@ def drain(observed: Gate, policy: Policy) -> Result:
     at most gate_drain_max nodes of a partition; further nodes stay in service and get jobs. A node
     also stays in service if Slurm does not answer.
     """
-    check = "gate.drain"
     if not (policy.gate and policy.gate_drain):
-        return na(check, "gate_drain is False" if policy.gate else OFF)
+        return drain.na("gate_drain is False" if policy.gate else OFF)
     expected = f"drained when not ready, at most {policy.gate_drain_max} of a partition"
     if observed.held:
-        return fail(check, expected, f"not ready, and not drained: {observed.held}", "", _HELD_FIX)
-    return ok(check, expected)
+        return drain.fail(f"not ready, and not drained: {observed.held}", expected=expected)
+    return drain.ok(expected=expected)
 
 
 SUBJECT = Subject(

@@ -61,9 +61,7 @@ _SLURM_CONFS = (
 _KEYS = ("prolog", "healthcheckprogram", "healthcheckinterval", "prologepilogtimeout", "include")
 
 _LOOK = rf"""
-    for nr_file in {" ".join(FILES)}; do
-        if [ -e "$nr_file" ] || [ -L "$nr_file" ]; then printf 'there=%s\n' "$nr_file"; fi
-    done
+    nr_there there {" ".join(FILES)}
     if [ -d /run/systemd/system ]; then printf 'systemd=1\n'; fi
     if [ -d /etc/cron.d ]; then printf 'cron=1\n'; fi
     if command -v slurmd >/dev/null 2>&1 || [ -x /opt/slurm/sbin/slurmd ]; then

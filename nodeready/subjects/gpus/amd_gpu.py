@@ -1,4 +1,4 @@
-"""One GPU of AMD's, as amd-smi shows it, or rocm-smi where the node has no amd-smi."""
+"""AMD's GPUs, as amd-smi shows them, or rocm-smi where the node has no amd-smi."""
 
 from __future__ import annotations
 
@@ -7,28 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nodeready.subjects.gpus.amd_json import (
-    Json,
-    Reader,
-    address,
-    count,
-    degrees,
-    documents,
-    entries,
-    error,
-    generation,
-    lanes,
-    limit,
-    megabytes,
-    number,
-    parse_name,
-    text,
-    value_at,
-    whole_number,
-)
-from nodeready.subjects.gpus.gpu import Gpu, GpuLink, PciGpu
-from nodeready.subjects.gpus.kfd import Kfd, idle
-from nodeready.subjects.iommu.instincts import MODELS
+from nodeready.core.base import Output, Section
+from nodeready.subjects.gpus import amd_json
+from nodeready.subjects.gpus.amd_json import DRIVER, Json, Kfd, Reader, degrees, limit
+from nodeready.subjects.gpus.gpu import Gpu, GpuLink, PciGpu, Tool
+from nodeready.subjects.iommu.facts import MODELS, is_integrated, is_server_board
 
 
 @dataclass(frozen=True)
@@ -49,7 +32,7 @@ _LOW = ("LOW", "PROFILE_MIN_SCLK", "PROFILE_MIN_MCLK", "STABLE_MIN_SCLK", "STABL
 
 def performance_level(value: Any) -> tuple[str, ...]:
     """The reason for a lower clock that an administrator has set, or none."""
-    name = (text(value) or "").upper().replace("AMDSMI_DEV_PERF_LEVEL_", "")
+    name = (amd_json.text(value) or "").upper().replace("AMDSMI_DEV_PERF_LEVEL_", "")
     return (f"performance level {name.lower()}",) if name in _LOW else ()
 
 
@@ -72,44 +55,22 @@ def partition_modes(reader: Reader) -> str | None:
         "partition/accelerator_partition", "partition/compute_partition", "compute partition"
     )
     memory = reader.raw("partition/memory_partition", "memory partition")
-    words = [text(value) or "" for value in (compute, memory)]
+    words = [amd_json.text(value) or "" for value in (compute, memory)]
     return "/".join(word for word in words if re.fullmatch("[A-Z]{2,4}[0-9]?", word)) or None
-
-
-#: Boards of the years before the list of Instincts: MI50 and MI60 (pci.ids).
-_OLDER = ("0x66a0", "0x66a1")
-
-
-def is_server_board(device: str) -> bool:
-    """Whether this device (``0x74a1``) is a board for servers: RAS counts, and all its lanes."""
-    return device in MODELS or device in _OLDER
 
 
 #: Name of a value that is read -> the field of `Gpu` whose verdict it decides.
 _FIELDS = {
-    "ecc_uncorrectable": "ecc_uncorrectable_volatile",
-    "ecc_correctable": "tool correctable",
-    "memory_total_mb": "tool memory",
-    "memory_used_mb": "tool memory",
-    "power_limit_w": "tool power limit",
-    "temperature_limit": "temperature_slowdown_c",
+    "ecc_uncorrectable": "ecc_uncorrectable_volatile", "ecc_correctable": "tool correctable",
+    "memory_total_mb": "tool memory", "memory_used_mb": "tool memory",
+    "power_limit_w": "tool power limit", "temperature_limit": "temperature_slowdown_c",
     "memory_temperature_limit": "memory_temperature_c",
-}
+}  # fmt: skip
 
 
 def unread_fields(reader: Reader) -> tuple[tuple[str, str], ...]:
     """The values that the tool could not read, by the fields of `Gpu`."""
     return tuple(dict.fromkeys((_FIELDS.get(name, name), words) for name, words in reader.unread))
-
-
-#: How the device ids of a processor's own graphics begin (Linux' amdgpu_drv.c, AMD_IS_APU). The
-#: MI300A is a processor, too, and an accelerator.
-_INTEGRATED = ("11", "13", "15", "16", "19", "98")
-
-
-def is_integrated(device: str) -> bool:
-    """Whether this PCI device (four hex digits) is the graphics of a processor."""
-    return device[:2] in _INTEGRATED and f"0x{device}" not in MODELS
 
 
 def accelerators(gpus: Iterable[AmdGpu], bus: Iterable[PciGpu]) -> tuple[AmdGpu, ...]:
@@ -166,14 +127,14 @@ def _throttle(reader: Reader) -> tuple[tuple[str, ...], bool | None]:
     active, readable_count = [], 0
     for key, reason in _THROTTLE:
         value = reader.raw(f"throttle/{key}")
-        word = (text(value) or "").upper().replace("_", " ")
+        word = (amd_json.text(value) or "").upper().replace("_", " ")
         if word in ("ACTIVE", "TRUE", "1", "NOT ACTIVE", "FALSE", "0"):
             readable_count += 1
             active += [reason] if word in ("ACTIVE", "TRUE", "1") else []
             continue
         reader.note_error("throttle", value)
         # The part of the last moments in which the reason was active.
-        share = number(reader.raw(f"throttle/{key.replace('_status', '_activity')}"))
+        share = amd_json.number(reader.raw(f"throttle/{key.replace('_status', '_activity')}"))
         readable_count += share is not None
         active += [reason] if share else []
     reasons = tuple(dict.fromkeys(active))
@@ -191,7 +152,7 @@ def _ecc(reader: Reader, instinct: bool) -> str | None:
     """
     state: Json | None = None
     for path in (("ras", "ecc_block_state"), ("ras",)):
-        blocks = value_at(reader.entries[0], *path)
+        blocks = amd_json.value_at(reader.entries[0], *path)
         if isinstance(blocks, list):
             blocks = {
                 str(item.get("block")): item.get("status")
@@ -205,13 +166,13 @@ def _ecc(reader: Reader, instinct: bool) -> str | None:
             reader.note_error("ecc", blocks)
     if state is None:
         return None
-    word = text(state["UMC"])
+    word = amd_json.text(state["UMC"])
     if word in _ON:
         return "on"
     if word != "DISABLED":
         reader.note_error("ecc", state["UMC"])
         return None
-    any_block = any(text(value) == "ENABLED" for value in state.values())
+    any_block = any(amd_json.text(value) == "ENABLED" for value in state.values())
     return "off" if any_block or instinct else None
 
 
@@ -223,7 +184,8 @@ def _blocks(metric: Json, word: str) -> int | None:
         error_count
         for block in blocks.values()
         if isinstance(block, dict)
-        and (error_count := count(block.get(f"{word}_count", block.get(word)))) is not None
+        and (error_count := amd_json.count(block.get(f"{word}_count", block.get(word))))
+        is not None
     ]
     return sum(counts) if counts else None
 
@@ -234,7 +196,7 @@ def _errors(reader: Reader, metric: Json, word: str, instinct: bool) -> int | No
     Radeon boards count errors that never were: all ones in registers of 16 bits.
     """
     paths = (f"total_{word}_count", f"total_{word}", f"{word}_count", word)
-    total = reader.get(f"ecc_{word}", count, *(f"ecc/{path}" for path in paths))
+    total = reader.get(f"ecc_{word}", amd_json.count, *(f"ecc/{path}" for path in paths))
     blocks = _blocks(metric, word)
     counts = [error_count for error_count in (total, blocks) if error_count is not None]
     error_count = max(counts) if counts else None
@@ -245,15 +207,15 @@ def _xgmi_errors(reader: Reader) -> int | None:
     """Errors of the device's links; None where neither RAS nor the status counts them."""
     error_count = reader.get(
         "xgmi_errors",
-        count,
+        amd_json.count,
         "ecc_blocks/XGMI_WAFL/uncorrectable_count",
         "ecc_block/XGMI_WAFL/uncorrectable",
     )
     raw = reader.raw("xgmi_err")
-    word = (text(raw) or "").replace("AMDSMI_XGMI_STATUS_", "")
+    word = (amd_json.text(raw) or "").replace("AMDSMI_XGMI_STATUS_", "")
     status = _XGMI.get(word)
-    if status is None and number(raw) in (0, 1, 2):
-        status = whole_number(raw)
+    if status is None and amd_json.number(raw) in (0, 1, 2):
+        status = amd_json.whole_number(raw)
     if status is None:
         reader.note_error("xgmi_errors", raw)
     counts = [errors for errors in (error_count, status) if errors is not None]
@@ -267,16 +229,18 @@ def _links(printed: str) -> dict[str, tuple[GpuLink, ...]]:
     """
     states = {"U": "active", "D": "inactive"}
     links_by_address = {}
-    for entry in entries(printed):
+    for entry in amd_json.entries(printed):
         status = entry.get("link_status")
         if isinstance(status, list):
-            links_by_address[address(entry.get("bdf"))] = tuple(
+            links_by_address[amd_json.address(entry.get("bdf"))] = tuple(
                 GpuLink(index, states.get(word, "unknown"))
                 for index, word in enumerate(status[:64])
-                if isinstance(word, str) and word != "X" and (word in states or error(word))
+                if isinstance(word, str)
+                and word != "X"
+                and (word in states or amd_json.error(word))
             )
-        elif error(status):
-            links_by_address[address(entry.get("bdf"))] = (GpuLink(0, "unknown"),)
+        elif amd_json.error(status):
+            links_by_address[amd_json.address(entry.get("bdf"))] = (GpuLink(0, "unknown"),)
     return links_by_address
 
 
@@ -300,29 +264,38 @@ def _sensor(reader: Reader, kind: str, old: str) -> tuple[int | None, int | None
 
 #: Field -> its reader, and the value's paths in the versions of amd-smi.
 _AMD_SMI: Mapping[str, tuple[Any, ...]] = {
-    "pcie_width": (lanes, "pcie/width", "pcie/current_lanes", "pcie/pcie_lanes"),
-    "pcie_generation": (generation, "pcie/speed", "pcie/current_speed", "pcie/pcie_speed"),
-    "model": (parse_name, "asic/market_name"),
+    "pcie_width": (amd_json.lanes, "pcie/width", "pcie/current_lanes", "pcie/pcie_lanes"),
+    "pcie_generation": (
+        amd_json.generation,
+        "pcie/speed",
+        "pcie/current_speed",
+        "pcie/pcie_speed",
+    ),
+    "model": (amd_json.parse_name, "asic/market_name"),
     "vbios": (
-        *(parse_name, "vbios/part_number", "vbios/version"),
+        *(amd_json.parse_name, "vbios/part_number", "vbios/version"),
         *("ifwi/part_number", "ifwi/version"),
     ),
-    "memory_total_mb": (megabytes, "mem_usage/total_vram", "mem_usage/vram", "vram/size"),
-    "memory_used_mb": (megabytes, "mem_usage/used_vram"),
+    "memory_total_mb": (amd_json.megabytes, "mem_usage/total_vram", "mem_usage/vram", "vram/size"),
+    "memory_used_mb": (amd_json.megabytes, "mem_usage/used_vram"),
 }
 #: Likewise, of those that are read after the errors of memory.
 _AMD_SMI_MAXIMA: Mapping[str, tuple[Any, ...]] = {
-    "pcie_generation_max": (generation, "bus/max_pcie_speed", "bus/pcie_speed"),
-    "pcie_width_max": (lanes, "bus/max_pcie_width", "bus/max_pcie_lanes", "bus/pcie_lanes"),
+    "pcie_generation_max": (amd_json.generation, "bus/max_pcie_speed", "bus/pcie_speed"),
+    "pcie_width_max": (
+        amd_json.lanes,
+        "bus/max_pcie_width",
+        "bus/max_pcie_lanes",
+        "bus/pcie_lanes",
+    ),
 }
 _POWER_LIMITS = ("limit/socket_power", "limit/current_power", "limit/power")
 
 
 def _gpu(static: Json, metric: Json, kfd: Kfd, links: Mapping[str, Any]) -> AmdGpu:
-    """One device of amd-smi."""
     reader = Reader(static, metric)
-    pci_address = address(reader.raw("bus/bdf"))
-    device = (text(reader.raw("asic/device_id")) or "").lower()
+    pci_address = amd_json.address(reader.raw("bus/bdf"))
+    device = (amd_json.text(reader.raw("asic/device_id")) or "").lower()
     instinct = is_server_board(device)
     temperature, slowdown = hottest_sensor(
         (_sensor(reader, "hotspot", "junction"), _sensor(reader, "edge", "edge"))
@@ -339,11 +312,11 @@ def _gpu(static: Json, metric: Json, kfd: Kfd, links: Mapping[str, Any]) -> AmdG
     fields.update((field, reader.get(field, *row)) for field, row in _AMD_SMI_MAXIMA.items())
     return AmdGpu(
         **fields,
-        index=whole_number(static.get("gpu")) or 0,
+        index=amd_json.whole_number(static.get("gpu")) or 0,
         vendor="amd",
         pci_address=pci_address,
-        uuid=text(reader.raw("asic/asic_serial")),
-        serial=text(reader.raw("board/product_serial")),
+        uuid=amd_json.text(reader.raw("asic/asic_serial")),
+        serial=amd_json.text(reader.raw("board/product_serial")),
         ecc=ecc,
         ecc_uncorrectable_volatile=uncorrectable,
         ecc_correctable_volatile=correctable,
@@ -356,11 +329,11 @@ def _gpu(static: Json, metric: Json, kfd: Kfd, links: Mapping[str, Any]) -> AmdG
         memory_temperature_c=memory,
         memory_temperature_max_c=memory_max,
         processes=kfd.processes.get(pci_address, ()),
-        idle=idle(kfd, pci_address),
+        idle=amd_json.idle(kfd, pci_address),
         links=links.get(pci_address, ()),
         xgmi_errors=_xgmi_errors(reader),
         partition=partition_modes(reader),
-        power_limit_w=reader.get("power_limit_w", whole_number, *_POWER_LIMITS),
+        power_limit_w=reader.get("power_limit_w", amd_json.whole_number, *_POWER_LIMITS),
         virtual=device in MODELS and MODELS[device].virtual,
         unread=unread_fields(reader),
     )
@@ -373,12 +346,16 @@ def parse_amd_smi(
 
     links_error: why the tool could not read the links
     """
-    metrics = {whole_number(entry.get("gpu")): entry for entry in entries(metric)}
+    metrics = {
+        amd_json.whole_number(entry.get("gpu")): entry for entry in amd_json.entries(metric)
+    }
     links = _links(xgmi)
     addresses = set()
-    for entry in entries(static):
-        gpu = _gpu(entry, metrics.get(whole_number(entry.get("gpu")), {}), kfd, links)
-        later_partition = whole_number(value_at(entry, "partition", "partition_id"))
+    for entry in amd_json.entries(static):
+        gpu = _gpu(entry, metrics.get(amd_json.whole_number(entry.get("gpu")), {}), kfd, links)
+        later_partition = amd_json.whole_number(
+            amd_json.value_at(entry, "partition", "partition_id")
+        )
         if gpu.pci_address in addresses or later_partition:
             continue
         addresses.add(gpu.pci_address)
@@ -398,7 +375,7 @@ def parse_amd_smi(
 def cards(printed: str) -> dict[int, dict[str, Any]]:
     """Number -> that card of rocm-smi, with its keys in lower case."""
     cards_by_index: dict[int, dict[str, Any]] = {}
-    for document in documents(printed):
+    for document in amd_json.documents(printed):
         for name, card in document.items() if isinstance(document, dict) else ():
             match = re.fullmatch(r"card([0-9]{1,3})", name)
             if match and isinstance(card, dict):
@@ -410,21 +387,21 @@ def parse_rocm_smi(printed: str, kfd: Kfd) -> Iterator[AmdGpu]:
     """The devices in what rocm-smi printed."""
     for index, card in sorted(cards(printed).items()):
         reader = Reader(card)
-        pci_address = address(card.get("pci bus"))
+        pci_address = amd_json.address(card.get("pci bus"))
         link_text = reader.raw("pcie clock level")
-        link = re.search(r"\(([0-9.]+)GT/s x([0-9]+)\)", text(link_text) or "")
+        link = re.search(r"\(([0-9.]+)GT/s x([0-9]+)\)", amd_json.text(link_text) or "")
         speed, width = (link[1], link[2]) if link else (None, None)
         if link is None:
             reader.note_error("pcie_width", link_text)
         else:
-            if generation(speed) is None:
-                reader.note_unreadable("pcie_generation", generation, speed)
-            if lanes(width) is None:
-                reader.note_unreadable("pcie_width", lanes, width)
-        total = reader.get("memory_total_mb", number, "vram total memory (b)")
-        used = reader.get("memory_used_mb", number, "vram total used memory (b)")
+            if amd_json.generation(speed) is None:
+                reader.note_unreadable("pcie_generation", amd_json.generation, speed)
+            if amd_json.lanes(width) is None:
+                reader.note_unreadable("pcie_width", amd_json.lanes, width)
+        total = reader.get("memory_total_mb", amd_json.number, "vram total memory (b)")
+        used = reader.get("memory_used_mb", amd_json.number, "vram total used memory (b)")
         # ROCm 5 calls the device's id "GPU ID"; since ROCm 6 this is another number.
-        device = (text(reader.raw("device id", "gpu id")) or "").lower()
+        device = (amd_json.text(reader.raw("device id", "gpu id")) or "").lower()
         instinct = is_server_board(device)
         # Radeon boards count millions of errors that never happened.
         ras = kfd.ras.get(pci_address) if instinct else None
@@ -445,17 +422,17 @@ def parse_rocm_smi(printed: str, kfd: Kfd) -> Iterator[AmdGpu]:
             index=index,
             vendor="amd",
             pci_address=pci_address,
-            model=reader.get("model", parse_name, "card series", "device name"),
-            uuid=text(card.get("unique id")),
-            serial=text(card.get("serial number")),
-            vbios=reader.get("vbios", parse_name, "vbios version"),
+            model=reader.get("model", amd_json.parse_name, "card series", "device name"),
+            uuid=amd_json.text(card.get("unique id")),
+            serial=amd_json.text(card.get("serial number")),
+            vbios=reader.get("vbios", amd_json.parse_name, "vbios version"),
             memory_total_mb=None if total is None else int(total) >> 20,
             memory_used_mb=None if used is None else int(used) >> 20,
             ecc_uncorrectable_volatile=ras[0] if ras else None,
             ecc_correctable_volatile=ras[1] if ras else None,
             retired_pending=kfd.unreserved.get(pci_address),
-            pcie_generation=generation(speed),
-            pcie_width=lanes(width),
+            pcie_generation=amd_json.generation(speed),
+            pcie_width=amd_json.lanes(width),
             throttle=level,
             throttled=True if level else None,
             temperature_c=temperature,
@@ -463,10 +440,158 @@ def parse_rocm_smi(printed: str, kfd: Kfd) -> Iterator[AmdGpu]:
             memory_temperature_c=memory,
             memory_temperature_max_c=limits.get("mem"),
             processes=kfd.processes.get(pci_address, ()),
-            idle=idle(kfd, pci_address),
+            idle=amd_json.idle(kfd, pci_address),
             partition=partition_modes(reader),
             power_limit_w=reader.get(
-                "power_limit_w", whole_number, "max graphics package power (w)"
+                "power_limit_w", amd_json.whole_number, "max graphics package power (w)"
             ),
             unread=unread_fields(reader),
         )
+
+
+# --- The section that runs the tools, and its answer.
+
+_BIN = "/opt/rocm/bin"
+
+# Print the kernel's counts, then run the tool, unless an earlier run hangs. A tool is a Python
+# script; the process is called python3 when env started the script.
+_SCRIPT = rf"""
+    PATH=$PATH:{_BIN}
+    nr_have amd-smi rocm-smi
+    if [ ! -d /sys/module/amdgpu ]; then echo module=no; exit 0; fi
+    nr_value version /sys/module/amdgpu/version
+    {amd_json.KFD_SCRIPT}
+    for nr_file in $(grep -alsE '\((amd-smi|rocm-smi|python[0-9.]*)\) D ' /proc/[0-9]*/stat); do
+        # Any user can give a process such a name, and have it wait there.
+        nr_is_roots "${{nr_file%/stat}}" || continue
+        if grep -aqsE '/?(amd|rocm)[-_]smi' "${{nr_file%stat}}cmdline"; then
+            nr_file=${{nr_file%/stat}}
+            printf 'stuck=%s\n' "${{nr_file##*/}}"
+            exit 0
+        fi
+    done
+    nr_run() {{
+        printf '\n@%s run %s\n' "$NR" "$1"
+        shift
+        nr_answer "$@"
+        printf '\n@%s ran %s\n' "$NR" "$nr_status"
+        return $nr_status
+    }}
+    if command -v amd-smi >/dev/null; then
+        nr_run static amd-smi static --json && nr_run metric amd-smi metric --json &&
+            nr_run xgmi amd-smi xgmi --json
+    else
+        grep -asH '' {DRIVER}/*/ras/*_err_count \
+            {DRIVER}/*/hwmon/hwmon*/temp[1-3]_crit {DRIVER}/*/hwmon/hwmon*/temp[1-3]_label
+        nr_run rocm rocm-smi -a --json
+    fi
+    exit 0
+    """
+
+
+# 64 devices of 8 partitioned GPUs print about 30 kB each.
+SECTION = Section(
+    "amd",
+    lambda policy: _SCRIPT,
+    timeout_s=20,
+    cap_bytes=3 << 20,
+    parallel=True,
+    when="command -v amd-smi >/dev/null || command -v rocm-smi >/dev/null"
+    f" || [ -x {_BIN}/amd-smi ] || [ -x {_BIN}/rocm-smi ]",
+)
+
+
+@dataclass(frozen=True)
+class _ToolCall:
+    """The output of one call of the tool; ``status`` is None when the call did not end."""
+
+    printed: str
+    status: int | None
+
+    @property
+    def last_line(self) -> str:
+        return (self.printed.strip().splitlines() or [""])[-1].strip()
+
+
+def _tool_calls(output: Output) -> dict[str, _ToolCall]:
+    mark = re.escape(f"@{output.nonce}")
+    calls = {}
+    for section in re.split(rf"^{mark} run ", output.text, flags=re.M)[1:]:
+        name, _, body = section.partition("\n")
+        end = re.search(rf"^{mark} ran ([0-9]{{1,3}})\s*\Z", body, re.M)
+        printed = body[: end.start()] if end else body
+        calls[name] = _ToolCall(printed, int(end[1]) if end else None)
+    return calls
+
+
+def _call_failure(tool: str, name: str, call: _ToolCall | None, output: Output) -> Tool | None:
+    """The tool's failure, where the call of this name failed; else None."""
+    if call is None or call.status is None:
+        if output.truncated:
+            return Tool(tool, "nonsense", "its output is too long")
+        return Tool(tool, "timed out", name)
+    devices = cards(call.printed) if name == "rocm" else list(amd_json.entries(call.printed))
+    # For each value that a board lacks, rocm-smi sets its exit status and continues.
+    if call.status != 0 and not (name == "rocm" and call.status in (1, 2) and devices):
+        return Tool(tool, "failed", f"exit status {call.status}: {call.last_line}"[:160])
+    return None if devices else Tool(tool, "nonsense", call.printed.strip()[:160])
+
+
+#: The answer of a version without this command, and of a board without such links.
+_NO_LINKS = re.compile(r"not supported|not_supported|invalid choice|unrecognized|usage:|N/A", re.I)
+
+
+def _links_error(call: _ToolCall | None) -> str:
+    """Why ``amd-smi xgmi`` could not read the links; "" where it read them, or where there are
+    none.
+    """
+    if call is None or call.status == 0:
+        return ""
+    if call.status is None:
+        return "" if list(amd_json.entries(call.printed)) else "amd-smi xgmi timed out"
+    if _NO_LINKS.search(call.printed):
+        return ""
+    return f"amd-smi xgmi: {call.last_line or f'exit status {call.status}'}"[:80]
+
+
+def _tool(output: Output, before: str, calls: Mapping[str, _ToolCall]) -> Tool:
+    """The tool and its state; a failure of ``xgmi`` alone does not count."""
+    installed = re.findall(r"^have=(amd-smi|rocm-smi)$", before, re.M)
+    if not installed:
+        # Without its first line, the section ended before its search for a tool.
+        timed_out = output.rc is None and not output.truncated
+        return Tool("amd-smi", "timed out" if timed_out else "missing")
+    name = installed[0]
+    if stuck := re.search(r"^stuck=([0-9]+)$", before, re.M):
+        return Tool(name, "stuck", f"process {stuck[1]} hangs in the kernel")
+    if re.search(r"^module=no$", before, re.M):
+        return Tool(name, "failed", "the kernel module amdgpu is not loaded")
+    for call in ("static", "metric") if name == "amd-smi" else ("rocm",):
+        if failure := _call_failure(name, call, calls.get(call), output):
+            return failure
+    return Tool(name, "ok")
+
+
+def _driver(before: str) -> str | None:
+    """The version of amdgpu when it comes from ROCm; "in-tree" when it is the kernel's own."""
+    if version := re.search(r"^version=(.+)$", before, re.M):
+        return version[1].strip()
+    loaded = before.startswith("have=") and not re.search(r"^module=no$", before, re.M)
+    return "in-tree" if loaded else None
+
+
+def parse(output: Output) -> tuple[tuple[AmdGpu, ...], Tool, str | None]:
+    """The devices, the tool with its state, and the driver's version."""
+    before = re.split(rf"^@{re.escape(output.nonce)} run ", output.text, maxsplit=1, flags=re.M)[0]
+    calls = _tool_calls(output)
+    tool = _tool(output, before, calls)
+    kfd = amd_json.parse_kfd(before)
+    if "rocm" in calls:
+        gpus = tuple(parse_rocm_smi(calls["rocm"].printed, kfd))
+    else:
+        static, metric, xgmi = (
+            calls[name].printed if name in calls else "" for name in ("static", "metric", "xgmi")
+        )
+        links_error = _links_error(calls.get("xgmi"))
+        gpus = tuple(parse_amd_smi(static, metric, xgmi, kfd, links_error))
+    return gpus, tool, _driver(before)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, Subject, check
-from nodeready.core.severity import GUIDELINES, drifts, loses_job, slows_job
+from nodeready.core.result import Result, Subject, check, join_names
+from nodeready.core.severity import GUIDELINES, XID_CATALOG, drifts, loses_job, slows_job
+from nodeready.subjects.gpus import health, link_checks, xids
 from nodeready.subjects.gpus.facts import PROBE, compared, learned
-from nodeready.subjects.gpus.fault_checks import kernel_faults
 from nodeready.subjects.gpus.findings import (
     DRIVERS,
     expected_gpus,
     findings_text,
-    first_few,
     is_guest,
     judge_each,
     no_gpu_reason,
@@ -22,18 +22,174 @@ from nodeready.subjects.gpus.findings import (
     unshown_reason,
     vendor_tool_of,
 )
-from nodeready.subjects.gpus.gpu import Gpu, Gpus
-from nodeready.subjects.gpus.health import (
-    device_access,
-    ecc_errors,
-    pcie,
-    recovery,
-    remapped_rows,
-    retired_pages,
-    temperature,
-    throttle,
+from nodeready.subjects.gpus.gpu import Gpu, Gpus, KernelFault
+
+# --- The faults of GPUs in the kernel's log of this boot.
+
+#: The actions for faults of the node; the others need none, or are an application's.
+_NODE_ACTIONS = (xids.ISOLATE, xids.REBOOT, xids.RESET)
+_VENDOR = "open a case with the vendor if it comes back"
+_RELOAD = "load the driver's module anew, or reboot: programs of another version asked for it"
+_NO_ADDRESS = "set Above 4G Decoding in the firmware's setup, or pci=realloc=on, then reboot"
+_KEEP_LOG = (
+    "read the older lines by hand (/var/log/kern.log, a log server); from the next boot on: "
+    "systemd-journald, or log_buf_len=16M on the kernel's command line"
 )
-from nodeready.subjects.gpus.link_checks import fabric_manager, nvlink, xgmi_errors
+_MAX_CHARACTERS = 70
+_COST = loses_job(
+    *("monitor", "configure", "reset_gpu", "reload_driver", "reboot", "replace"),
+    source=f"{XID_CATALOG}; the messages of amdgpu",
+)
+#: The action of a fault -> the first rung of the ladder.
+_RUNGS = {
+    xids.ISOLATE: "replace",
+    xids.REBOOT: "reboot",
+    xids.RESET: "reset_gpu",
+    xids.MONITOR: "monitor",
+}
+
+
+def _describe(fault: KernelFault) -> str:
+    """``Xid 79 GPU has fallen off the bus``; for the rest, the line without its device."""
+    if fault.source == "xid" and fault.code is not None:
+        xid = xids.XIDS.get(fault.code)
+        return f"Xid {fault.code} {xid.meaning}" if xid else f"unknown Xid {fault.code}"
+    text = re.sub(
+        r"^(NVRM:|nvidia-nvswitch\d+:|amdgpu:|kfd kfd:( amdgpu:)?|(amdgpu|nvidia|pcieport) \S+:"
+        r"( amdgpu:)?)\s*",
+        "",
+        fault.text,
+    )
+    text = re.sub(r"^GPU [0-9a-f:.]+:\s*", "", text)
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 1]}…"
+
+
+def _device_name(observed: Gpus, fault: KernelFault) -> str:
+    """``gpu 3 (0000:5e:00.0)``; the address alone when no tool shows the device."""
+    for gpu in observed.gpus:
+        if gpu.pci_address == fault.pci_address:
+            return f"gpu {gpu.index} ({gpu.pci_address})"
+    return fault.pci_address or "an unnamed device"
+
+
+def _gravity(fault: KernelFault) -> int:
+    return xids.ACTIONS.index(fault.action)
+
+
+def faults_in_words(observed: Gpus, faults: Iterable[KernelFault]) -> str:
+    """The faults in words: fault, devices and count; the gravest action first."""
+    groups: dict[str, list[KernelFault]] = {}
+    for fault in sorted(faults, key=_gravity):
+        groups.setdefault(_describe(fault), []).append(fault)
+    words = []
+    for description, group in groups.items():
+        times = sum(fault.count for fault in group)
+        devices = join_names(list(dict.fromkeys(_device_name(observed, fault) for fault in group)))
+        words.append(f"{description}: {devices}" + (f", {times} times" if times > 1 else ""))
+    return join_names(words)
+
+
+def _fix(observed: Gpus, worst: KernelFault) -> str:
+    device = _device_name(observed, worst)
+    if worst.action == xids.ISOLATE:
+        return f"drain the node and open a case with the vendor: {device}"
+    if " is 0M @" in worst.text:
+        return _NO_ADDRESS
+    if worst.action == xids.REBOOT:
+        return f"drain and reboot the node; {_VENDOR}: {device}"
+    if worst.source == "sxid":
+        return f"drain, then reset all GPUs and restart the fabric manager; {_VENDOR}"
+    address = worst.pci_address or ""
+    # Another function of the same card counts, and so does a GPU that the tool does not show.
+    cards = {gpu.address[:10] for gpu in observed.pci if gpu.vendor == "amd"}
+    if worst.source == "amdgpu" or address[:10] in cards:
+        indexes = {(gpu.pci_address or "")[:10]: gpu.index for gpu in observed.amd}
+        index = indexes.get(address[:10], "N")
+        return f"drain, then amd-smi reset --gpureset --gpu {index}; {_VENDOR}"
+    return f"drain, then nvidia-smi --gpu-reset -i {worst.pci_address or 'N'}; {_VENDOR}"
+
+
+def _is_cleared(observed: Gpus, fault: KernelFault) -> bool:
+    """Whether the driver reports that the device needs no reset any more.
+
+    The log keeps a fault after the reset that repaired it, and NVIDIA's driver logs no reset. Only
+    a driver that names its recovery action takes such faults into account (Xid 154). The
+    ``reset_required`` of older drivers is about other faults.
+    """
+    return (
+        fault.action == xids.RESET
+        and xids.is_cleared_by_action(fault.code, observed.driver)
+        and any(
+            gpu.recovery_named and gpu.recovery == "none" and gpu.pci_address == fault.pci_address
+            for gpu in observed.gpus
+        )
+    )
+
+
+@check("gpus.kernel_faults", _COST, settings=("xid_ignore",),
+       expects="no fault of a GPU since the boot", fix=(
+    f"drain, then nvidia-smi --gpu-reset -i PCI ADDRESS; {_VENDOR}",
+    "drain the node and open a case with the vendor: WHERE",
+    f"drain and reboot the node; {_VENDOR}: WHERE",
+    f"drain, then reset all GPUs and restart the fabric manager; {_VENDOR}",
+    f"drain, then amd-smi reset --gpureset --gpu INDEX; {_VENDOR}",
+    _VENDOR,
+    _RELOAD,
+    _NO_ADDRESS,
+    _KEEP_LOG,
+))  # fmt: skip
+def kernel_faults(observed: Gpus, policy: Policy) -> Result:
+    """The kernel has reported no fault of a GPU since the boot (policy xid_ignore).
+
+    A fault of the device fails, with the remedy of NVIDIA's Xid catalog or of amdgpu's message:
+    isolate, reboot or reset. A fault to monitor, or from which the driver has recovered, warns. A
+    fault that an application caused in itself (13, 31, 43, 45, a page fault) is not the node's. A
+    ring buffer that begins after the boot may have lost a fault: without a journal, a warning.
+    """
+    if reason := no_gpu_reason(observed):
+        return kernel_faults.na(reason)
+    log = observed.kernel_log
+    if not log.works:
+        return kernel_faults.unknown(log.state_text)
+    source = f"{log.name} ({log.detail})"
+    # Screens, a processor's own graphics, and GPUs of guests.
+    judged = {gpu.address for gpu in expected_gpus(observed)}
+    judged |= {gpu.pci_address for gpu in observed.gpus}
+    unjudged = {gpu.address for gpu in observed.pci} - judged
+    faults = [
+        fault
+        for fault in observed.kernel_faults
+        if not (fault.source == "xid" and fault.code in policy.xid_ignore)
+        and fault.pci_address not in unjudged
+    ]
+    node_faults = [
+        fault
+        for fault in faults
+        if fault.action in _NODE_ACTIONS and not _is_cleared(observed, fault)
+    ]
+    if node_faults:
+        worst = min(node_faults, key=_gravity)
+        fix, actions = _fix(observed, worst), _COST.since(_RUNGS[worst.action])
+        if fix == _NO_ADDRESS:
+            actions = ("configure",)
+        text = faults_in_words(observed, node_faults)
+        return kernel_faults.fail(text, source, fix, actions=actions)
+    watched = [fault for fault in faults if fault.action != xids.APPLICATION]
+    if watched:
+        is_mismatch = all(fault.text.startswith("NVRM: API mismatch") for fault in watched)
+        fix, actions = _VENDOR, ("monitor", "replace")
+        if is_mismatch:
+            fix, actions = _RELOAD, ("reload_driver", "reboot")
+        return kernel_faults.warn(faults_in_words(observed, watched), source, fix, actions=actions)
+    start = log.detail.partition(", which ")[2]
+    start_text = f" in a log that {start}" if start else ""
+    words = f"none{start_text}"
+    if faults:
+        words = f"only of applications{start_text}: {faults_in_words(observed, faults)}"
+    if start_text and log.detail.startswith("dmesg"):
+        return kernel_faults.warn(words, source, _KEEP_LOG, actions=("configure",))
+    return kernel_faults.ok(words, source)
+
 
 _PCI = "/sys/bus/pci/devices"
 _COST_ABSENT = loses_job(
@@ -42,12 +198,8 @@ _COST_ABSENT = loses_job(
 _SEE_LOG, _LOAD = "see the kernel's log; reset or reseat it", "install or load the driver"
 
 
-@check(
-    "gpus.present",
-    _COST_ABSENT,
-    fix=(_SEE_LOG, _LOAD),
-    expects="each GPU has its driver and is shown",
-)
+@check("gpus.present", _COST_ABSENT, expects="each GPU has its driver and is shown",
+       fix=(_SEE_LOG, _LOAD))  # fmt: skip
 def present(observed: Gpus, policy: Policy) -> Result:
     """Each GPU on the PCI bus has its driver and is shown by its vendor's tool.
 
@@ -73,7 +225,7 @@ def present(observed: Gpus, policy: Policy) -> Result:
     if words:
         actions = _COST_ABSENT.since("reset_gpu") if not_shown else ()
         fix = _SEE_LOG if not_shown else _LOAD
-        return present.fail(first_few(words), _PCI, fix, actions=actions)
+        return present.fail(join_names(words), _PCI, fix, actions=actions)
     if hidden := unshown_reason(observed):
         return present.unknown(hidden)
     return present.ok(f"{len(gpus) or len(observed.gpus)} GPUs", _PCI)
@@ -86,12 +238,8 @@ _PACKAGES = {
 _REBOOT, _TRY = "reboot the node: it cannot be ended", "run it by hand; see dmesg"
 
 
-@check(
-    "gpus.tool",
-    loses_job("inspect", "install", "reboot"),
-    fix=(_REBOOT, _TRY),
-    expects="the vendor's tool answers",
-)
+@check("gpus.tool", loses_job("inspect", "install", "reboot"), expects="the vendor's tool answers",
+       fix=(_REBOOT, _TRY))  # fmt: skip
 def tool(observed: Gpus, policy: Policy) -> Result:
     """The vendor's tool answers: most other checks need its answer.
 
@@ -123,12 +271,9 @@ def tool(observed: Gpus, policy: Policy) -> Result:
     return tool.ok(", ".join(f"{tool.name} {tool.detail}".strip() for tool in tools.values()))
 
 
-@check(
-    "gpus.count",
-    loses_job("reboot", "power_cycle", "reseat", "replace", source=GUIDELINES),
-    settings=("gpu_count",),
-    fix="see the kernel's log and the BMC; reseat or replace it",
-)
+@check("gpus.count", loses_job("reboot", "power_cycle", "reseat", "replace", source=GUIDELINES),
+       settings=("gpu_count",),
+       fix="see the kernel's log and the BMC; reseat or replace it")  # fmt: skip
 def count(observed: Gpus, policy: Policy) -> Result:
     """The PCI bus shows as many GPUs as the policy says.
 
@@ -161,12 +306,8 @@ def model(observed: Gpus, policy: Policy) -> Result:
 _INSTALL = "install that driver, then reboot"
 
 
-@check(
-    "gpus.driver",
-    loses_job("install", "reboot"),
-    settings=("gpu_driver",),
-    fix=("install or load NAME; see dmesg", _INSTALL),
-)
+@check("gpus.driver", loses_job("install", "reboot"), settings=("gpu_driver",),
+       fix=("install or load NAME; see dmesg", _INSTALL))  # fmt: skip
 def driver(observed: Gpus, policy: Policy) -> Result:
     """The kernel driver is loaded, in the policy's version where that names one."""
     if reason := no_gpu_reason(observed):
@@ -189,12 +330,8 @@ def driver(observed: Gpus, policy: Policy) -> Result:
     return driver.ok(", ".join(words) or "loaded", expected=expected)
 
 
-@check(
-    "gpus.vbios",
-    drifts("install"),
-    settings=("gpu_vbios",),
-    fix="update the firmware with the vendor's package",
-)
+@check("gpus.vbios", drifts("install"), settings=("gpu_vbios",),
+       fix="update the firmware with the vendor's package")  # fmt: skip
 def vbios(observed: Gpus, policy: Policy) -> Result:
     """Each GPU's firmware is one of the policy's versions."""
     versions = policy.gpu_vbios
@@ -220,12 +357,10 @@ _AMD_ECC = "see amdgpu.ras_enable and ras_mask on the kernel's command line, the
 _DELIVERED_WITHOUT_ECC = re.compile(r"\b(GeForce|Quadro|TITAN|RTX)\b(?!.*Server Edition)")
 
 
-@check(
-    "gpus.ecc_mode",
-    loses_job("configure", "reset_gpu", "reboot", source="nvidia-smi(1), --ecc-config"),
-    settings=("gpu_ecc",),
-    fix=("nvidia-smi -e INT, then reset the GPU or reboot", _AMD_ECC),
-)
+@check("gpus.ecc_mode",
+       loses_job("configure", "reset_gpu", "reboot", source="nvidia-smi(1), --ecc-config"),
+       settings=("gpu_ecc",),
+       fix=("nvidia-smi -e INT, then reset the GPU or reboot", _AMD_ECC))  # fmt: skip
 def ecc_mode(observed: Gpus, policy: Policy) -> Result:
     """ECC is as the policy has it, now and after the next reset of the GPU."""
     if policy.gpu_ecc == "any":
@@ -249,12 +384,8 @@ def ecc_mode(observed: Gpus, policy: Policy) -> Result:
     )
 
 
-@check(
-    "gpus.persistence",
-    slows_job("configure"),
-    settings=("gpu_persistence",),
-    fix="systemctl enable --now nvidia-persistenced, or nvidia-smi -pm INT",
-)
+@check("gpus.persistence", slows_job("configure"), settings=("gpu_persistence",),
+       fix="systemctl enable --now nvidia-persistenced, or nvidia-smi -pm INT")  # fmt: skip
 def persistence(observed: Gpus, policy: Policy) -> Result:
     """NVIDIA's driver stays loaded between jobs, as the policy has it.
 
@@ -277,12 +408,8 @@ def persistence(observed: Gpus, policy: Policy) -> Result:
 _DIVIDE = "amd-smi set --compute-partition MODE and --memory-partition MODE, when no job runs"
 
 
-@check(
-    "gpus.mig",
-    loses_job("configure"),
-    settings=("gpu_mig",),
-    fix=("nvidia-smi -mig INT, when no job runs", _DIVIDE),
-)
+@check("gpus.mig", loses_job("configure"), settings=("gpu_mig",),
+       fix=("nvidia-smi -mig INT, when no job runs", _DIVIDE))  # fmt: skip
 def mig(observed: Gpus, policy: Policy) -> Result:
     """MIG is as the policy has it, now and after the next reset: it splits a GPU into several.
 
@@ -324,7 +451,7 @@ def processes(observed: Gpus, policy: Policy) -> Result:
         return processes.na("jobs may run: gpu_idle is off")
 
     def find_problem(gpu: Gpu) -> str:
-        return first_few(
+        return join_names(
             f"pid {process.pid} {process.name}"
             + ("" if process.memory_mb is None else f" {process.memory_mb} MiB")
             for process in gpu.processes
@@ -339,36 +466,19 @@ def processes(observed: Gpus, policy: Policy) -> Result:
     )
 
 
+_ELEMENTS = {
+    "pci": "address", "nvidia": "pci_address", "nvidia.links": "index", "amd": "pci_address",
+    "amd.links": "index", "device_files": "path", "kernel_faults": "source code pci_address",
+}  # fmt: skip
+#: In the order of the reports.
+_CHECKS = (
+    present, tool, count, model, driver, vbios, health.recovery, ecc_mode, health.ecc_errors,
+    health.remapped_rows, health.retired_pages, health.pcie, health.throttle, health.temperature,
+    persistence, mig, processes, link_checks.nvlink, link_checks.xgmi_errors,
+    link_checks.fabric_manager, health.device_access, kernel_faults,
+)  # fmt: skip
 SUBJECT = Subject(
-    "gpus",
-    __doc__,
-    checks=(
-        present,
-        tool,
-        count,
-        model,
-        driver,
-        vbios,
-        recovery,
-        ecc_mode,
-        ecc_errors,
-        remapped_rows,
-        retired_pages,
-        pcie,
-        throttle,
-        temperature,
-        persistence,
-        mig,
-        processes,
-        nvlink,
-        xgmi_errors,
-        fabric_manager,
-        device_access,
-        kernel_faults,
-    ),
-    probe=PROBE,
-    compared=compared,
-    learned=learned,
+    "gpus", __doc__, checks=_CHECKS, probe=PROBE, compared=compared, learned=learned,
     kinds=FactKinds(
         volatile="""
             detail aer
@@ -391,14 +501,6 @@ SUBJECT = Subject(
         """,
         versions="driver amd_driver cuda vbios",
         unique="serial uuid fabric_clique",
-        elements={
-            "pci": "address",
-            "nvidia": "pci_address",
-            "nvidia.links": "index",
-            "amd": "pci_address",
-            "amd.links": "index",
-            "device_files": "path",
-            "kernel_faults": "source code pci_address",
-        },
+        elements=_ELEMENTS,
     ),
-)
+)  # fmt: skip

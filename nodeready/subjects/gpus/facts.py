@@ -12,10 +12,9 @@ from nodeready.core.base import Output, Probe, Section
 from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.parsed_template import fast_replace
 from nodeready.core.policy import Policy
-from nodeready.subjects.gpus import amd, amd_gpu, kernel_log, nvidia, nvlink
+from nodeready.subjects.gpus import amd_gpu, kernel_log, nvidia
 from nodeready.subjects.gpus.gpu import DeviceFile, Gpu, Gpus, PciGpu
-from nodeready.subjects.gpus.nvidia import NvidiaSmi
-from nodeready.subjects.gpus.nvlink import NvLinks
+from nodeready.subjects.gpus.nvidia import NvidiaSmi, NvLinks
 
 # --- The PCI bus, the drivers of its GPUs, and the device files that jobs open.
 #
@@ -208,7 +207,7 @@ def _with_links(gpu: Gpu, links: NvLinks, shown_models: Container[str | None]) -
     if (
         has_answered
         and uuid not in links.links
-        and (gpu.model in shown_models or nvlink.is_on_board(gpu))
+        and (gpu.model in shown_models or nvidia.is_on_board(gpu))
     ):
         words = "nvidia-smi nvlink does not show it"
     unread = (("links", words),) if words else ()
@@ -219,9 +218,9 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gpus:
     """The GPUs. A tool that fails is a `Tool`; raises ProbeError when the bus was not read."""
     pci = parse_pci(outputs[SECTION.name])
     smi = nvidia.parse(outputs[nvidia.SECTION.name])
-    links = nvlink.parse_nvlink(outputs[nvlink.NVLINK_SECTION.name])
+    links = nvidia.parse_nvlink(outputs[nvidia.NVLINK_SECTION.name])
     shown_models = {gpu.model for gpu in smi.gpus if links.links.get(gpu.uuid or "")}
-    amd_gpus, amd_tool, amd_driver = amd.parse(outputs[amd.SECTION.name])
+    amd_gpus, amd_tool, amd_driver = amd_gpu.parse(outputs[amd_gpu.SECTION.name])
     faults, log = kernel_log.parse(outputs[kernel_log.SECTION.name])
     return Gpus(
         pci=pci.gpus,
@@ -243,7 +242,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gpus:
 
 PROBE = Probe(
     "gpus",
-    (SECTION, nvidia.SECTION, nvlink.NVLINK_SECTION, amd.SECTION, kernel_log.SECTION),
+    (SECTION, nvidia.SECTION, nvidia.NVLINK_SECTION, amd_gpu.SECTION, kernel_log.SECTION),
     parse,
 )
 

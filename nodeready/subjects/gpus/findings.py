@@ -7,11 +7,10 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from nodeready.core.base import cached_last
-from nodeready.core.result import Check, Result, join_first
-from nodeready.subjects.gpus.amd_gpu import is_integrated
+from nodeready.core.result import Check, Result, join_names
+from nodeready.core.text import join_ranges, range_text
 from nodeready.subjects.gpus.gpu import Gpu, Gpus, PciGpu, Tool
-from nodeready.subjects.iommu.instincts import MODELS
-from nodeready.subjects.ports.port_ranges import join_ranges, range_text
+from nodeready.subjects.iommu.facts import MODELS, is_integrated
 
 #: The kernel driver that a vendor's tool works with.
 DRIVERS = {"nvidia": "nvidia", "amd": "amdgpu"}
@@ -87,13 +86,8 @@ def unshown_reason(observed: Gpus, vendor: str = "") -> str:
         if lost := unshown_gpus(observed, name):
             state = "does not show" if tool.works else f"{tool.state}:"
             detail = f" ({tool.detail})" if tool.detail and not tool.works else ""
-            words.append(f"{tool.name} {state} {first_few(gpu.address for gpu in lost)}{detail}")
+            words.append(f"{tool.name} {state} {join_names(gpu.address for gpu in lost)}{detail}")
     return "; ".join(words)
-
-
-def first_few(texts: Iterable[str]) -> str:
-    """``a, b, c, d and 3 more``."""
-    return join_first(texts, ", ", _SHOWN)
 
 
 def findings_text(findings: Iterable[tuple[Gpu, str]]) -> str:
@@ -112,10 +106,9 @@ def findings_text(findings: Iterable[tuple[Gpu, str]]) -> str:
     return "; ".join(words[:_SHOWN] + hidden)
 
 
-def distinct_values(gpus: Iterable[Gpu], value: Callable[[Gpu], Any]) -> str:
-    """The different values of these GPUs, each once."""
-    values = dict.fromkeys(value(gpu) for gpu in gpus)
-    return first_few(str(item) for item in values if item is not None)
+def distinct_values(values: Iterable[Any]) -> str:
+    """The different values, without None, each once."""
+    return join_names(str(value) for value in dict.fromkeys(values) if value is not None)
 
 
 def tool_names(gpus: Iterable[Gpu], observed: Gpus) -> str:
@@ -130,7 +123,7 @@ def unreadable_text(observed: Gpus, reads: Collection[str]) -> str:
     for gpu in observed.gpus:
         words = dict.fromkeys(text for field, text in gpu.unread if field in reads)
         if words:
-            unread_gpus.append((gpu, f"its tool cannot tell: {first_few(words)}"))
+            unread_gpus.append((gpu, f"its tool cannot tell: {join_names(words)}"))
     return findings_text(unread_gpus) if unread_gpus else ""
 
 
@@ -173,7 +166,8 @@ def judge_each(
     value = attrgetter(field) if isinstance(field, str) else field
     if isinstance(field, str):
         reads = reads or (field,)
-    gpus_with_value = [gpu for gpu in observed.gpus if value(gpu) is not None]
+    values = [(gpu, value(gpu)) for gpu in observed.gpus]
+    gpus_with_value = [gpu for gpu, current in values if current is not None]
     findings = [(gpu, text) for gpu in gpus_with_value if (text := find_problem(gpu))]
     if findings:
         text, source = findings_text(findings), tool_names((gpu for gpu, _ in findings), observed)
@@ -182,12 +176,12 @@ def judge_each(
         return check.unknown(hidden)
     # A GPU without a name can be of any model.
     models = {*(gpu.model for gpu in gpus_with_value), None} if gpus_with_value else set()
-    without_value = [gpu for gpu in observed.gpus if value(gpu) is None and gpu.model in models]
+    without_value = (gpu for gpu, current in values if current is None and gpu.model in models)
     if silent := silent_text(gpu for gpu in without_value if not without(gpu)):
         return check.unknown(silent)
     if not gpus_with_value:
         return check.na(absent)
-    text = shown or distinct_values(gpus_with_value, value)
+    text = shown or distinct_values(current for _, current in values)
     return check.ok(text, tool_names(gpus_with_value, observed), expected=expected)
 
 
@@ -217,25 +211,24 @@ def judge_signs(
     The gravest sign decides about fix and status: failures first, then signs that name actions.
     """
 
-    visible, texts = list[FaultSign](), dict[int, list[str]]()
+    visible, texts = list[FaultSign](), dict[int, str]()
     for gpu in observed.gpus:
         for sign in signs:
             number = getattr(gpu, sign.field, None)
             if number and number >= sign.least:
                 visible.append(sign)
-                texts.setdefault(id(gpu), []).append(sign.words.format(number))
-
-    def find_problem(gpu: Gpu) -> str:
-        return ", ".join(texts.get(id(gpu), ()))
+                words = sign.words.format(number)
+                texts[id(gpu)] = f"{texts[id(gpu)]}, {words}" if id(gpu) in texts else words
 
     def value(gpu: Gpu) -> Any:
         current = field(gpu)
         return True if current is None and id(gpu) in texts else current
 
-    ranked = visible or signs
-    gravest = max(ranked, key=lambda sign: (sign.status == "fail", bool(sign.actions)))
+    gravest = max(
+        visible, key=lambda sign: (sign.status == "fail", bool(sign.actions)), default=signs[0]
+    )
     return judge_each(
-        *(check, observed, value, find_problem),
+        *(check, observed, value, lambda gpu: texts.get(id(gpu), "")),
         absent=absent,
         fix=gravest.fix,
         shown=shown,

@@ -6,13 +6,12 @@ import re
 from collections.abc import Iterable
 
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, check
+from nodeready.core.result import Result, check, join_names
 from nodeready.core.severity import GUIDELINES, MEMORY_ERRORS, RETIREMENT, loses_job, slows_job
 from nodeready.subjects.gpus.findings import (
     FaultSign,
     expected_gpus,
     findings_text,
-    first_few,
     judge_each,
     judge_signs,
     no_gpu_reason,
@@ -24,12 +23,9 @@ from nodeready.subjects.gpus.gpu import DeviceFile, Gpu, Gpus, PciGpu
 # --- Memory, bus and heat, and the driver's recovery action.
 
 
-@check(
-    "gpus.recovery",
-    loses_job("reset_gpu", "reboot", "replace", source=MEMORY_ERRORS),
-    fix="drain the node, then nvidia-smi --gpu-reset, or reboot",
-    expects="no reset or reboot needed",
-)
+@check("gpus.recovery", loses_job("reset_gpu", "reboot", "replace", source=MEMORY_ERRORS),
+       expects="no reset or reboot needed",
+       fix="drain the node, then nvidia-smi --gpu-reset, or reboot")  # fmt: skip
 def recovery(observed: Gpus, policy: Policy) -> Result:
     """The driver asks for no reset or reboot (nvmlDeviceGetGpuRecoveryAction, driver 535 on).
 
@@ -56,12 +52,8 @@ _ECC_SIGNS = (
 )
 
 
-@check(
-    "gpus.ecc_errors",
-    loses_job("reset_gpu", "reboot", "replace", source=MEMORY_ERRORS),
-    fix=(_RESET_ECC, _REPLACE),
-    expects="0 uncorrectable",
-)
+@check("gpus.ecc_errors", loses_job("reset_gpu", "reboot", "replace", source=MEMORY_ERRORS),
+       expects="0 uncorrectable", fix=(_RESET_ECC, _REPLACE))  # fmt: skip
 def ecc_errors(observed: Gpus, policy: Policy) -> Result:
     """No uncorrectable ECC error since the driver was loaded (DeepOps, Meta's GCM).
 
@@ -90,12 +82,8 @@ _ROW_SIGNS = (
 )
 
 
-@check(
-    "gpus.remapped_rows",
-    loses_job("reset_gpu", "reboot", "replace", source=MEMORY_ERRORS),
-    fix=(_REPLACE, _RESET, _REPLACE_LATER),
-    expects="none pending, none failed",
-)
+@check("gpus.remapped_rows", loses_job("reset_gpu", "reboot", "replace", source=MEMORY_ERRORS),
+       expects="none pending, none failed", fix=(_REPLACE, _RESET, _REPLACE_LATER))  # fmt: skip
 def remapped_rows(observed: Gpus, policy: Policy) -> Result:
     """No row of memory waits to be remapped, and none could not be (Azure's health checks).
 
@@ -121,12 +109,8 @@ _PAGE_SIGNS = (
 )
 
 
-@check(
-    "gpus.retired_pages",
-    loses_job("reset_gpu", "reboot", "replace", source=RETIREMENT),
-    fix=(_RESET, _REPLACE),
-    expects="none pending",
-)
+@check("gpus.retired_pages", loses_job("reset_gpu", "reboot", "replace", source=RETIREMENT),
+       expects="none pending", fix=(_RESET, _REPLACE))  # fmt: skip
 def retired_pages(observed: Gpus, policy: Policy) -> Result:
     """No page of memory waits to be retired by a reset (boards before Ampere).
 
@@ -193,7 +177,6 @@ def _speed_problem(gpu: Gpu) -> str:
 
 
 def _narrow_on_bus(gpus: list[PciGpu]) -> list[str]:
-    """The GPUs on the bus whose link is narrower than that of a peer, in words."""
     words = []
     for gpu in gpus:
         widths = [peer.pcie_width or 0 for peer in gpus if peer.device == gpu.device]
@@ -212,12 +195,8 @@ _PCIE_READS = (
 )
 
 
-@check(
-    "gpus.pcie",
-    slows_job("monitor", "reseat", "replace", source=GUIDELINES),
-    fix=(_LOOK_AGAIN, _RESEAT),
-    expects="full width, and full speed under load",
-)
+@check("gpus.pcie", slows_job("monitor", "reseat", "replace", source=GUIDELINES),
+       expects="full width, and full speed under load", fix=(_LOOK_AGAIN, _RESEAT))  # fmt: skip
 def pcie(observed: Gpus, policy: Policy) -> Result:
     """Each PCIe link has all lanes of board and slot, and under load its full generation.
 
@@ -231,7 +210,7 @@ def pcie(observed: Gpus, policy: Policy) -> Result:
     bus_gpus, hidden = expected_gpus(observed), unshown_reason(observed)
     words = _narrow_on_bus(bus_gpus) if hidden else []
     errors = {
-        gpu.address: first_few(f"{count} {error} ({kind})" for kind, error, count in gpu.aer)
+        gpu.address: join_names(f"{count} {error} ({kind})" for kind, error, count in gpu.aer)
         for gpu in bus_gpus
         if gpu.aer
     }
@@ -257,7 +236,7 @@ def pcie(observed: Gpus, policy: Policy) -> Result:
     words += [f"{address}: {text}" for address, text in errors.items()]
     status = "fail" if is_failure else "warn"
     if words and not findings:
-        text = first_few(words)
+        text = join_names(words)
         return pcie.fail(
             text, "/sys/bus/pci/devices", _RESEAT, actions=_BY_RESEATING, status=status
         )
@@ -273,12 +252,9 @@ def pcie(observed: Gpus, policy: Policy) -> Result:
     )
 
 
-@check(
-    "gpus.throttle",
-    slows_job("inspect", "reseat", "replace", source=GUIDELINES),
-    fix="look at fans, air flow, power supplies and cables",
-    expects="no slow-down",
-)
+@check("gpus.throttle", slows_job("inspect", "reseat", "replace", source=GUIDELINES),
+       expects="no slow-down",
+       fix="look at fans, air flow, power supplies and cables")  # fmt: skip
 def throttle(observed: Gpus, policy: Policy) -> Result:
     """No GPU is slowed down by its hardware: by heat, or by its power supply.
 
@@ -298,12 +274,9 @@ def throttle(observed: Gpus, policy: Policy) -> Result:
     )
 
 
-@check(
-    "gpus.temperature",
-    slows_job("inspect", "reseat", "replace", source=GUIDELINES),
-    settings=("gpu_max_temperature_c",),
-    fix="look at fans, air flow and heat sinks",
-)
+@check("gpus.temperature", slows_job("inspect", "reseat", "replace", source=GUIDELINES),
+       settings=("gpu_max_temperature_c",),
+       fix="look at fans, air flow and heat sinks")  # fmt: skip
 def temperature(observed: Gpus, policy: Policy) -> Result:
     """Each GPU is cooler than the policy's limit, or than its own slow-down temperature.
 
@@ -368,12 +341,9 @@ def _inaccessible(files: Iterable[DeviceFile]) -> list[str]:
     ]
 
 
-@check(
-    "gpus.device_access",
-    loses_job("configure", "reload_driver"),
-    fix=(_FIX_PART, _FIX_AMD, _FIX_NVIDIA, _FIX_MODE),
-    expects="readable and writable for jobs",
-)
+@check("gpus.device_access", loses_job("configure", "reload_driver"),
+       expects="readable and writable for jobs",
+       fix=(_FIX_PART, _FIX_AMD, _FIX_NVIDIA, _FIX_MODE))  # fmt: skip
 def device_access(observed: Gpus, policy: Policy) -> Result:
     """Jobs can open the GPUs' device files: all users, or the members of a group.
 
@@ -405,13 +375,13 @@ def device_access(observed: Gpus, policy: Policy) -> Result:
         if barred:
             words.append(findings_text((gpu, "compute mode prohibited") for gpu in barred))
         fix = "; ".join(fix for fix, parts in fixes.items() if parts)
-        return device_access.fail(first_few(words), "/dev", fix)
+        return device_access.fail(join_names(words), "/dev", fix)
     if unreadable := unreadable_text(observed, ("compute_mode",)):
         return device_access.unknown(unreadable)
     if not amd and not nvidia:
         # nvidia-modprobe makes the files when the first program needs them.
         return device_access.na("no program has used a GPU since the boot")
     groups = sorted({file.gid for file in (*amd, *nvidia) if file.mode[7:9] != "rw"})
-    numbers = first_few(map(str, groups))
+    numbers = join_names(map(str, groups))
     users = f"for members of group {numbers} only" if groups else "for everybody"
     return device_access.ok(users, "/dev")

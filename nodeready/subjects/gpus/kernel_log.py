@@ -16,17 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from nodeready.core.base import Output, Section
-from nodeready.subjects.gpus.driver_messages import (
-    ANY,
-    BEGINNINGS,
-    ORIGIN,
-    RECOVERED,
-    RING,
-    find_rule,
-    sxid_code,
-)
+from nodeready.subjects.gpus import xids
 from nodeready.subjects.gpus.gpu import KernelFault, Tool, pci_address
-from nodeready.subjects.gpus.xids import FATAL, ISOLATE, REBOOT, action_of
 
 NAME = "kernel log"
 #: A ring buffer that begins later than this many seconds after the boot has lost its first lines.
@@ -119,8 +110,8 @@ NF {{
 !/NVRM|SXid|amdgpu|nvidia.*: probe |Uncorrect|DPC: |inaccessible/ &&
 !/\[Hardware Error\]: .*(severity|device_id): / {{ next }}
 users != "" && index($0, users) == 1 {{ next }}
-lead != $0 && bare(lead) !~ /{ORIGIN}|{_DEVICES}/ {{ next }}
-inside && bare(lead) !~ /{ORIGIN}/ {{ next }}
+lead != $0 && bare(lead) !~ /{xids.ORIGIN}|{_DEVICES}/ {{ next }}
+inside && bare(lead) !~ /{xids.ORIGIN}/ {{ next }}
 {{ text = bare($0) }}
 inside {{ sub(/^ +/, "", text) }}
 text ~ /^[{{][0-9]+[}}]\[Hardware Error\]: / {{
@@ -137,7 +128,7 @@ match(text, /{_NAMED}/) && RSTART <= 16 {{ next }}
 text ~ /^NVRM: loading NVIDIA/ {{ loaded = NR; next }}
 match(text, /^NVRM: Xid \([^)]*\): [0-9]+/) {{
     key = substr(text, 1, RLENGTH)
-    if (key ~ /: (14[4-9]|150)$/ && text ~ /{FATAL}/) key = key " Fatal"
+    if (key ~ /: (14[4-9]|150)$/ && text ~ /{xids.FATAL}/) key = key " Fatal"
     keep(key, text)
     next
 }}
@@ -145,14 +136,14 @@ match(text, /^NVRM: Xid \([^)]*\): [0-9]+/) {{
     gpu = substr(text, RSTART, RLENGTH)
     seen = NR
 }}
-/succe|on minor/ && text ~ /^(amdgpu|\[drm)/ && match(text, /{RECOVERED}|{RING}/) &&
+/succe|on minor/ && text ~ /^(amdgpu|\[drm)/ && match(text, /{xids.RECOVERED}|{xids.RING}/) &&
 match(text, /{_ADDRESS}/) {{
     device = substr(text, RSTART, RLENGTH)
     ring[device] = NR
-    if (text ~ /{RECOVERED}/) recovered[device] = NR
+    if (text ~ /{xids.RECOVERED}/) recovered[device] = NR
     next
 }}
-text ~ /{ORIGIN}/ && text ~ /{ANY}/ {{
+text ~ /{xids.ORIGIN}/ && text ~ /{xids.ANY}/ {{
     # The driver breaks its sentence into three lines, and names the device in the first.
     if (text ~ /^NVRM: (system has )?fallen off/ && seen && NR - seen <= 3)
         sub(/^NVRM: /, "NVRM: GPU " gpu ": ", text)
@@ -217,8 +208,6 @@ SECTION = Section("kernel_log", lambda policy: _SCRIPT, timeout_s=10, parallel=T
 
 @dataclass(frozen=True)
 class _Lines:
-    """The lines of one kind."""
-
     count: int
     last: int  # number of the last line
     text: str  # of the first line
@@ -228,8 +217,6 @@ class _Lines:
 
 @dataclass(frozen=True)
 class _Scan:
-    """One reading of the log."""
-
     source: str
     values: Mapping[str, str]
     faults: tuple[_Lines, ...]  # the kinds of lines
@@ -279,7 +266,6 @@ def _blocks(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _scans(output: Output) -> list[_Scan]:
-    """The scans that came to their end, in order."""
     scans = []
     for source, body in _blocks(output.text):
         values: dict[str, str] = {}
@@ -354,16 +340,16 @@ def _fault(scan: _Scan, lines: _Lines) -> KernelFault | None:
     reloaded = last < _number(scan.values.get("loaded"))
     code = int(xid[2]) if xid else None
     if code is not None:
-        source, action = "xid", action_of(code, text)
+        source, action = "xid", xids.action_of(code, text)
         # A new load of the driver repairs a fault, unless the fault needs a reboot or hands.
-        if reloaded and action not in (REBOOT, ISOLATE):
+        if reloaded and action not in (xids.REBOOT, xids.ISOLATE):
             return None
     else:
-        rule = find_rule(text)
+        rule = xids.find_rule(text)
         if rule is None:
             return None
         source = rule.source
-        code = sxid_code(text) if source == "sxid" else None
+        code = xids.sxid_code(text) if source == "sxid" else None
         if source == "pcie":
             address = _source(text)
         # Lines of amdgpu's compute part do not name the device.
@@ -389,7 +375,7 @@ def parse(output: Output) -> tuple[tuple[KernelFault, ...], Tool]:
         fault = _fault(scan, lines)
         if fault is None:
             continue
-        rule = None if fault.code is not None else find_rule(lines.text)
+        rule = None if fault.code is not None else xids.find_rule(lines.text)
         key = (fault.source, fault.code, fault.pci_address, fault.action, rule)
         earlier = merged.get(key)
         if earlier:
@@ -411,6 +397,6 @@ def faults_of_gpus(faults: Iterable[KernelFault], gpus: Iterable[str]) -> tuple[
         fault
         for fault in faults
         if fault.source != "pcie"
-        or fault.text.startswith(BEGINNINGS["pcie"][1:])
+        or fault.text.startswith(xids.BEGINNINGS["pcie"][1:])
         or (fault.pci_address or "")[:10] in cards
     )

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, check
+from nodeready.core.result import Result, check, join_names
 from nodeready.core.severity import AMDGPU_RAS, FABRIC, VALIDATION, loses_job, slows_job
 from nodeready.subjects.gpus.findings import (
     FaultSign,
     distinct_values,
     expected_gpus,
     findings_text,
-    first_few,
     judge_signs,
     no_gpu_reason,
     silent_text,
@@ -20,7 +19,7 @@ from nodeready.subjects.gpus.findings import (
     unshown_reason,
 )
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
-from nodeready.subjects.gpus.nvlink import FABRIC_JOINED, is_on_board, is_switched
+from nodeready.subjects.gpus.nvidia import FABRIC_JOINED, is_on_board, is_switched
 
 # Gigabytes per second of one link: V100, A100, Hopper, Blackwell (NVIDIA's Health Validation,
 # nvlink_bandwidth_count_speed, and recorded output). A slower link has lost lanes.
@@ -79,7 +78,7 @@ def _down(observed: Gpus, gpu: Gpu) -> str:
         return ""
     if not gpu.links:
         return "all links inactive"
-    return f"link {first_few(map(str, down))} inactive" if down else ""
+    return f"link {join_names(map(str, down))} inactive" if down else ""
 
 
 # A GPU beside a Grace processor: the link between them is on in a sound node (recorded GB200,
@@ -122,15 +121,11 @@ def _bridge_problem(observed: Gpus, gpu: Gpu) -> str:
 _BRIDGES = "look at the bridges"
 
 
-@check(
-    "gpus.nvlink",
-    slows_job("reset_gpu", "reboot", "reseat", "replace", source=VALIDATION),
-    fix=(
-        "reset the GPUs; then reseat the board or the bridge; see dmesg for amdgpu",
-        _BRIDGES,
-    ),
-    expects="all links active at one speed",
-)
+@check("gpus.nvlink", slows_job("reset_gpu", "reboot", "reseat", "replace", source=VALIDATION),
+       expects="all links active at one speed", fix=(
+    "reset the GPUs; then reseat the board or the bridge; see dmesg for amdgpu",
+    _BRIDGES,
+))  # fmt: skip
 def nvlink(observed: Gpus, policy: Policy) -> Result:
     """All links between the GPUs (NVLink, XGMI) are active, at one speed.
 
@@ -176,7 +171,7 @@ def nvlink(observed: Gpus, policy: Policy) -> Result:
         return nvlink.warn(text, nvlink_tool.name, _BRIDGES, actions=actions)
     if not linked:
         return nvlink.na("these GPUs use no links")
-    return nvlink.ok(f"{distinct_values(linked, _active)} per GPU")
+    return nvlink.ok(f"{distinct_values(map(_active, linked))} per GPU")
 
 
 _START = "systemctl start nvidia-fabricmanager, of the driver's own version; see its log"
@@ -196,7 +191,6 @@ def _unhealthy_gpus(observed: Gpus) -> list[tuple[Gpu, str]]:
 
 
 def _gpus_outside_fabric(observed: Gpus) -> list[tuple[Gpu, str]]:
-    """The GPUs that have not joined the fabric."""
     states = [gpu for gpu in observed.nvidia if gpu.fabric_state is not None]
     # On boards without switches the fabric manager may always be "not started".
     needed = observed.nvswitches or (len(states) > 1 and all(is_switched(gpu) for gpu in states))
@@ -209,12 +203,9 @@ def _gpus_outside_fabric(observed: Gpus) -> list[tuple[Gpu, str]]:
     ]
 
 
-@check(
-    "gpus.fabric_manager",
-    loses_job("restart_service", "reset_gpu", "reboot", "replace", source=FABRIC),
-    fix=(_START, _HEAL),
-    expects="running, and each GPU registered",
-)
+@check("gpus.fabric_manager",
+       loses_job("restart_service", "reset_gpu", "reboot", "replace", source=FABRIC),
+       expects="running, and each GPU registered", fix=(_START, _HEAL))  # fmt: skip
 def fabric_manager(observed: Gpus, policy: Policy) -> Result:
     """The fabric manager runs where NVSwitches are, and each GPU has joined a healthy fabric.
 
@@ -258,12 +249,8 @@ _RESET_LINKS = "drain, reset the GPUs; open a case with the vendor if they come 
 _XGMI_SIGNS = (FaultSign("xgmi_errors", "{} XGMI errors", _RESET_LINKS),)
 
 
-@check(
-    "gpus.xgmi_errors",
-    loses_job("reset_gpu", "reboot", "replace", source=AMDGPU_RAS),
-    fix=_RESET_LINKS,
-    expects="0 errors",
-)
+@check("gpus.xgmi_errors", loses_job("reset_gpu", "reboot", "replace", source=AMDGPU_RAS),
+       expects="0 errors", fix=_RESET_LINKS)  # fmt: skip
 def xgmi_errors(observed: Gpus, policy: Policy) -> Result:
     """No error on the links between AMD's GPUs (XGMI) since the driver was loaded.
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, pci_address
 
@@ -24,27 +23,15 @@ _MOVED = "requested functionality has been deprecated"
 #: Words in the place of any value that report a fault of the device or its driver
 #: (nvmlErrorString). A missing permission is the caller's fault, and is not among them.
 BROKEN = (
-    "unknown error",
-    "err!",
-    "timeout",
-    "inforom is corrupted",
-    "driver/library version mismatch",
-    "gpu access blocked by the operating system",
-)
+    "unknown error", "err!", "timeout", "inforom is corrupted",
+    "driver/library version mismatch", "gpu access blocked by the operating system",
+)  # fmt: skip
 
 #: The words that are an error in the place of any value: none of them is a name.
 ERRORS = (
-    *BROKEN,
-    "unknown",
-    "error",
-    "not found",
-    "no data",
-    "insufficient permissions",
-    "gpu is lost",
-    "gpu requires reset",
-    "reset required",
-    "function not found",
-)
+    *BROKEN, "unknown", "error", "not found", "no data", "insufficient permissions",
+    "gpu is lost", "gpu requires reset", "reset required", "function not found",
+)  # fmt: skip
 
 #: Introduced in an unknown driver release: absence means unsupported.
 ANY_DRIVER = 10**6
@@ -82,8 +69,6 @@ def count(text: str) -> int | None:
 
 
 def _among(values: Container[int]) -> Callable[[str], int | None]:
-    """The reader of a number that is one of these."""
-
     def read(text: str) -> int | None:
         parsed = number(text)
         # Python would search a range for None number by number.
@@ -282,13 +267,9 @@ _MAX_PROCESSES = 1024
 _MIG, _ROWS, _FABRIC = 450, 515, 535
 #: Whether the node is a virtual machine, by the words of its virtualization mode.
 _VIRTUAL = {
-    "none": False,
-    "host vgpu": False,
-    "host vsga": False,
-    "pass-through": True,
-    "vgpu": True,
+    "none": False, "host vgpu": False, "host vsga": False, "pass-through": True, "vgpu": True,
     "vsga": True,
-}
+}  # fmt: skip
 
 _COMPUTE_MODES = {
     name: name for name in ("default", "exclusive_process", "exclusive_thread", "prohibited")
@@ -354,7 +335,18 @@ def _throttle(gpu: Element) -> tuple[tuple[str, ...], bool | None, bool | None]:
     return reasons, bool(reasons) if is_shown else None, active["gpu_idle"]
 
 
-def _slowdown(gpu: Element, current: int | None, degrees_left: int | None) -> int | None:
+_LEFT = "temperature/gpu_temp_tlimit"
+
+
+def _temperatures(gpu: Element) -> tuple[int | None, int | None]:
+    """The degrees Celsius, and the degrees left to the limit, which only Ada and later print."""
+    current = gpu.number("temperature_c", "temperature/gpu_temp", among=DEGREES)
+    if gpu.node.find(_LEFT) is None:
+        return current, None
+    return current, gpu.number("temperature_left_c", _LEFT, among=DEGREES_LEFT)
+
+
+def _slowdown(gpu: Element) -> int | None:
     """The temperature at which the GPU slows down.
 
     Ada and later print no such temperature. They print the degrees left to the limit, and the
@@ -366,8 +358,9 @@ def _slowdown(gpu: Element, current: int | None, degrees_left: int | None) -> in
     if gpu.node.find(limit) is not None or gpu.node.find(left_at_limit) is None:
         return gpu.number(name, limit, among=DEGREES)
     begins = gpu.number(name, left_at_limit, among=DEGREES_LEFT)
-    if degrees_left is None and gpu.node.find("temperature/gpu_temp_tlimit") is None:
+    if gpu.node.find(_LEFT) is None:
         gpu.note_unread(name, "gpu_temp_tlimit", "not shown")
+    current, degrees_left = _temperatures(gpu)
     if current is None or degrees_left is None or begins is None:
         return None
     return current + degrees_left - begins
@@ -455,117 +448,113 @@ def _repairs(gpu: Element) -> bool | None:
     return True if banks else repairs
 
 
+class _Value(NamedTuple):
+    """Where a field of `Gpu` is read, and by which words or reader."""
+
+    read: Mapping[str, Any] | Callable[[str], Any]
+    path: str
+    since: int = 0  # as of `Element.read`; so is ``needed``
+    needed: bool = False
+    name: str = ""  # under which an unreadable value is noted; "": the field's
+
+
+_LINK = "pci/pci_gpu_link_info"
+#: Field of `Gpu` -> its value, or the function that reads it; in this order unreadable values are
+#: noted.
+_VALUES: dict[str, _Value | Callable[[Element], Any]] = {
+    "model": _Value(parse_name, "product_name", needed=True),
+    "uuid": _Value(parse_name, "uuid", needed=True),
+    "vbios": _Value(parse_name, "vbios_version"),
+    "ecc": _Value(SWITCH, "ecc_mode/current_ecc"),
+    "ecc_pending": _Value(SWITCH, "ecc_mode/pending_ecc"),
+    "ecc_uncorrectable_volatile": _uncorrectable,
+    "ecc_uncorrectable_aggregate": lambda gpu: gpu.total(
+        "tool aggregate", "ecc_errors/aggregate", "uncorrectable", "double_bit"
+    ),
+    "ecc_correctable_volatile": lambda gpu: gpu.total(
+        "tool correctable", "ecc_errors/volatile", "correctable", "single_bit"
+    ),
+    "remap_pending": _Value(YES, "remapped_rows/remapped_row_pending", _ROWS),
+    "remap_failed": _Value(YES, "remapped_rows/remapped_row_failure", _ROWS),
+    "retired_pending": lambda gpu: gpu.any(
+        "retired_pending", "retired_pages/pending_retirement", "retired_pages/pending_blacklist"
+    ),
+    "pcie_generation": _Value(_among(GENERATIONS), f"{_LINK}/pcie_gen/current_link_gen"),
+    "pcie_generation_max": _Value(_among(GENERATIONS), f"{_LINK}/pcie_gen/max_link_gen"),
+    "pcie_width": _Value(_among(LANES), f"{_LINK}/link_widths/current_link_width"),
+    "pcie_width_max": _Value(_among(LANES), f"{_LINK}/link_widths/max_link_width"),
+    "temperature_slowdown_c": _slowdown,
+    "memory_temperature_c": _Value(_among(DEGREES), "temperature/memory_temp"),
+    "persistence": _Value(SWITCH, "persistence_mode"),
+    "mig": _Value(SWITCH, "mig_mode/current_mig", _MIG),
+    "processes": lambda gpu: tuple(parse_processes(gpu)),
+    "performance_state": _Value(_PERFORMANCE_STATES.get, "performance_state"),
+    "memory_temperature_max_c": _Value(
+        *(_among(DEGREES), "temperature/gpu_temp_max_mem_threshold", ANY_DRIVER),
+        name="memory_temperature_c",
+    ),
+    "mig_pending": _Value(SWITCH, "mig_mode/pending_mig", _MIG),
+    "repair_pending": _repairs,
+    "recovery": _recovery,
+    "fabric_state": _Value(_FABRIC_STATES, "fabric/state", _FABRIC),
+    "fabric_status": _status,
+    "fabric_faults": _faults,
+    "sram_exceeded": _Value(YES, "ecc_errors/aggregate/sram_threshold_exceeded", ANY_DRIVER),
+    "unrepairable": _Value(YES, "ecc_errors/unrepairable_memory", ANY_DRIVER),
+    "spareless_banks": lambda gpu: gpu.sum("spareless_banks", _SPARELESS, since=ANY_DRIVER),
+    "retired_pages": lambda gpu: gpu.sum("retired_pages", _PAGES, since=ANY_DRIVER),
+    "c2c": _Value(SWITCH, "c2c_mode", ANY_DRIVER, name="links"),
+    "compute_mode": _Value(_COMPUTE_MODES, "compute_mode", ANY_DRIVER),
+}
+
+
+def _value(gpu: Element, field: str, row: _Value | Callable[[Element], Any]) -> Any:
+    if not isinstance(row, _Value):
+        return row(gpu)
+    name, path = row.name or field, row.path
+    if isinstance(row.read, Mapping):
+        return gpu.word(name, row.read, path, since=row.since)
+    return gpu.read(name, row.read, path, since=row.since, needed=row.needed)
+
+
 def parse_gpu(index: int, gpu: Element) -> Gpu | None:
     """One ``<gpu>``; None when it has no PCI address."""
     address = pci_address(gpu.node.get("id", "")) or pci_address(gpu.text("pci/pci_bus_id") or "")
     if address is None:
         return None
-    width, generation = "pci/pci_gpu_link_info/link_widths", "pci/pci_gpu_link_info/pcie_gen"
     throttle, throttled, idle = _throttle(gpu)
-    current = gpu.number("temperature_c", "temperature/gpu_temp", among=DEGREES)
-    degrees_left = None
-    if gpu.node.find("temperature/gpu_temp_tlimit") is not None:
-        degrees_left = gpu.number(
-            "temperature_left_c", "temperature/gpu_temp_tlimit", among=DEGREES_LEFT
-        )
+    current, degrees_left = _temperatures(gpu)
     virtual = gpu.word("virtual", _VIRTUAL, "gpu_virtualization_mode/virtualization_mode")
     clique = gpu.read("fabric_clique", parse_name, "fabric/cliqueId", since=ANY_DRIVER)
     cluster = gpu.read("fabric_clique", parse_name, "fabric/clusterUuid", since=ANY_DRIVER)
     power = "gpu_power_readings/current_power_limit", "power_readings/enforced_power_limit"
-    parsed_gpu = Gpu(
-        index=index,
-        vendor="nvidia",
-        pci_address=address,
-        recovery_named=gpu.node.find("gpu_recovery_action") is not None,
-        model=gpu.read("model", parse_name, "product_name", needed=True),
-        uuid=gpu.read("uuid", parse_name, "uuid", needed=True),
-        serial=gpu.text("serial"),
-        vbios=gpu.read("vbios", parse_name, "vbios_version"),
-        memory_total_mb=number(gpu.text("fb_memory_usage/total") or ""),
-        memory_used_mb=number(gpu.text("fb_memory_usage/used") or ""),
-        ecc=gpu.word("ecc", SWITCH, "ecc_mode/current_ecc"),
-        ecc_pending=gpu.word("ecc_pending", SWITCH, "ecc_mode/pending_ecc"),
-        ecc_uncorrectable_volatile=_uncorrectable(gpu),
-        ecc_uncorrectable_aggregate=gpu.total(
-            "tool aggregate", "ecc_errors/aggregate", "uncorrectable", "double_bit"
-        ),
-        ecc_correctable_volatile=gpu.total(
-            "tool correctable", "ecc_errors/volatile", "correctable", "single_bit"
-        ),
-        remap_pending=gpu.word(
-            "remap_pending", YES, "remapped_rows/remapped_row_pending", since=_ROWS
-        ),
-        remap_failed=gpu.word(
-            "remap_failed", YES, "remapped_rows/remapped_row_failure", since=_ROWS
-        ),
-        remapped_uncorrectable=number(gpu.text("remapped_rows/remapped_row_unc") or ""),
-        retired_pending=gpu.any(
-            "retired_pending",
-            "retired_pages/pending_retirement",
-            "retired_pages/pending_blacklist",
-        ),
-        pcie_generation=gpu.number(
-            "pcie_generation", f"{generation}/current_link_gen", among=GENERATIONS
-        ),
-        pcie_generation_max=gpu.number(
-            "pcie_generation_max", f"{generation}/max_link_gen", among=GENERATIONS
-        ),
-        pcie_width=gpu.number("pcie_width", f"{width}/current_link_width", among=LANES),
-        pcie_width_max=gpu.number("pcie_width_max", f"{width}/max_link_width", among=LANES),
-        throttle=throttle,
-        throttled=throttled,
-        temperature_c=current,
-        temperature_left_c=degrees_left,
-        temperature_slowdown_c=_slowdown(gpu, current, degrees_left),
-        memory_temperature_c=gpu.number(
-            "memory_temperature_c", "temperature/memory_temp", among=DEGREES
-        ),
-        persistence=gpu.word("persistence", SWITCH, "persistence_mode"),
-        mig=gpu.word("mig", SWITCH, "mig_mode/current_mig", since=_MIG),
-        processes=tuple(parse_processes(gpu)),
-        performance_state=gpu.read(
-            "performance_state", _PERFORMANCE_STATES.get, "performance_state"
-        ),
-        idle=idle,
-        virtual=bool(virtual),
-        memory_temperature_max_c=gpu.number(
-            "memory_temperature_c",
-            "temperature/gpu_temp_max_mem_threshold",
-            since=ANY_DRIVER,
-            among=DEGREES,
-        ),
-        mig_pending=gpu.word("mig_pending", SWITCH, "mig_mode/pending_mig", since=_MIG),
-        repair_pending=_repairs(gpu),
-        recovery=_recovery(gpu),
-        fabric_state=gpu.word("fabric_state", _FABRIC_STATES, "fabric/state", since=_FABRIC),
-        fabric_status=_status(gpu),
-        fabric_faults=_faults(gpu),
-        fabric_clique=None if clique is None else f"{clique} of {cluster}",
-        peer=(gpu.text("platformInfo/peer_type") or "").lower() or None,
-        sram_exceeded=gpu.word(
-            "sram_exceeded", YES, "ecc_errors/aggregate/sram_threshold_exceeded", since=ANY_DRIVER
-        ),
-        unrepairable=gpu.word(
-            "unrepairable", YES, "ecc_errors/unrepairable_memory", since=ANY_DRIVER
-        ),
-        spareless_banks=gpu.sum("spareless_banks", _SPARELESS, since=ANY_DRIVER),
-        retired_pages=gpu.sum("retired_pages", _PAGES, since=ANY_DRIVER),
-        c2c=gpu.word("links", SWITCH, "c2c_mode", since=ANY_DRIVER),
-        compute_mode=gpu.word("compute_mode", _COMPUTE_MODES, "compute_mode", since=ANY_DRIVER),
-        power_limit_w=number(gpu.text(*power) or ""),
-    )
-    for name, current, maximum in (
-        ("pcie_width_max", parsed_gpu.pcie_width, parsed_gpu.pcie_width_max),
-        ("pcie_generation_max", parsed_gpu.pcie_generation, parsed_gpu.pcie_generation_max),
-    ):
-        if current and maximum == 0:
-            gpu.note_unread(name, name, "0")
+    values = {field: _value(gpu, field, row) for field, row in _VALUES.items()}
+    for field in ("pcie_width", "pcie_generation"):
+        if values[field] and values[f"{field}_max"] == 0:
+            gpu.note_unread(f"{field}_max", f"{field}_max", "0")
     # Errors in the place of values that no check reads: the driver is at fault.
     for node in own_elements(gpu.node):
         if node not in gpu.used and plain_word(node.text or "") in BROKEN:
             gpu.note_unread(f"tool {node.tag}", node.tag, node.text or "")
-    return replace(
-        parsed_gpu,
-        recovery=_recovery_by_error(gpu) or parsed_gpu.recovery,
+    values["recovery"] = _recovery_by_error(gpu) or values["recovery"]
+    return Gpu(
+        **values,
+        index=index,
+        vendor="nvidia",
+        pci_address=address,
+        recovery_named=gpu.node.find("gpu_recovery_action") is not None,
+        serial=gpu.text("serial"),
+        memory_total_mb=number(gpu.text("fb_memory_usage/total") or ""),
+        memory_used_mb=number(gpu.text("fb_memory_usage/used") or ""),
+        remapped_uncorrectable=number(gpu.text("remapped_rows/remapped_row_unc") or ""),
+        throttle=throttle,
+        throttled=throttled,
+        temperature_c=current,
+        temperature_left_c=degrees_left,
+        idle=idle,
+        virtual=bool(virtual),
+        fabric_clique=None if clique is None else f"{clique} of {cluster}",
+        peer=(gpu.text("platformInfo/peer_type") or "").lower() or None,
+        power_limit_w=number(gpu.text(*power) or ""),
         unread=tuple(gpu.unread.items()),
     )

@@ -6,18 +6,7 @@ from collections.abc import Callable
 
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
-from nodeready.core.result import (
-    Check,
-    Result,
-    Subject,
-    check,
-    fail,
-    join_first,
-    na,
-    ok,
-    unknown,
-    warn,
-)
+from nodeready.core.result import Check, Result, Subject, check, join_first
 from nodeready.core.severity import Cost, drifts, hides_cause, loses_job, slows_job
 from nodeready.core.shell import quote
 from nodeready.subjects.host import facts
@@ -30,26 +19,22 @@ from nodeready.subjects.host.processes import StuckProcess
 #: The types that the probe does not ask: nothing is mounted yet, or a tmpfs that is read-only.
 _NOT_ASKED = ("autofs", "tmpfs")
 _SHM_FIXES = (
-    "mount -t tmpfs tmpfs /dev/shm",
-    "mount -o remount,rw /dev/shm, and see who mounted it so",
-)
+    "mount -t tmpfs tmpfs /dev/shm", "mount -o remount,rw /dev/shm, and see who mounted it so",
+)  # fmt: skip
 
 
-@check(
-    "host.mounts",
-    loses_job("configure"),
-    settings=("mounts",),
-    fix=("mount QUOTE, and see why it was not", "mount QUOTE, or remove the line"),
-)
+@check("host.mounts", loses_job("configure"), settings=("mounts",), fix=(
+    "mount QUOTE, and see why it was not",
+    "mount QUOTE, or remove the line",
+))  # fmt: skip
 def mounts(observed: Host, policy: Policy) -> Result:
     """The policy's mounts are mounted (else a failure), and fstab's, too (else a warning).
 
     An unmounted /scratch is an empty directory on the root disk, which jobs then fill. The check
     dead_mounts judges whether a mount answers.
     """
-    check = "host.mounts"
     if not observed.table_seen:
-        return unknown(check, NO_TABLE)
+        return mounts.unknown(NO_TABLE)
     mounted = {mount.path for mount in observed.mounts}
     missing = [path for path in policy.mounts if path not in mounted]
     of_fstab = f"what {FSTAB} mounts at boot"
@@ -57,28 +42,28 @@ def mounts(observed: Host, policy: Policy) -> Result:
     if missing:
         actual = f"not mounted: {join_first(missing)}"
         fix = f"mount {quote(missing[0])}, and see why it was not"
-        return fail(check, expected, actual, TABLE, fix)
+        return mounts.fail(actual, TABLE, fix, expected=expected)
     absent = [entry for entry in observed.fstab if entry.at_boot and not entry.mounted]
     absent = [entry for entry in absent if entry.path not in policy.mounts]
     if absent:
         actual = f"not mounted: {join_first(entry.path for entry in absent)}"
         fix = f"mount {quote(absent[0].path)}, or remove the line"
-        return warn(check, of_fstab, actual, absent[0].source, fix)
-    return ok(check, expected, "all mounted", TABLE)
+        return mounts.warn(actual, absent[0].source, fix, expected=of_fstab)
+    return mounts.ok("all mounted", TABLE, expected=expected)
 
 
-@check("host.dead_mounts", loses_job("inspect", "reboot"), fix=("see dmesg for errors of DEVICE",))
+@check("host.dead_mounts", loses_job("inspect", "reboot"), expects="every mount answers",
+       fix="see dmesg for errors of DEVICE")  # fmt: skip
 def dead_mounts(observed: Host, policy: Policy) -> Result:
     """Every mount answers: a mount whose server is gone hangs each process that uses it.
 
     Each network mount has 3 seconds for statfs(2), which a healthy server answers within
     milliseconds. ESTALE and ENOTCONN are the answers of a mount that will not come back.
     """
-    check = "host.dead_mounts"
     if observed.mounts_unknown:
-        return unknown(check, observed.mounts_unknown)
+        return dead_mounts.unknown(observed.mounts_unknown)
     if not observed.mounts:
-        return na(check, "nothing is mounted that could be asked")
+        return dead_mounts.na("nothing is mounted that could be asked")
     dead = [m for m in observed.mounts if m.state in ("hung", "stale", "failed")]
     refused = [m for m in dead if m.detail in ("Permission denied", "Operation not permitted")]
     dead = [mount for mount in dead if mount not in refused]
@@ -88,31 +73,29 @@ def dead_mounts(observed: Host, policy: Policy) -> Result:
         fix = f"bring back {first.device}, or umount -f -l {quote(first.path)} and mount it again"
         if not first.network:
             fix = f"see dmesg for errors of {first.device}"
-        return fail(check, "every mount answers", actual, first.path, fix)
+        return dead_mounts.fail(actual, first.path, fix)
     waiting = [m for m in observed.mounts if m.state == "not asked" and m.fstype not in _NOT_ASKED]
     if refused or waiting:
-        return unknown(check, join_first(map(_mount_text, (*refused, *waiting))))
-    return ok(check, "every mount answers", f"{len(observed.mounts)} answer")
+        return dead_mounts.unknown(join_first(map(_mount_text, (*refused, *waiting))))
+    return dead_mounts.ok(f"{len(observed.mounts)} answer")
 
 
 def _mount_text(mount: Mount) -> str:
     return f"{mount.path} ({mount.device}, {mount.fstype}): {mount.state}, {mount.detail}"
 
 
-@check(
-    "host.read_only",
-    loses_job("inspect", "reboot", "replace", source="ext4(5), errors=remount-ro; smartctl(8)"),
-    fix=("see dmesg for errors of NEXT; check or replace the disk",),
-)
+@check("host.read_only",
+       loses_job("inspect", "reboot", "replace", source="ext4(5), errors=remount-ro; smartctl(8)"),
+       expects="none",
+       fix="see dmesg for errors of NEXT; check or replace the disk")  # fmt: skip
 def read_only(observed: Host, policy: Policy) -> Result:
     """No local file system has become read-only: the kernel does that after an error of the disk.
 
     A read-only file system is a fault if fstab mounts it for writing, or if the kernel marks it
     (emergency_ro or shutdown among the options). An image that is always read-only is none.
     """
-    check = "host.read_only"
     if not observed.table_seen:
-        return unknown(check, NO_TABLE)
+        return read_only.unknown(NO_TABLE)
     broken = {
         entry.path: entry.device
         for entry in observed.fstab
@@ -122,19 +105,21 @@ def read_only(observed: Host, policy: Policy) -> Result:
         if not mount.network and {"emergency_ro", "shutdown"} & set(mount.options.split(",")):
             broken.setdefault(mount.path, mount.device)
     if not broken:
-        return ok(check, "none", source=TABLE)
+        return read_only.ok(source=TABLE)
     actual = join_first(f"{path} ({device}) is read-only" for path, device in broken.items())
     fix = f"see dmesg for errors of {next(iter(broken.values()))}; check or replace the disk"
-    return fail(check, "none", actual, TABLE, fix)
+    return read_only.fail(actual, TABLE, fix)
 
 
 def _free_check(resource: str, field: str, option: str, meaning: str) -> Check:
     """The check of a resource of file systems. option: with which du(1) counts it"""
-    id, fix = f"host.{resource}", "du -xh{} {} | sort -h"
+    fix = "du -xh{} {} | sort -h"
 
-    def judge(observed: Host, policy: Policy) -> Result:
+    @check(f"host.{resource}", loses_job("clean_up"), settings=("disk_free_percent",),
+           meaning=meaning, fix=fix.format("FIELD", "QUOTE"))  # fmt: skip
+    def free(observed: Host, policy: Policy) -> Result:
         if observed.mounts_unknown:
-            return unknown(id, observed.mounts_unknown)
+            return free.unknown(observed.mounts_unknown)
         # Those that are mounted for writing.
         local = [m for m in observed.mounts if not (m.read_only or m.network)]
         local = [mount for mount in local if mount.fstype != "autofs"]
@@ -142,23 +127,21 @@ def _free_check(resource: str, field: str, option: str, meaning: str) -> Check:
         shares = {mount.path: getattr(mount, field) for mount in local}
         percents = {path: share for path, share in shares.items() if share is not None}
         scarce = sorted(percents, key=lambda path: (percents[path], path))
-        full = [
-            f"{path}: {percents[path]:g} % free" for path in scarce if percents[path] < minimum
-        ]
+        full = [path for path in scarce if percents[path] < minimum]
         expected = f"at least {minimum} % of {resource} free"
         if full:
-            path = scarce[0]
-            return fail(id, expected, join_first(full), path, fix.format(option, quote(path)))
+            actual = join_first(f"{path}: {percents[path]:g} % free" for path in full)
+            remedy = fix.format(option, quote(full[0]))
+            return free.fail(actual, full[0], remedy, expected=expected)
         silent = [mount.path for mount in local if mount.state != "ok"]
         if silent:
-            return unknown(id, f"no answer: {join_first(silent)}")
+            return free.unknown(f"no answer: {join_first(silent)}")
         if not percents:
-            return na(id, f"no local file system that counts {resource}")
-        return ok(id, expected, f"{percents[scarce[0]]:g} % on {scarce[0]}", scarce[0])
+            return free.na(f"no local file system that counts {resource}")
+        actual = f"{percents[scarce[0]]:g} % on {scarce[0]}"
+        return free.ok(actual, scarce[0], expected=expected)
 
-    judge.__doc__, settings = meaning, ("disk_free_percent",)
-    fixes = (fix.format("FIELD", "QUOTE"),)
-    return check(id, loses_job("clean_up"), settings=settings, fix=fixes)(judge)
+    return free
 
 
 space = _free_check(
@@ -171,33 +154,31 @@ inodes = _free_check(
 )  # fmt: skip
 
 
-@check(
-    "host.shm",
-    loses_job("configure"),
-    settings=("shm_min_mb",),
-    fix=(*_SHM_FIXES, "mount -o remount,size=`shm_min_mb`m /dev/shm, and in /etc/fstab"),
-)
+@check("host.shm", loses_job("configure"), settings=("shm_min_mb",), fix=(
+    *_SHM_FIXES,
+    "mount -o remount,size=`shm_min_mb`m /dev/shm, and in /etc/fstab",
+))  # fmt: skip
 def shm(observed: Host, policy: Policy) -> Result:
     """/dev/shm is a tmpfs, and as large as the policy says.
 
     PyTorch's data loaders and NCCL pass memory between processes through it; without it, or when
     it is too small, they die with a bus error.
     """
-    check, shm_mount = "host.shm", observed.shm
+    shm_mount = observed.shm
     if observed.mounts_unknown:
-        return unknown(check, observed.mounts_unknown)
+        return shm.unknown(observed.mounts_unknown)
     if shm_mount is None or shm_mount.fstype != "tmpfs":
         actual = "not mounted" if shm_mount is None else f"a {shm_mount.fstype}"
-        return fail(check, "a tmpfs", actual, "/dev/shm", _SHM_FIXES[0])
+        return shm.fail(actual, "/dev/shm", _SHM_FIXES[0], expected="a tmpfs")
     if shm_mount.read_only:
-        return fail(check, "a tmpfs for writing", "read-only", "/dev/shm", _SHM_FIXES[1])
+        return shm.fail("read-only", "/dev/shm", _SHM_FIXES[1], expected="a tmpfs for writing")
     if shm_mount.size_mb is None:
-        return unknown(check, f"/dev/shm: {shm_mount.detail or 'no size'}")
+        return shm.unknown(f"/dev/shm: {shm_mount.detail or 'no size'}")
     expected = f"at least {policy.shm_min_mb} MiB" if policy.shm_min_mb else "a tmpfs"
     if shm_mount.size_mb < policy.shm_min_mb:
         fix = f"mount -o remount,size={policy.shm_min_mb}m /dev/shm, and in {FSTAB}"
-        return fail(check, expected, f"{shm_mount.size_mb} MiB", "/dev/shm", fix)
-    return ok(check, expected, f"{shm_mount.size_mb} MiB", "/dev/shm")
+        return shm.fail(f"{shm_mount.size_mb} MiB", "/dev/shm", fix, expected=expected)
+    return shm.ok(f"{shm_mount.size_mb} MiB", "/dev/shm", expected=expected)
 
 
 # --- Processes that no signal ends, and zombies.
@@ -238,6 +219,7 @@ def _process_text(process: StuckProcess) -> str:
     "host.stuck",
     loses_job("monitor", "clean_up", "reboot"),
     fix=(_LATER_FIX, _HUNG_FIX, _FROZEN_FIX, "ask USER, or kill -KILL PID", _UNSEEN_FIX),
+    expects="none",
 )
 def stuck(observed: Host, policy: Policy) -> Result:
     """No process hangs in the kernel (state D), where not even SIGKILL ends it.
@@ -251,9 +233,8 @@ def stuck(observed: Host, policy: Policy) -> Result:
     serves (FUSE), page faults that the user handles. A person's process fails this check only
     where the kernel's function (wchan) is of network storage, a disk, a GPU or RDMA.
     """
-    check = "host.stuck"
     if not observed.processes_looked:
-        return unknown(check, _NOT_LOOKED)
+        return stuck.unknown(_NOT_LOOKED)
     waiting = [p for p in observed.stuck if p.frozen or p.seconds is None or p.seconds >= BUSY_S]
     hung = [p for p in waiting if not p.frozen and not p.at_will and (p.seconds or 0) >= HUNG_S]
     pending = [process for process in waiting if process not in hung]
@@ -262,40 +243,36 @@ def stuck(observed: Host, policy: Policy) -> Result:
         actual = "; ".join(filter(None, (actual, f"{observed.stuck_unseen} not looked at")))
     if hung:
         source = f"/proc/{hung[0].pid}/stack"
-        return fail(check, "none", actual, source, _HUNG_FIX, actions=("clean_up", "reboot"))
+        return stuck.fail(actual, source, _HUNG_FIX, actions=("clean_up", "reboot"))
     if observed.stuck_unseen:
-        return warn(check, "none", actual, "/proc", _UNSEEN_FIX)
+        return stuck.warn(actual, "/proc", _UNSEEN_FIX)
     if not waiting:
-        return ok(check, "none")
+        return stuck.ok()
     source = f"/proc/{waiting[0].pid}/stack"
     if all(process.frozen for process in waiting):
-        return warn(check, "none", actual, source, _FROZEN_FIX)
+        return stuck.warn(actual, source, _FROZEN_FIX)
     if all(process.at_will for process in waiting):
         first = waiting[0]
         user = "its user" if first.uid is None else first.user or f"uid {first.uid}"
-        return warn(check, "none", actual, source, f"ask {user}, or kill -KILL {first.pid}")
-    return warn(check, "none", actual, source, _LATER_FIX)
+        return stuck.warn(actual, source, f"ask {user}, or kill -KILL {first.pid}")
+    return stuck.warn(actual, source, _LATER_FIX)
 
 
-@check(
-    "host.zombies",
-    drifts("clean_up"),
-    fix=("end or repair pid PARENT: its children go with it", _PARENTS_FIX),
-)
+@check("host.zombies", drifts("clean_up"), expects=f"fewer than {ZOMBIES}",
+       fix=("end or repair pid PARENT: its children go with it", _PARENTS_FIX))  # fmt: skip
 def zombies(observed: Host, policy: Policy) -> Result:
     """No process leaves many ended children behind: each keeps its pid until it is waited for."""
-    check, few = "host.zombies", f"fewer than {ZOMBIES}"
     if not observed.processes_looked:
-        return unknown(check, _NOT_LOOKED)
+        return zombies.unknown(_NOT_LOOKED)
     if observed.zombies < ZOMBIES:
-        return ok(check, few, str(observed.zombies))
+        return zombies.ok(str(observed.zombies))
     worst = [f"{p.count} of {p.name or '?'} (pid {p.pid})" for p in observed.zombie_parents]
     if not worst:
-        return warn(check, few, f"{observed.zombies}", "/proc", _PARENTS_FIX)
+        return zombies.warn(f"{observed.zombies}", "/proc", _PARENTS_FIX)
     parent = observed.zombie_parents[0].pid
     fix = f"end or repair pid {parent}: its children go with it"
     actual = f"{observed.zombies}: {join_first(worst)}"
-    return warn(check, few, actual, f"/proc/{parent}", fix)
+    return zombies.warn(actual, f"/proc/{parent}", fix)
 
 
 # --- The system, its clock and its kernel's resources.
@@ -309,8 +286,6 @@ MUNGE_MS = 300_000
 
 _NO_CLOCK_FIX = "install and start chrony or systemd-timesyncd"
 _OFFSET_FIX = "wait until it has been corrected, or chronyc makestep while no job runs"
-_MEMORY_FIX = "look for failed modules: dmidecode -t memory, and the event log of the BMC"
-_SWAP_FIX = "swapoff -a, and remove it from /etc/fstab"
 
 
 def _equal_check(
@@ -327,20 +302,21 @@ def _equal_check(
 
     setting: the field of the policy and of `Host`; its value stands for ``{}`` in the fix
     """
-    id = f"host.{noun}"
 
-    def judge(observed: Host, policy: Policy) -> Result:
+    @check(*(f"host.{noun}", cost), settings=(setting,), meaning=meaning,
+           fix=fix.format(f"`{setting}`"))  # fmt: skip
+    def equal(observed: Host, policy: Policy) -> Result:
         expected, actual = normal(getattr(policy, setting)), normal(getattr(observed, setting))
         if not expected:
-            return ok(id, "any", actual or "not shown", source)
+            return equal.ok(actual or "not shown", source, expected="any")
         if not actual:
-            return unknown(id, f"{source} does not show it")
+            return equal.unknown(f"{source} does not show it")
         if actual == expected:
-            return ok(id, expected, actual, source)
-        return fail(id, expected, actual, source, fix.format(getattr(policy, setting)))
+            return equal.ok(actual, source, expected=expected)
+        remedy = fix.format(getattr(policy, setting))
+        return equal.fail(actual, source, remedy, expected=expected)
 
-    judge.__doc__ = meaning
-    return check(id, cost, settings=(setting,), fix=(fix.format(f"`{setting}`"),))(judge)
+    return equal
 
 
 kernel = _equal_check(
@@ -362,12 +338,8 @@ timezone = _equal_check(
 )  # fmt: skip
 
 
-@check(
-    "host.clock",
-    loses_job("inspect", "configure", "install"),
-    settings=("clock",),
-    fix=(_NO_CLOCK_FIX, "see why SOURCE reaches no time server", _OFFSET_FIX),
-)
+@check("host.clock", loses_job("inspect", "configure", "install"), settings=("clock",),
+       fix=(_NO_CLOCK_FIX, "see why SOURCE reaches no time server", _OFFSET_FIX))  # fmt: skip
 def clock(observed: Host, policy: Policy) -> Result:
     """The clock is synchronised: logs, certificates, Kerberos and munge compare times.
 
@@ -377,29 +349,33 @@ def clock(observed: Host, policy: Policy) -> Result:
     or has had no answer for so long that the error may exceed a second. A clock whose time service
     runs and has reached no server is wrong or will be: a failure.
     """
-    check, clock_state = "host.clock", observed.clock
+    clock_state = observed.clock
     if policy.clock == "any":
-        return ok(check, "any", _clock_state(observed))
+        return clock.ok(_clock_state(observed), expected="any")
     if clock_state.synchronised is None:
-        return unknown(check, f"{clock_state.source}: {clock_state.detail}")
+        return clock.unknown(f"{clock_state.source}: {clock_state.detail}")
     if not clock_state.synchronised and clock_state.source == "none":
-        return warn(check, "synchronised", clock_state.detail, "", _NO_CLOCK_FIX)
+        return clock.warn(clock_state.detail, "", _NO_CLOCK_FIX, expected="synchronised")
     if not clock_state.synchronised:
         fix = f"see why {clock_state.source} reaches no time server"
         actual = f"not synchronised: {_clock_state(observed)}"
-        return fail(check, "synchronised", actual, clock_state.source, fix)
+        return clock.fail(actual, clock_state.source, fix, expected="synchronised")
     if clock_state.offset_ms is not None and abs(clock_state.offset_ms) > OFFSET_MS:
         actual = f"{clock_state.offset_ms / 1000:+.1f} s off, by {clock_state.source}"
-        judge = fail if abs(clock_state.offset_ms) >= MUNGE_MS else warn
-        return judge(check, f"at most {OFFSET_MS} ms off", actual, clock_state.source, _OFFSET_FIX)
+        judge = clock.fail if abs(clock_state.offset_ms) >= MUNGE_MS else clock.warn
+        return judge(
+            actual, clock_state.source, _OFFSET_FIX, expected=f"at most {OFFSET_MS} ms off"
+        )
     if clock_state.uses_local_clock or (clock_state.error_ms or 0.0) > OFFSET_MS:
         actual = f"{clock_state.source} follows the node's own clock"
         if not clock_state.uses_local_clock:
             error_s = (clock_state.error_ms or 0.0) / 1000
             actual = f"{clock_state.source} may be {error_s:.1f} s off: no server answers"
         fix = f"see why {clock_state.source} reaches no time server"
-        return warn(check, "synchronised", actual, clock_state.source, fix)
-    return ok(check, "synchronised", f"synchronised by {clock_state.source}", clock_state.source)
+        return clock.warn(actual, clock_state.source, fix, expected="synchronised")
+    return clock.ok(
+        f"synchronised by {clock_state.source}", clock_state.source, expected="synchronised"
+    )
 
 
 def _clock_state(observed: Host) -> str:
@@ -410,65 +386,58 @@ def _clock_state(observed: Host) -> str:
     "host.memory",
     loses_job("inspect", "reseat", "replace", source="the BMC's event log; dmidecode(8)"),
     settings=("memory_min_mb",),
-    fix=(_MEMORY_FIX,),
+    fix="look for failed modules: dmidecode -t memory, and the event log of the BMC",
 )
 def memory(observed: Host, policy: Policy) -> Result:
     """The kernel sees all of the memory: a failed module is only missing (memory_min_mb)."""
-    check, total = "host.memory", observed.memory_total_mb
+    total = observed.memory_total_mb
     if total is None:
-        return unknown(check, "/proc/meminfo does not show it")
+        return memory.unknown("/proc/meminfo does not show it")
     expected = f"at least {policy.memory_min_mb} MiB" if policy.memory_min_mb else "any"
     if total < policy.memory_min_mb:
-        return fail(check, expected, f"{total} MiB", "/proc/meminfo", _MEMORY_FIX)
-    return ok(check, expected, f"{total} MiB", "/proc/meminfo")
+        return memory.fail(f"{total} MiB", "/proc/meminfo", expected=expected)
+    return memory.ok(f"{total} MiB", "/proc/meminfo", expected=expected)
 
 
-@check(
-    "host.hugepages",
-    slows_job("configure"),
-    settings=("hugepages",),
-    fix=("vm.nr_hugepages=`hugepages` in /etc/sysctl.d, or hugepages= of the kernel",),
-)
+@check("host.hugepages", slows_job("configure"), settings=("hugepages",), fix=(
+    "vm.nr_hugepages=`hugepages` in /etc/sysctl.d, or hugepages= of the kernel",
+))  # fmt: skip
 def hugepages(observed: Host, policy: Policy) -> Result:
     """There are as many huge pages as the policy says.
 
     If memory is fragmented, the kernel makes fewer pages than vm.nr_hugepages, without an error
     (Documentation/admin-guide/mm/hugetlbpage.rst). Too many pages leave too little other memory.
     """
-    check, total = "host.hugepages", observed.hugepages_total
+    total = observed.hugepages_total
     expected = "any" if policy.hugepages is None else str(policy.hugepages)
     if total is None:
         if policy.hugepages:
-            return fail(check, expected, "none: no hugetlbfs in this kernel")
-        return ok(check, expected, "0")
+            return hugepages.fail("none: no hugetlbfs in this kernel", fix="", expected=expected)
+        return hugepages.ok("0", expected=expected)
     actual = f"{total} of {observed.hugepage_size_kb or '?'} KiB"
     if policy.hugepages is None or total == policy.hugepages:
-        return ok(check, expected, actual, "/proc/meminfo")
+        return hugepages.ok(actual, "/proc/meminfo", expected=expected)
     fix = f"vm.nr_hugepages={policy.hugepages} in /etc/sysctl.d, or hugepages= of the kernel"
-    return fail(check, expected, actual, "/proc/meminfo", fix)
+    return hugepages.fail(actual, "/proc/meminfo", fix, expected=expected)
 
 
-@check("host.swap", slows_job("configure"), settings=("swap",), fix=(_SWAP_FIX,))
+@check("host.swap", slows_job("configure"), settings=("swap",),
+       fix="swapoff -a, and remove it from /etc/fstab")  # fmt: skip
 def swap(observed: Host, policy: Policy) -> Result:
     """There is no swap where the policy says so: a job that swaps is slow without an error."""
-    check, total = "host.swap", observed.swap_total_mb
+    total = observed.swap_total_mb
     if policy.swap != "off":
-        return ok(check, "any", "not shown" if total is None else f"{total} MiB")
+        return swap.ok("not shown" if total is None else f"{total} MiB", expected="any")
     if total is None:
-        return unknown(check, "/proc/meminfo does not show it")
+        return swap.unknown("/proc/meminfo does not show it")
     if total:
-        return fail(check, "off", f"{total} MiB", "/proc/meminfo", _SWAP_FIX)
-    return ok(check, "off", source="/proc/meminfo")
+        return swap.fail(f"{total} MiB", "/proc/meminfo", expected="off")
+    return swap.ok(source="/proc/meminfo", expected="off")
 
 
-@check(
-    "host.numa_balancing",
-    slows_job("configure"),
-    settings=("numa_balancing",),
-    fix=(
-        "kernel.numa_balancing = WANTED at /proc/sys/kernel/numa_balancing, then sysctl --system",
-    ),
-)
+@check("host.numa_balancing", slows_job("configure"), settings=("numa_balancing",), fix=(
+    "kernel.numa_balancing = WANTED at /proc/sys/kernel/numa_balancing, then sysctl --system",
+))  # fmt: skip
 def numa_balancing(observed: Host, policy: Policy) -> Result:
     """Automatic NUMA balancing is as the policy says, now and at the next boot.
 
@@ -476,44 +445,48 @@ def numa_balancing(observed: Host, policy: Policy) -> Result:
     faults (ROCm, "Disable NUMA auto-balancing"). That only costs speed: a warning. Where no file
     sets the next boot's value, the kernel or tuned does: not judged.
     """
-    check, live = "host.numa_balancing", observed.numa_balancing
+    live = observed.numa_balancing
     expected_value = policy.numa_balancing
     if expected_value is None and observed.instinct:
         expected_value = 0
     if live is None:
         if policy.numa_balancing:
-            return fail(check, str(expected_value), "no NUMA balancing in this kernel")
-        return ok(check, "any" if expected_value is None else "0", "none in this kernel")
+            return numa_balancing.fail(
+                "no NUMA balancing in this kernel", fix="", expected=str(expected_value)
+            )
+        return numa_balancing.ok(
+            "none in this kernel", expected="any" if expected_value is None else "0"
+        )
     winner = observed.numa_balancing_boot.winner
-    source = winner.source if winner else "/proc/sys/kernel/numa_balancing"
-    actual = f"{live}, next boot {winner.shown if winner else 'unset'}"
+    source = observed.numa_balancing_boot.source or "/proc/sys/kernel/numa_balancing"
+    actual = observed.numa_balancing_boot.text(live)
     if expected_value is None:
-        return ok(check, "any", actual, source)
+        return numa_balancing.ok(actual, source, expected="any")
     if live == expected_value and (winner is None or winner.value == str(expected_value)):
-        return ok(check, str(expected_value), actual, source)
+        return numa_balancing.ok(actual, source, expected=str(expected_value))
     fix = f"sysctl -w {NUMA_BALANCING}={expected_value}, and the same in /etc/sysctl.d"
     if winner is not None and winner.value != str(expected_value):
         fix = f"{NUMA_BALANCING} = {expected_value} at {source}, then sysctl --system"
-    judged = warn if policy.numa_balancing is None else fail
-    return judged(check, str(expected_value), actual, source, fix)
+    judged = numa_balancing.warn if policy.numa_balancing is None else numa_balancing.fail
+    return judged(actual, source, fix, expected=str(expected_value))
 
 
 def _used_check(resource: str, source: str, fix: str, meaning: str) -> Check:
     """The check of a resource of the kernel: the field of `Host`, and ``_max`` for its maximum."""
-    id = f"host.{resource}"
 
-    def judge(observed: Host, policy: Policy) -> Result:
+    @check(*(f"host.{resource}", loses_job("clean_up", "configure")),
+           expects=f"below {NEARLY_ALL} %", meaning=meaning, fix=fix)  # fmt: skip
+    def in_use(observed: Host, policy: Policy) -> Result:
         used, maximum = getattr(observed, resource), getattr(observed, f"{resource}_max")
         if used is None or not maximum:
-            return unknown(id, f"{source} does not show it")
-        expected, actual = f"below {NEARLY_ALL} %", f"{used} of {maximum}"
+            return in_use.unknown(f"{source} does not show it")
+        actual = f"{used} of {maximum}"
         if used * 100 > maximum * NEARLY_ALL:
-            judged = fail if used * 100 >= maximum * ALL else warn
-            return judged(id, expected, actual, source, fix)
-        return ok(id, expected, actual, source)
+            status = "fail" if used * 100 >= maximum * ALL else "warn"
+            return in_use.fail(actual, source, status=status)
+        return in_use.ok(actual, source)
 
-    judge.__doc__ = meaning
-    return check(id, loses_job("clean_up", "configure"), fix=(fix,))(judge)
+    return in_use
 
 
 file_handles = _used_check(
@@ -531,11 +504,7 @@ _CHECKS = (
     zombies, memory, hugepages, swap, numa_balancing, file_handles, pids,
 )  # fmt: skip
 SUBJECT = Subject(
-    "host",
-    __doc__,
-    checks=_CHECKS,
-    probe=facts.PROBE,
-    compared=facts.compared,
+    "host", __doc__, checks=_CHECKS, probe=facts.PROBE, compared=facts.compared,
     learned=facts.learned,
     kinds=FactKinds(
         volatile="""
@@ -548,4 +517,4 @@ SUBJECT = Subject(
         unique="hostname",
         elements={"mounts": "path", "fstab": "path", "versions": ""},
     ),
-)
+)  # fmt: skip

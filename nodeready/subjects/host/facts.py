@@ -25,8 +25,7 @@ from nodeready.core.policy import Policy
 from nodeready.subjects.host import mounts, processes
 from nodeready.subjects.host.mounts import FstabEntry, Mount
 from nodeready.subjects.host.processes import Parent, StuckProcess
-from nodeready.subjects.iommu.arguments import option
-from nodeready.subjects.iommu.instincts import MODELS, VENDOR
+from nodeready.subjects.iommu.facts import MODELS, VENDOR, count_listed, option
 
 # --- Whether the clock is synchronised, and by which service.
 #
@@ -360,19 +359,7 @@ def _number(text: str) -> int | None:
     return int(text) if re.fullmatch(r"-?\d{1,19}", text.strip()) else None
 
 
-def _count_listed(ranges: str) -> int | None:
-    """How many numbers a kernel list such as ``0-127,256`` holds; None for another text."""
-    count = 0
-    for part in ranges.strip().split(","):
-        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
-        if match is None:
-            return None
-        count += int(match[2] or match[1]) - int(match[1]) + 1
-    return count
-
-
 def _zone(link: str, named: str) -> str:
-    """The zone's name, by the target of /etc/localtime, else by /etc/timezone."""
     name = link.partition("zoneinfo/")[2] or ("" if "/" in link and link != "Etc/UTC" else link)
     for prefix in ("posix/", "right/"):
         name = name[len(prefix) :] if name.startswith(prefix) else name
@@ -444,9 +431,9 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
         boot_id=files[f"{_SYS}/kernel/random/boot_id"],
         uptime_s=_number(up[0].partition(".")[0]),
         load=float(load[0]) if re.fullmatch(r"\d{1,9}\.\d\d", load[0]) else None,
-        cpus=_count_listed(files["/sys/devices/system/cpu/online"]),
+        cpus=count_listed(files["/sys/devices/system/cpu/online"]),
         cpu_model=values.get("cpu_model", "").strip(),
-        numa_nodes=_count_listed(files["/sys/devices/system/node/online"]),
+        numa_nodes=count_listed(files["/sys/devices/system/node/online"]),
         memory_total_mb=mib.get("MemTotal"),
         memory_available_mb=mib.get("MemAvailable"),
         swap_total_mb=mib.get("SwapTotal"),

@@ -263,7 +263,6 @@ def _size(numbers: str) -> Size:
 
 
 def _state(raw: str, path: str, answers_read: Answers) -> tuple[str, str]:
-    """The state of one mount, and its detail."""
     error = answers_read.errors.get(path)
     if path in answers_read.sizes:
         return "ok", ""

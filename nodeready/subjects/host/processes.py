@@ -125,9 +125,8 @@ nr_pids=
 nr_ours=
 nr_uids=' '
 nr_cpus=' '
-while read -r nr_key nr_me nr_x; do
-    if [ "$nr_key" = Uid: ]; then break; fi
-done </proc/self/status
+nr_status Uid
+nr_me=$nr_field
 nr_sort() {{ nr_sorted=$(awk '{_SORT}' /proc/[0-9]*/stat 2>/dev/null); }}
 nr_sort || nr_sort || nr_sort || nr_failed=1
 printf 'processes=1\n%s\n' "$nr_sorted"

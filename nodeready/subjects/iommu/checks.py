@@ -5,11 +5,10 @@ from __future__ import annotations
 from nodeready.core import shell
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, Subject, check, fixable
+from nodeready.core.result import Result, Subject, check
 from nodeready.core.severity import loses_job
-from nodeready.subjects.iommu.arguments import configured, contradicting, missing, words
-from nodeready.subjects.iommu.facts import ENTRIES, GENERATED, GRUB_D, OWN_VARIABLE, PROBE, Iommu
-from nodeready.subjects.iommu.instincts import MODELS
+from nodeready.subjects.iommu import facts
+from nodeready.subjects.iommu.facts import Iommu
 
 #: From this number of CPUs on MI100 and MI200 need the IOMMU. Without the IOMMU the kernel falls
 #: back from X2APIC and enumerates 255 of 256 logical CPUs (AMD's system optimization guides for
@@ -31,7 +30,7 @@ def required_arguments(observed: Iommu, policy: Policy) -> tuple[str, ...] | str
     """
     if policy.iommu_args is not None:
         return policy.iommu_args or "the policy manages none"
-    models = [MODELS[device] for device in observed.devices if device in MODELS]
+    models = [facts.MODELS[device] for device in observed.devices if device in facts.MODELS]
     if not models:
         return "no AMD Instinct in this node"
     models = [model for model in models if not model.virtual]
@@ -56,7 +55,7 @@ _COMMANDS = (
 def tool(observed: Iommu) -> tuple[str, ...]:
     """The command that makes the next boot's configuration; () for a node without a known one."""
     if observed.family != "redhat" and any(
-        e.source.startswith(f"{ENTRIES}/") for e in observed.boot
+        e.source.startswith(f"{facts.ENTRIES}/") for e in observed.boot
     ):
         # systemd-boot does not read the files that GRUB's tools write.
         return ()
@@ -68,12 +67,12 @@ def tool(observed: Iommu) -> tuple[str, ...]:
 
 def own_line(args: tuple[str, ...]) -> str:
     """The line of nodeready's file for GRUB that holds these arguments."""
-    return f"{OWN_VARIABLE}={shell.quote(' '.join(args))}"
+    return f"{facts.OWN_VARIABLE}={shell.quote(' '.join(args))}"
 
 
 def is_own_line_last(observed: Iommu, args: tuple[str, ...]) -> bool:
     """Whether nodeready's file for GRUB has these arguments, and GRUB reads it last."""
-    last = configured(observed.config).last
+    last = facts.configured(observed.config).last
     return (
         observed.own_line is not None
         and last is not None
@@ -85,8 +84,8 @@ def is_own_line_last(observed: Iommu, args: tuple[str, ...]) -> bool:
 
 def _problem(tokens: tuple[str, ...], args: tuple[str, ...]) -> str:
     """The problem with a command line in words, or ""."""
-    parts = [f"{token} contradicts" for token in contradicting(tokens, args)]
-    if lacking := missing(tokens, args):
+    parts = [f"{token} contradicts" for token in facts.contradicting(tokens, args)]
+    if lacking := facts.missing(tokens, args):
         parts.append(f"{' '.join(lacking)} missing")
     return ", ".join(parts)
 
@@ -103,15 +102,15 @@ def _next_boot(observed: Iommu, args: tuple[str, ...]) -> tuple[str, str, bool]:
     """The problem of the next boot, its source, and whether GRUB's generated file has it."""
     for entry in observed.boot:
         if problem := _problem(entry.tokens, args):
-            bad = contradicting(entry.tokens, args)
+            bad = facts.contradicting(entry.tokens, args)
             return f"next boot: {problem}", _source(observed, bad, entry.source), True
     if observed.family != "redhat" and not is_own_line_last(observed, args):
-        grub = configured(observed.config)
+        grub = facts.configured(observed.config)
         source = grub.last.source if grub.last else ""
         if grub.tokens is None:
             return "next update of GRUB: cannot be foretold", source, False
         if problem := _problem(grub.tokens, args):
-            bad = contradicting(grub.tokens, args)
+            bad = facts.contradicting(grub.tokens, args)
             return f"next update of GRUB: {problem}", _source(observed, bad, source), False
     return "", observed.boot[0].source if observed.boot else "", False
 
@@ -121,7 +120,7 @@ def _next_boot(observed: Iommu, args: tuple[str, ...]) -> tuple[str, str, bool]:
     loses_job("deploy", "configure", "reboot"),
     settings=("iommu_args",),
     writes=lambda observed, policy: (
-        (f"{GRUB_D}/*nodeready*.cfg",) if observed.family == "debian" else ()
+        (f"{facts.GRUB_D}/*nodeready*.cfg",) if observed.family == "debian" else ()
     ),
     fixed_by="iommu.args",
     fix=(
@@ -160,7 +159,7 @@ def args(observed: Iommu, policy: Policy) -> Result:
         return args.fail(actual, source, fix, expected=expected)
     entry = observed.boot[0]
     fix = f"look in /etc/grub.d for what writes {entry.source}"
-    if stale and entry.script not in GENERATED:
+    if stale and entry.script not in facts.GENERATED:
         actual = f"{problem}, in the entry of /etc/grub.d/{entry.script}"
         return args.fail(actual, source, fix, expected=expected)
     if stale and observed.generated and is_own_line_last(observed, arguments):
@@ -168,18 +167,14 @@ def args(observed: Iommu, policy: Policy) -> Result:
         path = observed.own_line.path if observed.own_line else ""
         actual = f"{problem}, though {path} is in place"
         return args.fail(actual, entry.source, fix, expected=expected)
-    return fixable(args.id, expected, problem, source)
+    return args.fixable(problem, source, expected=expected)
 
 
 _REBOOT, _REPAIR = "reboot the node", "repair iommu.args, then reboot the node"
 
 
-@check(
-    "iommu.live",
-    loses_job("configure", "reboot"),
-    settings=("iommu_args",),
-    fix=(_REPAIR, _REBOOT),
-)
+@check("iommu.live", loses_job("configure", "reboot"), settings=("iommu_args",),
+       fix=(_REPAIR, _REBOOT))  # fmt: skip
 def live(observed: Iommu, policy: Policy) -> Result:
     """The running kernel has the wanted arguments; a change takes effect at the next boot only."""
     arguments = required_arguments(observed, policy)
@@ -194,13 +189,9 @@ def live(observed: Iommu, policy: Policy) -> Result:
     return live.warn(problem, PROC, _REPAIR, expected=expected)
 
 
-@check(
-    "iommu.off",
-    loses_job("configure", "reboot"),
-    settings=("iommu_args",),
-    fix=(_REBOOT, "remove TOKEN from WHERE, unless it is there for a reason"),
-    expects="the IOMMU is not switched off",
-)
+@check("iommu.off", loses_job("configure", "reboot"), settings=("iommu_args",),
+       expects="the IOMMU is not switched off",
+       fix=(_REBOOT, "remove TOKEN from WHERE, unless it is there for a reason"))  # fmt: skip
 def off(observed: Iommu, policy: Policy) -> Result:
     """Nothing switches the IOMMU off, now or at the next boot.
 
@@ -211,11 +202,11 @@ def off(observed: Iommu, policy: Policy) -> Result:
     arguments = required_arguments(observed, policy)
     if isinstance(arguments, str):
         return off.na(arguments)
-    options = {name for token in arguments for name, _ in words(token)}
+    options = {name for token in arguments for name, _ in facts.words(token)}
     command_lines = [(entry.source, entry.tokens) for entry in observed.boot]
     for default, tokens in [*command_lines, (PROC, observed.live)]:
         for token in tokens:
-            if any(pair in OFF and pair[0] not in options for pair in words(token)):
+            if any(pair in OFF and pair[0] not in options for pair in facts.words(token)):
                 source = _source(observed, (token,), default)
                 if source == PROC and observed.boot:
                     text = f"pending reboot: {token}"
@@ -226,14 +217,11 @@ def off(observed: Iommu, policy: Policy) -> Result:
 
 
 SUBJECT = Subject(
-    "iommu",
-    __doc__,
-    checks=(args, live, off),
-    probe=PROBE,
+    "iommu", __doc__, checks=(args, live, off), probe=facts.PROBE,
     files=("/etc/default/grub.d/*nodeready*.cfg",),
     kinds=FactKinds(
         # The arguments of the running kernel are in the subject host.
         volatile="where number live",
         hardware="devices cpus cpu_vendor",
     ),
-)
+)  # fmt: skip

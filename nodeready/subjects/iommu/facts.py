@@ -10,14 +10,211 @@ import fnmatch
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from nodeready.core.base import Line, Output, Probe, ProbeError, Section, by_path, kernel_arguments
-from nodeready.subjects.iommu.arguments import expand
-from nodeready.subjects.iommu.instincts import VENDOR
 
 if TYPE_CHECKING:
     from nodeready.core.policy import Policy
+
+# --- AMD's accelerators and graphics by PCI device id.
+#
+# Sources: ROCm/gpu-operator internal/utils.go (AMD's lists of physical and virtual functions),
+# ROCm's Tensile (GFX_CHIP_IDS of gfx942 and gfx950), Linux'
+# drivers/gpu/drm/amd/amdgpu/amdgpu_drv.c (Arcturus and Aldebaran), and pci.ids.
+
+#: AMD's graphics and accelerators (its CPUs and chipsets are 0x1022).
+VENDOR = "0x1002"
+
+
+@dataclass(frozen=True)
+class Model:
+    """One kind of accelerator."""
+
+    name: str  # the product
+    generation: int  # 1 for MI100 (CDNA), 2 for MI200, 3 for MI300, 4 for MI350
+    virtual: bool = False  # an SR-IOV virtual function, as a guest sees it
+
+
+MODELS: dict[str, Model] = {
+    "0x7388": Model("MI100", 1), "0x738c": Model("MI100", 1), "0x738e": Model("MI100", 1),
+    "0x7408": Model("MI250X", 2), "0x740c": Model("MI250", 2), "0x740f": Model("MI210", 2),
+    "0x7410": Model("MI210 VF", 2, virtual=True), "0x74a0": Model("MI300A", 3),
+    "0x74a1": Model("MI300X", 3), "0x74a2": Model("MI308X", 3),
+    "0x74a3": Model("MI300 series", 3), "0x74a5": Model("MI325X", 3),
+    "0x74a8": Model("MI308X HF", 3), "0x74a9": Model("MI300X HF", 3),
+    "0x74b5": Model("MI300X VF", 3, virtual=True), "0x74b6": Model("MI308X", 3),
+    "0x74b9": Model("MI325X VF", 3, virtual=True), "0x74bd": Model("MI300X HF", 3),
+    "0x75a0": Model("MI350X", 4), "0x75a2": Model("MI350 series", 4),
+    "0x75a3": Model("MI355X", 4), "0x75a8": Model("MI350 series", 4),
+    "0x75b0": Model("MI350X VF", 4, virtual=True),
+    "0x75b2": Model("MI350 series VF", 4, virtual=True),
+    "0x75b3": Model("MI355X VF", 4, virtual=True),
+    "0x75b8": Model("MI350 series VF", 4, virtual=True),
+}  # fmt: skip
+
+
+#: Boards of the years before the list of Instincts: MI50 and MI60 (pci.ids).
+_OLDER = ("0x66a0", "0x66a1")
+
+
+def is_server_board(device: str) -> bool:
+    """Whether this device (``0x74a1``) is a board for servers: RAS counts, and all its lanes."""
+    return device in MODELS or device in _OLDER
+
+
+#: How the device ids of a processor's own graphics begin (Linux' amdgpu_drv.c, AMD_IS_APU). The
+#: MI300A is a processor, too, and an accelerator.
+_INTEGRATED = ("11", "13", "15", "16", "19", "98")
+
+
+def is_integrated(device: str) -> bool:
+    """Whether this PCI device (four hex digits) is the graphics of a processor."""
+    return device[:2] in _INTEGRATED and f"0x{device}" not in MODELS
+
+
+# --- Kernel command lines: their tokens, and how GRUB's configuration files make one.
+#
+# Rules: the kernel splits at white space outside double quotes, treats ``-`` and ``_`` in names as
+# equal, and leaves the words after ``--`` to init (kernel/params.c,
+# Documentation/admin-guide/kernel-parameters.rst).
+
+#: Options whose values add up: a second token of such an option contradicts nothing.
+REPEATABLE = frozenset({"pci", "console", "earlycon", "modprobe.blacklist", "rd.driver.blacklist"})
+#: The variables that become the command line, in this order (grub-mkconfig's 10_linux).
+VARIABLES = ("GRUB_CMDLINE_LINUX", "GRUB_CMDLINE_LINUX_DEFAULT")
+_ASSIGNMENT = re.compile(
+    rf"\s*(?:export\s+)?({'|'.join(reversed(VARIABLES))})=(.*?)\r?$", re.DOTALL
+)
+_PIECE = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|\\(.)|([^\s\"'\\;&|<>()#`]+)", re.DOTALL)
+_REFERENCE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
+
+
+def option(token: str) -> str:
+    """The name of the option that a token sets, as the kernel compares it: ``amd_iommu``."""
+    return token.partition("=")[0].replace("-", "_")
+
+
+#: Words that change nothing about another word of the same option.
+#: Sources: Documentation/admin-guide/kernel-parameters.txt, arch/x86/kernel/pci-dma.c and
+#: amd_gart_64.c (iommu=), drivers/iommu/intel/iommu.c and drivers/iommu/amd/init.c. ``on`` is no
+#: word of amd_iommu: the kernel passes over it.
+HARMLESS = {
+    "iommu": re.compile(
+        r"(no)?force|(no)?panic|(no)?merge|biomerge|forcesac|allowdac|nodac|usedac|group_mf|"
+        r"(no)?fullflush|noagp|noaperture|memaper(=\d+)?|leak(=\d+)?|\d+[kKmMgG]?"
+    ),
+    "intel_iommu": re.compile(
+        r"igfx_off|forcedac|strict|sp_off|sm_on|sm_off|tboot_noforce|nobounce|ecs_off|pasid28"
+    ),
+    "amd_iommu": re.compile(
+        r"on|(no)?fullflush|force_isolation|force_enable|irtcachedis|nohugepages|v2_pgsizes_only"
+    ),
+}
+
+#: Options of another spelling: drivers/iommu/iommu.c, iommu_set_def_domain_type.
+_YES, _NO = ("1", "y", "t", "on", "yes", "true"), ("0", "n", "f", "off", "no", "false")
+PASSTHROUGH = "iommu.passthrough"
+
+
+def words(token: str) -> tuple[tuple[str, str], ...]:
+    """The settings of a token: pairs of an option and one word of its comma list.
+
+    Quotes belong to the command line. ``iommu.passthrough=1`` is ``iommu=pt``.
+    """
+    name, value = option(token.replace('"', "")), token.replace('"', "").partition("=")[2]
+    if name == PASSTHROUGH and value.lower() in (*_YES, *_NO):
+        return (("iommu", "pt" if value.lower() in _YES else "nopt"),)
+    if name not in HARMLESS:
+        return ((name, value),)
+    return tuple((name, word) for word in value.split(",") if word) or ((name, ""),)
+
+
+def same(token: str, other: str) -> bool:
+    """Whether two tokens set the same option to the same value."""
+    return words(token) == words(other)
+
+
+def missing(present: Iterable[str], required: Iterable[str]) -> tuple[str, ...]:
+    """The required tokens that are not among the present tokens."""
+    present_words = {word for token in present for word in words(token)}
+    return tuple(token for token in required if not present_words.issuperset(words(token)))
+
+
+def contradicting(present: Iterable[str], required: Iterable[str]) -> tuple[str, ...]:
+    """The present tokens that set an option of a required token to another value, each once."""
+    wants = {word for token in required for word in words(token)}
+    options = {name for name, _ in wants} - {name.replace("-", "_") for name in REPEATABLE}
+
+    def against(name: str, word: str) -> bool:
+        if name not in options or (name, word) in wants:
+            return False
+        harmless = HARMLESS.get(name)
+        return harmless is None or not harmless.fullmatch(word)
+
+    return tuple(
+        dict.fromkeys(token for token in present if any(against(*pair) for pair in words(token)))
+    )
+
+
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """``text`` with its ``$NAME`` and ``${NAME}`` replaced; unknown variables are empty."""
+    return _REFERENCE.sub(lambda match: variables.get(match[1] or match[2], ""), text)
+
+
+def _value(text: str, variables: Mapping[str, str]) -> str | None:
+    """The value of a shell assignment's right side; None where only a shell can expand it."""
+    value = ""
+    at = 0
+    while at < len(text) and not text[at].isspace() and text[at] not in ";#":
+        match = _PIECE.match(text, at)
+        if match is None:
+            return None
+        double, single, escaped, bare = match.groups()
+        if single is not None:
+            value += single
+        elif escaped is not None:
+            value += escaped
+        else:
+            part = double if double is not None else bare
+            if "`" in part or "$(" in part or "\\\n" in part:
+                return None
+            expanded = expand(part, variables)
+            value += re.sub(r"\\([\"\\$`])", r"\1", expanded) if double is not None else expanded
+        at = match.end()
+    # After a backslash at the end, the assignment continues in the next line.
+    return None if text.rstrip().endswith("\\") else value
+
+
+class Configured(NamedTuple):
+    """The kernel arguments in GRUB's configuration files."""
+
+    # of the resulting command line; None where only a shell can expand it
+    tokens: tuple[str, ...] | None
+    last: Line | None  # the last line that assigns one of the variables, or None
+
+
+def configured(lines: Iterable[Line]) -> Configured:
+    """The arguments that /etc/default/grub and grub.d set; ``lines`` in the order of reading."""
+    values: dict[str, str] = {}
+    last: Line | None = None
+    readable = True
+    for line in lines:
+        match = _ASSIGNMENT.match(line.text)
+        if match is None:
+            readable = readable and "GRUB_CMDLINE_LINUX+=" not in line.text
+            continue
+        last = line
+        value = _value(match[2], values)
+        if value is None:
+            readable = False
+        else:
+            values[match[1]] = value
+    tokens: list[str] = []
+    for variable in VARIABLES:
+        tokens.extend(kernel_arguments(values.get(variable, "")))
+    return Configured(tuple(tokens) if readable else None, last)
+
 
 # --- The boot loader's entry of the next boot, and its kernel command line.
 #
@@ -53,8 +250,6 @@ class Entry:
 
 @dataclass
 class _Item:
-    """An entry or a submenu of GRUB's menu."""
-
     names: tuple[str, ...] = ()
     menu: list[_Item] | None = None
     kernel: Entry | None = None
@@ -273,15 +468,15 @@ class Iommu:
     entries: tuple[Entry, ...] = ()  # the other boot loader entries
 
 
-def _count(ranges: str) -> int:
-    """The number of CPUs in a kernel list such as ``0-127,256``. Raises ProbeError."""
-    total = 0
+def count_listed(ranges: str) -> int | None:
+    """How many numbers a kernel list such as ``0-127,256`` holds; None for another text."""
+    count = 0
     for part in ranges.strip().split(","):
         match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
         if match is None:
-            raise ProbeError("the list of CPUs makes no sense", ranges)
-        total += int(match[2] or match[1]) - int(match[1]) + 1
-    return total
+            return None
+        count += int(match[2] or match[1]) - int(match[1]) + 1
+    return count
 
 
 def _family(lines: Iterable[Line]) -> str:
@@ -319,9 +514,12 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:
     own_lines = [line for line in config if line.text.startswith(f"{OWN_VARIABLE}=")]
     newer = tuple(pair.partition(" ")[0] for pair in output.all("newer"))
     next_entry, other_entries = find_next_boot(files, family)
+    cpus = count_listed(values["cpus"]) if "cpus" in values else 0
+    if cpus is None:
+        raise ProbeError("the list of CPUs makes no sense", values["cpus"])
     return Iommu(
         devices=tuple(sorted(output.all("device"))),
-        cpus=_count(values["cpus"]) if "cpus" in values else 0,
+        cpus=cpus,
         cpu_vendor=values.get("cpu", ""),
         live=kernel_arguments(values["live"]),
         boot=(next_entry,) if next_entry else (),

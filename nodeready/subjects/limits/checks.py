@@ -7,29 +7,11 @@ from dataclasses import replace
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.own_files import beatable
 from nodeready.core.policy import Policy
-from nodeready.core.result import (
-    Check,
-    Result,
-    Subject,
-    check,
-    fail,
-    fixable,
-    join_first,
-    na,
-    ok,
-    warn,
-)
+from nodeready.core.result import Check, Result, Subject, check, join_names
 from nodeready.core.severity import Cost, hides_cause, loses_job
+from nodeready.subjects.limits import limit_files
 from nodeready.subjects.limits.facts import NR_OPEN, PROBE, Limits
-from nodeready.subjects.limits.limit_files import (
-    ITEMS,
-    KINDS,
-    UNLIMITED,
-    LimitEntry,
-    PamLimits,
-    applies_to,
-    covers_all_people,
-)
+from nodeready.subjects.limits.limit_files import LimitEntry, PamLimits
 
 _LOGIN_FIXES = (
     "rename HIGH: no file can be read after it",
@@ -40,12 +22,12 @@ _LOGIN_FIXES = (
 
 def item_text(value: int, item: str) -> str:
     """A limit in the unit of limits.conf: KiB for core and memlock, or ``unlimited``."""
-    return "unlimited" if value == UNLIMITED else str(value // ITEMS[item])
+    return "unlimited" if value == limit_files.UNLIMITED else str(value // limit_files.ITEMS[item])
 
 
 def requested(limit: int, item: str) -> str:
     """The policy's limit in words: a minimum, but exactly 0 for 0."""
-    if limit == UNLIMITED:
+    if limit == limit_files.UNLIMITED:
         return "unlimited"
     return f"at least {item_text(limit, item)}" if limit else "exactly 0"
 
@@ -56,14 +38,17 @@ def is_enough(value: int, limit: int) -> bool:
 
 
 def _policy_limit(policy: Policy, item: str) -> int:
-    """The policy's limit in kernel units."""
     text = str(getattr(policy, f"limit_{item}"))
-    return UNLIMITED if text == "unlimited" else min(int(text) * ITEMS[item], UNLIMITED)
+    return (
+        limit_files.UNLIMITED
+        if text == "unlimited"
+        else min(int(text) * limit_files.ITEMS[item], limit_files.UNLIMITED)
+    )
 
 
 def highest_possible(observed: Limits, item: str) -> int:
     """The highest limit that this node's kernel accepts, now and at the next boot."""
-    limits = [observed.ceiling.get(item, UNLIMITED)]
+    limits = [observed.ceiling.get(item, limit_files.UNLIMITED)]
     if item == "nofile":
         boot = observed.nr_open_boot.winner
         limits += [observed.nr_open] if observed.nr_open is not None else []
@@ -77,7 +62,7 @@ def refused(observed: Limits, policy: Policy, item: str) -> str:
     pam_limits fails on a limit that it cannot set, and then every login fails, also root's.
     """
     limit = _policy_limit(policy, item)
-    if limit > observed.ceiling.get(item, UNLIMITED):
+    if limit > observed.ceiling.get(item, limit_files.UNLIMITED):
         maximum = item_text(observed.ceiling[item], item)
         return f"{maximum} is the most without CAP_SYS_RESOURCE, which this node's root lacks"
     if item != "nofile":
@@ -93,28 +78,30 @@ def refused(observed: Limits, policy: Policy, item: str) -> str:
 def possible_limits(observed: Limits, policy: Policy) -> dict[str, int]:
     """Item -> the policy's limit in kernel units, without the limits that this kernel refuses."""
     return {
-        item: _policy_limit(policy, item) for item in ITEMS if not refused(observed, policy, item)
+        item: _policy_limit(policy, item)
+        for item in limit_files.ITEMS
+        if not refused(observed, policy, item)
     }
 
 
 def _cannot_be_overridden(path: str) -> bool:
-    """Whether no file of nodeready can come after this file of a .d directory."""
     directory, _, name = path.rpartition("/")
     return directory.endswith(".d") and not beatable(name)
 
 
-def _kernel_refuses(item: str, reason: str, observed: Limits, policy: Policy) -> Result:
+def _kernel_refuses(
+    check: Check, expected: str, reason: str, observed: Limits, policy: Policy
+) -> Result:
     """The result for a limit that the node's kernel refuses: its line breaks every login."""
-    check, limit = f"limits.{item}", _policy_limit(policy, item)
-    expected = f"{requested(limit, item)} for {', '.join(policy.limit_domains)}"
+    item = check.id.partition(".")[2]
     for entry in observed.pam.entries:
         is_ours = "/zz" in entry.source and "nodeready" in entry.source
         if entry.item == item and is_ours and entry.value > highest_possible(observed, item):
             actual = f"{item_text(entry.value, item)} breaks logins: {reason}"
-            return fixable(check, "no limit that this node refuses", actual, entry.source)
+            return check.fixable(actual, entry.source, expected="no limit that this node refuses")
     raise_first = f"sysctl {NR_OPEN}={policy.limit_nofile} here, or " if NR_OPEN in reason else ""
     fix = f"{raise_first}a lower limit_{item} in the policy"
-    return fail(check, expected, f"not set: {reason}", "", fix)
+    return check.fail(f"not set: {reason}", "", fix, expected=expected)
 
 
 def _breaks_logins(observed: Limits, entry: LimitEntry) -> bool:
@@ -122,7 +109,9 @@ def _breaks_logins(observed: Limits, entry: LimitEntry) -> bool:
 
     For "unlimited" files, pam_limits sets fs.nr_open.
     """
-    return entry.value != UNLIMITED and entry.value > highest_possible(observed, entry.item)
+    return entry.value != limit_files.UNLIMITED and entry.value > highest_possible(
+        observed, entry.item
+    )
 
 
 def _line_problem(observed: Limits, entry: LimitEntry, limit: int) -> str:
@@ -133,60 +122,49 @@ def _line_problem(observed: Limits, entry: LimitEntry, limit: int) -> str:
     return "" if is_enough(entry.value, limit) else item_text(entry.value, entry.item)
 
 
-def _judge_logins(item: str, observed: Limits, policy: Policy) -> Result:
-    """One limit, soft and hard, for every domain of the policy."""
-    check, limit = f"limits.{item}", _policy_limit(policy, item)
-    expected = f"{requested(limit, item)} for {', '.join(policy.limit_domains)}"
-    reason = refused(observed, policy, item)
-    if reason:
-        return _kernel_refuses(item, reason, observed, policy)
-    for domain in policy.limit_domains:
-        for written, line in observed.pam.exempt:
-            if applies_to(written, domain):
-                actual = f"{written} is exempt from all limits"
-                return fail(check, expected, actual, line, f"remove the line {line}")
-    # Value -> domain -> the kinds of limits with that value.
-    problems: dict[str, dict[str, list[str]]] = {}
-    source, unbeatable = "", ""
-    for domain in policy.limit_domains:
-        for kind in KINDS:
-            entry = observed.pam.effective(domain, kind, item)
-            value = "unset" if entry is None else _line_problem(observed, entry, limit)
-            if value:
-                problems.setdefault(value, {}).setdefault(domain, []).append(kind)
-                line = entry.source if entry else ""
-                source = source or line
-                is_last = _cannot_be_overridden(line.rpartition(":")[0])
-                unbeatable = unbeatable or (line if is_last else "")
-    texts = []
-    for value, kinds in problems.items():
-        # One entry for a domain whose soft and hard limits are equal.
-        names = [domain if len(k) > 1 else f"{domain} {k[0]}" for domain, k in kinds.items()]
-        texts.append(f"{value} for {', '.join(names)}")
-    actual = "; ".join(texts)
-    if unbeatable:
-        fix = f"rename {unbeatable.rpartition(':')[0]}: no file can be read after it"
-        return fail(check, expected, actual, unbeatable, fix)
-    if problems:
-        return fixable(check, expected, actual, source)
-    return ok(check, expected, source=source)
-
-
 def _login_check(item: str, cost: Cost, meaning: str) -> Check:
-    """The check of one of ITEMS for new logins."""
+    @check(f"limits.{item}", cost,
+           settings=tuple(dict.fromkeys((f"limit_{item}", "limit_nofile", "limit_domains"))),
+           fixed_by="limits.logins",
+           writes=lambda observed, policy: ("/etc/security/limits.d/*nodeready.conf",),
+           meaning=meaning, fix=_LOGIN_FIXES)  # fmt: skip
+    def login(observed: Limits, policy: Policy) -> Result:
+        limit = _policy_limit(policy, item)
+        expected = f"{requested(limit, item)} for {', '.join(policy.limit_domains)}"
+        if reason := refused(observed, policy, item):
+            return _kernel_refuses(login, expected, reason, observed, policy)
+        for domain in policy.limit_domains:
+            for written, line in observed.pam.exempt:
+                if limit_files.applies_to(written, domain):
+                    actual = f"{written} is exempt from all limits"
+                    return login.fail(actual, line, f"remove the line {line}", expected=expected)
+        # Value -> domain -> the kinds of limits with that value.
+        problems: dict[str, dict[str, list[str]]] = {}
+        source, unbeatable = "", ""
+        for domain in policy.limit_domains:
+            for kind in limit_files.KINDS:
+                entry = observed.pam.effective(domain, kind, item)
+                value = "unset" if entry is None else _line_problem(observed, entry, limit)
+                if value:
+                    problems.setdefault(value, {}).setdefault(domain, []).append(kind)
+                    line = entry.source if entry else ""
+                    source = source or line
+                    is_last = _cannot_be_overridden(line.rpartition(":")[0])
+                    unbeatable = unbeatable or (line if is_last else "")
+        texts = []
+        for value, kinds in problems.items():
+            # One entry for a domain whose soft and hard limits are equal.
+            names = [domain if len(k) > 1 else f"{domain} {k[0]}" for domain, k in kinds.items()]
+            texts.append(f"{value} for {', '.join(names)}")
+        actual = "; ".join(texts)
+        if unbeatable:
+            fix = f"rename {unbeatable.rpartition(':')[0]}: no file can be read after it"
+            return login.fail(actual, unbeatable, fix, expected=expected)
+        if problems:
+            return login.fixable(actual, source, expected=expected)
+        return login.ok(source=source, expected=expected)
 
-    def judge(observed: Limits, policy: Policy) -> Result:
-        return _judge_logins(item, observed, policy)
-
-    judge.__doc__ = meaning
-    return check(
-        f"limits.{item}",
-        cost,
-        settings=tuple(dict.fromkeys((f"limit_{item}", "limit_nofile", "limit_domains"))),
-        fixed_by="limits.logins",
-        fix=_LOGIN_FIXES,
-        writes=lambda observed, policy: ("/etc/security/limits.d/*nodeready.conf",),
-    )(judge)
+    return login
 
 
 core = _login_check(
@@ -207,12 +185,10 @@ nofile = _login_check(
 )  # fmt: skip
 
 
-@check(
-    "limits.exceptions",
-    loses_job("configure"),
-    settings=("limit_core", "limit_memlock", "limit_nofile", "limit_domains", "limit_services"),
-    fix=("raise or remove WHERE", "raise or remove WHERE, or leave it be"),
-)
+@check("limits.exceptions", loses_job("configure"),
+       settings=("limit_core", "limit_memlock", "limit_nofile", "limit_domains", "limit_services"),
+       expects="none",
+       fix=("raise or remove WHERE", "raise or remove WHERE, or leave it be"))  # fmt: skip
 def exceptions(observed: Limits, policy: Policy) -> Result:
     """No line for a single user, group or range gives less than the policy gives to all.
 
@@ -221,7 +197,7 @@ def exceptions(observed: Limits, policy: Policy) -> Result:
     people (``1000:``) takes the limits from every job, and a line above the kernel's maximum
     breaks logins: a failure.
     """
-    check, limits = "limits.exceptions", possible_limits(observed, policy)
+    limits = possible_limits(observed, policy)
     lines: dict[str, list[str]] = {}
     fails: list[str] = []
     for entry in observed.pam.beyond(policy.limit_domains):
@@ -230,45 +206,43 @@ def exceptions(observed: Limits, policy: Policy) -> Result:
         if broken or (limit is not None and entry.value < limit):
             text = f"{entry.domain} {entry.kind} {entry.item} {item_text(entry.value, entry.item)}"
             lines.setdefault(entry.source, []).append(f"{text} breaks logins" if broken else text)
-            fails += [entry.source] if broken or covers_all_people(entry.domain) else []
+            fails += (
+                [entry.source] if broken or limit_files.covers_all_people(entry.domain) else []
+            )
     for domain, source in observed.pam.exempt:
         if domain not in policy.limit_domains:
             lines.setdefault(source, []).append(f"{domain} is exempt from all limits")
-            fails += [source] if covers_all_people(domain) else []
+            fails += [source] if limit_files.covers_all_people(domain) else []
     if not lines:
-        return ok(check, "none")
+        return exceptions.ok()
     actual = "; ".join(f"{', '.join(texts)} ({source})" for source, texts in lines.items())
     if fails:
         names = ", ".join(dict.fromkeys(fails))
-        return fail(check, "none", actual, fails[0], f"raise or remove {names}")
-    names = join_first(lines, ", ")
+        return exceptions.fail(actual, fails[0], f"raise or remove {names}")
+    names = join_names(lines)
     fix = f"raise or remove {names}, or leave {'it' if len(lines) == 1 else 'them'} be"
-    return warn(check, "none", actual, next(iter(lines)), fix)
+    return exceptions.warn(actual, next(iter(lines)), fix)
 
 
 def _shortfall(observed: Limits, policy: Policy, limits_of_file: PamLimits) -> str:
-    """The limits of one file below the policy's, in words."""
     shortfalls = []
     for item, limit in possible_limits(observed, policy).items():
         for domain in policy.limit_domains:
-            values = [limits_of_file.effective(domain, kind, item) for kind in KINDS]
+            values = [limits_of_file.effective(domain, kind, item) for kind in limit_files.KINDS]
             low = [v for v in values if v is None or not is_enough(v.value, limit)]
             if low:
                 value = next((item_text(v.value, item) for v in low if v), "unset")
                 shortfalls.append(f"{item} {value} for {domain}")
-    return join_first(shortfalls, ", ")
+    return join_names(shortfalls)
 
 
-@check(
-    "limits.pam",
-    loses_job("configure", "restart_service"),
-    settings=("limit_core", "limit_memlock", "limit_nofile", "limit_domains"),
-    fix=(
-        "UsePAM yes in FILE, then restart sshd",
-        "session required pam_limits.so in FILE",
-        "remove conf= from WHERE, or give CONF these limits",
-    ),
-)
+@check("limits.pam", loses_job("configure", "restart_service"),
+       settings=("limit_core", "limit_memlock", "limit_nofile", "limit_domains"),
+       expects="pam_limits for ssh and su, with the system's files", fix=(
+    "UsePAM yes in FILE, then restart sshd",
+    "session required pam_limits.so in FILE",
+    "remove conf= from WHERE, or give CONF these limits",
+))  # fmt: skip
 def pam(observed: Limits, policy: Policy) -> Result:
     """Sessions of ssh and su get the limits of limits.conf and limits.d.
 
@@ -276,20 +250,19 @@ def pam(observed: Limits, policy: Policy) -> Result:
     its option ``conf=`` it reads only one other file. Without UsePAM, every session has sshd's own
     limits (sshd_config(5)). A failure for ssh, by which jobs log in; a warning for su.
     """
-    check, expected = "limits.pam", "pam_limits for ssh and su, with the system's files"
     if observed.no_pam is not None and "sshd" in observed.stacks:
         source = observed.no_pam if isinstance(observed.no_pam, str) else observed.no_pam.source
         path = source if isinstance(observed.no_pam, str) else observed.no_pam.path
         actual = "sshd does not use PAM: sessions have sshd's own limits"
-        return fail(check, expected, actual, source, f"UsePAM yes in {path}, then restart sshd")
+        return pam.fail(actual, source, f"UsePAM yes in {path}, then restart sshd")
     findings: list[Result] = []
     for name, stack in observed.stacks.items():
-        judged = fail if name == "sshd" else warn
+        judged = pam.fail if name == "sshd" else pam.warn
         if not stack.limits:
             if stack.is_complete:
                 actual = f"{name} calls no pam_limits: its sessions keep the limits they come with"
                 fix = f"session required pam_limits.so in {stack.path}"
-                findings.append(judged(check, expected, actual, stack.path, fix))
+                findings.append(judged(actual, stack.path, fix))
             continue
         if not stack.conf:
             continue
@@ -297,31 +270,30 @@ def pam(observed: Limits, policy: Policy) -> Result:
         fix = f"remove conf= from {source}, or give {stack.conf} these limits"
         limits_of_file = observed.confs.get(stack.conf)
         if limits_of_file is None:
-            judged, shortfall = warn, "which is not read"
+            judged, shortfall = pam.warn, "which is not read"
         else:
             shortfall = _shortfall(observed, policy, limits_of_file)
         if shortfall:
             actual = f"{name} reads {stack.conf} alone: {shortfall}"
-            findings.append(judged(check, expected, actual, source, fix))
+            findings.append(judged(actual, source, fix))
     if not observed.stacks:
-        return na(check, "no PAM stack of ssh or su here")
+        return pam.na("no PAM stack of ssh or su here")
     if not findings:
-        return ok(check, expected)
+        return pam.ok()
     first = next((finding for finding in findings if finding.status == "fail"), findings[0])
     return replace(first, actual="; ".join(finding.actual for finding in findings))
 
 
 def _services_text(policy: Policy, limits: dict[str, int]) -> tuple[str, str]:
-    """The policy's services, and the limits that they shall have."""
     expected = ", ".join(f"{item} {requested(limit, item)}" for item, limit in limits.items())
     return ", ".join(policy.limit_services) or "the services", expected
 
 
 def unit_value(limit: int, item: str) -> str:
     """A limit in a unit file: ``infinity``, KiB with a K, or a plain number."""
-    if limit == UNLIMITED:
+    if limit == limit_files.UNLIMITED:
         return "infinity"
-    return f"{limit // 1024}K" if ITEMS[item] == 1024 else str(limit)
+    return f"{limit // 1024}K" if limit_files.ITEMS[item] == 1024 else str(limit)
 
 
 @check(
@@ -329,7 +301,7 @@ def unit_value(limit: int, item: str) -> str:
     loses_job("deploy", "configure"),
     settings=("limit_core", "limit_memlock", "limit_nofile", "limit_services"),
     fixed_by="limits.services",
-    fix=("rename HIGH: no drop-in can be read after it",),
+    fix="rename HIGH: no drop-in can be read after it",
     writes=lambda observed, policy: tuple(
         f"/etc/systemd/system/{name}.service.d/*nodeready.conf" for name in observed.units
     ),
@@ -340,10 +312,10 @@ def services(observed: Limits, policy: Policy) -> Result:
     PAM limits never apply to a service (limits.conf(5) is for logins). The processes of slurmd
     have slurmd's limits, which systemd sets (systemd.exec(5)).
     """
-    check, limits = "limits.services", possible_limits(observed, policy)
+    limits = possible_limits(observed, policy)
     names, expected = _services_text(policy, limits)
     if not observed.units:
-        return na(check, f"none of {names} is installed")
+        return services.na(f"none of {names} is installed")
     low, source, unbeatable = [], "", ""
     for service, unit in observed.units.items():
         for item, limit in limits.items():
@@ -361,10 +333,10 @@ def services(observed: Limits, policy: Policy) -> Result:
             unbeatable = unbeatable or (path if _cannot_be_overridden(path) else "")
     if unbeatable:
         fix = f"rename {unbeatable}: no drop-in can be read after it"
-        return fail(check, expected, ", ".join(low), source, fix)
+        return services.fail(", ".join(low), source, fix, expected=expected)
     if low:
-        return fixable(check, expected, ", ".join(low), source)
-    return ok(check, expected)
+        return services.fixable(", ".join(low), source, expected=expected)
+    return services.ok(expected=expected)
 
 
 def _low_processes(observed: Limits, limits: dict[str, int]) -> dict[str, str]:
@@ -396,7 +368,7 @@ def restarts(observed: Limits, policy: Policy) -> list[str]:
     loses_job("deploy", "restart_service"),
     settings=("limit_core", "limit_memlock", "limit_nofile", "limit_services", "restart_services"),
     fixed_by="limits.restart",
-    fix=("systemctl restart NAMES, when idle",),
+    fix="systemctl restart NAMES, when idle",
     writes=lambda observed, policy: (),
 )
 def running(observed: Limits, policy: Policy) -> Result:
@@ -405,20 +377,20 @@ def running(observed: Limits, policy: Policy) -> Result:
     A restart can end jobs, so a person decides, unless the policy lists the service in
     restart_services.
     """
-    check, limits = "limits.running", possible_limits(observed, policy)
+    limits = possible_limits(observed, policy)
     names, expected = _services_text(policy, limits)
     if not observed.running:
-        return na(check, f"none of {names} is running")
+        return running.na(f"none of {names} is running")
     low_processes = _low_processes(observed, limits)
     if not low_processes:
-        return ok(check, expected)
+        return running.ok(expected=expected)
     actual = "; ".join(f"restart of {service} ({text})" for service, text in low_processes.items())
     low_pid = next(p.pid for p in observed.running if p.service in low_processes)
     source = f"/proc/{low_pid}/limits"
     if restarts(observed, policy):
-        return fixable(check, expected, f"pending: {actual}", source)
+        return running.fixable(f"pending: {actual}", source, expected=expected)
     fix = f"systemctl restart {' '.join(low_processes)}, when idle"
-    return warn(check, expected, f"pending: {actual}", source, fix)
+    return running.warn(f"pending: {actual}", source, fix, expected=expected)
 
 
 _ELEMENTS = {
@@ -426,9 +398,7 @@ _ELEMENTS = {
     "defaults": "", "stacks": "", "confs": "",
 }  # fmt: skip
 SUBJECT = Subject(
-    "limits",
-    __doc__,
-    checks=(core, memlock, nofile, exceptions, pam, services, running),
+    "limits", __doc__, checks=(core, memlock, nofile, exceptions, pam, services, running),
     probe=PROBE,
     files=(
         "/etc/security/limits.d/*nodeready*.conf",
@@ -438,4 +408,4 @@ SUBJECT = Subject(
         volatile="where number pid last last_name",
         elements=_ELEMENTS,
     ),
-)
+)  # fmt: skip

@@ -22,15 +22,7 @@ from nodeready.core.base import (
 from nodeready.core.policy import Policy
 from nodeready.core.policy.fields import Names
 from nodeready.subjects.limits import limit_files
-from nodeready.subjects.limits.limit_files import (
-    UNLIMITED,
-    PamLimits,
-    PamStack,
-    Unit,
-    UnitLimit,
-    parse_pam_limits,
-    parse_unit_limits,
-)
+from nodeready.subjects.limits.limit_files import PamLimits, PamStack, Unit, UnitLimit
 
 NR_OPEN = "fs.nr_open"
 # nr_lines reads this file at once: dash would read byte by byte, which /proc/sys does not support.
@@ -42,15 +34,10 @@ _PROC_NAMES = {
 _CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
 # Whether $nr_pid is an ordinary user's process (UID_MIN is 1000). Such a process may have the name
 # of a service and lower limits.
-_IS_USERS_PROCESS = (
-    "nr_uid=0; while read -r nr_key nr_uid nr_rest; do "
-    'if [ "$nr_key" = Uid: ]; then break; fi; '
-    'done 2>/dev/null <"/proc/$nr_pid/status"; [ "${nr_uid:-0}" -ge 1000 ]'
-)
+_IS_USERS_PROCESS = 'nr_status Uid "/proc/$nr_pid"; [ "${nr_field:-0}" -ge 1000 ]'
 
 
 def _service_script(service: str) -> str:
-    """Find the unit file of one service, its drop-ins and its main processes."""
     files = " ".join(
         shell.quote(f"{directory}/{name}")
         for name in limit_files.file_names(service)
@@ -70,7 +57,7 @@ def _service_script(service: str) -> str:
             if [ -f "$nr_file" ]; then
                 printf 'unit=%s %s\n' {name} "$nr_file"
                 set -- "$@" "$nr_file" {dropins}
-                nr_seen {dropins}
+                nr_there there {dropins}
             fi
             break
         fi
@@ -101,10 +88,8 @@ def _service_script(service: str) -> str:
 # strict pam_limits then refuses the login, so the probe reads the limits that root can set. The
 # capability is bit 24, in the tenth digit of CapBnd.
 _CEILING = r"""
-    while read -r nr_key nr_bits; do
-        if [ "$nr_key" = CapBnd: ]; then break; fi
-    done </proc/self/status
-    case $nr_bits in
+    nr_status CapBnd
+    case $nr_field in
     ?????????[02468ace]??????)
         nr_pid=1
         { read -r nr_pid </run/sshd.pid; } 2>/dev/null
@@ -151,13 +136,8 @@ def _script(policy: Policy) -> str:
     fi
     """
     return rf"""
-    nr_seen() {{
-        for nr_there in "$@"; do
-            if [ -e "$nr_there" ] || [ -L "$nr_there" ]; then printf 'there=%s\n' "$nr_there"; fi
-        done
-    }}
     if [ -d /run/systemd/system ]; then printf 'systemd=1\n'; fi
-    nr_seen {limits} {manager}
+    nr_there there {limits} {manager}
     set --
     {"".join(_service_script(service) for service in services)}
     {scan if services else ""}
@@ -207,7 +187,7 @@ def _proc_limits(lines: Iterable[Line]) -> dict[str, tuple[int, int]]:
         match = re.match(r"(Max(?: [a-z]+)+)\s{2,}(\w+)\s+(\w+)", line.text)
         if match and match[1] in _PROC_NAMES:
             soft, hard = (
-                UNLIMITED if text == "unlimited" else number(text, match[1])
+                limit_files.UNLIMITED if text == "unlimited" else number(text, match[1])
                 for text in (match[2], match[3])
             )
             limits[_PROC_NAMES[match[1]]] = (soft, hard)
@@ -240,7 +220,7 @@ def _parse(output: Output, kernel: Output, services: Names) -> Limits:
         service, _, path = text.partition(" ")
         if service not in services or not path.startswith("/"):
             raise ProbeError("a unit that was not requested", text)
-        units[service] = parse_unit_limits(service, path, lines, existing)
+        units[service] = limit_files.parse_unit_limits(service, path, lines, existing)
     by_name = {service[:15]: service for service in services}
     running = []
     for text in dict.fromkeys(output.all("process")):
@@ -261,7 +241,7 @@ def _parse(output: Output, kernel: Output, services: Names) -> Limits:
     nr_open = files.get(_NR_OPEN_FILE, ())
     observed: Limits = frozen(
         Limits(
-            pam=parse_pam_limits(lines, existing),
+            pam=limit_files.parse_pam_limits(lines, existing),
             units=units,
             running=tuple(running),
             ceiling={item: hard for item, (_, hard) in ceiling.items()} if is_strict else {},
@@ -270,7 +250,10 @@ def _parse(output: Output, kernel: Output, services: Names) -> Limits:
             systemd="systemd" in values,
             defaults=limit_files.parse_defaults(lines, existing),
             stacks=stacks,
-            confs={path: parse_pam_limits(files.get(path, ()), conf=path) for path in confs},
+            confs={
+                path: limit_files.parse_pam_limits(files.get(path, ()), conf=path)
+                for path in confs
+            },
             no_pam=limit_files.find_disabled_pam(files),
         )
     )

@@ -290,7 +290,6 @@ def find_disabled_pam(files: Mapping[str, list[Line]]) -> Line | str | None:
 
 
 def _sshd_lines(path: str, files: Mapping[str, list[Line]], depth: int) -> Iterator[Line]:
-    """The lines of sshd's configuration for all connections, in order."""
     for line in files.get(path, ()) if depth <= _MAX_DEPTH else ():
         words = line.text.replace("=", " ", 1).split()
         keyword = words[0].lower() if words else ""

@@ -12,8 +12,8 @@ from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.fleet import Counters, FleetFacts
 from nodeready.core.policy import Policy
 from nodeready.core.policy.fields import rows
-from nodeready.core.result import Check, Result, Subject, by_value, check, join_first
-from nodeready.core.severity import CABLES, drifts, loses_job, slows_job
+from nodeready.core.result import Check, Result, Subject, by_value, check, join_first, join_names
+from nodeready.core.severity import CABLES, Cost, drifts, loses_job, slows_job
 from nodeready.core.shell import quote
 from nodeready.subjects.nics.facts import PROBE, Nics, compared, counters, derived, learned
 from nodeready.subjects.nics.nic import NET, Bond, Nic
@@ -97,13 +97,10 @@ def flaps(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     return flaps.fail(actual, _source(changes, "carrier_changes"), status=status)
 
 
-@check(
-    "nics.errors",
-    slows_job("inspect", "reseat", "replace", source=CABLES),
-    fleet=("addresses", "counters"),
-    fix="ethtool -S NAMES names the kind; clean or replace cable and transceiver",
-    expects=f"no CRC errors, at most {_ERRORS_PER_HOUR} others an hour",
-)
+@check("nics.errors", slows_job("inspect", "reseat", "replace", source=CABLES),
+       fleet=("addresses", "counters"),
+       expects=f"no CRC errors, at most {_ERRORS_PER_HOUR} others an hour",
+       fix="ethtool -S NAMES names the kind; clean or replace cable and transceiver")  # fmt: skip
 def errors(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """Few packets had errors since the last audit: rx_crc_errors, rx_errors and tx_errors.
 
@@ -150,13 +147,7 @@ def _policy_values(observed: Nics, policy: Policy, column: str) -> dict[str, str
 
 
 def _source(names: Iterable[str], attribute: str) -> str:
-    """The path of the first interface's attribute."""
     return f"{NET}/{next(iter(names))}/{attribute}"
-
-
-def _names(names: Iterable[str]) -> str:
-    """``eth0, eth1, eth2, eth3 and 4 more``."""
-    return join_first(names, ", ")
 
 
 def _slaves(observed: Nics) -> dict[str, list[Nic]]:
@@ -167,13 +158,11 @@ def _slaves(observed: Nics) -> dict[str, list[Nic]]:
     }
 
 
-@check(
-    "nics.expected",
-    loses_job("inspect", "configure", "reboot", "reseat", "replace", source=CABLES),
-    settings=("nics",),
-    fix="look for the adapter in lspci and dmesg; a renamed interface needs its udev rule or "
-    "the new name in the policy",
-)
+@check("nics.expected",
+       loses_job("inspect", "configure", "reboot", "reseat", "replace", source=CABLES),
+       settings=("nics",),
+       fix="look for the adapter in lspci and dmesg; a renamed interface needs its udev rule or "
+           "the new name in the policy")  # fmt: skip
 def expected(observed: Nics, policy: Policy) -> Result:
     """The interfaces of the policy exist: a dead or renamed adapter is missing."""
     names = list(rows(policy.nics))
@@ -181,23 +170,18 @@ def expected(observed: Nics, policy: Policy) -> Result:
         return expected.na("the policy names no interface")
     missing = [name for name in names if name not in observed.interfaces]
     if not missing:
-        return expected.ok(expected=_names(names))
+        return expected.ok(expected=join_names(names))
     ports = [name for name, nic in observed.interfaces.items() if nic.physical]
-    actual = f"no {_names(missing)}; there: {_names(ports) or 'no hardware port'}"
-    return expected.fail(actual, NET, expected=_names(names))
+    actual = f"no {join_names(missing)}; there: {join_names(ports) or 'no hardware port'}"
+    return expected.fail(actual, NET, expected=join_names(names))
 
 
-@check(
-    "nics.link",
-    loses_job("configure", "reseat", "replace", source=CABLES),
-    settings=("nics",),
-    fleet=("addresses",),
-    fix=(
-        "check cable, transceiver and switch port of CUT",
-        "ip link set NAME up",
-        "see why the switch does not let NAME in (802.1X)",
-    ),
-)
+@check("nics.link", loses_job("configure", "reseat", "replace", source=CABLES), settings=("nics",),
+       fleet=("addresses",), fix=(
+    "check cable, transceiver and switch port of CUT",
+    "ip link set NAME up",
+    "see why the switch does not let NAME in (802.1X)",
+))  # fmt: skip
 def link(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """Every interface in use is switched on and has a link.
 
@@ -222,7 +206,7 @@ def link(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     if switched_off or no_link or not_admitted:
         texts, fixes = [f"{name}: no link" for name in no_link], []
         if no_link:
-            fixes.append(f"check cable, transceiver and switch port of {_names(no_link)}")
+            fixes.append(f"check cable, transceiver and switch port of {join_names(no_link)}")
         for name in switched_off:
             texts.append(f"{name}: switched off")
             fixes.append(f"ip link set {quote(name)} up")
@@ -233,13 +217,13 @@ def link(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
             join_first(texts),
             _source(no_link or switched_off or not_admitted, "carrier"),
             join_first(fixes),
-            expected=f"a link on {_names(judged or switched_off)}",
+            expected=f"a link on {join_names(judged or switched_off)}",
             actions=("reseat", "replace") if no_link else (),
         )
     silent = [name for name, nic in judged.items() if nic.carrier is None]
     if silent:
-        return link.unknown(f"the kernel does not say whether {_names(silent)} has a link")
-    return link.ok(_names(judged), expected="a link")
+        return link.unknown(f"the kernel does not say whether {join_names(silent)} has a link")
+    return link.ok(join_names(judged), expected="a link")
 
 
 def _judge_policy_values(
@@ -261,7 +245,7 @@ def _judge_policy_values(
         # Without a link there is no speed: `link` judges that.
         silent = [name for name in silent if observed.interfaces[name].carrier is True]
     if silent:
-        return check.unknown(f"{_names(silent)} does not tell its {column.partition('_')[0]}")
+        return check.unknown(f"{join_names(silent)} does not tell its {column.partition('_')[0]}")
     return None
 
 
@@ -280,13 +264,9 @@ def _without_value(ports: Mapping[str, Nic], fact: str) -> list[str]:
     return [n for n, nic in ports.items() if getattr(nic, fact) is None and nic.driver in drivers]
 
 
-@check(
-    "nics.speed",
-    slows_job("configure", "reseat", "replace", source=CABLES),
-    settings=("nics",),
-    fleet=("addresses",),
-    fix="check cable, transceiver, and the speed set on the switch port",
-)
+@check("nics.speed", slows_job("configure", "reseat", "replace", source=CABLES),
+       settings=("nics",), fleet=("addresses",),
+       fix="check cable, transceiver, and the speed set on the switch port")  # fmt: skip
 def speed(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """Links have the policy's speed; without one, at least 1 Gbit/s, and one speed within a bond.
 
@@ -322,7 +302,7 @@ def speed(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     if verdict is not None:
         return verdict
     if silent := _without_value(ports, "speed_mbps"):
-        return speed.unknown(f"{_names(silent)} does not tell its speed, as its equals do")
+        return speed.unknown(f"{join_names(silent)} does not tell its speed, as its equals do")
     for name in policy_speeds:
         if value := observed.interfaces[name].speed_mbps:
             speeds[name] = value
@@ -346,9 +326,11 @@ def duplex(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     modes = {name: nic.duplex for name, nic in ports.items() if nic.duplex is not None}
     half = [name for name, value in modes.items() if value == "half"]
     if half:
-        return duplex.fail(f"half on {_names(half)}", _source(half, "duplex"))
+        return duplex.fail(f"half on {join_names(half)}", _source(half, "duplex"))
     if silent := _without_value(ports, "duplex"):
-        return duplex.unknown(f"{_names(silent)} does not tell its duplex mode, as its equals do")
+        return duplex.unknown(
+            f"{join_names(silent)} does not tell its duplex mode, as its equals do"
+        )
     if not modes:
         return duplex.na("no hardware port with a link tells its duplex mode")
     return duplex.ok()
@@ -395,7 +377,7 @@ def mtu(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
         if name in observed.interfaces and observed.interfaces[name].mtu is None
     ]
     if unread:
-        return mtu.unknown(f"{_names(unread)} does not tell its mtu")
+        return mtu.unknown(f"{join_names(unread)} does not tell its mtu")
     names = _policy_values(observed, policy, "mtu")
     if names or observed.bonds:
         values = {name: observed.interfaces[name].mtu or 0 for name in names}
@@ -403,50 +385,41 @@ def mtu(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     return mtu.na("the policy sets no MTU and there is no bond")
 
 
-@check(
-    "nics.driver",
-    drifts("inspect", "install"),
-    settings=("nics",),
-    fix="check which module is loaded",
-)
-def driver(observed: Nics, policy: Policy) -> Result:
-    """The policy's interfaces have the policy's driver."""
-    return _judge_policy_only(driver, observed, policy, "driver", "device/driver")
+def _policy_check(noun: str, attribute: str, cost: Cost, fix: str, meaning: str) -> Check:
+    """The check of a column that is only judged where the policy has values for it."""
+
+    @check(f"nics.{noun}", cost, settings=("nics",), fix=fix, meaning=meaning)
+    def judged(observed: Nics, policy: Policy) -> Result:
+        if verdict := _judge_policy_values(judged, observed, policy, noun, attribute):
+            return verdict
+        values = _policy_values(observed, policy, noun)
+        if not values:
+            return judged.na(f"the policy names no {noun}")
+        return judged.ok(expected=by_value(values))
+
+    return judged
 
 
-@check(
-    "nics.firmware",
-    drifts("install"),
-    settings=("nics",),
-    fix="update the adapter's firmware with its vendor's tool",
-)
-def firmware(observed: Nics, policy: Policy) -> Result:
+driver = _policy_check(
+    "driver", "device/driver", drifts("inspect", "install"), "check which module is loaded",
+    "The policy's interfaces have the policy's driver.",
+)  # fmt: skip
+firmware = _policy_check(
+    "firmware", "device/infiniband", drifts("install"),
+    "update the adapter's firmware with its vendor's tool",
     """The policy's interfaces have its firmware, where the adapter's RDMA device shows it.
 
     ``ethtool -i`` would also read adapters without RDMA. It can hang with the driver, so it is not
     run.
-    """
-    return _judge_policy_only(firmware, observed, policy, "firmware", "device/infiniband")
-
-
-def _judge_policy_only(
-    check: Check, observed: Nics, policy: Policy, column: str, attribute: str
-) -> Result:
-    """Judge a column that is only judged where the policy has values for it."""
-    if verdict := _judge_policy_values(check, observed, policy, column, attribute):
-        return verdict
-    values = _policy_values(observed, policy, column)
-    if not values:
-        return check.na(f"the policy names no {column}")
-    return check.ok(expected=by_value(values))
+    """,
+)  # fmt: skip
 
 
 def _bond_problems(bond: Bond) -> list[str]:
-    """The problems of a bond, in words."""
     if not bond.slaves:
         return [f"{bond.name}: no slave"]
     down = [slave.name for slave in bond.slaves if slave.mii not in ("up", None)]
-    texts = [f"{bond.name}: {_names(down)} down"] if down else []
+    texts = [f"{bond.name}: {join_names(down)} down"] if down else []
     silent = bond.lacp and bond.partner_mac == "00:00:00:00:00:00"
     if silent:
         texts.append(f"{bond.name}: the switch does not answer LACP")
@@ -460,18 +433,13 @@ def _bond_problems(bond: Bond) -> list[str]:
         if slave.aggregator == 0 or bond.aggregator not in (None, slave.aggregator)
     ]
     if elsewhere and not silent:
-        texts.append(f"{bond.name}: {_names(elsewhere)} outside the aggregate in use")
+        texts.append(f"{bond.name}: {join_names(elsewhere)} outside the aggregate in use")
     return texts
 
 
-@check(
-    "nics.bond",
-    slows_job("configure", "reseat", "replace", source=CABLES),
-    settings=("nics",),
-    fleet=("addresses",),
-    fix="check cables and switch ports of the slaves, and LACP on the switch",
-    expects="all slaves in use",
-)
+@check("nics.bond", slows_job("configure", "reseat", "replace", source=CABLES), settings=("nics",),
+       fleet=("addresses",), expects="all slaves in use",
+       fix="check cables and switch ports of the slaves, and LACP on the switch")  # fmt: skip
 def bond(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """Every bond is complete: all slaves up, and with LACP all in one aggregate with the switch.
 
@@ -492,19 +460,17 @@ def bond(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
         return bond.fail(actual, f"/proc/net/bonding/{problems[0][0]}")
     silent = [slave.name for bond in bonds for slave in bond.slaves if slave.mii is None]
     if silent:
-        return bond.unknown(f"the kernel does not say whether {_names(silent)} is in use")
-    return bond.ok(_names(bond.name for bond in bonds))
+        return bond.unknown(f"the kernel does not say whether {join_names(silent)} is in use")
+    return bond.ok(join_names(bond.name for bond in bonds))
 
 
+_ELEMENTS = {
+    "interfaces": "", "bonds": "", "bonds.slaves": "name", "routes": "destination interface",
+}  # fmt: skip
 SUBJECT = Subject(
-    "nics",
-    __doc__,
+    "nics", __doc__,
     checks=(expected, link, speed, duplex, mtu, driver, firmware, bond, flaps, errors),
-    probe=PROBE,
-    compared=compared,
-    derived=derived,
-    learned=learned,
-    counters=counters,
+    probe=PROBE, compared=compared, derived=derived, learned=learned, counters=counters,
     kinds=FactKinds(
         # The peers of a run decide what the run derives; packets are dropped on healthy nodes.
         volatile="before peers_via nccl_socket_ifname container_ends rx_dropped tx_dropped",
@@ -512,11 +478,6 @@ SUBJECT = Subject(
         hardware="kind mac driver pci_address numa_node",
         versions="firmware",
         unique="mac addresses partner_mac aggregator routes",
-        elements={
-            "interfaces": "",
-            "bonds": "",
-            "bonds.slaves": "name",
-            "routes": "destination interface",
-        },
+        elements=_ELEMENTS,
     ),
-)
+)  # fmt: skip

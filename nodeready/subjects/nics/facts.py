@@ -17,9 +17,8 @@ from nodeready.core.fleet import ALONE, Counters, FleetFacts
 from nodeready.core.parsed_template import ParsedTemplate, TemplateCache, fast_replace
 from nodeready.core.policy import Policy
 from nodeready.core.policy.fields import rows
-from nodeready.subjects.nics import nic, routes
-from nodeready.subjects.nics.nic import BOND_FILES, Bond, Nic, parse_bonding
-from nodeready.subjects.nics.routes import Route
+from nodeready.subjects.nics import nic
+from nodeready.subjects.nics.nic import BOND_FILES, Bond, Nic, Route, parse_bonding
 
 # --- The probe of all interfaces.
 
@@ -163,14 +162,14 @@ def _parse_interfaces(output: Output) -> _BareInterfaces:
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
     """The observation. Raises ProbeError without any interface: every node has lo."""
-    output, table = outputs["nics"], outputs[routes.SECTION.name]
+    output, table = outputs["nics"], outputs[nic.SECTION.name]
     output.require()
     if not table.truncated:
         table.require()
     bare_nics, bonds, ends = _parse_interfaces(output)
-    all_routes, own_addresses = routes.parse_section(table)
-    addresses_by_interface = routes.addresses(own_addresses)
-    used = {route.interface for route in all_routes if not routes.link_local(route.destination)}
+    all_routes, own_addresses = nic.parse_section(table)
+    addresses_by_interface = nic.addresses(own_addresses)
+    used = {route.interface for route in all_routes if not nic.link_local(route.destination)}
     interfaces = {}
     for name, bare_nic in bare_nics.items():
         listed = addresses_by_interface.get(name, [])
@@ -182,11 +181,11 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
         container_ends=ends,
         routes=all_routes,
         routes_cut=table.truncated,
-        default_interface=routes.default_interface(all_routes),
+        default_interface=nic.default_interface(all_routes),
     )
 
 
-PROBE = Probe("nics", (Section("nics", _script), routes.SECTION), parse)
+PROBE = Probe("nics", (Section("nics", _script), nic.SECTION), parse)
 
 # --- The interface to peers.
 
@@ -197,13 +196,13 @@ def reaching(observed: Nics, addresses: tuple[str, ...]) -> tuple[str, ...]:
     Names, loopback addresses, the node's own addresses and the networks of containers are
     ignored. Pass the same tuple for all nodes: it is sorted once.
     """
-    counts = routes.count_reached(observed.routes, addresses)
-    addresses_known = routes.address_set(addresses)
+    counts = nic.count_reached(observed.routes, addresses)
+    addresses_known = nic.address_set(addresses)
     listed = [
         text for interface in observed.interfaces.values() for text in interface.addresses or ()
     ]
     own_addresses = tuple(text for text in listed if text.partition("/")[0] in addresses_known)
-    for name, count in routes.count_reached(observed.routes, own_addresses, is_own=True).items():
+    for name, count in nic.count_reached(observed.routes, own_addresses, is_own=True).items():
         counts[name] = counts.get(name, 0) - count
     names = [
         name

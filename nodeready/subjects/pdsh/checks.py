@@ -10,57 +10,33 @@ from nodeready.core.base import Line
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.own_files import beatable
 from nodeready.core.policy import Policy
-from nodeready.core.result import (
-    Result,
-    Subject,
-    check,
-    deploy,
-    fail,
-    fixable,
-    na,
-    ok,
-    unknown,
-    warn,
-)
+from nodeready.core.result import Check, Result, Subject, check, deploy
 from nodeready.core.severity import loses_job
 from nodeready.subjects.access import COMPANIONS, chmod_mends, unusable_program
-from nodeready.subjects.pdsh.facts import (
-    ENVIRONMENT,
-    PROBE,
-    PROFILE_D,
-    RCMD_DEFAULT,
-    VARIABLE,
-    Pdsh,
-    PdshUser,
-    in_environment,
-)
+from nodeready.subjects.pdsh import facts
+from nodeready.subjects.pdsh.facts import Pdsh, PdshUser
 
 TYPE = "ssh"
 _DEPLOY_PACKAGES = "nodeready deploy: debug_tools.packages"
 MODULE_FIX = "install pdsh's ssh module (RHEL, SLES: pdsh-rcmd-ssh)"
 _AGAIN_FIX = "install pdsh again the way this distribution does"
-_BACKSLASH_FIX = f"remove the backslash at the end of {ENVIRONMENT}"
-_USERS_FIX = "make the user and home directory, or take the name out of pdshrc_users"
+_BACKSLASH_FIX = f"remove the backslash at the end of {facts.ENVIRONMENT}"
 _SETS = re.compile(
-    rf"""(?:(?:^|[\s;&|({{]){VARIABLE}=|\bsetenv\s+{VARIABLE}\s+)(["']?)([^"'\s;&|)]*)\1"""
-    rf"|\bunset(?:env)?\s+(?:-v\s+)?{VARIABLE}\b"
+    rf"""(?:(?:^|[\s;&|({{]){facts.VARIABLE}=|\bsetenv\s+{facts.VARIABLE}\s+)(["']?)([^"'\s;&|)]*)\1"""
+    rf"|\bunset(?:env)?\s+(?:-v\s+)?{facts.VARIABLE}\b"
 )
 
 
-@check(
-    "pdsh.installed",
-    loses_job("deploy", "configure", "install"),
-    settings=("packages",),
-    fix=(
-        "install the package pdsh",
-        MODULE_FIX,
-        "chmod a+rx PATH",
-        _AGAIN_FIX,
-        "chown root PATH",
-        "chmod o-w PATH",
-        deploy(_DEPLOY_PACKAGES),
-    ),
-)
+@check("pdsh.installed", loses_job("deploy", "configure", "install"), settings=("packages",),
+       fix=(
+    "install the package pdsh",
+    MODULE_FIX,
+    "chmod a+rx PATH",
+    _AGAIN_FIX,
+    "chown root PATH",
+    "chmod o-w PATH",
+    deploy(_DEPLOY_PACKAGES),
+))  # fmt: skip
 def installed(observed: Pdsh, policy: Policy) -> Result:
     """pdsh and its ssh module (a separate package on RHEL and SLES) are installed, and every user
     can run pdsh.
@@ -68,25 +44,28 @@ def installed(observed: Pdsh, policy: Policy) -> Result:
     pdsh loads no module that, or whose directory, belongs to another user than root or pdsh's own
     owner, or that all may write to (pdsh, src/pdsh/mod.c).
     """
-    check = "pdsh.installed"
     programs = ("pdsh", *COMPANIONS["pdsh"])
     troubles = (unusable_program(observed.access, program) for program in programs)
     trouble = next(filter(None, troubles), None)
     if observed.installed and trouble is not None:
         if trouble.repair and "pdsh" in policy.packages:
             words, path = trouble.words, trouble.path
-            return fixable(check, "installed", words, path, fix=_DEPLOY_PACKAGES)
+            return installed.fixable(words, path, fix=_DEPLOY_PACKAGES, expected="installed")
         closed = "has mode" in trouble.words
         fix = f"chmod a+rx {shell.quote(trouble.path)}" if closed else _AGAIN_FIX
-        judged = warn if trouble.chosen else fail
-        return judged(check, "installed", trouble.words, trouble.path, fix)
+        judged = installed.warn if trouble.chosen else installed.fail
+        return judged(trouble.words, trouble.path, fix, expected="installed")
     if not observed.installed:
         if "pdsh" in policy.packages:
-            return fixable(check, "installed", "not installed", fix=_DEPLOY_PACKAGES)
-        return fail(check, "installed", "not installed", fix="install the package pdsh")
+            return installed.fixable("not installed", fix=_DEPLOY_PACKAGES, expected="installed")
+        return installed.fail(
+            "not installed", fix="install the package pdsh", expected="installed"
+        )
     if not observed.module:
-        return warn(check, "installed, with ssh", "no sshcmd.so found", fix=MODULE_FIX)
-    return _insecure_module(observed) or ok(check, "installed, with ssh", source=observed.module)
+        return installed.warn("no sshcmd.so found", fix=MODULE_FIX, expected="installed, with ssh")
+    return _insecure_module(observed) or installed.ok(
+        source=observed.module, expected="installed, with ssh"
+    )
 
 
 def _insecure_module(observed: Pdsh) -> Result | None:
@@ -103,7 +82,7 @@ def _insecure_module(observed: Pdsh) -> Result | None:
         fault, repair = f"has mode {inode.mode & 0o7777:o}, all may write to it", "chmod o-w"
     actual = f"pdsh refuses its ssh module: {path} {fault}"
     fix = f"{repair} {shell.quote(path)}"
-    return fail("pdsh.installed", "installed, with ssh", actual, path, fix)
+    return installed.fail(actual, path, fix, expected="installed, with ssh")
 
 
 def assigned(line: Line) -> str | None:
@@ -117,7 +96,7 @@ def assigned(line: Line) -> str | None:
 
 def _in_profile(observed: Pdsh, suffix: str) -> list[tuple[str, Line]]:
     """The assignments in profile.d in the order of the file names, which is the shells' order."""
-    lines = [line for line in observed.settings if line.path.rpartition("/")[0] == PROFILE_D]
+    lines = [line for line in observed.settings if line.path.rpartition("/")[0] == facts.PROFILE_D]
     lines.sort(key=lambda line: (line.path.encode("utf-8", "surrogateescape"), line.number))
     assignments = ((assigned(line), line) for line in lines if line.path.endswith(suffix))
     return [(value, line) for value, line in assignments if value is not None]
@@ -142,28 +121,23 @@ def _places(observed: Pdsh) -> Iterable[tuple[str, str, str]]:
     if observed.debian:
         content = observed.rcmd_default
         value = "unset" if content is None else content.decode("utf-8", "replace").rstrip("\n")
-        yield RCMD_DEFAULT, value, RCMD_DEFAULT if content is not None else ""
-    setting, number = in_environment(observed.environment or b"")
-    source = f"{ENVIRONMENT}:{number}" if number else ""
-    yield ENVIRONMENT, "unset" if setting is None else setting, source
+        yield facts.RCMD_DEFAULT, value, facts.RCMD_DEFAULT if content is not None else ""
+    setting, number = facts.in_environment(observed.environment or b"")
+    source = f"{facts.ENVIRONMENT}:{number}" if number else ""
+    yield facts.ENVIRONMENT, "unset" if setting is None else setting, source
     for suffix in suffixes(observed):
         value, source = "unset", ""
         for last_value, line in _in_profile(observed, suffix)[-1:]:
             value, source = last_value, line.source
-        yield f"{PROFILE_D}/*{suffix}", value, source
+        yield f"{facts.PROFILE_D}/*{suffix}", value, source
 
 
-@check(
-    "pdsh.rcmd",
-    loses_job("deploy", "configure"),
-    settings=("packages",),
-    fixed_by="pdsh.rcmd",
-    fix=(
-        _BACKSLASH_FIX,
-        "remove the line WHERE: no file can be read after it",
-        "let users read PATH",
-    ),
-)
+@check("pdsh.rcmd", loses_job("deploy", "configure"), settings=("packages",), fixed_by="pdsh.rcmd",
+       fix=(
+    _BACKSLASH_FIX,
+    "remove the line WHERE: no file can be read after it",
+    "let users read PATH",
+))  # fmt: skip
 def rcmd(observed: Pdsh, policy: Policy) -> Result:
     """pdsh's remote command is ssh in every kind of shell.
 
@@ -172,12 +146,11 @@ def rcmd(observed: Pdsh, policy: Policy) -> Result:
     counts: pam_env gives /etc/environment to ssh sessions, su and cron, profile.d serves login
     shells without PAM.
     """
-    check = "pdsh.rcmd"
     if _absent(observed, policy):
-        return na(check, "pdsh is neither installed nor in the policy's packages")
+        return rcmd.na("pdsh is neither installed nor in the policy's packages")
     misset = [setting for setting in _places(observed) if setting[1] != TYPE]
     if not misset:
-        return _closed(observed) or ok(check, TYPE)
+        return _closed(observed) or rcmd.ok(expected=TYPE)
     values: dict[str, list[str]] = {}
     for place, value, _ in misset:
         values.setdefault(value, []).append(place)
@@ -188,12 +161,14 @@ def rcmd(observed: Pdsh, policy: Policy) -> Result:
     source = next((line_source for _, _, line_source in misset if line_source), "")
     if managed_block.remove(observed.environment or b"").rstrip().endswith(b"\\"):
         # pam_env joins the next line to such a line, and that would be ours.
-        return fail(check, TYPE, actual, ENVIRONMENT, _BACKSLASH_FIX)
+        return rcmd.fail(actual, facts.ENVIRONMENT, _BACKSLASH_FIX, expected=TYPE)
     for _, _, line_source in misset:
-        if line_source.startswith(PROFILE_D) and not beatable(line_source.rpartition("/")[2]):
+        if line_source.startswith(facts.PROFILE_D) and not beatable(
+            line_source.rpartition("/")[2]
+        ):
             fix = f"remove the line {line_source}: no file can be read after it"
-            return fail(check, TYPE, actual, line_source, fix)
-    return fixable(check, TYPE, actual, source)
+            return rcmd.fail(actual, line_source, fix, expected=TYPE)
+    return rcmd.fixable(actual, source, expected=TYPE)
 
 
 def read_by_users(observed: Pdsh) -> tuple[str, ...]:
@@ -201,9 +176,9 @@ def read_by_users(observed: Pdsh) -> tuple[str, ...]:
     own_paths = {
         line.path
         for line in observed.settings
-        if line.path.startswith(f"{PROFILE_D}/") and "nodeready" in line.path
+        if line.path.startswith(f"{facts.PROFILE_D}/") and "nodeready" in line.path
     }
-    places = [RCMD_DEFAULT] if observed.debian else []
+    places = [facts.RCMD_DEFAULT] if observed.debian else []
     return (*places, *sorted(own_paths), *([observed.module] if observed.module else []))
 
 
@@ -213,37 +188,34 @@ def _closed(observed: Pdsh) -> Result | None:
         barrier = observed.access.barrier(path)
         if barrier is None:
             continue
-        check, blocked_path = "pdsh.rcmd", barrier.path
+        blocked_path = barrier.path
         if blocked_path == path or chmod_mends(barrier, path):
-            return fixable(check, TYPE, barrier.words, blocked_path)
-        return fail(check, TYPE, barrier.words, blocked_path, f"let users read {blocked_path}")
+            return rcmd.fixable(barrier.words, blocked_path, expected=TYPE)
+        return rcmd.fail(
+            barrier.words, blocked_path, f"let users read {blocked_path}", expected=TYPE
+        )
     return None
 
 
-@check(
-    "pdsh.conflicts",
-    loses_job("configure"),
-    settings=("packages",),
-    fix=("remove the line LINES",),
-)
+@check("pdsh.conflicts", loses_job("configure"), settings=("packages",), expects="none",
+       fix="remove the line LINES")  # fmt: skip
 def conflicts(observed: Pdsh, policy: Policy) -> Result:
     """No other start-up file of a shell sets another remote command.
 
     /etc/bash.bashrc and the like are read by shells that never see profile.d, or after it.
     """
-    check = "pdsh.conflicts"
     if _absent(observed, policy):
-        return na(check, "pdsh is neither installed nor in the policy's packages")
+        return conflicts.na("pdsh is neither installed nor in the policy's packages")
     texts, sources = [], []
     for line in observed.settings:
         value = assigned(line)
-        if value not in (None, TYPE) and not line.path.startswith(f"{PROFILE_D}/"):
+        if value not in (None, TYPE) and not line.path.startswith(f"{facts.PROFILE_D}/"):
             texts.append(f"{value or 'unset'} ({line.source})")
             sources.append(line.source)
     if not texts:
-        return ok(check, "none")
+        return conflicts.ok()
     fix = f"remove the line {', '.join(sources)}"
-    return warn(check, "none", ", ".join(texts), sources[0], fix)
+    return conflicts.warn(", ".join(texts), sources[0], fix)
 
 
 def pdshrc_lines(policy: Policy) -> list[str]:
@@ -272,12 +244,9 @@ def has_block(user: PdshUser, policy: Policy) -> bool:
     return code(lines) == code(pdshrc_lines(policy))
 
 
-@check(
-    "pdsh.pdshrc",
-    loses_job("deploy"),
-    settings=("packages", "pdshrc_users", "pdshrc_path", "pdshrc_activate", "pdshrc_lines"),
-    fixed_by="pdsh.pdshrc",
-)
+@check("pdsh.pdshrc", loses_job("deploy"),
+       settings=("packages", "pdshrc_users", "pdshrc_path", "pdshrc_activate", "pdshrc_lines"),
+       fixed_by="pdsh.pdshrc")  # fmt: skip
 def pdshrc(observed: Pdsh, policy: Policy) -> Result:
     """The policy's users have nodeready's block in ~/.pdshrc; their own lines stay.
 
@@ -285,45 +254,40 @@ def pdshrc(observed: Pdsh, policy: Policy) -> Result:
     jobs get their PATH and environment. Where a person's own file lacks the block, the result is a
     warning, so that no user can stop the jobs of others.
     """
-    check = "pdsh.pdshrc"
-    if result := _without_users(check, observed, policy):
+    if result := _without_users(pdshrc, observed, policy):
         return result
     affected = [u for u in observed.users if not u.trouble and not has_block(u, policy)]
     expected = f"our block for {', '.join(policy.pdshrc_users)}"
     if not affected:
-        return ok(check, expected)
+        return pdshrc.ok(expected=expected)
     words = {True: "no file", False: "not the block"}
     actual = ", ".join(f"{user.name}: {words[user.pdshrc is None]}" for user in affected)
     status = "warn" if all(user.person for user in affected) else "fail"
-    return fixable(check, expected, actual, affected[0].path, status=status)
+    return pdshrc.fixable(actual, affected[0].path, status=status, expected=expected)
 
 
-@check(
-    "pdsh.users",
-    loses_job("configure"),
-    settings=("packages", "pdshrc_users", "pdshrc_path", "pdshrc_activate", "pdshrc_lines"),
-    fix=(_USERS_FIX,),
-)
+@check("pdsh.users", loses_job("configure"),
+       settings=("packages", "pdshrc_users", "pdshrc_path", "pdshrc_activate", "pdshrc_lines"),
+       fix="make the user and home directory, or take the name out of pdshrc_users")  # fmt: skip
 def users(observed: Pdsh, policy: Policy) -> Result:
     """The policy's pdshrc_users exist here, with a home directory that they may write to."""
-    check = "pdsh.users"
-    if result := _without_users(check, observed, policy):
+    if result := _without_users(users, observed, policy):
         return result
     bad = [user for user in observed.users if user.trouble and not has_block(user, policy)]
     if not bad:
-        return ok(check, ", ".join(policy.pdshrc_users))
+        return users.ok(expected=", ".join(policy.pdshrc_users))
     actual = "; ".join(f"{user.name} {user.trouble}" for user in bad)
-    return warn(check, ", ".join(policy.pdshrc_users), actual, bad[0].home, _USERS_FIX)
+    return users.warn(actual, bad[0].home, expected=", ".join(policy.pdshrc_users))
 
 
-def _without_users(check: str, observed: Pdsh, policy: Policy) -> Result | None:
+def _without_users(check: Check, observed: Pdsh, policy: Policy) -> Result | None:
     """The result of a check of users that cannot be judged; None: they can be."""
     if not policy.pdshrc_users:
-        return na(check, "the policy names no pdshrc_users")
+        return check.na("the policy names no pdshrc_users")
     if _absent(observed, policy):
-        return na(check, "no pdsh")
+        return check.na("no pdsh")
     if observed.users_unknown:
-        return unknown(check, f"the users' home directories: {observed.users_unknown}")
+        return check.unknown(f"the users' home directories: {observed.users_unknown}")
     return None
 
 
@@ -333,13 +297,10 @@ def _absent(observed: Pdsh, policy: Policy) -> bool:
 
 
 SUBJECT = Subject(
-    "pdsh",
-    __doc__,
-    checks=(installed, rcmd, conflicts, pdshrc, users),
-    probe=PROBE,
+    "pdsh", __doc__, checks=(installed, rcmd, conflicts, pdshrc, users), probe=facts.PROBE,
     files=("/etc/profile.d/*nodeready*",),
     kinds=FactKinds(
         volatile="number size_bytes",
         elements={"users": "name", "access.seen": "", "access.links": "", "access.unloaded": ""},
     ),
-)
+)  # fmt: skip

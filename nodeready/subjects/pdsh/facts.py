@@ -95,17 +95,8 @@ def _users_script(policy: Policy) -> str:
     nr_text={shell.quote(shell.minify(_AS_USER))}
     if command -v getent >/dev/null 2>&1; then nr_passwd=$(getent passwd {names})
     else nr_passwd=$(cat /etc/passwd); fi
-    while read -r nr_key nr_x nr_me nr_x; do
-        if [ "$nr_key" = Uid: ]; then break; fi
-    done </proc/self/status
-    nr_setpriv=
-    IFS=:
-    for nr_dir in $PATH; do
-        if [ -x "$nr_dir/setpriv" ]; then nr_setpriv=$nr_dir/setpriv; break; fi
-    done
-    unset IFS
-    # Busybox has one that changes no user. PAM is not asked: its modules read files of the user's.
-    if [ "$nr_setpriv" -ef /bin/busybox ]; then nr_setpriv=; fi
+    # PAM is not asked: its modules read files of the user's.
+    nr_find_setpriv
     nr_look() {{
         nr_user=$1
         set -- sh -c "$nr_text" sh "$nr_home" {maximum_bytes + 1}
@@ -210,13 +201,11 @@ def in_environment(content: bytes) -> tuple[str | None, int]:
 UNSEEN = "could not be looked at"
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{1,76}={0,2}")
 _STATES = {
-    "none": "has no home directory on the node",
-    "file": "",
-    "nofile": "",
+    "none": "has no home directory on the node", "file": "", "nofile": "",
     "file readonly": "may not write to the own home directory",
     "nofile readonly": "may not write to the own home directory",
     "nofile unreadable": "has a ~/.pdshrc that is no readable file",
-}
+}  # fmt: skip
 
 
 def _read(output: Output) -> dict[str, bytes]:
@@ -234,7 +223,6 @@ def _read(output: Output) -> dict[str, bytes]:
 
 
 def _user(name: str, home: str, read: bytes | None, maximum_bytes: int) -> PdshUser:
-    """One user, from the output of the user's process, which may be any bytes."""
     if read is None:
         return PdshUser(name, home, UNSEEN)
     too_large = f"has a ~/.pdshrc of more than {maximum_bytes} bytes"

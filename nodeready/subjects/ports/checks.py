@@ -6,26 +6,12 @@ from collections.abc import Iterable
 
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, Subject, check, fail, join_first, na, ok, unknown, warn
+from nodeready.core.result import Result, Subject, check, join_first
 from nodeready.core.severity import loses_job
-from nodeready.subjects.ports.facts import (
-    EPHEMERAL,
-    PROBE,
-    RESERVED,
-    Ports,
-    Socket,
-    compared,
-    parse_range,
-    ranges_text,
-)
-from nodeready.subjects.ports.port_ranges import (
-    KERNEL_EPHEMERAL,
-    join_ranges,
-    overlap,
-    parse_ranges,
-    range_text,
-    without,
-)
+from nodeready.core.text import join_ranges, range_text
+from nodeready.subjects.ports import facts
+from nodeready.subjects.ports.facts import Ports, Socket
+from nodeready.subjects.ports.firewall import KERNEL_EPHEMERAL, overlap, parse_ranges, without
 
 #: Maximum of ranges of ports that are named.
 _MOST_RANGES = 4
@@ -38,10 +24,6 @@ _NOBODY = 65534
 _SERVICE_FIX = "stop the service or give it another port, or give jobs another port_range"
 _JOB_FIX = "wait for the job, or ask its user"
 _CONNECTION_FIX = "wait for the connection to end; see ports.ephemeral"
-_FIREWALL_FIX = (
-    "take the range out of that rule (nft list ruleset, iptables-save), or give jobs another "
-    "port_range; `nodeready ready` proves the ports"
-)
 
 
 def _holder_text(socket: Socket) -> str:
@@ -67,12 +49,8 @@ def ports_text(ports: Iterable[int]) -> str:
     return ", ".join(texts + ["..."] * (len(runs) > _MOST_RANGES))
 
 
-@check(
-    "ports.range",
-    loses_job("clean_up", "configure"),
-    settings=("port_range",),
-    fix=(_SERVICE_FIX, _JOB_FIX, _CONNECTION_FIX),
-)
+@check("ports.range", loses_job("clean_up", "configure"), settings=("port_range",),
+       fix=(_SERVICE_FIX, _JOB_FIX, _CONNECTION_FIX))  # fmt: skip
 def range(observed: Ports, policy: Policy) -> Result:
     """Every port of the range is free for the next job's rendezvous.
 
@@ -83,9 +61,9 @@ def range(observed: Ports, policy: Policy) -> Result:
     since rendezvous listen with SO_REUSEADDR. A socket that is bound, and neither listens nor is
     connected, is invisible.
     """
-    check, expected = "ports.range", f"{range_text(*policy.port_range)} free"
+    expected = f"{range_text(*policy.port_range)} free"
     if observed.listeners is None or observed.connections is None:
-        return unknown(check, "/proc/net/tcp cannot be read")
+        return range.unknown("/proc/net/tcp cannot be read")
     first, last = policy.port_range
     listeners = [socket for socket in observed.listeners if first <= socket.port <= last]
     services = [
@@ -96,29 +74,26 @@ def range(observed: Ports, policy: Policy) -> Result:
         or socket.uid == _NOBODY
     ]
     if services:
-        return fail(check, expected, _holders_text(services), "/proc/net/tcp", _SERVICE_FIX)
+        return range.fail(
+            _holders_text(services), "/proc/net/tcp", _SERVICE_FIX, expected=expected
+        )
     if listeners:
         actual = f"{_holders_text(listeners)}: a job may be running"
-        return warn(check, expected, actual, "/proc/net/tcp", _JOB_FIX)
+        return range.warn(actual, "/proc/net/tcp", _JOB_FIX, expected=expected)
     held_sockets = {socket.port: socket for socket in observed.connections}
     if held_sockets:
         texts = (
             f"{port} by {_holder_text(socket)}, {socket.state} to {socket.peer or 'nobody'}"
             for port, socket in sorted(held_sockets.items())
         )
-        return warn(check, expected, join_first(texts), "/proc/net/tcp", _CONNECTION_FIX)
-    return ok(check, expected)
+        return range.warn(join_first(texts), "/proc/net/tcp", _CONNECTION_FIX, expected=expected)
+    return range.ok(expected=expected)
 
 
-@check(
-    "ports.ephemeral",
-    loses_job("configure"),
-    settings=("port_range",),
-    fix=(
-        "net.ipv4.ip_local_reserved_ports = LINE in /etc/sysctl.d, and sysctl -w; "
-        "or give jobs another port_range",
-    ),
-)
+@check("ports.ephemeral", loses_job("configure"), settings=("port_range",), fix=(
+    "net.ipv4.ip_local_reserved_ports = LINE in /etc/sysctl.d, and sysctl -w; "
+    "or give jobs another port_range",
+))  # fmt: skip
 def ephemeral(observed: Ports, policy: Policy) -> Result:
     """The kernel gives no port of the range to outgoing connections.
 
@@ -127,33 +102,44 @@ def ephemeral(observed: Ports, policy: Policy) -> Result:
     a job. The check judges the current values and those of the next boot: of the sysctl files, or
     the kernel's defaults.
     """
-    check, ports = "ports.ephemeral", policy.port_range
+    ports = policy.port_range
     if observed.ephemeral is None:
-        return unknown(check, f"{EPHEMERAL} cannot be read")
+        return ephemeral.unknown(f"{facts.EPHEMERAL} cannot be read")
     expected = f"{range_text(*ports)} outside the ephemeral ports, or reserved"
     reserved = observed.reserved or ()
     live_ports = overlap(without(observed.ephemeral, reserved), *ports)
     range_line, reserved_line = observed.ephemeral_boot.winner, observed.reserved_boot.winner
-    range_boot = (parse_range(range_line.value) if range_line else None) or KERNEL_EPHEMERAL
+    range_boot = (facts.parse_range(range_line.value) if range_line else None) or KERNEL_EPHEMERAL
     reserved_boot = (parse_ranges(reserved_line.value) if reserved_line else None) or ()
     boot_ports = overlap(without(range_boot, reserved_boot), *ports)
     source = ", ".join(line.source for line in (range_line, reserved_line) if line)
     actual = (
         f"ephemeral {range_text(*observed.ephemeral)}, "
-        f"reserved {ranges_text(reserved) or 'none'}; "
-        f"next boot {range_text(*range_boot)}, reserved {ranges_text(reserved_boot) or 'none'}"
+        f"reserved {facts.ranges_text(reserved) or 'none'}; next boot {range_text(*range_boot)}, "
+        f"reserved {facts.ranges_text(reserved_boot) or 'none'}"
     )
     kept_ranges = reserved if live_ports else reserved_boot or reserved
-    line = ranges_text(tuple(join_ranges((*kept_ranges, ports))))
-    fix = f"{RESERVED} = {line} in /etc/sysctl.d, and sysctl -w; or give jobs another port_range"
+    line = facts.ranges_text(tuple(join_ranges((*kept_ranges, ports))))
+    setting = f"{facts.RESERVED} = {line}"
+    fix = f"{setting} in /etc/sysctl.d, and sysctl -w; or give jobs another port_range"
     if live_ports or (boot_ports and source):
-        return fail(check, expected, actual, source or f"sysctl {EPHEMERAL}", fix)
+        return ephemeral.fail(
+            actual, source or f"sysctl {facts.EPHEMERAL}", fix, expected=expected
+        )
     if boot_ports:
-        return warn(check, expected, f"{actual}: no sysctl file keeps the values", source, fix)
-    return ok(check, expected, f"ephemeral {range_text(*observed.ephemeral)}", source)
+        return ephemeral.warn(
+            f"{actual}: no sysctl file keeps the values", source, fix, expected=expected
+        )
+    return ephemeral.ok(f"ephemeral {range_text(*observed.ephemeral)}", source, expected=expected)
 
 
-@check("ports.firewall", loses_job("configure"), settings=("port_range",), fix=(_FIREWALL_FIX,))
+@check(
+    "ports.firewall",
+    loses_job("configure"),
+    settings=("port_range",),
+    fix="take the range out of that rule (nft list ruleset, iptables-save), or give jobs another "
+    "port_range; `nodeready ready` proves the ports",
+)
 def firewall(observed: Ports, policy: Policy) -> Result:
     """No rule of the node's packet filter drops the range by its text.
 
@@ -167,49 +153,45 @@ def firewall(observed: Ports, policy: Policy) -> Result:
       no rule accepts one;
     - na otherwise: not known. `nodeready ready` proves the ports by connections (proof.mesh).
     """
-    check, rules = "ports.firewall", observed.firewall
+    rules = observed.firewall
     expected = f"no rule that drops {range_text(*policy.port_range)}"
     if rules.verdict == "unknown":
-        return unknown(check, rules.reason)
+        return firewall.unknown(rules.reason)
     if rules.verdict == "no drop":
-        return ok(check, expected, "no rule drops or rejects")
+        return firewall.ok("no rule drops or rejects", expected=expected)
     made_by = f" ({rules.manager})" if rules.manager else ""
     texts = f"{join_first(rules.rules)}{made_by}"
     if rules.verdict == "accept":
-        return ok(check, expected, f"accepted by the text of {texts}")
+        return firewall.ok(f"accepted by the text of {texts}", expected=expected)
     if rules.verdict == "drop":
         actual = f"{rules.ports} dropped by the text of {texts}"
-        return warn(check, expected, actual, fix=_FIREWALL_FIX)
+        return firewall.warn(actual, expected=expected)
     reason = rules.reason or f"{rules.drop}{made_by}"
     if rules.rules:
         reason += f"; the range is named by {texts}"
-    return na(check, f"not known: {reason}; `nodeready ready` proves it (proof.mesh)")
+    return firewall.na(f"not known: {reason}; `nodeready ready` proves it (proof.mesh)")
 
 
-@check(
-    "ports.privileged",
-    loses_job("configure"),
-    settings=("port_range",),
-    fix=("a port_range from START on, or sysctl net.ipv4.ip_unprivileged_port_start",),
-)
+@check("ports.privileged", loses_job("configure"), settings=("port_range",), fix=(
+    "a port_range from START on, or sysctl net.ipv4.ip_unprivileged_port_start",
+))  # fmt: skip
 def privileged(observed: Ports, policy: Policy) -> Result:
     """Ordinary users may listen on the range: below ip_unprivileged_port_start only root may
     (Documentation/networking/ip-sysctl.rst; 1024 by default)."""
-    check, start = "ports.privileged", observed.privileged_below
+    start = observed.privileged_below
     expected = f"{range_text(*policy.port_range)} from {start} on"
     if policy.port_range[0] < start:
         actual = f"ports below {start} are root's alone"
         fix = f"a port_range from {start} on, or sysctl net.ipv4.ip_unprivileged_port_start"
-        return fail(check, expected, actual, "sysctl net.ipv4.ip_unprivileged_port_start", fix)
-    return ok(check, expected, f"users may listen from {start} on")
+        return privileged.fail(
+            actual, "sysctl net.ipv4.ip_unprivileged_port_start", fix, expected=expected
+        )
+    return privileged.ok(f"users may listen from {start} on", expected=expected)
 
 
 SUBJECT = Subject(
-    "ports",
-    __doc__,
-    checks=(range, ephemeral, firewall, privileged),
-    probe=PROBE,
-    compared=compared,
+    "ports", __doc__, checks=(range, ephemeral, firewall, privileged), probe=facts.PROBE,
+    compared=facts.compared,
     # Programs come and go.
     kinds=FactKinds(volatile="where last_name listeners connections more"),
-)
+)  # fmt: skip

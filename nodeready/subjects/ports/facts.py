@@ -16,9 +16,9 @@ from nodeready.core import sysctl
 from nodeready.core.base import Output, Probe, ProbeError, Section, number
 from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.policy import Policy
+from nodeready.core.text import range_text
 from nodeready.subjects.ports import firewall
-from nodeready.subjects.ports.firewall import Firewall
-from nodeready.subjects.ports.port_ranges import Range, parse_ranges, range_text
+from nodeready.subjects.ports.firewall import Firewall, Range, parse_ranges
 
 # --- The sockets: all that listen, and those that hold one of the policy's ports.
 #

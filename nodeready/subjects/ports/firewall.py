@@ -1,4 +1,4 @@
-"""The packet filter of a node: its drops, and its rules whose text names a port of the policy.
+"""Ranges of ports, and a node's packet filter: its drops, and its rules about the policy's ports.
 
 What the rules together do to a connection is not evaluated: `nodeready ready` proves it.
 """
@@ -6,11 +6,55 @@ What the rules together do to a connection is not evaluated: `nodeready ready` p
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nodeready.core.base import Output, ProbeError, Section
 from nodeready.core.policy import Policy
-from nodeready.subjects.ports.port_ranges import Range, join_ranges, overlap, range_text
+from nodeready.core.text import join_ranges, range_text
+
+# --- Ranges of ports: how they are written, and how they are joined and cut.
+
+#: The first and the last port.
+Range = tuple[int, int]
+
+#: The kernel's own value of ip_local_port_range (Documentation/networking/ip-sysctl.rst).
+KERNEL_EPHEMERAL = (32768, 60999)
+
+
+def parse_ranges(text: str) -> tuple[Range, ...] | None:
+    """``8080,29500-29510`` as ranges; () for none, None when it makes no sense."""
+    ranges = []
+    for part in filter(None, re.split(r"[,\s]+", text)):
+        match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part)
+        if match is None:
+            return None
+        ranges.append((int(match[1]), int(match[2] or match[1])))
+    return tuple(ranges)
+
+
+def overlap(ranges: Iterable[Range], first: int, last: int) -> tuple[Range, ...]:
+    """The parts of the ranges from ``first`` to ``last``.
+
+    >>> overlap([(1, 4), (6, 6), (8, 9)], 3, 8)
+    ((3, 4), (6, 6), (8, 8))
+    """
+    parts = ((max(first, low), min(last, high)) for low, high in ranges)
+    return tuple(part for part in parts if part[0] <= part[1])
+
+
+def without(ports: Range, removed: Iterable[Range]) -> tuple[Range, ...]:
+    """The parts of a range that are in none of the removed ranges.
+
+    >>> without((1, 9), [(3, 4), (9, 12)])
+    ((1, 2), (5, 8))
+    """
+    start, parts = ports[0], []
+    for first, last in join_ranges(removed):
+        parts.append((start, first - 1))
+        start = max(start, last + 1)
+    return overlap((*parts, (start, ports[1])), *ports)
+
 
 #: Maximum of rules that are printed, and of their characters: a rule that people write has fewer.
 _MOST_RULES = 20
@@ -71,10 +115,8 @@ hook == "forward" {{ next }}
 # loaded module, or built into the kernel: then there is no module file. /proc has the names of
 # legacy tables.
 _SCRIPT = rf"""
-    nr_caps=''
-    while read -r nr_key nr_bits; do
-        if [ "$nr_key" = CapEff: ]; then nr_caps=$nr_bits; break; fi
-    done </proc/self/status
+    nr_status CapEff
+    nr_caps=$nr_field
     nr_nft=1
     if [ ! -d /sys/module/nf_tables ]; then
         nr_release=
@@ -142,8 +184,6 @@ class Firewall:
 
 @dataclass(frozen=True)
 class _PortRule:
-    """A rule that names ports of the policy."""
-
     accepts: bool  # otherwise it drops or rejects
     is_plain: bool  # it has no other condition than TCP, the ports and a new connection
     is_to: bool  # the ports are those to which a peer connects
@@ -187,7 +227,6 @@ def _port_rule(rule: str, ports: Range) -> _PortRule | None:
 
 
 def _judge(drop: str, rules: tuple[str, ...], ports: Range) -> tuple[str, str]:
-    """The verdict, and the ports that its rules name."""
     if not drop:
         return "no drop", ""
     port_rules = [port_rule for rule in rules if (port_rule := _port_rule(rule, ports))]

@@ -5,25 +5,13 @@ from __future__ import annotations
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.own_files import beatable
 from nodeready.core.policy import Policy
-from nodeready.core.result import (
-    Result,
-    Subject,
-    check,
-    deploy,
-    fail,
-    fixable,
-    join_first,
-    na,
-    ok,
-    unknown,
-    warn,
-)
+from nodeready.core.result import Check, Result, Subject, check, deploy, join_first, join_names
 from nodeready.core.severity import LEMONS, loses_job
 from nodeready.core.shell import quote
+from nodeready.core.text import range_text
 from nodeready.subjects.pdsh.checks import MODULE_FIX
 from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, VARIABLE
 from nodeready.subjects.ports.checks import ports_text
-from nodeready.subjects.ports.port_ranges import range_text
 from nodeready.subjects.proof import facts
 from nodeready.subjects.proof.debugging import (
     attach,
@@ -50,13 +38,9 @@ _PDSHRC_FIX = "look for exit in ~/.pdshrc"
 _NAMESAKES_FIX = "correct the addresses of these names, in the DNS or in /etc/hosts"
 
 
-@check(
-    "proof.ssh",
-    loses_job("deploy", "install"),
-    proof="peers",
-    settings=("job_user",),
-    fix=(_CLIENT_FIX, deploy(f"{DEPLOY_ONLY} ssh_client")),
-)
+@check("proof.ssh", loses_job("deploy", "install"), proof="peers", settings=("job_user",),
+       expects="logs in to its peers, and they to it",
+       fix=(_CLIENT_FIX, deploy(f"{DEPLOY_ONLY} ssh_client")))  # fmt: skip
 def ssh(observed: Proved, policy: Policy) -> Result:
     """The job's user logs in from this node to others and back by ssh, without being asked.
 
@@ -64,37 +48,35 @@ def ssh(observed: Proved, policy: Policy) -> Result:
     ordinary login, with the user's keys and configuration, and must end at the host that
     was asked for. A node that fails with several peers is reported once; the peers are excused.
     """
-    check = "proof.ssh"
     reach = observed.reach if isinstance(observed.reach, Reach) else None
     # Peers may have seen what is wrong with a node that gave no answer itself.
     if reach is None or not reach.ssh:
         for field, kind in (("peers", Peers), ("reach", Reach)):
-            missing = observation(check, observed, field, kind)
+            missing = observation(ssh, observed, field, kind)
             if isinstance(missing, Result):
                 return missing
     elif isinstance(observed.user, User) and observed.user.error:
-        return na(check, "no session: see proof.user")
-    expected = "logs in to its peers, and they to it"
+        return ssh.na("no session: see proof.user")
     if isinstance(observed.peers, Peers) and not observed.peers.ssh_installed:
         actual = "no ssh that the user can run (see ssh_client.installed)"
-        return fail(check, expected, actual, fix=_CLIENT_FIX)
+        return ssh.fail(actual, fix=_CLIENT_FIX)
     assert reach is not None
     if not reach.to and not reach.by and not reach.ssh:
-        return na(check, _ALONE)
+        return ssh.na(_ALONE)
     if not reach.ssh:
         excused = f"; {', '.join(reach.excused)}: see there" if reach.excused else ""
         worked = reach.to - len(reach.excused)
-        return ok(check, expected, f"{worked} of {reach.to} peers{excused}")
+        return ssh.ok(f"{worked} of {reach.to} peers{excused}")
     user = observed.user.name if isinstance(observed.user, User) else policy.job_user or "the user"
     actual = "; ".join(_trouble_text(trouble, user) for trouble in reach.ssh)
     first = reach.ssh[0]
     if CAUSES[first.cause].deploy:
         source, fix = login_failures.offending(first.message), f"{DEPLOY_ONLY} ssh_client"
-        return fixable(check, expected, actual, source, fix)
+        return ssh.fixable(actual, source, fix)
     fix = CAUSES[first.cause].fix.format(
         user=user, file=quote(login_failures.named_file(first.message))
     )
-    return fail(check, expected, actual, login_failures.message_source(first.message), fix)
+    return ssh.fail(actual, login_failures.message_source(first.message), fix)
 
 
 def _trouble_text(trouble: Trouble, user: str) -> str:
@@ -115,23 +97,18 @@ def _trouble_text(trouble: Trouble, user: str) -> str:
     return f"cannot log in to {count}{reverse}: {cause}{back}"
 
 
-@check(
-    "proof.pdsh",
-    loses_job("deploy", "configure", "install"),
-    proof="peers",
-    settings=("packages",),
-    fix=(
-        deploy(f"{DEPLOY_ONLY} debug_tools"),
-        MODULE_FIX,
-        "pdsh -R ssh -w NAME true",
-        deploy(f"{DEPLOY_ONLY} pdsh"),
-        "remove the line WHERE",
-        "PDSH_RCMD_TYPE=ssh in NAME's start-up files",
-        _SHELL_FIX,
-        _PDSHRC_FIX,
-        _NAMESAKES_FIX,
-    ),
-)
+@check("proof.pdsh", loses_job("deploy", "configure", "install"), proof="peers",
+       settings=("packages",), fix=(
+    deploy(f"{DEPLOY_ONLY} debug_tools"),
+    MODULE_FIX,
+    "pdsh -R ssh -w NAME true",
+    deploy(f"{DEPLOY_ONLY} pdsh"),
+    "remove the line WHERE",
+    "PDSH_RCMD_TYPE=ssh in NAME's start-up files",
+    _SHELL_FIX,
+    _PDSHRC_FIX,
+    _NAMESAKES_FIX,
+))  # fmt: skip
 def pdsh(observed: Proved, policy: Policy) -> Result:
     """pdsh brings a separate answer from every peer that ssh reaches, and the peers' from it.
 
@@ -140,51 +117,51 @@ def pdsh(observed: Proved, policy: Policy) -> Result:
     interactive one. A remote command other than ssh fails when it brings no answer; rsh is not
     tried. A ~/.pdshrc, which commands over pdsh read first, does not end them.
     """
-    check = "proof.pdsh"
     if isinstance(observed.reach, Reach) and observed.reach.pdsh_by:
-        peers_text = join_first(observed.reach.pdsh_by, ", ")
+        peers_text = join_names(observed.reach.pdsh_by)
         actual = f"does not answer the pdsh of {peers_text} as itself"
-        return fail(check, "an answer to every peer", actual, fix=_SHELL_FIX)
-    peers = observation(check, observed, "peers", Peers)
+        return pdsh.fail(actual, fix=_SHELL_FIX, expected="an answer to every peer")
+    peers = observation(pdsh, observed, "peers", Peers)
     if isinstance(peers, Result):
         return peers
-    reach = observation(check, observed, "reach", Reach)
+    reach = observation(pdsh, observed, "reach", Reach)
     if isinstance(reach, Result):
         return reach
     expected = "an answer from every peer"
     if not peers.pdsh_installed:
         if "pdsh" not in policy.packages:
-            return na(check, "pdsh is neither installed nor in the policy's packages")
-        return fixable(check, expected, "pdsh is not installed", fix=f"{DEPLOY_ONLY} debug_tools")
+            return pdsh.na("pdsh is neither installed nor in the policy's packages")
+        return pdsh.fixable(
+            "pdsh is not installed", fix=f"{DEPLOY_ONLY} debug_tools", expected=expected
+        )
     if not reach.pdsh_targets:
-        return na(check, "ssh reaches no peer: see proof.ssh" if reach.to else _ALONE)
+        return pdsh.na("ssh reaches no peer: see proof.ssh" if reach.to else _ALONE)
     if reach.pdsh_said and len(reach.missing) == reach.pdsh_targets:
         without_module = "No such rcmd module" in reach.pdsh_said
         fix = MODULE_FIX if without_module else "pdsh -R ssh -w NODE true"
-        return fail(check, expected, f"no answer: {reach.pdsh_said}", fix=fix)
+        return pdsh.fail(f"no answer: {reach.pdsh_said}", fix=fix, expected=expected)
     broken = [default for default in peers.defaults if not default.works]
     broken = [default for default in broken if default.rcmd or default.messages]
     if broken:
-        return _wrong_default(check, expected, broken, observed)
+        return _wrong_default(pdsh, expected, broken, observed)
     if reach.missing:
         lost = ", ".join(f"{peer.name} ({peer.message or 'silent'})" for peer in reach.missing)
         actual = f"{len(reach.missing)} of {reach.pdsh_targets} peers did not answer: {lost}"
         fix = f"pdsh -R ssh -w {quote(reach.missing[0].name)} true"
-        return fail(check, expected, actual, fix=fix)
+        return pdsh.fail(actual, fix=fix, expected=expected)
     if reach.same:
         pairs = "; ".join(f"{' and '.join(same.names)} say {same.answer}" for same in reach.same)
         actual = f"{reach.pdsh_targets} peers, host names: {reach.distinct}: {pairs}"
-        return fail(check, expected, actual, fix=_NAMESAKES_FIX)
+        return pdsh.fail(actual, fix=_NAMESAKES_FIX, expected=expected)
     if peers.pdshrc:
         actual = f"no command behind `. ~/.pdshrc` runs: {peers.pdshrc}"
-        return fail(check, expected, actual, "~/.pdshrc", _PDSHRC_FIX)
-    return ok(check, expected, f"{reach.distinct} of {reach.pdsh_targets} peers")
+        return pdsh.fail(actual, "~/.pdshrc", _PDSHRC_FIX, expected=expected)
+    return pdsh.ok(f"{reach.distinct} of {reach.pdsh_targets} peers", expected=expected)
 
 
 def _wrong_default(
-    check: str, expected: str, broken: list[RcmdDefault], observed: Proved
+    check: Check, expected: str, broken: list[RcmdDefault], observed: Proved
 ) -> Result:
-    """The failure of pdsh's default remote command, and the line that sets it."""
     user = observed.user_name
     first = broken[0]
     kinds = [default.kind for default in broken if default.rcmd == first.rcmd]
@@ -194,16 +171,18 @@ def _wrong_default(
     deploy_fix = f"{DEPLOY_ONLY} pdsh"
     if first.value is None and not first.set_by:
         # No file sets the remote command: this is how pdsh was built, or Debian's rcmd_default.
-        return fixable(check, expected, f"{actual}, by default", "", deploy_fix)
+        return check.fixable(f"{actual}, by default", "", deploy_fix, expected=expected)
     value_text = f": {VARIABLE} is {first.value}" if first.value not in (None, "ssh") else ""
     by = f" by {first.set_by}" if first.set_by else ""
     directory, _, name = first.set_by.rpartition(":")[0].rpartition("/")
     if f"{directory}/{name}" == ENVIRONMENT or (directory == PROFILE_D and beatable(name)):
-        return fixable(check, expected, f"{actual}{value_text}{by}", first.set_by, deploy_fix)
+        return check.fixable(
+            f"{actual}{value_text}{by}", first.set_by, deploy_fix, expected=expected
+        )
     fix = f"{VARIABLE}=ssh in {user}'s start-up files"
     if first.set_by:
         fix = f"remove the line {first.set_by}"
-    return fail(check, expected, f"{actual}{value_text}{by}", first.set_by, fix)
+    return check.fail(f"{actual}{value_text}{by}", first.set_by, fix, expected=expected)
 
 
 # --- Whether a job's processes on different nodes can connect on the job's ports.
@@ -244,13 +223,12 @@ def ports(observed: Proved, policy: Policy) -> Result:
     fail only when all are held: else one user could stop every other user's job, and
     `nodeready env` gives a job a free port.
     """
-    check = "proof.ports"
-    mesh = observation(check, observed, "mesh", Mesh)
+    mesh = observation(ports, observed, "mesh", Mesh)
     if isinstance(mesh, Result):
         return mesh
     expected = f"{_tried_ports(mesh)} can be listened on"
     if not mesh.busy:
-        return ok(check, expected)
+        return ports.ok(expected=expected)
     errors: dict[str, list[int]] = {}
     for port in mesh.busy:
         errors.setdefault(port.error, []).append(port.port)
@@ -258,15 +236,15 @@ def ports(observed: Proved, policy: Policy) -> Result:
     fix = "ports.range names who holds them; wait for that, or give jobs another port_range"
     if any(port.error == "Permission denied" for port in mesh.busy):
         fix = _PERMISSION_FIX
-    judged = warn if _HELD.issuperset(errors) and mesh.listening else fail
-    return judged(check, expected, "; ".join(texts[:4]), "", fix)
+    judged = ports.warn if _HELD.issuperset(errors) and mesh.listening else ports.fail
+    return judged("; ".join(texts[:4]), "", fix, expected=expected)
 
 
 def _peers_text(blocked: Blocked) -> str:
     """``all 5 peers that tried``, ``3 of 5 peers (gpu001, gpu002, gpu003)``."""
     if len(blocked.peers) == blocked.tried:
         return f"all {blocked.tried} peers"
-    return f"{len(blocked.peers)} of {blocked.tried} peers ({join_first(blocked.peers, ', ')})"
+    return f"{len(blocked.peers)} of {blocked.tried} peers ({join_names(blocked.peers)})"
 
 
 def _blocked_text(blocked: Blocked) -> str:
@@ -292,12 +270,8 @@ def _blocked_text(blocked: Blocked) -> str:
     return f"{numbers} not reached at {peers}{back}"
 
 
-@check(
-    "proof.mesh",
-    loses_job("inspect", "clean_up", "configure"),
-    proof=facts.MESH,
-    fix=(_ADDRESS_FIX, _CROWD_FIX, _SLOW_FIX, _OWN_NAME_FIX, _NAMES_FIX),
-)
+@check("proof.mesh", loses_job("inspect", "clean_up", "configure"), proof=facts.MESH,
+       fix=(_ADDRESS_FIX, _CROWD_FIX, _SLOW_FIX, _OWN_NAME_FIX, _NAMES_FIX))  # fmt: skip
 def mesh(observed: Proved, policy: Policy) -> Result:
     """The node reaches other nodes, and they reach it, on every port of the range.
 
@@ -309,39 +283,38 @@ def mesh(observed: Proved, policy: Policy) -> Result:
     address is a warning: on the node itself, where gloo takes the address at which its peers find
     it (Debian's 127.0.1.1), and on its peers, to which torchrun gives it as MASTER_ADDR.
     """
-    check = "proof.mesh"
-    reach = observation(check, observed, "mesh", Mesh)
+    reach = observation(mesh, observed, "mesh", Mesh)
     if isinstance(reach, Result):
         return reach
     if reach.nodes < 2:
-        return na(check, "one node alone")
+        return mesh.na("one node alone")
     expected = f"{_tried_ports(reach)} open between the nodes"
     if reach.blocked:
         fix = "packet filters here (nft list ruleset), on the peers and between them"
         if not any(blocked.ports for blocked in reach.blocked):
             fix = _ADDRESS_FIX
-        return fail(check, expected, join_first(map(_blocked_text, reach.blocked)), "", fix)
+        return mesh.fail(join_first(map(_blocked_text, reach.blocked)), "", fix, expected=expected)
     if reach.crowd:
         actual = f"cannot tell who reaches it: {reach.crowd} foreign connections came meanwhile"
-        return warn(check, expected, actual, "", _CROWD_FIX)
+        return mesh.warn(actual, "", _CROWD_FIX, expected=expected)
     if not reach.to and not reach.by:
-        return unknown(check, "no connection was tried in time")
+        return mesh.unknown("no connection was tried in time")
     tried = f"{reach.reached} of {reach.to} peers reached"
     tried += f", reached by {reach.reached_by} of {reach.by}"
     if not reach.reached and not reach.reached_by:
         # With two nodes, either can be at fault.
-        return unknown(check, f"{tried}: see what the other nodes say")
+        return mesh.unknown(f"{tried}: see what the other nodes say")
     if reach.median_ms is not None and reach.median_ms > _SLOW_MS:
         worst = f"(median; to {reach.worst_peer} {reach.worst_ms:.0f} ms)"
         actual = f"{tried}, but a handshake takes {reach.median_ms:.0f} ms {worst}"
-        return warn(check, expected, actual, "", _SLOW_FIX)
+        return mesh.warn(actual, "", _SLOW_FIX, expected=expected)
     if reach.own_name:
         actual = f"on the node itself, {reach.own_name}: gloo would wait there for its peers"
-        return warn(check, expected, actual, "", _OWN_NAME_FIX)
+        return mesh.warn(actual, "", _OWN_NAME_FIX, expected=expected)
     if reach.names:
         actual = "; ".join(map(_blocked_text, reach.names[:4]))
-        return warn(check, expected, actual, "", _NAMES_FIX)
-    return ok(check, expected, tried)
+        return mesh.warn(actual, "", _NAMES_FIX, expected=expected)
+    return mesh.ok(tried, expected=expected)
 
 
 # --- A collective over all nodes, and the node's earlier failures.
@@ -352,13 +325,8 @@ _SMOKE_FIX = (
 _COUNTERS_FIX = "look at what these count with gpus.*, nics.* and rdma.*"
 
 
-@check(
-    "proof.collective",
-    loses_job("inspect"),
-    proof=facts.COLLECTIVE,
-    opt_in=True,
-    fix=(_SMOKE_FIX, _COUNTERS_FIX),
-)
+@check("proof.collective", loses_job("inspect"), proof=facts.COLLECTIVE, opt_in=True,
+       expects="all nodes together pass", fix=(_SMOKE_FIX, _COUNTERS_FIX))  # fmt: skip
 def collective(observed: Proved, policy: Policy) -> Result:
     """A collective over all nodes passes, with right results, as `nodeready smoke` makes one.
 
@@ -370,26 +338,19 @@ def collective(observed: Proved, policy: Policy) -> Result:
     there than the policy's nccl_network. A slower network than on most nodes, and new errors of a
     GPU or a port on a node that passed, are a warning.
     """
-    check, expected = "proof.collective", "all nodes together pass"
-    result = observation(check, observed, "collective", facts.ProvedCollective)
+    result = observation(collective, observed, "collective", facts.ProvedCollective)
     if isinstance(result, Result):
         return result
     if result.nodes < 2:
-        return na(check, "one node alone")
+        return collective.na("one node alone")
     if result.against:
-        return fail(check, expected, join_first(result.against), result.engine, _SMOKE_FIX)
+        return collective.fail(join_first(result.against), result.engine, _SMOKE_FIX)
     if result.untested:
-        return (na if result.lacking else unknown)(check, result.untested)
+        return (collective.na if result.lacking else collective.unknown)(result.untested)
     if result.warnings:
-        return warn(check, expected, join_first(result.warnings), result.engine, _COUNTERS_FIX)
+        return collective.warn(join_first(result.warnings), result.engine, _COUNTERS_FIX)
     network = f", network {result.network}" if result.network else ""
-    return ok(check, expected, f"{result.engine}{network}: {result.proves}")
-
-
-_FIX = (
-    "nodeready lemons shows the evidence: replace the node or the GPU; after a repair, waive "
-    "proof.history for the node until its old failures are forgotten"
-)
+    return collective.ok(f"{result.engine}{network}: {result.proves}")
 
 
 @check(
@@ -397,7 +358,9 @@ _FIX = (
     loses_job("inspect", "replace", source=LEMONS),
     settings=("lemon_nodes",),
     proof=facts.HISTORY,
-    fix=(_FIX,),
+    fix="nodeready lemons shows the evidence: replace the node or the GPU; after a repair, waive "
+    "proof.history for the node until its old failures are forgotten",
+    expects="fails no more often than its peers",
 )
 def history(observed: Proved, policy: Policy) -> Result:
     """The node and its GPUs did not fail far more often than their peers in the last 90 days.
@@ -408,17 +371,15 @@ def history(observed: Proved, policy: Policy) -> Result:
     number, and its earlier nodes count when it fails here, too. It is `na` where no look was
     kept, and on the node itself.
     """
-    check = "proof.history"
     if policy.lemon_nodes == "ignore":
-        return na(check, "the policy ignores it (lemon_nodes)")
+        return history.na("the policy ignores it (lemon_nodes)")
     if not isinstance(observed.history, facts.ProvedHistory):
-        return na(check, "not proved")
-    expected = "fails no more often than its peers"
+        return history.na("not proved")
     if not observed.history.lemons:
-        return ok(check, expected)
+        return history.ok()
     actual = join_first(observed.history.lemons)
-    judge = fail if policy.lemon_nodes == "fail" else warn
-    return judge(check, expected, actual, "the memory of earlier looks", _FIX)
+    judge = history.fail if policy.lemon_nodes == "fail" else history.warn
+    return judge(actual, "the memory of earlier looks")
 
 
 #: In the order of the reports.
@@ -428,9 +389,7 @@ _CHECKS = (
 )  # fmt: skip
 
 SUBJECT = Subject(
-    "proof",
-    "The session in which the proofs ran: whose it is, and its limits.",
-    checks=_CHECKS,
+    "proof", "The session in which the proofs ran: whose it is, and its limits.", checks=_CHECKS,
     kinds=FactKinds(
         # The proofs act: their results are compared.
         volatile="""
@@ -438,4 +397,4 @@ SUBJECT = Subject(
             reach mesh collective history
         """
     ),
-)
+)  # fmt: skip

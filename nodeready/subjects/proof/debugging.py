@@ -8,18 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from nodeready.core.policy import Policy
-from nodeready.core.result import (
-    Check,
-    Result,
-    check,
-    deploy,
-    fail,
-    fixable,
-    na,
-    ok,
-    unknown,
-    warn,
-)
+from nodeready.core.result import Check, Result, check, deploy
 from nodeready.core.severity import hides_cause
 from nodeready.subjects.access import MAY_EXECUTE, PACKAGED
 from nodeready.subjects.core_dumps.facts import core_directory
@@ -57,9 +46,7 @@ def _root_can(observed: Proved) -> bool | None:
     return None if user_is_root or attempt is None or not attempt.tool else attempt.good
 
 
-def _refused(
-    check: str, expected: str, guards: facts.Guards, observed: Proved, policy: Policy
-) -> Result:
+def _refused(check: Check, guards: facts.Guards, observed: Proved, policy: Policy) -> Result:
     """The result of a tool that the kernel refused, with the cause (see `Control`)."""
     root = _root_can(observed)
     also = {True: " (root can)", False: ", to root too", None: ""}[root]
@@ -71,15 +58,15 @@ def _refused(
     causes += ["CAP_SYS_PTRACE is missing"] if lacks and not root else []
     actual = f"refused{also if not root else ''}: {' and '.join(causes)}{also if root else ''}"
     if yama == 3:
-        return fail(check, expected, actual, _YAMA, _REBOOT_FIX)
+        return check.fail(actual, _YAMA, _REBOOT_FIX)
     if yama > policy.ptrace_scope or (guards.deny_ptrace and not root):
-        return fixable(check, expected, actual, _YAMA if yama else "", f"{DEPLOY_ONLY} ptrace")
+        return check.fixable(actual, _YAMA if yama else "", f"{DEPLOY_ONLY} ptrace")
     if yama:
-        return fail(check, expected, actual, _YAMA, _POLICY_FIX)
+        return check.fail(actual, _YAMA, _POLICY_FIX)
     if lacks and not root:
-        return fail(check, expected, actual, "", _CONTAINER_FIX)
+        return check.fail(actual, "", _CONTAINER_FIX)
     actual = f"refused{also}: not by Yama, SELinux or a missing capability"
-    return fail(check, expected, actual, "", _OTHER_FIX)
+    return check.fail(actual, "", _OTHER_FIX)
 
 
 def _after(attempt: DebuggerAttempt) -> str:
@@ -94,17 +81,15 @@ def _after(attempt: DebuggerAttempt) -> str:
     return f"its target stays {word} (state {attempt.state})"
 
 
-def _missing(check: str, expected: str, tool: str, policy: Policy) -> Result:
+def _missing(check: Check, tool: str, policy: Policy) -> Result:
     if tool == "py-spy" and not policy.py_spy_version:
-        return na(check, "no py-spy, and the policy leaves it alone")
+        return check.na("no py-spy, and the policy leaves it alone")
     if tool != "py-spy" and tool not in policy.packages:
-        return na(check, f"no {tool}, and it is not among the policy's packages")
-    return fixable(check, expected, f"{tool} is not installed", "", f"{DEPLOY_ONLY} debug_tools")
+        return check.na(f"no {tool}, and it is not among the policy's packages")
+    return check.fixable(f"{tool} is not installed", "", f"{DEPLOY_ONLY} debug_tools")
 
 
-def _broken(
-    check: str, expected: str, tool: str, attempt: DebuggerAttempt, root: bool | None
-) -> Result:
+def _broken(check: Check, tool: str, attempt: DebuggerAttempt, root: bool | None) -> Result:
     """The tool was permitted, and showed too little or left its target in a bad state."""
     also = {True: " (root can)", False: " (root's too)", None: ""}[root]
     after = _after(attempt)
@@ -122,12 +107,12 @@ def _broken(
     elif not attempt.good:
         actual = f"{attempt.complaint}{also}"
     else:
-        return fail(check, expected, after, attempt.tool, fix)
-    return fail(check, expected, "; ".join(filter(None, (actual, after))), attempt.tool, fix)
+        return check.fail(after, attempt.tool, fix)
+    return check.fail("; ".join(filter(None, (actual, after))), attempt.tool, fix)
 
 
 def _judge(
-    check: str, expected: str, observed: Proved, policy: Policy, selection: tuple[str, str, str]
+    check: Check, observed: Proved, policy: Policy, selection: tuple[str, str, str]
 ) -> Result:
     """The result of one tool's attempt.
 
@@ -141,17 +126,17 @@ def _judge(
     attempt: DebuggerAttempt | None = getattr(attempts, mode)
     if attempt is None:
         error = attempts.error
-        return unknown(check, f"no process to look at: {error}" if error else facts.UNFINISHED)
+        return check.unknown(f"no process to look at: {error}" if error else facts.UNFINISHED)
     if not attempt.tool:
-        return _missing(check, expected, tool, policy)
+        return _missing(check, tool, policy)
     if attempt.good and not _after(attempt):
-        return ok(check, expected)
+        return check.ok()
     if attempt.refused:
-        return _refused(check, expected, attempts.guards, observed, policy)
+        return _refused(check, attempts.guards, observed, policy)
     if attempt.rc is None and not attempt.full:
-        return unknown(check, facts.UNFINISHED)
+        return check.unknown(facts.UNFINISHED)
     root = _root_can(observed) if tool == "py-spy" else None
-    return _broken(check, expected, tool, attempt, root)
+    return _broken(check, tool, attempt, root)
 
 
 def _tool_check(
@@ -168,62 +153,53 @@ def _tool_check(
     """
     field = selection[1]
 
-    def judge(observed: Proved, policy: Policy) -> Result:
-        def judge_there(there: Proved) -> Result:
-            return _judge(f"proof.{noun}", expected, there, policy, selection)
+    @check(*(f"proof.{noun}", _COST), settings=_SETTINGS, proof=field, expects=expected,
+           meaning=meaning, fix=_FIXES)  # fmt: skip
+    def judged(observed: Proved, policy: Policy) -> Result:
+        if not each_session:
+            return _judge(judged, observed, policy, selection)
+        return in_each_session(
+            observed, field, lambda there: _judge(judged, there, policy, selection)
+        )
 
-        if each_session:
-            return in_each_session(observed, field, judge_there)
-        return judge_there(observed)
-
-    judge.__doc__ = meaning
-    return check(f"proof.{noun}", _COST, settings=_SETTINGS, fix=_FIXES, proof=field)(judge)
+    return judged
 
 
 attach = _tool_check(
-    "attach",
-    "a stack by py-spy dump",
-    ("py-spy", "attach", "blocking"),
+    "attach", "a stack by py-spy dump", ("py-spy", "attach", "blocking"),
     """py-spy shows the stack of a process of the job's user, to that user, without sudo.
 
     The process is a sibling of py-spy, as a rank is a sibling of a person's debugger: at Yama's
     scope 1 a parent may attach, which proves nothing. The process must run on afterwards. py-spy
     is tried in the user's session and, where the user's key opens one, in a session of ssh.
     """,
-)
+)  # fmt: skip
 attach_nonblocking = _tool_check(
-    "attach_nonblocking",
-    "a stack by py-spy dump --nonblocking",
+    "attach_nonblocking", "a stack by py-spy dump --nonblocking",
     ("py-spy", "attach", "nonblocking"),
     "py-spy shows a stack without pausing its target, the only way into one in state D.",
     each_session=False,
-)
+)  # fmt: skip
 attach_native = _tool_check(
-    "attach_native",
-    "a stack by py-spy dump --native",
-    ("py-spy", "attach", "native"),
+    "attach_native", "a stack by py-spy dump --native", ("py-spy", "attach", "native"),
     "py-spy shows the frames of C libraries too: a collective hangs in NCCL, not in Python.",
     each_session=False,
-)
+)  # fmt: skip
 gdb = _tool_check(
-    "gdb",
-    "a backtrace by gdb -p",
-    ("gdb", "tracers", "gdb"),
+    "gdb", "a backtrace by gdb -p", ("gdb", "tracers", "gdb"),
     "gdb attaches to a process of the same user, shows its backtrace, and leaves it running.",
-)
+)  # fmt: skip
 strace = _tool_check(
-    "strace",
-    "system calls by strace -p",
-    ("strace", "tracers", "strace"),
+    "strace", "system calls by strace -p", ("strace", "tracers", "strace"),
     "strace shows the system calls of a process of the same user, and leaves it running.",
-)
+)  # fmt: skip
 
 
 _core_check = partial(check, proof="core", settings=CORE_SETTINGS)
 _LIMIT_FIX = "limit_core: 'unlimited' in the policy"
 
 
-def _cut_by_limit(check: str, expected: str, observed: Proved, policy: Policy) -> Result:
+def _cut_by_limit(check: Check, expected: str, observed: Proved, policy: Policy) -> Result:
     """The result where the session's limit costs the core: what sets that limit."""
     assert isinstance(observed.core, ProvedCore)
     core, name = observed.core, observed.user_name
@@ -236,15 +212,15 @@ def _cut_by_limit(check: str, expected: str, observed: Proved, policy: Policy) -
     elif core.handler:
         actual = f"none: {core.handler} heeds the session's core limit, {limit} bytes"
     if policy.limit_core.isdigit() and int(policy.limit_core) * ITEMS["core"] <= limit:
-        return fail(check, expected, actual, "", _LIMIT_FIX)
+        return check.fail(actual, "", _LIMIT_FIX, expected=expected)
     if isinstance(observed.limits, facts.SessionLimits):
         limits = observed.limits
         text = {"core": limit_text(limits.core, "core")}
         minimum = {"core": max(limit + 1, facts.MIN_CORE_LIMIT)}
         low = low_limits(limits.opener, text, limits, minimum, observed)
         if low.fix:
-            return fail(check, expected, f"{actual}: {low.cause}", low.source, low.fix)
-    return fixable(check, expected, actual, "", f"{DEPLOY_ONLY} limits")
+            return check.fail(f"{actual}: {low.cause}", low.source, low.fix, expected=expected)
+    return check.fixable(actual, "", f"{DEPLOY_ONLY} limits", expected=expected)
 
 
 def _directory(place: facts.CoreDirectory, name: str, missing_bytes: int) -> tuple[str, str]:
@@ -261,7 +237,6 @@ def _directory(place: facts.CoreDirectory, name: str, missing_bytes: int) -> tup
 
 
 def _handler_failure(core: ProvedCore) -> str:
-    """Why the program in core_pattern got no core, or kept none."""
     if not core.dumped:
         failure = "does not start" if core.handler_there else "is no program that can be run"
         return f"core_pattern pipes to {core.handler}, which {failure}"
@@ -305,18 +280,14 @@ def _cause(core: ProvedCore, name: str) -> tuple[str, str]:
     return f"none: the kernel wrote none, and {reason}", "look into dmesg for `core dump`"
 
 
-@_core_check(
-    "proof.core",
-    hides_cause("deploy", "configure"),
-    fix=(
-        f"{DEPLOY_ONLY} core_dumps",
-        deploy(f"{DEPLOY_ONLY} core_dumps"),
-        "remove it",
-        deploy(f"{DEPLOY_ONLY} limits"),
-        _LIMIT_FIX,
-        "remove the ulimit of core from NAME's profile, or /etc/profile",
-    ),
-)
+@_core_check("proof.core", hides_cause("deploy", "configure"), fix=(
+    f"{DEPLOY_ONLY} core_dumps",
+    deploy(f"{DEPLOY_ONLY} core_dumps"),
+    "remove it",
+    deploy(f"{DEPLOY_ONLY} limits"),
+    _LIMIT_FIX,
+    "remove the ulimit of core from NAME's profile, or /etc/profile",
+))  # fmt: skip
 def core(observed: Proved, policy: Policy) -> Result:
     """A crash in the job's user's session leaves a whole core where the policy says.
 
@@ -335,20 +306,18 @@ def core(observed: Proved, policy: Policy) -> Result:
 
 
 def _judge_crash(observed: Proved, policy: Policy) -> Result:
-    """The result of one crash."""
-    check = "proof.core"
     expected = f"a whole core in {core_directory(policy)}"
     if policy.core_handler == facts.PROGRAM:
         expected = f"a whole core in {facts.PROGRAM}'s store"
-    crash = observation(check, observed, "core", ProvedCore)
+    crash = observation(core, observed, "core", ProvedCore)
     if isinstance(crash, Result):
         return crash
     if crash.is_cut_by_limit:
-        return _cut_by_limit(check, expected, observed, policy)
+        return _cut_by_limit(core, expected, observed, policy)
     if crash.skipped or crash.stray or not crash.is_complete:
         actual, fix = _cause(crash, observed.user_name)
-        judged = fail if fix else fixable
-        return judged(check, expected, actual, "", fix or f"{DEPLOY_ONLY} core_dumps")
+        judged = core.fail if fix else core.fixable
+        return judged(actual, "", fix or f"{DEPLOY_ONLY} core_dumps", expected=expected)
     follows_policy = crash.pattern == policy.core_pattern
     if policy.core_handler == facts.PROGRAM:
         follows_policy = crash.handler.endswith(f"/{facts.PROGRAM}")
@@ -359,26 +328,26 @@ def _judge_crash(observed: Proved, policy: Policy) -> Result:
         elif not crash.pattern.startswith("/"):
             lands = "in whatever directory the process works in"
         actual = f"{lands}: core_pattern is {crash.pattern}"
-        return fixable(check, expected, actual, "", f"{DEPLOY_ONLY} core_dumps")
+        return core.fixable(actual, "", f"{DEPLOY_ONLY} core_dumps", expected=expected)
     if crash.leftover:
-        return warn(check, expected, f"our own is left: {crash.leftover}", "", "remove it")
-    return ok(check, expected)
+        return core.warn(f"our own is left: {crash.leftover}", "", "remove it", expected=expected)
+    return core.ok(expected=expected)
 
 
-@_core_check("proof.backtrace", hides_cause("inspect"), fix=("run GDB by hand on a core",))
+@_core_check("proof.backtrace", hides_cause("inspect"), expects="a backtrace",
+             fix="run GDB by hand on a core")  # fmt: skip
 def backtrace(observed: Proved, policy: Policy) -> Result:
     """The debugger gdb reads a backtrace from the core that a crash left."""
-    check, expected = "proof.backtrace", "a backtrace"
-    crash = observation(check, observed, "core", ProvedCore)
+    crash = observation(backtrace, observed, "core", ProvedCore)
     if isinstance(crash, Result):
         return crash
     if crash.skipped or not crash.is_complete:
-        return na(check, "no core: see proof.core")
+        return backtrace.na("no core: see proof.core")
     if not crash.gdb:
-        return na(check, "gdb is not installed: see proof.gdb")
+        return backtrace.na("gdb is not installed: see proof.gdb")
     if crash.frames:
-        return ok(check, expected)
+        return backtrace.ok()
     complaint = crash.gdb_said or "no frame"
     if " does not start: " in complaint:
-        return na(check, "gdb does not start: see proof.gdb")
-    return fail(check, expected, complaint, crash.gdb, f"run {crash.gdb} by hand on a core")
+        return backtrace.na("gdb does not start: see proof.gdb")
+    return backtrace.fail(complaint, crash.gdb, f"run {crash.gdb} by hand on a core")

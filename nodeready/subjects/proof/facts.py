@@ -361,13 +361,9 @@ UNFINISHED = "did not finish in time"
 #: The proofs that run in the session of the job's user, in the order of their start -> the class
 #: of the observation: a field of `Proved`. agent/proofs/program.py has the function of each.
 SESSION: dict[str, type[Any]] = {
-    "limits": SessionLimits,
-    "attach": Attach,
-    "tracers": Tracers,
-    "core": ProvedCore,
-    "resources": Resources,
-    "peers": Peers,
-}
+    "limits": SessionLimits, "attach": Attach, "tracers": Tracers, "core": ProvedCore,
+    "resources": Resources, "peers": Peers,
+}  # fmt: skip
 #: The proofs that run between the nodes.
 MESH, COLLECTIVE = "mesh", "collective"
 #: What the memory proves: nothing runs.

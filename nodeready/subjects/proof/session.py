@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from nodeready.core.base import Unknown
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, check, fail, join_first, na, ok, unknown, warn
+from nodeready.core.result import Check, Result, check, join_first
 from nodeready.core.severity import loses_job
 from nodeready.core.shell import quote
 from nodeready.subjects.proof import facts
@@ -21,20 +21,20 @@ _T = TypeVar("_T")
 DEPLOY_ONLY = "nodeready deploy INVENTORY --only"
 
 
-def observation(check: str, observed: Proved, field: str, kind: type[_T]) -> _T | Result:
+def observation(check: Check, observed: Proved, field: str, kind: type[_T]) -> _T | Result:
     """The observation in this field of `Proved`, or the result of a check without it."""
     if isinstance(observed.user, User) and observed.user.error:
-        return na(check, "no session: see proof.user")
+        return check.na("no session: see proof.user")
     value = getattr(observed, field)
     if isinstance(value, Unknown):
         return unknown_result(check, value)
-    return value if isinstance(value, kind) else na(check, "not proved")
+    return value if isinstance(value, kind) else check.na("not proved")
 
 
-def unknown_result(check: str, missing: Unknown) -> Result:
+def unknown_result(check: Check, missing: Unknown) -> Result:
     """The result of a check whose observation is unknown: the reason, and its evidence."""
     evidence = f": {missing.evidence}" if missing.evidence else ""
-    return unknown(check, f"{missing.reason}{evidence}")
+    return check.unknown(f"{missing.reason}{evidence}")
 
 
 def other_sessions(observed: Proved) -> Iterator[tuple[str, SessionProof]]:
@@ -118,24 +118,19 @@ def _refusal(error: str, name: str, observed: Proved) -> tuple[str, str, str]:
     return error, "", fix
 
 
-@check(
-    "proof.user",
-    loses_job("configure"),
-    settings=("job_user",),
-    fix=(
-        "create NAME on the node, or name another user",
-        "log in as root, or name no user",
-        "`su - NAME -c id`, as root on the node, has to work",
-        "chage -E -1 NAME",
-        "give NAME a new password: passwd NAME, or chage -d",
-        "install that shell, or give NAME another: chsh",
-        "let NAME in: /etc/security/access.conf",
-        "remove /run/nologin",
-        "shutdown -c, or wait",
-        "look at NAME's ~/.bashrc, or at the start-up files of that shell",
-        "--user NAME proves it for the job's user",
-    ),
-)
+@check("proof.user", loses_job("configure"), settings=("job_user",), fix=(
+    "create NAME on the node, or name another user",
+    "log in as root, or name no user",
+    "`su - NAME -c id`, as root on the node, has to work",
+    "chage -E -1 NAME",
+    "give NAME a new password: passwd NAME, or chage -d",
+    "install that shell, or give NAME another: chsh",
+    "let NAME in: /etc/security/access.conf",
+    "remove /run/nologin",
+    "shutdown -c, or wait",
+    "look at NAME's ~/.bashrc, or at the start-up files of that shell",
+    "--user NAME proves it for the job's user",
+))  # fmt: skip
 def user(observed: Proved, policy: Policy) -> Result:
     """The proofs ran in a new session of the job's user, opened as a login is.
 
@@ -147,32 +142,34 @@ def user(observed: Proved, policy: Policy) -> Result:
     users only. Where /etc/nologin or /run/nologin closes ssh to all users but root, no job can
     start, although su opens a session.
     """
-    check, account = "proof.user", observed.user
+    account = observed.user
     expected = "a session of " + (policy.job_user or "the job's user")
     if not isinstance(account, User):
-        return unknown_result(check, account)
+        return unknown_result(user, account)
     if account.uid == -1:
         fix = f"create {account.name} on the node, or name another user"
-        return fail(check, expected, account.error, "", fix)
+        return user.fail(account.error, "", fix, expected=expected)
     if account.error:
         if account.error.startswith("logged in as"):
-            return fail(check, expected, account.error, "", "log in as root, or name no user")
+            return user.fail(
+                account.error, "", "log in as root, or name no user", expected=expected
+            )
         actual, source, fix = _refusal(account.error, account.name, observed)
-        return fail(check, expected, actual, source, fix)
+        return user.fail(actual, source, fix, expected=expected)
     if account.uid == 0 and not account.named:
         fix = "--user NAME proves it for the job's user"
-        return warn(check, expected, "proved as root, whom Yama does not stop", "", fix)
+        return user.warn("proved as root, whom Yama does not stop", "", fix, expected=expected)
     if account.uid and isinstance(observed.logins, Logins) and _closed(observed, observed.logins):
         words, fix = _nologin(observed.logins)
         actual = f"ssh is closed to {account.name}: {words}"
-        return fail(check, expected, actual, observed.logins.nologin, fix)
+        return user.fail(actual, observed.logins.nologin, fix, expected=expected)
     for name, session in other_sessions(observed):
         if session.ended:
             reason = f"{account.name}'s shell ends at its start: {session.error}"
             actual = f"no session by {name}: {reason}"
             fix = f"look at {account.name}'s ~/.bashrc, or at the start-up files of that shell"
-            return fail(check, expected, actual, "", fix)
-    return ok(check, f"a session of {account.name}")
+            return user.fail(actual, "", fix, expected=expected)
+    return user.ok(expected=f"a session of {account.name}")
 
 
 def _closed(observed: Proved, logins: Logins) -> bool:
@@ -210,20 +207,15 @@ _CACHE_FIX = (
 )
 
 
-@check(
-    "proof.resources",
-    loses_job("clean_up", "configure"),
-    proof="resources",
-    settings=("shm_min_mb",),
-    fix=(
-        "chmod 1777 PATH, or see what is full or read-only there",
-        _SHM_FIX,
-        _MEMORY_FIX,
-        "add NAME to the file's group, or open it with a rule of udev (NVIDIA: "
-        "NVreg_DeviceFileMode=0666)",
-        _CACHE_FIX,
-    ),
-)
+@check("proof.resources", loses_job("clean_up", "configure"), proof="resources",
+       settings=("shm_min_mb",), expects="usable for the job's user", fix=(
+    "chmod 1777 PATH, or see what is full or read-only there",
+    _SHM_FIX,
+    _MEMORY_FIX,
+    "add NAME to the file's group, or open it with a rule of udev (NVIDIA: "
+    "NVreg_DeviceFileMode=0666)",
+    _CACHE_FIX,
+))  # fmt: skip
 def resources(observed: Proved, policy: Policy) -> Result:
     """The job's user can use what a job uses: /tmp, shared memory, the home, the device files.
 
@@ -235,30 +227,29 @@ def resources(observed: Proved, policy: Policy) -> Result:
     file of a GPU or of RDMA fails where its mode excludes this user. Not judged: quotas of a
     tmpfs, the cgroup that Slurm gives to a job, devices that a cgroup withholds from a session.
     """
-    check = "proof.resources"
-    resources = observation(check, observed, "resources", facts.Resources)
-    if isinstance(resources, Result):
-        return resources
-    expected, name = "usable for the job's user", observed.user_name
-    closed = [f"{device.path} ({device.mode})" for device in resources.devices]
+    usable = observation(resources, observed, "resources", facts.Resources)
+    if isinstance(usable, Result):
+        return usable
+    name = observed.user_name
+    closed = [f"{device.path} ({device.mode})" for device in usable.devices]
     if closed:
         fix = f"add {name} to the file's group, or open it with a rule of udev (NVIDIA: "
         actual = f"{name} cannot open {join_first(closed)}"
-        return fail(check, expected, actual, "/dev", f"{fix}NVreg_DeviceFileMode=0666)")
-    broken = [place for place in resources.places if place.error and place.path != resources.home]
+        return resources.fail(actual, "/dev", f"{fix}NVreg_DeviceFileMode=0666)")
+    broken = [place for place in usable.places if place.error and place.path != usable.home]
     if broken:
         actual = "; ".join(f"{place.path}: {place.error}" for place in broken)
         fix = f"chmod 1777 {quote(broken[0].path)}, or see what is full or read-only there"
-        return fail(check, expected, actual, broken[0].path, fix)
-    free_mb = min(place.free_bytes >> 20 for place in resources.places if place.path == SHM)
+        return resources.fail(actual, broken[0].path, fix)
+    free_mb = min(place.free_bytes >> 20 for place in usable.places if place.path == SHM)
     if free_mb < policy.shm_min_mb:
         actual = f"{free_mb} MiB of shared memory are free, {policy.shm_min_mb} wanted"
-        return warn(check, expected, actual, SHM, _SHM_FIX)
-    if resources.memory_bytes is not None and resources.memory_bytes >> 20 < policy.shm_min_mb:
-        free_mb = resources.memory_bytes >> 20
+        return resources.warn(actual, SHM, _SHM_FIX)
+    if usable.memory_bytes is not None and usable.memory_bytes >> 20 < policy.shm_min_mb:
+        free_mb = usable.memory_bytes >> 20
         actual = f"shared memory can grow by {free_mb} MiB of memory, {policy.shm_min_mb} wanted"
-        return warn(check, expected, actual, SHM, _MEMORY_FIX)
-    costly = [words for place in resources.places if (words := _unusable(place, resources.home))]
+        return resources.warn(actual, SHM, _MEMORY_FIX)
+    costly = [words for place in usable.places if (words := _unusable(place, usable.home))]
     if costly:
-        return warn(check, expected, "; ".join(costly), "", _CACHE_FIX)
-    return ok(check, expected)
+        return resources.warn("; ".join(costly), "", _CACHE_FIX)
+    return resources.ok()

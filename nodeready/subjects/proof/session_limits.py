@@ -8,27 +8,20 @@ from dataclasses import dataclass, replace
 
 from nodeready.core.base import Line
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, check, deploy, fail, fixable, na, ok, warn
+from nodeready.core.result import Check, Result, check, deploy
 from nodeready.core.severity import loses_job
 from nodeready.core.sysctl import BootSetting
+from nodeready.subjects.limits import limit_files
 from nodeready.subjects.limits.checks import item_text, possible_limits
 from nodeready.subjects.limits.facts import Limits
-from nodeready.subjects.limits.limit_files import (
-    ITEMS,
-    KINDS,
-    UNLIMITED,
-    PamLimits,
-    parse_pam_limits,
-    span,
-)
+from nodeready.subjects.limits.limit_files import PamLimits
 from nodeready.subjects.proof import facts
 from nodeready.subjects.proof.facts import Limit, Logins, Proved, Service, SessionLimits
 from nodeready.subjects.proof.session import observation, pam_service
 
 
 def _kernel_units(*limits: int) -> list[int]:
-    """The limits with UNLIMITED for -1, as the subject limits has it."""
-    return [UNLIMITED if limit == -1 else limit for limit in limits]
+    return [limit_files.UNLIMITED if limit == -1 else limit for limit in limits]
 
 
 def _lowest(limit: Limit) -> int:
@@ -37,7 +30,7 @@ def _lowest(limit: Limit) -> int:
 
 def _possible(observed: SessionLimits, policy: Policy) -> dict[str, int]:
     """Item -> the policy's limit, without the limits that this node's kernel refuses."""
-    ceiling = dict(zip(ITEMS, _kernel_units(*observed.ceiling)))
+    ceiling = dict(zip(limit_files.ITEMS, _kernel_units(*observed.ceiling)))
     boot = BootSetting(None)
     node = Limits(PamLimits(), {}, (), ceiling, observed.nr_open, boot, systemd=False)
     return possible_limits(node, policy)
@@ -85,11 +78,17 @@ def _limits_by_opener(observed: Proved) -> dict[str, SessionLimits]:
     # ssh's sessions have sshd's own limits where sshd does not ask PAM, or PAM sets none.
     service = pam_service(observed, "ssh")
     sets_none = service is not None and service.is_complete and not _pam_limits(service)
-    without_pam = len(logins.sshd) == len(ITEMS) and (logins.use_pam is False or sets_none)
+    without_pam = len(logins.sshd) == len(limit_files.ITEMS) and (
+        logins.use_pam is False or sets_none
+    )
     if "ssh" not in sessions and without_pam:
         sessions["ssh"] = _with_limits(observed.limits, logins.sshd, "ssh")
     raises_limits = bool(_pam_limits(pam_service(observed, "slurm")))
-    if len(logins.slurmd) == len(ITEMS) and "srun" not in sessions and not raises_limits:
+    if (
+        len(logins.slurmd) == len(limit_files.ITEMS)
+        and "srun" not in sessions
+        and not raises_limits
+    ):
         # A step's hard limits are slurmd's. Only a step shows its soft limits.
         hard = tuple(Limit(limit.hard, limit.hard) for limit in logins.slurmd)
         sessions["slurmd"] = _with_limits(observed.limits, hard, "slurmd")
@@ -97,7 +96,6 @@ def _limits_by_opener(observed: Proved) -> dict[str, SessionLimits]:
 
 
 def _with_limits(first: SessionLimits, limits: tuple[Limit, ...], opener: str) -> SessionLimits:
-    """The limits of another session on the same node."""
     core, memlock, nofile = limits
     first = replace(first, before=(), opener=opener, further=())
     return replace(first, core=core, memlock=memlock, nofile=nofile)
@@ -128,11 +126,11 @@ def _user_lines(logins: Logins) -> Iterator[tuple[str, str, str, int, str]]:
     A user's line beats a group's (limits.conf(5)).
     """
     lines = (Line(line.path, line.number, line.text) for line in logins.lines)
-    pam = parse_pam_limits(lines)
+    pam = limit_files.parse_pam_limits(lines)
     domains = {*logins.domains}
 
     def applies(domain: str) -> bool:
-        ids = span(domain)
+        ids = limit_files.span(domain)
         if ids is None:
             return domain in domains
         pattern = rf"{'@' * domain.startswith('@')}:(\d+)"
@@ -145,7 +143,11 @@ def _user_lines(logins: Logins) -> Iterator[tuple[str, str, str, int, str]]:
                 yield entry.domain, entry.kind, entry.item, entry.value, entry.source
     for domain, source in pam.exempt:
         if applies(domain):
-            yield from ((domain, kind, item, -1, source) for kind in KINDS for item in ITEMS)
+            yield from (
+                (domain, kind, item, -1, source)
+                for kind in limit_files.KINDS
+                for item in limit_files.ITEMS
+            )
 
 
 #: The settings on which a core depends.
@@ -174,13 +176,13 @@ def low_limits(
     name = observed.user_name
     if opener in ("srun", "slurmd"):
         slurmd = observed.logins.slurmd if isinstance(observed.logins, Logins) else ()
-        slurmd_limits = dict(zip(ITEMS, slurmd))
+        slurmd_limits = dict(zip(limit_files.ITEMS, slurmd))
         if opener == "srun" and all(
             _lowest(slurmd_limits[item]) >= possible[item] for item in low if item in slurmd_limits
         ):
             return LowLimits(low, "slurmd itself has more", "", _SUBMIT_FIX)
         return LowLimits(low, "slurmd's own limits, which its jobs inherit", "", _SLURMD_FIX)
-    before = dict(zip(ITEMS, session.before))
+    before = dict(zip(limit_files.ITEMS, session.before))
     items = ", ".join(i for i in low if i in before and _lowest(before[i]) >= possible[i])
     if items:
         files, lowering = f"{name}'s profile, or /etc/profile", "the profile"
@@ -209,8 +211,8 @@ def low_limits(
         for domain, kind, item, value, source in _user_lines(logins)
     }
     for item in low:
-        for kind in KINDS:
-            value, domain, source = deciding.get((kind, item), (UNLIMITED, "", ""))
+        for kind in limit_files.KINDS:
+            value, domain, source = deciding.get((kind, item), (limit_files.UNLIMITED, "", ""))
             if value < possible[item]:
                 has = "is exempt from all limits" if value == -1 else "has limits of its own"
                 words = f"{domain} {has} ({source})"
@@ -223,7 +225,7 @@ def _with_fix(opener: str, low: LowLimits, observed: Proved) -> LowLimits:
     if low.fix or low.cause or not isinstance(observed.logins, Logins):
         return low
     if opener == "ssh":
-        sshd = dict(zip(ITEMS, observed.logins.sshd))
+        sshd = dict(zip(limit_files.ITEMS, observed.logins.sshd))
         if sshd and all(limit_text(sshd[item], item) == low.items[item] for item in low.items):
             fix = "journalctl -t sshd tells why pam_limits sets none; or restart sshd"
             return replace(low, cause="these are sshd's own", fix=fix)
@@ -231,25 +233,20 @@ def _with_fix(opener: str, low: LowLimits, observed: Proved) -> LowLimits:
     return replace(low, fix=f"compare {files}" if files else "compare the files of pam.d")
 
 
-@check(
-    "proof.limits",
-    loses_job("deploy", "configure"),
-    proof="limits",
-    settings=(*CORE_SETTINGS, "limit_memlock", "limit_nofile", "waivers"),
-    fix=(
-        deploy("nodeready deploy INVENTORY --only limits"),
-        "remove the ulimit of ITEMS from the user's profile, or /etc/profile",
-        "remove the ulimit of ITEMS from the user's ~/.bashrc or ~/.ssh/rc, or /etc/bash.bashrc",
-        _conf_fix("FILE", "WHERE"),
-        "add `session required pam_limits.so` to FILE",
-        _USE_PAM_FIX,
-        "raise or remove the line WHERE",
-        _SLURMD_FIX,
-        _SUBMIT_FIX,
-        "compare FILES",
-        _RAISE_FIX,
-    ),
-)
+@check("proof.limits", loses_job("deploy", "configure"), proof="limits",
+       settings=(*CORE_SETTINGS, "limit_memlock", "limit_nofile", "waivers"), fix=(
+    deploy("nodeready deploy INVENTORY --only limits"),
+    "remove the ulimit of ITEMS from the user's profile, or /etc/profile",
+    "remove the ulimit of ITEMS from the user's ~/.bashrc or ~/.ssh/rc, or /etc/bash.bashrc",
+    _conf_fix("FILE", "WHERE"),
+    "add `session required pam_limits.so` to FILE",
+    _USE_PAM_FIX,
+    "raise or remove the line WHERE",
+    _SLURMD_FIX,
+    _SUBMIT_FIX,
+    "compare FILES",
+    _RAISE_FIX,
+))  # fmt: skip
 def limits(observed: Proved, policy: Policy) -> Result:
     """A new session of the job's user has the policy's limits, after PAM and after its profile.
 
@@ -262,8 +259,7 @@ def limits(observed: Proved, policy: Policy) -> Result:
     stack, nproc, rttime. The subject limits reports a limit that this node's kernel refuses;
     proof.core, unless waived, a core limit that cost a core. Neither is repeated here.
     """
-    check = "proof.limits"
-    first = observation(check, observed, "limits", SessionLimits)
+    first = observation(limits, observed, "limits", SessionLimits)
     if isinstance(first, Result):
         return first
     possible = _possible(first, policy)
@@ -275,7 +271,7 @@ def limits(observed: Proved, policy: Policy) -> Result:
     ):
         possible.pop("core", None)
     if not possible:
-        return na(check, "none of the policy's limits can be had here, or proof.core tells")
+        return limits.na("none of the policy's limits can be had here, or proof.core tells")
     expected = _items_text({item: item_text(limit, item) for item, limit in possible.items()})
     sessions = _limits_by_opener(observed)
     findings: dict[str, LowLimits] = {}
@@ -286,21 +282,20 @@ def limits(observed: Proved, policy: Policy) -> Result:
         if low:
             findings[opener] = low_limits(opener, low, has, possible, observed)
     if not findings:
-        doubt = next(_doubts(check, expected, sessions, possible, observed), None)
-        return doubt or ok(check, expected, _with_unproved(expected, observed))
+        doubt = next(_doubts(limits, expected, sessions, possible, observed), None)
+        return doubt or limits.ok(_with_unproved(expected, observed), expected=expected)
     logins = [opener for opener in sessions if opener not in ("srun", "slurmd")]
     if len(logins) > 1 and len([opener for opener in logins if opener in findings]) == 1:
         findings = {opener: _with_fix(opener, low, observed) for opener, low in findings.items()}
-    return _too_low(check, expected, sessions, findings)
+    return _too_low(limits, expected, sessions, findings)
 
 
 def _too_low(
-    check: str,
+    check: Check,
     expected: str,
     sessions: Mapping[str, SessionLimits],
     findings: Mapping[str, LowLimits],
 ) -> Result:
-    """The result where sessions have too low limits."""
     kinds: list[LowLimits] = []
     for low in findings.values():
         if low not in kinds:
@@ -320,8 +315,10 @@ def _too_low(
     actual = "; ".join(texts)
     first = next((low for low in kinds if low.fix), None)
     if first is None:
-        return fixable(check, expected, actual, "", "nodeready deploy INVENTORY --only limits")
-    return fail(check, expected, actual, first.source, first.fix)
+        return check.fixable(
+            actual, "", "nodeready deploy INVENTORY --only limits", expected=expected
+        )
+    return check.fail(actual, first.source, first.fix, expected=expected)
 
 
 #: The least of the limits that no policy names, in kernel units; -1: none may be set. as, data:
@@ -336,13 +333,12 @@ _LEAST = {
 
 
 def _doubts(
-    check: str,
+    check: Check,
     expected: str,
     sessions: Mapping[str, SessionLimits],
     possible: Mapping[str, int],
     observed: Proved,
 ) -> Iterator[Result]:
-    """What is wrong where all sessions have the policy's limits, the worst first."""
     # A limit that the policy does not name, and that ends a job.
     low: dict[str, list[str]] = {}
     for opener, has in sessions.items():
@@ -356,7 +352,7 @@ def _doubts(
             low.setdefault(words, []).append(opener)
     if low:
         actual = "; ".join(f"{words} by {_openers_text(names)}" for words, names in low.items())
-        yield fail(check, expected, f"too little for a job: {actual}", "", _RAISE_FIX)
+        yield check.fail(f"too little for a job: {actual}", "", _RAISE_FIX, expected=expected)
     # Sessions with different limits; one that the policy does not ask for may differ.
     logins = {opener: has for opener, has in sessions.items() if opener not in ("srun", "slurmd")}
     differing = [
@@ -370,16 +366,15 @@ def _doubts(
             for opener, has in logins.items()
         )
         fix = "compare /etc/pam.d/sshd and /etc/pam.d/su, and what the user's shells run"
-        yield warn(check, expected, actual, "", fix)
+        yield check.warn(actual, "", fix, expected=expected)
     # ssh's sessions have other limits, and no key of the user's opens one.
     other, source = _conf_option(pam_service(observed, "ssh"))
     if other and "ssh" not in sessions and other != _conf_option(pam_service(observed, "su"))[0]:
         actual = f"not seen by ssh, where pam_limits reads {other}"
-        yield warn(check, expected, actual, source, _conf_fix(other, source))
+        yield check.warn(actual, source, _conf_fix(other, source), expected=expected)
 
 
 def _with_unproved(expected: str, observed: Proved) -> str:
-    """The expected limits, and the sessions that could not be opened."""
     texts = [expected]
     for opener, session in (("ssh", observed.ssh), ("srun", observed.step)):
         if isinstance(session, facts.SessionProof) and session.error:

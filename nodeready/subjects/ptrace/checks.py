@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, Subject, check, fail, fixable, held, na, ok
+from nodeready.core.result import Result, Subject, check
 from nodeready.core.severity import hides_cause
 from nodeready.core.sysctl import contradicted, sets
 from nodeready.subjects.ptrace.facts import KEY, PROBE, Ptrace
@@ -16,18 +16,12 @@ def _scope_files(observed: Ptrace, policy: Policy) -> tuple[str, ...]:
     return () if is_right else ("/etc/sysctl.d/*nodeready-ptrace.conf",)
 
 
-@check(
-    "ptrace.scope",
-    hides_cause("deploy", "configure", "reboot"),
-    settings=("ptrace_scope",),
-    fixed_by="ptrace.scope",
-    fix=(
-        "remove the line SOURCE, then nodeready deploy INVENTORY --only ptrace",
-        "systemctl unmask systemd-sysctl.service, then nodeready deploy INVENTORY --only ptrace",
-        "reboot the node",
-    ),
-    writes=_scope_files,
-)
+@check("ptrace.scope", hides_cause("deploy", "configure", "reboot"), settings=("ptrace_scope",),
+       fixed_by="ptrace.scope", writes=_scope_files, fix=(
+    "remove the line SOURCE, then nodeready deploy INVENTORY --only ptrace",
+    "systemctl unmask systemd-sysctl.service, then nodeready deploy INVENTORY --only ptrace",
+    "reboot the node",
+))  # fmt: skip
 def scope(observed: Ptrace, policy: Policy) -> Result:
     """Yama's ptrace_scope, live and at the next boot, is the policy's.
 
@@ -35,64 +29,51 @@ def scope(observed: Ptrace, policy: Policy) -> Result:
     CAP_SYS_PTRACE. Scope 3 forbids attaching to all users, and cannot be lowered before a reboot
     (Documentation/admin-guide/LSM/Yama.rst). A kernel without Yama has the classic rules.
     """
-    check, expected = "ptrace.scope", str(policy.ptrace_scope)
+    expected = str(policy.ptrace_scope)
     if observed.live is None:
-        return na(check, "no Yama in this kernel: the classic rules apply")
-    winner = observed.boot.winner
-    source = winner.source if winner else ""
-    actual = f"{observed.live}, next boot {winner.shown if winner else 'unset'}"
+        return scope.na("no Yama in this kernel: the classic rules apply")
+    winner, source = observed.boot.winner, observed.boot.source
+    actual = observed.boot.text(observed.live)
     is_boot_wrong = winner is None or not sets(winner.value, expected)
     is_live_wrong = observed.live not in (policy.ptrace_scope, 3)
     if is_boot_wrong and observed.boot.remedy:
         # The next boot would lose a value that is only live.
-        return held(check, expected, actual, source, observed.boot.remedy)
+        return scope.held(actual, source, observed.boot.remedy, expected=expected)
     if is_boot_wrong or is_live_wrong:
-        return fixable(check, expected, actual, source)
+        return scope.fixable(actual, source, expected=expected)
     if observed.live == 3:
         actual = f"{actual}: reboot needed"
-        return fail(check, expected, actual, source, "reboot the node", actions=("reboot",))
-    return ok(check, expected, str(observed.live), source)
+        return scope.fail(
+            actual, source, "reboot the node", actions=("reboot",), expected=expected
+        )
+    return scope.ok(str(observed.live), source, expected=expected)
 
 
-@check(
-    "ptrace.sysctl_conf",
-    hides_cause("configure"),
-    settings=("ptrace_scope",),
-    fix=("remove the line WHERE",),
-)
+@check("ptrace.sysctl_conf", hides_cause("configure"), settings=("ptrace_scope",),
+       fix="remove the line WHERE")  # fmt: skip
 def sysctl_conf(observed: Ptrace, policy: Policy) -> Result:
     """No line of /etc/sysctl.conf contradicts the policy.
 
     ``sysctl --system``, run by hand or by a package's script, reads that file after all others,
     and would set the line's value until the next boot.
     """
-    check = "ptrace.sysctl_conf"
     if observed.live is None:
-        return na(check, "no Yama in this kernel: the classic rules apply")
-    return contradicted(check, KEY, observed.boot, str(policy.ptrace_scope))
+        return sysctl_conf.na("no Yama in this kernel: the classic rules apply")
+    return contradicted(sysctl_conf, KEY, observed.boot, str(policy.ptrace_scope))
 
 
-@check(
-    "ptrace.selinux",
-    hides_cause("deploy"),
-    fixed_by="ptrace.selinux",
-    writes=lambda observed, policy: (),
-)
+@check("ptrace.selinux", hides_cause("deploy"), fixed_by="ptrace.selinux",
+       writes=lambda observed, policy: (), expects="off")  # fmt: skip
 def selinux(observed: Ptrace, policy: Policy) -> Result:
     """SELinux's deny_ptrace is off where SELinux enforces: it stops even root's debugger."""
-    check = "ptrace.selinux"
     if observed.deny_ptrace is None:
-        return na(check, "no SELinux deny_ptrace on this node")
+        return selinux.na("no SELinux deny_ptrace on this node")
     if observed.deny_ptrace:
-        return fixable(check, "off", "on", "/sys/fs/selinux/booleans/deny_ptrace")
-    return ok(check, "off")
+        return selinux.fixable("on", "/sys/fs/selinux/booleans/deny_ptrace")
+    return selinux.ok()
 
 
 SUBJECT = Subject(
-    "ptrace",
-    __doc__,
-    checks=(scope, sysctl_conf, selinux),
-    probe=PROBE,
-    files=("/etc/sysctl.d/*nodeready*.conf",),
-    kinds=FactKinds(volatile="where last_name"),
-)
+    "ptrace", __doc__, checks=(scope, sysctl_conf, selinux), probe=PROBE,
+    files=("/etc/sysctl.d/*nodeready*.conf",), kinds=FactKinds(volatile="where last_name"),
+)  # fmt: skip

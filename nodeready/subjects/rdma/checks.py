@@ -13,7 +13,7 @@ from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.fleet import FleetFacts
 from nodeready.core.policy import Policy
 from nodeready.core.policy.fields import rows
-from nodeready.core.result import Result, Subject, by_value, check, join_first
+from nodeready.core.result import Result, Subject, by_value, check, join_first, join_names
 from nodeready.core.severity import LINK_ERRORS, drifts, loses_job, slows_job
 from nodeready.core.shell import quote
 from nodeready.subjects.rdma.device import PMA_COUNTERS, PcieLink, RdmaDevice, RdmaPort
@@ -142,14 +142,9 @@ _CABLE = "check the cable and the transceiver, and the switch port's own counter
 _CLEAR = "reset the counters with perfquery -R, then look"
 
 
-@check(
-    "rdma.errors",
-    loses_job("monitor", "inspect", "reseat", "replace", source=LINK_ERRORS),
-    settings=("rdma_ports",),
-    fleet=("counters",),
-    fix=(_CABLE, _CLEAR),
-    expects="no new errors",
-)
+@check("rdma.errors", loses_job("monitor", "inspect", "reseat", "replace", source=LINK_ERRORS),
+       settings=("rdma_ports",), fleet=("counters",), expects="no new errors",
+       fix=(_CABLE, _CLEAR))  # fmt: skip
 def errors(observed: Rdma, policy: Policy, fleet: FleetFacts) -> Result:
     """Since the last audit no link went down and no counter of fatal errors grew.
 
@@ -192,11 +187,11 @@ def errors(observed: Rdma, policy: Policy, fleet: FleetFacts) -> Result:
     if grown:
         return errors.fail(f"in {span}: {join_first(grown)}", first or "", _CABLE)
     if unread:
-        return errors.unknown(f"cannot be read: {join_first(unread, ', ')}")
+        return errors.unknown(f"cannot be read: {join_names(unread)}")
     if flapping:
-        actual = f"full, so that no more shows: {join_first(flapping, ', ')}"
+        actual = f"full, so that no more shows: {join_names(flapping)}"
         return errors.warn(actual, "", _CLEAR)
-    silent = f" (full before: {join_first(full, ', ')})" if full else ""
+    silent = f" (full before: {join_names(full)})" if full else ""
     return errors.ok(f"none in {span}{silent}")
 
 
@@ -206,12 +201,9 @@ _NONE = "no RDMA device"
 _UNUSED = "no RDMA port is in use: all are switched off"
 
 
-@check(
-    "rdma.expected",
-    loses_job("inspect", "reboot", "reseat", "replace", source=LINK_ERRORS),
-    settings=("rdma_ports",),
-    fix="look for the adapter in lspci and for its driver in dmesg",
-)
+@check("rdma.expected", loses_job("inspect", "reboot", "reseat", "replace", source=LINK_ERRORS),
+       settings=("rdma_ports",),
+       fix="look for the adapter in lspci and for its driver in dmesg")  # fmt: skip
 def expected(observed: Rdma, policy: Policy) -> Result:
     """Every port of the policy's rdma_ports is there.
 
@@ -223,8 +215,8 @@ def expected(observed: Rdma, policy: Policy) -> Result:
         return expected.na("the policy names no rdma_ports")
     missing = [name for name in named if name not in observed.ports]
     if missing:
-        present = join_first(observed.ports, ", ") or "no RDMA port"
-        actual = f"missing: {join_first(missing, ', ')} (there: {present})"
+        present = join_names(observed.ports) or "no RDMA port"
+        actual = f"missing: {join_names(missing)} (there: {present})"
         return expected.fail(actual, "/sys/class/infiniband", expected=f"{len(named)} ports")
     return expected.ok(expected=f"{len(named)} ports")
 
@@ -233,12 +225,8 @@ _LOAD, _OPEN = "load the adapter's driver, see dmesg", "modprobe ib_uverbs"
 _NAME = "give it a GUID: mlxconfig, or the hypervisor (ip link set … vf N node_guid)"
 
 
-@check(
-    "rdma.devices",
-    loses_job("configure", "reload_driver"),
-    fix=(_LOAD, _OPEN, _NAME),
-    expects="an open RDMA device per adapter",
-)
+@check("rdma.devices", loses_job("configure", "reload_driver"),
+       expects="an open RDMA device per adapter", fix=(_LOAD, _OPEN, _NAME))  # fmt: skip
 def devices(observed: Rdma, policy: Policy) -> Result:
     """Every adapter has an RDMA device, and programs can open each device.
 
@@ -350,7 +338,7 @@ def state(observed: Rdma, policy: Policy) -> Result:
     }
     if faulty:
         port = judged_ports[next(iter(faulty))][1]
-        fix = f"check the cable and the switch port of {join_first(faulty, ', ')}"
+        fix = f"check the cable and the switch port of {join_names(faulty)}"
         if all("subnet manager" in text for text in faulty.values()):
             fix = _SUBNET_MANAGER
         return state.fail(join_first(faulty.values()), source(port, "state"), fix)
@@ -359,7 +347,7 @@ def state(observed: Rdma, policy: Policy) -> Result:
     spare = {} if policy.rdma_ports else _disabled_ports(observed)
     if spare:
         words = join_first(f"{name}: {port.state}, Disabled" for name, (_, port) in spare.items())
-        fix = f"plug or enable {join_first(spare, ', ')}, or name the ports in use in rdma_ports"
+        fix = f"plug or enable {join_names(spare)}, or name the ports in use in rdma_ports"
         path = source(next(iter(spare.values()))[1], "phys_state")
         return state.warn(words, path, fix, expected="ACTIVE, as the others of its board")
     return state.ok(f"{len(judged_ports)} ports ACTIVE, LinkUp")
@@ -397,12 +385,8 @@ def _peer_rates(ports: Ports) -> tuple[dict[str, object], list[str]]:
     return expectation, boardless
 
 
-@check(
-    "rdma.rate",
-    slows_job("reseat", "replace", source=LINK_ERRORS),
-    settings=("rdma_ports",),
-    fix="reseat or replace the cable of WRONG, or retrain the link",
-)
+@check("rdma.rate", slows_job("reseat", "replace", source=LINK_ERRORS), settings=("rdma_ports",),
+       fix="reseat or replace the cable of WRONG, or retrain the link")  # fmt: skip
 def rate(observed: Rdma, policy: Policy) -> Result:
     """Every port has the policy's rate_gbps; without one, the rate of the fastest equal port.
 
@@ -431,13 +415,13 @@ def rate(observed: Rdma, policy: Policy) -> Result:
     deviating = {name: used[name][1].rate_text for name in slow if name not in unread}
     if deviating:
         first = used[next(iter(deviating))][1]
-        fix = f"reseat or replace the cable of {join_first(deviating, ', ')}, or retrain the link"
+        fix = f"reseat or replace the cable of {join_names(deviating)}, or retrain the link"
         path = source(first, "rate")
         return rate.fail(by_value(deviating), path, fix, expected=expects)
     if unread:
-        return rate.unknown(f"no rate of {join_first(unread, ', ')}")
+        return rate.unknown(f"no rate of {join_names(unread)}")
     if boardless:
-        named = join_first(boardless, ", ")
+        named = join_names(boardless)
         return rate.unknown(f"the model or board of {named} cannot be read: no rate to compare")
     return rate.ok(expected=expects)
 
@@ -457,23 +441,8 @@ def _bandwidth(lanes: int, speed: float) -> float:
 
 
 def _usable_lanes(link: PcieLink) -> int:
-    """The lanes that the link uses now, or as soon as it has data."""
     may_narrow = (link.speed or 0.0) >= _LANES_ON_DEMAND
     return link.lanes if may_narrow else link.width or 0
-
-
-def _linked(observed: Rdma, policy: Policy) -> dict[str, RdmaDevice]:
-    """The devices in use whose PCIe link the kernel shows.
-
-    Amazon's hypervisor writes the registers of EFA, which describe no slot.
-    """
-    return {
-        device.name: device
-        for device, _ in configured(observed, policy).values()
-        if device.pcie is not None
-        and device.kind not in ("software", "efa")
-        and not device.virtual
-    }
 
 
 def _slot_problem(observed: Rdma, device: RdmaDevice, link: PcieLink) -> str:
@@ -503,13 +472,11 @@ def _slot_problem(observed: Rdma, device: RdmaDevice, link: PcieLink) -> str:
 _FASTER_SLOT = "set the slot's link speed in the BIOS to Auto, or move the card to a faster slot"
 
 
-@check(
-    "rdma.pcie",
-    slows_job("configure", "reseat", "replace", source=LINK_ERRORS),
-    settings=("rdma_ports",),
-    fix=("reseat the card of DEVICE at ADDRESS, then look with lspci -vv (LnkSta)", _FASTER_SLOT),
-    expects="the lanes and the speed of card and slot",
-)
+@check("rdma.pcie", slows_job("configure", "reseat", "replace", source=LINK_ERRORS),
+       settings=("rdma_ports",), expects="the lanes and the speed of card and slot", fix=(
+    "reseat the card of DEVICE at ADDRESS, then look with lspci -vv (LnkSta)",
+    _FASTER_SLOT,
+))  # fmt: skip
 def pcie(observed: Rdma, policy: Policy) -> Result:
     """The PCIe link of each adapter has all lanes and the full speed of card and slot.
 
@@ -521,7 +488,14 @@ def pcie(observed: Rdma, policy: Policy) -> Result:
     """
     if not adapter_ports(observed):
         return pcie.na(_NONE)
-    devices = _linked(observed, policy)
+    # Amazon's hypervisor writes the registers of EFA, which describe no slot.
+    devices = {
+        device.name: device
+        for device, _ in configured(observed, policy).values()
+        if device.pcie is not None
+        and device.kind not in ("software", "efa")
+        and not device.virtual
+    }
     links = {name: device.pcie for name, device in devices.items() if device.pcie is not None}
     readable = {name: link for name, link in links.items() if link.is_readable}
     broken: dict[str, str] = {}
@@ -568,12 +542,8 @@ def pcie(observed: Rdma, policy: Policy) -> Result:
 _PORT_TYPE = "set the adapter's port type"
 
 
-@check(
-    "rdma.link_layer",
-    loses_job("configure", "reboot"),
-    settings=("rdma_ports",),
-    fix=("FIX, then reboot", _PORT_TYPE),
-)
+@check("rdma.link_layer", loses_job("configure", "reboot"), settings=("rdma_ports",),
+       fix=("FIX, then reboot", _PORT_TYPE))  # fmt: skip
 def link_layer(observed: Rdma, policy: Policy) -> Result:
     """Every port has the policy's link layer: a reset may change an adapter that supports both.
 
@@ -597,19 +567,15 @@ def link_layer(observed: Rdma, policy: Policy) -> Result:
         fix = fix if device.kind == "mlx5" else _PORT_TYPE
         return link_layer.fail(by_value(deviating), path, fix, expected=expects)
     if unread := [name for name, layer in layers.items() if not layer]:
-        return link_layer.unknown(f"no link layer of {join_first(unread, ', ')}")
+        return link_layer.unknown(f"no link layer of {join_names(unread)}")
     return link_layer.ok(expected=expects)
 
 
 _FLASH_ALL = "flash all to one version"
 
 
-@check(
-    "rdma.firmware",
-    drifts("install"),
-    settings=("rdma_ports",),
-    fix=(_FLASH_ALL, "flash the adapters of WRONG"),
-)
+@check("rdma.firmware", drifts("install"), settings=("rdma_ports",),
+       fix=(_FLASH_ALL, "flash the adapters of WRONG"))  # fmt: skip
 def firmware(observed: Rdma, policy: Policy) -> Result:
     """The firmware is the policy's; without one, equal on all boards of the same kind.
 
@@ -627,11 +593,11 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
         expects = by_value({name: policy_values[name] for name in present})
         if deviating:
             source_path = path.format(next(iter(deviating)).partition("/")[0])
-            fix = f"flash the adapters of {join_first(deviating, ', ')}"
+            fix = f"flash the adapters of {join_names(deviating)}"
             return firmware.fail(by_value(deviating), source_path, fix, expected=expects)
         unread = [name for name, text in present.items() if not text]
         if unread:
-            return firmware.unknown(f"no firmware version of {join_first(unread, ', ')}")
+            return firmware.unknown(f"no firmware version of {join_names(unread)}")
         if not present:
             return firmware.na("none of the policy's ports is there")
         return firmware.ok(expected=expects)
@@ -653,7 +619,7 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
         return firmware.warn(text, source_path, _FLASH_ALL, expected=equal)
     unread = [name for board in boards for name, text in board.items() if not text]
     if unread:
-        return firmware.unknown(f"no firmware version of {join_first(unread, ', ')}")
+        return firmware.unknown(f"no firmware version of {join_names(unread)}")
     texts = by_value({name: text for board in readable for name, text in board.items()})
     return firmware.ok(texts, expected=equal)
 
@@ -662,13 +628,8 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
 _LAYERS = ("InfiniBand", "Ethernet")
 
 
-@check(
-    "rdma.gids",
-    loses_job("configure"),
-    settings=("rdma_ports",),
-    fix="give its interface an address, and see cma_roce_mode",
-    expects="a RoCE v2 GID",
-)
+@check("rdma.gids", loses_job("configure"), settings=("rdma_ports",), expects="a RoCE v2 GID",
+       fix="give its interface an address, and see cma_roce_mode")  # fmt: skip
 def gids(observed: Rdma, policy: Policy) -> Result:
     """Every active RoCE port has a RoCE v2 GID: v1 is not routed, and NCCL and MPI use v2.
 
@@ -688,7 +649,7 @@ def gids(observed: Rdma, policy: Policy) -> Result:
         if port.link_layer not in _LAYERS and device.kind not in ("efa", "cxi")
     ]
     if layerless:
-        return gids.unknown(f"no link layer of {join_first(layerless, ', ')}")
+        return gids.unknown(f"no link layer of {join_names(layerless)}")
     if not roce:
         return gids.na("no active RoCE port")
     without = [n for n, port in roce.items() if all(g.type != "RoCE v2" for g in port.gids)]
@@ -698,19 +659,18 @@ def gids(observed: Rdma, policy: Policy) -> Result:
         kinds = {n: ", ".join({g.type: 0 for g in roce[n].gids}) or "no GID" for n in without_v2}
         return gids.fail(by_value(kinds), source(roce[without_v2[0]], "gid_attrs/types"))
     if untyped:
-        return gids.unknown(f"no type of the GIDs of {join_first(untyped, ', ')}")
+        return gids.unknown(f"no type of the GIDs of {join_names(untyped)}")
     return gids.ok(f"{len(roce)} ports with a RoCE v2 GID")
 
 
+_ELEMENTS = {
+    "devices": "", "devices.netdevs": "name", "devices.ports": "port",
+    "devices.ports.gids": "index", "without": "pci_address",
+}  # fmt: skip
 SUBJECT = Subject(
-    "rdma",
-    __doc__,
-    checks=(expected, devices, state, rate, pcie, link_layer, firmware, gids, errors),
-    probe=PROBE,
-    compared=compared,
-    derived=derived,
-    learned=learned,
-    counters=counters,
+    "rdma", __doc__,
+    checks=(expected, devices, state, rate, pcie, link_layer, firmware, gids, errors), probe=PROBE,
+    compared=compared, derived=derived, learned=learned, counters=counters,
     kinds=FactKinds(
         volatile="before",
         counters="devices.ports.counters",
@@ -720,12 +680,6 @@ SUBJECT = Subject(
         """,
         versions="firmware",
         unique="node_guid image_guid node_desc lid gids",
-        elements={
-            "devices": "",
-            "devices.netdevs": "name",
-            "devices.ports": "port",
-            "devices.ports.gids": "index",
-            "without": "pci_address",
-        },
+        elements=_ELEMENTS,
     ),
-)
+)  # fmt: skip

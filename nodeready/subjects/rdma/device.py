@@ -26,17 +26,10 @@ HW_COUNTERS = ("rnr_nak_retry_err",)
 # Driver of the PCI function -> kind of the RDMA device: the name of the RDMA driver, where the
 # RDMA driver uses the adapter's Ethernet driver.
 _KINDS = {
-    "mlx5_core": "mlx5",
-    "mlx4_core": "mlx4",
-    "bnxt_en": "bnxt_re",
-    "ice": "irdma",
-    "i40e": "irdma",
-    "idpf": "irdma",
-    "hns3": "hns",
-    "qede": "qedr",
-    "cxgb4": "iw_cxgb4",
+    "mlx5_core": "mlx5", "mlx4_core": "mlx4", "bnxt_en": "bnxt_re", "ice": "irdma",
+    "i40e": "irdma", "idpf": "irdma", "hns3": "hns", "qede": "qedr", "cxgb4": "iw_cxgb4",
     "cxi_ss1": "cxi",
-}
+}  # fmt: skip
 
 #: Directory below a device's own (which is "") -> file -> its first line.
 Files = Mapping[str, Mapping[str, str]]

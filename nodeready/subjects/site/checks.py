@@ -12,7 +12,7 @@ from typing import Any
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
 from nodeready.core.policy.site_checks import SiteCheck
-from nodeready.core.result import PERSON, Check, Remedy, Result, Subject, fail, ok, unknown, warn
+from nodeready.core.result import PERSON, Check, Remedy, Result, Subject
 from nodeready.core.severity import drifts, loses_job
 from nodeready.subjects.site.facts import PROBE, Site, SiteOutput
 
@@ -30,26 +30,26 @@ class _TooSlow(Exception):
 
 def judge(check: SiteCheck, observed: Site) -> Result:
     """The result of one check."""
+    this, source = check_of(check), check.file or check.source
     output = observed.checks.get(check.name, SiteOutput(reason="was not made"))
     if output.missing:
-        return _bad(check, f"no such file: {check.file}")
+        return this.fail(f"no such file: {check.file}", source, status=check.severity)
     if output.reason:
-        return unknown(check.id, output.reason)
+        return this.unknown(output.reason)
     try:
         is_good = _is_good(check, output)
     except _TooSlow:
-        return unknown(check.id, f"matches takes more than {_MATCH_S} s of CPU on its output")
+        return this.unknown(f"matches takes more than {_MATCH_S} s of CPU on its output")
     except ValueError as problem:
-        return unknown(check.id, str(problem))
+        return this.unknown(str(problem))
     if not is_good:
-        return _bad(check, _actual(check, output))
+        return this.fail(_actual(check, output), source, status=check.severity)
     if output.status and check.comparator != "status":
-        return unknown(
-            check.id,
+        return this.unknown(
             f"prints what it should, but exit status {output.status}: "
             f"{output.error or 'no message'}",
         )
-    return ok(check.id, _expected(check), _actual(check, output), _source(check))
+    return this.ok(_actual(check, output), source)
 
 
 def _is_good(check: SiteCheck, output: SiteOutput) -> bool:
@@ -90,11 +90,6 @@ def _limited() -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, previous)
 
 
-def _bad(check: SiteCheck, actual: str) -> Result:
-    make = fail if check.severity == "fail" else warn
-    return make(check.id, _expected(check), actual, _source(check), check.fix)
-
-
 def comparison(check: SiteCheck) -> str:
     """What the output has to be, in words."""
     if check.comparator == "status":
@@ -123,14 +118,9 @@ def _actual(check: SiteCheck, output: SiteOutput) -> str:
 
 
 def _shortened(text: str) -> str:
-    """The first line of a text, and how many follow."""
     first, *further = text.splitlines() or [""]
     first = first if len(first) <= _SHOWN else f"{first[:_SHOWN]}..."
     return f"{first} (and {len(further)} more lines)" if further else first
-
-
-def _source(check: SiteCheck) -> str:
-    return check.file or check.source
 
 
 @lru_cache(maxsize=4096)
@@ -142,11 +132,12 @@ def check_of(check: SiteCheck) -> Check:
 
     remedies = (Remedy(PERSON, check.fix),) if check.fix else ()
     cost = loses_job("configure") if check.severity == "fail" else drifts("configure")
-    return Check(check.id, cost, _meaning(check), (), "", remedies, judged)
+    return Check(
+        check.id, cost, _meaning(check), (), "", remedies, judged, expects=_expected(check)
+    )
 
 
 def _meaning(check: SiteCheck) -> str:
-    """The page of the check, from its declaration."""
     reason = check.reason or "A check of the site's own"
     reason = reason[:1].upper() + reason[1:]
     if check.file:
@@ -162,18 +153,11 @@ def _meaning(check: SiteCheck) -> str:
     )
 
 
-def _policy_checks(policy: Policy) -> tuple[Check, ...]:
-    return tuple(map(check_of, policy.site_checks))
-
-
 SUBJECT = Subject(
-    "site",
-    __doc__,
-    (),
-    probe=PROBE,
-    policy_checks=_policy_checks,
+    "site", __doc__, (), probe=PROBE,
+    policy_checks=lambda policy: tuple(map(check_of, policy.site_checks)),
     kinds=FactKinds(
         # A site's command may print anything, also the time: its result is compared.
         volatile="checks",
     ),
-)
+)  # fmt: skip

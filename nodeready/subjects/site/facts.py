@@ -161,16 +161,7 @@ def _json_value(text: str, steps: tuple[str | int, ...]) -> str:
     return value.strip() if isinstance(value, str) else json.dumps(value)
 
 
-PROBE = Probe(
-    "site",
-    (
-        Section(
-            "site",
-            lambda policy: _script(policy.site_checks),
-            timeout_s=TOTAL_S,
-            cap_bytes=MAX_BYTES,
-            parallel=True,
-        ),
-    ),
-    _parse,
+SECTION = Section(
+    *("site", lambda policy: _script(policy.site_checks), TOTAL_S, MAX_BYTES), parallel=True
 )
+PROBE = Probe("site", (SECTION,), _parse)

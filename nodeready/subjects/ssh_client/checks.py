@@ -10,21 +10,12 @@ from nodeready.core import managed_block
 from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.fleet import FleetFacts
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, Subject, check, fail, fixable, na, ok, warn
+from nodeready.core.result import Check, Result, Subject, check
 from nodeready.core.severity import drifts, loses_job
 from nodeready.core.shell import quote
 from nodeready.subjects.access import UNLOADED, UnusableProgram, chmod_mends, unusable_program
-from nodeready.subjects.ssh_client.config import DROPIN, MAIN, VENDOR, directive, winner
-from nodeready.subjects.ssh_client.facts import (
-    KNOWN_HOSTS,
-    PROBE,
-    SSH,
-    EffectiveOptions,
-    SshClient,
-    block_digest,
-    samples,
-)
-from nodeready.subjects.ssh_client.identity import fingerprint, known_as
+from nodeready.subjects.ssh_client import config, facts, identity
+from nodeready.subjects.ssh_client.facts import EffectiveOptions, SshClient
 from nodeready.subjects.ssh_client.login_failures import AT_LINE, OF_FILE
 
 STRICT = "stricthostkeychecking"
@@ -36,12 +27,8 @@ ACCEPT_NEW = (7, 6)
 SHRINK = 0.9
 
 _MODE = ("ssh_client_mode",)
-_SHORTEN_FIX = f"shorten {KNOWN_HOSTS}"
+_SHORTEN_FIX = f"shorten {facts.KNOWN_HOSTS}"
 _PART_FIX = "deploy to all nodes at once, or remove the block by hand"
-_HOST_KEY_FIX = (
-    "find out who answers at the node's address; sshd's keys are those that HostKey in "
-    "sshd_config(5) names"
-)
 _INSTALL_FIX = "install openssh-client (Debian, Ubuntu) or openssh-clients (RHEL, SLES)"
 _MODE_FIX = "choose another ssh_client_mode for this node"
 _PATTERN_FIX = "add a pattern without '!'"
@@ -78,7 +65,7 @@ def fleet_block(lines: tuple[str, ...]) -> FleetBlock:
         names, _, key = line.partition(" ")
         for name in names.split(","):
             keys.setdefault(name, set()).add(key)
-    block = FleetBlock(inner, frozenset(lines), keys, block_digest(inner))
+    block = FleetBlock(inner, frozenset(lines), keys, facts.block_digest(inner))
     _blocks.append((lines, block))
     # A run has a handful of groups with different lines.
     del _blocks[:-8]
@@ -90,19 +77,14 @@ def expected_lines(policy: Policy, fleet: FleetFacts) -> tuple[str, ...]:
     return policy.ssh_known_hosts if fleet.known_hosts is None else fleet.known_hosts
 
 
-@check(
-    "ssh_client.known_hosts",
-    loses_job("deploy", "configure"),
-    settings=("ssh_client_mode", "ssh_known_hosts"),
-    fleet=("known_hosts",),
-    fixed_by="ssh_client.known_hosts",
-    fix=(
-        _SHORTEN_FIX,
-        _PART_FIX,
-        "let users read PATH",
-        "remove the line SOURCE, or give the host a new key",
-    ),
-)
+@check("ssh_client.known_hosts", loses_job("deploy", "configure"),
+       settings=("ssh_client_mode", "ssh_known_hosts"), fleet=("known_hosts",),
+       fixed_by="ssh_client.known_hosts", fix=(
+    _SHORTEN_FIX,
+    _PART_FIX,
+    "let users read PATH",
+    "remove the line SOURCE, or give the host a new key",
+))  # fmt: skip
 def known_hosts(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     """The node knows the host keys of all nodes, by their names and addresses.
 
@@ -116,19 +98,18 @@ def known_hosts(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Resul
     result = _block(observed, policy, lines)
     if result.status == "na" or (result.status == "fail" and not result.fixable):
         return result
-    check = result.check
-    barrier = observed.access.barrier(KNOWN_HOSTS)
+    barrier = observed.access.barrier(facts.KNOWN_HOSTS)
     if barrier is not None:
-        if barrier.path == KNOWN_HOSTS or chmod_mends(barrier, KNOWN_HOSTS):
-            return fixable(check, result.expected, barrier.words, barrier.path)
+        if barrier.path == facts.KNOWN_HOSTS or chmod_mends(barrier, facts.KNOWN_HOSTS):
+            return known_hosts.fixable(barrier.words, barrier.path, expected=result.expected)
         fix = f"let users read {barrier.path}"
-        return fail(check, result.expected, barrier.words, barrier.path, fix)
+        return known_hosts.fail(barrier.words, barrier.path, fix, expected=result.expected)
     if result.status != "ok":
         return result
-    inode = observed.access.inodes.get(KNOWN_HOSTS)
+    inode = observed.access.inodes.get(facts.KNOWN_HOSTS)
     if inode is not None and (inode.uid or inode.mode & 0o022):
         actual = f"others can change it (uid {inode.uid}, mode {inode.mode & 0o7777:o})"
-        return fixable(check, result.expected, actual, KNOWN_HOSTS)
+        return known_hosts.fixable(actual, facts.KNOWN_HOSTS, expected=result.expected)
     return _revoked(observed, fleet_block(lines)) or result
 
 
@@ -141,32 +122,35 @@ def _revoked(observed: SshClient, block: FleetBlock) -> Result | None:
         if len(words) < 4 or words[0] != "@revoked":
             continue
         name = keys.get(f"{words[2]} {words[3]}", "")
-        if not name or not known_as(words[1], name):
+        if not name or not identity.known_as(words[1], name):
             continue
         # Of a large file, our block is not among the lines.
-        source = f"{KNOWN_HOSTS}:{number}" if observed.known_hosts.sent else KNOWN_HOSTS
+        source = (
+            f"{facts.KNOWN_HOSTS}:{number}" if observed.known_hosts.sent else facts.KNOWN_HOSTS
+        )
         actual = f"a line revokes the {words[2]} key of {name}"
         fix = f"remove the line {source}, or give the host a new key"
         expected = f"the fleet's {len(block.lines)} host keys"
-        return fail("ssh_client.known_hosts", expected, actual, source, fix)
+        return known_hosts.fail(actual, source, fix, expected=expected)
     return None
 
 
 def _block(observed: SshClient, policy: Policy, lines: tuple[str, ...]) -> Result:
-    """Judge our block alone, which shall have these lines."""
-    check, file = "ssh_client.known_hosts", observed.known_hosts
+    file = observed.known_hosts
     if policy.ssh_client_mode != "known_hosts":
-        return na(check, f"ssh_client_mode is {policy.ssh_client_mode}")
+        return known_hosts.na(f"ssh_client_mode is {policy.ssh_client_mode}")
     if not lines:
-        return na(check, "no host keys were gathered")
+        return known_hosts.na("no host keys were gathered")
     block = fleet_block(lines)
     expected = f"the fleet's {len(block.lines)} host keys"
     if file.digest == block.digest:
-        return ok(check, expected)
+        return known_hosts.ok(expected=expected)
     if not file.sent:
         return _unsent(observed, block, expected)
     if file.lines is None:
-        return fixable(check, expected, "no block" if file.content else "no file", KNOWN_HOSTS)
+        return known_hosts.fixable(
+            "no block" if file.content else "no file", facts.KNOWN_HOSTS, expected=expected
+        )
     held = {line for line in file.lines if not line.startswith("#")}
     surplus = held - block.lines
     # No name of such a line is one of the fleet's.
@@ -176,68 +160,65 @@ def _block(observed: SshClient, policy: Policy, lines: tuple[str, ...]) -> Resul
     if strange > len(held) - strange:
         # The inventory seems to be a part of the fleet: the keys of the other nodes would be lost.
         actual = f"{strange} of its {len(held)} lines are about hosts outside this inventory"
-        return warn(check, expected, actual, KNOWN_HOSTS, _PART_FIX)
+        return known_hosts.warn(actual, facts.KNOWN_HOSTS, _PART_FIX, expected=expected)
     missing = sum(not line.startswith("#") for line in block.lines.difference(file.lines))
     if missing or surplus:
         actual = f"{missing} missing, {len(surplus)} unexpected"
-        return fixable(check, expected, actual, KNOWN_HOSTS)
-    return ok(check, expected)
+        return known_hosts.fixable(actual, facts.KNOWN_HOSTS, expected=expected)
+    return known_hosts.ok(expected=expected)
 
 
-@check(
-    "ssh_client.host_key",
-    loses_job("inspect", "configure"),
-    settings=_MODE,
-    fleet=("host_key",),
-    fix=(_HOST_KEY_FIX,),
-)
+@check("ssh_client.host_key", loses_job("inspect", "configure"), settings=_MODE,
+       fleet=("host_key",),
+       fix="find out who answers at the node's address; sshd's keys are those that HostKey in "
+           "sshd_config(5) names")  # fmt: skip
 def host_key(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     """The node's own files have the host key with which its sshd answered this run.
 
     A node whose files have other keys is another node, or has another node's address: its keys
     are given to no node (RFC 4253, section 8: the key exchange proves its key, a file does not).
     """
-    check = "ssh_client.host_key"
     if policy.ssh_client_mode != "known_hosts":
-        return na(check, f"ssh_client_mode is {policy.ssh_client_mode}")
+        return host_key.na(f"ssh_client_mode is {policy.ssh_client_mode}")
     if not fleet.host_key:
-        return na(check, "this run did not connect by ssh")
+        return host_key.na("this run did not connect by ssh")
     if not observed.identity.keys:
-        return na(check, "the node shows no host key")
+        return host_key.na("the node shows no host key")
     kind = fleet.host_key.partition(" ")[0]
-    expected = f"{kind} {fingerprint(fleet.host_key)}"
+    expected = f"{kind} {identity.fingerprint(fleet.host_key)}"
     if fleet.host_key in observed.identity.keys:
-        return ok(check, expected)
+        return host_key.ok(expected=expected)
     keys = [key for key in observed.identity.keys if key.startswith(f"{kind} ")]
-    actual = f"{kind} {fingerprint(keys[0])}" if keys else f"no {kind} key"
-    return fail(check, expected, actual, "/etc/ssh/ssh_host_*_key.pub", _HOST_KEY_FIX)
+    actual = f"{kind} {identity.fingerprint(keys[0])}" if keys else f"no {kind} key"
+    return host_key.fail(actual, "/etc/ssh/ssh_host_*_key.pub", expected=expected)
 
 
 def _unsent(observed: SshClient, block: FleetBlock, expected: str) -> Result:
-    """Judge a file whose block is too large to be sent, by its digest and size."""
-    check, file = "ssh_client.known_hosts", observed.known_hosts
+    file = observed.known_hosts
     if not file.is_complete:
         actual = f"{file.size} bytes, too many of them outside our block"
-        return fail(check, expected, actual, KNOWN_HOSTS, _SHORTEN_FIX)
+        return known_hosts.fail(actual, facts.KNOWN_HOSTS, _SHORTEN_FIX, expected=expected)
     held = file.size - len(file.content or b"")
     if file.digest and len(block.inner) < SHRINK * held:
         actual = f"a block of {held} bytes; this run gathered {len(block.inner)}"
-        return warn(check, expected, actual, KNOWN_HOSTS, _PART_FIX)
-    return fixable(check, expected, "another block" if file.digest else "no block", KNOWN_HOSTS)
+        return known_hosts.warn(actual, facts.KNOWN_HOSTS, _PART_FIX, expected=expected)
+    return known_hosts.fixable(
+        "another block" if file.digest else "no block", facts.KNOWN_HOSTS, expected=expected
+    )
 
 
-@check("ssh_client.leftover", drifts("deploy"), settings=_MODE, fixed_by="ssh_client.leftover")
+@check("ssh_client.leftover", drifts("deploy"), settings=_MODE, fixed_by="ssh_client.leftover",
+       expects="no block of ours")  # fmt: skip
 def leftover(observed: SshClient, policy: Policy) -> Result:
     """Without the mode known_hosts, ssh_known_hosts has no block of nodeready.
 
     Nothing would update the block: a re-imaged node would be refused for ever.
     """
-    check = "ssh_client.leftover"
     if policy.ssh_client_mode == "known_hosts":
-        return na(check, "ssh_client_mode is known_hosts")
+        return leftover.na("ssh_client_mode is known_hosts")
     if observed.known_hosts.digest:
-        return fixable(check, "no block of ours", "one from mode known_hosts", KNOWN_HOSTS)
-    return ok(check, "no block of ours")
+        return leftover.fixable("one from mode known_hosts", facts.KNOWN_HOSTS)
+    return leftover.ok()
 
 
 def option_lines(policy: Policy) -> tuple[str, ...]:
@@ -247,7 +228,7 @@ def option_lines(policy: Policy) -> tuple[str, ...]:
         f"    StrictHostKeyChecking {_STRICT_SETTING[policy.ssh_client_mode]}",
     ]
     if policy.ssh_client_mode == "known_hosts":
-        lines.append(f"    GlobalKnownHostsFile {KNOWN_HOSTS} {KNOWN_HOSTS}2")
+        lines.append(f"    GlobalKnownHostsFile {facts.KNOWN_HOSTS} {facts.KNOWN_HOSTS}2")
     return tuple(lines)
 
 
@@ -262,7 +243,7 @@ def _wrong_option(answer: EffectiveOptions, policy: Policy) -> str:
     if value not in _STRICT_VALUES[policy.ssh_client_mode]:
         return f"{STRICT} {value}"
     files = answer.values.get(GLOBAL_FILE, "")
-    if policy.ssh_client_mode == "known_hosts" and KNOWN_HOSTS not in files.split():
+    if policy.ssh_client_mode == "known_hosts" and facts.KNOWN_HOSTS not in files.split():
         return f"{GLOBAL_FILE} {files}"
     return ""
 
@@ -281,8 +262,8 @@ def our_lines(observed: SshClient) -> OurLines:
         stripped = (text.rstrip() for text in texts)
         return tuple(text for text in stripped if text and not text.startswith("#"))
 
-    dropin = observed.files.get(DROPIN) if DROPIN in observed.config else None
-    inner = managed_block.find(observed.config.get(MAIN, b""))
+    dropin = observed.files.get(config.DROPIN) if config.DROPIN in observed.config else None
+    inner = managed_block.find(observed.config.get(config.MAIN, b""))
     text = "" if inner is None else inner.decode("utf-8", "surrogateescape")
     return OurLines(
         None if dropin is None else speaking([line.text for line in dropin]),
@@ -300,23 +281,18 @@ def _current(observed: SshClient, policy: Policy) -> bool:
     return our.dropin is None or our.dropin == lines
 
 
-@check(
-    "ssh_client.options",
-    loses_job("deploy", "configure"),
-    settings=("ssh_client_mode", "ssh_client_hosts", "ssh_known_hosts", "job_user"),
-    fleet=("known_hosts",),
-    fixed_by="ssh_client.options",
-    fix=(
-        _PATTERN_FIX,
-        _MODE_FIX,
-        "correct that line",
-        "chown root PATH; chmod 644 PATH",
-        "chmod a+r PATH",
-        "remove SOURCE",
-        "remove the line SOURCE",
-        "look at root's own ssh config",
-    ),
-)
+@check("ssh_client.options", loses_job("deploy", "configure"),
+       settings=("ssh_client_mode", "ssh_client_hosts", "ssh_known_hosts", "job_user"),
+       fleet=("known_hosts",), fixed_by="ssh_client.options", fix=(
+    _PATTERN_FIX,
+    _MODE_FIX,
+    "correct that line",
+    "chown root PATH; chmod 644 PATH",
+    "chmod a+r PATH",
+    "remove SOURCE",
+    "remove the line SOURCE",
+    "look at root's own ssh config",
+))  # fmt: skip
 def options(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     """ssh itself has the options of the mode for the policy's host patterns.
 
@@ -326,31 +302,32 @@ def options(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     ``Match`` lines: no such line may send ssh to another port, host or user, ask for a key that is
     not known, or forbid the login by key.
     """
-    check = "ssh_client.options"
     our = our_lines(observed)
     if not policy.ssh_client_hosts:
         if our != OurLines(None, None):
-            path = DROPIN if our.dropin is not None else MAIN
-            return fixable(check, "nothing of ours", "options of an earlier policy", path)
-        return na(check, "no ssh_client_hosts in the policy")
+            path = config.DROPIN if our.dropin is not None else config.MAIN
+            return options.fixable(
+                "options of an earlier policy", path, expected="nothing of ours"
+            )
+        return options.na("no ssh_client_hosts in the policy")
     if not observed.installed:
-        return na(check, "ssh is not installed")
+        return options.na("ssh is not installed")
     if trouble_of(observed) is not None:
-        return na(check, "ssh does not run: see ssh_client.installed")
+        return options.na("ssh does not run: see ssh_client.installed")
     expected = f"{_STRICT_SETTING[policy.ssh_client_mode]} for {' '.join(policy.ssh_client_hosts)}"
     if policy.ssh_client_mode == "known_hosts" and not expected_lines(policy, fleet):
         # Without keys, "yes" would refuse every node.
-        return na(check, "no host keys were gathered")
+        return options.na("no host keys were gathered")
     keys = known_hosts(observed, policy, fleet)
     if keys.status == "fail" and not keys.fixable:
-        return na(check, f"no host keys on the node: {keys.actual}")
-    if not samples(policy):
+        return options.na(f"no host keys on the node: {keys.actual}")
+    if not facts.samples(policy):
         actual = "only negated patterns: they match no host"
-        return fail(check, expected, actual, "policy ssh_client_hosts", _PATTERN_FIX)
+        return options.fail(actual, "policy ssh_client_hosts", _PATTERN_FIX, expected=expected)
     version = observed.version
     if policy.ssh_client_mode == "accept-new" and version and version < ACCEPT_NEW:
         actual = f"OpenSSH {'.'.join(map(str, version))} has no accept-new (7.6 has)"
-        return fail(check, expected, actual, "ssh -V", _MODE_FIX)
+        return options.fail(actual, "ssh -V", _MODE_FIX, expected=expected)
     return _judge_effective(observed, policy, fleet, expected)
 
 
@@ -358,20 +335,20 @@ def _judge_effective(
     observed: SshClient, policy: Policy, fleet: FleetFacts, expected: str
 ) -> Result:
     """Judge what ssh -G printed: first the system's files, then root's own."""
-    check, our = "ssh_client.options", our_lines(observed)
-    for path in (MAIN, DROPIN):
+    our = our_lines(observed)
+    for path in (config.MAIN, config.DROPIN):
         barrier = observed.access.barrier(path) if path in observed.config else None
         if barrier is None:
             continue
-        if path == DROPIN or chmod_mends(barrier, path):
-            return fixable(check, expected, barrier.words, barrier.path)
+        if path == config.DROPIN or chmod_mends(barrier, path):
+            return options.fixable(barrier.words, barrier.path, expected=expected)
         fix = f"chmod a+r {quote(barrier.path)}"
-        return fail(check, expected, barrier.words, barrier.path, fix)
+        return options.fail(barrier.words, barrier.path, fix, expected=expected)
     broken = next((answer for answer in observed.effective if answer.error), None)
     if broken is not None:
-        if DROPIN in broken.error:
-            return fixable(check, expected, broken.error, DROPIN)
-        return refused(check, expected, broken.error)
+        if config.DROPIN in broken.error:
+            return options.fixable(broken.error, config.DROPIN, expected=expected)
+        return refused(options, broken.error, expected)
     # A root without ~/.ssh/config has the options of a user without one.
     system = [answer for answer in observed.effective if not answer.as_prober]
     system = system or list(observed.effective)
@@ -380,17 +357,17 @@ def _judge_effective(
         if not option:
             continue
         source = _source(observed, answer, option)
-        at_top = observed.config.get(MAIN, b"").startswith(managed_block.BEGIN)
+        at_top = observed.config.get(config.MAIN, b"").startswith(managed_block.BEGIN)
         if at_top and _current(observed, policy):
             fix = f"remove {source or 'the line that wins'}"
-            return fail(check, expected, f"{option} for {answer.host}", source, fix)
-        return fixable(check, expected, f"{option} for {answer.host}", source)
+            return options.fail(f"{option} for {answer.host}", source, fix, expected=expected)
+        return options.fixable(f"{option} for {answer.host}", source, expected=expected)
     if not _current(observed, policy):
-        place = DROPIN if our.dropin is not None else MAIN
-        return fixable(check, expected, "options of an earlier policy", place)
+        place = config.DROPIN if our.dropin is not None else config.MAIN
+        return options.fixable("options of an earlier policy", place, expected=expected)
     tried = sum(not pattern.startswith("!") for pattern in policy.ssh_client_hosts)
     if tried > len(system) and our == OurLines(None, None):
-        return fixable(check, expected, "not set for every pattern")
+        return options.fixable("not set for every pattern", expected=expected)
     host_keys: Mapping[str, set[str]] = {}
     if policy.ssh_client_mode == "known_hosts":
         host_keys = fleet_block(expected_lines(policy, fleet)).keys
@@ -403,27 +380,27 @@ def _judge_effective(
         status, answer, words = min(findings, key=lambda finding: finding[0])
         source = _source(observed, answer, words)
         fix = f"remove the line {source}" if source else "correct that line"
-        judged = fail if status == "fail" else warn
-        return judged(check, expected, f"{words} for {answer.host}", source, fix)
+        judged = options.fail if status == "fail" else options.warn
+        return judged(f"{words} for {answer.host}", source, fix, expected=expected)
     for answer in observed.effective:
         option = _wrong_option(answer, policy)
         if option:
             source = _source(observed, answer, option)
             fix = f"remove the line {source}" if source else "look at root's own ssh config"
-            return warn(check, expected, f"root's own file wins: {option}", source, fix)
-    return ok(check, expected)
+            return options.warn(f"root's own file wins: {option}", source, fix, expected=expected)
+    return options.ok(expected=expected)
 
 
-def refused(check: str, expected: str, error: str) -> Result:
+def refused(check: Check, error: str, expected: str | None = None) -> Result:
     """The result for a configuration that ssh refuses with this message (readconf.c)."""
     line, file = AT_LINE.search(error), OF_FILE.search(error)
     if file is not None:
         owner = error.startswith("Bad owner")
         quoted = quote(file[1])
         fix = f"chown root {quoted}; chmod 644 {quoted}" if owner else f"chmod a+r {quoted}"
-        return fail(check, expected, error, file[1], fix)
+        return check.fail(error, file[1], fix, expected=expected)
     source = f"{line[1]}:{line[2]}" if line else "ssh -G"
-    return fail(check, expected, error, source, "correct that line")
+    return check.fail(error, source, "correct that line", expected=expected)
 
 
 #: Options whose value for a single peer is suspicious where other peers have another value.
@@ -488,36 +465,34 @@ def _peer_findings(
 def _source(observed: SshClient, answer: EffectiveOptions, setting_text: str) -> str:
     """The line that gives the wrong value; "" for ssh's default or an unknown line."""
     option = setting_text.partition(" ")[0]
-    files, mains = observed.files, [MAIN if MAIN in observed.files else VENDOR]
+    files, mains = (
+        observed.files,
+        [config.MAIN if config.MAIN in observed.files else config.VENDOR],
+    )
     if answer.as_prober and observed.root_lines:
         mains.insert(0, observed.root_lines[0].path)
         files = {**files, mains[0]: observed.root_lines}
     for main in mains:
-        result = winner(main, files, answer.host, option)
+        result = config.winner(main, files, answer.host, option)
         if result:
             return result.source
     # A line below criteria that only ssh can judge (Match user, exec, final).
     value = setting_text.partition(" ")[2].lower()
-    for entry in (directive(line) for lines in observed.files.values() for line in lines):
+    for entry in (config.directive(line) for lines in observed.files.values() for line in lines):
         if entry and (entry.keyword, entry.value.lower()) == (option, value):
             return entry.line.source
     return ""
 
 
-@check(
-    "ssh_client.installed",
-    loses_job("deploy", "configure", "install"),
-    settings=("ssh_client_hosts",),
-    fixed_by="ssh_client.installed",
-    fix=(
-        _INSTALL_FIX,
-        "chmod a+rx PATH",
-        "remove PATH, or put a program there that runs",
-        "correct that line",
-        "chown root PATH; chmod 644 PATH",
-        "chmod a+r PATH",
-    ),
-)
+@check("ssh_client.installed", loses_job("deploy", "configure", "install"),
+       settings=("ssh_client_hosts",), fixed_by="ssh_client.installed", expects="installed", fix=(
+    _INSTALL_FIX,
+    "chmod a+rx PATH",
+    "remove PATH, or put a program there that runs",
+    "correct that line",
+    "chown root PATH; chmod 644 PATH",
+    "chmod a+r PATH",
+))  # fmt: skip
 def installed(observed: SshClient, policy: Policy) -> Result:
     """The ssh client is there, and every user can start it: pdsh, mpirun and DeepSpeed's launcher
     start their ranks by it.
@@ -525,27 +500,26 @@ def installed(observed: SshClient, policy: Policy) -> Result:
     ssh ends at once where a file of its configuration is not readable, may be changed by others
     than root, or holds a line that ssh does not know (readconf.c).
     """
-    check, expected = "ssh_client.installed", "installed"
-    judged = fail if policy.ssh_client_hosts else warn
+    judged = installed.fail if policy.ssh_client_hosts else installed.warn
     if not observed.installed:
         if observed.package:
             actual = f"the program of the package {observed.package} is gone or closed"
-            return fixable(check, expected, actual, SSH)
-        return judged(check, expected, "not installed", "", _INSTALL_FIX)
+            return installed.fixable(actual, facts.SSH)
+        return judged("not installed", "", _INSTALL_FIX)
     trouble = trouble_of(observed)
     if trouble is not None:
         if trouble.repair:
-            return fixable(check, expected, trouble.words, trouble.path)
+            return installed.fixable(trouble.words, trouble.path)
         fix = f"remove {quote(trouble.path)}, or put a program there that runs"
         if "has mode" in trouble.words:
             fix = f"chmod a+rx {quote(trouble.path)}"
-        judged = warn if trouble.chosen else fail
-        return judged(check, expected, trouble.words, trouble.path, fix)
+        judged = installed.warn if trouble.chosen else installed.fail
+        return judged(trouble.words, trouble.path, fix)
     # Where the policy has hosts, ssh_client.options reports a refused configuration.
     errors = [answer.error for answer in observed.effective if not answer.as_prober]
     if not policy.ssh_client_hosts and any(errors):
-        return refused(check, expected, next(filter(None, errors)))
-    return ok(check, expected)
+        return refused(installed, next(filter(None, errors)))
+    return installed.ok()
 
 
 def trouble_of(observed: SshClient) -> UnusableProgram | None:
@@ -556,7 +530,7 @@ def trouble_of(observed: SshClient) -> UnusableProgram | None:
     for answer in observed.effective:
         _, mark, reason = answer.error.partition(UNLOADED)
         if mark:
-            return UnusableProgram(SSH, f"{SSH} does not start: {reason}", "reinstall")
+            return UnusableProgram(facts.SSH, f"{facts.SSH} does not start: {reason}", "reinstall")
     return None
 
 
@@ -565,11 +539,8 @@ _ELEMENTS = {
     "access.links": "", "access.unloaded": "",
 }  # fmt: skip
 SUBJECT = Subject(
-    "ssh_client",
-    __doc__,
-    checks=(installed, known_hosts, host_key, options, leftover),
-    probe=PROBE,
-    files=("/etc/ssh/ssh_config.d/*nodeready*.conf",),
+    "ssh_client", __doc__, checks=(installed, known_hosts, host_key, options, leftover),
+    probe=facts.PROBE, files=("/etc/ssh/ssh_config.d/*nodeready*.conf",),
     kinds=FactKinds(
         # A program's size changes with its version.
         volatile="number size_bytes known_hosts.content known_hosts.size known_hosts.digest",
@@ -578,4 +549,4 @@ SUBJECT = Subject(
         unique="identity",
         elements=_ELEMENTS,
     ),
-)
+)  # fmt: skip

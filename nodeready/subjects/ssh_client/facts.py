@@ -13,7 +13,7 @@ from nodeready.core import managed_block, shell
 from nodeready.core.base import Line, Output, Probe, Section, file_lines, frozen
 from nodeready.core.policy import Policy
 from nodeready.subjects.access import ACCESS, Access, parse_access
-from nodeready.subjects.nics import routes
+from nodeready.subjects.nics import nic
 from nodeready.subjects.ssh_client.config import (
     DROPIN,
     DROPIN_FOLDERS,
@@ -85,21 +85,11 @@ def _effective(policy: Policy) -> str:
         nr_bar_lines "$nr_line"
         printf 'rc=%s\n' "$nr_rc"
     }}
-    while read -r nr_key nr_x nr_me nr_x; do
-        if [ "$nr_key" = Uid: ]; then break; fi
-    done </proc/self/status
-    # Busybox has one that changes no user.
+    nr_find_setpriv
     nr_user=
-    IFS=:
-    for nr_dir in $PATH; do
-        if [ "$nr_me" = 0 ] && [ -x "$nr_dir/setpriv" ]; then
-            if [ ! "$nr_dir/setpriv" -ef /bin/busybox ]; then
-                nr_user="$nr_dir/setpriv --reuid=65534 --regid=65534 --clear-groups --"
-            fi
-            break
-        fi
-    done
-    unset IFS
+    if [ "$nr_me" = 0 ] && [ -n "$nr_setpriv" ]; then
+        nr_user="$nr_setpriv --reuid=65534 --regid=65534 --clear-groups --"
+    fi
     nr_as=own
     if [ -n "$nr_user$nr_own" ]; then nr_as=system; fi
     for nr_host in {hosts} $nr_named; do nr_ask $nr_as "$nr_host"; done
@@ -385,7 +375,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
     return SshClient(
         installed="ssh" in top.all("have"),
         version=(int(version[1]), int(version[2])) if version else None,
-        identity=parse_identity(top, routes.parse_section(outputs[routes.SECTION.name])[1]),
+        identity=parse_identity(top, nic.parse_section(outputs[nic.SECTION.name])[1]),
         known_hosts=_known_hosts(values, files),
         config=config,
         files=system,
@@ -398,6 +388,6 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
 
 PROBE = Probe(
     "ssh_client",
-    (Section("ssh_client", _script, cap_bytes=SENT_BYTES + 262144), routes.SECTION, ACCESS),
+    (Section("ssh_client", _script, cap_bytes=SENT_BYTES + 262144), nic.SECTION, ACCESS),
     parse,
 )

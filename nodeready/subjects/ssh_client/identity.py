@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from nodeready.core.base import Output
-from nodeready.subjects.nics.routes import Address
+from nodeready.subjects.nics.nic import Address
 from nodeready.subjects.ssh_client.config import matches
 
 # Names, addresses and keys are written to every other node: only well-formed ones are taken.
@@ -41,7 +41,7 @@ _KEY_FILE = re.compile(r"^/etc/ssh/ssh_host_[^/:\n]{1,80}_key\.pub:(.*)$", re.M)
 
 # The keys are those that sshd offers: the usual files, and those that its configuration names. The
 # full name comes from /etc/hosts, else from DNS. The addresses come from
-# nodeready.subjects.nics.routes: `ip` can wait for the kernel's network lock for ever.
+# nodeready.subjects.nics.nic: `ip` can wait for the kernel's network lock for ever.
 _IDENTITY_SCRIPT = rf"""
     nr_host=
     {{ IFS= read -r nr_host </proc/sys/kernel/hostname; }} 2>/dev/null
@@ -155,7 +155,7 @@ def _names(host: str, fqdn: str, hosts: Iterable[str]) -> tuple[str, ...]:
 def parse_identity(output: Output, addresses: Iterable[Address]) -> NodeIdentity:
     """The identity in what _IDENTITY_SCRIPT printed; malformed names and keys are left out.
 
-    addresses: the node's, from nodeready.subjects.nics.routes
+    addresses: the node's, from nodeready.subjects.nics.nic
     """
     values = output.values()
     hosts = re.findall(rf"^{_HOSTS}:([^#\n]*)", output.text, re.M)

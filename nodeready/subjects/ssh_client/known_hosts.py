@@ -146,7 +146,6 @@ def _domain(name: str) -> str:
 
 
 def _inventory_names(node: str, endpoint: Endpoint) -> set[str]:
-    """The names and addresses that the inventory gives to the node."""
     name, address = _clean(node), _clean(endpoint.address)
     further = set(map(_clean, endpoint.names))
     if endpoint.port == 22:
@@ -157,7 +156,6 @@ def _inventory_names(node: str, endpoint: Endpoint) -> set[str]:
 
 
 def _clients(snapshots: Mapping[str, Snapshot]) -> Iterator[tuple[str, SshClient]]:
-    """The nodes whose ssh client was observed."""
     for node, snapshot in snapshots.items():
         client = snapshot.subjects.get("ssh_client")
         if isinstance(client, SshClient):
@@ -205,7 +203,6 @@ class FleetHostKeys:
         self._made: dict[frozenset[str], tuple[str, ...]] = {}
 
     def _known_domains(self) -> set[str]:
-        """The domains in which a node may say that it is."""
         counts = Counter[str]()
         for node, client in self._nodes.items():
             names = (name for name in client.identity.names if self._names.owner(name) == node)
@@ -229,7 +226,6 @@ class FleetHostKeys:
         return owners
 
     def _claimed_names(self, node: str, client: SshClient, endpoint: Endpoint) -> set[str]:
-        """The node's names and addresses beyond those of the inventory."""
         identity, reached = client.identity, clean_address(endpoint.reached)
         if endpoint.local:
             strangers = {
@@ -357,12 +353,11 @@ def read_block(text: str, digest: str) -> tuple[str, ...]:
 
 
 def _line(names: Iterable[str], key: str) -> str:
-    return f"{','.join(sorted(names, key=_order))} {key}"
-
-
-def _order(target: str) -> tuple[bool, bool, str]:
-    """Host names before addresses; of each kind, forms with a port last."""
-    return bool(clean_address(_bare(target))), target.startswith("["), target
+    # Host names before addresses; of each kind, forms with a port last.
+    order = sorted(
+        names, key=lambda name: (bool(clean_address(_bare(name))), name[:1] == "[", name)
+    )
+    return f"{','.join(order)} {key}"
 
 
 def _reserved(further: Iterable[str]) -> dict[str, set[str]]:

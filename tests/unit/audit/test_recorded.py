@@ -26,7 +26,7 @@ from nodeready.agent.verdict import (
 from nodeready.core.policy import Policy
 from nodeready.core.policy.policy import digest
 from nodeready.core.policy.waivers import Waiver
-from nodeready.core.result import Result, fail, na, ok, unknown, warn
+from nodeready.core.result import Result
 from nodeready.reports.schema import schema
 from nodeready.runs.audit import recorded
 from nodeready.runs.audit.recorded import HostRecord, RecordedQuestion
@@ -34,6 +34,7 @@ from nodeready.subjects.gate.files import node_policy
 from nodeready.subjects.registry import page, select
 from nodeready.subjects.ssh_client.known_hosts import Endpoint, Names
 from tests.builders.fleets import HOSTILE
+from tests.builders.results import fail, na, ok, unknown, warn
 
 POLICY = Policy(gate=True, gate_directory="/srv/nodeready")
 DIGEST = digest([node_policy(POLICY)])

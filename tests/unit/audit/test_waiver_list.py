@@ -7,9 +7,10 @@ from dataclasses import replace
 from nodeready.agent.audit_document import Audit, NodeReport
 from nodeready.core.outcome import UNREACHABLE, NodeGap
 from nodeready.core.policy.waivers import Waiver
-from nodeready.core.result import Result, fail, ok, unknown
+from nodeready.core.result import Result
 from nodeready.reports.registry import find_format
 from nodeready.runs.audit.waiver_list import WaiverList, list_waivers, waivers_code
+from tests.builders.results import fail, ok, unknown
 
 DAY, MOMENT = "2027-01-20", "2027-01-20T08:00:00Z"
 WAIVED = Result("nics.mtu", "waived", "9000", "1500", "", "waived: cable")

@@ -7,11 +7,12 @@ from dataclasses import fields
 import pytest
 
 from nodeready.core.policy import Policy
-from nodeready.core.result import Remedy, check, fail, fixable, ok
+from nodeready.core.result import Remedy, check
 from nodeready.core.severity import drifts
 from nodeready.operations import STEPS
 from nodeready.subjects import registry
 from nodeready.subjects.registry import SUBJECTS, check_ids
+from tests.builders.results import fail, fixable, ok
 
 COST = drifts("inspect")
 

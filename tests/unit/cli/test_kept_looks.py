@@ -20,7 +20,7 @@ from nodeready.cli.options import Refused
 from nodeready.cli.screen import Screen
 from nodeready.core.policy import Policy
 from nodeready.core.policy.site_checks import SiteCheck
-from nodeready.core.result import Result, ok, unknown
+from nodeready.core.result import Result
 from nodeready.runs.audit import workers
 from nodeready.runs.audit.recorded import VERDICT
 from nodeready.runs.memory.store import Memory
@@ -30,6 +30,7 @@ from nodeready.runs.smoke.document import SmokeReport
 from nodeready.runs.smoke.knowledge import SmokeSuspect
 from nodeready.subjects.registry import SUBJECTS
 from tests.builders.hostile import recorded, shows
+from tests.builders.results import ok, unknown
 from tests.fake import Does, hangs, interrupts, one_by_one
 from tests.unit.audit.test_workers import POLICY, nodes_of
 from tests.unit.commands import AWAY, SOUND

@@ -13,7 +13,7 @@ from nodeready.cli import cli
 from nodeready.cli.kept_looks import earlier_failures
 from nodeready.cli.options import Refused
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, fail, ok
+from nodeready.core.result import Result
 from nodeready.runs.memory.lemons import find_lemons
 from nodeready.runs.memory.look import Look
 from nodeready.runs.memory.sections import PARTS, RESULTS, dump, node_sections, results_text
@@ -21,6 +21,7 @@ from nodeready.runs.memory.store import Memory
 from nodeready.subjects.proof import checks
 from nodeready.subjects.proof.facts import Proved, ProvedHistory, User
 from tests.builders.judging import by_name
+from tests.builders.results import fail, ok
 
 CHECK = "rdma.errors"
 DAY = 86400.0

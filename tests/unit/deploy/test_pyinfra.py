@@ -20,7 +20,6 @@ from nodeready import deploys
 from nodeready.core import probe_script, shell
 from nodeready.core.policy import Policy
 from nodeready.core.probe_answer import parse_answer
-from nodeready.core.result import fail, ok
 from nodeready.operations import STEPS, core_dumps, gate, ptrace
 from nodeready.runs.deploy import pyinfra
 from nodeready.subjects import snapshot
@@ -28,6 +27,7 @@ from nodeready.subjects.context import Judged
 from nodeready.subjects.registry import CHANGED, SUBJECTS
 from nodeready.subjects.snapshot import Snapshot
 from tests import declared
+from tests.builders.results import fail, ok
 from tests.helpers import here
 from tests.paths import ROOT
 

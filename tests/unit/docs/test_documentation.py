@@ -12,7 +12,7 @@ import pytest
 
 from nodeready.cli import cli
 from nodeready.core.policy import Policy
-from nodeready.subjects import judging
+from nodeready.subjects import snapshot
 from nodeready.subjects.registry import CHANGED, LOOKED_AT, SUBJECTS, check_ids
 from tests.helpers import here, observe
 from tests.paths import PACKAGE
@@ -177,7 +177,7 @@ def test_every_check_has_one_row_in_the_order_of_the_reports():
 )
 def test_every_check_that_this_machine_gives_has_its_row(policy):
     want = replace(Policy(), **policy)
-    given = [result.check for result in judging.judge(observe(here, want), want)]
+    given = [result.check for result in snapshot.judge(observe(here, want), want)]
     assert {check_id.partition(".")[0] for check_id in given} == set(LOOKED_AT) - {"site"}
     # Each check gives its own id, and exactly one result.
     observed = {f"{subject}.observed" for subject in SUBJECTS}

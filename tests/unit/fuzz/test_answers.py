@@ -26,7 +26,7 @@ from nodeready.core.policy import Policy
 from nodeready.reports.registry import find_format
 from nodeready.runs.stacks import group, trace
 from nodeready.runs.tail import Grouping, parse_tail
-from nodeready.subjects import judging, snapshot
+from nodeready.subjects import snapshot
 from nodeready.subjects.proof import facts as proof
 from nodeready.subjects.proof.facts import (
     CoreDirectory,
@@ -61,7 +61,7 @@ def one_line(reason: str) -> None:
 def judged(text: str) -> None:
     seen = snapshot.read(text, PROBES, POLICY, RECORDED)
     assert set(seen.subjects) == {probe.subject for probe in PROBES}
-    for result in judging.judge(seen, POLICY):
+    for result in snapshot.judge(seen, POLICY):
         assert result.status in ("ok", "warn", "fail", "unknown", "na")
     json.dumps(wire.plain(seen.subjects))
     for name, subject in SUBJECTS.items():

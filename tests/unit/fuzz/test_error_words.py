@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from nodeready.core.base import Output, Probe
 from nodeready.core.policy.policy import make_policy
-from nodeready.subjects import judging, snapshot
+from nodeready.subjects import snapshot
 from tests.builders.hostile import RECORDED, encoded, recorded
 from tests.cases import read
 from tests.unit.fuzz.alone import DO
@@ -68,7 +68,7 @@ def sections(subject: str) -> dict[str, str]:
 def verdicts(probe: Probe, texts: dict[str, str]) -> dict[str, str]:
     outputs = {n: Output(encoded(text), 0, nonce=RECORDED) for n, text in texts.items()}
     seen = snapshot.Snapshot({probe.subject: snapshot._observe(probe, outputs, POLICY)})
-    return {result.check: result.status for result in judging.judge(seen, POLICY)}
+    return {result.check: result.status for result in snapshot.judge(seen, POLICY)}
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)

@@ -39,17 +39,17 @@ from nodeready.runs.memory.accounting import parse_drains, parse_ends, parse_job
 from nodeready.runs.postmortem import slurm_records
 from nodeready.runs.ready.debug_variables import read_installed
 from nodeready.runs.stacks import archive, trace
-from nodeready.subjects import judging, snapshot
+from nodeready.subjects import snapshot
 from nodeready.subjects.access import ACCESS, parse_access
-from nodeready.subjects.gpus import amd_gpu, kfd
+from nodeready.subjects.gpus import amd_gpu, amd_json
 from nodeready.subjects.host import facts as host_facts
 from nodeready.subjects.host import mounts, processes
 from nodeready.subjects.host.facts import parse_versions
-from nodeready.subjects.iommu import arguments
-from nodeready.subjects.limits import facts as limits
+from nodeready.subjects.iommu import facts
+from nodeready.subjects.limits import limit_files as limits
 from nodeready.subjects.ports import facts as ports
 from nodeready.subjects.ports import firewall
-from nodeready.subjects.ports.port_ranges import parse_ranges
+from nodeready.subjects.ports.firewall import parse_ranges
 from nodeready.subjects.ssh_client import facts as ssh_client
 from nodeready.subjects.ssh_client import known_hosts
 from nodeready.subjects.ssh_client.login_failures import cause_of
@@ -149,8 +149,8 @@ def limited(text: str) -> None:
 
 def booted(text: str) -> None:
     words = kernel_arguments(text)
-    arguments.expand(text, {"a": "1"})
-    assert all(isinstance(arguments.option(word), str) for word in words)
+    facts.expand(text, {"a": "1"})
+    assert all(isinstance(facts.option(word), str) for word in words)
 
 
 def next_boot(text: str) -> None:
@@ -171,7 +171,7 @@ def packed(text: str) -> None:
 
 
 def amd_tools(text: str) -> None:
-    more = kfd.parse_kfd(text)
+    more = amd_json.parse_kfd(text)
     for read in (lambda: amd_gpu.parse_rocm_smi(text, more),
                  lambda: amd_gpu.parse_amd_smi(text, text, text, more)):  # fmt: skip
         try:
@@ -336,7 +336,7 @@ def test_a_section_without_end_takes_no_more_than_it_is_long(subject, effort):
                     encoded(f"{head}\n{tail[:at]}{long}{tail[at:]}"), 0, nonce=RECORDED
                 )
                 seen = snapshot._observe(probe, {**outputs, section: spoilt}, POLICY)
-                judging.judge(snapshot.Snapshot({subject: seen}), POLICY)
+                snapshot.judge(snapshot.Snapshot({subject: seen}), POLICY)
 
     DO[effort](all_pieces)
 

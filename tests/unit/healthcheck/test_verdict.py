@@ -15,10 +15,10 @@ from nodeready.agent.gate.drain import DrainError
 from nodeready.agent.verdict import NodeVerdict
 from nodeready.core.policy import Policy
 from nodeready.core.policy.policy import PolicyError
-from nodeready.core.result import unknown
 from nodeready.subjects.gate import facts
 from nodeready.subjects.gate.facts import Hold
 from tests.builders.fleets import MEMLOCK, RCMD, SCOPE, audit, node, rated
+from tests.builders.results import unknown
 from tests.cases import cases
 
 GOOD = NodeVerdict(1000.0, "boot", "policy", True)

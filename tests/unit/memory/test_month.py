@@ -20,9 +20,8 @@ from nodeready.runs.memory.diff import Side, compare
 from nodeready.runs.memory.look import Look
 from nodeready.runs.memory.sections import NodeSections, SectionText, SectionWriter, digest
 from nodeready.runs.memory.store import Memory
-from nodeready.subjects.judging import judge
 from nodeready.subjects.registry import SUBJECTS, check_ids
-from nodeready.subjects.snapshot import Snapshot, shown_facts
+from nodeready.subjects.snapshot import Snapshot, judge, shown_facts
 from tests.builders import hostile
 from tests.builders.nics import table
 

@@ -13,7 +13,7 @@ import pytest
 from nodeready.agent.stacks import processes
 from nodeready.agent.witnesses import environment
 from nodeready.agent.witnesses.environment import select_variables
-from nodeready.subjects.job_environment import JOB
+from nodeready.subjects.environment_table import JOB
 
 OWN = os.getpid()
 

@@ -22,7 +22,7 @@ from nodeready.agent import run as supervisor
 from nodeready.agent import runtime
 from nodeready.agent.stacks import processes, ranks
 from nodeready.fleet.transport import bundle
-from nodeready.subjects.debug_tools import rank_program
+from nodeready.subjects.debug_tools import facts
 from tests.cases import cases
 from tests.command import wait_for
 from tests.paths import DOCS
@@ -526,7 +526,7 @@ def test_the_files_on_a_node_start_a_rank_too(tmp_path, deployed):
     """The bundle; and nodeready-run, which starts the first new enough Python."""
     if deployed:
         program = tmp_path / "nodeready-run"
-        program.write_bytes(rank_program.content())
+        program.write_bytes(facts.content())
         program.chmod(0o755)
         (tmp_path / "python3").write_text("#!/bin/sh\nexit 1\n")
         (tmp_path / "python3").chmod(0o755)
@@ -547,6 +547,6 @@ def test_the_files_on_a_node_start_a_rank_too(tmp_path, deployed):
 
 
 def test_without_a_new_enough_python_no_rank_starts():
-    words = ["/bin/sh", "-c", rank_program.content().decode(), "nodeready-run", "true"]
+    words = ["/bin/sh", "-c", facts.content().decode(), "nodeready-run", "true"]
     done = subprocess.run(words, env={"PATH": ""}, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (127, "nodeready run: no Python 3.9 or newer\n")

@@ -28,7 +28,7 @@ from nodeready.agent.witnesses.logs import RankLog
 from nodeready.agent.witnesses.ports import Network
 from nodeready.agent.witnesses.ras_report import Ras
 from nodeready.runs.stacks import trace as traces
-from nodeready.subjects.job_environment import EnvironmentFacts, RankVariables
+from nodeready.subjects.environment_table import EnvironmentFacts, RankVariables
 from tests.builders.traces import REDUCE, process, trace
 
 

@@ -6,7 +6,6 @@ from dataclasses import fields
 
 from nodeready.agent.audit_document import Ready, ready_code, slots
 from nodeready.agent.proofs.program import _PROVE
-from nodeready.core.result import fail, ok, unknown, warn
 from nodeready.fleet.inventory import launcher_files
 from nodeready.reports.audit_table import show_ready
 from nodeready.reports.registry import Options
@@ -14,6 +13,7 @@ from nodeready.runs.ready.run import WantedProofs
 from nodeready.subjects.proof.facts import COLLECTIVE, HISTORY, MESH, SESSION, Proved
 from nodeready.subjects.registry import SUBJECTS
 from tests.builders.fleets import audit, lost, node
+from tests.builders.results import fail, ok, unknown, warn
 
 CHECKS = SUBJECTS["proof"].checks
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from nodeready.agent.audit_document import Ready
-from nodeready.core.result import fail
 from nodeready.reports.registry import find_format
 from tests.builders.fleets import outcomes
+from tests.builders.results import fail
 
 AUDITS = outcomes()
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from nodeready.agent.audit_document import NodeReport
-from nodeready.core.result import fail
 from nodeready.reports import evidence_html
 from nodeready.reports.registry import Options
 from nodeready.runs.memory.history import HistoryEntry
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders import fleets, gpus
+from tests.builders.results import fail
 from tests.html_elements import Page, assert_known
 from tests.unit.reports.test_audit_html import AUDITS
 

@@ -11,11 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nodeready.agent.audit_document import Audit, audit_code, nagios_code, reasons
 from nodeready.agent.verdict import listed_fields
-from nodeready.core.result import fail
 from nodeready.core.text import sanitise
 from nodeready.reports import json_report, junit, nagios, prometheus
 from nodeready.reports.registry import Options, find_format
 from tests.builders.fleets import Ptrace, audit, crowd, fleet, node, outcomes
+from tests.builders.results import fail
 from tests.unit.reports.test_golden import FORMATS, text_of
 
 JUNIT = xmlschema.XMLSchema(str(Path(__file__).parent / "data" / "junit-10.xsd"))

@@ -15,7 +15,6 @@ from nodeready.agent.cores.listing import CoreFile
 from nodeready.agent.cores.program import CoreSummary
 from nodeready.agent.tail import LogTail, NodeTail, UnreadFile
 from nodeready.core.outcome import LOST, NO_PYTHON, Gap, node_gaps
-from nodeready.core.result import fail, fixable, unknown, warn
 from nodeready.fleet.inventory.nodeset import expand
 from nodeready.reports import json_report
 from nodeready.reports.audit_changes import changes, findings_of
@@ -50,6 +49,7 @@ from tests.builders.fleets import (
     outcomes,
     rated,
 )
+from tests.builders.results import fail, fixable, unknown, warn
 from tests.cases import cases
 
 AUDITS = outcomes()

@@ -12,7 +12,7 @@ from nodeready.core.policy import Policy
 from nodeready.operations import debug_tools
 from nodeready.runs.deploy import py_spy_binary
 from nodeready.runs.deploy.actions import PlanError, RemoveFile, RunCommand, Script, WriteFile
-from nodeready.subjects.debug_tools import checks, rank_program
+from nodeready.subjects.debug_tools import checks
 from nodeready.subjects.debug_tools import facts as probe
 from nodeready.subjects.debug_tools.facts import DebugTools, RankProgram
 from nodeready.subjects.snapshot import Snapshot
@@ -53,7 +53,7 @@ def plan(step: Any, observed: DebugTools, **policy: Any) -> tuple[Any, ...]:
 def test_judged(case):
     """The packages, and py-spy: of which digest, whose, and in whose directories."""
     names = {"DIRECTORIES": DIRECTORIES.rstrip(), "KNOWN": KNOWN, "OTHER": OTHER}
-    names["RUN"] = rank_program.digest()
+    names["RUN"] = probe.digest()
     text = "".join(f"{line}\n" for line in case["printed"]).replace("PY_SPY", probe.PY_SPY)
     text += PYTHON
     for name, value in names.items():
@@ -162,8 +162,8 @@ def test_the_binary_is_read_only_where_it_is_to_be_written(monkeypatch):
 
 
 WRITTEN = WriteFile(
-    rank_program.RUN,
-    rank_program.content(),
+    probe.RUN,
+    probe.content(),
     None,
     mode="0755",
     validator=("sh", "-c", 'sh "$0" --help >/dev/null || { echo "it does not run"; exit 1; }'),
@@ -176,12 +176,12 @@ WRITTEN = WriteFile(
     [
         (None, (WRITTEN,)),
         (RankProgram(0, 0o755, OTHER), (replace(WRITTEN, old=b""),)),
-        (RankProgram(1000, 0o755, OTHER), (RemoveFile(rank_program.RUN), WRITTEN)),
+        (RankProgram(1000, 0o755, OTHER), (RemoveFile(probe.RUN), WRITTEN)),
         (
-            RankProgram(0, 0o4700, rank_program.digest()),
-            (RunCommand(("chmod", "0755", rank_program.RUN)),),
+            RankProgram(0, 0o4700, probe.digest()),
+            (RunCommand(("chmod", "0755", probe.RUN)),),
         ),
-        (RankProgram(0, 0o755, rank_program.digest()), ()),
+        (RankProgram(0, 0o755, probe.digest()), ()),
     ],
 )
 def test_the_program_that_starts_a_rank(program, actions):

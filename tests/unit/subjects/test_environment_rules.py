@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from nodeready.subjects.environment_rules import RankEnvironment, judge
-from nodeready.subjects.environment_table import RULES
-from nodeready.subjects.job_environment import (
+from nodeready.subjects.environment_table import (
     JOB,
+    RULES,
     EnvironmentFacts,
     HcaPort,
     NcclFile,

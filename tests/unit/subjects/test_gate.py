@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from nodeready.agent.gate import here
+from nodeready.core import shell
 from nodeready.core.base import Output, ProbeError
 from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.policy import Policy
@@ -181,7 +182,7 @@ def parse(*lines: str, now: str = "2000") -> Gate:
 
 def test_a_node_without_the_gate_starts_no_program_for_it():
     (section,) = probe.PROBE.sections
-    script = f"PATH=/nonexistent\n{section.script(OFF)}"
+    script = f"{shell.library('probe')}PATH=/nonexistent\n{section.script(OFF)}"
     done = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     observed = probe.parse({"gate": Output(done.stdout, 0)}, OFF)

@@ -20,7 +20,7 @@ from nodeready.core.base import Output
 from nodeready.core.policy import Policy
 from nodeready.core.result import Result
 from nodeready.lab import amd as amd_smi
-from nodeready.subjects.gpus import amd
+from nodeready.subjects.gpus import amd_gpu
 from nodeready.subjects.gpus.amd_gpu import AmdGpu
 from nodeready.subjects.gpus.gpu import DeviceFile, GpuProcess, Gpus, PciGpu, Tool
 from nodeready.subjects.gpus.health import device_access
@@ -37,13 +37,13 @@ POLICY = Policy()
 
 
 def parse_gpus(printed: dict[str, str], before: str = BEFORE) -> tuple[AmdGpu, ...]:
-    gpus, tool, _ = amd.parse(ran(printed, before))
+    gpus, tool, _ = amd_gpu.parse(ran(printed, before))
     assert tool.works
     return gpus
 
 
 def test_a_healthy_node_of_eight():
-    gpus, tool, driver = amd.parse(ran(amd_smi.outputs()))
+    gpus, tool, driver = amd_gpu.parse(ran(amd_smi.outputs()))
     assert (len(gpus), tool, driver) == (8, Tool("amd-smi", "ok"), "6.12.12")
     fields = {name: value for name, value in vars(gpus[0]).items() if value not in (None, ())}
     links = fields.pop("links")
@@ -86,7 +86,7 @@ def test_rocm_smi_with_words_around_its_json():
         "/sys/bus/pci/drivers/amdgpu/0000:c1:00.0/ras/gfx_err_count:ue: 1\n"
     )
     output = ran({"rocm": (DATA / "amd_rocm_smi.txt").read_text()}, before)
-    gpus, tool, driver = amd.parse(output)
+    gpus, tool, driver = amd_gpu.parse(output)
     assert (tool, driver) == (Tool("rocm-smi", "ok"), "in-tree")
     gpu, nothing = gpus
     assert (gpu.model, gpu.serial) == ("AMD INSTINCT MI210", "PCB052410-0034")
@@ -126,7 +126,7 @@ HALF = {"static": amd_smi.outputs()["static"]}
     (ran({"rocm": "{}"}, "have=rocm-smi\n", 1), "failed", ""),
 ])  # fmt: skip
 def test_a_tool_that_fails_is_named_with_its_reason(output, state, detail):
-    _, tool, _ = amd.parse(output)
+    _, tool, _ = amd_gpu.parse(output)
     assert (tool.state, detail in tool.detail) == (state, True)
 
 
@@ -135,9 +135,9 @@ def test_the_script_asks_the_tool_three_times_and_no_more(tmp_path):
         "bin/amd-smi": amd_smi.stand_in(amd_smi.outputs()),
         "sys/module/amdgpu/version": "6\n",
     }
-    done = run_on(tmp_path, amd.SECTION.script(POLICY), ["sh"], files)
+    done = run_on(tmp_path, amd_gpu.SECTION.script(POLICY), ["sh"], files)
     assert done.stdout.count(" run ") == 3
-    gpus, tool, _ = amd.parse(Output(done.stdout, 0, nonce=NONCE))
+    gpus, tool, _ = amd_gpu.parse(Output(done.stdout, 0, nonce=NONCE))
     assert (len(gpus), tool.state) == (8, "ok")
 
 

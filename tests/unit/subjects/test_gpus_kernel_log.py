@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nodeready.core.base import Output
 from nodeready.core.policy import Policy
 from nodeready.subjects.gpus import kernel_log, xids
-from nodeready.subjects.gpus.fault_checks import kernel_faults
+from nodeready.subjects.gpus.checks import kernel_faults
 from nodeready.subjects.gpus.gpu import Gpu, Gpus, KernelFault, PciGpu, Tool
 from tests.builders.sections import NONCE, run_on
 from tests.cases import cases

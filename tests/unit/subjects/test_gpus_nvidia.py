@@ -12,7 +12,7 @@ import pytest
 from nodeready.core.base import Output
 from nodeready.core.policy import Policy
 from nodeready.lab import nvidia as nvidia_smi
-from nodeready.subjects.gpus import nvidia, nvlink
+from nodeready.subjects.gpus import nvidia
 from nodeready.subjects.gpus.gpu import GpuProcess
 from tests.builders.gpus import h100, node, trees_of
 from tests.builders.sections import run_on
@@ -86,7 +86,7 @@ def test_nvlinks_that_are_all_down_or_not_supported():
     down = {(0, link) for link in range(18)}
     text = nvidia_smi.nvlink_status(1, "h100", down)
     for words in (text, text.replace("as all links are inActive", ": Not Supported")):
-        answer = nvlink.parse_nvlink(Output(words, 0))
+        answer = nvidia.parse_nvlink(Output(words, 0))
         assert answer.tool.works
         assert answer.links == {nvidia_smi.uuid(0): ()}
 

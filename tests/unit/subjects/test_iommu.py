@@ -15,7 +15,7 @@ from nodeready.core.result import Result
 from nodeready.operations.iommu import args as step
 from nodeready.operations.iommu import grub_piece
 from nodeready.runs.deploy.actions import PlanError, RemoveFile, RunCommand, WriteFile
-from nodeready.subjects.iommu import arguments, checks
+from nodeready.subjects.iommu import checks
 from nodeready.subjects.iommu import facts as probe
 from nodeready.subjects.iommu.facts import Entry, Iommu
 from nodeready.subjects.snapshot import Snapshot
@@ -39,7 +39,7 @@ def test_missing_and_contradicting_arguments(case):
     expected = tuple(case.get("missing", ())), tuple(case.get("contradicting", ()))
     for text in case["present"]:
         present = kernel_arguments(text)
-        differences = arguments.missing(present, wanted), arguments.contradicting(present, wanted)
+        differences = probe.missing(present, wanted), probe.contradicting(present, wanted)
         assert differences == expected, text
 
 
@@ -47,7 +47,7 @@ def test_missing_and_contradicting_arguments(case):
 def test_what_grubs_configuration_makes(case):
     lines = [Line("/etc/default/grub", at, text) for at, text in enumerate(case["lines"], 1)]
     tokens = case["tokens"]
-    assert arguments.configured(lines).tokens == (None if tokens is None else tuple(tokens))
+    assert probe.configured(lines).tokens == (None if tokens is None else tuple(tokens))
 
 
 TEXTS = Path(__file__).parent / "data" / "iommu"

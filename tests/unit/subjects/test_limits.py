@@ -11,7 +11,7 @@ from nodeready.core.base import Output, ProbeError
 from nodeready.core.policy import Policy
 from nodeready.operations import limits as steps
 from nodeready.runs.deploy.actions import RemoveFile, RunCommand, StepChange, WriteFile
-from nodeready.subjects.limits import checks
+from nodeready.subjects.limits import checks, limit_files
 from nodeready.subjects.limits import facts as limits
 from nodeready.subjects.limits.facts import Limits
 from nodeready.subjects.snapshot import Snapshot
@@ -226,5 +226,5 @@ def test_hostile_lines_stay_data():
     assert [entry.source for entry in observed.pam.entries] == [
         f"{CONF}:{number}" for number in (2, 4, 4, 5, 5)
     ]
-    assert max(entry.value for entry in observed.pam.entries) == limits.UNLIMITED
+    assert max(entry.value for entry in observed.pam.entries) == limit_files.UNLIMITED
     assert "rm" not in plan(steps.logins, observed).diff()

@@ -10,7 +10,7 @@ from nodeready.core.base import Output
 from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.policy import Policy
 from nodeready.subjects.nics import facts as nics
-from nodeready.subjects.nics import routes
+from nodeready.subjects.nics import nic
 from tests.builders.nics import BASES, PORT, UP, gpu_node, node, proc, route, text, wrong
 from tests.cases import cases
 
@@ -60,7 +60,7 @@ def test_counting_by_slices_is_the_same_as_address_by_address():
         )  # fmt: skip
         name = names[str(narrowest)]
         expected[name] = expected.get(name, 0) + 1
-    assert routes.count_reached(observed.routes, addresses) == expected
+    assert nic.count_reached(observed.routes, addresses) == expected
 
 
 @pytest.mark.parametrize(("changed", "peers", "name"), [

@@ -26,8 +26,7 @@ from nodeready.lab import adapters
 from nodeready.lab.adapters import IB_CLASS, Device, a100, h100, ib_tree, mi300x
 from nodeready.runs.ready.job_env import hca_value, ib_hca
 from nodeready.subjects.nics.facts import Nics
-from nodeready.subjects.nics.nic import Nic
-from nodeready.subjects.nics.routes import Route
+from nodeready.subjects.nics.nic import Nic, Route
 from nodeready.subjects.rdma import checks
 from nodeready.subjects.rdma import facts as rdma
 from nodeready.subjects.rdma.facts import Rdma

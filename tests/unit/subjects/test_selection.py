@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.core.result import fail, unknown
 from nodeready.subjects import registry
 from nodeready.subjects.registry import CHANGED, SUBJECTS, SelectionError, select, select_whole
+from tests.builders.results import fail, unknown
 from tests.cases import cases
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.core.result import DEPLOY, Check, fail, fixable, ok, unknown, warn
+from nodeready.core.result import DEPLOY, Check
 from nodeready.core.severity import ACTIONS, HARDWARE, SEVERITIES, loses_job
 from nodeready.subjects.registry import SUBJECTS
+from tests.builders.results import fail, fixable, ok, unknown, warn
 
 CHECKS = [check for subject in SUBJECTS.values() for check in subject.checks]
 

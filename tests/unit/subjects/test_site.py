@@ -15,7 +15,7 @@ from nodeready.core.policy.site_checks import SiteCheck, parse
 from nodeready.core.probe_script import make_script
 from nodeready.core.result import Result
 from nodeready.subjects import snapshot
-from nodeready.subjects.judging import judge
+from nodeready.subjects.snapshot import judge
 from tests.cases import cases, read, tomllib
 from tests.paths import ROOT
 

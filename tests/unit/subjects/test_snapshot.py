@@ -17,7 +17,7 @@ from nodeready.core.base import Line, Output, ProbeError, Unknown, file_lines
 from nodeready.core.policy import Policy
 from nodeready.core.probe_answer import parse_answer
 from nodeready.core.probe_script import make_script
-from nodeready.subjects import judging, snapshot
+from nodeready.subjects import snapshot
 from tests.builders import sections as node
 from tests.builders.sections import NONCE, section
 from tests.paths import PACKAGE
@@ -219,7 +219,7 @@ def test_an_answer_that_makes_no_sense_is_unknown_with_its_reason(text, reason):
     for subject in observed.subjects.values():
         assert isinstance(subject, Unknown)
         assert subject.reason.startswith(reason)
-    results = judging.judge(observed, Policy())
+    results = snapshot.judge(observed, Policy())
     assert {result.status for result in results} == {"unknown"}
 
 

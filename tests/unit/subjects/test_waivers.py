@@ -8,8 +8,8 @@ import pytest
 
 from nodeready.core.policy import Policy
 from nodeready.core.policy.waivers import Waiver
-from nodeready.core.result import fail, fixable, ok, unknown, warn
 from nodeready.core.waivers import waive, waiver_problems
+from tests.builders.results import fail, fixable, ok, unknown, warn
 
 WANT = replace(
     Policy(), waivers=(Waiver("limits.core", "batch nodes"), Waiver("ptrace.scope", "ticket 4711"))

@@ -22,7 +22,7 @@ from nodeready.runs.incident import DOCUMENT
 from nodeready.runs.postmortem.collect import EvidenceBuilder, NodeEvidence, postmortem_of
 from nodeready.runs.postmortem.directory import read_directory
 from nodeready.runs.postmortem.evidence import NodeClock
-from nodeready.subjects.job_environment import EnvironmentFacts, NodeInterface
+from nodeready.subjects.environment_table import EnvironmentFacts, NodeInterface
 from tests.builders.traces import process, trace
 from tests.builders.witnesses import variables
 

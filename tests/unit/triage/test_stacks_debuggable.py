@@ -10,7 +10,7 @@ from nodeready.core.outcome import LATE, UNREACHABLE, Gap
 from nodeready.core.wire import plain
 from nodeready.runs.stacks import debuggable
 from nodeready.runs.stacks.debuggable import DebugFinding, Debuggable, debuggable_code, judge
-from nodeready.subjects.job_environment import RankVariables
+from nodeready.subjects.environment_table import RankVariables
 from tests.builders.traces import LOAD, REDUCE, process, trace
 from tests.cases import cases
 
