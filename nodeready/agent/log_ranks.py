@@ -164,37 +164,29 @@ _PREFIXES = (
     # Open MPI 1 to 4, Horovod: [1,3]<stdout>:  Thu Jan 23 11:55:50 2025[1,3]<stdout>:
     # SageMaker: [1,mpirank:3,algo-1]<stdout>:
     # Open MPI 5 (pmix_iof.c): [prterun-gpu1-7@1,3][gpu1:4711]<stdout>:  [3]<stdout>:
-    _form(
-        "mpirun",
-        rf"(?P<tag>\[(?:[^\]\[,\s]{{1,120}},)?(?:mpirank:)?(?P<rank>{_NUMBER})"
-        r"(?:,(?P<instance>[\w.-]{1,200}))?\](?:\[(?P<host>[\w.-]{1,200}):\w{1,10}\])?"
-        r"<std(?:out|err|diag)>:)(?: (?=\S))?",
-    ),
+    _form("mpirun",
+          rf"(?P<tag>\[(?:[^\]\[,\s]{{1,120}},)?(?:mpirank:)?(?P<rank>{_NUMBER})"
+          r"(?:,(?P<instance>[\w.-]{1,200}))?\](?:\[(?P<host>[\w.-]{1,200}):\w{1,10}\])?"
+          r"<std(?:out|err|diag)>:)(?: (?=\S))?"),
     # Ray: (RayTrainWorker pid=364, ip=10.0.0.1)  vLLM: (VllmWorker rank=1 pid=80)
-    _form(
-        "ray",
-        rf"\((?:[\w.:<>-]{{1,80}} )?(?:rank=(?P<rank>{_NUMBER}) )?pid=(?P<pid>\d{{1,10}})"
-        rf"(?:, ip=(?P<host>[0-9A-Fa-f.:]{{2,45}}))?\){_COLOUR} ?",
-    ),
+    _form("ray",
+          rf"\((?:[\w.:<>-]{{1,80}} )?(?:rank=(?P<rank>{_NUMBER}) )?pid=(?P<pid>\d{{1,10}})"
+          rf"(?:, ip=(?P<host>[0-9A-Fa-f.:]{{2,45}}))?\){_COLOUR} ?"),
     # kubectl logs --prefix
     _form("kubectl", r"\[pod/(?P<host>[\w.-]{1,253})/[\w.-]{1,253}\] "),
     _TORCH,
     # torchrun --tee 3; of torch.distributed.launch and accelerate, too
     _form("torchrun", r"\[(?:default|default_role|trainer|worker)(?P<local>\d{1,4})\]:"),
     # torchrun --role ROLE --tee 3
-    _form(
-        "role",
-        r"\[(?!rank\d)(?P<role>[A-Za-z_](?:[\w.-]{0,40}[A-Za-z_.-])?)(?P<local>0|[1-9]\d{0,3})\]:",
-        _TASKS,
-    ),
+    _form("role",
+          r"\[(?!rank\d)(?P<role>[A-Za-z_](?:[\w.-]{0,40}[A-Za-z_.-])?)(?P<local>0|[1-9]\d{0,3})\]:",
+          _TASKS),
     # torchrun --role $(hostname -s): --tee 3
     _form("host:local", rf"\[(?P<host>{_NAME}{_NO_FILE}):(?P<label>{_NUMBER})\]:", _TASKS),
     # nodeready run: [gpu1:3] , [gpu1:local3]
-    _form(
-        "host:rank",
-        rf"\[(?P<host>{_NAME}{_NO_FILE}):(?:local(?P<local>\d{{1,4}})|(?P<label>{_NUMBER}))\] ",
-        _TASKS,
-    ),
+    _form("host:rank",
+          rf"\[(?P<host>{_NAME}{_NO_FILE}):(?:local(?P<local>\d{{1,4}})|(?P<label>{_NUMBER}))\] ",
+          _TASKS),
     # srun --label (write_labelled_message.c): "%*d: ", of a heterogeneous job "P%u %*d: "; flux
     _form("srun", rf"(?:P\d{{1,4}} )? {{0,6}}(?P<label>{_NUMBER}): ", _NODES),
     # MPICH's and Intel's -prepend-rank; torchrun with the template [${rank}]:
@@ -204,7 +196,7 @@ _PREFIXES = (
     _form("torchx", rf"[A-Za-z][\w.-]{{0,60}}/(?P<label>{_NUMBER}){_COLOUR} ", _NODES),
     # pdsh, clush, DeepSpeed's launcher
     _form("pdsh", rf"(?P<host>{_HOST}{_NO_FILE}): ", ()),
-)
+)  # fmt: skip
 
 #: The own rank within a line, in the order of preference. These stay in the text.
 _HEAD = 240

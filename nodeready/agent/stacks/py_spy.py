@@ -67,13 +67,10 @@ _FAILURES: tuple[tuple[str, str, bool], ...] = (
     (r"os error 1\b|EPERM|Operation not permitted", "not permitted, or traced by another", False),
     (r"Failed to find python version", NOT_PYTHON, False),
     # py-spy prints this, too, when it cannot read the stack of the first thread that it tries.
-    (
-        r"Failed to find a python interpreter",
-        "py-spy cannot read it: a Python that it does not know, or more than 4096 calls deep",
-        True,
-    ),
+    (r"Failed to find a python interpreter",
+     "py-spy cannot read it: a Python that it does not know, or more than 4096 calls deep", True),
     (r"[Mm]ax frame recursion depth", "more than 4096 calls deep: py-spy reads no more", False),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

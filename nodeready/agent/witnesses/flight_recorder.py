@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import pickle
 import pwd
 import re
 import stat
@@ -18,7 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from nodeready.agent import users_file
 from nodeready.agent.stacks import processes
@@ -234,16 +235,13 @@ class NoDumpError(Exception):
     """Why the data is no dump, one line."""
 
 
-#: Maximum opcodes of a pickle, and CPU seconds to read it: 2,000 calls take 0.1.
-_MAX_STEPS, _READ_S = 2_000_000, 0.7
+#: Maximum reads of a pickle, and CPU seconds for them: 2,000 calls take 0.2.
+_MAX_STEPS, _READ_S = 4_000_000, 0.7
 _STEPS_PER_LOOK = 8192
-#: Maximum levels of dicts, lists and tuples: a dump has less than ten.
-_MAX_DEPTH = 100
 #: Maximum bytes of a whole number.
 _LONGEST_NUMBER = 32
 #: Upper bound of a whole number as a key, which is a group's id.
 _END_OF_KEYS = 1 << 31
-_MARK, _STOP = object(), ord(".")
 _NO_PICKLE = "it is no dump: a broken pickle"
 
 
@@ -254,103 +252,63 @@ def unpickled(data: bytes) -> tuple[Any, bool]:
     none of them calls, imports or builds an object. Bytes, steps and time are bounded, and with
     them the memory. Raises NoDumpError for any other opcode.
     """
-    reader = _Pickle(data)
+    reader = _PlainUnpickler(data)
     try:
-        is_complete = reader.run()
-    except (IndexError, KeyError, TypeError):
-        raise NoDumpError(_NO_PICKLE) from None
-    if not is_complete:
+        return reader.load(), False
+    except _Cut:
         reader.close()
-    if not reader.stack or reader.stack[0] is _MARK:
-        raise NoDumpError("it is empty" if not data else _NO_PICKLE)
-    return reader.stack[-1 if is_complete else 0], not is_complete
+    except (IndexError, KeyError, TypeError, AttributeError, pickle.UnpicklingError):
+        raise NoDumpError(_NO_PICKLE) from None
+    if not reader.stack:
+        raise NoDumpError(_NO_PICKLE if data else "it is empty")
+    return reader.stack[0], True
 
 
 class _Cut(Exception):
-    """The file ends before the pickle does."""
+    """The file, or the time for it, ends before the pickle does."""
 
 
-class _Pickle:
-    """The stack machine of pickletools, without opcodes that call or import."""
+class _Opcodes(dict[int, Callable[[Any], object]]):
+    def __missing__(self, code: int) -> NoReturn:
+        raise NoDumpError(f"it is no dump: its opcode {code:#04x} is no plain data's")
+
+
+class _PlainUnpickler(pickle._Unpickler):  # type: ignore[misc, name-defined]
+    """Python's own stack machine, without the opcodes that call or import.
+
+    It is the one that is written in Python, whose stack still has the data before a cut.
+    """
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.position = data, 0
+        self._data, self._position, self._steps = data, 0, 0
+        self._until = time.process_time() + _READ_S
         self.stack: list[Any] = []
-        self.marks: list[int] = []
-        self.memo: dict[int, Any] = {}
+        self.metastack: list[list[Any]] = []
+        # As of a file, with these methods.
+        self.readline = self.read = self._take
+        super().__init__(self)
 
-    def run(self) -> bool:
-        """Read the pickle; returns whether its end was reached."""
-        until, steps = time.process_time() + _READ_S, 0
-        with contextlib.suppress(_Cut):
-            while (code := self.take(1)[0]) != _STOP:
-                steps += 1
-                late = steps % _STEPS_PER_LOOK == 0 and time.process_time() > until
-                if late or steps > _MAX_STEPS:
-                    return False
-                if code not in _OPCODES:
-                    raise NoDumpError(f"it is no dump: its opcode {code:#04x} is no plain data's")
-                begin = self.position
-                try:
-                    _OPCODES[code](self)
-                except _Cut:
-                    self.position = begin
-                    raise
-            return True
-        return False
+    def _take(self, size: int) -> bytes:
+        """The next bytes."""
+        self._steps += 1
+        is_late = self._steps % _STEPS_PER_LOOK == 0 and time.process_time() > self._until
+        end = self._position + size
+        if is_late or self._steps > _MAX_STEPS or end > len(self._data):
+            raise _Cut
+        self._position, begin = end, self._position
+        return self._data[begin:end]
 
     def close(self) -> None:
         """Add the values that were read before the cut to their containers."""
-        while self.marks:
-            items = self.pop_to_mark()
-            with contextlib.suppress(IndexError, TypeError):
-                if type(self.stack[-1]) is dict:
-                    self.set_items(items)
-                else:
-                    self.append(items)
+        while self.metastack:
+            items, self.stack = self.stack, self.metastack.pop()
+            container = self.stack[-1] if self.stack else None
+            if type(container) is dict:
+                self._set_items(items)
+            elif type(container) is list:
+                container += items
 
-    def take(self, size: int) -> bytes:
-        """The next bytes."""
-        if size > len(self.data) - self.position:
-            raise _Cut
-        self.position += size
-        return self.data[self.position - size : self.position]
-
-    def number(self, form: str) -> int:
-        """The next number, in this format of struct."""
-        return int(struct.unpack(form, self.take(struct.calcsize(form)))[0])
-
-    def long(self, size: int) -> int:
-        """The next whole number, of ``size`` bytes."""
-        if size > _LONGEST_NUMBER:
-            raise NoDumpError(f"it is no dump: a number of {size} bytes")
-        return int.from_bytes(self.take(size), "little", signed=True)
-
-    def push(self, value: Any) -> None:
-        self.stack.append(value)
-
-    def mark(self) -> None:
-        if len(self.marks) == _MAX_DEPTH:
-            raise NoDumpError(f"it is no dump: deeper than {_MAX_DEPTH} levels")
-        self.marks.append(len(self.stack))
-        self.stack.append(_MARK)
-
-    def pop_to_mark(self) -> list[Any]:
-        """Remove the last mark and all values above it; return the values."""
-        begin = self.marks.pop()
-        items = self.stack[begin + 1 :]
-        del self.stack[begin:]
-        return items
-
-    def pop(self, count: int) -> list[Any]:
-        """Remove and return the top ``count`` values; raises IndexError at a mark."""
-        if count > len(self.stack) - (self.marks[-1] + 1 if self.marks else 0):
-            raise IndexError
-        items = self.stack[-count:]
-        del self.stack[-count:]
-        return items
-
-    def set_items(self, items: list[Any]) -> None:
+    def _set_items(self, items: list[Any]) -> None:
         into = self.stack[-1]
         if type(into) is not dict:
             raise TypeError
@@ -360,54 +318,36 @@ class _Pickle:
             if type(key) is str or (type(key) is int and 0 <= key < _END_OF_KEYS):
                 into[key] = value
 
-    def append(self, items: list[Any]) -> None:
-        into = self.stack[-1]
-        if type(into) is not list:
-            raise TypeError
-        into += items
+    def _load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set_items([key, value])
 
-    def remember(self, key: int) -> None:
-        if self.stack[-1] is _MARK:
-            raise IndexError
-        self.memo[key] = self.stack[-1]
+    def _load_text(self, form: str) -> None:
+        (size,) = struct.unpack(form, self.read(struct.calcsize(form)))
+        self.append(self.read(size).decode("utf-8", "replace"))
 
-    def text(self, form: str) -> None:
-        self.push(self.take(self.number(form)).decode("utf-8", "replace"))
+    def _load_long(self, form: str) -> None:
+        (size,) = struct.unpack(form, self.read(struct.calcsize(form)))
+        if size > _LONGEST_NUMBER:
+            raise NoDumpError(f"it is no dump: a number of {size} bytes")
+        self.append(int.from_bytes(self.read(size), "little", signed=True))
 
+    dispatch = _Opcodes(
+        {code: pickle._Unpickler.dispatch[code]  # type: ignore[attr-defined]
+         for code in b"(}])eat\x85\x86\x87N\x88\x89JKMGqr\x94hj."}
+    )  # fmt: skip
+    dispatch |= {
+        0x80: lambda reader: reader.read(1),  # PROTO
+        0x95: lambda reader: reader.read(8),  # FRAME
+        ord("u"): lambda reader: reader._set_items(reader.pop_mark()),
+        ord("s"): _load_setitem,
+        0x8A: lambda reader: reader._load_long("<B"),
+        0x8B: lambda reader: reader._load_long("<I"),
+        ord("X"): lambda reader: reader._load_text("<I"),
+        0x8C: lambda reader: reader._load_text("<B"),
+        0x8D: lambda reader: reader._load_text("<Q"),
+    }
 
-_OPCODES: Mapping[int, Callable[[_Pickle], object]] = {
-    0x80: lambda reader: reader.take(1),  # PROTO
-    0x95: lambda reader: reader.take(8),  # FRAME
-    ord("("): _Pickle.mark,
-    ord("}"): lambda reader: reader.push({}),
-    ord("]"): lambda reader: reader.push([]),
-    ord(")"): lambda reader: reader.push(()),
-    ord("u"): lambda reader: reader.set_items(reader.pop_to_mark()),
-    ord("s"): lambda reader: reader.set_items(reader.pop(2)),
-    ord("e"): lambda reader: reader.append(reader.pop_to_mark()),
-    ord("a"): lambda reader: reader.append(reader.pop(1)),
-    ord("t"): lambda reader: reader.push(tuple(reader.pop_to_mark())),
-    0x85: lambda reader: reader.push(tuple(reader.pop(1))),
-    0x86: lambda reader: reader.push(tuple(reader.pop(2))),
-    0x87: lambda reader: reader.push(tuple(reader.pop(3))),
-    ord("N"): lambda reader: reader.push(None),
-    0x88: lambda reader: reader.push(True),
-    0x89: lambda reader: reader.push(False),
-    ord("J"): lambda reader: reader.push(reader.number("<i")),
-    ord("K"): lambda reader: reader.push(reader.number("<B")),
-    ord("M"): lambda reader: reader.push(reader.number("<H")),
-    0x8A: lambda reader: reader.push(reader.long(reader.number("<B"))),
-    0x8B: lambda reader: reader.push(reader.long(reader.number("<I"))),
-    ord("G"): lambda reader: reader.push(struct.unpack(">d", reader.take(8))[0]),
-    ord("X"): lambda reader: reader.text("<I"),
-    0x8C: lambda reader: reader.text("<B"),
-    0x8D: lambda reader: reader.text("<Q"),
-    ord("q"): lambda reader: reader.remember(reader.number("<B")),
-    ord("r"): lambda reader: reader.remember(reader.number("<I")),
-    0x94: lambda reader: reader.remember(len(reader.memo)),  # MEMOIZE
-    ord("h"): lambda reader: reader.push(reader.memo[reader.number("<B")]),
-    ord("j"): lambda reader: reader.push(reader.memo[reader.number("<I")]),
-}
 
 #: Maximum bytes of memory for the objects of a dump in JSON.
 _MAX_COST = 128 << 20

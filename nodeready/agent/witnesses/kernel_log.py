@@ -63,10 +63,8 @@ _PATTERNS = (
     ("memory", r".{1,15}: page allocation failure: "),
     ("oom", r"(?:Memory cgroup out|Out) of memory.*?: Kill(?:ed)? process (?P<pid>\d+) "),
     ("xid", r"NVRM: Xid \([^)]*\): \d+(?:, pid='?(?P<pid>\d+))?"),
-    (
-        "hung",
-        r"INFO: task .{1,15}:(?P<pid>\d+) blocked (?:in I/O wait )?for more than \d+ seconds",
-    ),
+    ("hung",
+     r"INFO: task .{1,15}:(?P<pid>\d+) blocked (?:in I/O wait )?for more than \d+ seconds"),
     ("hung", r"watchdog: BUG: soft lockup - CPU#\d+ stuck .*:(?P<pid>\d+)\]"),
     ("hung", r"rcu: INFO: rcu_\w+ (?:self-)?detected (?:expedited )?stall"),
     ("memory", r"Memory failure: 0x[0-9a-f]+: "),
@@ -85,14 +83,12 @@ _PATTERNS = (
     ("filesystem", r"BTRFS (?:error|critical)"),
     ("filesystem", r"(?:blk_update_request: |print_req_error: )?\w* ?I/O error,? (?:on )?dev "),
     ("filesystem", r"Buffer I/O error on dev"),
-    (
-        "filesystem",
-        r"(?:libceph: (?:osd|mds|mon)\d+|ceph:) .*(?:down|hung|stale|lost|timed? ?out)",
-    ),
+    ("filesystem",
+     r"(?:libceph: (?:osd|mds|mon)\d+|ceph:) .*(?:down|hung|stale|lost|timed? ?out)"),
     ("filesystem", r"CIFS: .*(?:has not responded|timed out|-110)"),
     ("filesystem", r"nvme nvme\d+: (?:I/O .*timeout|I/O tag .*timeout|controller is down)"),
     ("filesystem", r"(?:beegfs|mmfs|GPFS): .*(?:error|timed? ?out|unreachable|lost)"),
-)
+)  # fmt: skip
 _RULES = tuple((kind, re.compile(pattern)) for kind, pattern in _PATTERNS)
 
 
