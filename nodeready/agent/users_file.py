@@ -30,6 +30,8 @@ from nodeready.agent.proc import status_fields
 _MAX_LINKS = 40
 #: The user who reads files that root has opened.
 NOBODY = 65534
+#: Flags to read a file that a user may have exchanged for a FIFO or a terminal.
+READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -268,6 +270,23 @@ def held_path(pid: int, uid: int, path: str) -> Iterator[tuple[int, os.stat_resu
 
 
 @contextmanager
+def opened_path(pid: int, uid: int, path: str) -> Iterator[tuple[int, os.stat_result]]:
+    """A descriptor to read the regular file at a path of a process, and the file's status.
+
+    The file is found as by `held_path`. Raises OSError; FileRefused for another kind of file.
+    """
+    with held_path(pid, uid, path) as (held, status):
+        if not stat.S_ISREG(status.st_mode):
+            raise FileRefused(f"it is {special_kind(status.st_mode)}")
+        with with_rights(rights_of(uid)):
+            number = os.open(f"/proc/self/fd/{held}", READ_FLAGS)
+    try:
+        yield number, status
+    finally:
+        os.close(number)
+
+
+@contextmanager
 def scan(directory: Resolved) -> Iterator[Iterator[os.DirEntry[str]]]:
     """The entries of a directory, within the block.
 
@@ -352,10 +371,9 @@ def open_regular(
                 f"it has {held_file.status.st_nlink} names: a hard link, which a user other than "
                 "its owner may have made"
             )
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         with with_rights(rights_of(held_file.status.st_uid if owner is None else owner)):
             # By the descriptor, because another file may have the name now.
-            number = os.open(f"/proc/self/fd/{held_file.number}", flags)
+            number = os.open(f"/proc/self/fd/{held_file.number}", READ_FLAGS)
     finally:
         os.close(held_file.number)
     return number, held_file.status

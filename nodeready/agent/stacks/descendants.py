@@ -308,11 +308,7 @@ def _number_in_ray(pid: int, uid: int) -> tuple[int, int] | None:
         with contextlib.suppress(OSError, logs.NoLogError):
             shown = os.readlink(link)
             if _RAY_LOG.fullmatch(shown[shown.rfind("/") :]):
-                log = logs.open_written(link, shown, uid)
-                try:
-                    data = os.pread(log.number, _RAY_LOG_BYTES, 0)
-                finally:
-                    os.close(log.number)
+                data, _ = logs.read_written(link, shown, uid, _RAY_LOG_BYTES, from_end=False)
                 if rows := _RAY_NUMBER.findall(data):
                     return int(rows[-1][0]), int(rows[-1][1])
     return None

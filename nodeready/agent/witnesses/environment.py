@@ -11,7 +11,6 @@ import contextlib
 import os
 import pwd
 import re
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,7 +20,7 @@ from nodeready.agent.proc import holder_text, list_directory, listeners, socket_
 from nodeready.agent.proofs.mesh import resolve
 from nodeready.agent.secrets import redact
 from nodeready.agent.stacks import processes
-from nodeready.agent.users_file import held_path, rights_of, with_rights
+from nodeready.agent.users_file import opened_path
 from nodeready.core import wire
 from nodeready.core.base import Output
 from nodeready.subjects.job_environment import (
@@ -175,10 +174,8 @@ def _nccl_files(pid: int, chosen: str) -> Iterator[NcclFile]:
             home = pwd.getpwuid(uid).pw_dir
     for path in (chosen or f"{home}/.nccl.conf", "/etc/nccl.conf"):
         data = b""
-        with contextlib.suppress(OSError), held_path(pid, uid, path) as (held, status):
-            if stat.S_ISREG(status.st_mode):
-                with with_rights(rights_of(uid)), open(f"/proc/self/fd/{held}", "rb") as file:
-                    data = file.read(_CONF_BYTES)
+        with contextlib.suppress(OSError), opened_path(pid, uid, path) as (number, _):
+            data = os.read(number, _CONF_BYTES)
         rows = (row.strip() for row in data.split(b"\n") if row.startswith(b"NCCL_"))
         if variables := select_variables(b"\0".join(rows)):
             yield NcclFile(path[:_MAX_VALUE], variables)

@@ -154,20 +154,12 @@ def _read(pid: int, uid: int, path: str) -> tuple[float, bytes, bool]:
 
     Raises OSError; FileRefused if it is no regular file of this user's.
     """
-    with users_file.held_path(pid, uid, path) as (held, file_stat):
-        if not stat.S_ISREG(file_stat.st_mode):
-            raise FileRefused(f"it is {users_file.special_kind(file_stat.st_mode)}")
+    with users_file.opened_path(pid, uid, path) as (number, file_stat):
         if file_stat.st_uid != uid:
             raise FileRefused("it is another user's file")
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        with with_rights(rights_of(uid)):
-            number = os.open(f"/proc/self/fd/{held}", flags)
-        try:
-            data = b""
-            while len(data) <= MAX_BYTES and (chunk := os.read(number, 1 << 20)):
-                data += chunk
-        finally:
-            os.close(number)
+        data = b""
+        while len(data) <= MAX_BYTES and (chunk := os.read(number, 1 << 20)):
+            data += chunk
     return file_stat.st_mtime, data[:MAX_BYTES], len(data) > MAX_BYTES
 
 

@@ -22,7 +22,7 @@ from nodeready.agent.log_ranks import GLOBAL_RANK, LineOrigin, RankReader, host_
 from nodeready.agent.proc import all_pids
 from nodeready.agent.rank_lines import learn_file, read_ranks
 from nodeready.agent.stacks import processes
-from nodeready.agent.users_file import held_path, rights_of, with_rights
+from nodeready.agent.users_file import READ_FLAGS, opened_path, rights_of, with_rights
 from nodeready.agent.witnesses import nccl_inspector, nccl_log
 from nodeready.agent.witnesses.nccl_inspector import last_collective
 from nodeready.agent.witnesses.nccl_log import NcclRank, read_log
@@ -517,15 +517,9 @@ def _inspector_lines(pid: int, uid: int) -> Iterator[str]:
             shown = os.readlink(link)
             if not nccl_inspector.FILES.search(shown):
                 continue
-            file = open_written(link, shown, uid)
-            try:
-                start = max(0, file.file_stat.st_size - TAIL_BYTES)
-                data = os.pread(file.number, TAIL_BYTES, start)
-            finally:
-                os.close(file.number)
-            yield from (
-                row[:_LONGEST].decode("utf-8", "replace") for row in data.split(b"\n")[start > 0 :]
-            )
+            data, is_whole = read_written(link, shown, uid, TAIL_BYTES)
+            rows = data.split(b"\n")[0 if is_whole else 1 :]
+            yield from (row[:_LONGEST].decode("utf-8", "replace") for row in rows)
 
 
 def _nccl_rank(pid: int, uid: int, rank: int | None, logs: Sequence[_LogParts]) -> NcclRank | None:
@@ -566,17 +560,8 @@ def _nccl_file(pid: int, uid: int) -> Iterator[int]:
         raise FileNotFoundError
     values = {"%h": os.uname().nodename, "%p": str(all_pids(pid)[-1]), "%%": "%"}
     path = re.sub("%[hp%]", lambda match: values[match[0]], path)
-    with held_path(pid, uid, path) as (held, status):
-        if not stat.S_ISREG(status.st_mode):
-            raise FileNotFoundError
-        with with_rights(rights_of(uid)):
-            number = os.open(
-                f"/proc/self/fd/{held}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-            )
-        try:
-            yield number
-        finally:
-            os.close(number)
+    with opened_path(pid, uid, path) as (number, _):
+        yield number
 
 
 def last_written(files: Sequence[_LogFile]) -> _LogFile:
@@ -642,14 +627,30 @@ def open_written(link: str, shown: str, uid: int) -> _LogFile:
                 )
             if not file_stat.st_nlink:
                 raise NoLogError(f"the file that it writes was deleted: {shown}")
-            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
             # A process of root's may write a user's file.
             with with_rights(rights_of(uid or file_stat.st_uid)):
-                return _LogFile(shown, os.open(f"/proc/self/fd/{held}", flags), file_stat)
+                number = os.open(f"/proc/self/fd/{held}", READ_FLAGS)
+            return _LogFile(shown, number, file_stat)
         finally:
             os.close(held)
     except OSError as problem:
         raise NoLogError(f"{shown}: {_reason(problem)}") from None
+
+
+def read_written(
+    link: str, shown: str, uid: int, max_bytes: int, *, from_end: bool = True
+) -> tuple[bytes, bool]:
+    """The end or the beginning of the file of a descriptor, and whether it is the whole file.
+
+    link, shown, uid: as of `open_written`. Raises NoLogError, OSError.
+    """
+    file = open_written(link, shown, uid)
+    try:
+        size = file.file_stat.st_size
+        start = max(0, size - max_bytes) if from_end else 0
+        return os.pread(file.number, max_bytes, start), size <= max_bytes
+    finally:
+        os.close(file.number)
 
 
 def _open_behind_pipe(

@@ -269,15 +269,9 @@ def _log(pid: int) -> tuple[int | None, int | None, bool]:
 
 def _watchdog_fired(link: str, owner: int) -> bool:
     """Whether the end of the log has a timeout of the watchdog."""
-    try:
-        log = logs.open_written(link, link, owner)
-    except logs.NoLogError:
-        return False
-    try:
-        begin = max(0, log.file_stat.st_size - _LOG_BYTES)
-        return bool(_WATCHDOG.search(os.pread(log.number, _LOG_BYTES, begin)))
-    finally:
-        os.close(log.number)
+    with contextlib.suppress(logs.NoLogError):
+        return bool(_WATCHDOG.search(logs.read_written(link, link, owner, _LOG_BYTES)[0]))
+    return False
 
 
 def _ports() -> list[int | None]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from nodeready.agent.stacks import processes
-from nodeready.agent.users_file import held_path, with_rights
+from nodeready.agent.users_file import opened_path, with_rights
 from nodeready.agent.witnesses import nccl_ras
 
 _TORCH = re.compile(r"(/.*/torch)/(?:_C\.[^/]*\.so|lib/libtorch[^/]*\.so[^/]*)$")
@@ -90,14 +89,10 @@ def _torch_directories(maps: Sequence[str]) -> list[str]:
 def torch_version(pid: int, uid: int, maps: Sequence[str]) -> str:
     """The version of PyTorch that its torch/version.py names; "": not found."""
     for directory in _torch_directories(maps):
-        with (
-            contextlib.suppress(OSError),
-            held_path(pid, uid, f"{directory}/version.py") as (file, status),
-        ):
-            if stat.S_ISREG(status.st_mode):
-                match = _VERSION.search(processes.contents(f"/proc/self/fd/{file}", 4096))
-                if match:
-                    return match[1]
+        path = f"{directory}/version.py"
+        with contextlib.suppress(OSError), opened_path(pid, uid, path) as (number, _):
+            if match := _VERSION.search(os.read(number, 4096).decode("utf-8", "replace")):
+                return match[1]
     return ""
 
 
