@@ -363,10 +363,8 @@ def _with_origins(reader: RankReader, rows: Sequence[str]) -> RankReader:
 
 def _learn_layers(rows: Sequence[str], share: float) -> tuple[tuple[_Form, ...], ...]:
     """The forms of prefixes that the lines have, the outermost first.
-
     share: the minimum part of the lines that has a bare number; a batch script may write many
-           lines before the launcher's
-    """
+           lines before the launcher's"""
     layers: list[tuple[_Form, ...]] = []
     outer: set[str] = set()
     texts = [row for row in rows if not _LAUNCHER.match(row)]
@@ -395,9 +393,7 @@ def _learn_layers(rows: Sequence[str], share: float) -> tuple[tuple[_Form, ...],
 
 def _are_ranks(form: _Form, texts: Sequence[str], share: float, tasks: Set[int]) -> bool:
     """Whether the numbers that a form finds are ranks, or nodes' numbers.
-
-    tasks: that srun itself reports
-    """
+    tasks: that srun itself reports"""
     numbers: list[int] = []
     names: set[str] = set()
     is_word = False

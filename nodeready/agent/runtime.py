@@ -106,9 +106,7 @@ class Watchdog:
 
     def __init__(self, after_kill: Callable[[], object] = lambda: None) -> None:
         """Fork the watchdog, which is only possible before any thread is started.
-
-        after_kill: called by the watchdog when we were killed and our processes have ended
-        """
+        after_kill: called by the watchdog when we were killed and our processes have ended"""
         read, self._write = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:

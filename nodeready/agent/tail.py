@@ -302,9 +302,7 @@ class TailReader:
 
 def _read_rows(handle: int, size: int, count: int, *, is_whole: bool) -> list[bytes] | None:
     """At least the file's last ``count`` lines; None: it is no text.
-
-    is_whole: all lines of its last `MAX_BYTES` bytes
-    """
+    is_whole: all lines of its last `MAX_BYTES` bytes"""
     rows: list[bytes] | None = []
     for limit in (MAX_BYTES,) if is_whole else (TAIL_BYTES, MAX_BYTES):
         start = max(0, size - limit)

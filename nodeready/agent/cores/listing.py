@@ -102,9 +102,7 @@ def _entries(
     place: CorePlace, directories: Sequence[PatternDirectory], until: float
 ) -> tuple[list[_CoreEntry], int, list[str]]:
     """The regular files of the place, the number of them, and a note about each unread directory.
-
-    Of too many files, each user's newest are kept.
-    """
+    Of too many files, each user's newest are kept."""
     entries: list[_CoreEntry] = []
     count, notes = 0, []
     for index, directory in enumerate(directories):

@@ -218,14 +218,11 @@ def drain_or_undrain(
 def _may_stay_drained(
     node: SlurmNode, name: str, words: Sequence[str], maximum: str, deadline: float
 ) -> bool:
-    """Drain the node with a pending reason, and look again.
-
+    """Drain the node with a pending reason, and look again. Returns False if the drain is not
+    pending any more: a person, or another run, has decided. Raises DrainError if the node may not
+    be drained; then it is not.
     node:  as Slurm showed it
-    words: of the final update
-
-    Returns False if the drain is not pending any more: a person, or another run, has decided.
-    Raises DrainError if the node may not be drained; then it is not.
-    """
+    words: of the final update"""
     if not node.is_pending:
         time.sleep(random.uniform(0, _SPREAD_S))
         nodes = parse_all(_scontrol(["show", "node"], deadline))

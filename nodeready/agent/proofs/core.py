@@ -245,12 +245,10 @@ class CrashCanary:
         return [core_file for core_file in core_files if core_file is not None]
 
     def _seconds(self) -> list[int]:
-        """The seconds since the epoch in which the core can have been dumped.
-
-        If the clock was set meanwhile, these are the seconds after the start by the old clock and
-        those before the end by the new one. One second more on both sides, because the kernel's
-        coarse clock is a little behind.
-        """
+        """The seconds since the epoch in which the core can have been dumped. If the clock was set
+        meanwhile, these are the seconds after the start by the old clock and those before the end
+        by the new one. One second more on both sides, because the kernel's coarse clock is a
+        little behind."""
         until, until_s = self._ended or (time.time(), time.monotonic())
         first, last = int(self.mark.since) - 1, int(until) + 1
         count = int(until_s - self._began_s) + 3
@@ -368,9 +366,7 @@ def _backtrace(
     supervisor: ProcessSupervisor, path: str, program: str, core: CanaryCore
 ) -> tuple[int, str]:
     """The number of frames that gdb reads from a core, and gdb's error if it reads none.
-
-    path: of gdb
-    """
+    path: of gdb"""
     try:
         number, status = open_regular(follow(ROOT, core.path).path)
     except OSError as problem:

@@ -126,7 +126,6 @@ def _in_own_session(
     inside: bool = False,
 ) -> None:
     """The proofs in this session.
-
     control: we are root, and also attach as root
     inside:  another nodeready program opened the session, and observes how the node opens sessions
     """

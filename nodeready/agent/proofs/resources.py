@@ -72,13 +72,10 @@ def _place(path: str) -> JobDirectory:
 
 
 def _memory_bytes(root: str) -> int | None:
-    """The free memory and swap, at most the lowest memory.max of this session's cgroups (v2).
-
-    A cgroup's current use is ignored, because it counts files that the kernel can drop. None:
+    """The free memory and swap, at most the lowest memory.max of this session's cgroups (v2). A
+    cgroup's current use is ignored, because it counts files that the kernel can drop. None:
     /proc/meminfo cannot be read.
-
-    root: the directory of /proc and /sys
-    """
+    root: the directory of /proc and /sys"""
     try:
         with open(os.path.join(root, "proc/meminfo"), encoding="ascii") as file:
             fields = dict(line.split(":", 1) for line in file)
@@ -113,10 +110,8 @@ def _words(problem: OSError) -> str:
 
 
 def _device(path: str) -> DeviceNode | None:
-    """A device file whose mode or ACL excludes the user; None: the user may open it.
-
-    A cgroup that reserves a device for other jobs gives EPERM, which is no fault of the file.
-    """
+    """A device file whose mode or ACL excludes the user; None: the user may open it. A cgroup that
+    reserves a device for other jobs gives EPERM, which is no fault of the file."""
     if os.access(path, os.R_OK | os.W_OK):
         return None
     try:

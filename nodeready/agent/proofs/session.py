@@ -283,10 +283,8 @@ def _undo_sudo() -> None:
 
 
 def _caller_of_sudo() -> int | None:
-    """The process that called sudo; None: sudo is not among our ancestors.
-
-    With use_pty, sudo is two processes, and also sets its own core limit to 0.
-    """
+    """The process that called sudo; None: sudo is not among our ancestors. With use_pty, sudo is
+    two processes, and also sets its own core limit to 0."""
     is_below = False
     for pid, name in _parents():
         if is_below and name != "sudo":
@@ -397,10 +395,8 @@ def by_shell(
 
 class _SessionRows:
     """The configuration of the program in another session, and its output.
-
     config: of the program there
-    start:  as ``has_begun`` of `ProcessSupervisor.run`
-    """
+    start:  as ``has_begun`` of `ProcessSupervisor.run`"""
 
     def __init__(self, config: ProofConfig, name: str, limit_s: float) -> None:
         repeated = tuple(name for name in IN_EACH_SESSION if name in config.proofs)
@@ -424,9 +420,7 @@ class _SessionRows:
 
     def result(self, ended: Ended, *, starts: bool) -> SessionProof:
         """The result of the session.
-
-        starts: the user's shell was started, and ended by itself
-        """
+        starts: the user's shell was started, and ended by itself"""
         user = self._rows.pop("user", None)
         if user and not user.error:
             return SessionProof("", **self._rows)
@@ -511,9 +505,7 @@ def _file_of(service: str) -> str:
 
 def _stack(path: str, kinds: tuple[str, ...], depth: int = 0) -> Iterator[PamLine | None]:
     """The lines for LOGIN_MODULES in this file and in the files that it includes (pam.conf(5)).
-
-    None stands for a file that cannot be read.
-    """
+    None stands for a file that cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             rows = file.read(1 << 20).replace("\\\n", "  ").splitlines()

@@ -501,9 +501,7 @@ def _empty_answer(
     order: _Work, reason: str, *, broken: bool = False
 ) -> CollectiveAnswer | PairAnswer:
     """The answer to an order without a result.
-
-    broken: the reason is a mistake in this program
-    """
+    broken: the reason is a mistake in this program"""
     if isinstance(order, PairOrder):
         return PairAnswer(order.number, order.target.name, (), reason, "", (), "", 0.0, 0.0, -1, 0)
     seconds = 0.0 if broken else order.limit_s

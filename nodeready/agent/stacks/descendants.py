@@ -387,9 +387,7 @@ def _rank(
     process: ScannedProcess, local_rank: int | None = None, size: int | None = None, job: str = ""
 ) -> JobRank:
     """A rank without a launcher's number.
-
-    size: world size of a job that is all on this node; None: not known, nor is its rank
-    """
+    size: world size of a job that is all on this node; None: not known, nor is its rank"""
     rank = local_rank if size else None
     identity = RankIdentity(rank, local_rank, size, job, owner=owner_of(process))
     return JobRank(process, identity)

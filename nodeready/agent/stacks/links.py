@@ -164,9 +164,7 @@ class _NodeEnds:
 
     def peers(self, pid: int, pairs: Iterable[Sequence[str]]) -> list[str]:
         """The peers of connections: ``pid 55``, or the peer's address and the own address.
-
-        Processes that are no ranks are left out.
-        """
+        Processes that are no ranks are left out."""
         peers: dict[str, None] = {}
         for address, listed_peer in pairs:
             peer = listed_peer or self.unix_peers.get(address, "")
@@ -183,11 +181,9 @@ class _NodeEnds:
         return list(peers)
 
     def waits_of_call(self, pid: int, call: waits.WaitCall) -> list[str]:
-        """The ranks that a call waits for, as in `peers`.
-
-        ``may`` stands before a process that shares memory, and before all if the waiting process
-        or a process of no rank also holds the pipe.
-        """
+        """The ranks that a call waits for, as in `peers`. ``may`` stands before a process that
+        shares memory, and before all if the waiting process or a process of no rank also holds the
+        pipe."""
         peers = self.peers(pid, call.sockets)
         rank_pid = self.target_by_pid[pid].pid
         holders = {

@@ -145,9 +145,7 @@ def _c_int(value: int) -> int:
 
 class _WaitingThread:
     """Collects the objects that a thread's system call names.
-
-    wait_channel: the kernel function in which the thread waits
-    """
+    wait_channel: the kernel function in which the thread waits"""
 
     def __init__(self, pid: int, arguments: Sequence[int], wait_channel: str) -> None:
         self.pid, self.arguments, self._wait_channel = pid, arguments, wait_channel
@@ -502,10 +500,8 @@ def observe(
 
 
 def _holders(pid: int, call: WaitCall, pipe_ends: PipeEnds, locks: str) -> tuple[int, ...]:
-    """The processes that hold the lock or the awaited ends of the pipes of a call.
-
-    (): not every process was probed.
-    """
+    """The processes that hold the lock or the awaited ends of the pipes of a call. (): not every
+    process was probed."""
     holder = lock_holder(locks, pid) if call.lock else 0
     if holder:
         return (holder,)

@@ -162,11 +162,8 @@ def _local_facts(pid: int, variables: Mapping[str, str] | None) -> EnvironmentFa
 
 def _nccl_files(pid: int, chosen: str) -> Iterator[NcclFile]:
     """The files with variables that NCCL reads in a process (initEnv of its src/misc/param.cc).
-
     They are opened with the rights of the process's user, below its own root.
-
-    chosen: NCCL_CONF_FILE, which replaces the file in the user's home directory
-    """
+    chosen: NCCL_CONF_FILE, which replaces the file in the user's home directory"""
     uid = os.stat(f"/proc/{pid}").st_uid
     home = ""
     if not chosen:

@@ -152,11 +152,8 @@ def xids(lines: Iterable[tuple[float, str]]) -> Iterator[tuple[str, int]]:
 
 
 def _record_lines(lines: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
-    """The lines that begin a record.
-
-    Some messages contain the name of a user's file or mount. A newline in that name starts a line
-    of the same moment that could forge any message.
-    """
+    """The lines that begin a record. Some messages contain the name of a user's file or mount. A
+    newline in that name starts a line of the same moment that could forge any message."""
     own_lines: list[tuple[float, str]] = []
     record_ago_s, is_known = None, False
     for ago_s, text in lines:

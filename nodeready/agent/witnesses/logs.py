@@ -273,9 +273,7 @@ def _by_prefix(
     before: str, kind: str, *, group_rank: int | None = None, **values: Any
 ) -> _LogStatement:
     """A report of the rank and the group that the line's prefix names.
-
-    values: see `_report`
-    """
+    values: see `_report`"""
     global_rank, group = GLOBAL_RANK.search(before), ""
     if match := _GROUP.search(before):
         name, description = match[1] or "", match[2] or ""
@@ -657,9 +655,7 @@ def _open_behind_pipe(
     pid: int, uid: int, shown: str, pipe: tuple[int, int], *, error: bool, steps: int = _MAX_STEPS
 ) -> list[_LogFile]:
     """The files that a pipe's reader writes. Raises NoLogError.
-
-    error: it is standard error; steps: filters that are followed (``train | ts | tee log``)
-    """
+    error: it is standard error; steps: filters that are followed (``train | ts | tee log``)"""
     search = _find_readers(pid, uid)
     readers = [reader for reader in search.readers.get(pipe, ()) if reader.pid != pid]
     if not readers:
@@ -686,11 +682,9 @@ def _open_behind_pipe(
 
 
 def _output_descriptors(reader: _PipeReader, error: bool) -> list[list[int]]:
-    """The descriptors to which a filter or launcher may write a pipe's data, likeliest first.
-
-    A filter such as tee writes to its output, or to files. A launcher such as mpirun writes output
-    to its own output, and errors to its own errors.
-    """
+    """The descriptors to which a filter or launcher may write a pipe's data, likeliest first. A
+    filter such as tee writes to its output, or to files. A launcher such as mpirun writes output
+    to its own output, and errors to its own errors."""
     other_descriptors = _other_descriptors(reader.pid)
     if reader.number == 0:
         return [[1], other_descriptors, [2]]
@@ -698,10 +692,8 @@ def _output_descriptors(reader: _PipeReader, error: bool) -> list[list[int]]:
 
 
 def _open_written_log(pid: int, uid: int, turns: Iterable[Sequence[int]]) -> list[_LogFile]:
-    """The file that a process writes through the first of these descriptors.
-
-    The file may be the common log of many ranks.
-    """
+    """The file that a process writes through the first of these descriptors. The file may be the
+    common log of many ranks."""
     for numbers in turns:
         written_files: list[_LogFile] = []
         for number in numbers:
@@ -721,12 +713,9 @@ def _open_written_log(pid: int, uid: int, turns: Iterable[Sequence[int]]) -> lis
 
 
 def _open_srun_log(pid: int, uid: int, sruns: Iterable[int], *, error: bool) -> list[_LogFile]:
-    """The file into which srun writes the output that slurmstepd sends it. Raises NoLogError.
-
-    If a batch script started the step, srun runs on the job's first node.
-
-    sruns: this user's processes of srun; each srun has two, which write the same file
-    """
+    """The file into which srun writes the output that slurmstepd sends it. Raises NoLogError. If a
+    batch script started the step, srun runs on the job's first node.
+    sruns: this user's processes of srun; each srun has two, which write the same file"""
     job = _slurm_job(pid)
     files_by_inode: dict[tuple[int, int], _LogFile] = {}
     for srun in sruns:
@@ -813,9 +802,7 @@ _KNOWN_S = 2.0
 
 def _find_readers(pid: int, uid: int) -> _PipeSearch:
     """The readers of pipes among this user's processes.
-
-    pid: the process whose reader is searched for
-    """
+    pid: the process whose reader is searched for"""
     search = _searches.get(uid)
     if search is None or not search.readers or time.monotonic() - search.begun_s > _KNOWN_S:
         search = _searches[uid] = _PipeSearch(time.monotonic())
@@ -833,9 +820,7 @@ def _find_readers(pid: int, uid: int) -> _PipeSearch:
 
 def _processes(pid: int, uid: int) -> Iterator[int]:
     """This user's processes: the parent of this process first, then by the distance of the pid.
-
-    The processes of a pipeline start together, so their pids are close.
-    """
+    The processes of a pipeline start together, so their pids are close."""
     parent = _parent(pid)
     order = sorted(processes.pids(), key=lambda other: (other != parent, abs(other - pid)))
     for number in order:

@@ -170,10 +170,8 @@ def _world(environment: Mapping[str, str]) -> int | None:
 
 
 def _address(text: str) -> tuple[str, int]:
-    """Host ("": localhost) and port of NCCL_RAS_ADDR (`ncclSocketGetAddrFromString`).
-
-    A name is not resolved, because a name service may hang. Raises _Absent.
-    """
+    """Host ("": localhost) and port of NCCL_RAS_ADDR (`ncclSocketGetAddrFromString`). A name is
+    not resolved, because a name service may hang. Raises _Absent."""
     if not text:
         return "", _PORT
     match = re.fullmatch(
@@ -198,15 +196,12 @@ def _query(
     has_other_nodes: bool,
     makes_communicator: bool,
 ) -> Ras:
-    """Check the library and the listener, then fetch the report; with the user's rights.
-
-    Raises _Absent, OSError.
-
+    """Check the library and the listener, then fetch the report; with the user's rights. Raises
+    _Absent, OSError.
     ranks: of one user
     world: number of ranks of the whole job; None: not known
     allow, makes_communicator: as for `observe`
-    has_other_nodes: the job may have ranks on other nodes, which were not checked
-    """
+    has_other_nodes: the job may have ranks on other nodes, which were not checked"""
     uid, pids = ranks[0][1], [pid for pid, _, _ in ranks]
     version = _library(pids, uid)
     # Without a listener, a warning about a query makes no sense.
@@ -445,9 +440,7 @@ def _beginning(data: bytes) -> str:
 
 class _RasDialogue:
     """Commands and answers over one connection.
-
-    until: a moment of time.monotonic()
-    """
+    until: a moment of time.monotonic()"""
 
     def __init__(self, connection: socket.socket, until: float) -> None:
         self.connection, self.until = connection, until
