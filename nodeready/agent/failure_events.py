@@ -31,8 +31,8 @@ from nodeready.agent.failure_rules import (
     ranks_in,
     signal_of,
 )
+from nodeready.agent.log_lines import STAMP_CHARACTERS, TIMED, Calendar, node_calendar, stamp
 from nodeready.agent.log_ranks import LineOrigin, learn_ranks, split_plain
-from nodeready.agent.log_times import STAMP_CHARACTERS, TIMED, Calendar, node_calendar, stamp
 from nodeready.agent.log_variables import LogFacts, read_facts
 from nodeready.agent.witnesses.flight_recorder import Recording
 from nodeready.agent.witnesses.logs import WatchdogReport, reports

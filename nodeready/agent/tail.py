@@ -19,17 +19,16 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from nodeready.agent import users_file
-from nodeready.agent.log_lines import last_lines, text_lines
+from nodeready.agent.log_lines import last_lines, learn_file, read_ranks, text_lines
 from nodeready.agent.log_ranks import file_ranks, named_ranks
-from nodeready.agent.mount_table import (
+from nodeready.agent.path_pattern import PathMatch, PatternWalk, absolute_pattern
+from nodeready.agent.proc import (
     KERNEL_FILE_SYSTEMS,
     hung_devices,
     name_after,
     open_own_name,
     own_mounts,
 )
-from nodeready.agent.path_pattern import PathMatch, PatternWalk, absolute_pattern
-from nodeready.agent.rank_lines import learn_file, read_ranks
 from nodeready.agent.runtime import ForkedWorker, Send
 from nodeready.agent.stacks import processes
 from nodeready.agent.users_file import NOBODY, FileRefused, Rights, by_turns

@@ -33,7 +33,6 @@ from nodeready.agent.proofs import session
 from nodeready.agent.proofs.mesh import local_addresses
 from nodeready.agent.runtime import Ended, ProcessSupervisor, bug_text, hold_streams
 from nodeready.agent.smoke import engines, orders
-from nodeready.agent.smoke.listeners import SmokeListeners
 from nodeready.agent.smoke.orders import (
     CollectiveAnswer,
     CollectiveOrder,
@@ -43,7 +42,7 @@ from nodeready.agent.smoke.orders import (
     PairOrder,
     SmokeConfig,
 )
-from nodeready.agent.smoke.pair import run_pair
+from nodeready.agent.smoke.pair import SmokeListeners, run_pair
 from nodeready.agent.stacks import processes
 from nodeready.agent.witnesses import environment, software
 from nodeready.core import wire

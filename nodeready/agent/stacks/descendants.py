@@ -308,7 +308,7 @@ def _number_in_ray(pid: int, uid: int) -> tuple[int, int] | None:
         with contextlib.suppress(OSError, logs.NoLogError):
             shown = os.readlink(link)
             if _RAY_LOG.fullmatch(shown[shown.rfind("/") :]):
-                data, _ = logs.read_written(link, shown, uid, _RAY_LOG_BYTES, from_end=False)
+                data, _ = logs.written_part(link, shown, uid, _RAY_LOG_BYTES, from_end=False)
                 if rows := _RAY_NUMBER.findall(data):
                     return int(rows[-1][0]), int(rows[-1][1])
     return None

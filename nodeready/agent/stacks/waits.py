@@ -20,8 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nodeready.agent.mount_table import MountTable, parse_mounts
-from nodeready.agent.proc import socket_inodes
+from nodeready.agent.proc import MountTable, parse_mounts, socket_inodes
 from nodeready.agent.stacks.processes import HANGS, contents, owners, probe_each
 
 # --- System calls by number (arch/x86/entry/syscalls/syscall_64.tbl and

@@ -17,7 +17,7 @@ from typing import Any
 from nodeready.agent.proc import list_directory
 from nodeready.agent.runtime import Ended, ProcessSupervisor
 from nodeready.agent.stacks import processes
-from nodeready.agent.witnesses import kernel_log, system_tools
+from nodeready.agent.witnesses import kernel_log
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def witness_gpus(
     pids:    of the job; if a GPU has too many processes, these are listed first
     since_s: seconds ago that the job began; limit_s: seconds for everything
     """
-    until = system_tools.tool_deadline(supervisor, limit_s)
+    until = kernel_log.tool_deadline(supervisor, limit_s)
     job_pids = frozenset(pids)
     try:
         if _is_loaded("nvidia"):
@@ -121,8 +121,8 @@ def _run_tool(
 ) -> tuple[Ended, str]:
     """How a tool ended, and its output. Raises _NoAnswer."""
     try:
-        argv = [system_tools.tool_path(name), *arguments]
-        return system_tools.run_tool(supervisor, argv, limit_s)
+        argv = [kernel_log.tool_path(name), *arguments]
+        return kernel_log.run_tool(supervisor, argv, limit_s)
     except OSError as problem:
         raise _NoAnswer(f"{name}: {problem.strerror or problem}") from None
 
@@ -135,7 +135,7 @@ def _nvidia(
     from nodeready.subjects.gpus import nvidia, nvidia_gpu
     from nodeready.subjects.gpus.gpu import pci_address
 
-    if not system_tools.tool_path(nvidia.NAME):
+    if not kernel_log.tool_path(nvidia.NAME):
         raise _NoAnswer("nvidia-smi is not installed")
     if stuck := _hung_process(re.compile("nvidia-smi"), until):
         raise _NoAnswer(f"an earlier nvidia-smi (pid {stuck}) hangs in the kernel: not asked")
@@ -216,7 +216,7 @@ def _amd(
     supervisor: ProcessSupervisor, job_pids: frozenset[int], until: float
 ) -> Sequence[WitnessedGpu]:
     """The GPUs by the first of the tools that is installed. Raises _NoAnswer."""
-    name = next((tool for tool in ("amd-smi", "rocm-smi") if system_tools.tool_path(tool)), "")
+    name = next((tool for tool in ("amd-smi", "rocm-smi") if kernel_log.tool_path(tool)), "")
     if not name:
         raise _NoAnswer("neither amd-smi nor rocm-smi is installed")
     if stuck := _hung_process(re.compile("(amd|rocm)[-_]smi"), until):

@@ -17,15 +17,13 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from nodeready.agent import users_file
-from nodeready.agent.log_lines import text_lines
+from nodeready.agent.log_lines import learn_file, read_ranks, text_lines
 from nodeready.agent.log_ranks import GLOBAL_RANK, LineOrigin, RankReader, host_node
 from nodeready.agent.proc import all_pids
-from nodeready.agent.rank_lines import learn_file, read_ranks
 from nodeready.agent.stacks import processes
 from nodeready.agent.users_file import READ_FLAGS, opened_path, rights_of, with_rights
-from nodeready.agent.witnesses import nccl_inspector, nccl_log
-from nodeready.agent.witnesses.nccl_inspector import last_collective
-from nodeready.agent.witnesses.nccl_log import NcclRank, read_log
+from nodeready.agent.witnesses import nccl_log
+from nodeready.agent.witnesses.nccl_log import NcclRank, last_collective, read_log
 
 #: Maximum lines shown of a log, and characters of each.
 MAX_LINES, MAX_CHARACTERS = 5, 200
@@ -513,9 +511,9 @@ def _inspector_lines(pid: int, uid: int) -> Iterator[str]:
         link = f"/proc/{pid}/fd/{number}"
         with contextlib.suppress(OSError, NoLogError):
             shown = os.readlink(link)
-            if not nccl_inspector.FILES.search(shown):
+            if not nccl_log.INSPECTOR_FILES.search(shown):
                 continue
-            data, is_whole = read_written(link, shown, uid, TAIL_BYTES)
+            data, is_whole = written_part(link, shown, uid, TAIL_BYTES)
             rows = data.split(b"\n")[0 if is_whole else 1 :]
             yield from (row[:_LONGEST].decode("utf-8", "replace") for row in rows)
 
@@ -635,7 +633,7 @@ def open_written(link: str, shown: str, uid: int) -> _LogFile:
         raise NoLogError(f"{shown}: {_reason(problem)}") from None
 
 
-def read_written(
+def written_part(
     link: str, shown: str, uid: int, max_bytes: int, *, from_end: bool = True
 ) -> tuple[bytes, bool]:
     """The end or the beginning of the file of a descriptor, and whether it is the whole file.

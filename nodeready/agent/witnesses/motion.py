@@ -268,7 +268,7 @@ def _log(pid: int) -> tuple[int | None, int | None, bool]:
 def _watchdog_fired(link: str, owner: int) -> bool:
     """Whether the end of the log has a timeout of the watchdog."""
     with contextlib.suppress(logs.NoLogError):
-        return bool(_WATCHDOG.search(logs.read_written(link, link, owner, _LOG_BYTES)[0]))
+        return bool(_WATCHDOG.search(logs.written_part(link, link, owner, _LOG_BYTES)[0]))
     return False
 
 
