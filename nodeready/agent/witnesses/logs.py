@@ -103,27 +103,7 @@ _STATUS = re.compile(
 )
 # "detected by watchdog at work: 7", "... at work sequence id: 7", "Timeout at NCCL work: 7"
 _AT_WORK = re.compile(rf"\bat (?:NCCL )?work(?: sequence id)?: ({_COUNT})")
-_STUCK = re.compile(
-    r"watchdog got stuck for \d+ seconds|Heartbeat monitor timed out|"
-    r"watchdog hang detected|due to .{0,40}ProcessGroupNCCL watchdog hang"
-)
 _FAILED = re.compile(rf"(?:\[Rank ({_RANK})\]: )?Ranks? ({_MANY}) failed to pass monitoredBarrier")
-_REACHED = re.compile(rf"Rank ({_RANK}) successfully reached monitoredBarrier")
-_BARRIER = re.compile(rf"Rank ({_RANK}) timed out in monitoredBarrier")
-_GLOO = re.compile(r"Timed out waiting \d+ms for (send|recv) operation to complete")
-# gloo's pair.cc, NCCL's socket.cc; in any other line, the words are about any connection.
-_LOST = re.compile(
-    r"\.cc:\d+\] (?:Connection closed by peer|(?:Read|Write|Writev|Send)\b.{0,120}: "
-    r"(?:Connection reset by peer|Broken pipe))"
-    r"|NCCL WARN .{0,200}(?:Connection closed by remote peer|Connection reset by peer)"
-)
-# Rank 0, which holds the store, has ended (socket.cpp, ProcessGroupNCCL.cpp).
-_STORE_LOST = re.compile(
-    r"(?:recvValue|sendBytes|recvBytes) failed on Socket|flag on TCPStore, \("
-)
-_STORE = re.compile(
-    r"wait timeout after \d+ ?ms, keys: |Timed out after \d+ seconds waiting for clients\."
-)
 _MISMATCH = re.compile(
     rf"Rank ({_RANK}) is running (?:inconsistent )?collective: "
     rf"CollectiveFingerPrint\((?:SequenceNumber=(\d{{1,18}}))?(?:, )?OpType=(\w{{1,60}})"
@@ -135,6 +115,26 @@ _NOT_JOINED = re.compile(
 )
 _UNFINISHED = re.compile(rf"{_RANKS} joined but didn't finish collective #(\d{{1,18}})")
 _NEVER = re.compile(rf"ranks {_RANKS} are the lagging ranks that caused this timeout")
+#: Lines that one expression tells: its groups are the rank in the group, and the operation; the
+#: report's kind, and its operation.
+_LINES = tuple((re.compile(pattern), kind, operation) for kind, operation, pattern in (
+    ("stuck", "", r"watchdog got stuck for \d+ seconds|Heartbeat monitor timed out|"
+     r"watchdog hang detected|due to .{0,40}ProcessGroupNCCL watchdog hang"),
+    ("reached", "monitoredBarrier",
+     rf"Rank (?P<rank>{_RANK}) successfully reached monitoredBarrier"),
+    ("timeout", "monitoredBarrier", rf"Rank (?P<rank>{_RANK}) timed out in monitoredBarrier"),
+    ("timeout", "",
+     r"Timed out waiting \d+ms for (?P<operation>send|recv) operation to complete"),
+    # gloo's pair.cc, NCCL's socket.cc; in any other line, the words are about any connection.
+    ("lost", "",
+     r"\.cc:\d+\] (?:Connection closed by peer|(?:Read|Write|Writev|Send)\b.{0,120}: "
+     r"(?:Connection reset by peer|Broken pipe))"
+     r"|NCCL WARN .{0,200}(?:Connection closed by remote peer|Connection reset by peer)"),
+    # Rank 0, which holds the store, has ended (socket.cpp, ProcessGroupNCCL.cpp).
+    ("lost", "store", r"(?:recvValue|sendBytes|recvBytes) failed on Socket|flag on TCPStore, \("),
+    ("timeout", "store", r"wait timeout after \d+ ?ms, keys: "
+     r"|Timed out after \d+ seconds waiting for clients\."),
+))  # fmt: skip
 #: Each useful line contains one of these words; a search for words is fast.
 _NEEDLES = re.compile(
     r"(?i)watchdog|enqueued |monitoredBarrier|Timed out |Connection (?:closed|reset) by |"
@@ -198,8 +198,6 @@ def _statements(text: str) -> Iterator[_LogStatement]:
             enqueued=_count(match[1]),
             completed=_count(match[2]),
         )
-    elif match := _STUCK.search(text):
-        yield _by_prefix(text[: match.start()], "stuck")
     elif match := _FAILED.search(text):
         # Rank 0 of the group reports it.
         is_global = _numbers_are_global(text, int(match[1] or 0))
@@ -207,22 +205,14 @@ def _statements(text: str) -> Iterator[_LogStatement]:
             global_rank = rank if is_global else None
             report = _report(global_rank, "missing", operation="monitoredBarrier")
             yield _LogStatement(report, rank, is_global)
-    elif match := _REACHED.search(text) or _BARRIER.search(text):
-        yield _by_prefix(
-            text[: match.start()],
-            "reached" if match.re is _REACHED else "timeout",
-            group_rank=int(match[1]),
-            operation="monitoredBarrier",
-        )
-    elif match := _GLOO.search(text):
-        yield _by_prefix(text[: match.start()], "timeout", operation=match[1])
-    elif match := _LOST.search(text):
-        yield _by_prefix(text[: match.start()], "lost")
-    elif match := _STORE_LOST.search(text):
-        yield _by_prefix(text[: match.start()], "lost", operation="store")
-    elif match := _STORE.search(text):
-        yield _by_prefix(text[: match.start()], "timeout", operation="store")
     else:
+        for pattern, kind, operation in _LINES:
+            if match := pattern.search(text):
+                groups = {"operation": operation, **match.groupdict()}
+                rank_text = groups.pop("rank", None)
+                number = int(rank_text) if rank_text else None
+                yield _by_prefix(text[: match.start()], kind, group_rank=number, **groups)
+                return
         yield from _mismatches(text)
 
 

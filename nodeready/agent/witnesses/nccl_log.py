@@ -93,26 +93,31 @@ _CHANNEL = re.compile(
 )
 _CHANNELS = re.compile(rf"\b{_NUMBER} coll channels(?:.{{0,60}} {_NUMBER} nvls channels)?")
 #: "eth0:10.0.0.4<0>", "[0]ib0:fe80::1%ib0<0>"
-_INTERFACE = r"(?:\[\d{1,3}\])?([^\s:\[\]<>]{1,32}):([0-9a-fA-F.:]{2,45})(?:%[^<\s]{1,32})?<"
+_INTERFACE = (
+    r"(?:\[\d{1,3}\])?(?P<interface>[^\s:\[\]<>]{1,32}):(?P<address>[0-9a-fA-F.:]{2,45})"
+    r"(?:%[^<\s]{1,32})?<"
+)
 _BOOTSTRAP = re.compile(r"Bootstrap ?: Using " + _INTERFACE)
-_SOCKET = re.compile(r"NET/Socket ?: Using " + _INTERFACE)
 _OUT_OF_BAND = re.compile(r"\bOOB " + _INTERFACE)
 _HCAS = re.compile(r"NET/IB ?: Using ")
 _HCA = re.compile(r"\[\d{1,3}\]([\w.+-]{1,64}:\d{1,3}/[A-Za-z]{1,16})")
-_NETWORK = re.compile(r"(?:Using network|Assigned NET plugin) (.{1,60}?)(?: to comm)?\s*$")
-_GID = re.compile(r"NET/IB: .{1,120}\bGID (\d{1,3}) \(")
 _GDR = re.compile(r"GPU Direct RDMA (Enabled|Disabled)\b")
 _VERSION = re.compile(r"\b([NR]CCL) version ?:? ?(\d[\w.+:-]{1,60})")
 _HIP = re.compile(r"\bHIP version *: *([\w.]{1,40})")
 _DRIVER = re.compile(r"\bcudaDriverVersion (\d{4,6})\b")
-_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is (\S{1,60}?)(?:,| |$)")
-_NET_PLUGIN = re.compile(
-    r"NET/Plugin ?: (?:Loaded net plugin|Using) (?!internal)(.{1,60}?)(?: \(v\d{1,3}\))?\s*$"
-)
-_OTHER_PLUGIN = re.compile(
-    r"\b(TUNER|PROFILER)/Plugin ?: (?:Loaded|Using)(?: (?:tuner|profiler) plugin)? (?!internal)"
-    r"([\w.-]{1,60})"
-)
+#: Lines whose groups are facts of the process; the network that a line shows in use; "": none.
+_FACTS = tuple((re.compile(pattern), network) for pattern, network in (
+    (r"NET/Socket ?: Using " + _INTERFACE, "Socket"),
+    (r"(?:Using network|Assigned NET plugin) (?P<network>.{1,60}?)(?: to comm)?\s*$", ""),
+    (r"NET/IB: .{1,120}\bGID (?P<gid>\d{1,3}) \(", ""),
+    (r"NET/OFI Selected [Pp]rovider is (?P<provider>\S{1,60}?)(?:,| |$)", "OFI"),
+    (r"\bTUNER/Plugin ?: (?:Loaded|Using)(?: tuner plugin)? (?!internal)(?P<tuner>[\w.-]{1,60})",
+     ""),
+    (r"\bPROFILER/Plugin ?: (?:Loaded|Using)(?: profiler plugin)? (?!internal)"
+     r"(?P<profiler>[\w.-]{1,60})", ""),
+    (r"NET/Plugin ?: (?:Loaded net plugin|Using) (?!internal)(?P<plugin>.{1,60}?)"
+     r"(?: \(v\d{1,3}\))?\s*$", ""),
+))  # fmt: skip
 _PEER = re.compile(
     r"(?:peer|remote|[Cc]onnect to|connect|from) \[?([\w.:%-]{2,80}?)(?:\]:\d{1,5}|<\d{1,5}>)"
 )
@@ -258,20 +263,13 @@ class _LogReader:
             facts.channels = int(match[1])
             facts.nvls = int(match[2]) if match[2] else facts.nvls
         elif match := _BOOTSTRAP.search(text):
-            texts["bootstrap"], texts["bootstrap address"] = match[1], match[2]
-        elif match := _SOCKET.search(text):
-            texts["interface"], texts["address"] = match[1], match[2]
-            facts.networks.add("Socket")
+            texts["bootstrap"], texts["bootstrap address"] = match.groups()
         elif _HCAS.search(text):
             hcas = _HCA.findall(text)[:MAX_HCAS]
             facts.hcas.update(dict.fromkeys(hcas))
             facts.networks |= {"IB"} if hcas else set()
             if match := _OUT_OF_BAND.search(text):
-                texts["interface"], texts["address"] = match[1], match[2]
-        elif match := _NETWORK.search(text):
-            texts["network"] = match[1].strip()
-        elif match := _GID.search(text):
-            texts["gid"] = match[1]
+                texts |= match.groupdict()
         elif match := _GDR.search(text):
             facts.gdr = facts.gdr or match[1] == "Enabled"
         elif match := _VERSION.search(text):
@@ -279,13 +277,12 @@ class _LogReader:
         elif match := _DRIVER.search(text):
             number = int(match[1])
             texts["driver"] = f"CUDA {number // 1000}.{number % 1000 // 10}"
-        elif match := _PROVIDER.search(text):
-            texts["provider"] = match[1]
-            facts.networks.add("OFI")
-        elif match := _OTHER_PLUGIN.search(text):
-            texts[match[1].lower()] = match[2]
-        elif match := _NET_PLUGIN.search(text):
-            texts["plugin"] = match[1].strip()
+        else:
+            for pattern, network in _FACTS:
+                if match := pattern.search(text):
+                    texts |= {name: words.strip() for name, words in match.groupdict().items()}
+                    facts.networks |= {network} - {""}
+                    break
 
     def _add_communicator(
         self, process: _Process, device: int, match: re.Match[str], text: str
@@ -358,17 +355,14 @@ class _LogReader:
             driver=texts.get("driver", self.driver),
             network=network,
             plugin=plugin if network != "Socket" else "",
-            provider=texts.get("provider", ""),
             interface=interface or texts.get("bootstrap", ""),
             address=address if interface else texts.get("bootstrap address", ""),
             hcas=tuple(facts.hcas)[:MAX_HCAS],
-            gid=texts.get("gid", ""),
             gdr=gdr,
             transports=tuple(facts.transports),
             channels=facts.channels,
             nvls=facts.nvls,
-            tuner=texts.get("tuner", ""),
-            profiler=texts.get("profiler", ""),
+            **{name: texts.get(name, "") for name in ("provider", "gid", "tuner", "profiler")},
             errors=tuple(facts.errors.values())[:MAX_ERRORS],
         )
 
