@@ -20,9 +20,7 @@ from nodeready.agent import users_file
 from nodeready.agent.cores.listing import listing
 from nodeready.agent.cores.program import read_notes
 from nodeready.agent.failure_events import (
-    FailureEvent,
     FileFailures,
-    LogStream,
     read_error_file,
     read_lines,
 )
@@ -31,17 +29,8 @@ from nodeready.agent.log_variables import LogFacts
 from nodeready.agent.runtime import ProcessSupervisor
 from nodeready.agent.stacks import processes, ranks
 from nodeready.agent.tail import TailAnswer, TailConfig, TailReader, UnreadFile, read_tail
-from nodeready.agent.witnesses import environment
-from nodeready.agent.witnesses.flight_recorder import (
-    MAX_BYTES,
-    NoDumpError,
-    ProcessGroup,
-    RecorderEntry,
-    Recording,
-    parse,
-)
+from nodeready.agent.witnesses import environment, flight_recorder
 from nodeready.agent.witnesses.kernel_log import KernelLog, witness_log
-from nodeready.agent.witnesses.logs import WatchdogReport
 from nodeready.core import wire
 from nodeready.core.text import sanitise
 from nodeready.subjects.job_environment import EnvironmentFacts, RankVariables
@@ -261,8 +250,9 @@ def file_failures(
     status = os.fstat(handle)
     size = status.st_size
     if "trace_rank_" in os.path.basename(path):
-        with contextlib.suppress(NoDumpError):
-            dump = parse(os.pread(handle, min(size, MAX_BYTES), 0))
+        with contextlib.suppress(flight_recorder.NoDumpError):
+            data = os.pread(handle, min(size, flight_recorder.MAX_BYTES), 0)
+            dump = flight_recorder.parse(data)
             return FileFailures(path, size, status.st_mtime, recording=replace(dump, path=path))
     head_bytes = min(HEAD_BYTES, room // 4)
     end_bytes = min(END_BYTES, room - head_bytes)
@@ -358,27 +348,10 @@ class _FailureAnswer(TailAnswer):
         if "failures" not in message:
             super().add_message(message)
             return
-        row = message["failures"]
-        dump = row["recording"]
-        failures = FileFailures(
-            **{
-                **row,
-                "events": tuple(FailureEvent(**event) for event in row["events"]),
-                "streams": tuple(LogStream(**stream) for stream in row["streams"]),
-                "reports": tuple(WatchdogReport(**report) for report in row["reports"]),
-                "facts": wire.decode(LogFacts, row["facts"]),
-                "recording": dump and _recording(dump),
-            }
-        )
+        failures = wire.decode(FileFailures, message["failures"])
         self.failures[failures.path] = failures
         # A further fork leaves it out.
         self.add_file(failures.path, ())
-
-
-def _recording(row: dict[str, Any]) -> Recording:
-    groups = tuple(ProcessGroup(**group) for group in row["groups"])
-    entries = tuple(RecorderEntry(**entry) for entry in row["entries"])
-    return Recording(**{**row, "groups": groups, "entries": entries})
 
 
 #: The part of the time that is left for the node itself.

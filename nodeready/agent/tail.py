@@ -441,10 +441,7 @@ class TailAnswer:
     def add_message(self, message: dict[str, Any]) -> None:
         """Add a message of a fork."""
         if "tails" in message:
-            tails = [
-                LogTail(**{**tail, "reports": tuple(WatchdogReport(**r) for r in tail["reports"])})
-                for tail in message["tails"]
-            ]
+            tails = [wire.decode(LogTail, tail) for tail in message["tails"]]
             self.add_file(message["file"], tails)
         elif "unread" in message:
             unread_file = UnreadFile(**message["unread"])
@@ -466,9 +463,7 @@ class TailAnswer:
         if count + len(tails) > MAX_TAILS:
             self.error = f"more than {MAX_TAILS:,} ranks and files: take less, or use --rank"
             tails = tails[: MAX_TAILS - count]
-        self.files[key] = tuple(
-            replace(tail, lines=tuple(tail.lines), pids=tuple(tail.pids)) for tail in tails
-        )
+        self.files[key] = tuple(tails)
         self.sizes[key] = [[len(json.dumps(text)) + 1 for text in tail.lines] for tail in tails]
         self.size += sum(map(sum, self.sizes[key]))
         if self.size > 2 * MAX_ANSWER:

@@ -138,7 +138,10 @@ def confine(memory_bytes: int, cpu_s: int, file_bytes: int = 0, *, executes: boo
     file_bytes:   of a file that it writes
     executes:     another program replaces this process, with a new address space
     """
-    memory_bytes += 0 if executes else _address_space()
+    if not executes:
+        # Read as bytes: after rights are given up, a codec may not be importable.
+        with open("/proc/self/statm", "rb") as file:
+            memory_bytes += int(file.read().split()[0]) * resource.getpagesize()
     for number, limit in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_AS, memory_bytes),
@@ -148,13 +151,6 @@ def confine(memory_bytes: int, cpu_s: int, file_bytes: int = 0, *, executes: boo
         hard = resource.getrlimit(number)[1]
         allowed = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(number, (allowed, allowed))
-
-
-def _address_space() -> int:
-    """Bytes of this process's address space (proc_pid_statm(5))."""
-    # Read as bytes: after rights are given up, a codec may not be importable.
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
 
 
 # --- Paths: links are followed one by one, with the rights of their owners.

@@ -467,28 +467,18 @@ def _kernel_line(text: str) -> str:
 
 def _stacks_file() -> tuple[str, Iterator[str]]:
     """The name and the content of the file with the stacks of the ranks on this node."""
-    from nodeready.agent.asking import (
-        Answer,
-        Conversation,
-        Key,
-        answer_of,
-        collect,
-        new_nonce,
-        once,
-        request,
-    )
+    from nodeready.agent import asking
     from nodeready.agent.local import Local
     from nodeready.agent.stacks import program
     from nodeready.core.base import ProbeError
 
     transport = Local()
     (node,) = transport.nodes
-    config = program.StacksConfig(new_nonce(), transport.tag, STACKS_S, samples=1)
-    conversations: dict[Key, Conversation[Answer]] = {
-        node: once(request(node, program.__name__, config))
-    }
-    outcomes = collect(transport, conversations, deadline=time.monotonic() + STACKS_S + 1)
-    answer = answer_of(outcomes[node])
+    config = program.StacksConfig(asking.new_nonce(), transport.tag, STACKS_S, samples=1)
+    conversation = asking.once(asking.request(node, program.__name__, config))
+    deadline = time.monotonic() + STACKS_S + 1
+    outcomes = asking.collect(transport, {node: conversation}, deadline=deadline)
+    answer = asking.answer_of(outcomes[node])
     try:
         trace = program.unpack(answer.stdout, config.nonce)
     except ProbeError as problem:

@@ -21,7 +21,6 @@ from nodeready.agent.asking import (
     Answer,
     Conversation,
     Key,
-    Request,
     answer_of,
     collect,
     once,
@@ -96,7 +95,8 @@ def _judged(
     config = None
     if proofs and "proof" in selection.subjects:
         config = _proof_config(policy, time_s, transport.tag)
-        conversations["proofs"] = once(_proof_request(name, config))
+        proofs_request = request(name, "nodeready.agent.proofs.program", config)
+        conversations["proofs"] = once(proofs_request)
     outcomes = collect(transport, conversations, deadline=started_s + time_s)
     if transport.interrupted:
         raise KeyboardInterrupt
@@ -132,10 +132,6 @@ def _proof_config(policy: Policy, limit_s: float, tag: str) -> ProofConfig:
         limit_s=max(1, int(limit_s) - 2),
         py_spy=PY_SPY if policy.py_spy_version else "",
     )
-
-
-def _proof_request(name: str, config: ProofConfig) -> Request:
-    return request(name, "nodeready.agent.proofs.program", config)
 
 
 # --- The checks without the fleet: a node does not know the host keys of its peers.

@@ -156,7 +156,8 @@ class SmokeListeners(mesh.MeshListeners):
             now_s = time.monotonic()
             if now_s > swept_at + 0.25:
                 swept_at = now_s
-                self._close_late(now_s)
+                for guest in [guest for guest in self._guests.values() if guest.until < now_s]:
+                    self._close(guest.socket)
 
     def _answer_calls(self, bell: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -164,10 +165,6 @@ class SmokeListeners(mesh.MeshListeners):
         while not self._calls.empty():
             function, result = self._calls.get()
             result.put(function())
-
-    def _close_late(self, now_s: float) -> None:
-        for guest in [guest for guest in self._guests.values() if guest.until < now_s]:
-            self._close(guest.socket)
 
     def _close(self, connection: socket.socket) -> None:
         if self._guests.pop(connection, None) is not None:

@@ -157,28 +157,33 @@ def debug_lines(number: int) -> list[str]:
 # --- TCP connections of this process.
 
 
+def tcp_sockets() -> Iterator[socket.socket]:
+    """The TCP sockets of this process, each only until the next."""
+    families = (socket.AF_INET, socket.AF_INET6)
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError, ValueError):
+            if os.readlink("/proc/self/fd/" + name).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(name))) as connection:
+                    if connection.family in families and connection.type == socket.SOCK_STREAM:
+                        yield connection
+
+
 def connections() -> Iterator[tuple[str, int, int]]:
     """The peer, the state, and the number of stuck segments of each connection.
 
     A segment is stuck if it is not acknowledged after two time-outs.
     """
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError, ValueError):
-            if not os.readlink("/proc/self/fd/" + name).startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as connection:
-                families = (socket.AF_INET, socket.AF_INET6)
-                if connection.family not in families or connection.type != socket.SOCK_STREAM:
-                    continue
-                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO)
-                try:
-                    peer = connection.getpeername()[0]
-                except OSError:
-                    peer = connecting_address(str(os.fstat(connection.fileno()).st_ino))
-                # linux/tcp.h: the third byte counts the time-outs since the last acknowledgement,
-                # unacked is at 24. After one time-out a connection is slow, after two it hangs.
-                (unacked,) = struct.unpack_from("=I", info, 24)
-                yield peer.rpartition("::ffff:")[2], info[0], unacked if info[2] > 1 else 0
+    for connection in tcp_sockets():
+        with contextlib.suppress(OSError):
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO)
+            try:
+                peer = connection.getpeername()[0]
+            except OSError:
+                peer = connecting_address(str(os.fstat(connection.fileno()).st_ino))
+            # linux/tcp.h: the third byte counts the time-outs since the last acknowledgement,
+            # unacked is at 24. After one time-out a connection is slow, after two it hangs.
+            (unacked,) = struct.unpack_from("=I", info, 24)
+            yield peer.rpartition("::ffff:")[2], info[0], unacked if info[2] > 1 else 0
 
 
 def connecting_address(inode: str) -> str:
@@ -206,16 +211,12 @@ def own_address(without: int) -> str:
     without: the port of connections that do not count
     """
     counts: dict[str, int] = {}
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError, ValueError):
-            if not os.readlink("/proc/self/fd/" + name).startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as connection:
-                if connection.family in (socket.AF_INET, socket.AF_INET6):
-                    local, peer = connection.getsockname(), connection.getpeername()
-                    if without not in (local[1], peer[1]):
-                        address = local[0].rpartition("::ffff:")[2]
-                        counts[address] = counts.get(address, 0) + 1
+    for connection in tcp_sockets():
+        with contextlib.suppress(OSError):
+            local, peer = connection.getsockname(), connection.getpeername()
+            if without not in (local[1], peer[1]):
+                address = local[0].rpartition("::ffff:")[2]
+                counts[address] = counts.get(address, 0) + 1
     return max(counts, key=lambda address: counts[address]) if counts else ""
 
 
@@ -982,11 +983,8 @@ def gpu_report(torch: Any) -> dict[str, Any]:
     try:
         result: dict[str, Any] = json.loads(text)
     except ValueError:
-        return {
-            "gpus": 0,
-            "library": "",
-            "reason": f"the driver did not answer in {COUNT_S:.0f} s",
-        }
+        reason = f"the driver did not answer in {COUNT_S:.0f} s"
+        return {"gpus": 0, "library": "", "reason": reason}
     return result
 
 

@@ -528,20 +528,18 @@ def select(
     ordered = sorted(set(chosen), key=order)
     strangers = _strangers(tree, ordered, selection)
     own_ranks = [_rank(tree, pid) for pid in ordered if pid not in strangers]
-    stranger_ranks = [_stranger(tree, pid, selection) for pid in ordered if pid in strangers]
-    return own_ranks + stranger_ranks[:MAX_STRANGERS]
+    stranger_ranks = []
+    for pid in [pid for pid in ordered if pid in strangers][:MAX_STRANGERS]:
+        identity = tree.identities[pid]
+        note = claim_note(selection.job or identity.job, selection.is_elsewhere)
+        stranger_ranks.append(JobRank(tree.processes[pid], identity, note, stranger=True))
+    return own_ranks + stranger_ranks
 
 
 def _rank(tree: _Tree, pid: int) -> JobRank:
     process = tree.processes[pid]
     note = "its memory cannot be read: the read hangs in the kernel"
     return JobRank(process, tree.identities[pid], note if process.hangs else "")
-
-
-def _stranger(tree: _Tree, pid: int, selection: Selection) -> JobRank:
-    identity = tree.identities[pid]
-    note = claim_note(selection.job or identity.job, selection.is_elsewhere)
-    return JobRank(tree.processes[pid], identity, note, stranger=True)
 
 
 def claim_note(job: str, is_elsewhere: bool) -> str:

@@ -129,7 +129,9 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
         except OSError as problem:
             reasons.setdefault(f"{path}: {_reason(problem)}")
     if not dumps:
-        return Recording(absent="; ".join(reasons) or f"{NO_DUMP} ({_for_any_rank(paths[0])})")
+        # The path without the rank, so that all ranks without a dump report the same.
+        place = re.sub(r"\d+$", "RANK", paths[0])
+        return Recording(absent="; ".join(reasons) or f"{NO_DUMP} ({place})")
     start, refused = _process_start(pid), Recording()
     for path, written_s, data, is_cut in sorted(dumps, key=lambda row: -row[1]):
         age_s = max(0, min(int(time.time() - written_s), 1 << 31))
@@ -142,11 +144,6 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
             # The reason for the newest dump is reported.
             refused = refused if refused.absent else Recording(f"{path}: {problem}", age_s=age_s)
     return refused
-
-
-def _for_any_rank(path: str) -> str:
-    """The path without the rank at its end, so that all ranks without a dump report the same."""
-    return re.sub(r"\d+$", "RANK", path)
 
 
 def _read(pid: int, uid: int, path: str) -> tuple[float, bytes, bool]:
