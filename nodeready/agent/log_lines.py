@@ -246,7 +246,13 @@ def stamp(text: str, year: int, calendar: Calendar) -> float | None:
             return None
         if not (1970 <= moment[0] < 2200 and moment[1] <= 12 and moment[2] <= 31):
             return None
-        seconds = _zoned(moment, zone) if zone else calendar(moment)  # type: ignore[arg-type]
+        if zone:
+            digits = zone.replace(":", "")
+            minutes = 0 if zone == "Z" else int(digits[1:3]) * 60 + int(digits[3:5])
+            seconds = utc_calendar(moment)  # type: ignore[arg-type]
+            seconds -= (-60 if digits.startswith("-") else 60) * minutes
+        else:
+            seconds = calendar(moment)  # type: ignore[arg-type]
     except (ValueError, OverflowError):
         return None
     return seconds + (float(f"0.{fraction}") if fraction else 0.0)
@@ -257,9 +263,3 @@ def utc_calendar(moment: tuple[int, int, int, int, int, int]) -> float:
     import calendar
 
     return float(calendar.timegm((*moment, 0, 0, 0)))
-
-
-def _zoned(moment: tuple[int, int, int, int, int, int], zone: str) -> float:
-    digits = zone.replace(":", "")
-    minutes = 0 if zone == "Z" else int(digits[1:3]) * 60 + int(digits[3:5])
-    return utc_calendar(moment) - (-60 if digits.startswith("-") else 60) * minutes

@@ -54,18 +54,16 @@ def expand(pattern: str, values: Mapping[str, str], *, uses_pid: bool = False) -
         if letter == "%":
             return "%"
         value = values.get(letter, UNKNOWN if letter in SPECIFIERS else "")
-        return _harmless(value) if letter in _NAMES else value
+        if letter in _NAMES:
+            value = value.replace("/", "!")
+            value = f"!{value[1:]}" if value in ("", ".", "..") else value
+        return value
 
     path = re.sub(r"%(.?)", value_of, pattern, flags=re.S)
     # "%%p" is no %p.
     if uses_pid and "p" not in re.findall(r"%(.)", pattern, re.S):
         path += f".{values.get('p', UNKNOWN)}"
     return path
-
-
-def _harmless(value: str) -> str:
-    value = value.replace("/", "!")
-    return f"!{value[1:]}" if value in ("", ".", "..") else value
 
 
 def printable(path: str) -> str:

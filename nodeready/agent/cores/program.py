@@ -217,9 +217,9 @@ def _send_core(selected: tuple[str, int, int, int], channel: socket.socket, send
         place = users_file.follow(users_file.ROOT, path)
         number, status = users_file.open_regular(place.path, place.owner, hard_links=True)
         if (status.st_ino, users_file.modified_ns(status), status.st_size) != selected[1:]:
-            reason = "it has changed since it was listed: still being written?"
-            send({"core": asdict(replace(summary, unread=reason))})
-            return
+            raise users_file.FileRefused(
+                "it has changed since it was listed: still being written?"
+            )
         owner = status.st_uid if place.owner is None else place.owner
         uid, core = owner, None
         if os.geteuid() == 0 and owner == 0:
@@ -236,16 +236,25 @@ def _send_core(selected: tuple[str, int, int, int], channel: socket.socket, send
         address, program = core.notes.executable()
         summary = _with_notes(summary, core, owner)
         if fifo := _named_fifo(core):
-            send({"core": asdict(replace(summary, unread=fifo))})
-            return
+            raise users_file.FileRefused(fifo)
         doubt = program_problem(program, core.build_id(address) if address else "")
         send({"core": asdict(summary), "exec": "" if doubt else program, "doubt": doubt})
-    except NoCore as problem:
-        send({"core": asdict(replace(summary, unread=_compression_hint(path) or str(problem)))})
-    except OSError as problem:
-        send({"core": asdict(replace(summary, unread=_access_error(problem)))})
-    except MemoryError:
-        send({"core": asdict(replace(summary, unread=_TOO_COSTLY))})
+    except (NoCore, OSError, MemoryError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else ""
+        if isinstance(problem, MemoryError):
+            reason = _TOO_COSTLY
+        elif isinstance(problem, NoCore) and path.endswith((".zst", ".lz4", ".xz")):
+            tool = "" if shutil.which("coredumpctl") else ", which is not installed,"
+            reason = (
+                f"it is compressed: coredumpctl{tool} unpacks it (coredumpctl dump PID -o FILE)"
+            )
+        elif isinstance(problem, PermissionError):
+            reason = (
+                "not permitted to read it: it is another user's (its owner or root may: --sudo)"
+            )
+        elif isinstance(problem, FileNotFoundError):
+            reason = "it was removed since it was listed"
+        send({"core": asdict(replace(summary, unread=reason or str(problem)))})
 
 
 def _process_owner(path: str, number: int, status: os.stat_result) -> tuple[int, CoreReader]:
@@ -281,21 +290,6 @@ def _named_fifo(core: CoreReader) -> str:
             if stat.S_ISFIFO(os.stat(name).st_mode):
                 return printable(f"its notes name {os.fsdecode(name)}, which is a FIFO")
     return ""
-
-
-def _access_error(problem: OSError) -> str:
-    if isinstance(problem, PermissionError):
-        return "not permitted to read it: it is another user's (its owner or root may: --sudo)"
-    if isinstance(problem, FileNotFoundError):
-        return "it was removed since it was listed"
-    return problem.strerror or str(problem)
-
-
-def _compression_hint(path: str) -> str:
-    if not path.endswith((".zst", ".lz4", ".xz")):
-        return ""
-    tool = "" if shutil.which("coredumpctl") else ", which is not installed,"
-    return f"it is compressed: coredumpctl{tool} unpacks it (coredumpctl dump PID -o FILE)"
 
 
 def _with_notes(summary: CoreSummary, core: CoreReader, owner: int) -> CoreSummary:

@@ -387,7 +387,9 @@ def write_incident(reasons: Sequence[str], results: Iterable[Result], incidents:
     from nodeready.core.files import make_directory, write_atomically
 
     make_directory(incidents, 0o700)
-    _refuse_shared(incidents)
+    status = os.lstat(incidents)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022 or not stat.S_ISDIR(status.st_mode):
+        raise PermissionError(1, "another user may write to it", str(incidents))
     path = incidents / f"{utc_now().replace(':', '').replace('-', '')}-{os.getpid()}"
     make_directory(path, 0o700)
     names = ("check", "status", "severity", "actions", "actual", "expected", "source")
@@ -413,13 +415,6 @@ def write_incident(reasons: Sequence[str], results: Iterable[Result], incidents:
     name, trace_text = _stacks_file()
     write_atomically(path / name, trace_text, 0o600)
     return path
-
-
-def _refuse_shared(directory: Path) -> None:
-    """Raises OSError if another user may have created files in the directory."""
-    status = os.lstat(directory)
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022 or not stat.S_ISDIR(status.st_mode):
-        raise PermissionError(1, "another user may write to it", str(directory))
 
 
 def _kernel_log() -> list[str]:

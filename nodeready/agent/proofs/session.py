@@ -196,7 +196,12 @@ def run(
     ``su -`` is used because sudo (since 1.9.9) sets the core limit of its command to 0, and
     setpriv sets no limits. If sudo started us, the earlier core limit is restored first.
     """
-    _undo_sudo()
+    caller = _caller_of_sudo() if "SUDO_UID" in os.environ else None
+    if caller is not None:
+        # In place of sudo's 0. If it cannot be raised, the check of the limits reports that.
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            core = limits_of(caller)[0]
+            resource.setrlimit(resource.RLIMIT_CORE, (core.soft, core.hard))
     name = shell_of(user)
     read, write = os.pipe()
     # A start-up file may read the standard input, which is empty there, as in a job.
@@ -270,16 +275,6 @@ def _write_all(number: int, chunks: Iterable[str]) -> None:
         for data in chunks:
             file.write(data.encode())
             file.flush()
-
-
-def _undo_sudo() -> None:
-    """Restore the core limit of the process that called sudo, in place of sudo's 0."""
-    caller = _caller_of_sudo() if "SUDO_UID" in os.environ else None
-    if caller is not None:
-        # If the limit cannot be raised, the check of the limits reports that.
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            core = limits_of(caller)[0]
-            resource.setrlimit(resource.RLIMIT_CORE, (core.soft, core.hard))
 
 
 def _caller_of_sudo() -> int | None:

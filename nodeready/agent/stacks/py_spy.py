@@ -165,7 +165,10 @@ def parse(text: str, pid: int) -> Dump:
     if not threads:
         return Dump(error="py-spy found no thread")
     main = next(numbers[-1] for numbers in mains if numbers)
-    trainer = _trainer(threads) if _is_ray_loop(threads[main]) else None
+    function, file, _ = threads[main].frames[-1] if threads[main].frames else CUT
+    # The main thread only waits for calls from Ray.
+    is_ray_loop = function.rpartition(".")[2] == _RAY_LOOP[0] and file.endswith(_RAY_LOOP[1])
+    trainer = _trainer(threads) if is_ray_loop else None
     if trainer is not None:
         main = trainer
     other_threads = tuple([*threads[:main], *threads[main + 1 :]][:_MAX_THREADS])
@@ -189,12 +192,6 @@ def parse(text: str, pid: int) -> Dump:
 # ray/air/_internal/util.py).
 _RAY_LOOP = ("main_loop", "ray/_private/worker.py")
 _RAY_RUNS = ("ray/air/_internal/util.py", "worker_group/thread_runner.py")
-
-
-def _is_ray_loop(thread: PySpyThread) -> bool:
-    """Whether a main thread only waits for calls from Ray."""
-    function, file, _ = thread.frames[-1] if thread.frames else CUT
-    return function.rpartition(".")[2] == _RAY_LOOP[0] and file.endswith(_RAY_LOOP[1])
 
 
 def _trainer(threads: Sequence[PySpyThread]) -> int | None:

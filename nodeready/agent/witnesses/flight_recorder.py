@@ -132,7 +132,11 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
         # The path without the rank, so that all ranks without a dump report the same.
         place = re.sub(r"\d+$", "RANK", paths[0])
         return Recording(absent="; ".join(reasons) or f"{NO_DUMP} ({place})")
-    start, refused = _process_start(pid), Recording()
+    process = processes.stat(processes.contents(f"/proc/{pid}/stat"))
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    # In seconds since 1970; None: unknown.
+    start = boot + process.start_s if process else None
+    refused = Recording()
     for path, written_s, data, is_cut in sorted(dumps, key=lambda row: -row[1]):
         age_s = max(0, min(int(time.time() - written_s), 1 << 31))
         try:
@@ -156,13 +160,6 @@ def _read(pid: int, uid: int, path: str) -> tuple[float, bytes, bool]:
         while len(data) <= MAX_BYTES and (chunk := os.read(number, 1 << 20)):
             data += chunk
     return file_stat.st_mtime, data[:MAX_BYTES], len(data) > MAX_BYTES
-
-
-def _process_start(pid: int) -> float | None:
-    """The start of a process, in seconds since 1970; None: unknown."""
-    process = processes.stat(processes.contents(f"/proc/{pid}/stat"))
-    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    return boot + process.start_s if process else None
 
 
 def ask_for_dump(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]) -> str:

@@ -68,7 +68,12 @@ def witness_gpus(
     with contextlib.suppress(kernel_log.LogUnreadable):
         limit_s = max(0.5, until - time.monotonic())
         xids += kernel_log.xids(kernel_log.read_log(supervisor, since_s, limit_s))
-    return WitnessedGpus("", tuple(_with_xids(gpu, xids) for gpu in gpus))
+    devices = []
+    for gpu in gpus:
+        # A message has the address without the function.
+        codes = [code for address, code in xids if address[:10] == gpu.bus_id[:10]]
+        devices.append(replace(gpu, xids=tuple(dict.fromkeys(codes))[:32]))
+    return WitnessedGpus("", tuple(devices))
 
 
 class _NoAnswer(Exception):
@@ -79,13 +84,6 @@ def _is_loaded(name: str) -> bool:
     """Whether this kernel module is loaded: the tool would load a missing one."""
     paths = f"/sys/module/{name}", f"/proc/driver/{name}/version", f"/sys/bus/pci/drivers/{name}"
     return any(map(os.path.exists, paths))
-
-
-def _with_xids(gpu: WitnessedGpu, xids: Iterable[tuple[str, int]]) -> WitnessedGpu:
-    # A message has the address without the function.
-    card = gpu.bus_id[:10]
-    codes = dict.fromkeys(code for address, code in xids if address[:10] == card)
-    return replace(gpu, xids=tuple(codes)[:32])
 
 
 def _hung_process(words: re.Pattern[str], until: float) -> int:
