@@ -47,8 +47,7 @@ _NUMBERED = re.compile(r"\.(\d{1,5})\.(?:out|err|log|txt)$")
 
 def path_ranks(path: str) -> FileRanks:
     """The ranks in ``rank_7.log``, ``nccl_trace_rank_7``, ``rank.07/stdout``, ``local_rank3.err``,
-    ``attempt_0/3/stdout.log`` (torchrun) and ``train.7.out``; of several, the last.
-    """
+    ``attempt_0/3/stdout.log`` (torchrun) and ``train.7.out``; of several, the last."""
     ranks = named_ranks(path)
     if ranks == FileRanks(None, None) and (match := _NUMBERED.search(path)):
         return FileRanks(int(match[1]), None)

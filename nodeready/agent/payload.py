@@ -96,9 +96,7 @@ def _parents(name: str) -> Iterator[str]:
 
 def closure(roots: Iterable[str], without: Iterable[str] = ()) -> dict[str, str]:
     """The modules of nodeready that these (dotted names) need, each with its source.
-
-    without: modules that are left out, with the modules that only they import
-    """
+    without: modules that are left out, with the modules that only they import"""
     sources: dict[str, str] = {}
     todo, left_out = list(roots), frozenset(without)
     while todo:
@@ -251,10 +249,7 @@ def program(
 
 
 def inner_program(main: str, config: Any, descriptor: int = 3) -> Program:
-    """A program inside a session that this program opens.
-
-    It runs ``main(config, inside=True)`` on this program's Python. The data after its text is its
-    input.
-    """
+    """A program inside a session that this program opens. It runs ``main(config, inside=True)`` on
+    this program's Python. The data after its text is its input."""
     python = sys.executable
     return program(main, config, stdin=True, first=python, descriptor=descriptor, inside=True)

@@ -199,10 +199,8 @@ class TailReader:
         return self.mounts.mount_of(real).kind in KERNEL_FILE_SYSTEMS
 
     def work(self) -> None:
-        """Expand the pattern, and read the newest files.
-
-        All files are opened first, because the fork gives up its rights before it reads.
-        """
+        """Expand the pattern, and read the newest files. All files are opened first, because the
+        fork gives up its rights before it reads."""
         users_file.confine(_MAX_MEMORY, self.config.limit_s + 1)
         walk = PatternWalk(self.touch, self.blocked, self.report_error)
         pattern = absolute_pattern(self.config.pattern)
@@ -519,9 +517,7 @@ def read_tail(
     answer: TailAnswer | None = None,
 ) -> NodeTail:
     """The logs of this node that match the pattern, within config.limit_s.
-
-    reader: does the work of a fork; answer: takes its messages
-    """
+    reader: does the work of a fork; answer: takes its messages"""
     if config.processes:
         return read_logs(config)
     answer = answer or TailAnswer(config)

@@ -282,10 +282,8 @@ def keep(verdict: NodeVerdict, directory: str, max_age_s: float) -> None:
 def twin(
     path: Path, verdict: NodeVerdict, max_age_s: float, uptime_s: float
 ) -> NodeVerdict | None:
-    """The recent verdict of another machine with the same host name, or None.
-
-    A verdict from after our boot with another boot's id is not ours.
-    """
+    """The recent verdict of another machine with the same host name, or None. A verdict from after
+    our boot with another boot's id is not ours."""
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _, text = read_file(directory, path.name)
@@ -304,9 +302,7 @@ def read_file(
     directory: int, name: str, owners: frozenset[int] | None = None
 ) -> tuple[str, bytes]:
     """Why the file is refused, or "", and its content. Raises OSError.
-
-    directory: a file descriptor
-    """
+    directory: a file descriptor"""
     path_descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         status = os.fstat(path_descriptor)

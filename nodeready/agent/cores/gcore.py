@@ -94,9 +94,7 @@ def _threads(pid: int) -> dict[str, dict[str, str]]:
 
 def privilege_problem(pid: int) -> str:
     """Why a process's memory may have more than its user may see, a few words; "": it has not.
-
-    Raises OSError if the process has ended or is another user's.
-    """
+    Raises OSError if the process has ended or is another user's."""
     threads = list(_threads(pid).values())
     users, groups = (
         {row for thread in threads for row in thread[name].split()} for name in ("Uid", "Gid")
@@ -388,9 +386,7 @@ def dump(
     supervisor: ProcessSupervisor, target: DumpTarget, path: str, directory: int, number: int
 ) -> DumpResult:
     """Have gdb write the core, and ensure that the process continues. Raises OSError.
-
-    directory, number: descriptors of the core's directory and of its file
-    """
+    directory, number: descriptors of the core's directory and of its file"""
     # A process that grows in the meantime must not fill the disk.
     confine(_GDB_BYTES, _MAX_CPU_S, _with_margin(target.mapped_bytes))
     output, refusals = b"", list[str]()

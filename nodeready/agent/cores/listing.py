@@ -59,9 +59,7 @@ class Listing:
 
 def core_places(patterns: Iterable[str]) -> tuple[list[CorePlace], list[str]]:
     """The places that may have cores, and a note about each place that cannot be read.
-
-    patterns: of the policy
-    """
+    patterns: of the policy"""
     places, notes = [], []
     live = core_pattern.live_place()
     if live.pattern.startswith("/"):

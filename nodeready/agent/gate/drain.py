@@ -58,9 +58,7 @@ _CONCLUDE_S = _SECOND_LOOK_S + 1.5
 
 class DrainError(Exception):
     """The node could not be drained or undrained; one line that says why.
-
-    nodes: the number of nodes in the partition that has its share; 0: scontrol failed
-    """
+    nodes: the number of nodes in the partition that has its share; 0: scontrol failed"""
 
     def __init__(self, reason: str, nodes: int = 0) -> None:
         super().__init__(reason)
@@ -381,9 +379,7 @@ def keep_evidence(reasons: Sequence[str], results: Iterable[Result]) -> None:
 
 def write_incident(reasons: Sequence[str], results: Iterable[Result], incidents: Path) -> Path:
     """Write an incident in a new directory below ``incidents``; remove all but `MAX_INCIDENTS`.
-
-    Returns the directory. Raises OSError.
-    """
+    Returns the directory. Raises OSError; PermissionError if another user may write to it."""
     from nodeready.core.files import make_directory, write_atomically
 
     make_directory(incidents, 0o700)

@@ -96,10 +96,8 @@ def find_core(path: str, mark: Mark, *, named: bool) -> CanaryCore | None:
 
 
 def whole_bytes(head: bytes) -> int | None:
-    """The size of the core that begins with ``head``: the end of its last segment (elf(5)).
-
-    None if the file is no ELF file or lacks program headers.
-    """
+    """The size of the core that begins with ``head``: the end of its last segment (elf(5)). None
+    if the file is no ELF file or lacks program headers."""
     layouts = {b"\x01": ("I", 0x1C, 0x2A, "IIII", 4), b"\x02": ("Q", 0x20, 0x36, "QQQQ", 8)}
     if head[:4] != b"\x7fELF" or head[4:5] not in layouts:
         return None
@@ -221,9 +219,7 @@ class CrashCanary:
 
     def expected_path(self, second: int | None = None) -> str:
         """The core's path by the pattern.
-
-        second: of the crash, for a pattern with the time
-        """
+        second: of the crash, for a pattern with the time"""
         values = self._values if second is None else {**self._values, "t": str(second)}
         path = expand(self.pattern, values, uses_pid=self._uses_pid)
         return os.path.join(self.home or "/", path)
@@ -255,10 +251,8 @@ class CrashCanary:
         return sorted({*range(first, first + count), *range(last - count, last + 1)})
 
     def clean_up(self) -> str:
-        """End the canary and remove its cores. Returns the cores that are left, with the reason.
-
-        A second call is harmless.
-        """
+        """End the canary and remove its cores. Returns the cores that are left, with the reason. A
+        second call is harmless."""
         if self._process is not None:
             self.supervisor.stop(self._process)
         problems = [(core.path, remove(core)) for core in self.cores()]

@@ -41,10 +41,8 @@ _FORCED = re.compile(r"^debug1: Remote: (/\S+:\d+): key options: (?:.* )?command
 
 
 def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Peers:
-    """Log in to every peer as a person would.
-
-    The user's configuration, keys and known hosts are used, and no prompt is answered.
-    """
+    """Log in to every peer as a person would. The user's configuration, keys and known hosts are
+    used, and no prompt is answered."""
     has_ssh, has_pdsh = bool(shutil.which("ssh")), bool(shutil.which("pdsh"))
     shells: dict[str, _Shell] = {}
     threads = [

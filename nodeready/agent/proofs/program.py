@@ -225,9 +225,7 @@ def _end_with_parent(supervisor: ProcessSupervisor) -> None:
 
 def main(config: ProofConfig, *, inside: bool = False) -> None:
     """Run all proofs.
-
-    inside: this is the session that root opened for the user
-    """
+    inside: this is the session that root opened for the user"""
     hold_streams()
     supervisor = ProcessSupervisor(config.tag, config.limit_s)
 

@@ -60,10 +60,8 @@ _CAP_SYS_RESOURCE = 1 << 24
 
 
 def limits_of(pid: int) -> tuple[Limit, ...]:
-    """The limits of a process, in the order of ITEMS. Raises OSError, ValueError, KeyError.
-
-    They are read from /proc, because prlimit() needs the right to trace the process.
-    """
+    """The limits of a process, in the order of ITEMS. Raises OSError, ValueError, KeyError. They
+    are read from /proc, because prlimit() needs the right to trace the process."""
     with open(f"/proc/{pid}/limits", encoding="ascii", errors="replace") as file:
         return _limits_in(file.read())
 
@@ -108,10 +106,8 @@ def _parents() -> Iterator[tuple[int, str]]:
 
 
 def opened_by() -> tuple[str, tuple[Limit, ...]]:
-    """How this session was opened (a key of SESSION_NAMES, or ""), and its first limits.
-
-    PAM sets these limits before any profile runs; (): they cannot be read.
-    """
+    """How this session was opened (a key of SESSION_NAMES, or ""), and its first limits. PAM sets
+    these limits before any profile runs; (): they cannot be read."""
     for pid, name in _parents():
         # slurmstepd sets its own name, such as "slurmstepd: [1234.batch]".
         opener = "srun" if name.startswith("slurmstepd") else _OPENERS.get(name)
@@ -330,11 +326,8 @@ def identity() -> str:
 
 
 def by_ssh(supervisor: ProcessSupervisor, config: ProofConfig) -> SessionProof:
-    """The proofs in a session that ssh opens from the node to itself, as this user.
-
-    If the user's key does not open the session, the result has the reason, and `by_shell` runs
-    instead.
-    """
+    """The proofs in a session that ssh opens from the node to itself, as this user. If the user's
+    key does not open the session, the result has the reason, and `by_shell` runs instead."""
     if not shutil.which("ssh"):
         return SessionProof("ssh is not installed")
     proof = SessionProof("no time left")
@@ -378,9 +371,7 @@ def by_shell(
     supervisor: ProcessSupervisor, config: ProofConfig, user: str, opener: str
 ) -> SessionProof:
     """The proofs in another session of the user's shell.
-
-    opener: as for `run`
-    """
+    opener: as for `run`"""
     rows = _SessionRows(config, user, min(supervisor.left_s - 1, _SESSION_S))
     make_program = partial(payload.inner_program, _MAIN, rows.config)
     ended = run(supervisor, user, make_program, rows.add, start=rows.start, opener=opener)
@@ -585,10 +576,8 @@ def _limits_lines() -> Iterator[LimitsLine]:
 
 
 def logins(supervisor: ProcessSupervisor, name: str) -> Logins:
-    """How this node opens sessions for this user. Nothing is changed.
-
-    It explains why a session is refused, or why its limits differ from another session's.
-    """
+    """How this node opens sessions for this user. Nothing is changed. It explains why a session is
+    refused, or why its limits differ from another session's."""
     nologin = next(filter(os.path.exists, _NOLOGIN), "")
     notice = ""
     with contextlib.suppress(OSError, StopIteration):

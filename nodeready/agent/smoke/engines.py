@@ -528,10 +528,8 @@ class Engines:
         return self._python is not None and self._python.keeps_listener(order.head.port)
 
     def run(self, order: CollectiveOrder, stop: threading.Event) -> tuple[RankResult, ...]:
-        """Run this node's ranks of a test of torch or nccl-tests, and leave no process.
-
-        The call takes at most a moment longer than the order's limit.
-        """
+        """Run this node's ranks of a test of torch or nccl-tests, and leave no process. The call
+        takes at most a moment longer than the order's limit."""
         began = time.monotonic()
         for engine in self.engines:
             if (engine.name, engine.backend) == (order.engine, order.backend) and engine.reason:

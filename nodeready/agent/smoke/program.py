@@ -97,9 +97,7 @@ def _no_hello(user: str, reason: str, busy: tuple[Busy, ...] = ()) -> Hello:
 
 def main(config: SmokeConfig, *, inside: bool = False) -> None:
     """Run until the input ends.
-
-    inside: this is the session that root opened for the user
-    """
+    inside: this is the session that root opened for the user"""
     hold_streams()
     os.chdir("/")
     supervisor = ProcessSupervisor(config.tag, config.limit_s)

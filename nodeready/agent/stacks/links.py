@@ -75,9 +75,7 @@ def observe(
     targets: Sequence[StackTarget], calls: Mapping[int, waits.WaitCall], deadline: float
 ) -> None:
     """Set each target's `waits_for` and `ends`.
-
-    calls: the calls of the targets and of their descendants (`waits.observe`)
-    """
+    calls: the calls of the targets and of their descendants (`waits.observe`)"""
     target_by_pid: dict[int, StackTarget] = {}
     threads: dict[int, dict[int, str]] = {}
     for target in targets:

@@ -414,9 +414,7 @@ def observe(
     numbers: Sequence[int], deadline: float, threads: Mapping[int, int] | None = None
 ) -> dict[int, Facts | None]:
     """The facts of these processes; None: ended. Those not reached in time are left out.
-
-    threads: process -> the thread to probe, if that is not the main thread
-    """
+    threads: process -> the thread to probe, if that is not the main thread"""
     thread_by_pid = threads or {}
 
     def probe(pid: int, locked: bool = True) -> dict[str, Any] | None:

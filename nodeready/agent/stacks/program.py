@@ -57,10 +57,8 @@ def pack(trace: Mapping[str, Any]) -> str:
 
 
 def unpack(text: str, nonce: str) -> Any:
-    """The trace among the lines that a node printed, not yet checked.
-
-    Raises NoTrace if it is missing, and DecodeError.
-    """
+    """The trace among the lines that a node printed, not yet checked. Raises NoTrace if it is
+    missing, and DecodeError."""
     mark = f"{nonce} trace "
     index = text.rfind(mark)
     if index < 0:

@@ -148,10 +148,8 @@ def identify(process: ScannedProcess) -> RankIdentity:
 def with_parts(
     processes: Sequence[ScannedProcess], job: str, parts: Container[str]
 ) -> Sequence[ScannedProcess]:
-    """The processes; those of a heterogeneous job's further parts are in the job itself.
-
-    Slurm gives each part a cgroup by a number of its own, and all ranks the first part's number.
-    """
+    """The processes; those of a heterogeneous job's further parts are in the job itself. Slurm
+    gives each part a cgroup by a number of its own, and all ranks the first part's number."""
     if not parts:
         return processes
     return [
@@ -610,10 +608,8 @@ _ENDPOINT = re.compile(r" --(?:rdzv[_-]endpoint|master[_-]addr|main_process_ip)[
 def launchers(
     processes: Sequence[ScannedProcess], selection: Selection, own_pid: int
 ) -> list[JobRank]:
-    """The launchers of ranks that do not exist yet, as while a rendezvous waits for a node.
-
-    For a node where `select` finds no rank.
-    """
+    """The launchers of ranks that do not exist yet, as while a rendezvous waits for a node. For a
+    node where `select` finds no rank."""
     tree = _Tree(processes, own_pid)
     launcher_pids = {
         pid

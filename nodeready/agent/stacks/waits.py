@@ -121,10 +121,8 @@ class WaitCall:
 
 
 def probe_thread(pid: int, thread: int = 0) -> list[Any] | None:
-    """The call of a thread, as the fields of `WaitCall`; None: it runs, or is not readable.
-
-    It may hang with the process: call it in `processes.probe_each`. thread: 0: the main thread
-    """
+    """The call of a thread, as the fields of `WaitCall`; None: it runs, or is not readable. It may
+    hang with the process: call it in `processes.probe_each`. thread: 0: the main thread"""
     task = f"/proc/{pid}/task/{thread or pid}"
     words = contents(f"{task}/syscall").split()
     if len(words) < 7 or not words[0].isdigit():

@@ -83,9 +83,7 @@ def network_pid(pids: Sequence[int]) -> int:
 
 def observe_rank(pid: int, network: int) -> RankVariables:
     """The environment of a process. Call this in a fork: reading may hang.
-
-    network: the process whose network the node's facts show
-    """
+    network: the process whose network the node's facts show"""
     data = processes.environment_bytes(pid)
     if data is None:
         return RankVariables("its environment is not readable")

@@ -337,10 +337,8 @@ _ENTRIES = re.compile(r'"entries"\s*:\s*\[\s*')
 
 
 def from_json(data: bytes) -> tuple[Any, bool]:
-    """A dump in JSON, and whether it was cut off. A cut dump keeps its complete entries.
-
-    Raises NoDumpError for other data.
-    """
+    """A dump in JSON, and whether it was cut off. A cut dump keeps its complete entries. Raises
+    NoDumpError for other data."""
     try:
         return wire.load_json(data, _MAX_COST), False
     except wire.DecodeError as problem:

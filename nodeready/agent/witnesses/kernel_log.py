@@ -223,9 +223,7 @@ def read_log(
     supervisor: ProcessSupervisor, since_s: float, limit_s: float
 ) -> list[tuple[float, str]]:
     """Age in seconds and text of each line since then, the oldest first. Raises LogUnreadable.
-
-    ``dmesg`` shows the kernel's ring buffer, which drops old lines; journald keeps them.
-    """
+    ``dmesg`` shows the kernel's ring buffer, which drops old lines; journald keeps them."""
     until = tool_deadline(supervisor, limit_s)
     boot_s = uptime_s()
     reason, best = "", None

@@ -379,10 +379,8 @@ def observe(pid: int, uid: int, rank: int | None = None, local_rank: int | None 
 
 @contextlib.contextmanager
 def open_logs(pid: int, uid: int) -> Iterator[list[_LogFile]]:
-    """The files of a process's standard output and error, opened with its user's rights.
-
-    Raises NoLogError if there are no such files.
-    """
+    """The files of a process's standard output and error, opened with its user's rights. Raises
+    NoLogError if there are no such files."""
     open_files: list[_LogFile] = []
     reasons: dict[str, None] = {}
     try:
@@ -599,9 +597,7 @@ def _destination(shown: str, mode: int) -> str:
 
 def open_written(link: str, shown: str, uid: int) -> _LogFile:
     """The regular file of a descriptor, opened with its user's rights. Raises NoLogError.
-
-    link: the descriptor's path in /proc/PID/fd
-    """
+    link: the descriptor's path in /proc/PID/fd"""
     try:
         # O_PATH opens nothing: it neither releases a FIFO's writer nor touches a device.
         held = os.open(link, os.O_PATH | os.O_CLOEXEC)
@@ -627,9 +623,7 @@ def written_part(
     link: str, shown: str, uid: int, max_bytes: int, *, from_end: bool = True
 ) -> tuple[bytes, bool]:
     """The end or the beginning of the file of a descriptor, and whether it is the whole file.
-
-    link, shown, uid: as of `open_written`. Raises NoLogError, OSError.
-    """
+    link, shown, uid: as of `open_written`. Raises NoLogError, OSError."""
     file = open_written(link, shown, uid)
     try:
         size = file.file_stat.st_size

@@ -81,9 +81,7 @@ _C10D = "distributed_c10d.py"
 
 def makes_communicator(frames: Sequence[tuple[str, str]]) -> bool:
     """Whether a main thread with these Python frames may create a communicator.
-
-    frames: (function, file), root to leaf
-    """
+    frames: (function, file), root to leaf"""
     if any(function in _CREATORS for function, _ in frames):
         return True
     return any(file.endswith(_C10D) and _CALLS.fullmatch(name) for name, file in frames[-1:])
@@ -265,10 +263,8 @@ def numbers(version: str) -> tuple[int, ...] | None:
 
 
 def library(pids: Iterable[int], uid: int) -> str | None:
-    """The lowest version of NCCL in a user's processes; "": not known; None: no NCCL is loaded.
-
-    It runs with the user's rights, because it opens the mapped files. Raises OSError.
-    """
+    """The lowest version of NCCL in a user's processes; "": not known; None: no NCCL is loaded. It
+    runs with the user's rights, because it opens the mapped files. Raises OSError."""
     try:
         return _library(pids, uid)
     except _Absent:

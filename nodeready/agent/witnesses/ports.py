@@ -70,9 +70,7 @@ UNREADABLE = "unreadable"
 
 def counters(root: str = "/sys/class") -> dict[str, Any]:
     """Port -> its kind, its state and its counters, as `network` takes them; ``absent``: why not.
-
-    root: the directory of the kernel's classes of devices
-    """
+    root: the directory of the kernel's classes of devices"""
     until = time.monotonic() + _COUNTERS_S
 
     def work(send: Send) -> None:

@@ -31,9 +31,7 @@ class RankSoftware(NamedTuple):
 
 def observe(pid: int, uid: int, nccl: str | None = None) -> RankSoftware:
     """The software of a process. Call this in a fork: a file system may never answer.
-
-    nccl: its version, if it is known; None: the library is searched for it, up to 64 MB
-    """
+    nccl: its version, if it is known; None: the library is searched for it, up to 64 MB"""
     with contextlib.suppress(OSError), with_rights(nccl_ras.rights(pid, uid)):
         maps = list(mapped_files(pid))
         nccl_path = next(filter(nccl_ras.LIBRARY.search, maps), "")
