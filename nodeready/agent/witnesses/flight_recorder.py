@@ -258,7 +258,7 @@ class _Opcodes(dict[int, Callable[[Any], object]]):
 
 
 class _PlainUnpickler(pickle._Unpickler):  # type: ignore[misc, name-defined]
-    """Python's own stack machine, without the opcodes that call or import. It is the one that is
+    """Python's own stack machine, without the opcodes that call or import: the version that is
     written in Python, whose stack still has the data before a cut."""
 
     def __init__(self, data: bytes) -> None:

@@ -115,8 +115,8 @@ _NOT_JOINED = re.compile(
 )
 _UNFINISHED = re.compile(rf"{_RANKS} joined but didn't finish collective #(\d{{1,18}})")
 _NEVER = re.compile(rf"ranks {_RANKS} are the lagging ranks that caused this timeout")
-#: Lines that one expression tells: its groups are the rank in the group, and the operation; the
-#: report's kind, and its operation.
+#: Lines that a single expression reads (groups: the rank in the group, the operation); the kind
+#: and the operation of their reports.
 _LINES = tuple((re.compile(pattern), kind, operation) for kind, operation, pattern in (
     ("stuck", "", r"watchdog got stuck for \d+ seconds|Heartbeat monitor timed out|"
      r"watchdog hang detected|due to .{0,40}ProcessGroupNCCL watchdog hang"),
