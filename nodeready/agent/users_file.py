@@ -91,6 +91,21 @@ def rights_of_process(pid: int) -> Rights:
     return Rights(uid, gid, tuple(map(int, rows["Groups"].split())))
 
 
+def rights_of_job(pid: int, uid: int) -> Rights | None:
+    """The rights of a process, which root takes; None: root keeps its own rights.
+
+    The groups of a process may differ from its user's groups, and /proc shows the process only to
+    a process with the same groups (ptrace(2)). Raises OSError; PermissionError if the process has
+    another user's rights now.
+    """
+    if os.geteuid() != 0 or uid == 0:
+        return None
+    rights = rights_of_process(pid)
+    if rights.uid != uid:
+        raise PermissionError(1, "it has taken on another user's rights")
+    return rights
+
+
 @contextmanager
 def with_rights(rights: Rights | None) -> Iterator[None]:
     """Use files with these rights within the block; None: with our own rights.

@@ -257,7 +257,7 @@ class _Opcodes(dict[int, Callable[[Any], object]]):
         raise NoDumpError(f"it is no dump: its opcode {code:#04x} is no plain data's")
 
 
-class _PlainUnpickler(pickle._Unpickler):  # type: ignore[misc, name-defined]
+class _PlainUnpickler(pickle._Unpickler):
     """Python's own stack machine, without the opcodes that call or import: the version that is
     written in Python, whose stack still has the data before a cut."""
 
@@ -266,12 +266,11 @@ class _PlainUnpickler(pickle._Unpickler):  # type: ignore[misc, name-defined]
         self._until = time.process_time() + _READ_S
         self.stack: list[Any] = []
         self.metastack: list[list[Any]] = []
-        # As of a file, with these methods.
-        self.readline = self.read = self._take
+        self.append: Callable[[Any], None] = self.stack.append
         super().__init__(self)
 
-    def _take(self, size: int) -> bytes:
-        """The next bytes."""
+    def read(self, size: int) -> bytes:
+        """The next bytes, as of a file."""
         self._steps += 1
         is_late = self._steps % _STEPS_PER_LOOK == 0 and time.process_time() > self._until
         end = self._position + size
@@ -279,6 +278,10 @@ class _PlainUnpickler(pickle._Unpickler):  # type: ignore[misc, name-defined]
             raise _Cut
         self._position, begin = end, self._position
         return self._data[begin:end]
+
+    def readline(self) -> bytes:
+        """No opcode of plain data reads a line."""
+        raise _Cut
 
     def close(self) -> None:
         """Add the values that were read before the cut to their containers."""
@@ -314,10 +317,10 @@ class _PlainUnpickler(pickle._Unpickler):  # type: ignore[misc, name-defined]
             raise NoDumpError(f"it is no dump: a number of {size} bytes")
         self.append(int.from_bytes(self.read(size), "little", signed=True))
 
-    dispatch = _Opcodes(
-        {code: pickle._Unpickler.dispatch[code]  # type: ignore[attr-defined]
-         for code in b"(}])eat\x85\x86\x87N\x88\x89JKMGqr\x94hj."}
-    )  # fmt: skip
+    dispatch = _Opcodes(  # type: ignore[assignment]
+        (code, pickle._Unpickler.dispatch[code])
+        for code in b"(}])eat\x85\x86\x87N\x88\x89JKMGqr\x94hj."
+    )
     dispatch |= {
         0x80: lambda reader: reader.read(1),  # PROTO
         0x95: lambda reader: reader.read(8),  # FRAME

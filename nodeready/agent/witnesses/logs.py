@@ -206,12 +206,11 @@ def _statements(text: str) -> Iterator[_LogStatement]:
             report = _report(global_rank, "missing", operation="monitoredBarrier")
             yield _LogStatement(report, rank, is_global)
     else:
-        for pattern, kind, operation in _LINES:
+        for pattern, kind, default in _LINES:
             if match := pattern.search(text):
-                groups = {"operation": operation, **match.groupdict()}
-                rank_text = groups.pop("rank", None)
-                number = int(rank_text) if rank_text else None
-                yield _by_prefix(text[: match.start()], kind, group_rank=number, **groups)
+                groups: dict[str, str] = {"operation": default, **match.groupdict()}
+                group_rank = int(groups.pop("rank")) if "rank" in groups else None
+                yield _by_prefix(text[: match.start()], kind, group_rank=group_rank, **groups)
                 return
         yield from _mismatches(text)
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from nodeready.agent.witnesses import nccl_errors
 
@@ -349,6 +350,8 @@ class _LogReader:
         own_name = texts.get("network", "")
         if not plugin and own_name and own_name not in ("IB", "Socket"):
             plugin = own_name
+        names = ("provider", "gid", "tuner", "profiler")
+        further: dict[str, Any] = {name: texts.get(name, "") for name in names}
         return replace(
             rank,
             version=texts.get("version", self.version),
@@ -362,7 +365,7 @@ class _LogReader:
             transports=tuple(facts.transports),
             channels=facts.channels,
             nvls=facts.nvls,
-            **{name: texts.get(name, "") for name in ("provider", "gid", "tuner", "profiler")},
+            **further,
             errors=tuple(facts.errors.values())[:MAX_ERRORS],
         )
 
