@@ -137,9 +137,9 @@ def _order(text: str) -> _Work | EndOrder:
     try:
         order = orders.read(text)
         limit_s = 1 if isinstance(order, EndOrder) else order.limit_s
-        if type(order.number) is not int or not 0 < limit_s <= _MAX_LIMIT_S:
+        if not 0 < limit_s <= _MAX_LIMIT_S:
             raise ValueError("its numbers make no sense")
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as problem:
+    except (wire.DecodeError, KeyError, TypeError, ValueError) as problem:
         raise ValueError(f"no order: {type(problem).__name__}: {problem}"[:200]) from None
     return order
 
