@@ -19,11 +19,7 @@ from typing import Any
 from nodeready.agent import users_file
 from nodeready.agent.cores.listing import listing
 from nodeready.agent.cores.program import read_notes
-from nodeready.agent.failure_events import (
-    FileFailures,
-    read_error_file,
-    read_lines,
-)
+from nodeready.agent.failure_events import FileFailures, read_error_file, read_lines
 from nodeready.agent.log_lines import Calendar, node_calendar, text_lines
 from nodeready.agent.log_variables import LogFacts
 from nodeready.agent.runtime import ProcessSupervisor
@@ -285,13 +281,7 @@ def file_failures(
         failures = read_error_file("\n".join(lines), calendar)
     if failures is None:
         failures = read_lines(lines, year, calendar, path, rank_pattern)
-    return replace(
-        failures,
-        path=path,
-        size_bytes=size,
-        mtime_s=status.st_mtime,
-        skipped=skipped,
-    )
+    return replace(failures, path=path, size_bytes=size, mtime_s=status.st_mtime, skipped=skipped)
 
 
 def _without_nuls(data: bytes) -> bytes:

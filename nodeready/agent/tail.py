@@ -390,10 +390,7 @@ def read_logs(config: TailConfig) -> NodeTail:
         if process and process.start_s == started[pid]
     }
     process_logs = processes.probe_each(
-        lambda pid: asdict(_read_process_log(pid, uids[pid], config)),
-        list(uids),
-        deadline,
-        uids,
+        lambda pid: asdict(_read_process_log(pid, uids[pid], config)), list(uids), deadline, uids
     )
     pids: dict[str, list[int]] = defaultdict(list)
     for pid in started:
@@ -512,9 +509,7 @@ class TailAnswer:
 
 
 def read_tail(
-    config: TailConfig,
-    reader: type[TailReader] = TailReader,
-    answer: TailAnswer | None = None,
+    config: TailConfig, reader: type[TailReader] = TailReader, answer: TailAnswer | None = None
 ) -> NodeTail:
     """The logs of this node that match the pattern, within config.limit_s.
     reader: does the work of a fork; answer: takes its messages"""

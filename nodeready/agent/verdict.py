@@ -186,10 +186,7 @@ def _reported(work: Callable[[Send], None], send: Send) -> None:
 
 
 def gather(
-    works: Iterable[Callable[[Send], None]],
-    limit_s: float,
-    source: str,
-    keep: Iterable[int] = (),
+    works: Iterable[Callable[[Send], None]], limit_s: float, source: str, keep: Iterable[int] = ()
 ) -> Iterator[Any]:
     """The data that these functions send, each from its own fork (`runtime.ForkedWorker`).
 

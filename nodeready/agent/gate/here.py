@@ -17,15 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from nodeready.agent.asking import (
-    Answer,
-    Conversation,
-    Key,
-    answer_of,
-    collect,
-    once,
-    request,
-)
+from nodeready.agent.asking import Answer, Conversation, Key, answer_of, collect, once, request
 from nodeready.agent.audit_document import (
     Audit,
     NodeReport,
