@@ -404,6 +404,6 @@ def rows(
 
 def no_answer(answer: Answer, config: Any) -> Gap:
     """The gap of a node whose program printed no valid row."""
-    if f"{config.nonce} {payload.NO_PYTHON}" in answer.stdout:
+    if f"{config.nonce} {wire.NO_PYTHON}" in answer.stdout:
         return Gap(NO_PYTHON, wire.PYTHON_MISSING)
     return answer.gap or Gap(INVALID, "no answer from the node's Python", answer.stderr[:200])

@@ -22,17 +22,6 @@ from nodeready.core.pythons import PYTHONS
 from nodeready.core.shell import KILL_AFTER_S, join, quote
 from nodeready.core.wire import NO_PYTHON
 
-__all__ = [
-    "NO_PYTHON",
-    "Program",
-    "closure",
-    "imports",
-    "inner_program",
-    "is_package",
-    "program",
-    "text",
-]
-
 #: The oldest Python that runs a node's programs.
 OLDEST_PYTHON = (3, 9)
 

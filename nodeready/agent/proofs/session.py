@@ -256,10 +256,10 @@ def no_session(ended: Ended, user: str) -> str:
     if reason.startswith("Traceback"):
         # Our program raised it; the last line tells which limit of the user stopped it.
         reason = ended.err.strip().splitlines()[-1][:200]
-    python = next((row for row in ended.out.splitlines() if payload.NO_PYTHON in row), "")
+    python = next((row for row in ended.out.splitlines() if wire.NO_PYTHON in row), "")
     if python:
-        named = f"{payload.NO_PYTHON} that {user} may run"
-        reason = python.replace(payload.NO_PYTHON, named)[:300]
+        named = f"{wire.NO_PYTHON} that {user} may run"
+        reason = python.replace(wire.NO_PYTHON, named)[:300]
     elif ended.rc is None:
         reason = f"timed out; it said: {ended.first}" if ended.first else "timed out"
     return f"no session: {reason}"
