@@ -323,9 +323,7 @@ def collect(
     deadline: float | None = None,
 ) -> dict[Key, Outcome[ResultT]]:
     """The outcomes of all conversations, also after an interrupt.
-
-    on_found: gets each outcome as it comes, for the progress
-    """
+    on_found: gets each outcome as it comes, for the progress"""
     outcomes: dict[Key, Outcome[ResultT]] = {}
     stream: Any = None
     stop: KeyboardInterrupt | None = None
@@ -379,9 +377,7 @@ def request(
     node: str, main: str, config: Any, *, margin_s: int = MARGIN_S, mark: str = "", **how: Any
 ) -> Request:
     """The request that runs the module ``main`` with this config on a node.
-
-    how: as for `payload.program`
-    """
+    how: as for `payload.program`"""
     program = payload.program(main, config, **how)
     return Request(node, program.script, config.limit_s + margin_s, program.text, mark)
 
@@ -408,6 +404,6 @@ def rows(
 
 def no_answer(answer: Answer, config: Any) -> Gap:
     """The gap of a node whose program printed no valid row."""
-    if f"{config.nonce} {payload.NO_PYTHON}" in answer.stdout:
+    if f"{config.nonce} {wire.NO_PYTHON}" in answer.stdout:
         return Gap(NO_PYTHON, wire.PYTHON_MISSING)
     return answer.gap or Gap(INVALID, "no answer from the node's Python", answer.stderr[:200])

@@ -209,8 +209,7 @@ def _line(result: Result) -> str:
 @dataclass(frozen=True)
 class Ready:
     """The document of `nodeready ready`: an audit with the proofs among its results, and the nodes
-    that are ready.
-    """
+    that are ready."""
 
     SCHEMA: ClassVar = "ready"
     VERSION: ClassVar = 2

@@ -31,8 +31,8 @@ from nodeready.agent.failure_rules import (
     ranks_in,
     signal_of,
 )
+from nodeready.agent.log_lines import STAMP_CHARACTERS, TIMED, Calendar, node_calendar, stamp
 from nodeready.agent.log_ranks import LineOrigin, learn_ranks, split_plain
-from nodeready.agent.log_times import STAMP_CHARACTERS, TIMED, Calendar, node_calendar, stamp
 from nodeready.agent.log_variables import LogFacts, read_facts
 from nodeready.agent.witnesses.flight_recorder import Recording
 from nodeready.agent.witnesses.logs import WatchdogReport, reports
@@ -313,7 +313,10 @@ class FailureReader:
             self._add_exception(stream, match[1])
             stream.mode = "details"
             return True
-        if self._starts_block(stream, text):
+        if text in ("Failures:", "Root Cause (first observed failure):"):
+            self._end_chain(stream)
+            stream.mode, stream.block = "block", {}
+            stream.is_root = text.startswith("Root")
             return True
         if self._line(stream, text):
             return True
@@ -479,14 +482,6 @@ class FailureReader:
 
     # --- torchrun's report.
 
-    def _starts_block(self, stream: _RankStream, text: str) -> bool:
-        if text in ("Failures:", "Root Cause (first observed failure):"):
-            self._end_chain(stream)
-            stream.mode, stream.block = "block", {}
-            stream.is_root = text.startswith("Root")
-            return True
-        return False
-
     def _in_block(self, stream: _RankStream, text: str) -> bool:
         if re.match(r"^(?:\[\d+\]:|-{5,}|={5,}|Root Cause|Failures:)", text):
             self._end_block(stream)
@@ -571,19 +566,9 @@ class FailureReader:
 
     def _event(self, stream: _RankStream, role: str, kind: str, text: str) -> FailureEvent:
         host, _, local = stream.key
+        shown, ranks = text.strip()[:MAX_TEXT], _stream_ranks(stream)
         return FailureEvent(
-            *(
-                kind,
-                role,
-                "",
-                text.strip()[:MAX_TEXT],
-                "",
-                _stream_ranks(stream),
-                local,
-                host,
-                0,
-                0,
-            ),
+            *(kind, role, "", shown, "", ranks, local, host, 0, 0),
             *(None, self._moment(stream.timed), self.number, stream.plain),
         )
 

@@ -32,76 +32,59 @@ class TextRule(NamedTuple):
     pattern: re.Pattern[str]
 
 
-def _rule(role: str, kind: str, pattern: str) -> TextRule:
-    return TextRule(role, kind, re.compile(pattern))
-
-
 #: Names of clients of services outside of the job: a connection that they lose is no peer.
 _OUTSIDE = r"requests\.|urllib3|HTTPS?Connection|botocore|boto3|huggingface|aiohttp|httpx|wandb"
 #: Exceptions and messages, the most special first. Sources: PyTorch's ProcessGroupNCCL.cpp,
 #: ProcessGroupGloo.cpp, TCPStore.cpp, socket.cpp and CUDAException.cpp, gloo's transport/tcp,
 #: NCCL's enqueue.cc and net_ib.cc, Python's errno.
-TEXT_RULES = (
-    _rule(FAILED, "signal", r"DataLoader worker .*killed by signal: (?:Killed|Aborted)"),
-    _rule(FAILED, "segfault", r"DataLoader worker .*killed by signal: Segmentation fault"),
-    _rule(FAILED, "storage", r"DataLoader worker .*killed by signal: Bus error"),
-    _rule(ENDED, "signal", r"DataLoader worker .*killed by signal: (?:Terminated|Hangup)"),
-    _rule(
-        FAILED, "oom",
-        r"(?:CUDA|HIP) out of memory|CUDA error: out of memory|Cuda failure '?out of memory"
-        r"|CUBLAS_STATUS_ALLOC_FAILED|DefaultCPUAllocator: (?:can't|not enough)|std::bad_alloc"
-        r"|OutOfMemoryError|RESOURCE_EXHAUSTED"
-        r"|^MemoryError|Cannot allocate memory|Unable to allocate .* for an arr",
-    ),
-    _rule(FAILED, "network", rf"(?:{_OUTSIDE}).{{0,400}}?(?i:connect|timed? ?out|resol|reset)"),
-    _rule(FAILED, "timeout", r"DataLoader timed out"),
-    _rule(
-        FAILED, "storage",
-        r"No space left on device|Disk quota exceeded|Stale (?:NFS )?file handle"
-        r"|Input/output error|Read-only file system|Transport endpoint is not connected"
-        r"|\[Errno (?:5|28|30|116|122)\]|insufficient shared memory|unable to (?:open|mmap) shared"
-        r"|[Pp]y[Tt]orchStreamWriter failed|iostream error|unexpected pos \d+ vs",
-    ),
-    _rule(
-        WAITED, "timeout",
-        r"Timed out waiting \d+ms|[Ww]atchdog caught collective operation timeout"
-        r"|wait timeout after|Socket Timeout|Timed out after \d+ seconds? waiting for clients"
-        r"|RendezvousTimeoutError|monitoredBarrier|client socket has timed out"
-        r"|Heartbeat monitor timed out|watchdog hang|Connect timeout|failed to pass monitored"
-        r"|Timed out initializing process group|collective timeout|due to timeout"
-        r"|DEADLINE_EXCEEDED",
-    ),
-    _rule(
-        LOST, "network",
-        r"(?i)connection (?:closed|reset|refused|aborted|was)|(?:reset|closed) by (?:remote )?peer"
-        r"|broken ?pipe|ConnectionResetError|ConnectionRefusedError|ConnectionAbortedError"
-        r"|remote process|ncclRemoteError|failed on Socket|flag on TCPStore|remote peer"
-        r"|communicator was aborted|NCCL communicator.{0,40}abort|RendezvousClosedError"
-        r"|Rendezvous(?:Connection|GracefulExit|State)Error|XlaRuntimeError: UNAVAILABLE"
-        r"|heartbeat timeout"
-        r"|peer (?:process )?has (?:unexpectedly|exited|disconnected)"
-        r"|ailed to recv, got \d+ bytes|client socket has failed to connect|Stop_waiting response"
-        r"|MPI_ERR_PROC_FAILED|HorovodInternalError"
-        r"|^EOFError$|readv failed|Endpoint is not connected|failed to send a keep-alive"
-        r"|Application timeout caused pair closure|socketProgress",
-    ),
-    _rule(
-        FAILED, "gpu",
-        r"CUDA (?:driver )?error|CUBLAS_STATUS_|CUDNN_STATUS|cuDNN error|HIP error|hipError"
-        r"|ECC error|no CUDA-capable device|CUDA unknown error|Found no NVIDIA driver"
-        r"|invalid device ordinal|NVML|[Cc]uda failure|unhandled cuda error"
-        r"|block: \[[\d,]+\], thread: .{0,60}Assertion|Memory access fault by GPU",
-    ),
-    _rule(
-        FAILED, "network",
-        r"[Aa]ddress already in use|EADDRINUSE|No route to host|Network is unreachable"
-        r"|Name or service not known|Temporary failure in name resolution|getaddrinfo"
-        r"|[Uu]nable to resolve|Connection timed out|No socket interface found"
-        r"|[Uu]nable to find (?:address|interface)|Cannot assign requested address",
-    ),
-    _rule(ENDED, "signal", r"^KeyboardInterrupt|SignalException|got signal: (?:15|2|1)\b|SIGTERM"),
-    _rule(FAILED, "segfault", r"(?i)segmentation fault|SIGSEGV"),
-)  # fmt: skip
+TEXT_RULES = tuple(TextRule(role, kind, re.compile(pattern)) for role, kind, pattern in (
+    (FAILED, "signal", r"DataLoader worker .*killed by signal: (?:Killed|Aborted)"),
+    (FAILED, "segfault", r"DataLoader worker .*killed by signal: Segmentation fault"),
+    (FAILED, "storage", r"DataLoader worker .*killed by signal: Bus error"),
+    (ENDED, "signal", r"DataLoader worker .*killed by signal: (?:Terminated|Hangup)"),
+    (FAILED, "oom",
+     r"(?:CUDA|HIP) out of memory|CUDA error: out of memory|Cuda failure '?out of memory"
+     r"|CUBLAS_STATUS_ALLOC_FAILED|DefaultCPUAllocator: (?:can't|not enough)|std::bad_alloc"
+     r"|OutOfMemoryError|RESOURCE_EXHAUSTED"
+     r"|^MemoryError|Cannot allocate memory|Unable to allocate .* for an arr"),
+    (FAILED, "network", rf"(?:{_OUTSIDE}).{{0,400}}?(?i:connect|timed? ?out|resol|reset)"),
+    (FAILED, "timeout", r"DataLoader timed out"),
+    (FAILED, "storage",
+     r"No space left on device|Disk quota exceeded|Stale (?:NFS )?file handle"
+     r"|Input/output error|Read-only file system|Transport endpoint is not connected"
+     r"|\[Errno (?:5|28|30|116|122)\]|insufficient shared memory|unable to (?:open|mmap) shared"
+     r"|[Pp]y[Tt]orchStreamWriter failed|iostream error|unexpected pos \d+ vs"),
+    (WAITED, "timeout",
+     r"Timed out waiting \d+ms|[Ww]atchdog caught collective operation timeout"
+     r"|wait timeout after|Socket Timeout|Timed out after \d+ seconds? waiting for clients"
+     r"|RendezvousTimeoutError|monitoredBarrier|client socket has timed out"
+     r"|Heartbeat monitor timed out|watchdog hang|Connect timeout|failed to pass monitored"
+     r"|Timed out initializing process group|collective timeout|due to timeout"
+     r"|DEADLINE_EXCEEDED"),
+    (LOST, "network",
+     r"(?i)connection (?:closed|reset|refused|aborted|was)|(?:reset|closed) by (?:remote )?peer"
+     r"|broken ?pipe|ConnectionResetError|ConnectionRefusedError|ConnectionAbortedError"
+     r"|remote process|ncclRemoteError|failed on Socket|flag on TCPStore|remote peer"
+     r"|communicator was aborted|NCCL communicator.{0,40}abort|RendezvousClosedError"
+     r"|Rendezvous(?:Connection|GracefulExit|State)Error|XlaRuntimeError: UNAVAILABLE"
+     r"|heartbeat timeout"
+     r"|peer (?:process )?has (?:unexpectedly|exited|disconnected)"
+     r"|ailed to recv, got \d+ bytes|client socket has failed to connect|Stop_waiting response"
+     r"|MPI_ERR_PROC_FAILED|HorovodInternalError"
+     r"|^EOFError$|readv failed|Endpoint is not connected|failed to send a keep-alive"
+     r"|Application timeout caused pair closure|socketProgress"),
+    (FAILED, "gpu",
+     r"CUDA (?:driver )?error|CUBLAS_STATUS_|CUDNN_STATUS|cuDNN error|HIP error|hipError"
+     r"|ECC error|no CUDA-capable device|CUDA unknown error|Found no NVIDIA driver"
+     r"|invalid device ordinal|NVML|[Cc]uda failure|unhandled cuda error"
+     r"|block: \[[\d,]+\], thread: .{0,60}Assertion|Memory access fault by GPU"),
+    (FAILED, "network",
+     r"[Aa]ddress already in use|EADDRINUSE|No route to host|Network is unreachable"
+     r"|Name or service not known|Temporary failure in name resolution|getaddrinfo"
+     r"|[Uu]nable to resolve|Connection timed out|No socket interface found"
+     r"|[Uu]nable to find (?:address|interface)|Cannot assign requested address"),
+    (ENDED, "signal", r"^KeyboardInterrupt|SignalException|got signal: (?:15|2|1)\b|SIGTERM"),
+    (FAILED, "segfault", r"(?i)segmentation fault|SIGSEGV"),))  # fmt: skip
 #: A first line that says nothing; the lines after it do.
 VAGUE = re.compile(r"NCCL [Ee]rror|unhandled system error|internal error|:\s*$")
 
@@ -195,18 +178,12 @@ def signal_of(code: int) -> int:
 
 class LineRule(NamedTuple):
     """A line that matches is an event.
-
-    groups: ``ranks``, ``local``, ``host``, ``pid``, ``code``, ``signal``, ``word``, ``text``
-    """
+    groups: ``ranks``, ``local``, ``host``, ``pid``, ``code``, ``signal``, ``word``, ``text``"""
 
     role: str
     kind: str  # "": by the named group ``word``, ``signal`` or ``code``, else by the text
     source: str
     pattern: re.Pattern[str]
-
-
-def _line(role: str, kind: str, source: str, pattern: str) -> LineRule:
-    return LineRule(role, kind, source, re.compile(pattern))
 
 
 _RANKS = r"(?P<ranks>\d{1,7}(?:[,-]\d{1,7}){0,1000})(?!\d)"
@@ -215,149 +192,91 @@ _HOST = r"(?P<host>[\w.-]{1,255})"
 #: mgr.c); torch's distributed/elastic (agent, multiprocessing/api.py), multiprocessing/spawn.py;
 #: Open MPI's help-orterun.txt and PRRTE's help-prterun.txt, MPICH's hydra; DeepSpeed's
 #: launcher/launch.py; bash's jobs.c; CPython's faulthandler.c; UCX's debug.c; glibc's malloc.c.
-LINE_RULES = (
-    _line(
-        REPORT, "", "srun",
-        rf"srun: error: (?P<host>[\w.,\[\]-]{{1,255}}): tasks? {_RANKS}: "
-        rf"(?:(?P<word>{_WORDS})\b|Exited with exit code (?P<code>\d{{1,3}}))",
-    ),
-    _line(
-        ENDED, "limit", "slurm",
-        rf"\*\*\* (?:JOB|STEP) \S+ ON {_HOST} CANCELLED AT \S+ "
-        r"DUE TO (?:TIME LIMIT|PREEMPTION|DEADLINE|JOB REQUEUE)",
-    ),
-    _line(ENDED, "limit", "slurm", r"Job \S+ exceeded time limit|DUE TO TIME LIMIT"),
-    _line(
-        FAILED, "network", "slurm",
-        rf"(?P<text>CANCELLED AT \S+ DUE TO NODE {_HOST}? ?FAILURE)",
-    ),
-    _line(FAILED, "network", "slurm", rf"srun: error: (?P<text>Node failure on {_HOST})"),
-    _line(ENDED, "signal", "slurm-job", rf"\*\*\* JOB \S+ ON {_HOST} CANCELLED AT \S+ \*\*\*"),
-    _line(ENDED, "signal", "slurm", rf"\*\*\* STEP \S+ ON {_HOST} CANCELLED AT \S+ \*\*\*"),
-    _line(
-        FAILED, "oom", "slurm",
-        r"slurmstepd(?:-(?P<host>[\w.-]{1,64}))?: error: (?P<text>Detected \d+ oom[_-]kill "
-        r"event.*|(?:Step|Job) \S+ exceeded (?:virtual )?memory limit.*|Exceeded \S* ?memory limit"
-        r".*)",
-    ),
-    _line(
-        REPORT, "", "torchrun",
-        r"failed \(exitcode: (?P<code>-?\d{1,5})\) local_rank: (?P<local>\d{1,5}) "
-        r"\(pid: (?P<pid>\d{1,10})\)",
-    ),
-    _line(
-        ENDED, "signal", "torchrun",
-        r"Sending process (?P<pid>\d{1,10}) closing signal (?P<signal>SIG[A-Z]{1,8})",
-    ),
-    _line(
-        ENDED, "signal", "agent",
-        r"Received (?:Signals\.)?(?P<signal>SIG[A-Z]{1,8}|\d{1,2}) death signal"
-        r"|SignalException: Process \d+ got signal: (?P<code>\d{1,2})",
-    ),
-    _line(ENDED, "signal", "agent", r"srun: (?:sending Ctrl-C|interrupt \(one more|forcing job)"),
-    _line(
-        REPORT, "", "spawn",
-        r"ProcessExitedException: process (?P<ranks>\d{1,7}) terminated with "
-        r"(?:exit code (?P<code>\d{1,3})|signal (?P<signal>SIG[A-Z]{1,8}))",
-    ),
-    _line(
-        FAILED, "exception", "mpirun",
-        r"(?P<text>MPI_ABORT was invoked on rank (?P<ranks>\d{1,7})(?!\d))",
-    ),
-    _line(
-        FAILED, "exception", "mpirun",
-        r"^(?P<text>Abort\(-?\d+\) on node (?P<ranks>\d{1,7}) .{0,200})",
-    ),
-    _line(
-        REPORT, "", "mpirun",
-        r"(?:mpi|prte)\w+ noticed that process rank (?P<ranks>\d{1,7}) with PID (?P<pid>\d{1,10}) "
-        rf"on node {_HOST} exited on signal (?P<signal>\d{{1,2}})",
-    ),
-    _line(
-        REPORT, "", "deepspeed",
-        r"sigkill_handler\] .*--local_rank=(?P<local>\d{1,5}).* exits with return code = "
-        r"(?P<code>-?\d{1,5})",
-    ),
-    _line(FAILED, "", "", r"(?P<text>ERROR: Unexpected .* encountered in worker.*)"),
-    _line(FAILED, "", "", rf"Fatal Python error: (?P<word>{_WORDS})"),
+LINE_RULES = tuple(LineRule(*row[:3], re.compile(row[3])) for row in (
+    (REPORT, "", "srun",
+     rf"srun: error: (?P<host>[\w.,\[\]-]{{1,255}}): tasks? {_RANKS}: "
+     rf"(?:(?P<word>{_WORDS})\b|Exited with exit code (?P<code>\d{{1,3}}))"),
+    (ENDED, "limit", "slurm",
+     rf"\*\*\* (?:JOB|STEP) \S+ ON {_HOST} CANCELLED AT \S+ "
+     r"DUE TO (?:TIME LIMIT|PREEMPTION|DEADLINE|JOB REQUEUE)"),
+    (ENDED, "limit", "slurm", r"Job \S+ exceeded time limit|DUE TO TIME LIMIT"),
+    (FAILED, "network", "slurm",
+     rf"(?P<text>CANCELLED AT \S+ DUE TO NODE {_HOST}? ?FAILURE)"),
+    (FAILED, "network", "slurm", rf"srun: error: (?P<text>Node failure on {_HOST})"),
+    (ENDED, "signal", "slurm-job", rf"\*\*\* JOB \S+ ON {_HOST} CANCELLED AT \S+ \*\*\*"),
+    (ENDED, "signal", "slurm", rf"\*\*\* STEP \S+ ON {_HOST} CANCELLED AT \S+ \*\*\*"),
+    (FAILED, "oom", "slurm",
+     r"slurmstepd(?:-(?P<host>[\w.-]{1,64}))?: error: (?P<text>Detected \d+ oom[_-]kill "
+     r"event.*|(?:Step|Job) \S+ exceeded (?:virtual )?memory limit.*|Exceeded \S* ?memory limit"
+     r".*)"),
+    (REPORT, "", "torchrun",
+     r"failed \(exitcode: (?P<code>-?\d{1,5})\) local_rank: (?P<local>\d{1,5}) "
+     r"\(pid: (?P<pid>\d{1,10})\)"),
+    (ENDED, "signal", "torchrun",
+     r"Sending process (?P<pid>\d{1,10}) closing signal (?P<signal>SIG[A-Z]{1,8})"),
+    (ENDED, "signal", "agent",
+     r"Received (?:Signals\.)?(?P<signal>SIG[A-Z]{1,8}|\d{1,2}) death signal"
+     r"|SignalException: Process \d+ got signal: (?P<code>\d{1,2})"),
+    (ENDED, "signal", "agent", r"srun: (?:sending Ctrl-C|interrupt \(one more|forcing job)"),
+    (REPORT, "", "spawn",
+     r"ProcessExitedException: process (?P<ranks>\d{1,7}) terminated with "
+     r"(?:exit code (?P<code>\d{1,3})|signal (?P<signal>SIG[A-Z]{1,8}))"),
+    (FAILED, "exception", "mpirun",
+     r"(?P<text>MPI_ABORT was invoked on rank (?P<ranks>\d{1,7})(?!\d))"),
+    (FAILED, "exception", "mpirun",
+     r"^(?P<text>Abort\(-?\d+\) on node (?P<ranks>\d{1,7}) .{0,200})"),
+    (REPORT, "", "mpirun",
+     r"(?:mpi|prte)\w+ noticed that process rank (?P<ranks>\d{1,7}) with PID (?P<pid>\d{1,10}) "
+     rf"on node {_HOST} exited on signal (?P<signal>\d{{1,2}})"),
+    (REPORT, "", "deepspeed",
+     r"sigkill_handler\] .*--local_rank=(?P<local>\d{1,5}).* exits with return code = "
+     r"(?P<code>-?\d{1,5})"),
+    (FAILED, "", "", r"(?P<text>ERROR: Unexpected .* encountered in worker.*)"),
+    (FAILED, "", "", rf"Fatal Python error: (?P<word>{_WORDS})"),
     # faulthandler.dump_traceback_later
-    _line(FAILED, "timeout", "", r"^(?P<text>Timeout \(\d{1,4}:\d\d:\d\d(?:\.\d{1,9})?\)!)$"),
-    _line(FAILED, "exception", "", r"(?P<text>Fatal Python error: .*)"),
-    _line(FAILED, "exception", "", r"(?P<text>^\S+: .{1,300}: Assertion .{1,1000} failed\.?$)"),
-    _line(
-        REPORT, "", "mpirun",
-        rf"TERMINATED WITH THE EXIT STRING: (?P<word>{_WORDS}) \(signal \d{{1,2}}\)",
-    ),
-    _line(
-        FAILED, "", "",
-        rf"\[[\w.-]+:(?P<pid>\d{{1,10}})(?::\d+:\d+)?\] (?:Caught signal \d+ \(|Signal: )"
-        rf"(?P<word>{_WORDS})",
-    ),
-    _line(
-        FAILED, "segfault", "",
-        r"(?P<text>double free or corruption.*|(?:free|malloc|realloc)\(\): .*"
-        r"|corrupted (?:size|double).*|\*\*\* stack smashing detected.*)",
-    ),
-    _line(
-        REPORT, "", "shell",
-        rf"^(?:\S+: line \d+: +)?(?:(?P<pid>\d{{1,10}}) )?(?P<word>{_WORDS})"
-        r"(?: \(core dumped\))?(?:  .*)?$",
-    ),
-    _line(
-        FAILED, "", "",
-        r"^(?P<text>forrtl: (?:severe|error) \(\d{1,4}\): .*|Fortran runtime error: .*"
-        r"|panic: .+|thread '.{1,80}' panicked at .+)",
-    ),
-    _line(FAILED, "gpu", "", r"(?P<text>Memory access fault by GPU.*)"),
-    _line(FAILED, "gpu", "", r"(?P<text>block: \[[\d,]+\], thread: .{0,60}Assertion .* failed.*)"),
-    _line(FAILED, "", "", r"^F(?:\d{4}){1,2} \d\d:\d\d:\d\d\S* .*?\] (?P<text>.*)"),
-    _line(
-        FAILED, "exception", "",
-        r"^(?P<text>\S*python[\d.]*: (?:can't open file|No module named) .*"
-        r"|[\w./-]+: error: (?:unrecognized|argument|the following|ambiguous|invalid) .*"
-        r"|\S+: error while loading shared libraries: .*"
-        r"|(?:\d+: )?(?:\S*(?:bash|sh|slurm_script)|slurmstepd(?:-[\w.-]+)?): "
-        r".*(?:command not found|: No such file or directory|Permission denied))$",
-    ),
+    (FAILED, "timeout", "", r"^(?P<text>Timeout \(\d{1,4}:\d\d:\d\d(?:\.\d{1,9})?\)!)$"),
+    (FAILED, "exception", "", r"(?P<text>Fatal Python error: .*)"),
+    (FAILED, "exception", "", r"(?P<text>^\S+: .{1,300}: Assertion .{1,1000} failed\.?$)"),
+    (REPORT, "", "mpirun",
+     rf"TERMINATED WITH THE EXIT STRING: (?P<word>{_WORDS}) \(signal \d{{1,2}}\)"),
+    (FAILED, "", "",
+     rf"\[[\w.-]+:(?P<pid>\d{{1,10}})(?::\d+:\d+)?\] (?:Caught signal \d+ \(|Signal: )"
+     rf"(?P<word>{_WORDS})"),
+    (FAILED, "segfault", "",
+     r"(?P<text>double free or corruption.*|(?:free|malloc|realloc)\(\): .*"
+     r"|corrupted (?:size|double).*|\*\*\* stack smashing detected.*)"),
+    (REPORT, "", "shell",
+     rf"^(?:\S+: line \d+: +)?(?:(?P<pid>\d{{1,10}}) )?(?P<word>{_WORDS})"
+     r"(?: \(core dumped\))?(?:  .*)?$"),
+    (FAILED, "", "",
+     r"^(?P<text>forrtl: (?:severe|error) \(\d{1,4}\): .*|Fortran runtime error: .*"
+     r"|panic: .+|thread '.{1,80}' panicked at .+)"),
+    (FAILED, "gpu", "", r"(?P<text>Memory access fault by GPU.*)"),
+    (FAILED, "gpu", "", r"(?P<text>block: \[[\d,]+\], thread: .{0,60}Assertion .* failed.*)"),
+    (FAILED, "", "", r"^F(?:\d{4}){1,2} \d\d:\d\d:\d\d\S* .*?\] (?P<text>.*)"),
+    (FAILED, "exception", "",
+     r"^(?P<text>\S*python[\d.]*: (?:can't open file|No module named) .*"
+     r"|[\w./-]+: error: (?:unrecognized|argument|the following|ambiguous|invalid) .*"
+     r"|\S+: error while loading shared libraries: .*"
+     r"|(?:\d+: )?(?:\S*(?:bash|sh|slurm_script)|slurmstepd(?:-[\w.-]+)?): "
+     r".*(?:command not found|: No such file or directory|Permission denied))$"),
     # Of a process group or NCCL; the text decides.
-    _line("", "", "", r"(?P<text>terminated with exception: .*)"),
-    _line("", "", "", r"\] (?P<text>.{0,200}[Ww]atchdog caught collective operation timeout.*)"),
-    _line("", "", "", r"(?P<text>NCCL WARN .*)"),
-    _line("", "", "warning", r"^\[?W(?:\d{4}){1,2} .*?\] (?P<text>.*)"),
-    _line("", "", "", r"^\[?[EF](?:\d{4}){1,2} .*?\] (?P<text>.*)"),
-)  # fmt: skip
+    ("", "", "", r"(?P<text>terminated with exception: .*)"),
+    ("", "", "", r"\] (?P<text>.{0,200}[Ww]atchdog caught collective operation timeout.*)"),
+    ("", "", "", r"(?P<text>NCCL WARN .*)"),
+    ("", "", "warning", r"^\[?W(?:\d{4}){1,2} .*?\] (?P<text>.*)"),
+    ("", "", "", r"^\[?[EF](?:\d{4}){1,2} .*?\] (?P<text>.*)"),))  # fmt: skip
 #: Every line of a failure, and every line of the watchdog, has one of these words. A search for
 #: words is ten times faster than their pattern.
 _NEEDLES = (
-    *(
-        "rror",
-        "xception",
-        "raceback",
-        "ABORT",
-        "ault",
-        "ailed",
-        "ailure",
-        "illed",
-        "illing",
-        "bort",
-    ),
-    *(
-        "larm clock",
-        "ermina",
-        "CANCEL",
-        "imed out",
-        "imeout",
-        "NCCL WARN",
-        "oom",
-        "emory",
-        "ssert",
-        "ignal",
-    ),
-    *(" peer", "pipe", "nterrupt", "xit", "noticed", "corrupt", "TIME LIMIT", "not found"),
-    *("No such", "No module", "ermission", "Hangup", "Quit", "atchdog", "nqueued ", "Barrier"),
-    *("onnection ", "on Socket", "on TCPStore", "is running ", "ollective #", "lagging ranks"),
-    *("srun: ", "eartbeat", "at NCCL work", "Root Cause", "panic", "Process name", 'File "'),
-)
+    "rror", "xception", "raceback", "ABORT", "ault", "ailed", "ailure", "illed", "illing",
+    "bort", "larm clock", "ermina", "CANCEL", "imed out", "imeout", "NCCL WARN", "oom", "emory",
+    "ssert", "ignal", " peer", "pipe", "nterrupt", "xit", "noticed", "corrupt", "TIME LIMIT",
+    "not found", "No such", "No module", "ermission", "Hangup", "Quit", "atchdog", "nqueued ",
+    "Barrier", "onnection ", "on Socket", "on TCPStore", "is running ", "ollective #",
+    "lagging ranks", "srun: ", "eartbeat", "at NCCL work", "Root Cause", "panic", "Process name",
+    'File "',
+)  # fmt: skip
 
 
 def has_needle(text: str) -> bool:

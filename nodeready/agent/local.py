@@ -167,10 +167,8 @@ class LocalProcess:
             self._process.wait(timeout=0.5)
 
     def _session_pids(self) -> list[int]:
-        """The processes of the command's session that have not ended.
-
-        The session keeps its number until the command is waited for.
-        """
+        """The processes of the command's session that have not ended. The session keeps its number
+        until the command is waited for."""
         pids = []
         for name in os.listdir("/proc"):
             if name.isdigit():

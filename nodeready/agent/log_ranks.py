@@ -47,8 +47,7 @@ _NUMBERED = re.compile(r"\.(\d{1,5})\.(?:out|err|log|txt)$")
 
 def path_ranks(path: str) -> FileRanks:
     """The ranks in ``rank_7.log``, ``nccl_trace_rank_7``, ``rank.07/stdout``, ``local_rank3.err``,
-    ``attempt_0/3/stdout.log`` (torchrun) and ``train.7.out``; of several, the last.
-    """
+    ``attempt_0/3/stdout.log`` (torchrun) and ``train.7.out``; of several, the last."""
     ranks = named_ranks(path)
     if ranks == FileRanks(None, None) and (match := _NUMBERED.search(path)):
         return FileRanks(int(match[1]), None)
@@ -164,37 +163,29 @@ _PREFIXES = (
     # Open MPI 1 to 4, Horovod: [1,3]<stdout>:  Thu Jan 23 11:55:50 2025[1,3]<stdout>:
     # SageMaker: [1,mpirank:3,algo-1]<stdout>:
     # Open MPI 5 (pmix_iof.c): [prterun-gpu1-7@1,3][gpu1:4711]<stdout>:  [3]<stdout>:
-    _form(
-        "mpirun",
-        rf"(?P<tag>\[(?:[^\]\[,\s]{{1,120}},)?(?:mpirank:)?(?P<rank>{_NUMBER})"
-        r"(?:,(?P<instance>[\w.-]{1,200}))?\](?:\[(?P<host>[\w.-]{1,200}):\w{1,10}\])?"
-        r"<std(?:out|err|diag)>:)(?: (?=\S))?",
-    ),
+    _form("mpirun",
+          rf"(?P<tag>\[(?:[^\]\[,\s]{{1,120}},)?(?:mpirank:)?(?P<rank>{_NUMBER})"
+          r"(?:,(?P<instance>[\w.-]{1,200}))?\](?:\[(?P<host>[\w.-]{1,200}):\w{1,10}\])?"
+          r"<std(?:out|err|diag)>:)(?: (?=\S))?"),
     # Ray: (RayTrainWorker pid=364, ip=10.0.0.1)  vLLM: (VllmWorker rank=1 pid=80)
-    _form(
-        "ray",
-        rf"\((?:[\w.:<>-]{{1,80}} )?(?:rank=(?P<rank>{_NUMBER}) )?pid=(?P<pid>\d{{1,10}})"
-        rf"(?:, ip=(?P<host>[0-9A-Fa-f.:]{{2,45}}))?\){_COLOUR} ?",
-    ),
+    _form("ray",
+          rf"\((?:[\w.:<>-]{{1,80}} )?(?:rank=(?P<rank>{_NUMBER}) )?pid=(?P<pid>\d{{1,10}})"
+          rf"(?:, ip=(?P<host>[0-9A-Fa-f.:]{{2,45}}))?\){_COLOUR} ?"),
     # kubectl logs --prefix
     _form("kubectl", r"\[pod/(?P<host>[\w.-]{1,253})/[\w.-]{1,253}\] "),
     _TORCH,
     # torchrun --tee 3; of torch.distributed.launch and accelerate, too
     _form("torchrun", r"\[(?:default|default_role|trainer|worker)(?P<local>\d{1,4})\]:"),
     # torchrun --role ROLE --tee 3
-    _form(
-        "role",
-        r"\[(?!rank\d)(?P<role>[A-Za-z_](?:[\w.-]{0,40}[A-Za-z_.-])?)(?P<local>0|[1-9]\d{0,3})\]:",
-        _TASKS,
-    ),
+    _form("role",
+          r"\[(?!rank\d)(?P<role>[A-Za-z_](?:[\w.-]{0,40}[A-Za-z_.-])?)(?P<local>0|[1-9]\d{0,3})\]:",
+          _TASKS),
     # torchrun --role $(hostname -s): --tee 3
     _form("host:local", rf"\[(?P<host>{_NAME}{_NO_FILE}):(?P<label>{_NUMBER})\]:", _TASKS),
     # nodeready run: [gpu1:3] , [gpu1:local3]
-    _form(
-        "host:rank",
-        rf"\[(?P<host>{_NAME}{_NO_FILE}):(?:local(?P<local>\d{{1,4}})|(?P<label>{_NUMBER}))\] ",
-        _TASKS,
-    ),
+    _form("host:rank",
+          rf"\[(?P<host>{_NAME}{_NO_FILE}):(?:local(?P<local>\d{{1,4}})|(?P<label>{_NUMBER}))\] ",
+          _TASKS),
     # srun --label (write_labelled_message.c): "%*d: ", of a heterogeneous job "P%u %*d: "; flux
     _form("srun", rf"(?:P\d{{1,4}} )? {{0,6}}(?P<label>{_NUMBER}): ", _NODES),
     # MPICH's and Intel's -prepend-rank; torchrun with the template [${rank}]:
@@ -204,7 +195,7 @@ _PREFIXES = (
     _form("torchx", rf"[A-Za-z][\w.-]{{0,60}}/(?P<label>{_NUMBER}){_COLOUR} ", _NODES),
     # pdsh, clush, DeepSpeed's launcher
     _form("pdsh", rf"(?P<host>{_HOST}{_NO_FILE}): ", ()),
-)
+)  # fmt: skip
 
 #: The own rank within a line, in the order of preference. These stay in the text.
 _HEAD = 240
@@ -371,10 +362,8 @@ def _with_origins(reader: RankReader, rows: Sequence[str]) -> RankReader:
 
 def _learn_layers(rows: Sequence[str], share: float) -> tuple[tuple[_Form, ...], ...]:
     """The forms of prefixes that the lines have, the outermost first.
-
     share: the minimum part of the lines that has a bare number; a batch script may write many
-           lines before the launcher's
-    """
+           lines before the launcher's"""
     layers: list[tuple[_Form, ...]] = []
     outer: set[str] = set()
     texts = [row for row in rows if not _LAUNCHER.match(row)]
@@ -403,9 +392,7 @@ def _learn_layers(rows: Sequence[str], share: float) -> tuple[tuple[_Form, ...],
 
 def _are_ranks(form: _Form, texts: Sequence[str], share: float, tasks: Set[int]) -> bool:
     """Whether the numbers that a form finds are ranks, or nodes' numbers.
-
-    tasks: that srun itself reports
-    """
+    tasks: that srun itself reports"""
     numbers: list[int] = []
     names: set[str] = set()
     is_word = False

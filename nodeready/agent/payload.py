@@ -24,17 +24,6 @@ from nodeready.core.pythons import PYTHONS
 from nodeready.core.shell import KILL_AFTER_S, join, quote
 from nodeready.core.wire import NO_PYTHON
 
-__all__ = [
-    "NO_PYTHON",
-    "Program",
-    "closure",
-    "imports",
-    "inner_program",
-    "is_package",
-    "program",
-    "text",
-]
-
 #: The oldest Python that runs a node's programs.
 OLDEST_PYTHON = (3, 9)
 
@@ -258,10 +247,7 @@ def program(
 
 
 def inner_program(main: str, config: Any, descriptor: int = 3) -> Program:
-    """A program inside a session that this program opens.
-
-    It runs ``main(config, inside=True)`` on this program's Python. The data after its text is its
-    input.
-    """
+    """A program inside a session that this program opens. It runs ``main(config, inside=True)`` on
+    this program's Python. The data after its text is its input."""
     python = sys.executable
     return program(main, config, stdin=True, first=python, descriptor=descriptor, inside=True)

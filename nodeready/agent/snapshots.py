@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from nodeready.agent.asking import Answer, Conversation, Request
 from nodeready.core import probe_script
 from nodeready.core.base import Probe
-from nodeready.core.outcome import HUNG, LOST, OVER, Gap, GapError
+from nodeready.core.outcome import HUNG, LOST, OVER, GapError
 from nodeready.core.policy import Policy
 from nodeready.subjects import snapshot
 from nodeready.subjects.snapshot import Snapshot
@@ -85,10 +85,7 @@ def take_snapshot(
     question = snapshot_question(node, policy, subjects, limit_s, nonce=nonce)
     answer = yield question.request
     if answer.gap and answer.gap.kind in OVER - {HUNG}:
-        raise GapError(_while_probing(answer.gap))
+        is_lost = answer.gap.kind == LOST
+        reason = f"{answer.gap.reason} while looking" if is_lost else answer.gap.reason
+        raise GapError(answer.gap._replace(reason=reason))
     return read(question, answer)
-
-
-def _while_probing(gap: Gap) -> Gap:
-    """The gap, with the words for a connection that was lost during the probe."""
-    return gap._replace(reason=f"{gap.reason} while looking") if gap.kind == LOST else gap

@@ -19,17 +19,16 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from nodeready.agent import users_file
-from nodeready.agent.log_lines import last_lines, text_lines
+from nodeready.agent.log_lines import last_lines, learn_file, read_ranks, text_lines
 from nodeready.agent.log_ranks import file_ranks, named_ranks
-from nodeready.agent.mount_table import (
+from nodeready.agent.path_pattern import PathMatch, PatternWalk, absolute_pattern
+from nodeready.agent.proc import (
     KERNEL_FILE_SYSTEMS,
     hung_devices,
     name_after,
     open_own_name,
     own_mounts,
 )
-from nodeready.agent.path_pattern import PathMatch, PatternWalk, absolute_pattern
-from nodeready.agent.rank_lines import learn_file, read_ranks
 from nodeready.agent.runtime import ForkedWorker, Send
 from nodeready.agent.stacks import processes
 from nodeready.agent.users_file import NOBODY, FileRefused, Rights, by_turns
@@ -200,10 +199,8 @@ class TailReader:
         return self.mounts.mount_of(real).kind in KERNEL_FILE_SYSTEMS
 
     def work(self) -> None:
-        """Expand the pattern, and read the newest files.
-
-        All files are opened first, because the fork gives up its rights before it reads.
-        """
+        """Expand the pattern, and read the newest files. All files are opened first, because the
+        fork gives up its rights before it reads."""
         users_file.confine(_MAX_MEMORY, self.config.limit_s + 1)
         walk = PatternWalk(self.touch, self.blocked, self.report_error)
         pattern = absolute_pattern(self.config.pattern)
@@ -302,9 +299,7 @@ class TailReader:
 
 def _read_rows(handle: int, size: int, count: int, *, is_whole: bool) -> list[bytes] | None:
     """At least the file's last ``count`` lines; None: it is no text.
-
-    is_whole: all lines of its last `MAX_BYTES` bytes
-    """
+    is_whole: all lines of its last `MAX_BYTES` bytes"""
     rows: list[bytes] | None = []
     for limit in (MAX_BYTES,) if is_whole else (TAIL_BYTES, MAX_BYTES):
         start = max(0, size - limit)
@@ -395,10 +390,7 @@ def read_logs(config: TailConfig) -> NodeTail:
         if process and process.start_s == started[pid]
     }
     process_logs = processes.probe_each(
-        lambda pid: asdict(_read_process_log(pid, uids[pid], config)),
-        list(uids),
-        deadline,
-        uids,
+        lambda pid: asdict(_read_process_log(pid, uids[pid], config)), list(uids), deadline, uids
     )
     pids: dict[str, list[int]] = defaultdict(list)
     for pid in started:
@@ -444,10 +436,7 @@ class TailAnswer:
     def add_message(self, message: dict[str, Any]) -> None:
         """Add a message of a fork."""
         if "tails" in message:
-            tails = [
-                LogTail(**{**tail, "reports": tuple(WatchdogReport(**r) for r in tail["reports"])})
-                for tail in message["tails"]
-            ]
+            tails = [wire.decode(LogTail, tail) for tail in message["tails"]]
             self.add_file(message["file"], tails)
         elif "unread" in message:
             unread_file = UnreadFile(**message["unread"])
@@ -469,9 +458,7 @@ class TailAnswer:
         if count + len(tails) > MAX_TAILS:
             self.error = f"more than {MAX_TAILS:,} ranks and files: take less, or use --rank"
             tails = tails[: MAX_TAILS - count]
-        self.files[key] = tuple(
-            replace(tail, lines=tuple(tail.lines), pids=tuple(tail.pids)) for tail in tails
-        )
+        self.files[key] = tuple(tails)
         self.sizes[key] = [[len(json.dumps(text)) + 1 for text in tail.lines] for tail in tails]
         self.size += sum(map(sum, self.sizes[key]))
         if self.size > 2 * MAX_ANSWER:
@@ -522,14 +509,10 @@ class TailAnswer:
 
 
 def read_tail(
-    config: TailConfig,
-    reader: type[TailReader] = TailReader,
-    answer: TailAnswer | None = None,
+    config: TailConfig, reader: type[TailReader] = TailReader, answer: TailAnswer | None = None
 ) -> NodeTail:
     """The logs of this node that match the pattern, within config.limit_s.
-
-    reader: does the work of a fork; answer: takes its messages
-    """
+    reader: does the work of a fork; answer: takes its messages"""
     if config.processes:
         return read_logs(config)
     answer = answer or TailAnswer(config)

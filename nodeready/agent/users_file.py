@@ -30,6 +30,8 @@ from nodeready.agent.proc import status_fields
 _MAX_LINKS = 40
 #: The user who reads files that root has opened.
 NOBODY = 65534
+#: Flags to read a file that a user may have exchanged for a FIFO or a terminal.
+READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -89,6 +91,21 @@ def rights_of_process(pid: int) -> Rights:
     return Rights(uid, gid, tuple(map(int, rows["Groups"].split())))
 
 
+def rights_of_job(pid: int, uid: int) -> Rights | None:
+    """The rights of a process, which root takes; None: root keeps its own rights.
+
+    The groups of a process may differ from its user's groups, and /proc shows the process only to
+    a process with the same groups (ptrace(2)). Raises OSError; PermissionError if the process has
+    another user's rights now.
+    """
+    if os.geteuid() != 0 or uid == 0:
+        return None
+    rights = rights_of_process(pid)
+    if rights.uid != uid:
+        raise PermissionError(1, "it has taken on another user's rights")
+    return rights
+
+
 @contextmanager
 def with_rights(rights: Rights | None) -> Iterator[None]:
     """Use files with these rights within the block; None: with our own rights.
@@ -113,10 +130,8 @@ def with_rights(rights: Rights | None) -> Iterator[None]:
 
 
 def give_up(rights: Rights | None) -> None:
-    """Take these rights forever, without capabilities; None: keep our own.
-
-    The user can then signal this process, but not trace it.
-    """
+    """Take these rights forever, without capabilities; None: keep our own. The user can then
+    signal this process, but not trace it."""
     if rights is not None:
         os.setgroups(rights.groups)
         os.setresgid(rights.gid, rights.gid, rights.gid)
@@ -136,7 +151,10 @@ def confine(memory_bytes: int, cpu_s: int, file_bytes: int = 0, *, executes: boo
     file_bytes:   of a file that it writes
     executes:     another program replaces this process, with a new address space
     """
-    memory_bytes += 0 if executes else _address_space()
+    if not executes:
+        # Read as bytes: after rights are given up, a codec may not be importable.
+        with open("/proc/self/statm", "rb") as file:
+            memory_bytes += int(file.read().split()[0]) * resource.getpagesize()
     for number, limit in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_AS, memory_bytes),
@@ -146,13 +164,6 @@ def confine(memory_bytes: int, cpu_s: int, file_bytes: int = 0, *, executes: boo
         hard = resource.getrlimit(number)[1]
         allowed = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(number, (allowed, allowed))
-
-
-def _address_space() -> int:
-    """Bytes of this process's address space (proc_pid_statm(5))."""
-    # Read as bytes: after rights are given up, a codec may not be importable.
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
 
 
 # --- Paths: links are followed one by one, with the rights of their owners.
@@ -268,12 +279,24 @@ def held_path(pid: int, uid: int, path: str) -> Iterator[tuple[int, os.stat_resu
 
 
 @contextmanager
-def scan(directory: Resolved) -> Iterator[Iterator[os.DirEntry[str]]]:
-    """The entries of a directory, within the block.
+def opened_path(pid: int, uid: int, path: str) -> Iterator[tuple[int, os.stat_result]]:
+    """A descriptor to read the regular file at a path of a process, and the file's status. The
+    file is found as by `held_path`. Raises OSError; FileRefused for another kind of file."""
+    with held_path(pid, uid, path) as (held, status):
+        if not stat.S_ISREG(status.st_mode):
+            raise FileRefused(f"it is {special_kind(status.st_mode)}")
+        with with_rights(rights_of(uid)):
+            number = os.open(f"/proc/self/fd/{held}", READ_FLAGS)
+    try:
+        yield number, status
+    finally:
+        os.close(number)
 
-    A user's link leads only to a directory that this user may list. Raises OSError;
-    NotADirectoryError if it is no directory.
-    """
+
+@contextmanager
+def scan(directory: Resolved) -> Iterator[Iterator[os.DirEntry[str]]]:
+    """The entries of a directory, within the block. A user's link leads only to a directory that
+    this user may list. Raises OSError; NotADirectoryError if it is no directory."""
     held_file = hold(directory.path)
     try:
         if not stat.S_ISDIR(held_file.status.st_mode):
@@ -299,10 +322,8 @@ class HeldFile:
 
 
 def hold(path: str) -> HeldFile:
-    """Hold the file of a path without links, without opening it.
-
-    Raises OSError; FileRefused if a component of the path has become a link.
-    """
+    """Hold the file of a path without links, without opening it. Raises OSError; FileRefused if a
+    component of the path has become a link."""
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     number = os.open("/", flags | os.O_DIRECTORY)
     parent = os.fstat(number)
@@ -352,10 +373,9 @@ def open_regular(
                 f"it has {held_file.status.st_nlink} names: a hard link, which a user other than "
                 "its owner may have made"
             )
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         with with_rights(rights_of(held_file.status.st_uid if owner is None else owner)):
             # By the descriptor, because another file may have the name now.
-            number = os.open(f"/proc/self/fd/{held_file.number}", flags)
+            number = os.open(f"/proc/self/fd/{held_file.number}", READ_FLAGS)
     finally:
         os.close(held_file.number)
     return number, held_file.status
@@ -366,10 +386,8 @@ _LAST_NS = (1 << 63) - 1
 
 
 def modified_ns(status: os.stat_result) -> int:
-    """The time of the last change, in nanoseconds since 1970, limited to 64 bits.
-
-    The owner may set any time, and some file systems store seconds in 64 bits (utimensat(2)).
-    """
+    """The time of the last change, in nanoseconds since 1970, limited to 64 bits. The owner may
+    set any time, and some file systems store seconds in 64 bits (utimensat(2))."""
     return max(-_LAST_NS, min(status.st_mtime_ns, _LAST_NS))
 
 

@@ -186,10 +186,7 @@ def _reported(work: Callable[[Send], None], send: Send) -> None:
 
 
 def gather(
-    works: Iterable[Callable[[Send], None]],
-    limit_s: float,
-    source: str,
-    keep: Iterable[int] = (),
+    works: Iterable[Callable[[Send], None]], limit_s: float, source: str, keep: Iterable[int] = ()
 ) -> Iterator[Any]:
     """The data that these functions send, each from its own fork (`runtime.ForkedWorker`).
 
@@ -282,10 +279,8 @@ def keep(verdict: NodeVerdict, directory: str, max_age_s: float) -> None:
 def twin(
     path: Path, verdict: NodeVerdict, max_age_s: float, uptime_s: float
 ) -> NodeVerdict | None:
-    """The recent verdict of another machine with the same host name, or None.
-
-    A verdict from after our boot with another boot's id is not ours.
-    """
+    """The recent verdict of another machine with the same host name, or None. A verdict from after
+    our boot with another boot's id is not ours."""
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _, text = read_file(directory, path.name)
@@ -304,9 +299,7 @@ def read_file(
     directory: int, name: str, owners: frozenset[int] | None = None
 ) -> tuple[str, bytes]:
     """Why the file is refused, or "", and its content. Raises OSError.
-
-    directory: a file descriptor
-    """
+    directory: a file descriptor"""
     path_descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         status = os.fstat(path_descriptor)

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
-from nodeready.agent import payload
 from nodeready.agent.asking import Conversation, new_nonce, no_answer, request
 from nodeready.agent.log_ranks import FileRanks, file_ranks, host_node, path_ranks
 from nodeready.agent.tail import NodeTail, TailConfig
@@ -442,7 +441,7 @@ def parse_tail(text: str, nonce: str) -> NodeTail:
     """The tail in a node's output. Raises ProbeError, one line, if it has none."""
     if tail := wire.packed_answer(NodeTail, text, nonce, "tail", MAX_UNPACKED):
         return tail
-    if f"{nonce} {payload.NO_PYTHON}" in text:
+    if f"{nonce} {wire.NO_PYTHON}" in text:
         raise ProbeError(wire.PYTHON_MISSING)
     raise ProbeError("the node gave no answer", text[:200])
 

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from nodeready.agent.smoke import orders, pair
-from nodeready.agent.smoke.listeners import SmokeListeners
 from nodeready.agent.smoke.orders import PairAnswer, PairOrder
-from nodeready.agent.smoke.pair import run_pair
+from nodeready.agent.smoke.pair import SmokeListeners, run_pair
 from nodeready.core import wire
 from tests.unit.node.smoke.test_pair import MIB, peer
 

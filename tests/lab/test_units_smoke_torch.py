@@ -22,7 +22,6 @@ from nodeready.agent.proofs import mesh
 from nodeready.agent.proofs.mesh import MeshListeners
 from nodeready.agent.runtime import ProcessSupervisor, status
 from nodeready.agent.smoke import engines
-from nodeready.agent.smoke.listeners import SmokeListeners, listener_mark
 from nodeready.agent.smoke.orders import (
     PAIRS,
     TORCH,
@@ -33,6 +32,7 @@ from nodeready.agent.smoke.orders import (
     SmokeConfig,
     SmokePeer,
 )
+from nodeready.agent.smoke.pair import SmokeListeners, listener_mark
 from tests.cases import cases
 from tests.command import wait_for
 from tests.hang import pythons

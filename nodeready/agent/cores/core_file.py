@@ -212,9 +212,7 @@ def _read(number: int, size: int, offset: int) -> bytes:
 
 class CoreReader:
     """An open core. Raises NoCore if the file is no core, OSError if it cannot be read.
-
-    number: the file's descriptor, which the caller closes
-    """
+    number: the file's descriptor, which the caller closes"""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -244,11 +242,8 @@ class CoreReader:
         return build_id(self.memory_at(address, _IMAGE_BYTES))
 
     def environment(self) -> Mapping[str, str]:
-        """The variables of the environment that tell rank and job.
-
-        The environment stands before the path at the bottom of the stack (fs/binfmt_elf.c,
-        create_elf_tables).
-        """
+        """The variables of the environment that tell rank and job. The environment stands before
+        the path at the bottom of the stack (fs/binfmt_elf.c, create_elf_tables)."""
         end = self.notes.execfn
         for part in self.memory:
             if part.address <= end < part.address + part.size:

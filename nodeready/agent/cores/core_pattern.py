@@ -45,27 +45,23 @@ def handler_of(pattern: str) -> str:
 
 def expand(pattern: str, values: Mapping[str, str], *, uses_pid: bool = False) -> str:
     """The path of a core, with UNKNOWN for each specifier that has no value.
-
-    uses_pid: kernel.core_uses_pid, which matters for a pattern without %p
-    """
+    uses_pid: kernel.core_uses_pid, which matters for a pattern without %p"""
 
     def value_of(match: re.Match[str]) -> str:
         letter = match[1]
         if letter == "%":
             return "%"
         value = values.get(letter, UNKNOWN if letter in SPECIFIERS else "")
-        return _harmless(value) if letter in _NAMES else value
+        if letter in _NAMES:
+            value = value.replace("/", "!")
+            value = f"!{value[1:]}" if value in ("", ".", "..") else value
+        return value
 
     path = re.sub(r"%(.?)", value_of, pattern, flags=re.S)
     # "%%p" is no %p.
     if uses_pid and "p" not in re.findall(r"%(.)", pattern, re.S):
         path += f".{values.get('p', UNKNOWN)}"
     return path
-
-
-def _harmless(value: str) -> str:
-    value = value.replace("/", "!")
-    return f"!{value[1:]}" if value in ("", ".", "..") else value
 
 
 def printable(path: str) -> str:

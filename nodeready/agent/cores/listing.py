@@ -17,7 +17,7 @@ from typing import Any
 
 from nodeready.agent import users_file
 from nodeready.agent.cores import core_pattern
-from nodeready.agent.cores.core_pattern import CoreName, CorePlace, PatternDirectory, printable
+from nodeready.agent.cores.core_pattern import CorePlace, PatternDirectory, printable
 from nodeready.agent.runtime import ForkedWorker, Send
 from nodeready.agent.users_file import by_turns
 from nodeready.core import wire
@@ -59,9 +59,7 @@ class Listing:
 
 def core_places(patterns: Iterable[str]) -> tuple[list[CorePlace], list[str]]:
     """The places that may have cores, and a note about each place that cannot be read.
-
-    patterns: of the policy
-    """
+    patterns: of the policy"""
     places, notes = [], []
     live = core_pattern.live_place()
     if live.pattern.startswith("/"):
@@ -102,9 +100,7 @@ def _entries(
     place: CorePlace, directories: Sequence[PatternDirectory], until: float
 ) -> tuple[list[_CoreEntry], int, list[str]]:
     """The regular files of the place, the number of them, and a note about each unread directory.
-
-    Of too many files, each user's newest are kept.
-    """
+    Of too many files, each user's newest are kept."""
     entries: list[_CoreEntry] = []
     count, notes = 0, []
     for index, directory in enumerate(directories):
@@ -162,21 +158,6 @@ def _number(values: dict[str, str], letters: str) -> int | None:
     return None
 
 
-def _file(name: CoreName, entry: _CoreEntry, now_s: float) -> CoreFile:
-    return CoreFile(
-        name.path,
-        entry.inode,
-        entry.modified_ns,
-        entry.size_bytes,
-        entry.owner,
-        max(0.0, now_s - entry.modified_ns / 1e9),
-        compressed=name.compressed,
-        host=name.values.get("h", ""),
-        pid=_number(name.values, "PpIi"),
-        signal=_number(name.values, "s"),
-    )
-
-
 def _list(place: CorePlace, since_s: float, send: Send) -> None:
     """The fork's work: it sends ``{"files": [...], "unlisted": N, "notes": [...]}``."""
     users_file.confine(_MEMORY, int(_LOOK_S + _SORT_S) + 1)
@@ -205,7 +186,12 @@ def _list(place: CorePlace, since_s: float, send: Send) -> None:
             continue
         visited.add((entry.device, entry.inode))
         if len(files) < LISTED:
-            files.append(_file(name, entry, now_s))
+            age_s = max(0.0, now_s - entry.modified_ns / 1e9)
+            files.append(CoreFile(
+                name.path, entry.inode, entry.modified_ns, entry.size_bytes, entry.owner, age_s,
+                name.compressed, name.values.get("h", ""),
+                pid=_number(name.values, "PpIi"), signal=_number(name.values, "s"),
+            ))  # fmt: skip
     unlisted = max(0, count - len(files))
     send({"files": [asdict(file) for file in files], "unlisted": unlisted, "notes": notes})
 

@@ -163,10 +163,8 @@ _STORED = re.compile(re.escape(core_pattern.STORE) + r"/core\..*\.([0-9]+)\.[0-9
 
 class _CoreReading:
     """The fork that reads one core, its messages, and the descriptor of the core that it sends.
-
     While the fork is root, it tells whose rights it takes, and sends the open file. Its later
-    messages are only data (`wire.decode`), which start nothing but gdb, with those rights.
-    """
+    messages are only data (`wire.decode`), which start nothing but gdb, with those rights."""
 
     def __init__(self, supervisor: ProcessSupervisor, selected: tuple[str, int, int, int]) -> None:
         self.file, self.uid = -1, 0
@@ -219,9 +217,9 @@ def _send_core(selected: tuple[str, int, int, int], channel: socket.socket, send
         place = users_file.follow(users_file.ROOT, path)
         number, status = users_file.open_regular(place.path, place.owner, hard_links=True)
         if (status.st_ino, users_file.modified_ns(status), status.st_size) != selected[1:]:
-            reason = "it has changed since it was listed: still being written?"
-            send({"core": asdict(replace(summary, unread=reason))})
-            return
+            raise users_file.FileRefused(
+                "it has changed since it was listed: still being written?"
+            )
         owner = status.st_uid if place.owner is None else place.owner
         uid, core = owner, None
         if os.geteuid() == 0 and owner == 0:
@@ -238,24 +236,31 @@ def _send_core(selected: tuple[str, int, int, int], channel: socket.socket, send
         address, program = core.notes.executable()
         summary = _with_notes(summary, core, owner)
         if fifo := _named_fifo(core):
-            send({"core": asdict(replace(summary, unread=fifo))})
-            return
+            raise users_file.FileRefused(fifo)
         doubt = program_problem(program, core.build_id(address) if address else "")
         send({"core": asdict(summary), "exec": "" if doubt else program, "doubt": doubt})
-    except NoCore as problem:
-        send({"core": asdict(replace(summary, unread=_compression_hint(path) or str(problem)))})
-    except OSError as problem:
-        send({"core": asdict(replace(summary, unread=_access_error(problem)))})
-    except MemoryError:
-        send({"core": asdict(replace(summary, unread=_TOO_COSTLY))})
+    except (NoCore, OSError, MemoryError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else ""
+        if isinstance(problem, MemoryError):
+            reason = _TOO_COSTLY
+        elif isinstance(problem, NoCore) and path.endswith((".zst", ".lz4", ".xz")):
+            tool = "" if shutil.which("coredumpctl") else ", which is not installed,"
+            reason = (
+                f"it is compressed: coredumpctl{tool} unpacks it (coredumpctl dump PID -o FILE)"
+            )
+        elif isinstance(problem, PermissionError):
+            reason = (
+                "not permitted to read it: it is another user's (its owner or root may: --sudo)"
+            )
+        elif isinstance(problem, FileNotFoundError):
+            reason = "it was removed since it was listed"
+        send({"core": asdict(replace(summary, unread=reason or str(problem)))})
 
 
 def _process_owner(path: str, number: int, status: os.stat_result) -> tuple[int, CoreReader]:
-    """The uid of the process that left this core of root's, and the core.
-
-    The uid is taken from the name in systemd's store and from the notes. Raises FileRefused if
-    root must not read the core with a debugger.
-    """
+    """The uid of the process that left this core of root's, and the core. The uid is taken from
+    the name in systemd's store and from the notes. Raises FileRefused if root must not read the
+    core with a debugger."""
     if status.st_mode & 0o022:
         raise users_file.FileRefused("it is root's, and others may write to it")
     core = CoreReader(number)
@@ -266,10 +271,8 @@ def _process_owner(path: str, number: int, status: os.stat_result) -> tuple[int,
 
 
 def _refuse_secret(number: int, uid: int) -> None:
-    """Raises FileRefused for an open core that this user may not read.
-
-    The user could take the core from gdb, which runs as that user (ptrace(2), pidfd_getfd(2)).
-    """
+    """Raises FileRefused for an open core that this user may not read. The user could take the
+    core from gdb, which runs as that user (ptrace(2), pidfd_getfd(2))."""
     try:
         with users_file.with_rights(users_file.rights_of(uid)):
             os.close(os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC))
@@ -289,27 +292,10 @@ def _named_fifo(core: CoreReader) -> str:
     return ""
 
 
-def _access_error(problem: OSError) -> str:
-    if isinstance(problem, PermissionError):
-        return "not permitted to read it: it is another user's (its owner or root may: --sudo)"
-    if isinstance(problem, FileNotFoundError):
-        return "it was removed since it was listed"
-    return problem.strerror or str(problem)
-
-
-def _compression_hint(path: str) -> str:
-    if not path.endswith((".zst", ".lz4", ".xz")):
-        return ""
-    tool = "" if shutil.which("coredumpctl") else ", which is not installed,"
-    return f"it is compressed: coredumpctl{tool} unpacks it (coredumpctl dump PID -o FILE)"
-
-
 def _with_notes(summary: CoreSummary, core: CoreReader, owner: int) -> CoreSummary:
     """The summary with the values of the core's notes.
-
     owner: of the file. The kernel wrote the notes of root's file. Other notes may be forged, or
-           from a user namespace, so the file's owner counts instead
-    """
+           from a user namespace, so the file's owner counts instead"""
     notes = core.notes
     rank, jobs = core.rank()
     user, uid = "", owner or notes.uid

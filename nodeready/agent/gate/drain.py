@@ -58,9 +58,7 @@ _CONCLUDE_S = _SECOND_LOOK_S + 1.5
 
 class DrainError(Exception):
     """The node could not be drained or undrained; one line that says why.
-
-    nodes: the number of nodes in the partition that has its share; 0: scontrol failed
-    """
+    nodes: the number of nodes in the partition that has its share; 0: scontrol failed"""
 
     def __init__(self, reason: str, nodes: int = 0) -> None:
         super().__init__(reason)
@@ -220,14 +218,11 @@ def drain_or_undrain(
 def _may_stay_drained(
     node: SlurmNode, name: str, words: Sequence[str], maximum: str, deadline: float
 ) -> bool:
-    """Drain the node with a pending reason, and look again.
-
+    """Drain the node with a pending reason, and look again. Returns False if the drain is not
+    pending any more: a person, or another run, has decided. Raises DrainError if the node may not
+    be drained; then it is not.
     node:  as Slurm showed it
-    words: of the final update
-
-    Returns False if the drain is not pending any more: a person, or another run, has decided.
-    Raises DrainError if the node may not be drained; then it is not.
-    """
+    words: of the final update"""
     if not node.is_pending:
         time.sleep(random.uniform(0, _SPREAD_S))
         nodes = parse_all(_scontrol(["show", "node"], deadline))
@@ -386,13 +381,13 @@ def keep_evidence(reasons: Sequence[str], results: Iterable[Result]) -> None:
 
 def write_incident(reasons: Sequence[str], results: Iterable[Result], incidents: Path) -> Path:
     """Write an incident in a new directory below ``incidents``; remove all but `MAX_INCIDENTS`.
-
-    Returns the directory. Raises OSError.
-    """
+    Returns the directory. Raises OSError; PermissionError if another user may write to it."""
     from nodeready.core.files import make_directory, write_atomically
 
     make_directory(incidents, 0o700)
-    _refuse_shared(incidents)
+    status = os.lstat(incidents)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022 or not stat.S_ISDIR(status.st_mode):
+        raise PermissionError(1, "another user may write to it", str(incidents))
     path = incidents / f"{utc_now().replace(':', '').replace('-', '')}-{os.getpid()}"
     make_directory(path, 0o700)
     names = ("check", "status", "severity", "actions", "actual", "expected", "source")
@@ -418,13 +413,6 @@ def write_incident(reasons: Sequence[str], results: Iterable[Result], incidents:
     name, trace_text = _stacks_file()
     write_atomically(path / name, trace_text, 0o600)
     return path
-
-
-def _refuse_shared(directory: Path) -> None:
-    """Raises OSError if another user may have created files in the directory."""
-    status = os.lstat(directory)
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022 or not stat.S_ISDIR(status.st_mode):
-        raise PermissionError(1, "another user may write to it", str(directory))
 
 
 def _kernel_log() -> list[str]:
@@ -472,28 +460,18 @@ def _kernel_line(text: str) -> str:
 
 def _stacks_file() -> tuple[str, Iterator[str]]:
     """The name and the content of the file with the stacks of the ranks on this node."""
-    from nodeready.agent.asking import (
-        Answer,
-        Conversation,
-        Key,
-        answer_of,
-        collect,
-        new_nonce,
-        once,
-        request,
-    )
+    from nodeready.agent import asking
     from nodeready.agent.local import Local
     from nodeready.agent.stacks import program
     from nodeready.core.base import ProbeError
 
     transport = Local()
     (node,) = transport.nodes
-    config = program.StacksConfig(new_nonce(), transport.tag, STACKS_S, samples=1)
-    conversations: dict[Key, Conversation[Answer]] = {
-        node: once(request(node, program.__name__, config))
-    }
-    outcomes = collect(transport, conversations, deadline=time.monotonic() + STACKS_S + 1)
-    answer = answer_of(outcomes[node])
+    config = program.StacksConfig(asking.new_nonce(), transport.tag, STACKS_S, samples=1)
+    conversation = asking.once(asking.request(node, program.__name__, config))
+    deadline = time.monotonic() + STACKS_S + 1
+    outcomes = asking.collect(transport, {node: conversation}, deadline=deadline)
+    answer = asking.answer_of(outcomes[node])
     try:
         trace = program.unpack(answer.stdout, config.nonce)
     except ProbeError as problem:

@@ -17,16 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from nodeready.agent.asking import (
-    Answer,
-    Conversation,
-    Key,
-    Request,
-    answer_of,
-    collect,
-    once,
-    request,
-)
+from nodeready.agent.asking import Answer, Conversation, Key, answer_of, collect, once, request
 from nodeready.agent.audit_document import (
     Audit,
     NodeReport,
@@ -66,9 +57,7 @@ def audit(
     policy: Policy, selection: CheckSelection, limit_s: float = LIMIT_S, moment: str = AUDIT
 ) -> Audit:
     """Probe this machine and judge it, within ``limit_s`` seconds even if a probe hangs.
-
-    moment: which of the site's own checks are made; see `core.policy.site_checks`
-    """
+    moment: which of the site's own checks are made; see `core.policy.site_checks`"""
     return _judged(policy, selection, limit_s, moment, proofs=False)
 
 
@@ -95,7 +84,8 @@ def _judged(
     config = None
     if proofs and "proof" in selection.subjects:
         config = _proof_config(policy, time_s, transport.tag)
-        conversations["proofs"] = once(_proof_request(name, config))
+        proofs_request = request(name, "nodeready.agent.proofs.program", config)
+        conversations["proofs"] = once(proofs_request)
     outcomes = collect(transport, conversations, deadline=started_s + time_s)
     if transport.interrupted:
         raise KeyboardInterrupt
@@ -131,10 +121,6 @@ def _proof_config(policy: Policy, limit_s: float, tag: str) -> ProofConfig:
         limit_s=max(1, int(limit_s) - 2),
         py_spy=PY_SPY if policy.py_spy_version else "",
     )
-
-
-def _proof_request(name: str, config: ProofConfig) -> Request:
-    return request(name, "nodeready.agent.proofs.program", config)
 
 
 # --- The checks without the fleet: a node does not know the host keys of its peers.

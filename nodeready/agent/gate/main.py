@@ -28,8 +28,7 @@ class PyzCommand(NamedTuple):
 
 COMMANDS = {
     "audit": PyzCommand(
-        "what differs from the policy on this node; changes nothing",
-        *("here", "run", "arguments"),
+        "what differs from the policy on this node; changes nothing", *("here", "run", "arguments")
     ),
     "ready": PyzCommand(
         "go or no-go for a job, proven by acting, within a budget",
@@ -42,8 +41,7 @@ COMMANDS = {
         "the kept verdict, or a quick audit: 0 go, 3 no-go with its reasons", "gate", "prolog"
     ),
     "healthcheck": PyzCommand(
-        "record, and drain the node in Slurm or take that back",
-        *("gate", "healthcheck"),
+        "record, and drain the node in Slurm or take that back", *("gate", "healthcheck")
     ),
 }
 

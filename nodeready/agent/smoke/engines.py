@@ -50,12 +50,9 @@ PROVES = {
     (TORCH, _GLOO): "init, all_reduce, all_gather, send/recv and barrier of the job's own PyTorch "
     "over gloo, and the sums; no GPU",
     (NCCL_TESTS, _NCCL): "all_reduce over {library} and its sums between the GPUs of one node",
-    (
-        PAIRS,
-        "tcp",
-    ): "plain TCP connections between pairs of nodes, all nodes at once, and the data "
-    "over them; no library, no GPU",
-}
+    (PAIRS, "tcp"): "plain TCP connections between pairs of nodes, all nodes at once, and the "
+    "data over them; no library, no GPU",
+}  # fmt: skip
 
 
 def _engine(
@@ -431,13 +428,6 @@ def _gpus_of_driver(supervisor: ProcessSupervisor) -> int:
     return count
 
 
-def _head_addresses(order: CollectiveOrder) -> tuple[str, ...]:
-    """The head's addresses. On the head itself its name may resolve to a loopback address, as on
-    Debian (127.0.1.1 in /etc/hosts)."""
-    loopback = ("127.0.0.1", "127.0.1.1", "::1") if order.first == 0 else ()
-    return order.head.addresses + loopback
-
-
 class Engines:
     """The engines of this node. The job's Python runs, with torch imported, until `close`.
 
@@ -538,10 +528,8 @@ class Engines:
         return self._python is not None and self._python.keeps_listener(order.head.port)
 
     def run(self, order: CollectiveOrder, stop: threading.Event) -> tuple[RankResult, ...]:
-        """Run this node's ranks of a test of torch or nccl-tests, and leave no process.
-
-        The call takes at most a moment longer than the order's limit.
-        """
+        """Run this node's ranks of a test of torch or nccl-tests, and leave no process. The call
+        takes at most a moment longer than the order's limit."""
         began = time.monotonic()
         for engine in self.engines:
             if (engine.name, engine.backend) == (order.engine, order.backend) and engine.reason:
@@ -550,7 +538,11 @@ class Engines:
             return self._run_vendor(order, stop)
         if order.engine != TORCH:
             return failed_ranks(order, "start", f"no engine {order.engine}")
-        reason = name_problem(order.head.name, _head_addresses(order), *resolve(order.head.name))
+        # On the head itself its name may resolve to a loopback address, as on Debian (127.0.1.1 in
+        # /etc/hosts).
+        loopback = ("127.0.0.1", "127.0.1.1", "::1") if order.first == 0 else ()
+        addresses = order.head.addresses + loopback
+        reason = name_problem(order.head.name, addresses, *resolve(order.head.name))
         if reason:
             ranks = failed_ranks(order, "init", reason)
             return tuple(replace(rank, seconds=time.monotonic() - began) for rank in ranks)

@@ -140,19 +140,15 @@ def line(order: CollectiveOrder | PairOrder | EndOrder) -> str:
     return json.dumps(dataclasses.asdict(order), separators=(",", ":"))
 
 
+_KINDS: dict[str, type[CollectiveOrder | PairOrder | EndOrder]] = {
+    "collective": CollectiveOrder, "pair": PairOrder, "end": EndOrder,
+}  # fmt: skip
+
+
 def read(text: str) -> CollectiveOrder | PairOrder | EndOrder:
-    """The order in a line. Raises KeyError, TypeError, ValueError."""
-    data = json.loads(text)
-    order_class = {"collective": CollectiveOrder, "pair": PairOrder, "end": EndOrder}[data["kind"]]
-    for name in ("head", "target"):
-        if name in data:
-            peer = data[name]
-            data[name] = SmokePeer(**{**peer, "addresses": tuple(peer["addresses"])})
-    for name in ("gpus", "ports"):
-        if name in data:
-            data[name] = tuple(data[name])
-    order: CollectiveOrder | PairOrder | EndOrder = order_class(**data)
-    return order
+    """The order in a line. Raises DecodeError, KeyError, TypeError."""
+    data = wire.load_json(text)
+    return wire.decode(_KINDS[data["kind"]], data)
 
 
 # --- Answers.
@@ -199,9 +195,7 @@ def failed_ranks(
     order: CollectiveOrder, phase: str, message: str, phases: Mapping[int, str] | None = None
 ) -> tuple[RankResult, ...]:
     """All ranks of this node, failed for one reason.
-
-    phases: the last phase of each rank that reported a phase
-    """
+    phases: the last phase of each rank that reported a phase"""
     gpus = order.gpus or (-1,) * order.ranks
     numbers = range(order.first, order.first + order.ranks)
     return tuple(

@@ -33,7 +33,6 @@ from nodeready.agent.proofs import session
 from nodeready.agent.proofs.mesh import local_addresses
 from nodeready.agent.runtime import Ended, ProcessSupervisor, bug_text, hold_streams
 from nodeready.agent.smoke import engines, orders
-from nodeready.agent.smoke.listeners import SmokeListeners
 from nodeready.agent.smoke.orders import (
     CollectiveAnswer,
     CollectiveOrder,
@@ -43,7 +42,7 @@ from nodeready.agent.smoke.orders import (
     PairOrder,
     SmokeConfig,
 )
-from nodeready.agent.smoke.pair import run_pair
+from nodeready.agent.smoke.pair import SmokeListeners, run_pair
 from nodeready.agent.stacks import processes
 from nodeready.agent.witnesses import environment, software
 from nodeready.core import wire
@@ -98,9 +97,7 @@ def _no_hello(user: str, reason: str, busy: tuple[Busy, ...] = ()) -> Hello:
 
 def main(config: SmokeConfig, *, inside: bool = False) -> None:
     """Run until the input ends.
-
-    inside: this is the session that root opened for the user
-    """
+    inside: this is the session that root opened for the user"""
     hold_streams()
     os.chdir("/")
     supervisor = ProcessSupervisor(config.tag, config.limit_s)
@@ -140,9 +137,9 @@ def _order(text: str) -> _Work | EndOrder:
     try:
         order = orders.read(text)
         limit_s = 1 if isinstance(order, EndOrder) else order.limit_s
-        if type(order.number) is not int or not 0 < limit_s <= _MAX_LIMIT_S:
+        if not 0 < limit_s <= _MAX_LIMIT_S:
             raise ValueError("its numbers make no sense")
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as problem:
+    except (wire.DecodeError, KeyError, TypeError, ValueError) as problem:
         raise ValueError(f"no order: {type(problem).__name__}: {problem}"[:200]) from None
     return order
 
@@ -501,9 +498,7 @@ def _empty_answer(
     order: _Work, reason: str, *, broken: bool = False
 ) -> CollectiveAnswer | PairAnswer:
     """The answer to an order without a result.
-
-    broken: the reason is a mistake in this program
-    """
+    broken: the reason is a mistake in this program"""
     if isinstance(order, PairOrder):
         return PairAnswer(order.number, order.target.name, (), reason, "", (), "", 0.0, 0.0, -1, 0)
     seconds = 0.0 if broken else order.limit_s

@@ -157,28 +157,31 @@ def debug_lines(number: int) -> list[str]:
 # --- TCP connections of this process.
 
 
-def connections() -> Iterator[tuple[str, int, int]]:
-    """The peer, the state, and the number of stuck segments of each connection.
-
-    A segment is stuck if it is not acknowledged after two time-outs.
-    """
+def tcp_sockets() -> Iterator[socket.socket]:
+    """The TCP sockets of this process, each only until the next."""
+    families = (socket.AF_INET, socket.AF_INET6)
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError, ValueError):
-            if not os.readlink("/proc/self/fd/" + name).startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as connection:
-                families = (socket.AF_INET, socket.AF_INET6)
-                if connection.family not in families or connection.type != socket.SOCK_STREAM:
-                    continue
-                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO)
-                try:
-                    peer = connection.getpeername()[0]
-                except OSError:
-                    peer = connecting_address(str(os.fstat(connection.fileno()).st_ino))
-                # linux/tcp.h: the third byte counts the time-outs since the last acknowledgement,
-                # unacked is at 24. After one time-out a connection is slow, after two it hangs.
-                (unacked,) = struct.unpack_from("=I", info, 24)
-                yield peer.rpartition("::ffff:")[2], info[0], unacked if info[2] > 1 else 0
+            if os.readlink("/proc/self/fd/" + name).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(name))) as connection:
+                    if connection.family in families and connection.type == socket.SOCK_STREAM:
+                        yield connection
+
+
+def connections() -> Iterator[tuple[str, int, int]]:
+    """The peer, the state, and the number of stuck segments of each connection. A segment is stuck
+    if it is not acknowledged after two time-outs."""
+    for connection in tcp_sockets():
+        with contextlib.suppress(OSError):
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO)
+            try:
+                peer = connection.getpeername()[0]
+            except OSError:
+                peer = connecting_address(str(os.fstat(connection.fileno()).st_ino))
+            # linux/tcp.h: the third byte counts the time-outs since the last acknowledgement,
+            # unacked is at 24. After one time-out a connection is slow, after two it hangs.
+            (unacked,) = struct.unpack_from("=I", info, 24)
+            yield peer.rpartition("::ffff:")[2], info[0], unacked if info[2] > 1 else 0
 
 
 def connecting_address(inode: str) -> str:
@@ -202,20 +205,14 @@ def table_address(number: bytes) -> str:
 
 def own_address(without: int) -> str:
     """The own address of most of this process's connections; "": no connection.
-
-    without: the port of connections that do not count
-    """
+    without: the port of connections that do not count"""
     counts: dict[str, int] = {}
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError, ValueError):
-            if not os.readlink("/proc/self/fd/" + name).startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as connection:
-                if connection.family in (socket.AF_INET, socket.AF_INET6):
-                    local, peer = connection.getsockname(), connection.getpeername()
-                    if without not in (local[1], peer[1]):
-                        address = local[0].rpartition("::ffff:")[2]
-                        counts[address] = counts.get(address, 0) + 1
+    for connection in tcp_sockets():
+        with contextlib.suppress(OSError):
+            local, peer = connection.getsockname(), connection.getpeername()
+            if without not in (local[1], peer[1]):
+                address = local[0].rpartition("::ffff:")[2]
+                counts[address] = counts.get(address, 0) + 1
     return max(counts, key=lambda address: counts[address]) if counts else ""
 
 
@@ -241,10 +238,8 @@ def unanswered_connections() -> str:
 
 
 def store_problem(host: str, port: int, token: bytes, wait_s: float) -> str:
-    """Why there is no store yet; "": the store is there.
-
-    A store sends nothing first. Our listener, which has the port before the store, sends a token.
-    """
+    """Why there is no store yet; "": the store is there. A store sends nothing first. Our
+    listener, which has the port before the store, sends a token."""
     try:
         with socket.create_connection((host, port), max(0.1, wait_s)) as connection:
             connection.settimeout(SILENT_S)
@@ -276,9 +271,7 @@ def mismatch(got: Any, expected: Any, title: str) -> str:
 
 class RankWork:
     """The phases of one rank.
-
-    say: sends keyword arguments to the process that forked this rank
-    """
+    say: sends keyword arguments to the process that forked this rank"""
 
     def __init__(self, order: dict[str, Any], index: int, torch: Any, say: Callable[..., None]):
         self.order, self.torch, self.say = order, torch, say
@@ -320,10 +313,8 @@ class RankWork:
             self.torch.cuda.synchronize(self.device)
 
     def compute(self) -> None:
-        """Check a product of matrices, and memory that is copied to the GPU and back.
-
-        Raises RuntimeError for a GPU that PyTorch does not see.
-        """
+        """Check a product of matrices, and memory that is copied to the GPU and back. Raises
+        RuntimeError for a GPU that PyTorch does not see."""
         torch = self.torch
         if self.gpu >= 0:
             count = torch.cuda.device_count()
@@ -385,10 +376,8 @@ class RankWork:
                 later(datetime.timedelta(seconds=self.left_s() + 3600))
 
     def reach(self) -> None:
-        """Wait for the store of another node, which may be a moment behind.
-
-        Raises RuntimeError if the store does not come.
-        """
+        """Wait for the store of another node, which may be a moment behind. Raises RuntimeError if
+        the store does not come."""
         host, port = self.order["host"], self.order["port"]
         while True:
             remaining_s = self.left_s() - STORE_S
@@ -542,9 +531,7 @@ class RankWork:
 
     def wait_for_all(self) -> None:
         """Wait until all ranks are done: they read this GPU's memory, and rank 0 has the store.
-
-        The results are already there, so a problem here is no failure.
-        """
+        The results are already there, so a problem here is no failure."""
         limit = datetime.timedelta(seconds=min(self.left_s(), max(1.0, 3 * self.large_s)))
         if self.world > 1:
             # Without polling, because there may be thousands of ranks.
@@ -647,10 +634,8 @@ def rank_process(torch: Any, order: dict[str, Any], index: int, tell: int, quest
 
 
 def shared_memory_files(pid: int) -> list[str]:
-    """The files of NCCL's shared memory that a process has open.
-
-    NCCL removes their names when all ranks have opened them, but not if a rank is killed before.
-    """
+    """The files of NCCL's shared memory that a process has open. NCCL removes their names when all
+    ranks have opened them, but not if a rank is killed before."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
         paths = re.findall(rb" (/dev/shm/nccl-\S+)$", file.read(), re.M)
         return [os.fsdecode(path) for path in paths]
@@ -982,11 +967,8 @@ def gpu_report(torch: Any) -> dict[str, Any]:
     try:
         result: dict[str, Any] = json.loads(text)
     except ValueError:
-        return {
-            "gpus": 0,
-            "library": "",
-            "reason": f"the driver did not answer in {COUNT_S:.0f} s",
-        }
+        reason = f"the driver did not answer in {COUNT_S:.0f} s"
+        return {"gpus": 0, "library": "", "reason": reason}
     return result
 
 

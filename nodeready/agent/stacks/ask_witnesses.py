@@ -23,7 +23,7 @@ from nodeready.agent.runtime import ProcessSupervisor
 from nodeready.agent.stacks import processes
 from nodeready.agent.stacks.processes import HANGS
 from nodeready.agent.stacks.targets import StackTarget
-from nodeready.agent.users_file import held_path, with_rights
+from nodeready.agent.users_file import held_path, rights_of_job, with_rights
 from nodeready.agent.witnesses import (
     environment,
     flight_recorder,
@@ -284,15 +284,14 @@ def _software(target: StackTarget, deadline: float) -> dict[str, Any]:
 
 
 def _recording(target: StackTarget) -> flight_recorder.Recording:
-    """The dump of a rank's flight recorder, or why there is none.
-
-    A PyTorch without a recorder is named as the reason.
-    """
+    """The dump of a rank's flight recorder, or why there is none. A PyTorch without a recorder is
+    named as the reason."""
     pid, uid, _, _ = _rank_values(target)
     recording = flight_recorder.observe(*_rank_values(target))
     if recording.absent.startswith(flight_recorder.NO_DUMP):
-        with contextlib.suppress(OSError), with_rights(nccl_ras.rights(pid, uid)):
-            version = software.torch_version(pid, uid, list(software.mapped_files(pid)))
+        with contextlib.suppress(OSError), with_rights(rights_of_job(pid, uid)):
+            maps = [path for path, _ in software.mapped_files(pid)]
+            version = software.torch_version(pid, uid, maps)
             numbers = release(version)
             if numbers is not None and numbers < RECORDER:
                 return flight_recorder.Recording(f"PyTorch {version} has none, 2.2 and newer have")
@@ -369,9 +368,9 @@ def read_settings(
     pattern = processes.contents("/proc/sys/kernel/core_pattern").strip()
     soft_limit = _core_limit(processes.contents(f"/proc/{pid}/limits"))
     torch, nccl, cuda, dump_place, dump_problem, core_problem = "", None, False, "", "", ""
-    with contextlib.suppress(OSError), with_rights(nccl_ras.rights(pid, uid)):
-        maps = list(software.mapped_files(pid))
-        torch, nccl = software.torch_version(pid, uid, maps), nccl_ras.library([pid], uid)
+    with contextlib.suppress(OSError), with_rights(rights_of_job(pid, uid)):
+        maps = [path for path, _ in software.mapped_files(pid)]
+        torch, nccl = software.torch_version(pid, uid, maps), software.library([pid], uid)
         cuda = any(re.search(r"/libcuda\.so(\.|$)", path) for path in maps)
         if rank is not None:
             dump_path = flight_recorder.dump_paths(uid, rank, environment)[0]
@@ -421,9 +420,7 @@ def _core_problem(pid: int, uid: int, pattern: str) -> str:
 
 def _write_problem(pid: int, uid: int, directory: str, *, creates_missing: bool) -> str:
     """Why this process, with its user's rights, cannot write into a directory; "": it can.
-
-    creates_missing: the writer creates a missing directory
-    """
+    creates_missing: the writer creates a missing directory"""
     while True:
         try:
             with held_path(pid, uid, directory) as (number, status):

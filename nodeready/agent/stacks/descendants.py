@@ -242,9 +242,7 @@ def find_spawned(
     own_pids: Collection[int],
 ) -> list[JobRank]:
     """The ranks of a node without a launcher's numbers; []: there is no sign of several ranks.
-
-    path: path of py-spy; scanned: all processes; own_pids: processes of nodeready
-    """
+    path: path of py-spy; scanned: all processes; own_pids: processes of nodeready"""
     candidates = [p for p in scanned if p.pid not in own_pids]
     deadline = min(supervisor.deadline, time.monotonic() + _ASK_S)
     pythons = {p.pid: p.uid for p in candidates if p.python and not _NOT_RANKS.search(p.command)}
@@ -308,11 +306,7 @@ def _number_in_ray(pid: int, uid: int) -> tuple[int, int] | None:
         with contextlib.suppress(OSError, logs.NoLogError):
             shown = os.readlink(link)
             if _RAY_LOG.fullmatch(shown[shown.rfind("/") :]):
-                log = logs.open_written(link, shown, uid)
-                try:
-                    data = os.pread(log.number, _RAY_LOG_BYTES, 0)
-                finally:
-                    os.close(log.number)
+                data, _ = logs.written_part(link, shown, uid, _RAY_LOG_BYTES, from_end=False)
                 if rows := _RAY_NUMBER.findall(data):
                     return int(rows[-1][0]), int(rows[-1][1])
     return None
@@ -331,10 +325,8 @@ def started_by(
     parent: ScannedProcess,
     scanned: Sequence[ScannedProcess],
 ) -> list[JobRank]:
-    """The ranks that torch.multiprocessing started from this process, in their order.
-
-    []: the children are other processes, such as a loader's workers.
-    """
+    """The ranks that torch.multiprocessing started from this process, in their order. []: the
+    children are other processes, such as a loader's workers."""
     children = [p for p in scanned if p.parent == parent.pid and p.python and not only_tracks(p)]
     servers = [p for p in children if _FORK_SERVER.search(p.command)]
     children += [p for p in scanned if p.python and p.parent in {s.pid for s in servers}]
@@ -391,9 +383,7 @@ def _rank(
     process: ScannedProcess, local_rank: int | None = None, size: int | None = None, job: str = ""
 ) -> JobRank:
     """A rank without a launcher's number.
-
-    size: world size of a job that is all on this node; None: not known, nor is its rank
-    """
+    size: world size of a job that is all on this node; None: not known, nor is its rank"""
     rank = local_rank if size else None
     identity = RankIdentity(rank, local_rank, size, job, owner=owner_of(process))
     return JobRank(process, identity)

@@ -75,9 +75,7 @@ def observe(
     targets: Sequence[StackTarget], calls: Mapping[int, waits.WaitCall], deadline: float
 ) -> None:
     """Set each target's `waits_for` and `ends`.
-
-    calls: the calls of the targets and of their descendants (`waits.observe`)
-    """
+    calls: the calls of the targets and of their descendants (`waits.observe`)"""
     target_by_pid: dict[int, StackTarget] = {}
     threads: dict[int, dict[int, str]] = {}
     for target in targets:
@@ -164,9 +162,7 @@ class _NodeEnds:
 
     def peers(self, pid: int, pairs: Iterable[Sequence[str]]) -> list[str]:
         """The peers of connections: ``pid 55``, or the peer's address and the own address.
-
-        Processes that are no ranks are left out.
-        """
+        Processes that are no ranks are left out."""
         peers: dict[str, None] = {}
         for address, listed_peer in pairs:
             peer = listed_peer or self.unix_peers.get(address, "")
@@ -183,11 +179,9 @@ class _NodeEnds:
         return list(peers)
 
     def waits_of_call(self, pid: int, call: waits.WaitCall) -> list[str]:
-        """The ranks that a call waits for, as in `peers`.
-
-        ``may`` stands before a process that shares memory, and before all if the waiting process
-        or a process of no rank also holds the pipe.
-        """
+        """The ranks that a call waits for, as in `peers`. ``may`` stands before a process that
+        shares memory, and before all if the waiting process or a process of no rank also holds the
+        pipe."""
         peers = self.peers(pid, call.sockets)
         rank_pid = self.target_by_pid[pid].pid
         holders = {

@@ -274,9 +274,7 @@ def pids() -> list[int]:
 
 def _outer_fields(pid: int) -> dict[str, Any] | None:
     """The fields of `ScannedProcess` that are read without a lock of its memory, so no read hangs.
-
-    None: it has ended, or is a kernel thread.
-    """
+    None: it has ended, or is a kernel thread."""
     parsed = stat(contents(f"/proc/{pid}/stat"))
     if parsed is None or parsed.kernel:
         return None
@@ -310,11 +308,9 @@ def _scan_one(pid: int) -> dict[str, Any] | None:
 
 def _facts(pid: int, locked: bool = True, thread: int = 0) -> dict[str, Any] | None:
     """The facts of one process, as in `facts`.
-
     locked: also read what the kernel shows under a lock that a process in execve(2) holds: its
             kernel stack and its io (lock_trace() and do_io_accounting() in fs/proc/base.c)
-    thread: the thread whose state, wait, switches and time are read; 0: the main thread
-    """
+    thread: the thread whose state, wait, switches and time are read; 0: the main thread"""
     task = f"/proc/{pid}/task/{thread or pid}"
     if thread and not os.path.exists(task):
         task, thread = f"/proc/{pid}/task/{pid}", 0
@@ -418,9 +414,7 @@ def observe(
     numbers: Sequence[int], deadline: float, threads: Mapping[int, int] | None = None
 ) -> dict[int, Facts | None]:
     """The facts of these processes; None: ended. Those not reached in time are left out.
-
-    threads: process -> the thread to probe, if that is not the main thread
-    """
+    threads: process -> the thread to probe, if that is not the main thread"""
     thread_by_pid = threads or {}
 
     def probe(pid: int, locked: bool = True) -> dict[str, Any] | None:

@@ -67,13 +67,10 @@ _FAILURES: tuple[tuple[str, str, bool], ...] = (
     (r"os error 1\b|EPERM|Operation not permitted", "not permitted, or traced by another", False),
     (r"Failed to find python version", NOT_PYTHON, False),
     # py-spy prints this, too, when it cannot read the stack of the first thread that it tries.
-    (
-        r"Failed to find a python interpreter",
-        "py-spy cannot read it: a Python that it does not know, or more than 4096 calls deep",
-        True,
-    ),
+    (r"Failed to find a python interpreter",
+     "py-spy cannot read it: a Python that it does not know, or more than 4096 calls deep", True),
     (r"[Mm]ax frame recursion depth", "more than 4096 calls deep: py-spy reads no more", False),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -168,7 +165,10 @@ def parse(text: str, pid: int) -> Dump:
     if not threads:
         return Dump(error="py-spy found no thread")
     main = next(numbers[-1] for numbers in mains if numbers)
-    trainer = _trainer(threads) if _is_ray_loop(threads[main]) else None
+    function, file, _ = threads[main].frames[-1] if threads[main].frames else CUT
+    # The main thread only waits for calls from Ray.
+    is_ray_loop = function.rpartition(".")[2] == _RAY_LOOP[0] and file.endswith(_RAY_LOOP[1])
+    trainer = _trainer(threads) if is_ray_loop else None
     if trainer is not None:
         main = trainer
     other_threads = tuple([*threads[:main], *threads[main + 1 :]][:_MAX_THREADS])
@@ -194,12 +194,6 @@ _RAY_LOOP = ("main_loop", "ray/_private/worker.py")
 _RAY_RUNS = ("ray/air/_internal/util.py", "worker_group/thread_runner.py")
 
 
-def _is_ray_loop(thread: PySpyThread) -> bool:
-    """Whether a main thread only waits for calls from Ray."""
-    function, file, _ = thread.frames[-1] if thread.frames else CUT
-    return function.rpartition(".")[2] == _RAY_LOOP[0] and file.endswith(_RAY_LOOP[1])
-
-
 def _trainer(threads: Sequence[PySpyThread]) -> int | None:
     """Index of the thread in which Ray Train trains; None: not found."""
     for number, thread in enumerate(threads):
@@ -218,10 +212,8 @@ _SPAWN = "torch/multiprocessing/spawn.py"
 
 
 def _count(frames: Sequence[Any], function: str, name: str) -> int:
-    """The value of a variable of a call in torch/multiprocessing/spawn.py, a small number.
-
-    -1: there is no such call or number, or the dump has no variables.
-    """
+    """The value of a variable of a call in torch/multiprocessing/spawn.py, a small number. -1:
+    there is no such call or number, or the dump has no variables."""
     for frame in frames[-KEPT_FRAMES:]:
         variables = frame.get("locals")
         is_call = frame["name"] == function and isinstance(variables, list)

@@ -20,8 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nodeready.agent.mount_table import MountTable, parse_mounts
-from nodeready.agent.proc import socket_inodes
+from nodeready.agent.proc import MountTable, parse_mounts, socket_inodes
 from nodeready.agent.stacks.processes import HANGS, contents, owners, probe_each
 
 # --- System calls by number (arch/x86/entry/syscalls/syscall_64.tbl and
@@ -122,10 +121,8 @@ class WaitCall:
 
 
 def probe_thread(pid: int, thread: int = 0) -> list[Any] | None:
-    """The call of a thread, as the fields of `WaitCall`; None: it runs, or is not readable.
-
-    It may hang with the process: call it in `processes.probe_each`. thread: 0: the main thread
-    """
+    """The call of a thread, as the fields of `WaitCall`; None: it runs, or is not readable. It may
+    hang with the process: call it in `processes.probe_each`. thread: 0: the main thread"""
     task = f"/proc/{pid}/task/{thread or pid}"
     words = contents(f"{task}/syscall").split()
     if len(words) < 7 or not words[0].isdigit():
@@ -145,9 +142,7 @@ def _c_int(value: int) -> int:
 
 class _WaitingThread:
     """Collects the objects that a thread's system call names.
-
-    wait_channel: the kernel function in which the thread waits
-    """
+    wait_channel: the kernel function in which the thread waits"""
 
     def __init__(self, pid: int, arguments: Sequence[int], wait_channel: str) -> None:
         self.pid, self.arguments, self._wait_channel = pid, arguments, wait_channel
@@ -502,10 +497,8 @@ def observe(
 
 
 def _holders(pid: int, call: WaitCall, pipe_ends: PipeEnds, locks: str) -> tuple[int, ...]:
-    """The processes that hold the lock or the awaited ends of the pipes of a call.
-
-    (): not every process was probed.
-    """
+    """The processes that hold the lock or the awaited ends of the pipes of a call. (): not every
+    process was probed."""
     holder = lock_holder(locks, pid) if call.lock else 0
     if holder:
         return (holder,)

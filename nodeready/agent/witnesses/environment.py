@@ -11,7 +11,6 @@ import contextlib
 import os
 import pwd
 import re
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,7 +20,7 @@ from nodeready.agent.proc import holder_text, list_directory, listeners, socket_
 from nodeready.agent.proofs.mesh import resolve
 from nodeready.agent.secrets import redact
 from nodeready.agent.stacks import processes
-from nodeready.agent.users_file import held_path, rights_of, with_rights
+from nodeready.agent.users_file import opened_path
 from nodeready.core import wire
 from nodeready.core.base import Output
 from nodeready.subjects.environment_table import (
@@ -84,9 +83,7 @@ def network_pid(pids: Sequence[int]) -> int:
 
 def observe_rank(pid: int, network: int) -> RankVariables:
     """The environment of a process. Call this in a fork: reading may hang.
-
-    network: the process whose network the node's facts show
-    """
+    network: the process whose network the node's facts show"""
     data = processes.environment_bytes(pid)
     if data is None:
         return RankVariables("its environment is not readable")
@@ -163,11 +160,8 @@ def _local_facts(pid: int, variables: Mapping[str, str] | None) -> EnvironmentFa
 
 def _nccl_files(pid: int, chosen: str) -> Iterator[NcclFile]:
     """The files with variables that NCCL reads in a process (initEnv of its src/misc/param.cc).
-
     They are opened with the rights of the process's user, below its own root.
-
-    chosen: NCCL_CONF_FILE, which replaces the file in the user's home directory
-    """
+    chosen: NCCL_CONF_FILE, which replaces the file in the user's home directory"""
     uid = os.stat(f"/proc/{pid}").st_uid
     home = ""
     if not chosen:
@@ -175,10 +169,8 @@ def _nccl_files(pid: int, chosen: str) -> Iterator[NcclFile]:
             home = pwd.getpwuid(uid).pw_dir
     for path in (chosen or f"{home}/.nccl.conf", "/etc/nccl.conf"):
         data = b""
-        with contextlib.suppress(OSError), held_path(pid, uid, path) as (held, status):
-            if stat.S_ISREG(status.st_mode):
-                with with_rights(rights_of(uid)), open(f"/proc/self/fd/{held}", "rb") as file:
-                    data = file.read(_CONF_BYTES)
+        with contextlib.suppress(OSError), opened_path(pid, uid, path) as (number, _):
+            data = os.read(number, _CONF_BYTES)
         rows = (row.strip() for row in data.split(b"\n") if row.startswith(b"NCCL_"))
         if variables := select_variables(b"\0".join(rows)):
             yield NcclFile(path[:_MAX_VALUE], variables)

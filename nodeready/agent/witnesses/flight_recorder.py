@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import pickle
 import pwd
 import re
 import stat
@@ -18,7 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from nodeready.agent import users_file
 from nodeready.agent.stacks import processes
@@ -128,8 +129,14 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
         except OSError as problem:
             reasons.setdefault(f"{path}: {_reason(problem)}")
     if not dumps:
-        return Recording(absent="; ".join(reasons) or f"{NO_DUMP} ({_for_any_rank(paths[0])})")
-    start, refused = _process_start(pid), Recording()
+        # The path without the rank, so that all ranks without a dump report the same.
+        place = re.sub(r"\d+$", "RANK", paths[0])
+        return Recording(absent="; ".join(reasons) or f"{NO_DUMP} ({place})")
+    process = processes.stat(processes.contents(f"/proc/{pid}/stat"))
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    # In seconds since 1970; None: unknown.
+    start = boot + process.start_s if process else None
+    refused = Recording()
     for path, written_s, data, is_cut in sorted(dumps, key=lambda row: -row[1]):
         age_s = max(0, min(int(time.time() - written_s), 1 << 31))
         try:
@@ -143,38 +150,16 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
     return refused
 
 
-def _for_any_rank(path: str) -> str:
-    """The path without the rank at its end, so that all ranks without a dump report the same."""
-    return re.sub(r"\d+$", "RANK", path)
-
-
 def _read(pid: int, uid: int, path: str) -> tuple[float, bytes, bool]:
-    """The time of a file, its first MAX_BYTES bytes, and whether the file has more.
-
-    Raises OSError; FileRefused if it is no regular file of this user's.
-    """
-    with users_file.held_path(pid, uid, path) as (held, file_stat):
-        if not stat.S_ISREG(file_stat.st_mode):
-            raise FileRefused(f"it is {users_file.special_kind(file_stat.st_mode)}")
+    """The time of a file, its first MAX_BYTES bytes, and whether the file has more. Raises
+    OSError; FileRefused if it is no regular file of this user's."""
+    with users_file.opened_path(pid, uid, path) as (number, file_stat):
         if file_stat.st_uid != uid:
             raise FileRefused("it is another user's file")
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        with with_rights(rights_of(uid)):
-            number = os.open(f"/proc/self/fd/{held}", flags)
-        try:
-            data = b""
-            while len(data) <= MAX_BYTES and (chunk := os.read(number, 1 << 20)):
-                data += chunk
-        finally:
-            os.close(number)
+        data = b""
+        while len(data) <= MAX_BYTES and (chunk := os.read(number, 1 << 20)):
+            data += chunk
     return file_stat.st_mtime, data[:MAX_BYTES], len(data) > MAX_BYTES
-
-
-def _process_start(pid: int) -> float | None:
-    """The start of a process, in seconds since 1970; None: unknown."""
-    process = processes.stat(processes.contents(f"/proc/{pid}/stat"))
-    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    return boot + process.start_s if process else None
 
 
 def ask_for_dump(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]) -> str:
@@ -234,16 +219,13 @@ class NoDumpError(Exception):
     """Why the data is no dump, one line."""
 
 
-#: Maximum opcodes of a pickle, and CPU seconds to read it: 2,000 calls take 0.1.
-_MAX_STEPS, _READ_S = 2_000_000, 0.7
+#: Maximum reads of a pickle, and CPU seconds for them: 2,000 calls take 0.2.
+_MAX_STEPS, _READ_S = 4_000_000, 0.7
 _STEPS_PER_LOOK = 8192
-#: Maximum levels of dicts, lists and tuples: a dump has less than ten.
-_MAX_DEPTH = 100
 #: Maximum bytes of a whole number.
 _LONGEST_NUMBER = 32
 #: Upper bound of a whole number as a key, which is a group's id.
 _END_OF_KEYS = 1 << 31
-_MARK, _STOP = object(), ord(".")
 _NO_PICKLE = "it is no dump: a broken pickle"
 
 
@@ -254,103 +236,64 @@ def unpickled(data: bytes) -> tuple[Any, bool]:
     none of them calls, imports or builds an object. Bytes, steps and time are bounded, and with
     them the memory. Raises NoDumpError for any other opcode.
     """
-    reader = _Pickle(data)
+    reader = _PlainUnpickler(data)
     try:
-        is_complete = reader.run()
-    except (IndexError, KeyError, TypeError):
-        raise NoDumpError(_NO_PICKLE) from None
-    if not is_complete:
+        return reader.load(), False
+    except _Cut:
         reader.close()
-    if not reader.stack or reader.stack[0] is _MARK:
-        raise NoDumpError("it is empty" if not data else _NO_PICKLE)
-    return reader.stack[-1 if is_complete else 0], not is_complete
+    except (IndexError, KeyError, TypeError, AttributeError, pickle.UnpicklingError):
+        raise NoDumpError(_NO_PICKLE) from None
+    if not reader.stack:
+        raise NoDumpError(_NO_PICKLE if data else "it is empty")
+    return reader.stack[0], True
 
 
 class _Cut(Exception):
-    """The file ends before the pickle does."""
+    """The file, or the time for it, ends before the pickle does."""
 
 
-class _Pickle:
-    """The stack machine of pickletools, without opcodes that call or import."""
+class _Opcodes(dict[int, Callable[[Any], object]]):
+    def __missing__(self, code: int) -> NoReturn:
+        raise NoDumpError(f"it is no dump: its opcode {code:#04x} is no plain data's")
+
+
+class _PlainUnpickler(pickle._Unpickler):
+    """Python's own stack machine, without the opcodes that call or import: the version that is
+    written in Python, whose stack still has the data before a cut."""
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.position = data, 0
+        self._data, self._position, self._steps = data, 0, 0
+        self._until = time.process_time() + _READ_S
         self.stack: list[Any] = []
-        self.marks: list[int] = []
-        self.memo: dict[int, Any] = {}
+        self.metastack: list[list[Any]] = []
+        self.append: Callable[[Any], None] = self.stack.append
+        super().__init__(self)
 
-    def run(self) -> bool:
-        """Read the pickle; returns whether its end was reached."""
-        until, steps = time.process_time() + _READ_S, 0
-        with contextlib.suppress(_Cut):
-            while (code := self.take(1)[0]) != _STOP:
-                steps += 1
-                late = steps % _STEPS_PER_LOOK == 0 and time.process_time() > until
-                if late or steps > _MAX_STEPS:
-                    return False
-                if code not in _OPCODES:
-                    raise NoDumpError(f"it is no dump: its opcode {code:#04x} is no plain data's")
-                begin = self.position
-                try:
-                    _OPCODES[code](self)
-                except _Cut:
-                    self.position = begin
-                    raise
-            return True
-        return False
+    def read(self, size: int) -> bytes:
+        """The next bytes, as of a file."""
+        self._steps += 1
+        is_late = self._steps % _STEPS_PER_LOOK == 0 and time.process_time() > self._until
+        end = self._position + size
+        if is_late or self._steps > _MAX_STEPS or end > len(self._data):
+            raise _Cut
+        self._position, begin = end, self._position
+        return self._data[begin:end]
+
+    def readline(self) -> bytes:
+        """No opcode of plain data reads a line."""
+        raise _Cut
 
     def close(self) -> None:
         """Add the values that were read before the cut to their containers."""
-        while self.marks:
-            items = self.pop_to_mark()
-            with contextlib.suppress(IndexError, TypeError):
-                if type(self.stack[-1]) is dict:
-                    self.set_items(items)
-                else:
-                    self.append(items)
+        while self.metastack:
+            items, self.stack = self.stack, self.metastack.pop()
+            container = self.stack[-1] if self.stack else None
+            if type(container) is dict:
+                self._set_items(items)
+            elif type(container) is list:
+                container += items
 
-    def take(self, size: int) -> bytes:
-        """The next bytes."""
-        if size > len(self.data) - self.position:
-            raise _Cut
-        self.position += size
-        return self.data[self.position - size : self.position]
-
-    def number(self, form: str) -> int:
-        """The next number, in this format of struct."""
-        return int(struct.unpack(form, self.take(struct.calcsize(form)))[0])
-
-    def long(self, size: int) -> int:
-        """The next whole number, of ``size`` bytes."""
-        if size > _LONGEST_NUMBER:
-            raise NoDumpError(f"it is no dump: a number of {size} bytes")
-        return int.from_bytes(self.take(size), "little", signed=True)
-
-    def push(self, value: Any) -> None:
-        self.stack.append(value)
-
-    def mark(self) -> None:
-        if len(self.marks) == _MAX_DEPTH:
-            raise NoDumpError(f"it is no dump: deeper than {_MAX_DEPTH} levels")
-        self.marks.append(len(self.stack))
-        self.stack.append(_MARK)
-
-    def pop_to_mark(self) -> list[Any]:
-        """Remove the last mark and all values above it; return the values."""
-        begin = self.marks.pop()
-        items = self.stack[begin + 1 :]
-        del self.stack[begin:]
-        return items
-
-    def pop(self, count: int) -> list[Any]:
-        """Remove and return the top ``count`` values; raises IndexError at a mark."""
-        if count > len(self.stack) - (self.marks[-1] + 1 if self.marks else 0):
-            raise IndexError
-        items = self.stack[-count:]
-        del self.stack[-count:]
-        return items
-
-    def set_items(self, items: list[Any]) -> None:
+    def _set_items(self, items: list[Any]) -> None:
         into = self.stack[-1]
         if type(into) is not dict:
             raise TypeError
@@ -360,54 +303,36 @@ class _Pickle:
             if type(key) is str or (type(key) is int and 0 <= key < _END_OF_KEYS):
                 into[key] = value
 
-    def append(self, items: list[Any]) -> None:
-        into = self.stack[-1]
-        if type(into) is not list:
-            raise TypeError
-        into += items
+    def _load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set_items([key, value])
 
-    def remember(self, key: int) -> None:
-        if self.stack[-1] is _MARK:
-            raise IndexError
-        self.memo[key] = self.stack[-1]
+    def _load_text(self, form: str) -> None:
+        (size,) = struct.unpack(form, self.read(struct.calcsize(form)))
+        self.append(self.read(size).decode("utf-8", "replace"))
 
-    def text(self, form: str) -> None:
-        self.push(self.take(self.number(form)).decode("utf-8", "replace"))
+    def _load_long(self, form: str) -> None:
+        (size,) = struct.unpack(form, self.read(struct.calcsize(form)))
+        if size > _LONGEST_NUMBER:
+            raise NoDumpError(f"it is no dump: a number of {size} bytes")
+        self.append(int.from_bytes(self.read(size), "little", signed=True))
 
+    dispatch = _Opcodes(  # type: ignore[assignment]
+        (code, pickle._Unpickler.dispatch[code])
+        for code in b"(}])eat\x85\x86\x87N\x88\x89JKMGqr\x94hj."
+    )
+    dispatch |= {
+        0x80: lambda reader: reader.read(1),  # PROTO
+        0x95: lambda reader: reader.read(8),  # FRAME
+        ord("u"): lambda reader: reader._set_items(reader.pop_mark()),
+        ord("s"): _load_setitem,
+        0x8A: lambda reader: reader._load_long("<B"),
+        0x8B: lambda reader: reader._load_long("<I"),
+        ord("X"): lambda reader: reader._load_text("<I"),
+        0x8C: lambda reader: reader._load_text("<B"),
+        0x8D: lambda reader: reader._load_text("<Q"),
+    }
 
-_OPCODES: Mapping[int, Callable[[_Pickle], object]] = {
-    0x80: lambda reader: reader.take(1),  # PROTO
-    0x95: lambda reader: reader.take(8),  # FRAME
-    ord("("): _Pickle.mark,
-    ord("}"): lambda reader: reader.push({}),
-    ord("]"): lambda reader: reader.push([]),
-    ord(")"): lambda reader: reader.push(()),
-    ord("u"): lambda reader: reader.set_items(reader.pop_to_mark()),
-    ord("s"): lambda reader: reader.set_items(reader.pop(2)),
-    ord("e"): lambda reader: reader.append(reader.pop_to_mark()),
-    ord("a"): lambda reader: reader.append(reader.pop(1)),
-    ord("t"): lambda reader: reader.push(tuple(reader.pop_to_mark())),
-    0x85: lambda reader: reader.push(tuple(reader.pop(1))),
-    0x86: lambda reader: reader.push(tuple(reader.pop(2))),
-    0x87: lambda reader: reader.push(tuple(reader.pop(3))),
-    ord("N"): lambda reader: reader.push(None),
-    0x88: lambda reader: reader.push(True),
-    0x89: lambda reader: reader.push(False),
-    ord("J"): lambda reader: reader.push(reader.number("<i")),
-    ord("K"): lambda reader: reader.push(reader.number("<B")),
-    ord("M"): lambda reader: reader.push(reader.number("<H")),
-    0x8A: lambda reader: reader.push(reader.long(reader.number("<B"))),
-    0x8B: lambda reader: reader.push(reader.long(reader.number("<I"))),
-    ord("G"): lambda reader: reader.push(struct.unpack(">d", reader.take(8))[0]),
-    ord("X"): lambda reader: reader.text("<I"),
-    0x8C: lambda reader: reader.text("<B"),
-    0x8D: lambda reader: reader.text("<Q"),
-    ord("q"): lambda reader: reader.remember(reader.number("<B")),
-    ord("r"): lambda reader: reader.remember(reader.number("<I")),
-    0x94: lambda reader: reader.remember(len(reader.memo)),  # MEMOIZE
-    ord("h"): lambda reader: reader.push(reader.memo[reader.number("<B")]),
-    ord("j"): lambda reader: reader.push(reader.memo[reader.number("<I")]),
-}
 
 #: Maximum bytes of memory for the objects of a dump in JSON.
 _MAX_COST = 128 << 20
@@ -415,10 +340,8 @@ _ENTRIES = re.compile(r'"entries"\s*:\s*\[\s*')
 
 
 def from_json(data: bytes) -> tuple[Any, bool]:
-    """A dump in JSON, and whether it was cut off. A cut dump keeps its complete entries.
-
-    Raises NoDumpError for other data.
-    """
+    """A dump in JSON, and whether it was cut off. A cut dump keeps its complete entries. Raises
+    NoDumpError for other data."""
     try:
         return wire.load_json(data, _MAX_COST), False
     except wire.DecodeError as problem:
@@ -490,11 +413,8 @@ class _RecordedCall:
 
     @property
     def done(self) -> bool:
-        """Whether it was completed.
-
-        gloo and others retire a completed call, and leave it ``scheduled``. A call that NCCL's
-        watchdog retired uncompleted has timed out.
-        """
+        """Whether it was completed. gloo and others retire a completed call, and leave it
+        ``scheduled``. A call that NCCL's watchdog retired uncompleted has timed out."""
         return self.entry.state == "completed" or (self.retired and self.library != "nccl")
 
 
@@ -528,11 +448,9 @@ def _call(row: Mapping[str, Any]) -> _RecordedCall | None:
 def _groups(
     dump: Mapping[str, Any], calls: Sequence[_RecordedCall], cut: bool
 ) -> list[ProcessGroup]:
-    """All process groups with a status, a configuration or entries.
-
-    The status has a group's id, the configuration its name, and an entry both. If an old version
-    has no status, the entries show a group's progress, unless entries may be missing.
-    """
+    """All process groups with a status, a configuration or entries. The status has a group's id,
+    the configuration its name, and an entry both. If an old version has no status, the entries
+    show a group's progress, unless entries may be missing."""
     status = {_name(key): value for key, value in _dict(dump.get("pg_status")).items()}
     config = {_name(key): value for key, value in _dict(dump.get("pg_config")).items()}
     names = {call.group_id: call.entry.group for call in calls}
@@ -581,10 +499,8 @@ def _groups(
 def _pending_calls(
     calls: Sequence[_RecordedCall], groups: Sequence[ProcessGroup]
 ) -> list[RecorderEntry]:
-    """The calls after the last completed one of their group, at most MAX_ENTRIES.
-
-    The oldest calls of each group are kept: they show where the ranks diverged.
-    """
+    """The calls after the last completed one of their group, at most MAX_ENTRIES. The oldest calls
+    of each group are kept: they show where the ranks diverged."""
     completed = {group.name: group.completed or 0 for group in groups}
     # Calls that are launched together have one number. They stay `scheduled` forever, and the
     # entry named `coalesced` shows their progress (ProcessGroupNCCL::endCoalescing).

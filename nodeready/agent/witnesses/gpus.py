@@ -17,7 +17,7 @@ from typing import Any
 from nodeready.agent.proc import list_directory
 from nodeready.agent.runtime import Ended, ProcessSupervisor
 from nodeready.agent.stacks import processes
-from nodeready.agent.witnesses import kernel_log, system_tools
+from nodeready.agent.witnesses import kernel_log
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def witness_gpus(
     pids:    of the job; if a GPU has too many processes, these are listed first
     since_s: seconds ago that the job began; limit_s: seconds for everything
     """
-    until = system_tools.tool_deadline(supervisor, limit_s)
+    until = kernel_log.tool_deadline(supervisor, limit_s)
     job_pids = frozenset(pids)
     try:
         if _is_loaded("nvidia"):
@@ -68,7 +68,12 @@ def witness_gpus(
     with contextlib.suppress(kernel_log.LogUnreadable):
         limit_s = max(0.5, until - time.monotonic())
         xids += kernel_log.xids(kernel_log.read_log(supervisor, since_s, limit_s))
-    return WitnessedGpus("", tuple(_with_xids(gpu, xids) for gpu in gpus))
+    devices = []
+    for gpu in gpus:
+        # A message has the address without the function.
+        codes = [code for address, code in xids if address[:10] == gpu.bus_id[:10]]
+        devices.append(replace(gpu, xids=tuple(dict.fromkeys(codes))[:32]))
+    return WitnessedGpus("", tuple(devices))
 
 
 class _NoAnswer(Exception):
@@ -81,21 +86,10 @@ def _is_loaded(name: str) -> bool:
     return any(map(os.path.exists, paths))
 
 
-def _with_xids(gpu: WitnessedGpu, xids: Iterable[tuple[str, int]]) -> WitnessedGpu:
-    # A message has the address without the function.
-    card = gpu.bus_id[:10]
-    codes = dict.fromkeys(code for address, code in xids if address[:10] == card)
-    return replace(gpu, xids=tuple(codes)[:32])
-
-
 def _hung_process(words: re.Pattern[str], until: float) -> int:
-    """The process of such a tool that hangs in the kernel; 0: none.
-
-    Any user can start a process of that name that waits there, so only processes of root and of
-    this user count.
-
-    words: that the process's name or command line contains
-    """
+    """The process of such a tool that hangs in the kernel; 0: none. Any user can start a process
+    of that name that waits there, so only processes of root and of this user count.
+    words: that the process's name or command line contains"""
     from nodeready.subjects.gpus.nvidia import STUCK_AFTER_S
 
     uptime_s = kernel_log.uptime_s()
@@ -125,8 +119,8 @@ def _run_tool(
 ) -> tuple[Ended, str]:
     """How a tool ended, and its output. Raises _NoAnswer."""
     try:
-        argv = [system_tools.tool_path(name), *arguments]
-        return system_tools.run_tool(supervisor, argv, limit_s)
+        argv = [kernel_log.tool_path(name), *arguments]
+        return kernel_log.run_tool(supervisor, argv, limit_s)
     except OSError as problem:
         raise _NoAnswer(f"{name}: {problem.strerror or problem}") from None
 
@@ -139,7 +133,7 @@ def _nvidia(
     from nodeready.subjects.gpus import nvidia, nvidia_gpu
     from nodeready.subjects.gpus.gpu import pci_address
 
-    if not system_tools.tool_path(nvidia.NAME):
+    if not kernel_log.tool_path(nvidia.NAME):
         raise _NoAnswer("nvidia-smi is not installed")
     if stuck := _hung_process(re.compile("nvidia-smi"), until):
         raise _NoAnswer(f"an earlier nvidia-smi (pid {stuck}) hangs in the kernel: not asked")
@@ -220,7 +214,7 @@ def _amd(
     supervisor: ProcessSupervisor, job_pids: frozenset[int], until: float
 ) -> Sequence[WitnessedGpu]:
     """The GPUs by the first of the tools that is installed. Raises _NoAnswer."""
-    name = next((tool for tool in ("amd-smi", "rocm-smi") if system_tools.tool_path(tool)), "")
+    name = next((tool for tool in ("amd-smi", "rocm-smi") if kernel_log.tool_path(tool)), "")
     if not name:
         raise _NoAnswer("neither amd-smi nor rocm-smi is installed")
     if stuck := _hung_process(re.compile("(amd|rocm)[-_]smi"), until):

@@ -2,15 +2,68 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from nodeready.agent.runtime import ProcessSupervisor
+from nodeready.agent.runtime import Ended, ProcessSupervisor, changeable_by_root_only
 from nodeready.agent.stacks import processes
-from nodeready.agent.witnesses import system_tools
+
+# --- Tools of the system, such as nvidia-smi and dmesg, which run as root under a limit.
+
+#: Directories of tools; ROCm, and NVIDIA in containers, have separate ones.
+_PATH = (
+    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/rocm/bin"
+    ":/usr/local/nvidia/bin"
+)
+#: Maximum bytes of a tool's output; the last ones are kept.
+_MAX_OUTPUT_BYTES = 8 << 20
+
+
+def tool_path(name: str) -> str:
+    """The path of a tool; "": it is missing, or a user other than root could change it."""
+    path = shutil.which(name, path=_PATH)
+    return path if path and changeable_by_root_only(path) else ""
+
+
+@dataclass
+class _OutputTail:
+    """The last bytes of a tool's output."""
+
+    data: bytearray = field(default_factory=bytearray)
+
+    def __call__(self, process: object, stream: int, data: bytes) -> None:
+        if stream == 1:
+            self.data += data
+            if len(self.data) > 2 * _MAX_OUTPUT_BYTES:
+                del self.data[:-_MAX_OUTPUT_BYTES]
+
+
+def run_tool(
+    supervisor: ProcessSupervisor, argv: Sequence[str], limit_s: float
+) -> tuple[Ended, str]:
+    """How a tool ended, and the end of its output. Raises OSError."""
+    tail = _OutputTail()
+    ended = supervisor.run(
+        argv, max(0.2, limit_s), tail, env={**os.environ, "LC_ALL": "C", "PATH": _PATH}
+    )
+    return ended, bytes(tail.data[-_MAX_OUTPUT_BYTES:]).decode("utf-8", "replace")
+
+
+#: Seconds of a limit that are reserved for ending a tool and reading its output.
+_SPARE_S = 0.5
+
+
+def tool_deadline(supervisor: ProcessSupervisor, limit_s: float) -> float:
+    limit_s = max(limit_s / 2, limit_s - _SPARE_S)
+    return min(supervisor.deadline, time.monotonic() + limit_s)
+
+
+# --- The messages of the log.
 
 
 @dataclass(frozen=True)
@@ -63,10 +116,8 @@ _PATTERNS = (
     ("memory", r".{1,15}: page allocation failure: "),
     ("oom", r"(?:Memory cgroup out|Out) of memory.*?: Kill(?:ed)? process (?P<pid>\d+) "),
     ("xid", r"NVRM: Xid \([^)]*\): \d+(?:, pid='?(?P<pid>\d+))?"),
-    (
-        "hung",
-        r"INFO: task .{1,15}:(?P<pid>\d+) blocked (?:in I/O wait )?for more than \d+ seconds",
-    ),
+    ("hung",
+     r"INFO: task .{1,15}:(?P<pid>\d+) blocked (?:in I/O wait )?for more than \d+ seconds"),
     ("hung", r"watchdog: BUG: soft lockup - CPU#\d+ stuck .*:(?P<pid>\d+)\]"),
     ("hung", r"rcu: INFO: rcu_\w+ (?:self-)?detected (?:expedited )?stall"),
     ("memory", r"Memory failure: 0x[0-9a-f]+: "),
@@ -85,14 +136,12 @@ _PATTERNS = (
     ("filesystem", r"BTRFS (?:error|critical)"),
     ("filesystem", r"(?:blk_update_request: |print_req_error: )?\w* ?I/O error,? (?:on )?dev "),
     ("filesystem", r"Buffer I/O error on dev"),
-    (
-        "filesystem",
-        r"(?:libceph: (?:osd|mds|mon)\d+|ceph:) .*(?:down|hung|stale|lost|timed? ?out)",
-    ),
+    ("filesystem",
+     r"(?:libceph: (?:osd|mds|mon)\d+|ceph:) .*(?:down|hung|stale|lost|timed? ?out)"),
     ("filesystem", r"CIFS: .*(?:has not responded|timed out|-110)"),
     ("filesystem", r"nvme nvme\d+: (?:I/O .*timeout|I/O tag .*timeout|controller is down)"),
     ("filesystem", r"(?:beegfs|mmfs|GPFS): .*(?:error|timed? ?out|unreachable|lost)"),
-)
+)  # fmt: skip
 _RULES = tuple((kind, re.compile(pattern)) for kind, pattern in _PATTERNS)
 
 
@@ -156,11 +205,8 @@ def xids(lines: Iterable[tuple[float, str]]) -> Iterator[tuple[str, int]]:
 
 
 def _record_lines(lines: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
-    """The lines that begin a record.
-
-    Some messages contain the name of a user's file or mount. A newline in that name starts a line
-    of the same moment that could forge any message.
-    """
+    """The lines that begin a record. Some messages contain the name of a user's file or mount. A
+    newline in that name starts a line of the same moment that could forge any message."""
     own_lines: list[tuple[float, str]] = []
     record_ago_s, is_known = None, False
     for ago_s, text in lines:
@@ -177,10 +223,8 @@ def read_log(
     supervisor: ProcessSupervisor, since_s: float, limit_s: float
 ) -> list[tuple[float, str]]:
     """Age in seconds and text of each line since then, the oldest first. Raises LogUnreadable.
-
-    ``dmesg`` shows the kernel's ring buffer, which drops old lines; journald keeps them.
-    """
-    until = system_tools.tool_deadline(supervisor, limit_s)
+    ``dmesg`` shows the kernel's ring buffer, which drops old lines; journald keeps them."""
+    until = tool_deadline(supervisor, limit_s)
     boot_s = uptime_s()
     reason, best = "", None
     for argv in (
@@ -188,12 +232,12 @@ def read_log(
         ["journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-q",
          f"--since=-{int(since_s) + 60}s"],
     ):  # fmt: skip
-        path = system_tools.tool_path(argv[0])
+        path = tool_path(argv[0])
         if not path or time.monotonic() > until:
             continue
         limit_s = until - time.monotonic()
         try:
-            ended, text = system_tools.run_tool(supervisor, [path, *argv[1:]], limit_s)
+            ended, text = run_tool(supervisor, [path, *argv[1:]], limit_s)
         except OSError as problem:
             reason = reason or f"{argv[0]}: {problem.strerror or problem}"
             continue

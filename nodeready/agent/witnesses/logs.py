@@ -17,15 +17,13 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from nodeready.agent import users_file
-from nodeready.agent.log_lines import text_lines
+from nodeready.agent.log_lines import learn_file, read_ranks, text_lines
 from nodeready.agent.log_ranks import GLOBAL_RANK, LineOrigin, RankReader, host_node
 from nodeready.agent.proc import all_pids
-from nodeready.agent.rank_lines import learn_file, read_ranks
 from nodeready.agent.stacks import processes
-from nodeready.agent.users_file import held_path, rights_of, with_rights
-from nodeready.agent.witnesses import nccl_inspector, nccl_log
-from nodeready.agent.witnesses.nccl_inspector import last_collective
-from nodeready.agent.witnesses.nccl_log import NcclRank, read_log
+from nodeready.agent.users_file import READ_FLAGS, opened_path, rights_of, with_rights
+from nodeready.agent.witnesses import nccl_log
+from nodeready.agent.witnesses.nccl_log import NcclRank, last_collective, read_log
 
 #: Maximum lines shown of a log, and characters of each.
 MAX_LINES, MAX_CHARACTERS = 5, 200
@@ -105,27 +103,7 @@ _STATUS = re.compile(
 )
 # "detected by watchdog at work: 7", "... at work sequence id: 7", "Timeout at NCCL work: 7"
 _AT_WORK = re.compile(rf"\bat (?:NCCL )?work(?: sequence id)?: ({_COUNT})")
-_STUCK = re.compile(
-    r"watchdog got stuck for \d+ seconds|Heartbeat monitor timed out|"
-    r"watchdog hang detected|due to .{0,40}ProcessGroupNCCL watchdog hang"
-)
 _FAILED = re.compile(rf"(?:\[Rank ({_RANK})\]: )?Ranks? ({_MANY}) failed to pass monitoredBarrier")
-_REACHED = re.compile(rf"Rank ({_RANK}) successfully reached monitoredBarrier")
-_BARRIER = re.compile(rf"Rank ({_RANK}) timed out in monitoredBarrier")
-_GLOO = re.compile(r"Timed out waiting \d+ms for (send|recv) operation to complete")
-# gloo's pair.cc, NCCL's socket.cc; in any other line, the words are about any connection.
-_LOST = re.compile(
-    r"\.cc:\d+\] (?:Connection closed by peer|(?:Read|Write|Writev|Send)\b.{0,120}: "
-    r"(?:Connection reset by peer|Broken pipe))"
-    r"|NCCL WARN .{0,200}(?:Connection closed by remote peer|Connection reset by peer)"
-)
-# Rank 0, which holds the store, has ended (socket.cpp, ProcessGroupNCCL.cpp).
-_STORE_LOST = re.compile(
-    r"(?:recvValue|sendBytes|recvBytes) failed on Socket|flag on TCPStore, \("
-)
-_STORE = re.compile(
-    r"wait timeout after \d+ ?ms, keys: |Timed out after \d+ seconds waiting for clients\."
-)
 _MISMATCH = re.compile(
     rf"Rank ({_RANK}) is running (?:inconsistent )?collective: "
     rf"CollectiveFingerPrint\((?:SequenceNumber=(\d{{1,18}}))?(?:, )?OpType=(\w{{1,60}})"
@@ -137,6 +115,26 @@ _NOT_JOINED = re.compile(
 )
 _UNFINISHED = re.compile(rf"{_RANKS} joined but didn't finish collective #(\d{{1,18}})")
 _NEVER = re.compile(rf"ranks {_RANKS} are the lagging ranks that caused this timeout")
+#: Lines that a single expression reads (groups: the rank in the group, the operation); the kind
+#: and the operation of their reports.
+_LINES = tuple((re.compile(pattern), kind, operation) for kind, operation, pattern in (
+    ("stuck", "", r"watchdog got stuck for \d+ seconds|Heartbeat monitor timed out|"
+     r"watchdog hang detected|due to .{0,40}ProcessGroupNCCL watchdog hang"),
+    ("reached", "monitoredBarrier",
+     rf"Rank (?P<rank>{_RANK}) successfully reached monitoredBarrier"),
+    ("timeout", "monitoredBarrier", rf"Rank (?P<rank>{_RANK}) timed out in monitoredBarrier"),
+    ("timeout", "",
+     r"Timed out waiting \d+ms for (?P<operation>send|recv) operation to complete"),
+    # gloo's pair.cc, NCCL's socket.cc; in any other line, the words are about any connection.
+    ("lost", "",
+     r"\.cc:\d+\] (?:Connection closed by peer|(?:Read|Write|Writev|Send)\b.{0,120}: "
+     r"(?:Connection reset by peer|Broken pipe))"
+     r"|NCCL WARN .{0,200}(?:Connection closed by remote peer|Connection reset by peer)"),
+    # Rank 0, which holds the store, has ended (socket.cpp, ProcessGroupNCCL.cpp).
+    ("lost", "store", r"(?:recvValue|sendBytes|recvBytes) failed on Socket|flag on TCPStore, \("),
+    ("timeout", "store", r"wait timeout after \d+ ?ms, keys: "
+     r"|Timed out after \d+ seconds waiting for clients\."),
+))  # fmt: skip
 #: Each useful line contains one of these words; a search for words is fast.
 _NEEDLES = re.compile(
     r"(?i)watchdog|enqueued |monitoredBarrier|Timed out |Connection (?:closed|reset) by |"
@@ -200,8 +198,6 @@ def _statements(text: str) -> Iterator[_LogStatement]:
             enqueued=_count(match[1]),
             completed=_count(match[2]),
         )
-    elif match := _STUCK.search(text):
-        yield _by_prefix(text[: match.start()], "stuck")
     elif match := _FAILED.search(text):
         # Rank 0 of the group reports it.
         is_global = _numbers_are_global(text, int(match[1] or 0))
@@ -209,22 +205,13 @@ def _statements(text: str) -> Iterator[_LogStatement]:
             global_rank = rank if is_global else None
             report = _report(global_rank, "missing", operation="monitoredBarrier")
             yield _LogStatement(report, rank, is_global)
-    elif match := _REACHED.search(text) or _BARRIER.search(text):
-        yield _by_prefix(
-            text[: match.start()],
-            "reached" if match.re is _REACHED else "timeout",
-            group_rank=int(match[1]),
-            operation="monitoredBarrier",
-        )
-    elif match := _GLOO.search(text):
-        yield _by_prefix(text[: match.start()], "timeout", operation=match[1])
-    elif match := _LOST.search(text):
-        yield _by_prefix(text[: match.start()], "lost")
-    elif match := _STORE_LOST.search(text):
-        yield _by_prefix(text[: match.start()], "lost", operation="store")
-    elif match := _STORE.search(text):
-        yield _by_prefix(text[: match.start()], "timeout", operation="store")
     else:
+        for pattern, kind, default in _LINES:
+            if match := pattern.search(text):
+                groups: dict[str, str] = {"operation": default, **match.groupdict()}
+                group_rank = int(groups.pop("rank")) if "rank" in groups else None
+                yield _by_prefix(text[: match.start()], kind, group_rank=group_rank, **groups)
+                return
         yield from _mismatches(text)
 
 
@@ -273,9 +260,7 @@ def _by_prefix(
     before: str, kind: str, *, group_rank: int | None = None, **values: Any
 ) -> _LogStatement:
     """A report of the rank and the group that the line's prefix names.
-
-    values: see `_report`
-    """
+    values: see `_report`"""
     global_rank, group = GLOBAL_RANK.search(before), ""
     if match := _GROUP.search(before):
         name, description = match[1] or "", match[2] or ""
@@ -393,10 +378,8 @@ def observe(pid: int, uid: int, rank: int | None = None, local_rank: int | None 
 
 @contextlib.contextmanager
 def open_logs(pid: int, uid: int) -> Iterator[list[_LogFile]]:
-    """The files of a process's standard output and error, opened with its user's rights.
-
-    Raises NoLogError if there are no such files.
-    """
+    """The files of a process's standard output and error, opened with its user's rights. Raises
+    NoLogError if there are no such files."""
     open_files: list[_LogFile] = []
     reasons: dict[str, None] = {}
     try:
@@ -515,17 +498,11 @@ def _inspector_lines(pid: int, uid: int) -> Iterator[str]:
         link = f"/proc/{pid}/fd/{number}"
         with contextlib.suppress(OSError, NoLogError):
             shown = os.readlink(link)
-            if not nccl_inspector.FILES.search(shown):
+            if not nccl_log.INSPECTOR_FILES.search(shown):
                 continue
-            file = open_written(link, shown, uid)
-            try:
-                start = max(0, file.file_stat.st_size - TAIL_BYTES)
-                data = os.pread(file.number, TAIL_BYTES, start)
-            finally:
-                os.close(file.number)
-            yield from (
-                row[:_LONGEST].decode("utf-8", "replace") for row in data.split(b"\n")[start > 0 :]
-            )
+            data, is_whole = written_part(link, shown, uid, TAIL_BYTES)
+            rows = data.split(b"\n")[0 if is_whole else 1 :]
+            yield from (row[:_LONGEST].decode("utf-8", "replace") for row in rows)
 
 
 def _nccl_rank(pid: int, uid: int, rank: int | None, logs: Sequence[_LogParts]) -> NcclRank | None:
@@ -566,17 +543,8 @@ def _nccl_file(pid: int, uid: int) -> Iterator[int]:
         raise FileNotFoundError
     values = {"%h": os.uname().nodename, "%p": str(all_pids(pid)[-1]), "%%": "%"}
     path = re.sub("%[hp%]", lambda match: values[match[0]], path)
-    with held_path(pid, uid, path) as (held, status):
-        if not stat.S_ISREG(status.st_mode):
-            raise FileNotFoundError
-        with with_rights(rights_of(uid)):
-            number = os.open(
-                f"/proc/self/fd/{held}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-            )
-        try:
-            yield number
-        finally:
-            os.close(number)
+    with opened_path(pid, uid, path) as (number, _):
+        yield number
 
 
 def last_written(files: Sequence[_LogFile]) -> _LogFile:
@@ -628,9 +596,7 @@ def _destination(shown: str, mode: int) -> str:
 
 def open_written(link: str, shown: str, uid: int) -> _LogFile:
     """The regular file of a descriptor, opened with its user's rights. Raises NoLogError.
-
-    link: the descriptor's path in /proc/PID/fd
-    """
+    link: the descriptor's path in /proc/PID/fd"""
     try:
         # O_PATH opens nothing: it neither releases a FIFO's writer nor touches a device.
         held = os.open(link, os.O_PATH | os.O_CLOEXEC)
@@ -642,23 +608,35 @@ def open_written(link: str, shown: str, uid: int) -> _LogFile:
                 )
             if not file_stat.st_nlink:
                 raise NoLogError(f"the file that it writes was deleted: {shown}")
-            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
             # A process of root's may write a user's file.
             with with_rights(rights_of(uid or file_stat.st_uid)):
-                return _LogFile(shown, os.open(f"/proc/self/fd/{held}", flags), file_stat)
+                number = os.open(f"/proc/self/fd/{held}", READ_FLAGS)
+            return _LogFile(shown, number, file_stat)
         finally:
             os.close(held)
     except OSError as problem:
         raise NoLogError(f"{shown}: {_reason(problem)}") from None
 
 
+def written_part(
+    link: str, shown: str, uid: int, max_bytes: int, *, from_end: bool = True
+) -> tuple[bytes, bool]:
+    """The end or the beginning of the file of a descriptor, and whether it is the whole file.
+    link, shown, uid: as of `open_written`. Raises NoLogError, OSError."""
+    file = open_written(link, shown, uid)
+    try:
+        size = file.file_stat.st_size
+        start = max(0, size - max_bytes) if from_end else 0
+        return os.pread(file.number, max_bytes, start), size <= max_bytes
+    finally:
+        os.close(file.number)
+
+
 def _open_behind_pipe(
     pid: int, uid: int, shown: str, pipe: tuple[int, int], *, error: bool, steps: int = _MAX_STEPS
 ) -> list[_LogFile]:
     """The files that a pipe's reader writes. Raises NoLogError.
-
-    error: it is standard error; steps: filters that are followed (``train | ts | tee log``)
-    """
+    error: it is standard error; steps: filters that are followed (``train | ts | tee log``)"""
     search = _find_readers(pid, uid)
     readers = [reader for reader in search.readers.get(pipe, ()) if reader.pid != pid]
     if not readers:
@@ -685,11 +663,9 @@ def _open_behind_pipe(
 
 
 def _output_descriptors(reader: _PipeReader, error: bool) -> list[list[int]]:
-    """The descriptors to which a filter or launcher may write a pipe's data, likeliest first.
-
-    A filter such as tee writes to its output, or to files. A launcher such as mpirun writes output
-    to its own output, and errors to its own errors.
-    """
+    """The descriptors to which a filter or launcher may write a pipe's data, likeliest first. A
+    filter such as tee writes to its output, or to files. A launcher such as mpirun writes output
+    to its own output, and errors to its own errors."""
     other_descriptors = _other_descriptors(reader.pid)
     if reader.number == 0:
         return [[1], other_descriptors, [2]]
@@ -697,10 +673,8 @@ def _output_descriptors(reader: _PipeReader, error: bool) -> list[list[int]]:
 
 
 def _open_written_log(pid: int, uid: int, turns: Iterable[Sequence[int]]) -> list[_LogFile]:
-    """The file that a process writes through the first of these descriptors.
-
-    The file may be the common log of many ranks.
-    """
+    """The file that a process writes through the first of these descriptors. The file may be the
+    common log of many ranks."""
     for numbers in turns:
         written_files: list[_LogFile] = []
         for number in numbers:
@@ -720,12 +694,9 @@ def _open_written_log(pid: int, uid: int, turns: Iterable[Sequence[int]]) -> lis
 
 
 def _open_srun_log(pid: int, uid: int, sruns: Iterable[int], *, error: bool) -> list[_LogFile]:
-    """The file into which srun writes the output that slurmstepd sends it. Raises NoLogError.
-
-    If a batch script started the step, srun runs on the job's first node.
-
-    sruns: this user's processes of srun; each srun has two, which write the same file
-    """
+    """The file into which srun writes the output that slurmstepd sends it. Raises NoLogError. If a
+    batch script started the step, srun runs on the job's first node.
+    sruns: this user's processes of srun; each srun has two, which write the same file"""
     job = _slurm_job(pid)
     files_by_inode: dict[tuple[int, int], _LogFile] = {}
     for srun in sruns:
@@ -812,9 +783,7 @@ _KNOWN_S = 2.0
 
 def _find_readers(pid: int, uid: int) -> _PipeSearch:
     """The readers of pipes among this user's processes.
-
-    pid: the process whose reader is searched for
-    """
+    pid: the process whose reader is searched for"""
     search = _searches.get(uid)
     if search is None or not search.readers or time.monotonic() - search.begun_s > _KNOWN_S:
         search = _searches[uid] = _PipeSearch(time.monotonic())
@@ -832,9 +801,7 @@ def _find_readers(pid: int, uid: int) -> _PipeSearch:
 
 def _processes(pid: int, uid: int) -> Iterator[int]:
     """This user's processes: the parent of this process first, then by the distance of the pid.
-
-    The processes of a pipeline start together, so their pids are close.
-    """
+    The processes of a pipeline start together, so their pids are close."""
     parent = _parent(pid)
     order = sorted(processes.pids(), key=lambda other: (other != parent, abs(other - pid)))
     for number in order:

@@ -247,10 +247,8 @@ def _may_poll(pid: int) -> bool:
 
 
 def _log(pid: int) -> tuple[int | None, int | None, bool]:
-    """Size and age of the files of standard output and error, and whether the watchdog fired.
-
-    The files are read with the rights of the process's owner.
-    """
+    """Size and age of the files of standard output and error, and whether the watchdog fired. The
+    files are read with the rights of the process's owner."""
     stat_by_file: dict[tuple[int, int], os.stat_result] = {}
     watchdog = False
     for path in (f"/proc/{pid}/fd/1", f"/proc/{pid}/fd/2"):
@@ -269,22 +267,14 @@ def _log(pid: int) -> tuple[int | None, int | None, bool]:
 
 def _watchdog_fired(link: str, owner: int) -> bool:
     """Whether the end of the log has a timeout of the watchdog."""
-    try:
-        log = logs.open_written(link, link, owner)
-    except logs.NoLogError:
-        return False
-    try:
-        begin = max(0, log.file_stat.st_size - _LOG_BYTES)
-        return bool(_WATCHDOG.search(os.pread(log.number, _LOG_BYTES, begin)))
-    finally:
-        os.close(log.number)
+    with contextlib.suppress(logs.NoLogError):
+        return bool(_WATCHDOG.search(logs.written_part(link, link, owner, _LOG_BYTES)[0]))
+    return False
 
 
 def _ports() -> list[int | None]:
-    """The bytes of the network interfaces, and of the RDMA ports.
-
-    RDMA counters count 4 bytes (PortXmitData and PortRcvData of the InfiniBand specification).
-    """
+    """The bytes of the network interfaces, and of the RDMA ports. RDMA counters count 4 bytes
+    (PortXmitData and PortRcvData of the InfiniBand specification)."""
     network = None
     for row in processes.contents("/proc/net/dev").splitlines():
         name, colon, numbers = row.partition(":")

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from nodeready.agent.witnesses import nccl_errors
 
@@ -62,7 +63,7 @@ class NcclRank:
     tuner: str = ""  # the name of the plugin
     profiler: str = ""  # likewise
     state: str = ""  # of the communicator, one of STATES
-    completed: str = ""  # the last collective, by the NCCL Inspector (`nccl_inspector`)
+    completed: str = ""  # the last collective, by the NCCL Inspector (`last_collective`)
     errors: tuple[NcclError, ...] = ()  # the first of each kind, in order
 
 
@@ -93,26 +94,31 @@ _CHANNEL = re.compile(
 )
 _CHANNELS = re.compile(rf"\b{_NUMBER} coll channels(?:.{{0,60}} {_NUMBER} nvls channels)?")
 #: "eth0:10.0.0.4<0>", "[0]ib0:fe80::1%ib0<0>"
-_INTERFACE = r"(?:\[\d{1,3}\])?([^\s:\[\]<>]{1,32}):([0-9a-fA-F.:]{2,45})(?:%[^<\s]{1,32})?<"
+_INTERFACE = (
+    r"(?:\[\d{1,3}\])?(?P<interface>[^\s:\[\]<>]{1,32}):(?P<address>[0-9a-fA-F.:]{2,45})"
+    r"(?:%[^<\s]{1,32})?<"
+)
 _BOOTSTRAP = re.compile(r"Bootstrap ?: Using " + _INTERFACE)
-_SOCKET = re.compile(r"NET/Socket ?: Using " + _INTERFACE)
 _OUT_OF_BAND = re.compile(r"\bOOB " + _INTERFACE)
 _HCAS = re.compile(r"NET/IB ?: Using ")
 _HCA = re.compile(r"\[\d{1,3}\]([\w.+-]{1,64}:\d{1,3}/[A-Za-z]{1,16})")
-_NETWORK = re.compile(r"(?:Using network|Assigned NET plugin) (.{1,60}?)(?: to comm)?\s*$")
-_GID = re.compile(r"NET/IB: .{1,120}\bGID (\d{1,3}) \(")
 _GDR = re.compile(r"GPU Direct RDMA (Enabled|Disabled)\b")
 _VERSION = re.compile(r"\b([NR]CCL) version ?:? ?(\d[\w.+:-]{1,60})")
 _HIP = re.compile(r"\bHIP version *: *([\w.]{1,40})")
 _DRIVER = re.compile(r"\bcudaDriverVersion (\d{4,6})\b")
-_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is (\S{1,60}?)(?:,| |$)")
-_NET_PLUGIN = re.compile(
-    r"NET/Plugin ?: (?:Loaded net plugin|Using) (?!internal)(.{1,60}?)(?: \(v\d{1,3}\))?\s*$"
-)
-_OTHER_PLUGIN = re.compile(
-    r"\b(TUNER|PROFILER)/Plugin ?: (?:Loaded|Using)(?: (?:tuner|profiler) plugin)? (?!internal)"
-    r"([\w.-]{1,60})"
-)
+#: Lines whose groups are facts of the process; the network that a line shows in use; "": none.
+_FACTS = tuple((re.compile(pattern), network) for pattern, network in (
+    (r"NET/Socket ?: Using " + _INTERFACE, "Socket"),
+    (r"(?:Using network|Assigned NET plugin) (?P<network>.{1,60}?)(?: to comm)?\s*$", ""),
+    (r"NET/IB: .{1,120}\bGID (?P<gid>\d{1,3}) \(", ""),
+    (r"NET/OFI Selected [Pp]rovider is (?P<provider>\S{1,60}?)(?:,| |$)", "OFI"),
+    (r"\bTUNER/Plugin ?: (?:Loaded|Using)(?: tuner plugin)? (?!internal)(?P<tuner>[\w.-]{1,60})",
+     ""),
+    (r"\bPROFILER/Plugin ?: (?:Loaded|Using)(?: profiler plugin)? (?!internal)"
+     r"(?P<profiler>[\w.-]{1,60})", ""),
+    (r"NET/Plugin ?: (?:Loaded net plugin|Using) (?!internal)(?P<plugin>.{1,60}?)"
+     r"(?: \(v\d{1,3}\))?\s*$", ""),
+))  # fmt: skip
 _PEER = re.compile(
     r"(?:peer|remote|[Cc]onnect to|connect|from) \[?([\w.:%-]{2,80}?)(?:\]:\d{1,5}|<\d{1,5}>)"
 )
@@ -258,20 +264,13 @@ class _LogReader:
             facts.channels = int(match[1])
             facts.nvls = int(match[2]) if match[2] else facts.nvls
         elif match := _BOOTSTRAP.search(text):
-            texts["bootstrap"], texts["bootstrap address"] = match[1], match[2]
-        elif match := _SOCKET.search(text):
-            texts["interface"], texts["address"] = match[1], match[2]
-            facts.networks.add("Socket")
+            texts["bootstrap"], texts["bootstrap address"] = match.groups()
         elif _HCAS.search(text):
             hcas = _HCA.findall(text)[:MAX_HCAS]
             facts.hcas.update(dict.fromkeys(hcas))
             facts.networks |= {"IB"} if hcas else set()
             if match := _OUT_OF_BAND.search(text):
-                texts["interface"], texts["address"] = match[1], match[2]
-        elif match := _NETWORK.search(text):
-            texts["network"] = match[1].strip()
-        elif match := _GID.search(text):
-            texts["gid"] = match[1]
+                texts |= match.groupdict()
         elif match := _GDR.search(text):
             facts.gdr = facts.gdr or match[1] == "Enabled"
         elif match := _VERSION.search(text):
@@ -279,13 +278,12 @@ class _LogReader:
         elif match := _DRIVER.search(text):
             number = int(match[1])
             texts["driver"] = f"CUDA {number // 1000}.{number % 1000 // 10}"
-        elif match := _PROVIDER.search(text):
-            texts["provider"] = match[1]
-            facts.networks.add("OFI")
-        elif match := _OTHER_PLUGIN.search(text):
-            texts[match[1].lower()] = match[2]
-        elif match := _NET_PLUGIN.search(text):
-            texts["plugin"] = match[1].strip()
+        else:
+            for pattern, network in _FACTS:
+                if match := pattern.search(text):
+                    texts |= {name: words.strip() for name, words in match.groupdict().items()}
+                    facts.networks |= {network} - {""}
+                    break
 
     def _add_communicator(
         self, process: _Process, device: int, match: re.Match[str], text: str
@@ -352,23 +350,22 @@ class _LogReader:
         own_name = texts.get("network", "")
         if not plugin and own_name and own_name not in ("IB", "Socket"):
             plugin = own_name
+        names = ("provider", "gid", "tuner", "profiler")
+        further: dict[str, Any] = {name: texts.get(name, "") for name in names}
         return replace(
             rank,
             version=texts.get("version", self.version),
             driver=texts.get("driver", self.driver),
             network=network,
             plugin=plugin if network != "Socket" else "",
-            provider=texts.get("provider", ""),
             interface=interface or texts.get("bootstrap", ""),
             address=address if interface else texts.get("bootstrap address", ""),
             hcas=tuple(facts.hcas)[:MAX_HCAS],
-            gid=texts.get("gid", ""),
             gdr=gdr,
             transports=tuple(facts.transports),
             channels=facts.channels,
             nvls=facts.nvls,
-            tuner=texts.get("tuner", ""),
-            profiler=texts.get("profiler", ""),
+            **further,
             errors=tuple(facts.errors.values())[:MAX_ERRORS],
         )
 
@@ -390,3 +387,41 @@ def _error(line: str, text: str) -> NcclError | None:
         return None
     peer = _PEER.search(text)
     return NcclError(meaning.key, text.strip()[:MAX_TEXT], peer[1][:80] if peer else "")
+
+
+# --- The NCCL Inspector: the last collective of a process, as JSON or for Prometheus.
+#
+# Source: NVIDIA/nccl ext-profiler/inspector (README.md, inspector.cc, inspector_prom.cc) of NCCL
+# 2.28 and newer. A process writes ``DIR/HOST-pidPID.log``, an object a line, or for each GPU
+# ``DIR/nccl_inspector_metrics_UUID.prom``, and keeps the file open.
+
+#: The names of its files.
+INSPECTOR_FILES = re.compile(r"-pid\d{1,9}\.log$|/nccl_inspector_metrics_[\w-]{1,64}\.prom$")
+
+# A verbose object has thousands of characters of events behind these keys.
+_INSPECTOR_JSON = re.compile(
+    r'^\{ ?"header": ?\{ ?"id": ?"(?P<id>0x[0-9a-f]{1,16})".{0,80}?'
+    r'"n_ranks": ?(?P<ranks>\d{1,7})\b.{0,600}?"coll": ?"(?P<name>\w{1,40})", ?'
+    r'"coll_sn": ?(?P<number>\d{1,18})\b'
+)
+_INSPECTOR_PROMETHEUS = re.compile(
+    r'^nccl_\w{1,40}\{comm_id="(?P<id>0x[0-9a-f]{1,16})".{0,400}?"?n_?ranks="(?P<ranks>\d{1,7})"'
+    r'.{0,200}?collective="(?P<name>\w{1,40})".{0,80}?coll_sn="(?P<number>\d{1,18})"'
+)
+
+
+def last_collective(lines: Iterable[str]) -> str:
+    """The last completed collective of the largest communicator; "": none.
+
+    >>> last_collective(['nccl_bus_bandwidth_gbs{comm_id="0xd1",rank="4",nranks="8",'
+    ...                  'collective="AllReduce",coll_sn="42"} 1.5'])
+    'AllReduce #42 of communicator 0xd1'
+    """
+    best, words = (0, 0), ""
+    for line in lines:
+        if match := _INSPECTOR_JSON.match(line) or _INSPECTOR_PROMETHEUS.match(line):
+            key = int(match["ranks"]), int(match["number"])
+            if key >= best:
+                best = key
+                words = f"{match['name']} #{key[1]} of communicator {match['id']}"
+    return words

@@ -18,16 +18,15 @@ import ipaddress
 import os
 import re
 import socket
-import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from nodeready.agent.proc import Listener, all_pids, listeners, socket_inodes
 from nodeready.agent.runtime import ForkedWorker, ProcessSupervisor, Send
 from nodeready.agent.stacks.processes import FAMILIES
-from nodeready.agent.users_file import Rights, confine, give_up, held_path, rights_of_process
+from nodeready.agent.users_file import confine, give_up, rights_of_job
+from nodeready.agent.witnesses import software
 from nodeready.agent.witnesses.ras_report import (
     Ras,
     lists_all_members,
@@ -46,14 +45,10 @@ _PORT = 28028
 _MAX_BYTES = 32 << 20
 #: Maximum memory and CPU seconds of the fork.
 _MEMORY, _CPU_S = 1 << 30, 20
-#: Bytes of a library that are searched for its version: it stands before the code for the GPUs.
-_SEARCHED_BYTES = 64 << 20
-_CHUNK = 1 << 20
-#: Maximum bytes of a list of maps, and of sockets; maximum descriptors read of a process.
-_MAX_MAPS, _MAX_SOCKETS, _MAX_DESCRIPTORS = 16 << 20, 16 << 20, 65536
+#: Maximum bytes of a list of sockets; maximum descriptors read of a process.
+_MAX_SOCKETS, _MAX_DESCRIPTORS = 16 << 20, 65536
 #: Maximum seconds that the port waits for the job's other processes (RAS_COLLECTIVE_LEG_TIMEOUT).
 _LEG_S = 5
-NO_NCCL = "no rank here has loaded NCCL"
 _ALLOW = "--ras asks all the same"
 
 
@@ -81,9 +76,7 @@ _C10D = "distributed_c10d.py"
 
 def makes_communicator(frames: Sequence[tuple[str, str]]) -> bool:
     """Whether a main thread with these Python frames may create a communicator.
-
-    frames: (function, file), root to leaf
-    """
+    frames: (function, file), root to leaf"""
     if any(function in _CREATORS for function, _ in frames):
         return True
     return any(file.endswith(_C10D) and _CALLS.fullmatch(name) for name, file in frames[-1:])
@@ -120,7 +113,7 @@ def observe(
 
     def work(send: Send) -> None:
         try:
-            give_up(rights(user_ranks[0][0], uid))
+            give_up(rights_of_job(user_ranks[0][0], uid))
             confine(_MEMORY, _CPU_S)
             ras = _query(
                 user_ranks,
@@ -131,7 +124,7 @@ def observe(
                 has_other_nodes=world != len(ranks),
                 makes_communicator=makes_communicator,
             )
-        except _Absent as absent:
+        except (_Absent, software.NoNccl) as absent:
             ras = Ras(str(absent))
         except (MemoryError, RecursionError):
             ras = Ras("its answer is too large")
@@ -170,10 +163,8 @@ def _world(environment: Mapping[str, str]) -> int | None:
 
 
 def _address(text: str) -> tuple[str, int]:
-    """Host ("": localhost) and port of NCCL_RAS_ADDR (`ncclSocketGetAddrFromString`).
-
-    A name is not resolved, because a name service may hang. Raises _Absent.
-    """
+    """Host ("": localhost) and port of NCCL_RAS_ADDR (`ncclSocketGetAddrFromString`). A name is
+    not resolved, because a name service may hang. Raises _Absent."""
     if not text:
         return "", _PORT
     match = re.fullmatch(
@@ -198,20 +189,17 @@ def _query(
     has_other_nodes: bool,
     makes_communicator: bool,
 ) -> Ras:
-    """Check the library and the listener, then fetch the report; with the user's rights.
-
-    Raises _Absent, OSError.
-
+    """Check the library and the listener, then fetch the report; with the user's rights. Raises
+    _Absent, OSError.
     ranks: of one user
     world: number of ranks of the whole job; None: not known
     allow, makes_communicator: as for `observe`
-    has_other_nodes: the job may have ranks on other nodes, which were not checked
-    """
+    has_other_nodes: the job may have ranks on other nodes, which were not checked"""
     uid, pids = ranks[0][1], [pid for pid, _, _ in ranks]
-    version = _library(pids, uid)
+    version = software.find_library(pids, uid)
     # Without a listener, a warning about a query makes no sense.
     listener = _listener_address(pids, uid, address)
-    version_numbers = numbers(version)
+    version_numbers = software.numbers(version)
     if makes_communicator:
         raise _Absent("a rank may be making a communicator: asking then has crashed jobs")
     if not allow and version_numbers is None:
@@ -235,118 +223,6 @@ def _query(
         raise _Absent(f"another job has answered at {_shown(listener)}")
     groups = with_world_ranks(ras.communicators, rank_by_pid, world)
     return replace(ras, version=ras.version or version, communicators=within_limits(groups))
-
-
-def rights(pid: int, uid: int) -> Rights | None:
-    """The rights of a process, which root takes; None: root keeps its own rights.
-
-    The groups of a process may differ from its user's groups, and /proc shows the process only to
-    a process with the same groups (ptrace(2)). Raises OSError; PermissionError if the process has
-    another user's rights now.
-    """
-    if os.geteuid() != 0 or uid == 0:
-        return None
-    rights = rights_of_process(pid)
-    if rights.uid != uid:
-        raise PermissionError(1, "it has taken on another user's rights")
-    return rights
-
-
-# --- The library, and its version.
-
-LIBRARY = re.compile(r"/lib(nccl|rccl)\.so(?:\.[0-9.]+)?$")
-_STRING = re.compile(rb"[NR]CCL version (2\.[0-9]{1,3}\.[0-9]{1,3})[^0-9.]")
-_NAMED = re.compile(r"\.so\.(2\.[0-9]{1,3}\.[0-9]{1,3})$")
-_DISTRIBUTION = re.compile(
-    r"nvidia_nccl_cu[0-9]+-(2\.[0-9]{1,3}\.[0-9]{1,3})(?:\.\w+)?\.dist-info"
-)
-#: The library of a torch that was linked with its own NCCL.
-_INSIDE = re.compile(r"/libtorch_(cuda|hip)\.so$")
-
-
-def numbers(version: str) -> tuple[int, ...] | None:
-    """``2.30.7`` as comparable numbers; None: not known."""
-    return tuple(map(int, version.split("."))) if version else None
-
-
-def library(pids: Iterable[int], uid: int) -> str | None:
-    """The lowest version of NCCL in a user's processes; "": not known; None: no NCCL is loaded.
-
-    It runs with the user's rights, because it opens the mapped files. Raises OSError.
-    """
-    try:
-        return _library(pids, uid)
-    except _Absent:
-        return None
-
-
-def _library(pids: Iterable[int], uid: int) -> str:
-    """As `library`; raises _Absent if no process has loaded NCCL."""
-    version_by_file: dict[tuple[str, str], str] = {}
-    is_linked_in = has_unread = False
-    for pid in pids:
-        try:
-            maps = _read(f"/proc/{pid}/maps", _MAX_MAPS)
-        except OSError:
-            has_unread = True
-            continue
-        for row in maps.splitlines():
-            words = row.split(maxsplit=5)
-            if len(words) != 6 or not words[5].startswith("/"):
-                continue
-            inode, path = words[4:]
-            is_linked_in = is_linked_in or _INSIDE.search(path) is not None
-            is_library = LIBRARY.search(path.replace(" (deleted)", "")) is not None
-            if is_library and (path, inode) not in version_by_file:
-                version_by_file[path, inode] = _version(pid, uid, path, inode)
-    if not version_by_file and not is_linked_in:
-        raise _Absent("the processes cannot be read" if has_unread else NO_NCCL)
-    # An unknown version comes first.
-    return min(version_by_file.values(), key=lambda version: numbers(version) or (), default="")
-
-
-def _version(pid: int, uid: int, path: str, inode: str) -> str:
-    """A library's version, by the mapped file, else by its name or package; "": not known."""
-    with contextlib.suppress(OSError), held_path(pid, uid, path) as (number, file_stat):
-        if not stat.S_ISREG(file_stat.st_mode) or str(file_stat.st_ino) != inode:
-            return ""
-        with open(f"/proc/self/fd/{number}", "rb", buffering=0) as file:
-            if version := _find_version(file):
-                return version
-    if named := _NAMED.search(path):
-        return named[1]
-    # site-packages/nvidia/nccl/lib/libnccl.so.2
-    return packaged_version(pid, uid, path.rsplit("/", 4)[0] or "/")
-
-
-def packaged_version(pid: int, uid: int, packages: str) -> str:
-    """The version of the NCCL in a site-packages; "": there is none."""
-    with contextlib.suppress(OSError), held_path(pid, uid, packages) as (site, _):
-        for name in os.listdir(f"/proc/self/fd/{site}"):
-            if match := _DISTRIBUTION.fullmatch(name):
-                return match[1]
-    return ""
-
-
-def _find_version(file: Any) -> str:
-    tail = b""
-    for _ in range(_SEARCHED_BYTES // _CHUNK):
-        chunk = file.read(_CHUNK)
-        if not chunk:
-            return ""
-        if match := _STRING.search(tail + chunk):
-            return match[1].decode("ascii")
-        tail = chunk[-64:]
-    return ""
-
-
-def _read(path: str, maximum: int) -> str:
-    """The beginning of a file of /proc. Raises OSError."""
-    with open(path, "rb", buffering=0) as file:
-        data = bytearray()
-        while len(data) < maximum and (chunk := file.read(1 << 16)):
-            data += chunk
-    return data.decode("utf-8", "replace")
 
 
 # --- The listener, which must belong to the job.
@@ -388,8 +264,8 @@ def _listener_address(pids: Sequence[int], uid: int, address: tuple[str, int]) -
 
 def _listeners() -> Iterator[Listener]:
     for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            yield from listeners(_read(f"/proc/net/{name}", _MAX_SOCKETS))
+        with contextlib.suppress(OSError), open(f"/proc/net/{name}", "rb") as file:
+            yield from listeners(file.read(_MAX_SOCKETS).decode("ascii", "replace"))
 
 
 def _shown(listener: tuple[str, int]) -> str:
@@ -445,9 +321,7 @@ def _beginning(data: bytes) -> str:
 
 class _RasDialogue:
     """Commands and answers over one connection.
-
-    until: a moment of time.monotonic()
-    """
+    until: a moment of time.monotonic()"""
 
     def __init__(self, connection: socket.socket, until: float) -> None:
         self.connection, self.until = connection, until

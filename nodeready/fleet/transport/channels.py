@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import gevent
 from gevent.pool import Pool
 
-from nodeready.agent import payload
 from nodeready.agent.asking import NodeChannel, Request, Transport, new_nonce
 from nodeready.core import wire
 from nodeready.core.base import ProbeError, Unknown
@@ -97,7 +96,7 @@ class Channels:
             elif self.left_s > 0:
                 self.lose(name, f"no answer in {limit_s:.0f} s")
             return None
-        if line.startswith(f"{self.nonce} {payload.NO_PYTHON}"):
+        if line.startswith(f"{self.nonce} {wire.NO_PYTHON}"):
             self.lose(name, wire.PYTHON_MISSING)
             return None
         try:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from nodeready.agent.asking import Conversation, new_nonce, no_answer, request
 from nodeready.agent.failure_events import FileFailures
 from nodeready.agent.failure_rules import SIGNAL_NAMES
-from nodeready.agent.job_node import JobNode
-from nodeready.agent.postmortem import NodeFailures, PostmortemConfig
+from nodeready.agent.postmortem import JobNode, NodeFailures, PostmortemConfig
 from nodeready.core import wire
 from nodeready.core.base import ProbeError
 from nodeready.core.outcome import INCOMPLETE, INVALID, Gap, GapError, NodeGaps

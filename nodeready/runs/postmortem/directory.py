@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nodeready.agent import users_file
-from nodeready.agent.log_times import stamp, utc_calendar
+from nodeready.agent.log_lines import stamp, utc_calendar
 from nodeready.agent.postmortem import END_BYTES, HEAD_BYTES, file_failures
 from nodeready.agent.witnesses.kernel_log import message_of
 from nodeready.core.text import counted

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nodeready.agent import payload
 from nodeready.agent.asking import INTERRUPT, Answer, Asks, Request, new_nonce, request
 from nodeready.agent.stacks import program
 from nodeready.agent.stacks.processes import FAMILIES
@@ -107,7 +106,7 @@ def trace_of(name: str, answer: Answer, nonce: str) -> Trace:
     """The trace in a node's answer. Raises GapError if it has none."""
     if answer.gap and answer.gap.kind not in (TIMEOUT, HUNG):
         raise GapError(answer.gap)
-    if f"{nonce} {payload.NO_PYTHON}" in answer.stdout:
+    if f"{nonce} {wire.NO_PYTHON}" in answer.stdout:
         raise GapError(Gap(NO_PYTHON, wire.PYTHON_MISSING))
     try:
         data = program.unpack(answer.stdout, nonce)

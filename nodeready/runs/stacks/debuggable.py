@@ -11,7 +11,8 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from nodeready.agent.stacks.ask_witnesses import RECORDER, RECORDER_ON, buffer_variable, release
 from nodeready.agent.stacks.ranks import CLAIMS
-from nodeready.agent.witnesses.nccl_ras import SAFE, numbers
+from nodeready.agent.witnesses.nccl_ras import SAFE
+from nodeready.agent.witnesses.software import numbers
 from nodeready.core.json_types import MomentOrEmpty
 from nodeready.core.outcome import Gap, NodeGaps, gaps_code, node_gaps
 from nodeready.runs.stacks.document import STACKS_FAILURES

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from nodeready.agent.witnesses.nccl_ras import NO_NCCL
+from nodeready.agent.witnesses.software import NO_NCCL
 from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import fold, natural
 from nodeready.runs.stacks import advise, hints, witness_reader

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready.agent import failure_events, log_variables, mount_table
+from nodeready.agent import failure_events, log_variables, proc
 from nodeready.agent.cores import core_pattern
 from nodeready.agent.gate import drain, gate, here
 from nodeready.agent.line_channel import LineChannel
@@ -234,7 +234,7 @@ PARSERS: dict[str, Any] = {
     "a core_pattern": (lambda text: core_pattern.CorePlace(text[:4096]).shown,),
     "what Slurm knows of a node": (drain.parse_all, drain.DrainError),
     "a verdict that was kept": (lambda text: gate.parse(raw(text)),),
-    "mountinfo": (mount_table.parse_mounts,),
+    "mountinfo": (proc.parse_mounts,),
     "rules of a packet filter": (lambda text: firewall.parse(Output(text, 0), POLICY),),
     "modes of files": (lambda text: parse_access({ACCESS.name: Output(text, 0)}), ProbeError),
     "known_hosts": (known, ValueError),
@@ -355,7 +355,7 @@ ELSEWHERE = {
     "subjects/gpus/nvidia.py:_parse_whole runs/tail.py:parse_tail runs/stacks/trace.py:parse",
     "tests/unit/node": "agent/cores/core_file.py:parse agent/smoke/orders.py:read",
     "a file of /proc": "agent/cores/gcore.py:_read agent/proofs/mesh.py:_read "
-    "agent/witnesses/nccl_ras.py:_read agent/stacks/processes.py:_read",
+    "agent/stacks/processes.py:_read",
     "a path of ours": "agent/gate/here.py:_read agent/gate/gate.py:read",
     "a text of ours or of the user": "fleet/inventory/labs.py:read "
     "agent/cores/core_pattern.py:expand core/own_files.py:_parse_own_files "

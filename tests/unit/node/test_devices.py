@@ -16,7 +16,7 @@ import pytest
 from nodeready.agent.runtime import ProcessSupervisor
 from nodeready.agent.stacks import processes
 from nodeready.agent.witnesses import gpus as gpu_witness
-from nodeready.agent.witnesses import kernel_log, ports, system_tools
+from nodeready.agent.witnesses import kernel_log, ports
 from nodeready.agent.witnesses.gpus import WitnessedGpu, WitnessedGpus
 from nodeready.agent.witnesses.kernel_log import KernelLog, message_of
 from nodeready.agent.witnesses.ports import WitnessedPort, counters, network
@@ -45,7 +45,7 @@ def tools(tmp_path, monkeypatch):
         path.chmod(0o755)
         paths[name] = str(path)
 
-    monkeypatch.setattr(system_tools, "tool_path", lambda name: paths.get(name, ""))
+    monkeypatch.setattr(kernel_log, "tool_path", lambda name: paths.get(name, ""))
     monkeypatch.setattr(gpu_witness, "_is_loaded", lambda name: name == "nvidia")
     monkeypatch.setattr(kernel_log, "uptime_s", lambda: 1000.0)
     return add

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.agent import path_pattern, rank_lines
+from nodeready.agent import log_lines, path_pattern
 from nodeready.agent import tail as program
 from nodeready.agent.tail import MAX_ANSWER, NodeTail, TailConfig, read_tail
 from nodeready.core import wire
@@ -90,7 +90,7 @@ def labelled(ranks: int, rounds: int, silent: int = -1, since: int = 0) -> str:
 
 
 def test_a_mixed_log_is_read_back_until_each_rank_has_its_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(rank_lines, "_BLOCK_BYTES", 4096)
+    monkeypatch.setattr(log_lines, "_BLOCK_BYTES", 4096)
     path = tmp_path / "slurm.4711.out"
     path.write_text(f"loading\n{labelled(8, 1000, 5, 400)}srun: error: task 5: Exited\n")
     (lost, *known) = tail(path, lines=2).files
@@ -106,7 +106,7 @@ def test_a_mixed_log_is_read_back_until_each_rank_has_its_lines(tmp_path, monkey
     bars = {log.rank: log.lines[-1] for log in tail(path, lines=1).files if log.rank in (2, 3, 4)}
     assert bars == {2: "end", 3: " 99%|##", 4: "step 999 of 4"}
     # It is not searched for without end.
-    monkeypatch.setattr(rank_lines, "MAX_BYTES", 8192)
+    monkeypatch.setattr(log_lines, "MAX_BYTES", 8192)
     silent = tail(path, lines=2).files[6]
     assert (silent.rank, silent.lines) == (5, ())
     assert 0 < silent.lines_after < 1000

@@ -11,9 +11,8 @@ import jsonschema
 import pytest
 
 from nodeready.agent.failure_events import FileFailures, read_error_file, read_lines
-from nodeready.agent.job_node import JobNode
-from nodeready.agent.log_times import utc_calendar
-from nodeready.agent.postmortem import END_BYTES, HEAD_BYTES, NodeFailures, file_failures
+from nodeready.agent.log_lines import utc_calendar
+from nodeready.agent.postmortem import END_BYTES, HEAD_BYTES, JobNode, NodeFailures, file_failures
 from nodeready.agent.witnesses.kernel_log import KernelLog, KernelMessage
 from nodeready.reports import json_report
 from nodeready.reports.registry import Options, find_format

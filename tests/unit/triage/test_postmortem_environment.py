@@ -13,10 +13,15 @@ from dataclasses import replace
 import pytest
 
 from nodeready.agent.failure_events import read_lines
-from nodeready.agent.job_node import GateRecord, JobCore, JobNode, observe_environment
-from nodeready.agent.log_times import utc_calendar
+from nodeready.agent.log_lines import utc_calendar
 from nodeready.agent.log_variables import script_variables
-from nodeready.agent.postmortem import NodeFailures
+from nodeready.agent.postmortem import (
+    GateRecord,
+    JobCore,
+    JobNode,
+    NodeFailures,
+    observe_environment,
+)
 from nodeready.agent.witnesses.kernel_log import KernelLog
 from nodeready.runs.incident import DOCUMENT
 from nodeready.runs.postmortem.collect import EvidenceBuilder, NodeEvidence, postmortem_of

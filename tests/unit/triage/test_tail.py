@@ -15,7 +15,7 @@ import pytest
 
 from nodeready.agent import tail as node_tail
 from nodeready.agent.log_ranks import FileRanks, file_ranks, path_ranks
-from nodeready.agent.mount_table import MountTable, parse_mounts
+from nodeready.agent.proc import MountTable, parse_mounts
 from nodeready.agent.tail import LogTail, NodeTail, TailConfig, UnreadFile, read_tail
 from nodeready.agent.witnesses.logs import WatchdogReport
 from nodeready.cli import values

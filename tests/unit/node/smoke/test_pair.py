@@ -19,11 +19,10 @@ from unittest.mock import Mock
 import pytest
 
 from nodeready.agent.proofs import mesh
-from nodeready.agent.smoke import listeners as smoke_listeners
+from nodeready.agent.smoke import pair as smoke_listeners
 from nodeready.agent.smoke import pair as smoke_pair
-from nodeready.agent.smoke.listeners import SmokeListeners
 from nodeready.agent.smoke.orders import PairAnswer, PairOrder, SmokePeer
-from nodeready.agent.smoke.pair import run_pair
+from nodeready.agent.smoke.pair import SmokeListeners, run_pair
 from nodeready.core import wire
 from tests.command import wait_for
 
