@@ -7,8 +7,6 @@ which becomes the test's id, and `nightly: true` where only `make test-all` runs
 ... def test_verdict(case): ...
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

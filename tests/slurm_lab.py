@@ -10,8 +10,6 @@ Slurm's daemons are this machine's packages, with the lab's own configuration an
 machine's /etc/slurm, /etc/munge and services do not change. A node that restarts has no slurmd.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import secrets

@@ -4,8 +4,6 @@ mallory is among the policy's pdshrc_users, so that every look reads her ~/.pdsh
 rights: she owns that process while it runs.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

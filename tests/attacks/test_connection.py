@@ -5,8 +5,6 @@ evil   three nodes; on one, in place of sshd, what tests/attacks/hostile_sshd.py
 The other nodes' rows are what they are without the hostile one.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

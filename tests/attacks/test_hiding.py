@@ -4,8 +4,6 @@ What one user of a node makes may be as large, as slow and as odd as the kernel 
 others' rows are there all the same.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import stat

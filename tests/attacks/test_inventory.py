@@ -4,8 +4,6 @@ This machine is the control machine: here root or alice runs the tool, and mallo
 without a name. Whether her code ran is told by a file in a directory of root's, or of alice's.
 """
 
-from __future__ import annotations
-
 import marshal
 import os
 import subprocess

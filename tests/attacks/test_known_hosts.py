@@ -3,8 +3,6 @@
 What stands in an honest node's file is read with ssh-keygen, as ssh itself would.
 """
 
-from __future__ import annotations
-
 import json
 
 from nodeready.lab import LabNode

@@ -4,8 +4,6 @@ A node's users are users of this machine by their numbers, and root of a node is
 this machine. mallory has the number of the nodes' user, who may become root there.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 

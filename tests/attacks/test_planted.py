@@ -4,8 +4,6 @@ This machine is the control machine; she is a user without a name. No kernel set
 here: the directory that both use is not sticky.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import zipfile

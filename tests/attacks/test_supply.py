@@ -1,7 +1,5 @@
 """What root runs on a node is what root has put there: nobody else's program, and no other one."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

@@ -5,8 +5,6 @@ evil   three nodes; on one, root answers in place of what we run there
 The other nodes' rows are what they are without the hostile one.
 """
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -4,8 +4,6 @@ Each runs in process and mount namespaces of its own: what is found is its, and 
 Slurm's step runs on nodes of the lab.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Real hangs of torch: the culprit first, nobody accused wrongly, nobody harmed."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """What ordinary users read and run of a node, closed to them or gone: seen, repaired, or named."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.core.policy import Policy

@@ -1,7 +1,5 @@
 """Each benchmark runs to its end and reports every contender. No number is judged here."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

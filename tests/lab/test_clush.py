@@ -1,7 +1,5 @@
 """ClusterShell as the transport, on real nodes: over ssh and through faulty gateways."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

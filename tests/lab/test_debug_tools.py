@@ -1,8 +1,6 @@
 """Packages on real nodes: a real apt with a repository of the test's own, dnf and zypper by their
 arguments and words; and the control machine's py-spy."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Wrong environments on nodes of the lab: smoke names them before a job starts, stacks while it
 hangs."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The bundle on nodes: the same judgement as from outside, the verdict, and what goes wrong."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """A mount that never answers: named, and whoever waits for it is, too."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

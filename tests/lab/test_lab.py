@@ -1,7 +1,5 @@
 """The lab gives what a cluster has: nodes of their own, real ssh, and nothing left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """A node is a machine of its own: its logins, kernel settings, hardware and faults."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What a shell on a node sees of its hardware, healthy and broken; what is real stays real."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A lab with Slurm: real daemons, jobs of real users; nothing left behind."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

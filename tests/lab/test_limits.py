@@ -1,7 +1,5 @@
 """Dirty nodes: whatever their files say, a new login gets the policy's limits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from nodeready.core.policy import Policy

@@ -1,7 +1,5 @@
 """The network of real nodes: a wire to the lab's bridge, and what is done to it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from nodeready.core.policy import Policy

@@ -5,8 +5,6 @@ of the pages is four nodes, gpu001 to gpu004, with a job 4711 on them; the lab i
 starts itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

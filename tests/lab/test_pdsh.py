@@ -1,7 +1,5 @@
 """Real pdsh between nodes, from every kind of shell, and ~/.pdshrc files that belong to users."""
 
-from __future__ import annotations
-
 import base64
 
 import pytest

@@ -1,7 +1,5 @@
 """Real listeners, real packet filter rules and real kernel settings on real nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

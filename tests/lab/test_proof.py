@@ -3,8 +3,6 @@
 By py-spy, gdb and strace; the session is opened as a login is, with the limits that it really has.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.agent import payload

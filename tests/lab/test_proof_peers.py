@@ -1,7 +1,5 @@
 """ssh and pdsh from node to node: what `ready` makes of them, on real nodes."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence

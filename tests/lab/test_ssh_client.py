@@ -1,7 +1,5 @@
 """ssh from node to node, by real ssh and sshd: its modes, other people's lines, its options."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

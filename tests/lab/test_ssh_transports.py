@@ -3,8 +3,6 @@
 What ssh itself does with the same words is the judge, wherever ssh can be asked.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`nodeready tail` on real nodes: what differs, what stopped, what hangs; and nothing stays."""
 
-from __future__ import annotations
-
 import json
 import signal
 

@@ -3,8 +3,6 @@
 Whoever carries, a node that cannot be asked is named once, with its cause, and costs itself.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The scripts of the probes under busybox, of which unit tests ask the same of sh and awk."""
 
-from __future__ import annotations
-
 import inspect
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A pair between two network namespaces, with faults of their network."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -3,8 +3,6 @@
 A fault is Python that each forked process runs first (`sitecustomize`), beside the real torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """ssh's configuration: names that share a question have nothing of each other, as ssh -G says."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 from pathlib import Path

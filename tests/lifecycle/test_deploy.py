@@ -3,8 +3,6 @@
 The tests are the steps of one life: they run in this order on the same nodes.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -3,8 +3,6 @@
 Plain Python ranks, nothing of torch. Each test leaves the job as it was.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`nodeready.audit`, `.ready`, `.deploy`, `.stacks`: the commands as functions."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import signal

@@ -1,7 +1,5 @@
 """The gate for text that came from a node: one line, of which every character is seen."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.core.text import parse_span, sanitise, span_words

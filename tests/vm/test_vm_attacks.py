@@ -1,7 +1,5 @@
 """What users plant where root writes, on a kernel that protects root and on one that does not."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 

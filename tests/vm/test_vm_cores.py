@@ -1,7 +1,5 @@
 """`nodeready cores` with the kernel's own core_pattern, as a deploy sets it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """A deploy to a real kernel: live at once, seen in a crash, and still so after a reboot."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

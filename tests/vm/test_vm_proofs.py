@@ -4,8 +4,6 @@ Each run is between two looks at everything that is not ours: whatever the fault
 was touched, and nothing of ours is left.
 """
 
-from __future__ import annotations
-
 import secrets
 import shlex
 import time

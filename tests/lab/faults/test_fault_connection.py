@@ -1,7 +1,5 @@
 """Nodes that cannot be reached, or not any more: they are named, and the others finish."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import socket

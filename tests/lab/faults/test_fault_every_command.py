@@ -1,7 +1,5 @@
 """A node whose disk is full, or that stalls, in the commands that ask about a job."""
 
-from __future__ import annotations
-
 import json
 import time
 

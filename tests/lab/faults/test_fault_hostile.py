@@ -1,7 +1,5 @@
 """What a node says is data: no path, command or template of ours; and mistakes of ours."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -13,8 +13,6 @@ untold   whose tool is silent: what only that tool can tell is unknown
 faults   fault -> words of the result of the first check or proof
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

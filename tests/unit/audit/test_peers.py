@@ -1,7 +1,5 @@
 """Nodes that differ from their peers, a policy learnt from a majority, and their addresses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

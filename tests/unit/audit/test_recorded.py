@@ -1,7 +1,5 @@
 """Verdicts that nodes gave themselves: whose they are, how old, and what is never believed."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """What `nodeready waivers` lists: the state of each waiver, and what it hides."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from nodeready.agent.audit_document import Audit, NodeReport

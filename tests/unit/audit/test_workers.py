@@ -1,7 +1,5 @@
 """The workers of an audit: the same document, whichever process read a node."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """A user's mistake: one line that says where it is and what to do, exit 2, and no node touched."""
 
-from __future__ import annotations
-
 import os
 import re
 

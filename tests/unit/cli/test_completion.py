@@ -1,7 +1,5 @@
 """What Tab offers: the words come from texts, and no inventory is run."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """Options that are not on the command line: from files and from variables."""
 
-from __future__ import annotations
-
 import os
 import re
 

@@ -1,7 +1,5 @@
 """`nodeready diff`: two files, an earlier look of the memory, a peer, a file of learn."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`--limit @last-failed`: the nodes that a run keeps, and those that a later run selects."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.cli import targets

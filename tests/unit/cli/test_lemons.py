@@ -1,7 +1,5 @@
 """`nodeready lemons`, and what `ready` says of a lemon, from a memory with a bad node."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`-o`: which report goes into which file, and whether the screen has one, too."""
 
-from __future__ import annotations
-
 import json
 from xml.etree import ElementTree
 

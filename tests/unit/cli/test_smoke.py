@@ -1,7 +1,5 @@
 """`nodeready smoke`: what it takes, what it refuses, and how it ends; nobody is tested here."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import time

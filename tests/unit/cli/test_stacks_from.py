@@ -1,7 +1,5 @@
 """`stacks --from` reads what `py-spy dump` printed, collected by others."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where the control machine takes the nodes' py-spy from, and its error when it has none."""
 
-from __future__ import annotations
-
 import errno
 import os
 import platform

@@ -5,8 +5,6 @@ policy takes is put into all files and scripts, and read back as their readers d
 formats of limits.conf(5), sysctl.d(5), tmpfiles.d(5), ssh_config(5) and systemd.unit(5).
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """The settings of an operation under pyinfra: where they come from, and what a wrong one says."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`nodeready.facts` through pyinfra's own command, on this machine."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess

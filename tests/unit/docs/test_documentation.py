@@ -1,7 +1,5 @@
 """The documentation says what the code does now."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

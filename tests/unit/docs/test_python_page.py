@@ -1,7 +1,5 @@
 """The Python code of docs/pyinfra.md, "From Python", runs as it stands there."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What stands in the repository's pages for its readers there is right in the site, too."""
 
-from __future__ import annotations
-
 import re
 from importlib.util import module_from_spec, spec_from_file_location
 

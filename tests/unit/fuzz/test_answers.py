@@ -1,7 +1,5 @@
 """Mutated answers of a node: each is an observation, or one line that says what is wrong."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """`@slurm/4711`, `@nodeset/gpu[1-3]`, `@hostfile/PATH`: by `pyinfra` itself and by our loader."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What names nodes on a command line, what is refused, and what --limit selects."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Node sets: they mean what ClusterShell means by them, and what they refuse."""
 
-from __future__ import annotations
-
 import pytest
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 from hypothesis import HealthCheck, given, settings

@@ -1,7 +1,5 @@
 """The inventories that come with nodeready, by `pyinfra` itself and by our loader."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

@@ -1,7 +1,5 @@
 """The files checks.d/*.toml beside an inventory: whose they are, and whom they check."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

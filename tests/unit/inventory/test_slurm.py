@@ -1,7 +1,5 @@
 """Slurm's nodes, through stand-ins for scontrol and sinfo that print recorded output (22.05)."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

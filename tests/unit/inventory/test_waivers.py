@@ -1,7 +1,5 @@
 """A waiver for some nodes: the others' policy is without it, and their digests stay."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.core.policy.policy import PolicyError, as_data, digest, make_policy

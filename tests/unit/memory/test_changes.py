@@ -1,7 +1,5 @@
 """The changes of a node between two looks, by rows; the order of a fleet's changes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -4,8 +4,6 @@ For a deliberate change: NODEREADY_GOLDEN=write .venv/bin/python -m pytest
 tests/unit/memory/test_fact_kinds.py, then read the difference.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys

@@ -1,7 +1,5 @@
 """Lemons: who fails far more often than the peers, and how often the rule is wrong."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

@@ -4,8 +4,6 @@ The nodes answer as a node of the lab did, with their own names and serial numbe
 that change by themselves at each look.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What counts against a node was seen by root there, or by two users: of every kind of event."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.runs.memory.lemons import find_lemons

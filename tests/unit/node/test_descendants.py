@@ -1,7 +1,5 @@
 """The processes below a rank: which they are, what they are for, and how an answer has them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """Whose memory a process has, and a core that has no name until it is complete."""
 
-from __future__ import annotations
-
 import os
 import struct
 import subprocess

@@ -1,7 +1,5 @@
 """The calls in what gdb prints of a live process; tests/lab/test_units_gdb.py has gdb itself."""
 
-from __future__ import annotations
-
 from unittest.mock import Mock
 
 from nodeready.agent.cores import gdb

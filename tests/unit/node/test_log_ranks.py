@@ -1,7 +1,5 @@
 """The rank of each line of a mixed log: 40 logs in all forms, and numbers that are no ranks."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What NCCL, RCCL and gloo say in a log, by an expert's reading of lines from public issues."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -4,8 +4,6 @@ A process is a text: PID PARENT COMMAND | FACT | ...; a fact is a variable of it
 one of `FACTS` with its words.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """`nodeready run` with real processes: lines, logs, signals, ends, stacks."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty

@@ -1,7 +1,5 @@
 """What a thread waits for: system calls and what is behind them, on live processes of ours."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Checks of a site's own, as a file of checks.d declares them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

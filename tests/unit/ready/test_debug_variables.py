@@ -1,7 +1,5 @@
 """What makes a job debuggable: the names of the installed PyTorch, and how it is asked for."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Which variables the nodes' facts suggest, and which port is free on every node."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

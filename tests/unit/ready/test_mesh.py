@@ -1,7 +1,5 @@
 """The mesh without nodes: which pairs and ports, what answers mean, and how they are judged."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

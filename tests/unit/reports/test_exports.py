@@ -1,7 +1,5 @@
 """Lines for a shell to evaluate."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

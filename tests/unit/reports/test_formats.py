@@ -1,7 +1,5 @@
 """An audit in each format: what other programs read of it, whatever a node says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The parts of a node: serial numbers, firmware and errors, and nothing of the site."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

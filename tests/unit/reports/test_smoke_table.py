@@ -1,7 +1,5 @@
 """A smoke test in every form: one document for each of its ends."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable, Sequence

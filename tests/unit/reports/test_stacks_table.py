@@ -1,7 +1,5 @@
 """The table and the JSON of stacks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Tables of large fleets: on a terminal one screen, in a pipe every node."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """The network that NCCL chose on each node: which nodes are named, and in which words."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.agent.smoke.orders import RankNetwork

@@ -1,7 +1,5 @@
 """The search for the culprit, on simulated fleets."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """What a node shows of its debuggers, what is judged, and what would be done: without a node."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lines of the kernel's log, chosen by the node's own awk, and the verdict of an expert."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

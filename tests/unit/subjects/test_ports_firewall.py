@@ -3,8 +3,6 @@
 data/ports/firewalld2.nft and the files of iptables-save are recorded on machines.
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The session of the job's user, its limits, and whether it can look into a process."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The probe's shell text on a made-up /sys."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A connection by ssh: names, host keys, keys, turns, deadlines, and why there is none."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from threading import Event

@@ -1,7 +1,5 @@
 """A command that is spoken with line by line: its lines, its end, and its process."""
 
-from __future__ import annotations
-
 import os
 from unittest.mock import Mock
 

@@ -1,7 +1,5 @@
 """No connection has SHA-1 in it, with any paramiko: an sshd in this process, over a socketpair."""
 
-from __future__ import annotations
-
 import socket
 from contextlib import nullcontext
 from threading import Event

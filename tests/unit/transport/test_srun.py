@@ -1,7 +1,5 @@
 """The job that is asked through srun, and srun's output: whole, parted, old, broken, hostile."""
 
-from __future__ import annotations
-
 import os
 import re
 

@@ -1,7 +1,5 @@
 """What runs where: the processes of all nodes as jobs, and the table of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.agent.stacks import program as stacks

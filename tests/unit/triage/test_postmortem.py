@@ -1,7 +1,5 @@
 """The first failure of dead jobs: each file in postmortem_cases is a job and its verdict."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hostile logs in the directory of a postmortem: without the bounds, each test would never end."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The variables that a dead job's logs, script, live ranks and incident show, and what they
 explain."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Who stands with whom, what the groups say, in which order, and what the advice is."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from typing import Any

@@ -1,7 +1,5 @@
 """Which rank waits for which, what moves, and what is known of each group beside its stack."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 # A case is a row.
 # ruff: noqa: E501
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

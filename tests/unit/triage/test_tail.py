@@ -1,7 +1,5 @@
 """The last lines of logs: what is told by a path or a line, groups, the table, nodes' answers."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -13,8 +13,6 @@ The packages come from the sources that this machine's apt is configured with.
 Deleting the cache is harmless: the next start builds the image again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

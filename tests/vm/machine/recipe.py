@@ -4,8 +4,6 @@ Everything here is part of the recipe: a change gives the image another
 digest, so that the next start builds it anew (see `vm_image`).
 """
 
-from __future__ import annotations
-
 # Besides Debian's essential packages and apt. systemd is there for its files
 # and tools (systemd-sysctl, systemd-tmpfiles, systemctl); PID 1 is busybox,
 # which boots in a fraction of the time under software emulation.

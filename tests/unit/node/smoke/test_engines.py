@@ -3,8 +3,6 @@
 Real torch runs in tests/lab/test_units_smoke_torch.py; here a package of a few lines stands in.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess
