@@ -49,19 +49,16 @@ def files(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("files")
-@pytest.mark.parametrize(
-    ("inventory", "incomplete", "offered"),
-    [
-        ("prod.py", "", "@last-failed h100 gpu[001-064] gpu100 login login1 login2"),
-        ("prod.py", "login1,h", "login1,h100"),
-        (None, "g", "gpu1 gpu2"),
-        ("@lab/two", "", "@last-failed two001"),
-        ("@lab", "l", "lab001"),
-        ("bad.py", "g", ""),
-        ("pipe", "g", ""),
-        ("gpu[001-064]", "g", ""),
-    ],
-)
+@pytest.mark.parametrize(("inventory", "incomplete", "offered"), [
+    ("prod.py", "", "@last-failed h100 gpu[001-064] gpu100 login login1 login2"),
+    ("prod.py", "login1,h", "login1,h100"),
+    (None, "g", "gpu1 gpu2"),
+    ("@lab/two", "", "@last-failed two001"),
+    ("@lab", "l", "lab001"),
+    ("bad.py", "g", ""),
+    ("pipe", "g", ""),
+    ("gpu[001-064]", "g", ""),
+])  # fmt: skip
 def test_groups_and_nodes_are_read_from_the_text_of_the_inventory(inventory, incomplete, offered):
     context = click.Context(cli)
     context.args = [] if inventory is None else [inventory]

@@ -61,18 +61,15 @@ def test_a_value_is_that_of_its_option(write, text, command, values):
     assert defaults(command) == values
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('lmit = "a"', "unknown option lmit: did you mean limit?"),
-        ("yes = true", "unknown option yes"),
-        ("[depoly]\nyes = true", "[depoly] is no command of nodeready"),
-        ("limit = ", "Invalid value"),
-        ('color = "blue"', "config.toml: color: 'blue' is not one of"),
-        ('[deploy]\ncheck = "maybe"', "config.toml: [deploy] check: 'maybe' is not a valid bool"),
-        ('inventory = "prod.py"', "config.toml: inventory: prod.py: write the whole path"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ('lmit = "a"', "unknown option lmit: did you mean limit?"),
+    ("yes = true", "unknown option yes"),
+    ("[depoly]\nyes = true", "[depoly] is no command of nodeready"),
+    ("limit = ", "Invalid value"),
+    ('color = "blue"', "config.toml: color: 'blue' is not one of"),
+    ('[deploy]\ncheck = "maybe"', "config.toml: [deploy] check: 'maybe' is not a valid bool"),
+    ('inventory = "prod.py"', "config.toml: inventory: prod.py: write the whole path"),
+])  # fmt: skip
 def test_a_mistake_is_named_with_its_file(write, text, words):
     write("", text)
     with pytest.raises(Refused) as refused:
@@ -261,14 +258,11 @@ def test_the_variable_of_the_command_beats_the_general_one(variables, name):
     assert (value(name, "format"), value(name, "output")) == ("json", output)
 
 
-@pytest.mark.parametrize(
-    ("name", "variable", "word"),
-    [
-        ("audit", "FORMAT", "jsno"),
-        ("cores", "FORMAT", "jsno"),
-        ("cores", "CORES_FORMAT", "prometheus"),
-    ],
-)
+@pytest.mark.parametrize(("name", "variable", "word"), [
+    ("audit", "FORMAT", "jsno"),
+    ("cores", "FORMAT", "jsno"),
+    ("cores", "CORES_FORMAT", "prometheus"),
+])  # fmt: skip
 def test_a_value_that_no_command_has_is_a_mistake(variables, name, variable, word):
     variables(**{variable: word})
     with pytest.raises(click.BadParameter, match=f"'{word}' is not one of") as mistake:

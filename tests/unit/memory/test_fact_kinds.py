@@ -87,19 +87,16 @@ FACTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [
-        ("core_dumps.directory_mode", 0o1777, "1777"),
-        ("ssh_client.access.seen[/etc].mode", 0o40755, "0755"),
-        ("gpus.nvidia[a].compute_mode", "default", "default"),
-        ("limits.units[ssh].limits[core].soft", 2**64 - 1, "unlimited"),
-        ("limits.running[sshd].limits[core]", f"0, {2**64 - 1}", "0, unlimited"),
-        ("limits.nr_open", 1048576, "1048576"),
-        ("nics.interfaces[eth0].carrier", False, "no"),
-        ("gpus.driver", None, "nothing"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "words"), [
+    ("core_dumps.directory_mode", 0o1777, "1777"),
+    ("ssh_client.access.seen[/etc].mode", 0o40755, "0755"),
+    ("gpus.nvidia[a].compute_mode", "default", "default"),
+    ("limits.units[ssh].limits[core].soft", 2**64 - 1, "unlimited"),
+    ("limits.running[sshd].limits[core]", f"0, {2**64 - 1}", "0, unlimited"),
+    ("limits.nr_open", 1048576, "1048576"),
+    ("nics.interfaces[eth0].carrier", False, "no"),
+    ("gpus.driver", None, "nothing"),
+])  # fmt: skip
 def test_a_value_is_shown_as_administrators_write_it(key, value, words):
     assert shown_value(key, value) == words
 
