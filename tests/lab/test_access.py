@@ -69,7 +69,7 @@ CLOSED = {
 }  # fmt: skip
 
 
-def test_what_is_closed_to_users_or_gone_is_named_and_a_deploy_repairs_it(node: LabNode) -> None:
+def test_what_is_closed_to_users_or_gone_is_named_and_a_deploy_repairs_it(node):
     for fault, (check, words, user) in CLOSED.items():
         node.enter(["sh", "-c", fault])
         # The programs are opened by the step of the tools.
@@ -81,9 +81,7 @@ def test_what_is_closed_to_users_or_gone_is_named_and_a_deploy_repairs_it(node: 
         assert as_user(node, f"{user} >/dev/null 2>&1") == 0, fault
 
 
-def test_what_a_deploy_cannot_mend_names_node_check_and_reason(
-    node: LabNode, inventory, tool
-) -> None:
+def test_what_a_deploy_cannot_mend_names_node_check_and_reason(node, inventory, tool):
     # A library of nobody's mirror.
     library = node.enter(["sh", "-c", "readlink -f /usr/lib/*/libmpfr.so.6"]).stdout.strip()
     node.enter(["mv", library, "/root/away"])

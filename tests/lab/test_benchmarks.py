@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -48,7 +47,7 @@ BENCHMARKS = {
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_every_contender_is_in_the_table(name: str, own_lab: str, tmp_path: Path) -> None:
+def test_every_contender_is_in_the_table(name, own_lab, tmp_path):
     more, rows = BENCHMARKS[name]
     document = tmp_path / "benchmarks.md"
     document.write_text(f"# Numbers\n\nkept\n\n<!-- begin {name} -->old<!-- end {name} -->\n")

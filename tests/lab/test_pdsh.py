@@ -91,7 +91,7 @@ ENVIRONMENTS = (
 )
 
 
-def test_etc_environment_keeps_the_lines_of_others(fresh_node: LabNode) -> None:
+def test_etc_environment_keeps_the_lines_of_others(fresh_node):
     node = fresh_node
     node.write("/etc/pdsh/rcmd_default", "rsh\n")
     node.run(f"mv {ENVIRONMENT} /srv/environment; ln -s /srv/environment {ENVIRONMENT}")
@@ -157,7 +157,7 @@ def test_a_users_own_pdshrc_is_kept(fresh_nodes, own):
     assert reads(node, PDSHRC) == content + b"AFTER=1\n"
 
 
-def test_a_link_in_a_home_leads_nowhere_new(fresh_node: LabNode) -> None:
+def test_a_link_in_a_home_leads_nowhere_new(fresh_node):
     policy = Policy(pdshrc_users=("ml",))
     fresh_node.run("cp -a /etc/shadow /srv/shadow; ln -s /etc/shadow /home/ml/.pdshrc")
     seen = observe(on(fresh_node), policy, ("pdsh",))

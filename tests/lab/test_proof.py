@@ -141,7 +141,7 @@ def test_gdb_reads_no_file_of_the_user(fresh_node):
     assert fresh_node.enter(["test", "-e", "/tmp/read-by-gdb"], check=False).returncode == 1
 
 
-def test_a_pattern_that_is_not_the_kernels_is_found_out(fresh_node) -> None:
+def test_a_pattern_that_is_not_the_kernels_is_found_out(fresh_node):
     """A lab node has a /proc/sys of its own, as a container may; its crashes are the host's."""
     fresh_node.write("/etc/security/limits.d/zz.conf", "ml - core unlimited\n")
     kernel_cores(fresh_node, "/tmp")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Lab, LabNode
+from nodeready.lab import LabNode
 from tests.command import Done, Tool, hang, hangs, wait_for
 from tests.lab.rows import rows
 from tests.paths import ROOT
@@ -529,7 +529,7 @@ def test_a_masters_connection_to_a_jump_host_is_used_instead_of_a_login(
 
 
 @pytest.mark.nightly
-def test_few_open_files_cost_no_node(lab: Lab, fleet: Callable[..., Path], tool: Tool) -> None:
+def test_few_open_files_cost_no_node(lab, fleet, tool):
     more = {f"{node.name}-{n}": node.inventory_data()[1] for node in lab.nodes for n in range(14)}
     few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
     done = tool("audit", fleet([], more), *AUDIT, first=few)

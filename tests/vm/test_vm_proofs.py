@@ -9,7 +9,6 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -112,7 +111,7 @@ def judged(seen: proved.Proved, want: Policy = WANT) -> dict[str, Result]:
     return {result.check.partition(".")[2]: result for result in asked}
 
 
-def test_after_a_deploy_everything_is_proven(vm: Vm, where: Path) -> None:
+def test_after_a_deploy_everything_is_proven(vm, where):
     names = ("user", "limits", *ATTACH, "core", "backtrace")
     only = ",".join(f"proof.{name}" for name in names)
     with untouched(vm):
@@ -174,7 +173,7 @@ esac
 
 
 @pytest.mark.nightly
-def test_a_core_in_systemds_store_is_found_by_coredumpctl(vm: Vm, where: Path) -> None:
+def test_a_core_in_systemds_store_is_found_by_coredumpctl(vm, where):
     program = "/usr/lib/systemd/systemd-coredump"
     files = {program: HANDLER, "/usr/local/bin/coredumpctl": COREDUMPCTL}
     for path, text in files.items():
@@ -198,7 +197,7 @@ def test_a_core_in_systemds_store_is_found_by_coredumpctl(vm: Vm, where: Path) -
 
 # With a terminal, sudo has a monitor, another process called sudo.
 @pytest.mark.nightly
-def test_sudos_core_limit_is_not_the_jobs(vm: Vm, where: Path) -> None:
+def test_sudos_core_limit_is_not_the_jobs(vm, where):
     # Where PAM sets no limits, those of sshd count, and then sudo's 0.
     vm.run(
         "cp -a /etc/pam.d /root/pam.d; sed -i /pam_limits/d /etc/pam.d/su /etc/pam.d/sshd;"
@@ -222,7 +221,7 @@ def test_sudos_core_limit_is_not_the_jobs(vm: Vm, where: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_scope_3_stops_root_too_until_a_reboot(vm: Vm, where: Path) -> None:
+def test_scope_3_stops_root_too_until_a_reboot(vm, where):
     vm.run(f"echo 3 >{SCOPE}")
     try:
         with untouched(vm):

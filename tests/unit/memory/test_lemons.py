@@ -66,13 +66,13 @@ def simulated(random_: random.Random, size: int, rate: float, bad: int = 0) -> s
 
 
 @pytest.mark.parametrize("rate", RATES)
-def test_a_fleet_of_equal_nodes_has_a_lemon_in_one_of_a_hundred_windows(rate: float) -> None:
+def test_a_fleet_of_equal_nodes_has_a_lemon_in_one_of_a_hundred_windows(rate):
     random_ = random.Random(1)
     alarms = [bool(simulated(random_, 64, rate)) for _ in range(200)]
     assert sum(alarms) <= 4  # 2 are expected of the rule's 1 %
 
 
-def test_three_nodes_that_fail_ten_times_as_often_are_the_lemons() -> None:
+def test_three_nodes_that_fail_ten_times_as_often_are_the_lemons():
     random_ = random.Random(1)
     named = [simulated(random_, 63, 0.02, bad=3) for _ in range(20)]
     assert all(units <= {"n0", "n1", "n2"} for units in named)
@@ -92,20 +92,20 @@ def test_three_nodes_that_fail_ten_times_as_often_are_the_lemons() -> None:
         id="lemons do not hide each other",
     ),
 ])  # fmt: skip
-def test_rule(days_of: dict[str, tuple[int, ...]], lemons: set[str]) -> None:
+def test_rule(days_of, lemons):
     ranked = rank_nodes(incidents(days_of), fleet(20))
     assert {lemon.unit for lemon in ranked if lemon.is_lemon} == lemons
     assert {lemon.unit for lemon in ranked} == set(days_of)
 
 
-def test_a_node_that_was_observed_for_a_week_is_compared_with_a_week_of_its_peers() -> None:
+def test_a_node_that_was_observed_for_a_week_is_compared_with_a_week_of_its_peers():
     days_of = {f"n{number}": tuple(range(number, 90, 20)) for number in range(20)}
     observed = {**fleet(20), "new": 7 * DAY_S}
     ranked = rank_nodes(incidents({**days_of, "new": (80, 82, 84, 86, 88)}), observed)
     assert [lemon.unit for lemon in ranked if lemon.is_lemon] == ["new"]
 
 
-def test_an_incident_of_many_nodes_at_once_is_the_fleets() -> None:
+def test_an_incident_of_many_nodes_at_once_is_the_fleets():
     outage = [
         HardwareIncident(5.0, f"n{number}", "", "host.mounts", "") for number in range(MIN_SHARED)
     ]
@@ -155,12 +155,12 @@ def at(day: int, status: str, actual: str = "", error: str = "") -> NodeLook:
         id="a node that was lost while a check failed",
     ),
 ])  # fmt: skip
-def test_incidents(life: list[NodeLook], expected: list[tuple[int, str, str]]) -> None:
+def test_incidents(life, expected):
     made = node_incidents(life, PARTS, (), {CHECK})
     assert [(entry.time_s / DAY_S, entry.serial, entry.kind) for entry in made] == expected
 
 
-def test_only_what_hardware_can_fail_is_an_incident() -> None:
+def test_only_what_hardware_can_fail_is_an_incident():
     checks = hardware_checks()
     assert {"gpus.kernel_faults", "gpus.ecc_errors", "rdma.errors", "nics.flaps"} <= checks
     assert checks.isdisjoint({"ptrace.scope", "gpus.driver", "host.space", "proof.history"})
@@ -201,11 +201,11 @@ rule: incidents on 3 days or more, and a chance below 1% in a fleet of equals
 """
 
 
-def test_table() -> None:
+def test_table():
     assert "".join(find_format("lemons", "table").render(document())) == TABLE
 
 
-def test_a_node_is_told_of_the_bad_gpu_that_is_in_it_now() -> None:
+def test_a_node_is_told_of_the_bad_gpu_that_is_in_it_now():
     assert lemons_of_nodes(document()) == {
         "gpu023": ("GPU 1650923000123: 3 days with incidents, below 0.1 expected",)
     }

@@ -18,7 +18,7 @@ def expected(row: str) -> tuple[LineOrigin, str]:
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
-def test_the_origin_of_each_line(path: Path):
+def test_the_origin_of_each_line(path):
     _, *rows = path.read_text().splitlines()
     origins, lines = zip(*map(expected, rows), strict=True)
     reader = learn_ranks(lines)

@@ -125,7 +125,7 @@ def judge(tmp_path, text: str, strict: str = "accept-new", name: str = "n1") -> 
 
 
 @pytest.mark.parametrize("strict", ["yes", "accept-new", "no", "ask"])
-def test_a_changed_key_is_refused_whatever_is_wanted(tmp_path, strict: str):
+def test_a_changed_key_is_refused_whatever_is_wanted(tmp_path, strict):
     for text in (
         row("n1", OTHER), row("n1", RSA), row("a,N1", OTHER), row("n*", OTHER),
         f"@revoked * {row('', OWN).strip()}\n{row('n1', OWN)}",
