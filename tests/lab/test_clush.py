@@ -176,19 +176,14 @@ def does(script: str) -> Callable[[LabNode], object]:
 
 #: What is done to a node, what undoes it, and words of it behind a gateway.
 TROUBLES: list[tuple[Callable[[LabNode], object], Callable[[LabNode], object], str]] = [
-    (
-        does(f"mv {KEYS} {KEYS}.away"),
-        does(f"mv {KEYS}.away {KEYS}"),
-        r"refused user root with any key of gateway \S+$",
-    ),
+    (does(f"mv {KEYS} {KEYS}.away"), does(f"mv {KEYS}.away {KEYS}"),
+     r"refused user root with any key of gateway \S+$"),
     (LabNode.kill, LabNode.reboot, "no route to the node|no answer in 15 s"),
     (LabNode.pause_sshd, LabNode.resume_sshd, "accepts connections but sends no SSH banner"),
-    (
-        does(f"cd /etc/ssh; mkdir away; mv ssh_host_* away; {NEW_KEY}; {HANGUP}"),
-        does(f"cd /etc/ssh; mv away/* .; rmdir away; {HANGUP}"),
-        r"host key of \S+ changed; refused\..*known_hosts of gateway",
-    ),
-]
+    (does(f"cd /etc/ssh; mkdir away; mv ssh_host_* away; {NEW_KEY}; {HANGUP}"),
+     does(f"cd /etc/ssh; mv away/* .; rmdir away; {HANGUP}"),
+     r"host key of \S+ changed; refused\..*known_hosts of gateway"),
+]  # fmt: skip
 
 
 def test_nodes_without_a_connection_are_named_with_their_cause(cluster):

@@ -57,10 +57,7 @@ def test_a_function_has_the_options_of_its_command(command):
     ({"inventory": "-x.py", "only": None, "local": False}, "-- -x.py"),
     ({"only": ["ptrace", "gpus.*"], "check": True}, "--only=ptrace,gpus.* --check"),
     ({"limit": "-q", "samples": 0, "interval": 0.5}, "--limit=-q --samples=0 --interval=0.5"),
-    (
-        {"pids": (1, 2), "locals_": True, "source": Path("d")},
-        "--pid=1 --pid=2 --locals --from=d",
-    ),
+    ({"pids": (1, 2), "locals_": True, "source": Path("d")}, "--pid=1 --pid=2 --locals --from=d"),
     ({"timeout": "5m", "budget": 20}, "--timeout=5m --budget=20"),
     ({"transport": {"ssh_user": "a b"}}, "--ssh-user=a b"),
 ])  # fmt: skip

@@ -151,19 +151,13 @@ def test_no_node_sets_the_rate_of_the_gpus_of_others(tmp_path, size, invented):
 
 @pytest.mark.parametrize(("claimed", "there", "fails_there", "is_lemon"), [
     pytest.param(range(10), range(10, 30), (), False, id="before the first look at its node"),
-    pytest.param(
-        range(10, 20),
-        (*range(10), *range(20, 30)),
-        (),
-        False,
-        id="while it was out for repair",
-    ),
+    pytest.param(range(10, 20), (*range(10), *range(20, 30)), (), False,
+     id="while it was out for repair"),
     pytest.param(range(10), range(10, 30), (25,), True, id="it fails in its node, too"),
     pytest.param(range(5, 20), range(30), (21, 25), False, id="while its node has it"),
     pytest.param((), range(30), (21, 25, 27), True, id="its node saw it alone"),
-    pytest.param(
-        range(22, 30), range(30), (21, 25, 27), True, id="a claim does not hide a bad GPU"
-    ),
+    pytest.param(range(22, 30), range(30), (21, 25, 27), True,
+     id="a claim does not hide a bad GPU"),
 ])  # fmt: skip
 def test_the_history_of_a_gpu_moves_along_when_it_fails_in_its_new_node(
     tmp_path, claimed, there, fails_there, is_lemon

@@ -83,14 +83,9 @@ def test_three_nodes_that_fail_ten_times_as_often_are_the_lemons():
     pytest.param({"n1": (1, 5)}, set(), id="two days are bad luck"),
     pytest.param({"n1": (1, 5, 9)}, {"n1"}, id="three days where nobody else has one"),
     pytest.param({"n1": (1, 1, 1, 1)}, set(), id="many incidents of one day"),
-    pytest.param(
-        {f"n{number}": (1, 5, 9) for number in range(20)}, set(), id="all nodes alike"
-    ),
-    pytest.param(
-        {"n1": (1, 5, 9, 20), "n2": (2, 6, 10, 30), "n3": (3, 7, 11)},
-        {"n1", "n2", "n3"},
-        id="lemons do not hide each other",
-    ),
+    pytest.param({f"n{number}": (1, 5, 9) for number in range(20)}, set(), id="all nodes alike"),
+    pytest.param({"n1": (1, 5, 9, 20), "n2": (2, 6, 10, 30), "n3": (3, 7, 11)}, {"n1", "n2", "n3"},
+     id="lemons do not hide each other"),
 ])  # fmt: skip
 def test_rule(days_of, lemons):
     ranked = rank_nodes(incidents(days_of), fleet(20))
@@ -129,31 +124,18 @@ def at(day: int, status: str, actual: str = "", error: str = "") -> NodeLook:
 
 
 @pytest.mark.parametrize(("life", "expected"), [
+    pytest.param([at(1, "ok"), at(2, "fail", f"Xid 79 on {GPU_A}"), at(3, "ok")],
+     [(2, "A", CHECK)], id="the GPU that the check names"),
+    pytest.param([at(1, "fail", f"Xid 79 on {GPU_A}"), at(2, "unknown"), at(3, "fail", GPU_A)],
+     [(1, "A", CHECK)], id="unknown in between is no end"),
+    pytest.param([at(1, "fail", GPU_A), at(2, "fail", f"{GPU_A}, {GPU_B}"), at(3, "fail", GPU_B)],
+     [(1, "A", CHECK), (2, "B", CHECK)], id="another GPU is another incident"),
     pytest.param(
-        [at(1, "ok"), at(2, "fail", f"Xid 79 on {GPU_A}"), at(3, "ok")],
-        [(2, "A", CHECK)],
-        id="the GPU that the check names",
-    ),
+     [at(1, "warn", "link_downed grew"), at(2, "ok"), at(3, "warn", "link_downed grew")],
+     [(1, "", CHECK), (3, "", CHECK)], id="it came back"),
     pytest.param(
-        [at(1, "fail", f"Xid 79 on {GPU_A}"), at(2, "unknown"), at(3, "fail", GPU_A)],
-        [(1, "A", CHECK)],
-        id="unknown in between is no end",
-    ),
-    pytest.param(
-        [at(1, "fail", GPU_A), at(2, "fail", f"{GPU_A}, {GPU_B}"), at(3, "fail", GPU_B)],
-        [(1, "A", CHECK), (2, "B", CHECK)],
-        id="another GPU is another incident",
-    ),
-    pytest.param(
-        [at(1, "warn", "link_downed grew"), at(2, "ok"), at(3, "warn", "link_downed grew")],
-        [(1, "", CHECK), (3, "", CHECK)],
-        id="it came back",
-    ),
-    pytest.param(
-        [at(1, "fail", GPU_A), at(2, "fail", GPU_A, error="timed out"), at(3, "fail", GPU_A)],
-        [(1, "A", CHECK), (2, "", "unreachable")],
-        id="a node that was lost while a check failed",
-    ),
+     [at(1, "fail", GPU_A), at(2, "fail", GPU_A, error="timed out"), at(3, "fail", GPU_A)],
+     [(1, "A", CHECK), (2, "", "unreachable")], id="a node that was lost while a check failed"),
 ])  # fmt: skip
 def test_incidents(life, expected):
     made = node_incidents(life, PARTS, (), {CHECK})

@@ -148,15 +148,11 @@ def lines_of(*parts: bytes) -> bytes:
     ((b"\r 10%\r 20%", b"\r100%\n"), b"[n:0] 100%\n"),
     ((b" 10%\r 20%\r",), b"[n:0]  20%\n"),
     ((), b""),
-    (
-        (b"x" * supervisor.MAX_LINE_BYTES + b"\n",),
-        b"[n:0] " + b"x" * supervisor.MAX_LINE_BYTES + b"\n",
-    ),
+    ((b"x" * supervisor.MAX_LINE_BYTES + b"\n",),
+     b"[n:0] " + b"x" * supervisor.MAX_LINE_BYTES + b"\n"),
     # A line beyond the limit is several lines.
-    (
-        (b"x" * supervisor.MAX_LINE_BYTES + b"y\n",),
-        b"[n:0] " + b"x" * supervisor.MAX_LINE_BYTES + b"\n[n:0] y\n",
-    ),
+    ((b"x" * supervisor.MAX_LINE_BYTES + b"y\n",),
+     b"[n:0] " + b"x" * supervisor.MAX_LINE_BYTES + b"\n[n:0] y\n"),
 ])  # fmt: skip
 def test_output_becomes_whole_lines(parts, shown):
     assert lines_of(*parts) == shown

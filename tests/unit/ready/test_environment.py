@@ -87,10 +87,8 @@ def test_a_list_of_interfaces_is_suggested_where_no_node_has_two_of_them():
     (node(pdsh=LOST), ("PDSH_RCMD_TYPE",), "pdsh: timed out"),
     (node(ports=LOST), ("MASTER_PORT",), "timed out"),
     (node(ports=ports(listeners=None)), ("MASTER_PORT",), "/proc/net/tcp cannot be read"),
-    (
-        *(node(nics=nics(None, "eth0", "eth1")), INTERFACES),
-        "nothing tells which of eth0, eth1 reaches the other nodes",
-    ),
+    (*(node(nics=nics(None, "eth0", "eth1")), INTERFACES),
+     "nothing tells which of eth0, eth1 reaches the other nodes"),
     (Snapshot(), tuple({*NAMES} - {"MASTER_ADDR"}), "not looked at"),
 ])  # fmt: skip
 def test_a_node_without_an_observation_is_named_and_outvotes_no_other(odd, names, why):

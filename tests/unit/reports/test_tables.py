@@ -267,13 +267,11 @@ def of_deploy(report):
         (lambda report: "".join(nagios(report)).splitlines(), ORDER),
         (lambda report: lines(of_deploy(report), document="deploy"), ORDER),
         # Changes of one moment have no severity: most nodes first within a status.
-        (
-            lambda report: [row.plain for row in changes({}, findings_of(report, {}), "now")],
-            [*ORDER[1:3], ORDER[0], *ORDER[3:]],
-        ),
+        (lambda report: [row.plain for row in changes({}, findings_of(report, {}), "now")],
+         [*ORDER[1:3], ORDER[0], *ORDER[3:]]),
     ],
     ids=["table", "pipe", "verbose", "ready", "nagios", "deploy", "watch"],
-)
+)  # fmt: skip
 def test_unknown_ranks_above_warn_and_the_severity_above_the_number_of_nodes(show, order):
     rows = [row for row in show(RANKED) if re.match(r" *(now +)?(fail|unknown|warn) ", row, re.I)]
     assert [check for row in rows for check in ORDER if check in row] == order

@@ -117,15 +117,11 @@ def test_noise_accuses_nobody(count):
     # The only GPU, or all GPUs of a node: it is the node.
     ({"gpus": 1, "bad_gpus": ((N[3], 0),)}, nodes_named(N[3])),
     ({"gpus": 2, "bad_gpus": ((N[3], 0), (N[3], 1))}, nodes_named(N[3])),
-    (
-        {"gpus": 4, "bad_gpus": ((N[3], 0), (N[3], 2))},
-        {(GPU, (N[3],), (0,)), (GPU, (N[3],), (2,))},
-    ),
+    ({"gpus": 4, "bad_gpus": ((N[3], 0), (N[3], 2))},
+     {(GPU, (N[3],), (0,)), (GPU, (N[3],), (2,))}),
     # A GPU's own port, and a node of which all GPUs fail with other nodes.
-    (
-        {"gpus": 8, "rails": ((N[3], 5),), "bad": (N[1],)},
-        {(GPU, (N[3],), (5,)), *nodes_named(N[1])},
-    ),
+    ({"gpus": 8, "rails": ((N[3], 5),), "bad": (N[1],)},
+     {(GPU, (N[3],), (5,)), *nodes_named(N[1])}),
     ({"pairs": ((N[0], N[1]),)}, {(PAIR, (N[0], N[1]))}),
     ({"pairs": ((N[0], N[4]),)}, {(PAIR, (N[0], N[4]))}),
     ({"slow": {N[1]: 0.5}}, nodes_named(N[1])),

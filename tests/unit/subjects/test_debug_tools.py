@@ -170,10 +170,8 @@ WRITTEN = WriteFile(
     (None, (WRITTEN,)),
     (RankProgram(0, 0o755, OTHER), (replace(WRITTEN, old=b""),)),
     (RankProgram(1000, 0o755, OTHER), (RemoveFile(rank_program.RUN), WRITTEN)),
-    (
-        RankProgram(0, 0o4700, rank_program.digest()),
-        (RunCommand(("chmod", "0755", rank_program.RUN)),),
-    ),
+    (RankProgram(0, 0o4700, rank_program.digest()),
+     (RunCommand(("chmod", "0755", rank_program.RUN)),)),
     (RankProgram(0, 0o755, rank_program.digest()), ()),
 ])  # fmt: skip
 def test_the_program_that_starts_a_rank(program, actions):
