@@ -41,3 +41,27 @@ def cases(beside: str, name: str, section: str = "") -> list[Any]:
         for row in rows
         if not section or row["section"] == section
     ]
+
+
+def read_table(beside: str, name: str) -> Any:
+    """A table of the test `beside` (its `__file__`): what `data/TEST.rows.json` has by this name.
+
+    Arrays are tuples.
+
+    >>> read_table("tests/attacks/test_policy.py", "BEYOND")  # doctest: +SKIP
+    """
+    test = Path(beside)
+    path = test.parent / "data" / f"{test.stem.removeprefix('test_')}.rows.json"
+    return as_tuples(json.loads(path.read_text())[name])
+
+
+def as_tuples(value: Any) -> Any:
+    """This JSON value with tuples in place of its lists."""
+    if isinstance(value, dict):
+        return {key: as_tuples(inner) for key, inner in value.items()}
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
+
+
+def read_data(beside: str, name: str) -> str:
+    """A text in `data/` beside the test `beside` (its `__file__`)."""
+    return (Path(beside).parent / "data" / name).read_text()
