@@ -8,6 +8,7 @@ from nodeready.core import managed_block
 from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
 from nodeready.operations import pdsh as steps
+from tests.cases import read_table
 from tests.helpers import observe, on
 from tests.lab.looks import deploy, judged, statuses
 
@@ -56,15 +57,7 @@ def test_pdsh_uses_ssh_in_every_kind_of_shell(fresh_nodes, wrapper):
 
 
 #: Changes of the module's directory DIR, and whether pdsh still loads its ssh module.
-MODULES = {
-    "chown 2000 DIR": False,
-    "chmod 777 DIR": False,
-    "chmod 1777 DIR": True,
-    "chgrp 2000 DIR; chmod 775 DIR": True,
-    "chown 2000 DIR/sshcmd.so": False,
-    "chmod 666 DIR/sshcmd.so": False,
-    "chown 2000 /usr/lib": False,
-}
+MODULES = read_table(__file__, "MODULES")
 
 
 def test_a_module_that_pdsh_refuses_is_a_failure_with_its_repair(fresh_node):

@@ -3,6 +3,7 @@
 import pytest
 
 from nodeready.core.text import parse_span, sanitise, span_words
+from tests.cases import read_table
 
 
 @pytest.mark.parametrize(("text", "shown"), [
@@ -17,17 +18,10 @@ def test_what_is_not_seen_or_moves_the_rest_is_an_escape(text, shown):
     assert sanitise(text) == shown
 
 
-@pytest.mark.parametrize(("words", "seconds", "shown"), [
-    ("90", 90, "90s"),
-    (" 20s ", 20, "20s"),
-    ("0.5", 0.5, "0.5s"),
-    ("1.5m", 90, "90s"),
-    ("5m", 300, "5m"),
-    ("120m", 7200, "2h"),
-    ("2d", 172800, "2d"),
-    ("1w", 604800, "7d"),
-    ("0", 0, "0s"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "seconds", "shown"),
+    read_table(__file__, "a_span_of_time_has_a_unit_or_is_in_seconds"),
+)
 def test_a_span_of_time_has_a_unit_or_is_in_seconds(words, seconds, shown):
     assert (parse_span(words), span_words(seconds)) == (seconds, shown)
 

@@ -13,6 +13,7 @@ from nodeready.cli.options import FORMS, Option, Refused, Span
 from nodeready.cli.targets import TargetOptions, local_policy, select_targets
 from nodeready.core.exit_codes import USAGE
 from nodeready.core.policy.site_checks import AUDIT
+from tests.cases import read_table
 
 # --- From the system's file and the user's.
 
@@ -61,15 +62,9 @@ def test_a_value_is_that_of_its_option(write, text, command, values):
     assert defaults(command) == values
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ('lmit = "a"', "unknown option lmit: did you mean limit?"),
-    ("yes = true", "unknown option yes"),
-    ("[depoly]\nyes = true", "[depoly] is no command of nodeready"),
-    ("limit = ", "Invalid value"),
-    ('color = "blue"', "config.toml: color: 'blue' is not one of"),
-    ('[deploy]\ncheck = "maybe"', "config.toml: [deploy] check: 'maybe' is not a valid bool"),
-    ('inventory = "prod.py"', "config.toml: inventory: prod.py: write the whole path"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"), read_table(__file__, "a_mistake_is_named_with_its_file")
+)
 def test_a_mistake_is_named_with_its_file(write, text, words):
     write("", text)
     with pytest.raises(Refused) as refused:

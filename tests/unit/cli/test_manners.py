@@ -12,6 +12,7 @@ from nodeready.cli import screen
 from nodeready.cli.options import Refused
 from nodeready.cli.screen import NodeProgress
 from nodeready.reports.lines import StyledLine
+from tests.cases import read_table
 from tests.command import Terminal
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -29,19 +30,7 @@ def test_version_and_help(tool):
 
 
 #: environment, --color, on a terminal -> whether there are colours
-COLOURS = [
-    ({}, "auto", False, False),
-    ({}, "auto", True, True),
-    ({"NO_COLOR": "1"}, "auto", True, False),
-    ({"NO_COLOR": ""}, "auto", True, True),
-    ({"TERM": "dumb"}, "auto", True, False),
-    ({"CLICOLOR_FORCE": "1"}, "auto", False, True),
-    ({"CLICOLOR_FORCE": "0"}, "auto", False, False),
-    ({"CLICOLOR_FORCE": "1", "NO_COLOR": "1"}, "auto", False, False),
-    ({}, "always", False, True),
-    ({"NO_COLOR": "1"}, "always", False, True),
-    ({"CLICOLOR_FORCE": "1"}, "never", True, False),
-]
+COLOURS = read_table(__file__, "COLOURS")
 
 
 @pytest.mark.parametrize(("environment", "color", "on_terminal", "coloured"), COLOURS)

@@ -5,6 +5,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
 
+from tests.cases import read_table
 from tests.unit.docs.pages import PAGES, ROOT
 
 
@@ -18,19 +19,9 @@ def _hook():
 site_pages = _hook()
 
 
-@pytest.mark.parametrize(("page", "link", "wanted"), [
-    ("README.md", "[a](docs/audit.md#exit-status)", "[a](audit.md#exit-status)"),
-    ("README.md", "[a](CONTRIBUTING.md)", "[a](contributing.md)"),
-    ("README.md", "[a](LICENSE)", "[a](LICENSE.txt)"),
-    ("README.md", "![a](docs/images/audit.svg)", "![a](images/audit.svg)"),
-    ("docs/lab.md", "[a](../CONTRIBUTING.md#rules)", "[a](contributing.md#rules)"),
-    ("docs/lab.md", "[a](../README.md)", "[a](index.md)"),
-    ("docs/lab.md", "[a](README.md)", "[a](overview.md)"),
-    ("docs/lab.md", "[a](schema/audit-2.json)", "[a](schema/audit-2.json)"),
-    ("docs/lab.md", "[a](#here)", "[a](#here)"),
-    ("README.md", "[a](https://pyinfra.com/docs)", "[a](https://pyinfra.com/docs)"),
-    ("README.md", "```sh\n[a](docs/b)\n```", "```sh\n[a](docs/b)\n```"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("page", "link", "wanted"), read_table(__file__, "a_link_leads_to_the_same_page")
+)
 def test_a_link_leads_to_the_same_page(page, link, wanted):
     assert site_pages.with_links(link, page) == wanted
 

@@ -15,6 +15,7 @@ from nodeready.fleet.inventory import labs
 from nodeready.fleet.inventory.limit import names, select_hosts
 from nodeready.fleet.inventory.load import load
 from nodeready.lab import machines, state
+from tests.cases import read_table
 from tests.paths import ROOT
 
 if sys.version_info >= (3, 11):
@@ -125,16 +126,7 @@ def test_nodeready_takes_a_comma_within_the_brackets_and_a_limit(place):
     assert names(load(str(file)).get_group("h100")) == ["gpu1", "gpu2", "gpu7"]
 
 
-@pytest.mark.parametrize(("words", "why"), [
-    ("@nodeset/gpu[1-2,7]", "no comma within brackets: write @nodeset/gpu[1-3],@nodeset/gpu7"),
-    ("@nodeset/gpu[2-1]", "is no range"),
-    ("@nodeset", "names no node"),
-    ("@hostfile/none", "cannot read the hostfile none"),
-    ("@slurm/13", "@slurm/13: the job has no nodes: PENDING"),
-    ("@slurm/14", "@slurm/14: the job has no nodes: does not run any more"),
-    ("@slurm/15", "@slurm/15: Slurm knows no such job"),
-    ("@slurm/$(id)", "is no number of a Slurm job"),
-])  # fmt: skip
+@pytest.mark.parametrize(("words", "why"), read_table(__file__, "an_error_is_one_line"))
 def test_an_error_is_one_line(words, why):
     done = pyinfra(words)
     *_, last = done.stderr.splitlines()

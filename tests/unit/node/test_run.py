@@ -21,7 +21,7 @@ from nodeready.agent import runtime
 from nodeready.agent.stacks import processes, ranks
 from nodeready.fleet.transport import bundle
 from nodeready.subjects.debug_tools import rank_program
-from tests.cases import cases
+from tests.cases import cases, read_table
 from tests.command import wait_for
 from tests.paths import DOCS
 
@@ -105,15 +105,7 @@ def bystander(pid: int) -> int:
     return 0
 
 
-@pytest.mark.parametrize(("variables", "rank"), [
-    ({"RANK": "3", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, "3"),
-    ({"OMPI_COMM_WORLD_RANK": "12"}, "12"),
-    ({"SLURM_PROCID": "5", "SLURM_STEP_ID": "0"}, "5"),
-    ({"SLURM_PROCID": "0"}, ""),
-    ({"LOCAL_RANK": "1", "NODE_RANK": "2"}, "local1"),
-    ({"RANK": "../../etc"}, ""),
-    ({"RANK": "٣"}, ""),
-])  # fmt: skip
+@pytest.mark.parametrize(("variables", "rank"), read_table(__file__, "the_rank_is_the_launchers"))
 def test_the_rank_is_the_launchers(variables, rank):
     assert supervisor.rank_of(variables) == rank
 

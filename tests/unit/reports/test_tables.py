@@ -48,7 +48,7 @@ from tests.builders.fleets import (
     outcomes,
     rated,
 )
-from tests.cases import cases
+from tests.cases import cases, read_table
 
 AUDITS = outcomes()
 #: Nodes of a fleet; the larger one for `make test-all`.
@@ -215,16 +215,9 @@ def test_an_audit_in_a_pipe_names_exactly_the_bad_nodes(name, count):
     assert [row["name"] for row in document["nodes"]] == [host.name for host in report.nodes]
 
 
-@pytest.mark.parametrize(("name", "words"), [
-    ("numbers", "60.0 to 83.9 °C (want 60 °C)  [nvidia-smi]"),
-    ("numbers", "17 to 416 corrected errors (want 0)  [nvidia-smi]"),
-    ("numbers", "0.00 to 0.36 GB free on /scratch (want 10 GB)  [df]"),
-    ("numbers", "NODE has load 0 to 399"),
-    ("lost", "no answer in 15 s"),
-    ("names", "host name NODE does not resolve"),
-    ("minority", "fail     pdsh.rcmd     gpu[00397-00399]  loses job"),
-    ("everything", "host.check_59"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "words"), read_table(__file__, "texts_that_differ_by_a_value_or_a_name_are_one_row")
+)
 def test_texts_that_differ_by_a_value_or_a_name_are_one_row(name, words):
     assert sum(words in row for row in lines(shaped(name, 400))) == 1
 
