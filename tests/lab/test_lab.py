@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.lab import Lab, LabError, image, network, processes, state
+from tests.cases import read_data
 from tests.command import wait_for
 from tests.helpers import nodeready
 from tests.lab.rows import rows
@@ -195,19 +196,7 @@ def test_a_separate_file_system_of_the_machine_is_part_of_the_node(name):
 
 
 #: A root of these directories of this machine. `$1`: what makes it a mount point.
-CHROOT = """
-mount -t tmpfs t /mnt && mkdir /mnt/root /mnt/root/mnt
-for path in /*; do
-    if [ -L "$path" ]; then cp -P "$path" "/mnt/root$path"
-    elif [ -d "$path" ] && [ "$path" != /mnt ]; then
-        mkdir "/mnt/root$path" && mount --rbind "$path" "/mnt/root$path"
-    fi
-done
-$1
-shift
-here=$PWD
-cd /mnt/root && exec chroot . sh -c 'cd "$0" && exec "$@"' "$here" "$@"
-"""
+CHROOT = read_data(__file__, "chroot.sh")
 
 
 def test_a_lab_in_a_chroot_enters_its_nodes_and_not_the_machine(name):

@@ -9,6 +9,7 @@ import pytest
 from nodeready.lab import Lab, LabError, LabNode
 from nodeready.lab.faults import FAULTS, find
 from nodeready.lab.profiles import PROFILES
+from tests.cases import read_data
 from tests.command import Terminal
 from tests.helpers import nodeready
 from tests.paths import DOCS
@@ -104,15 +105,7 @@ def test_a_program_that_a_fault_needs_is_named(monkeypatch):
 
 
 #: A fault's changes of a disk: a file changed, made, removed; a directory made and removed.
-CHANGES = """
-echo '* - nofile 256' >>/etc/security/limits.conf
-echo broken >/etc/broken
-rm /etc/was /usr/bin/gdb
-rm -r /etc/security/limits.d
-mkdir /etc/new
-echo x >/etc/new/file
-chmod 700 /etc/mode
-"""
+CHANGES = read_data(__file__, "changes.sh")
 
 
 def disk(node: LabNode) -> str:

@@ -20,7 +20,7 @@ from nodeready.subjects.judging import judge
 from nodeready.subjects.proof import facts as proved
 from nodeready.subjects.proof.facts import ProofConfig
 from nodeready.subjects.snapshot import Snapshot
-from tests.cases import cases
+from tests.cases import cases, read_data
 from tests.helpers import nodeready
 from tests.vm.conftest import USER
 from tests.vm.machine import Vm
@@ -157,19 +157,7 @@ file=$store/core.sh.$2.boot.$1.${5}000000
 tr '\0' ' ' </proc/$1/cmdline >$store/words.$1
 cat >$file
 """
-COREDUMPCTL = r"""#!/bin/sh
-store=/var/lib/systemd/coredump
-for pid; do :; done
-file=$(ls $store/core.sh.*.boot.$pid.* 2>/dev/null)
-if [ -z "$file" ]; then echo 'No coredumps found.' >&2; exit 1; fi
-case "$*" in
-*info*)
-    printf '           PID: %s (sh)\n  Command Line: %s\n' $pid "$(cat $store/words.$pid)"
-    printf '       Storage: %s (present)\n' $file ;;
-*) while [ "$1" != -o ]; do shift; done
-    cat $file >"$2" ;;
-esac
-"""
+COREDUMPCTL = read_data(__file__, "coredumpctl.sh")
 
 
 @pytest.mark.nightly

@@ -15,7 +15,7 @@ from nodeready.fleet.inventory import labs
 from nodeready.fleet.inventory.limit import names, select_hosts
 from nodeready.fleet.inventory.load import load
 from nodeready.lab import machines, state
-from tests.cases import read_table
+from tests.cases import read_data, read_table
 from tests.paths import ROOT
 
 if sys.version_info >= (3, 11):
@@ -24,15 +24,7 @@ else:
     import tomli as tomllib
 
 # squeue -h -a -t all -j ID -o "%T|%P|%N" (22.05).
-SQUEUE = """\
-case "$*" in
-*"-j 4711 "*) echo 'RUNNING|h100|gpu[001-002]' ;;
-*"-j 12 "*) printf 'RUNNING|h100|gpu003\\nRUNNING|all|gpu003\\nPENDING|h100|\\n' ;;
-*"-j 13 "*) echo 'PENDING|h100|' ;;
-*"-j 14 "*) ;;
-*) echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1 ;;
-esac
-"""
+SQUEUE = read_data(__file__, "squeue.sh")
 
 
 @pytest.fixture(autouse=True)

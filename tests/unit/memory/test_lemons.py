@@ -23,6 +23,7 @@ from nodeready.runs.memory.lemons import (
     rank,
 )
 from nodeready.runs.memory.look import NodeLook, PartSpan
+from tests.cases import read_data
 
 WINDOW_DAYS = 90
 #: Failures of one node in a day: 6.5 and 2.34 in 1,000 node days (arXiv 2410.21680, RSC-1, RSC-2),
@@ -167,20 +168,7 @@ def document() -> Lemons:
     return Lemons("2026-08-28T00:00:00Z", "2026-11-26T00:00:00Z", 64, 512, (*gpus, *nodes), 12)
 
 
-TABLE = """\
-1 lemon among 64 nodes and 512 GPUs from 2026-08-28 to 2026-11-26
-
-GPU 1650923000123: 3 days with incidents, below 0.1 expected
-  now in gpu023, before in gpu017
-  2019-05-14 00:00  gpu023  gpus.kernel_faults  Xid 79 on 0000:1b:00.0\\x1b[2J
-  2019-04-23 00:00  gpu017  gpus.kernel_faults  Xid 79 on 0000:1b:00.0\\x1b[2J
-  2019-04-15 00:00  gpu017  gpus.kernel_faults  Xid 79 on 0000:1b:00.0\\x1b[2J
-
-within the rate of their peers
-  gpu002: 1 day with incidents, below 0.1 expected: 2019-04-24 nics.flaps
-12 incidents of many nodes at once count for no node
-rule: incidents on 3 days or more, and a chance below 1% in a fleet of equals
-"""
+TABLE = read_data(__file__, "lemons.txt")
 
 
 def test_table():
