@@ -41,16 +41,6 @@ def test_an_audit_without_nodes_is_never_green():
     assert (audit_code(nothing), nagios_code(nothing)) == (2, 3)
 
 
-@pytest.mark.parametrize("form", FORMATS["audit"])
-def test_nothing_that_a_node_says_can_steer_a_terminal(form):
-    text = text_of("audit", form, HOSTILE)
-    # The page for a vendor leaves out why a node was not observed.
-    assert ("\\x1b" in text) == ("\\xff" in text) == (form != "evidence")
-    assert not {c for c in text if ord(c) < 32 or 127 <= ord(c) < 160} - {"\n"}
-    assert "\u202e" not in text
-    text.encode()
-
-
 def test_json_keeps_harmless_text_and_is_written_a_node_at_a_time():
     text = 'é ü 日本 😀 "quoted" back\\slash \\u001b tab\t'
     report = audit(node("gpu001"))
