@@ -46,13 +46,16 @@ def cases(beside: str, name: str, section: str = "") -> list[Any]:
 def read_table(beside: str, name: str) -> Any:
     """A table of the test `beside` (its `__file__`): what `data/TEST.rows.json` has by this name.
 
-    Arrays are tuples.
+    Arrays are tuples. A row that is a text with `# ` before it is a comment on the next ones.
 
     >>> read_table("tests/attacks/test_policy.py", "BEYOND")  # doctest: +SKIP
     """
     test = Path(beside)
     path = test.parent / "data" / f"{test.stem.removeprefix('test_')}.rows.json"
-    return as_tuples(json.loads(path.read_text())[name])
+    rows = json.loads(path.read_text())[name]
+    if isinstance(rows, list):
+        rows = [row for row in rows if not (isinstance(row, str) and row.startswith("# "))]
+    return as_tuples(rows)
 
 
 def as_tuples(value: Any) -> Any:

@@ -46,16 +46,7 @@ def test_the_file_of_the_user_wins_over_that_of_the_system(write):
 
 @pytest.mark.parametrize(
     ("text", "command", "values"),
-    [
-        # A list is words, and a dash is an underscore.
-        ('only = ["ptrace", "limits"]\nssh-user = "ml"', "deploy",
-         {"only": "ptrace,limits", "ssh_user": "ml"}),
-        # The words of an option that may be repeated may have commas.
-        ('env = ["NCCL_IB_HCA=mlx5_0,mlx5_1", "A=1"]', "smoke",
-         {"env": ("NCCL_IB_HCA=mlx5_0,mlx5_1", "A=1")}),
-        ('env = "A=1"', "smoke", {"env": ("A=1",)}),
-        ('budget = "2m"', "ready", {"budget": 120}),
-    ],
+    read_table(__file__, "a_value_is_that_of_its_option"),
 )  # fmt: skip
 def test_a_value_is_that_of_its_option(write, text, command, values):
     write("", f"[{command}]\n{text}\n")
@@ -223,20 +214,7 @@ def value(name: str, option: str) -> object:
 
 @pytest.mark.parametrize(
     ("option", "word", "values"),
-    [
-        ("format", "prometheus", {"audit": "prometheus", "ready": "prometheus", "cores": "table"}),
-        ("format", "json", {"audit": "json", "ready": "json", "cores": "json"}),
-        ("timeout", "5m", {"audit": 300, "stacks": 300}),
-        ("format", "html", {"audit": "html", "ready": "html", "cores": "table"}),
-        # The output of these commands is a program's input, or has a form of its own.
-        ("format", "json", {"env": "sh", "stacks": "table", "tail": "table"}),
-        # A file for some commands, a directory for others.
-        ("output", "re port", {"audit": ("re port",), "tail": ("re port",), "cores": None,
-                               "stacks": None, "learn": "re port"}),
-        ("output", "there", {"audit": (), "bundle": "nodeready.pyz", "cores": "there",
-                             "stacks": None}),
-        ("output", "new/", {"audit": (), "cores": "new/", "stacks": None}),
-    ],
+    read_table(__file__, "a_general_variable_counts_where_the_command_has_such_a_value"),
 )  # fmt: skip
 def test_a_general_variable_counts_where_the_command_has_such_a_value(
     variables, option, word, values

@@ -151,16 +151,10 @@ def test_the_parts_beside_the_stacks_are_left_out_first(monkeypatch):
     assert row["note"] == "its descendants and witnesses are left out: the answer is too large"
 
 
-@pytest.mark.parametrize(("gil", "switches", "timed", "own", "told"), [
-    (("holder", "holder"), (0, 390), True, False, True),
-    # One that comes to hold it at times, a lock of the program's own, and itself.
-    (("", "holder"), (0, 390), True, False, False),
-    (("holder", "other"), (0, 390), True, False, False),
-    (("holder", "holder"), (0, 3), True, False, False),
-    (("holder", "holder"), (0, 390), False, False, False),
-    (("MainThread", "MainThread"), (0, 390), True, True, False),
-    (("holder",), (0,), True, False, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gil", "switches", "timed", "own", "told"),
+    read_table(__file__, "which_thread_holds_the_interpreters_lock"),
+)
 def test_which_thread_holds_the_interpreters_lock(gil, switches, timed, own, told):
     rank = target(10, dumps=[Dump(LOOP, gil=name, holds_gil=own) for name in gil])
     rank.switches, rank.timed_lock, rank.waits_on = list(switches), timed, "futex"

@@ -26,6 +26,7 @@ from nodeready.runs.smoke.document import (
     code,
 )
 from nodeready.runs.smoke.knowledge import SmokeSuspect
+from tests.cases import read_table
 from tests.paths import DOCS
 
 ENGINE = "torch 2.13.0 over gloo"
@@ -260,20 +261,9 @@ def pairs(*found: str) -> SmokeReport:
     return made(0, *suspects, nodes=nodes)
 
 
-@pytest.mark.parametrize(("broken", "out"), [
-    ("ab", "b"),
-    ("ba", "b"),
-    ("ac bc cd", "c"),
-    # Of a path, every second one; the middle alone would leave two pairs.
-    ("ab bc cd de", "bd"),
-    ("ab bc cd", "bc"),
-    ("ab cd ef", "bdf"),
-    # All others of a full graph, and half of a circle.
-    ("ab ac ad bc bd cd", "bcd"),
-    ("ab bc cd da", "bd"),
-    # Two stars whose middles meet.
-    ("ab ac ad ae ef eg eh", "ae"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("broken", "out"), read_table(__file__, "few_nodes_are_excluded_for_many_pairs")
+)
 def test_few_nodes_are_excluded_for_many_pairs(broken, out):
     for order in itertools.islice(itertools.permutations(broken.split()), 24):
         assert "".join(pairs(*order).exclude) == out

@@ -23,6 +23,7 @@ from nodeready.runs.smoke.knowledge import (
 from nodeready.runs.smoke.plan import plan
 from nodeready.runs.smoke.search import search
 from nodeready.runs.smoke.trials import REPORT_SHARE, Trial, slow_reason
+from tests.cases import read_table
 from tests.unit.smoke.fleets import STEADY, Fleet, names, placed, suspects_of
 
 N = names(300)
@@ -252,15 +253,9 @@ def test_a_sweep_leaves_out_accused_nodes_and_tries_both_ways():
     assert len(fleet.made(ALONE)) == 70
 
 
-@pytest.mark.parametrize(("suspect", "good", "slow"), [
-    ((12.0,) * 6, (24.0,) * 6, True),
-    ((10.2, 13.8, 12.0, 11.0, 12.4, 13.0), (23.0, 25.0, 20.5, 27.6, 24.0, 22.0), True),
-    # Always the slower, and not by half: so were nodes that share one machine's memory.
-    ((15.6, 15.2, 15.5, 15.6, 15.1, 15.4), (24.0, 24.6, 24.9, 25.1, 24.2, 24.4), False),
-    ((16.1,) * 6, (23.9,) * 6, False),
-    # Once as quick as the good nodes.
-    ((6.0, 6.0, 6.0, 6.0, 6.0, 22.0), (24.0,) * 6, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("suspect", "good", "slow"), read_table(__file__, "slow_is_half_of_the_rate_in_each_turn")
+)
 def test_slow_is_half_of_the_rate_in_each_turn(suspect, good, slow):
     def turns(nodes: tuple[str, str], rates: tuple[float, ...]) -> list[Trial]:
         return [Trial(Test(1, SWEEP, nodes), SmokeOutcome(True, gbps=rate)) for rate in rates]
