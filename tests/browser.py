@@ -1,7 +1,5 @@
 """A page in a browser: what a reader does with it, and what there is to see."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -7,8 +7,6 @@ which becomes the test's id, and `nightly: true` where only `make test-all` runs
 ... def test_verdict(case): ...
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -43,3 +41,30 @@ def cases(beside: str, name: str, section: str = "") -> list[Any]:
         for row in rows
         if not section or row["section"] == section
     ]
+
+
+def read_table(beside: str, name: str) -> Any:
+    """A table of the test `beside` (its `__file__`): what `data/TEST.rows.json` has by this name.
+
+    Arrays are tuples. A row that is a text with `# ` before it is a comment on the next ones.
+
+    >>> read_table("tests/attacks/test_policy.py", "BEYOND")  # doctest: +SKIP
+    """
+    test = Path(beside)
+    path = test.parent / "data" / f"{test.stem.removeprefix('test_')}.rows.json"
+    rows = json.loads(path.read_text())[name]
+    if isinstance(rows, list):
+        rows = [row for row in rows if not (isinstance(row, str) and row.startswith("# "))]
+    return as_tuples(rows)
+
+
+def as_tuples(value: Any) -> Any:
+    """This JSON value with tuples in place of its lists."""
+    if isinstance(value, dict):
+        return {key: as_tuples(inner) for key, inner in value.items()}
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
+
+
+def read_data(beside: str, name: str) -> str:
+    """A text in `data/` beside the test `beside` (its `__file__`)."""
+    return (Path(beside).parent / "data" / name).read_text()

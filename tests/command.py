@@ -5,8 +5,6 @@ written    everything that was ever written on a node's disk: path -> (size, tim
 ours       what is left of our own on a node: processes and temporary files
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

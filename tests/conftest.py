@@ -18,8 +18,6 @@ the lab; tests/attacks the same and somebody hostile on them; tests/vm the virtu
 tests/hang a real training on nodes of the lab. It says the tier, too: tests/tiers.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

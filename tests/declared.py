@@ -1,7 +1,5 @@
 """What a check or a step declares is held against what it does, whenever a test runs it."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from functools import lru_cache
 from typing import Any

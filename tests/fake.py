@@ -5,8 +5,6 @@ from a request to an answer. It may ask the machine that the test runs on (`real
 raise KeyboardInterrupt, which is an interrupt in the middle of everything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from nodeready.agent.asking import (

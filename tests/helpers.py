@@ -4,8 +4,6 @@
 `on(node)` of a lab node, or any function like it.
 """
 
-from __future__ import annotations
-
 import secrets
 import subprocess
 import sys

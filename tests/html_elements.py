@@ -1,7 +1,5 @@
 """The elements of a page, as a browser would see them."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -5,8 +5,6 @@ test. The functions of pwd, grp and locale tell no audit hook of their reads: th
 keeps these modules out.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Where things are in the checkout."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The one list of them. The test of the walls holds the imports against it, and sc
 draws it.
 """
 
-from __future__ import annotations
-
 #: room -> what it does.
 ROOMS = {
     "core": "values, judging, text, files",

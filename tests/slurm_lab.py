@@ -10,8 +10,6 @@ Slurm's daemons are this machine's packages, with the lab's own configuration an
 machine's /etc/slurm, /etc/munge and services do not change. A node that restarts has no slurmd.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import secrets
@@ -24,6 +22,7 @@ from nodeready.lab import Lab, LabError, LabNode, LabUnavailable, down, image, s
 from nodeready.lab.processes import Files, nsenter
 from nodeready.lab.programs import Done, environment, run
 from nodeready.lab.state import LabState
+from tests.cases import read_data
 
 CONF = "/etc/slurm/slurm.conf"
 PROGRAMS = ("slurmctld", "slurmd", "sinfo", "munged")
@@ -67,61 +66,11 @@ _REPEATED = {"nodename", "partitionname", "downnodes", "nodeset"}
 # (cgroup_namespaces(7)). Slurm kills a whole job by the groups below it. A daemon has neither the
 # capabilities that a node lacks nor the limits and variables of the tests; its limits are those
 # of Debian's slurmd.service.
-_START = """
-tar -x -C /
-cd /
-cgroups=/sys/fs/cgroup/freezer
-if [ -n "$group" ]; then
-    if [ ! -e $cgroups/cgroup.procs ]; then
-        mount -t tmpfs -o mode=755 cgroup /sys/fs/cgroup
-        mkdir $cgroups
-        mount -t cgroup -o freezer freezer $cgroups
-        mkdir -p "$cgroups$group"
-        echo $$ >"$cgroups$group/cgroup.procs"
-        umount $cgroups
-        unshare -C mount -t cgroup -o freezer freezer $cgroups
-    fi
-    echo $$ >$cgroups/cgroup.procs
-fi
-chown munge:munge /etc/munge /etc/munge/munge.key
-if ! munge -n >/dev/null 2>&1; then
-    install -d -o munge -g munge -m 755 /run/munge
-    install -d -o munge -g munge -m 700 /var/lib/munge /var/log/munge
-    install -d -m 755 /var/lib/slurm/slurmctld /var/lib/slurm/slurmd /var/log/slurm
-    setpriv --reuid=munge --regid=munge --clear-groups munged
-fi
-if pid=$(cat /run/$daemon.pid 2>/dev/null) && kill "$pid" 2>/dev/null; then
-    i=0
-    while kill -0 "$pid" 2>/dev/null; do
-        if [ $((i += 1)) = 1500 ]; then echo "$daemon does not end" >&2; exit 1; fi
-        sleep 0.02
-    done
-fi
-ulimit -Sc 0 || :
-ulimit -n 131072 2>/dev/null || :
-ulimit -l unlimited 2>/dev/null || :
-ulimit -s unlimited 2>/dev/null || :
-setpriv --bounding-set=-sys_module,-sys_rawio,-sys_time unshare -C $daemon
-i=0
-while ! grep -q ":$port 00000000:0000 0A" /proc/net/tcp; do
-    if [ $((i += 1)) = 1500 ]; then
-        echo "$daemon does not listen: $(tail -n 1 /var/log/slurm/$daemon.log)" >&2
-        exit 1
-    fi
-    sleep 0.02
-done
-"""
+_START = read_data(__file__, "slurm_start.sh")
 
 # A lab's group is above those of its nodes. A process that has just ended may be in its group for
 # a moment more.
-_REMOVE_GROUPS = """
-mount -t cgroup -o freezer freezer /mnt || exit 0
-for i in $(seq 100); do
-    [ -d "/mnt$1" ] || exit 0
-    find "/mnt$1" -depth -type d -exec rmdir {} + 2>/dev/null || sleep 0.05
-done
-exit 1
-"""
+_REMOVE_GROUPS = read_data(__file__, "slurm_remove_groups.sh")
 
 
 class SlurmLab(Lab):

@@ -7,8 +7,6 @@ its cases, leaves it to `make test-all`.
     --sample N --seed WORD      of these, one in N: which, WORD decides
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from typing import Any

@@ -7,8 +7,6 @@ The attacks run against root's real commands (`tool`, `fleet`); what must not ha
 with plain commands (`node.enter`, testinfra). A test is named by what must not happen.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tempfile

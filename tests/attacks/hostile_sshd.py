@@ -8,8 +8,6 @@ count     a packet that announces four billion pairs and has none
 asks      after the key, questions for whoever sits at the terminal
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -5,8 +5,6 @@ protect root from links, pipes and files of others (protected_symlinks, protecte
 protected_regular: proc_sys_fs(5)).
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re

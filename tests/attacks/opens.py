@@ -1,7 +1,5 @@
 """Which names of a directory of a node are opened: what inotify(7) tells root there."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ mallory is among the policy's pdshrc_users, so that every look reads her ~/.pdsh
 rights: she owns that process while it runs.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -23,6 +21,7 @@ from nodeready.subjects.proof.facts import Attach, Control
 from nodeready.subjects.snapshot import Snapshot
 from tests.attacks.conftest import Person
 from tests.builders.proof import configured, line, put_py_spy
+from tests.cases import read_data
 from tests.command import Tool, ours, wait_for
 
 #: Takes a lease on her ~/.pdshrc (fcntl(2)): whoever opens the file waits until she gives it
@@ -101,21 +100,7 @@ time.sleep(600)
 _Audited = tuple[dict[str, Any], dict[str, Any]]
 
 #: Sections as root's shell prints them: of a unit and a file that are somebody else's.
-_FORGED = """
-@NONCE begin core_dumps
-live=core
-systemd=1
-unit=bobs.service
-@NONCE rc 0
-@NONCE end
-
-@NONCE begin ours
-/etc/default/grub.d/../../../home/bob/nodeready.cfg:1:x
-@NONCE rc 0
-@NONCE end
-
-@NONCE begin pdshrc
-"""
+_FORGED = read_data(__file__, "forged_sections.txt")
 
 _USERS = {"pdshrc_users": ["mallory", "bob"]}
 

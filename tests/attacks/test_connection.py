@@ -5,8 +5,6 @@ evil   three nodes; on one, in place of sshd, what tests/attacks/hostile_sshd.py
 The other nodes' rows are what they are without the hostile one.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -15,7 +13,7 @@ import pytest
 
 from nodeready.lab import LabNode
 from tests.attacks.test_transport import MOST_KB, STILL, results
-from tests.command import Terminal, Tool
+from tests.command import Terminal
 from tests.lab.rows import rows
 from tests.paths import ROOT
 
@@ -42,7 +40,7 @@ def evil(fresh_nodes):
 
 
 @pytest.mark.parametrize("how", rows(["length", "ignored", "window", "rekey", "count"], "window"))
-def test_a_hostile_sshd_costs_its_own_row(tool: Tool, fleet, fresh_nodes, evil, how):
+def test_a_hostile_sshd_costs_its_own_row(tool, fleet, fresh_nodes, evil, how):
     *others, hostile = nodes = fresh_nodes(4)
     inventory, names = fleet(nodes), [one.name for one in others]
     sound = tool("audit", inventory, *STILL, "--format", "json")
@@ -54,7 +52,7 @@ def test_a_hostile_sshd_costs_its_own_row(tool: Tool, fleet, fresh_nodes, evil, 
     assert done.peak_kb < MOST_KB
 
 
-def test_a_node_asks_nobody_at_the_terminal(tool: Tool, fleet, fresh_nodes, evil):
+def test_a_node_asks_nobody_at_the_terminal(tool, fleet, fresh_nodes, evil):
     (hostile,) = fresh_nodes(1)
     inventory = fleet([hostile])
     server = evil(hostile, "asks")
@@ -67,7 +65,7 @@ def test_a_node_asks_nobody_at_the_terminal(tool: Tool, fleet, fresh_nodes, evil
     assert b"told" not in server.stdout.read()
 
 
-def test_a_node_gets_no_way_to_the_user_s_agent(tool: Tool, fleet, fresh_nodes, evil):
+def test_a_node_gets_no_way_to_the_user_s_agent(tool, fleet, fresh_nodes, evil):
     (hostile,) = fresh_nodes(1)
     config = tool.home / ".ssh" / "config"
     config.parent.mkdir(mode=0o700, exist_ok=True)

@@ -4,8 +4,6 @@ The directory is full of traps: each is named like something that Python, a shel
 pyinfra looks for, and leaves a mark when it runs.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
 """Mallory fills the core directory; `nodeready cores` by root opens nothing of it that is no core,
 and bob's cores are found and read all the same."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct

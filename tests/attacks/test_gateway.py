@@ -59,7 +59,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("how", rows(HOWS, "other nodes", "a message without an end"))
-def test_a_hostile_gateway_changes_no_answer_of_another_gateways_node(cluster: Cluster, how):
+def test_a_hostile_gateway_changes_no_answer_of_another_gateways_node(cluster, how):
     cluster.nodes[1].write("/root/how", how)
     with cluster.transport() as transport, Watched(transport) as watched:
         began = time.monotonic()
@@ -74,7 +74,7 @@ def test_a_hostile_gateway_changes_no_answer_of_another_gateways_node(cluster: C
         assert len(text) < 400
 
 
-def test_a_hostile_gateway_fills_no_memory_with_the_lines_of_a_session(cluster: Cluster):
+def test_a_hostile_gateway_fills_no_memory_with_the_lines_of_a_session(cluster):
     cluster.nodes[1].write("/root/how", "output without an end")
     script = 'read -r line <&3; echo "mark $line"'
     with cluster.transport(names=cluster.behind) as transport, Watched(transport) as watched:

@@ -4,8 +4,6 @@ Mallory's process makes itself something else while it is looked at, her directo
 elsewhere, and what runs is killed at any moment.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -4,8 +4,6 @@ What one user of a node makes may be as large, as slow and as odd as the kernel 
 others' rows are there all the same.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import stat
@@ -124,13 +122,10 @@ def slow_command_lines(mallory: Person) -> None:
         mallory.start("python3", "-S", "-c", "import time; time.sleep(600)", "train" * 800)
 
 
-@pytest.mark.parametrize(
-    ("begin", "words"),
-    [
-        pytest.param(many_variables, ("--timeout", 16), marks=pytest.mark.nightly),
-        (slow_command_lines, ("--match", r".*train.*\.yaml|waits_here", "--timeout", 30)),
-    ],
-)
+@pytest.mark.parametrize(("begin", "words"), [
+    pytest.param(many_variables, ("--timeout", 16), marks=pytest.mark.nightly),
+    (slow_command_lines, ("--match", r".*train.*\.yaml|waits_here", "--timeout", 30)),
+])  # fmt: skip
 def test_what_is_slow_to_look_at_takes_no_time_from_bobs(begin, words, mallory, bob, look):
     put_py_spy(mallory.node)
     begin(mallory)

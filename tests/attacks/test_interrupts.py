@@ -3,8 +3,6 @@
 By default some moments are tried; NODEREADY_KILLS says how many, in each of the tests.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

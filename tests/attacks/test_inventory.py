@@ -4,8 +4,6 @@ This machine is the control machine: here root or alice runs the tool, and mallo
 without a name. Whether her code ran is told by a file in a directory of root's, or of alice's.
 """
 
-from __future__ import annotations
-
 import marshal
 import os
 import subprocess
@@ -21,7 +19,6 @@ import pytest
 from nodeready.fleet.inventory import trust
 from tests.attacks.conftest import reached_by_all
 from tests.cases import read
-from tests.command import Tool
 from tests.lab.batch import Line, run_batch
 
 #: Her user and group on the control machine.
@@ -109,7 +106,7 @@ def furnish(control: Control) -> None:
     (control.base / "open").chmod(0o777)
 
 
-def test_another_users_words_do_not_run_as_root(tool: Tool) -> None:
+def test_another_users_words_do_not_run_as_root(tool):
     with ExitStack() as places:
         lines, controls = [], []
         for case in PLANTED:
@@ -176,7 +173,7 @@ def furnish_shared(base: Path) -> None:
     compile_payload(base, base / "own.py")
 
 
-def test_another_users_words_do_not_run_as_alice(tool: Tool) -> None:
+def test_another_users_words_do_not_run_as_alice(tool):
     """One rule for the inventory that nobody named, group_data, checks.d and each module."""
     os.chown(tool.home, ALICE, ALICE)
     with ExitStack() as places:
@@ -203,7 +200,7 @@ def test_another_users_words_do_not_run_as_alice(tool: Tool) -> None:
                 assert done.status == 0, (case, done)
 
 
-def test_no_home_of_hers_is_roots(tool: Tool, control: Control) -> None:
+def test_no_home_of_hers_is_roots(tool, control):
     fleet, lines = control.write("fleet.py", "gpu = ['gpu001']\n"), []
     nothing = {"ssh_config_file": os.devnull, "ssh_known_hosts_file": os.devnull}
     sound = control.write("none.py", f"gpu = [('gpu001', {nothing})]\n")
@@ -227,7 +224,7 @@ def test_no_home_of_hers_is_roots(tool: Tool, control: Control) -> None:
     assert {done.status for done in ended[1 + len(LEADING) :]} == {0}
 
 
-def test_another_users_configuration_is_not_roots(tool: Tool, control: Control) -> None:
+def test_another_users_configuration_is_not_roots(tool, control):
     control.mallory(
         "mkdir mallory/nodeready; echo 'limit = \"gpu9\"' >mallory/nodeready/config.toml"
     )

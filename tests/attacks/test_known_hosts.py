@@ -3,12 +3,9 @@
 What stands in an honest node's file is read with ssh-keygen, as ssh itself would.
 """
 
-from __future__ import annotations
-
 import json
 
 from nodeready.lab import LabNode
-from tests.command import Tool
 
 KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 ONLY = ("--only", "ssh_client", "--yes")
@@ -45,7 +42,7 @@ def claim(node: LabNode, name: str, *addresses: str) -> None:
         )
 
 
-def test_a_node_is_not_called_like_others_or_like_hosts_of_nobody(tool: Tool, fleet, fresh_nodes):
+def test_a_node_is_not_called_like_others_or_like_hosts_of_nobody(tool, fleet, fresh_nodes):
     honest, hostile, down = three = fresh_nodes(3)
     inventory = fleet(three)
     down.kill()
@@ -58,9 +55,7 @@ def test_a_node_is_not_called_like_others_or_like_hosts_of_nobody(tool: Tool, fl
         assert known(honest, name) == set(), name
 
 
-def test_a_node_that_tells_other_keys_than_its_sshd_has_is_a_finding(
-    tool: Tool, fleet, fresh_nodes
-):
+def test_a_node_that_tells_other_keys_than_its_sshd_has_is_a_finding(tool, fleet, fresh_nodes):
     honest, hostile, other = three = fresh_nodes(3)
     inventory = fleet(three)
     forge = "ssh-keygen -q -t ed25519 -N '' -f /root/f; cd /etc/ssh; tee *_key.pub </root/f.pub"

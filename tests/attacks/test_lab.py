@@ -4,14 +4,10 @@ A node's users are users of this machine by their numbers, and root of a node is
 this machine. mallory has the number of the nodes' user, who may become root there.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 
-import pytest
-
-from nodeready.lab import Lab, image
+from nodeready.lab import image
 from nodeready.lab.image import free_id, without_password
 from tests.attacks.conftest import become
 
@@ -26,7 +22,7 @@ def here(uid: int, *words: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_nobody_here_reads_the_key_or_runs_a_node_s_setuid_program(lab: Lab, fresh_node) -> None:
+def test_nobody_here_reads_the_key_or_runs_a_node_s_setuid_program(lab, fresh_node):
     mallory = int(fresh_node.run("id -u ml").stdout)
     node = fresh_node
     node.run("cp /usr/bin/id /tmp/root; chmod 4755 /tmp/root")
@@ -44,7 +40,7 @@ def test_nobody_here_reads_the_key_or_runs_a_node_s_setuid_program(lab: Lab, fre
     assert here(mallory, "ls", fs).stdout == ""
 
 
-def test_nobody_here_has_the_number_of_a_node_s_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_here_has_the_number_of_a_node_s_user(monkeypatch):
     assert free_id() == image.USER_IDS.start
     monkeypatch.setattr(image.pwd, "getpwuid", lambda number: (number != 2001) or {}[number])
     monkeypatch.setattr(image.grp, "getgrgid", lambda number: {}[number])
@@ -54,7 +50,7 @@ def test_nobody_here_has_the_number_of_a_node_s_user(monkeypatch: pytest.MonkeyP
     assert free_id() == 2005
 
 
-def test_no_password_of_this_machine_opens_a_node(fresh_node, lab: Lab) -> None:
+def test_no_password_of_this_machine_opens_a_node(fresh_node, lab):
     kept, hashed = "root:!:1:0:99999:7:::", "mallory:$y$j9T$salt$hash:1:0:99999:7:::"
     shadow = [without_password(line) for line in (kept, hashed, "guest::1:0:99999:7:::")]
     assert shadow == [kept, "mallory:*:1:0:99999:7:::", "guest:*:1:0:99999:7:::"]

@@ -1,7 +1,5 @@
 """Root writes through nobody's links, into nobody's pipes, and keeps nobody's file."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.attacks import links

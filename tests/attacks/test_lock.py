@@ -1,7 +1,5 @@
 """No user holds a lock of ours, and no clock or file system makes us wait without an end."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 

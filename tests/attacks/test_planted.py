@@ -4,8 +4,6 @@ This machine is the control machine; she is a user without a name. No kernel set
 here: the directory that both use is not sticky.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import zipfile
@@ -56,7 +54,7 @@ def test_no_directory_is_made_where_her_link_leads(where, shared, tool, tmp_path
     assert f"{shared}/job: a link of uid {HER}: not followed" in done.err, done
 
 
-def test_setup_writes_over_nothing_of_root_s(shared: Path) -> None:
+def test_setup_writes_over_nothing_of_root_s(shared):
     """Its predictable names in /tmp are hers to take: it has none."""
     bin, checkout, victim = shared / "bin", shared / "checkout", shared / "victim"
     for path in (bin, checkout / "scripts", checkout / ".venv"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from nodeready.core import shell
-from tests.attacks.conftest import Person
 from tests.builders.proof import configured, line, put_py_spy
 from tests.command import kernel_cores, wait_for
 
@@ -30,7 +29,7 @@ while True:
 """
 
 
-def test_a_canary_of_hers_has_neither_roots_environment_nor_roots_groups(mallory: Person) -> None:
+def test_a_canary_of_hers_has_neither_roots_environment_nor_roots_groups(mallory):
     node = mallory.node
     put_py_spy(node)
     # A canary works in /.

@@ -1,7 +1,5 @@
 """An ordinary user's processes are no ranks of another's job, whatever their environment says."""
 
-from __future__ import annotations
-
 import json
 import os
 

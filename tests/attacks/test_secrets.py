@@ -1,7 +1,5 @@
 """No other user reads a secret or what a job works on: not in a process list, not in a file."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import subprocess

@@ -1,7 +1,5 @@
 """Mallory takes the job's ports while a smoke test hands them over: no good node is suspected."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A node of a job whose root is hostile costs its own row, over srun too."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.agent.asking import Request

@@ -1,7 +1,5 @@
 """What root runs on a node is what root has put there: nobody else's program, and no other one."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 
@@ -9,6 +7,7 @@ import pytest
 
 from nodeready.subjects.debug_tools.facts import PY_SPY
 from nodeready.subjects.gate import facts as gate
+from tests.cases import read_table
 from tests.lab.rows import rows
 from tests.lab.targets import WAIT, start
 
@@ -29,20 +28,7 @@ def found(tool, inventory, *checks: str) -> dict[str, tuple[str, str]]:
 
 
 #: How a py-spy that mallory can change comes to stand there: root's own mistakes.
-HERS = {
-    "it is hers": f"install -m 755 /home/mallory/py-spy {PY_SPY}; chown mallory {PY_SPY}",
-    "others can write it": f"install -m 777 /home/mallory/py-spy {PY_SPY}",
-    "a link to hers": f"ln -sf /home/mallory/py-spy {PY_SPY}",
-    "a link into her directory": (
-        "install -m 755 /home/mallory/py-spy /home/mallory/roots;"
-        f" ln -sf /home/mallory/roots {PY_SPY}"
-    ),
-    "a link over her link": (
-        "install -m 755 /home/mallory/py-spy /opt/py-spy;"
-        " su mallory -c 'ln -sf /opt/py-spy ~/hop';"
-        f" ln -sf /home/mallory/hop {PY_SPY}"
-    ),
-}
+HERS = read_table(__file__, "HERS")
 
 
 @pytest.mark.parametrize("how", rows(HERS, "a link into her directory"))

@@ -5,14 +5,11 @@ evil   three nodes; on one, root answers in place of what we run there
 The other nodes' rows are what they are without the hostile one.
 """
 
-from __future__ import annotations
-
 import json
 import time
 
 import pytest
 
-from tests.command import Tool
 from tests.lab.rows import rows
 
 #: In place of `timeout`, with which each of our commands begins. HOW is put in front of it.
@@ -91,7 +88,7 @@ def results(done, names):
 @pytest.mark.parametrize(
     "how", rows(["flood", "errors", "half", "bomb", "prompt", "blanks"], "half", "bomb")
 )
-def test_a_node_that_answers_with_malice_costs_itself(tool: Tool, fleet, fresh_nodes, how):
+def test_a_node_that_answers_with_malice_costs_itself(tool, fleet, fresh_nodes, how):
     first, evil, last = fresh_nodes(3)
     both, inventory = [first.name, last.name], fleet([first, evil, last])
     for node in (first, last):
@@ -112,7 +109,7 @@ def test_a_node_that_answers_with_malice_costs_itself(tool: Tool, fleet, fresh_n
         assert text.replace("\n", "").isprintable()
 
 
-def test_a_node_that_answers_a_byte_at_a_time_keeps_nobody_waiting(tool: Tool, fleet, fresh_nodes):
+def test_a_node_that_answers_a_byte_at_a_time_keeps_nobody_waiting(tool, fleet, fresh_nodes):
     first, evil = fresh_nodes(2)
     inventory = fleet([first, evil])
     evil.write("/usr/local/bin/timeout", EVIL % "drip", mode=0o755)

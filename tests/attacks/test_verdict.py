@@ -4,8 +4,6 @@ A row is what she does at will; docs/gate.md has the same table in words. The ve
 what root's audit fails or cannot observe, which is what stops a job.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """Documents of deploys: one per outcome."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from nodeready.core.outcome import FAILED, LOST, SUDO, UNREACHABLE, Gap

@@ -1,7 +1,5 @@
 """Environments of a job, as `nodeready env` shows them: one per outcome."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from nodeready.core.base import Unknown

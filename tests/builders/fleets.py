@@ -1,7 +1,5 @@
 """Audits of nodes that do not exist: one per outcome, and fleets of any size."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any

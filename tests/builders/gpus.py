@@ -1,7 +1,5 @@
 """A node with GPUs as its probe prints it: what is good stands here, a test says what differs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -1,7 +1,5 @@
 """A node as the two sections of the probe print it: a healthy one, and what differs from it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from functools import partial

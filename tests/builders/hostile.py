@@ -4,8 +4,6 @@ tests/unit/fuzz/data has the sections of a look at a node of the lab after a dep
 tests/lab/test_recorded_looks.py holds them against such a node, and records them anew.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Snapshots of nodes, as `nodeready env` gets them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from nodeready.core import sysctl

@@ -4,8 +4,6 @@
 often binds it: `judged = partial(by_id, checks)`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from nodeready.core.fleet import ALONE, FleetFacts

@@ -1,7 +1,5 @@
 """Networks of nodes, as /sys and /proc print them."""
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import re

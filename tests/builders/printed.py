@@ -1,7 +1,5 @@
 """What the programs of a probe print of a node's files."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 

@@ -1,7 +1,5 @@
 """The program of the proofs on a lab node, and what it may leave there."""
 
-from __future__ import annotations
-
 import platform
 import secrets
 

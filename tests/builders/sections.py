@@ -1,7 +1,5 @@
 """Sections of the one round trip, run on this machine as a node runs them."""
 
-from __future__ import annotations
-
 import base64
 import os
 import subprocess

@@ -5,8 +5,6 @@ and the list of all nodes is read node by node while others change. As in Slurm,
 applied whole, a reason gets the controller's time in whole seconds, and an undrain removes it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

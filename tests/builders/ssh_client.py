@@ -1,7 +1,5 @@
 """Keys of nobody, and the ssh client's files of lab nodes, changed and read without ssh."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 

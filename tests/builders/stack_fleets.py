@@ -1,7 +1,5 @@
 """Stacks of jobs that nobody ran: one per outcome, for the golden files."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from nodeready.core.outcome import UNREACHABLE, NodeGap

@@ -1,7 +1,5 @@
 """Stacks with roles, witnesses and a verdict, of jobs that nobody ran: for the page."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from nodeready.runs.stacks import document

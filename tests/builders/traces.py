@@ -1,7 +1,5 @@
 """Raw traces to try things on: processes with stacks that are written as words."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

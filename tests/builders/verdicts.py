@@ -1,7 +1,5 @@
 """What a row of cases expects of a check: `"fail": "0 for * hard"`, the status and its words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from nodeready.core.policy import Policy

@@ -1,7 +1,5 @@
 """What witnesses beside the stacks say, as a node's trace has it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

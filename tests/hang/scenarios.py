@@ -111,7 +111,7 @@ class Scenario:
 
 def scenario(row: dict[str, Any]) -> Scenario:
     """What a row leaves out is added."""
-    values = {key: as_tuple(value) for key, value in row.items()}
+    values = {key: cases.as_tuples(value) for key, value in row.items()}
     if act := values.pop("own", "") or row.get("loader"):
         values["acts"] = {"3": f"{act}! all_reduce", "*": "all_reduce"}
     if values.pop("loader", ""):
@@ -130,10 +130,6 @@ def scenario(row: dict[str, Any]) -> Scenario:
     if "first" in values:
         values = {"suspects": (), **values}
     return Scenario(**values)
-
-
-def as_tuple(value: Any) -> Any:
-    return tuple(map(as_tuple, value)) if isinstance(value, list) else value
 
 
 SCENARIOS = tuple(map(scenario, cases.read(Path(__file__).with_name("scenarios.json"))))

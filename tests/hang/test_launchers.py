@@ -4,15 +4,13 @@ Each runs in process and mount namespaces of its own: what is found is its, and 
 Slurm's step runs on nodes of the lab.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +21,7 @@ from tests import cases
 from tests.builders.proof import put_py_spy
 from tests.command import Tool, wait_for
 from tests.hang.play import HERE, free_port
-from tests.hang.pythons import DEBIAN, Python, found, missing, needed
-from tests.slurm_lab import SlurmLab
+from tests.hang.pythons import DEBIAN, found, missing, needed
 
 pytestmark = pytest.mark.nightly
 
@@ -148,9 +145,7 @@ def mistakes(launcher: Launcher, document: dict[str, Any], pids: dict[int, int])
 
 
 @pytest.mark.parametrize(("python", "launcher"), list(rows()))
-def test_every_rank_is_found_and_the_last_is_the_culprit(
-    python: Python | None, launcher: Launcher, box: Box, tool: Tool, tmp_path: Path
-) -> None:
+def test_every_rank_is_found_and_the_last_is_the_culprit(python, launcher, box, tool, tmp_path):
     python = needed(python)
     if launcher.program and not shutil.which(launcher.program):
         missing(f"no {launcher.program} here (scripts/setup.sh all)", in_ci=True)
@@ -195,9 +190,7 @@ exec srun -n3 /usr/bin/python3 /run/launched/script.py /run/launched
 """
 
 
-def test_srun_with_a_rank_on_each_node(
-    slurm_lab: SlurmLab, tool: Tool, fleet: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_srun_with_a_rank_on_each_node(slurm_lab, tool, fleet, tmp_path):
     """Debian's torch: the nodes have it, whatever this machine has beside."""
     if DEBIAN not in found():
         missing("no torch for /usr/bin/python3 (Debian: python3-torch)", in_ci=False)

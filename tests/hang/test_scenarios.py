@@ -1,7 +1,5 @@
 """Real hangs of torch: the culprit first, nobody accused wrongly, nobody harmed."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -120,13 +118,7 @@ def mistakes(scenario: Scenario, table: str, document: dict[str, Any]) -> list[s
 
 
 @pytest.mark.parametrize(("python", "scenario"), list(rows()))
-def test_the_culprit_is_first(
-    python: Python | None,
-    scenario: Scenario,
-    stable: Callable[[Python], Stable],
-    tool: Tool,
-    tmp_path: Path,
-) -> None:
+def test_the_culprit_is_first(python, scenario, stable, tool, tmp_path):
     used = needed(python)
     if scenario.module and not used.has(scenario.module):
         pytest.skip(f"no {scenario.module} in {used.path}")

@@ -1,7 +1,5 @@
 """Many command lines in one interpreter, for commands that end before they ask a node."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Tests that share a lab which takes its time to start run on one worker."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A node as the checks of some subjects judge it, and what the steps of one make of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from nodeready.core.policy import Policy

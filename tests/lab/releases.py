@@ -1,8 +1,6 @@
 """Other releases of the libraries than the locked ones: in a directory of their own, which stands
 in front of the locked packages. Wheels alone, so that nothing of them runs before a test."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A table's rows as pytest's parameters: `make test-lab` runs some, `make test-all` all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -4,8 +4,6 @@ A fault is a function ``(nodes, choose) -> Placed``: `choose` says where, so a s
 touches neither ssh nor what a node says to itself, and `Placed.undo` leaves nothing of it.
 """
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Callable, Sequence

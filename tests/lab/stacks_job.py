@@ -1,7 +1,5 @@
 """A job of plain Python sleepers on lab nodes: two ranks on each, everyone in `all_reduce`."""
 
-from __future__ import annotations
-
 import contextlib
 import platform
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Ranks on lab nodes: started, looked at by the program as it travels, and found unharmed."""
 
-from __future__ import annotations
-
 import re
 import secrets
 import subprocess

@@ -1,7 +1,5 @@
 """What ordinary users read and run of a node, closed to them or gone: seen, repaired, or named."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.core.policy import Policy
@@ -9,6 +7,7 @@ from nodeready.core.result import Result
 from nodeready.lab import LabNode
 from nodeready.operations import debug_tools, pdsh, ssh_client
 from tests.builders.ssh_client import key
+from tests.cases import read_table
 from tests.lab import looks
 from tests.lab.test_debug_tools import own_mirror
 
@@ -55,23 +54,10 @@ def node(fresh_node: LabNode) -> LabNode:
 
 #: fault -> the check that fails first, a word of its result, what a user can do after a deploy
 #: (path_resolution(7), ssh_config(5), readconf.c).
-CLOSED = {
-    f"chown 1000:1000 {KNOWN}; chmod 640 {KNOWN}": (
-        "ssh_client.known_hosts", "uid 1000", f"cat {KNOWN}",
-    ),
-    f"chmod 666 {DROPIN}": ("ssh_client.options", "Bad owner", "ssh -GT gpu001"),
-    "chmod 700 /etc/ssh": ("ssh_client.known_hosts", "/etc/ssh has mode 700", f"cat {KNOWN}"),
-    f"chmod 600 {PROFILE}": ("pdsh.rcmd", "mode 600", f"cat {PROFILE}"),
-    f"chmod 700 {MODULES}": ("pdsh.rcmd", "/pdsh has mode 700", f"cat {MODULES}/sshcmd.so"),
-    "chmod 700 /usr/bin": ("ssh_client.installed", "/usr/bin has mode 700", "strace -V"),
-    "rm /usr/bin/nr-alpha": ("debug_tools.packages", "nr-alpha is gone", "nr-alpha"),
-    "rm /usr/bin/nr-alpha; ln -s /nowhere /usr/bin/nr-alpha": (
-        "debug_tools.packages", "a link that leads nowhere", "nr-alpha",
-    ),
-}  # fmt: skip
+CLOSED = read_table(__file__, "CLOSED")
 
 
-def test_what_is_closed_to_users_or_gone_is_named_and_a_deploy_repairs_it(node: LabNode) -> None:
+def test_what_is_closed_to_users_or_gone_is_named_and_a_deploy_repairs_it(node):
     for fault, (check, words, user) in CLOSED.items():
         node.enter(["sh", "-c", fault])
         # The programs are opened by the step of the tools.
@@ -83,9 +69,7 @@ def test_what_is_closed_to_users_or_gone_is_named_and_a_deploy_repairs_it(node: 
         assert as_user(node, f"{user} >/dev/null 2>&1") == 0, fault
 
 
-def test_what_a_deploy_cannot_mend_names_node_check_and_reason(
-    node: LabNode, inventory, tool
-) -> None:
+def test_what_a_deploy_cannot_mend_names_node_check_and_reason(node, inventory, tool):
     # A library of nobody's mirror.
     library = node.enter(["sh", "-c", "readlink -f /usr/lib/*/libmpfr.so.6"]).stdout.strip()
     node.enter(["mv", library, "/root/away"])

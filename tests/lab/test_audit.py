@@ -1,7 +1,5 @@
 """`nodeready audit` and `nodeready learn` on real nodes: results, and that they change nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

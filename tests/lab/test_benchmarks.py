@@ -1,56 +1,21 @@
 """Each benchmark runs to its end and reports every contender. No number is judged here."""
 
-from __future__ import annotations
-
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
+from tests.cases import read_table
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.nightly
 
 #: benchmark -> its further words, and what rows begin with, as often as they must.
-BENCHMARKS = {
-    "deploy": (
-        [],
-        [
-            f"| {name}, {phase} "
-            for name in ("nodeready deploy", "pyinfra deploy.py", "stock pyinfra operations")
-            for phase in ("first deploy", "nothing to do")
-        ],
-    ),
-    "audit": (
-        [],
-        [
-            *("| nodeready audit ", "| pyinfra fact, one by one "),
-            *("| pdsh true ", "| clush true ", "| one probe: processes started "),
-        ],
-    ),
-    "simulated": (["--profiles", "cpu,h100"], ["| 2 cpu, ", "| 2 h100, "]),
-    "local": (
-        [],
-        [
-            *("| python3 -c pass (P) ", "| the probe alone ") * 2,
-            *("| nodeready.pyz audit ", "| compiled.pyz audit ") * 2,
-            *("### On a node, profile cpu", "### On a node, profile h100"),
-        ],
-    ),
-    "capture": (
-        ["--repeat", "2"],
-        ["| py-spy dump, one rank per node (Y) ", "| nodeready stacks --samples 1 "],
-    ),
-    "start": (
-        [],
-        ["| nodeready --help ", "| nodeready audit --help ", "| completion of an option "],
-    ),
-}
+BENCHMARKS = read_table(__file__, "BENCHMARKS")
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_every_contender_is_in_the_table(name: str, own_lab: str, tmp_path: Path) -> None:
+def test_every_contender_is_in_the_table(name, own_lab, tmp_path):
     more, rows = BENCHMARKS[name]
     document = tmp_path / "benchmarks.md"
     document.write_text(f"# Numbers\n\nkept\n\n<!-- begin {name} -->old<!-- end {name} -->\n")

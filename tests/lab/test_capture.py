@@ -1,7 +1,5 @@
 """Real ranks on a node: every Python, every user, every state; none is stopped or touched."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.builders.proof import processes, put_py_spy

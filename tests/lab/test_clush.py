@@ -1,7 +1,5 @@
 """ClusterShell as the transport, on real nodes: over ssh and through faulty gateways."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -132,7 +130,7 @@ def asked(transport: Transport, script: str, limit_s: int = 20, **how: Any) -> d
     return dict(said)
 
 
-def test_every_byte_goes_there_and_comes_back(cluster: Cluster) -> None:
+def test_every_byte_goes_there_and_comes_back(cluster):
     """Through gateways, whatever a login prints, at once and line by line."""
     payload = "".join(chr(33 + n % 90) + ("\n" if n % 977 == 0 else "") for n in range(1_000_000))
     for node in cluster.nodes:
@@ -178,22 +176,17 @@ def does(script: str) -> Callable[[LabNode], object]:
 
 #: What is done to a node, what undoes it, and words of it behind a gateway.
 TROUBLES: list[tuple[Callable[[LabNode], object], Callable[[LabNode], object], str]] = [
-    (
-        does(f"mv {KEYS} {KEYS}.away"),
-        does(f"mv {KEYS}.away {KEYS}"),
-        r"refused user root with any key of gateway \S+$",
-    ),
+    (does(f"mv {KEYS} {KEYS}.away"), does(f"mv {KEYS}.away {KEYS}"),
+     r"refused user root with any key of gateway \S+$"),
     (LabNode.kill, LabNode.reboot, "no route to the node|no answer in 15 s"),
     (LabNode.pause_sshd, LabNode.resume_sshd, "accepts connections but sends no SSH banner"),
-    (
-        does(f"cd /etc/ssh; mkdir away; mv ssh_host_* away; {NEW_KEY}; {HANGUP}"),
-        does(f"cd /etc/ssh; mv away/* .; rmdir away; {HANGUP}"),
-        r"host key of \S+ changed; refused\..*known_hosts of gateway",
-    ),
-]
+    (does(f"cd /etc/ssh; mkdir away; mv ssh_host_* away; {NEW_KEY}; {HANGUP}"),
+     does(f"cd /etc/ssh; mv away/* .; rmdir away; {HANGUP}"),
+     r"host key of \S+ changed; refused\..*known_hosts of gateway"),
+]  # fmt: skip
 
 
-def test_nodes_without_a_connection_are_named_with_their_cause(cluster: Cluster) -> None:
+def test_nodes_without_a_connection_are_named_with_their_cause(cluster):
     """Each once, and they cost the others nothing."""
     troubled = cluster.nodes[GATEWAYS:]
     with cluster.transport() as transport:
@@ -214,7 +207,7 @@ def test_nodes_without_a_connection_are_named_with_their_cause(cluster: Cluster)
     assert cluster.told == []
 
 
-def test_an_unfit_gateway_is_reported_once_and_gone_around(cluster: Cluster) -> None:
+def test_an_unfit_gateway_is_reported_once_and_gone_around(cluster):
     """For one node one gateway is enough, and nobody looks at the unfit one."""
     second = cluster.nodes[1]
     second.run(f"rm -r {PACKAGE}")
@@ -235,9 +228,7 @@ def test_an_unfit_gateway_is_reported_once_and_gone_around(cluster: Cluster) -> 
 
 
 @pytest.mark.nightly
-def test_without_any_gateway_a_node_is_asked_directly_or_unreachable(
-    cluster: Cluster, tool
-) -> None:
+def test_without_any_gateway_a_node_is_asked_directly_or_unreachable(cluster, tool):
     """Which gateways are not used is told, and why."""
     first, second, away, *_ = cluster.nodes
     where, topology = cluster.inventory(), cluster.directory / "topology.conf"
@@ -290,9 +281,7 @@ DEATHS: dict[str, Callable[[LabNode], object]] = {
 
 
 @pytest.mark.parametrize("how", rows(DEATHS, "power"))
-def test_a_gateway_and_a_node_that_die_in_the_middle_cost_what_they_had(
-    cluster: Cluster, how: str
-) -> None:
+def test_a_gateway_and_a_node_that_die_in_the_middle_cost_what_they_had(cluster, how):
     """Each node is named once; what may have begun there is not begun again."""
     first = cluster.nodes[0]
     with cluster.transport(names=cluster.behind) as transport:
@@ -319,7 +308,7 @@ def test_a_gateway_and_a_node_that_die_in_the_middle_cost_what_they_had(
 
 
 @pytest.mark.nightly
-def test_a_node_that_hangs_is_late(cluster: Cluster) -> None:
+def test_a_node_that_hangs_is_late(cluster):
     last = cluster.nodes[-1]
     with cluster.transport() as transport:
         asked(transport, "true")
@@ -339,7 +328,7 @@ def test_a_node_that_hangs_is_late(cluster: Cluster) -> None:
     assert {outcome.value.stdout for outcome in found.values()} == {"well\n"}
 
 
-def test_an_interrupt_ends_what_runs_on_the_nodes(cluster: Cluster) -> None:
+def test_an_interrupt_ends_what_runs_on_the_nodes(cluster):
     def sleeping() -> list[str]:
         look = ["pgrep", "-f", "sleep 977"]
         return [one.name for one in cluster.nodes if not one.enter(look, check=False).returncode]
@@ -359,7 +348,7 @@ def test_an_interrupt_ends_what_runs_on_the_nodes(cluster: Cluster) -> None:
         assert kinds == [(name, "interrupted") for name in sorted(others)]
 
 
-def test_sudo_without_a_password_goes_through_gateways(cluster: Cluster) -> None:
+def test_sudo_without_a_password_goes_through_gateways(cluster):
     """With a gateway in between nobody is asked for a password: it would go through there."""
     for node in cluster.nodes:
         keys = "install -d -o ml /home/ml/.ssh; cp /root/.ssh/* /home/ml/.ssh/"
@@ -378,7 +367,7 @@ def test_sudo_without_a_password_goes_through_gateways(cluster: Cluster) -> None
     assert {answer.stdout for answer in answers.values()} == {"0\n"}
 
 
-def test_a_process_of_clustershells_that_dies_names_every_node(cluster: Cluster) -> None:
+def test_a_process_of_clustershells_that_dies_names_every_node(cluster):
     with cluster.transport() as transport:
         asked(transport, "true")
         gevent.spawn_later(1, os.kill, transport._workers[0].pid, 9)
@@ -389,7 +378,7 @@ def test_a_process_of_clustershells_that_dies_names_every_node(cluster: Cluster)
 
 
 @pytest.mark.nightly
-def test_two_rows_of_gateways(cluster: Cluster) -> None:
+def test_two_rows_of_gateways(cluster):
     first, second, *rest = cluster.names
     cluster.route({HERE: first, first: second, second: ",".join(rest)})
     with cluster.transport() as transport:

@@ -1,7 +1,5 @@
 """`nodeready cores` on real nodes: real crashes, read by a real gdb."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Packages on real nodes: a real apt with a repository of the test's own, dnf and zypper by their
 arguments and words; and the control machine's py-spy."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
 from nodeready.operations import debug_tools
 from nodeready.runs.deploy import py_spy_binary
+from tests.cases import read_data
 from tests.lab import looks
 from tests.lab.rows import rows
 
@@ -47,26 +46,7 @@ def refused(node: LabNode, policy: Policy) -> str:
 
 
 #: Makes package $1, whose control file gets the line $2, and puts it into the repository.
-MAKE_DEB = r"""
-set -e
-build=/tmp/build/$1
-mkdir -p $build/DEBIAN $build/usr/bin /srv/repo
-printf '#!/bin/sh\necho here\n' >$build/usr/bin/$1
-chmod 755 $build/usr/bin/$1
-{
-    printf 'Package: %s\nVersion: 1.0\nArchitecture: all\n' $1
-    printf 'Maintainer: nobody\nDescription: a command for a test\n%s' "$2"
-} >$build/DEBIAN/control
-cd /srv/repo
-dpkg-deb -b $build $1.deb >/dev/null
-{
-    cat $build/DEBIAN/control
-    printf 'Filename: ./%s.deb\nSize: %s\n' $1 $(stat -c %s $1.deb)
-    printf 'SHA256: %s\n\n' $(sha256sum <$1.deb | head -c 64)
-} >>Packages
-printf 'Date: Thu, 01 Jan 2026 00:00:00 UTC\nSHA256:\n %s %s Packages\n' \
-    $(sha256sum <Packages | head -c 64) $(stat -c %s Packages) >Release
-"""
+MAKE_DEB = read_data(__file__, "make_deb.sh")
 
 
 def make_deb(node: LabNode, name: str, extra: str = "") -> None:

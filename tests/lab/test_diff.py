@@ -1,7 +1,5 @@
 """`nodeready diff` on real nodes: what was done to a node between two looks, and nothing else."""
 
-from __future__ import annotations
-
 import json
 
 

@@ -1,7 +1,5 @@
 """`nodeready env` on real nodes: what they agree on, what they do not, and its manners."""
 
-from __future__ import annotations
-
 import shlex
 import signal
 

@@ -1,12 +1,10 @@
 """Wrong environments on nodes of the lab: smoke names them before a job starts, stacks while it
 hangs."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 
 from nodeready.lab import Lab, LabNode, down
 from tests.cases import cases
-from tests.command import Tool, wait_for
+from tests.command import wait_for
 from tests.lab.stacks_job import PER_NODE, TRAIN, Job
 
 pytestmark = pytest.mark.nightly
@@ -88,9 +86,7 @@ ALL = cases(__file__, "wrong_environments.toml")
 
 
 @pytest.mark.parametrize("spoilt", ALL, indirect=True)
-def test_stacks_names_it_while_the_job_hangs(
-    lab: Lab, fleet: Callable[..., Path], tool: Tool, spoilt: dict[str, Any]
-) -> None:
+def test_stacks_names_it_while_the_job_hangs(lab, fleet, tool, spoilt):
     train = GLOO if spoilt.get("torch") else TRAIN
     job = WrongJob(lab.nodes, spoilt, train)
     try:
@@ -117,9 +113,7 @@ def maps(job: Job, rank: int) -> str:
 @pytest.mark.parametrize(
     "spoilt", [case for case in ALL if case.values[0].get("smoke", True)], indirect=True
 )
-def test_smoke_names_it_before_the_job_starts(
-    lab: Lab, fleet: Callable[..., Path], tool: Tool, spoilt: dict[str, Any]
-) -> None:
+def test_smoke_names_it_before_the_job_starts(lab, fleet, tool, spoilt):
     words = [word for name, value in spoilt.get("env", {}).items()
              for word in ("--env", f"{name}={value}")]  # fmt: skip
     done = tool("smoke", fleet(lab.nodes), "--engine", "pairs", "--gpus", "0", *words,

@@ -1,7 +1,5 @@
 """The node's own check on real nodes: installed, kept, taken away, and never in the way."""
 
-from __future__ import annotations
-
 import json
 import re
 

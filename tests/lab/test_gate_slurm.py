@@ -1,7 +1,5 @@
 """The gate in a real Slurm: who gets jobs, who is drained and why, and what is left alone."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator

@@ -1,8 +1,6 @@
 """Hardening recipes as they are published, and a deploy over them: all of it is repaired, and the
 second run changes nothing. A node without them stands beside it for what a lab cannot have."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

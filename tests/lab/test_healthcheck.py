@@ -1,7 +1,5 @@
 """The bundle on nodes: the same judgement as from outside, the verdict, and what goes wrong."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time
@@ -16,6 +14,7 @@ from nodeready.core.policy.policy import make_policy
 from nodeready.fleet.transport import bundle
 from nodeready.lab import LabNode
 from nodeready.subjects.snapshot import judge
+from tests.cases import read_table
 from tests.command import ours, wait_for, written
 from tests.helpers import observe, on
 
@@ -173,15 +172,7 @@ def test_a_tool_that_hangs_holds_no_job_and_an_interrupt_ends_it(fresh_nodes, pu
 
 
 #: What is done to the verdict, and whether it is believed.
-HANDS = {
-    ":": True,
-    "chmod 646 verdict": False,
-    "chown 65534 verdict": False,
-    "chmod 777 .": False,
-    "mv verdict other; ln -s other verdict": False,
-    "rm verdict; mkfifo verdict": False,
-    "rm verdict; mkdir verdict": False,
-}
+HANDS = read_table(__file__, "HANDS")
 
 
 def test_only_roots_own_file_is_read(tmp_path):

@@ -1,7 +1,5 @@
 """A mount that never answers: named, and whoever waits for it is, too."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -38,7 +36,7 @@ def looks_in_state_d(node: LabNode) -> list[str]:
 
 
 @pytest.mark.parametrize("sh", ["dash", pytest.param("busybox sh", marks=pytest.mark.nightly)])
-def test_a_dead_mount_is_named_and_holds_nobody(fresh_node: LabNode, sh: str) -> None:
+def test_a_dead_mount_is_named_and_holds_nobody(fresh_node, sh):
     if sh != "dash":
         fresh_node.run("command -v busybox && ln -sf $(command -v busybox) /bin/sh")
     fresh_node.run("mkdir /scratch; mount -t tmpfs -o size=1g scratch /scratch")

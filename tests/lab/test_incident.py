@@ -1,7 +1,5 @@
 """`nodeready watch` and `incident` on real nodes: a job that moves, hangs, and ends."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ The node's boot loader tools stand in for the real ones (iommu_tools/); what the
 write, and what is asserted here, are plain files.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The lab gives what a cluster has: nodes of their own, real ssh, and nothing left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.lab import Lab, LabError, image, network, processes, state
+from tests.cases import read_data
 from tests.command import wait_for
 from tests.helpers import nodeready
 from tests.lab.rows import rows
@@ -60,7 +59,7 @@ def index_of(name: str) -> int | None:
     return getattr(state.load(name), "index", None)
 
 
-def test_life_of_a_lab(name: str) -> None:
+def test_life_of_a_lab(name):
     first = nodeready("lab", "up", "--nodes", "2", "--name", name)
     assert first.returncode == 0, first
     assert first.stdout.startswith(f"{name}: 2 nodes up: {name}[001-002]\n")
@@ -88,7 +87,7 @@ def test_life_of_a_lab(name: str) -> None:
     assert (nothing.returncode, nothing.stdout) == (0, f"{name}: no such lab runs\n")
 
 
-def test_up_starts_what_is_dead_or_missing(name: str) -> None:
+def test_up_starts_what_is_dead_or_missing(name):
     lab = Lab.up(name, 2)
     healthy, dead = lab.nodes
     dead.run("echo mine > /etc/kept; echo gone > /run/gone")
@@ -123,7 +122,7 @@ def test_up_starts_what_is_dead_or_missing(name: str) -> None:
     wait_for(lambda: traces(name, known.index) == [])
 
 
-def test_two_ups_at_once_make_one_lab(name: str) -> None:
+def test_two_ups_at_once_make_one_lab(name):
     with ThreadPoolExecutor(2) as threads:
         answers = list(threads.map(lambda _: nodeready("lab", "up", "--name", name), range(2)))
     assert [done.returncode for done in answers] == [0, 0]
@@ -158,7 +157,7 @@ def cut(name: str, moment: str, signum: signal.Signals) -> tuple[int | None, int
 
 
 @pytest.mark.parametrize(("moment", "signum"), rows(CUTS, *CUTS[:2]))
-def test_up_cut_short_leaves_nothing(name: str, moment: str, signum: signal.Signals) -> None:
+def test_up_cut_short_leaves_nothing(name, moment, signum):
     index, status, errors = cut(name, moment, signum)
     if signum == signal.SIGKILL:
         assert (status, Lab.load(name)) == (-signal.SIGKILL, None)
@@ -177,7 +176,7 @@ def test_up_cut_short_leaves_nothing(name: str, moment: str, signum: signal.Sign
 
 
 @pytest.mark.nightly
-def test_a_running_lab_survives_a_crash_while_it_grows(name: str) -> None:
+def test_a_running_lab_survives_a_crash_while_it_grows(name):
     pid = Lab.up(name, 1).nodes[0].pid
     cut(name, "some nodes", signal.SIGKILL)
     assert nodeready("lab", "up", "--nodes", "4", "--name", name).returncode == 0
@@ -188,7 +187,7 @@ def test_a_running_lab_survives_a_crash_while_it_grows(name: str) -> None:
     assert len(processes.of_lab(state.directory(name))) == 1 + len(lab.nodes)
 
 
-def test_a_separate_file_system_of_the_machine_is_part_of_the_node(name: str) -> None:
+def test_a_separate_file_system_of_the_machine_is_part_of_the_node(name):
     mounted = "mount -t tmpfs t /usr/local/share && echo here > /usr/local/share/x"
     script = f"{mounted} && exec {sys.executable} -m nodeready lab up --nodes 1 --name {name}"
     subprocess.run(["unshare", "--mount", "sh", "-c", script], cwd=ROOT, check=True)
@@ -197,22 +196,10 @@ def test_a_separate_file_system_of_the_machine_is_part_of_the_node(name: str) ->
 
 
 #: A root of these directories of this machine. `$1`: what makes it a mount point.
-CHROOT = """
-mount -t tmpfs t /mnt && mkdir /mnt/root /mnt/root/mnt
-for path in /*; do
-    if [ -L "$path" ]; then cp -P "$path" "/mnt/root$path"
-    elif [ -d "$path" ] && [ "$path" != /mnt ]; then
-        mkdir "/mnt/root$path" && mount --rbind "$path" "/mnt/root$path"
-    fi
-done
-$1
-shift
-here=$PWD
-cd /mnt/root && exec chroot . sh -c 'cd "$0" && exec "$@"' "$here" "$@"
-"""
+CHROOT = read_data(__file__, "chroot.sh")
 
 
-def test_a_lab_in_a_chroot_enters_its_nodes_and_not_the_machine(name: str) -> None:
+def test_a_lab_in_a_chroot_enters_its_nodes_and_not_the_machine(name):
     """Its root is not that of its mount namespace, into which `nsenter` alone leads."""
     up = (sys.executable, "-m", "nodeready", "lab", "up", "--nodes", "1", "--name", name)
     chroot = ("unshare", "--mount", "sh", "-ec", CHROOT, "sh")
@@ -225,7 +212,7 @@ def test_a_lab_in_a_chroot_enters_its_nodes_and_not_the_machine(name: str) -> No
     assert node.enter(["sh", "-c", "cat /etc/hostname; pwd"]).stdout == f"{node.name}\n/\n"
 
 
-def test_the_inventory_of_the_lab(lab: Lab) -> None:
+def test_the_inventory_of_the_lab(lab):
     pyinfra = Path(sys.executable).with_name("pyinfra")
     argv = (pyinfra, "inventories/lab.py", "-y", "exec", "--", "hostname")
     done = run(*argv, NODEREADY_LAB=lab.name)
@@ -238,7 +225,7 @@ def test_the_inventory_of_the_lab(lab: Lab) -> None:
     assert (done.returncode != 0, "Traceback" in text) == (True, False)
 
 
-def test_a_machine_that_cannot_says_so_in_one_line(name: str) -> None:
+def test_a_machine_that_cannot_says_so_in_one_line(name):
     up = (sys.executable, "-m", "nodeready", "lab", "up", "--name", name)
     for done, says in (
         (run("unshare", "--user", *up), "run it as root"),
@@ -249,9 +236,7 @@ def test_a_machine_that_cannot_says_so_in_one_line(name: str) -> None:
         assert traces(name, None) == []
 
 
-def test_the_kernel_knows_all_neighbours_of_a_large_lab(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kernel_knows_all_neighbours_of_a_large_lab(tmp_path, monkeypatch):
     """All namespaces share a table of 1,024 by default."""
     limit, before = tmp_path / "gc_thresh3", tmp_path / "before"
     limit.write_text("1024\n")
@@ -270,9 +255,7 @@ def test_the_kernel_knows_all_neighbours_of_a_large_lab(
     assert not before.exists()
 
 
-def test_files_of_nodeready_are_not_looked_for_behind_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_nodeready_are_not_looked_for_behind_links(tmp_path, monkeypatch):
     """An image of a container engine below /var/lib has such a link: var/run -> /run."""
     for path in ("lib/nodeready/inner", "etc/sysctl.d"):
         (tmp_path / path).mkdir(parents=True)

@@ -1,7 +1,5 @@
 """The disk of a lab node after its reset."""
 
-from __future__ import annotations
-
 
 def test_a_reset_leaves_nothing_of_the_old_disk(fresh_nodes):
     (node,) = fresh_nodes(1)

@@ -1,7 +1,5 @@
 """A node is a machine of its own: its logins, kernel settings, hardware and faults."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Lab, LabNode, image, state
+from nodeready.lab import LabNode, image, state
 from nodeready.lab.image import new_key
 from nodeready.lab.profiles import PROFILES
 from tests.command import wait_for
@@ -18,7 +16,7 @@ from tests.command import wait_for
 Fresh = Callable[..., list[LabNode]]
 
 
-def test_sysctls_are_the_nodes_own(fresh_nodes: Fresh) -> None:
+def test_sysctls_are_the_nodes_own(fresh_nodes):
     one, other = fresh_nodes(2)
     machine = [Path("/proc/sys/kernel/core_pattern"), Path("/proc/sys/fs/suid_dumpable")]
     before = [path.read_text() for path in machine]
@@ -38,7 +36,7 @@ def test_sysctls_are_the_nodes_own(fresh_nodes: Fresh) -> None:
     assert len(boots | {state.boot_id() + "\n"}) == 3
 
 
-def test_processes_and_files_are_the_nodes_own(lab: Lab) -> None:
+def test_processes_and_files_are_the_nodes_own(lab):
     node = lab.nodes[0]
     with subprocess.Popen(["sleep", "98765"]) as outside:
         try:
@@ -54,7 +52,7 @@ def test_processes_and_files_are_the_nodes_own(lab: Lab) -> None:
     assert node.run("echo x > /sys/kernel/profiling", check=False).returncode == 1
 
 
-def test_orphans_are_reaped(fresh_node: LabNode) -> None:
+def test_orphans_are_reaped(fresh_node):
     def gone() -> bool:
         states = fresh_node.enter(["ps", "-eo", "state,args"]).stdout
         return "Z " not in states and "sleep 0.11" not in states
@@ -67,7 +65,7 @@ def test_orphans_are_reaped(fresh_node: LabNode) -> None:
     wait_for(gone)
 
 
-def test_reboot_keeps_the_disk_and_reads_sysctls_as_a_boot_does(fresh_node: LabNode) -> None:
+def test_reboot_keeps_the_disk_and_reads_sysctls_as_a_boot_does(fresh_node):
     if not any(Path(p, "systemd/systemd-sysctl").exists() for p in ("/usr/lib", "/lib")):
         pytest.skip("this machine has no systemd-sysctl")
     fresh_node.write("/etc/sysctl.d/50-first.conf", "kernel.yama.ptrace_scope = 3\n")
@@ -79,7 +77,7 @@ def test_reboot_keeps_the_disk_and_reads_sysctls_as_a_boot_does(fresh_node: LabN
     assert left == ["/root:", "x", "/tmp:"]
 
 
-def test_a_reset_node_is_as_on_the_first_day(fresh_node: LabNode, tmp_path: Path) -> None:
+def test_a_reset_node_is_as_on_the_first_day(fresh_node, tmp_path):
     known = tmp_path / "known_hosts"
     shutil.copy(fresh_node.lab.known_hosts, known)
     fresh_node.run("rm -rf /etc/ssh/ssh_config.d /usr/bin/python3 && echo x > /etc/environment")
@@ -97,16 +95,14 @@ def test_a_reset_node_is_as_on_the_first_day(fresh_node: LabNode, tmp_path: Path
     assert "Host key verification failed" in refused.stderr
 
 
-def test_labs_do_not_meet(lab: Lab, fresh_node: LabNode) -> None:
+def test_labs_do_not_meet(lab, fresh_node):
     assert fresh_node.lab.subnet != lab.subnet
     there = lab.nodes[0].address
     tried = fresh_node.run(f"ssh -o ConnectTimeout=2 root@{there} true", check=False)
     assert "unreachable" in tried.stderr
 
 
-def test_what_is_ours_on_this_machine_does_not_reach_a_node(
-    lab_machine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_ours_on_this_machine_does_not_reach_a_node(lab_machine, tmp_path, monkeypatch):
     ours = tmp_path / "etc" / "99-nodeready.conf"
     ours.parent.mkdir()
     ours.write_text("x")

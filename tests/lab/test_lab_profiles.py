@@ -1,7 +1,5 @@
 """What a shell on a node sees of its hardware, healthy and broken; what is real stays real."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +9,15 @@ import pytest
 from nodeready.lab import Lab, LabError, LabNode
 from nodeready.lab.faults import FAULTS, find
 from nodeready.lab.profiles import PROFILES
-from tests.command import Terminal, Tool
+from tests.cases import read_data
+from tests.command import Terminal
 from tests.helpers import nodeready
 from tests.paths import DOCS
 
 Fresh = Callable[..., list[LabNode]]
 
 
-def test_what_a_profile_does_not_have_stays_real(fresh_nodes: Fresh) -> None:
+def test_what_a_profile_does_not_have_stays_real(fresh_nodes):
     """That a healthy node of each profile passes the checks is asked with the faults."""
     node = fresh_nodes(1, profile="h100")[0]
     node.run("ip link set dev eth0 mtu 1480")
@@ -40,7 +39,7 @@ def rates(node: LabNode) -> list[str]:
     return [line.split()[0] for line in text.splitlines()]
 
 
-def test_a_fault_is_on_the_last_node_until_it_is_taken_away(own_lab: str) -> None:
+def test_a_fault_is_on_the_last_node_until_it_is_taken_away(own_lab):
     def up(*words: str) -> str:
         done = nodeready("lab", "up", "--profile", "h100", "--name", own_lab, *words)
         assert done.returncode == 0, done.stderr
@@ -70,7 +69,7 @@ def test_a_fault_is_on_the_last_node_until_it_is_taken_away(own_lab: str) -> Non
     assert f"{own_lab}: fault on" not in nodeready("lab", "status").stdout
 
 
-def test_a_fault_that_cannot_be_is_said_before_anything_starts(own_lab: str) -> None:
+def test_a_fault_that_cannot_be_is_said_before_anything_starts(own_lab):
     for fault, status, says in (
         ("nosuch", 2, "no fault 'nosuch'; see `nodeready lab up --fault list`"),
         ("ib-down", 1, "a node of profile cpu cannot have the fault ib-down"),
@@ -80,7 +79,7 @@ def test_a_fault_that_cannot_be_is_said_before_anything_starts(own_lab: str) -> 
         assert Lab.load(own_lab) is None
 
 
-def test_all_faults_are_listed(tool: Tool) -> None:
+def test_all_faults_are_listed(tool):
     page = (DOCS / "lab.md").read_text()
     for profile in PROFILES.values():
         assert f"| `{profile.name}` | {profile.about} |" in page
@@ -99,22 +98,14 @@ def test_all_faults_are_listed(tool: Tool) -> None:
     assert list(shown("--profile", "b200")) == of_one
 
 
-def test_a_program_that_a_fault_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_a_fault_needs_is_named(monkeypatch):
     monkeypatch.setattr("nodeready.lab.faults.environment", lambda: {"PATH": "/nonexistent"})
     with pytest.raises(LabError, match="the fault firewall needs nft, which is not installed"):
         find("firewall", "cpu")
 
 
 #: A fault's changes of a disk: a file changed, made, removed; a directory made and removed.
-CHANGES = """
-echo '* - nofile 256' >>/etc/security/limits.conf
-echo broken >/etc/broken
-rm /etc/was /usr/bin/gdb
-rm -r /etc/security/limits.d
-mkdir /etc/new
-echo x >/etc/new/file
-chmod 700 /etc/mode
-"""
+CHANGES = read_data(__file__, "changes.sh")
 
 
 def disk(node: LabNode) -> str:
@@ -123,9 +114,7 @@ def disk(node: LabNode) -> str:
     return node.run(f"{look}; ls /etc/new /etc/broken", check=False).stdout
 
 
-def test_what_a_fault_changes_on_the_disk_is_taken_back(
-    fresh_node: LabNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_fault_changes_on_the_disk_is_taken_back(fresh_node, monkeypatch):
     node = fresh_node
     node.run("echo 1 >/etc/was; mkdir -m 750 /etc/mode; echo 2 >/etc/mode/inside")
     node.run("echo '* - core 0' >/etc/security/limits.d/site.conf")
@@ -152,9 +141,7 @@ def test_what_a_fault_changes_on_the_disk_is_taken_back(
     assert node.run("cat /etc/was; stat -c %a /etc/was").stdout == "mine\n600\n"
 
 
-def test_a_fault_that_cannot_be_set_costs_no_other_node(
-    own_lab: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_that_cannot_be_set_costs_no_other_node(own_lab, monkeypatch):
     broken = replace(FAULTS["clock"], start="echo no such device >&2\nexit 1\n")
     monkeypatch.setitem(FAULTS, "clock", broken)
     lab = Lab.up(own_lab, 2)

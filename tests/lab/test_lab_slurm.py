@@ -1,17 +1,14 @@
 """A lab with Slurm: real daemons, jobs of real users; nothing left behind."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nodeready.lab import LabError, LabNode
-from tests.command import Tool, wait_for
+from tests.command import wait_for
 from tests.conftest import _lab_name, started_slurm
 from tests.lab.test_lab import index_of, traces
 from tests.slurm_lab import SlurmLab, group_path
@@ -33,9 +30,7 @@ def groups(name: str) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=False).stdout
 
 
-def test_jobs_run_from_nodes_from_this_machine_and_from_the_controller(
-    slurm_lab: SlurmLab,
-) -> None:
+def test_jobs_run_from_nodes_from_this_machine_and_from_the_controller(slurm_lab):
     nodes = slurm_lab.nodes
     wait_for(lambda: {state_of(slurm_lab, node) for node in nodes} == {"IDLE"})
     for user in ("root", "ml"):
@@ -49,7 +44,7 @@ def test_jobs_run_from_nodes_from_this_machine_and_from_the_controller(
         slurm_lab.slurm_run("srun", "-p", "nosuch", "hostname")
 
 
-def test_a_job_is_contained(slurm_lab: SlurmLab) -> None:
+def test_a_job_is_contained(slurm_lab):
     node = slurm_lab.nodes[0]
     script = "(setsid sleep 4711 >/dev/null 2>&1 &); cat /proc/self/cgroup"
     where = node.run(f"srun -w {node.name} sh -c '{script}'").stdout
@@ -64,9 +59,7 @@ def test_a_job_is_contained(slurm_lab: SlurmLab) -> None:
 
 
 @pytest.mark.nightly
-def test_postmortem_finds_the_log_of_a_job_that_slurm_still_knows(
-    slurm_lab: SlurmLab, fleet: Callable[..., Path], tool: Tool
-) -> None:
+def test_postmortem_finds_the_log_of_a_job_that_slurm_still_knows(slurm_lab, fleet, tool):
     """Without accounting: scontrol knows the job for a while; the log is on its first node."""
     train = (
         "import os, sys, time, traceback\n"
@@ -90,7 +83,7 @@ def test_postmortem_finds_the_log_of_a_job_that_slurm_still_knows(
     assert f"job {job} is FAILED, the batch script: 1 variable" in " ".join(done.out.split())
 
 
-def test_nothing_is_left_of_a_lab_with_slurm(lab_machine: None) -> None:
+def test_nothing_is_left_of_a_lab_with_slurm(lab_machine):
     machine = [Path("/etc/slurm"), Path("/etc/munge"), Path("/var/lib/slurm"), Path("/run/munge")]
     before = [sorted(path.glob("**/*")) for path in machine]
     name = _lab_name("nothing")

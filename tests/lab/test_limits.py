@@ -1,7 +1,5 @@
 """Dirty nodes: whatever their files say, a new login gets the policy's limits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from nodeready.core.policy import Policy
@@ -31,7 +29,7 @@ def files(node: LabNode) -> set[str]:
 WANTED = ["unlimited", "unlimited", "1024", "1024", "4096", "4096"]
 
 
-def test_a_new_login_has_the_limits_whatever_the_files_say(fresh_nodes: Fresh) -> None:
+def test_a_new_login_has_the_limits_whatever_the_files_say(fresh_nodes):
     dirt = {
         CONF: b"# caf\xe9 \xff\r\n*\thard\tcore\t0 # none\r\n* - nofile 256\r\nroot - core 0\r",
         "/etc/security/limits.d/20-site.conf": "",
@@ -67,7 +65,7 @@ def test_a_new_login_has_the_limits_whatever_the_files_say(fresh_nodes: Fresh) -
     assert node.testinfra().file(CONF).linked_to == "/srv/limits"
 
 
-def test_a_running_service_keeps_running_and_is_pending(fresh_nodes: Fresh) -> None:
+def test_a_running_service_keeps_running_and_is_pending(fresh_nodes):
     unit = "[Service]\nExecStart=/usr/sbin/slurmd\nLimitCORE=0\n"
     override = "/etc/systemd/system/slurmd.service.d/override.conf"
     dirt = {

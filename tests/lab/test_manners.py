@@ -1,7 +1,5 @@
 """Manners of the command line: what is asked, where it is written, and how it looks."""
 
-from __future__ import annotations
-
 import os
 import re
 

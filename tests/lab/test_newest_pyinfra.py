@@ -7,8 +7,6 @@ locked packages. These are the only tests that run code which no lock names.
 NODEREADY_PYINFRA   another version, which may be a pre-release (4.0b1); empty: none is tried
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The network of real nodes: a wire to the lab's bridge, and what is done to it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from nodeready.core.policy import Policy
@@ -20,7 +18,7 @@ def look(node: LabNode, **policy: Any) -> tuple[Nics, dict[str, str]]:
     return seen["nics"], {r.check: r.status for r in judge(seen, want) if r.status not in GOOD}
 
 
-def test_interfaces_of_containers_are_counted_and_cost_no_report(fresh_node: LabNode) -> None:
+def test_interfaces_of_containers_are_counted_and_cost_no_report(fresh_node):
     pairs = [
         f"link add veth{at:08x} type veth peer name cali{at:011x}\nlink set veth{at:08x} up\n"
         for at in range(100)
@@ -44,7 +42,7 @@ def test_interfaces_of_containers_are_counted_and_cost_no_report(fresh_node: Lab
     assert bad == {"nics.link": "fail"}
 
 
-def test_no_tool_is_needed(fresh_node: LabNode) -> None:
+def test_no_tool_is_needed(fresh_node):
     before, _ = look(fresh_node)
     fresh_node.run("rm -f $(command -v ip ethtool)", check=False)
     after, bad = look(fresh_node)

@@ -4,8 +4,6 @@ requirements.lock has paramiko 4, because pyinfra 3.10 wants it (CONTRIBUTING.md
 Here the one of requirements-paramiko.lock takes its place.
 """
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from pathlib import Path
 

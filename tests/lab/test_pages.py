@@ -5,8 +5,6 @@ of the pages is four nodes, gpu001 to gpu004, with a job 4711 on them; the lab i
 starts itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -80,7 +78,7 @@ def commands(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", [*PAGES, *FIRST_HOURS])
-def test_every_command_of_a_page_is_listed(page: str) -> None:
+def test_every_command_of_a_page_is_listed(page):
     assert commands(page) == [command for _, command in ROWS.get(page, [])]
 
 
@@ -178,7 +176,7 @@ def pages_lab(page: str) -> Iterator[None]:
         if page not in FIRST_HOURS and any(isinstance(row[0], int) for row in rows)
     ),
 )
-def test_the_commands_of_a_page_end_as_listed(page: str, home: Path, pages_lab: None) -> None:
+def test_the_commands_of_a_page_end_as_listed(page, home, pages_lab):
     done_before: set[str] = set()
     for status, command in ROWS[page]:
         # On the cluster, no command of a page changes how the same one ends again.
@@ -221,9 +219,7 @@ def first_home(page: str, lab_machine: None, tmp_path: Path) -> Iterator[tuple[P
 
 
 @pytest.mark.parametrize("page", rows_of(FIRST_HOURS))
-def test_a_first_hour_can_be_followed_line_by_line(
-    page: str, first_home: tuple[Path, Lab]
-) -> None:
+def test_a_first_hour_can_be_followed_line_by_line(page, first_home):
     home, lab = first_home
     limits = "".join(
         f"{key} = {value!r}\n" for key, value in {**POLICY, "waivers": WAIVERS}.items()

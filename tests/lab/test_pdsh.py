@@ -1,7 +1,5 @@
 """Real pdsh between nodes, from every kind of shell, and ~/.pdshrc files that belong to users."""
 
-from __future__ import annotations
-
 import base64
 
 import pytest
@@ -10,6 +8,7 @@ from nodeready.core import managed_block
 from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
 from nodeready.operations import pdsh as steps
+from tests.cases import read_table
 from tests.helpers import observe, on
 from tests.lab.looks import deploy, judged, statuses
 
@@ -58,15 +57,7 @@ def test_pdsh_uses_ssh_in_every_kind_of_shell(fresh_nodes, wrapper):
 
 
 #: Changes of the module's directory DIR, and whether pdsh still loads its ssh module.
-MODULES = {
-    "chown 2000 DIR": False,
-    "chmod 777 DIR": False,
-    "chmod 1777 DIR": True,
-    "chgrp 2000 DIR; chmod 775 DIR": True,
-    "chown 2000 DIR/sshcmd.so": False,
-    "chmod 666 DIR/sshcmd.so": False,
-    "chown 2000 /usr/lib": False,
-}
+MODULES = read_table(__file__, "MODULES")
 
 
 def test_a_module_that_pdsh_refuses_is_a_failure_with_its_repair(fresh_node):
@@ -93,7 +84,7 @@ ENVIRONMENTS = (
 )
 
 
-def test_etc_environment_keeps_the_lines_of_others(fresh_node: LabNode) -> None:
+def test_etc_environment_keeps_the_lines_of_others(fresh_node):
     node = fresh_node
     node.write("/etc/pdsh/rcmd_default", "rsh\n")
     node.run(f"mv {ENVIRONMENT} /srv/environment; ln -s /srv/environment {ENVIRONMENT}")
@@ -159,7 +150,7 @@ def test_a_users_own_pdshrc_is_kept(fresh_nodes, own):
     assert reads(node, PDSHRC) == content + b"AFTER=1\n"
 
 
-def test_a_link_in_a_home_leads_nowhere_new(fresh_node: LabNode) -> None:
+def test_a_link_in_a_home_leads_nowhere_new(fresh_node):
     policy = Policy(pdshrc_users=("ml",))
     fresh_node.run("cp -a /etc/shadow /srv/shadow; ln -s /etc/shadow /home/ml/.pdshrc")
     seen = observe(on(fresh_node), policy, ("pdsh",))

@@ -1,7 +1,5 @@
 """Real listeners, real packet filter rules and real kernel settings on real nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -70,7 +68,7 @@ def node(lab: Lab) -> LabNode:
     return lab.nodes[0]
 
 
-def test_a_listener_is_named_and_never_touched(node: LabNode) -> None:
+def test_a_listener_is_named_and_never_touched(node):
     for user, address, status in (("ml", "::", "warn"), ("root", "0.0.0.0", "fail")):
         with listener(node, user, address, 29504) as log:
             results = looked(node)
@@ -87,7 +85,7 @@ def test_a_listener_is_named_and_never_touched(node: LabNode) -> None:
         assert statuses(looked(node)) == GOOD
 
 
-def test_another_user_sees_the_port_but_not_its_process(node: LabNode) -> None:
+def test_another_user_sees_the_port_but_not_its_process(node):
     with listener(node, "root", "0.0.0.0", 29510):
         seen = observe(lambda c, i="": node.run(c, "ml", i, False), POLICY, ("ports",))
     results = {result.check: result for result in judge(seen, POLICY, subjects=("ports",))}
@@ -102,7 +100,7 @@ RULES = {
 }
 
 
-def test_the_rules_of_nft_are_read_and_stay(node: LabNode) -> None:
+def test_the_rules_of_nft_are_read_and_stay(node):
     state = "nft list ruleset; ls /tmp /run; sysctl net.ipv4 2>/dev/null | grep port; ss -Hltn"
     base = "add table inet t; add chain inet t in { type filter hook input priority 0; }"
     for rule, (status, words) in RULES.items():
@@ -116,7 +114,7 @@ def test_the_rules_of_nft_are_read_and_stay(node: LabNode) -> None:
     assert statuses(looked(node)) == GOOD
 
 
-def test_the_rules_of_old_iptables_are_read(fresh_node: LabNode) -> None:
+def test_the_rules_of_old_iptables_are_read(fresh_node):
     rule = ["-A", "INPUT", "-p", "tcp", "--dport", "29505", "-j", "DROP"]
     if fresh_node.enter(["iptables-legacy", *rule], check=False).returncode != 0:
         pytest.skip("this machine has no legacy tables")
@@ -126,7 +124,7 @@ def test_the_rules_of_old_iptables_are_read(fresh_node: LabNode) -> None:
     assert results["ports.firewall"].actual == text
 
 
-def test_busyboxs_find_names_the_holder(fresh_node: LabNode) -> None:
+def test_busyboxs_find_names_the_holder(fresh_node):
     fresh_node.write("/usr/local/bin/find", '#!/bin/sh\nexec busybox find "$@"\n', 0o755)
     with listener(fresh_node, "ml", "0.0.0.0", 29500):
         assert "29500 by python3 (pid " in looked(fresh_node)["ports.range"].actual
@@ -142,7 +140,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("script", rows(BROKEN, "exec sleep 600"))
-def test_a_broken_nft_costs_the_firewall_alone(fresh_node: LabNode, script: str) -> None:
+def test_a_broken_nft_costs_the_firewall_alone(fresh_node, script):
     if script:
         fresh_node.write("/usr/local/bin/nft", f"#!/bin/sh\n{script}\n", 0o755)
     else:
@@ -153,7 +151,7 @@ def test_a_broken_nft_costs_the_firewall_alone(fresh_node: LabNode, script: str)
     assert statuses(results) == {**GOOD, "ports.firewall": firewall.status}
 
 
-def test_the_kernel_may_give_the_range_away(fresh_node: LabNode) -> None:
+def test_the_kernel_may_give_the_range_away(fresh_node):
     key = "net.ipv4.ip_local_port_range"
     fresh_node.run(f"sysctl -w {key}='20000 60999'")
     results = looked(fresh_node)

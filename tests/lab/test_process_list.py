@@ -1,7 +1,5 @@
 """What any user of a node can read there while we are at work: the process list."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -5,8 +5,6 @@ check pass. Where it does not, a deploy leaves the check alone, and the step tha
 would not have made it pass either: it is run all the same, and fails or changes nothing.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

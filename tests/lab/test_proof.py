@@ -3,8 +3,6 @@
 By py-spy, gdb and strace; the session is opened as a login is, with the limits that it really has.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.agent import payload
@@ -24,6 +22,7 @@ from tests.builders.proof import (
     put_py_spy,
     statuses,
 )
+from tests.cases import read_table
 from tests.command import kernel_cores, wait_for, written
 from tests.lab.rows import rows
 from tests.lab.targets import put_python
@@ -143,7 +142,7 @@ def test_gdb_reads_no_file_of_the_user(fresh_node):
     assert fresh_node.enter(["test", "-e", "/tmp/read-by-gdb"], check=False).returncode == 1
 
 
-def test_a_pattern_that_is_not_the_kernels_is_found_out(fresh_node) -> None:
+def test_a_pattern_that_is_not_the_kernels_is_found_out(fresh_node):
     """A lab node has a /proc/sys of its own, as a container may; its crashes are the host's."""
     fresh_node.write("/etc/security/limits.d/zz.conf", "ml - core unlimited\n")
     kernel_cores(fresh_node, "/tmp")
@@ -168,16 +167,7 @@ PROFILE = "/home/ml/.profile"
 
 
 #: What ml's profile does -> the statuses of proof.user and proof.limits, and words of either.
-PROFILES = {
-    "echo noise; echo more >&2; printf 'half a line'": ("ok", "ok", ""),
-    "head -c 300000000 /dev/zero; head -c 3000000 /dev/zero >&2": ("ok", "ok", ""),
-    "ulimit -n 200": ("ok", "fail", "the profile lowers nofile"),
-    "exec <&-; exec 2>&-; cd /nowhere; set -u; trap '' TERM; PATH=/nowhere": ("ok", "ok", ""),
-    "echo go away; exit 3": ("fail", "na", "no session: go away"),
-    "echo going; sleep 300 & setsid sleep 301 & exec sleep 302": (
-        "fail", "na", "no session: timed out; it said: going",
-    ),
-}  # fmt: skip
+PROFILES = read_table(__file__, "PROFILES")
 
 
 def test_whatever_the_profile_does(fresh_node):
@@ -191,26 +181,7 @@ def test_whatever_the_profile_does(fresh_node):
 
 #: A shell, a start-up file and its text -> the check, its status, and words of it. No key opens
 #: ssh, so that the shell is started as sshd starts it.
-STARTS = [
-    ("bash", "/etc/profile.d/zz.sh",
-     "a=(1 2); function f { :; }; export -f f; set -o pipefail; shopt -s nullglob",
-     "user", "ok", ""),
-    ("bash", ".bash_profile", "exit 3", "user", "fail", "no session: exit status 3"),
-    ("bash", ".bash_profile", "read answer; cat; ulimit -n 200",
-     "limits", "fail", "nofile 200 by su -: the profile lowers nofile"),
-    ("bash", ".bashrc", "ulimit -n 200",
-     "limits", "fail", "nofile 200 by a shell as sshd starts it"),
-    ("bash", ".bashrc", '[ -z "$SSH_CLIENT" ] || exit 3',
-     "user", "fail", "no session by a shell as sshd starts it"),
-    ("bash", ".bashrc", "export LD_LIBRARY_PATH=/opt/bad", "gdb", "fail", "/opt/bad/libmpfr"),
-    ("dash", ".profile", "ulimit -n 200", "limits", "fail", "nofile 200 by su -"),
-    ("bash", ".bash_profile", "ulimit -R 200000", "limits", "fail", "rttime 200000 by su -"),
-    ("tcsh", ".login", "limit descriptors 200", "limits", "fail", "nofile 200/"),
-    ("tcsh", ".cshrc", "echo 'it!'; set a=(1 2)", "user", "ok", ""),
-    ("fish", ".config/fish/config.fish", "ulimit -n 200; echo a",
-     "limits", "fail", "nofile 2"),
-    ("nologin", ".profile", "ulimit -n 200", "limits", "fail", "nofile 200 by su -"),
-]  # fmt: skip
+STARTS = read_table(__file__, "STARTS")
 
 
 @pytest.mark.parametrize(
@@ -239,27 +210,7 @@ def test_the_users_own_login_tries_a_login_shell(fresh_node):
 
 
 #: What keeps ml from something -> the check, its status and words of it. Others: tests/unit.
-BARRED = {
-    "mknod -m 660 /dev/nvidia0 c 1 3; chgrp video /dev/nvidia0": (
-        "resources", "fail", "ml cannot open /dev/nvidia0 (0660 root:video)",
-    ),
-    "mount -t tmpfs -o mode=755 tmpfs /dev/shm": (
-        "resources", "fail", "/dev/shm: Permission denied",
-    ),
-    "mount -t tmpfs -o mode=1777,size=512k tmpfs /tmp": (
-        "resources", "fail", "/tmp: No space left on device",
-    ),
-    "mount -t tmpfs -o mode=1777,noexec tmpfs /tmp": (
-        "resources", "warn", "no code can be run from /tmp (Operation not permitted: noexec?)",
-    ),
-    "mount -t tmpfs -o ro tmpfs /home/ml": (
-        "resources", "warn", "/home/ml: Read-only file system",
-    ),
-    "echo 'ml - as 8388608' >/etc/security/limits.d/zz.conf": (
-        "limits", "fail", "too little for a job: as 8589934592 by su - and ssh",
-    ),
-    "echo quit >/etc/gdb/gdbinit": ("gdb", "fail", ""),
-}  # fmt: skip
+BARRED = read_table(__file__, "BARRED")
 
 
 @pytest.mark.parametrize(
@@ -348,22 +299,7 @@ WANTED = Policy(limit_core="0", limit_memlock="0", limit_nofile=200)
 LIMITS = "".join(f"{who} - {what}\n" for who in ("*", "root") for what in ("core 0", "nofile 200"))
 SSHD, OTHER = "/etc/pam.d/sshd", "/etc/security/other.conf"
 #: What is wrong: shell text that makes it so -> the check, and its words. Others: tests/unit.
-WAYS = {
-    f"sed -i 's|pam_limits.so|& conf={OTHER}|' {SSHD}": (
-        "limits",
-        f"nofile 100 by ssh: pam_limits reads {OTHER} by {SSHD}:40; nofile 200 by su -",
-    ),
-    "echo 'ulimit -n 100' >/home/ml/.bashrc": (
-        "limits",
-        "nofile 100 by ssh: the shell's start-up lowers nofile; nofile 200 by su -",
-    ),
-    "echo closed today >/etc/nologin": (
-        "user",
-        "ssh is closed to ml: /etc/nologin is there (closed today)",
-    ),
-    ":": ("limits", "core 0, memlock 0, nofile 200"),
-    "echo '192.0.2.1 '$(uname -n) >/etc/hosts": ("limits", "nofile 200"),
-}
+WAYS = read_table(__file__, "WAYS")
 TOUCHED = (SSHD, "/etc/hosts", "/etc/security")
 
 

@@ -1,7 +1,5 @@
 """The mesh between real nodes: what is wrong is named exactly, and nobody else is touched."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """ssh and pdsh from node to node: what `ready` makes of them, on real nodes."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -10,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.lab import LabNode
+from tests.cases import read_table
 from tests.command import Tool, ours
 
 KNOWN = "/etc/ssh/ssh_known_hosts"
@@ -181,35 +180,10 @@ def test_what_hangs_after_the_login_costs_only_itself(fresh_nodes, bad):
     assert no_client(first)
 
 
-_GIVES = "export PDSH_RCMD_TYPE=rsh\n"
 HOME = f"/home/{USER}"
 #: What gives pdsh another remote command: files -> words of the finding, "": it is none. What is
 #: to be done then is asked of tests/unit.
-WRONG_DEFAULTS = {
-    "a file that profile.d reads": (
-        {"/opt/env.sh": f"# the site's\n{_GIVES}", "/etc/profile.d/a-site.sh": ". /opt/env.sh\n"},
-        "rsh by /opt/env.sh:2",
-    ),
-    "~/.bashrc": (
-        {f"{HOME}/.bashrc": f"case $- in *i*) ;; *) return ;; esac\n{_GIVES}"},
-        f"interactive shell: PDSH_RCMD_TYPE is rsh by {HOME}/.bashrc:2",
-    ),
-    "an alias": (
-        {f"{HOME}/.bashrc": "alias pdsh='pdsh -R rsh'\n"},
-        f"interactive shell by {HOME}/.bashrc:1",
-    ),
-    "a shell that is noisy": (
-        {f"{HOME}/.bashrc": "export WCOLL=/x FANOUT=1; echo Rcmd type rsh; echo '{'\n"},
-        "",
-    ),
-    "by the build": ({"/etc/pdsh/rcmd_default": None}, "by default"),
-    "/etc/environment": ({"/etc/environment": "PDSH_RCMD_TYPE=rsh\n"}, "by /etc/environment:1"),
-    "a ~/.pdshrc that ends": (
-        {f"{HOME}/.pdshrc": "exit 3\n# BEGIN\n"},
-        "no command behind `. ~/.pdshrc` runs: exit status 3",
-    ),
-    "a shell that ends": ({f"{HOME}/.bashrc": "case $- in *i*) exit 3;; esac\n"}, ""),
-}
+WRONG_DEFAULTS = read_table(__file__, "WRONG_DEFAULTS")
 SOME, REST = [*WRONG_DEFAULTS][:4], [*WRONG_DEFAULTS][4:]
 
 

@@ -1,7 +1,5 @@
 """Operations through pyinfra's own command: each changes a node, then nothing, or is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

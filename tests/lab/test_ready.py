@@ -1,7 +1,5 @@
 """`nodeready ready` on real nodes: who is ready, why not, within its budget; and nothing stays."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A fleet that answers by itself: what `record` left on nodes, read without asking them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 NODEREADY_RECORD=1 records them anew, after a section of the look has changed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ dead rank of PyTorch on 12; `make test-all` runs every fault. NODEREADY_SMOKES=2
 at 20 random places, on 64 nodes over plain TCP and on 12 with PyTorch: benchmarks/HISTORY.md.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The one round trip: what a node prints becomes sections again, whatever it prints."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

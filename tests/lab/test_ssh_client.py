@@ -1,7 +1,5 @@
 """ssh from node to node, by real ssh and sshd: its modes, other people's lines, its options."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 
@@ -96,7 +94,7 @@ def test_a_mode_answers_the_question_for_its_hosts_only(fresh_nodes, deployed, m
     assert not re.search("nodeready|ssh_known_hosts", listing)
 
 
-def test_a_node_tells_who_it_is(fresh_node: LabNode) -> None:
+def test_a_node_tells_who_it_is(fresh_node):
     node, name = fresh_node, fresh_node.name
     (ours,) = identity(node).keys
     assert identity(node).addresses == (node.address,)
@@ -143,7 +141,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("case", rows(OTHERS, "lines and bytes"))
-def test_other_peoples_lines_stay(fresh_node: LabNode, case: str) -> None:
+def test_other_peoples_lines_stay(fresh_node, case):
     others, node = OTHERS[case], fresh_node
     node.write(KNOWN_HOSTS, others)
     for want in (fleet(3), fleet(2000), fleet(1999), fleet(4)):
@@ -156,7 +154,7 @@ def test_other_peoples_lines_stay(fresh_node: LabNode, case: str) -> None:
     assert content(node, KNOWN_HOSTS) in (others, others + b"\n")
 
 
-def test_a_block_too_large_to_send_is_told_by_its_digest(fresh_node: LabNode) -> None:
+def test_a_block_too_large_to_send_is_told_by_its_digest(fresh_node):
     node = fresh_node
     want = fleet(4000)
     deploy(node, want)
@@ -178,7 +176,7 @@ def test_a_block_too_large_to_send_is_told_by_its_digest(fresh_node: LabNode) ->
     assert set(want.ssh_known_hosts) < set(lines_of_nodes(whole, {"x": seen}, fetched)["x"])
 
 
-def test_too_many_lines_of_others_are_a_persons(fresh_node: LabNode) -> None:
+def test_too_many_lines_of_others_are_a_persons(fresh_node):
     node = fresh_node
     node.write(KNOWN_HOSTS, b"x ssh-rsa AAAA\n" * (SENT_BYTES // 15 + 10))
     want = fleet(3)
@@ -235,7 +233,7 @@ TRAPS = {
     "case",
     rows(TRAPS, "the distribution's file", "Host * before the Include", "bytes that are no UTF-8"),
 )
-def test_ours_wins_and_the_rest_stays(fresh_node: LabNode, case: str) -> None:
+def test_ours_wins_and_the_rest_stays(fresh_node, case):
     path, text, place = TRAPS[case]
     node = fresh_node
     path = path if path.startswith("/") else f"/etc/ssh/ssh_config.d/{path}"
@@ -271,9 +269,7 @@ def test_ours_wins_and_the_rest_stays(fresh_node: LabNode, case: str) -> None:
         assert content(node, path) == was
 
 
-def test_a_link_stays_a_link_and_a_missing_file_is_made_and_goes_again(
-    fresh_node: LabNode,
-) -> None:
+def test_a_link_stays_a_link_and_a_missing_file_is_made_and_goes_again(fresh_node):
     node, theirs = fresh_node, "/srv/site/ssh_config"
     node.write(theirs, ASK, mode=0o664)
     node.enter(["ln", "-sf", theirs, CONFIG])
@@ -289,7 +285,7 @@ def test_a_link_stays_a_link_and_a_missing_file_is_made_and_goes_again(
 
 
 @pytest.mark.nightly
-def test_what_was_changed_by_hand_is_set_again(fresh_node: LabNode) -> None:
+def test_what_was_changed_by_hand_is_set_again(fresh_node):
     node = fresh_node
     deploy(node, WANT)
 
@@ -310,7 +306,7 @@ def test_what_was_changed_by_hand_is_set_again(fresh_node: LabNode) -> None:
     assert content(node, CONFIG).count(managed_block.BEGIN) == 1
 
 
-def test_roots_own_file_is_named_and_left_alone(fresh_node: LabNode) -> None:
+def test_roots_own_file_is_named_and_left_alone(fresh_node):
     node = fresh_node
     node.write("/root/.ssh/config", "Host gpu*\n    StrictHostKeyChecking no\n", mode=0o600)
     deploy(node, WANT)
@@ -320,7 +316,7 @@ def test_roots_own_file_is_named_and_left_alone(fresh_node: LabNode) -> None:
     assert effective(node)["gpu001"]["stricthostkeychecking"] == "true"
 
 
-def test_no_strict_check_without_keys(fresh_node: LabNode) -> None:
+def test_no_strict_check_without_keys(fresh_node):
     node = fresh_node
     seen = observe(inside(node), WANT, ["ssh_client"])
     with pytest.raises(AssertionError, match="the host keys are not in /etc/ssh/ssh_known_hosts"):

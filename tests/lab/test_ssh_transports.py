@@ -3,8 +3,6 @@
 What ssh itself does with the same words is the judge, wherever ssh can be asked.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -18,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Lab, LabNode
+from nodeready.lab import LabNode
+from tests.cases import read_table
 from tests.command import Done, Tool, hang, hangs, wait_for
 from tests.lab.rows import rows
 from tests.paths import ROOT
@@ -51,6 +50,7 @@ class Site:
     def __init__(self, directory: Path, node: LabNode) -> None:
         self.directory, self.node = directory, node
         self.words: dict[str, str] = {
+            **PIECES,
             "d": str(directory),
             "a": node.address,
             "key": str(node.lab.ssh_key),
@@ -120,57 +120,22 @@ USUAL = "IdentityFile <key>\nIdentitiesOnly yes\nUserKnownHostsFile <known>\n"
 STRICT = "User root\nBatchMode yes\nStrictHostKeyChecking yes\nGlobalKnownHostsFile /dev/null\n"
 ENOUGH = f"{USUAL}{STRICT}"
 HERE = f"HostName <a>\n{ENOUGH}"
-KEYS = f"HostName <a>\n{STRICT}UserKnownHostsFile <known>\n"
-HOSTS = f"HostName <a>\n{STRICT}IdentityFile <key>\n"
 
-RELAY = 'exec 3<>/dev/tcp/%h/%p; cat <&3 & trap "kill $!" EXIT HUP; exec >&3; cat'
-ID, ONLY, UK = "IdentityFile <d>/", "IdentitiesOnly yes\n", "UserKnownHostsFile <d>/"
+#: What the configurations of WAYS and REASONS are made of; `<HERE>` stands for a piece.
+PIECES = {
+    "RELAY": 'exec 3<>/dev/tcp/%h/%p; cat <&3 & trap "kill $!" EXIT HUP; exec >&3; cat',
+    "ID": "IdentityFile <d>/",
+    "ONLY": "IdentitiesOnly yes\n",
+    "UK": "UserKnownHostsFile <d>/",
+    "HERE": HERE,
+    "KEYS": f"HostName <a>\n{STRICT}UserKnownHostsFile <known>\n",
+    "HOSTS": f"HostName <a>\n{STRICT}IdentityFile <key>\n",
+}
 
 #: What a user's file can say about `target`. ssh tells whether that is a way to the node. What
 #: blocks and patterns mean is asked of ssh in test_units_ssh_config, which host keys are taken in
 #: tests/unit.
-WAYS = {
-    "identities": f"{ID}wrong\n{ID}none\nHost target\n{HERE}",
-    "identity-tokens": f"{KEYS}{ID}k_%h_%r_%n\n{ONLY}",
-    "identity-variable": f"{KEYS}IdentityFile ${{NR_TEST_DIR}}/k2\n{ONLY}",
-    "identity-wrong": f"{KEYS}{ID}wrong\n{ONLY}",
-    "identity-locked": f"{KEYS}{ID}locked\n{ONLY}",
-    "identity-locked-in-agent": f"{KEYS}{ID}locked\n{ONLY}IdentityAgent <locked_agent>\n",
-    "agent": f"{KEYS}IdentityAgent <agent>\n{ID}wrong\n",
-    "agent-only-named": f"{KEYS}IdentityAgent <agent>\n{ID}wrong\n{ONLY}",
-    "agent-public-file": f"{KEYS}IdentityAgent <agent>\n{ID}k2.pub\n{ONLY}",
-    "agent-none": f"{KEYS}IdentityAgent none\n{ID}wrong\n",
-    "agent-of-environment": f"{KEYS}IdentityAgent SSH_AUTH_SOCK\n{ID}wrong\n",
-    "agent-by-default": f"{KEYS}{ID}wrong\n",
-    "agent-of-variable": f"{KEYS}IdentityAgent $NR_TEST_AGENT\n{ID}wrong\n",
-    "agent-gone": f"{KEYS}IdentityAgent <d>/nobody\nIdentityFile <key>\n",
-    "certificate-file": f"{KEYS}{ID}user\n{ONLY}CertificateFile <d>/elsewhere-cert.pub\n",
-    "certificate-beside": f"{KEYS}{ID}beside\n{ONLY}",
-    "certificate-in-agent": f"{KEYS}IdentityAgent <cert_agent>\n{ID}wrong\n",
-    "certificate-of-rsa": f"{KEYS}{ID}rsa\n{ONLY}",
-    "certificate-key-in-agent": f"{KEYS}IdentityAgent <user_agent>\n{ONLY}{ID}user.pub\n"
-    f"CertificateFile <d>/elsewhere-cert.pub\n",
-    "certificate-expired": f"{KEYS}{ID}user\n{ONLY}CertificateFile <d>/expired-cert.pub\n",
-    "known-two-files": f"{HOSTS}{UK}empty <known>\n",
-    "known-global": f"GlobalKnownHostsFile <known>\n{HOSTS}{UK}empty\n",
-    "known-hashed": f"{HOSTS}{UK}hashed\n",
-    "known-other-key": f"{HOSTS}{UK}changed\n",
-    "known-by-rsa-alone": f"{HOSTS}{UK}rsa_known\n",
-    "known-alias": f"{HOSTS}HostKeyAlias alias-%n\n{UK}alias\n",
-    "known-alias-with-port": f"{HOSTS}HostKeyAlias alias-target\nPort 2222\n{UK}alias\n",
-    "authority": f"{HOSTS}HostKeyAlias certified\n{UK}authority\n",
-    "strict-accept-new": f"StrictHostKeyChecking accept-new\n{UK}new\n{HOSTS}",
-    "bind-address-wrong": f"BindAddress 192.0.2.1\n{HERE}",
-    "family-wrong": f"AddressFamily inet6\n{HERE}",
-    "ciphers": f"Ciphers aes256-ctr\nKexAlgorithms ecdh-sha2-nistp256\nMACs hmac-sha2-512\n{HERE}",
-    "host-key-algorithms": f"HostKeyAlgorithms rsa-sha2-512\n{HOSTS}{UK}rsa_known\n",
-    "no-public-keys": f"PubkeyAuthentication no\n{HERE}",
-    "bad-option": f"{HERE}Bogus yes\n",
-    "canonicalize": f"CanonicalizeHostname yes\nCanonicalDomains invalid\n{HERE}",
-    "proxy-command": f"ProxyCommand bash -c '{RELAY}'\n{HERE}",
-    "proxy-command-fails": f"ProxyCommand echo no way >&2; false\n{HERE}",
-    "proxy-none": f"ProxyJump none\n{HERE}Host *\nProxyJump nobody.invalid\n",
-}  # fmt: skip
+WAYS = read_table(__file__, "WAYS")
 
 
 def furnish(site: Site, agent: Callable[..., str]) -> dict[str, str]:
@@ -270,16 +235,7 @@ def test_each_setting_means_what_it_means_to_ssh(site, agent, audited):
 
 
 #: What ssh can do and nodeready cannot, or what can never be a way: the reason names it.
-REASONS = {
-    "no-cipher": (f"Ciphers chacha20-poly1305@openssh.com\n{HERE}", "none of the ciphers"),
-    "fdpass": (f"ProxyCommand true\nProxyUseFdpass yes\n{HERE}", "has no ProxyUseFdpass"),
-    "pkcs11": (f"PKCS11Provider /usr/lib/x.so\nUser nobody\n{HERE}", "has no PKCS11Provider"),
-    "family": (f"AddressFamily inet6\n{HERE}", "AddressFamily inet6 of the ssh configuration"),
-    "circle": (f"Host a target\nProxyJump b\nHost b\nProxyJump a\nHost *\n{HERE}", "in a circle"),
-    "bad-exec": (f'Match exec "exit 3" host x user\n{HERE}', "the ssh configuration here: "),
-    "no-file": (None, "nowhere cannot be read"),
-    "exec-hangs": ('Match exec "sleep 4747"\nPort 22\n', "ssh -G does not end"),
-}
+REASONS = read_table(__file__, "REASONS")
 
 
 SOME = [*REASONS][:-1]
@@ -531,7 +487,7 @@ def test_a_masters_connection_to_a_jump_host_is_used_instead_of_a_login(
 
 
 @pytest.mark.nightly
-def test_few_open_files_cost_no_node(lab: Lab, fleet: Callable[..., Path], tool: Tool) -> None:
+def test_few_open_files_cost_no_node(lab, fleet, tool):
     more = {f"{node.name}-{n}": node.inventory_data()[1] for node in lab.nodes for n in range(14)}
     few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
     done = tool("audit", fleet([], more), *AUDIT, first=few)

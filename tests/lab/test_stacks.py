@@ -1,7 +1,5 @@
 """`nodeready stacks` on real nodes: who stands where, who is missing; nobody is touched."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

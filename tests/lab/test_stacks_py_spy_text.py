@@ -1,7 +1,5 @@
 """What `py-spy dump` prints becomes traces: dumps/ holds what py-spy 0.4.3 printed."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`nodeready tail` on real nodes: what differs, what stopped, what hangs; and nothing stays."""
 
-from __future__ import annotations
-
 import json
 import signal
 
@@ -10,7 +8,6 @@ import pytest
 from nodeready.lab import LabNode
 from tests.command import Done, ours, wait_for
 from tests.lab.test_host import END_MOUNT, NAS, dead_mount
-from tests.slurm_lab import SlurmLab
 
 LOGS = "/var/log/train"
 PATTERN = f"{LOGS}/rank_*.log"
@@ -100,7 +97,7 @@ def test_what_is_no_log_is_named_and_costs_itself_alone(fresh_nodes, fleet, tool
 
 
 @pytest.mark.nightly
-def test_a_mount_that_hangs_costs_its_own_files(fresh_node: LabNode, fleet, tool):
+def test_a_mount_that_hangs_costs_its_own_files(fresh_node, fleet, tool):
     job([fresh_node])
     dead_mount(fresh_node)
     fresh_node.run(f"ln -s '{NAS}/rank_2.log' {LOGS}/rank_2.log")
@@ -140,7 +137,7 @@ def test_a_slow_expression_costs_its_file_and_an_interrupt_ends_all(fresh_nodes,
         wait_for(lambda node=node: not ours(node) and not hanging(node))
 
 
-def test_the_home_is_that_of_the_login_with_sudo_too(fresh_node: LabNode, fleet, tool):
+def test_the_home_is_that_of_the_login_with_sudo_too(fresh_node, fleet, tool):
     fresh_node.run("su ml -c 'mkdir -p ~/logs/a && echo mine >~/logs/a/rank_0.log'")
     fresh_node.run("mkdir /root/logs; echo roots >/root/logs/b.log")
     fresh_node.write("/etc/sudoers.d/ml", "ml ALL=(ALL) NOPASSWD: ALL\n", mode=0o440)
@@ -171,7 +168,7 @@ def test_this_machine_alone(tool, tmp_path):
 
 
 @pytest.mark.nightly
-def test_the_ranks_of_a_real_step_of_slurm(slurm_lab: SlurmLab, fleet, tool):
+def test_the_ranks_of_a_real_step_of_slurm(slurm_lab, fleet, tool):
     node = slurm_lab.nodes[0]
     script = (
         "for step in 1 2 3 4; do echo step $step; sleep 0.2;"

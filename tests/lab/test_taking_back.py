@@ -1,7 +1,5 @@
 """What docs/deploy.md says about taking a deploy back is true on a node."""
 
-from __future__ import annotations
-
 import re
 
 from tests.helpers import nodeready

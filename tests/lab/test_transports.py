@@ -3,8 +3,6 @@
 Whoever carries, a node that cannot be asked is named once, with its cause, and costs itself.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -152,13 +150,10 @@ def test_an_interrupt_gives_the_allocation_back(slurm_lab, root_slurm, fleet, to
     assert not [row for node in slurm_lab.nodes for row in ours(node)]
 
 
-@pytest.mark.parametrize(
-    ("salloc", "said"),
-    [
-        ("-p nosuch", "salloc: Job submit/allocate failed"),
-        ("-A 'x", "--salloc -A 'x: no closing quotation"),
-    ],
-)
+@pytest.mark.parametrize(("salloc", "said"), [
+    ("-p nosuch", "salloc: Job submit/allocate failed"),
+    ("-A 'x", "--salloc -A 'x: no closing quotation"),
+])  # fmt: skip
 def test_what_slurm_refuses_is_one_line(slurm_lab, fleet, tool, salloc, said):
     env = {"SLURM_CONF": slurm_lab.slurm_conf}
     done = tool("audit", fleet(slurm_lab.nodes), "--via", "srun", "--salloc", salloc, env=env)

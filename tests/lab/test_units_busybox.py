@@ -1,7 +1,5 @@
 """The scripts of the probes under busybox, of which unit tests ask the same of sh and awk."""
 
-from __future__ import annotations
-
 import inspect
 import shutil
 import subprocess
@@ -47,14 +45,14 @@ def awk() -> list[str]:
 
 
 @pytest.mark.parametrize("question", questions("shell"))
-def test_the_shell(question: Callable[..., None], tmp_path: Path) -> None:
+def test_the_shell(question, tmp_path):
     given = {"shell": ["busybox", "ash"], "tmp_path": tmp_path}
     question(**{word: given[word] for word in inspect.signature(question).parameters})
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("missing", ["", "timeout"])
-def test_checks_of_a_sites_own(missing: str, tmp_path: Path) -> None:
+def test_checks_of_a_sites_own(missing, tmp_path):
     """With nothing but busybox, whose `timeout` ends only its child; and without any."""
     busybox = str(shutil.which("busybox"))
     listed = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True)

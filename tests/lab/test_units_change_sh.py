@@ -1,7 +1,5 @@
 """The shell library that changes a node, under each shell and with each set of tools."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

@@ -1,7 +1,5 @@
 """ClusterShell's process and ssh, at a port of this machine at which no program listens."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """What is published: the wheel and the sdist, which hold the package, and the manual page."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

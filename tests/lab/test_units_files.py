@@ -1,7 +1,5 @@
 """A report's file: through root's own links, whole or not at all."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

@@ -1,7 +1,5 @@
 """gdb and strace on processes of our own: they show what they should, and their target goes on."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`nodeready run` and the node's program under other Pythons of this machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The lines of docs/audit.md that send a message when nodes change."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import os

@@ -1,7 +1,5 @@
 """The alerts, the dashboard and the units of share/, by the programs that read them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

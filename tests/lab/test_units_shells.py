@@ -1,7 +1,5 @@
 """Scripts of ours in the shells of nodes and of their users: what tests/unit asks of `sh`."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A pair between two network namespaces, with faults of their network."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -92,16 +90,13 @@ LOSS = "iptables -A INPUT -m statistic --mode random --probability 0.05 -j DROP"
 SLOW = "tc qdisc add dev eth0 root tbf rate 1mbit burst 16kb latency 400ms"
 
 
-@pytest.mark.parametrize(
-    ("fault", "tries", "outcome", "gbps"),
-    [
-        (ONE_PORT, ["ok", "timeout", "ok", "ok"], "ok", (0.02, 1e6)),
-        ("iptables -A INPUT -j DROP", ["timeout"] * 3 + ["skipped"], "", (-1, 0.02)),
-        (BLACK_HOLE, ["ok"] * 4, "large", (-1, 0.02)),
-        (SLOW, ["ok"] * 4, "slow", (0.0005, 0.0015)),
-        (LOSS, ["ok"] * 4, "ok", (0.0, 1e6)),
-    ],
-)
+@pytest.mark.parametrize(("fault", "tries", "outcome", "gbps"), [
+    (ONE_PORT, ["ok", "timeout", "ok", "ok"], "ok", (0.02, 1e6)),
+    ("iptables -A INPUT -j DROP", ["timeout"] * 3 + ["skipped"], "", (-1, 0.02)),
+    (BLACK_HOLE, ["ok"] * 4, "large", (-1, 0.02)),
+    (SLOW, ["ok"] * 4, "slow", (0.0005, 0.0015)),
+    (LOSS, ["ok"] * 4, "ok", (0.0, 1e6)),
+])  # fmt: skip
 def test_a_pair_and_its_faults(fault, tries, outcome, gbps):
     order = {"small": 4096, "large": 8 * MIB if fault == SLOW else MIB, "limit_s": 12.0}
     answer = perform(fault=fault, order=order)

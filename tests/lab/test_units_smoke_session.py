@@ -1,7 +1,5 @@
 """The program of a smoke test in a session of the job's user, which the real su opens."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pwd

@@ -3,8 +3,6 @@
 A fault is Python that each forked process runs first (`sitecustomize`), beside the real torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -259,13 +257,10 @@ def test_a_test_is_ended_when_it_is_told_to(node):
     assert passed(node.run(order(2)))
 
 
-@pytest.mark.parametrize(
-    ("number", "limit_s", "error"),
-    [
-        (signal.SIGSTOP, 8, "did not answer, and was ended"),
-        (signal.SIGKILL, 60, "ended in the test"),
-    ],
-)
+@pytest.mark.parametrize(("number", "limit_s", "error"), [
+    (signal.SIGSTOP, 8, "did not answer, and was ended"),
+    (signal.SIGKILL, 60, "ended in the test"),
+])  # fmt: skip
 def test_a_python_that_hangs_or_dies_ends_with_its_ranks(node, number, limit_s, error):
     pid = node.process.pid
     node.mark.unlink(missing_ok=True)

@@ -1,7 +1,5 @@
 """ssh's configuration: names that share a question have nothing of each other, as ssh -G says."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 from pathlib import Path
@@ -43,7 +41,7 @@ COMPARED = (
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_what_is_shared_between_names_is_what_ssh_says_of_each(seed: int, tmp_path: Path) -> None:
+def test_what_is_shared_between_names_is_what_ssh_says_of_each(seed, tmp_path):
     draw = random.Random(seed)
     inner = tmp_path / "inner"
     values = [one.format(inner=inner) for one in VALUES]
@@ -70,9 +68,7 @@ def test_what_is_shared_between_names_is_what_ssh_says_of_each(seed: int, tmp_pa
         assert known.replace("~", str(Path.home())) == right["userknownhostsfile"][0]
 
 
-def test_names_for_which_the_same_lines_hold_share_one_question(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_for_which_the_same_lines_hold_share_one_question(tmp_path, monkeypatch):
     asked = []
     ask = SshConfig._run_ssh_g
     monkeypatch.setattr(SshConfig, "_run_ssh_g", lambda *how: asked.append(how[1]) or ask(*how))

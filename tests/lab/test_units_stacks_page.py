@@ -1,7 +1,5 @@
 """The page of stacks in a browser: each control, by what a reader then sees."""
 
-from __future__ import annotations
-
 import base64
 import re
 

@@ -1,7 +1,5 @@
 """A wrong word ends a command before it asks a node: one line that names it, and exit status 2."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

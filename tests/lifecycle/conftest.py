@@ -4,8 +4,6 @@ nodes      pristine at the file's first test; each test leaves them as the next 
 where      their inventory, with a policy that every machine can give its nodes
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

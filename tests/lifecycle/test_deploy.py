@@ -3,8 +3,6 @@
 The tests are the steps of one life: they run in this order on the same nodes.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -16,7 +14,7 @@ import pytest
 
 from nodeready.lab import LabNode, down
 from nodeready.subjects.gate import facts as gate
-from tests.command import Tool, ours, written
+from tests.command import ours, written
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.xdist_group("lifecycle-deploy")
@@ -185,7 +183,7 @@ def lab_name(lab_machine: None) -> Iterator[str]:
     down(name)
 
 
-def test_a_lab_starts_shows_itself_and_leaves_nothing(lab_name: str, tool: Tool) -> None:
+def test_a_lab_starts_shows_itself_and_leaves_nothing(lab_name, tool):
     up = tool("lab", "up", "--name", lab_name, "--nodes", "1")
     assert up.status == 0, up
     status = tool("lab", "status")

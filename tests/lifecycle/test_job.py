@@ -3,20 +3,17 @@
 Plain Python ranks, nothing of torch. Each test leaves the job as it was.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
 import tarfile
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from pathlib import Path
 
 import pytest
 
 from nodeready.lab import LabNode
-from tests.command import Tool, ours, wait_for, written
+from tests.command import ours, wait_for, written
 from tests.lab.stacks_job import HERE, Job
 
 pytestmark = pytest.mark.xdist_group("lifecycle-job")
@@ -235,7 +232,7 @@ def test_smoke_lets_the_others_go_without_a_lost_node(nodes, where, tool, tmp_pa
     assert not [row for node in nodes for row in ours(node)]
 
 
-def test_run_keeps_a_ranks_log_and_its_exit_status(tool: Tool, tmp_path: Path) -> None:
+def test_run_keeps_a_ranks_log_and_its_exit_status(tool, tmp_path):
     words = ("run", "--log-dir", tmp_path, "sh", "-c", "echo step 1; exit 7")
     done = tool(*words, env={"RANK": "2", "WORLD_SIZE": "4"})
     assert done.status == 7, done

@@ -1,7 +1,5 @@
 """A whole command on nodes that answer as a test says: its output, and its exit code."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ bundle_file  the program of the node with the default policy, as a file
 pythons      the Pythons of this machine, by version: as many as there are
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`nodeready.audit`, `.ready`, `.deploy`, `.stacks`: the commands as functions."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import signal
@@ -55,20 +53,14 @@ def test_a_function_has_the_options_of_its_command(command):
     assert names == options - left_out
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"inventory": "-x.py", "only": None, "local": False}, "-- -x.py"),
-        ({"only": ["ptrace", "gpus.*"], "check": True}, "--only=ptrace,gpus.* --check"),
-        ({"limit": "-q", "samples": 0, "interval": 0.5}, "--limit=-q --samples=0 --interval=0.5"),
-        (
-            {"pids": (1, 2), "locals_": True, "source": Path("d")},
-            "--pid=1 --pid=2 --locals --from=d",
-        ),
-        ({"timeout": "5m", "budget": 20}, "--timeout=5m --budget=20"),
-        ({"transport": {"ssh_user": "a b"}}, "--ssh-user=a b"),
-    ],
-)
+@pytest.mark.parametrize(("values", "words"), [
+    ({"inventory": "-x.py", "only": None, "local": False}, "-- -x.py"),
+    ({"only": ["ptrace", "gpus.*"], "check": True}, "--only=ptrace,gpus.* --check"),
+    ({"limit": "-q", "samples": 0, "interval": 0.5}, "--limit=-q --samples=0 --interval=0.5"),
+    ({"pids": (1, 2), "locals_": True, "source": Path("d")}, "--pid=1 --pid=2 --locals --from=d"),
+    ({"timeout": "5m", "budget": 20}, "--timeout=5m --budget=20"),
+    ({"transport": {"ssh_user": "a b"}}, "--ssh-user=a b"),
+])  # fmt: skip
 def test_a_value_is_never_an_option(values, words):
     assert " ".join(api._words("audit", **values)) == f"audit --format=json {words}"
 
@@ -90,15 +82,12 @@ def test_a_document_comes_and_the_callers_process_stays_as_it_was(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize(
-    ("call", "why"),
-    [
-        ("audit('nosuch.py')", "no such inventory file: nosuch.py"),
-        ("audit('@local', only='nosuch')", "--only nosuch: no such check or subject"),
-        ("ready()", "give either an INVENTORY or --local"),
-        ("stacks(source='nosuch')", "nosuch"),
-    ],
-)
+@pytest.mark.parametrize(("call", "why"), [
+    ("audit('nosuch.py')", "no such inventory file: nosuch.py"),
+    ("audit('@local', only='nosuch')", "--only nosuch: no such check or subject"),
+    ("ready()", "give either an INVENTORY or --local"),
+    ("stacks(source='nosuch')", "nosuch"),
+])  # fmt: skip
 def test_an_error_has_the_message_and_the_exit_code_of_the_command(
     call, why, tmp_path, monkeypatch
 ):

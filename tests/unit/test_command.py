@@ -1,7 +1,5 @@
 """The tests' own tools tell the same whoever started the tests, and in whatever order."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

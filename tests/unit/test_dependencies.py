@@ -1,7 +1,5 @@
 """Imported packages are declared, and the locks pin every file that is installed."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

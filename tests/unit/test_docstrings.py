@@ -1,7 +1,5 @@
 """A function's docstring names the exceptions that it raises, and its examples hold."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import doctest

@@ -1,7 +1,5 @@
 """A report's file: whole or not at all. Links of other users: tests/lab/test_units_files.py."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

@@ -4,8 +4,6 @@ tests/rooms.py has the packages (rooms) in their order. Every import counts here
 function or for types.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,40 +1,26 @@
 """The gate for text that came from a node: one line, of which every character is seen."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.core.text import parse_span, sanitise, span_words
+from tests.cases import read_table
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("a\x1b[31mb\r\nc\x9b", r"a\x1b[31mb\x0d\x0ac\x9b"),
-        ("a\u202eb\u061cc\u2028", r"a\u202eb\u061cc\u2028"),
-        # Nobody sees these, and a program that reads the report does.
-        ("ok\U000e0041\u3164\xad\ufff9", r"ok\U000e0041\u3164\xad\ufff9"),
-        ("\udcff", r"\xff"),
-        ("é 漢 \u26a0\ufe0f \t.", "é 漢 \u26a0\ufe0f     ."),
-    ],
-)
+@pytest.mark.parametrize(("text", "shown"), [
+    ("a\x1b[31mb\r\nc\x9b", r"a\x1b[31mb\x0d\x0ac\x9b"),
+    ("a\u202eb\u061cc\u2028", r"a\u202eb\u061cc\u2028"),
+    # Nobody sees these, and a program that reads the report does.
+    ("ok\U000e0041\u3164\xad\ufff9", r"ok\U000e0041\u3164\xad\ufff9"),
+    ("\udcff", r"\xff"),
+    ("é 漢 \u26a0\ufe0f \t.", "é 漢 \u26a0\ufe0f     ."),
+])  # fmt: skip
 def test_what_is_not_seen_or_moves_the_rest_is_an_escape(text, shown):
     assert sanitise(text) == shown
 
 
 @pytest.mark.parametrize(
     ("words", "seconds", "shown"),
-    [
-        ("90", 90, "90s"),
-        (" 20s ", 20, "20s"),
-        ("0.5", 0.5, "0.5s"),
-        ("1.5m", 90, "90s"),
-        ("5m", 300, "5m"),
-        ("120m", 7200, "2h"),
-        ("2d", 172800, "2d"),
-        ("1w", 604800, "7d"),
-        ("0", 0, "0s"),
-    ],
+    read_table(__file__, "a_span_of_time_has_a_unit_or_is_in_seconds"),
 )
 def test_a_span_of_time_has_a_unit_or_is_in_seconds(words, seconds, shown):
     assert (parse_span(words), span_words(seconds)) == (seconds, shown)

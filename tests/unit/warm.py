@@ -6,8 +6,6 @@ streams of its own, from the command line to the exit code. Another command line
 streams of the test's own (a terminal), is a process of its own as in tests/command.py.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -4,8 +4,6 @@ vm          the machine, booted once; a test leaves it as it was
 deployed    its inventory and how the deploy ended, which the first test that asks for it starts
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

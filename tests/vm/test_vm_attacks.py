@@ -1,7 +1,5 @@
 """What users plant where root writes, on a kernel that protects root and on one that does not."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 
@@ -13,7 +11,7 @@ from tests.vm.machine import Vm
 _PROTECTED = ("protected_symlinks", "protected_regular", "protected_fifos")
 
 
-def test_the_nodes_state_is_a_fresh_debians(vm: Vm) -> None:
+def test_the_nodes_state_is_a_fresh_debians(vm):
     # Nothing has been deployed yet: the first test of the machine.
     assert vm.run("sysctl -n kernel.core_pattern; id -u ml").stdout == "core\n2000\n"
     vm.run("grep menuentry /boot/grub/grub.cfg && test ! -e /etc/ssh/ssh_known_hosts")

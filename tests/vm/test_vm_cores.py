@@ -1,7 +1,5 @@
 """`nodeready cores` with the kernel's own core_pattern, as a deploy sets it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -41,7 +39,7 @@ def crash(vm: Vm, rank: int, before: str = ":") -> None:
     assert vm.run(f"{before}; {run}; echo $?", user=USER).stdout == "139\n"
 
 
-def test_crashes_are_found_where_the_kernel_puts_them(vm: Vm, where: Path) -> None:
+def test_crashes_are_found_where_the_kernel_puts_them(vm, where):
     crash(vm, 0)
     crash(vm, 1)
     found = cores(where)
@@ -56,7 +54,7 @@ def test_crashes_are_found_where_the_kernel_puts_them(vm: Vm, where: Path) -> No
 
 
 @pytest.mark.nightly
-def test_a_core_that_the_limit_cut_off_says_so(vm: Vm, where: Path) -> None:
+def test_a_core_that_the_limit_cut_off_says_so(vm, where):
     crash(vm, 0, "ulimit -c 400")
     (core,) = cores(where)["cores"]
     assert core["truncated"]
@@ -67,7 +65,7 @@ def test_a_core_that_the_limit_cut_off_says_so(vm: Vm, where: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_live_process_leaves_a_core_and_goes_on(vm: Vm, where: Path) -> None:
+def test_a_live_process_leaves_a_core_and_goes_on(vm, where):
     vm.run(f"setsid python3 -c {shlex.quote(SLEEP)} </dev/null >/dev/null 2>&1 & sleep 1", USER)
     pid = vm.run(f"pgrep -u {USER} -f 'time.sleep.3000'").stdout.strip()
     try:

@@ -1,9 +1,6 @@
 """A deploy to a real kernel: live at once, seen in a crash, and still so after a reboot."""
 
-from __future__ import annotations
-
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -62,7 +59,7 @@ def test_a_deploy_is_at_work_at_once_and_after_a_reboot(vm, deployed):
 
 
 @pytest.mark.nightly
-def test_scope_3_cannot_be_lowered_and_says_so(vm: Vm, where: Path) -> None:
+def test_scope_3_cannot_be_lowered_and_says_so(vm, where):
     vm.run("sysctl -qw kernel.yama.ptrace_scope=3")
     deployed = nodeready("deploy", where, "--yes", "--only", "ptrace")
     assert deployed.returncode == 3, deployed.stdout

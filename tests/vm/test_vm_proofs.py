@@ -4,14 +4,11 @@ Each run is between two looks at everything that is not ours: whatever the fault
 was touched, and nothing of ours is left.
 """
 
-from __future__ import annotations
-
 import secrets
 import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +19,7 @@ from nodeready.core.result import Result
 from nodeready.subjects.proof import facts as proved
 from nodeready.subjects.proof.facts import ProofConfig
 from nodeready.subjects.snapshot import Snapshot, judge
-from tests.cases import cases
+from tests.cases import cases, read_data
 from tests.helpers import nodeready
 from tests.vm.conftest import USER
 from tests.vm.machine import Vm
@@ -113,7 +110,7 @@ def judged(seen: proved.Proved, want: Policy = WANT) -> dict[str, Result]:
     return {result.check.partition(".")[2]: result for result in asked}
 
 
-def test_after_a_deploy_everything_is_proven(vm: Vm, where: Path) -> None:
+def test_after_a_deploy_everything_is_proven(vm, where):
     names = ("user", "limits", *ATTACH, "core", "backtrace")
     only = ",".join(f"proof.{name}" for name in names)
     with untouched(vm):
@@ -159,23 +156,11 @@ file=$store/core.sh.$2.boot.$1.${5}000000
 tr '\0' ' ' </proc/$1/cmdline >$store/words.$1
 cat >$file
 """
-COREDUMPCTL = r"""#!/bin/sh
-store=/var/lib/systemd/coredump
-for pid; do :; done
-file=$(ls $store/core.sh.*.boot.$pid.* 2>/dev/null)
-if [ -z "$file" ]; then echo 'No coredumps found.' >&2; exit 1; fi
-case "$*" in
-*info*)
-    printf '           PID: %s (sh)\n  Command Line: %s\n' $pid "$(cat $store/words.$pid)"
-    printf '       Storage: %s (present)\n' $file ;;
-*) while [ "$1" != -o ]; do shift; done
-    cat $file >"$2" ;;
-esac
-"""
+COREDUMPCTL = read_data(__file__, "coredumpctl.sh")
 
 
 @pytest.mark.nightly
-def test_a_core_in_systemds_store_is_found_by_coredumpctl(vm: Vm, where: Path) -> None:
+def test_a_core_in_systemds_store_is_found_by_coredumpctl(vm, where):
     program = "/usr/lib/systemd/systemd-coredump"
     files = {program: HANDLER, "/usr/local/bin/coredumpctl": COREDUMPCTL}
     for path, text in files.items():
@@ -199,7 +184,7 @@ def test_a_core_in_systemds_store_is_found_by_coredumpctl(vm: Vm, where: Path) -
 
 # With a terminal, sudo has a monitor, another process called sudo.
 @pytest.mark.nightly
-def test_sudos_core_limit_is_not_the_jobs(vm: Vm, where: Path) -> None:
+def test_sudos_core_limit_is_not_the_jobs(vm, where):
     # Where PAM sets no limits, those of sshd count, and then sudo's 0.
     vm.run(
         "cp -a /etc/pam.d /root/pam.d; sed -i /pam_limits/d /etc/pam.d/su /etc/pam.d/sshd;"
@@ -223,7 +208,7 @@ def test_sudos_core_limit_is_not_the_jobs(vm: Vm, where: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_scope_3_stops_root_too_until_a_reboot(vm: Vm, where: Path) -> None:
+def test_scope_3_stops_root_too_until_a_reboot(vm, where):
     vm.run(f"echo 3 >{SCOPE}")
     try:
         with untouched(vm):

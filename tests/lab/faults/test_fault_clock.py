@@ -1,7 +1,5 @@
 """Clocks that jump by hours while a command runs, on a node and on this machine."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Nodes that cannot be reached, or not any more: they are named, and the others finish."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import socket
@@ -11,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from nodeready.fleet.inventory.nodeset import nodes
+from tests.cases import read_table
 from tests.command import hang, hangs, ours, wait_for, written
 
 
@@ -109,21 +108,7 @@ def test_node_unreachable(fresh_nodes, fleet, tool):
 
 
 #: Case -> what its host has in the inventory, what the one line says.
-REFUSALS = {
-    "key": ({"ssh_user": "nobody"}, r"{address} refused user nobody with {key}"),
-    "changed": (
-        {"ssh_known_hosts_file": "{other}", "ssh_strict_host_key_checking": "no"},
-        r"host key of {address} changed; refused\. If the node was re-imaged: "
-        r"ssh-keygen -f {other} -R {address}",
-    ),
-    "unknown": (
-        {"ssh_known_hosts_file": "{empty}"},
-        r"host key of {address} is not in {empty}; refused \(ssh-keyscan adds it\)",
-    ),
-    "missing": ({"ssh_key": "{empty}.no"}, r"{empty}\.no: no such key file"),
-    "none": ({"ssh_key": "{empty}"}, r"{empty} is no private key"),
-    "locked": ({"ssh_key": "{locked}"}, r"{locked} is encrypted: unlock it in an ssh agent"),
-}
+REFUSALS = read_table(__file__, "REFUSALS")
 
 
 def test_refused(fresh_nodes, fleet, tool, tmp_path):

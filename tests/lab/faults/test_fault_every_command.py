@@ -1,26 +1,17 @@
 """A node whose disk is full, or that stalls, in the commands that ask about a job."""
 
-from __future__ import annotations
-
 import json
 import time
 
 import pytest
 
+from tests.cases import read_data
 from tests.command import ours
 from tests.lab.stacks_job import Job
 
 LOG = "/var/log/job.log"
 #: Every place of the node where something is written; what is there stays.
-FULL = r"""
-for place in /run /tmp /var/tmp /dev/shm /var/crash /home /etc/sysctl.d /etc/security/limits.d; do
-    mkdir -p /mnt/old $place && cp -a $place/. /mnt/old/ 2>/dev/null || :
-    mount -t tmpfs -o size=512k,mode=1777 none $place
-    cp -a /mnt/old/. $place/ 2>/dev/null || :
-    rm -rf /mnt/old
-    cat /dev/zero >$place/fill 2>/dev/null || :
-done
-"""
+FULL = read_data(__file__, "full.sh")
 #: In place of `timeout`, with which each of our commands begins: it answers, and then stalls.
 STALL = "#!/bin/sh\nprintf 'welcome\\n'\nexec sleep 600\n"
 

@@ -1,7 +1,5 @@
 """Two runs at once, commands that hang, a user who interrupts: nothing of ours stays behind."""
 
-from __future__ import annotations
-
 import re
 import signal
 

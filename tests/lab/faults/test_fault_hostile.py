@@ -1,23 +1,13 @@
 """What a node says is data: no path, command or template of ours; and mistakes of ours."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
+from tests.cases import read_table
 from tests.command import written
 
 #: Each would make a file, or become another text, if anything took it for more than data.
-INJECTIONS = (
-    "$(touch /tmp/pwned)",
-    "`touch /tmp/pwned`",
-    "; touch /tmp/pwned ;",
-    "' ; touch /tmp/pwned ; '",
-    '" ; touch /tmp/pwned ; "',
-    "{{ 7*7 }}{% for x in () %}",
-    "../../tmp/pwned",
-    "-rf",
-)
+INJECTIONS = read_table(__file__, "INJECTIONS")
 
 #: Mistakes that we do not know of: in judging a subject, and in planning a step.
 _MISTAKES = """
@@ -79,15 +69,7 @@ def test_a_fact_used_as_a_path_a_command_or_a_template(fresh_node, fleet, tool):
 
 
 #: Scripts through any shell, tests/lab/test_units_login_shells asks.
-LOGINS = {
-    "sh alone": "sed -i 's#^\\(root:.*:\\).*#\\1/bin/sh#' /etc/passwd; "
-    "rm -f /bin/bash /usr/bin/bash /bin/gzip /usr/bin/gzip",
-    "zero bytes and latin1": r"""printf 'printf "\\000\\377caf\\351"; echo oops >&2\n' >$RC""",
-    "a mark that looks like ours": "echo 'echo nodeready/1 0123456789abcdef gzip' >$RC; "
-    "echo 'alias timeout=false echo=false sh=false; set -u' >>$RC",
-    "another locale, and odd variables": "printf 'LANG=de_DE.UTF-8\nLC_ALL=de_DE.UTF-8\n"
-    "LANGUAGE=de\nGREP_OPTIONS=-v\nCDPATH=/\nPOSIXLY_CORRECT=1\n' >/etc/environment",
-}
+LOGINS = read_table(__file__, "LOGINS")
 
 
 def test_any_login_profile_and_environment(fresh_nodes, fleet, tool):

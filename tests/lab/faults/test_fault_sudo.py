@@ -1,7 +1,5 @@
 """sudo that wants a password, and secrets: asked for once, and never to be seen again."""
 
-from __future__ import annotations
-
 import secrets
 
 from nodeready.fleet.inventory.nodeset import fold

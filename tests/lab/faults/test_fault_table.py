@@ -13,8 +13,6 @@ untold   whose tool is silent: what only that tool can tell is unknown
 faults   fault -> words of the result of the first check or proof
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -236,7 +234,7 @@ def differences(bench: Bench, skipped: str, faults: list[str]) -> dict[str, str]
     return {name: why for name, why in wrong.items() if why}
 
 
-def test_every_fault_is_in_the_table() -> None:
+def test_every_fault_is_in_the_table():
     assert set(TABLE) == set(FAULTS)
 
 
@@ -252,8 +250,8 @@ TESTS = [
 
 @pytest.mark.parametrize(("profile", "batches"), TESTS)
 def test_a_healthy_node_is_well_and_each_fault_shows_where_it_should_and_nowhere_else(
-    bench: Bench, batches: list[Batch]
-) -> None:
+    bench, batches
+):
     if batches[:1] != [("proof.attach_native", SOME)]:
         for report in bench.ready({}, "--limit", ",".join(bench.partners)).values():
             assert (complaints(report), report.go) == ({}, True)

@@ -1,7 +1,5 @@
 """Writing to a disk that is full, through links, cut off: old or new, never a mix."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Nodes that differ from their peers, a policy learnt from a majority, and their addresses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -138,17 +136,14 @@ def test_a_device_of_few_nodes_is_left_out_and_a_flood_does_not_fill_the_file(le
     assert len(text) < 5000
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"gpu_model": "x'\nimport os  # \x1b[2J"},
-        {"gpu_model": "\udcff\u202e"},
-        {"gpu_count": 10**9},
-        {"nics": {"eth0\n": {"mtu": 1}}},
-        {"nics": {"eth0": {"driver": "a\nb"}}},
-        {"timezone": "'''\\"},
-    ],
-)
+@pytest.mark.parametrize("settings", [
+    {"gpu_model": "x'\nimport os  # \x1b[2J"},
+    {"gpu_model": "\udcff\u202e"},
+    {"gpu_count": 10**9},
+    {"nics": {"eth0\n": {"mtu": 1}}},
+    {"nics": {"eth0": {"driver": "a\nb"}}},
+    {"timezone": "'''\\"},
+])  # fmt: skip
 def test_a_hostile_node_writes_no_line_of_the_file(settings, learn):
     text, learnt = learn(gpu1=settings)
     assert {*learnt} <= {*settings}

@@ -1,7 +1,5 @@
 """Verdicts that nodes gave themselves: whose they are, how old, and what is never believed."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -307,15 +305,12 @@ def test_the_command_says_which_nodes_are_well_and_how_old_that_is(tool, tmp_pat
     assert [node.get("age_seconds") is None for node in shown["nodes"]] == [False] * 3 + [True]
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "reason"),
-    [
-        ("--sudo", 2, "--sudo: no node is asked with --recorded"),
-        ("--only gate.timer", 2, "no node judges its own gate"),
-        ("--recorded /nosuch/place", 1, "/nosuch/place"),
-        ("", 2, "--recorded: must be a directory, not a URL"),
-    ],
-)
+@pytest.mark.parametrize(("words", "status", "reason"), [
+    ("--sudo", 2, "--sudo: no node is asked with --recorded"),
+    ("--only gate.timer", 2, "no node judges its own gate"),
+    ("--recorded /nosuch/place", 1, "/nosuch/place"),
+    ("", 2, "--recorded: must be a directory, not a URL"),
+])  # fmt: skip
 def test_a_bad_source_or_option_is_one_line(words, status, reason, tool, tmp_path):
     place = "http://u:secret@127.0.0.1:1" if not words else str(tmp_path)
     done = tool("audit", "gpu001", *words.split(), env={"NODEREADY_AUDIT_RECORDED": place})

@@ -1,7 +1,5 @@
 """What `nodeready waivers` lists: the state of each waiver, and what it hides."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from nodeready.agent.audit_document import Audit, NodeReport
@@ -11,6 +9,7 @@ from nodeready.core.result import Result
 from nodeready.reports.registry import find_format
 from nodeready.runs.audit.waiver_list import WaiverList, list_waivers, waivers_code
 from tests.builders.results import fail, ok, unknown
+from tests.cases import read_data
 
 DAY, MOMENT = "2027-01-20", "2027-01-20T08:00:00Z"
 WAIVED = Result("nics.mtu", "waived", "9000", "1500", "", "waived: cable")
@@ -41,31 +40,7 @@ def document(selected=("gpu1", "gpu2", "gpu3"), audited=True) -> WaiverList:
     return WaiverList(MOMENT, MOMENT, True, 3, list_waivers(DECLARED, selected, audit, DAY), gaps)
 
 
-TABLE = """\
-expired  limits.core  gpu[1-2]
-         expired 2027-01-19, 1 day ago, bob: old
-         fail  gpu1  0; the waiver of bob expired after 2027-01-19
-         its finding counts again: repair it, or extend the waiver
-no node  rdma.rate  ib[1-2]
-         does not end: moved
-         its node set has no node that has this policy: correct or remove it
-unused   host.swap  gpu3
-         does not end: swap
-         hides nothing: remove it
-unused   nics.mtu  gpu2
-         until 2027-06-30, 161 days left: cable
-         hides nothing: remove it
-ends     ptrace.scope  gpu[2-3]
-         until 2027-02-03, 14 days left, ana: ticket 4711
-holds    nics.mtu  gpu[1-3]
-         does not end: cable
-         waived  gpu[1-2]  1500
-holds    proof.core  gpu3
-         until 2027-02-04, 15 days left: shared
-unreachable  gpu9
-         connection refused
-7 waivers: 1 expired, 1 no node, 2 unused, 1 ends, 2 holds
-"""
+TABLE = read_data(__file__, "waivers.txt")
 
 
 def test_each_waiver_is_listed_with_its_state_and_what_it_hides():

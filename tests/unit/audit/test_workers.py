@@ -1,7 +1,5 @@
 """The workers of an audit: the same document, whichever process read a node."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -99,13 +97,10 @@ def audited(run, monkeypatch, tmp_path):
     return go
 
 
-@pytest.mark.parametrize(
-    ("form", "counts", "size"),
-    [
-        *((form, (1, 3) if form == "json" else (2,), 3) for form in format_names("audit")),
-        pytest.param("json", (1, 3), 40, marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.parametrize(("form", "counts", "size"), [
+    *((form, (1, 3) if form == "json" else (2,), 3) for form in format_names("audit")),
+    pytest.param("json", (1, 3), 40, marks=pytest.mark.nightly),
+])  # fmt: skip
 def test_the_document_is_the_same_whichever_process_reads(audited, form, counts, size):
     alone = audited(nodes_of(size), 0, form, policy=POLICY)
     assert alone.code == (2 if form == "nagios" else 4)

@@ -1,13 +1,11 @@
 """A user's mistake: one line that says where it is and what to do, exit 2, and no node touched."""
 
-from __future__ import annotations
-
 import os
 import re
 
 import pytest
 
-from tests.cases import cases
+from tests.cases import cases, read_table
 
 GOOD = "gpu = ['gpu001', 'gpu002']\nlogin = ['login1']\n"
 
@@ -42,15 +40,7 @@ def test_every_problem_of_a_policy_is_a_line(tool, tmp_path):
 
 
 #: Words of a command -> the file, beside an inventory, that they make it read.
-READ_FILES = {
-    "stacks --from x.txt": "x.txt",
-    "postmortem --from x.log": "x.log",
-    "audit x": "x",
-    "audit x.py --": "group_data/all.py",
-    "audit x.py --only site": "checks.d/x.toml",
-    "audit @local": "../.config/nodeready/config.toml",
-    "diff x.json x.json": "x.json",
-}
+READ_FILES = read_table(__file__, "READ_FILES")
 
 
 @pytest.mark.parametrize("words", READ_FILES)

@@ -1,7 +1,5 @@
 """What Tab offers: the words come from texts, and no inventory is run."""
 
-from __future__ import annotations
-
 import json
 import os
 
@@ -15,6 +13,7 @@ from nodeready.runs.memory.look import Look
 from nodeready.runs.memory.sections import NodeSections
 from nodeready.runs.memory.store import Memory
 from nodeready.subjects.registry import SUBJECTS, check_ids
+from tests.cases import read_table
 
 FILE = """
 import nosuch
@@ -53,16 +52,7 @@ def files(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize(
     ("inventory", "incomplete", "offered"),
-    [
-        ("prod.py", "", "@last-failed h100 gpu[001-064] gpu100 login login1 login2"),
-        ("prod.py", "login1,h", "login1,h100"),
-        (None, "g", "gpu1 gpu2"),
-        ("@lab/two", "", "@last-failed two001"),
-        ("@lab", "l", "lab001"),
-        ("bad.py", "g", ""),
-        ("pipe", "g", ""),
-        ("gpu[001-064]", "g", ""),
-    ],
+    read_table(__file__, "groups_and_nodes_are_read_from_the_text_of_the_inventory"),
 )
 def test_groups_and_nodes_are_read_from_the_text_of_the_inventory(inventory, incomplete, offered):
     context = click.Context(cli)

@@ -1,7 +1,5 @@
 """Options that are not on the command line: from files and from variables."""
 
-from __future__ import annotations
-
 import os
 import re
 
@@ -15,6 +13,7 @@ from nodeready.cli.options import FORMS, Option, Refused, Span
 from nodeready.cli.targets import TargetOptions, local_policy, select_targets
 from nodeready.core.exit_codes import USAGE
 from nodeready.core.policy.site_checks import AUDIT
+from tests.cases import read_table
 
 # --- From the system's file and the user's.
 
@@ -47,16 +46,7 @@ def test_the_file_of_the_user_wins_over_that_of_the_system(write):
 
 @pytest.mark.parametrize(
     ("text", "command", "values"),
-    [
-        # A list is words, and a dash is an underscore.
-        ('only = ["ptrace", "limits"]\nssh-user = "ml"', "deploy",
-         {"only": "ptrace,limits", "ssh_user": "ml"}),
-        # The words of an option that may be repeated may have commas.
-        ('env = ["NCCL_IB_HCA=mlx5_0,mlx5_1", "A=1"]', "smoke",
-         {"env": ("NCCL_IB_HCA=mlx5_0,mlx5_1", "A=1")}),
-        ('env = "A=1"', "smoke", {"env": ("A=1",)}),
-        ('budget = "2m"', "ready", {"budget": 120}),
-    ],
+    read_table(__file__, "a_value_is_that_of_its_option"),
 )  # fmt: skip
 def test_a_value_is_that_of_its_option(write, text, command, values):
     write("", f"[{command}]\n{text}\n")
@@ -64,16 +54,7 @@ def test_a_value_is_that_of_its_option(write, text, command, values):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('lmit = "a"', "unknown option lmit: did you mean limit?"),
-        ("yes = true", "unknown option yes"),
-        ("[depoly]\nyes = true", "[depoly] is no command of nodeready"),
-        ("limit = ", "Invalid value"),
-        ('color = "blue"', "config.toml: color: 'blue' is not one of"),
-        ('[deploy]\ncheck = "maybe"', "config.toml: [deploy] check: 'maybe' is not a valid bool"),
-        ('inventory = "prod.py"', "config.toml: inventory: prod.py: write the whole path"),
-    ],
+    ("text", "words"), read_table(__file__, "a_mistake_is_named_with_its_file")
 )
 def test_a_mistake_is_named_with_its_file(write, text, words):
     write("", text)
@@ -233,20 +214,7 @@ def value(name: str, option: str) -> object:
 
 @pytest.mark.parametrize(
     ("option", "word", "values"),
-    [
-        ("format", "prometheus", {"audit": "prometheus", "ready": "prometheus", "cores": "table"}),
-        ("format", "json", {"audit": "json", "ready": "json", "cores": "json"}),
-        ("timeout", "5m", {"audit": 300, "stacks": 300}),
-        ("format", "html", {"audit": "html", "ready": "html", "cores": "table"}),
-        # The output of these commands is a program's input, or has a form of its own.
-        ("format", "json", {"env": "sh", "stacks": "table", "tail": "table"}),
-        # A file for some commands, a directory for others.
-        ("output", "re port", {"audit": ("re port",), "tail": ("re port",), "cores": None,
-                               "stacks": None, "learn": "re port"}),
-        ("output", "there", {"audit": (), "bundle": "nodeready.pyz", "cores": "there",
-                             "stacks": None}),
-        ("output", "new/", {"audit": (), "cores": "new/", "stacks": None}),
-    ],
+    read_table(__file__, "a_general_variable_counts_where_the_command_has_such_a_value"),
 )  # fmt: skip
 def test_a_general_variable_counts_where_the_command_has_such_a_value(
     variables, option, word, values
@@ -263,14 +231,11 @@ def test_the_variable_of_the_command_beats_the_general_one(variables, name):
     assert (value(name, "format"), value(name, "output")) == ("json", output)
 
 
-@pytest.mark.parametrize(
-    ("name", "variable", "word"),
-    [
-        ("audit", "FORMAT", "jsno"),
-        ("cores", "FORMAT", "jsno"),
-        ("cores", "CORES_FORMAT", "prometheus"),
-    ],
-)
+@pytest.mark.parametrize(("name", "variable", "word"), [
+    ("audit", "FORMAT", "jsno"),
+    ("cores", "FORMAT", "jsno"),
+    ("cores", "CORES_FORMAT", "prometheus"),
+])  # fmt: skip
 def test_a_value_that_no_command_has_is_a_mistake(variables, name, variable, word):
     variables(**{variable: word})
     with pytest.raises(click.BadParameter, match=f"'{word}' is not one of") as mistake:

@@ -1,7 +1,5 @@
 """`nodeready diff`: two files, an earlier look of the memory, a peer, a file of learn."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -100,20 +98,17 @@ def test_two_files(run, tmp_path, monkeypatch):
 HEAD = '"schema":"nodeready.audit/1","started":"2030-01-02T03:04:05Z"'
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "no JSON"),
-        ("[]", "no document of audit"),
-        ('{"schema":"nodeready.stacks/1"}', "no document of audit"),
-        ("{" * 100_000, "no JSON"),
-        ("[" * 100_000, "deep"),
-        (f'{{{HEAD},"nodes":[{{"name":"a"}}]}}', "node a"),
-        (f'{{\n{HEAD},\n"nodes": [\n{{"name":"a",\n],\n"x":1}}', "no JSON"),
-        ('{"schema":"nodeready.audit/1","started":"\x1b[31m","nodes":[]}', "no JSON"),
-        ('{"schema":"nodeready.audit/1","started":"then","nodes":[]}', "started"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "no JSON"),
+    ("[]", "no document of audit"),
+    ('{"schema":"nodeready.stacks/1"}', "no document of audit"),
+    ("{" * 100_000, "no JSON"),
+    ("[" * 100_000, "deep"),
+    (f'{{{HEAD},"nodes":[{{"name":"a"}}]}}', "node a"),
+    (f'{{\n{HEAD},\n"nodes": [\n{{"name":"a",\n],\n"x":1}}', "no JSON"),
+    ('{"schema":"nodeready.audit/1","started":"\x1b[31m","nodes":[]}', "no JSON"),
+    ('{"schema":"nodeready.audit/1","started":"then","nodes":[]}', "started"),
+])  # fmt: skip
 def test_a_file_that_is_no_audit_is_one_line(tmp_path, text, message):
     path = tmp_path / "a.json"
     path.write_text(text)
@@ -123,17 +118,14 @@ def test_a_file_that_is_no_audit_is_one_line(tmp_path, text, message):
     assert "\n" not in refused.value.message
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((), "no look was kept yet"),
-        (("--since", "1", "--against", "gpu1"), "compare with one of them"),
-        (("--until", "2"), "needs --since: nodeready diff nodes --since yesterday --until 2"),
-        (("b", "c"), "nodeready diff monday.json today.json"),
-        (("--since", "1"), "no look was kept yet"),
-        (("--against", __file__), "is no file of learn"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    ((), "no look was kept yet"),
+    (("--since", "1", "--against", "gpu1"), "compare with one of them"),
+    (("--until", "2"), "needs --since: nodeready diff nodes --since yesterday --until 2"),
+    (("b", "c"), "nodeready diff monday.json today.json"),
+    (("--since", "1"), "no look was kept yet"),
+    (("--against", __file__), "is no file of learn"),
+])  # fmt: skip
 def test_a_mistake_is_refused_before_a_node_is_asked(run, monkeypatch, words, message):
     monkeypatch.setattr(diff_run, "load_targets", lambda *given: (None, [], {"gpu1": None}))
     with pytest.raises(Refused, match=message):

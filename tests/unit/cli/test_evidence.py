@@ -5,8 +5,6 @@ hangs, answers nonsense or too late, or Ctrl-C comes while it is asked. A node t
 then has given every answer that it gives in a run without trouble.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict

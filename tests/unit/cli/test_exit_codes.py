@@ -1,7 +1,5 @@
 """Which event decides the exit status: 130 > 2 > 1 > 4 > 3 > 0."""
 
-from __future__ import annotations
-
 import itertools
 
 from nodeready.core.exit_codes import exit_code

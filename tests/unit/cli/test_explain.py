@@ -1,7 +1,5 @@
 """`nodeready explain` and what the checks declare: every check has its words, without a node."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import pytest

@@ -1,7 +1,5 @@
 """Ctrl-C when the command was started with SIGINT ignored, as a script's shell starts it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

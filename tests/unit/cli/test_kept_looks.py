@@ -1,7 +1,5 @@
 """What the commands keep in the memory."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 import time

@@ -1,13 +1,11 @@
 """`--limit @last-failed`: the nodes that a run keeps, and those that a later run selects."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.cli import targets
 from nodeready.cli.options import Refused
 from nodeready.fleet.inventory.nodeset import expand
-from tests.cases import cases
+from tests.cases import cases, read_table
 from tests.fake import Fake
 from tests.unit.commands import AWAY
 
@@ -77,18 +75,7 @@ def test_a_deploy_that_only_looks_writes_nothing(run, tmp_path):
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ("audit", "--only", "ptrace"),
-        ("ready", "--only", "ptrace", "--budget", "5"),
-        ("deploy", "--yes", "--only", "ptrace"),
-        ("learn",),
-        ("env",),
-        ("tail", "/log/*"),
-        ("stacks",),
-        ("stacks", "--check"),
-        ("cores",),
-        ("incident", "--job", "7", "-o", "kept"),
-    ],
+    read_table(__file__, "every_command_keeps_the_nodes_that_gave_no_answer"),
     ids=" ".join,
 )
 def test_every_command_keeps_the_nodes_that_gave_no_answer(words, run):

@@ -1,7 +1,5 @@
 """`nodeready lemons`, and what `ready` says of a lemon, from a memory with a bad node."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -121,14 +119,11 @@ def test_a_limit_shows_some_nodes_and_compares_them_with_all(memory, capsys):
     assert lemons("gpu[0-99]", "--limit", "gpu70") == 2
 
 
-@pytest.mark.parametrize(
-    "invented",
-    [
-        pytest.param({"silent": 256}, id="silent GPUs"),
-        pytest.param({"loud": 256}, id="GPUs that fail on every second day"),
-        pytest.param({"silent": 200, "loud": 56}, id="both"),
-    ],
-)
+@pytest.mark.parametrize("invented", [
+    pytest.param({"silent": 256}, id="silent GPUs"),
+    pytest.param({"loud": 256}, id="GPUs that fail on every second day"),
+    pytest.param({"silent": 200, "loud": 56}, id="both"),
+])  # fmt: skip
 @pytest.mark.parametrize("size", [2, 3, 4, 10])
 def test_no_node_sets_the_rate_of_the_gpus_of_others(tmp_path, size, invented):
     """Every good GPU fails on 3 of 30 days, the nodes on different days; one node invents GPUs.
@@ -155,25 +150,16 @@ def test_no_node_sets_the_rate_of_the_gpus_of_others(tmp_path, size, invented):
         assert {unit for unit, node in lemons_in(kept) if node.startswith("good")} == bad
 
 
-@pytest.mark.parametrize(
-    ("claimed", "there", "fails_there", "is_lemon"),
-    [
-        pytest.param(range(10), range(10, 30), (), False, id="before the first look at its node"),
-        pytest.param(
-            range(10, 20),
-            (*range(10), *range(20, 30)),
-            (),
-            False,
-            id="while it was out for repair",
-        ),
-        pytest.param(range(10), range(10, 30), (25,), True, id="it fails in its node, too"),
-        pytest.param(range(5, 20), range(30), (21, 25), False, id="while its node has it"),
-        pytest.param((), range(30), (21, 25, 27), True, id="its node saw it alone"),
-        pytest.param(
-            range(22, 30), range(30), (21, 25, 27), True, id="a claim does not hide a bad GPU"
-        ),
-    ],
-)
+@pytest.mark.parametrize(("claimed", "there", "fails_there", "is_lemon"), [
+    pytest.param(range(10), range(10, 30), (), False, id="before the first look at its node"),
+    pytest.param(range(10, 20), (*range(10), *range(20, 30)), (), False,
+     id="while it was out for repair"),
+    pytest.param(range(10), range(10, 30), (25,), True, id="it fails in its node, too"),
+    pytest.param(range(5, 20), range(30), (21, 25), False, id="while its node has it"),
+    pytest.param((), range(30), (21, 25, 27), True, id="its node saw it alone"),
+    pytest.param(range(22, 30), range(30), (21, 25, 27), True,
+     id="a claim does not hide a bad GPU"),
+])  # fmt: skip
 def test_the_history_of_a_gpu_moves_along_when_it_fails_in_its_new_node(
     tmp_path, claimed, there, fails_there, is_lemon
 ):
@@ -188,13 +174,10 @@ def test_the_history_of_a_gpu_moves_along_when_it_fails_in_its_new_node(
         assert (("A", "good") in lemons_in(kept)) == is_lemon
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--limit", "gpu1"), "--limit: needs an INVENTORY"),
-        (("--since", "soon"), "--since soon: must be a moment or a span"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [
+    (("--limit", "gpu1"), "--limit: needs an INVENTORY"),
+    (("--since", "soon"), "--since soon: must be a moment or a span"),
+])  # fmt: skip
 def test_refused(memory, words, said):
     with pytest.raises(Refused, match=said):
         lemons(*words)
@@ -214,16 +197,13 @@ def test_ready_knows_the_lemons_among_its_nodes(memory):
     }
 
 
-@pytest.mark.parametrize(
-    ("lemon_nodes", "lemons", "status"),
-    [
-        ("warn", ("gpu1: 3 days",), "warn"),
-        ("fail", ("gpu1: 3 days",), "fail"),
-        ("ignore", ("gpu1: 3 days",), "na"),
-        ("warn", (), "ok"),
-        ("warn", None, "na"),
-    ],
-)
+@pytest.mark.parametrize(("lemon_nodes", "lemons", "status"), [
+    ("warn", ("gpu1: 3 days",), "warn"),
+    ("fail", ("gpu1: 3 days",), "fail"),
+    ("ignore", ("gpu1: 3 days",), "na"),
+    ("warn", (), "ok"),
+    ("warn", None, "na"),
+])  # fmt: skip
 def test_a_lemon_is_judged_by_the_policy(lemon_nodes, lemons, status):
     history = None if lemons is None else ProvedHistory(lemons)
     observed = Proved(User("ml", 2000, True, ""), history=history)

@@ -1,7 +1,5 @@
 """Manners of the command line: what is asked, where it is written, and how it looks."""
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -14,6 +12,7 @@ from nodeready.cli import screen
 from nodeready.cli.options import Refused
 from nodeready.cli.screen import NodeProgress
 from nodeready.reports.lines import StyledLine
+from tests.cases import read_table
 from tests.command import Terminal
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -31,19 +30,7 @@ def test_version_and_help(tool):
 
 
 #: environment, --color, on a terminal -> whether there are colours
-COLOURS = [
-    ({}, "auto", False, False),
-    ({}, "auto", True, True),
-    ({"NO_COLOR": "1"}, "auto", True, False),
-    ({"NO_COLOR": ""}, "auto", True, True),
-    ({"TERM": "dumb"}, "auto", True, False),
-    ({"CLICOLOR_FORCE": "1"}, "auto", False, True),
-    ({"CLICOLOR_FORCE": "0"}, "auto", False, False),
-    ({"CLICOLOR_FORCE": "1", "NO_COLOR": "1"}, "auto", False, False),
-    ({}, "always", False, True),
-    ({"NO_COLOR": "1"}, "always", False, True),
-    ({"CLICOLOR_FORCE": "1"}, "never", True, False),
-]
+COLOURS = read_table(__file__, "COLOURS")
 
 
 @pytest.mark.parametrize(("environment", "color", "on_terminal", "coloured"), COLOURS)
@@ -113,12 +100,10 @@ LATE = [17, 231, 9998]
         ((10_000, range(4000), 10, 12), 79,
          "probing  6000/10000  60 %  600/s  12 failed  0:10, 0:07 left"),
         ((10_000, range(4000), 10, 12), 39, "probing  6000/10000  60 %  12 failed"),
-        ((10_000, range(9960), 30, 0), 79,
-         "probing  40/10000  0 %  1.3/s  0:30, 2:04:30 left"),
+        ((10_000, range(9960), 30, 0), 79, "probing  40/10000  0 %  1.3/s  0:30, 2:04:30 left"),
         ((10_000, LATE, 44, 12), 79,
          "probing  9997/10000  12 failed  0:44  waiting for 3: gpu[00017,00231,09998]"),
-        ((10_000, LATE, 44, 12), 59,
-         "probing  9997/10000  12 failed  waiting for 3: gpu[00..."),
+        ((10_000, LATE, 44, 12), 59, "probing  9997/10000  12 failed  waiting for 3: gpu[00..."),
         ((10_000, LATE, 44, 12), 24, "probing  9997/10000"),
         ((10_000, [], 44, 12), 79, "probing  10000/10000  100 %  227/s  12 failed  0:44"),
     ],

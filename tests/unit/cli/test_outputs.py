@@ -1,7 +1,5 @@
 """`-o`: which report goes into which file, and whether the screen has one, too."""
 
-from __future__ import annotations
-
 import json
 from xml.etree import ElementTree
 
@@ -9,29 +7,12 @@ import pytest
 
 from nodeready.cli import cli
 from nodeready.cli.outputs import read_outputs
+from tests.cases import read_table
 
 _AUDIT = cli.get_command(cli.make_context("nodeready", ["audit"], resilient_parsing=True), "audit")
 
 #: words -> the format of the screen or of the first file, the files, whether the screen has it
-OUTPUTS = [
-    ("", "table", {}, True),
-    ("-f json", "json", {}, True),
-    ("-o a.json", "json", {"a.json": "json"}, False),
-    ("-o a.xml", "junit", {"a.xml": "junit"}, False),
-    ("-o a.prom -o b.json", "prometheus", {"a.prom": "prometheus", "b.json": "json"}, False),
-    # Two formats have this ending, and none this one.
-    ("-o a.txt", "table", {"a.txt": "table"}, False),
-    ("-o json", "table", {"json": "table"}, False),
-    # The format of the command line precedes the ending; that of a variable does not.
-    ("-f nagios -o a.json", "nagios", {"a.json": "nagios"}, False),
-    ("FORMAT=nagios -o a.json -o b", "json", {"a.json": "json", "b": "nagios"}, False),
-    # Besides the screen.
-    ("-o json:a.xml", "table", {"a.xml": "json"}, True),
-    ("-f json -o junit:a -o table:b", "json", {"a": "junit", "b": "table"}, True),
-    ("-o a.prom -o json:b", "prometheus", {"a.prom": "prometheus", "b": "json"}, False),
-    ("-o ./json:a", "table", {"./json:a": "table"}, False),
-    ("-o mine:a.json", "json", {"mine:a.json": "json"}, False),
-]
+OUTPUTS = read_table(__file__, "OUTPUTS")
 
 
 @pytest.mark.parametrize("row", OUTPUTS, ids=[row[0] or "none" for row in OUTPUTS])

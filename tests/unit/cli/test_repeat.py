@@ -1,7 +1,5 @@
 """`audit --watch` and `ready --wait`: several looks, and what is shown of them."""
 
-from __future__ import annotations
-
 import re
 import time
 

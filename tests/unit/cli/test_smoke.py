@@ -1,7 +1,5 @@
 """`nodeready smoke`: what it takes, what it refuses, and how it ends; nobody is tested here."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import time
@@ -15,6 +13,7 @@ from nodeready.cli.options import Refused
 from nodeready.fleet.transport.allocation import RunningJob
 from nodeready.runs.smoke import run as smoke_run
 from nodeready.runs.smoke.document import SmokeReport
+from tests.cases import read_table
 from tests.fake import Fake
 from tests.unit.commands import AWAY
 from tests.unit.reports.test_smoke_table import GPU, NODE, made
@@ -73,25 +72,7 @@ def test_without_options_all_idle_gpus_of_the_policys_user_for_five_minutes(smok
 
 
 @pytest.mark.parametrize(
-    ("words", "field", "value"),
-    [
-        ("--gpus all", "gpus", None),
-        ("--gpus 64", "gpus", 64),
-        ("--gpus 0", "gpus", 0),
-        ("--gpus 0,63", "gpus", (0, 63)),
-        ("--gpus 0-2,5", "gpus", (0, 1, 2, 5)),
-        ("--gpus 3-3", "gpus", (3,)),
-        ("--ranks 3", "ranks", 3),
-        ("--engine auto", "engine", ""),
-        ("--engine torch:gloo", "engine", "torch:gloo"),
-        ("--busy", "busy", True),
-        ("--full", "full", True),
-        ("--python /opt/a/bin/python", "python", "/opt/a/bin/python"),
-        ("--env A=1 --env B=", "environment", ("A=1", "B=")),
-        ("--env NCCL_IB_HCA=mlx5_0,mlx5_1", "environment", ("NCCL_IB_HCA=mlx5_0,mlx5_1",)),
-        ("--budget 60", "budget_s", 60),
-        ("--prefix 'srun --bind \"/my data\"'", "prefix", ("srun", "--bind", "/my data")),
-    ],
+    ("words", "field", "value"), read_table(__file__, "an_option_is_in_the_task")
 )
 def test_an_option_is_in_the_task(smoke, words, field, value):
     _, task = smoke(GO, *shlex.split(words))
@@ -99,32 +80,7 @@ def test_an_option_is_in_the_task(smoke, words, field, value):
 
 
 @pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        *(
-            (["n", "--gpus", gpus], f"--gpus {gpus}: must be all, a number of GPUs (4), or")
-            for gpus in ("x", "", "0,", "0,0", "3-1", "0,64", "65", "-1")
-        ),
-        *(
-            (["n", "--python", path], f"--python {path}: must be an absolute")
-            for path in ("", "venv/bin/python", "/opt/venv/")
-        ),
-        (["n", "--prefix", "docker exec 'x"], "--prefix docker exec 'x: no closing quotation"),
-        (["n", "--prefix", " "], "--prefix: names no command"),
-        (["n", "--prefix", ""], "--prefix: names no command"),
-        (["n", "--env", "A"], "--env A: must be NAME=VALUE"),
-        (["n", "--env", "1A=x"], "--env 1A=x: must be NAME=VALUE"),
-        (["n", "--env", "A=x\ny"], "--env A: its value must be one line"),
-        (["n", "--env", "A=1", "--env", "A=2"], "--env A: is given twice"),
-        (["n", "--user", "-l root"], "--user -l root: is no user name"),
-        (["n", "--ports", "9-1"], "--ports 9-1: "),
-        ([], "give an INVENTORY or --job ID"),
-        (["n", "--job", "7"], "--job: with an INVENTORY, add --via srun"),
-        (["--job", "7", "--limit", "n"], "--limit: selects from an INVENTORY, and there is none"),
-        (["n", "-o", "/nosuch/file"], "-o /nosuch/file: no directory /nosuch"),
-        (["n", "--exclude-out", "/"], "--exclude-out /: is a directory"),
-        (["n", "--hostfile-out", "/nosuch/x"], "--hostfile-out /nosuch/x: no directory /nosuch"),
-    ],
+    ("words", "error"), read_table(__file__, "a_mistake_is_one_line_before_any_node")
 )
 def test_a_mistake_is_one_line_before_any_node(words, error, monkeypatch):
     def refuse(*_):
@@ -170,13 +126,10 @@ def test_the_files_are_for_sbatch_and_for_launchers(smoke, tmp_path):
     assert (tmp_path / "hosts").read_text() == text
 
 
-@pytest.mark.parametrize(
-    ("document", "warning"),
-    [
-        (made(12, NODE, complete=False), "interrupted: hosts is left as it is"),
-        (made(1, replace(GPU, nodes=("node01",))), "no node is ready: hosts is left as it is"),
-    ],
-)
+@pytest.mark.parametrize(("document", "warning"), [
+    (made(12, NODE, complete=False), "interrupted: hosts is left as it is"),
+    (made(1, replace(GPU, nodes=("node01",))), "no node is ready: hosts is left as it is"),
+])  # fmt: skip
 def test_a_file_is_left_as_it_is_where_nothing_is_known(smoke, tmp_path, document, warning):
     (tmp_path / "hosts").write_text("before\n")
     done, _ = smoke(document, "--hostfile-out", "hosts")

@@ -1,18 +1,14 @@
 """`stacks --from` reads what `py-spy dump` printed, collected by others."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
 
-from tests.command import Tool
 from tests.paths import ROOT
 
 DUMPS = ROOT / "tests/unit/triage/dumps"
 
 
-def test_a_file_of_a_directory_names_its_node(tool: Tool, tmp_path: Path) -> None:
+def test_a_file_of_a_directory_names_its_node(tool, tmp_path):
     for name in ("trace-gpu001.out", "gpu002.txt"):
         shutil.copy(DUMPS / "locals.txt", tmp_path / name)
     shutil.copy(__file__, tmp_path / "trace-gpu003.out")

@@ -3,8 +3,6 @@
 A troubled node costs its own results, and its line says why.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import tarfile

@@ -1,7 +1,5 @@
 """Where the control machine takes the nodes' py-spy from, and its error when it has none."""
 
-from __future__ import annotations
-
 import errno
 import os
 import platform
@@ -16,6 +14,7 @@ import pytest
 from nodeready.runs.deploy import py_spy_binary
 from nodeready.runs.deploy.py_spy_binary import PySpyError, binary, binary_problem
 from nodeready.subjects.debug_tools.facts import DIGESTS
+from tests.cases import read_data
 from tests.command import wait_for
 
 HERE = platform.machine()
@@ -41,14 +40,7 @@ def wheel(directory, version, machine, content):
 
 
 #: A pip that has the wheels of HERE/index, and writes its arguments to HERE/called.
-PIP = """#!/bin/sh
-echo "$*" >>HERE/called
-while [ "$1" != --dest ]; do shift; done
-cp HERE/index/*.whl "$2" 2>/dev/null && exit
-echo 'WARNING: retrying' >&2
-echo 'ERROR: No matching distribution' >&2
-exit 1
-"""
+PIP = read_data(__file__, "pip.sh")
 
 
 def write_pip(path, text):

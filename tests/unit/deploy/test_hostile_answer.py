@@ -5,8 +5,6 @@ an attacker's: what no shell of ours would print, too. Each word of the attacker
 whatever it looks like; nothing that a plan names has.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random

@@ -5,8 +5,6 @@ policy takes is put into all files and scripts, and read back as their readers d
 formats of limits.conf(5), sysctl.d(5), tmpfiles.d(5), ssh_config(5) and systemd.unit(5).
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
@@ -93,7 +91,7 @@ CHANGED = {
 }  # fmt: skip
 
 
-def test_many_values_are_taken() -> None:
+def test_many_values_are_taken():
     plain = vars(Policy())
     assert {
         key for entry in taken() for key, value in vars(entry).items() if value != plain[key]
@@ -101,7 +99,7 @@ def test_many_values_are_taken() -> None:
     assert len(taken()) > 1000
 
 
-def test_files_whose_reader_takes_lines() -> None:
+def test_files_whose_reader_takes_lines():
     for policy in taken():
         rule = _lines(render("core_dumps/tmpfiles.conf.j2", rule=retention_rule(policy)))
         assert len(rule) == 1
@@ -132,7 +130,7 @@ def test_files_whose_reader_takes_lines() -> None:
 
 
 @pytest.mark.parametrize("step", [20, pytest.param(1, marks=pytest.mark.nightly)])
-def test_the_gates_files_hold_no_text_of_the_policy(step: int) -> None:
+def test_the_gates_files_hold_no_text_of_the_policy(step):
     """But for the policy itself, which is JSON."""
     plain = contents(Policy(), lambda: b"")
     textfiles = [policy for policy in taken() if policy.gate_textfile != Policy().gate_textfile]
@@ -145,7 +143,7 @@ def test_the_gates_files_hold_no_text_of_the_policy(step: int) -> None:
         assert "/../" not in where
 
 
-def test_what_a_shell_reads(tmp_path: Path) -> None:
+def test_what_a_shell_reads(tmp_path):
     paths = [policy for policy in taken() if policy.pdshrc_path]
     scripts = [render("pdsh/pdshrc.j2", lines=pdshrc_lines(policy)) for policy in paths]
     expected = [":".join((*policy.pdshrc_path, os.defpath)) for policy in paths]
@@ -164,7 +162,7 @@ def test_what_a_shell_reads(tmp_path: Path) -> None:
     # Every worker of a run must find the same names, and the mark is another one for each.
     ids=lambda text: repr(text.replace(MARK, "MARK")),
 )
-def test_what_a_node_is_asked(text: str) -> None:
+def test_what_a_node_is_asked(text):
     """The look, with this text in every setting that takes it."""
     settings: dict[str, Any] = {}
     for policy in taken():

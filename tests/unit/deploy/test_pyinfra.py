@@ -1,7 +1,5 @@
 """The settings of an operation under pyinfra: where they come from, and what a wrong one says."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -222,14 +220,11 @@ def test_no_parser_reads_a_setting_that_its_script_does_not(policy):
 REACHED = {"debug_tools", "pdsh", "ssh_client"}
 
 
-@pytest.mark.parametrize(
-    ("changed", "subjects"),
-    [
-        ({"ptrace_scope": 2, "limit_nofile": 4096, "gate_interval_s": 60}, set()),
-        ({"core_pattern": "/var/crash/core.%p"}, set()),
-        ({"core_pattern": "/srv/cores/core.%p"}, {"core_dumps", *REACHED}),
-        ({"packages": ("gdb",), "gate": True}, {"gate", *REACHED}),
-    ],
-)
+@pytest.mark.parametrize(("changed", "subjects"), [
+    ({"ptrace_scope": 2, "limit_nofile": 4096, "gate_interval_s": 60}, set()),
+    ({"core_pattern": "/var/crash/core.%p"}, set()),
+    ({"core_pattern": "/srv/cores/core.%p"}, {"core_dumps", *REACHED}),
+    ({"packages": ("gdb",), "gate": True}, {"gate", *REACHED}),
+])  # fmt: skip
 def test_only_what_depends_on_an_argument_is_probed_again(changed, subjects):
     assert snapshot.differently_probed(Policy(), Policy(**changed), CHANGED) == subjects

@@ -10,8 +10,6 @@ asks the node itself, because pyinfra has no standard input for a fact's command
 judges the snapshot. So the host here is a real one of pyinfra, with a connector that answers.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re

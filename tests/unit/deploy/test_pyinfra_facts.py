@@ -1,7 +1,5 @@
 """`nodeready.facts` through pyinfra's own command, on this machine."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess
@@ -44,14 +42,11 @@ def pyinfra(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize(
-    ("facts", "questions"),
-    [
-        ([("NodeFacts", {}), ("Ptrace", {}), ("Verdicts", {"only": "ptrace,limits"})], 1),
-        ([("Ptrace", {}), ("Ptrace", {}), ("Verdicts", {"only": "ptrace,limits"})], 2),
-        ([("Verdicts", {"only": "ptrace,limits"}), ("Ptrace", {}), ("NodeFacts", {})], 2),
-    ],
-)
+@pytest.mark.parametrize(("facts", "questions"), [
+    ([("NodeFacts", {}), ("Ptrace", {}), ("Verdicts", {"only": "ptrace,limits"})], 1),
+    ([("Ptrace", {}), ("Ptrace", {}), ("Verdicts", {"only": "ptrace,limits"})], 2),
+    ([("Verdicts", {"only": "ptrace,limits"}), ("Ptrace", {}), ("NodeFacts", {})], 2),
+])  # fmt: skip
 def test_the_facts_of_a_run_share_one_snapshot(facts, questions, tmp_path):
     (tmp_path / "deploy.py").write_text(PROJECT.replace("{facts!r}", repr(facts)))
     done = pyinfra(tmp_path, "-y", "@local", "deploy.py")
@@ -77,14 +72,11 @@ def test_the_verdicts_are_those_of_an_audit(tmp_path):
     assert shown["@local"][0].keys() == {field.name for field in dataclasses.fields(Result)}
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (("@local", "fact", "nodeready.facts.Verdicts", "only=nosuch"), "--only nosuch: no such"),
-        (("--data", "ptrace_scop=1", "@local", "fact", "nodeready.facts.Ptrace"), MISSPELT),
-        (("--data", "ptrace_scop=1", "@local", "fact", "nodeready.facts.Verdicts"), MISSPELT),
-    ],
-)
+@pytest.mark.parametrize(("words", "line"), [
+    (("@local", "fact", "nodeready.facts.Verdicts", "only=nosuch"), "--only nosuch: no such"),
+    (("--data", "ptrace_scop=1", "@local", "fact", "nodeready.facts.Ptrace"), MISSPELT),
+    (("--data", "ptrace_scop=1", "@local", "fact", "nodeready.facts.Verdicts"), MISSPELT),
+])  # fmt: skip
 def test_a_mistake_is_one_line(words, line, tmp_path):
     done = pyinfra(tmp_path, *words)
     assert done.stderr.count(line) == 1, done.stderr

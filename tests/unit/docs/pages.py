@@ -1,7 +1,5 @@
 """The documentation as text: its pages, their code blocks and the commands in them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

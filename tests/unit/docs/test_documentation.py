@@ -1,7 +1,5 @@
 """The documentation says what the code does now."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -167,14 +165,11 @@ def test_every_check_has_one_row_in_the_order_of_the_reports():
         assert len(meaning.split()) > 3, check_id
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        {},
-        {"ssh_client_mode": "no", "ssh_client_hosts": ("a*",), "iommu_args": ("iommu=pt",)},
-        {"core_handler": "systemd-coredump", "pdshrc_users": ("root",)},
-    ],
-)
+@pytest.mark.parametrize("policy", [
+    {},
+    {"ssh_client_mode": "no", "ssh_client_hosts": ("a*",), "iommu_args": ("iommu=pt",)},
+    {"core_handler": "systemd-coredump", "pdshrc_users": ("root",)},
+])  # fmt: skip
 def test_every_check_that_this_machine_gives_has_its_row(policy):
     want = replace(Policy(), **policy)
     given = [result.check for result in snapshot.judge(observe(here, want), want)]

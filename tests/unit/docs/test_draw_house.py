@@ -1,7 +1,5 @@
 """The picture of the rooms shows the imports as they are."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree
 
 import draw_house

@@ -1,7 +1,5 @@
 """docs/schema/facts-1.json: every key of every fact has its meaning there."""
 
-from __future__ import annotations
-
 import json
 
 import facts_schema

@@ -1,7 +1,5 @@
 """The flows of docs/architecture.md are the code's: each function calls those below it."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

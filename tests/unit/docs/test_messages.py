@@ -1,7 +1,5 @@
 """docs/troubleshooting.md quotes the product's messages; the product names pages that exist."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The pictures are recorded ones, are shown, and come from nowhere else."""
 
-from __future__ import annotations
-
 import re
 import struct
 from pathlib import Path

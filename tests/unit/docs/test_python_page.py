@@ -1,12 +1,9 @@
 """The Python code of docs/pyinfra.md, "From Python", runs as it stands there."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +16,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
 @pytest.mark.parametrize(
     "needs", ["", pytest.param("pandas", marks=pytest.mark.nightly)], ids=["plain", "pandas"]
 )
-def test_the_page_runs(needs: str, tmp_path: Path) -> None:
+def test_the_page_runs(needs, tmp_path):
     blocks = [block for block in BLOCKS if needs or "import pandas" not in block]
     assert len(blocks) == (3 if needs else 2)
     site = tmp_path / "site"

@@ -1,7 +1,5 @@
 """share/, which is installed with nodeready: alerts, a dashboard, examples, a skill."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

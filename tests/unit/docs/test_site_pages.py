@@ -1,12 +1,11 @@
 """What stands in the repository's pages for its readers there is right in the site, too."""
 
-from __future__ import annotations
-
 import re
 from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
 
+from tests.cases import read_table
 from tests.unit.docs.pages import PAGES, ROOT
 
 
@@ -21,35 +20,19 @@ site_pages = _hook()
 
 
 @pytest.mark.parametrize(
-    ("page", "link", "wanted"),
-    [
-        ("README.md", "[a](docs/audit.md#exit-status)", "[a](audit.md#exit-status)"),
-        ("README.md", "[a](CONTRIBUTING.md)", "[a](contributing.md)"),
-        ("README.md", "[a](LICENSE)", "[a](LICENSE.txt)"),
-        ("README.md", "![a](docs/images/audit.svg)", "![a](images/audit.svg)"),
-        ("docs/lab.md", "[a](../CONTRIBUTING.md#rules)", "[a](contributing.md#rules)"),
-        ("docs/lab.md", "[a](../README.md)", "[a](index.md)"),
-        ("docs/lab.md", "[a](README.md)", "[a](overview.md)"),
-        ("docs/lab.md", "[a](schema/audit-2.json)", "[a](schema/audit-2.json)"),
-        ("docs/lab.md", "[a](#here)", "[a](#here)"),
-        ("README.md", "[a](https://pyinfra.com/docs)", "[a](https://pyinfra.com/docs)"),
-        ("README.md", "```sh\n[a](docs/b)\n```", "```sh\n[a](docs/b)\n```"),
-    ],
+    ("page", "link", "wanted"), read_table(__file__, "a_link_leads_to_the_same_page")
 )
 def test_a_link_leads_to_the_same_page(page, link, wanted):
     assert site_pages.with_links(link, page) == wanted
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("1. a\n\n   b\n\nc", "1. a\n\n    b\n\nc"),
-        ("- a\n  b\n  - c\n\n    d\n- e", "- a\n    b\n    - c\n\n        d\n- e"),
-        ("1. a\n\n   ```sh\n   x\n     - y\n   ```\n\n   b", None),
-        ("```\n- a\n  b\n```", "```\n- a\n  b\n```"),
-        ("a\n  b", "a\n  b"),
-    ],
-)
+@pytest.mark.parametrize(("text", "wanted"), [
+    ("1. a\n\n   b\n\nc", "1. a\n\n    b\n\nc"),
+    ("- a\n  b\n  - c\n\n    d\n- e", "- a\n    b\n    - c\n\n        d\n- e"),
+    ("1. a\n\n   ```sh\n   x\n     - y\n   ```\n\n   b", None),
+    ("```\n- a\n  b\n```", "```\n- a\n  b\n```"),
+    ("a\n  b", "a\n  b"),
+])  # fmt: skip
 def test_what_belongs_to_an_item_is_four_columns_in(text, wanted):
     if wanted is None:
         wanted = "1. a\n\n    ```sh\n    x\n      - y\n    ```\n\n    b"

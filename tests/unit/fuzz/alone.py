@@ -1,7 +1,5 @@
 """Work in a process of its own, with hard ceilings of time and memory."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

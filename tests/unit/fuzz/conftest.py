@@ -3,8 +3,6 @@
 NODEREADY_FUZZ=10000 tries so many in both.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Mutated answers of a node: each is an observation, or one line that says what is wrong."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict
@@ -90,9 +88,7 @@ KINDS = {
         PdshRun(("m",), (PdshAnswer("m", "x"),), 0, ""),
         (RcmdDefault("login", "rsh", "rsh", "/etc/profile:3", False, ""),),
     ),
-    "ssh": proof.SessionProof(
-        "", False, proved.LIMITS, proved.WELL.attach, ProvedCore("core")
-    ),
+    "ssh": proof.SessionProof("", False, proved.LIMITS, proved.WELL.attach, ProvedCore("core")),
     "step": proof.SessionProof("Requested nodes are busy"),
     "logins": Logins(
         (Service("ssh", "/p", True, (PamLine("limits", "conf=/x", "/p:1"),)),),

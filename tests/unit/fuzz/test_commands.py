@@ -4,8 +4,6 @@ The exit code is a documented one, nobody sees a traceback or an escape sequence
 rows are what they are beside a sound node, byte for byte, and memory has a bound.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -8,8 +8,6 @@ net/core/net-sysfs.c, drivers/net/bonding/bond_sysfs*.c, drivers/infiniband/core
 drivers/pci/pci-sysfs.c; proc(5), statfs(2).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ The answers are those of the parts in tests/builders and, beside a checkout that
 of real machines.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import time

@@ -1,7 +1,5 @@
 """Every parser of text takes what its grammar is made of, in any order and in any amount."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

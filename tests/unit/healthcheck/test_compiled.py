@@ -1,7 +1,5 @@
 """The program compiled for one Python: that one takes the code, every other one the sources."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import sys

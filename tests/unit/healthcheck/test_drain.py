@@ -1,7 +1,5 @@
 """What Slurm is told about a node, and above all what it is not told."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

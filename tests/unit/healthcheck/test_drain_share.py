@@ -1,7 +1,5 @@
 """How many nodes a gate drains when one policy is wrong for all of them."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """Where the node's policy comes from; a broken file is reported in one line."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.agent.gate import here

@@ -1,7 +1,5 @@
 """Which verdict is believed, and what the node's commands make of it."""
 
-from __future__ import annotations
-
 import json
 import syslog
 from argparse import Namespace

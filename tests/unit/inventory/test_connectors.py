@@ -1,7 +1,5 @@
 """`@slurm/4711`, `@nodeset/gpu[1-3]`, `@hostfile/PATH`: by `pyinfra` itself and by our loader."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -17,6 +15,7 @@ from nodeready.fleet.inventory import labs
 from nodeready.fleet.inventory.limit import names, select_hosts
 from nodeready.fleet.inventory.load import load
 from nodeready.lab import machines, state
+from tests.cases import read_data, read_table
 from tests.paths import ROOT
 
 if sys.version_info >= (3, 11):
@@ -25,15 +24,7 @@ else:
     import tomli as tomllib
 
 # squeue -h -a -t all -j ID -o "%T|%P|%N" (22.05).
-SQUEUE = """\
-case "$*" in
-*"-j 4711 "*) echo 'RUNNING|h100|gpu[001-002]' ;;
-*"-j 12 "*) printf 'RUNNING|h100|gpu003\\nRUNNING|all|gpu003\\nPENDING|h100|\\n' ;;
-*"-j 13 "*) echo 'PENDING|h100|' ;;
-*"-j 14 "*) ;;
-*) echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1 ;;
-esac
-"""
+SQUEUE = read_data(__file__, "squeue.sh")
 
 
 @pytest.fixture(autouse=True)
@@ -69,16 +60,13 @@ def pyinfra(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "nodes"),
-    [
-        ("@nodeset/gpu[001-003]", "gpu001 gpu002 gpu003"),
-        ("@nodeset/gpu[1-2],@nodeset/gpu7,login1", "gpu1 gpu2 gpu7 login1"),
-        ("@hostfile/job.hosts", "gpu1 gpu2 login1"),
-        ("@slurm/4711", "gpu001 gpu002"),
-        ("@slurm/12", "gpu003"),
-    ],
-)
+@pytest.mark.parametrize(("words", "nodes"), [
+    ("@nodeset/gpu[001-003]", "gpu001 gpu002 gpu003"),
+    ("@nodeset/gpu[1-2],@nodeset/gpu7,login1", "gpu1 gpu2 gpu7 login1"),
+    ("@hostfile/job.hosts", "gpu1 gpu2 login1"),
+    ("@slurm/4711", "gpu001 gpu002"),
+    ("@slurm/12", "gpu003"),
+])  # fmt: skip
 def test_pyinfra_and_nodeready_reach_the_same_nodes_by_ssh(words, nodes):
     done = pyinfra(words)
     assert done.returncode == 0, done.stderr
@@ -130,19 +118,7 @@ def test_nodeready_takes_a_comma_within_the_brackets_and_a_limit(place):
     assert names(load(str(file)).get_group("h100")) == ["gpu1", "gpu2", "gpu7"]
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        ("@nodeset/gpu[1-2,7]", "no comma within brackets: write @nodeset/gpu[1-3],@nodeset/gpu7"),
-        ("@nodeset/gpu[2-1]", "is no range"),
-        ("@nodeset", "names no node"),
-        ("@hostfile/none", "cannot read the hostfile none"),
-        ("@slurm/13", "@slurm/13: the job has no nodes: PENDING"),
-        ("@slurm/14", "@slurm/14: the job has no nodes: does not run any more"),
-        ("@slurm/15", "@slurm/15: Slurm knows no such job"),
-        ("@slurm/$(id)", "is no number of a Slurm job"),
-    ],
-)
+@pytest.mark.parametrize(("words", "why"), read_table(__file__, "an_error_is_one_line"))
 def test_an_error_is_one_line(words, why):
     done = pyinfra(words)
     *_, last = done.stderr.splitlines()

@@ -1,7 +1,5 @@
 """Hostfiles of DeepSpeed, Open MPI, MPICH and Intel MPI, and files that are none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

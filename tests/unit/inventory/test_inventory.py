@@ -1,7 +1,5 @@
 """What names nodes on a command line, what is refused, and what --limit selects."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -21,7 +19,7 @@ from nodeready.fleet.inventory.limit import names, select_hosts
 from nodeready.fleet.inventory.load import NodeInventory, load
 from nodeready.fleet.inventory.node_policies import policies
 from nodeready.subjects.ssh_client.known_hosts import Endpoint
-from tests.cases import cases
+from tests.cases import cases, read_table
 
 #: inventories/prod.py, group data beside it, and group data in the current directory.
 FILES = {
@@ -79,16 +77,7 @@ print(json.dumps({host.name: [sorted(set(host.groups)), host.data.dict()] for ho
 
 
 #: Each kind of inventory, with five nodes.
-FIVE = {
-    "hosts": "n1\nn2\nn3\nn4\nn5\n",
-    "sets": "n[1-3]\nn[4-5]\n",
-    "x.py": "gpu = ['n1', 'n2']\nlogin = [f'n{number}' for number in range(3, 6)]\n",
-    "c.py": "gpu = ['@nodeset/n[1-3]', '@nodeset/n[4-5]']\n",
-    "n1,n[2-5]": "",
-    "n[1-5]": "",
-    "@nodeset/n[1-3],@nodeset/n[4-5]": "",
-    "@hostfile/hosts": "",
-}
+FIVE = read_table(__file__, "FIVE")
 
 
 @pytest.mark.parametrize("argument", FIVE)

@@ -1,7 +1,5 @@
 """Node sets: they mean what ClusterShell means by them, and what they refuse."""
 
-from __future__ import annotations
-
 import pytest
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 from hypothesis import HealthCheck, given, settings
@@ -33,7 +31,7 @@ _SETS = st.from_regex(rf"((n|10\.){_RANGE}(z|r\[1-2\])?,){{1,3}}", fullmatch=Tru
 
 @_PATIENT
 @given(_SETS)
-def test_a_set_expands_to_the_names_of_clustershell(text: str) -> None:
+def test_a_set_expands_to_the_names_of_clustershell(text):
     names = expand(text)
     assert {*names} == {*NodeSet(text.rstrip(","), resolver=RESOLVER_NOGROUP)}
     assert names == sorted({*names}, key=natural)
@@ -41,7 +39,7 @@ def test_a_set_expands_to_the_names_of_clustershell(text: str) -> None:
 
 @_PATIENT
 @given(st.lists(_NAMES, max_size=40))
-def test_what_is_folded_unfolds_to_the_same_names(names: list[str]) -> None:
+def test_what_is_folded_unfolds_to_the_same_names(names):
     folded = fold(names)
     assert {*expand(folded)} == {*names} == {*NodeSet(folded, resolver=RESOLVER_NOGROUP)}
     assert fold(reversed(names)) == folded

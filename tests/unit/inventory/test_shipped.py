@@ -1,7 +1,5 @@
 """The inventories that come with nodeready, by `pyinfra` itself and by our loader."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re
@@ -48,15 +46,12 @@ def pyinfra(directory: Path, inventory: str) -> subprocess.CompletedProcess[str]
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "environ", "some"),
-    [
-        ("local", {}, ["@local"]),
-        ("example", {}, ["login1", "gpu001", "gpu064", "amd32"]),
-        ("slurm", {"SLURM_JOB_NODELIST": "gpu[7-9]"}, ["gpu7", "gpu8", "gpu9"]),
-        ("hostfile", {"NODEREADY_HOSTFILE": "hosts"}, ["gpu1", "gpu2"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "environ", "some"), [
+    ("local", {}, ["@local"]),
+    ("example", {}, ["login1", "gpu001", "gpu064", "amd32"]),
+    ("slurm", {"SLURM_JOB_NODELIST": "gpu[7-9]"}, ["gpu7", "gpu8", "gpu9"]),
+    ("hostfile", {"NODEREADY_HOSTFILE": "hosts"}, ["gpu1", "gpu2"]),
+])  # fmt: skip
 def test_a_copy_loads_under_pyinfra_and_under_nodeready(
     name, environ, some, tmp_path, monkeypatch
 ):

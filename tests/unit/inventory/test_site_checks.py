@@ -1,7 +1,5 @@
 """The files checks.d/*.toml beside an inventory: whose they are, and whom they check."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -65,10 +63,8 @@ def test_the_place_of_a_check_is_its_line(site):
         ({"checks.d/a.toml": SCRATCH * 2}, 'id = "scratch": is in checks.d/a.toml:2, too'),
         ({"checks.d/a.toml": H100.replace('"h100"', '"h10"')}, "did you mean h100?"),
         ({"checks.d/a.toml": SCRATCH.replace("df", "d" * 15000) * 9}, "too"),
-        (
-            {"checks.d/a.toml": SCRATCH, "prod.py": "h = (['a'], {'waivers': {'site.b': 'x'}})"},
-            "no such check; there are site.scratch",
-        ),
+        ({"checks.d/a.toml": SCRATCH, "prod.py": "h = (['a'], {'waivers': {'site.b': 'x'}})"},
+         "no such check; there are site.scratch"),
         (
             {
                 f"checks.d/{n}.toml": SCRATCH.replace('"s', f'"s{n}').replace("df", "d" * 15000)

@@ -1,7 +1,5 @@
 """Slurm's nodes, through stand-ins for scontrol and sinfo that print recorded output (22.05)."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess
@@ -13,19 +11,11 @@ from pyinfra.api.exceptions import InventoryError
 from nodeready.fleet.inventory import slurm
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.fleet.inventory.placement import JobPlacement
-from tests.cases import cases
+from tests.cases import cases, read_data
 from tests.command import wait_for
 
 # sinfo -a -h -N -o "%N %R": one line per node and partition, in an order that varies.
-SINFO = """\
-gpu001 debug
-gpu001 h100
-gpu010 h100
-gpu002 h100
-gpu002 secret
-login1 all
-gpu001 all
-"""
+SINFO = read_data(__file__, "sinfo.txt")
 JOB = {"SLURM_JOB_NODELIST": "gpu[001-002],login1"}
 
 

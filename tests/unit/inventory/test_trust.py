@@ -1,7 +1,5 @@
 """Which files root takes: owners, modes, links and directories on the way."""
 
-from __future__ import annotations
-
 import errno
 import grp
 import os

@@ -1,24 +1,15 @@
 """A waiver for some nodes: the others' policy is without it, and their digests stay."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.core.policy.policy import PolicyError, as_data, digest, make_policy
 from nodeready.core.policy.waivers import Waiver
 from nodeready.fleet.inventory.load import load
 from nodeready.fleet.inventory.node_policies import policies
+from tests.cases import read_data
 
 INVENTORY = "h100 = ['gpu001', 'gpu002', 'gpu003', 'gpu004']\n"
-DATA = """waivers = {
-    "ptrace.scope": "for all",
-    "nics.mtu": [
-        {"reason": "cable", "owner": "ana", "until": "2027-01-31", "nodes": "gpu[001-002]"},
-        {"reason": "switch", "nodes": "gpu003"},
-        {"reason": "switch", "nodes": "gpu003"},
-    ],
-}
-"""
+DATA = read_data(__file__, "waivers.txt")
 
 
 def policies_of(directory, monkeypatch, data):

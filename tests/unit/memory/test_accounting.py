@@ -1,7 +1,5 @@
 """The ends of completed jobs and the drains of nodes, as Slurm's accounting lists them."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 from nodeready.runs.memory.accounting import last_job_ends, node_drains, parse_drains, parse_ends

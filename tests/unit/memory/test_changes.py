@@ -1,7 +1,5 @@
 """The changes of a node between two looks, by rows; the order of a fleet's changes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -12,6 +10,7 @@ from nodeready.runs.memory.changes import Change, changes, differences
 from nodeready.runs.memory.diff import NodeChanges, Side, compare
 from nodeready.runs.memory.look import NodeLook
 from nodeready.runs.memory.sections import changed_words, policy_words
+from tests.cases import cases
 
 
 def interface(name, mac, slot, **values):
@@ -59,205 +58,52 @@ RENAMED = {
 SLAVES = {**interface("eth0", "aa", "01:00.0"), **interface("eth1", "aa", "02:00.0")}
 SWAPPED = {**interface("eth1", "aa", "01:00.0"), **interface("eth0", "aa", "02:00.0")}
 DOCKER = interface("docker0", "d1", "", kind="bridge")
+MOUNT = {"host.mounts[/scratch].path": "/scratch", "host.mounts[/scratch].device": "x"}
 
-ROWS = {
-    "nothing": (look(), look(), []),
-    "a version": (
-        look(),
-        look(BASE | {"gpus.driver": "580.2"}),
-        [Change("version", "gpus.driver", "570.1", "580.2")],
-    ),
-    "a little memory": (look(), look(BASE | {"host.memory_total_mb": 1999000}), []),
-    "a memory module": (
-        look(),
-        look(BASE | {"host.memory_total_mb": 1937500}),
-        [Change("hardware", "host.memory_total_mb", 2000000, 1937500)],
-    ),
-    "a setting, a result": (
-        look(nics__mtu="ok"),
-        look(BASE | {"nics.interfaces[eth0].mtu": 1500}, nics__mtu="fail"),
-        [
-            Change("result", "nics.mtu", "ok", "fail"),
-            Change("setting", "nics.interfaces[eth0].mtu", 9000, 1500),
-        ],
-    ),
-    "a check that applies now": (look(nics__errors="na"), look(nics__errors="ok"), []),
-    "a check that was not made before": (look(), look(nics__mtu="fail"), []),
-    "a replaced GPU": (
-        look(),
-        look(BASE | gpu("0000:1a:00.0", "S9", "96.00.99")),
-        [
-            Change(
-                "hardware",
-                "gpus.nvidia[0000:1a:00.0]",
-                "S1",
-                "S9",
-                "replaced; vbios 96.00.74 -> 96.00.99",
-                "GPU",
-            )
-        ],
-    ),
-    "a GPU that is gone from the bus": (
-        look(),
-        look(without("gpus.pci[0000:3b", without("gpus.nvidia[0000:3b"))),
-        [Change("hardware", "gpus.nvidia[0000:3b:00.0]", "S2", None, "gone", "GPU")],
-    ),
-    "the number of a GPU": (
-        look(BASE | {"gpus.nvidia[0000:3b:00.0].index": 1}),
-        look(BASE | {"gpus.nvidia[0000:3b:00.0].index": 0}),
-        [],
-    ),
-    "a GPU that only the tool lost": (
-        look(),
-        look(without("gpus.nvidia[0000:3b")),
-        [Change("hardware", "gpus.nvidia[0000:3b:00.0]", "S2", None, "gone", "GPU")],
-    ),
-    "a subject that was not observed": (look(), look(without("gpus.")), []),
-    "a renamed interface": (
-        look(),
-        look(RENAMED, counters={"nics.ens1.rx_errors": 5, "nics.ens1.carrier_changes": 2}),
-        [
-            Change("setting", "nics.interfaces[ens1]", "eth0", "ens1", "renamed"),
-            Change("counter", "nics.ens1.rx_errors", 4, 5, "1 more"),
-        ],
-    ),
-    "slaves with one address swap their names": (
-        look(SLAVES),
-        look(SWAPPED),
-        [
-            Change("setting", "nics.interfaces[eth1]", "eth0", "eth1", "renamed"),
-            Change("setting", "nics.interfaces[eth0]", "eth1", "eth0", "renamed"),
-        ],
-    ),
-    "a replaced adapter": (
-        look(),
-        look(BASE | {"nics.interfaces[eth0].mac": "bb"}),
-        [Change("hardware", "nics.interfaces[eth0]", "aa", "bb", "replaced", "interface")],
-    ),
-    "a new interface without a part": (
-        look(),
-        look(BASE | DOCKER),
-        [Change("setting", "nics.interfaces[docker0]", "absent", "present")],
-    ),
-    "a bridge draws a new address": (
-        look(BASE | DOCKER),
-        look(BASE | DOCKER | {"nics.interfaces[docker0].mac": "d2"}),
-        [],
-    ),
-    "a package": (
-        look(BASE | {"host.versions[gdb]": "13.1"}),
-        look(BASE | {"host.versions[gdb]": "13.2", "host.versions[hwloc]": "2"}),
-        [
-            Change("version", "host.versions[gdb]", "13.1", "13.2"),
-            Change("version", "host.versions[hwloc]", None, "2"),
-        ],
-    ),
-    "a new kernel": (
-        look(BASE | {"host.kernel_release": "6.1", "host.cmdline": "BOOT_IMAGE=/vm-6.1 ro"}),
-        look(BASE | {"host.kernel_release": "6.2", "host.cmdline": "BOOT_IMAGE=/vm-6.2 ro"}),
-        [Change("version", "host.kernel_release", "6.1", "6.2")],
-    ),
-    "a reboot": (
-        look(),
-        look(boot="b2", counters={"nics.eth0.rx_errors": 0, "nics.eth0.carrier_changes": 2}),
-        [Change("reboot", "host.boot_id", None, None, "rebooted")],
-    ),
-    "errors since a reboot": (
-        look(),
-        look(boot="b2", counters={"nics.eth0.rx_errors": 3, "nics.eth0.carrier_changes": 9}),
-        [
-            Change("counter", "nics.eth0.rx_errors", 4, 3, "3 since the boot"),
-            Change("counter", "nics.eth0.carrier_changes", 2, 9, "9 since the boot"),
-            Change("reboot", "host.boot_id", None, None, "rebooted"),
-        ],
-    ),
-    "a counter that wrapped": (
-        look(),
-        look(counters={"nics.eth0.rx_errors": 1}),
-        [
-            Change(
-                "counter",
-                "nics.eth0.rx_errors",
-                4,
-                1,
-                "smaller in the same boot: it wrapped or was reset",
-            )
-        ],
-    ),
-    "an Xid that was not there before": (
-        look(counters={"gpus.0000:1a:00.0.ecc_correctable_volatile": 0}),
-        look(counters={"gpus.xid 79 0000:1a:00.0.count": 2}),
-        [Change("counter", "gpus.xid 79 0000:1a:00.0.count", 0, 2, "2 more")],
-    ),
-    "GPUs that were not observed before": (
-        look(),
-        look(counters={"gpus.xid 79 0000:1a:00.0.count": 2}),
-        [],
-    ),
-    "no answer": (
-        look(),
-        look({}, error="connection refused"),
-        [Change("result", "answer", "answered", "no answer", "connection refused")],
-    ),
+#: The facts of a look by a name, for rows of cases.
+BASES = {
+    "": BASE,
+    "nothing": {},
+    "renamed": RENAMED,
+    "slaves": SLAVES,
+    "swapped": SWAPPED,
+    "docker": BASE | DOCKER,
+    "mount": BASE | MOUNT,
 }
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_changes(row):
-    before, after, expected = ROWS[row]
-    assert list(changes(before, after)) == expected
+def look_of(row):
+    """A look as the cases write it.
+
+    base:    the facts, by a name of `BASES`; without: the beginnings of those that are not there
+    gpu:     another GPU
+    policy:  as `sections.policy_words` makes it, for every subject; without it, none was kept
+    """
+    left_out = tuple(row.get("without", ()))
+    facts = {
+        key: v for key, v in BASES[row.get("base", "")].items() if not key.startswith(left_out)
+    }
+    facts |= row.get("facts", {}) | (gpu(*row["gpu"]) if "gpu" in row else {})
+    known = {key: row[key] for key in ("boot", "error", "counters") if key in row}
+    observed = look(facts, **known, **row.get("results", {}))
+    words = row.get("policy")
+    policies = dict.fromkeys(("gpus", "host", "nics"), words) if words is not None else {}
+    return replace(observed, policies=policies)
 
 
-def of_policy(words, facts=BASE, **results):
-    """A look by a policy; words: as `sections.policy_words` makes them, for every subject."""
-    return replace(look(facts, **results), policies=dict.fromkeys(("gpus", "host", "nics"), words))
+def judge_changes(case):
+    before, after = look_of(case.get("before", {})), look_of(case.get("after", {}))
+    assert list(changes(before, after)) == [Change(*row) for row in case["changes"]]
 
 
-OLD, NEW = "gpu_count=aa asked=11", "gpu_count=bb asked=11"
-MOUNT = {"host.mounts[/scratch].path": "/scratch", "host.mounts[/scratch].device": "x"}
-POLICY_ROWS = {
-    "a result by another setting": (
-        of_policy(OLD, gpus__count="ok", gpus__ecc="ok"),
-        of_policy(NEW, gpus__count="fail", gpus__ecc="fail"),
-        [
-            Change("result", "gpus.ecc", "ok", "fail"),
-            Change("policy", "gpu_count", None, None, "1 result follows"),
-        ],
-    ),
-    "a setting that is the default again": (
-        of_policy("gpu_count=aa gpu_ecc=cc", gpus__count="fail", gpus__driver="ok"),
-        of_policy("gpu_ecc=cc", gpus__count="na", gpus__driver="ok"),
-        [Change("policy", "gpu_count", None, None, "1 result follows")],
-    ),
-    "a waiver": (
-        of_policy("", gpus__ecc="fail"),
-        of_policy("waivers=aa", gpus__ecc="waived"),
-        [Change("policy", "waivers", None, None, "1 result follows")],
-    ),
-    "no result follows": (of_policy(OLD, gpus__ecc="ok"), of_policy(NEW, gpus__ecc="ok"), []),
-    "other questions": (of_policy("asked=11"), of_policy("asked=22", BASE | MOUNT), []),
-    "the same questions": (
-        of_policy(OLD),
-        of_policy(NEW, BASE | MOUNT),
-        [Change("setting", "host.mounts[/scratch]", "absent", "present")],
-    ),
-    "a value, and a part, whatever was asked": (
-        of_policy("asked=11", without("gpus.pci[0000:3b", without("gpus.nvidia[0000:3b"))),
-        of_policy("asked=22", BASE | {"gpus.driver": "580"}),
-        [
-            Change("hardware", "gpus.nvidia[0000:3b:00.0]", None, "S2", "new", "GPU"),
-            Change("version", "gpus.driver", "570.1", "580"),
-        ],
-    ),
-    "a memory without policies": (look(gpus__count="ok"), of_policy(NEW, gpus__count="fail"),
-        [Change("result", "gpus.count", "ok", "fail")]),
-}  # fmt: skip
+@pytest.mark.parametrize("case", cases(__file__, "data/changes.json", "look"))
+def test_changes(case):
+    judge_changes(case)
 
 
-@pytest.mark.parametrize("row", POLICY_ROWS)
-def test_another_policy_is_no_change_of_the_node(row):
-    before, after, expected = POLICY_ROWS[row]
-    assert list(changes(before, after)) == expected
+@pytest.mark.parametrize("case", cases(__file__, "data/changes.json", "policy"))
+def test_another_policy_is_no_change_of_the_node(case):
+    judge_changes(case)
 
 
 def test_a_policy_has_words_for_what_it_asks_and_decides():
@@ -338,25 +184,6 @@ def test_the_cause_of_three_failing_nodes_of_64_comes_first():
         ("counter", "nics.eth0.rx_errors", False, 0, 3),
         ("counter", "nics.eth0.rx_errors", False, 0, 1),
         ("reboot", "host.boot_id", False, 0, 1),
-    ]
-
-
-def test_a_gpu_that_moves_between_nodes_is_one_change():
-    empty = without("gpus.pci[0000:3b", without("gpus.nvidia[0000:3b"))
-    other = BASE | gpu("0000:1a:00.0", "T1") | gpu("0000:3b:00.0", "T2")
-    folded = fleet(
-        (on("gpu001"), on("gpu001", empty)),
-        (on("gpu002", other), on("gpu002", other | gpu("0000:3b:00.0", "S2"))),
-        (on("gpu003", empty), on("gpu003", empty)),
-    ).changes
-    assert [(c.before, c.after, c.note, c.nodes) for c in folded] == [
-        (
-            "gpu001 gpus.nvidia[0000:3b:00.0]",
-            "gpu002 gpus.nvidia[0000:3b:00.0]",
-            "S2 moved",
-            ("gpu001", "gpu002"),
-        ),
-        ("T2", None, "gone", ("gpu002",)),
     ]
 
 

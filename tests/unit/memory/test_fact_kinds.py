@@ -4,8 +4,6 @@ For a deliberate change: NODEREADY_GOLDEN=write .venv/bin/python -m pytest
 tests/unit/memory/test_fact_kinds.py, then read the difference.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys
@@ -19,6 +17,7 @@ import pytest
 from nodeready.core.wire import shown_keys
 from nodeready.runs.memory.facts import compared_facts, is_unique, kind_of, shown_value
 from nodeready.subjects.registry import SUBJECTS
+from tests.cases import read_table
 from tests.unit.subjects.test_json_keys import derived_facts, observed_type
 
 GOLDEN = Path(__file__).parent / "data/fact_kinds.txt"
@@ -90,17 +89,7 @@ FACTS = {
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [
-        ("core_dumps.directory_mode", 0o1777, "1777"),
-        ("ssh_client.access.seen[/etc].mode", 0o40755, "0755"),
-        ("gpus.nvidia[a].compute_mode", "default", "default"),
-        ("limits.units[ssh].limits[core].soft", 2**64 - 1, "unlimited"),
-        ("limits.running[sshd].limits[core]", f"0, {2**64 - 1}", "0, unlimited"),
-        ("limits.nr_open", 1048576, "1048576"),
-        ("nics.interfaces[eth0].carrier", False, "no"),
-        ("gpus.driver", None, "nothing"),
-    ],
+    ("key", "value", "words"), read_table(__file__, "a_value_is_shown_as_administrators_write_it")
 )
 def test_a_value_is_shown_as_administrators_write_it(key, value, words):
     assert shown_value(key, value) == words

@@ -1,7 +1,5 @@
 """`nodeready history`: the life of a node and of a part, from looks with injected changes."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

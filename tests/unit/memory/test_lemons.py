@@ -1,7 +1,5 @@
 """Lemons: who fails far more often than the peers, and how often the rule is wrong."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -25,6 +23,7 @@ from nodeready.runs.memory.lemons import (
     rank,
 )
 from nodeready.runs.memory.look import NodeLook, PartSpan
+from tests.cases import read_data
 
 WINDOW_DAYS = 90
 #: Failures of one node in a day: 6.5 and 2.34 in 1,000 node days (arXiv 2410.21680, RSC-1, RSC-2),
@@ -68,49 +67,41 @@ def simulated(random_: random.Random, size: int, rate: float, bad: int = 0) -> s
 
 
 @pytest.mark.parametrize("rate", RATES)
-def test_a_fleet_of_equal_nodes_has_a_lemon_in_one_of_a_hundred_windows(rate: float) -> None:
+def test_a_fleet_of_equal_nodes_has_a_lemon_in_one_of_a_hundred_windows(rate):
     random_ = random.Random(1)
     alarms = [bool(simulated(random_, 64, rate)) for _ in range(200)]
     assert sum(alarms) <= 4  # 2 are expected of the rule's 1 %
 
 
-def test_three_nodes_that_fail_ten_times_as_often_are_the_lemons() -> None:
+def test_three_nodes_that_fail_ten_times_as_often_are_the_lemons():
     random_ = random.Random(1)
     named = [simulated(random_, 63, 0.02, bad=3) for _ in range(20)]
     assert all(units <= {"n0", "n1", "n2"} for units in named)
     assert sum(map(len, named)) >= 57  # of 60
 
 
-@pytest.mark.parametrize(
-    ("days_of", "lemons"),
-    [
-        pytest.param({"n1": (1, 5)}, set(), id="two days are bad luck"),
-        pytest.param({"n1": (1, 5, 9)}, {"n1"}, id="three days where nobody else has one"),
-        pytest.param({"n1": (1, 1, 1, 1)}, set(), id="many incidents of one day"),
-        pytest.param(
-            {f"n{number}": (1, 5, 9) for number in range(20)}, set(), id="all nodes alike"
-        ),
-        pytest.param(
-            {"n1": (1, 5, 9, 20), "n2": (2, 6, 10, 30), "n3": (3, 7, 11)},
-            {"n1", "n2", "n3"},
-            id="lemons do not hide each other",
-        ),
-    ],
-)
-def test_rule(days_of: dict[str, tuple[int, ...]], lemons: set[str]) -> None:
+@pytest.mark.parametrize(("days_of", "lemons"), [
+    pytest.param({"n1": (1, 5)}, set(), id="two days are bad luck"),
+    pytest.param({"n1": (1, 5, 9)}, {"n1"}, id="three days where nobody else has one"),
+    pytest.param({"n1": (1, 1, 1, 1)}, set(), id="many incidents of one day"),
+    pytest.param({f"n{number}": (1, 5, 9) for number in range(20)}, set(), id="all nodes alike"),
+    pytest.param({"n1": (1, 5, 9, 20), "n2": (2, 6, 10, 30), "n3": (3, 7, 11)}, {"n1", "n2", "n3"},
+     id="lemons do not hide each other"),
+])  # fmt: skip
+def test_rule(days_of, lemons):
     ranked = rank_nodes(incidents(days_of), fleet(20))
     assert {lemon.unit for lemon in ranked if lemon.is_lemon} == lemons
     assert {lemon.unit for lemon in ranked} == set(days_of)
 
 
-def test_a_node_that_was_observed_for_a_week_is_compared_with_a_week_of_its_peers() -> None:
+def test_a_node_that_was_observed_for_a_week_is_compared_with_a_week_of_its_peers():
     days_of = {f"n{number}": tuple(range(number, 90, 20)) for number in range(20)}
     observed = {**fleet(20), "new": 7 * DAY_S}
     ranked = rank_nodes(incidents({**days_of, "new": (80, 82, 84, 86, 88)}), observed)
     assert [lemon.unit for lemon in ranked if lemon.is_lemon] == ["new"]
 
 
-def test_an_incident_of_many_nodes_at_once_is_the_fleets() -> None:
+def test_an_incident_of_many_nodes_at_once_is_the_fleets():
     outage = [
         HardwareIncident(5.0, f"n{number}", "", "host.mounts", "") for number in range(MIN_SHARED)
     ]
@@ -133,42 +124,26 @@ def at(day: int, status: str, actual: str = "", error: str = "") -> NodeLook:
     return NodeLook("gpu1", day * DAY_S, "", day, error, {}, {}, results, bool(error))
 
 
-@pytest.mark.parametrize(
-    ("life", "expected"),
-    [
-        pytest.param(
-            [at(1, "ok"), at(2, "fail", f"Xid 79 on {GPU_A}"), at(3, "ok")],
-            [(2, "A", CHECK)],
-            id="the GPU that the check names",
-        ),
-        pytest.param(
-            [at(1, "fail", f"Xid 79 on {GPU_A}"), at(2, "unknown"), at(3, "fail", GPU_A)],
-            [(1, "A", CHECK)],
-            id="unknown in between is no end",
-        ),
-        pytest.param(
-            [at(1, "fail", GPU_A), at(2, "fail", f"{GPU_A}, {GPU_B}"), at(3, "fail", GPU_B)],
-            [(1, "A", CHECK), (2, "B", CHECK)],
-            id="another GPU is another incident",
-        ),
-        pytest.param(
-            [at(1, "warn", "link_downed grew"), at(2, "ok"), at(3, "warn", "link_downed grew")],
-            [(1, "", CHECK), (3, "", CHECK)],
-            id="it came back",
-        ),
-        pytest.param(
-            [at(1, "fail", GPU_A), at(2, "fail", GPU_A, error="timed out"), at(3, "fail", GPU_A)],
-            [(1, "A", CHECK), (2, "", "unreachable")],
-            id="a node that was lost while a check failed",
-        ),
-    ],
-)
-def test_incidents(life: list[NodeLook], expected: list[tuple[int, str, str]]) -> None:
+@pytest.mark.parametrize(("life", "expected"), [
+    pytest.param([at(1, "ok"), at(2, "fail", f"Xid 79 on {GPU_A}"), at(3, "ok")],
+     [(2, "A", CHECK)], id="the GPU that the check names"),
+    pytest.param([at(1, "fail", f"Xid 79 on {GPU_A}"), at(2, "unknown"), at(3, "fail", GPU_A)],
+     [(1, "A", CHECK)], id="unknown in between is no end"),
+    pytest.param([at(1, "fail", GPU_A), at(2, "fail", f"{GPU_A}, {GPU_B}"), at(3, "fail", GPU_B)],
+     [(1, "A", CHECK), (2, "B", CHECK)], id="another GPU is another incident"),
+    pytest.param(
+     [at(1, "warn", "link_downed grew"), at(2, "ok"), at(3, "warn", "link_downed grew")],
+     [(1, "", CHECK), (3, "", CHECK)], id="it came back"),
+    pytest.param(
+     [at(1, "fail", GPU_A), at(2, "fail", GPU_A, error="timed out"), at(3, "fail", GPU_A)],
+     [(1, "A", CHECK), (2, "", "unreachable")], id="a node that was lost while a check failed"),
+])  # fmt: skip
+def test_incidents(life, expected):
     made = node_incidents(life, PARTS, (), {CHECK})
     assert [(entry.time_s / DAY_S, entry.serial, entry.kind) for entry in made] == expected
 
 
-def test_only_what_hardware_can_fail_is_an_incident() -> None:
+def test_only_what_hardware_can_fail_is_an_incident():
     checks = hardware_checks()
     assert {"gpus.kernel_faults", "gpus.ecc_errors", "rdma.errors", "nics.flaps"} <= checks
     assert checks.isdisjoint({"ptrace.scope", "gpus.driver", "host.space", "proof.history"})
@@ -193,27 +168,14 @@ def document() -> Lemons:
     return Lemons("2026-08-28T00:00:00Z", "2026-11-26T00:00:00Z", 64, 512, (*gpus, *nodes), 12)
 
 
-TABLE = """\
-1 lemon among 64 nodes and 512 GPUs from 2026-08-28 to 2026-11-26
-
-GPU 1650923000123: 3 days with incidents, below 0.1 expected
-  now in gpu023, before in gpu017
-  2019-05-14 00:00  gpu023  gpus.kernel_faults  Xid 79 on 0000:1b:00.0\\x1b[2J
-  2019-04-23 00:00  gpu017  gpus.kernel_faults  Xid 79 on 0000:1b:00.0\\x1b[2J
-  2019-04-15 00:00  gpu017  gpus.kernel_faults  Xid 79 on 0000:1b:00.0\\x1b[2J
-
-within the rate of their peers
-  gpu002: 1 day with incidents, below 0.1 expected: 2019-04-24 nics.flaps
-12 incidents of many nodes at once count for no node
-rule: incidents on 3 days or more, and a chance below 1% in a fleet of equals
-"""
+TABLE = read_data(__file__, "lemons.txt")
 
 
-def test_table() -> None:
+def test_table():
     assert "".join(find_format("lemons", "table").render(document())) == TABLE
 
 
-def test_a_node_is_told_of_the_bad_gpu_that_is_in_it_now() -> None:
+def test_a_node_is_told_of_the_bad_gpu_that_is_in_it_now():
     assert lemons_of_nodes(document()) == {
         "gpu023": ("GPU 1650923000123: 3 days with incidents, below 0.1 expected",)
     }

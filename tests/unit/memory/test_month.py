@@ -4,8 +4,6 @@ The nodes answer as a node of the lab did, with their own names and serial numbe
 that change by themselves at each look.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable
@@ -211,7 +209,8 @@ def test_a_gpu_that_moved_is_one_change_and_the_one_that_it_replaced_another(mem
         "gpu015 gpus.nvidia[0000:52:00.0]",
         "gpu016 gpus.nvidia[0000:61:00.0]",
     )
-    assert (gone.nodes, gone.after) == (("gpu016",), None)
+    assert moved.note.endswith(" moved")
+    assert (gone.nodes, gone.after, gone.note) == (("gpu016",), None, "gone")
 
 
 def test_the_cause_of_three_failing_nodes_comes_first(memory):

@@ -1,7 +1,5 @@
 """The file of the memory: what was reported as kept is there, whatever happens to the writer."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import random

@@ -1,7 +1,5 @@
 """What counts against a node was seen by root there, or by two users: of every kind of event."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.runs.memory.lemons import find_lemons
@@ -13,14 +11,11 @@ from nodeready.runs.memory.witnesses import NOBODY, ROOT, USER, WITNESSES, event
 DAY_S = 86400.0
 
 
-@pytest.mark.parametrize(
-    ("users", "makes_a_lemon"),
-    [
-        pytest.param(("",), (ROOT,), id="without a user"),
-        pytest.param(("1001",), (ROOT,), id="one user"),
-        pytest.param(("1001", "1002"), (ROOT, USER), id="two users"),
-    ],
-)
+@pytest.mark.parametrize(("users", "makes_a_lemon"), [
+    pytest.param(("",), (ROOT,), id="without a user"),
+    pytest.param(("1001",), (ROOT,), id="one user"),
+    pytest.param(("1001", "1002"), (ROOT, USER), id="two users"),
+])  # fmt: skip
 @pytest.mark.parametrize("kind", WITNESSES)
 def test_a_node_is_a_lemon_by_what_has_its_witnesses(tmp_path, kind, users, makes_a_lemon):
     """One of eight nodes has the event on four days, from each of these users."""
@@ -37,16 +32,13 @@ def test_a_node_is_a_lemon_by_what_has_its_witnesses(tmp_path, kind, users, make
     assert named == (["gpu1"] if WITNESSES[kind] in makes_a_lemon else [])
 
 
-@pytest.mark.parametrize(
-    ("logs", "days"),
-    [
-        pytest.param({"1001": (1, 2, 3)}, 0, id="jobs of one user"),
-        pytest.param({"1001": (1, 2, 3), "1002": (3,)}, 1, id="the loudest user adds no day"),
-        pytest.param({"1001": (1, 1, 1), "1002": (3, 4)}, 1, id="a day counts once"),
-        pytest.param({"1001": (1,), "1002": (2,), "1003": (3,)}, 2, id="three users"),
-        pytest.param({"1001": (1, 2), "": (3, 4, 5)}, 0, id="a log of an unknown user"),
-    ],
-)
+@pytest.mark.parametrize(("logs", "days"), [
+    pytest.param({"1001": (1, 2, 3)}, 0, id="jobs of one user"),
+    pytest.param({"1001": (1, 2, 3), "1002": (3,)}, 1, id="the loudest user adds no day"),
+    pytest.param({"1001": (1, 1, 1), "1002": (3, 4)}, 1, id="a day counts once"),
+    pytest.param({"1001": (1,), "1002": (2,), "1003": (3,)}, 2, id="three users"),
+    pytest.param({"1001": (1, 2), "": (3, 4, 5)}, 0, id="a log of an unknown user"),
+])  # fmt: skip
 def test_days_on_which_users_logs_count(logs, days):
     events = [
         Event(day * DAY_S, 0, "gpu1", "", "postmortem-gpu", "a line", user)

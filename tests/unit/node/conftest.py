@@ -1,7 +1,5 @@
 """Limits that decide what hangs are long here: a busy machine is slow, and nothing else."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.agent.stacks import processes, waits

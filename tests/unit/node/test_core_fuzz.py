@@ -3,8 +3,6 @@
 NODEREADY_FUZZ: how many examples; few by default.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import struct

@@ -1,7 +1,5 @@
 """What a core's first bytes tell: made here byte by byte, whole, cut off and hostile."""
 
-from __future__ import annotations
-
 import os
 import re
 import struct

@@ -1,7 +1,5 @@
 """Mistakes in the words of `nodeready cores --local`."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.cases import cases

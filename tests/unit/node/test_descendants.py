@@ -1,7 +1,5 @@
 """The processes below a rank: which they are, what they are for, and how an answer has them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time
@@ -17,6 +15,7 @@ from nodeready.agent.stacks.py_spy import Dump, PySpyThread
 from nodeready.agent.stacks.ranks import JobRank, RankIdentity
 from nodeready.agent.stacks.targets import INTERPRETER_LOCK, StackTarget
 from nodeready.runs.stacks.trace import read
+from tests.cases import read_table
 
 FACTS = Facts("S", "do_wait", (), 1.0, 1.0, 1, 0, 0)
 TRACKER = "python -c from multiprocessing.resource_tracker import main;main(5)"
@@ -35,19 +34,9 @@ def processes_of(rows):
     return [process(pid, parent, command) for pid, (parent, command) in rows.items()]
 
 
-@pytest.mark.parametrize(("command", "name", "stack", "kind"), [
-    ("python train.py", "pt_data_worker", (), "loader worker"),
-    ("python train.py", "python3", WORKER, "loader worker"),
-    (SPAWN, "python3", WORKER, "loader worker"),
-    ("sh -c gcc x.c", "sh", (), "shell"),
-    ("/usr/lib/gcc/x86_64-linux-gnu/12/cc1plus x", "cc1plus", (), "compiler"),
-    ("/usr/local/cuda/bin/nvcc -x", "nvcc", (), "compiler"),
-    ("python -m torch._inductor.compile_worker --workers=8", "python3", (), "compiler"),
-    ("python /x/torch/_inductor/compile_worker/__main__.py", "python3", (), "compiler"),
-    (SPAWN, "python3", (("_checkpointing_subprocess", "x.py", 1),), "checkpoint writer"),
-    ("sleep 9", "sleep", (), "process"),
-    ("python train.py", "python3", (("read_worker_loop", "mine.py", 1),), "process"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "name", "stack", "kind"), read_table(__file__, "the_kind_of_a_process")
+)
 def test_the_kind_of_a_process(command, name, stack, kind):
     dump = Dump(stack) if stack else None
     assert descendants.kind(process(1, command=command, name=name), dump) == kind
@@ -162,16 +151,10 @@ def test_the_parts_beside_the_stacks_are_left_out_first(monkeypatch):
     assert row["note"] == "its descendants and witnesses are left out: the answer is too large"
 
 
-@pytest.mark.parametrize(("gil", "switches", "timed", "own", "told"), [
-    (("holder", "holder"), (0, 390), True, False, True),
-    # One that comes to hold it at times, a lock of the program's own, and itself.
-    (("", "holder"), (0, 390), True, False, False),
-    (("holder", "other"), (0, 390), True, False, False),
-    (("holder", "holder"), (0, 3), True, False, False),
-    (("holder", "holder"), (0, 390), False, False, False),
-    (("MainThread", "MainThread"), (0, 390), True, True, False),
-    (("holder",), (0,), True, False, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gil", "switches", "timed", "own", "told"),
+    read_table(__file__, "which_thread_holds_the_interpreters_lock"),
+)
 def test_which_thread_holds_the_interpreters_lock(gil, switches, timed, own, told):
     rank = target(10, dumps=[Dump(LOOP, gil=name, holds_gil=own) for name in gil])
     rank.switches, rank.timed_lock, rank.waits_on = list(switches), timed, "futex"

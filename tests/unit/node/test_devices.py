@@ -1,7 +1,5 @@
 """GPUs, ports and the kernel's log as a job's witnesses: recorded answers, broken ones, none."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What py-spy and /proc print, read: as it is, empty, damaged and made to harm."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

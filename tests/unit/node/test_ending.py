@@ -1,7 +1,5 @@
 """A process of ours is ended, and nothing that has its number by then."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

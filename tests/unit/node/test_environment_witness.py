@@ -1,7 +1,5 @@
 """The variables of a process, and the facts of this node that decide about them."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Whose memory a process has, and a core that has no name until it is complete."""
 
-from __future__ import annotations
-
 import os
 import struct
 import subprocess
@@ -12,26 +10,16 @@ from nodeready.agent.cores import gcore
 from nodeready.agent.runtime import Ended
 from nodeready.agent.users_file import Rights
 from nodeready.core import files
+from tests.cases import read_table
 
 OURS = Rights(os.geteuid(), os.getegid(), ())
 USER = "\t4001" * 4
 
 
-@pytest.mark.parametrize(("rows", "owner_and_auxv", "why"), [
-    ([{}], (4001, 23, 0), ""),
-    ([{}, {}], (4001, 23, 0), ""),
-    ([{"Uid": "\t0" * 4, "CapEff": "1ff"}], (0, 23, 0), ""),
-    ([{"Uid": "\t4001\t4001\t0\t4001"}], (4001, 23, 0), "more than one user"),
-    ([{"Uid": "\t4001\t4001\t4001\t0"}], (4001, 23, 0), "more than one user"),
-    ([{"Gid": "\t4001\t4001\t42\t4001"}], (4001, 23, 0), "more than one user or group"),
-    ([{}, {"Uid": "\t1" * 4}], (4001, 23, 0), "more than one user"),
-    ([{"CapPrm": "80000"}], (4001, 23, 0), "has capabilities"),
-    ([{}, {"CapAmb": "80000"}], (4001, 23, 0), "has capabilities"),
-    ([{}], (0, 23, 0), "not dumpable"),
-    ([{}], (4001, 23, 1), "started with more rights"),
-    ([{"Uid": "\t0" * 4}], (0, 23, 1), "started with more rights"),
-    ([{}], (4001, 9, 0), "no 64-bit program"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "owner_and_auxv", "why"),
+    read_table(__file__, "why_memory_may_be_more_than_its_users"),
+)
 def test_why_memory_may_be_more_than_its_users(tmp_path, monkeypatch, rows, owner_and_auxv, why):
     owner, *auxv = owner_and_auxv
 

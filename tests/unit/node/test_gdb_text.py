@@ -1,23 +1,12 @@
 """The calls in what gdb prints of a live process; tests/lab/test_units_gdb.py has gdb itself."""
 
-from __future__ import annotations
-
 from unittest.mock import Mock
 
 from nodeready.agent.cores import gdb
+from tests.cases import read_data
 
 # gdb 13 on a Python whose interpreter has ended.
-TEXT = """\
-[Thread debugging using libthread_db enabled]
-0x00007f5d3c8e3dd0 in __libc_pause () at ../sysdeps/unix/sysv/linux/pause.c:29
-#0  0x00007f5d3c8e3dd0 in __libc_pause () at ../sysdeps/unix/sysv/linux/pause.c:29
-#1  0x00007f5d3c84e4ab in __run_exit_handlers (status=..., run_dtors=...) at ./stdlib/exit.c:92
-#2  0x00007f5d3c84e69b in c10d::ProcessGroupNCCL::~ProcessGroupNCCL() () from /x/libtorch.so
-#3  0x00007f5d3c84e69a in ?? ()
-#4  std::thread::join (this=...) at /x/thread.cc:127
-#5  0x000055f8b2ec4081 in operator delete(void*) () from /lib/libc++.so.1
-[Inferior 1 (process 31650) detached]
-"""
+TEXT = read_data(__file__, "gdb_of_a_process.txt")
 
 
 def test_calls_are_root_to_leaf():

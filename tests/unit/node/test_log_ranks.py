@@ -1,13 +1,12 @@
 """The rank of each line of a mixed log: 40 logs in all forms, and numbers that are no ranks."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 
 import pytest
 
 from nodeready.agent.log_ranks import LineOrigin, learn_ranks
+from tests.cases import read_table
 
 LOGS = sorted((Path(__file__).parent / "cases" / "mixed_logs").glob("*.log"))
 
@@ -20,7 +19,7 @@ def expected(row: str) -> tuple[LineOrigin, str]:
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
-def test_the_origin_of_each_line(path: Path):
+def test_the_origin_of_each_line(path):
     _, *rows = path.read_text().splitlines()
     origins, lines = zip(*map(expected, rows), strict=True)
     reader = learn_ranks(lines)
@@ -29,16 +28,7 @@ def test_the_origin_of_each_line(path: Path):
     assert all(line.endswith(reader.split(line).text[-8:]) for line in lines)
 
 
-@pytest.mark.parametrize(("line", "text"), [
-    ("[1,0]<stderr>:  File 'a'", "  File 'a'"),
-    ("[1,0]<stderr>: step", "step"),
-    ("[1,1]<stderr>:    [1,1]<stderr>:main()[1,1]<stderr>:", "    main()"),
-    ("[rank0]:   File 'a'", "  File 'a'"),
-    ("[default0]:[rank0]:[W1 x.cpp:1] y", "[W1 x.cpp:1] y"),
-    ("Thu Jan 23 11:55:50 2026[1,0]<stdout>:step", "Thu Jan 23 11:55:50 2026 step"),
-    ("\x1b[36m(Worker pid=1)\x1b[0m step", "step"),
-    ("step [rank0]: quoted", "step [rank0]: quoted"),
-])  # fmt: skip
+@pytest.mark.parametrize(("line", "text"), read_table(__file__, "the_text_without_its_prefixes"))
 def test_the_text_without_its_prefixes(line, text):
     assert learn_ranks([line]).split(line).text == text
 

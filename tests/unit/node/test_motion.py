@@ -1,7 +1,5 @@
 """A look at ranks that really run: what they do between two looks is in the counters."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What NCCL, RCCL and gloo say in a log, by an expert's reading of lines from public issues."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -48,21 +46,18 @@ def test_the_table_is_sound():
         assert all((error.meaning, error.step, error.source))
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "NCCL INFO " * 400,
-        "h:1:1 [0] NCCL INFO " + "[0]a:1/IB " * 300,
-        "h:1:1 [0] NCCL INFO NET/IB : Using " + "[0]mlx5_0:1/IB " * 300,
-        "a" * 100_000 + ":1:1 [0] NCCL WARN " + "x" * 100_000,
-        "h:999999999:1 [9999] NCCL INFO comm 0x1 rank 9999999 nranks 9999999 cudaDev 9999",
-        "h:1:1 [0] NCCL INFO comm 0x1 rank 7 nranks 2 cudaDev 0 - Init START",
-        "h:1:1 [0] NCCL INFO Using network \x1b[31m",
-        "h:1:1 [0] NCCL INFO Bootstrap : Using " + ":" * 2000,
-        "Got completion " + "error " * 400,
-        "connect " * 300,
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "NCCL INFO " * 400,
+    "h:1:1 [0] NCCL INFO " + "[0]a:1/IB " * 300,
+    "h:1:1 [0] NCCL INFO NET/IB : Using " + "[0]mlx5_0:1/IB " * 300,
+    "a" * 100_000 + ":1:1 [0] NCCL WARN " + "x" * 100_000,
+    "h:999999999:1 [9999] NCCL INFO comm 0x1 rank 9999999 nranks 9999999 cudaDev 9999",
+    "h:1:1 [0] NCCL INFO comm 0x1 rank 7 nranks 2 cudaDev 0 - Init START",
+    "h:1:1 [0] NCCL INFO Using network \x1b[31m",
+    "h:1:1 [0] NCCL INFO Bootstrap : Using " + ":" * 2000,
+    "Got completion " + "error " * 400,
+    "connect " * 300,
+])  # fmt: skip
 def test_any_line_is_read_within_bounds(line):
     log = read_log([line] * 50)
     for rank in log.ranks:

@@ -1,7 +1,5 @@
 """NCCL's RAS port: the gate in front of it, and what its reports say, recorded and broken."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """The proof of a core: where a pattern sends it, which file is ours, and how it is judged."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import secrets

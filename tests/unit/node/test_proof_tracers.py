@@ -1,7 +1,5 @@
 """gdb and strace as they are judged, and the canaries and tools that we start and end."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -4,8 +4,6 @@ A process is a text: PID PARENT COMMAND | FACT | ...; a fact is a variable of it
 one of `FACTS` with its words.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -24,7 +22,7 @@ from nodeready.agent.stacks.ranks import (
     select,
     with_parts,
 )
-from tests.cases import cases
+from tests.cases import cases, read_table
 
 OWN = 9
 ADDRESS = {"MASTER_ADDR": "a", "MASTER_PORT": "29500"}
@@ -292,15 +290,8 @@ def test_what_another_user_claims_decides_nothing_about_a_jobs_ranks():
 USERS = "0::/user.slice/user-4001.slice/user@4001.service"
 
 
-@pytest.mark.parametrize(("text", "job"), [
-    ("0::/system.slice/slurmstepd.scope/job_88/step_0/user/task_0\n", "88"),
-    ("0::/system.slice/gpu1_slurmstepd.scope/job_88/step_batch/slurm\n", "88"),
-    ("7:memory:/slurm/uid_1000/job_88/step_0/task_0\n1:name=systemd:/\n", "88"),
-    ("7:freezer:/slurm_gpu1/uid_1000/job_88\n", "88"),
-    ("0::/../../system.slice/slurmstepd.scope/job_88/step_0/user/task_0\n", "88"),
-    (f"{USERS}/slurmstepd.scope/job_88/x\n", ""),
-    (f"{USERS}/slurm/uid_7/job_88\n", ""),
-    ("0::/job_88/x\n0::/system.slice/slurmstepd.scope/job_88x\n", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "job"), read_table(__file__, "only_slurms_own_cgroups_tell_the_job")
+)
 def test_only_slurms_own_cgroups_tell_the_job(text, job):
     assert slurm_job(text) == job

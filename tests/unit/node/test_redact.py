@@ -1,7 +1,5 @@
 """Secrets are left out by their name, their form and their place; all else is kept as it was."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """`nodeready run` with real processes: lines, logs, signals, ends, stacks."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty
@@ -23,7 +21,7 @@ from nodeready.agent import runtime
 from nodeready.agent.stacks import processes, ranks
 from nodeready.fleet.transport import bundle
 from nodeready.subjects.debug_tools import facts
-from tests.cases import cases
+from tests.cases import cases, read_table
 from tests.command import wait_for
 from tests.paths import DOCS
 
@@ -107,15 +105,7 @@ def bystander(pid: int) -> int:
     return 0
 
 
-@pytest.mark.parametrize(("variables", "rank"), [
-    ({"RANK": "3", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, "3"),
-    ({"OMPI_COMM_WORLD_RANK": "12"}, "12"),
-    ({"SLURM_PROCID": "5", "SLURM_STEP_ID": "0"}, "5"),
-    ({"SLURM_PROCID": "0"}, ""),
-    ({"LOCAL_RANK": "1", "NODE_RANK": "2"}, "local1"),
-    ({"RANK": "../../etc"}, ""),
-    ({"RANK": "٣"}, ""),
-])  # fmt: skip
+@pytest.mark.parametrize(("variables", "rank"), read_table(__file__, "the_rank_is_the_launchers"))
 def test_the_rank_is_the_launchers(variables, rank):
     assert supervisor.rank_of(variables) == rank
 
@@ -150,15 +140,11 @@ def lines_of(*parts: bytes) -> bytes:
     ((b"\r 10%\r 20%", b"\r100%\n"), b"[n:0] 100%\n"),
     ((b" 10%\r 20%\r",), b"[n:0]  20%\n"),
     ((), b""),
-    (
-        (b"x" * supervisor.MAX_LINE_BYTES + b"\n",),
-        b"[n:0] " + b"x" * supervisor.MAX_LINE_BYTES + b"\n",
-    ),
+    ((b"x" * supervisor.MAX_LINE_BYTES + b"\n",),
+     b"[n:0] " + b"x" * supervisor.MAX_LINE_BYTES + b"\n"),
     # A line beyond the limit is several lines.
-    (
-        (b"x" * supervisor.MAX_LINE_BYTES + b"y\n",),
-        b"[n:0] " + b"x" * supervisor.MAX_LINE_BYTES + b"\n[n:0] y\n",
-    ),
+    ((b"x" * supervisor.MAX_LINE_BYTES + b"y\n",),
+     b"[n:0] " + b"x" * supervisor.MAX_LINE_BYTES + b"\n[n:0] y\n"),
 ])  # fmt: skip
 def test_output_becomes_whole_lines(parts, shown):
     assert lines_of(*parts) == shown

@@ -1,7 +1,5 @@
 """The settings that a process has for a debugger: seen on processes of our own."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The software of a process: the libraries that it has mapped, and what brought them."""
 
-from __future__ import annotations
-
 import mmap
 import os
 

@@ -1,7 +1,5 @@
 """The program of the node, on this machine's own files: what a pattern finds, and its bounds."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The answer about one rank from all looks at it, and about a node when that is too much."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What a thread waits for: system calls and what is behind them, on live processes of ours."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -26,6 +24,7 @@ from nodeready.agent.stacks.waits import (
     phrase,
     tcp_row,
 )
+from tests.cases import read_data
 from tests.command import wait_for
 
 if os.uname().machine not in ("x86_64", "aarch64"):
@@ -196,17 +195,7 @@ def test_an_address(data, text):
     assert address(data) == text
 
 
-LOCKS = """\
-1: POSIX  ADVISORY  WRITE 55 fe:00:1234 0 EOF
-1: -> POSIX  ADVISORY  WRITE 77 fe:00:1234 0 EOF
-2: FLOCK  ADVISORY  WRITE 66 fe:00:9 0 EOF
-2: -> FLOCK  ADVISORY  WRITE 88 fe:00:9 0 EOF
-3: OFDLCK ADVISORY  READ -1 00:06:1028 0 EOF
-3: -> OFDLCK ADVISORY  WRITE 99 00:06:1028 0 EOF
-4: FLOCK  ADVISORY  WRITE 44 fe:00:7 0 EOF
-4: -> FLOCK  ADVISORY  WRITE 45 fe:00:7 0 EOF
-4:  -> FLOCK  ADVISORY  WRITE 46 fe:00:7 0 EOF
-"""
+LOCKS = read_data(__file__, "proc_locks.txt")
 
 
 @pytest.mark.parametrize(("pid", "holder"), [

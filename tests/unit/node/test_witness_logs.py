@@ -1,7 +1,5 @@
 """A process's log as a witness: the file behind its output, and the watchdog's lines in it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

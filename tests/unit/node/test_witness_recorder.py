@@ -1,7 +1,5 @@
 """What PyTorch's flight recorder wrote: real dumps, those of other versions, and hostile ones."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

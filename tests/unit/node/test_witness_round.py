@@ -1,7 +1,5 @@
 """The round of the witnesses beside the stacks: what fails or is late is absent, and no more."""
 
-from __future__ import annotations
-
 import os
 import time
 

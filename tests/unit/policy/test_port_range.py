@@ -1,7 +1,5 @@
 """``--ports``: one spelling for the commands and for the program on the node."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.cli.options import Refused

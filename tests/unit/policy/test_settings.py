@@ -1,7 +1,5 @@
 """A policy that cannot be right is refused before any node is touched, with the likely meaning."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.core.policy import Policy

@@ -1,7 +1,5 @@
 """Checks of a site's own, as a file of checks.d declares them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -23,15 +21,12 @@ def test_a_wrong_check_says_which_key_and_what_it_takes(case):
 CHECK = {"id": "a", "run": "printf 'é\n'", "range": [0, 1.5], "in": ["gate"], "groups": ["h100"]}
 
 
-@pytest.mark.parametrize(
-    "table",
-    [
-        CHECK,
-        {"id": "a", "file": "/a", "json": "a[0]", "equals": "", "severity": "warn", "fix": "b"},
-        {"id": "a", "run": "a", "status": 0, "timeout_s": 7, "reason": "c"},
-        {"id": "a", "run": "a", "matches": "b", "in": list(MOMENTS)},
-    ],
-)
+@pytest.mark.parametrize("table", [
+    CHECK,
+    {"id": "a", "file": "/a", "json": "a[0]", "equals": "", "severity": "warn", "fix": "b"},
+    {"id": "a", "run": "a", "status": 0, "timeout_s": 7, "reason": "c"},
+    {"id": "a", "run": "a", "matches": "b", "in": list(MOMENTS)},
+])  # fmt: skip
 def test_a_policy_brings_its_checks_to_a_node_as_json(table):
     policy = make_policy({"site_checks": [table]})
     assert make_policy(json.loads(json.dumps(as_data(policy)))) == policy

@@ -1,7 +1,5 @@
 """What makes a job debuggable: the names of the installed PyTorch, and how it is asked for."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -35,20 +33,17 @@ NEW = {"TORCH_FR_BUFFER_SIZE": "2000"}
 OLD_FILE, NEW_FILE = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE"
 
 
-@pytest.mark.parametrize(
-    ("torch", "recorder", "files"),
-    [
-        ("2.1.2+cu121", {}, ()),
-        ("2.2.0", {**OLD, **DUMP}, (OLD_FILE,)),
-        ("2.7.1+rocm6.3", {**OLD, **DUMP}, (OLD_FILE,)),
-        ("2.8.0", {**NEW, **DUMP}, None),
-        ("2.10.0", {**NEW, **DUMP}, None),
-        ("2.11.0", PIPE, None),
-        ("2.15.0+cu132", PIPE, (NEW_FILE,)),
-        ("3.0.0", PIPE, (NEW_FILE,)),
-        ("", {**OLD, **NEW, **DUMP}, (OLD_FILE, NEW_FILE)),
-    ],
-)
+@pytest.mark.parametrize(("torch", "recorder", "files"), [
+    ("2.1.2+cu121", {}, ()),
+    ("2.2.0", {**OLD, **DUMP}, (OLD_FILE,)),
+    ("2.7.1+rocm6.3", {**OLD, **DUMP}, (OLD_FILE,)),
+    ("2.8.0", {**NEW, **DUMP}, None),
+    ("2.10.0", {**NEW, **DUMP}, None),
+    ("2.11.0", PIPE, None),
+    ("2.15.0+cu132", PIPE, (NEW_FILE,)),
+    ("3.0.0", PIPE, (NEW_FILE,)),
+    ("", {**OLD, **NEW, **DUMP}, (OLD_FILE, NEW_FILE)),
+])  # fmt: skip
 def test_the_recorder_of_the_installed_version_and_its_files(torch, recorder, files):
     assert values(InstalledTorch(torch, False)) == {**recorder, **ALWAYS}
     if files is not None:

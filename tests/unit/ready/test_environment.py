@@ -1,7 +1,5 @@
 """Which variables the nodes' facts suggest, and which port is free on every node."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -62,16 +60,13 @@ def test_a_variable_that_no_node_needs_is_settled():
     assert (variable.value, variable.settled) == ("ssh", True)
 
 
-@pytest.mark.parametrize(
-    ("name", "odd", "by_value"),
-    [
-        ("NCCL_SOCKET_IFNAME", node(nics=nics("eth1")), ("=eth0", "=eth1")),
-        ("GLOO_SOCKET_IFNAME", node(nics=nics("eth1")), ("eth0", "eth1")),
-        ("OMPI_MCA_btl_tcp_if_include", node(nics=nics("eth1")), ("eth0", "eth1")),
-        ("NCCL_IB_HCA", node(rdma=rdma("mlx5_0")), ("=mlx5_0,mlx5_1", "=mlx5_0")),
-        ("NCCL_IB_HCA", node(rdma=rdma()), ("=mlx5_0,mlx5_1", None)),
-    ],
-)
+@pytest.mark.parametrize(("name", "odd", "by_value"), [
+    ("NCCL_SOCKET_IFNAME", node(nics=nics("eth1")), ("=eth0", "=eth1")),
+    ("GLOO_SOCKET_IFNAME", node(nics=nics("eth1")), ("eth0", "eth1")),
+    ("OMPI_MCA_btl_tcp_if_include", node(nics=nics("eth1")), ("eth0", "eth1")),
+    ("NCCL_IB_HCA", node(rdma=rdma("mlx5_0")), ("=mlx5_0,mlx5_1", "=mlx5_0")),
+    ("NCCL_IB_HCA", node(rdma=rdma()), ("=mlx5_0,mlx5_1", None)),
+])  # fmt: skip
 def test_nodes_that_differ_set_nothing(name, odd, by_value):
     """The majority comes first, whatever the order of the nodes."""
     variable = of(odd, node(), node())[name]
@@ -86,21 +81,16 @@ def test_a_list_of_interfaces_is_suggested_where_no_node_has_two_of_them():
     assert (variable.notes, variable.settled) == ((), False)
 
 
-@pytest.mark.parametrize(
-    ("odd", "names", "why"),
-    [
-        (node(nics=LOST), (*INTERFACES, "NCCL_IB_HCA"), "its network: timed out"),
-        (node(rdma=LOST), ("NCCL_IB_HCA",), "its RDMA devices: timed out"),
-        (node(pdsh=LOST), ("PDSH_RCMD_TYPE",), "pdsh: timed out"),
-        (node(ports=LOST), ("MASTER_PORT",), "timed out"),
-        (node(ports=ports(listeners=None)), ("MASTER_PORT",), "/proc/net/tcp cannot be read"),
-        (
-            *(node(nics=nics(None, "eth0", "eth1")), INTERFACES),
-            "nothing tells which of eth0, eth1 reaches the other nodes",
-        ),
-        (Snapshot(), tuple({*NAMES} - {"MASTER_ADDR"}), "not looked at"),
-    ],
-)
+@pytest.mark.parametrize(("odd", "names", "why"), [
+    (node(nics=LOST), (*INTERFACES, "NCCL_IB_HCA"), "its network: timed out"),
+    (node(rdma=LOST), ("NCCL_IB_HCA",), "its RDMA devices: timed out"),
+    (node(pdsh=LOST), ("PDSH_RCMD_TYPE",), "pdsh: timed out"),
+    (node(ports=LOST), ("MASTER_PORT",), "timed out"),
+    (node(ports=ports(listeners=None)), ("MASTER_PORT",), "/proc/net/tcp cannot be read"),
+    (*(node(nics=nics(None, "eth0", "eth1")), INTERFACES),
+     "nothing tells which of eth0, eth1 reaches the other nodes"),
+    (Snapshot(), tuple({*NAMES} - {"MASTER_ADDR"}), "not looked at"),
+])  # fmt: skip
 def test_a_node_without_an_observation_is_named_and_outvotes_no_other(odd, names, why):
     variables = of(node(), odd)
     assert values(variables) == values(of(node()))

@@ -1,7 +1,5 @@
 """The smallest explanation of what failed between nodes."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

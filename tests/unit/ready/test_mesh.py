@@ -1,7 +1,5 @@
 """The mesh without nodes: which pairs and ports, what answers mean, and how they are judged."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -21,7 +19,7 @@ from nodeready.runs.ready.mesh import (
 from nodeready.subjects.proof import checks as mesh_checks
 from nodeready.subjects.proof.facts import Proved, User
 from nodeready.subjects.proof.peer_facts import Blocked, Busy, Mesh
-from tests.cases import cases
+from tests.cases import cases, read_data
 
 SPAN = (29500, 29502)
 PORTS = (29500, 29501, 29502)
@@ -73,20 +71,7 @@ def test_all_ports_of_a_range_or_some_with_both_ends():
 
 # --- What a node's answers mean.
 
-FIB_TRIE = """Main:
-     |-- 0.0.0.0
-        /0 universe UNICAST
-        |-- 10.0.0.0
-           /24 link UNICAST
-        |-- 10.0.0.3
-           /32 host LOCAL
-        |-- 10.0.0.255
-           /32 link BROADCAST
-        |-- 127.0.0.1
-           /32 host LOCAL
-        |-- 169.254.3.4
-           /32 host LOCAL
-"""
+FIB_TRIE = read_data(__file__, "fib_trie.txt")
 IF_INET6 = """fd000000000000000000000000000002 02 40 00 80     eth0
 fe80000000000000a8f00dfffe000001 02 40 20 80     eth0
 00000000000000000000000000000001 01 80 10 80       lo

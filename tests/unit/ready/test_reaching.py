@@ -1,7 +1,5 @@
 """How nodes logged in to each other by ssh and pdsh: attributed and judged."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.core.base import Unknown

@@ -1,7 +1,5 @@
 """Which proofs run, which nodes are then ready, in every form, and the exit code that follows."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 from nodeready.agent.audit_document import Ready, ready_code, slots

@@ -1,7 +1,5 @@
 """The page of an audit: its elements, and its nodes as data."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """An audit as CSV: a row per node and result, and no cell is a formula."""
 
-from __future__ import annotations
-
 import csv
 import io
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The document of a deploy: its exit codes, the statuses of its nodes, and its formats."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The page for a vendor: known elements, and nothing of the site."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.agent.audit_document import NodeReport

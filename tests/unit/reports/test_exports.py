@@ -1,7 +1,5 @@
 """Lines for a shell to evaluate."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
@@ -38,12 +36,12 @@ def evaluate(shell: list[str], name: str, directory: Path) -> None:
 
 
 @EACH
-def test_sh_takes_the_values_and_nothing_else(name: str, tmp_path: Path) -> None:
+def test_sh_takes_the_values_and_nothing_else(name, tmp_path):
     evaluate(["sh"], name, tmp_path)
 
 
 @EACH
-def test_comments_fit_a_terminal_and_cannot_steer_it(name: str) -> None:
+def test_comments_fit_a_terminal_and_cannot_steer_it(name):
     shown = text(ENVIRONMENTS[name])
     for line in shown.split("\n"):
         assert line[:1] in ("", "#") or line.startswith("export "), line
@@ -53,7 +51,7 @@ def test_comments_fit_a_terminal_and_cannot_steer_it(name: str) -> None:
         assert "\u2028" not in form
 
 
-def test_what_needs_attention_is_a_line_each() -> None:
+def test_what_needs_attention_is_a_line_each():
     good, unknown, differs = (
         list(env_script.troubles(ENVIRONMENTS[name])) for name in ("good", "unknown", "differs")
     )
@@ -67,7 +65,7 @@ def test_what_needs_attention_is_a_line_each() -> None:
     ]
 
 
-def test_a_value_that_zsh_would_expand_is_quoted() -> None:
+def test_a_value_that_zsh_would_expand_is_quoted():
     """Of a bare ``=eth0``, zsh would look for a command eth0."""
     variable = JobVariable("A", "=eth0", "why", True)
     assert "export A='=eth0'\n" in text(Environment("", ("n",), (), (variable,)))

@@ -1,7 +1,5 @@
 """An audit in each format: what other programs read of it, whatever a node says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -41,16 +39,6 @@ def test_every_outcome_has_its_exit_codes(name):
 def test_an_audit_without_nodes_is_never_green():
     nothing = Audit(*(["2030-01-02T03:04:05Z"] * 2), "", ())
     assert (audit_code(nothing), nagios_code(nothing)) == (2, 3)
-
-
-@pytest.mark.parametrize("form", FORMATS["audit"])
-def test_nothing_that_a_node_says_can_steer_a_terminal(form):
-    text = text_of("audit", form, HOSTILE)
-    # The page for a vendor leaves out why a node was not observed.
-    assert ("\\x1b" in text) == ("\\xff" in text) == (form != "evidence")
-    assert not {c for c in text if ord(c) < 32 or 127 <= ord(c) < 160} - {"\n"}
-    assert "\u202e" not in text
-    text.encode()
 
 
 def test_json_keeps_harmless_text_and_is_written_a_node_at_a_time():

@@ -4,8 +4,6 @@ For a deliberate change: NODEREADY_GOLDEN=write .venv/bin/python -m pytest tests
 then read the difference.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from functools import partial

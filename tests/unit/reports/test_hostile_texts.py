@@ -1,7 +1,5 @@
 """Texts of nodes in every report: no line is forged, no format broken, no command smuggled in."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import json

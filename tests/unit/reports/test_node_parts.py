@@ -1,7 +1,5 @@
 """The parts of a node: serial numbers, firmware and errors, and nothing of the site."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
@@ -14,6 +12,7 @@ from nodeready.reports.node_parts import PART_TABLES, observed_facts
 from nodeready.subjects.gpus.gpu import KernelFault
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders import gpus, host, job_env, nics
+from tests.cases import read_table
 
 XID = "NVRM: Xid (PCI:0000:1b:00): 79, pid=4711, name=secret.py, GPU has fallen off the bus."
 
@@ -45,25 +44,7 @@ def test_an_uptime_beyond_all_years_has_no_moment(uptime_s):
 
 
 #: table -> the number of its rows, and a part of its first row
-FIRST_ROWS = {
-    "System": (1, {
-        "boot": "2030-01-01T03:04:05Z", "kernel": "5.15.0-113-generic",
-        "NVIDIA driver": "535.129.03",
-    }),
-    "GPUs": (8, {"GPU": "0", "serial": "1650522003820", "VBIOS": "96.00.89.00.01"}),
-    "State of the GPUs": (8, {
-        "ECC uncorrectable": "0", "remap failed": "no", "PCIe": "5 x16",
-        "links": "18 of 18 active",
-    }),
-    "Faults in the kernel's log since the boot": (1, {
-        "code": "79", "lines": "3", "first": "2030-01-01T04:04:05Z",
-        "last": "2030-01-01T05:04:05Z", "asks for": "REBOOT",
-        "first line": XID.replace("secret.py", "…"),
-    }),
-    "PCIe errors since the boot": (0, {}),
-    "RDMA adapters": (2, {"device": "mlx5_0", "state": "ACTIVE", "link": "LinkUp"}),
-    "Network adapters": (4, {"interface": "eth0", "driver": "mlx5_core"}),
-}  # fmt: skip
+FIRST_ROWS = read_table(__file__, "FIRST_ROWS")
 
 
 def test_the_tables_of_a_node():

@@ -1,7 +1,5 @@
 """The formats: one registry, one signature, and each module imported when it is needed."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """The schemas of the documents: generated, strict, and valid for real documents."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A smoke test in every form: one document for each of its ends."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable, Sequence
@@ -28,7 +26,7 @@ from nodeready.runs.smoke.document import (
     code,
 )
 from nodeready.runs.smoke.knowledge import SmokeSuspect
-from tests.builders.fleets import HOSTILE
+from tests.cases import read_table
 from tests.paths import DOCS
 
 ENGINE = "torch 2.13.0 over gloo"
@@ -218,18 +216,6 @@ def partial() -> SmokeReport:
     return other(found, unknown)
 
 
-def hostile() -> SmokeReport:
-    evil = SmokeSuspect("node", ("node01",), (), (HOSTILE, HOSTILE))
-    found = made(3, evil, engine=HOSTILE, proves=HOSTILE, stopped=HOSTILE)
-    return other(
-        found,
-        {
-            "node02": SmokeNode("node02", UNTESTED, HOSTILE, engine=HOSTILE, warnings=(HOSTILE,)),
-            "node03": SmokeNode("node03", UNREACHABLE, gap=Gap(LOST, HOSTILE * 40)),
-        },
-    )
-
-
 SMOKES = {
     "go": made(12, tests=8, rounds=4),
     "node": made(12, NODE),
@@ -241,7 +227,6 @@ SMOKES = {
     "interrupted": partial(),
     "budget": made(12, stopped="the budget of 30 s was over in round 12"),
     "nothing": nothing(),
-    "hostile": hostile(),
     "lab-go": LAB_GO,
     "lab-no-go": LAB_NO_GO,
 }
@@ -262,7 +247,7 @@ def test_the_page_shows_what_the_table_prints():
 def test_every_end_has_its_verdict_and_exit_code():
     codes = {"go": 0, "mixed": 4, "interrupted": 130}
     for name, smoke in SMOKES.items():
-        if name not in ("hostile", "lab-go"):
+        if name != "lab-go":
             assert code(smoke) == codes.get(name, 3), name
             assert smoke.verdict == ("GO" if name == "go" else "NO-GO")
     # A test of no node is no pass.
@@ -277,21 +262,7 @@ def pairs(*found: str) -> SmokeReport:
 
 
 @pytest.mark.parametrize(
-    ("broken", "out"),
-    [
-        ("ab", "b"),
-        ("ba", "b"),
-        ("ac bc cd", "c"),
-        # Of a path, every second one; the middle alone would leave two pairs.
-        ("ab bc cd de", "bd"),
-        ("ab bc cd", "bc"),
-        ("ab cd ef", "bdf"),
-        # All others of a full graph, and half of a circle.
-        ("ab ac ad bc bd cd", "bcd"),
-        ("ab bc cd da", "bd"),
-        # Two stars whose middles meet.
-        ("ab ac ad ae ef eg eh", "ae"),
-    ],
+    ("broken", "out"), read_table(__file__, "few_nodes_are_excluded_for_many_pairs")
 )
 def test_few_nodes_are_excluded_for_many_pairs(broken, out):
     for order in itertools.islice(itertools.permutations(broken.split()), 24):
@@ -351,13 +322,6 @@ def test_two_hundred_suspects_are_thirty_rows_and_their_number():
     # What is to be pasted is never cut.
     (without,) = [row for row in rows if row.startswith("without")]
     assert without.count(",") == len(smoke.exclude) - 1 == 199
-
-
-@pytest.mark.parametrize("form", ["table", "json", "junit", "prometheus"])
-def test_what_a_node_says_is_never_obeyed(form):
-    made = text("hostile", form)
-    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", made)
-    assert r"\x1b[31mred" in made.replace("\\\\", "\\")
 
 
 def test_a_style_is_a_word_that_the_terminal_knows():

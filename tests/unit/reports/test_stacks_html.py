@@ -1,7 +1,5 @@
 """The page of stacks needs no network, and has no element that a node put there."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

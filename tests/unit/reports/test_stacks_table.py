@@ -1,7 +1,5 @@
 """The table and the JSON of stacks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -22,6 +20,7 @@ from nodeready.runs.stacks.document import (
 )
 from tests.builders.stack_fleets import FLEETS, job, stack, stages
 from tests.builders.traces import frames
+from tests.cases import read_table
 
 
 def lines(stacks: Stacks, verbose: int = 0) -> list[str]:
@@ -59,17 +58,7 @@ def test_the_commands_have_the_inventory_of_the_run():
 
 @pytest.mark.parametrize(
     ("short", "long", "gone_on"),
-    [
-        ("main a.py 9 > step a.py 20", "main a.py 9 > step a.py 22 > all_reduce c.py 1", True),
-        # At the same line nobody knows who came first; at an earlier one it may be another turn.
-        ("main a.py 9 > step a.py 20", "main a.py 9 > step a.py 20 > all_reduce c.py 1", False),
-        ("main a.py 9 > step a.py 20", "main a.py 9 > step a.py 18 > all_reduce c.py 1", False),
-        # Another call of the same function.
-        ("main a.py 9 > step a.py 20", "main a.py 10 > step a.py 22 > all_reduce c.py 1", False),
-        ("main a.py 9 > step a.py 20", "main a.py 9 > step a.py 22", False),
-        ("main a.py 9 > step a.py 0", "main a.py 9 > step a.py 22 > all_reduce c.py 1", False),
-        ("main a.py 9 > stop a.py 20", "main a.py 9 > step a.py 22 > all_reduce c.py 1", False),
-    ],
+    read_table(__file__, "others_have_gone_on_only_when_lines_and_order_say_so"),
 )
 def test_others_have_gone_on_only_when_lines_and_order_say_so(short, long, gone_on):
     first, second = (tuple(Frame(*row) for row in frames(text)) for text in (short, long))

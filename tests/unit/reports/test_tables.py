@@ -1,7 +1,5 @@
 """Tables of large fleets: on a terminal one screen, in a pipe every node."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -50,7 +48,7 @@ from tests.builders.fleets import (
     rated,
 )
 from tests.builders.results import fail, fixable, unknown, warn
-from tests.cases import cases
+from tests.cases import cases, read_table
 
 AUDITS = outcomes()
 #: Nodes of a fleet; the larger one for `make test-all`.
@@ -218,17 +216,7 @@ def test_an_audit_in_a_pipe_names_exactly_the_bad_nodes(name, count):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("numbers", "60.0 to 83.9 °C (want 60 °C)  [nvidia-smi]"),
-        ("numbers", "17 to 416 corrected errors (want 0)  [nvidia-smi]"),
-        ("numbers", "0.00 to 0.36 GB free on /scratch (want 10 GB)  [df]"),
-        ("numbers", "NODE has load 0 to 399"),
-        ("lost", "no answer in 15 s"),
-        ("names", "host name NODE does not resolve"),
-        ("minority", "fail     pdsh.rcmd     gpu[00397-00399]  loses job"),
-        ("everything", "host.check_59"),
-    ],
+    ("name", "words"), read_table(__file__, "texts_that_differ_by_a_value_or_a_name_are_one_row")
 )
 def test_texts_that_differ_by_a_value_or_a_name_are_one_row(name, words):
     assert sum(words in row for row in lines(shaped(name, 400))) == 1
@@ -272,13 +260,11 @@ def of_deploy(report):
         (lambda report: "".join(nagios(report)).splitlines(), ORDER),
         (lambda report: lines(of_deploy(report), document="deploy"), ORDER),
         # Changes of one moment have no severity: most nodes first within a status.
-        (
-            lambda report: [row.plain for row in changes({}, findings_of(report, {}), "now")],
-            [*ORDER[1:3], ORDER[0], *ORDER[3:]],
-        ),
+        (lambda report: [row.plain for row in changes({}, findings_of(report, {}), "now")],
+         [*ORDER[1:3], ORDER[0], *ORDER[3:]]),
     ],
     ids=["table", "pipe", "verbose", "ready", "nagios", "deploy", "watch"],
-)
+)  # fmt: skip
 def test_unknown_ranks_above_warn_and_the_severity_above_the_number_of_nodes(show, order):
     rows = [row for row in show(RANKED) if re.match(r" *(now +)?(fail|unknown|warn) ", row, re.I)]
     assert [check for row in rows for check in ORDER if check in row] == order

@@ -1,8 +1,6 @@
 """Simulated fleets: nodes with faults that answer the tests of a search, by the rules that the
 driver keeps."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter

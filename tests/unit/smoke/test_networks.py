@@ -1,7 +1,5 @@
 """The network that NCCL chose on each node: which nodes are named, and in which words."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.agent.smoke.orders import RankNetwork
@@ -16,23 +14,20 @@ OTHER = RankNetwork("FastSocket", "eth0")
 LO, LO_ADDRESS = RankNetwork("gloo", "lo"), RankNetwork("gloo", "127.0.1.1")
 
 
-@pytest.mark.parametrize(
-    ("found", "hcas", "warned"),
-    [
-        ([IB, IB, SOCKET], {}, {2: "most nodes IB: NCCL sees no InfiniBand or RoCE device"}),
-        ([IB, SOCKET], {}, {1: "most nodes IB"}),
-        ([SOCKET, SOCKET, IB], {}, {2: "most nodes Socket"}),
-        ([SOCKET, SOCKET], {}, {}),
-        ([SOCKET, SOCKET], {0: ("mlx5_0",)}, {0: "Socket over eth0, and not mlx5_0"}),
-        ([IB, IB], {0: ("mlx5_0",)}, {}),
-        ([IB, OTHER], {}, {}),
-        ([DIRECT, DIRECT, STAGED], {}, {2: "no GPUDirect RDMA, which most nodes use"}),
-        ([DIRECT, STAGED, IB], {}, {}),
-        ([GLOO, GLOO, SOCKET], {}, {}),
-        ([GLOO, GLOO], {0: ("mlx5_0",)}, {}),
-        ([LO], {}, {}),
-    ],
-)
+@pytest.mark.parametrize(("found", "hcas", "warned"), [
+    ([IB, IB, SOCKET], {}, {2: "most nodes IB: NCCL sees no InfiniBand or RoCE device"}),
+    ([IB, SOCKET], {}, {1: "most nodes IB"}),
+    ([SOCKET, SOCKET, IB], {}, {2: "most nodes Socket"}),
+    ([SOCKET, SOCKET], {}, {}),
+    ([SOCKET, SOCKET], {0: ("mlx5_0",)}, {0: "Socket over eth0, and not mlx5_0"}),
+    ([IB, IB], {0: ("mlx5_0",)}, {}),
+    ([IB, OTHER], {}, {}),
+    ([DIRECT, DIRECT, STAGED], {}, {2: "no GPUDirect RDMA, which most nodes use"}),
+    ([DIRECT, STAGED, IB], {}, {}),
+    ([GLOO, GLOO, SOCKET], {}, {}),
+    ([GLOO, GLOO], {0: ("mlx5_0",)}, {}),
+    ([LO], {}, {}),
+])  # fmt: skip
 def test_nodes_that_are_slower_than_most_or_than_their_ports(found, hcas, warned):
     sentences = warnings(dict(enumerate(found)), hcas)
     assert sentences.keys() == warned.keys()

@@ -1,8 +1,6 @@
 """What answers and snapshots show: which rank failed by itself, which engine and GPUs a test may
 have, what got worse. The cases are rows of outcomes.json."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -376,22 +376,12 @@ def test_the_culprit_is_named_and_nobody_else(clock, seeds):
         assert done.took_s < 150, (seed, fault)
 
 
-@pytest.mark.parametrize(
-    ("fault", "nodes", "sentence"),
-    [
-        ({"broken": {"n05": "no libcudart"}}, ["n05"], "alone it fails [5]: n05 local"),
-        (
-            {"hangs": [{"n02", "n07"}]},
-            ["n02", "n07"],
-            "plain TCP fails on the same nodes, too: the",
-        ),
-        (
-            {"spoilt": {"torch": [{"n02", "n07"}]}},
-            ["n02", "n07"],
-            "plain TCP passes on the same nodes: the path is good, PyTorch or its library is not",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("fault", "nodes", "sentence"), [
+    ({"broken": {"n05": "no libcudart"}}, ["n05"], "alone it fails [5]: n05 local"),
+    ({"hangs": [{"n02", "n07"}]}, ["n02", "n07"], "plain TCP fails on the same nodes, too: the"),
+    ({"spoilt": {"torch": [{"n02", "n07"}]}}, ["n02", "n07"],
+     "plain TCP passes on the same nodes: the path is good, PyTorch or its library is not"),
+])  # fmt: skip
 def test_the_evidence_tells_the_path_from_the_library(clock, fault, nodes, sentence):
     done = Run(clock, Cluster(named(8), **fault))
     assert done.of("suspect") == dict.fromkeys(nodes, "")

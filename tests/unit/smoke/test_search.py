@@ -1,7 +1,5 @@
 """The search for the culprit, on simulated fleets."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random
@@ -25,6 +23,7 @@ from nodeready.runs.smoke.knowledge import (
 from nodeready.runs.smoke.plan import plan
 from nodeready.runs.smoke.search import search
 from nodeready.runs.smoke.trials import REPORT_SHARE, Trial, slow_reason
+from tests.cases import read_table
 from tests.unit.smoke.fleets import STEADY, Fleet, names, placed, suspects_of
 
 N = names(300)
@@ -51,18 +50,15 @@ def assert_evidence(fleet: Fleet, found: SearchResult) -> None:
 nightly = pytest.mark.nightly
 
 
-@pytest.mark.parametrize(
-    ("least", "most", "seeds"),
-    [
-        (2, 12, range(200)),
-        (13, 40, range(12)),
-        (13, 40, range(12, 24)),
-        (65, 250, range(6)),
-        (65, 250, range(6, 12)),
-        pytest.param(2, 64, range(1000, 1500), marks=nightly),
-        pytest.param(65, 1024, range(1000, 1150), marks=nightly),
-    ],
-)
+@pytest.mark.parametrize(("least", "most", "seeds"), [
+    (2, 12, range(200)),
+    (13, 40, range(12)),
+    (13, 40, range(12, 24)),
+    (65, 250, range(6)),
+    (65, 250, range(6, 12)),
+    pytest.param(2, 64, range(1000, 1500), marks=nightly),
+    pytest.param(65, 1024, range(1000, 1150), marks=nightly),
+])  # fmt: skip
 def test_the_planted_faults_are_named_and_nobody_else_in_few_tests(least, most, seeds):
     for seed in seeds:
         count = random.Random(seed).randint(least, most)
@@ -118,30 +114,23 @@ def test_noise_accuses_nobody(count):
         assert Fleet(names(count), noise=0.4, seed=seed).search().suspects == ()
 
 
-@pytest.mark.parametrize(
-    ("faults", "expected"),
-    [
-        # The only GPU, or all GPUs of a node: it is the node.
-        ({"gpus": 1, "bad_gpus": ((N[3], 0),)}, nodes_named(N[3])),
-        ({"gpus": 2, "bad_gpus": ((N[3], 0), (N[3], 1))}, nodes_named(N[3])),
-        (
-            {"gpus": 4, "bad_gpus": ((N[3], 0), (N[3], 2))},
-            {(GPU, (N[3],), (0,)), (GPU, (N[3],), (2,))},
-        ),
-        # A GPU's own port, and a node of which all GPUs fail with other nodes.
-        (
-            {"gpus": 8, "rails": ((N[3], 5),), "bad": (N[1],)},
-            {(GPU, (N[3],), (5,)), *nodes_named(N[1])},
-        ),
-        ({"pairs": ((N[0], N[1]),)}, {(PAIR, (N[0], N[1]))}),
-        ({"pairs": ((N[0], N[4]),)}, {(PAIR, (N[0], N[4]))}),
-        ({"slow": {N[1]: 0.5}}, nodes_named(N[1])),
-        ({"slow": {N[1]: 0.5}, "noise": 0.15}, nodes_named(N[1])),
-        ({"slow": {N[1]: 0.01}, "noise": 0.3}, nodes_named(N[1])),
-        ({"heads": (N[0],)}, nodes_named(N[0])),
-        ({"tails": (N[4],)}, nodes_named(N[4])),
-    ],
-)
+@pytest.mark.parametrize(("faults", "expected"), [
+    # The only GPU, or all GPUs of a node: it is the node.
+    ({"gpus": 1, "bad_gpus": ((N[3], 0),)}, nodes_named(N[3])),
+    ({"gpus": 2, "bad_gpus": ((N[3], 0), (N[3], 1))}, nodes_named(N[3])),
+    ({"gpus": 4, "bad_gpus": ((N[3], 0), (N[3], 2))},
+     {(GPU, (N[3],), (0,)), (GPU, (N[3],), (2,))}),
+    # A GPU's own port, and a node of which all GPUs fail with other nodes.
+    ({"gpus": 8, "rails": ((N[3], 5),), "bad": (N[1],)},
+     {(GPU, (N[3],), (5,)), *nodes_named(N[1])}),
+    ({"pairs": ((N[0], N[1]),)}, {(PAIR, (N[0], N[1]))}),
+    ({"pairs": ((N[0], N[4]),)}, {(PAIR, (N[0], N[4]))}),
+    ({"slow": {N[1]: 0.5}}, nodes_named(N[1])),
+    ({"slow": {N[1]: 0.5}, "noise": 0.15}, nodes_named(N[1])),
+    ({"slow": {N[1]: 0.01}, "noise": 0.3}, nodes_named(N[1])),
+    ({"heads": (N[0],)}, nodes_named(N[0])),
+    ({"tails": (N[4],)}, nodes_named(N[4])),
+])  # fmt: skip
 def test_a_fault_at_an_awkward_place(faults, expected):
     for count in (5, 12, 40):
         fleet = Fleet(names(count), **faults)
@@ -265,16 +254,7 @@ def test_a_sweep_leaves_out_accused_nodes_and_tries_both_ways():
 
 
 @pytest.mark.parametrize(
-    ("suspect", "good", "slow"),
-    [
-        ((12.0,) * 6, (24.0,) * 6, True),
-        ((10.2, 13.8, 12.0, 11.0, 12.4, 13.0), (23.0, 25.0, 20.5, 27.6, 24.0, 22.0), True),
-        # Always the slower, and not by half: so were nodes that share one machine's memory.
-        ((15.6, 15.2, 15.5, 15.6, 15.1, 15.4), (24.0, 24.6, 24.9, 25.1, 24.2, 24.4), False),
-        ((16.1,) * 6, (23.9,) * 6, False),
-        # Once as quick as the good nodes.
-        ((6.0, 6.0, 6.0, 6.0, 6.0, 22.0), (24.0,) * 6, False),
-    ],
+    ("suspect", "good", "slow"), read_table(__file__, "slow_is_half_of_the_rate_in_each_turn")
 )
 def test_slow_is_half_of_the_rate_in_each_turn(suspect, good, slow):
     def turns(nodes: tuple[str, str], rates: tuple[float, ...]) -> list[Trial]:

@@ -1,7 +1,5 @@
 """The shell of these tests: tests/lab/test_units_shells.py asks some of them of others."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """What the modes of files and directories tell an ordinary user, and what ssh is told per peer."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.core import managed_block

@@ -1,7 +1,5 @@
 """core_dumps: the pattern, its directory, retention, and who would rewrite it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

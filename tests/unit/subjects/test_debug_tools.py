@@ -1,7 +1,5 @@
 """What a node shows of its debuggers, what is judged, and what would be done: without a node."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -63,17 +61,14 @@ def test_judged(case):
     assert [result.status for result in results] == case["statuses"].split()
 
 
-@pytest.mark.parametrize(
-    ("text", "status", "actual", "fix"),
-    [
-        (PYTHON, "ok", "python3", ""),
-        ("python=python3 3.6\npython=python3.11 3.11 a70d0d0a\n", "ok", "python3.11", ""),
-        ("have=dnf\npython=python3 3.6\n", "fail", "python3 is 3.6", "or dnf install python3.11"),
-        ("python=python3 ?\n", "fail", "python3 does not run", "install Python 3.9 or newer"),
-        ("python=/tmp/evil 3.11 a70d0d0a\n", "fail", "/tmp/evil is 3.11", "install Python"),
-        ("have=apt-get\n", "fail", "none", "add 'python3' to packages in group_data and deploy"),
-    ],
-)
+@pytest.mark.parametrize(("text", "status", "actual", "fix"), [
+    (PYTHON, "ok", "python3", ""),
+    ("python=python3 3.6\npython=python3.11 3.11 a70d0d0a\n", "ok", "python3.11", ""),
+    ("have=dnf\npython=python3 3.6\n", "fail", "python3 is 3.6", "or dnf install python3.11"),
+    ("python=python3 ?\n", "fail", "python3 does not run", "install Python 3.9 or newer"),
+    ("python=/tmp/evil 3.11 a70d0d0a\n", "fail", "/tmp/evil is 3.11", "install Python"),
+    ("have=apt-get\n", "fail", "none", "add 'python3' to packages in group_data and deploy"),
+])  # fmt: skip
 def test_the_python_that_starts_the_programs(text, status, actual, fix):
     result = judge_all(checks, parse(f"machine=x86_64\n{text}"), Policy())[2]
     assert (result.check, result.status, result.actual) == ("debug_tools.python", status, actual)
@@ -171,19 +166,14 @@ WRITTEN = WriteFile(
 )
 
 
-@pytest.mark.parametrize(
-    ("program", "actions"),
-    [
-        (None, (WRITTEN,)),
-        (RankProgram(0, 0o755, OTHER), (replace(WRITTEN, old=b""),)),
-        (RankProgram(1000, 0o755, OTHER), (RemoveFile(probe.RUN), WRITTEN)),
-        (
-            RankProgram(0, 0o4700, probe.digest()),
-            (RunCommand(("chmod", "0755", probe.RUN)),),
-        ),
-        (RankProgram(0, 0o755, probe.digest()), ()),
-    ],
-)
+@pytest.mark.parametrize(("program", "actions"), [
+    (None, (WRITTEN,)),
+    (RankProgram(0, 0o755, OTHER), (replace(WRITTEN, old=b""),)),
+    (RankProgram(1000, 0o755, OTHER), (RemoveFile(probe.RUN), WRITTEN)),
+    (RankProgram(0, 0o4700, probe.digest()),
+     (RunCommand(("chmod", "0755", probe.RUN)),)),
+    (RankProgram(0, 0o755, probe.digest()), ()),
+])  # fmt: skip
 def test_the_program_that_starts_a_rank(program, actions):
     assert plan(debug_tools.run, DebugTools(python="python3", run=program)) == actions
 

@@ -1,7 +1,5 @@
 """What is wrong with a job's environment, case by case: two ranks on each of two nodes."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

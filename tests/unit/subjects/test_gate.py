@@ -1,7 +1,5 @@
 """What a node shows of its own check, how it is judged, and what a deploy makes of it."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

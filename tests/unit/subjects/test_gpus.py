@@ -3,8 +3,6 @@
 What one source of facts does not show is judged by the others, and nothing is guessed.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

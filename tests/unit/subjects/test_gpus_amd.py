@@ -4,8 +4,6 @@ Each field with a wrong value: the rows are from ROCm/amdsmi, amdsmi_commands.py
 source is named. No word in the place of a value may make a node look healthier.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from dataclasses import replace

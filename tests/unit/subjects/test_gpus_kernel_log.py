@@ -1,7 +1,5 @@
 """Lines of the kernel's log, chosen by the node's own awk, and the verdict of an expert."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -397,14 +395,11 @@ def test_the_worst_fault_decides(case):
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
 
 
-@pytest.mark.parametrize(
-    ("stamps", "seconds"),
-    [
-        (("[   99.000001]", "[  100.9]"), (99, 100)),
-        (("<4>[1234567.000001]", "<4>[12345678.500000]"), (1234567, 12345678)),
-        (("[Thu Nov 26 17:00:00 2026]", "[Thu Nov 26 18:00:00 2026]"), (None, None)),
-    ],
-)
+@pytest.mark.parametrize(("stamps", "seconds"), [
+    (("[   99.000001]", "[  100.9]"), (99, 100)),
+    (("<4>[1234567.000001]", "<4>[12345678.500000]"), (1234567, 12345678)),
+    (("[Thu Nov 26 17:00:00 2026]", "[Thu Nov 26 18:00:00 2026]"), (None, None)),
+])  # fmt: skip
 def test_a_fault_has_the_stamps_of_its_first_and_last_line(scan, stamps, seconds):
     first, last = stamps
     output = scan(f"{BOOT}{first} {XID}\n{last} {XID}\n{last} another line\n")

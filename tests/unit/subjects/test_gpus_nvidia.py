@@ -1,7 +1,5 @@
 """What nvidia-smi prints, in three schemas and in many broken ways, and what is made of it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

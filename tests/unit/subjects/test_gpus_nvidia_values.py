@@ -4,8 +4,6 @@ The answers are composed for many parts and drivers; recordings of real machines
 they lie beside the checkout. No word in the place of a value may make a node look healthier.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

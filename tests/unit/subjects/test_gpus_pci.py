@@ -1,7 +1,5 @@
 """The GPUs that the PCI bus shows."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.core.base import Output, ProbeError

@@ -1,7 +1,5 @@
 """What a node's own files say of it, and what is made of that."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.core.base import Output, ProbeError

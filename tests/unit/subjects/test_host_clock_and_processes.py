@@ -4,8 +4,6 @@ Sources of the rows: chronyc(1), tracking; ntpd's event and status words, refclo
 systemd-timesyncd.service(8); timedatectl for the kernel's flag (phc2sys, ptp4l, openntpd).
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -5,8 +5,6 @@ transport endpoint shutdown" is Lustre's eviction; ostree and composefs: an imag
 statfs(2).
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

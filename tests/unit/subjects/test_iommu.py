@@ -1,7 +1,5 @@
 """Kernel command lines and boot loaders: as a node shows them, judged, and changed by a deploy."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 from pathlib import Path

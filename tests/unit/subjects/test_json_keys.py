@@ -4,8 +4,6 @@ For a deliberate change: NODEREADY_GOLDEN=write .venv/bin/python -m pytest
 tests/unit/subjects/test_json_keys.py, then read the difference.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys

@@ -1,7 +1,5 @@
 """What a node's files and processes say about limits, and what is made of it."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A block of ours never costs its host file a byte."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -7,8 +7,6 @@ Documentation/networking/representors.rst; [bridge] net/bridge/br_forward.c; [vl
 net/8021q/vlan.c; [route] proc(5), include/uapi/linux/route.h.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Sections like those of an earlier node are read by what differs: as if they were the first."""
 
-from __future__ import annotations
-
 import random
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Which interface reaches the other nodes, by what /proc says about routes."""
 
-from __future__ import annotations
-
 import ipaddress
 
 import pytest

@@ -1,7 +1,5 @@
 """What a node's files say about pdsh, and what is made of it."""
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """What a node's /proc says about the ports of the policy, and what is made of it."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -3,11 +3,8 @@
 data/ports/firewalld2.nft and the files of iptables-save are recorded on machines.
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -46,7 +43,7 @@ def judged(observed: Firewall) -> Result:
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/ports/filters.json"))
-def test_what_the_text_says(case: dict[str, Any], awk: list[str]) -> None:
+def test_what_the_text_says(case, awk):
     tool = case.get("tool", "nft")
     if "file" in case:
         listing = (DATA / case["file"]).read_text()
@@ -63,12 +60,12 @@ def test_what_the_text_says(case: dict[str, Any], awk: list[str]) -> None:
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/ports/unseen.json"))
-def test_rules_that_cannot_be_listed(case: dict[str, Any]) -> None:
+def test_rules_that_cannot_be_listed(case):
     result = judged(firewall.parse(Output(case["output"], case.get("rc", 0)), POLICY))
     assert (result.status, case["words"] in result.actual) == (case["status"], True), result
 
 
-def test_thousands_of_rules_print_a_few_lines(awk: list[str]) -> None:
+def test_thousands_of_rules_print_a_few_lines(awk):
     rule = f"tcp dport 29500 ip saddr 10.0.0.1 drop comment {'x' * 999}\n"
     lines = printed(f"table inet t {{\nchain c {{\n{rule * 250}", "nft", awk)
     observed = firewall.parse(Output(lines, 0), POLICY)
@@ -76,7 +73,7 @@ def test_thousands_of_rules_print_a_few_lines(awk: list[str]) -> None:
     assert len(lines) < 22 * 500
 
 
-def test_a_program_that_fails_is_named_with_its_first_words(awk: list[str]) -> None:
+def test_a_program_that_fails_is_named_with_its_first_words(awk):
     failures = "Error: no\nmore\n@n status 1\n@n list iptables-save\nsh: not found\n@n status 127"
     lines = printed(f"\n{failures}\n@n list ip6tables-save", "nft", awk)
     assert lines == "failed=nft: Error: no\nmissing=iptables-save\n"

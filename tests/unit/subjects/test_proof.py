@@ -1,7 +1,5 @@
 """The session of the job's user, its limits, and whether it can look into a process."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -292,16 +290,13 @@ def test_what_a_job_uses_can_be_used(case):
     assert case.get("fix", "") in result.fix
 
 
-@pytest.mark.parametrize(
-    ("files", "memory_mb"),
-    [
-        ({}, 6144),
-        ({"proc/meminfo": "MemTotal: 9 kB\n"}, None),
-        ({"a.slice/memory.max": "max\n", "a.slice/b.scope/memory.max": "2147483648\n"}, 2048),
-        ({"a.slice/memory.max": "1073741824\n", "c.scope/memory.max": "1\n"}, 1024),
-        ({"proc/self/cgroup": "4:memory:/a.slice\n0::/\n", "a.slice/memory.max": "1\n"}, 6144),
-    ],
-)
+@pytest.mark.parametrize(("files", "memory_mb"), [
+    ({}, 6144),
+    ({"proc/meminfo": "MemTotal: 9 kB\n"}, None),
+    ({"a.slice/memory.max": "max\n", "a.slice/b.scope/memory.max": "2147483648\n"}, 2048),
+    ({"a.slice/memory.max": "1073741824\n", "c.scope/memory.max": "1\n"}, 1024),
+    ({"proc/self/cgroup": "4:memory:/a.slice\n0::/\n", "a.slice/memory.max": "1\n"}, 6144),
+])  # fmt: skip
 def test_what_shared_memory_can_grow_by(tmp_path, files, memory_mb):
     """proc(5), cgroups(7), cgroup-v2.rst."""
     usual = {

@@ -1,7 +1,5 @@
 """proof.collective: what a smoke test showed of the nodes, as one check of each."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """ptrace: Yama's scope now and at the next boot, SELinux, and what a deploy makes of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -7,8 +7,6 @@ main.c (mlx5_query_port_roce: the state is the interface's); [ndr] NVIDIA's spee
 [pcie] drivers/pci/pci-sysfs.c. PMA counters have 16, 8 or 4 bits.
 """
 
-from __future__ import annotations
-
 import subprocess
 import tarfile
 from collections.abc import Mapping

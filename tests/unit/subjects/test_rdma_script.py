@@ -1,7 +1,5 @@
 """The probe's shell text on a made-up /sys."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -12,21 +10,13 @@ from nodeready.lab.adapters import h100, ib_tree, mi300x
 from nodeready.subjects.rdma import facts as rdma
 from nodeready.subjects.rdma.facts import Rdma
 from tests.builders.sections import run_on
+from tests.cases import read_table
 
 # tests/lab/test_units_busybox.py asks the same of busybox.
 in_each_shell = pytest.mark.parametrize("shell", [["sh"], ["bash", "--posix"]], ids=" ".join)
 
 # Address -> class, vendor, device.
-PCI = {
-    "0000:18:00.0": ("0x020700", "0x15b3", "0x1021"),
-    "0000:18:00.2": ("0x020700", "0x15b3", "0x101e"),
-    "0000:77:00.0": ("0x020700", "0x15b3", "0x1021"),
-    "0000:78:00.0": ("0x020700", "0x15b3", "0x1021"),
-    "0000:00:05.0": ("0x020000", "0x1d0f", "0xec20"),
-    "0000:00:06.0": ("0x020000", "0x1d0f", "0xefa1"),
-    "0000:01:00.0": ("0x020000", "0x15b3", "0x1021"),
-    "0000:02:00.0": ("0x010802", "0x144d", "0xa80a"),
-}
+PCI = read_table(__file__, "PCI")
 
 
 def parse(text: str) -> Rdma:

@@ -1,7 +1,5 @@
 """--only and --skip: ids, subjects, globs; a word that means nothing is an error."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.subjects import registry

@@ -1,7 +1,5 @@
 """What each check declares of the cost of its failure, and of the actions that repair it."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.core.result import DEPLOY, Check

@@ -1,7 +1,5 @@
 """Checks of a site's own: what they print in a real shell, and how it is judged."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The one round trip: what a node prints becomes sections again, whatever it prints."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import re
@@ -20,6 +18,7 @@ from nodeready.core.probe_script import make_script
 from nodeready.subjects import snapshot
 from tests.builders import sections as node
 from tests.builders.sections import NONCE, section
+from tests.cases import read_table
 from tests.paths import PACKAGE
 
 #: What a section prints to pose as another one.
@@ -204,15 +203,10 @@ def test_a_line_of_a_file_is_told_from_its_path():
     assert list(file_lines("noise\n" + "\n".join(lines))) == list(lines.values())
 
 
-@pytest.mark.parametrize(("text", "reason"), [
-    ("", "no answer from the node's shell"),
-    ("sh: 1: timeout: not found\n", "no answer from the node's shell"),
-    (f"nodeready/1 {NONCE} nobase64\n", "base64 is not installed"),
-    (f"nodeready/1 {NONCE} gzip\nH4sIAAAA\n", "the answer was cut off"),
-    (f"nodeready/1 {NONCE} gzip\nAAAA\nnodeready/1 {NONCE} end\n", "the answer is damaged"),
-    (f"nodeready/1 {NONCE} gzip\nAA\xe9A\nnodeready/1 {NONCE} end\n", "the answer is damaged"),
-    (f"nodeready/1 {NONCE[::-1]} gzip\nAAAA\n", "no answer from the node's shell"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    read_table(__file__, "an_answer_that_makes_no_sense_is_unknown_with_its_reason"),
+)
 def test_an_answer_that_makes_no_sense_is_unknown_with_its_reason(text, reason):
     observed = snapshot.read(text, snapshot.probes(), Policy(), NONCE)
     assert observed.subjects

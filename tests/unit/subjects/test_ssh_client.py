@@ -1,7 +1,5 @@
 """What a node printed of its ssh client, and the fleet's known_hosts lines that are made of it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import replace

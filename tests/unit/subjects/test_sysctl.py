@@ -1,7 +1,5 @@
 """What sets a sysctl at the next boot: as systemd-sysctl, procps, tuned, ufw and the kernel do."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """A waiver accepts a finding that is known, and nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """One way to ask nodes: every question gets one answer, whatever the node or the user does."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

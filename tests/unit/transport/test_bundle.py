@@ -1,7 +1,5 @@
 """The node's program: what is in it, that it is always the same, and where it runs."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

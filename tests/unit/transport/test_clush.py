@@ -1,7 +1,5 @@
 """ClusterShell as the transport, without a node: words, frames, options, messages of gateways."""
 
-from __future__ import annotations
-
 import base64
 import os
 import pickle

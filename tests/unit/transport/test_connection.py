@@ -1,7 +1,5 @@
 """A connection by ssh: names, host keys, keys, turns, deadlines, and why there is none."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from threading import Event
@@ -41,7 +39,7 @@ from nodeready.fleet.transport.ssh_config import (
     jump_of,
     parse_jump_host,
 )
-from tests.cases import cases
+from tests.cases import cases, read_data
 
 
 def test_a_text_that_is_no_name_never_gets_to_ssh(monkeypatch):
@@ -73,14 +71,7 @@ def test_without_ssh_the_file_is_read_as_well_as_can_be(tmp_path, monkeypatch):
 
 
 #: A stand-in for `ssh -G`; it fails for a file called broken.
-SSH = """#!/bin/sh
-case "$*" in
-*broken*) echo 'broken line 3: Bad configuration option: y' >&2; exit 255;;
-*/dev/null*) printf 'port 22\\nuserknownhostsfile ~/.ssh/known_hosts\\n';;
-*) printf '%s\\n' 'port 2222' 'user bob' 'identityfile ~/.ssh/a b' 'identityfile ~/.ssh/c' \\
-    'userknownhostsfile /a "/b c"';;
-esac
-"""
+SSH = read_data(__file__, "ssh.sh")
 
 
 def test_the_answer_of_ssh_is_read_by_its_lines(tmp_path, monkeypatch):
@@ -127,7 +118,7 @@ def judge(tmp_path, text: str, strict: str = "accept-new", name: str = "n1") -> 
 
 
 @pytest.mark.parametrize("strict", ["yes", "accept-new", "no", "ask"])
-def test_a_changed_key_is_refused_whatever_is_wanted(tmp_path, strict: str):
+def test_a_changed_key_is_refused_whatever_is_wanted(tmp_path, strict):
     for text in (
         row("n1", OTHER), row("n1", RSA), row("a,N1", OTHER), row("n*", OTHER),
         f"@revoked * {row('', OWN).strip()}\n{row('n1', OWN)}",

@@ -1,7 +1,5 @@
 """A command that is spoken with line by line: its lines, its end, and its process."""
 
-from __future__ import annotations
-
 import os
 from unittest.mock import Mock
 
@@ -12,6 +10,7 @@ from nodeready.agent.asking import Request
 from nodeready.agent.line_channel import LineChannel
 from nodeready.agent.local import Local
 from nodeready.fleet.transport.ssh import ConnectedHosts
+from tests.cases import read_table
 from tests.command import wait_for
 
 MARK = "mark-4711"
@@ -69,15 +68,7 @@ def test_a_silent_command_is_waited_for_and_then_ended(begin):
     wait_for(lambda: not os.path.exists(process))
 
 
-@pytest.mark.parametrize(("command", "error"), [
-    ("echo welcome; echo oh no >&2; exit 3", "ended by itself: oh no"),
-    ("exit 0", "ended by itself"),
-    ("kill -9 $$", "ended by itself: Killed"),
-    ("tr '\\0' x </dev/zero", "too much output"),
-    ("yes", "too much output"),
-    # A line that never ends is none.
-    (f"printf '{MARK} 1'", f"ended by itself: {MARK} 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(("command", "error"), read_table(__file__, "why_there_is_no_answer"))
 def test_why_there_is_no_answer(begin, command, error):
     channel = begin(command)
     assert channel.read_line(30) is None

@@ -1,7 +1,5 @@
 """Commands of this machine: they are answered, and never waited for longer than their limit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """No connection has SHA-1 in it, with any paramiko: an sshd in this process, over a socketpair."""
 
-from __future__ import annotations
-
 import socket
 from contextlib import nullcontext
 from threading import Event
@@ -45,17 +43,14 @@ class Sha1Key(RSAKey):
 KEY = rsa.generate_private_key(65537, 2048)
 
 
-@pytest.mark.parametrize(
-    ("key_class", "sshd_has", "error"),
-    [
-        (RSAKey, {}, ""),
-        (RSAKey, {"keys": "ssh-rsa"}, "Incompatible ssh peer"),
-        (RSAKey, {"kex": "diffie-hellman-group14-sha1"}, "Incompatible ssh peer"),
-        (RSAKey, {"kex": "diffie-hellman-group-exchange-sha1"}, "Incompatible ssh peer"),
-        (RSAKey, {"pubkeys": "ssh-rsa"}, "Unable to agree on a pubkey algorithm"),
-        (Sha1Key, {}, "Signature verification failed"),
-    ],
-)
+@pytest.mark.parametrize(("key_class", "sshd_has", "error"), [
+    (RSAKey, {}, ""),
+    (RSAKey, {"keys": "ssh-rsa"}, "Incompatible ssh peer"),
+    (RSAKey, {"kex": "diffie-hellman-group14-sha1"}, "Incompatible ssh peer"),
+    (RSAKey, {"kex": "diffie-hellman-group-exchange-sha1"}, "Incompatible ssh peer"),
+    (RSAKey, {"pubkeys": "ssh-rsa"}, "Unable to agree on a pubkey algorithm"),
+    (Sha1Key, {}, "Signature verification failed"),
+])  # fmt: skip
 def test_an_sshd_that_has_only_sha_1_is_refused(key_class, sshd_has, error):
     ours, theirs = socket.socketpair()
     server, client = Transport(theirs), BoundedTransport(ours)

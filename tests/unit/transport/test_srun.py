@@ -1,7 +1,5 @@
 """The job that is asked through srun, and srun's output: whole, parted, old, broken, hostile."""
 
-from __future__ import annotations
-
 import os
 import re
 
@@ -12,7 +10,7 @@ from nodeready.core.outcome import OUTPUT
 from nodeready.fleet.transport import allocation
 from nodeready.fleet.transport.allocation import SrunError, running
 from nodeready.fleet.transport.srun import RunningJob, Srun, StepOutput
-from tests.cases import cases
+from tests.cases import cases, read_data
 
 NONCE = "nodeready-00"
 BEGIN, END = f"{NONCE} at", f"{NONCE} end"
@@ -157,16 +155,7 @@ def test_why_a_step_of_a_dialogue_ended(case):
     assert output.end_reason("gpu1", case["well"]) == case["why"]
 
 
-OLD = """
-echo "$*" >>{log}
-case " $* " in *" --overlap "*)
-    echo "srun: unrecognized option '--overlap'" >&2; exit 1;;
-esac
-case " $* " in *" --gres=none "*)
-    echo "srun: error: Invalid generic resource (gres) specification" >&2; exit 1;;
-esac
-for word; do last=$word; done
-"""
+OLD = read_data(__file__, "old_srun.sh")
 ECHO = 'while read -r line <&3; do echo "M $line"; done; echo over >&2'
 
 

@@ -1,7 +1,5 @@
 """Cores: gdb's backtraces as gdb 13 prints them, names, places and groups. Without any node."""
 
-from __future__ import annotations
-
 import os
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The directory and the archive of an incident: part by part, whatever becomes of each."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import tarfile

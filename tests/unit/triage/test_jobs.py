@@ -1,7 +1,5 @@
 """What runs where: the processes of all nodes as jobs, and the table of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.agent.stacks import program as stacks
@@ -11,6 +9,7 @@ from nodeready.core.outcome import NO_PYTHON, NodeGap
 from nodeready.reports.registry import Options, find_format
 from nodeready.runs.jobs import Jobs, jobs_code, running_jobs
 from tests.builders.traces import process, trace
+from tests.cases import read_data
 from tests.fake import Does
 from tests.unit.commands import AWAY, program
 
@@ -44,15 +43,7 @@ def document() -> Jobs:
     )
 
 
-TABLE = """\
-JOB         USER  RANKS       SINCE (UTC)       NODES
-88          ada   3 of 4      2026-01-02 03:02  gpu[1-2]
-gpu1:29500  ada   1 launcher  2026-01-02 03:03  gpu1
-9           bob   1           -                 gpu3
--           eve   1 process   2026-01-02 03:03  gpu2
-failed   gpu[4-5]
-         no Python 3.9 or newer
-"""
+TABLE = read_data(__file__, "jobs.txt")
 
 
 def test_a_job_is_a_line_with_its_user_ranks_and_nodes():

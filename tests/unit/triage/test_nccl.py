@@ -1,7 +1,5 @@
 """What NCCL says, compared over ranks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from nodeready.agent.witnesses.nccl_log import NcclError, NcclRank, read_log

@@ -1,7 +1,5 @@
 """The first failure of dead jobs: each file in postmortem_cases is a job and its verdict."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -156,17 +154,14 @@ gpu1: RuntimeError: CUDA error: uncorrectable ECC error encountered
 XID = "NVRM: Xid (PCI:0000:1b:00): {}, pid=7, name=python3"
 
 
-@pytest.mark.parametrize(
-    ("places", "xid_node", "xid", "witnesses"),
-    [
-        pytest.param(["gpu1"], "", 0, {"gpu1": LOG}, id="a user's log alone"),
-        pytest.param(["gpu1"], "gpu1", 79, {"gpu1": KERNEL}, id="the node's kernel"),
-        pytest.param(["gpu1"], "gpu2", 79, {"gpu1": LOG}, id="another node's kernel"),
-        pytest.param(["gpu1"], "gpu1", 13, {"gpu1": LOG}, id="an Xid that any program causes"),
-        pytest.param(["gpu2"], "", 0, {}, id="another node's log"),
-        pytest.param(["gpu1", "gpu2"], "", 0, {}, id="a log that other nodes can write, too"),
-    ],
-)
+@pytest.mark.parametrize(("places", "xid_node", "xid", "witnesses"), [
+    pytest.param(["gpu1"], "", 0, {"gpu1": LOG}, id="a user's log alone"),
+    pytest.param(["gpu1"], "gpu1", 79, {"gpu1": KERNEL}, id="the node's kernel"),
+    pytest.param(["gpu1"], "gpu2", 79, {"gpu1": LOG}, id="another node's kernel"),
+    pytest.param(["gpu1"], "gpu1", 13, {"gpu1": LOG}, id="an Xid that any program causes"),
+    pytest.param(["gpu2"], "", 0, {}, id="another node's log"),
+    pytest.param(["gpu1", "gpu2"], "", 0, {}, id="a log that other nodes can write, too"),
+])  # fmt: skip
 def test_who_saw_the_fault_on_the_node_itself(places, xid_node, xid, witnesses):
     now, builder = 1772366500.0, EvidenceBuilder()
     for node in ("gpu1", "gpu2"):
@@ -191,16 +186,13 @@ SCONTROL = """JobId=4711 ArrayJobId=4700 ArrayTaskId=3 JobName=train me
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "pattern"),
-    [
-        ("/logs/slurm-%j.out", "/logs/slurm-4711.out"),
-        ("%x-%A_%a.%4t.out", "/scratch/ada/train me-4700_3.*.out"),
-        ("logs/%N-%s-%%.err", "/scratch/ada/logs/*-*-%.err"),
-        ("/logs/[1]?*.out", "/logs/[[]1][?][*].out"),
-        ("/logs/%J.out", "/logs/*.out"),
-    ],
-)
+@pytest.mark.parametrize(("name", "pattern"), [
+    ("/logs/slurm-%j.out", "/logs/slurm-4711.out"),
+    ("%x-%A_%a.%4t.out", "/scratch/ada/train me-4700_3.*.out"),
+    ("logs/%N-%s-%%.err", "/scratch/ada/logs/*-*-%.err"),
+    ("/logs/[1]?*.out", "/logs/[[]1][?][*].out"),
+    ("/logs/%J.out", "/logs/*.out"),
+])  # fmt: skip
 def test_names_of_slurms_files_become_patterns(name, pattern):
     record = parse_scontrol(SCONTROL)
     assert record["UserId"] == "ada(1000)"

@@ -1,10 +1,7 @@
 """Hostile logs in the directory of a postmortem: without the bounds, each test would never end."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -23,9 +20,7 @@ def test_a_report_of_more_ranks_than_exist_names_no_ranks_beyond_the_maximum():
     assert sum(len(event.ranks) for event in found.events) == MAX_RANKS
 
 
-def test_a_long_line_in_a_kernel_log_and_what_is_no_log_leave_the_other_logs(
-    tmp_path: Path,
-):
+def test_a_long_line_in_a_kernel_log_and_what_is_no_log_leave_the_other_logs(tmp_path):
     (tmp_path / "kernel").mkdir()
     (tmp_path / "kernel" / "gpu1.txt").write_text("x 0: " + "TX" * 1_000_000)
     (tmp_path / "rank_0.log").write_bytes(b"step 1\nstep\0\0\0\0 2\n")
@@ -74,7 +69,7 @@ def executed_lines(function: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("line", MANY_RANKS.values(), ids=list(MANY_RANKS))
-def test_ten_times_the_ranks_are_ten_times_the_work(tmp_path: Path, line: Callable[[int], str]):
+def test_ten_times_the_ranks_are_ten_times_the_work(tmp_path, line):
     work = []
     for count in (100, 1000):
         (tmp_path / "log").write_text("\n".join(map(line, range(count))))
@@ -84,7 +79,7 @@ def test_ten_times_the_ranks_are_ten_times_the_work(tmp_path: Path, line: Callab
     assert work[1] < 12 * work[0]
 
 
-def test_the_answer_says_which_lines_and_failures_were_left_out(tmp_path: Path):
+def test_the_answer_says_which_lines_and_failures_were_left_out(tmp_path):
     (tmp_path / "rank_0.log").write_text(f"{'x' * 1000}\n" * 5000)
     (tmp_path / "rank_1.log").write_text("RuntimeError: bad\nstep 1\n" * 30)
     document = postmortem_of(read_directory(tmp_path), started=utc_now(), source="logs")
@@ -95,7 +90,7 @@ def test_the_answer_says_which_lines_and_failures_were_left_out(tmp_path: Path):
     }
 
 
-def test_small_files_that_name_many_ranks_end_with_a_part_of_the_files(tmp_path: Path):
+def test_small_files_that_name_many_ranks_end_with_a_part_of_the_files(tmp_path):
     for number in range(12):
         (tmp_path / f"{number}.log").write_text("srun: error: gpu1: tasks 0-99999: Killed\n")
     evidence = read_directory(tmp_path)

@@ -1,8 +1,6 @@
 """The variables that a dead job's logs, script, live ranks and incident show, and what they
 explain."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -30,28 +28,14 @@ from nodeready.runs.postmortem.evidence import NodeClock
 from nodeready.subjects.environment_table import EnvironmentFacts, NodeInterface
 from tests.builders.traces import process, trace
 from tests.builders.witnesses import variables
+from tests.cases import read_table
 
 NCCL = "gpu1:7:7 [0] NCCL INFO "
 
 
 @pytest.mark.parametrize(
     ("line", "shown"),
-    [
-        (f"{NCCL}NCCL_SOCKET_IFNAME set by environment to ^lo,br", "NCCL_SOCKET_IFNAME=^lo,br"),
-        (f"{NCCL}NCCL_IB_TIMEOUT set by environment to 18.", "NCCL_IB_TIMEOUT=18"),
-        (f"{NCCL}NCCL_IB_HCA set to mlx5_0", "NCCL_IB_HCA=mlx5_0"),
-        (f"{NCCL}P2P Chunksize set to 131072", ""),
-        ("[rank1]: + export GLOO_SOCKET_IFNAME='lo'", "GLOO_SOCKET_IFNAME=lo"),
-        ("CUDA_VISIBLE_DEVICES=0,1", "CUDA_VISIBLE_DEVICES=0,1"),
-        ("use NCCL_SOCKET_IFNAME=lo for tests", ""),
-        ("+ export MASTER_ADDR=$(hostname)", ""),
-        ("NCCL_AUTH_TOKEN=abc", "NCCL_AUTH_TOKEN=(left out)"),
-        ("  master_addr=gpu1", "MASTER_ADDR=gpu1"),
-        ("[c10d] The client socket has failed to connect to [gpu7]:29500 (errno: 111 - Connection "
-         "refused).", "MASTER_ADDR=gpu7 MASTER_PORT=29500"),
-        ("RuntimeError: The client socket has timed out while trying to connect to (::1, 29400).",
-         "MASTER_ADDR=::1 MASTER_PORT=29400"),
-    ],
+    read_table(__file__, "lines_that_show_a_variable"),
 )  # fmt: skip
 def test_lines_that_show_a_variable(line, shown):
     lines = ["[rank0]: step", "[rank1]: step", line] if line.startswith("[rank") else [line]

@@ -1,7 +1,5 @@
 """Whether a running job can be debugged: each item, from what a process has."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

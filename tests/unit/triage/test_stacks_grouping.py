@@ -1,7 +1,5 @@
 """Who stands with whom, what the groups say, in which order, and what the advice is."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from typing import Any
@@ -100,10 +98,8 @@ ALL = [("stack", "blocked", "0-7")]
     (process(3, LOAD, LOAD, cpu=0.09), "stack", "blocked", ""),
     (process(3, LOAD, LOAD, cpu=0.11), "stack", "spinning", ""),
     (process(3, LOAD, LOAD, state="D"), "uninterruptible", None, "in futex_wait_queue"),
-    (
-        process(3, None, state="D", kernel_stack=["rpc_wait_bit_killable+0x1a/0x30", "x"]),
-        "uninterruptible", None, "in rpc_wait_bit_killable",
-    ),
+    (process(3, None, state="D", kernel_stack=["rpc_wait_bit_killable+0x1a/0x30", "x"]),
+     "uninterruptible", None, "in rpc_wait_bit_killable"),
     (process(3, REDUCE, LOAD, state="D"), "stack", "progressing", ""),
     (process(3, None, state="T"), "stopped", None, "by a signal"),
     (process(3, LOAD, LOAD, state="t"), "traced", None, "a debugger"),
@@ -114,10 +110,8 @@ ALL = [("stack", "blocked", "0-7")]
     (process(3, None), "no-data", None, "not permitted"),
     (process(3, None, error="", note="another user's"), "no-data", None, "another user's"),
     (process(3), "no-data", None, "no stack was taken"),
-    (
-        process(3, None, error="not Python, or one that py-spy does not know"),
-        "no-data", None, "not Python: it waits in futex_wait_queue",
-    ),
+    (process(3, None, error="not Python, or one that py-spy does not know"), "no-data", None,
+     "not Python: it waits in futex_wait_queue"),
     (process(3, None, error="not Python", state="R"), "no-data", None, "not Python: it runs"),
 ])  # fmt: skip
 def test_the_odd_rank_comes_first(odd, kind, verdict, reason):

@@ -4,8 +4,6 @@ A row's name in `hints.json` is its stack, and after ` | ` what else is known: n
 what the kernel waits on.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from nodeready.runs.stacks import hints

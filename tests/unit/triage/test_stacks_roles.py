@@ -1,7 +1,5 @@
 """Which rank waits for which, what moves, and what is known of each group beside its stack."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -9,6 +7,7 @@ import pytest
 from nodeready.runs.stacks import group as grouping
 from nodeready.runs.stacks.document import Stacks, fold_ranks
 from tests.builders.traces import C10D, LOAD, REDUCE, TRAIN, process, trace
+from tests.cases import read_table
 
 RECV = f"{TRAIN} > recv {C10D} 3697"
 BACKWARD = f"{TRAIN} > _engine_run_backward torch/autograd/graph.py 865"
@@ -83,33 +82,10 @@ def test_a_suspect_is_a_rank_that_does_not_wait_for_others(rows, roles):
     assert all(bool(group.reason) for group in made.groups if group.role)
 
 
-@pytest.mark.parametrize(("switches", "main_cpu", "more", "verdict"), [
-    ([9, 9], [1.0, 1.0], {}, "blocked"),
-    # The watchdog and the heartbeats of a process that hangs use CPU time.
-    ([9, 9], [1.0, 1.0], {"cpu": 0.9}, "blocked"),
-    ([0, 880], [1.0, 1.05], {}, "progressing"),
-    ([0, 12], [1.0, 1.9], {}, "progressing"),
-    ([0, 3], [1.0, 2.9], {}, "spinning"),
-    ([0, 1], [1.0, 1.0], {}, "unsure"),
-    ([0, 19], [1.0, 1.002], {}, "unsure"),
-    # A loop that sleeps and looks again, as filelock's and NCCL's blocking wait.
-    ([0, 40], [1.0, 1.01], NAP, "unsure"),
-    ([0, 1900], [1.0, 1.09], NAP, "unsure"),
-    # 1,500 steps a second, and queue.get(timeout=0.001) in a loop: they use the same time.
-    ([0, 3068], [1.0, 1.09], {"calls": [0, 15000]}, "progressing"),
-    ([0, 1830], [1.0, 1.08], {"calls": [70, 70]}, "unsure"),
-    ([0, 200], [1.0, 1.02], {"calls": [70, 80]}, "unsure"),
-    # A loop that sleeps, and reads a file each time.
-    ([0, 40], [1.0, 1.01], {"calls": [70, 160], **NAP}, "unsure"),
-    # Waiting for Python's lock: it looks every 5 ms, and does nothing.
-    ([0, 373], [1.0, 1.0077], {}, "unsure"),
-    ([0, 2], [1.0, 1.0], {"state": "D"}, None),
-    # Traces of earlier versions.
-    ([], [], {}, "blocked"),
-    ([], [], {"cpu": 0.9}, "spinning"),
-    ([7], [1.0], {}, "blocked"),
-    ([0, 163], [], {"cpu": 0.02}, "progressing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("switches", "main_cpu", "more", "verdict"),
+    read_table(__file__, "no_main_thread_that_moves_is_called_blocked"),
+)
 def test_no_main_thread_that_moves_is_called_blocked(switches, main_cpu, more, verdict):
     (group,) = look(*ranks(REDUCE, 0, switches=switches, main_cpu_s=main_cpu, **more)).groups
     assert group.verdict == verdict

@@ -4,8 +4,6 @@ They come from the nodes, from a directory of `stacks -o`, or from texts of `py-
 holds what py-spy 0.4.3 printed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 # A case is a row.
 # ruff: noqa: E501
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -174,17 +172,17 @@ LOADER_IDLE = (
 #: name, traces, kind, ranks of the first suspect, words of the text, words that it must not have
 CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ...]]] = [
     # --- The stacks alone.
-    ("one in its own code", job({3: BLOCKED}), "late", (3,), ("rank 3 (gpu1)", "preprocess data.py:12", "7 ranks wait"), ()),
+    ("one in its own code", job({3: BLOCKED}), "late", (3,), ("rank 3 (gpu1)", "preprocess data.py:12", "7 ranks wait", "may be slow"), ()),
     ("one in a loop", job({3: process(3, SLEEP, SLEEP, cpu=2.0)}), "late", (3,), ("computes or loops",), ()),
     ("one that goes on", job({3: (SLEEP, ELSEWHERE)}), "late", (3,), ("rank 3", "still works", "look again"), ()),
-    ("one in the data loader", job({3: (LOAD, LOAD)}), "loader", (3,), ("data loader",), ()),
+    ("one in the data loader", job({3: (LOAD, LOAD)}), "loader", (3,), ("data loader", "may be slow"), ()),
     ("seven in the data loader", job(dict.fromkeys(range(7), (LOAD, LOAD))), "loader", tuple(range(7)), ("ranks 0-6", "1 rank waits"), ("rank 7",)),
-    ("all in the data loader", job(usual=(LOAD, LOAD)), "loader", tuple(range(8)), ("all 8 ranks",), ()),
+    ("all in the data loader", job(usual=(LOAD, LOAD)), "loader", tuple(range(8)), ("all 8 ranks", "may be slow"), ()),
     ("two ranks, one culprit", job({1: BLOCKED}, ranks=2), "late", (1,), ("rank 1",), ()),
 
     ("one saves a checkpoint", job({0: (SAVE, SAVE)}), "storage", (0,), ("rank 0", "file"), ()),
     ("one in state D", job({5: process(5, SLEEP, SLEEP, state="D", wait_channel="nfs_wait_on_request")}), "storage", (5,), ("rank 5 (gpu2)", "state D", "nfs_wait_on_request"), ()),
-    ("one stopped", job({5: process(5, None, state="T")}), "late", (5,), ("stopped by a signal", "kill -CONT"), ()),
+    ("one stopped", job({5: process(5, None, state="T")}), "late", (5,), ("stopped by a signal", "kill -CONT"), ("may be slow",)),
     ("one traced", job({5: process(5, None, state="t", tracer=77)}), "late", (5,), ("tracer",), ()),
     ("one a zombie", job({5: process(5, None, state="Z")}), "gone", (5,), ("rank 5 (gpu2) has ended", "zombie"), ()),
     ("one missing", job({5: None}), "gone", (5,), ("rank 5", "no node has it"), ()),
@@ -227,11 +225,6 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("a wrapper whose child is traced", job({3: {**process(3, RUN, RUN), "below": [below("t")]}}), "late", (3,), ("a tracer holds",), ()),
     ("loader workers that have nothing to do", job({3: process(3, LOAD, LOAD, threads_at={"x": LOADER_IDLE}, below=[worker(main=2, error="")])}), "loader", (3,), ("waits for its data loader",), ("1 loader worker",)),
     # --- A job that may only be slow.
-    ("one in its own code may be slow", job({3: BLOCKED}), "late", (3,), ("may be slow",), ()),
-    ("a loader may be slow", job({3: (LOAD, LOAD)}), "loader", (3,), ("may be slow",), ()),
-    ("all loaders may be slow", job(usual=(LOAD, LOAD)), "loader", tuple(range(8)), ("may be slow",), ()),
-    ("one is slow for the recorder as well", job({3: BLOCKED}, recorder(3)), "late", (3,), ("may be slow",), ()),
-    ("who is stopped is not slow", job({5: process(5, None, state="T")}), "late", (5,), (), ("may be slow",)),
     ("GPUs that compute", job(usual=(SYNC, SYNC), by_node={n: gpus(*(gpu(1000 + r, 97, 60, 650) for r in range(first_, first_ + 4))) for n, first_ in (("gpu1", 0), ("gpu2", 4))}), "moving", (), ("GPUs of 8 compute",), ("network",)),
     # --- Who ended first, and who was started otherwise.
     ("one has raised, and others have ended since", job({3: BLOCKED, 5: None, 6: None}, {3: log("ValueError: loss is NaN", path="/l/3"), 1: log("RuntimeError: Connection closed by peer [10.0.0.1]:4", path="/l/1")}), "gone", (3,), ("rank 3", "ValueError: loss is NaN", "ranks 5-6 have ended"), ("rank 1 ",)),
@@ -241,7 +234,7 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("a node that was not asked", [{**one, "part": "--limit"} for one in job({3: BLOCKED})[:1]], "late", (3,), ("rank 3", "ranks 4-7 not looked at (--limit)"), ()),
     # --- The recorder.
     ("the recorder knows who has not called", job(by_rank=recorder(3)), "late", (3,), ("rank 3", "has not called all_reduce #42 of default_pg", "train.py:88 step", "7 ranks wait in"), ()),
-    ("recorder and stack agree", job({3: BLOCKED}, recorder(3)), "late", (3,), ("has not called all_reduce #42", "preprocess data.py:12"), ()),
+    ("recorder and stack agree", job({3: BLOCKED}, recorder(3)), "late", (3,), ("has not called all_reduce #42", "preprocess data.py:12", "may be slow"), ()),
     ("a recorder that has not heard yet that its last call ended", job({3: BLOCKED}, {r: waits(41 if r == 3 else 42) for r in range(8)}), "late", (3,), ("has not called all_reduce #42", "7 ranks wait in"), ()),
 
     ("a group without a name", job(by_rank={r: recording(process_group(41 if r == 3 else 42, 41, desc=""), entries=[entry(42)][r == 3 :]) for r in range(8)}), "late", (3,), ("#42 of group 0",), ()),

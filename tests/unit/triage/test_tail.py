@@ -1,7 +1,5 @@
 """The last lines of logs: what is told by a path or a line, groups, the table, nodes' answers."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re
@@ -27,7 +25,7 @@ from nodeready.core.text import parse_span
 from nodeready.reports import json_report, tail_table
 from nodeready.reports.registry import Options
 from nodeready.runs.tail import Grouping, node_names, normalise, parse_tail
-from tests.cases import cases
+from tests.cases import cases, read_data
 from tests.paths import schema
 
 SCHEMA = schema("tail")
@@ -119,15 +117,7 @@ def test_lines_that_match_are_counted_and_the_last_are_shown():
     assert last([b"x" * 3000 + b"end"], 1, re.compile("end$")).matches == 1
 
 
-TABLE = """\
-22 1 259:1 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p1 rw
-30 22 0:24 / /proc rw - proc proc rw
-41 22 0:57 / /mnt/na\\040s rw,nosuid - fuse.sshfs nas:/export rw,user_id=0
-42 41 0:58 / /mnt/na\\040s/deep rw - nfs4 nas:/deep rw
-broken
-7 - x
-43 22 0:59 / /mnt/na\\040s rw - nfs4 later:/export rw
-"""
+TABLE = read_data(__file__, "mountinfo.txt")
 
 
 @pytest.mark.parametrize("case", cases(__file__, "tail.json", "mount"))

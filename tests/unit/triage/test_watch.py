@@ -1,7 +1,5 @@
 """When a watched job is said to hang: tables of what its ranks do between two snapshots."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

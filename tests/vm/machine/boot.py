@@ -4,8 +4,6 @@ qemu loads the kernel itself; the part of the boot loader that matters, the
 kernel's arguments, is read from the machine's own disk as GRUB reads it.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """What this machine gives to the virtual machine: tools, apt's sources, a place to log."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

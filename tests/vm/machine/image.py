@@ -13,8 +13,6 @@ The packages come from the sources that this machine's apt is configured with.
 Deleting the cache is harmless: the next start builds the image again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib
@@ -47,7 +45,7 @@ def pack(root: Path, version: str, work: Path, log: Path) -> None:
     for path in order:
         (tree / "modules" / path.stem).write_bytes(_module(modules / path))
     (tree / "modules/order").write_text("".join(f"{path.stem}\n" for path in order))
-    (tree / "init").write_text(recipe.INITRAMFS_INIT)
+    (tree / "init").write_text(file("init"))
     (tree / "init").chmod(0o755)
     command = "cd initramfs && find . | cpio --quiet -o -H newc -R 0:0 | gzip -1 > ../initrd"
     run_logged(["sh", "-c", command], log, cwd=work)
@@ -77,6 +75,7 @@ def load_order(modules_dep: Sequence[str]) -> list[Path]:
 
 # Room for a few core files beside the system, which takes about 0.5 GB. The
 # file is sparse.
+FILES = Path(__file__).parent / "files"
 DISK_MB = 2048
 
 # Measured: 11 s. The rest is for a busy machine.
@@ -127,10 +126,16 @@ def build() -> Image:
 def digest() -> str:
     """The name of the image that today's recipe makes on this machine: 16 hex digits."""
     seen = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    for source in sorted([*Path(__file__).parent.glob("*.py"), *FILES.iterdir()]):
         seen.update(source.read_bytes())
     seen.update(os_release().get("VERSION_CODENAME", "").encode())
     return seen.hexdigest()[:16]
+
+
+def file(name: str) -> str:
+    """A text of `files/`, with the machine's addresses."""
+    text = (FILES / name).read_text()
+    return text.replace("ADDRESS", recipe.ADDRESS).replace("GATEWAY", recipe.GATEWAY)
 
 
 def _load(home: Path) -> Image:
@@ -182,7 +187,7 @@ def _prime(work: Path, log: Path) -> None:
 
 def _bootstrap(work: Path, root: Path, log: Path) -> None:
     fetch = work / "fetch-kernel"
-    fetch.write_text(recipe.FETCH_KERNEL)
+    fetch.write_text(file("fetch-kernel"))
     fetch.chmod(0o755)
     command: list[str | Path] = [
         "mmdebstrap",
@@ -225,10 +230,9 @@ def _configure(root: Path, fs_id: str, public_key: str, log: Path) -> None:
     put("etc/hostname", "vm1\n")
     put("etc/hosts", "127.0.0.1 localhost\n127.0.1.1 vm1\n")
     put("etc/resolv.conf", f"nameserver {recipe.NAMESERVER}\n")
-    put("etc/inittab", recipe.INITTAB)
-    scripts = ("boot", "pci", "prime", "shutdown")
-    for script in scripts:
-        put(f"usr/local/sbin/vm-{script}", getattr(recipe, script.upper()), 0o755)
+    put("etc/inittab", file("inittab"))
+    for script in ("vm-boot", "vm-pci", "vm-prime", "vm-shutdown"):
+        put(f"usr/local/sbin/{script}", file(script), 0o755)
     put("etc/machine-id", f"{uuid.uuid4().hex}\n", 0o444)
     # Debian's own default, which the grub-pc package would put there.
     put("etc/default/grub", (root / "usr/share/grub/default/grub").read_text())

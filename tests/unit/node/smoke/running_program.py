@@ -3,8 +3,6 @@
 Its listeners and its engines are stand-ins.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import functools

@@ -3,8 +3,6 @@
 Real torch runs in tests/lab/test_units_smoke_torch.py; here a package of a few lines stands in.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess
@@ -32,7 +30,7 @@ from nodeready.agent.smoke.orders import (
     SmokeConfig,
     SmokePeer,
 )
-from tests.cases import cases
+from tests.cases import cases, read_table
 from tests.unit.node.smoke.running_program import within
 
 
@@ -366,15 +364,10 @@ def test_nccl_tests_runs_over_the_gpus_of_the_order(vendor, tmp_path, supervisor
     assert rank.phase == "start"
 
 
-@pytest.mark.parametrize(("text", "changed", "phase", "error"), [
-    ("cat wrong; exit 1", {}, "done", "all_reduce of 268435456 bytes: 24 numbers are wrong"),
-    ("cat failed; exit 3", {}, "all_reduce", "unhandled cuda error"),
-    ("echo no libcudart >&2; exit 127", {}, "init",
-     "all_reduce_perf ended with status 127: no libcudart"),
-    ("sleep NUMBER & sleep NUMBER", {"limit_s": 0.7}, "init", "no end after"),
-    ("exit 9", {"world": 4}, "start", "nccl-tests without MPI proves the GPUs of one node"),
-    ("exit 9", {"engine": "other"}, "start", "no engine other"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "changed", "phase", "error"),
+    read_table(__file__, "nccl_tests_that_fails_hangs_or_sums_wrongly"),
+)
 def test_nccl_tests_that_fails_hangs_or_sums_wrongly(vendor, text, changed, phase, error):
     # A number that no other test sleeps.
     own = str(1_000_000 + os.getpid())

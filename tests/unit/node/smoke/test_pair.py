@@ -1,7 +1,5 @@
 """Pairs and their listeners over real sockets, on the loopback of this process."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

@@ -1,7 +1,5 @@
 """The program of a smoke test, run by whoever logs in."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import socket
