@@ -44,9 +44,9 @@ class SettingKind:
     named: bool = False  # whether a value is a Table
 
 
-def setting(default: Any, kind: SettingKind, reason: str) -> Any:
-    """A field of Policy: its default, its kind, and its purpose."""
-    return field(default=default, metadata={"kind": kind, "reason": reason})
+def setting(default: Any, kind: SettingKind) -> Any:
+    """A field of Policy with its default and its kind."""
+    return field(default=default, metadata={"kind": kind})
 
 
 def rows(table: Table) -> dict[str, dict[str, Any]]:
