@@ -145,11 +145,8 @@ def _since(memory: Memory, names: list[str], since: str, until_s: float, after: 
     )
     source = f"the memory, {since}"
     if since == LAST_GOOD:
-        from nodeready.runs.memory.accounting import last_job_ends
-
         since_s = begin_s
-        ends, _ = last_job_ends(names, since_s)
-        looks = [*baselines.looks_since_good(memory, names, until_s, ends)]
+        looks = [*baselines.looks_since_good(memory, names, until_s)]
     else:
         since_s = _moment("--since", since, memory)
         if since_s > until_s:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from shutil import which
@@ -20,8 +20,6 @@ _LOST = ("DRAIN", "DOWN", "FAIL")
 _TIMEOUT_S = 20
 #: Maximum jobs, the newest ones.
 _MAX_JOBS = 1000
-#: Maximum jobs of all nodes whose ends are read.
-_MAX_ENDS = 100_000
 
 
 @dataclass(frozen=True)
@@ -31,25 +29,18 @@ class NodeJob:
     id: str
     user: str
     state: str
-    start_s: float  # seconds since 1970; end_s: None: it runs
-    end_s: float | None  # likewise
+    start_s: float  # seconds since 1970
+    end_s: float | None  # likewise; None: it runs
 
 
 def node_jobs(
     node: str, since_s: float, environ: Mapping[str, str] = os.environ
 ) -> tuple[tuple[NodeJob, ...], str]:
     """The newest jobs on a node since a time, the oldest first; why there are none, or ""."""
-    text, problem = _ask([node], since_s, [f"--format={_FIELDS}"], environ)
+    words = ["sacct", f"--nodelist={node}", f"--starttime={_time(since_s)}", "--allusers"]
+    words += ["--allocations", "--parsable2", f"--format={_FIELDS}"]
+    text, problem = _run(words, environ)
     return parse_jobs(text)[-_MAX_JOBS:], problem
-
-
-def last_job_ends(
-    nodes: Collection[str], since_s: float, environ: Mapping[str, str] = os.environ
-) -> tuple[dict[str, float], str]:
-    """Node -> the end of its last completed job, in seconds since 1970; what failed, or ""."""
-    words = ["--state=COMPLETED", "--endtime=now", "--noheader", "--format=End,NodeList"]
-    text, problem = _ask(nodes, since_s, words, environ)
-    return parse_ends(text), problem
 
 
 def node_drains(
@@ -60,14 +51,6 @@ def node_drains(
     words += [f"nodes={','.join(nodes)}", "format=NodeName,Start,State,Reason"]
     text, problem = _run(words, environ)
     return parse_drains(text), problem
-
-
-def _ask(
-    nodes: Collection[str], since_s: float, words: Sequence[str], environ: Mapping[str, str]
-) -> tuple[str, str]:
-    """What `sacct` prints about the jobs of these nodes; why it prints nothing, or ""."""
-    argv = ["sacct", f"--nodelist={','.join(nodes)}", f"--starttime={_time(since_s)}"]
-    return _run([*argv, "--allusers", "--allocations", "--parsable2", *words], environ)
 
 
 def _run(argv: list[str], environ: Mapping[str, str]) -> tuple[str, str]:
@@ -96,12 +79,11 @@ def parse_jobs(text: str) -> tuple[NodeJob, ...]:
     jobs = []
     for line in text.splitlines()[1:]:
         fields = line.split("|")
-        if len(fields) != len(_FIELDS.split(",")):
-            continue
-        job, user, state, start, end = (field[:60] for field in fields)
-        start_s, end_s = _seconds(start), _seconds(end)
-        if start_s is not None:
-            jobs.append(NodeJob(job, user, state, start_s, end_s))
+        if len(fields) == len(_FIELDS.split(",")):
+            job, user, state, start, end = (field[:60] for field in fields)
+            start_s = _seconds(start)
+            if start_s is not None:
+                jobs.append(NodeJob(job, user, state, start_s, _seconds(end)))
     return tuple(sorted(jobs, key=lambda job: job.start_s))
 
 
@@ -112,33 +94,14 @@ def parse_drains(text: str) -> list[Event]:
     """
     drains = []
     for line in text.splitlines():
-        node, _, fields = line.partition("|")
-        start, _, fields = fields.partition("|")
         # Anyone who may drain a node chooses the reason, which may have any character.
-        state, _, reason = fields.partition("|")
+        node, start, state, reason = [*line.split("|", 3), "", "", ""][:4]
         start_s = _seconds(start)
         is_pending = reason.startswith(PENDING)
         if node and start_s is not None and state.startswith(_LOST) and not is_pending:
             words = f"{state[:20]}: {reason[:200]}"
             drains.append(Event(start_s, 0, node[:255], "", "drain", words))
     return drains
-
-
-def parse_ends(text: str) -> dict[str, float]:
-    """Node -> its latest end, of the rows ``END|NODES``. Other lines are left out."""
-    from nodeready.fleet.inventory.nodeset import NodeSetError, expand
-
-    latest: dict[str, float] = {}
-    for line in text.splitlines()[:_MAX_ENDS]:
-        end, _, words = line.partition("|")
-        end_s = _seconds(end)
-        try:
-            names = expand(words) if end_s is not None else []
-        except NodeSetError:
-            continue
-        for name in names:
-            latest[name] = max(end_s or 0.0, latest.get(name, 0.0))
-    return latest
 
 
 def _seconds(text: str) -> float | None:

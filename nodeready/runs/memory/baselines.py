@@ -34,20 +34,15 @@ def looks_since(
         yield memory.node(after.node, since_s) if after.node in changed else after, after
 
 
-def looks_since_good(
-    memory: Memory, names: Iterable[str], until_s: float, job_ends: Mapping[str, float]
-) -> Iterator[_Pair]:
-    """As `looks_since`, from when each node was good: its last look without a failure, or the end
-    of its last job that completed, whichever is later.
+def looks_since_good(memory: Memory, names: Iterable[str], until_s: float) -> Iterator[_Pair]:
+    """As `looks_since`, from each node's last look without a failure.
 
     Nodes that are good are compared since the earliest of these times, so that they show which
     changes are harmless. before: None for a node that was never good.
-
-    job_ends: node -> seconds since 1970
     """
     after = {look.node: look for look in memory.nodes(names, until_s)}
     failing = [name for name, look in after.items() if is_failing(look)]
-    before = {name: _last_good(memory, name, until_s, job_ends.get(name, 0.0)) for name in failing}
+    before = {name: _last_good(memory, name, until_s) for name in failing}
     since_s = min((look.time_s for look in before.values() if look is not None), default=until_s)
     healthy = [name for name in after if name not in before]
     earlier = {look.node: old for old, look in looks_since(memory, healthy, since_s, until_s)}
@@ -55,13 +50,11 @@ def looks_since_good(
         yield before[name] if name in before else earlier.get(name), look
 
 
-def _last_good(memory: Memory, name: str, until_s: float, job_end_s: float) -> NodeLook | None:
+def _last_good(memory: Memory, name: str, until_s: float) -> NodeLook | None:
     """A node that fails, when it was last good."""
     life = [look for look in memory.life(name) if look.time_s <= until_s]
     good = [number for number, look in enumerate(life[:-1]) if not is_failing(look)]
-    good_until_s = life[good[-1] + 1].time_s - _BEFORE_S if good else 0.0
-    moment_s = max(good_until_s, min(job_end_s, until_s))
-    return memory.node(name, moment_s) if moment_s else None
+    return memory.node(name, life[good[-1] + 1].time_s - _BEFORE_S) if good else None
 
 
 def since_changes(pairs: Iterable[_Pair]) -> Iterator[NodeChanges]:

@@ -35,7 +35,7 @@ from nodeready.runs import cores
 from nodeready.runs import tail as logs
 from nodeready.runs.audit.learned import read_settings
 from nodeready.runs.memory import documents
-from nodeready.runs.memory.accounting import parse_drains, parse_ends, parse_jobs
+from nodeready.runs.memory.accounting import parse_drains, parse_jobs
 from nodeready.runs.postmortem import slurm_records
 from nodeready.runs.ready.debug_variables import read_installed
 from nodeready.runs.stacks import archive, trace
@@ -213,7 +213,6 @@ PARSERS: dict[str, Any] = {
     "a watchdog's lines": (lambda text: watchdog.reports(text.splitlines()),),
     "NCCL's lines": (lambda text: nccl_log.read_log(text.splitlines()),),
     "the jobs of a node": (parse_jobs,),
-    "the ends of jobs": (parse_ends,),
     "the drains of nodes": (parse_drains,),
     "a file of learn": (read_settings, ValueError),
     "an audit's file": (read_audit, documents.DocumentError),
