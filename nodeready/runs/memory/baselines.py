@@ -10,7 +10,7 @@ from typing import Any
 from nodeready.core.fact_kinds import COUNTER, SETTING
 from nodeready.core.text import utc_moment
 from nodeready.runs.memory.changes import Change, changes, differences, is_failing
-from nodeready.runs.memory.diff import Diff, FleetChange, NodeChanges
+from nodeready.runs.memory.diff import Diff, NodeChanges
 from nodeready.runs.memory.look import NodeLook, Value
 from nodeready.runs.memory.store import Memory
 
@@ -78,12 +78,15 @@ def setting_differences(
     A setting of several values allows each of them. A setting that is only in one is no
     difference: a person chooses what the file has.
     """
-    allowed, values = _flat(model), _flat(settings)
-    every = [
-        Change(SETTING, key, _shown(allowed[key]), _shown(value))
-        for key, value in values.items()
-        if key in allowed and not _allows(allowed[key], value)
-    ]
+    every, allowed = [], _flat(model)
+    for key, value in _flat(settings).items():
+        expected = allowed.get(key, value)
+        if isinstance(expected, (list, tuple)):
+            is_allowed = {*expected} >= ({*value} if isinstance(value, (list, tuple)) else {value})
+        else:
+            is_allowed = expected == value
+        if not is_allowed:
+            every.append(Change(SETTING, key, _shown(expected), _shown(value)))
     return NodeChanges(node, tuple(every), False, False)
 
 
@@ -100,12 +103,6 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _allows(allowed: Any, value: Any) -> bool:
-    if isinstance(allowed, (list, tuple)):
-        return {*allowed} >= ({*value} if isinstance(value, (list, tuple)) else {value})
-    return bool(allowed == value)
-
-
 def _shown(value: Any) -> Value:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
 
@@ -119,25 +116,16 @@ def majority(looks: Collection[NodeLook]) -> NodeLook:
         facts.update((key, type(value), value) for key, value in look.facts.items())
         results.update((check, result.status) for check, result in look.results.items())
     least = len(answered) / 2
-    common = {check for (check, _), count in results.items() if count > least}
-    return NodeLook(
-        "",
-        min((look.time_s for look in answered), default=0.0),
-        "",
-        0,
-        "" if answered else "no node of the group answered",
-        {key: value for (key, _, value), count in facts.items() if count > least},
-        {},
-        {
-            check: next(
-                result
-                for look in answered
-                if (result := look.results.get(check)) is not None
-                and results[check, result.status] > least
-            )
-            for check in common
-        },
-    )
+    time_s = min((look.time_s for look in answered), default=0.0)
+    error = "" if answered else "no node of the group answered"
+    common_facts = {key: value for (key, _, value), count in facts.items() if count > least}
+    common_results = {
+        result.check: result
+        for look in reversed(answered)
+        for check, result in look.results.items()
+        if results[check, result.status] > least
+    }
+    return NodeLook("", time_s, "", 0, error, common_facts, {}, common_results)
 
 
 # --- When a change was seen.
@@ -155,17 +143,13 @@ def dated(diff: Diff, memory: Memory, since_s: float, until_s: float) -> Diff:
         for name in change.nodes[-_MAX_DATED_OF_CHANGE:]:
             if name not in times and len(times) < _MAX_DATED:
                 times[name] = _times(memory, name, since_s, until_s)
-            moments += [times.get(name, {}).get((change.kind, key)) for key in _keys(change)]
+            elements = [f"[{element}]" for element in change.elements] or ["[*]"]
+            keys = (change.key.replace("[*]", element, 1) for element in elements)
+            moments += [times.get(name, {}).get((change.kind, key)) for key in keys]
         times_s = [moment for moment in moments if moment is not None]
         since = utc_moment(min(times_s)) if times_s else ""
         dated_changes.append(replace(change, since=since))
     return replace(diff, changes=tuple(dated_changes))
-
-
-def _keys(change: FleetChange) -> tuple[str, ...]:
-    return tuple(change.key.replace("[*]", f"[{name}]", 1) for name in change.elements) or (
-        change.key,
-    )
 
 
 def _times(

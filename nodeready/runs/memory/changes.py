@@ -33,6 +33,8 @@ PARTS = {
     "nics.interfaces": ("interface", ("mac",)),
     "rdma.devices": ("RDMA device", ("node_guid",)),
 }
+#: Subject -> a fact that each of its parts has.
+_ALWAYS = {"gpus": "pci_address", "nics": "name", "rdma": "name"}
 #: Lists whose parts are known by names that a kernel or an administrator gives.
 _RENAMED = ("nics.interfaces", "rdma.devices")
 #: Interfaces with a part behind them; the kernel draws the addresses of most others at each boot.
@@ -84,12 +86,19 @@ def changes(before: NodeLook, after: NodeLook) -> tuple[Change, ...]:
         expected = [change for change in results if _is_of_policy(change, settings)]
         every += [change for change in results if change not in expected]
         if expected:
-            every.append(_policy_change(settings, expected))
+            names = join_first(sorted(settings), ", ", _MAX_SETTINGS)
+            follow = "result follows" if len(expected) == 1 else "results follow"
+            every.append(Change(POLICY, names, None, None, f"{len(expected)} {follow}"))
         old, new = _different(before.facts, after.facts)
-        names = _renames(old, new)
-        if any(names.values()):
-            every += _rename_changes(names)
-            words = {name: word for renamed in names.values() for name, word in renamed.items()}
+        words: dict[str, str] = {}
+        for parts in _RENAMED:
+            renamed = _renames(parts, old, new)
+            words |= renamed
+            every += [
+                Change(SETTING, f"{parts}[{word}]", name, word, "renamed")
+                for name, word in renamed.items()
+            ]
+        if words:
             before = _renamed(replace(before, facts=old), words)
             old = before.facts
         every += _fact_changes(old, new, requested)
@@ -135,9 +144,15 @@ def _different(before: Facts, after: Facts) -> tuple[Facts, Facts]:
         return dict(before), dict(after)
     old: dict[str, Value] = {}
     new: dict[str, Value] = {}
+    lines: Sequence[Facts]
     for name, number in after.contents.items():
         if before.contents.get(name, number) != number:
-            lines = _different_lines(before.text(name), after.text(name))
+            texts = before.text(name), after.text(name)
+            rows = [{*text[1:-1].split(FACTS_END)} for text in texts]
+            lines = [
+                json.loads(b"{" + b",".join(filter(None, side)) + b"}")
+                for side in (rows[0] - rows[1], rows[1] - rows[0])
+            ]
             # What a part is, or whether it is there, needs all facts.
             if lines[0].keys() != lines[1].keys() or any(
                 k.endswith(_IDENTIFYING) for k in lines[0]
@@ -146,13 +161,6 @@ def _different(before: Facts, after: Facts) -> tuple[Facts, Facts]:
             old.update(lines[0])
             new.update(lines[1])
     return old, new
-
-
-def _different_lines(before: bytes, after: bytes) -> tuple[Facts, Facts]:
-    """The facts that are not in both of two texts of `sections.facts_text`."""
-    old, new = ({*text[1:-1].split(FACTS_END)} for text in (before, after))
-    texts = (b"{" + b",".join(filter(None, lines)) + b"}" for lines in (old - new, new - old))
-    return json.loads(next(texts)), json.loads(next(texts))
 
 
 def _results(before: NodeLook, after: NodeLook) -> Iterator[Change]:
@@ -190,13 +198,6 @@ def _is_of_policy(change: Change, settings: Collection[str]) -> bool:
     except KeyError:
         deciding = ()
     return not {change.key, *deciding}.isdisjoint(settings)
-
-
-def _policy_change(settings: Collection[str], expected: Sequence[Change]) -> Change:
-    """The change of these settings, and the number of the results that follow from it."""
-    names = join_first(sorted(settings), ", ", _MAX_SETTINGS)
-    follow = "result follows" if len(expected) == 1 else "results follow"
-    return Change(POLICY, names, None, None, f"{len(expected)} {follow}")
 
 
 # --- Facts.
@@ -274,9 +275,9 @@ def _identities(element: str, before: Facts, after: Facts) -> tuple[Value, Value
     _, names = PARTS.get(element.partition("[")[0], ("", ()))
     for name in names:
         values = tuple(_identity(facts, f"{element}.{name}") for facts in (before, after))
-        if values[0] != values[1] and (
-            None not in values or _came_or_went(element, before, after)
-        ):
+        key = f"{element}.{_ALWAYS[element.partition('.')[0]]}"
+        came_or_went = (key in before) != (key in after)
+        if values[0] != values[1] and (None not in values or came_or_went):
             return values[0], values[1]
         if None not in values:
             return None
@@ -288,15 +289,6 @@ def _identity(facts: Facts, key: str) -> Value:
     if element.startswith("nics.") and facts.get(f"{element}.kind") not in _PHYSICAL:
         return None
     return facts.get(key)
-
-
-#: List of parts -> a fact that each of its elements has.
-_ALWAYS = {"gpus": "pci_address", "nics": "name", "rdma": "name"}
-
-
-def _came_or_went(element: str, before: Facts, after: Facts) -> bool:
-    key = f"{element}.{_ALWAYS[element.partition('.')[0]]}"
-    return (key in before) != (key in after)
 
 
 def _part_change(
@@ -324,12 +316,11 @@ def _part_change(
     return Change(HARDWARE, part, *identities, note, noun)
 
 
-def _is_slot_of_part(element: str, owners: Iterable[str]) -> bool:
+def _is_slot_of_part(element: str, owners: Collection[str]) -> bool:
     """Whether the element is the place on the PCI bus of a GPU that came or went."""
     address = element.removeprefix("gpus.pci")
-    return element != address and not {f"gpus.nvidia{address}", f"gpus.amd{address}"}.isdisjoint(
-        owners
-    )
+    vendors = ("gpus.nvidia", "gpus.amd")
+    return element != address and any(f"{vendor}{address}" in owners for vendor in vendors)
 
 
 def _is_same(key: str, before: Value, after: Value, facts: Facts) -> bool:
@@ -349,12 +340,8 @@ def _is_same(key: str, before: Value, after: Value, facts: Facts) -> bool:
 # --- Names that changed.
 
 
-def _renames(before: Facts, after: Facts) -> dict[str, dict[str, str]]:
-    """List of parts -> old name -> new name, of the parts that are the same as before."""
-    return {parts: _renames_of(parts, before, after) for parts in _RENAMED}
-
-
-def _renames_of(parts: str, before: Facts, after: Facts) -> dict[str, str]:
+def _renames(parts: str, before: Facts, after: Facts) -> dict[str, str]:
+    """Old name -> new name, of the parts of a list that are the same as before."""
     _, (name,) = PARTS[parts]
     end = f"].{name}"
     keys = [key for key in after if key.endswith((end, "].pci_address")) and key.startswith(parts)]
@@ -383,12 +370,6 @@ def _names(
         identity = (value, facts.get(f"{element}.pci_address")) if with_slot else (value,)
         names.setdefault(identity, []).append(element[len(parts) + 1 : -1])
     return names
-
-
-def _rename_changes(renames: Mapping[str, Mapping[str, str]]) -> Iterator[Change]:
-    for parts, names in renames.items():
-        for old, new in names.items():
-            yield Change(SETTING, f"{parts}[{new}]", old, new, "renamed")
 
 
 def _renamed(look: NodeLook, names: Mapping[str, str]) -> NodeLook:

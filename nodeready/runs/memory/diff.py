@@ -107,8 +107,10 @@ def compare(pairs: Iterable[NodeChanges], before: Side, after: Side, **values: A
     healthy = {node.node for node in every if not node.is_failing}
     rows = [(node.node, change) for node in every for change in node.changes]
     folded = _elements_folded(_nodes_folded(_moves_folded(rows)))
-    judged = [_judged(change, failing, healthy) for change in folded]
-    judged.sort(key=lambda change: _order(change, len(failing), len(healthy)))
+    judged = sorted(
+        (_judged(change, failing, healthy) for change in folded),
+        key=lambda change: _order(change, len(failing), len(healthy)),
+    )
     return Diff(
         before,
         after,
@@ -164,16 +166,12 @@ def _moves_folded(pairs: _Pairs) -> list[tuple[tuple[str, ...], Change]]:
             rows.append(((node,), change))
     gone = _unique_places(parts, [change.before for _, change in parts])
     came = _unique_places(parts, [change.after for _, change in parts])
-    moved = gone.keys() & came.keys()
-    for identity in gone:
-        if identity in moved:
-            (old_node, old), (new_node, new) = gone[identity], came[identity]
-            note = f"{identity} moved"
-            nodes = tuple(dict.fromkeys((old_node, new_node)))
-            place = f"{new_node} {new.key}"
-            rows.append(
-                (nodes, Change(HARDWARE, new.key, f"{old_node} {old.key}", place, note, new.part))
-            )
+    moved = [identity for identity in gone if identity in came]
+    for identity in moved:
+        (old_node, old), (new_node, new) = gone[identity], came[identity]
+        places = f"{old_node} {old.key}", f"{new_node} {new.key}"
+        change = Change(HARDWARE, new.key, *places, f"{identity} moved", new.part)
+        rows.append((tuple(dict.fromkeys((old_node, new_node))), change))
     for node, change in parts:
         before = None if change.before in moved else change.before
         after = None if change.after in moved else change.after
@@ -189,12 +187,8 @@ def _unique_places(
     parts: Sequence[tuple[str, Change]], identities: Sequence[Value]
 ) -> dict[Value, tuple[str, Change]]:
     """Identity -> its node and change, of the parts that are in one place only."""
-    counts = Counter(identities)
-    return {
-        identity: part
-        for part, identity in zip(parts, identities, strict=True)
-        if identity is not None and counts[identity] == 1
-    }
+    counts, places = Counter(identities), zip(identities, parts, strict=True)
+    return {i: part for i, part in places if i is not None and counts[i] == 1}
 
 
 def _nodes_folded(rows: Iterable[tuple[tuple[str, ...], Change]]) -> list[FleetChange]:
@@ -220,9 +214,8 @@ def _nodes_folded(rows: Iterable[tuple[tuple[str, ...], Change]]) -> list[FleetC
         values = {(change.before, change.after) for _, change in group}
         before, after = values.pop() if len(values) == 1 else (None, None)
         names = tuple(dict.fromkeys(name for nodes, _ in group for name in nodes))
-        folded.append(
-            FleetChange(change.kind, change.key, (), before, after, note, change.part, names)
-        )
+        words = (), before, after, note, change.part, names
+        folded.append(FleetChange(change.kind, change.key, *words))
     return folded
 
 

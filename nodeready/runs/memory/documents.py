@@ -110,15 +110,11 @@ class AuditFile:
             compared = compared_facts(subject, subject_facts)
             stable.update(compared.stable)
             totals.update(compared.counters)
-        by_check = {
-            result["check"]: Result(
-                result["check"], result["status"], actual=str(result.get("actual", ""))
-            )
-            for result in results
-            if isinstance(result, dict)
-            and isinstance(result.get("check"), str)
-            and result.get("status") in STATUSES
-        }
+        by_check = {}
+        for result in filter(lambda result: isinstance(result, dict), results):
+            check, status = result.get("check"), result.get("status")
+            if isinstance(check, str) and status in STATUSES:
+                by_check[check] = Result(check, status, actual=str(result.get("actual", "")))
         host = facts.get("host")
         boot_id = host.get("boot_id") if isinstance(host, dict) else None
         error = self._reasons.get(name) or str(row.get("error", ""))

@@ -108,10 +108,8 @@ def read_history(memory: Memory, name: str, since_s: float = 0.0) -> History | N
         about = _about(newest)
     since = utc_moment(since_s)
     shown = tuple(entry for entry in entries if entry.time >= since or entry.until > since)
-    moments = utc_moment(first_s), utc_moment(last_s)
-    return History(
-        sanitise(name), about, *moments, count, memory.size_bytes, shown, missing=missing
-    )
+    seen = utc_moment(first_s), utc_moment(last_s), count, memory.size_bytes
+    return History(sanitise(name), about, *seen, shown, missing=missing)
 
 
 def read_parts_history(memory: Memory, name: str) -> list[HistoryEntry]:
@@ -145,10 +143,8 @@ def status_of(look: NodeLook) -> str:
 
 def causes(look: NodeLook) -> tuple[str, ...]:
     """The checks that cause the node's status."""
-    status = status_of(look)
-    if status not in _WITH_CAUSE:
-        return ()
-    return tuple(check for check, result in look.results.items() if result.status == status)
+    status, results = status_of(look), look.results.items()
+    return tuple(c for c, r in results if r.status == status and status in _WITH_CAUSE)
 
 
 def node_entries(
@@ -162,19 +158,20 @@ def node_entries(
     life:   the node at each look at which something changed, the oldest first
     newest: `Memory.last_seen` of it
     """
-    entries = [*_spans(life, *newest), *map(_event, events), *map(_job, jobs)]
+    entries = [*_spans(life, *newest), *map(_event, events)]
+    for job in jobs:
+        text = sanitise(f"{job.id} of {job.user}: {job.state}")
+        until = "" if job.end_s is None else utc_moment(job.end_s)
+        entries.append(HistoryEntry(utc_moment(job.start_s), JOB, text, until))
     for after, before in pairwise(reversed(life)):
         if len(entries) > MAX_ENTRIES:
             break
         for change in changes(before, after):
-            if change.kind != RESULT or not _is_quiet(change):
+            # A span says the same, or the result came or went as earlier counters do.
+            is_quiet = change.key == ANSWER or {change.before, change.after} <= _QUIET
+            if change.kind != RESULT or not is_quiet:
                 entries.append(_change(change, after.time_s))
     return _sorted(entries)
-
-
-def _is_quiet(change: Change) -> bool:
-    """Whether a span says the same, or the result came or went as earlier counters do."""
-    return change.key == ANSWER or {change.before, change.after} <= _QUIET
 
 
 def part_entries(spans: Iterable[PartSpan], events: Iterable[Event]) -> list[HistoryEntry]:
@@ -195,9 +192,8 @@ def part_entries(spans: Iterable[PartSpan], events: Iterable[Event]) -> list[His
 
 def kept_look(look: Look) -> KeptLook:
     nodes = {status: number for status, number in look.summary.get("nodes", {}).items() if number}
-    inventory = sanitise(look.inventory)
-    moment = utc_moment(look.time_s)
-    return KeptLook(look.id, moment, look.command, inventory, look.complete, look.code, nodes)
+    place = look.id, utc_moment(look.time_s), look.command, sanitise(look.inventory)
+    return KeptLook(*place, look.complete, look.code, nodes)
 
 
 def _spans(
@@ -245,34 +241,31 @@ def _change(change: Change, time_s: float) -> HistoryEntry:
         None if value is None else shown_value(change.key, value)
         for value in (change.before, change.after)
     ]
-    text = {
-        (True, True): change.note,
-        (True, False): f"{change.key}: {values[1]}, new",
-        (False, True): f"{change.key}: {values[0]}, gone",
-        (False, False): f"{change.key}: {values[0]} -> {values[1]}",
-    }[values[0] is None, values[1] is None]
+    if values == [None, None]:
+        text = change.note
+    elif None in values:
+        text = (
+            f"{change.key}: {values[values[0] is None]}, {'new' if values[0] is None else 'gone'}"
+        )
+    else:
+        text = f"{change.key}: {values[0]} -> {values[1]}"
     if change.kind == POLICY:
         text = f"{change.key}: {change.note}"
     elif change.note and text != change.note:
         text = f"{text}: {change.note}"
     if change.part:
         text = f"{change.part} {text}"
-    status = str(change.after) if change.kind == RESULT and change.after in STATUSES else ""
-    checks = (change.key,) if change.kind == RESULT else ()
-    moment = utc_moment(time_s)
-    return HistoryEntry(moment, change.kind, sanitise(text), status=status, checks=checks)
+    entry = HistoryEntry(utc_moment(time_s), change.kind, sanitise(text))
+    if change.kind != RESULT:
+        return entry
+    status = str(change.after) if change.after in STATUSES else ""
+    return replace(entry, status=status, checks=(change.key,))
 
 
 def _event(event: Event) -> HistoryEntry:
     text = sanitise(f"{event.kind}: {event.text}")
     entry = HistoryEntry(utc_moment(event.time_s), EVENT, text, node=sanitise(event.node))
     return replace(entry, serial=sanitise(event.serial))
-
-
-def _job(job: NodeJob) -> HistoryEntry:
-    text = sanitise(f"{job.id} of {job.user}: {job.state}")
-    until = "" if job.end_s is None else utc_moment(job.end_s)
-    return HistoryEntry(utc_moment(job.start_s), JOB, text, until)
 
 
 def _sorted(entries: Iterable[HistoryEntry]) -> list[HistoryEntry]:
