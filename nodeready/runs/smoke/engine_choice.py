@@ -37,6 +37,11 @@ class EngineChoice:
         """Engine and backend."""
         return self.engine, self.backend
 
+    @property
+    def uses_nccl(self) -> bool:
+        """Whether the tests of several nodes, or of one, use NCCL."""
+        return "nccl" in (self.backend, self.single_node[1])
+
 
 def engine_name(engine: Engine) -> str:
     """``torch 2.13.0 over gloo``."""
@@ -70,7 +75,10 @@ def choose(
         if name == PAIRS:
             reason = f"{PAIRS} needs a second node"
         return EngineChoice(excluded={**dict.fromkeys(hellos, reason), **excluded})
-    engines = {kind: _engines(able, kind) for kind in kinds}
+    engines = {
+        kind: {name: engine for name, hello in able.items() if (engine := _find(hello, kind))}
+        for kind in kinds
+    }
     by_majority = (kind for kind in kinds if 2 * len(engines[kind]) > len(able))
     kind = next(by_majority, None) or max(kinds, key=lambda kind: len(engines[kind]))
     usable, fallback_reason = engines[kind], ""
@@ -111,10 +119,6 @@ def choose(
 def _find(hello: Hello, kind: Kind, usable: bool = True) -> Engine | None:
     engines = (engine for engine in hello.engines if (engine.name, engine.backend) == kind)
     return next((engine for engine in engines if not (usable and engine.reason)), None)
-
-
-def _engines(hellos: Mapping[str, Hello], kind: Kind) -> dict[str, Engine]:
-    return {name: engine for name, hello in hellos.items() if (engine := _find(hello, kind))}
 
 
 def _missing_reason(hello: Hello, kind: Kind) -> str:

@@ -215,7 +215,7 @@ class Participants:
             self.choice = choose(able, task.engine, any(self.gpus.values()))
             self.excluded |= self.choice.excluded
         self.names = tuple(name for name in able if name not in self.excluded)
-        if "nccl" not in (self.choice.backend, self.choice.single_node[1]):
+        if not self.choice.uses_nccl:
             self.gpus = {}
         self.report_excluded()
         self._judge_environment()
@@ -226,15 +226,11 @@ class Participants:
         ranks = [RankEnvironment(name, dict(hello.variables)) for name, hello in hellos.items()]
         libraries = (engine.library for hello in hellos.values() for engine in hello.engines)
         versions = (text[5:] for text in libraries if text.startswith("NCCL "))
-        uses_nccl = "nccl" in (self.choice.backend, self.choice.single_node[1])
+        uses_nccl = self.choice.uses_nccl
         nccl = next(versions, "") if uses_nccl else None
         # A GPU that PyTorch uses proves its driver.
-        facts = {
-            name: replace(hello.facts, driver="")
-            if uses_nccl
-            else replace(hello.facts, nccl="", nccl_by="")
-            for name, hello in hellos.items()
-        }
+        proved = {"driver": ""} if uses_nccl else {"nccl": "", "nccl_by": ""}
+        facts = {name: replace(hello.facts, **proved) for name, hello in hellos.items()}
         self.findings = judge(ranks, facts, nccl=nccl)
         for finding in self.findings:
             self.tell(f"{folded(finding.nodes)}: {finding.text}: {finding.advice}")
@@ -242,9 +238,8 @@ class Participants:
     def _assign_addresses(self, hellos: Mapping[str, Hello]) -> None:
         """Set each node's ports and addresses, and exclude nodes without."""
         claimed = {name: hello.addresses for name, hello in hellos.items()}
-        known_owners = mesh.known_owners(
-            self.task.inventory_addresses, self.task.transport.ssh_peers()
-        )
+        peers = self.task.transport.ssh_peers()
+        known_owners = mesh.known_owners(self.task.inventory_addresses, peers)
         self.owners = mesh.Owners(claimed, known_owners)
         for name, hello in hellos.items():
             ordered = mesh.chosen_ports(*self.task.policies[name].port_range)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -152,15 +152,9 @@ class TestRounds:
             edges = tuple(zip(test.nodes, targets, strict=False))
             limit_s = min(_PAIR_S, room_s)
             large = _LARGE_SWEEP if is_sweep else _LARGE
+            sizes, ports = (_SMALL, large, limit_s), self.nodes.ports
             pairs = {
-                source: PairOrder(
-                    test.number,
-                    self._peer(target),
-                    self.nodes.ports[target],
-                    _SMALL,
-                    large,
-                    limit_s,
-                )
+                source: PairOrder(test.number, self._peer(target), ports[target], *sizes)
                 for source, target in edges
             }
             likeness, is_cut = ((PAIRS, "tcp"), True), room_s < _PAIR_S
@@ -230,14 +224,6 @@ class TestRounds:
         lost = self.channels.lost.get(name)
         queue.put((name, answer or (lost.reason if lost else "no answer in time")))
 
-    def _end(self, names: Iterable[str], number: int) -> None:
-        def end(name: str) -> None:
-            channel = self.channels.open.get(name)
-            if channel is not None:
-                channel.send_line(orders.line(EndOrder(number)))
-
-        self.channels.for_each(end, names)
-
     def _answers(
         self, ordered: _OrderedTest, test_round: _TestRound, done: Callable[[str], object]
     ) -> dict[str, CollectiveAnswer | PairAnswer | str]:
@@ -245,6 +231,12 @@ class TestRounds:
         queue: Queue[_Answer] = Queue()
         test_round.queues.append(queue)
         number = ordered.test.number
+
+        def end(name: str) -> None:
+            channel = self.channels.open.get(name)
+            if channel is not None:
+                channel.send_line(orders.line(EndOrder(number)))
+
         jobs = [gevent.spawn(self._ask, *order, queue) for order in ordered.orders.items()]
         answers: dict[str, CollectiveAnswer | PairAnswer | str] = {}
         lost_at = test_round.began + ordered.limit_s + _MARGIN_S
@@ -255,7 +247,7 @@ class TestRounds:
                 now, end_at = time.monotonic(), min(end_at, test_round.end_at)
                 if not is_ended and now >= end_at:
                     is_ended, lost_at = True, min(lost_at, now + _MARGIN_S)
-                    self._end(remaining, number)
+                    self.channels.for_each(end, remaining)
                 if now >= lost_at:
                     reason = f"no answer in {now - test_round.began:.0f} s, in test {number}"
                     self.channels.lose_all(remaining, reason)
@@ -362,8 +354,8 @@ class TestRounds:
         self.last = max([self.last, *(test.number for test in tests)])
         self.nodes.report_excluded()
         outcomes = {}
+        now_lost = self.channels.lost.keys() - self.nodes.excluded.keys()
         for test in tests:
-            now_lost = self.channels.lost.keys() - self.nodes.excluded.keys()
             names = tuple(name for name in test.nodes if name in now_lost)
             outcome = results.get(test.number, SmokeOutcome(False, f"{', '.join(names)} is lost"))
             if outcome is None:

@@ -17,7 +17,6 @@ from nodeready.runs.smoke.knowledge import (
     join_names,
     with_cause,
 )
-from nodeready.runs.smoke.plan import sweep_offsets
 from nodeready.runs.smoke.trials import (
     Steps,
     Trial,
@@ -28,6 +27,7 @@ from nodeready.runs.smoke.trials import (
     one_turn,
     quartile,
     retry_alternately,
+    sweep_offsets,
 )
 
 #: A node loses packets if its sweeps send at least this number of segments again on average, and
@@ -188,14 +188,10 @@ class Sweep:
         for trial in good:
             for name in trial.test.nodes:
                 outcomes[name].append(trial.outcome)
-        medians = {
-            name: SmokeOutcome(
-                True,
-                ms=statistics.median(outcome.ms for outcome in of),
-                gbps=statistics.median(outcome.gbps for outcome in of),
-            )
-            for name, of in outcomes.items()
-        }
+        median, medians = statistics.median, dict[str, SmokeOutcome]()
+        for name, of in outcomes.items():
+            ms, gbps = median(outcome.ms for outcome in of), median(outcome.gbps for outcome in of)
+            medians[name] = SmokeOutcome(True, ms=ms, gbps=gbps)
         usual_gbps = quartile((trial.outcome.gbps for trial in good), 3)
         usual_ms = quartile((trial.outcome.ms for trial in good), 1)
         slow = [name for name in medians if looks_slow(medians[name], usual_gbps, usual_ms)]

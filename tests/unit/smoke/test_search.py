@@ -22,9 +22,8 @@ from nodeready.runs.smoke.knowledge import (
     SmokeOutcome,
     Test,
 )
-from nodeready.runs.smoke.plan import plan
 from nodeready.runs.smoke.search import search
-from nodeready.runs.smoke.trials import REPORT_SHARE, Trial, slow_reason
+from nodeready.runs.smoke.trials import REPORT_SHARE, Trial, plan, slow_reason
 from tests.unit.smoke.fleets import STEADY, Fleet, names, placed, suspects_of
 
 N = names(300)
