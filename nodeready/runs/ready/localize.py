@@ -69,18 +69,8 @@ def attribute(attempts: Iterable[ReachAttempt]) -> list[ReachFinding]:
         for finding in _Greedy(tried).findings():
             merged.setdefault(finding, []).append(channel)
     findings = [replace(finding, channels=tuple(channels)) for finding, channels in merged.items()]
-    return sorted(findings, key=_rank)
-
-
-def _rank(finding: ReachFinding) -> tuple[object, ...]:
-    return (
-        finding.kind == PAIR,
-        -len(finding.peers),
-        finding.node,
-        finding.peers,
-        finding.kind,
-        finding.channels,
-    )
+    findings.sort(key=lambda f: (f.node, f.peers, f.kind, f.channels))
+    return sorted(findings, key=lambda finding: (finding.kind == PAIR, -len(finding.peers)))
 
 
 def _ends(edge: _Edge) -> tuple[_Side, _Side]:
@@ -136,19 +126,17 @@ class _Greedy:
             weight = self._weight(other, named)
             if weight is not None:
                 heapq.heappush(heap, (weight, other))
-        for node in self._sole_failures():
-            named.setdefault(node, {})[TARGET] = self._explain((node, TARGET))
-        return [self._node(node, directions) for node, directions in named.items()] + self._pairs()
-
-    def _sole_failures(self) -> list[str]:
-        """The targets that are the only remaining failure of several sources."""
-        return sorted(
+        # The targets that are the only remaining failure of several sources.
+        sole_failures = sorted(
             node
             for (node, direction), edges in self.failing_of.items()
             if direction == TARGET
             and len(edges) > 1
             and all(len(self.failing_of[source, SOURCE]) == 1 for source, _ in edges)
         )
+        for node in sole_failures:
+            named.setdefault(node, {})[TARGET] = self._explain((node, TARGET))
+        return [self._node(node, directions) for node, directions in named.items()] + self._pairs()
 
     def _explain(self, side: _Side) -> list[_Edge]:
         edges = sorted(self.failing_of.pop(side))
@@ -171,13 +159,9 @@ class _Greedy:
             # The count and the failures are those that no finding explains.
             if self.count[opposite]:
                 back = not self.failing_of.get(opposite)
-        return ReachFinding(
-            kind, node, tuple(sorted(peers)), len(tried), (), self._cause(edges), back
-        )
-
-    def _cause(self, edges: list[_Edge]) -> str:
         causes = Counter(self.failing[edge] for edge in edges)
-        return min(causes, key=lambda cause: (-causes[cause], cause))
+        cause = min(causes, key=lambda cause: (-causes[cause], cause))
+        return ReachFinding(kind, node, tuple(sorted(peers)), len(tried), (), cause, back)
 
     def _pairs(self) -> list[ReachFinding]:
         findings = []

@@ -247,10 +247,6 @@ class Rounds:
             name: tuple(port for port in ports if port in {*first_line.ports})
             for name, first_line in listening.items()
         }
-        self.busy = {
-            name: tuple(busy for busy in first_line.busy if busy.port in ports)
-            for name, first_line in listening.items()
-        }
         claimed = {name: first_line.addresses for name, first_line in listening.items()}
         self._owners = Owners(claimed, known_owners)
         self._listening = listening
@@ -327,10 +323,11 @@ class Rounds:
             return
         self._has_new_failures = False
         for finding, ports in self._findings():
+            possible = self.ports[finding.node]
+            if finding.kind != TARGET:
+                possible = tuple(sorted({p for peer in finding.peers for p in self.ports[peer]}))
             # Three peers are evidence. Two are where every port fails, which costs the most time.
-            if finding.kind != PAIR and (
-                len(finding.peers) > 2 or ports in ((), self._all(finding))
-            ):
+            if finding.kind != PAIR and (len(finding.peers) > 2 or ports in ((), possible)):
                 directions = (SOURCE, TARGET) if finding.kind == BOTH else (finding.kind,)
                 self._skipped |= {
                     (finding.node, direction, p)
@@ -351,12 +348,6 @@ class Rounds:
             if is_untried and is_free and self.ports_to_try(source, target):
                 pairs[source] = target
         return pairs
-
-    def _all(self, finding: localize.ReachFinding) -> tuple[int, ...]:
-        """The ports that could be tried in this direction."""
-        if finding.kind == TARGET:
-            return self.ports[finding.node]
-        return tuple(sorted({port for peer in finding.peers for port in self.ports[peer]}))
 
     def _columns(self) -> Iterator[tuple[tuple[int, ...], dict[_Edge, str], set[_Edge]]]:
         """Groups of ports with the same result: the ports, the failed edges with their causes, and
@@ -413,32 +404,31 @@ class Rounds:
                 reached.update([(source, SOURCE), (target, TARGET)])
         return {
             name: replace(
-                self._mesh(name, tried, reached, tuple(blocked.get(name, ()))),
+                self._mesh(name, tried, reached),
+                blocked=tuple(blocked.get(name, ())),
                 own_name=own_name_cause(self._listening[name]),
                 names=tuple(names.get(name, ())),
             )
             for name in self.ports
         }
 
-    def _mesh(
-        self, name: str, tried: _Count, reached: _Count, blocked: tuple[Blocked, ...]
-    ) -> Mesh:
+    def _mesh(self, name: str, tried: _Count, reached: _Count) -> Mesh:
         times = self._times.get(name)
         median = worst = None
         if times is not None and times.all:
             median, worst = round(statistics.median(times.all), 3), round(times.worst, 3)
         missed = any(pair.failing for (_, to), pair in self._pairs.items() if to == name)
+        ordered = chosen_ports(*self.span)
         return Mesh(
             nodes=self.total,
             first=self.span[0],
             last=self.span[1],
             listening=self.ports[name],
-            busy=self.busy[name],
+            busy=tuple(busy for busy in self._listening[name].busy if busy.port in ordered),
             to=tried[name, SOURCE],
             by=tried[name, TARGET],
             reached=reached[name, SOURCE],
             reached_by=reached[name, TARGET],
-            blocked=blocked,
             median_ms=median,
             worst_ms=worst,
             worst_peer=times.peer if times and times.all else "",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from nodeready.runs.ready.localize import PAIR, TARGET, ReachAttempt, ReachFinding, attribute
@@ -204,10 +204,12 @@ def _pdsh(
     for peer, answer in answers.items():
         if answer:
             by_answer[answer].append(peer)
+    hosts = {node: _short(peers.host) for node, peers in peers_by_node.items()}
     same = tuple(
         Same(answer, tuple(names))
         for answer, names in by_answer.items()
-        if len(names) > 1 and not _one_host(names, peers_by_node)
+        # That nodes have one host name is a separate trouble.
+        if len(names) > 1 and len({hosts.get(name, name) for name in names}) > 1
     )
     missing = tuple(Missing(peer, _line(run, peer)) for peer, text in answers.items() if not text)
     lines = [line for line in run.messages.splitlines() if line.strip()]
@@ -219,12 +221,6 @@ def _pdsh(
         same=same,
         pdsh_said=message,
     )
-
-
-def _one_host(names: Iterable[str], peers_by_node: Mapping[str, Peers]) -> bool:
-    """Whether these nodes have one host name: that is a separate trouble."""
-    hosts = {_short(peers_by_node[name].host) if name in peers_by_node else name for name in names}
-    return len(hosts) == 1
 
 
 def _line(run: PdshRun, peer: str) -> str:

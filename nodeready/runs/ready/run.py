@@ -10,7 +10,6 @@ from typing import Any, cast
 from nodeready.agent.asking import (
     INTERRUPT,
     LATE_WORDS,
-    Answer,
     Conversation,
     Key,
     Transport,
@@ -130,15 +129,18 @@ def prove(
                 meshes = _meshes(task, _reached(task, results))
 
     _round(task, task.policies, add, results)
-    asking = [
-        outcome.node
-        for outcome in _snapshots(task, results)
-        if outcome.gap and outcome.gap.kind == SUDO
-    ]
+    outcomes = _snapshots(task, results)
+    asking = [o.node for o in outcomes if o.gap and o.gap.kind == SUDO]
     if asking and not task.transport.interrupted and password(asking):
         waiting |= {*asking}
         _round(task, asking, add, results)
-    return _with_proofs(task, results, meshes, _collectives(task, results))
+    collectives: Mapping[str, ProvedCollective] = {}
+    if task.proofs.collective and task.collective and not task.transport.interrupted:
+        # After all other proofs, which would slow it down and use the same ports.
+        names = _reached(task, results)
+        one_node = dict.fromkeys(names, ProvedCollective(1))
+        collectives = task.collective(names) if len(names) > 1 else one_node
+    return _with_proofs(task, results, meshes, collectives)
 
 
 def _round(
@@ -172,11 +174,6 @@ def _prove_node(task: ReadyTask, name: str, peers: tuple[str, ...]) -> Conversat
         step=True,
     )
     answer = yield request(name, "nodeready.agent.proofs.program", config)
-    return read_answer(answer, config)
-
-
-def read_answer(answer: Answer, config: ProofConfig) -> Proved:
-    """The proofs in the answer of a node's program."""
     if answer.gap and not answer.stdout:
         is_late = answer.gap.kind == LATE
         return proof.all_unknown(proof.UNFINISHED if is_late else answer.gap.reason, config)
@@ -219,25 +216,12 @@ def _meshes(task: ReadyTask, reached: Iterable[str]) -> dict[str, Mesh | Unknown
     return meshes
 
 
-def _collectives(
-    task: ReadyTask, results: Mapping[Key, Outcome[Any]]
-) -> Mapping[str, ProvedCollective]:
-    """The collective of each node. It begins after all other proofs, which would slow it down and
-    use the same ports."""
-    if not task.proofs.collective or task.collective is None or task.transport.interrupted:
-        return {}
-    names = _reached(task, results)
-    return task.collective(names) if len(names) > 1 else dict.fromkeys(names, ProvedCollective(1))
-
-
 def _ordered_peers(peers: Peers, names: tuple[str, ...]) -> Peers:
     """The node's answer, only about the peers that it was ordered to try."""
-    run = peers.pdsh
+    run, ssh = peers.pdsh, tuple(attempt for attempt in peers.ssh if attempt.name in names)
     if run is not None:
         run = replace(run, targets=tuple(name for name in run.targets if name in names))
-    return replace(
-        peers, ssh=tuple(attempt for attempt in peers.ssh if attempt.name in names), pdsh=run
-    )
+    return replace(peers, ssh=ssh, pdsh=run)
 
 
 def _with_proofs(
