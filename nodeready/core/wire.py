@@ -80,12 +80,9 @@ class DecodeError(ProbeError):
 
 # --- JSON within bounds.
 
-#: Maximum depth of nesting.
-MAX_DEPTH = 32
-#: No time, size or address is larger.
-MAX_NUMBER = 1 << 64
-#: Bytes of memory that the objects of an answer may take, by `cost`.
-MAX_COST = 64 << 20
+MAX_DEPTH = 32  # of nesting
+MAX_NUMBER = 1 << 64  # no time, size or address is larger
+MAX_COST = 64 << 20  # bytes of memory that the objects of an answer may take, by `cost`
 
 # Bytes that Python takes at most for each: a member of a list or dict with its number, a list, a
 # dict with one key, a text without its characters.

@@ -173,12 +173,6 @@ def _columns(name: str, settings: Any, columns: Mapping[str, type]) -> tuple[tup
 # --- The kinds without a parameter.
 
 
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise Invalid("must be True or False")
-    return value
-
-
 def _limit(value: Any) -> str:
     if value == "unlimited":
         return "unlimited"
@@ -228,14 +222,14 @@ def _core_pattern(value: Any) -> str:
 
 
 def _textfile(value: Any) -> str:
-    text = PATHS.check((value,))[0] if value != "" else ""
+    text = PATH.check(value)
     if text and (not text.endswith(".prom") or text.endswith("/.prom") or "/../" in text):
         raise Invalid("must name a file *.prom, since node_exporter reads no other, without '..'")
     return text
 
 
 def _directory(value: Any) -> str:
-    text = PATHS.check((value,))[0] if value != "" else ""
+    text = PATH.check(value)
     if text and ("/../" in f"{text}/" or _no_core_directory(text)):
         raise Invalid(
             "must name a directory for this alone, not one of the system's, without '..'"
@@ -269,6 +263,18 @@ def _version(value: Any) -> str:
 #: The name of a user.
 USER_NAME = r"[A-Za-z_][A-Za-z0-9_.-]{0,31}"
 
+
+def _single(kind: SettingKind, takes: str) -> SettingKind:
+    """One value of a kind that takes a list, or "" for none."""
+    return SettingKind(lambda value: value if value == "" else kind.check((value,))[0], takes)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise Invalid("must be True or False")
+    return value
+
+
 FLAG = SettingKind(_flag, "`True`, `False`")
 LINE = SettingKind(_text, "one line of text")
 VERSION = SettingKind(_version, 'a version, or `""`')
@@ -286,9 +292,7 @@ PORT_RANGE = SettingKind(_port_range, "`(first, last)`, 1 to 65535")
 
 USERS = matching(USER_NAME, "user name")
 PATHS = matching(r"/[^:\s'\"]*", "absolute path")
-PATH = SettingKind(
-    lambda value: value if value == "" else PATHS.check((value,))[0], 'an absolute path, or `""`'
-)
+PATH = _single(PATHS, 'an absolute path, or `""`')
 LINES = SettingKind(matching(r".+", "line").check, "lines of text")
 WORDS = SettingKind(matching(r".+", "word").check, "the words of a command")
 # The variables that bash exports (an exported function's name has other characters).
@@ -306,13 +310,10 @@ KERNEL_ARGS = SettingKind(
     lambda value: None if value is None else _KERNEL_ARGS.check(value),
     "kernel arguments, or `None`",
 )
-USER = SettingKind(
-    lambda value: value if value == "" else USERS.check((value,))[0], 'a user name, or `""`'
-)
+USER = _single(USERS, 'a user name, or `""`')
 _NETWORKS = matching(r"[A-Za-z0-9][A-Za-z0-9_ .+-]{0,39}", "NCCL network")
-NETWORK = SettingKind(
-    lambda value: value if value == "" else _NETWORKS.check((value,))[0],
-    '`"IB"`, `"OFI"`, `"Socket"`, the name of a plugin\'s network, or `""`',
+NETWORK = _single(
+    _NETWORKS, '`"IB"`, `"OFI"`, `"Socket"`, the name of a plugin\'s network, or `""`'
 )
 DIRECTORY = SettingKind(_directory, 'an absolute path of a directory, or `""`')
 TEXTFILE = SettingKind(_textfile, 'an absolute path of a file `*.prom`, or `""`')

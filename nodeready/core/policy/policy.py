@@ -318,9 +318,9 @@ def check_settings(
             try:
                 settings[key] = setting_kind(key).check(value)
             except Invalid as error:
-                reason = str(error)
-                reason = reason if len(reason) <= _LONGEST else f"{reason[: _LONGEST - 3]}..."
-                problems.append(f"{source}: {key} = {value_text(value)}: {reason}")
+                rule = str(error)
+                rule = rule if len(rule) <= _LONGEST else f"{rule[: _LONGEST - 3]}..."
+                problems.append(f"{source}: {key} = {value_text(value)}: {rule}")
         elif isinstance(key, str) and not key.startswith("_") and key not in foreign:
             meant = _misspelt(key)
             if meant:

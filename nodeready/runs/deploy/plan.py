@@ -103,12 +103,14 @@ def run_plan(
         merged = plan_run.node.snapshot.merged(snapshot)
         plan_run = replace(plan_run, node=plan_run.node.judged(merged))
         todo = plan(plan_run.node, subjects)
-    unrepaired = (
-        result
-        for result in plan_run.node.results
-        if result.fixable and _is_repaired_by(subjects, result.check)
-    )
-    return replace(plan_run, unrepaired=tuple(unrepaired), complete=True)
+    repaired = {
+        check.id
+        for subject in SUBJECTS.keys() & {*subjects}
+        for check in SUBJECTS[subject].checks
+        if check.fixed_by
+    }
+    remaining = (r for r in plan_run.node.results if r.fixable and r.check in repaired)
+    return replace(plan_run, unrepaired=tuple(remaining), complete=True)
 
 
 def _make_changes(
@@ -142,14 +144,6 @@ def _make_changes(
         elif change.step not in plan_run.done:
             plan_run = replace(plan_run, done=(*plan_run.done, change.step))
     return plan_run, touched, True
-
-
-def _is_repaired_by(subjects: tuple[str, ...], check_id: str) -> bool:
-    """Whether a step of these subjects repairs the check."""
-    subject = check_id.partition(".")[0]
-    if subject not in subjects or subject not in SUBJECTS:
-        return False
-    return any(check.fixed_by for check in SUBJECTS[subject].checks if check.id == check_id)
 
 
 def run_of(node: Judged, refused: dict[str, str], outcome: Outcome[PlanRun]) -> PlanRun:
