@@ -70,7 +70,6 @@ def _run(argv: list[str], environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _time(seconds: float) -> str:
-    """A time for Slurm, in this machine's time zone."""
     return datetime.fromtimestamp(seconds).isoformat(timespec="seconds")
 
 

@@ -176,8 +176,7 @@ def _results(before: NodeLook, after: NodeLook) -> Iterator[Change]:
 
 
 def _policy_differences(before: NodeLook, after: NodeLook) -> tuple[set[str], set[str]]:
-    """The settings that differ between the policies of two looks, and the subjects of which the
-    two looks have asked different things."""
+    """The settings that differ, and the subjects of which the two looks asked different things."""
     settings, requested = set[str](), set[str]()
     for owner, words in after.policies.items():
         changed = changed_words(before.policies.get(owner, words), words)
@@ -235,7 +234,6 @@ def _fact_changes(
 
 
 def _groups(facts: Facts) -> frozenset[str]:
-    """The subjects and the elements of the facts."""
     return frozenset(group for key in facts for group in (key.partition(".")[0], *_elements(key)))
 
 
@@ -361,7 +359,6 @@ def _renames(parts: str, before: Facts, after: Facts) -> dict[str, str]:
 def _names(
     parts: str, end: str, facts: Facts, with_slot: bool
 ) -> dict[tuple[Value, ...], list[str]]:
-    """Identity -> the names of the parts that have it."""
     names: dict[tuple[Value, ...], list[str]] = {}
     for key, value in facts.items():
         if not (key.endswith(end) and key.startswith(parts)) or _identity(facts, key) is None:
@@ -373,7 +370,6 @@ def _names(
 
 
 def _renamed(look: NodeLook, names: Mapping[str, str]) -> NodeLook:
-    """The look with the new names in the place of the old ones."""
     pattern = re.compile(rf"(?<![\w.-])({'|'.join(map(re.escape, names))})(?![\w-])")
 
     def new(text: str) -> str:

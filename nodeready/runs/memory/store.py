@@ -458,7 +458,6 @@ class Memory:
         self._vacuum()
 
     def _vacuum(self) -> None:
-        """Give the unused pages of the file back."""
         with _named(self.path):
             # A script, because `execute` makes only the first step of a statement without rows.
             self._connection.executescript("PRAGMA incremental_vacuum")
@@ -671,7 +670,6 @@ class Memory:
     def _node_look(
         self, name: str, look: int, time_s: float, number: int, contents: Mapping[str, int]
     ) -> NodeLook:
-        """The node with these sections."""
         error, unreachable = self.load(contents[ERROR]) if ERROR in contents else ("", False)
         results = [item for item in contents.items() if item[0].endswith(RESULTS)]
         # The gate's own results are newer than those of the last audit.

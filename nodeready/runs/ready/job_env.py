@@ -72,8 +72,7 @@ def hca_value(devices: tuple[str, ...]) -> str:
 
 
 def _management(nics: Nics, fleet: FleetFacts) -> set[str]:
-    """The interfaces of the default route and of the routes to other nodes, with the interfaces
-    below them (a bond's slaves)."""
+    """The interfaces of routes to other nodes and by default, with those below (bonds' slaves)."""
     routed = {nics.default_interface, *peer_interfaces(nics, fleet)[:1]} - {None}
     members = {
         name
@@ -402,7 +401,6 @@ def _master_address(
 
 
 def _is_shareable(text: str) -> bool:
-    """Whether other nodes can reach an address."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

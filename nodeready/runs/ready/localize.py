@@ -78,8 +78,6 @@ def _ends(edge: _Edge) -> tuple[_Side, _Side]:
 
 
 class _Greedy:
-    """The greedy explanation of the failures of one kind of attempt."""
-
     def __init__(self, tried: dict[_Edge, ReachAttempt]) -> None:
         self.tried = tried
         self.failing = {edge: attempt.cause for edge, attempt in tried.items() if not attempt.ok}

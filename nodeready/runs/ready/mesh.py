@@ -371,7 +371,6 @@ class Rounds:
             yield tuple(ports), bad, good
 
     def _findings(self) -> list[tuple[localize.ReachFinding, tuple[int, ...]]]:
-        """The findings, each with its ports."""
         attempts: list[ReachAttempt] = []
         columns: dict[str, tuple[int, ...]] = {}
         for number, (ports, bad, good) in enumerate(self._columns()):
@@ -386,7 +385,6 @@ class Rounds:
         ]
 
     def _host_names(self) -> list[localize.ReachFinding]:
-        """The findings about wrong host names."""
         bad = {edge: pair.host for edge, pair in self._pairs.items() if pair.host}
         attempts = [ReachAttempt(*edge, "", False, cause) for edge, cause in bad.items()]
         good = _adjacent(bad, self._pairs.keys() - bad.keys())

@@ -103,7 +103,6 @@ class MeshRun:
         self._round(self.mesh_rounds.opposite_pairs())
 
     def _round(self, target_of: dict[str, str]) -> None:
-        """Run one round (source -> target), if there is time for it."""
         channels = self.channels
         if channels.left_s < _MORE_S or not target_of:
             return

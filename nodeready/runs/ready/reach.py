@@ -102,7 +102,6 @@ def _namesakes(peers_by_node: Mapping[str, Peers]) -> dict[str, tuple[str, ...]]
 
 
 def _troubles(logins: _Logins) -> defaultdict[str, list[Trouble]]:
-    """Node -> the troubles that it causes."""
     troubles: defaultdict[str, list[Trouble]] = defaultdict(list)
     attempts = [
         ReachAttempt(source, target, "ssh", not cause, cause)

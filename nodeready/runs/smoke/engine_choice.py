@@ -122,7 +122,6 @@ def _find(hello: Hello, kind: Kind, usable: bool = True) -> Engine | None:
 
 
 def _missing_reason(hello: Hello, kind: Kind) -> str:
-    """Why the node has no such engine."""
     engine = _find(hello, kind, usable=False)
     same_name = (engine.reason for engine in hello.engines if engine.name == kind[0])
     reason = engine.reason if engine else next(same_name, "")

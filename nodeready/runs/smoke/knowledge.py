@@ -178,8 +178,7 @@ class Knowledge:
         return {partner for pair in pairs for partner in pair if partner != name}
 
     def _unexplained(self) -> list[SmokeSuspect]:
-        """A suspect of kind scale for all failures that no suspect explains and that share nodes:
-        the nodes of the smallest of them."""
+        """A suspect of kind scale for the unexplained failures that share nodes: the smallest."""
         groups: list[tuple[set[str], list[Test], tuple[tuple[str, ...], str]]] = []
         failed = [
             (test, outcome.cause)

@@ -155,7 +155,6 @@ class Participants:
             raise KeyboardInterrupt
 
     def _start(self, name: str) -> None:
-        """Start the program on a node, and read its first line."""
         task, policy = self.task, self.task.policies[name]
         config = SmokeConfig(
             nonce=self.channels.nonce,
@@ -236,7 +235,6 @@ class Participants:
             self.tell(f"{folded(finding.nodes)}: {finding.text}: {finding.advice}")
 
     def _assign_addresses(self, hellos: Mapping[str, Hello]) -> None:
-        """Set each node's ports and addresses, and exclude nodes without."""
         claimed = {name: hello.addresses for name, hello in hellos.items()}
         peers = self.task.transport.ssh_peers()
         known_owners = mesh.known_owners(self.task.inventory_addresses, peers)

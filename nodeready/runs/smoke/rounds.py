@@ -371,7 +371,6 @@ class TestRounds:
         return outcomes
 
     def _title(self, tests: Sequence[Test]) -> str:
-        """The round in words, for the progress."""
         if tests[0].purpose != HALF:
             return _TITLES[tests[0].purpose]
         passed = {

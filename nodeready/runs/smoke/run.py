@@ -259,7 +259,6 @@ class _SmokeRun:
         )
 
     def _node(self, name: str, blamed: set[str], result: SearchResult) -> document.SmokeNode:
-        """A node's row of the document."""
         nodes = self.nodes
         status, reason, gap = self._status(name, blamed, result)
         snapshots = nodes.snapshots(name)

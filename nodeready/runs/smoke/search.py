@@ -137,8 +137,7 @@ class _FaultSearch:
     def _rounds(
         self, requests: list[TrialRequest]
     ) -> Generator[list[Test], Mapping[int, SmokeOutcome], Trials]:
-        """Run these tests, in as few rounds as their nodes allow. A test that lost a node is
-        repeated without that node."""
+        """Run these tests in few rounds; a test that lost a node is repeated without that node."""
         knowledge = self.knowledge
         trials: Trials = [None] * len(requests)
         waiting = list(enumerate(requests))

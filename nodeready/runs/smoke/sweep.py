@@ -41,7 +41,6 @@ Edge = tuple[str, ...]
 
 
 def _is_firm(trials: Sequence[Trial]) -> bool:
-    """Whether a path failed more than once."""
     return sum(map(is_failed, trials)) > 1
 
 
