@@ -22,8 +22,8 @@ from nodeready.core.policy.site_checks import AUDIT
 from nodeready.core.text import counted, utc_moment, utc_now
 from nodeready.reports.lines import node_set
 from nodeready.runs.memory import baselines
+from nodeready.runs.memory.baselines import AuditFile, DocumentError
 from nodeready.runs.memory.diff import Diff, Side, compare, diff_code
-from nodeready.runs.memory.documents import AuditFile, DocumentError
 from nodeready.runs.memory.look import Look
 from nodeready.runs.memory.store import Memory, MemoryUnavailable
 

@@ -1,6 +1,6 @@
 """Snapshot: all observations of one node in one round trip.
 
-The sections of all subjects become one script (`probe_script`), and its answer (`probe_answer`)
+The sections of all subjects become one script (`probe_script`), and its answer
 becomes a Snapshot. `judging` turns the Snapshot into Results. A subject is Unknown when its
 section failed, timed out or cannot be parsed, and no other subject is affected.
 """
@@ -16,7 +16,7 @@ from nodeready.core.base import Output, Probe, ProbeError, Section, Unknown, fro
 from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.own_files import OwnFiles, Refusal
 from nodeready.core.policy import Policy
-from nodeready.core.probe_answer import parse_answer
+from nodeready.core.probe_script import parse_answer
 from nodeready.core.result import no_facts
 from nodeready.core.wire import shown_keys
 from nodeready.subjects.registry import PROBES, SUBJECTS

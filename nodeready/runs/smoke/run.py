@@ -28,13 +28,13 @@ from nodeready.runs.smoke.knowledge import (
     SmokeOutcome,
     SmokeSuspect,
     Test,
+    plan,
 )
 from nodeready.runs.smoke.networks import Floor, below_floor, links
 from nodeready.runs.smoke.participants import Participants, Progress, SmokeTask
 from nodeready.runs.smoke.regressions import regressions
 from nodeready.runs.smoke.rounds import OutOfTime, TestRounds
 from nodeready.runs.smoke.search import search
-from nodeready.runs.smoke.trials import plan
 from nodeready.subjects.proof.facts import ProvedCollective
 from nodeready.subjects.rdma.facts import Rdma
 

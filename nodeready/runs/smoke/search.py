@@ -29,27 +29,25 @@ from nodeready.runs.smoke.knowledge import (
     PAIR,
     SCALE,
     SWEEP,
+    Hunt,
     Knowledge,
     SearchResult,
     SmokeOutcome,
-    Test,
-    cite,
-    with_cause,
-)
-from nodeready.runs.smoke.sweep import Sweep
-from nodeready.runs.smoke.trials import (
-    Hunt,
     Steps,
+    Test,
     Trial,
     TrialRequest,
     Trials,
+    cite,
     cite_trials,
     is_failed,
     looks_slow,
     quartile,
     retry_alternately,
     split_groups,
+    with_cause,
 )
+from nodeready.runs.smoke.sweep import Sweep
 
 #: Yields a round of tests, is sent their outcomes by number, returns the result.
 Search = Generator["list[Test]", "Mapping[int, SmokeOutcome]", SearchResult]

@@ -14,20 +14,18 @@ from nodeready.runs.smoke.knowledge import (
     SWEEP,
     Knowledge,
     SmokeOutcome,
-    join_names,
-    with_cause,
-)
-from nodeready.runs.smoke.trials import (
     Steps,
     Trial,
     TrialRequest,
     cite_trials,
     is_failed,
+    join_names,
     looks_slow,
     one_turn,
     quartile,
     retry_alternately,
     sweep_offsets,
+    with_cause,
 )
 
 #: A node loses packets if its sweeps send at least this number of segments again on average, and

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from nodeready.runs.memory.accounting import node_drains, node_jobs, parse_drains
+from nodeready.runs.memory.history import node_drains, node_jobs, parse_drains
 
 
 def test_a_failing_sacct_is_no_error(tmp_path):
