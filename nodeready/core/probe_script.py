@@ -1,4 +1,4 @@
-"""The script that runs all sections of a snapshot in one round trip, and the parser of its answer."""
+"""The script that runs all sections of a snapshot in one round trip, and its answer's parser."""
 
 from __future__ import annotations
 
