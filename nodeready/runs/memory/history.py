@@ -1,4 +1,4 @@
-"""The document of `nodeready history`: the life of a node or a part, or the looks; Slurm's jobs."""
+"""The document of `nodeready history`: the life of a node or a part, the looks, Slurm's jobs."""
 
 from __future__ import annotations
 

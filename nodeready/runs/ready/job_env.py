@@ -385,15 +385,14 @@ def _master_address(
     """The first node's address, IPv4 first: launchers start rank 0 there."""
     first = next(name for name in policies if name in snapshots)
     name, snapshot = "MASTER_ADDR", snapshots[first]
-    suggestion = _interface(snapshot, fleet)
-    if not suggestion.value:
-        unknown = (NodesByReason(suggestion.reason, (first,)),)
-        return JobVariable(name, None, "the first node does not tell", False, (), unknown)
-    listed = snapshot["nics"].interfaces[suggestion.value].addresses
-    texts = (text.partition("/")[0] for text in listed or ())
-    addresses = sorted(filter(_is_shareable, texts), key=lambda text: ":" in text)
+    suggestion, addresses, reason = _interface(snapshot, fleet), list[str](), ""
+    if suggestion.value:
+        reason = f"the address of {suggestion.value}"
+        listed = snapshot["nics"].interfaces[suggestion.value].addresses
+        texts = (text.partition("/")[0] for text in listed or ())
+        addresses = sorted(filter(_is_shareable, texts), key=lambda text: ":" in text)
     if not addresses:
-        unknown = (NodesByReason(f"the address of {suggestion.value}", (first,)),)
+        unknown = (NodesByReason(reason or suggestion.reason, (first,)),)
         return JobVariable(name, None, "the first node does not tell", False, (), unknown)
     reason = f"{first}, the first node, on {suggestion.value}; rank 0 must run there"
     values = (NodesByValue(addresses[0], (first,)),)
