@@ -30,17 +30,14 @@ def value_text(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
 @dataclass(frozen=True)
 class SettingKind:
     """The kind of a setting."""
 
     check: Callable[[Any], Any]  # value in group_data -> value in a Policy. Raises Invalid
     takes: str  # the possible values, in Markdown
-    plain: Callable[[Any], Any] = _plain  # value in a Policy -> value in group_data, or in JSON
+    # value in a Policy -> value in group_data, or in JSON
+    plain: Callable[[Any], Any] = lambda value: list(value) if isinstance(value, tuple) else value
     named: bool = False  # whether a value is a Table
 
 
@@ -96,12 +93,10 @@ def whole_number(low: int, high: int) -> SettingKind:
     return SettingKind(lambda value: _check_whole_number(value, low, high), f"{low} to {high}")
 
 
-def whole_number_or_none(low: int, high: int) -> SettingKind:
-    """A whole number, or None."""
-    return SettingKind(
-        lambda value: None if value is None else _check_whole_number(value, low, high),
-        f"{low} to {high}, or `None`",
-    )
+def or_none(kind: SettingKind) -> SettingKind:
+    """A value of this kind, or None."""
+    takes = f"{kind.takes}, or `None`"
+    return SettingKind(lambda value: None if value is None else kind.check(value), takes)
 
 
 def whole_numbers(low: int, high: int) -> SettingKind:
@@ -139,24 +134,16 @@ def table(**columns: type) -> SettingKind:
             return ()
         if not isinstance(value, Mapping):
             raise Invalid("must map names to settings: {'NAME': {...}}")
-        return tuple(
-            sorted(
-                (_name(name), _columns(name, settings, columns))
-                for name, settings in value.items()
-            )
-        )
+        rows_of = ((name, _columns(name, settings, columns)) for name, settings in value.items())
+        return tuple(sorted(rows_of))
 
     takes = "names with " + ", ".join(f"`{name}`" for name in columns)
     return SettingKind(check, takes, rows, named=True)
 
 
-def _name(name: Any) -> str:
+def _columns(name: Any, settings: Any, columns: Mapping[str, type]) -> tuple[tuple[str, Any], ...]:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]*", _text(name)):
         raise Invalid(f"{name!r} is no name")
-    return str(name)
-
-
-def _columns(name: str, settings: Any, columns: Mapping[str, type]) -> tuple[tuple[str, Any], ...]:
     if not isinstance(settings, Mapping):
         raise Invalid(f"{name!r} must have settings: {{'{next(iter(columns))}': ...}}")
     for column, setting_value in settings.items():
@@ -305,15 +292,13 @@ UNITS = matching(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,199}", "service name")
 # "NAME-" asks apt to remove a package, as "-NAME" does elsewhere.
 PACKAGES = matching(r"[a-z0-9]([a-z0-9+.-]{0,126}[a-z0-9+.])?", "package name")
 PATTERNS = matching(r"!?[A-Za-z0-9*?_][A-Za-z0-9*?_.:%-]*", "ssh host pattern")
-_KERNEL_ARGS = matching(r"[A-Za-z_][A-Za-z0-9_.-]*(=[A-Za-z0-9_.,:+-]+)?", "kernel argument")
-KERNEL_ARGS = SettingKind(
-    lambda value: None if value is None else _KERNEL_ARGS.check(value),
-    "kernel arguments, or `None`",
+KERNEL_ARGS = or_none(
+    matching(r"[A-Za-z_][A-Za-z0-9_.-]*(=[A-Za-z0-9_.,:+-]+)?", "kernel argument")
 )
 USER = _single(USERS, 'a user name, or `""`')
-_NETWORKS = matching(r"[A-Za-z0-9][A-Za-z0-9_ .+-]{0,39}", "NCCL network")
 NETWORK = _single(
-    _NETWORKS, '`"IB"`, `"OFI"`, `"Socket"`, the name of a plugin\'s network, or `""`'
+    matching(r"[A-Za-z0-9][A-Za-z0-9_ .+-]{0,39}", "NCCL network"),
+    '`"IB"`, `"OFI"`, `"Socket"`, the name of a plugin\'s network, or `""`',
 )
 DIRECTORY = SettingKind(_directory, 'an absolute path of a directory, or `""`')
 TEXTFILE = SettingKind(_textfile, 'an absolute path of a file `*.prom`, or `""`')

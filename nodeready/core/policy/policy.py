@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, fields, replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from nodeready.core.policy.fields import (
     CORE_PATTERN,
@@ -41,11 +41,11 @@ from nodeready.core.policy.fields import (
     SettingKind,
     Table,
     one_of,
+    or_none,
     setting,
     table,
     value_text,
     whole_number,
-    whole_number_or_none,
     whole_numbers,
 )
 from nodeready.core.policy.site_checks import SITE_CHECKS, SiteCheck
@@ -145,7 +145,7 @@ class Policy:
     # Seconds to wait for the package manager's lock: a fresh node's first update can hold it.
     package_lock_wait_s: int = setting(120, whole_number(0, 3600))
     # GPUs that every node's PCI bus shows; None: any.
-    gpu_count: int | None = setting(None, whole_number_or_none(0, 64))
+    gpu_count: int | None = setting(None, or_none(whole_number(0, 64)))
     # The product name that the vendor's tool prints; '': any, if it is one.
     gpu_model: str = setting("", LINE)
     # The GPU driver's version; '': any.
@@ -162,7 +162,7 @@ class Policy:
     # MIG mode of GPUs that have one.
     gpu_mig: str = setting("any", one_of("on", "off", "any"))
     # Degrees Celsius that no GPU may reach; None: its own slow-down threshold.
-    gpu_max_temperature_c: int | None = setting(None, whole_number_or_none(30, 120))
+    gpu_max_temperature_c: int | None = setting(None, or_none(whole_number(30, 120)))
     # True: no process may be left on a GPU, for nodes that have no job.
     gpu_idle: bool = setting(False, FLAG)
     # NVIDIA Xid codes that are not reported.
@@ -191,11 +191,11 @@ class Policy:
     # MiB of memory that the kernel must see; 0: any.
     memory_min_mb: int = setting(0, whole_number(0, 1 << 30))
     # vm.nr_hugepages; None: any.
-    hugepages: int | None = setting(None, whole_number_or_none(0, 1 << 30))
+    hugepages: int | None = setting(None, or_none(whole_number(0, 1 << 30)))
     # Whether there may be swap.
     swap: str = setting("any", one_of("any", "off"))
     # kernel.numa_balancing; None: 0 where AMD Instinct GPUs are (ROCm asks for it), any elsewhere.
-    numa_balancing: int | None = setting(None, whole_number_or_none(0, 2))
+    numa_balancing: int | None = setting(None, or_none(whole_number(0, 2)))
     # Gbit/s of bus bandwidth that a collective between nodes must reach in `nodeready smoke`
     # (nccl-tests' busbw in GB/s, times eight); 0: only peers are compared. In use: 370 on one port
     # of 400 Gbit/s, 2000 on eight.
@@ -259,8 +259,7 @@ _LONGEST = 600
 
 def setting_kind(key: str) -> SettingKind:
     """The kind of the setting of this name. Raises KeyError for an unknown one."""
-    kind: SettingKind = _FIELDS[key].metadata["kind"]
-    return kind
+    return cast(SettingKind, _FIELDS[key].metadata["kind"])
 
 
 @cache

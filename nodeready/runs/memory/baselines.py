@@ -49,19 +49,17 @@ def looks_since_good(memory: Memory, names: Iterable[str], until_s: float) -> It
     """
     after = {look.node: look for look in memory.nodes(names, until_s)}
     failing = [name for name, look in after.items() if is_failing(look)]
-    before = {name: _last_good(memory, name, until_s) for name in failing}
+    before: dict[str, NodeLook | None] = {}
+    for name in failing:
+        life = [look for look in memory.life(name) if look.time_s <= until_s]
+        good = [number for number, look in enumerate(life[:-1]) if not is_failing(look)]
+        moment_s = life[good[-1] + 1].time_s - _BEFORE_S if good else 0.0
+        before[name] = memory.node(name, moment_s) if good else None
     since_s = min((look.time_s for look in before.values() if look is not None), default=until_s)
     healthy = [name for name in after if name not in before]
     earlier = {look.node: old for old, look in looks_since(memory, healthy, since_s, until_s)}
     for name, look in after.items():
         yield before[name] if name in before else earlier.get(name), look
-
-
-def _last_good(memory: Memory, name: str, until_s: float) -> NodeLook | None:
-    """A node that fails, when it was last good."""
-    life = [look for look in memory.life(name) if look.time_s <= until_s]
-    good = [number for number, look in enumerate(life[:-1]) if not is_failing(look)]
-    return memory.node(name, life[good[-1] + 1].time_s - _BEFORE_S) if good else None
 
 
 def since_changes(pairs: Iterable[_Pair]) -> Iterator[NodeChanges]:

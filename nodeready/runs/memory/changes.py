@@ -225,7 +225,10 @@ def _fact_changes(
         elif owner.partition(".")[0] in requested and not (owner in before and owner in after):
             continue
         elif owner != changed[0]:
-            if not _is_slot_of_part(owner, owners):
+            # The place on the PCI bus of a GPU that came or went is no change of its own.
+            address = owner.removeprefix("gpus.pci")
+            parts = (f"gpus.nvidia{address}", f"gpus.amd{address}")
+            if owner == address or owners.keys().isdisjoint(parts):
                 was_there = changed[0] in before
                 values = ("present", "absent") if was_there else ("absent", "present")
                 yield Change(kind, owner, *values)
@@ -312,13 +315,6 @@ def _part_change(
         if len(differing) > _MAX_ALSO:
             note += f" and {len(differing) - _MAX_ALSO} more"
     return Change(HARDWARE, part, *identities, note, noun)
-
-
-def _is_slot_of_part(element: str, owners: Collection[str]) -> bool:
-    """Whether the element is the place on the PCI bus of a GPU that came or went."""
-    address = element.removeprefix("gpus.pci")
-    vendors = ("gpus.nvidia", "gpus.amd")
-    return element != address and any(f"{vendor}{address}" in owners for vendor in vendors)
 
 
 def _is_same(key: str, before: Value, after: Value, facts: Facts) -> bool:

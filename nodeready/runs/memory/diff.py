@@ -107,10 +107,13 @@ def compare(pairs: Iterable[NodeChanges], before: Side, after: Side, **values: A
     healthy = {node.node for node in every if not node.is_failing}
     rows = [(node.node, change) for node in every for change in node.changes]
     folded = _elements_folded(_nodes_folded(_moves_folded(rows)))
-    judged = sorted(
-        (_judged(change, failing, healthy) for change in folded),
-        key=lambda change: _order(change, len(failing), len(healthy)),
-    )
+    judged = []
+    for change in folded:
+        bad, good = (len(nodes.intersection(change.nodes)) for nodes in (failing, healthy))
+        is_suspect = change.kind != RESULT and bad > good and bool(healthy)
+        is_suspect = is_suspect and bad * len(healthy) > good * len(failing)
+        judged.append(replace(change, failing=bad, healthy=good, suspect=is_suspect))
+    judged.sort(key=lambda change: _order(change, len(failing), len(healthy)))
     return Diff(
         before,
         after,
@@ -122,29 +125,12 @@ def compare(pairs: Iterable[NodeChanges], before: Side, after: Side, **values: A
     )
 
 
-def _judged(change: FleetChange, failing: set[str], healthy: set[str]) -> FleetChange:
-    bad, good = (len(nodes.intersection(change.nodes)) for nodes in (failing, healthy))
-    is_suspect = (
-        change.kind != RESULT
-        and bad > good
-        and bool(healthy)
-        and bad * len(healthy) > good * len(failing)
-    )
-    return replace(change, failing=bad, healthy=good, suspect=is_suspect)
-
-
 def _order(change: FleetChange, failing: int, healthy: int) -> tuple[object, ...]:
     # Youden's index: 1 separates the failing nodes from the healthy nodes, 0 tells nothing.
     index = change.failing / failing - change.healthy / healthy if change.suspect else 0.0
     status = STATUSES.index(change.after) if change.after in STATUSES else -1
-    return (
-        not change.suspect,
-        -index,
-        KINDS.index(change.kind),
-        status if change.kind == RESULT else 0,
-        -len(change.nodes),
-        change.key,
-    )
+    urgency = not change.suspect, -index, KINDS.index(change.kind)
+    return (*urgency, status if change.kind == RESULT else 0, -len(change.nodes), change.key)
 
 
 # --- Equal changes as one.

@@ -37,7 +37,7 @@ from nodeready.fleet.inventory.nodeset import fold
 from nodeready.subjects.nics.facts import Nics, peer_interfaces, socket_interface
 from nodeready.subjects.pdsh.facts import Pdsh
 from nodeready.subjects.ports import facts as ports_facts
-from nodeready.subjects.ports.facts import Ports, Socket
+from nodeready.subjects.ports.facts import Ports
 from nodeready.subjects.ports.port_ranges import (
     Range,
     join_ranges,
@@ -100,24 +100,19 @@ class PortChoice:
     unknown: Mapping[str, str]  # node -> why its ports are not known
 
 
-def _holder(socket: Socket) -> str:
-    holder = f"{socket.process or 'a process'} of {socket.user or f'uid {socket.uid}'}"
-    return f"{holder} listens" if socket.state == "listening" else f"a connection of {holder}"
-
-
 def _taken(observed: Ports, first: int, last: int) -> dict[str, Ranges]:
     """Reason -> the ports of the range that a job of any user cannot use on this node."""
     held: dict[int, str] = {}
     for socket in (*(observed.listeners or ()), *(observed.connections or ())):
+        holder = f"{socket.process or 'a process'} of {socket.user or f'uid {socket.uid}'}"
+        listens = socket.state == "listening"
+        reason = f"{holder} listens" if listens else f"a connection of {holder}"
         if first <= socket.port <= last:
-            held.setdefault(socket.port, _holder(socket))
-    ports: dict[str, list[int]] = {}
+            held.setdefault(socket.port, reason)
+    ports: dict[str, list[Range]] = {}
     for port, reason in held.items():
-        ports.setdefault(reason, []).append(port)
-    taken = {
-        reason: tuple(join_ranges((port, port) for port in numbers))
-        for reason, numbers in ports.items()
-    }
+        ports.setdefault(reason, []).append((port, port))
+    taken = {reason: tuple(join_ranges(numbers)) for reason, numbers in ports.items()}
     if observed.privileged_below > 0:
         taken["for root alone"] = overlap(((0, observed.privileged_below - 1),), first, last)
     if observed.firewall.verdict == "drop":

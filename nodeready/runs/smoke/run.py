@@ -239,7 +239,13 @@ class _SmokeRun:
         for name, evidence in networks.unexpected(self.networks, expected).items():
             suspects += [] if name in blamed else [SmokeSuspect(NODE, (name,), (), evidence)]
             blamed.add(name)
-        self.slow_networks = networks.warnings(self.networks, self._hcas())
+        observed = {
+            name: snapshots[0].subjects.get("rdma")
+            for name in task.policies
+            if (snapshots := self.nodes.snapshots(name))
+        }
+        hcas = {n: rdma.nccl_ib_hca for n, rdma in observed.items() if isinstance(rdma, Rdma)}
+        self.slow_networks = networks.warnings(self.networks, hcas)
         return document.SmokeReport(
             started=started,
             finished=utc_now(),
@@ -278,15 +284,6 @@ class _SmokeRun:
             interface=network.interface, hcas=network.hcas, gdr=network.gdr,
             gap=gap,
         )  # fmt: skip
-
-    def _hcas(self) -> dict[str, tuple[str, ...]]:
-        """Node -> its RDMA devices that NCCL could use."""
-        observed = {
-            name: snapshots[0].subjects.get("rdma")
-            for name in self.task.policies
-            if (snapshots := self.nodes.snapshots(name))
-        }
-        return {n: rdma.nccl_ib_hca for n, rdma in observed.items() if isinstance(rdma, Rdma)}
 
     def _evidence(self, suspect: SmokeSuspect) -> tuple[str, ...]:
         """Lost connections, the job's variables, the evidence of the search with its meaning, and
