@@ -28,8 +28,15 @@ from nodeready.agent.proofs.mesh import (
     MeshRound,
     Try,
 )
-from nodeready.runs.ready import localize
-from nodeready.runs.ready.localize import BOTH, PAIR, SOURCE, TARGET, ReachAttempt
+from nodeready.runs.ready.reach import (
+    BOTH,
+    PAIR,
+    SOURCE,
+    TARGET,
+    ReachAttempt,
+    ReachFinding,
+    attribute,
+)
 from nodeready.subjects.proof.peer_facts import Blocked, Mesh
 
 # --- Why a connection failed, in words, from what the connecting node saw.
@@ -370,7 +377,7 @@ class Rounds:
         for ports, bad, good in by_result.values():
             yield tuple(ports), bad, good
 
-    def _findings(self) -> list[tuple[localize.ReachFinding, tuple[int, ...]]]:
+    def _findings(self) -> list[tuple[ReachFinding, tuple[int, ...]]]:
         attempts: list[ReachAttempt] = []
         columns: dict[str, tuple[int, ...]] = {}
         for number, (ports, bad, good) in enumerate(self._columns()):
@@ -381,14 +388,14 @@ class Rounds:
             attempts += [ReachAttempt(*edge, key, True) for edge in good]
         return [
             (finding, tuple(sorted(port for key in finding.channels for port in columns[key])))
-            for finding in localize.attribute(attempts)
+            for finding in attribute(attempts)
         ]
 
-    def _host_names(self) -> list[localize.ReachFinding]:
+    def _host_names(self) -> list[ReachFinding]:
         bad = {edge: pair.host for edge, pair in self._pairs.items() if pair.host}
         attempts = [ReachAttempt(*edge, "", False, cause) for edge, cause in bad.items()]
         good = _adjacent(bad, self._pairs.keys() - bad.keys())
-        return localize.attribute([*attempts, *(ReachAttempt(*edge, "", True) for edge in good)])
+        return attribute([*attempts, *(ReachAttempt(*edge, "", True) for edge in good)])
 
     def meshes(self) -> dict[str, Mesh]:
         """The Mesh of each node that took part to the end."""
@@ -435,7 +442,7 @@ class Rounds:
 
 
 def _blocked_by_node(
-    findings: Iterable[tuple[localize.ReachFinding, tuple[int, ...]]],
+    findings: Iterable[tuple[ReachFinding, tuple[int, ...]]],
 ) -> dict[str, list[Blocked]]:
     blocked: dict[str, list[Blocked]] = {}
     for found, ports in findings:

@@ -18,8 +18,14 @@ from nodeready.core.policy import Policy
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.fleet.transport.channels import Channels
 from nodeready.runs.ready import mesh
-from nodeready.runs.smoke.engine_choice import EngineChoice, Kind, choose, engine_name
-from nodeready.runs.smoke.idle_gpus import Numbers, idle_gpus
+from nodeready.runs.smoke.engine_choice import (
+    EngineChoice,
+    Kind,
+    Numbers,
+    choose,
+    engine_name,
+    idle_gpus,
+)
 from nodeready.subjects.environment_rules import EnvironmentFinding, RankEnvironment, judge
 from nodeready.subjects.gpus.gpu import Gpus
 from nodeready.subjects.snapshot import Snapshot

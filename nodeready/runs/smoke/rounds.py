@@ -25,8 +25,7 @@ from nodeready.agent.smoke.orders import (
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.fleet.transport.channels import join_all
 from nodeready.runs.smoke import engine_choice
-from nodeready.runs.smoke.engine_choice import Kind
-from nodeready.runs.smoke.idle_gpus import Numbers
+from nodeready.runs.smoke.engine_choice import Kind, Numbers
 from nodeready.runs.smoke.knowledge import (
     ALONE,
     CONFIRM,

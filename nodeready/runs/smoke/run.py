@@ -13,8 +13,7 @@ from nodeready.core.outcome import LOST, Gap
 from nodeready.core.result import join_first
 from nodeready.core.text import counted, utc_now
 from nodeready.runs.smoke import document, networks
-from nodeready.runs.smoke.engine_choice import MISSING_ENGINE, Kind
-from nodeready.runs.smoke.idle_gpus import list_numbers
+from nodeready.runs.smoke.engine_choice import MISSING_ENGINE, Kind, list_numbers
 from nodeready.runs.smoke.knowledge import (
     ALONE,
     CONTROL,

@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from nodeready.runs.ready import localize, mesh
+from nodeready.runs.ready import mesh, reach
 from nodeready.runs.smoke.knowledge import (
     NODE,
     PAIR,
@@ -79,11 +79,11 @@ class Sweep:
         excluded = knowledge.excluded()
         trials = {edge: of for edge, of in trials.items() if not {*edge} & excluded}
         unreached: dict[str, set[str]] = {}
-        for finding in localize.attribute(
-            localize.ReachAttempt(edge[0], edge[1], "", not _is_firm(of), of[0].outcome.cause)
+        for finding in reach.attribute(
+            reach.ReachAttempt(edge[0], edge[1], "", not _is_firm(of), of[0].outcome.cause)
             for edge, of in trials.items()
         ):
-            if finding.kind != localize.PAIR:
+            if finding.kind != reach.PAIR:
                 unreached[finding.node] = {*finding.peers}
             self._suspect_finding(finding, trials)
         self._find_intermittent(trials)
@@ -94,22 +94,22 @@ class Sweep:
         knowledge.remove(s for s in knowledge.suspects if {*s.nodes} <= excused)
 
     def _suspect_finding(
-        self, finding: localize.ReachFinding, trials: Mapping[Edge, Sequence[Trial]]
+        self, finding: reach.ReachFinding, trials: Mapping[Edge, Sequence[Trial]]
     ) -> None:
         node, peers = finding.node, finding.peers
         edges = [edge for peer in peers for edge in ((peer, node), (node, peer))]
         failed = [trial for edge in edges for trial in trials.get(edge, ()) if is_failed(trial)]
         tests, cause = cite_trials(failed), with_cause(finding.cause)
-        if finding.kind == localize.PAIR:
+        if finding.kind == reach.PAIR:
             (peer,) = peers
             back = {True: "; the way back works", False: "; nor the way back", None: ""}
             evidence = f"{node} does not reach {peer} {tests}{cause}{back[finding.back]}"
             self.knowledge.suspect(PAIR, (node, peer), evidence)
             return
         verb = {
-            localize.TARGET: "is not reached by",
-            localize.SOURCE: "does not reach",
-            localize.BOTH: "neither reaches nor is reached by",
+            reach.TARGET: "is not reached by",
+            reach.SOURCE: "does not reach",
+            reach.BOTH: "neither reaches nor is reached by",
         }[finding.kind]
         evidence = f"{verb} {len(peers)} of {finding.tried} others: {join_names(peers)}"
         self.knowledge.suspect(NODE, [node], f"{evidence} {tests}{cause}")

@@ -34,7 +34,7 @@ from nodeready.fleet.transport.srun import StepOutput
 from nodeready.runs import cores
 from nodeready.runs import tail as logs
 from nodeready.runs.audit.learned import read_settings
-from nodeready.runs.memory import baselines
+from nodeready.runs.memory import diff
 from nodeready.runs.memory.history import parse_drains, parse_jobs
 from nodeready.runs.postmortem import slurm_records
 from nodeready.runs.ready.debug_variables import read_installed
@@ -196,7 +196,7 @@ def some(number: int, effort: str) -> tuple[str, ...]:
 #: What reads text, and how it may refuse; the texts to mutate.
 def read_audit(text: str) -> list[Any]:
     """The nodes of an audit's file."""
-    file = baselines.AuditFile("audit.json", text.encode("utf-8", "surrogatepass"))
+    file = diff.AuditFile("audit.json", text.encode("utf-8", "surrogatepass"))
     return [file.look(name) for name in file.names]
 
 
@@ -215,7 +215,7 @@ PARSERS: dict[str, Any] = {
     "the jobs of a node": (parse_jobs,),
     "the drains of nodes": (parse_drains,),
     "a file of learn": (read_settings, ValueError),
-    "an audit's file": (read_audit, baselines.DocumentError),
+    "an audit's file": (read_audit, diff.DocumentError),
     "a dead job's lines": (lambda text: failure_events.read_lines(text.splitlines(), 2026),),
     "a batch script": (log_variables.script_variables,),
     "torchrun's error file": (failure_events.read_error_file,),

@@ -15,8 +15,14 @@ import pytest
 from nodeready.core.base import Output
 from nodeready.core.policy import Policy
 from nodeready.core.text import utc_moment
-from nodeready.runs.memory.baselines import dated, looks_since, looks_since_good, since_changes
-from nodeready.runs.memory.diff import Side, compare
+from nodeready.runs.memory.diff import (
+    Side,
+    compare,
+    dated,
+    looks_since,
+    looks_since_good,
+    since_changes,
+)
 from nodeready.runs.memory.look import Look
 from nodeready.runs.memory.sections import NodeSections, SectionText, SectionWriter, digest
 from nodeready.runs.memory.store import Memory
