@@ -11,7 +11,7 @@ import statistics
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from nodeready.agent.asking import SshPeer
@@ -407,38 +407,33 @@ class Rounds:
                 tried.update([(source, SOURCE), (target, TARGET)])
             if pair.passed and not pair.failing:
                 reached.update([(source, SOURCE), (target, TARGET)])
-        return {
-            name: replace(
-                self._mesh(name, tried, reached),
+        meshes, ordered = dict[str, Mesh](), chosen_ports(*self.span)
+        for name, listening in self.ports.items():
+            times = self._times.get(name)
+            median = worst = None
+            if times is not None and times.all:
+                median, worst = round(statistics.median(times.all), 3), round(times.worst, 3)
+            missed = any(pair.failing for (_, to), pair in self._pairs.items() if to == name)
+            first_line = self._listening[name]
+            meshes[name] = Mesh(
+                nodes=self.total,
+                first=self.span[0],
+                last=self.span[1],
+                listening=listening,
+                busy=tuple(busy for busy in first_line.busy if busy.port in ordered),
+                to=tried[name, SOURCE],
+                by=tried[name, TARGET],
+                reached=reached[name, SOURCE],
+                reached_by=reached[name, TARGET],
                 blocked=tuple(blocked.get(name, ())),
-                own_name=own_name_cause(self._listening[name]),
+                median_ms=median,
+                worst_ms=worst,
+                worst_peer=times.peer if times and times.all else "",
+                crowd=self._crowd(name) if missed else 0,
+                own_name=own_name_cause(first_line),
                 names=tuple(names.get(name, ())),
             )
-            for name in self.ports
-        }
-
-    def _mesh(self, name: str, tried: _Count, reached: _Count) -> Mesh:
-        times = self._times.get(name)
-        median = worst = None
-        if times is not None and times.all:
-            median, worst = round(statistics.median(times.all), 3), round(times.worst, 3)
-        missed = any(pair.failing for (_, to), pair in self._pairs.items() if to == name)
-        ordered = chosen_ports(*self.span)
-        return Mesh(
-            nodes=self.total,
-            first=self.span[0],
-            last=self.span[1],
-            listening=self.ports[name],
-            busy=tuple(busy for busy in self._listening[name].busy if busy.port in ordered),
-            to=tried[name, SOURCE],
-            by=tried[name, TARGET],
-            reached=reached[name, SOURCE],
-            reached_by=reached[name, TARGET],
-            median_ms=median,
-            worst_ms=worst,
-            worst_peer=times.peer if times and times.all else "",
-            crowd=self._crowd(name) if missed else 0,
-        )
+        return meshes
 
 
 def _blocked_by_node(
