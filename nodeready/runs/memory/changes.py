@@ -176,7 +176,7 @@ def _results(before: NodeLook, after: NodeLook) -> Iterator[Change]:
 
 
 def _policy_differences(before: NodeLook, after: NodeLook) -> tuple[set[str], set[str]]:
-    """The settings that differ, and the subjects of which the two looks asked different things."""
+    """The settings that differ, and the subjects that the two looks asked different things."""
     settings, requested = set[str](), set[str]()
     for owner, words in after.policies.items():
         changed = changed_words(before.policies.get(owner, words), words)
@@ -225,7 +225,7 @@ def _fact_changes(
         elif owner.partition(".")[0] in requested and not (owner in before and owner in after):
             continue
         elif owner != changed[0]:
-            # The place on the PCI bus of a GPU that came or went is no change of its own.
+            # The place on the PCI bus of a GPU that came or went follows from the GPU.
             address = owner.removeprefix("gpus.pci")
             parts = (f"gpus.nvidia{address}", f"gpus.amd{address}")
             if owner == address or owners.keys().isdisjoint(parts):

@@ -112,8 +112,8 @@ def read_history(memory: Memory, name: str, since_s: float = 0.0) -> History | N
         about = _about(newest)
     since = utc_moment(since_s)
     shown = tuple(entry for entry in entries if entry.time >= since or entry.until > since)
-    seen = utc_moment(first_s), utc_moment(last_s), count, memory.size_bytes
-    return History(sanitise(name), about, *seen, shown, missing=missing)
+    times = utc_moment(first_s), utc_moment(last_s), count, memory.size_bytes
+    return History(sanitise(name), about, *times, shown, missing=missing)
 
 
 def read_parts_history(memory: Memory, name: str) -> list[HistoryEntry]:

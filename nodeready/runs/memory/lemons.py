@@ -57,7 +57,7 @@ SHARED_PART, MIN_SHARED = 0.05, 3
 MAX_PART = 0.2
 
 # --- The witness of an event: root on the node, or its kernel; a user's log there, which counts
-# beside those of other users; nobody, where no hardware is to blame, or it is not known which.
+# beside those of other users; none, where no hardware is to blame, or it is not known which.
 
 ROOT, USER, NOBODY = "root", "user", "nobody"
 

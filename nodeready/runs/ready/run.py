@@ -138,13 +138,8 @@ def prove(
     if asking and not task.transport.interrupted and password(asking):
         waiting |= {*asking}
         _round(task, asking, add, results)
-    collectives: Mapping[str, ProvedCollective] = {}
-    if task.proofs.collective and task.collective and not task.transport.interrupted:
-        # After all other proofs, which would slow it down and use the same ports.
-        names = _reached(task, results)
-        one_node = dict.fromkeys(names, ProvedCollective(1))
-        collectives = task.collective(names) if len(names) > 1 else one_node
-    return _with_proofs(task, results, meshes, collectives)
+    # After all other proofs, which would slow it down and use the same ports.
+    return _with_proofs(task, results, meshes, _collectives(task, results))
 
 
 def _round(
@@ -218,6 +213,15 @@ def _meshes(task: ReadyTask, reached: Iterable[str]) -> dict[str, Mesh | Unknown
             inventory_addresses=task.inventory_addresses,
         )  # fmt: skip
     return meshes
+
+
+def _collectives(
+    task: ReadyTask, results: Mapping[Key, Outcome[Any]]
+) -> Mapping[str, ProvedCollective]:
+    if not task.proofs.collective or task.collective is None or task.transport.interrupted:
+        return {}
+    names = _reached(task, results)
+    return task.collective(names) if len(names) > 1 else dict.fromkeys(names, ProvedCollective(1))
 
 
 def _ordered_peers(peers: Peers, names: tuple[str, ...]) -> Peers:

@@ -237,7 +237,7 @@ def idle_gpus(
         expected, source = counts.get(name), "in the policy"
         if expected is None and gpus is None and 2 * nodes > len(observed_gpus):
             expected, source = usual, f"on {counted(nodes, 'node')}"
-        reason = _missing_reason(observed, devices[name], expected, source)
+        reason = _shortage_reason(observed, devices[name], expected, source)
         if not reason:
             idle[name], reason = _select(devices[name], gpus, busy)
         if reason:
@@ -264,7 +264,7 @@ def _devices(observed: Gpus, busy: bool) -> dict[int, Gpu]:
     return {gpu.index: gpu for gpu in gpus}
 
 
-def _missing_reason(
+def _shortage_reason(
     observed: Gpus, devices: Mapping[int, Gpu], expected: int | None, source: str
 ) -> str:
     """Why the node has too few GPUs; "": it has enough."""
