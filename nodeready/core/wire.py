@@ -347,7 +347,6 @@ def _value(kind: str, module: Mapping[str, Any], source: str) -> Reads:
 
 
 def _short(data: Any) -> str:
-    """One value in a few words, for an error message."""
     if isinstance(data, str) and len(data) > 40:
         return f"a text of {len(data)} characters"
     if isinstance(data, (list, Mapping)):

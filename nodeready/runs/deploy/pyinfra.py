@@ -119,8 +119,6 @@ def _known(setting_names: Iterable[str]) -> str:
 
 @dataclass
 class _PyinfraRun:
-    """One pyinfra run."""
-
     transport: ConnectedHosts
     settings: dict[str, dict[str, Any]]  # each node's settings in the inventory
     # the first probes of each node, by its policy in the inventory

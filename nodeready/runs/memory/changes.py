@@ -318,7 +318,6 @@ def _part_change(
 
 
 def _is_same(key: str, before: Value, after: Value, facts: Facts) -> bool:
-    """Whether the difference means nothing."""
     if key.endswith(".memory_total_mb") and isinstance(before, int) and isinstance(after, int):
         return abs(after - before) <= _SAME_MEMORY * before
     if key == "host.cmdline":

@@ -198,8 +198,6 @@ def chosen_ports(first: int, last: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _PairResult:
-    """One node's attempt to reach a target."""
-
     passed: tuple[int, ...]
     failing: Mapping[int, str]  # port -> the cause
     name: str  # why the target's name is wrong; "": it is right

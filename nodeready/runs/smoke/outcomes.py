@@ -57,8 +57,6 @@ _RANK = re.compile(r"\brank (\d{1,9})\b")
 
 @dataclass(frozen=True)
 class _NamedRank:
-    """One rank of a node."""
-
     node: str
     title: str  # ``gpu03``, ``gpu03 GPU 5``, ``gpu03 local rank 1``: the same in all tests
     rank: RankResult

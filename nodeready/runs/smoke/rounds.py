@@ -78,8 +78,6 @@ _Likeness = tuple[Kind, bool]
 
 @dataclass(frozen=True)
 class _OrderedTest:
-    """A test with its orders."""
-
     test: Test
     likeness: _Likeness
     world: int
@@ -92,8 +90,6 @@ class _OrderedTest:
 
 @dataclass
 class _TestRound:
-    """Tests that run in parallel."""
-
     total: int
     min_s: float  # minimum seconds of every test
     began: float = field(default_factory=time.monotonic)
@@ -199,7 +195,6 @@ class TestRounds:
         return rows, world
 
     def _peer(self, name: str) -> SmokePeer:
-        """A node with the port of this turn."""
         ports = self.nodes.ports[name]
         port = ports[self.turn % len(ports)]
         return SmokePeer(name, self.nodes.addresses[name], port, self.nodes.hellos[name].token)

@@ -91,8 +91,6 @@ def _round_robin(nodes: Sequence[str], limit: int) -> Iterable[list[tuple[str, s
 
 @dataclass
 class _FaultSearch:
-    """One search."""
-
     nodes: list[str]
     gpus: Mapping[str, Sequence[int]]
     full: bool
