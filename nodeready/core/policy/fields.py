@@ -209,14 +209,14 @@ def _core_pattern(value: Any) -> str:
 
 
 def _textfile(value: Any) -> str:
-    text = PATH.check(value)
+    text: str = PATH.check(value)
     if text and (not text.endswith(".prom") or text.endswith("/.prom") or "/../" in text):
         raise Invalid("must name a file *.prom, since node_exporter reads no other, without '..'")
     return text
 
 
 def _directory(value: Any) -> str:
-    text = PATH.check(value)
+    text: str = PATH.check(value)
     if text and ("/../" in f"{text}/" or _no_core_directory(text)):
         raise Invalid(
             "must name a directory for this alone, not one of the system's, without '..'"

@@ -112,8 +112,8 @@ class DeployedNode:
         counts = Counter(result.status for result in rows)
         covered = self._covered_checks()
         remaining = (row for row in rows if row.bad and not (row.fixable and row.check in covered))
-        results = {status: counts[status] for status in RESULT_STATUSES}
-        return replace(self, for_a_person=tuple(remaining), results=results)
+        by_status = {status: counts[status] for status in RESULT_STATUSES}
+        return replace(self, for_a_person=tuple(remaining), results=by_status)
 
     def _covered_checks(self) -> set[str]:
         """The checks whose steps were planned, failed, or repaired nothing.

@@ -273,10 +273,10 @@ class Memory:
         # A check that is declared no more is a change of a node whose sections are equal.
         checks = digest(dump(sorted(declared))) if declared else b""
         with self._transaction() as connection:
-            row = look.time_s, look.command, _text(look.inventory), look.policy_digest
+            values = look.time_s, look.command, _text(look.inventory), look.policy_digest
             look_id = connection.execute(
                 "INSERT INTO looks VALUES(NULL,?,?,?,?,?,?,?,0)",
-                (*row, look.complete, look.code, json.dumps(look.summary)),
+                (*values, look.complete, look.code, json.dumps(look.summary)),
             ).lastrowid
             assert look_id is not None
             for node in nodes:
@@ -480,7 +480,7 @@ class Memory:
         )
         with _named(self.path):
             return [
-                Look(*values, bool(complete), code, json.loads(text))
+                Look(*(*values, bool(complete), code, json.loads(text)))
                 for *values, complete, code, text, _ in rows
             ]
 
@@ -494,7 +494,7 @@ class Memory:
             f" WHERE {condition} ORDER BY first.time DESC, slot",
             word,
         )
-        return [PartSpan(*values, until is None) for *values, until in rows]
+        return [PartSpan(*(*values, until is None)) for *values, until in rows]
 
     def parts_of(self, name: str) -> list[PartSpan]:
         """The parts that were in this node, the newest first."""

@@ -234,7 +234,7 @@ class Participants:
         uses_nccl = self.choice.uses_nccl
         nccl = next(versions, "") if uses_nccl else None
         # A GPU that PyTorch uses proves its driver.
-        proved = {"driver": ""} if uses_nccl else {"nccl": "", "nccl_by": ""}
+        proved: dict[str, Any] = {"driver": ""} if uses_nccl else {"nccl": "", "nccl_by": ""}
         facts = {name: replace(hello.facts, **proved) for name, hello in hellos.items()}
         self.findings = judge(ranks, facts, nccl=nccl)
         for finding in self.findings:
