@@ -20,6 +20,7 @@ from nodeready.agent.asking import Request, lock_holder
 from nodeready.core import shell
 from nodeready.core.own_files import beatable, is_own
 from nodeready.core.sysctl import BootSetting, sets
+from nodeready.core.templates import render
 from nodeready.core.text import sanitise
 from nodeready.subjects.snapshot import Snapshot
 
@@ -277,9 +278,6 @@ def sysctl_dropin(
     snapshot: Snapshot, subject: str, key: str, value: str, boot: BootSetting
 ) -> Iterator[Action]:
     """Our sysctl.d file for one key, named so that it wins at boot over every other file."""
-    # Imported late: a help text needs no jinja2.
-    from nodeready.core.templates import render
-
     if (boot.winner is not None and sets(boot.winner.value, value)) or not boot.beatable:
         return
     default = sysctl_name(subject)
