@@ -81,12 +81,12 @@ def call_settings(
         place = _deploy_line(host.state)
         for word in words:
             raise PolicyError(
-                [f"{operation}: {value_text(word)} has no name: {_known(setting_names)}"]
+                [f"{operation}: {value_text(word)} has no name: {_names_of(setting_names)}"]
             )
         for key in arguments:
             if key not in setting_names:
                 close = closest_word(key, setting_names)
-                advice = f"did you mean {close}?" if close else _known(setting_names)
+                advice = f"did you mean {close}?" if close else _names_of(setting_names)
                 raise PolicyError([f"{operation}: unknown setting {key_text(key)}: {advice}"])
         deploy = f"data_defaults of the deploy {host.current_deploy_name}"
         return CallSettings(
@@ -112,7 +112,7 @@ def _checked(data: Mapping[str, Any], source: str) -> _Settings:
     return tuple(sorted(checked_data(data, source).items())) if data else ()
 
 
-def _known(setting_names: Iterable[str]) -> str:
+def _names_of(setting_names: Iterable[str]) -> str:
     words = ", ".join(setting_names)
     return f"the settings are {words}" if words else "it takes no setting"
 

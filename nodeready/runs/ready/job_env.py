@@ -339,8 +339,10 @@ def _variable(
     harmless: the variable has no effect on a node that needs none
     """
     suggestions = {node: ask(snapshot, fleet) for node, snapshot in snapshots.items()}
-    known = {node: s.value for node, s in suggestions.items() if s.value is not None}
-    values = tuple(NodesByValue(text or None, nodes) for text, nodes in _nodes_by_text(known))
+    node_values = {node: s.value for node, s in suggestions.items() if s.value is not None}
+    values = tuple(
+        NodesByValue(text or None, nodes) for text, nodes in _nodes_by_text(node_values)
+    )
     unknown = nodes_by_reason(
         {node: s.reason for node, s in suggestions.items() if s.value is None}
     )

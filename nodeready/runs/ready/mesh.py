@@ -438,9 +438,9 @@ def _blocked_by_node(
     findings: Iterable[tuple[ReachFinding, tuple[int, ...]]],
 ) -> dict[str, list[Blocked]]:
     blocked: dict[str, list[Blocked]] = {}
-    for found, ports in findings:
-        blocked.setdefault(found.node, []).append(
-            Blocked(found.kind, ports, found.peers, found.tried, found.cause, found.back)
+    for finding, ports in findings:
+        blocked.setdefault(finding.node, []).append(
+            Blocked(finding.kind, ports, finding.peers, finding.tried, finding.cause, finding.back)
         )
     return blocked
 

@@ -238,18 +238,18 @@ class TestRounds:
         try:
             while len(answers) < len(ordered.orders):
                 remaining = [name for name in ordered.orders if name not in answers]
-                now, end_at = time.monotonic(), min(end_at, test_round.end_at)
-                if not is_ended and now >= end_at:
-                    is_ended, lost_at = True, min(lost_at, now + _MARGIN_S)
+                now_s, end_at = time.monotonic(), min(end_at, test_round.end_at)
+                if not is_ended and now_s >= end_at:
+                    is_ended, lost_at = True, min(lost_at, now_s + _MARGIN_S)
                     self.channels.for_each(end, remaining)
-                if now >= lost_at:
-                    reason = f"no answer in {now - test_round.began:.0f} s, in test {number}"
+                if now_s >= lost_at:
+                    reason = f"no answer in {now_s - test_round.began:.0f} s, in test {number}"
                     self.channels.lose_all(remaining, reason)
                     answers.update(dict.fromkeys(remaining, reason))
                     continue
                 until = lost_at if is_ended else min(end_at, lost_at)
                 try:
-                    name, answer = queue.get(timeout=max(0.0, until - now))
+                    name, answer = queue.get(timeout=max(0.0, until - now_s))
                 except Empty:
                     continue
                 if name:
