@@ -39,7 +39,7 @@ from benchmarks.report import BenchmarkReport, Budget, budget_rows
 from nodeready.agent.asking import Answer, Request
 from nodeready.agent.audit_document import Audit
 from nodeready.agent.snapshots import SnapshotQuestion
-from nodeready.core import probe_answer, probe_script, shell
+from nodeready.core import probe_script, shell
 from nodeready.core.outcome import Outcome
 from nodeready.core.policy import Policy
 from nodeready.reports.registry import FORMATS
@@ -181,7 +181,7 @@ class SimulatedNodes:
     """The answers of many nodes, made of one node's answer; each is the same in every run."""
 
     def __init__(self, answer: str, host: str) -> None:
-        text = probe_answer._unpack(answer, NONCE).decode("utf-8", "surrogateescape")
+        text = probe_script._unpack(answer, NONCE).decode("utf-8", "surrogateescape")
         text = _with_placeholders(text, host)
         places: dict[int, tuple[int, int]] = {}
         for row, (pattern, _) in enumerate(_REPLACEMENTS):

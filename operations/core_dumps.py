@@ -6,9 +6,12 @@ from collections.abc import Iterator
 
 from nodeready.core.policy import Policy
 from nodeready.core.templates import render
-from nodeready.runs.deploy.actions import Action, MakeDirectory, RemoveFile, RunCommand
-from nodeready.runs.deploy.own_files import (
+from nodeready.runs.deploy.actions import (
     SYSCTL_D,
+    Action,
+    MakeDirectory,
+    RemoveFile,
+    RunCommand,
     own_file,
     own_variants,
     sysctl_dropin,

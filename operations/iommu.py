@@ -8,8 +8,14 @@ from collections.abc import Iterator
 from nodeready.core import managed_block, shell
 from nodeready.core.policy import Policy
 from nodeready.core.templates import render
-from nodeready.runs.deploy.actions import Action, PlanError, RunCommand, WriteFile
-from nodeready.runs.deploy.own_files import name_after, own_file
+from nodeready.runs.deploy.actions import (
+    Action,
+    PlanError,
+    RunCommand,
+    WriteFile,
+    name_after,
+    own_file,
+)
 from nodeready.runs.deploy.step import step
 from nodeready.subjects.iommu.checks import own_line, required_arguments, tool
 from nodeready.subjects.iommu.facts import (

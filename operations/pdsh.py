@@ -9,8 +9,14 @@ from nodeready.core import managed_block
 from nodeready.core.own_files import is_own
 from nodeready.core.policy import Policy
 from nodeready.core.templates import render
-from nodeready.runs.deploy.actions import Action, PlanError, RunCommand, WriteFile
-from nodeready.runs.deploy.own_files import name_after, own_file
+from nodeready.runs.deploy.actions import (
+    Action,
+    PlanError,
+    RunCommand,
+    WriteFile,
+    name_after,
+    own_file,
+)
 from nodeready.runs.deploy.step import step
 from nodeready.subjects.access import chmod_mends
 from nodeready.subjects.pdsh.checks import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nodeready.core.policy import Policy
-from nodeready.runs.deploy.actions import Action, RunCommand
-from nodeready.runs.deploy.own_files import sysctl_dropin
+from nodeready.runs.deploy.actions import Action, RunCommand, sysctl_dropin
 from nodeready.runs.deploy.step import step
 from nodeready.subjects.ptrace.facts import KEY, Ptrace
 from nodeready.subjects.snapshot import Snapshot

@@ -26,7 +26,7 @@ from nodeready.core.text import counted, utc_now
 from nodeready.reports.deploy_table import show_plan
 from nodeready.reports.lines import node_set
 from nodeready.reports.registry import Options, find_format
-from nodeready.runs.deploy.document import Deploy, DeployedNode, DeployOutcome, deploy_code
+from nodeready.runs.deploy.document import Deploy, DeployedNode, deploy_code
 from nodeready.subjects.registry import CHANGED, SelectionError, select_whole
 
 if TYPE_CHECKING:
@@ -202,10 +202,7 @@ def _node(node: Judged, plan: NodePlan | None) -> DeployedNode:
 
 def _with_outcome(node: DeployedNode, run: PlanRun) -> DeployedNode:
     """A node of the document, with the outcome of its plan."""
-    outcome = DeployOutcome(
-        run.done, dict(run.failed), run.interrupted_step, run.unrepaired, run.complete
-    )
-    return replace(node, outcome=outcome, gap=run.node.gap).judged(run.node.results)
+    return replace(node, outcome=run.outcome, gap=run.node.gap).judged(run.node.results)
 
 
 def _confirm(screen: Screen, plans: Mapping[str, NodePlan]) -> bool | None:

@@ -21,9 +21,21 @@ from nodeready.core.outcome import NodeGaps, gaps_of
 from nodeready.core.policy.site_checks import AUDIT
 from nodeready.core.text import counted, utc_moment, utc_now
 from nodeready.reports.lines import node_set
-from nodeready.runs.memory import baselines
-from nodeready.runs.memory.diff import Diff, Side, compare, diff_code
-from nodeready.runs.memory.documents import AuditFile, DocumentError
+from nodeready.runs.memory.diff import (
+    AuditFile,
+    Diff,
+    DocumentError,
+    Side,
+    compare,
+    dated,
+    diff_code,
+    looks_since,
+    looks_since_good,
+    majority,
+    peer_differences,
+    setting_differences,
+    since_changes,
+)
 from nodeready.runs.memory.look import Look
 from nodeready.runs.memory.store import Memory, MemoryUnavailable
 
@@ -85,7 +97,7 @@ def _of_files(before: str, after: str) -> Diff:
         old_names, new_names = {*old.names}, {*new.names}
         pairs = ((old.look(name), new.look(name)) for name in new.names if name in old_names)
         return compare(
-            baselines.since_changes(pairs),
+            since_changes(pairs),
             Side(before, old.started),
             Side(after, new.started),
             only_before=tuple(name for name in old.names if name not in new_names),
@@ -145,18 +157,15 @@ def _since(memory: Memory, names: list[str], since: str, until_s: float, after: 
     )
     source = f"the memory, {since}"
     if since == LAST_GOOD:
-        from nodeready.runs.memory.accounting import last_job_ends
-
         since_s = begin_s
-        ends, _ = last_job_ends(names, since_s)
-        looks = [*baselines.looks_since_good(memory, names, until_s, ends)]
+        looks = [*looks_since_good(memory, names, until_s)]
     else:
         since_s = _moment("--since", since, memory)
         if since_s > until_s:
             raise Refused(f"--since {since}: is later than --until")
         if since_s < begin_s:
             since_s, source = begin_s, f"the first look that the memory has, after {since}"
-        looks = [*baselines.looks_since(memory, names, since_s, until_s)]
+        looks = [*looks_since(memory, names, since_s, until_s)]
     if looks and all(before is None for before, _ in looks):
         was_good = " without a failure" if since == LAST_GOOD else ""
         raise Refused(
@@ -165,13 +174,13 @@ def _since(memory: Memory, names: list[str], since: str, until_s: float, after: 
         )
     oldest_s = min((before.time_s for before, _ in looks if before is not None), default=since_s)
     diff = compare(
-        baselines.since_changes(looks),
+        since_changes(looks),
         Side(source, utc_moment(oldest_s)),
         after,
         only_before=(),
         only_after=tuple(look.node for before, look in looks if before is None),
     )
-    return baselines.dated(diff, memory, oldest_s, until_s)
+    return dated(diff, memory, oldest_s, until_s)
 
 
 def _against_peers(
@@ -179,13 +188,13 @@ def _against_peers(
 ) -> Diff:
     """In what these nodes differ from a peer, or from most of several peers. Raises Refused."""
     looks = [*memory.nodes(peers, until_s)]
-    model = looks[0] if len(peers) == len(looks) == 1 else baselines.majority(looks)
+    model = looks[0] if len(peers) == len(looks) == 1 else majority(looks)
     if model.error:
         raise Refused(f"--against: {node_set(peers)}: {model.error}")
     nodes = (look for look in memory.nodes(names, until_s) if len(peers) > 1 or look is not model)
     source = node_set(peers) if len(peers) == 1 else f"most of {node_set(peers)}"
     return compare(
-        baselines.peer_differences(model, nodes),
+        peer_differences(model, nodes),
         Side(source, utc_moment(model.time_s)),
         after,
         only_before=(),
@@ -236,7 +245,7 @@ def _against_settings(nodes: _Nodes, path: Path) -> Diff:
         outcomes = probe_nodes(targets, nodes.screen, LEARNED, nodes.timeout_s)
     return compare(
         (
-            baselines.setting_differences(probed.node, settings, settings_of(probed.value))
+            setting_differences(probed.node, settings, settings_of(probed.value))
             for probed in outcomes
             if probed.value
         ),

@@ -21,7 +21,7 @@ from nodeready.core.result import OBSERVED
 from nodeready.core.text import span
 from nodeready.runs.audit.recorded import VERDICT
 from nodeready.runs.memory.history import HistoryEntry, read_parts_history
-from nodeready.runs.memory.lemons import find_lemons, lemons_of_nodes
+from nodeready.runs.memory.lemons import WITNESSES, find_lemons, lemons_of_nodes
 from nodeready.runs.memory.look import Event, Look
 from nodeready.runs.memory.sections import (
     ERROR,
@@ -34,7 +34,6 @@ from nodeready.runs.memory.sections import (
     results_text,
 )
 from nodeready.runs.memory.store import ControlClock, Memory, MemoryUnavailable
-from nodeready.runs.memory.witnesses import WITNESSES
 from nodeready.runs.postmortem.document import KERNEL, LOG
 from nodeready.runs.smoke.knowledge import PAIR
 from nodeready.subjects.proof.facts import ProvedHistory

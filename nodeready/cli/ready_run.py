@@ -164,7 +164,6 @@ def _prove_collective(
 ) -> Mapping[str, ProvedCollective]:
     """Each node's proof from a smoke test of these nodes, which has the deadline of the task."""
     from nodeready.runs.smoke import run
-    from nodeready.runs.smoke.collective_proof import collective_proofs
     from nodeready.runs.smoke.participants import SmokeTask
 
     policies = {name: task.policies[name] for name in names}
@@ -175,7 +174,7 @@ def _prove_collective(
         task.budget_s,
         inventory_addresses=task.inventory_addresses,
     )
-    return collective_proofs(run.smoke(smoke_task, screen.note, screen.progress))
+    return run.collective_proofs(run.smoke(smoke_task, screen.note, screen.progress))
 
 
 def run_ready(

@@ -54,8 +54,6 @@ def _is_trusted(status: os.stat_result) -> bool:
 
 @dataclass(frozen=True)
 class _OpenDirectory:
-    """A directory on the way."""
-
     number: int  # its O_PATH descriptor, closed with the walk
     path: str  # the components up to it, for messages
     status: os.stat_result
@@ -67,8 +65,6 @@ class _OpenDirectory:
 
 @dataclass(frozen=True)
 class _PathEnd:
-    """Where a path ends."""
-
     directory: _OpenDirectory
     name: str  # in the directory; "": the directory itself is what the path names
     number: int = -1  # an O_PATH descriptor of what has this name; -1: there is nothing

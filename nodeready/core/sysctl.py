@@ -196,10 +196,6 @@ def _relative_path(key: str) -> str:
     return "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
-def _is_glob(path: str) -> bool:
-    return any(char in path for char in "*?[")
-
-
 def _matches(path: str, pattern: str) -> bool:
     """Whether a glob(7) pattern names this path: no star goes beyond a slash."""
     parts, patterns = path.split("/"), pattern.split("/")
@@ -231,7 +227,8 @@ def _setting(options: Mapping[str, SysctlOption], path: str) -> Setting | None:
     setting = options.get(path)
     if setting is None:
         for pattern, option in options.items():
-            if option.value is not None and _is_glob(pattern) and _matches(path, pattern):
+            is_glob = option.value is not None and not {*"*?["}.isdisjoint(pattern)
+            if is_glob and _matches(path, pattern):
                 setting = option
     if setting is None or setting.value is None:
         return None
@@ -261,12 +258,10 @@ def _is_on(lines: Iterable[Line], name: str, default: bool) -> bool:
 
 def _cmdline(text: str) -> dict[str, str]:
     """The sysctls of a kernel command line (fs/proc/proc_sysctl.c: each dot is a slash)."""
-    values = {}
-    for token in kernel_arguments(text):
-        name, equals, value = token.partition("=")
-        if equals and re.match(r"sysctl[./]", name):
-            values[name[7:].replace(".", "/")] = value.strip('"')
-    return values
+    settings = (
+        re.fullmatch(r"sysctl[./]([^=]*)=(.*)", token, re.S) for token in kernel_arguments(text)
+    )
+    return {match[1].replace(".", "/"): match[2].strip('"') for match in settings if match}
 
 
 @lru_cache(maxsize=64)

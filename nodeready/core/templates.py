@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 
 @lru_cache(maxsize=1)
-def _environment() -> Environment:
+def _environment() -> Any:
+    # Imported late: a help text needs no templates.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     # Nothing is escaped: the files are configuration, not HTML, and every value was validated.
     return Environment(
         loader=PackageLoader("nodeready", "templates"),
@@ -23,4 +24,5 @@ def _environment() -> Environment:
 
 def render(template: str, **values: Any) -> bytes:
     """The bytes of a file from its template. Raises jinja2.UndefinedError."""
-    return _environment().get_template(template).render(**values).encode()
+    text: str = _environment().get_template(template).render(**values)
+    return text.encode()

@@ -1,6 +1,6 @@
 """Snapshot: all observations of one node in one round trip.
 
-The sections of all subjects become one script (`probe_script`), and its answer (`probe_answer`)
+The sections of all subjects become one script (`probe_script`), and its answer
 becomes a Snapshot, which `judge` turns into Results. A subject is Unknown when its
 section failed, timed out or cannot be parsed, and no other subject is affected.
 """
@@ -17,7 +17,7 @@ from nodeready.core.base import Output, Probe, ProbeError, Section, Unknown, fro
 from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.own_files import OwnFiles, Refusal
 from nodeready.core.policy import Policy
-from nodeready.core.probe_answer import parse_answer
+from nodeready.core.probe_script import parse_answer
 from nodeready.core.result import ADMIN, Result, no_facts
 from nodeready.core.text import utc_now
 from nodeready.core.waivers import waive

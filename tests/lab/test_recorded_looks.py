@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.core import probe_answer, probe_script
+from nodeready.core import probe_script
 from nodeready.core.base import Output
 from nodeready.core.policy.policy import make_policy
 from nodeready.subjects import snapshot
@@ -50,7 +50,7 @@ def test_a_recorded_look_is_judged_as_a_look_today(profile, fresh_nodes, invento
     assert tool("deploy", str(inventory([node], **POLICY)), "--yes").status in (0, 3)
     sections = snapshot.sections(snapshot.probes())
     node.write("/root/look.sh", probe_script.make_script(sections, make_policy(POLICY), RECORDED))
-    said = probe_answer.parse_answer(
+    said = probe_script.parse_answer(
         node.run("sh /root/look.sh </dev/null").stdout, sections, RECORDED
     )
     texts = {name: legible(output.text, node.name) for name, output in said.items()}

@@ -11,7 +11,7 @@ import pytest
 
 from nodeready.core.base import ProbeError
 from nodeready.core.policy import Policy
-from nodeready.core.probe_answer import parse_answer
+from nodeready.core.probe_script import parse_answer
 from nodeready.operations import core_dumps, ptrace
 from nodeready.subjects.registry import SUBJECTS
 from tests.builders.sections import NONCE, SHELLS, run, section

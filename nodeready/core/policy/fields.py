@@ -30,23 +30,20 @@ def value_text(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
 @dataclass(frozen=True)
 class SettingKind:
     """The kind of a setting."""
 
     check: Callable[[Any], Any]  # value in group_data -> value in a Policy. Raises Invalid
     takes: str  # the possible values, in Markdown
-    plain: Callable[[Any], Any] = _plain  # value in a Policy -> value in group_data, or in JSON
+    # value in a Policy -> value in group_data, or in JSON
+    plain: Callable[[Any], Any] = lambda value: list(value) if isinstance(value, tuple) else value
     named: bool = False  # whether a value is a Table
 
 
-def setting(default: Any, kind: SettingKind, reason: str) -> Any:
-    """A field of Policy: its default, its kind, and its purpose."""
-    return field(default=default, metadata={"kind": kind, "reason": reason})
+def setting(default: Any, kind: SettingKind) -> Any:
+    """A field of Policy with its default and its kind."""
+    return field(default=default, metadata={"kind": kind})
 
 
 def rows(table: Table) -> dict[str, dict[str, Any]]:
@@ -96,12 +93,10 @@ def whole_number(low: int, high: int) -> SettingKind:
     return SettingKind(lambda value: _check_whole_number(value, low, high), f"{low} to {high}")
 
 
-def whole_number_or_none(low: int, high: int) -> SettingKind:
-    """A whole number, or None."""
-    return SettingKind(
-        lambda value: None if value is None else _check_whole_number(value, low, high),
-        f"{low} to {high}, or `None`",
-    )
+def or_none(kind: SettingKind) -> SettingKind:
+    """A value of this kind, or None."""
+    takes = f"{kind.takes}, or `None`"
+    return SettingKind(lambda value: None if value is None else kind.check(value), takes)
 
 
 def whole_numbers(low: int, high: int) -> SettingKind:
@@ -139,24 +134,16 @@ def table(**columns: type) -> SettingKind:
             return ()
         if not isinstance(value, Mapping):
             raise Invalid("must map names to settings: {'NAME': {...}}")
-        return tuple(
-            sorted(
-                (_name(name), _columns(name, settings, columns))
-                for name, settings in value.items()
-            )
-        )
+        rows_of = ((name, _columns(name, settings, columns)) for name, settings in value.items())
+        return tuple(sorted(rows_of))
 
     takes = "names with " + ", ".join(f"`{name}`" for name in columns)
     return SettingKind(check, takes, rows, named=True)
 
 
-def _name(name: Any) -> str:
+def _columns(name: Any, settings: Any, columns: Mapping[str, type]) -> tuple[tuple[str, Any], ...]:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]*", _text(name)):
         raise Invalid(f"{name!r} is no name")
-    return str(name)
-
-
-def _columns(name: str, settings: Any, columns: Mapping[str, type]) -> tuple[tuple[str, Any], ...]:
     if not isinstance(settings, Mapping):
         raise Invalid(f"{name!r} must have settings: {{'{next(iter(columns))}': ...}}")
     for column, setting_value in settings.items():
@@ -171,12 +158,6 @@ def _columns(name: str, settings: Any, columns: Mapping[str, type]) -> tuple[tup
 
 
 # --- The kinds without a parameter.
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise Invalid("must be True or False")
-    return value
 
 
 def _limit(value: Any) -> str:
@@ -228,14 +209,14 @@ def _core_pattern(value: Any) -> str:
 
 
 def _textfile(value: Any) -> str:
-    text = PATHS.check((value,))[0] if value != "" else ""
+    text: str = PATH.check(value)
     if text and (not text.endswith(".prom") or text.endswith("/.prom") or "/../" in text):
         raise Invalid("must name a file *.prom, since node_exporter reads no other, without '..'")
     return text
 
 
 def _directory(value: Any) -> str:
-    text = PATHS.check((value,))[0] if value != "" else ""
+    text: str = PATH.check(value)
     if text and ("/../" in f"{text}/" or _no_core_directory(text)):
         raise Invalid(
             "must name a directory for this alone, not one of the system's, without '..'"
@@ -269,6 +250,18 @@ def _version(value: Any) -> str:
 #: The name of a user.
 USER_NAME = r"[A-Za-z_][A-Za-z0-9_.-]{0,31}"
 
+
+def _single(kind: SettingKind, takes: str) -> SettingKind:
+    """One value of a kind that takes a list, or "" for none."""
+    return SettingKind(lambda value: value if value == "" else kind.check((value,))[0], takes)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise Invalid("must be True or False")
+    return value
+
+
 FLAG = SettingKind(_flag, "`True`, `False`")
 LINE = SettingKind(_text, "one line of text")
 VERSION = SettingKind(_version, 'a version, or `""`')
@@ -286,9 +279,7 @@ PORT_RANGE = SettingKind(_port_range, "`(first, last)`, 1 to 65535")
 
 USERS = matching(USER_NAME, "user name")
 PATHS = matching(r"/[^:\s'\"]*", "absolute path")
-PATH = SettingKind(
-    lambda value: value if value == "" else PATHS.check((value,))[0], 'an absolute path, or `""`'
-)
+PATH = _single(PATHS, 'an absolute path, or `""`')
 LINES = SettingKind(matching(r".+", "line").check, "lines of text")
 WORDS = SettingKind(matching(r".+", "word").check, "the words of a command")
 # The variables that bash exports (an exported function's name has other characters).
@@ -301,17 +292,12 @@ UNITS = matching(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,199}", "service name")
 # "NAME-" asks apt to remove a package, as "-NAME" does elsewhere.
 PACKAGES = matching(r"[a-z0-9]([a-z0-9+.-]{0,126}[a-z0-9+.])?", "package name")
 PATTERNS = matching(r"!?[A-Za-z0-9*?_][A-Za-z0-9*?_.:%-]*", "ssh host pattern")
-_KERNEL_ARGS = matching(r"[A-Za-z_][A-Za-z0-9_.-]*(=[A-Za-z0-9_.,:+-]+)?", "kernel argument")
-KERNEL_ARGS = SettingKind(
-    lambda value: None if value is None else _KERNEL_ARGS.check(value),
-    "kernel arguments, or `None`",
+KERNEL_ARGS = or_none(
+    matching(r"[A-Za-z_][A-Za-z0-9_.-]*(=[A-Za-z0-9_.,:+-]+)?", "kernel argument")
 )
-USER = SettingKind(
-    lambda value: value if value == "" else USERS.check((value,))[0], 'a user name, or `""`'
-)
-_NETWORKS = matching(r"[A-Za-z0-9][A-Za-z0-9_ .+-]{0,39}", "NCCL network")
-NETWORK = SettingKind(
-    lambda value: value if value == "" else _NETWORKS.check((value,))[0],
+USER = _single(USERS, 'a user name, or `""`')
+NETWORK = _single(
+    matching(r"[A-Za-z0-9][A-Za-z0-9_ .+-]{0,39}", "NCCL network"),
     '`"IB"`, `"OFI"`, `"Socket"`, the name of a plugin\'s network, or `""`',
 )
 DIRECTORY = SettingKind(_directory, 'an absolute path of a directory, or `""`')

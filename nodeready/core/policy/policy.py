@@ -1,4 +1,4 @@
-"""Policy: the declaration of "ready". A field per setting, with its reason.
+"""Policy: the declaration of "ready". A field per setting; the comment above it is its reason.
 
 The field names are the keys of pyinfra's ``group_data``. `make_policy` turns such
 data into a Policy, or into a list of errors that name the file, the key and the likely meaning.
@@ -10,363 +10,190 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, fields, replace
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
-from nodeready.core.policy.fields import (
-    CORE_PATTERN,
-    DIRECTORY,
-    DOMAINS,
-    FLAG,
-    KERNEL_ARGS,
-    LIMIT,
-    LINE,
-    LINES,
-    NETWORK,
-    NODE_SHARE,
-    PACKAGES,
-    PATH,
-    PATHS,
-    PATTERNS,
-    PORT_RANGE,
-    TEXTFILE,
-    UNITS,
-    USER,
-    USERS,
-    VARIABLES,
-    VERSION,
-    WORDS,
-    Invalid,
-    Names,
-    SettingKind,
-    Table,
-    one_of,
-    setting,
-    table,
-    value_text,
-    whole_number,
-    whole_number_or_none,
-    whole_numbers,
-)
+from nodeready.core.policy import fields as kinds
+from nodeready.core.policy.fields import Invalid, Names, SettingKind, Table, setting, value_text
 from nodeready.core.policy.site_checks import SITE_CHECKS, SiteCheck
 from nodeready.core.policy.waivers import WAIVERS, Waiver
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The required state of every node of a group. All values are plain data."""
+    """The required state of every node of a group. All values are plain data.
 
-    ptrace_scope: int = setting(
-        0,
-        whole_number(0, 2),
-        "kernel.yama.ptrace_scope: 0 lets py-spy and gdb attach to processes of the same user "
-        "without sudo. 3 is refused: it can only be lowered by a reboot.",
-    )
-    core_handler: str = setting(
-        "path",
-        one_of("path", "systemd-coredump"),
-        "Who receives a crash: 'path' writes a file by core_pattern, 'systemd-coredump' keeps "
-        "cores in its own store.",
-    )
-    core_pattern: str = setting(
-        "/var/crash/core.%e.%P.%h.%t",
-        CORE_PATTERN,
-        "kernel.core_pattern when core_handler is 'path': absolute, at most 128 bytes (core(5)). "
-        "%h keeps nodes apart on a shared file system, %P is the pid as the host sees it.",
-    )
-    core_retention_days: int = setting(
-        14,
-        whole_number(0, 3650),
-        "Days after which systemd-tmpfiles removes a core file; 0 keeps them for ever. A core is "
-        "as large as its process: without a rule the disk fills.",
-    )
-    limit_core: str = setting(
-        "unlimited",
-        LIMIT,
-        "RLIMIT_CORE for jobs, soft and hard, in KiB or 'unlimited': a limit below the process's "
-        "size leaves a truncated core.",
-    )
-    limit_memlock: str = setting(
-        "unlimited",
-        LIMIT,
-        "RLIMIT_MEMLOCK for jobs, soft and hard, in KiB or 'unlimited': RDMA pins its buffers.",
-    )
-    limit_nofile: int = setting(
-        1048576,
-        whole_number(1024, 1073741816),
-        "RLIMIT_NOFILE for jobs, soft and hard: NCCL and data loaders open thousands of files. "
-        "The kernel refuses more than fs.nr_open (1048576 by default).",
-    )
-    limit_domains: Names = setting(
-        ("*", "root"),
-        DOMAINS,
-        "The limits.d domains that get the limits: '*', 'root', a user, '@group'. '*' does not "
-        "apply to root, so root has lines of its own (limits.conf(5)).",
-    )
-    limit_services: Names = setting(
-        ("slurmd",),
-        UNITS,
-        "systemd services whose children are jobs: PAM limits never reach them, so each gets a "
-        "drop-in where the unit exists.",
-    )
-    restart_services: Names = setting(
-        (),
-        UNITS,
-        "Services that a deploy may restart so that a new limit takes effect. Empty: a running "
-        "service with an old limit is reported as pending, never restarted.",
-    )
-    packages: Names = setting(
-        ("gdb", "strace", "pdsh"),
-        PACKAGES,
-        "Debugging tools that the distribution's package manager installs.",
-    )
-    py_spy_version: str = setting(
-        "0.4.3",
-        VERSION,
-        "The version of py-spy to install in /usr/local/bin; '': py-spy is not managed.",
-    )
-    nodeready_run: bool = setting(
-        True,
-        FLAG,
-        "True: a deploy installs `nodeready run` as /usr/local/bin/nodeready-run, one file that "
-        "needs only the node's Python.",
-    )
-    pdshrc_users: Names = setting(
-        (), USERS, "Users who get a ~/.pdshrc, or a marked block in their existing file."
-    )
-    pdshrc_path: Names = setting(
-        (), PATHS, "Directories that ~/.pdshrc puts in front of PATH, absolute."
-    )
-    pdshrc_activate: str = setting(
-        "", LINE, "A shell line in ~/.pdshrc that activates the job's environment; must be quiet."
-    )
-    pdshrc_lines: Names = setting((), LINES, "Further shell lines of ~/.pdshrc.")
-    ssh_client_mode: str = setting(
-        "known_hosts",
-        one_of("known_hosts", "accept-new", "no"),
-        "How ssh between nodes treats host keys: 'known_hosts' distributes every node's keys, "
-        "'accept-new' trusts at first sight, 'no' never asks and never protects.",
-    )
-    ssh_client_hosts: Names = setting(
-        (),
-        PATTERNS,
-        "ssh_config(5) host patterns (gpu*, 10.1.*) for which the mode is set. Empty: only "
-        "the keys are distributed, and the ssh options of the nodes stay.",
-    )
-    ssh_known_hosts: Names = setting(
-        (),
-        LINES,
-        "Further known_hosts lines for every node, e.g. of a login node outside the inventory.",
-    )
-    iommu_args: Names | None = setting(
-        None,
-        KERNEL_ARGS,
-        "Kernel arguments for the IOMMU. None: chosen by the hardware (AMD "
-        "Instinct); (): not managed.",
-    )
-    port_range: tuple[int, int] = setting(
-        (29500, 29510),
-        PORT_RANGE,
-        "The ports on which jobs rendezvous, first and last. torchrun's default is 29500.",
-    )
-    job_user: str = setting(
-        "",
-        USER,
-        "The user for whom `nodeready ready` proves that a node is debuggable; '': the user that "
-        "logs in. Root's rights say nothing about the rights of a job's user.",
-    )
-    gate: bool = setting(
-        False,
-        FLAG,
-        "True: a deploy installs the node's own check: one file, a timer that writes the last "
-        "verdict and the Prometheus textfile, and Slurm's prolog and health check.",
-    )
-    gate_interval_s: int = setting(
-        300, whole_number(30, 86400), "Seconds between two verdicts of the timer."
-    )
-    gate_max_age_s: int = setting(
-        900,
-        whole_number(0, 86400),
-        "Seconds for which the prolog accepts a verdict: three of the timer's intervals, so that "
-        "a late verdict does no harm.",
-    )
-    gate_budget_s: int = setting(
-        10,
-        whole_number(3, 50),
-        "Seconds that the prolog and the health check may take: Slurm kills a health check after "
-        "60, and a prolog holds every job of its node.",
-    )
+    Explanations and docs show the comment above a field (`reason`).
+    """
+
+    # kernel.yama.ptrace_scope: 0 lets py-spy and gdb attach to processes of the same user without
+    # sudo. 3 is refused: it can only be lowered by a reboot.
+    ptrace_scope: int = setting(0, kinds.whole_number(0, 2))
+    # Who receives a crash: 'path' writes a file by core_pattern, 'systemd-coredump' keeps cores in
+    # its own store.
+    core_handler: str = setting("path", kinds.one_of("path", "systemd-coredump"))
+    # kernel.core_pattern when core_handler is 'path': absolute, at most 128 bytes (core(5)). %h
+    # keeps nodes apart on a shared file system, %P is the pid as the host sees it.
+    core_pattern: str = setting("/var/crash/core.%e.%P.%h.%t", kinds.CORE_PATTERN)
+    # Days after which systemd-tmpfiles removes a core file; 0 keeps them for ever. A core is as
+    # large as its process: without a rule the disk fills.
+    core_retention_days: int = setting(14, kinds.whole_number(0, 3650))
+    # RLIMIT_CORE for jobs, soft and hard, in KiB or 'unlimited': a limit below the process's size
+    # leaves a truncated core.
+    limit_core: str = setting("unlimited", kinds.LIMIT)
+    # RLIMIT_MEMLOCK for jobs, soft and hard, in KiB or 'unlimited': RDMA pins its buffers.
+    limit_memlock: str = setting("unlimited", kinds.LIMIT)
+    # RLIMIT_NOFILE for jobs, soft and hard: NCCL and data loaders open thousands of files. The
+    # kernel refuses more than fs.nr_open (1048576 by default).
+    limit_nofile: int = setting(1048576, kinds.whole_number(1024, 1073741816))
+    # The limits.d domains that get the limits: '*', 'root', a user, '@group'. '*' does not apply
+    # to root, so root has lines of its own (limits.conf(5)).
+    limit_domains: Names = setting(("*", "root"), kinds.DOMAINS)
+    # systemd services whose children are jobs: PAM limits never reach them, so each gets a drop-in
+    # where the unit exists.
+    limit_services: Names = setting(("slurmd",), kinds.UNITS)
+    # Services that a deploy may restart so that a new limit takes effect. Empty: a running service
+    # with an old limit is reported as pending, never restarted.
+    restart_services: Names = setting((), kinds.UNITS)
+    # Debugging tools that the distribution's package manager installs.
+    packages: Names = setting(("gdb", "strace", "pdsh"), kinds.PACKAGES)
+    # The version of py-spy to install in /usr/local/bin; '': py-spy is not managed.
+    py_spy_version: str = setting("0.4.3", kinds.VERSION)
+    # True: a deploy installs `nodeready run` as /usr/local/bin/nodeready-run, one file that needs
+    # only the node's Python.
+    nodeready_run: bool = setting(True, kinds.FLAG)
+    # Users who get a ~/.pdshrc, or a marked block in their existing file.
+    pdshrc_users: Names = setting((), kinds.USERS)
+    # Directories that ~/.pdshrc puts in front of PATH, absolute.
+    pdshrc_path: Names = setting((), kinds.PATHS)
+    # A shell line in ~/.pdshrc that activates the job's environment; must be quiet.
+    pdshrc_activate: str = setting("", kinds.LINE)
+    # Further shell lines of ~/.pdshrc.
+    pdshrc_lines: Names = setting((), kinds.LINES)
+    # How ssh between nodes treats host keys: 'known_hosts' distributes every node's keys,
+    # 'accept-new' trusts at first sight, 'no' never asks and never protects.
+    ssh_client_mode: str = setting("known_hosts", kinds.one_of("known_hosts", "accept-new", "no"))
+    # ssh_config(5) host patterns (gpu*, 10.1.*) for which the mode is set. Empty: only the keys
+    # are distributed, and the ssh options of the nodes stay.
+    ssh_client_hosts: Names = setting((), kinds.PATTERNS)
+    # Further known_hosts lines for every node, e.g. of a login node outside the inventory.
+    ssh_known_hosts: Names = setting((), kinds.LINES)
+    # Kernel arguments for the IOMMU. None: chosen by the hardware (AMD Instinct); (): not managed.
+    iommu_args: Names | None = setting(None, kinds.KERNEL_ARGS)
+    # The ports on which jobs rendezvous, first and last. torchrun's default is 29500.
+    port_range: tuple[int, int] = setting((29500, 29510), kinds.PORT_RANGE)
+    # The user for whom `nodeready ready` proves that a node is debuggable; '': the user that logs
+    # in. Root's rights say nothing about the rights of a job's user.
+    job_user: str = setting("", kinds.USER)
+    # True: a deploy installs the node's own check: one file, a timer that writes the last verdict
+    # and the Prometheus textfile, and Slurm's prolog and health check.
+    gate: bool = setting(False, kinds.FLAG)
+    # Seconds between two verdicts of the timer.
+    gate_interval_s: int = setting(300, kinds.whole_number(30, 86400))
+    # Seconds for which the prolog accepts a verdict: three of the timer's intervals, so that a
+    # late verdict does no harm.
+    gate_max_age_s: int = setting(900, kinds.whole_number(0, 86400))
+    # Seconds that the prolog and the health check may take: Slurm kills a health check after 60,
+    # and a prolog holds every job of its node.
+    gate_budget_s: int = setting(10, kinds.whole_number(3, 50))
+    # The file for node_exporter's textfile collector, written if its directory exists; '': none.
     gate_textfile: str = setting(
-        "/var/lib/prometheus/node-exporter/nodeready.prom",
-        TEXTFILE,
-        "The file for node_exporter's textfile collector, written if its directory exists; "
-        "'': none.",
+        "/var/lib/prometheus/node-exporter/nodeready.prom", kinds.TEXTFILE
     )
-    gate_directory: str = setting(
-        "",
-        DIRECTORY,
-        "A shared directory into which each node writes its verdict as NODE.json, for "
-        "`audit --recorded`; '': none.",
-    )
-    gate_drain: bool = setting(
-        False,
-        FLAG,
-        "True: the health check drains its node in Slurm, with a reason that begins with "
-        "'nodeready:', and undrains it only from such a reason.",
-    )
-    gate_drain_max: str = setting(
-        "10%",
-        NODE_SHARE,
-        "The most nodes of a partition that gate_drain drains, as a share (at least one node) or "
-        "a number. Where more nodes fail, the policy is often wrong, and not the nodes.",
-    )
-    lock_wait_s: int = setting(
-        30,
-        whole_number(0, 3600),
-        "Seconds that a deploy waits for another deploy on the same node.",
-    )
-    package_lock_wait_s: int = setting(
-        120,
-        whole_number(0, 3600),
-        "Seconds to wait for the package manager's lock: a fresh node's first update can hold it.",
-    )
-    gpu_count: int | None = setting(
-        None, whole_number_or_none(0, 64), "GPUs that every node's PCI bus shows; None: any."
-    )
-    gpu_model: str = setting(
-        "", LINE, "The product name that the vendor's tool prints; '': any, if it is one."
-    )
-    gpu_driver: str = setting("", LINE, "The GPU driver's version; '': any.")
-    gpu_vbios: Names = setting((), LINES, "The VBIOS versions that GPUs may have; (): any.")
-    gpu_ecc: str = setting(
-        "default",
-        one_of("default", "on", "off", "any"),
-        "ECC mode of GPUs that have one: without ECC a flipped bit is an unnoticed wrong result. "
-        "'default': on, except for cards that are delivered with ECC off (GeForce, RTX). 'any': "
-        "not judged.",
-    )
-    gpu_persistence: str = setting(
-        "on",
-        one_of("on", "off", "any"),
-        "Persistence of NVIDIA's driver, by its daemon or mode: without it the driver unloads "
-        "after each job, and the next job waits seconds per GPU.",
-    )
-    gpu_mig: str = setting("any", one_of("on", "off", "any"), "MIG mode of GPUs that have one.")
-    gpu_max_temperature_c: int | None = setting(
-        None,
-        whole_number_or_none(30, 120),
-        "Degrees Celsius that no GPU may reach; None: its own slow-down threshold.",
-    )
-    gpu_idle: bool = setting(
-        False, FLAG, "True: no process may be left on a GPU, for nodes that have no job."
-    )
-    xid_ignore: tuple[int, ...] = setting(
-        (), whole_numbers(0, 1023), "NVIDIA Xid codes that are not reported."
-    )
-    nics: Table = setting(
-        (),
-        table(speed_mbps=int, mtu=int, driver=str, firmware=str),
-        "Network interfaces that every node has, with their required values: "
-        "{'eth0': {'speed_mbps': 100000, 'mtu': 9000, 'driver': 'mlx5_core'}}.",
-    )
-    rdma_ports: Table = setting(
-        (),
-        table(rate_gbps=int, link_layer=str, firmware=str),
-        "RDMA ports that every node has, as DEVICE/PORT, with their required values: "
-        "{'mlx5_0/1': {'rate_gbps': 400, 'link_layer': 'InfiniBand', 'firmware': '28.39.1002'}}.",
-    )
-    kernel_release: str = setting("", LINE, "The kernel's release, as uname -r; '': any.")
-    os_release: str = setting(
-        "", LINE, "Distribution and version, ID and VERSION_ID of os-release(5): 'ubuntu 22.04'."
-    )
-    timezone: str = setting("", LINE, "The time zone, e.g. 'Etc/UTC'; '': any.")
-    clock: str = setting(
-        "synchronised",
-        one_of("synchronised", "any"),
-        "Whether the clock must be synchronised: logs and certificates of nodes have to agree.",
-    )
-    mounts: Names = setting((), PATHS, "Directories that must be mount points, absolute.")
-    disk_free_percent: int = setting(
-        5,
-        whole_number(0, 99),
-        "Per cent of space and of inodes that must be free on local file systems: at 5 per cent "
-        "ext4 keeps the rest for root, and jobs fail.",
-    )
-    shm_min_mb: int = setting(
-        0,
-        whole_number(0, 1 << 30),
-        "MiB that /dev/shm must have: PyTorch's data loaders and NCCL share memory through it. "
-        "0: any.",
-    )
-    memory_min_mb: int = setting(
-        0, whole_number(0, 1 << 30), "MiB of memory that the kernel must see; 0: any."
-    )
-    hugepages: int | None = setting(
-        None, whole_number_or_none(0, 1 << 30), "vm.nr_hugepages; None: any."
-    )
-    swap: str = setting("any", one_of("any", "off"), "Whether there may be swap.")
-    numa_balancing: int | None = setting(
-        None,
-        whole_number_or_none(0, 2),
-        "kernel.numa_balancing; None: 0 where AMD Instinct GPUs are (ROCm asks for it), any "
-        "elsewhere.",
-    )
-    smoke_min_gbps: int = setting(
-        0,
-        whole_number(0, 1_000_000),
-        "Gbit/s of bus bandwidth that a collective between nodes must reach in `nodeready smoke` "
-        "(nccl-tests' busbw in GB/s, times eight); 0: only peers are compared. In use: 370 on one "
-        "port of 400 Gbit/s, 2000 on eight.",
-    )
-    smoke_min_node_gbps: int = setting(
-        0,
-        whole_number(0, 1_000_000),
-        "The same inside of a node; 0: only peers are compared. In use: 1200 over NVLink, 120 "
-        "over PCIe.",
-    )
-    nccl_network: str = setting(
-        "",
-        NETWORK,
-        "The network that NCCL must use in `nodeready smoke`, in its own word; '': any. A node on "
-        "which it chose another one, such as sockets because a container lacks /dev/infiniband, "
-        "fails.",
-    )
-    lemon_nodes: str = setting(
-        "warn",
-        one_of("ignore", "warn", "fail"),
-        "What `nodeready ready` says of a node that failed far more often than its peers, or has "
-        "a GPU that did (`nodeready lemons`). 'warn': it stays a go, because its fault is not "
-        "there now; 'fail': it is a no-go; 'ignore': the memory is not judged.",
-    )
-    smoke_python: str = setting(
-        "",
-        PATH,
-        "The Python of the job, for the PyTorch that `nodeready smoke` tests; '': python3 of the "
-        "job's user's session.",
-    )
-    smoke_prefix: Names = setting(
-        (),
-        WORDS,
-        "The words in front of that Python if the job runs in a container: "
-        "('apptainer', 'exec', '--nv', '/images/job.sif').",
-    )
-    smoke_environment: Names = setting(
-        (),
-        VARIABLES,
-        "The job's environment in such a test: the NCCL_* variables decide what is tested.",
-    )
-    site_checks: tuple[SiteCheck, ...] = setting(
-        (),
-        SITE_CHECKS,
-        "The site's own checks. The files `checks.d/*.toml` beside an inventory add to them, so "
-        "that this setting is mostly left out.",
-    )
-    waivers: tuple[Waiver, ...] = setting(
-        (),
-        WAIVERS,
-        "Known and accepted findings, check id -> reason: they are listed as waived and do not "
-        "fail: {'nics.mtu': {'reason': 'ticket 4711', 'owner': 'ana', 'until': '2027-01-31', "
-        "'nodes': 'gpu[001-004]'}}. After the last day, UTC, the finding counts again.",
-    )
+    # A shared directory into which each node writes its verdict as NODE.json, for `audit
+    # --recorded`; '': none.
+    gate_directory: str = setting("", kinds.DIRECTORY)
+    # True: the health check drains its node in Slurm, with a reason that begins with 'nodeready:',
+    # and undrains it only from such a reason.
+    gate_drain: bool = setting(False, kinds.FLAG)
+    # The most nodes of a partition that gate_drain drains, as a share (at least one node) or a
+    # number. Where more nodes fail, the policy is often wrong, and not the nodes.
+    gate_drain_max: str = setting("10%", kinds.NODE_SHARE)
+    # Seconds that a deploy waits for another deploy on the same node.
+    lock_wait_s: int = setting(30, kinds.whole_number(0, 3600))
+    # Seconds to wait for the package manager's lock: a fresh node's first update can hold it.
+    package_lock_wait_s: int = setting(120, kinds.whole_number(0, 3600))
+    # GPUs that every node's PCI bus shows; None: any.
+    gpu_count: int | None = setting(None, kinds.or_none(kinds.whole_number(0, 64)))
+    # The product name that the vendor's tool prints; '': any, if it is one.
+    gpu_model: str = setting("", kinds.LINE)
+    # The GPU driver's version; '': any.
+    gpu_driver: str = setting("", kinds.LINE)
+    # The VBIOS versions that GPUs may have; (): any.
+    gpu_vbios: Names = setting((), kinds.LINES)
+    # ECC mode of GPUs that have one: without ECC a flipped bit is an unnoticed wrong result.
+    # 'default': on, except for cards that are delivered with ECC off (GeForce, RTX). 'any': not
+    # judged.
+    gpu_ecc: str = setting("default", kinds.one_of("default", "on", "off", "any"))
+    # Persistence of NVIDIA's driver, by its daemon or mode: without it the driver unloads after
+    # each job, and the next job waits seconds per GPU.
+    gpu_persistence: str = setting("on", kinds.one_of("on", "off", "any"))
+    # MIG mode of GPUs that have one.
+    gpu_mig: str = setting("any", kinds.one_of("on", "off", "any"))
+    # Degrees Celsius that no GPU may reach; None: its own slow-down threshold.
+    gpu_max_temperature_c: int | None = setting(None, kinds.or_none(kinds.whole_number(30, 120)))
+    # True: no process may be left on a GPU, for nodes that have no job.
+    gpu_idle: bool = setting(False, kinds.FLAG)
+    # NVIDIA Xid codes that are not reported.
+    xid_ignore: tuple[int, ...] = setting((), kinds.whole_numbers(0, 1023))
+    # Network interfaces that every node has, with their required values: {'eth0': {'speed_mbps':
+    # 100000, 'mtu': 9000, 'driver': 'mlx5_core'}}.
+    nics: Table = setting((), kinds.table(speed_mbps=int, mtu=int, driver=str, firmware=str))
+    # RDMA ports that every node has, as DEVICE/PORT, with their required values: {'mlx5_0/1':
+    # {'rate_gbps': 400, 'link_layer': 'InfiniBand', 'firmware': '28.39.1002'}}.
+    rdma_ports: Table = setting((), kinds.table(rate_gbps=int, link_layer=str, firmware=str))
+    # The kernel's release, as uname -r; '': any.
+    kernel_release: str = setting("", kinds.LINE)
+    # Distribution and version, ID and VERSION_ID of os-release(5): 'ubuntu 22.04'.
+    os_release: str = setting("", kinds.LINE)
+    # The time zone, e.g. 'Etc/UTC'; '': any.
+    timezone: str = setting("", kinds.LINE)
+    # Whether the clock must be synchronised: logs and certificates of nodes have to agree.
+    clock: str = setting("synchronised", kinds.one_of("synchronised", "any"))
+    # Directories that must be mount points, absolute.
+    mounts: Names = setting((), kinds.PATHS)
+    # Per cent of space and of inodes that must be free on local file systems: at 5 per cent ext4
+    # keeps the rest for root, and jobs fail.
+    disk_free_percent: int = setting(5, kinds.whole_number(0, 99))
+    # MiB that /dev/shm must have: PyTorch's data loaders and NCCL share memory through it. 0: any.
+    shm_min_mb: int = setting(0, kinds.whole_number(0, 1 << 30))
+    # MiB of memory that the kernel must see; 0: any.
+    memory_min_mb: int = setting(0, kinds.whole_number(0, 1 << 30))
+    # vm.nr_hugepages; None: any.
+    hugepages: int | None = setting(None, kinds.or_none(kinds.whole_number(0, 1 << 30)))
+    # Whether there may be swap.
+    swap: str = setting("any", kinds.one_of("any", "off"))
+    # kernel.numa_balancing; None: 0 where AMD Instinct GPUs are (ROCm asks for it), any elsewhere.
+    numa_balancing: int | None = setting(None, kinds.or_none(kinds.whole_number(0, 2)))
+    # Gbit/s of bus bandwidth that a collective between nodes must reach in `nodeready smoke`
+    # (nccl-tests' busbw in GB/s, times eight); 0: only peers are compared. In use: 370 on one port
+    # of 400 Gbit/s, 2000 on eight.
+    smoke_min_gbps: int = setting(0, kinds.whole_number(0, 1_000_000))
+    # The same inside of a node; 0: only peers are compared. In use: 1200 over NVLink, 120 over
+    # PCIe.
+    smoke_min_node_gbps: int = setting(0, kinds.whole_number(0, 1_000_000))
+    # The network that NCCL must use in `nodeready smoke`, in its own word; '': any. A node on
+    # which it chose another one, such as sockets because a container lacks /dev/infiniband, fails.
+    nccl_network: str = setting("", kinds.NETWORK)
+    # What `nodeready ready` says of a node that failed far more often than its peers, or has a GPU
+    # that did (`nodeready lemons`). 'warn': it stays a go, because its fault is not there now;
+    # 'fail': it is a no-go; 'ignore': the memory is not judged.
+    lemon_nodes: str = setting("warn", kinds.one_of("ignore", "warn", "fail"))
+    # The Python of the job, for the PyTorch that `nodeready smoke` tests; '': python3 of the job's
+    # user's session.
+    smoke_python: str = setting("", kinds.PATH)
+    # The words in front of that Python if the job runs in a container: ('apptainer', 'exec',
+    # '--nv', '/images/job.sif').
+    smoke_prefix: Names = setting((), kinds.WORDS)
+    # The job's environment in such a test: the NCCL_* variables decide what is tested.
+    smoke_environment: Names = setting((), kinds.VARIABLES)
+    # The site's own checks. The files `checks.d/*.toml` beside an inventory add to them, so that
+    # this setting is mostly left out.
+    site_checks: tuple[SiteCheck, ...] = setting((), SITE_CHECKS)
+    # Known and accepted findings, check id -> reason: they are listed as waived and do not fail:
+    # {'nics.mtu': {'reason': 'ticket 4711', 'owner': 'ana', 'until': '2027-01-31', 'nodes':
+    # 'gpu[001-004]'}}. After the last day, UTC, the finding counts again.
+    waivers: tuple[Waiver, ...] = setting((), WAIVERS)
 
     def at(self, moment: str) -> Policy:
         """The policy with the site's checks of one of `site_checks.MOMENTS` alone."""
@@ -401,13 +228,28 @@ _LONGEST = 600
 
 def setting_kind(key: str) -> SettingKind:
     """The kind of the setting of this name. Raises KeyError for an unknown one."""
-    kind: SettingKind = _FIELDS[key].metadata["kind"]
-    return kind
+    return cast(SettingKind, _FIELDS[key].metadata["kind"])
+
+
+@cache
+def _reasons() -> dict[str, str]:
+    """The comment above each field of Policy."""
+    import inspect
+
+    reasons: dict[str, str] = {}
+    comment: list[str] = []
+    for line in inspect.getsource(Policy).splitlines():
+        name, colon, _ = line.strip().partition(": ")
+        if name.startswith("# "):
+            comment.append(line.strip()[2:])
+        elif colon and name in _FIELDS:
+            reasons[name], comment = " ".join(comment), []
+    return reasons
 
 
 def reason(key: str) -> str:
     """The purpose of the setting of this name. Raises KeyError for an unknown one."""
-    return str(_FIELDS[key].metadata["reason"])
+    return _reasons()[key]
 
 
 def _misspelt(key: str) -> str:
@@ -444,9 +286,9 @@ def check_settings(
             try:
                 settings[key] = setting_kind(key).check(value)
             except Invalid as error:
-                reason = str(error)
-                reason = reason if len(reason) <= _LONGEST else f"{reason[: _LONGEST - 3]}..."
-                problems.append(f"{source}: {key} = {value_text(value)}: {reason}")
+                rule = str(error)
+                rule = rule if len(rule) <= _LONGEST else f"{rule[: _LONGEST - 3]}..."
+                problems.append(f"{source}: {key} = {value_text(value)}: {rule}")
         elif isinstance(key, str) and not key.startswith("_") and key not in foreign:
             meant = _misspelt(key)
             if meant:

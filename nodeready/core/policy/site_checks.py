@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from nodeready.core.policy.fields import (
@@ -69,26 +69,14 @@ class SiteCheck:
 
     def table(self) -> dict[str, Any]:
         """The check as a file declares it, without the defaults."""
-        comparison = list(self.expected) if self.comparator == "range" else self.expected
-        values = {
-            "id": self.name,
-            "run": self.run,
-            "file": self.file,
-            "json": self.json,
-            "severity": self.severity,
-            "reason": self.reason,
-            "fix": self.fix,
-            "timeout_s": self.timeout_s,
-            "groups": list(self.groups),
-            "in": list(self.moments),
-            "source": self.source,
-        }
-        defaults = {"severity": "fail", "timeout_s": 5, "in": list(MOMENTS)}
-        shown = {key: value for key, value in values.items() if value not in ("", [])}
-        return {
-            **{key: value for key, value in shown.items() if value != defaults.get(key)},
-            self.comparator: comparison,
-        }
+        table: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name not in ("comparator", "expected") and value not in ("", field.default):
+                key = {"name": "id", "moments": "in"}.get(field.name, field.name)
+                table[key] = list(value) if isinstance(value, tuple) else value
+        is_range = self.comparator == "range"
+        return {**table, self.comparator: list(self.expected) if is_range else self.expected}
 
 
 def parse(table: Any, source: str = "") -> SiteCheck:
@@ -121,20 +109,13 @@ def parse(table: Any, source: str = "") -> SiteCheck:
     severity = table.get("severity", "fail")
     if severity not in ("fail", "warn"):
         raise Invalid(f'severity = {value_text(severity)}: must be "fail" or "warn"')
+    timeout_s = table.get("timeout_s", 5)
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int) or not 1 <= timeout_s <= 60:
+        raise Invalid(f"timeout_s = {value_text(timeout_s)}: must be a whole number from 1 to 60")
     return SiteCheck(
-        name,
-        run,
-        file,
-        path,
-        comparator,
-        expected,
-        severity,
-        _line(table, "reason"),
-        _line(table, "fix"),
-        _timeout(table.get("timeout_s", 5)),
-        _words(table, "groups", ()),
-        _words(table, "in", MOMENTS),
-        source,
+        *(name, run, file, path, comparator, expected, severity),
+        *(_line(table, "reason"), _line(table, "fix"), timeout_s),
+        *(_words(table, "groups", ()), _words(table, "in", MOMENTS), source),
     )
 
 
@@ -167,7 +148,9 @@ def _comparison(table: Mapping[str, Any]) -> tuple[str, Any]:
     if comparator == "matches":
         return comparator, _pattern(_text(table, comparator))
     if comparator == "equals":
-        return comparator, _text({comparator: _scalar(value)}, comparator).strip()
+        # A number or a truth value as JSON writes it.
+        text = json.dumps(value) if isinstance(value, (bool, int, float)) else value
+        return comparator, _text({comparator: text}, comparator).strip()
     if comparator == "range":
         return comparator, _range(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_STATUS:
@@ -176,11 +159,6 @@ def _comparison(table: Mapping[str, Any]) -> tuple[str, Any]:
             "higher ones for a command that was ended or cannot be run"
         )
     return comparator, value
-
-
-def _scalar(value: Any) -> Any:
-    """A number or a truth value as JSON writes it; any other value itself."""
-    return json.dumps(value) if isinstance(value, (bool, int, float)) else value
 
 
 def _pattern(text: str) -> str:
@@ -205,12 +183,6 @@ def _range(value: Any) -> tuple[float, float]:
 def _is_number(value: Any) -> bool:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return is_number and math.isfinite(value) and abs(value) <= 1e300
-
-
-def _timeout(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 60:
-        raise Invalid(f"timeout_s = {value_text(value)}: must be a whole number from 1 to 60")
-    return value
 
 
 def _words(table: Mapping[str, Any], key: str, default: tuple[str, ...]) -> tuple[str, ...]:

@@ -66,20 +66,22 @@ def _waiver(check: str, declared: Any) -> Waiver:
             raise Invalid(f"{check!r}: {key} {error}") from None
     if not values.get("reason", "").strip():
         raise Invalid(f"{check!r} needs a reason")
-    if "until" in values and not _is_day(values["until"]):
-        raise Invalid(f"{check!r}: until must be a day, YYYY-MM-DD")
+    if "until" in values:
+        # Imported late, as above.
+        from datetime import date
+
+        until = values["until"]
+        try:
+            is_day = re.fullmatch(r"\d{4}-\d\d-\d\d", until, re.ASCII) and date.fromisoformat(
+                until
+            )
+        except ValueError:
+            is_day = None
+        if not is_day:
+            raise Invalid(f"{check!r}: until must be a day, YYYY-MM-DD")
     if "nodes" in values and not values["nodes"].strip():
         raise Invalid(f"{check!r}: nodes names no node")
     return Waiver(check, **values)
-
-
-def _is_day(text: str) -> bool:
-    from datetime import date
-
-    try:
-        return bool(re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII) and date.fromisoformat(text))
-    except ValueError:
-        return False
 
 
 def _plain(waivers: tuple[Waiver, ...]) -> dict[str, Any]:

@@ -11,12 +11,18 @@ import base64
 import difflib
 import gzip
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 from nodeready.agent.asking import Request, lock_holder
 from nodeready.core import shell
+from nodeready.core.own_files import beatable, is_own
+from nodeready.core.sysctl import BootSetting, sets
+from nodeready.core.templates import render
 from nodeready.core.text import sanitise
+from nodeready.subjects.snapshot import Snapshot
 
 
 class PlanError(Exception):
@@ -61,9 +67,12 @@ class WriteFile:
         words = f'nr_write "$NR_HOME"/{name} {arguments}'
         return f"nr_as {shell.quote(self.user)} {shell.quote(words)}"
 
+    @property
+    def kind(self) -> str:
+        return "create" if self.old is None else "change"
+
     def describe(self) -> str:
-        verb = "create" if self.old is None else "change"
-        return f"{verb} {self.path}"
+        return f"{self.kind} {self.path}"
 
     def diff(self) -> str:
         """A unified diff, safe to show; "" for a large (binary) file.
@@ -73,12 +82,9 @@ class WriteFile:
         """
         if self.large:
             return ""
-        old, new = (
-            data.decode("utf-8", "replace").splitlines()
-            for data in (self.old or b"", self.content)
-        )
         old_name = "/dev/null" if self.old is None else self.path
-        return _diff(old, new, old_name, self.path, context=3 if self.owned else 0)
+        contents, context = (self.old or b"", self.content), 3 if self.owned else 0
+        return _diff(*contents, old_name, self.path, context=context)
 
     def stdin(self) -> str:
         """The packed content of a large file; "" for a small one."""
@@ -89,11 +95,12 @@ class WriteFile:
 _MAX_LINE_PAIRS = 4_000_000
 
 
-def _diff(old: list[str], new: list[str], old_name: str, new_name: str, context: int = 0) -> str:
+def _diff(before: bytes, after: bytes, old_name: str, new_name: str, context: int = 0) -> str:
     """A unified diff, safe to show; of two long files, only the removed and added lines.
 
     context: lines around a change
     """
+    old, new = (data.decode("utf-8", "replace").splitlines() for data in (before, after))
     if len(old) * len(new) <= _MAX_LINE_PAIRS:
         lines = difflib.unified_diff(old, new, old_name, new_name, n=context, lineterm="")
         return "\n".join(sanitise(line) for line in lines)
@@ -110,6 +117,7 @@ class RemoveFile:
 
     path: str
     old: bytes = b""
+    kind: ClassVar = "remove"
 
     def sh(self) -> str:
         return shell.join(["nr_remove", self.path])
@@ -118,21 +126,16 @@ class RemoveFile:
         return f"remove {self.path}"
 
     def diff(self) -> str:
-        lines = self.old.decode("utf-8", "replace").splitlines()
-        return _diff(lines, [], self.path, "/dev/null")
-
-
-class _WithoutDiff:
-    def diff(self) -> str:
-        return ""
+        return _diff(self.old, b"", self.path, "/dev/null")
 
 
 @dataclass(frozen=True)
-class MakeDirectory(_WithoutDiff):
+class MakeDirectory:
     """The directory exists with this mode."""
 
     path: str
     mode: str
+    kind: ClassVar = "directory"
 
     def sh(self) -> str:
         return shell.join(["nr_directory", self.path, self.mode])
@@ -142,11 +145,12 @@ class MakeDirectory(_WithoutDiff):
 
 
 @dataclass(frozen=True)
-class RunCommand(_WithoutDiff):
+class RunCommand:
     """A command. ``purpose`` names it in an error; "": the error has the command itself."""
 
     argv: tuple[str, ...]
     purpose: str = ""
+    kind: ClassVar = "run"
 
     def sh(self) -> str:
         return shell.join(["nr_do", self.purpose or " ".join(self.argv), *self.argv])
@@ -156,7 +160,7 @@ class RunCommand(_WithoutDiff):
 
 
 @dataclass(frozen=True)
-class Script(_WithoutDiff):
+class Script:
     """A shell library (a file of nodeready/sh) and a call of one of its functions.
 
     For a change that takes more than one command, such as the installation of a package.
@@ -165,6 +169,7 @@ class Script(_WithoutDiff):
     library: str
     argv: tuple[str, ...]
     description: str
+    kind: ClassVar = "script"
 
     def sh(self) -> str:
         return f"{shell.library(self.library)}{shell.join(self.argv)}"
@@ -209,4 +214,73 @@ class StepChange:
         return "".join(action.stdin() for action in self.actions if isinstance(action, WriteFile))
 
     def diff(self) -> str:
-        return "\n".join(text for text in (action.diff() for action in self.actions) if text)
+        files = (a for a in self.actions if isinstance(a, WriteFile | RemoveFile))
+        return "\n".join(filter(None, (action.diff() for action in files)))
+
+
+# --- Actions on files that nodeready owns, for several steps.
+
+
+def name_after(default: str, other: str) -> str:
+    """A file name that sorts after ``other``: ``default``, or a name that begins with z's.
+
+    For directories in which the last file wins (sysctl.d, limits.d, grub.d). Raises PlanError if
+    no name can sort after ``other`` (`core.own_files.beatable`).
+    """
+    if not beatable(other):
+        raise PlanError(f"{other[:100]!r}: no file can be read after it: rename it")
+    name, zs = default, 0
+    while other and name <= other:
+        zs += 1
+        name = "z" * zs + "-" + default[default.index("nodeready") :]
+    return name
+
+
+def own_file(
+    snapshot: Snapshot,
+    path: str,
+    content: bytes,
+    *,
+    validator: tuple[str, ...] = (),
+    instead_of: str = "",
+) -> Iterator[Action]:
+    """Write a file that only nodeready writes, unless it has this content already.
+
+    instead_of: the file's usual name. Files under other forms of that name in its directory are
+                removed after the write, so that a lost connection leaves the setting in place
+    """
+    old = snapshot.files.get(path)
+    if old != content:
+        yield WriteFile(path, content, old, validator=validator, owned=True)
+    variants = own_variants(snapshot, path.rpartition("/")[0], instead_of) if instead_of else ()
+    for variant, before in variants:
+        if variant != path:
+            yield RemoveFile(variant, before)
+
+
+def own_variants(snapshot: Snapshot, directory: str, default: str) -> Iterator[tuple[str, bytes]]:
+    """Path and content of nodeready's files in this directory under a form of this name."""
+    for path, content in snapshot.files.items():
+        folder, _, name = path.rpartition("/")
+        if folder == directory and is_own(name, default):
+            yield path, content
+
+
+SYSCTL_D = "/etc/sysctl.d"
+
+
+def sysctl_name(subject: str) -> str:
+    """The usual name of our sysctl.d file for a subject."""
+    return f"99-zz-nodeready-{subject}.conf"
+
+
+def sysctl_dropin(
+    snapshot: Snapshot, subject: str, key: str, value: str, boot: BootSetting
+) -> Iterator[Action]:
+    """Our sysctl.d file for one key, named so that it wins at boot over every other file."""
+    if (boot.winner is not None and sets(boot.winner.value, value)) or not boot.beatable:
+        return
+    default = sysctl_name(subject)
+    path = f"{SYSCTL_D}/{name_after(default, boot.last_name)}"
+    content = render(f"{subject}/sysctl.conf.j2", key=key, value=value)
+    yield from own_file(snapshot, path, content, instead_of=default)

@@ -36,15 +36,9 @@ class PlannedAction:
     @classmethod
     def of(cls, action: actions.Action) -> PlannedAction:
         """The document's view of an action of the plan."""
-        text = action.describe()
-        if isinstance(action, actions.WriteFile):
-            return cls("create" if action.old is None else "change", text, action.path)
-        if isinstance(action, actions.RemoveFile):
-            return cls("remove", text, action.path)
-        if isinstance(action, actions.MakeDirectory):
-            return cls("directory", text, action.path)
-        kind = "run" if isinstance(action, actions.RunCommand) else "script"
-        return cls(kind, text, command=action.argv)
+        if isinstance(action, actions.RunCommand | actions.Script):
+            return cls(action.kind, action.describe(), command=action.argv)
+        return cls(action.kind, action.describe(), action.path)
 
 
 @dataclass(frozen=True)
@@ -117,13 +111,9 @@ class DeployedNode:
         rows = tuple(results)
         counts = Counter(result.status for result in rows)
         covered = self._covered_checks()
-        return replace(
-            self,
-            for_a_person=tuple(
-                row for row in rows if row.bad and not (row.fixable and row.check in covered)
-            ),
-            results={status: counts[status] for status in RESULT_STATUSES},
-        )
+        remaining = (row for row in rows if row.bad and not (row.fixable and row.check in covered))
+        by_status = {status: counts[status] for status in RESULT_STATUSES}
+        return replace(self, for_a_person=tuple(remaining), results=by_status)
 
     def _covered_checks(self) -> set[str]:
         """The checks whose steps were planned, failed, or repaired nothing.

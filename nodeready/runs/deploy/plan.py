@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from nodeready.agent.asking import Answer, Conversation, Request
 from nodeready.agent.snapshots import take_snapshot
 from nodeready.core.outcome import HUNG, INTERRUPTED, LOST, OVER, Gap, GapError, Outcome
-from nodeready.core.result import Result
 from nodeready.operations import STEPS
 from nodeready.runs.deploy.actions import PlanError, StepChange
+from nodeready.runs.deploy.document import DeployOutcome
 from nodeready.subjects.context import Judged
 from nodeready.subjects.registry import SUBJECTS
 
@@ -64,14 +64,7 @@ class PlanRun:
     """The run of a plan on one node."""
 
     node: Judged  # its latest results
-    done: tuple[str, ...] = ()  # steps that succeeded, in order
-    failed: dict[str, str] = field(default_factory=dict)  # step -> the reason, one line
-    # the step during which the connection was lost or the run was interrupted; each file is
-    # replaced completely or left as it was
-    interrupted_step: str = ""
-    # fixable results of the chosen subjects that remain after the last probe
-    unrepaired: tuple[Result, ...] = ()
-    complete: bool = False  # the conversation ended by itself
+    outcome: DeployOutcome
 
 
 def run_plan(
@@ -84,9 +77,10 @@ def run_plan(
     run:      the word for this run in the node's lock
     subjects: that may be changed
     """
-    plan_run, todo = PlanRun(node, failed=dict(first.refused)), first
+    plan_run, todo = PlanRun(node, DeployOutcome()), first
     for number in range(MAX_PASSES):
-        plan_run = replace(plan_run, failed={**plan_run.failed, **todo.refused})
+        failed = {**plan_run.outcome.failed, **todo.refused}
+        plan_run = PlanRun(plan_run.node, replace(plan_run.outcome, failed=failed))
         is_last = number + 1 == MAX_PASSES
         plan_run, touched, may_continue = yield from _make_changes(plan_run, todo, run, is_last)
         if not may_continue:
@@ -103,12 +97,15 @@ def run_plan(
         merged = plan_run.node.snapshot.merged(snapshot)
         plan_run = replace(plan_run, node=plan_run.node.judged(merged))
         todo = plan(plan_run.node, subjects)
-    unrepaired = (
-        result
-        for result in plan_run.node.results
-        if result.fixable and _is_repaired_by(subjects, result.check)
-    )
-    return replace(plan_run, unrepaired=tuple(unrepaired), complete=True)
+    repaired = {
+        check.id
+        for subject in SUBJECTS.keys() & {*subjects}
+        for check in SUBJECTS[subject].checks
+        if check.fixed_by
+    }
+    remaining = (r for r in plan_run.node.results if r.fixable and r.check in repaired)
+    outcome = replace(plan_run.outcome, unrepaired=tuple(remaining), complete=True)
+    return PlanRun(plan_run.node, outcome)
 
 
 def _make_changes(
@@ -119,9 +116,9 @@ def _make_changes(
     is_last: a file that changed since the probe is a failure; otherwise, the next plan has it
     """
     touched: set[str] = set()
-    node = plan_run.node
+    node, outcome = plan_run.node, plan_run.outcome
     for change in todo.changes:
-        if change.step in plan_run.failed:
+        if change.step in outcome.failed:
             continue
         answer = yield change.request(node.name, run, node.policy.lock_wait_s)
         touched.update(change.touches)
@@ -130,26 +127,19 @@ def _make_changes(
                 # A node that hangs in a change counts as lost.
                 kind = LOST if answer.gap.kind == HUNG else answer.gap.kind
                 node = replace(node, gap=Gap(kind, f"{answer.gap.reason} in {change.step}"))
-            return replace(plan_run, node=node, interrupted_step=change.step), touched, False
+            # Each file is replaced completely or left as it was.
+            outcome = replace(outcome, interrupted_step=change.step)
+            return PlanRun(node, outcome), touched, False
         if not answer.ok and answer.reason().endswith(_CHANGED) and not is_last:
             continue
         if not answer.ok:
-            failed = {**plan_run.failed, change.step: answer.reason()}
-            plan_run = replace(plan_run, failed=failed)
+            outcome = replace(outcome, failed={**outcome.failed, change.step: answer.reason()})
             if answer.reason() == NOT_ROOT:
                 # Every later step would fail with the same error.
-                return plan_run, touched, False
-        elif change.step not in plan_run.done:
-            plan_run = replace(plan_run, done=(*plan_run.done, change.step))
-    return plan_run, touched, True
-
-
-def _is_repaired_by(subjects: tuple[str, ...], check_id: str) -> bool:
-    """Whether a step of these subjects repairs the check."""
-    subject = check_id.partition(".")[0]
-    if subject not in subjects or subject not in SUBJECTS:
-        return False
-    return any(check.fixed_by for check in SUBJECTS[subject].checks if check.id == check_id)
+                return PlanRun(node, outcome), touched, False
+        elif change.step not in outcome.done:
+            outcome = replace(outcome, done=(*outcome.done, change.step))
+    return PlanRun(node, outcome), touched, True
 
 
 def run_of(node: Judged, refused: dict[str, str], outcome: Outcome[PlanRun]) -> PlanRun:
@@ -161,4 +151,4 @@ def run_of(node: Judged, refused: dict[str, str], outcome: Outcome[PlanRun]) -> 
         return outcome.value
     if not outcome.is_interrupted:
         node = replace(node, gap=outcome.gap)
-    return PlanRun(node, failed=refused)
+    return PlanRun(node, DeployOutcome(failed=refused))

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import os
 import platform
-import re
 import shutil
 import struct
 import subprocess
@@ -68,13 +67,23 @@ def _find(version: str, machine: str) -> bytes:
     directory = os.environ.get("NODEREADY_PY_SPY_DIR", "")
     if directory:
         return _from_directory(Path(directory), version, machine)
-    cached = _cache() / version / machine
-    for content in (_installed(version, machine), _from_cache(cached, version, machine)):
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    cached = Path(home, "nodeready", "py-spy", version, machine)
+    # Not a file that a user other than root may have written.
+    from_cache = None if _distrust_reason(cached, version, machine) else _read(cached)
+    for content in (_installed(version, machine), from_cache):
         if content is not None and not binary_problem(content, version, machine):
             return content
     content = _download(version, machine)
     _write_cache(cached, content)
     return content
+
+
+def _write_cache(path: Path, content: bytes) -> None:
+    """Put a program into the cache; a write error is ignored."""
+    with contextlib.suppress(OSError):
+        make_directory(path.parent, 0o700)
+        write_atomically(path, [content], 0o600)
 
 
 def binary_problem(content: bytes, version: str, machine: str) -> str:
@@ -114,37 +123,16 @@ def _distrust_reason(path: Path, version: str, machine: str) -> str:
     return trust.distrust(path, remedy=trust.SET_VARIABLE)
 
 
-def _from_cache(path: Path, version: str, machine: str) -> bytes | None:
-    """The cached program; None if missing, or if a user other than root may have written it."""
-    return None if _distrust_reason(path, version, machine) else _read(path)
-
-
-def _cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(home, "nodeready", "py-spy")
-
-
-def _write_cache(path: Path, content: bytes) -> None:
-    """Put a program into the cache; a write error is ignored."""
-    with contextlib.suppress(OSError):
-        make_directory(path.parent, 0o700)
-        write_atomically(path, [content], 0o600)
-
-
 def _installed(version: str, machine: str) -> bytes | None:
     """The program of the py-spy package in this environment, if the version matches."""
-    if platform.machine() != machine:
-        return None
     try:
         package = metadata.distribution("py-spy")
     except metadata.PackageNotFoundError:
         return None
-    if package.version != version:
+    if (platform.machine(), package.version) != (machine, version):
         return None
-    for file in package.files or ():
-        if file.name == "py-spy":
-            return _read(Path(str(package.locate_file(file))))
-    return None
+    files = (file for file in package.files or () if file.name == "py-spy")
+    return next((_read(Path(str(package.locate_file(file)))) for file in files), None)
 
 
 def _from_wheel(wheel: Path, version: str) -> bytes:
@@ -240,15 +228,12 @@ def _download(version: str, machine: str) -> bytes:
             raise PySpyError(f"py-spy {version}: pip took too long; {help_text}") from None
         wheels = sorted(Path(directory).glob("*.whl"))
         if process.returncode or not wheels:
-            raise PySpyError(f"py-spy {version}: {_pip_reason(process.stderr)}; {help_text}")
+            # The last ERROR line of pip, or its last line.
+            lines = [line.strip() for line in process.stderr.splitlines() if line.strip()]
+            errors = [line for line in lines if line.startswith("ERROR:")]
+            reason = (errors or lines or ["pip failed"])[-1].removeprefix("ERROR: ")
+            raise PySpyError(f"py-spy {version}: {reason}; {help_text}")
         content = _from_wheel(wheels[0], version)
     if reason := binary_problem(content, version, machine):
         raise PySpyError(f"py-spy {version} from pip is {reason}; {help_text}")
     return content
-
-
-def _pip_reason(stderr: str) -> str:
-    """The last ERROR line of pip, or its last line."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR:")]
-    return re.sub(r"^ERROR: ", "", (errors or lines or ["pip failed"])[-1])

@@ -81,11 +81,13 @@ def call_settings(
         place = _deploy_line(host.state)
         for word in words:
             raise PolicyError(
-                [f"{operation}: {value_text(word)} has no name: {_known(setting_names)}"]
+                [f"{operation}: {value_text(word)} has no name: {_names_of(setting_names)}"]
             )
         for key in arguments:
             if key not in setting_names:
-                raise PolicyError([f"{operation}: {_unknown_argument(key, setting_names)}"])
+                close = closest_word(key, setting_names)
+                advice = f"did you mean {close}?" if close else _names_of(setting_names)
+                raise PolicyError([f"{operation}: unknown setting {key_text(key)}: {advice}"])
         deploy = f"data_defaults of the deploy {host.current_deploy_name}"
         return CallSettings(
             _checked(host.get_deploy_data(), deploy),
@@ -110,21 +112,13 @@ def _checked(data: Mapping[str, Any], source: str) -> _Settings:
     return tuple(sorted(checked_data(data, source).items())) if data else ()
 
 
-def _unknown_argument(key: str, setting_names: Iterable[str]) -> str:
-    close = closest_word(key, setting_names)
-    advice = f"did you mean {close}?" if close else _known(setting_names)
-    return f"unknown setting {key_text(key)}: {advice}"
-
-
-def _known(setting_names: Iterable[str]) -> str:
+def _names_of(setting_names: Iterable[str]) -> str:
     words = ", ".join(setting_names)
     return f"the settings are {words}" if words else "it takes no setting"
 
 
 @dataclass
 class _PyinfraRun:
-    """One pyinfra run."""
-
     transport: ConnectedHosts
     settings: dict[str, dict[str, Any]]  # each node's settings in the inventory
     # the first probes of each node, by its policy in the inventory
@@ -158,10 +152,8 @@ class _PyinfraRun:
         with self.lock:
             if (call, subjects) not in self.contexts:
                 self._probe_all(state, subjects)
-                outcomes = self.outcomes.values()
-                context = fleet_context(
-                    self.transport, self.policies_of(call), outcomes, state.inventory
-                )
+                outcomes, policies = self.outcomes.values(), self.policies_of(call)
+                context = fleet_context(self.transport, policies, outcomes, state.inventory)
                 addresses = addresses_of_nodes(outcomes, self.transport.ssh_peers())
                 self.contexts[call, subjects] = replace(context, addresses=addresses)
             return self.contexts[call, subjects]
@@ -216,7 +208,11 @@ class _PyinfraRun:
             # Root sees more: what other users may not read was not observed, or not complete.
             stale.update({judged_by: {*observed.subjects, *subjects} for judged_by in nodes})
         if due := stale.pop(policy, None):
-            nodes[policy] = self._probe_again(nodes[policy], due)
+            probe = snapshot_question(name, policy, due)
+            for _, answer in self.transport.ask([probe.request]):
+                latest = nodes[policy].snapshot
+                assert latest is not None
+                nodes[policy] = nodes[policy].judged(latest.merged(probe.read(answer)))
         return nodes[policy]
 
     def observed(self, host: Host, subjects: Iterable[str]) -> Snapshot:
@@ -259,14 +255,6 @@ class _PyinfraRun:
             return policy, Snapshot()
         probe = snapshot_question(name, policy, subjects)
         return policy, outcome.value or probe.all_unknown(outcome.reason)
-
-    def _probe_again(self, node: Judged, subjects: Iterable[str]) -> Judged:
-        """The node after another probe of these subjects."""
-        probe = snapshot_question(node.name, node.policy, subjects)
-        for _, answer in self.transport.ask([probe.request]):
-            assert node.snapshot is not None
-            node = node.judged(node.snapshot.merged(probe.read(answer)))
-        return node
 
 
 # pyinfra passes an operation only its host. So the snapshots are kept here for the next operation,

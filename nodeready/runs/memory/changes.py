@@ -33,6 +33,8 @@ PARTS = {
     "nics.interfaces": ("interface", ("mac",)),
     "rdma.devices": ("RDMA device", ("node_guid",)),
 }
+#: Subject -> a fact that each of its parts has.
+_ALWAYS = {"gpus": "pci_address", "nics": "name", "rdma": "name"}
 #: Lists whose parts are known by names that a kernel or an administrator gives.
 _RENAMED = ("nics.interfaces", "rdma.devices")
 #: Interfaces with a part behind them; the kernel draws the addresses of most others at each boot.
@@ -84,12 +86,19 @@ def changes(before: NodeLook, after: NodeLook) -> tuple[Change, ...]:
         expected = [change for change in results if _is_of_policy(change, settings)]
         every += [change for change in results if change not in expected]
         if expected:
-            every.append(_policy_change(settings, expected))
+            names = join_first(sorted(settings), ", ", _MAX_SETTINGS)
+            follow = "result follows" if len(expected) == 1 else "results follow"
+            every.append(Change(POLICY, names, None, None, f"{len(expected)} {follow}"))
         old, new = _different(before.facts, after.facts)
-        names = _renames(old, new)
-        if any(names.values()):
-            every += _rename_changes(names)
-            words = {name: word for renamed in names.values() for name, word in renamed.items()}
+        words: dict[str, str] = {}
+        for parts in _RENAMED:
+            renamed = _renames(parts, old, new)
+            words |= renamed
+            every += [
+                Change(SETTING, f"{parts}[{word}]", name, word, "renamed")
+                for name, word in renamed.items()
+            ]
+        if words:
             before = _renamed(replace(before, facts=old), words)
             old = before.facts
         every += _fact_changes(old, new, requested)
@@ -135,9 +144,15 @@ def _different(before: Facts, after: Facts) -> tuple[Facts, Facts]:
         return dict(before), dict(after)
     old: dict[str, Value] = {}
     new: dict[str, Value] = {}
+    lines: Sequence[Facts]
     for name, number in after.contents.items():
         if before.contents.get(name, number) != number:
-            lines = _different_lines(before.text(name), after.text(name))
+            texts = before.text(name), after.text(name)
+            rows = [{*text[1:-1].split(FACTS_END)} for text in texts]
+            lines = [
+                json.loads(b"{" + b",".join(filter(None, side)) + b"}")
+                for side in (rows[0] - rows[1], rows[1] - rows[0])
+            ]
             # What a part is, or whether it is there, needs all facts.
             if lines[0].keys() != lines[1].keys() or any(
                 k.endswith(_IDENTIFYING) for k in lines[0]
@@ -146,13 +161,6 @@ def _different(before: Facts, after: Facts) -> tuple[Facts, Facts]:
             old.update(lines[0])
             new.update(lines[1])
     return old, new
-
-
-def _different_lines(before: bytes, after: bytes) -> tuple[Facts, Facts]:
-    """The facts that are not in both of two texts of `sections.facts_text`."""
-    old, new = ({*text[1:-1].split(FACTS_END)} for text in (before, after))
-    texts = (b"{" + b",".join(filter(None, lines)) + b"}" for lines in (old - new, new - old))
-    return json.loads(next(texts)), json.loads(next(texts))
 
 
 def _results(before: NodeLook, after: NodeLook) -> Iterator[Change]:
@@ -168,8 +176,7 @@ def _results(before: NodeLook, after: NodeLook) -> Iterator[Change]:
 
 
 def _policy_differences(before: NodeLook, after: NodeLook) -> tuple[set[str], set[str]]:
-    """The settings that differ between the policies of two looks, and the subjects of which the
-    two looks have asked different things."""
+    """The settings that differ, and the subjects that the two looks asked different things."""
     settings, requested = set[str](), set[str]()
     for owner, words in after.policies.items():
         changed = changed_words(before.policies.get(owner, words), words)
@@ -190,13 +197,6 @@ def _is_of_policy(change: Change, settings: Collection[str]) -> bool:
     except KeyError:
         deciding = ()
     return not {change.key, *deciding}.isdisjoint(settings)
-
-
-def _policy_change(settings: Collection[str], expected: Sequence[Change]) -> Change:
-    """The change of these settings, and the number of the results that follow from it."""
-    names = join_first(sorted(settings), ", ", _MAX_SETTINGS)
-    follow = "result follows" if len(expected) == 1 else "results follow"
-    return Change(POLICY, names, None, None, f"{len(expected)} {follow}")
 
 
 # --- Facts.
@@ -225,7 +225,10 @@ def _fact_changes(
         elif owner.partition(".")[0] in requested and not (owner in before and owner in after):
             continue
         elif owner != changed[0]:
-            if not _is_slot_of_part(owner, owners):
+            # The place on the PCI bus of a GPU that came or went follows from the GPU.
+            address = owner.removeprefix("gpus.pci")
+            parts = (f"gpus.nvidia{address}", f"gpus.amd{address}")
+            if owner == address or owners.keys().isdisjoint(parts):
                 was_there = changed[0] in before
                 values = ("present", "absent") if was_there else ("absent", "present")
                 yield Change(kind, owner, *values)
@@ -234,7 +237,6 @@ def _fact_changes(
 
 
 def _groups(facts: Facts) -> frozenset[str]:
-    """The subjects and the elements of the facts."""
     return frozenset(group for key in facts for group in (key.partition(".")[0], *_elements(key)))
 
 
@@ -274,9 +276,9 @@ def _identities(element: str, before: Facts, after: Facts) -> tuple[Value, Value
     _, names = PARTS.get(element.partition("[")[0], ("", ()))
     for name in names:
         values = tuple(_identity(facts, f"{element}.{name}") for facts in (before, after))
-        if values[0] != values[1] and (
-            None not in values or _came_or_went(element, before, after)
-        ):
+        key = f"{element}.{_ALWAYS[element.partition('.')[0]]}"
+        came_or_went = (key in before) != (key in after)
+        if values[0] != values[1] and (None not in values or came_or_went):
             return values[0], values[1]
         if None not in values:
             return None
@@ -288,15 +290,6 @@ def _identity(facts: Facts, key: str) -> Value:
     if element.startswith("nics.") and facts.get(f"{element}.kind") not in _PHYSICAL:
         return None
     return facts.get(key)
-
-
-#: List of parts -> a fact that each of its elements has.
-_ALWAYS = {"gpus": "pci_address", "nics": "name", "rdma": "name"}
-
-
-def _came_or_went(element: str, before: Facts, after: Facts) -> bool:
-    key = f"{element}.{_ALWAYS[element.partition('.')[0]]}"
-    return (key in before) != (key in after)
 
 
 def _part_change(
@@ -324,16 +317,7 @@ def _part_change(
     return Change(HARDWARE, part, *identities, note, noun)
 
 
-def _is_slot_of_part(element: str, owners: Iterable[str]) -> bool:
-    """Whether the element is the place on the PCI bus of a GPU that came or went."""
-    address = element.removeprefix("gpus.pci")
-    return element != address and not {f"gpus.nvidia{address}", f"gpus.amd{address}"}.isdisjoint(
-        owners
-    )
-
-
 def _is_same(key: str, before: Value, after: Value, facts: Facts) -> bool:
-    """Whether the difference means nothing."""
     if key.endswith(".memory_total_mb") and isinstance(before, int) and isinstance(after, int):
         return abs(after - before) <= _SAME_MEMORY * before
     if key == "host.cmdline":
@@ -349,12 +333,8 @@ def _is_same(key: str, before: Value, after: Value, facts: Facts) -> bool:
 # --- Names that changed.
 
 
-def _renames(before: Facts, after: Facts) -> dict[str, dict[str, str]]:
-    """List of parts -> old name -> new name, of the parts that are the same as before."""
-    return {parts: _renames_of(parts, before, after) for parts in _RENAMED}
-
-
-def _renames_of(parts: str, before: Facts, after: Facts) -> dict[str, str]:
+def _renames(parts: str, before: Facts, after: Facts) -> dict[str, str]:
+    """Old name -> new name, of the parts of a list that are the same as before."""
     _, (name,) = PARTS[parts]
     end = f"].{name}"
     keys = [key for key in after if key.endswith((end, "].pci_address")) and key.startswith(parts)]
@@ -374,7 +354,6 @@ def _renames_of(parts: str, before: Facts, after: Facts) -> dict[str, str]:
 def _names(
     parts: str, end: str, facts: Facts, with_slot: bool
 ) -> dict[tuple[Value, ...], list[str]]:
-    """Identity -> the names of the parts that have it."""
     names: dict[tuple[Value, ...], list[str]] = {}
     for key, value in facts.items():
         if not (key.endswith(end) and key.startswith(parts)) or _identity(facts, key) is None:
@@ -385,14 +364,7 @@ def _names(
     return names
 
 
-def _rename_changes(renames: Mapping[str, Mapping[str, str]]) -> Iterator[Change]:
-    for parts, names in renames.items():
-        for old, new in names.items():
-            yield Change(SETTING, f"{parts}[{new}]", old, new, "renamed")
-
-
 def _renamed(look: NodeLook, names: Mapping[str, str]) -> NodeLook:
-    """The look with the new names in the place of the old ones."""
     pattern = re.compile(rf"(?<![\w.-])({'|'.join(map(re.escape, names))})(?![\w-])")
 
     def new(text: str) -> str:

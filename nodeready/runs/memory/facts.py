@@ -111,8 +111,6 @@ def _root(subject: str) -> _Place:
 
 
 class _Walk:
-    """The walk through the plain facts of one subject."""
-
     def __init__(self, subject: str, compared: ComparedFacts) -> None:
         self._subject = subject
         self._stable, self._counters = compared
@@ -137,7 +135,6 @@ class _Walk:
                 self._value(inner, value, inner_key, elements)
 
     def _value(self, place: _Place, value: Any, key: str, elements: tuple[str, ...]) -> None:
-        """Take the facts of one value; an empty list has none."""
         if isinstance(value, dict):
             self.members(place, value, key, elements)
         elif place.kind == COUNTER:

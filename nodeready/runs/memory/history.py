@@ -1,21 +1,25 @@
-"""The document of `nodeready history`: the life of a node or of a part, or the looks."""
+"""The document of `nodeready history`: the life of a node or a part, the looks, Slurm's jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from itertools import pairwise
+from shutil import which
 from typing import Annotated, ClassVar
 
 from nodeready.agent.audit_document import FAILED, UNREACHABLE
 from nodeready.core.json_types import Count, Moment, MomentOrEmpty, Name
 from nodeready.core.result import STATUSES, worst
+from nodeready.core.shell import search_path
 from nodeready.core.text import sanitise, utc_moment
-from nodeready.runs.memory.accounting import NodeJob, node_drains, node_jobs
 from nodeready.runs.memory.changes import ANSWER, POLICY, RESULT, Change, changes
 from nodeready.runs.memory.facts import shown_value
 from nodeready.runs.memory.look import Event, Look, NodeLook, PartSpan
 from nodeready.runs.memory.store import Memory
+from nodeready.subjects.gate.facts import PENDING
 
 STATUS, PART, EVENT, JOB = "status", "part", "event", "job"
 #: The statuses of a node for which its checks are the cause.
@@ -108,10 +112,8 @@ def read_history(memory: Memory, name: str, since_s: float = 0.0) -> History | N
         about = _about(newest)
     since = utc_moment(since_s)
     shown = tuple(entry for entry in entries if entry.time >= since or entry.until > since)
-    moments = utc_moment(first_s), utc_moment(last_s)
-    return History(
-        sanitise(name), about, *moments, count, memory.size_bytes, shown, missing=missing
-    )
+    times = utc_moment(first_s), utc_moment(last_s), count, memory.size_bytes
+    return History(sanitise(name), about, *times, shown, missing=missing)
 
 
 def read_parts_history(memory: Memory, name: str) -> list[HistoryEntry]:
@@ -145,10 +147,8 @@ def status_of(look: NodeLook) -> str:
 
 def causes(look: NodeLook) -> tuple[str, ...]:
     """The checks that cause the node's status."""
-    status = status_of(look)
-    if status not in _WITH_CAUSE:
-        return ()
-    return tuple(check for check, result in look.results.items() if result.status == status)
+    status, results = status_of(look), look.results.items()
+    return tuple(c for c, r in results if r.status == status and status in _WITH_CAUSE)
 
 
 def node_entries(
@@ -162,19 +162,20 @@ def node_entries(
     life:   the node at each look at which something changed, the oldest first
     newest: `Memory.last_seen` of it
     """
-    entries = [*_spans(life, *newest), *map(_event, events), *map(_job, jobs)]
+    entries = [*_spans(life, *newest), *map(_event, events)]
+    for job in jobs:
+        text = sanitise(f"{job.id} of {job.user}: {job.state}")
+        until = "" if job.end_s is None else utc_moment(job.end_s)
+        entries.append(HistoryEntry(utc_moment(job.start_s), JOB, text, until))
     for after, before in pairwise(reversed(life)):
         if len(entries) > MAX_ENTRIES:
             break
         for change in changes(before, after):
-            if change.kind != RESULT or not _is_quiet(change):
+            # A span says the same, or the result came or went as earlier counters do.
+            is_quiet = change.key == ANSWER or {change.before, change.after} <= _QUIET
+            if change.kind != RESULT or not is_quiet:
                 entries.append(_change(change, after.time_s))
     return _sorted(entries)
-
-
-def _is_quiet(change: Change) -> bool:
-    """Whether a span says the same, or the result came or went as earlier counters do."""
-    return change.key == ANSWER or {change.before, change.after} <= _QUIET
 
 
 def part_entries(spans: Iterable[PartSpan], events: Iterable[Event]) -> list[HistoryEntry]:
@@ -195,9 +196,8 @@ def part_entries(spans: Iterable[PartSpan], events: Iterable[Event]) -> list[His
 
 def kept_look(look: Look) -> KeptLook:
     nodes = {status: number for status, number in look.summary.get("nodes", {}).items() if number}
-    inventory = sanitise(look.inventory)
-    moment = utc_moment(look.time_s)
-    return KeptLook(look.id, moment, look.command, inventory, look.complete, look.code, nodes)
+    place = look.id, utc_moment(look.time_s), look.command, sanitise(look.inventory)
+    return KeptLook(*place, look.complete, look.code, nodes)
 
 
 def _spans(
@@ -245,22 +245,25 @@ def _change(change: Change, time_s: float) -> HistoryEntry:
         None if value is None else shown_value(change.key, value)
         for value in (change.before, change.after)
     ]
-    text = {
-        (True, True): change.note,
-        (True, False): f"{change.key}: {values[1]}, new",
-        (False, True): f"{change.key}: {values[0]}, gone",
-        (False, False): f"{change.key}: {values[0]} -> {values[1]}",
-    }[values[0] is None, values[1] is None]
+    if values == [None, None]:
+        text = change.note
+    elif None in values:
+        text = (
+            f"{change.key}: {values[values[0] is None]}, {'new' if values[0] is None else 'gone'}"
+        )
+    else:
+        text = f"{change.key}: {values[0]} -> {values[1]}"
     if change.kind == POLICY:
         text = f"{change.key}: {change.note}"
     elif change.note and text != change.note:
         text = f"{text}: {change.note}"
     if change.part:
         text = f"{change.part} {text}"
-    status = str(change.after) if change.kind == RESULT and change.after in STATUSES else ""
-    checks = (change.key,) if change.kind == RESULT else ()
-    moment = utc_moment(time_s)
-    return HistoryEntry(moment, change.kind, sanitise(text), status=status, checks=checks)
+    entry = HistoryEntry(utc_moment(time_s), change.kind, sanitise(text))
+    if change.kind != RESULT:
+        return entry
+    status = str(change.after) if change.after in STATUSES else ""
+    return replace(entry, status=status, checks=(change.key,))
 
 
 def _event(event: Event) -> HistoryEntry:
@@ -269,13 +272,109 @@ def _event(event: Event) -> HistoryEntry:
     return replace(entry, serial=sanitise(event.serial))
 
 
-def _job(job: NodeJob) -> HistoryEntry:
-    text = sanitise(f"{job.id} of {job.user}: {job.state}")
-    until = "" if job.end_s is None else utc_moment(job.end_s)
-    return HistoryEntry(utc_moment(job.start_s), JOB, text, until)
-
-
 def _sorted(entries: Iterable[HistoryEntry]) -> list[HistoryEntry]:
     """The newest first; of one time, the node's status first."""
     ordered = sorted(entries, key=lambda entry: entry.kind != STATUS)
     return sorted(ordered, key=lambda entry: entry.time, reverse=True)
+
+
+# --- The jobs and the drains of nodes, by Slurm's accounting.
+
+
+#: A job's user chooses the last field, which may have any character.
+_FIELDS = "JobID,User,State,Start,End"
+#: States of a node that gets no job: sacctmgr(1), of events.
+_LOST = ("DRAIN", "DOWN", "FAIL")
+#: Seconds for `sacct`: a large accounting database answers in some seconds.
+_TIMEOUT_S = 20
+#: Maximum jobs, the newest ones.
+_MAX_JOBS = 1000
+
+
+@dataclass(frozen=True)
+class NodeJob:
+    """A job that ran on a node."""
+
+    id: str
+    user: str
+    state: str
+    start_s: float  # seconds since 1970
+    end_s: float | None  # likewise; None: it runs
+
+
+def node_jobs(
+    node: str, since_s: float, environ: Mapping[str, str] = os.environ
+) -> tuple[tuple[NodeJob, ...], str]:
+    """The newest jobs on a node since a time, the oldest first; why there are none, or ""."""
+    words = ["sacct", f"--nodelist={node}", f"--starttime={_time(since_s)}", "--allusers"]
+    words += ["--allocations", "--parsable2", f"--format={_FIELDS}"]
+    text, problem = _run(words, environ)
+    return parse_jobs(text)[-_MAX_JOBS:], problem
+
+
+def node_drains(
+    since_s: float, nodes: Collection[str], environ: Mapping[str, str] = os.environ
+) -> tuple[list[Event], str]:
+    """Slurm's records of drains and losses of nodes since a time; what failed, or ""."""
+    words = ["sacctmgr", "--noheader", "--parsable2", "list", "event", f"start={_time(since_s)}"]
+    words += [f"nodes={','.join(nodes)}", "format=NodeName,Start,State,Reason"]
+    text, problem = _run(words, environ)
+    return parse_drains(text), problem
+
+
+def _run(argv: list[str], environ: Mapping[str, str]) -> tuple[str, str]:
+    """What a command of Slurm prints; why it prints nothing, or ""."""
+    path = search_path(environ.get("PATH", ""))
+    if not which(argv[0], path=path):
+        return "", f"{argv[0]} is not installed here"
+    # Imported only here, because they import pyinfra, which is slow.
+    from pyinfra.api.exceptions import InventoryError
+
+    from nodeready.fleet.inventory.slurm import ask
+
+    try:
+        return ask(argv, path, _TIMEOUT_S), ""
+    except InventoryError as error:
+        return "", str(error)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).isoformat(timespec="seconds")
+
+
+def parse_jobs(text: str) -> tuple[NodeJob, ...]:
+    """The jobs in the table of `sacct`, in order of their start. Other lines are left out."""
+    jobs = []
+    for line in text.splitlines()[1:]:
+        fields = line.split("|")
+        if len(fields) == len(_FIELDS.split(",")):
+            job, user, state, start, end = (field[:60] for field in fields)
+            start_s = _seconds(start)
+            if start_s is not None:
+                jobs.append(NodeJob(job, user, state, start_s, _seconds(end)))
+    return tuple(sorted(jobs, key=lambda job: job.start_s))
+
+
+def parse_drains(text: str) -> list[Event]:
+    """The drains and losses in rows ``NODE|START|STATE|REASON``.
+
+    Other lines are left out, and the pending drains of a gate: the final one has a row, too.
+    """
+    drains = []
+    for line in text.splitlines():
+        # Anyone who may drain a node chooses the reason, which may have any character.
+        node, start, state, reason = [*line.split("|", 3), "", "", ""][:4]
+        start_s = _seconds(start)
+        is_pending = reason.startswith(PENDING)
+        if node and start_s is not None and state.startswith(_LOST) and not is_pending:
+            words = f"{state[:20]}: {reason[:200]}"
+            drains.append(Event(start_s, 0, node[:255], "", "drain", words))
+    return drains
+
+
+def _seconds(text: str) -> float | None:
+    """A time of Slurm, which is in this machine's time zone; None: "Unknown", "None"."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None

@@ -8,15 +8,17 @@ like any other; only its history shows it.
 The rule: a unit (a node, or a GPU by its serial number) is a lemon if it had incidents on at least
 MIN_DAYS days, and if the probability that a fleet of equal units has a unit with as many days is
 less than FALSE_ALARM. The number of a unit's incident days is taken as Poisson distributed, with
-the rate of its peers and the time that the unit was observed. What counts, `witnesses` says.
+the rate of its peers and the time that the unit was observed.
 
-- A day counts once. Otherwise a link that flaps ten times an hour would make a lemon in a day, and
-  the incidents would not be independent, as the distribution requires.
+- A day counts once: a link that flaps ten times an hour is one incident, and the distribution
+  requires independent ones.
 - An incident of many nodes at once is the fleet's: a file server, a switch or a deploy.
 - A found lemon is removed from the peers and the search is repeated, because several lemons raise
   the rate of the fleet and would hide each other.
 - No node sets the rate of the others, however many parts it shows: each node counts once, and one
   node without incidents does not count.
+- What counts has a witness: root saw it on that node, or two users did who know nothing of each
+  other. A finding of a check and a failed connection are root's: this machine saw them itself.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import math
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 from typing import Annotated, ClassVar, NamedTuple
@@ -37,7 +39,6 @@ from nodeready.core.text import counted, utc_moment
 from nodeready.runs.memory.look import Event, NodeLook, PartSpan
 from nodeready.runs.memory.sections import ERROR, GATE, RESULTS
 from nodeready.runs.memory.store import Memory
-from nodeready.runs.memory.witnesses import events_that_count
 from nodeready.subjects.proof.facts import HISTORY
 from nodeready.subjects.registry import SUBJECTS
 
@@ -54,6 +55,28 @@ SHARED_PART, MIN_SHARED = 0.05, 3
 #: The rule finds at most this part of the units, rounded up: what more of them do is how the
 #: fleet is.
 MAX_PART = 0.2
+
+# --- The witness of an event: root on the node, or its kernel; a user's log there, which counts
+# beside those of other users; none, where no hardware is to blame, or it is not known which.
+
+ROOT, USER, NOBODY = "root", "user", "nobody"
+
+_SOFTWARE = (
+    *("oom", "exception", "segfault", "storage", "timeout", "limit", "signal", "environment"),
+    "unclear",
+)
+#: Kind of event -> its witness.
+WITNESSES = {
+    "smoke-suspect": ROOT,
+    # Either of the two nodes may have made all of their tests fail.
+    "smoke-pair": NOBODY,
+    # A cause of `postmortem` that the node's kernel has logged as well.
+    "confirmed-gpu": ROOT,
+    "confirmed-network": ROOT,
+    "postmortem-gpu": USER,
+    "postmortem-network": USER,
+    **dict.fromkeys((f"postmortem-{cause}" for cause in _SOFTWARE), NOBODY),
+}
 
 
 @dataclass(frozen=True)
@@ -148,15 +171,9 @@ def find_lemons(memory: Memory, nodes: Collection[str], since_s: float, until_s:
     def observed_s(first_s: float, last_s: float) -> float:
         return max(0.0, min(last_s, until_s) - max(first_s, since_s))
 
-    gpu_s = {
-        unit: sum(observed_s(span.first_s, span.last_s) for span in spans)
-        for unit, spans in parts.items()
-    }
-    node_s = {
-        SuspectUnit(name, name): observed_s(*span)
-        for name, span in memory.spans().items()
-        if name in nodes
-    }
+    gpu_s = {u: sum(observed_s(s.first_s, s.last_s) for s in parts[u]) for u in parts}
+    spans = memory.spans()
+    node_s = {SuspectUnit(n, n): observed_s(*span) for n, span in spans.items() if n in nodes}
     units = rank(by_gpu, gpu_s, "gpu", {unit for unit in parts if parts[unit][-1].is_there})
     # What a bad GPU did counts for the node that it was in, unless the GPU is the lemon.
     of_lemons = {incident for unit in units if unit.is_lemon for incident in unit.incidents}
@@ -275,6 +292,29 @@ def _serials(text: str, gpus: Mapping[str, Sequence[PartSpan]], time_s: float) -
         if index >= 0 and gpus[slot][index].was_there(time_s):
             serials.add(gpus[slot][index].serial)
     return serials or {""}
+
+
+def events_that_count(events: Iterable[Event]) -> Iterator[Event]:
+    """The events that have their witnesses.
+
+    Of the logs of users that name the same node, those of the user with the most days are left
+    out: what remains, no user has said alone.
+    """
+    # (node, kind) -> user -> day -> an event of the day
+    logs: dict[tuple[str, str], dict[str, dict[float, Event]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
+    for event in events:
+        witness = WITNESSES.get(event.kind, NOBODY)
+        if witness == ROOT:
+            yield event
+        elif witness == USER and event.user:
+            logs[event.node, event.kind][event.user][event.time_s // DAY_S] = event
+    for by_user in logs.values():
+        loudest = max(by_user.values(), key=len)
+        for days in by_user.values():
+            if days is not loudest:
+                yield from days.values()
 
 
 def poisson_tail(mean: float, count: int) -> float:

@@ -57,7 +57,7 @@ class Event:
     look: int  # id of the look that reported it
     node: str
     serial: str  # of the part; "": the node itself
-    kind: str  # one of `witnesses.WITNESSES`
+    kind: str  # one of `lemons.WITNESSES`
     text: str  # one line
     user: str = ""  # of the job in whose log it is, by Slurm; "": another source
 

@@ -185,9 +185,7 @@ def _subject_texts(
     """Section -> its text, of one subject of a node; of an Unknown, only the results."""
     by_owner = {subject: [*results]}
     if not SUBJECTS[subject].checks:
-        by_owner = {
-            result.check: [result] for result in by_owner[subject] if result.check in checks
-        }
+        by_owner = {row.check: [row] for row in by_owner[subject] if row.check in checks}
     texts = {
         f"{owner}{RESULTS}": results_text(owned, checks, words.get(owner, ""))
         for owner, owned in by_owner.items()

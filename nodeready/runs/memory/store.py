@@ -16,7 +16,7 @@ import contextlib
 import json
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -159,6 +159,8 @@ def _text(name: str) -> str:
 
 
 _Sections = tuple[tuple[str, int], ...]
+#: Results and words of policies, as `NodeLook` has them.
+_Judged = tuple[dict[str, Result], dict[str, str]]
 
 
 class StoredFacts(Mapping[str, Value]):
@@ -201,7 +203,7 @@ class Memory:
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path, self._connection = path, connection
         self._cache: dict[int, Any] = {}
-        self._made: dict[tuple[str, _Sections], dict[str, Any]] = {}
+        self._made: dict[_Sections, _Judged] = {}
 
     @classmethod
     def open(cls, path: Path, *, make: bool = False) -> Memory:
@@ -271,43 +273,25 @@ class Memory:
         # A check that is declared no more is a change of a node whose sections are equal.
         checks = digest(dump(sorted(declared))) if declared else b""
         with self._transaction() as connection:
+            values = look.time_s, look.command, _text(look.inventory), look.policy_digest
             look_id = connection.execute(
                 "INSERT INTO looks VALUES(NULL,?,?,?,?,?,?,?,0)",
-                (
-                    look.time_s,
-                    look.command,
-                    _text(look.inventory),
-                    look.policy_digest,
-                    look.complete,
-                    look.code,
-                    json.dumps(look.summary),
-                ),
+                (*values, look.complete, look.code, json.dumps(look.summary)),
             ).lastrowid
             assert look_id is not None
             for node in nodes:
                 name = _text(node.name)
-                row = connection.execute(
-                    "SELECT id, state, counted, looks FROM nodes WHERE name=?", (name,)
-                ).fetchone()
-                if row is None:
-                    node_id = connection.execute(
-                        "INSERT INTO nodes VALUES(NULL,?,NULL,'{}',?,?,0)",
-                        (name, look_id, look_id),
-                    ).lastrowid
+                query = "SELECT id, state, counted, looks FROM nodes WHERE name=?"
+                if (row := connection.execute(query, (name,)).fetchone()) is None:
+                    insert = "INSERT INTO nodes VALUES(NULL,?,NULL,'{}',?,?,0)"
+                    node_id = connection.execute(insert, (name, look_id, look_id)).lastrowid
                     row = (node_id, None, "{}", 0)
                 node_id, state, counted, count = row
                 times = json.loads(counted)
                 new_state = digest(node.digest + checks) if checks else node.digest
                 if state != new_state:
-                    missing = self._change(
-                        connection,
-                        look_id,
-                        node_id,
-                        count + 1,
-                        node.read(),
-                        missed=times.get("missed", {}),
-                        declared=declared,
-                    )
+                    words = {"missed": times.get("missed", {}), "declared": declared}
+                    missing = self._change(look_id, node_id, count + 1, node.read(), **words)
                     times.pop("missing", None)
                     if missing:
                         times["missing"] = missing
@@ -315,8 +299,7 @@ class Memory:
                     missed = times.setdefault("missed", {})
                     missed[owner] = missed.get(owner, 0) + 1
                 times.update(dict.fromkeys(node.counted, look.time_s))
-                counted = json.dumps(times)
-                unchanged.append((new_state, counted, look_id, node_id))
+                unchanged.append((new_state, json.dumps(times), look_id, node_id))
             connection.executemany(
                 "UPDATE nodes SET state=?, counted=?, last_look=?, looks=looks+1 WHERE id=?",
                 unchanged,
@@ -324,23 +307,14 @@ class Memory:
             connection.executemany(
                 "INSERT INTO events VALUES(?,?,?,?,?,?,?)",
                 [
-                    (
-                        event.time_s,
-                        look_id,
-                        _text(event.node),
-                        event.serial,
-                        event.kind,
-                        _text(event.text),
-                        event.user,
-                    )
-                    for event in events
+                    (e.time_s, look_id, _text(e.node), e.serial, e.kind, _text(e.text), e.user)
+                    for e in events
                 ],
             )
         return look_id
 
     def _change(
         self,
-        connection: sqlite3.Connection,
         look: int,
         node: int,
         number: int,
@@ -353,12 +327,9 @@ class Memory:
 
         Returns the owners of the results that this look did not make.
         """
-        current = dict(
-            connection.execute(
-                "SELECT section, digest FROM current JOIN contents ON id=content WHERE node=?",
-                (node,),
-            )
-        )
+        connection = self._connection
+        query = "SELECT section, digest FROM current JOIN contents ON id=content WHERE node=?"
+        current = dict(connection.execute(query, (node,)))
         new = {section.name: section for section in sections}
         changed = [section for name, section in new.items() if current.get(name) != section.digest]
         ended = [name for name in ENDED_BY_LOOK if name in current and name not in new]
@@ -367,9 +338,9 @@ class Memory:
             ended += [name for name in current if name.endswith(COUNTERS) and name not in new]
         missing = []
         if any(name.endswith(RESULTS) for name in new):
-            owners = {name[: -len(RESULTS)]: name for name in current if name.endswith(RESULTS)}
-            for owner, name in owners.items():
-                if name in new or name in ended:
+            for name in current:
+                owner = name.removesuffix(RESULTS)
+                if owner == name or name in new or name in ended:
                     continue
                 # SUBJECT.CHECK: a policy declares the check.
                 if "." in owner and owner not in declared:
@@ -392,10 +363,8 @@ class Memory:
         )
         for section in changed:
             content = _content(connection, section)
-            connection.execute(
-                "INSERT OR REPLACE INTO current VALUES(?,?,?,?,?)",
-                (node, section.name, content, look, number),
-            )
+            values = node, section.name, content, look, number
+            connection.execute("INSERT OR REPLACE INTO current VALUES(?,?,?,?,?)", values)
             if section.name.endswith(PARTS):
                 _change_parts(connection, look, node, self.load(content))
         return missing
@@ -419,8 +388,7 @@ class Memory:
         return jump_s
 
     def _follow(self, clock: ControlClock) -> tuple[float, float, int]:
-        """The seconds by which the clock has jumped since the last look, and the time and the look
-        from which it has run without a jump."""
+        """The jump, and the time and the look from which the clock has run without a jump."""
         with self._transaction() as connection:
             connection.execute(_CLOCK)
             row = connection.execute("SELECT * FROM clock").fetchone()
@@ -490,7 +458,6 @@ class Memory:
         self._vacuum()
 
     def _vacuum(self) -> None:
-        """Give the unused pages of the file back."""
         with _named(self.path):
             # A script, because `execute` makes only the first step of a statement without rows.
             self._connection.executescript("PRAGMA incremental_vacuum")
@@ -513,37 +480,29 @@ class Memory:
         )
         with _named(self.path):
             return [
-                Look(
-                    id, time_s, command, inventory, digest, bool(complete), code, json.loads(text)
-                )
-                for id, time_s, command, inventory, digest, complete, code, text, _ in rows
+                Look(*(*values, bool(complete), code, json.loads(text)))
+                for *values, complete, code, text, _ in rows
             ]
 
-    def parts(self, word: str) -> list[PartSpan]:
+    def parts(self, word: str, condition: str = "? IN (serial, parts.uuid)") -> list[PartSpan]:
         """Where the part with this serial or uuid was, the newest first."""
-        return self._parts("? IN (serial, parts.uuid)", word)
-
-    def parts_of(self, name: str) -> list[PartSpan]:
-        """The parts that were in this node, the newest first."""
-        return self._parts("name=?", _text(name))
-
-    def parts_of_kind(self, kind: str) -> list[PartSpan]:
-        """The parts of this kind in all nodes, the newest first."""
-        return self._parts("kind=?", kind)
-
-    def _parts(self, condition: str, value: str) -> list[PartSpan]:
         rows = self._rows(
             "SELECT kind, serial, uuid, name, slot, first.time, last.time, until_look"
             " FROM parts JOIN nodes ON nodes.id=parts.node"
             " JOIN looks AS first ON first.id=parts.first_look"
             " JOIN looks AS last ON last.id=coalesce(until_look, last_look)"
             f" WHERE {condition} ORDER BY first.time DESC, slot",
-            value,
+            word,
         )
-        return [
-            PartSpan(kind, serial, uuid, name, slot, first_s, last_s, until is None)
-            for kind, serial, uuid, name, slot, first_s, last_s, until in rows
-        ]
+        return [PartSpan(*(*values, until is None)) for *values, until in rows]
+
+    def parts_of(self, name: str) -> list[PartSpan]:
+        """The parts that were in this node, the newest first."""
+        return self.parts(_text(name), "name=?")
+
+    def parts_of_kind(self, kind: str) -> list[PartSpan]:
+        """The parts of this kind in all nodes, the newest first."""
+        return self.parts(kind, "kind=?")
 
     def events(self, name: str | None = None, serial: str | None = None) -> list[Event]:
         """The events of a node, of a part, or all of them, the newest first."""
@@ -711,57 +670,39 @@ class Memory:
     def _node_look(
         self, name: str, look: int, time_s: float, number: int, contents: Mapping[str, int]
     ) -> NodeLook:
-        """The node with these sections."""
         error, unreachable = self.load(contents[ERROR]) if ERROR in contents else ("", False)
         results = [item for item in contents.items() if item[0].endswith(RESULTS)]
         # The gate's own results are newer than those of the last audit.
         results += [(GATE, contents[GATE])] if GATE in contents else []
-        counters = [item for item in contents.items() if item[0].endswith(COUNTERS)]
-        return NodeLook(
-            name,
-            time_s,
-            self.load(contents[BOOT]) if BOOT in contents else "",
-            look,
-            error,
-            StoredFacts({n: c for n, c in contents.items() if n.endswith(FACTS)}, self),
-            self._shared(tuple(counters), self._counters),
-            self._shared(tuple(results), self._results),
-            unreachable,
-            number,
-            self._shared(tuple(results), self._policies),
-            self.load(contents[MISSED]) if MISSED in contents else {},
-        )
-
-    def _shared(
-        self, sections: _Sections, make: Callable[[_Sections], dict[str, Any]]
-    ) -> dict[str, Any]:
-        """What this function makes of sections, made once for the nodes that share them."""
-        key = (make.__name__, sections)
-        if key not in self._made:
-            if len(self._made) >= _MAX_CACHED:
-                self._made.clear()
-            self._made[key] = make(sections)
-        return self._made[key]
-
-    def _counters(self, sections: _Sections) -> dict[str, int]:
-        return {
+        boot_id = self.load(contents[BOOT]) if BOOT in contents else ""
+        facts = StoredFacts({n: c for n, c in contents.items() if n.endswith(FACTS)}, self)
+        totals = {
             f"{section[: -len(COUNTERS)]}.{key}": value
-            for section, content in sections
+            for section, content in contents.items()
+            if section.endswith(COUNTERS)
             for key, value in self.load(content).items()
         }
+        judged, policies = self._merged(tuple(results))
+        missed = self.load(contents[MISSED]) if MISSED in contents else {}
+        return NodeLook(
+            *(name, time_s, boot_id, look, error, facts, totals, judged),
+            *(unreachable, number, policies, missed),
+        )
 
-    def _policies(self, sections: _Sections) -> dict[str, str]:
-        return {
-            section[: -len(RESULTS)]: self.load(content)[POLICY]
-            for section, content in sections
-            if POLICY in self.load(content)
-        }
-
-    def _results(self, sections: _Sections) -> dict[str, Result]:
-        results: dict[str, Result] = {}
-        for _, content in sections:
-            results.update(parse_results(self.load(content)))
-        return results
+    def _merged(self, sections: _Sections) -> _Judged:
+        """The results and the words of policies, made once for the nodes that share them."""
+        if sections not in self._made:
+            if len(self._made) >= _MAX_CACHED:
+                self._made.clear()
+            results: dict[str, Result] = {}
+            policies: dict[str, str] = {}
+            for section, content in sections:
+                data = self.load(content)
+                results.update(parse_results(data))
+                if POLICY in data:
+                    policies[section[: -len(RESULTS)]] = data[POLICY]
+            self._made[sections] = results, policies
+        return self._made[sections]
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
@@ -800,10 +741,8 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 def _content(connection: sqlite3.Connection, section: SectionText) -> int:
     """The id of the section's text, which is kept if it is new."""
-    row = connection.execute(
-        "SELECT id FROM contents WHERE digest=?", (section.digest,)
-    ).fetchone()
-    if row is None:
+    query = "SELECT id FROM contents WHERE digest=?"
+    if (row := connection.execute(query, (section.digest,)).fetchone()) is None:
         data = section.read()
         if data is None:
             raise sqlite3.OperationalError("old looks were removed meanwhile")

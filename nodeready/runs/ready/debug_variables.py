@@ -110,7 +110,6 @@ def _recorder(
 
 
 def _debugging(installed: InstalledTorch, directory: str, word: str) -> dict[str, tuple[str, str]]:
-    """Name -> value and reason of a node's variables."""
     by_name = {
         name: (value, reason) for name, value, reason in _recorder(installed, directory, word)
     }

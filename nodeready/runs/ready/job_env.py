@@ -11,7 +11,7 @@ NCCL_IB_HCA         the RDMA devices outside the management network: see `ib_hca
 OMPI_MCA_btl_tcp_if_include  the same interface, for Open MPI's messages over TCP
 MASTER_ADDR         the address of the first node on that interface: rank 0 runs there
 PDSH_RCMD_TYPE      ssh, where pdsh is installed: its own default may be rsh
-MASTER_PORT         a port that is free on every node: see `master_port.choose`
+MASTER_PORT         a port that is free on every node: see `choose`
 
 With ``--debug`` also the variables that make the job debuggable: see
 `debug_variables.debug_variables`.
@@ -33,10 +33,13 @@ from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.json_types import Name, Names, WholeSecond
 from nodeready.core.outcome import NodeGaps
 from nodeready.core.policy import Policy
-from nodeready.runs.ready.master_port import choose
+from nodeready.core.text import join_ranges, range_text
+from nodeready.fleet.inventory.nodeset import fold
 from nodeready.subjects.nics.facts import Nics, peer_interfaces, socket_interface
 from nodeready.subjects.pdsh.facts import Pdsh
+from nodeready.subjects.ports import facts as ports_facts
 from nodeready.subjects.ports.facts import Ports
+from nodeready.subjects.ports.firewall import Range, overlap, parse_ranges, without
 from nodeready.subjects.rdma.facts import Rdma, hcas
 from nodeready.subjects.snapshot import Snapshot
 
@@ -63,8 +66,7 @@ def hca_value(devices: tuple[str, ...]) -> str:
 
 
 def _management(nics: Nics, fleet: FleetFacts) -> set[str]:
-    """The interfaces of the default route and of the routes to other nodes, with the interfaces
-    below them (a bond's slaves)."""
+    """The interfaces of routes to other nodes and by default, with those below (bonds' slaves)."""
     routed = {nics.default_interface, *peer_interfaces(nics, fleet)[:1]} - {None}
     members = {
         name
@@ -72,6 +74,138 @@ def _management(nics: Nics, fleet: FleetFacts) -> set[str]:
         if interface.master in routed or routed & {*interface.upper}
     }
     return {name for name in routed | members if name}
+
+
+# --- MASTER_PORT: the first node of a job is not known yet, so the port must be free on all nodes.
+
+#: Maximum notes about ports that are not chosen.
+_MAX_NOTES = 6
+
+Ranges = tuple[Range, ...]
+
+
+@dataclass(frozen=True)
+class PortChoice:
+    """The port for a job."""
+
+    port: int | None  # None: no port is free on all nodes
+    reason: str  # why this port, or why none
+    notes: tuple[str, ...]  # the nodes that exclude other ports, or may exclude this port later
+    unknown: Mapping[str, str]  # node -> why its ports are not known
+
+
+def _taken(observed: Ports, first: int, last: int) -> dict[str, Ranges]:
+    """Reason -> the ports of the range that a job of any user cannot use on this node."""
+    held: dict[int, str] = {}
+    for socket in (*(observed.listeners or ()), *(observed.connections or ())):
+        holder = f"{socket.process or 'a process'} of {socket.user or f'uid {socket.uid}'}"
+        listens = socket.state == "listening"
+        reason = f"{holder} listens" if listens else f"a connection of {holder}"
+        if first <= socket.port <= last:
+            held.setdefault(socket.port, reason)
+    ports: dict[str, list[Range]] = {}
+    for port, reason in held.items():
+        ports.setdefault(reason, []).append((port, port))
+    taken = {reason: tuple(join_ranges(numbers)) for reason, numbers in ports.items()}
+    if observed.privileged_below > 0:
+        taken["for root alone"] = overlap(((0, observed.privileged_below - 1),), first, last)
+    if observed.firewall.verdict == "drop":
+        dropped = parse_ranges(observed.firewall.ports) or ()
+        taken["a rule of the packet filter drops it"] = overlap(dropped, first, last)
+    return {reason: ranges for reason, ranges in taken.items() if ranges}
+
+
+def _unseen(observed: Ports | Unknown, first: int, last: int) -> str:
+    """Why the used ports of the range are not all known on this node; "": they are."""
+    if isinstance(observed, Unknown):
+        return observed.reason
+    if observed.listeners is None or observed.connections is None:
+        return "/proc/net/tcp cannot be read"
+    sockets = (*observed.listeners, *observed.connections)
+    count = sum(first <= socket.port <= last for socket in sockets)
+    is_incomplete = observed.is_cut and count >= ports_facts.MOST_SOCKETS
+    return "more sockets in the range than are looked at" if is_incomplete else ""
+
+
+#: (reason, ports) -> the nodes that exclude these ports.
+Objections = dict[tuple[str, Ranges], list[str]]
+
+
+def _objection_lines(groups: Objections, first: int, last: int) -> tuple[str, ...]:
+    """``29500-29502 on gpu017: python3 of ada listens``, as far as the ports are in the range."""
+    texts = []
+    for (reason, ranges), names in groups.items():
+        inside = overlap(ranges, first, last)
+        if inside:
+            ports = ", ".join(range_text(*part) for part in inside[:4])
+            suffix = ", ..." if len(inside) > 4 else ""
+            texts.append(f"not {ports}{suffix} on {fold(names)}: {reason}")
+    remainder = f"and {len(texts) - _MAX_NOTES} more reasons against ports"
+    return (*texts[:_MAX_NOTES], remainder) if len(texts) > _MAX_NOTES else tuple(texts)
+
+
+def choose(observed: Mapping[str, Ports | Unknown], ranges: Mapping[str, Range]) -> PortChoice:
+    """The first port that is free on every node. A port that the kernel may give to an outgoing
+    connection is the second choice.
+
+    observed: node -> its ports, probed with its range
+    ranges:   node -> the range of its policy; a port must be in all of them
+
+    A free port has no listener, is no connection's local port, is open to any user, and no rule of
+    the packet filter drops it by its text. A node that could not be probed is named, and excludes
+    no port.
+    """
+    first, last = max(r[0] for r in ranges.values()), min(r[1] for r in ranges.values())
+    if first > last:
+        by_range: dict[Range, list[str]] = {}
+        for name, allowed in ranges.items():
+            by_range.setdefault(allowed, []).append(name)
+        notes = tuple(
+            f"{range_text(*allowed)} on {fold(names)}" for allowed, names in by_range.items()
+        )
+        reason = "the nodes' policies have no port in common: --ports FIRST-LAST"
+        return PortChoice(None, reason, notes[:_MAX_NOTES], {})
+    unknown = {
+        name: reason
+        for name, observation in observed.items()
+        if (reason := _unseen(observation, first, last))
+    }
+    taken: Objections = {}
+    may_be_taken: Objections = {}
+    for name, observation in observed.items():
+        if isinstance(observation, Unknown):
+            continue
+        for reason, ports in _taken(observation, first, last).items():
+            taken.setdefault((reason, ports), []).append(name)
+        ephemeral = observation.ephemeral
+        sources = without(ephemeral, observation.reserved or ()) if ephemeral else ()
+        if inside := overlap(sources, first, last):
+            may_be_taken.setdefault(("outgoing connections may get it", inside), []).append(name)
+    if len(unknown) == len(observed):
+        return PortChoice(None, "no node tells which of its ports are free", (), unknown)
+    free = _free(first, last, taken)
+    lasting = _free(first, last, {**taken, **may_be_taken})
+    span = range_text(first, last)
+    if not free:
+        reason = f"no port of {span} is free on all nodes"
+        return PortChoice(None, reason, _objection_lines(taken, first, last), unknown)
+    port = (lasting or free)[0]
+    notes = _objection_lines({**taken, **may_be_taken} if lasting else taken, first, port - 1)
+    if not lasting:
+        nodes = fold(name for names in may_be_taken.values() for name in names)
+        notes += (f"outgoing connections may get it on {nodes}: see ports.ephemeral",)
+    return PortChoice(port, f"the first of {span} that is free on all nodes", notes, unknown)
+
+
+def _free(first: int, last: int, against: Objections) -> list[int]:
+    """The ports of the range that no objection excludes, ascending."""
+    held = {
+        port
+        for ranges in {ranges for _, ranges in against}
+        for low, high in ranges
+        for port in range(low, high + 1)
+    }
+    return [port for port in range(first, last + 1) if port not in held]
 
 
 # --- The variables, from all nodes' suggestions.
@@ -163,11 +297,6 @@ def _interface(snapshot: Snapshot, fleet: FleetFacts) -> _Suggestion:
     return _Suggestion(name, reason)
 
 
-def _exact_interface(snapshot: Snapshot, fleet: FleetFacts) -> _Suggestion:
-    suggestion = _interface(snapshot, fleet)
-    return replace(suggestion, value=f"={suggestion.value}") if suggestion.value else suggestion
-
-
 def _hca(snapshot: Snapshot, fleet: FleetFacts) -> _Suggestion:
     rdma, nics = snapshot.subjects.get("rdma"), snapshot.subjects.get("nics")
     if not isinstance(rdma, Rdma):
@@ -204,8 +333,10 @@ def _variable(
     harmless: the variable has no effect on a node that needs none
     """
     suggestions = {node: ask(snapshot, fleet) for node, snapshot in snapshots.items()}
-    known = {node: s.value for node, s in suggestions.items() if s.value is not None}
-    values = tuple(NodesByValue(text or None, nodes) for text, nodes in _nodes_by_text(known))
+    node_values = {node: s.value for node, s in suggestions.items() if s.value is not None}
+    values = tuple(
+        NodesByValue(text or None, nodes) for text, nodes in _nodes_by_text(node_values)
+    )
     unknown = nodes_by_reason(
         {node: s.reason for node, s in suggestions.items() if s.value is None}
     )
@@ -222,7 +353,11 @@ def _variable(
 
 
 def _sockets(snapshots: Mapping[str, Snapshot], fleet: FleetFacts) -> JobVariable:
-    sockets = _variable("NCCL_SOCKET_IFNAME", _exact_interface, snapshots, fleet)
+    def exact_interface(snapshot: Snapshot, fleet: FleetFacts) -> _Suggestion:
+        suggestion = _interface(snapshot, fleet)
+        return replace(suggestion, value=suggestion.value and f"={suggestion.value}")
+
+    sockets = _variable("NCCL_SOCKET_IFNAME", exact_interface, snapshots, fleet)
     names = [(value or "")[1:] for value, _ in sockets.nodes_by_value]
     if sockets.value is not None or len(names) < 2:
         return sockets
@@ -241,15 +376,14 @@ def _master_address(
     """The first node's address, IPv4 first: launchers start rank 0 there."""
     first = next(name for name in policies if name in snapshots)
     name, snapshot = "MASTER_ADDR", snapshots[first]
-    suggestion = _interface(snapshot, fleet)
-    if not suggestion.value:
-        unknown = (NodesByReason(suggestion.reason, (first,)),)
-        return JobVariable(name, None, "the first node does not tell", False, (), unknown)
-    listed = snapshot["nics"].interfaces[suggestion.value].addresses
-    texts = (text.partition("/")[0] for text in listed or ())
-    addresses = sorted(filter(_is_shareable, texts), key=lambda text: ":" in text)
+    suggestion, addresses, reason = _interface(snapshot, fleet), list[str](), ""
+    if suggestion.value:
+        reason = f"the address of {suggestion.value}"
+        listed = snapshot["nics"].interfaces[suggestion.value].addresses
+        texts = (text.partition("/")[0] for text in listed or ())
+        addresses = sorted(filter(_is_shareable, texts), key=lambda text: ":" in text)
     if not addresses:
-        unknown = (NodesByReason(f"the address of {suggestion.value}", (first,)),)
+        unknown = (NodesByReason(reason or suggestion.reason, (first,)),)
         return JobVariable(name, None, "the first node does not tell", False, (), unknown)
     reason = f"{first}, the first node, on {suggestion.value}; rank 0 must run there"
     values = (NodesByValue(addresses[0], (first,)),)
@@ -257,7 +391,6 @@ def _master_address(
 
 
 def _is_shareable(text: str) -> bool:
-    """Whether other nodes can reach an address."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

@@ -11,7 +11,7 @@ import statistics
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from nodeready.agent.asking import SshPeer
@@ -28,8 +28,15 @@ from nodeready.agent.proofs.mesh import (
     MeshRound,
     Try,
 )
-from nodeready.runs.ready import localize
-from nodeready.runs.ready.localize import BOTH, PAIR, SOURCE, TARGET, ReachAttempt
+from nodeready.runs.ready.reach import (
+    BOTH,
+    PAIR,
+    SOURCE,
+    TARGET,
+    ReachAttempt,
+    ReachFinding,
+    attribute,
+)
 from nodeready.subjects.proof.peer_facts import Blocked, Mesh
 
 # --- Why a connection failed, in words, from what the connecting node saw.
@@ -191,8 +198,6 @@ def chosen_ports(first: int, last: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _PairResult:
-    """One node's attempt to reach a target."""
-
     passed: tuple[int, ...]
     failing: Mapping[int, str]  # port -> the cause
     name: str  # why the target's name is wrong; "": it is right
@@ -245,10 +250,6 @@ class Rounds:
         ports = chosen_ports(*span)
         self.ports = {
             name: tuple(port for port in ports if port in {*first_line.ports})
-            for name, first_line in listening.items()
-        }
-        self.busy = {
-            name: tuple(busy for busy in first_line.busy if busy.port in ports)
             for name, first_line in listening.items()
         }
         claimed = {name: first_line.addresses for name, first_line in listening.items()}
@@ -327,10 +328,11 @@ class Rounds:
             return
         self._has_new_failures = False
         for finding, ports in self._findings():
+            possible = self.ports[finding.node]
+            if finding.kind != TARGET:
+                possible = tuple(sorted({p for peer in finding.peers for p in self.ports[peer]}))
             # Three peers are evidence. Two are where every port fails, which costs the most time.
-            if finding.kind != PAIR and (
-                len(finding.peers) > 2 or ports in ((), self._all(finding))
-            ):
+            if finding.kind != PAIR and (len(finding.peers) > 2 or ports in ((), possible)):
                 directions = (SOURCE, TARGET) if finding.kind == BOTH else (finding.kind,)
                 self._skipped |= {
                     (finding.node, direction, p)
@@ -351,12 +353,6 @@ class Rounds:
             if is_untried and is_free and self.ports_to_try(source, target):
                 pairs[source] = target
         return pairs
-
-    def _all(self, finding: localize.ReachFinding) -> tuple[int, ...]:
-        """The ports that could be tried in this direction."""
-        if finding.kind == TARGET:
-            return self.ports[finding.node]
-        return tuple(sorted({port for peer in finding.peers for port in self.ports[peer]}))
 
     def _columns(self) -> Iterator[tuple[tuple[int, ...], dict[_Edge, str], set[_Edge]]]:
         """Groups of ports with the same result: the ports, the failed edges with their causes, and
@@ -379,8 +375,7 @@ class Rounds:
         for ports, bad, good in by_result.values():
             yield tuple(ports), bad, good
 
-    def _findings(self) -> list[tuple[localize.ReachFinding, tuple[int, ...]]]:
-        """The findings, each with its ports."""
+    def _findings(self) -> list[tuple[ReachFinding, tuple[int, ...]]]:
         attempts: list[ReachAttempt] = []
         columns: dict[str, tuple[int, ...]] = {}
         for number, (ports, bad, good) in enumerate(self._columns()):
@@ -391,15 +386,14 @@ class Rounds:
             attempts += [ReachAttempt(*edge, key, True) for edge in good]
         return [
             (finding, tuple(sorted(port for key in finding.channels for port in columns[key])))
-            for finding in localize.attribute(attempts)
+            for finding in attribute(attempts)
         ]
 
-    def _host_names(self) -> list[localize.ReachFinding]:
-        """The findings about wrong host names."""
+    def _host_names(self) -> list[ReachFinding]:
         bad = {edge: pair.host for edge, pair in self._pairs.items() if pair.host}
         attempts = [ReachAttempt(*edge, "", False, cause) for edge, cause in bad.items()]
         good = _adjacent(bad, self._pairs.keys() - bad.keys())
-        return localize.attribute([*attempts, *(ReachAttempt(*edge, "", True) for edge in good)])
+        return attribute([*attempts, *(ReachAttempt(*edge, "", True) for edge in good)])
 
     def meshes(self) -> dict[str, Mesh]:
         """The Mesh of each node that took part to the end."""
@@ -411,48 +405,42 @@ class Rounds:
                 tried.update([(source, SOURCE), (target, TARGET)])
             if pair.passed and not pair.failing:
                 reached.update([(source, SOURCE), (target, TARGET)])
-        return {
-            name: replace(
-                self._mesh(name, tried, reached, tuple(blocked.get(name, ()))),
-                own_name=own_name_cause(self._listening[name]),
+        meshes, ordered = dict[str, Mesh](), chosen_ports(*self.span)
+        for name, listening in self.ports.items():
+            times = self._times.get(name)
+            median = worst = None
+            if times is not None and times.all:
+                median, worst = round(statistics.median(times.all), 3), round(times.worst, 3)
+            missed = any(pair.failing for (_, to), pair in self._pairs.items() if to == name)
+            first_line = self._listening[name]
+            meshes[name] = Mesh(
+                nodes=self.total,
+                first=self.span[0],
+                last=self.span[1],
+                listening=listening,
+                busy=tuple(busy for busy in first_line.busy if busy.port in ordered),
+                to=tried[name, SOURCE],
+                by=tried[name, TARGET],
+                reached=reached[name, SOURCE],
+                reached_by=reached[name, TARGET],
+                blocked=tuple(blocked.get(name, ())),
+                median_ms=median,
+                worst_ms=worst,
+                worst_peer=times.peer if times and times.all else "",
+                crowd=self._crowd(name) if missed else 0,
+                own_name=own_name_cause(first_line),
                 names=tuple(names.get(name, ())),
             )
-            for name in self.ports
-        }
-
-    def _mesh(
-        self, name: str, tried: _Count, reached: _Count, blocked: tuple[Blocked, ...]
-    ) -> Mesh:
-        times = self._times.get(name)
-        median = worst = None
-        if times is not None and times.all:
-            median, worst = round(statistics.median(times.all), 3), round(times.worst, 3)
-        missed = any(pair.failing for (_, to), pair in self._pairs.items() if to == name)
-        return Mesh(
-            nodes=self.total,
-            first=self.span[0],
-            last=self.span[1],
-            listening=self.ports[name],
-            busy=self.busy[name],
-            to=tried[name, SOURCE],
-            by=tried[name, TARGET],
-            reached=reached[name, SOURCE],
-            reached_by=reached[name, TARGET],
-            blocked=blocked,
-            median_ms=median,
-            worst_ms=worst,
-            worst_peer=times.peer if times and times.all else "",
-            crowd=self._crowd(name) if missed else 0,
-        )
+        return meshes
 
 
 def _blocked_by_node(
-    findings: Iterable[tuple[localize.ReachFinding, tuple[int, ...]]],
+    findings: Iterable[tuple[ReachFinding, tuple[int, ...]]],
 ) -> dict[str, list[Blocked]]:
     blocked: dict[str, list[Blocked]] = {}
-    for found, ports in findings:
-        blocked.setdefault(found.node, []).append(
-            Blocked(found.kind, ports, found.peers, found.tried, found.cause, found.back)
+    for finding, ports in findings:
+        blocked.setdefault(finding.node, []).append(
+            Blocked(finding.kind, ports, finding.peers, finding.tried, finding.cause, finding.back)
         )
     return blocked
 

@@ -1,13 +1,17 @@
-"""The results of a search so far: the tests, their outcomes, and the suspects. Pure."""
+"""The tests of a search, their trials and retrials, and what they show so far. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import itertools
+import math
+import statistics
+from collections.abc import Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple, TypeVar
 
 from nodeready.agent.smoke.orders import RankNetwork
 from nodeready.core.json_types import Count, Name
+from nodeready.runs.ready import mesh
 
 NODE, GPU, PAIR, SCALE = KINDS = ("node", "gpu", "pair", "scale")
 
@@ -178,8 +182,7 @@ class Knowledge:
         return {partner for pair in pairs for partner in pair if partner != name}
 
     def _unexplained(self) -> list[SmokeSuspect]:
-        """A suspect of kind scale for all failures that no suspect explains and that share nodes:
-        the nodes of the smallest of them."""
+        """A suspect of kind scale for the unexplained failures that share nodes: the smallest."""
         groups: list[tuple[set[str], list[Test], tuple[tuple[str, ...], str]]] = []
         failed = [
             (test, outcome.cause)
@@ -227,3 +230,205 @@ class Knowledge:
             self.rounds,
             self.sorted(self.positions.keys() - covered),
         )
+
+
+# --- The requests of a search, their trials, and retrials.
+
+
+T = TypeVar("T")
+
+#: Report a node if all its retrials have at most this fraction of the bandwidth of the good
+#: nodes' retrials, and the median at most the second fraction: half of a rate, with some noise. Of
+#: 85 runs on 64 nodes that share one machine's memory, two nodes without a fault had at most 0.65
+#: and 0.67.
+REPORT_SHARE, _MEDIAN_SHARE = 0.7, 0.58
+#: Below this fraction, which is no noise, fewer retrials suffice.
+_CLEAR_SHARE = 0.4
+#: Report a latency only if it is this number of milliseconds above that of the good nodes.
+NOISE_MS = 5.0
+#: Retrials if the result is clear, and in general.
+_FEW_RETRIALS, _RETRIALS = 3, 6
+
+
+@dataclass(frozen=True)
+class TrialRequest:
+    """A test that the search requests."""
+
+    purpose: str
+    nodes: tuple[str, ...]
+    # the number of good nodes to add; as many as needed for two nodes in any case
+    fillers: int = 0
+    avoid: frozenset[str] = frozenset()  # nodes that must not be fillers
+    gpus: tuple[int, ...] = ()  # the GPUs of the first node that take part; (): all
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A finished test."""
+
+    test: Test
+    outcome: SmokeOutcome
+
+    def peers_of(self, node: str) -> str:
+        """The node's peers in this test, in words, with the number and the cause."""
+        peers = [name for name in self.test.nodes if name != node]
+        return f"{join_names(peers)} {cite([self.test])}{with_cause(self.outcome.cause)}"
+
+
+#: The trials of the requests; None: a node of the test is lost, or no filler remains.
+Trials = list["Trial | None"]
+Steps = Generator["list[TrialRequest]", Trials, T]
+#: The search for one fault. Returns the hunts that continue it.
+Hunt = Generator["list[TrialRequest]", Trials, "list[Hunt]"]
+
+
+def is_failed(trial: Trial | None) -> bool:
+    """Whether the test ran and failed."""
+    return trial is not None and not trial.outcome.ok
+
+
+def cite_trials(trials: Iterable[Trial]) -> str:
+    """The numbers of the tests in a sentence."""
+    return cite(trial.test for trial in trials)
+
+
+def one_turn(
+    suspect: TrialRequest, control: TrialRequest, suspected: list[Trial], good: list[Trial]
+) -> Steps[bool]:
+    """Run the suspect's test, then that of good nodes, with no other test beside them, and add
+    them to the lists. Returns whether both ran."""
+    for request, trials in ((suspect, suspected), (control, good)):
+        (trial,) = yield [request]
+        if trial is None:
+            return False
+        trials.append(trial)
+    return True
+
+
+def retry_alternately(
+    suspects: Sequence[tuple[str, ...]],
+    good_nodes: tuple[str, ...],
+    purpose: str,
+    is_flaky: bool = False,
+) -> Steps[str]:
+    """Test the suspect (in each of ``suspects`` beside another node) and good nodes in turns.
+    Returns the evidence against the suspect, or ""."""
+    suspected: list[Trial] = []
+    good: list[Trial] = []
+    control = TrialRequest(SWEEP if purpose == SWEEP else CONTROL, good_nodes)
+    evidence = ""
+    for turn in range(1, _RETRIALS + 1):
+        request = TrialRequest(purpose, suspects[turn % len(suspects)])
+        if not (yield from one_turn(request, control, suspected, good)):
+            return ""
+        evidence = slow_reason(suspected, good, REPORT_SHARE)
+        if any(map(is_failed, good)) or not (evidence or is_flaky):
+            return ""
+        if turn == _FEW_RETRIALS and slow_reason(suspected, good, _CLEAR_SHARE):
+            break
+    failed = [trial for trial in suspected if is_failed(trial)]
+    # A flaky suspect has to fail with each of its partners: else the partner may be the cause.
+    if not evidence and len({trial.test.nodes for trial in failed}) == len(suspects) > 1:
+        return (
+            f"fails now and then, {len(failed)} of {len(suspected)} times "
+            f"{cite_trials(failed)}{with_cause(failed[0].outcome.cause)}; "
+            f"{join_names(good_nodes)} never {cite_trials(good)}"
+        )
+    return evidence
+
+
+def slow_reason(suspected: Sequence[Trial], good: Sequence[Trial], share: float) -> str:
+    """How much slower all trials of a suspect are than all trials of good nodes; "": they are not.
+
+    share: maximum fraction of the good nodes' bandwidth
+    """
+    names = set(suspected[0].test.nodes).intersection(*(t.test.nodes for t in suspected))
+    partner = "" if len(names) > 1 else " beside good nodes"
+    subject = f"{join_names(sorted(names))}{partner}, in turns with "
+    subject += f"{join_names(good[0].test.nodes)}:"
+    tests = f"{cite_trials(suspected)} against {cite_trials(good)}"
+    if not any(trial.outcome.ok for trial in suspected):
+        cause = with_cause(suspected[0].outcome.cause)
+        return f"{subject} fails each time {tests}{cause}"
+    rates = [trial.outcome.gbps if trial.outcome.ok else 0.0 for trial in suspected]
+    good_rates = [trial.outcome.gbps for trial in good]
+    highest, lowest = max(rates), min(good_rates)
+    has_low_median = statistics.median(rates) <= _MEDIAN_SHARE * statistics.median(good_rates)
+    if 0 < highest <= share * lowest and has_low_median:
+        return f"slow: {subject} at most {highest:.3g} against {lowest:.3g} Gbit/s {tests}"
+    shortest = min(t.outcome.ms if t.outcome.ok else math.inf for t in suspected)
+    longest = max(trial.outcome.ms for trial in good)
+    if longest > 0 and shortest >= max(2.1 / share * longest, longest + NOISE_MS):
+        return f"slow: {subject} at least {shortest:.3g} against {longest:.3g} ms {tests}"
+    return ""
+
+
+#: Investigate a test below this fraction of the 75th percentile of the bandwidth, or above this
+#: multiple of the 25th percentile of the latency.
+_INVESTIGATE_SHARE, _INVESTIGATE_TIMES = 0.55, 4.0
+
+
+def quartile(values: Iterable[float], quarter: int) -> float:
+    """The first or third quartile of the positive values; 0 if there are fewer than two.
+
+    >>> quartile([4, 1, 3, 2], 1), quartile([4, 1, 3, 2], 3)
+    (2, 3)
+    """
+    ordered = sorted(value for value in values if value > 0)
+    if len(ordered) < 2:
+        return 0.0
+    if quarter == 1:
+        return ordered[len(ordered) // 4]
+    return ordered[math.ceil(0.75 * len(ordered)) - 1]
+
+
+def looks_slow(outcome: SmokeOutcome, usual_gbps: float, usual_ms: float) -> bool:
+    """Whether the test is so slow that it is investigated."""
+    limit_ms = max(_INVESTIGATE_TIMES * usual_ms, usual_ms + NOISE_MS)
+    is_late = usual_ms > 0 and outcome.ms > limit_ms
+    return outcome.ok and (is_late or 0 < outcome.gbps < _INVESTIGATE_SHARE * usual_gbps)
+
+
+# --- The groups, the sweeps and the rounds of a fleet without a fault.
+
+#: Up to this number of nodes, a sweep has all pairs.
+_ALL_PAIRS = 64
+
+
+class SmokePlan(NamedTuple):
+    """The tests and rounds of a fleet without a fault."""
+
+    tests: int  # number of tests of several nodes, before the sweep
+    rounds: int  # number of rounds before the sweep; the first round tests each node alone
+    sweeps: int  # number of rounds of the sweep, which tests pairs of nodes
+
+
+def split_groups(nodes: Sequence[str]) -> list[list[str]]:
+    """Groups of about √N neighbours, each of two nodes or more.
+
+    >>> split_groups(["a", "b", "c", "d"])
+    [['a', 'b'], ['c', 'd']]
+    """
+    count = max(1, min(len(nodes) // 2, round(math.sqrt(len(nodes)))))
+    ends = [len(nodes) * number // count for number in range(count + 1)]
+    return [list(nodes[begin:end]) for begin, end in itertools.pairwise(ends)]
+
+
+def sweep_offsets(count: int, full: bool) -> list[int]:
+    """The offsets between the nodes of a pair, one per round of the sweep.
+
+    full: all offsets; else the ring and the skips, in both directions
+    """
+    if full or count <= _ALL_PAIRS:
+        return [*mesh.full(count)]
+    return [offset for skip in mesh.ring_and_skips(count) for offset in (skip, count - skip)]
+
+
+def plan(count: int, *, full: bool = False) -> SmokePlan:
+    """The plan of a fleet with this number of nodes."""
+    if count < 2:
+        return SmokePlan(0, count, 0)
+    groups = len(split_groups([""] * count))
+    merges = int(groups > 1)
+    sweeps = len({offset % count for offset in sweep_offsets(count, full)})
+    return SmokePlan(groups + merges, 2 + merges, sweeps)

@@ -1,14 +1,18 @@
-"""The network that NCCL chose on each node, and the nodes on which it is not the best. Pure."""
+"""The network that NCCL chose on each node, and the bandwidth of nodes and links. Pure."""
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 from nodeready.agent.smoke.orders import RankNetwork
 from nodeready.core.result import join_first
 from nodeready.core.text import counted, sanitise
+from nodeready.runs.smoke.document import LinkBandwidth
 from nodeready.runs.smoke.knowledge import CONTROL, SWEEP, SmokeOutcome, Test
 
 #: NCCL's network without RDMA; the name of gloo, which is not NCCL.
@@ -67,17 +71,10 @@ def describe(network: str, interface: str, hcas: Sequence[str], gdr: bool | None
     return ", ".join(words)
 
 
-def _is_loopback(interface: str) -> bool:
-    """Whether this interface, or address, leads to no other node."""
-    return interface == "lo" or interface.startswith("127.")
-
-
-def _words(network: RankNetwork) -> str:
-    return describe(network.name, network.interface, network.hcas, network.gdr)
-
-
-def _because(network: RankNetwork) -> str:
-    return f": {network.note}" if network.note else ""
+def _uses(network: RankNetwork, contrast: str) -> str:
+    """What NCCL uses, in words, and why."""
+    words = describe(network.name, network.interface, network.hcas, network.gdr)
+    return f"NCCL uses {words}, {contrast}{network.note and f': {network.note}'}"
 
 
 def unexpected(
@@ -88,10 +85,7 @@ def unexpected(
     expected: node -> the policy's nccl_network; "": any
     """
     return {
-        name: (
-            f"NCCL uses {_words(network)}, the policy wants {expected[name]} (nccl_network)"
-            f"{_because(network)}",
-        )
+        name: (_uses(network, f"the policy wants {expected[name]} (nccl_network)"),)
         for name, network in networks.items()
         if expected.get(name) and network.name.lower() not in (expected[name].lower(), _GLOO)
     }
@@ -113,21 +107,93 @@ def warnings(
     direct = Counter(network.gdr for network in nccl.values() if network.gdr is not None)
     sentences: dict[str, tuple[str, ...]] = {}
     for name, network in networks.items() if len(networks) > 1 else ():
-        if _is_loopback(network.interface):
-            library = "gloo" if network.name == _GLOO else "NCCL"
-            sentences[name] = (f"{library} uses {network.interface}: no other node reaches that",)
+        interface, library = network.interface, "gloo" if network.name == _GLOO else "NCCL"
+        if interface == "lo" or interface.startswith("127."):
+            sentences[name] = (f"{library} uses {interface}: no other node reaches that",)
     for name, network in nccl.items():
         is_slow = network.name != usual and (
             network.name == _SOCKET or 2 * counts[usual] > len(nccl)
         )
         if is_slow:
-            text = f"NCCL uses {_words(network)}, most nodes {usual}{_because(network)}"
+            text = _uses(network, f"most nodes {usual}")
         elif network.name == _SOCKET and hcas.get(name):
-            ports = join_first(hcas[name], ", ")
-            text = f"NCCL uses {_words(network)}, and not {ports}{_because(network)}"
+            text = _uses(network, f"and not {join_first(hcas[name], ', ')}")
         elif network.gdr is False and direct[True] > direct[False]:
-            text = f"NCCL uses {_words(network)}, which most nodes use"
+            text = _uses(replace(network, note=""), "which most nodes use")
         else:
             continue
         sentences[name] = (*sentences.get(name, ()), text)
+    return sentences
+
+
+# --- The bandwidth inside nodes and between them, and the floors of the policy.
+
+INSIDE, BETWEEN = "inside", "between"
+_TITLES = {INSIDE: "inside the node", BETWEEN: "between nodes"}
+_SETTINGS = {INSIDE: "smoke_min_node_gbps", BETWEEN: "smoke_min_gbps"}
+
+
+class Floor(NamedTuple):
+    """A node's policy, in Gbit/s of bus bandwidth; 0: it has none."""
+
+    between: float = 0.0
+    inside: float = 0.0
+
+
+Floors = Mapping[str, Floor]
+Results = Iterable["tuple[Test, SmokeOutcome]"]
+
+
+def _by_link(results: Results) -> dict[str, list[tuple[Test, float]]]:
+    """Class of links -> the tests with a bandwidth, which a test of one rank does not have."""
+    tests: dict[str, list[tuple[Test, float]]] = {INSIDE: [], BETWEEN: []}
+    for test, outcome in results:
+        if outcome.ok and outcome.gbps > 0 and test.purpose not in (SWEEP, CONTROL):
+            name = INSIDE if len(test.nodes) == 1 else BETWEEN
+            tests[name].append((test, outcome.gbps))
+    return tests
+
+
+def _floor(name: str, nodes: Iterable[str], floors: Floors) -> float:
+    """The lowest floor of these nodes; 0 if a node has no floor: it may be slower."""
+    return min((getattr(floors.get(node, Floor()), name) for node in nodes), default=0.0)
+
+
+def links(results: Results, floors: Floors = MappingProxyType({})) -> tuple[LinkBandwidth, ...]:
+    """The bandwidth inside nodes and between them, as far as there are tests."""
+    rows = []
+    for name, tests in _by_link(results).items():
+        if tests:
+            slowest, least = min(tests, key=lambda result: result[1])
+            median = statistics.median(gbps for _, gbps in tests)
+            lows = (_floor(name, test.nodes, floors) for test, _ in tests)
+            floor = min(filter(None, lows), default=0.0)
+            rows.append(LinkBandwidth(name, len(tests), median, least, slowest.nodes, floor))
+    return tuple(rows)
+
+
+def below_floor(
+    results: Results, floors: Floors, without: Iterable[str] = ()
+) -> dict[str, tuple[str, ...]]:
+    """The nodes that reach the policy's floor in no test -> a sentence for each class of links.
+
+    without: suspects: a test with one of them says nothing about other nodes
+    """
+    excluded, sentences = {*without}, dict[str, tuple[str, ...]]()
+    for name, tests in _by_link(results).items():
+        best: dict[str, tuple[float, Test]] = {}
+        for test, gbps in tests:
+            if excluded & {*test.nodes}:
+                continue
+            for node in test.nodes:
+                if gbps > best.get(node, (0.0, test))[0]:
+                    best[node] = gbps, test
+        for node, (gbps, test) in best.items():
+            floor = _floor(name, (node,), floors)
+            if gbps < floor:
+                sentence = (
+                    f"at best {gbps:.3g} Gbit/s {_TITLES[name]}, the policy wants {floor:g} "
+                    f"({_SETTINGS[name]}) [{test.number}]"
+                )
+                sentences[node] = (*sentences.get(node, ()), sentence)
     return sentences

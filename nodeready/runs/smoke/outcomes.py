@@ -57,8 +57,6 @@ _RANK = re.compile(r"\brank (\d{1,9})\b")
 
 @dataclass(frozen=True)
 class _NamedRank:
-    """One rank of a node."""
-
     node: str
     title: str  # ``gpu03``, ``gpu03 GPU 5``, ``gpu03 local rank 1``: the same in all tests
     rank: RankResult
@@ -137,7 +135,12 @@ def collective_outcome(
         cause = next(likely[name] for name in test.nodes if name in likely)
         # If many nodes fail, the data of another rank may be the cause: a wrong sum goes around.
         are_few = 2 * len(likely) <= len(test.nodes) or len(test.nodes) == 1
-        return fails(cause, _blamed_by_two(ranks, node_of) or ([*likely] if are_few else ()))
+        blamed = _reported_by_two(
+            (node_of.get(int(number)), named.node)
+            for named in ranks
+            for number in _RANK.findall(named.rank.mismatch)
+        )
+        return fails(cause, blamed or ([*likely] if are_few else ()))
     if failed:
         awaited = _awaited(failed, node_of)
         cause = _waiting_cause(failed, [name for name in test.nodes if name in awaited])
@@ -164,8 +167,7 @@ def _line(text: str) -> str:
 def _rank_titles(test: Test, orders: Mapping[str, CollectiveOrder]) -> dict[int, str]:
     """Rank -> its title: the node's name, with the GPU or the place among the node's ranks."""
     titles = {}
-    for name in test.nodes:
-        order = orders[name]
+    for name, order in ((name, orders[name]) for name in test.nodes):
         for place in range(order.ranks):
             detail = f" GPU {order.gpus[place]}" if order.gpus else f" local rank {place}"
             is_single = order.ranks == 1 and not order.gpus
@@ -218,15 +220,6 @@ def _reported_by_two(reports: Iterable[tuple[str | None, str]]) -> set[str]:
         if name is not None and name != source:
             sources.setdefault(name, set()).add(source)
     return {name for name, names in sources.items() if len(names) > 1}
-
-
-def _blamed_by_two(ranks: list[_NamedRank], node_of: Mapping[int, str]) -> set[str]:
-    """The nodes whose ranks' data is wrong, by the reports of two other nodes."""
-    return _reported_by_two(
-        (node_of.get(int(number)), named.node)
-        for named in ranks
-        for number in _RANK.findall(named.rank.mismatch)
-    )
 
 
 def _awaited(failed: list[_NamedRank], node_of: Mapping[int, str]) -> set[str]:

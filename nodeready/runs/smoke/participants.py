@@ -18,8 +18,14 @@ from nodeready.core.policy import Policy
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.fleet.transport.channels import Channels
 from nodeready.runs.ready import mesh
-from nodeready.runs.smoke.engine_choice import EngineChoice, Kind, choose, engine_name
-from nodeready.runs.smoke.idle_gpus import Numbers, idle_gpus
+from nodeready.runs.smoke.engine_choice import (
+    EngineChoice,
+    Kind,
+    Numbers,
+    choose,
+    engine_name,
+    idle_gpus,
+)
 from nodeready.subjects.environment_rules import EnvironmentFinding, RankEnvironment, judge
 from nodeready.subjects.gpus.gpu import Gpus
 from nodeready.subjects.snapshot import Snapshot
@@ -155,7 +161,6 @@ class Participants:
             raise KeyboardInterrupt
 
     def _start(self, name: str) -> None:
-        """Start the program on a node, and read its first line."""
         task, policy = self.task, self.task.policies[name]
         config = SmokeConfig(
             nonce=self.channels.nonce,
@@ -215,7 +220,7 @@ class Participants:
             self.choice = choose(able, task.engine, any(self.gpus.values()))
             self.excluded |= self.choice.excluded
         self.names = tuple(name for name in able if name not in self.excluded)
-        if "nccl" not in (self.choice.backend, self.choice.single_node[1]):
+        if not self.choice.uses_nccl:
             self.gpus = {}
         self.report_excluded()
         self._judge_environment()
@@ -226,25 +231,19 @@ class Participants:
         ranks = [RankEnvironment(name, dict(hello.variables)) for name, hello in hellos.items()]
         libraries = (engine.library for hello in hellos.values() for engine in hello.engines)
         versions = (text[5:] for text in libraries if text.startswith("NCCL "))
-        uses_nccl = "nccl" in (self.choice.backend, self.choice.single_node[1])
+        uses_nccl = self.choice.uses_nccl
         nccl = next(versions, "") if uses_nccl else None
         # A GPU that PyTorch uses proves its driver.
-        facts = {
-            name: replace(hello.facts, driver="")
-            if uses_nccl
-            else replace(hello.facts, nccl="", nccl_by="")
-            for name, hello in hellos.items()
-        }
+        proved: dict[str, Any] = {"driver": ""} if uses_nccl else {"nccl": "", "nccl_by": ""}
+        facts = {name: replace(hello.facts, **proved) for name, hello in hellos.items()}
         self.findings = judge(ranks, facts, nccl=nccl)
         for finding in self.findings:
             self.tell(f"{folded(finding.nodes)}: {finding.text}: {finding.advice}")
 
     def _assign_addresses(self, hellos: Mapping[str, Hello]) -> None:
-        """Set each node's ports and addresses, and exclude nodes without."""
         claimed = {name: hello.addresses for name, hello in hellos.items()}
-        known_owners = mesh.known_owners(
-            self.task.inventory_addresses, self.task.transport.ssh_peers()
-        )
+        peers = self.task.transport.ssh_peers()
+        known_owners = mesh.known_owners(self.task.inventory_addresses, peers)
         self.owners = mesh.Owners(claimed, known_owners)
         for name, hello in hellos.items():
             ordered = mesh.chosen_ports(*self.task.policies[name].port_range)

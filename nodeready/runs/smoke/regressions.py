@@ -127,8 +127,7 @@ def _gpu(before: Gpu, after: Gpu) -> Iterator[str]:
 
 
 def _kernel_faults(before: Gpus, after: Gpus) -> Iterator[str]:
-    """New faults in the kernel's log, without those of applications, which the end of a test can
-    cause."""
+    """New faults in the kernel's log; the end of a test can cause those of applications."""
     if not (before.kernel_log.works and after.kernel_log.works):
         return
     old = Counter[tuple[object, ...]]()

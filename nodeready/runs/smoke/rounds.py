@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -25,8 +25,7 @@ from nodeready.agent.smoke.orders import (
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.fleet.transport.channels import join_all
 from nodeready.runs.smoke import engine_choice
-from nodeready.runs.smoke.engine_choice import Kind
-from nodeready.runs.smoke.idle_gpus import Numbers
+from nodeready.runs.smoke.engine_choice import Kind, Numbers
 from nodeready.runs.smoke.knowledge import (
     ALONE,
     CONFIRM,
@@ -79,8 +78,6 @@ _Likeness = tuple[Kind, bool]
 
 @dataclass(frozen=True)
 class _OrderedTest:
-    """A test with its orders."""
-
     test: Test
     likeness: _Likeness
     world: int
@@ -93,8 +90,6 @@ class _OrderedTest:
 
 @dataclass
 class _TestRound:
-    """Tests that run in parallel."""
-
     total: int
     min_s: float  # minimum seconds of every test
     began: float = field(default_factory=time.monotonic)
@@ -152,15 +147,9 @@ class TestRounds:
             edges = tuple(zip(test.nodes, targets, strict=False))
             limit_s = min(_PAIR_S, room_s)
             large = _LARGE_SWEEP if is_sweep else _LARGE
+            sizes, ports = (_SMALL, large, limit_s), self.nodes.ports
             pairs = {
-                source: PairOrder(
-                    test.number,
-                    self._peer(target),
-                    self.nodes.ports[target],
-                    _SMALL,
-                    large,
-                    limit_s,
-                )
+                source: PairOrder(test.number, self._peer(target), ports[target], *sizes)
                 for source, target in edges
             }
             likeness, is_cut = ((PAIRS, "tcp"), True), room_s < _PAIR_S
@@ -206,7 +195,6 @@ class TestRounds:
         return rows, world
 
     def _peer(self, name: str) -> SmokePeer:
-        """A node with the port of this turn."""
         ports = self.nodes.ports[name]
         port = ports[self.turn % len(ports)]
         return SmokePeer(name, self.nodes.addresses[name], port, self.nodes.hellos[name].token)
@@ -230,14 +218,6 @@ class TestRounds:
         lost = self.channels.lost.get(name)
         queue.put((name, answer or (lost.reason if lost else "no answer in time")))
 
-    def _end(self, names: Iterable[str], number: int) -> None:
-        def end(name: str) -> None:
-            channel = self.channels.open.get(name)
-            if channel is not None:
-                channel.send_line(orders.line(EndOrder(number)))
-
-        self.channels.for_each(end, names)
-
     def _answers(
         self, ordered: _OrderedTest, test_round: _TestRound, done: Callable[[str], object]
     ) -> dict[str, CollectiveAnswer | PairAnswer | str]:
@@ -245,6 +225,12 @@ class TestRounds:
         queue: Queue[_Answer] = Queue()
         test_round.queues.append(queue)
         number = ordered.test.number
+
+        def end(name: str) -> None:
+            channel = self.channels.open.get(name)
+            if channel is not None:
+                channel.send_line(orders.line(EndOrder(number)))
+
         jobs = [gevent.spawn(self._ask, *order, queue) for order in ordered.orders.items()]
         answers: dict[str, CollectiveAnswer | PairAnswer | str] = {}
         lost_at = test_round.began + ordered.limit_s + _MARGIN_S
@@ -252,18 +238,18 @@ class TestRounds:
         try:
             while len(answers) < len(ordered.orders):
                 remaining = [name for name in ordered.orders if name not in answers]
-                now, end_at = time.monotonic(), min(end_at, test_round.end_at)
-                if not is_ended and now >= end_at:
-                    is_ended, lost_at = True, min(lost_at, now + _MARGIN_S)
-                    self._end(remaining, number)
-                if now >= lost_at:
-                    reason = f"no answer in {now - test_round.began:.0f} s, in test {number}"
+                now_s, end_at = time.monotonic(), min(end_at, test_round.end_at)
+                if not is_ended and now_s >= end_at:
+                    is_ended, lost_at = True, min(lost_at, now_s + _MARGIN_S)
+                    self.channels.for_each(end, remaining)
+                if now_s >= lost_at:
+                    reason = f"no answer in {now_s - test_round.began:.0f} s, in test {number}"
                     self.channels.lose_all(remaining, reason)
                     answers.update(dict.fromkeys(remaining, reason))
                     continue
                 until = lost_at if is_ended else min(end_at, lost_at)
                 try:
-                    name, answer = queue.get(timeout=max(0.0, until - now))
+                    name, answer = queue.get(timeout=max(0.0, until - now_s))
                 except Empty:
                     continue
                 if name:
@@ -362,8 +348,8 @@ class TestRounds:
         self.last = max([self.last, *(test.number for test in tests)])
         self.nodes.report_excluded()
         outcomes = {}
+        now_lost = self.channels.lost.keys() - self.nodes.excluded.keys()
         for test in tests:
-            now_lost = self.channels.lost.keys() - self.nodes.excluded.keys()
             names = tuple(name for name in test.nodes if name in now_lost)
             outcome = results.get(test.number, SmokeOutcome(False, f"{', '.join(names)} is lost"))
             if outcome is None:
@@ -379,7 +365,6 @@ class TestRounds:
         return outcomes
 
     def _title(self, tests: Sequence[Test]) -> str:
-        """The round in words, for the progress."""
         if tests[0].purpose != HALF:
             return _TITLES[tests[0].purpose]
         passed = {

@@ -10,14 +10,16 @@ from nodeready.agent.smoke.orders import PAIRS, RankNetwork
 from nodeready.agent.witnesses import nccl_errors
 from nodeready.agent.witnesses.nccl_errors import CAUSE, LOST_PEER, VICTIM
 from nodeready.core.outcome import LOST, Gap
+from nodeready.core.result import join_first
 from nodeready.core.text import counted, utc_now
 from nodeready.runs.smoke import document, networks
-from nodeready.runs.smoke.bandwidth import Floor, below_floor, links
-from nodeready.runs.smoke.engine_choice import Kind
+from nodeready.runs.smoke.engine_choice import MISSING_ENGINE, Kind, list_numbers
 from nodeready.runs.smoke.knowledge import (
     ALONE,
     CONTROL,
+    GPU,
     NODE,
+    PAIR,
     SCALE,
     SWEEP,
     Knowledge,
@@ -25,12 +27,14 @@ from nodeready.runs.smoke.knowledge import (
     SmokeOutcome,
     SmokeSuspect,
     Test,
+    plan,
 )
+from nodeready.runs.smoke.networks import Floor, below_floor, links
 from nodeready.runs.smoke.participants import Participants, Progress, SmokeTask
-from nodeready.runs.smoke.plan import plan
 from nodeready.runs.smoke.regressions import regressions
 from nodeready.runs.smoke.rounds import OutOfTime, TestRounds
 from nodeready.runs.smoke.search import search
+from nodeready.subjects.proof.facts import ProvedCollective
 from nodeready.subjects.rdma.facts import Rdma
 
 #: Maximum suspects that are tested with another engine.
@@ -74,14 +78,6 @@ def smoke(
     return run.report(started)
 
 
-def _meaning(evidence: str) -> str:
-    """What an error of NCCL or gloo in the evidence means, and the next step; "": none."""
-    error = nccl_errors.meaning(evidence)
-    if error is None or error.role not in (CAUSE, VICTIM) or error.key in LOST_PEER:
-        return ""
-    return f"{error.meaning}; {error.step} [{error.key}]"
-
-
 class _SmokeRun:
     """The search, the control tests, and the document of one run.
 
@@ -97,6 +93,7 @@ class _SmokeRun:
         self.common_control = self.control_engine = self.stopped = ""
         self.networks: dict[str, RankNetwork] = {}
         self.slow_networks: dict[str, tuple[str, ...]] = {}
+        self.tests_alone = True  # whether the engine can test a node by itself
 
     def search(self) -> None:
         """Search, round by round, as long as there is time."""
@@ -105,10 +102,10 @@ class _SmokeRun:
             self.stopped = "no node could take part"
             return
         gpus = {name: self.nodes.gpus.get(name, ()) for name in names}
+        self.tests_alone = self.nodes.choice.single_node[0] != PAIRS
         self._tell_plan()
-        steps = search(
-            names, gpus, full=task.full, knowledge=self.knowledge, tests_alone=self._tests_alone
-        )
+        options = {"full": task.full, "tests_alone": self.tests_alone}
+        steps = search(names, gpus, knowledge=self.knowledge, **options)
         try:
             tests = next(steps)
             while True:
@@ -126,11 +123,6 @@ class _SmokeRun:
                 self.stopped += f": {counted(untested, 'node')} without a result"
             self.nodes.tell(self.stopped)
 
-    @property
-    def _tests_alone(self) -> bool:
-        """Whether the engine can test a node by itself."""
-        return self.nodes.choice.single_node[0] != PAIRS
-
     def _tell_plan(self) -> None:
         choice, names = self.nodes.choice, self.nodes.names
         ranks = sorted({self._rank_count(name) for name in names})
@@ -142,7 +134,7 @@ class _SmokeRun:
         usual_s += best.sweeps * _USUAL_PAIRS_S
         if choice.fallback_reason:
             self.nodes.tell(f"engine {choice.name}: {choice.fallback_reason}")
-        steps = ["each alone"] if self._tests_alone else []
+        steps = ["each alone"] if self.tests_alone else []
         if best.tests:
             steps.append(f"{counted(best.tests, 'test')} of several")
         if best.sweeps:
@@ -246,7 +238,13 @@ class _SmokeRun:
         for name, evidence in networks.unexpected(self.networks, expected).items():
             suspects += [] if name in blamed else [SmokeSuspect(NODE, (name,), (), evidence)]
             blamed.add(name)
-        self.slow_networks = networks.warnings(self.networks, self._hcas())
+        observed = {
+            name: snapshots[0].subjects.get("rdma")
+            for name in task.policies
+            if (snapshots := self.nodes.snapshots(name))
+        }
+        hcas = {n: rdma.nccl_ib_hca for n, rdma in observed.items() if isinstance(rdma, Rdma)}
+        self.slow_networks = networks.warnings(self.networks, hcas)
         return document.SmokeReport(
             started=started,
             finished=utc_now(),
@@ -266,7 +264,6 @@ class _SmokeRun:
         )
 
     def _node(self, name: str, blamed: set[str], result: SearchResult) -> document.SmokeNode:
-        """A node's row of the document."""
         nodes = self.nodes
         status, reason, gap = self._status(name, blamed, result)
         snapshots = nodes.snapshots(name)
@@ -287,17 +284,6 @@ class _SmokeRun:
             gap=gap,
         )  # fmt: skip
 
-    def _hcas(self) -> dict[str, tuple[str, ...]]:
-        """Node -> its RDMA devices that NCCL could use."""
-        observed = {
-            name: snapshots[0].subjects.get("rdma")
-            for name in self.task.policies
-            if (snapshots := self.nodes.snapshots(name))
-        }
-        return {
-            name: rdma.nccl_ib_hca for name, rdma in observed.items() if isinstance(rdma, Rdma)
-        }
-
     def _evidence(self, suspect: SmokeSuspect) -> tuple[str, ...]:
         """Lost connections, the job's variables, the evidence of the search with its meaning, and
         the result of another engine."""
@@ -309,7 +295,12 @@ class _SmokeRun:
             for finding in self.nodes.findings
             if finding.weight > 1 and {*suspect.nodes} & {*finding.nodes}
         )
-        meanings = dict.fromkeys(map(_meaning, suspect.evidence))
+        errors = (error for error in map(nccl_errors.meaning, suspect.evidence) if error)
+        meanings = dict.fromkeys(
+            f"{error.meaning}; {error.step} [{error.key}]"
+            for error in errors
+            if error.role in (CAUSE, VICTIM) and error.key not in LOST_PEER
+        )
         texts = (*lost, *variables, *suspect.evidence, *meanings, *controls)
         return tuple(filter(None, texts))
 
@@ -335,3 +326,32 @@ class _SmokeRun:
         unknown = "its tests failed for an unknown reason"
         reason = self.nodes.excluded.get(name) or self.common_control or self.stopped or unknown
         return document.UNTESTED, reason, None
+
+
+def collective_proofs(smoke_report: document.SmokeReport) -> dict[str, ProvedCollective]:
+    """Node -> its proof for `nodeready ready`; a test that ended early proves nothing."""
+    evidence: dict[str, list[str]] = {}
+    for suspect in smoke_report.suspects:
+        for name in suspect.nodes:
+            peers = join_first((peer for peer in suspect.nodes if peer != name), ", ")
+            start = {
+                PAIR: f"with {peers}: ",
+                GPU: f"GPU {list_numbers([*suspect.gpus])}: " if suspect.gpus else "",
+                SCALE: f"only together with {peers}: ",
+            }.get(suspect.kind, "")
+            evidence.setdefault(name, []).append(start + "; ".join(suspect.evidence))
+    rows = {}
+    for node in smoke_report.nodes:
+        is_out = node.status in (document.UNTESTED, document.UNREACHABLE)
+        reason = (node.absence or "not tested") if is_out else smoke_report.stopped
+        rows[node.name] = ProvedCollective(
+            nodes=len(smoke_report.nodes),
+            engine=smoke_report.engine,
+            proves=smoke_report.proves,
+            against=tuple(evidence.get(node.name, ())),
+            untested=reason,
+            lacking=is_out and not smoke_report.engine and reason.startswith(MISSING_ENGINE),
+            warnings=node.warnings,
+            network=networks.describe(node.network, node.interface, node.hcas, node.gdr),
+        )
+    return rows

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, pairwise
+from itertools import cycle, islice, pairwise
 
 from nodeready.runs.smoke.knowledge import (
     ALONE,
@@ -29,27 +29,25 @@ from nodeready.runs.smoke.knowledge import (
     PAIR,
     SCALE,
     SWEEP,
+    Hunt,
     Knowledge,
     SearchResult,
     SmokeOutcome,
-    Test,
-    cite,
-    with_cause,
-)
-from nodeready.runs.smoke.plan import split_groups
-from nodeready.runs.smoke.sweep import Sweep
-from nodeready.runs.smoke.trials import (
-    Hunt,
     Steps,
+    Test,
     Trial,
     TrialRequest,
     Trials,
+    cite,
     cite_trials,
     is_failed,
     looks_slow,
     quartile,
     retry_alternately,
+    split_groups,
+    with_cause,
 )
+from nodeready.runs.smoke.sweep import Sweep
 
 #: Yields a round of tests, is sent their outcomes by number, returns the result.
 Search = Generator["list[Test]", "Mapping[int, SmokeOutcome]", SearchResult]
@@ -68,7 +66,7 @@ _NO_THIRD = "there is no third node to tell which of them it is"
 
 def _passes_without(controls: Iterable[Trial | None]) -> list[str]:
     """The evidence that the good nodes pass without the suspect."""
-    trials = [trial for trial in controls if trial]
+    trials = [*filter(None, controls)]
     return [f"without it these pass together {cite_trials(trials)}"] if trials else []
 
 
@@ -93,8 +91,6 @@ def _round_robin(nodes: Sequence[str], limit: int) -> Iterable[list[tuple[str, s
 
 @dataclass
 class _FaultSearch:
-    """One search."""
-
     nodes: list[str]
     gpus: Mapping[str, Sequence[int]]
     full: bool
@@ -137,8 +133,7 @@ class _FaultSearch:
     def _rounds(
         self, requests: list[TrialRequest]
     ) -> Generator[list[Test], Mapping[int, SmokeOutcome], Trials]:
-        """Run these tests, in as few rounds as their nodes allow. A test that lost a node is
-        repeated without that node."""
+        """Run these tests in few rounds; a test that lost a node is repeated without that node."""
         knowledge = self.knowledge
         trials: Trials = [None] * len(requests)
         waiting = list(enumerate(requests))
@@ -256,11 +251,11 @@ class _FaultSearch:
         if node in self.lost or (count < 2 and not failed):
             return []
         if len(failed) == len(trials):
-            again = (
+            evidence = f"alone it fails {cite([first.test])}{with_cause(first.outcome.cause)}; "
+            evidence += (
                 f"each of its {count} GPUs alone does as well" if count > 1 else "so it does again"
             )
-            evidence = f"alone it fails {cite([first.test])}{with_cause(first.outcome.cause)}; "
-            knowledge.suspect(NODE, [node], f"{evidence}{again} {cite_trials(failed)}")
+            knowledge.suspect(NODE, [node], f"{evidence} {cite_trials(failed)}")
             return []
         for trial in failed:
             (gpu,) = trial.test.gpus[0][1]
@@ -358,13 +353,20 @@ class _FaultSearch:
     ) -> Hunt:
         """Halve nodes that fail together, each half beside good nodes."""
         halves = _halves(nodes, culprits)
+        # One good node suffices for one node. A slow test has to be compared with whole groups.
+        fillers = [
+            1 if len(half) == 1 and mode != _SLOW else max(0, self.group_size - len(half))
+            for half in halves
+        ]
         trials: Trials = []
         for _ in range(_REPEATS if mode == _FLAKY else 1):
-            trials = yield [self._half(half, mode) for half in halves]
+            trials = yield [
+                TrialRequest(HALF, tuple(half), n) for half, n in zip(halves, fillers, strict=True)
+            ]
             if any(map(self._is_bad, trials)):
                 break
         slow = [trial.test.nodes for trial in trials if trial and self._is_slow(trial)]
-        again = yield [TrialRequest(HALF, half_nodes) for half_nodes in slow]
+        again = yield [TrialRequest(HALF, slow_nodes) for slow_nodes in slow]
         noise = {trial.test.nodes for trial in again if trial and not self._is_bad(trial)}
         hunts: list[Hunt] = []
         is_found = False
@@ -396,12 +398,6 @@ class _FaultSearch:
                 return []
         return [self._halve(nodes, failed, _FLAKY)]
 
-    def _half(self, half: list[str], mode: str) -> TrialRequest:
-        # One good node suffices for one node. A slow test has to be compared with whole groups.
-        if len(half) == 1 and mode != _SLOW:
-            return TrialRequest(HALF, tuple(half), 1)
-        return TrialRequest(HALF, tuple(half), max(0, self.group_size - len(half)))
-
     def _confirm(self) -> Steps[None]:
         """Test each candidate beside a second good node, and these good nodes without it."""
         knowledge, firsts = self.knowledge, self.candidates
@@ -409,10 +405,8 @@ class _FaultSearch:
         for _ in range(_REPEATS):
             excluded = knowledge.excluded()
             firsts = {node: trial for node, trial in firsts.items() if node not in excluded}
-            requests = [
-                TrialRequest(CONFIRM, (node,), 1, frozenset(trial.test.nodes))
-                for node, trial in firsts.items()
-            ]
+            rows = ((node, frozenset(trial.test.nodes)) for node, trial in firsts.items())
+            requests = [TrialRequest(CONFIRM, (node,), 1, avoid) for node, avoid in rows]
             seconds = dict(zip(firsts, (yield requests), strict=True))
             all_peers = set[str]()
             for node, first in firsts.items():
@@ -445,13 +439,13 @@ class _FaultSearch:
         """Suspect none of the nodes that fail beside good nodes, if they are not fewer than these
         and two of them pass together: then the good nodes may be the faulty ones."""
         nodes = self.knowledge.sorted(self.confirmed.keys() - self.lost)
-        if len(nodes) >= len(self.good):
-            trials = yield [TrialRequest(CONFIRM, pair) for pair in pairwise(nodes)]
-            if any(trial and trial.outcome.ok for trial in trials):
-                self.knowledge.remove(
-                    s for s in self.knowledge.suspects if s.kind == NODE and s.nodes[0] in nodes
-                )
-                self.confirmed = {}
+        if len(nodes) < len(self.good):
+            return
+        trials = yield [TrialRequest(CONFIRM, pair) for pair in pairwise(nodes)]
+        if any(trial and trial.outcome.ok for trial in trials):
+            suspects = self.knowledge.suspects
+            self.knowledge.remove(s for s in suspects if s.kind == NODE and s.nodes[0] in nodes)
+            self.confirmed = {}
 
     def _unconfirmed(self, node: str, first: Trial) -> Hunt:
         """A candidate that fails with one node and passes with another."""
@@ -503,13 +497,10 @@ class _FaultSearch:
             if not remaining:
                 break
             base, *peers = remaining
-            trials = yield [
-                TrialRequest(CONFIRM, (base[n % len(base)], *group))
-                for n, group in enumerate(peers)
-            ]
-            passed = [
-                g for g, trial in zip(peers, trials, strict=True) if trial and trial.outcome.ok
-            ]
+            bases = cycle(base)
+            trials = yield [TrialRequest(CONFIRM, (next(bases), *group)) for group in peers]
+            pairs = zip(peers, trials, strict=True)
+            passed = [group for group, trial in pairs if trial and trial.outcome.ok]
             if 2 * sum(map(len, [base, *passed])) > sum(map(len, groups)):
                 return [base, *passed]
             remaining = [group for group in peers if group not in passed]
@@ -537,11 +528,8 @@ class _FaultSearch:
         peers = self._good_peers(first, second)
         # Each keeps its position: it may fail only as the first, or only after another node.
         # Edges that share no node go into one round.
-        edges = [
-            edge
-            for peer, other_peer in zip(peers, peers[::-1], strict=True)
-            for edge in ((first, peer), (other_peer, second))
-        ]
+        pairs = zip(peers, peers[::-1], strict=True)
+        edges = [edge for peer, other in pairs for edge in ((first, peer), (other, second))]
         pair, control, *trials = yield [
             TrialRequest(CONFIRM, (first, second)),
             TrialRequest(CONTROL, tuple(peers)),
@@ -600,8 +588,8 @@ class _FaultSearch:
             order = trial.test.nodes
             (again,) = yield [TrialRequest(MERGE, order)]
             first_group = self.group_of[order[0]]
-            others = (n for n, name in enumerate(order) if self.group_of[name] != first_group)
-            low = next(others, 1)
+            beyond = (n for n, name in enumerate(order) if self.group_of[name] != first_group)
+            low = next(beyond, 1)
             if is_failed(again):
                 if (yield from self._pin_down(order, low)):
                     continue
@@ -642,9 +630,8 @@ class _FaultSearch:
                 return []
             ((gpus, last),) = failed
             passed += [trial for trial in trials if trial and trial.outcome.ok]
-        node_suspects = [
-            s for s in self.knowledge.suspects if (s.kind, s.nodes) == (NODE, (node,))
-        ]
+        suspects = self.knowledge.suspects
+        node_suspects = [s for s in suspects if (s.kind, s.nodes) == (NODE, (node,))]
         if last is not None and node_suspects:
             self.knowledge.remove(node_suspects)
             evidence = f"GPU {gpus[0]} of {node} fails beside {last.peers_of(node)}"

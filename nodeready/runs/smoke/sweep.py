@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from nodeready.runs.ready import localize, mesh
+from nodeready.runs.ready import mesh, reach
 from nodeready.runs.smoke.knowledge import (
     NODE,
     PAIR,
@@ -14,20 +14,18 @@ from nodeready.runs.smoke.knowledge import (
     SWEEP,
     Knowledge,
     SmokeOutcome,
-    join_names,
-    with_cause,
-)
-from nodeready.runs.smoke.plan import sweep_offsets
-from nodeready.runs.smoke.trials import (
     Steps,
     Trial,
     TrialRequest,
     cite_trials,
     is_failed,
+    join_names,
     looks_slow,
     one_turn,
     quartile,
     retry_alternately,
+    sweep_offsets,
+    with_cause,
 )
 
 #: A node loses packets if its sweeps send at least this number of segments again on average, and
@@ -41,7 +39,6 @@ Edge = tuple[str, ...]
 
 
 def _is_firm(trials: Sequence[Trial]) -> bool:
-    """Whether a path failed more than once."""
     return sum(map(is_failed, trials)) > 1
 
 
@@ -82,11 +79,11 @@ class Sweep:
         excluded = knowledge.excluded()
         trials = {edge: of for edge, of in trials.items() if not {*edge} & excluded}
         unreached: dict[str, set[str]] = {}
-        for finding in localize.attribute(
-            localize.ReachAttempt(edge[0], edge[1], "", not _is_firm(of), of[0].outcome.cause)
+        for finding in reach.attribute(
+            reach.ReachAttempt(edge[0], edge[1], "", not _is_firm(of), of[0].outcome.cause)
             for edge, of in trials.items()
         ):
-            if finding.kind != localize.PAIR:
+            if finding.kind != reach.PAIR:
                 unreached[finding.node] = {*finding.peers}
             self._suspect_finding(finding, trials)
         self._find_intermittent(trials)
@@ -97,22 +94,22 @@ class Sweep:
         knowledge.remove(s for s in knowledge.suspects if {*s.nodes} <= excused)
 
     def _suspect_finding(
-        self, finding: localize.ReachFinding, trials: Mapping[Edge, Sequence[Trial]]
+        self, finding: reach.ReachFinding, trials: Mapping[Edge, Sequence[Trial]]
     ) -> None:
         node, peers = finding.node, finding.peers
         edges = [edge for peer in peers for edge in ((peer, node), (node, peer))]
         failed = [trial for edge in edges for trial in trials.get(edge, ()) if is_failed(trial)]
         tests, cause = cite_trials(failed), with_cause(finding.cause)
-        if finding.kind == localize.PAIR:
+        if finding.kind == reach.PAIR:
             (peer,) = peers
             back = {True: "; the way back works", False: "; nor the way back", None: ""}
             evidence = f"{node} does not reach {peer} {tests}{cause}{back[finding.back]}"
             self.knowledge.suspect(PAIR, (node, peer), evidence)
             return
         verb = {
-            localize.TARGET: "is not reached by",
-            localize.SOURCE: "does not reach",
-            localize.BOTH: "neither reaches nor is reached by",
+            reach.TARGET: "is not reached by",
+            reach.SOURCE: "does not reach",
+            reach.BOTH: "neither reaches nor is reached by",
         }[finding.kind]
         evidence = f"{verb} {len(peers)} of {finding.tried} others: {join_names(peers)}"
         self.knowledge.suspect(NODE, [node], f"{evidence} {tests}{cause}")
@@ -188,14 +185,10 @@ class Sweep:
         for trial in good:
             for name in trial.test.nodes:
                 outcomes[name].append(trial.outcome)
-        medians = {
-            name: SmokeOutcome(
-                True,
-                ms=statistics.median(outcome.ms for outcome in of),
-                gbps=statistics.median(outcome.gbps for outcome in of),
-            )
-            for name, of in outcomes.items()
-        }
+        median, medians = statistics.median, dict[str, SmokeOutcome]()
+        for name, of in outcomes.items():
+            ms, gbps = median(outcome.ms for outcome in of), median(outcome.gbps for outcome in of)
+            medians[name] = SmokeOutcome(True, ms=ms, gbps=gbps)
         usual_gbps = quartile((trial.outcome.gbps for trial in good), 3)
         usual_ms = quartile((trial.outcome.ms for trial in good), 1)
         slow = [name for name in medians if looks_slow(medians[name], usual_gbps, usual_ms)]

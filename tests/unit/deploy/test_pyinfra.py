@@ -17,7 +17,7 @@ from pyinfra.context import ctx_host, ctx_state
 from nodeready import deploys
 from nodeready.core import probe_script, shell
 from nodeready.core.policy import Policy
-from nodeready.core.probe_answer import parse_answer
+from nodeready.core.probe_script import parse_answer
 from nodeready.operations import STEPS, core_dumps, gate, ptrace
 from nodeready.runs.deploy import pyinfra
 from nodeready.subjects import snapshot

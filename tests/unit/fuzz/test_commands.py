@@ -25,7 +25,7 @@ from nodeready.agent.proofs import mesh
 from nodeready.agent.tail import LogTail, NodeTail
 from nodeready.agent.witnesses.logs import WatchdogReport
 from nodeready.core.base import Unknown
-from nodeready.runs.ready.mesh_run import run_mesh
+from nodeready.runs.ready.run import run_mesh
 from nodeready.subjects.proof.peer_facts import Mesh
 from tests.builders.hostile import envelope, look, recorded
 from tests.builders.traces import LOAD, REDUCE, process, trace

@@ -32,8 +32,8 @@ from nodeready.fleet.transport.srun import StepOutput
 from nodeready.runs import cores
 from nodeready.runs import tail as logs
 from nodeready.runs.audit.learned import read_settings
-from nodeready.runs.memory import documents
-from nodeready.runs.memory.accounting import parse_drains, parse_ends, parse_jobs
+from nodeready.runs.memory import diff
+from nodeready.runs.memory.history import parse_drains, parse_jobs
 from nodeready.runs.postmortem import slurm_records
 from nodeready.runs.ready.debug_variables import read_installed
 from nodeready.runs.stacks import archive, trace
@@ -194,7 +194,7 @@ def some(number: int, effort: str) -> tuple[str, ...]:
 #: What reads text, and how it may refuse; the texts to mutate.
 def read_audit(text: str) -> list[Any]:
     """The nodes of an audit's file."""
-    file = documents.AuditFile("audit.json", text.encode("utf-8", "surrogatepass"))
+    file = diff.AuditFile("audit.json", text.encode("utf-8", "surrogatepass"))
     return [file.look(name) for name in file.names]
 
 
@@ -211,10 +211,9 @@ PARSERS: dict[str, Any] = {
     "a watchdog's lines": (lambda text: watchdog.reports(text.splitlines()),),
     "NCCL's lines": (lambda text: nccl_log.read_log(text.splitlines()),),
     "the jobs of a node": (parse_jobs,),
-    "the ends of jobs": (parse_ends,),
     "the drains of nodes": (parse_drains,),
     "a file of learn": (read_settings, ValueError),
-    "an audit's file": (read_audit, documents.DocumentError),
+    "an audit's file": (read_audit, diff.DocumentError),
     "a dead job's lines": (lambda text: failure_events.read_lines(text.splitlines(), 2026),),
     "a batch script": (log_variables.script_variables,),
     "torchrun's error file": (failure_events.read_error_file,),
@@ -348,7 +347,7 @@ _TAKES = ("str", "str | bytes", "bytes", "Output", "Iterable[Line]", "Iterable[s
 #: Where else a parser is fuzzed, or why nobody else writes its text -> its names.
 ELSEWHERE = {
     "test_answers.py": "agent/stacks/program.py:unpack subjects/proof/facts.py:read "
-    "core/probe_answer.py:_unpack core/probe_answer.py:parse_answer "
+    "core/probe_script.py:_unpack core/probe_script.py:parse_answer "
     "subjects/snapshot.py:read "
     "subjects/gpus/nvidia.py:_parse_whole runs/tail.py:parse_tail runs/stacks/trace.py:parse",
     "tests/unit/node": "agent/cores/core_file.py:parse agent/smoke/orders.py:read",

@@ -15,7 +15,7 @@ from nodeready.core.result import Result
 from nodeready.reports.registry import Options, find_format
 from nodeready.reports.schema import schema
 from nodeready.runs.memory import history
-from nodeready.runs.memory.accounting import NodeJob, parse_jobs
+from nodeready.runs.memory.history import NodeJob, parse_jobs
 from nodeready.runs.memory.look import Event
 from nodeready.runs.memory.sections import dump, node_sections, results_text
 from nodeready.runs.memory.store import Memory

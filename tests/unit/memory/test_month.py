@@ -13,8 +13,14 @@ import pytest
 from nodeready.core.base import Output
 from nodeready.core.policy import Policy
 from nodeready.core.text import utc_moment
-from nodeready.runs.memory.baselines import dated, looks_since, looks_since_good, since_changes
-from nodeready.runs.memory.diff import Side, compare
+from nodeready.runs.memory.diff import (
+    Side,
+    compare,
+    dated,
+    looks_since,
+    looks_since_good,
+    since_changes,
+)
 from nodeready.runs.memory.look import Look
 from nodeready.runs.memory.sections import NodeSections, SectionText, SectionWriter, digest
 from nodeready.runs.memory.store import Memory
@@ -243,15 +249,12 @@ def test_the_whole_month_names_the_day_of_each_change(memory):
     assert len(others) == 4
 
 
-@pytest.mark.parametrize(
-    ("job_ends", "failing"), [({}, FAILING), ({"gpu030": moment(27)}, FAILING[1:])]
-)
-def test_nodes_are_compared_with_when_they_were_good(memory, job_ends, failing):
-    looks = looks_since_good(memory, NODES, moment(DAYS), job_ends)
+def test_nodes_are_compared_with_when_they_were_good(memory):
+    looks = looks_since_good(memory, NODES, moment(DAYS))
     document = compared(memory, looks, moment(0), moment(DAYS))
     first, second = document.changes[:2]
     assert (first.key, first.nodes, first.suspect) == (
-        "nics.interfaces[ib0].mtu", failing, True)  # fmt: skip
+        "nics.interfaces[ib0].mtu", FAILING, True)  # fmt: skip
     assert (second.key, second.nodes, second.suspect) == ("ptrace.live", ("gpu012",), True)
     # The driver changed before any node failed.
     assert "gpus.driver" not in {change.key for change in document.changes}

@@ -2,11 +2,17 @@
 
 import pytest
 
-from nodeready.runs.memory.lemons import find_lemons
+from nodeready.runs.memory.lemons import (
+    NOBODY,
+    ROOT,
+    USER,
+    WITNESSES,
+    events_that_count,
+    find_lemons,
+)
 from nodeready.runs.memory.look import Event, Look
 from nodeready.runs.memory.sections import RESULTS, dump, node_sections
 from nodeready.runs.memory.store import Memory
-from nodeready.runs.memory.witnesses import NOBODY, ROOT, USER, WITNESSES, events_that_count
 
 DAY_S = 86400.0
 

@@ -6,9 +6,8 @@ import pytest
 
 from nodeready.core.base import Unknown
 from nodeready.core.policy import Policy
-from nodeready.runs.ready import job_env, master_port
-from nodeready.runs.ready.job_env import JobVariable
-from nodeready.runs.ready.master_port import PortChoice
+from nodeready.runs.ready import job_env
+from nodeready.runs.ready.job_env import JobVariable, PortChoice
 from nodeready.subjects.pdsh.facts import Pdsh
 from nodeready.subjects.ports import facts as sockets
 from nodeready.subjects.ports.facts import Ports
@@ -145,7 +144,7 @@ FIRST = "the first of 29500-29510 that is free on all nodes"
 
 def choose(*nodes: Ports | Unknown, span: tuple[int, int] = SPAN) -> PortChoice:
     by_name = {f"gpu{number}": node for number, node in enumerate(nodes, 1)}
-    return master_port.choose(by_name, dict.fromkeys(by_name, span))
+    return job_env.choose(by_name, dict.fromkeys(by_name, span))
 
 
 def test_the_port_is_a_variable():
@@ -185,10 +184,10 @@ def test_nothing_free_says_why():
 
 def test_the_range_is_common_to_all_policies():
     nodes = {"a": ports(socket(29505)), "b": ports()}
-    choice = master_port.choose(nodes, {"a": (29500, 29510), "b": (29505, 29600)})
+    choice = job_env.choose(nodes, {"a": (29500, 29510), "b": (29505, 29600)})
     reason = "the first of 29505-29510 that is free on all nodes"
     assert (choice.port, choice.reason) == (29506, reason)
-    choice = master_port.choose(nodes, {"a": (29500, 29510), "b": (30000, 30010)})
+    choice = job_env.choose(nodes, {"a": (29500, 29510), "b": (30000, 30010)})
     reason = "the nodes' policies have no port in common: --ports FIRST-LAST"
     assert (choice.port, choice.reason) == (None, reason)
     assert choice.notes == ("29500-29510 on a", "30000-30010 on b")

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from nodeready.runs.ready.localize import ReachAttempt, ReachFinding, attribute
 from nodeready.runs.ready.mesh import full, ring_and_skips, rounds
+from nodeready.runs.ready.reach import ReachAttempt, ReachFinding, attribute
 from tests.cases import cases
 
 

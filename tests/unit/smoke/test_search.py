@@ -14,15 +14,17 @@ from nodeready.runs.smoke.knowledge import (
     GPU,
     NODE,
     PAIR,
+    REPORT_SHARE,
     SCALE,
     SWEEP,
     SearchResult,
     SmokeOutcome,
     Test,
+    Trial,
+    plan,
+    slow_reason,
 )
-from nodeready.runs.smoke.plan import plan
 from nodeready.runs.smoke.search import search
-from nodeready.runs.smoke.trials import REPORT_SHARE, Trial, slow_reason
 from tests.cases import read_table
 from tests.unit.smoke.fleets import STEADY, Fleet, names, placed, suspects_of
 

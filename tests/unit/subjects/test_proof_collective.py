@@ -13,7 +13,6 @@ from nodeready.core.outcome import UNREACHABLE, Gap, Outcome
 from nodeready.core.policy import Policy
 from nodeready.runs.ready import run as ready
 from nodeready.runs.smoke import document, participants, run
-from nodeready.runs.smoke.collective_proof import collective_proofs
 from nodeready.runs.smoke.document import SmokeNode, SmokeReport
 from nodeready.runs.smoke.knowledge import SmokeSuspect
 from nodeready.subjects.proof import checks, facts
@@ -66,7 +65,7 @@ def test_the_test_as_a_proof_of_each_node():
         SmokeNode("i", document.UNREACHABLE, "lost: connection"),
         SmokeNode("j", document.PASSED),
     ]
-    proofs = collective_proofs(smoke(*nodes, suspects=suspects))
+    proofs = run.collective_proofs(smoke(*nodes, suspects=suspects))
     assert {name: proofs[name].against for name in "abcdefg"} == {
         "a": ("fails beside all others [3]; its ranks die [2]",),
         "b": ("GPU 3 and 5: wrong product [4]",),
@@ -95,7 +94,7 @@ TORCH = "no PyTorch over gloo: No module named 'torch'"
 def test_a_test_that_ended_early_is_no_proof_and_one_without_an_engine_does_not_apply(
     node, more, untested, lacking
 ):
-    proof = collective_proofs(smoke(node, SmokeNode("b", document.PASSED), **more))["a"]
+    proof = run.collective_proofs(smoke(node, SmokeNode("b", document.PASSED), **more))["a"]
     assert (proof.untested, proof.lacking) == (untested, lacking)
 
 

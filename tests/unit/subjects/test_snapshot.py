@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.core import probe_answer, probe_script, shell
+from nodeready.core import probe_script, shell
 from nodeready.core.base import Line, Output, ProbeError, Unknown, file_lines
 from nodeready.core.policy import Policy
-from nodeready.core.probe_answer import parse_answer
-from nodeready.core.probe_script import make_script
+from nodeready.core.probe_script import make_script, parse_answer
 from nodeready.subjects import snapshot
 from tests.builders import sections as node
 from tests.builders.sections import NONCE, section
@@ -38,7 +37,7 @@ def packed(body: bytes) -> str:
 
 
 def unpacked(text: str) -> str:
-    return probe_answer._unpack(text, NONCE).decode("utf-8", "surrogateescape")
+    return probe_script._unpack(text, NONCE).decode("utf-8", "surrogateescape")
 
 
 def reason_of(output: Output) -> str:
@@ -218,8 +217,8 @@ def test_an_answer_that_makes_no_sense_is_unknown_with_its_reason(text, reason):
 
 
 def test_a_bomb_is_cut_off(monkeypatch):
-    assert probe_answer.MAX_ANSWER_BYTES == 8 << 20
-    monkeypatch.setattr(probe_answer, "MAX_ANSWER_BYTES", 10_000)
+    assert probe_script.MAX_ANSWER_BYTES == 8 << 20
+    monkeypatch.setattr(probe_script, "MAX_ANSWER_BYTES", 10_000)
     bomb = packed(b"a" * 1_000_000)
     plain = base64.b64encode(b"a" * 20_000).decode()
     plain = f"nodeready/1 {NONCE} plain\n{plain}\nnodeready/1 {NONCE} end\n"
