@@ -62,7 +62,8 @@ def _in_hex(address: str) -> str:
 
 def _with_placeholders(text: str, host: str) -> str:
     """The text with placeholders for the node's name and address, and a larger network."""
-    match = re.search("^network=eth0 ([0-9A-F]{8}) ([0-9A-F]{8})$", text, re.M)
+    route = r"^/proc/net/route:\d+:eth0\t([0-9A-F]{8})\t0{8}(?:\t\d+){4}\t([0-9A-F]{8})\t"
+    match = re.search(route, text, re.M)
     hosts_line = re.search(rf"^/etc/hosts:([0-9.]+) {host}$", text, re.M)
     if match is None or hosts_line is None:
         raise BenchmarkError("the lab node shows no network")
