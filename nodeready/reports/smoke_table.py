@@ -20,9 +20,8 @@ from nodeready.reports.lines import (
 )
 from nodeready.reports.prometheus import duration_s
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.similar_texts import fold_similar, reasons
-from nodeready.reports.table_layout import MAX_WIDTH, NO_LIMIT, TableLayout
+from nodeready.reports.table_layout import MAX_WIDTH, NO_LIMIT, RowSection, TableLayout, fitted
 from nodeready.runs.smoke.document import UNREACHABLE, UNTESTED, LinkBandwidth, SmokeReport
 from nodeready.runs.smoke.knowledge import NODE, PAIR, SCALE, SmokeSuspect
 from nodeready.runs.smoke.networks import describe

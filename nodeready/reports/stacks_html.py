@@ -11,8 +11,8 @@ from typing import NamedTuple
 from nodeready.reports import rank_groups
 from nodeready.reports.html_page import HtmlPage
 from nodeready.reports.lines import node_set
+from nodeready.reports.rank_groups import Branch, branches
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.stack_branches import Branch, branches
 from nodeready.reports.table_layout import NO_LIMIT
 from nodeready.runs.stacks.document import Group, Rank, Stacks, Statement, fold_ranks
 
