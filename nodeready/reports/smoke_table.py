@@ -16,7 +16,6 @@ from nodeready.reports.lines import (
     grouped,
     line,
     node_set,
-    node_set_or_count,
 )
 from nodeready.reports.prometheus import duration_s
 from nodeready.reports.registry import PLAIN, Options
@@ -160,19 +159,8 @@ class _SmokeTable(TableLayout):
     def warnings(self) -> RowSection:
         """The warnings about nodes, equal warnings once."""
 
-        def full(row: tuple[str, list[str]]) -> Iterator[StyledLine]:
-            yield self.head("warn", "warn", self.names_beside(row[1]))
-            yield self.sentence(row[0])
-
-        def short(row: tuple[str, list[str]]) -> StyledLine:
-            return self.head(
-                "warn", "warn", (node_set_or_count(row[1], 30), "bold"), f"  {row[0]}"
-            )
-
         pairs = [(node.name, text) for node in self.smoke.nodes for text in node.warnings]
-        return RowSection(
-            reasons(pairs, self.verbose), full, short, self.count_line, _MAX_SUSPECTS
-        )
+        return self.by_reason("warn", "warn", reasons(pairs, self.verbose))
 
     def untested(self) -> RowSection:
         """The nodes that answered and were not tested, by their reason."""

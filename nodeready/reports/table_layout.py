@@ -102,8 +102,8 @@ NO_LIMIT = 1_000_000
 MAX_WIDTH = 160
 #: Characters of a text from a node that are shown without -v.
 MAX_TEXT = 500
-#: Columns of a node set in a short line.
-_SHORT_NODES = 30
+#: Columns of a node set without -v, and of one in a short line.
+_MAX_NODES, _SHORT_NODES = 60, 30
 #: Word of a gap -> its style.
 _GAP_STYLES = {UNREACHABLE_WORD: "unreachable", FAILED_WORD: "failed", INCOMPLETE_WORD: "warn"}
 #: A reason, and the nodes that have it.
@@ -111,23 +111,18 @@ Reason = tuple[str, list[str]]
 
 
 class TableLayout:
-    """The layout of one table.
+    """The layout of one table."""
 
-    indent:    columns of the words on the left
-    max_nodes: columns of a node set without -v
-    is_whole:  nothing is cut or left out: -v, a pipe or a file
-    """
-
-    indent = 9
-    max_nodes = 60
+    indent = 9  # columns of the words on the left
 
     def __init__(self, options: Options) -> None:
         self.verbose, self.width = options.verbose, options.width
+        # Nothing is cut or left out: -v, a pipe or a file.
         self.is_whole = bool(options.verbose) or not options.lines
 
     def names(self, names: Iterable[str], room: int = 0) -> tuple[str, str]:
         """A node set, cut after ``room`` columns."""
-        return node_set(names, NO_LIMIT if self.is_whole else room or self.max_nodes), "bold"
+        return node_set(names, NO_LIMIT if self.is_whole else room or _MAX_NODES), "bold"
 
     def head(self, word: str, style: str, *parts: Part) -> StyledLine:
         """The first line of a row: its word on the left, in a style of STYLES or ""."""
