@@ -27,7 +27,9 @@ DRIVERS = "/sys/bus/pci/drivers"
 
 def read_toml(name: str) -> dict[str, Any]:
     """The data of a file NAME.toml of this package."""
-    return tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
+    path = Path(__file__).with_name(f"{name}.toml")
+    data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    return data
 
 
 @dataclass(frozen=True)
