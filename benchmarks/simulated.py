@@ -314,7 +314,7 @@ def answers(profile: str, nodes: int, name: str) -> Iterator[str]:
 
 
 def measured(profile: str, nodes: int, directory: str, *, facts: bool) -> Simulated:
-    """The cost in a process of its own; the reports are ``report.*`` in the directory.
+    """The cost in a new process; the reports are ``report.*`` in the directory.
 
     directory: of `answers`
     """

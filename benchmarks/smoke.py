@@ -60,7 +60,7 @@ def rows(count: int, placements: int) -> Iterator[tuple[str, ...]]:
             fleet, expected = make(names(count), random.Random(seed))
             result = fleet.search(until=SWEEP)
             tests.append(result.tests)
-            rounds.append(sum(made[0].purpose != "alone" for made in fleet.rounds))
+            rounds.append(sum(group[0].purpose != "alone" for group in fleet.rounds))
             named = {suspect.nodes for suspect in result.suspects}
             faults += len(expected)
             right = {fault for fault in expected if _is_named(fault, named)}

@@ -176,8 +176,8 @@ def _set(element: ElementTree.Element, path: str, text: str | bool | None) -> No
     """Give the element at a path this text; None or False removes it."""
     *parents, name = path.split("/")
     for parent in parents:
-        found = element.find(parent)
-        element = ElementTree.SubElement(element, parent) if found is None else found
+        inner = element.find(parent)
+        element = ElementTree.SubElement(element, parent) if inner is None else inner
     child = element.find(name)
     if not text and text != "":
         assert child is not None, path

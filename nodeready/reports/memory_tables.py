@@ -221,7 +221,7 @@ def _end(table: _DiffTable, diff: Diff) -> Iterator[StyledLine]:
     yield line(f"{counted(diff.compared, 'node')}, {count}")
 
 
-# --- `lemons`: the lemons with their incidents, then the other units in short.
+# --- `lemons`: the lemons with their incidents, then further units in short.
 
 #: Incidents of a lemon, and units without a verdict, that are shown without -v.
 _MAX_INCIDENTS, _MAX_UNITS = 5, 10
