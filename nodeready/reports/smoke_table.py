@@ -133,11 +133,9 @@ class _SmokeTable(TableLayout):
         elif len(names) > 1:
             names_part.append(count)
         yield self.head(suspect.kind, "suspect", *names_part)
-        maximum = len(suspect.evidence) if self.is_whole else _MAX_EVIDENCE
-        for text in suspect.evidence[:maximum]:
-            yield self.sentence(text)
-        if suspect.evidence[maximum:]:
-            yield self.count_line(len(suspect.evidence) - maximum)
+        yield from self.limited(
+            suspect.evidence, _MAX_EVIDENCE, lambda text: [self.sentence(text)]
+        )
 
     def short(self, row: tuple[SmokeSuspect, tuple[str, ...]]) -> StyledLine:
         """A suspect in one line, with the strongest evidence."""

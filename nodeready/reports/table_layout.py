@@ -141,6 +141,16 @@ class TableLayout:
         """The line that counts the rows that are not shown."""
         return self.detail((f"and {count} more (-v shows them)", "bold"))
 
+    def limited(
+        self, rows: Sequence[Any], maximum: int, full: Callable[[Any], Iterable[StyledLine]]
+    ) -> Iterator[StyledLine]:
+        """The first rows, and the number of the hidden ones; all rows of a whole table."""
+        shown = rows if self.is_whole else rows[:maximum]
+        for row in shown:
+            yield from full(row)
+        if len(rows) > len(shown):
+            yield self.count_line(len(rows) - len(shown))
+
     def by_reason(self, word: str, style: str, rows: list[Reason]) -> RowSection:
         """Nodes without a complete answer, a row for each reason."""
 

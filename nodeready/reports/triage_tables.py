@@ -13,7 +13,7 @@ from nodeready.reports.similar_texts import SimilarTexts, fold_similar, reasons
 from nodeready.reports.table_layout import NO_LIMIT, RowSection, TableLayout, fitted
 from nodeready.runs.cores import CoreGroup, Cores, Crash, crashed_in
 from nodeready.runs.incident import Incident, Part
-from nodeready.runs.postmortem.document import FailureGroup, Postmortem
+from nodeready.runs.postmortem.document import FailureGroup, NodeEvent, Postmortem
 from nodeready.runs.stacks.document import fold_ranks
 from nodeready.runs.tail import BEHIND_S, LogGroup, LogReport, RankFile, TailDocument
 
@@ -426,6 +426,13 @@ class _PostmortemTable(TableLayout):
         yield self.detail(group.text or group.kind)
         yield self.detail(("e.g. " if group.count > 1 else "", "dim"), (group.example, "dim"))
 
+    def event(self, event: NodeEvent) -> Iterator[StyledLine]:
+        """What happened to a node."""
+        when = f", {event.time.replace('T', ' ')}" if event.time else ""
+        subject = self.subject(event.ranks, (event.node,))
+        yield self.head(event.kind, "warn", (subject, "bold"), when)
+        yield self.detail(event.text)
+
 
 def postmortem(document: Postmortem, options: Options = PLAIN) -> Iterator[StyledLine]:
     """The cause with its evidence, all failures, and the sources. -v leaves nothing out."""
@@ -434,30 +441,17 @@ def postmortem(document: Postmortem, options: Options = PLAIN) -> Iterator[Style
     yield from table.cause(document)
     yield line("")
     groups = [group for group in document.failures if table.is_whole or group.role != "report"]
-    count = len(groups) if table.is_whole else _MAX_FAILURES
-    for group in groups[:count]:
-        yield from table.group(group)
-    if len(groups) > count:
-        yield table.count_line(len(groups) - count)
-    events = document.nodes if table.is_whole else document.nodes[:_MAX_ROWS]
-    for event in events:
-        when = f", {event.time.replace('T', ' ')}" if event.time else ""
-        yield table.head(
-            event.kind, "warn", (table.subject(event.ranks, (event.node,)), "bold"), when
-        )
-        yield table.detail(event.text)
-    if len(document.nodes) > len(events):
-        yield table.count_line(len(document.nodes) - len(events))
-    if groups or events:
+    yield from table.limited(groups, _MAX_FAILURES, table.group)
+    yield from table.limited(document.nodes, _MAX_ROWS, table.event)
+    if groups or document.nodes:
         yield line("")
     sources = ", ".join(f"{name}: {text}" for name, text in document.sources.items())
     if sources:
         yield table.head("read", "", sources)
-    rows = list(document.missing.items())
-    for name, reason in rows if table.is_whole else rows[:_MAX_ROWS]:
-        yield table.head("missing", "warn", f"{name}: {reason}")
-    if not table.is_whole and len(rows) > _MAX_ROWS:
-        yield table.count_line(len(rows) - _MAX_ROWS)
+    missing = [f"{name}: {reason}" for name, reason in document.missing.items()]
+    yield from table.limited(
+        missing, _MAX_ROWS, lambda text: [table.head("missing", "warn", text)]
+    )
     ahead = {node: clock for node, clock in document.clocks.items() if abs(clock[0]) > _OFFSET_S}
     for node, clock in list(ahead.items())[: None if table.is_whole else _MAX_ROWS]:
         text = f"{node}'s clock is {clock.offset_s:+.1f} s (±{clock.uncertainty_s:.1f} s)"
