@@ -7,12 +7,11 @@ one `true` by pyinfra (the yardstick E), pdsh and clush, and Ansible's setup mod
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import command
-from benchmarks.cluster import Cluster, cluster
+from benchmarks.cluster import Cluster, Sample, cluster, median, sample_rows, say
+from benchmarks.command import Benchmark
 from benchmarks.contenders import (
     AUDIT,
     BIN,
@@ -23,10 +22,9 @@ from benchmarks.contenders import (
     clush,
     in_turns,
     probe,
+    probe_budgets,
     yardstick,
 )
-from benchmarks.measure import Sample, median, sample_rows, say
-from benchmarks.probe_cost import probe_cost
 from benchmarks.report import BenchmarkReport, Budget, budget_rows
 from nodeready.core.policy import Policy
 from nodeready.subjects.registry import LOOKED_AT
@@ -65,7 +63,7 @@ def _budgets(size: int, samples: Mapping[str, Sequence[Sample]]) -> list[Budget]
 def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     tables = []
     budgets: dict[int, list[Budget]] = {}
-    probe_budgets: list[Budget] = []
+    of_probe: list[Budget] = []
     for size in arguments.nodes:
         say(f"{size} nodes")
         with cluster(size, arguments.name) as nodes:
@@ -74,21 +72,16 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
             tables.append((f"Audit, {size} nodes", sample_rows(samples, EXEC, "E", size)))
             budgets[size] = _budgets(size, samples)
             if size == arguments.nodes[-1]:
-                unit, audit_contender = (
-                    contender for contender in chosen if contender.name in (EXEC, AUDIT)
-                )
-                probe_budgets = probe_cost(nodes, audit_contender, unit, Policy()).budgets()
+                of_probe = probe_budgets(nodes, {})
     # The design's limits are for 64 nodes.
     limits = budgets.get(64) or budgets[max(budgets)]
-    rows = budget_rows([*limits, *probe_budgets])
+    rows = budget_rows([*limits, *of_probe])
     return BenchmarkReport("Audit", [*tables, ("Audit's budgets", rows)])
 
 
-def main() -> int:
-    parser = command.options("audit", __doc__, nodes="16,64,256", repeat=3)
-    packages = ("pyinfra", "paramiko", "ClusterShell")
-    return command.main("audit", parser, _measure, packages, has_ansible=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHMARK = Benchmark(
+    _measure,
+    {"nodes": "16,64,256", "repeat": 3},
+    ("pyinfra", "paramiko", "ClusterShell"),
+    has_ansible=True,
+)

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import command, simulated
+from benchmarks import simulated
+from benchmarks.command import Benchmark
 from benchmarks.contenders import ROOT
 from benchmarks.report import BenchmarkReport, Budget, budget_rows
 
@@ -45,18 +46,14 @@ _PAINTED = "const [done] = arguments; requestAnimationFrame(() => setTimeout(don
 
 @dataclass(frozen=True)
 class PageCost:
-    """Seconds of wall time.
-
-    first_s:  the first search, which makes the index
-    search_s: the slowest of the further ones; of each word the median
-    """
+    """Seconds of wall time."""
 
     nodes: int
     size_mb: float
     render_s: float
     open_s: float
-    first_s: float
-    search_s: float
+    first_s: float  # the first search, which makes the index
+    search_s: float  # the slowest of the further ones; of each word the median
 
     def row(self) -> tuple[str, ...]:
         times = (self.render_s, self.open_s, self.first_s, self.search_s)
@@ -79,7 +76,7 @@ def _search(browser: Any, word: str) -> float:
 def cost(profile: str, nodes: int, name: str) -> PageCost:
     """The cost of the page of this many nodes like a lab node of this profile."""
     with simulated.answers(profile, nodes, name) as directory:
-        run = simulated.measured([profile, str(nodes), directory, "facts"])
+        run = simulated.measured(profile, nodes, directory, facts=True)
         page = Path(directory, "report.html")
         sys.path.insert(0, str(ROOT / "scripts"))
         browser = importlib.import_module("chromium").start()
@@ -106,10 +103,4 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     return BenchmarkReport("The page of a large fleet", tables)
 
 
-def main() -> int:
-    parser = command.options("audit_page", __doc__, nodes="1000,10000")
-    return command.main("audit_page", parser, _measure)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHMARK = Benchmark(_measure, {"nodes": "1000,10000"})

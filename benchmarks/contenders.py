@@ -1,22 +1,29 @@
-"""The commands that are compared: each does the same on every node of an inventory."""
+"""The commands that are compared, and the cost of one probe to a node.
+
+A contender does the same on every node of an inventory.
+"""
 
 from __future__ import annotations
 
 import base64
 import os
 import re
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from benchmarks.cluster import Cluster
-from benchmarks.measure import Sample, run, say
-from benchmarks.settings import by_hand, policy_data
+from benchmarks.cluster import Cluster, Sample, run, say
+from benchmarks.report import Budget
 from nodeready.core import shell
 from nodeready.core.policy import Policy
 from nodeready.core.probe_script import make_script
+from nodeready.lab.image import USER
+from nodeready.lab.needs import reachable_limits
 from nodeready.subjects import snapshot
 
 ROOT = Path(__file__).parent.parent
@@ -33,20 +40,14 @@ _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(),
 
 @dataclass(frozen=True)
 class Contender:
-    """A command to measure.
-
-    pattern:     matches the output of a successful run
-    good:        the exit statuses of a successful run
-    environment: of the command, beside PATH and HOME
-    cwd:         its directory, from which pyinfra imports modules
-    """
+    """A command to measure."""
 
     name: str
     argv: Sequence[str]
-    pattern: str = ""
-    good: tuple[int, ...] = (0,)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    cwd: Path = ROOT
+    pattern: str = ""  # matches the output of a successful run
+    good: tuple[int, ...] = (0,)  # the exit statuses of a successful run
+    environment: Mapping[str, str] = field(default_factory=dict)  # beside PATH and HOME
+    cwd: Path = ROOT  # its directory, from which pyinfra imports modules
 
     def run(self, cluster: Cluster, *, matches: bool = True) -> Sample:
         """Run it once. Raises BenchmarkError for another exit status or output.
@@ -88,10 +89,15 @@ def yardstick(inventory: Path) -> Contender:
     return pyinfra_exec(EXEC, inventory, "true")
 
 
+def probe_command(policy: Policy, nonce: str = "benchmark") -> tuple[str, str]:
+    """The shell command of the probe, and its input."""
+    script = make_script(snapshot.sections(snapshot.probes()), policy, nonce)
+    return shell.command(script, 60, "nodeready:benchmark")
+
+
 def probe(inventory: Path, policy: Policy) -> Contender:
     """E with the work of nodeready's probe on the nodes, which share this machine's cores."""
-    script = make_script(snapshot.sections(snapshot.probes()), policy, "benchmark")
-    line, stdin = shell.command(script, 60, "nodeready:benchmark")
+    line, stdin = probe_command(policy)
     # pyinfra's `exec` gives a command no input: the script is in the command line here.
     packed = base64.b64encode(stdin.encode()).decode("ascii")
     return pyinfra_exec(PROBE, inventory, f"echo {packed}|base64 -d|{line} >/dev/null")
@@ -109,26 +115,54 @@ def clush(name: str, login: str, nodes: str, fan_out: int, **environment: str) -
     return Contender(name, [str(BIN / "clush"), *words], environment=environment)
 
 
-def nodeready(inventory: Path) -> Contender:
-    """The product's own command."""
-    argv = [str(BIN / "nodeready"), "deploy", str(inventory), "--yes"]
-    return Contender(NODEREADY, argv, r"(?m)^0 changed .* 0 failed, 0 unreachable", (0, 3))
+def policy_data(host_pattern: str) -> dict[str, Any]:
+    """The policy that all contenders of a deploy set, for nodes with such names: the defaults, and
+    a value where those do nothing."""
+    return {
+        **reachable_limits(),
+        "pdshrc_users": (USER,),
+        "pdshrc_path": ("/opt/train/bin",),
+        "ssh_client_hosts": (host_pattern,),
+    }
+
+
+def _by_hand(data: dict[str, Any]) -> dict[str, Any]:
+    """The same data for contenders without a policy: every value of it, with a prefix."""
+    policy = Policy(**data)
+    values = {f"nr_{name}": getattr(policy, name) for name in policy.__dataclass_fields__}
+    return {
+        **{name: list(v) if isinstance(v, tuple) else v for name, v in values.items()},
+        "nr_core_directory": str(Path(policy.core_pattern).parent),
+        "nr_py_spy": str(BIN / "py-spy"),
+    }
 
 
 # pyinfra's last line of results: operations, and of them changed, attempted, without change.
 _PYINFRA_NOTHING = r"(?m)^\s*Grand total\s+\d+\s+-\s+-\s+\d+\s*$"
 
 
-def pyinfra(inventory: Path) -> Contender:
-    """The same operations by pyinfra's command."""
-    argv = [str(BIN / "pyinfra"), str(inventory), str(ROOT / "deploy.py"), "-y"]
-    return Contender(PYINFRA, argv, _PYINFRA_NOTHING)
-
-
-def stock(inventory: Path) -> Contender:
-    """The same settings as pyinfra's own operations."""
-    argv = [str(BIN / "pyinfra"), str(inventory), str(HERE / "stock" / "deploy.py"), "-y"]
-    return Contender(STOCK, argv, _PYINFRA_NOTHING, cwd=HERE / "stock")
+def deploys(cluster: Cluster, ansible_commands: Path | None) -> list[Contender]:
+    """The contenders of a deploy, nodeready first. Their pattern: a run that changed nothing."""
+    data = policy_data(f"{cluster.lab.name}*")
+    values = _by_hand(data)
+    inventory = str(cluster.pyinfra_inventory("inventory", data))
+    by_hand = str(cluster.pyinfra_inventory("stock", values))
+    pyinfra, stock = str(BIN / "pyinfra"), HERE / "stock"
+    argv = [str(BIN / "nodeready"), "deploy", inventory, "--yes"]
+    contenders = [
+        Contender(NODEREADY, argv, r"(?m)^0 changed .* 0 failed, 0 unreachable", (0, 3)),
+        Contender(PYINFRA, [pyinfra, inventory, str(ROOT / "deploy.py"), "-y"], _PYINFRA_NOTHING),
+        Contender(
+            STOCK, [pyinfra, by_hand, str(stock / "deploy.py"), "-y"], _PYINFRA_NOTHING, cwd=stock
+        ),
+    ]
+    if ansible_commands is not None:
+        settings = _ansible_settings(ansible_commands, cluster)
+        argv = [str(ansible_commands / "ansible-playbook"), "-i"]
+        argv += [str(cluster.ansible_inventory(values)), str(HERE / "ansible" / "playbook.yml")]
+        unchanged = r"(?s)\A(?!.*changed=[1-9])"
+        contenders.append(Contender(ANSIBLE, argv, unchanged, environment=settings))
+    return contenders
 
 
 def ansible_environment() -> Path:
@@ -152,11 +186,12 @@ def ansible_version(commands: Path) -> str:
     return f"ansible-core {done.stdout.strip()}"
 
 
-def _ansible_settings(commands: Path, forks: int, scratch: Path) -> dict[str, str]:
+def _ansible_settings(commands: Path, cluster: Cluster) -> dict[str, str]:
     """Pipelining, a fork per node, no facts gathered unless asked for."""
+    scratch = cluster.directory
     return {
         "ANSIBLE_HOME": str(scratch / "ansible"),
-        "ANSIBLE_FORKS": str(forks),
+        "ANSIBLE_FORKS": str(cluster.size),
         "ANSIBLE_PIPELINING": "true",
         "ANSIBLE_GATHERING": "explicit",
         # The nodes' interpreter is given: looking for it would cost a round trip.
@@ -168,14 +203,6 @@ def _ansible_settings(commands: Path, forks: int, scratch: Path) -> dict[str, st
     }
 
 
-def ansible(inventory: Path, commands: Path, forks: int, scratch: Path) -> Contender:
-    """The same settings as a playbook."""
-    environment = _ansible_settings(commands, forks, scratch)
-    argv = [str(commands / "ansible-playbook"), "-i", str(inventory)]
-    argv.append(str(HERE / "ansible" / "playbook.yml"))
-    return Contender(ANSIBLE, argv, r"(?s)\A(?!.*changed=[1-9])", (0,), environment)
-
-
 def ansible_setup(cluster: Cluster, commands: Path | None) -> list[Contender]:
     """Ansible's own facts of every node, without those of other programs; [] without Ansible."""
     if commands is None:
@@ -183,20 +210,55 @@ def ansible_setup(cluster: Cluster, commands: Path | None) -> list[Contender]:
     inventory = cluster.ansible_inventory({})
     argv = [str(commands / "ansible"), "-i", str(inventory), "all", "-m", "setup"]
     argv += ["-a", "gather_subset=!facter,!ohai"]
-    settings = _ansible_settings(commands, cluster.size, cluster.directory)
+    settings = _ansible_settings(commands, cluster)
     return [Contender("Ansible setup", argv, environment=settings)]
 
 
-def deploys(cluster: Cluster, ansible_commands: Path | None) -> list[Contender]:
-    """The contenders of a deploy, nodeready first. Their pattern: a run that changed nothing."""
-    data = policy_data(f"{cluster.lab.name}*")
-    values = by_hand(data, BIN / "py-spy")
-    contenders = [
-        nodeready(cluster.pyinfra_inventory("inventory", data)),
-        pyinfra(cluster.pyinfra_inventory("inventory", data)),
-        stock(cluster.pyinfra_inventory("stock", values)),
+# --- The cost of one probe to a node: the processes that it starts, and its CPU time.
+
+#: Turns whose median is taken.
+TURNS = 7
+#: Probes whose processes are counted. The smallest count is taken: a probe reads a process that
+#: waits for a disk twice, which starts two more.
+TRACES = 3
+_TRACE = "/tmp/nodeready-benchmark-trace"
+# strace splits a call in two when another process makes one meanwhile.
+_STARTED = re.compile(r"(?m)^\d+\s+(?:<\.\.\. )?(?:clone3?|v?fork)\b(?!.*CLONE_THREAD).*= \d+$")
+
+
+def probe_budgets(nodes: Cluster, data: dict[str, Any]) -> list[Budget]:
+    """The limits that the design sets for one probe by this policy.
+
+    Its CPU time is that of all nodes during an audit, less that of `true`. That of a shell's own
+    children (getrusage(2), RUSAGE_CHILDREN) lacks processes that outlive their parent.
+    """
+    inventory = nodes.pyinfra_inventory("inventory", data)
+    unit, probed = yardstick(inventory), audit(AUDIT, inventory)
+    beyond_s = [_node_cpu_s(nodes, probed) - _node_cpu_s(nodes, unit) for _ in range(TURNS)]
+    line, stdin = probe_command(Policy(**data))
+    argv = ["strace", "-f", "-qq", "-e", "trace=clone,clone3,fork,vfork", "-o", _TRACE]
+    node, counts = nodes.lab.nodes[0], []
+    for _ in range(TRACES):
+        node.enter([*argv, "sh", "-c", line], stdin)
+        counts.append(len(_STARTED.findall(node.read(_TRACE))))
+    cpu_ms = statistics.median(beyond_s) / nodes.size * 1000
+    return [
+        Budget("one probe: processes started", 48, min(counts)),
+        Budget("one probe beyond `true`, a node: CPU", 54, cpu_ms, " ms"),
     ]
-    if ansible_commands is not None:
-        inventory = cluster.ansible_inventory(values)
-        contenders.append(ansible(inventory, ansible_commands, cluster.size, cluster.directory))
-    return contenders
+
+
+def _node_cpu_s(nodes: Cluster, contender: Contender) -> float:
+    """CPU seconds of this machine during a run, less those of the command and of this process."""
+    before, own_before = _busy_s(), time.process_time()
+    sample = contender.run(nodes)
+    # Processes that end after the answer count, too.
+    time.sleep(0.1)
+    return _busy_s() - before - sample.cpu_s - (time.process_time() - own_before)
+
+
+def _busy_s() -> float:
+    """CPU seconds of this machine so far."""
+    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    # user, nice, system, irq, softirq (proc_stat(5)); the remaining times are no work.
+    return sum(int(words[number]) for number in (1, 2, 3, 6, 7)) / os.sysconf("SC_CLK_TCK")

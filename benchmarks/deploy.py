@@ -7,28 +7,24 @@ pyinfra's own operations and as an Ansible playbook, and the yardstick E, `pyinf
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import command
-from benchmarks.cluster import Cluster, cluster
+from benchmarks.cluster import Cluster, Sample, cluster, median, sample_rows, say
+from benchmarks.command import Benchmark
 from benchmarks.contenders import (
     ANSIBLE,
-    AUDIT,
     EXEC,
     NODEREADY,
     PROBE,
     PYINFRA,
-    audit,
     deploys,
+    policy_data,
     probe,
+    probe_budgets,
     yardstick,
 )
-from benchmarks.measure import Sample, median, sample_rows, say
-from benchmarks.probe_cost import probe_cost
 from benchmarks.report import BenchmarkReport, Budget, budget_rows
-from benchmarks.settings import policy_data
 from nodeready.core.policy import Policy
 
 #: Runs with nothing to do for each first deploy, in turns with the yardstick: other load on the
@@ -99,17 +95,10 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
             tables.append((f"{size} nodes", sample_rows(samples, EXEC, "E", size, ratios)))
             budgets = list(_budgets(size, samples))
             if size == arguments.nodes[-1]:
-                data = policy_data(f"{arguments.name}*")
-                inventory = nodes.pyinfra_inventory("inventory", data)
-                audit_contender, unit = audit(AUDIT, inventory), yardstick(inventory)
-                budgets += probe_cost(nodes, audit_contender, unit, Policy(**data)).budgets()
+                budgets += probe_budgets(nodes, policy_data(f"{arguments.name}*"))
     return BenchmarkReport("Deploy", [*tables, ("Budgets", budget_rows(budgets))])
 
 
-def main() -> int:
-    parser = command.options("deploy", __doc__, nodes="16,64", repeat=2)
-    return command.main("deploy", parser, _measure, ("pyinfra", "paramiko"), has_ansible=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHMARK = Benchmark(
+    _measure, {"nodes": "16,64", "repeat": 2}, ("pyinfra", "paramiko"), has_ansible=True
+)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 from collections import defaultdict
 
-from benchmarks import command
+from benchmarks.command import Benchmark
 from benchmarks.report import BenchmarkReport
 from nodeready.runs.memory.lemons import DAY_S, HardwareIncident, SuspectUnit, own_incidents, rank
 
@@ -59,10 +58,4 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     return BenchmarkReport("The rule of lemons", [("", rows)], remark)
 
 
-def main() -> int:
-    parser = command.options("lemons", __doc__, nodes="16,64,1000", fleets=500)
-    return command.main("lemons", parser, _measure, has_lab=False)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHMARK = Benchmark(_measure, {"nodes": "16,64,1000", "fleets": 500}, has_lab=False)

@@ -9,18 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 
-from benchmarks import command
 from benchmarks.cluster import cluster
-from benchmarks.measure import BenchmarkError
-from benchmarks.report import BenchmarkReport, Budget, budget_rows
-from nodeready.core import shell
+from benchmarks.command import Benchmark
+from benchmarks.contenders import probe_command
+from benchmarks.report import BenchmarkError, BenchmarkReport, Budget, budget_rows
 from nodeready.core.policy import Policy
-from nodeready.core.probe_script import make_script
 from nodeready.fleet.transport import bundle
 from nodeready.lab import LabNode
-from nodeready.subjects import snapshot
 
 PYTHON, PROBE = "python3 -c pass (P)", "the probe alone"
 AUDIT, COMPILED_AUDIT = "nodeready.pyz audit", "compiled.pyz audit"
@@ -74,8 +70,7 @@ def _samples(node: LabNode, turns: int) -> dict[str, tuple[float, float]]:
     """
     node.write(_BUNDLE, bundle.build(), 0o755)
     node.enter(["python3", "-I", "-S", "-c", _COMPILE, _BUNDLE, _COMPILED, _COMPILED])
-    script = make_script(snapshot.sections(snapshot.probes()), Policy(), "benchmark")
-    line, stdin = shell.command(script, 60, "nodeready:benchmark")
+    line, stdin = probe_command(Policy())
     node.write(_SCRIPT, stdin)
     words = ["python3", "-c", _TURNS, json.dumps(_commands(line)), str(turns)]
     runs_by_name = json.loads(node.enter(words, timeout=60 + 30 * turns).stdout)
@@ -110,10 +105,4 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     return BenchmarkReport("On the node", [*tables, ("The node's budget", budget_rows(budgets))])
 
 
-def main() -> int:
-    parser = command.options("local", __doc__, repeat=21)
-    return command.main("local", parser, _measure, ("nodeready",))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHMARK = Benchmark(_measure, {"repeat": 21}, ("nodeready",))

@@ -11,22 +11,17 @@ the growth of these looks.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
-from benchmarks import command
-from benchmarks.contenders import ROOT
-from benchmarks.measure import BenchmarkError
-from benchmarks.report import BenchmarkReport
+from benchmarks.command import Benchmark, cpu_s, in_child
+from benchmarks.report import BenchmarkError, BenchmarkReport
 from benchmarks.simulated import audit_answers, make_answers, policies_of, probe
 from nodeready.cli.kept_looks import LookKeeper, MemorySettings
 from nodeready.cli.screen import Screen
@@ -44,34 +39,31 @@ _QUARTER = 90 * 24
 _HOUR_S = 3600.0
 
 
+class Pass(NamedTuple):
+    """One audit of all answers; seconds."""
+
+    judged_s: float  # until all were judged
+    cpu_s: float  # of all processes, with the keeping
+    keep_s: float = 0.0  # to keep the look; 0: it was not kept
+    keep_cpu_s: float = 0.0  # CPU time of that
+
+
 @dataclass(frozen=True)
-class Pass:
-    """One audit of all answers; seconds.
+class MemoryCost:
+    """What is measured of one memory."""
 
-    judged_s: until all were judged
-    cpu_s:    of all processes, with the keeping
-    keep_s:   to keep the look; 0: it was not kept
-    keep_cpu_s: CPU time of that
-    """
-
-    judged_s: float
-    cpu_s: float
-    keep_s: float = 0.0
-    keep_cpu_s: float = 0.0
-
-
-def _cpu_s() -> float:
-    return sum(
-        used.ru_utime + used.ru_stime
-        for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    )
+    passes: dict[str, Pass]
+    changed: int  # nodes that the third look changed
+    sizes: tuple[int, int]  # bytes after three looks, and after all
+    keeps: list[tuple[float, float]]  # wall and CPU seconds to keep each further look
+    reads: dict[str, tuple[float, float]]  # likewise, to read
 
 
 def _audit(nodes: int, place: Path, *, is_kept: bool) -> Pass:
     policies = policies_of(nodes)
     keeper = LookKeeper(Screen(), "audit", "prod.py")
     checks = select(policies.values()).results
-    start, cpu_s = time.perf_counter(), _cpu_s()
+    start, before_cpu_s = time.perf_counter(), cpu_s()
     writer = keeper.section_writer(checks) if is_kept else None
     with AuditWorkers(policies, None, None, writer) as workers:
         earlier = [keeper.earlier_counters] if is_kept else []
@@ -82,7 +74,7 @@ def _audit(nodes: int, place: Path, *, is_kept: bool) -> Pass:
         if is_kept:
             keeper.keep_audit(audit, 3, workers)
         keep = (time.perf_counter() - judged, time.process_time() - before_s) if is_kept else ()
-    return Pass(judged - start, _cpu_s() - cpu_s, *keep)
+    return Pass(judged - start, cpu_s() - before_cpu_s, *keep)
 
 
 def _changed(name: str, facts: dict[str, Value], look: int) -> NodeSections:
@@ -110,9 +102,9 @@ def _further_looks(memory: Memory, looks: int) -> Iterator[tuple[float, float]]:
             facts = {key: value for key, value in node.facts.items() if key[:5] == "nics."}
             states[node.node] = _changed(node.node, facts, number)
         look = replace(newest, time_s=newest.time_s + _HOUR_S * (number + 1))
-        moment, cpu_s = time.perf_counter(), _cpu_s()
+        moment, before_s = time.perf_counter(), cpu_s()
         memory.keep(look, states.values())
-        yield time.perf_counter() - moment, _cpu_s() - cpu_s
+        yield time.perf_counter() - moment, cpu_s() - before_s
 
 
 def _diff(memory: Memory, since_s: float) -> Diff:
@@ -124,7 +116,7 @@ def _diff(memory: Memory, since_s: float) -> Diff:
     return dated(diff, memory, since_s, until_s)
 
 
-def _run(nodes: int, directory: Path, looks: int) -> dict[str, object]:
+def _run(nodes: int, directory: Path, looks: int) -> MemoryCost:
     """Measure; the directory has the answers of two looks."""
     os.environ["XDG_STATE_HOME"] = str(directory)
     passes = {
@@ -138,9 +130,9 @@ def _run(nodes: int, directory: Path, looks: int) -> dict[str, object]:
     with Memory.open(path) as memory:
         third, second = (look.time_s for look in memory.looks()[:2])
         changed = len(memory.changed(second, third))
-        sizes = [memory.size_bytes]
+        size = memory.size_bytes
         keeps = [*_further_looks(memory, looks - 3)]
-        sizes.append(memory.size_bytes)
+        sizes = size, memory.size_bytes
         reads = {}
         for name, read in (
             ("all nodes at one time", lambda: [*memory.nodes(memory.names(), third)]),
@@ -151,16 +143,10 @@ def _run(nodes: int, directory: Path, looks: int) -> dict[str, object]:
             ),
             (f"{looks - 3} looks for a diff", lambda: _diff(memory, third)),
         ):
-            moment, cpu_s = time.perf_counter(), time.process_time()
+            moment, before_s = time.perf_counter(), time.process_time()
             read()
-            reads[name] = time.perf_counter() - moment, time.process_time() - cpu_s
-    return {
-        "passes": {name: asdict(measured) for name, measured in passes.items()},
-        "changed": changed,
-        "sizes": sizes,
-        "keeps": keeps,
-        "reads": reads,
-    }
+            reads[name] = time.perf_counter() - moment, time.process_time() - before_s
+    return MemoryCost(passes, changed, sizes, keeps, reads)
 
 
 def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
@@ -169,27 +155,16 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     with tempfile.TemporaryDirectory(prefix="nodeready-benchmark-") as directory:
         for look, name in enumerate(("first", "measures")):
             make_answers(answer, nodes, Path(directory, name), look)
-        # A child, so that its memory and CPU time are those of the run alone.
-        words = ["--child", str(nodes), directory, str(arguments.looks)]
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.memory", *words],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            check=False,
-        )
-    if done.returncode:
-        raise BenchmarkError(f"memory: {done.stderr.strip()[-2000:]}")
-    measured = json.loads(done.stdout)
+        measured: MemoryCost = in_child(_run, nodes, Path(directory), arguments.looks)
     passes = [
-        (name, *(f"{values[key]:.1f} s" for key in ("judged_s", "cpu_s", "keep_s", "keep_cpu_s")))
-        for name, values in measured["passes"].items()
+        (name, *(f"{seconds:.1f} s" for seconds in costs))
+        for name, costs in measured.passes.items()
     ]
-    walls, cpus = zip(*measured["keeps"], strict=True)
-    first, last = measured["sizes"]
+    walls, cpus = zip(*measured.keeps, strict=True)
+    first, last = measured.sizes
     growth = (last - first) / len(walls)
     rows = [
-        ("nodes that the third look changed", str(measured["changed"])),
+        ("nodes that the third look changed", str(measured.changed)),
         ("a further look, 1 % changed: to keep it", f"{statistics.median(walls):.2f} s"),
         ("its CPU", f"{statistics.median(cpus):.2f} s"),
         ("the file after three looks", f"{first / 1e6:.1f} MB"),
@@ -198,7 +173,7 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
         ("90 days of looks, one each hour", f"{(first + growth * _QUARTER) / 1e6:.0f} MB"),
         *(
             (f"to read {name}", f"{wall_s:.2f} s, CPU {cpu_s:.2f} s")
-            for name, (wall_s, cpu_s) in measured["reads"].items()
+            for name, (wall_s, cpu_s) in measured.reads.items()
         ),
     ]
     head = ("audit", "until judged", "CPU", "to keep", "CPU of keeping")
@@ -207,14 +182,4 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     )
 
 
-def main() -> int:
-    if sys.argv[1:2] == ["--child"]:
-        nodes, directory, looks = sys.argv[2:]
-        print(json.dumps(_run(int(nodes), Path(directory), int(looks))))
-        return 0
-    parser = command.options("memory", __doc__, nodes="10000", profile="h100", looks=24)
-    return command.main("memory", parser, _measure)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHMARK = Benchmark(_measure, {"nodes": "10000", "profile": "h100", "looks": 24})

@@ -1,7 +1,13 @@
-"""A benchmark's tables and budgets, for a terminal and for benchmarks/HISTORY.md."""
+"""A benchmark's tables, budgets and machine, for a terminal and for benchmarks/HISTORY.md.
+
+The machine is described without host names and paths.
+"""
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,46 +18,50 @@ Rows = Sequence[Sequence[str]]
 _WIDTH = 98
 
 
+class BenchmarkError(Exception):
+    """A run failed, or did not do what is measured."""
+
+
 @dataclass(frozen=True)
 class BenchmarkReport:
-    """The result of one benchmark.
-
-    tables: (heading, rows); the heading may be ""
-    remark: follows the machine's description
-    note:   explains the columns, below the tables
-    """
+    """The result of one benchmark."""
 
     title: str
-    tables: Sequence[tuple[str, Rows]]
-    remark: str = ""
-    note: str = ""
+    tables: Sequence[tuple[str, Rows]]  # (heading, rows); the heading may be ""
+    remark: str = ""  # follows the machine's description
+    note: str = ""  # explains the columns, below the tables
 
     def text(self, about: str) -> str:
         """The report for a terminal."""
-        parts = [f"{heading}\n{aligned(rows)}".lstrip() for heading, rows in self.tables]
+        parts = [
+            "\n".join(
+                [*filter(None, [heading]), *("  ".join(row).rstrip() for row in _padded(rows))]
+            )
+            for heading, rows in self.tables
+        ]
         return "\n\n".join([*parts, f"{about} {self.remark}".rstrip()])
 
     def markdown(self, command: str, about: str) -> str:
         """The report for the document, with the command that measures it again."""
         parts = [f"## {self.title}", f"```\n{command}\n```", _filled(f"{about} {self.remark}")]
         for heading, rows in self.tables:
+            # Padded, so that the source reads as a table, too.
+            head, *body = _padded(rows)
+            rule = ["-" * len(head[0]), *("-" * (len(cell) - 1) + ":" for cell in head[1:])]
             parts += [f"### {heading}"] if heading else []
-            parts.append(markdown_table(rows))
+            parts.append("\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body)))
         return "\n\n".join(filter(None, [*parts, _filled(self.note)]))
 
 
 @dataclass(frozen=True)
 class Budget:
-    """A limit that the design sets, and the measured value.
-
-    is_maximum: the value must be at most the limit; otherwise at least
-    """
+    """A limit that the design sets, and the measured value."""
 
     name: str
     limit: float
     measured: float
     unit: str = ""
-    is_maximum: bool = True
+    is_maximum: bool = True  # the value must be at most the limit; otherwise at least
 
     def row(self) -> tuple[str, ...]:
         sign = 1 if self.is_maximum else -1
@@ -84,18 +94,6 @@ def _padded(rows: Rows) -> list[list[str]]:
     ]
 
 
-def aligned(rows: Rows) -> str:
-    """The table for a terminal."""
-    return "\n".join("  ".join(row).rstrip() for row in _padded(rows))
-
-
-def markdown_table(rows: Rows) -> str:
-    """The table as Markdown, padded so that the source reads as a table, too."""
-    head, *body = _padded(rows)
-    rule = ["-" * len(head[0]), *("-" * (len(cell) - 1) + ":" for cell in head[1:])]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))
-
-
 def replace_block(path: Path, name: str, text: str) -> None:
     """Put ``text`` between the markers of ``name`` in a document; append them when missing."""
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
@@ -107,3 +105,22 @@ def replace_block(path: Path, name: str, text: str) -> None:
         content = f"{content.rstrip()}\n\n{block}\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content, encoding="utf-8")
+
+
+def machine() -> str:
+    """One line: processors, memory, kernel, system, Python."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    kernel = ".".join(platform.release().split("-")[0].split(".")[:2])
+    system = platform.freedesktop_os_release().get("PRETTY_NAME", "Linux")
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return (
+        f"{len(os.sched_getaffinity(0))} cores ({next(models, platform.machine())}), "
+        f"{memory:.0f} GiB, {system}, Linux {kernel}, Python {platform.python_version()}"
+    )
+
+
+def sshd() -> str:
+    """The version of the nodes' ssh server."""
+    words = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=False).stderr
+    return words.partition(",")[0].strip().replace("_", " ")

@@ -14,32 +14,27 @@ from __future__ import annotations
 import argparse
 import base64
 import itertools
-import json
 import os
 import random
 import re
-import resource
 import string
-import subprocess
-import sys
 import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks import command
 from benchmarks.cluster import cluster
-from benchmarks.contenders import ROOT
-from benchmarks.measure import BenchmarkError
-from benchmarks.report import BenchmarkReport, Budget, budget_rows
+from benchmarks.command import Benchmark, cpu_s, in_child
+from benchmarks.contenders import probe_command
+from benchmarks.report import BenchmarkError, BenchmarkReport, Budget, budget_rows
 from nodeready.agent.asking import Answer, Request
 from nodeready.agent.audit_document import Audit
 from nodeready.agent.snapshots import SnapshotQuestion
-from nodeready.core import probe_script, shell
+from nodeready.core import probe_script
 from nodeready.core.outcome import Outcome
 from nodeready.core.policy import Policy
 from nodeready.reports.registry import FORMATS
@@ -67,7 +62,8 @@ def _in_hex(address: str) -> str:
 
 def _with_placeholders(text: str, host: str) -> str:
     """The text with placeholders for the node's name and address, and a larger network."""
-    match = re.search("^network=eth0 ([0-9A-F]{8}) ([0-9A-F]{8})$", text, re.M)
+    route = r"^/proc/net/route:\d+:eth0\t([0-9A-F]{8})\t0{8}(?:\t\d+){4}\t([0-9A-F]{8})\t"
+    match = re.search(route, text, re.M)
     hosts_line = re.search(rf"^/etc/hosts:([0-9.]+) {host}$", text, re.M)
     if match is None or hosts_line is None:
         raise BenchmarkError("the lab node shows no network")
@@ -230,26 +226,18 @@ class SimulatedNodes:
 
 @dataclass(frozen=True)
 class Simulated:
-    """The cost of these answers; times are seconds of wall time.
-
-    facts:     whether the formats are those that show the nodes' facts
-    combine_s: host keys and addresses of all nodes together
-    judge_s:   judging, comparing
-    render_s:  by format, one after another
-    cpu_s:     of all processes, all formats
-    peak_mb:   of all processes together, shared memory once
-    """
+    """The cost of these answers; times are seconds of wall time."""
 
     profile: str
     nodes: int
-    facts: bool
+    facts: bool  # whether the formats are those that show the nodes' facts
     readers: int
     read_s: float
-    combine_s: float
-    judge_s: float
-    render_s: dict[str, float]
-    cpu_s: float
-    peak_mb: float = 0.0
+    combine_s: float  # host keys and addresses of all nodes together
+    judge_s: float  # judging, comparing
+    render_s: dict[str, float]  # by format, one after another
+    cpu_s: float  # of all processes, all formats
+    peak_mb: float = 0.0  # of all processes together, shared memory once
 
     @property
     def total_s(self) -> float:
@@ -262,17 +250,9 @@ class Simulated:
 
     def row(self) -> tuple[str, ...]:
         render = ", ".join(f"{name} {value:.1f}" for name, value in self.render_s.items())
-        return (
-            self.name,
-            str(self.readers),
-            f"{self.read_s:.1f} s",
-            f"{self.combine_s:.1f} s",
-            f"{self.judge_s:.1f} s",
-            f"{render} s",
-            f"{self.total_s:.1f} s",
-            f"{self.cpu_s:.1f} s",
-            f"{self.peak_mb:.0f} MiB",
-        )
+        before = [f"{value:.1f} s" for value in (self.read_s, self.combine_s, self.judge_s)]
+        after = f"{render} s", f"{self.total_s:.1f} s", f"{self.cpu_s:.1f} s"
+        return self.name, str(self.readers), *before, *after, f"{self.peak_mb:.0f} MiB"
 
     def budgets(self) -> Iterator[Budget]:
         """The limits that the design sets."""
@@ -286,8 +266,7 @@ HEAD = ("answers", "readers", "read", "combine", "judge", "render", "all", "CPU"
 
 def probe(profile: str, name: str) -> tuple[str, str]:
     """The answer of a lab node of this profile, and its name."""
-    script = probe_script.make_script(snapshot.sections(snapshot.probes()), Policy(), NONCE)
-    line, stdin = shell.command(script, 60, "nodeready:benchmark")
+    line, stdin = probe_command(Policy(), NONCE)
     with cluster(1, name, profile=profile) as nodes:
         node = nodes.lab.nodes[0]
         return node.run(line, input=stdin).stdout, node.name
@@ -334,33 +313,21 @@ def answers(profile: str, nodes: int, name: str) -> Iterator[str]:
         yield directory
 
 
-def simulate(profile: str, nodes: int, name: str) -> list[Simulated]:
-    """The costs for this many nodes, without and with facts."""
-    with answers(profile, nodes, name) as directory:
-        return [measured([profile, str(nodes), directory, facts]) for facts in ("", "facts")]
+def measured(profile: str, nodes: int, directory: str, *, facts: bool) -> Simulated:
+    """The cost in a new process; the reports are ``report.*`` in the directory.
 
-
-def measured(words: list[str]) -> Simulated:
-    """Run a child, and sample the memory of all its processes meanwhile.
-
-    words: profile, number of nodes, directory of `answers`, and "facts" or ""; the reports are
-           ``report.*`` in that directory
+    directory: of `answers`
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.simulated", "--child", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
+    peaks_kib = [0]
+    run: Simulated = in_child(
+        _run,
+        profile,
+        nodes,
+        Path(directory),
+        facts,
+        watch=lambda pid: peaks_kib.append(_memory(pid)),
     )
-    peak = 0
-    while process.poll() is None:
-        peak = max(peak, _memory(process.pid))
-        time.sleep(0.25)
-    out, err = process.communicate()
-    if process.returncode != 0:
-        raise BenchmarkError(f"simulated answers: {err.strip()[-2000:]}")
-    return Simulated(**{**json.loads(out), "peak_mb": peak / 1024})
+    return replace(run, peak_mb=max(peaks_kib) / 1024)
 
 
 def _memory(pid: int) -> int:
@@ -406,7 +373,7 @@ def audit_answers(
     return audit, (read, combined, time.perf_counter())
 
 
-def _run(profile: str, nodes: int, directory: Path, *, facts: bool) -> Simulated:
+def _run(profile: str, nodes: int, directory: Path, facts: bool) -> Simulated:
     os.environ["XDG_STATE_HOME"] = str(directory)
     policies = policies_of(nodes)
     formats = {
@@ -427,34 +394,21 @@ def _run(profile: str, nodes: int, directory: Path, *, facts: bool) -> Simulated
                 out.writelines(form.render(audit))
             render[name] = time.perf_counter() - moment
         count = workers.count
-    cpu = sum(
-        used.ru_utime + used.ru_stime
-        for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    )
     times = (read - start, combined - read, judged - combined)
-    return Simulated(profile, nodes, facts, count, *times, render, cpu)
+    return Simulated(profile, nodes, facts, count, *times, render, cpu_s())
 
 
 def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
-    runs = [
-        run
-        for profile in arguments.profiles.split(",")
-        for nodes in arguments.nodes
-        for run in simulate(profile, nodes, arguments.name)
-    ]
+    runs = []
+    for profile in arguments.profiles.split(","):
+        for nodes in arguments.nodes:
+            with answers(profile, nodes, arguments.name) as directory:
+                runs += [
+                    measured(profile, nodes, directory, facts=facts) for facts in (False, True)
+                ]
     budgets = budget_rows(budget for run in runs for budget in run.budgets())
     tables = [("", [HEAD, *(run.row() for run in runs)]), ("", budgets)]
     return BenchmarkReport("Answers of a large fleet", tables)
 
 
-def main() -> int:
-    if sys.argv[1:2] == ["--child"]:
-        profile, nodes, directory, facts = sys.argv[2:]
-        print(json.dumps(_run(profile, int(nodes), Path(directory), facts=bool(facts)).__dict__))
-        return 0
-    parser = command.options("simulated", __doc__, nodes="10000,50000", profiles="h100")
-    return command.main("simulated", parser, _measure)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHMARK = Benchmark(_measure, {"nodes": "10000,50000", "profiles": "h100"})

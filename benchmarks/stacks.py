@@ -13,8 +13,6 @@ import json
 import os
 import random
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,9 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import command
-from benchmarks.contenders import ROOT
-from benchmarks.measure import BenchmarkError
+from benchmarks.command import Benchmark, in_child
 from benchmarks.report import BenchmarkReport
 from nodeready.reports import json_report, stacks_table
 from nodeready.reports.registry import Options
@@ -221,8 +217,12 @@ def trace(node: int, nodes: int, witnesses: bool = False) -> str:
     })  # fmt: skip
 
 
-def _measure(mode: str, nodes: int, directory: Path) -> StacksCost:
-    """Read the traces alone; then read, group and render them. The first gives the read time."""
+def _cost(mode: str, nodes: int, directory: Path) -> StacksCost:
+    """Read the traces alone; then read, group and render them. The first gives the read time.
+
+    This process stays on one core.
+    """
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     witnesses = mode == WITNESSES
     texts = [] if mode == "files" else [trace(node, nodes, witnesses) for node in range(nodes)]
     size = sum(map(len, texts)) or sum(path.stat().st_size for path in directory.iterdir())
@@ -263,21 +263,13 @@ def _measure(mode: str, nodes: int, directory: Path) -> StacksCost:
 
 
 def measure(mode: str, nodes: int) -> StacksCost:
-    """The cost in a new process, pinned to one core."""
+    """The cost in a new process."""
     with tempfile.TemporaryDirectory(prefix="nodeready-benchmark-") as directory:
         if mode == "files":
             for node in range(nodes):
                 Path(directory, f"trace-gpu{node:05}.json").write_text(trace(node, nodes))
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.stacks", "--child", mode, str(nodes), directory],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=ROOT,
-        )
-    if done.returncode != 0:
-        raise BenchmarkError(f"stacks: {done.stderr.strip()[-2000:]}")
-    return StacksCost(**json.loads(done.stdout))
+        cost: StacksCost = in_child(_cost, mode, nodes, Path(directory))
+        return cost
 
 
 def _report(arguments: argparse.Namespace) -> BenchmarkReport:
@@ -298,15 +290,4 @@ def _report(arguments: argparse.Namespace) -> BenchmarkReport:
     return BenchmarkReport("Stacks of a large fleet", [("", rows)], remark, _NOTE)
 
 
-def main() -> int:
-    if sys.argv[1:2] == ["--child"]:
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        mode, nodes, directory = sys.argv[2:]
-        print(json.dumps(_measure(mode, int(nodes), Path(directory)).__dict__))
-        return 0
-    parser = command.options("stacks", __doc__, nodes="16384", repeat=3)
-    return command.main("stacks", parser, _report, has_lab=False)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHMARK = Benchmark(_report, {"nodes": "16384", "repeat": 3}, has_lab=False)

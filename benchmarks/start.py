@@ -1,24 +1,18 @@
-"""`benchmarks/run start`: the imports of commands, and their time before they do anything.
-
-`--before DIR` measures another checkout, with its own .venv, in turns with this one.
-"""
+"""`benchmarks/run start`: the imports of commands, and their time before they do anything."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
-import resource
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-from benchmarks import command
+from benchmarks.command import Benchmark, cpu_s
 from benchmarks.contenders import ROOT
-from benchmarks.measure import BenchmarkError
-from benchmarks.report import BenchmarkReport
+from benchmarks.report import BenchmarkError, BenchmarkReport
 
 _COMPLETE = {"_NODEREADY_COMPLETE": "zsh_complete"}
 #: Name -> the words of the command line, and its environment.
@@ -36,66 +30,37 @@ COMMANDS: dict[str, tuple[list[str], dict[str, str]]] = {
         {**_COMPLETE, "COMP_WORDS": "nodeready audit --f", "COMP_CWORD": "2"},
     ),
 }
-HEADER = ("", "checkout", "runs", "wall", "CPU", "importing", "modules")
+HEADER = ("", "runs", "wall", "CPU", "importing", "modules")
 
 
-def _cpu_s() -> float:
-    """CPU seconds of all ended children."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def _run(checkout: Path, name: str, *options: str) -> tuple[float, float, str]:
+def _run(name: str, *options: str) -> tuple[float, float, str]:
     """(wall, CPU, standard error) of one run. Raises BenchmarkError when it fails."""
     words, environment = COMMANDS[name]
-    argv = [str(checkout / ".venv/bin/python"), *options, "-m", "nodeready", *words]
-    began, before_s = time.monotonic(), _cpu_s()
+    argv = [sys.executable, *options, "-m", "nodeready", *words]
+    began, before_s = time.monotonic(), cpu_s()
+    variables = {**os.environ, **environment}
     done = subprocess.run(
-        argv,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=checkout,
-        env={**os.environ, **environment},
+        argv, capture_output=True, text=True, check=False, cwd=ROOT, env=variables
     )
-    wall_s, cpu_s = time.monotonic() - began, _cpu_s() - before_s
+    cost = time.monotonic() - began, cpu_s() - before_s
     if done.returncode or not done.stdout:
         raise BenchmarkError(f"{name}: exit {done.returncode}: {done.stderr.strip()[-400:]}")
-    return wall_s, cpu_s, done.stderr
-
-
-def _imports(checkout: Path, name: str) -> tuple[float, int]:
-    """(seconds, number) of the modules that a command imports."""
-    # The first run compiles what has changed.
-    for _ in range(2):
-        text = _run(checkout, name, "-X", "importtime")[2]
-    times_us = [int(time_us) for time_us in re.findall(r"^import time: +(\d+) \|", text, re.M)]
-    return sum(times_us) / 1e6, len(times_us)
+    return *cost, done.stderr
 
 
 def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
-    """Each command of all checkouts in turns: medians, and one run of -X importtime."""
-    checkouts = {"before": arguments.before} if arguments.before else {}
-    checkouts["now"] = ROOT
+    """Each command: medians, and one run of -X importtime."""
     rows: list[tuple[str, ...]] = [HEADER]
     for name in COMMANDS:
-        imports = {label: _imports(path, name) for label, path in checkouts.items()}
-        runs: dict[str, list[tuple[float, float]]] = {label: [] for label in checkouts}
-        for _ in range(arguments.repeat):
-            for label, path in checkouts.items():
-                runs[label].append(_run(path, name)[:2])
-        for label, (import_s, modules) in imports.items():
-            medians = [statistics.median(column) for column in zip(*runs[label], strict=True)]
-            times = [f"{seconds * 1000:.0f} ms" for seconds in (*medians, import_s)]
-            rows.append((name, label, str(arguments.repeat), *times, str(modules)))
+        # The first run compiles what has changed.
+        for _ in range(2):
+            text = _run(name, "-X", "importtime")[2]
+        times_us = [int(time_us) for time_us in re.findall(r"^import time: +(\d+) \|", text, re.M)]
+        runs = [_run(name)[:2] for _ in range(arguments.repeat)]
+        medians = [statistics.median(column) for column in zip(*runs, strict=True)]
+        times = [f"{seconds * 1000:.0f} ms" for seconds in (*medians, sum(times_us) / 1e6)]
+        rows.append((name, str(arguments.repeat), *times, str(len(times_us))))
     return BenchmarkReport("The start", [("", rows)])
 
 
-def main() -> int:
-    parser = command.options("start", __doc__, repeat=15)
-    parser.add_argument("--before", type=Path, metavar="DIR", help="another checkout")
-    return command.main("start", parser, _measure, ("pyinfra", "click"), has_lab=False)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHMARK = Benchmark(_measure, {"repeat": 15}, ("pyinfra", "click"), has_lab=False)

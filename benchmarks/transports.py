@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import argparse
 import socket
-import sys
 from pathlib import Path
 
 import ClusterShell
 
-from benchmarks import command
-from benchmarks.cluster import Cluster, cluster
+from benchmarks.cluster import Cluster, cluster, median, sample_rows
+from benchmarks.command import Benchmark
 from benchmarks.contenders import EXEC, Contender, ansible_setup, audit, clush, in_turns, yardstick
-from benchmarks.measure import median, sample_rows
 from benchmarks.report import BenchmarkReport, Budget, budget_rows
 from nodeready.fleet.inventory.nodeset import fold
 
@@ -90,11 +88,9 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     )
 
 
-def main() -> int:
-    parser = command.options("transports", __doc__, nodes="256", repeat=3, gateways=8)
-    packages = ("pyinfra", "paramiko", "ClusterShell")
-    return command.main("transports", parser, _measure, packages, has_ansible=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHMARK = Benchmark(
+    _measure,
+    {"nodes": "256", "repeat": 3, "gateways": 8},
+    ("pyinfra", "paramiko", "ClusterShell"),
+    has_ansible=True,
+)

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from html import escape
-from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -163,31 +162,26 @@ _WIDTH, _HEIGHT = 190, 58
 _GAP, _STOREY, _EDGE, _MARGIN = 22, 104, 28, 36
 _INK, _PALE, _LINE, _FAINT = "#1c2733", "#f6f8fa", "#4a6785", "#8b9bab"
 
-#: The place of an arrow on a floor between its rooms: (room, room that it imports, floor).
-_Waypoint = tuple[str, str, int]
-_Item = str | _Waypoint
-
 
 def picture(rooms: Mapping[str, HouseRoom], about: Mapping[str, str], order: list[str]) -> str:
     """The rooms floor by floor, as SVG: an arrow for each import that no longer path implies."""
     graph: Graph = {name: set(rooms[name].imports) & set(rooms) for name in order if name in rooms}
     floor = floors(graph)
     top = max(floor.values(), default=0)
-    storeys: list[list[_Item]] = [
-        [n for n in graph if floor[n] == level] for level in range(top + 1)
+    storeys = [[name for name in graph if floor[name] == level] for level in range(top + 1)]
+    step = _WIDTH + _GAP
+    middle = _EDGE + _MARGIN + max(map(len, storeys)) * step / 2
+    place = {
+        name: (middle + (number - (len(row) - 1) / 2) * step, _EDGE + (top - level) * _STOREY)
+        for level, row in enumerate(storeys)
+        for number, name in enumerate(row)
+    }
+    arrows = [
+        (place[name], place[target])
+        for name, targets in without_implied(graph).items()
+        for target in sorted(targets, key=order.index)
     ]
-    arrows: list[list[_Item]] = []
-    for name, targets in without_implied(graph).items():
-        for target in sorted(targets, key=order.index):
-            between = range(floor[name] - 1, floor[target], -1)
-            waypoints: list[_Waypoint] = [(name, target, level) for level in between]
-            arrows.append([name, *waypoints, target])
-            for waypoint in waypoints:
-                storeys[waypoint[2]].append(waypoint)
-    middle = _middles(storeys, arrows)
-    level_of = {item: level for level, row in enumerate(storeys) for item in row}
-    place = {i: (x, _EDGE + (top - level_of[i]) * _STOREY) for i, x in middle.items()}
-    width = round(max(x for x in middle.values()) + _WIDTH / 2 + _EDGE)
+    width = round(max(x for x, _ in place.values()) + _WIDTH / 2 + _MARGIN + _EDGE)
     height = 2 * _EDGE + top * _STOREY + _HEIGHT
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
@@ -203,67 +197,26 @@ def picture(rooms: Mapping[str, HouseRoom], about: Mapping[str, str], order: lis
         parts.append(
             f'<text x="{_EDGE}" y="{y:.0f}" font-size="18" fill="{_FAINT}">{level}</text>'
         )
-    parts += [_arrow([place[item] for item in arrow]) for arrow in arrows]
+    parts += [_arrow(*ends, width - _EDGE) for ends in arrows]
     parts += [_box(name, rooms[name], about.get(name, ""), *place[name]) for name in graph]
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _middles(storeys: list[list[_Item]], arrows: list[list[_Item]]) -> dict[_Item, float]:
-    """The middle of each room and waypoint: near its neighbours by arrows, without overlap."""
-    joined: dict[_Item, list[_Item]] = {item: [] for row in storeys for item in row}
-    for arrow in arrows:
-        for upper, lower in pairwise(arrow):
-            joined[upper].append(lower)
-            joined[lower].append(upper)
-    middle: dict[_Item, float] = {}
-    for row in storeys:
-        middle.update({item: number * (_WIDTH + _GAP) for number, item in enumerate(row)})
-    for turn in range(24):
-        for row in storeys if turn % 2 else reversed(storeys):
-            wish = {
-                item: sum(middle[o] for o in joined[item]) / len(joined[item])
-                if joined[item]
-                else middle[item]
-                for item in row
-            }
-            row.sort(key=wish.__getitem__)
-            _spread(row, wish, middle)
-    left_x = min(middle[item] - _half(item) for item in middle)
-    return {item: x - left_x + _EDGE + _MARGIN for item, x in middle.items()}
-
-
-def _half(item: _Item) -> float:
-    return _WIDTH / 2 if isinstance(item, str) else 4.0
-
-
-def _spread(row: list[_Item], wish: Mapping[_Item, float], middle: dict[_Item, float]) -> None:
-    """Place a row in its order, as near to the wishes as the widths allow."""
-    right = float("-inf")
-    for item in row:
-        middle[item] = max(wish[item], right + _GAP + _half(item))
-        right = middle[item] + _half(item)
-    shift = sum(middle[item] - wish[item] for item in row) / max(1, len(row))
-    for item in row:
-        middle[item] -= shift
-
-
-def _arrow(points: list[tuple[float, float]]) -> str:
-    """From the bottom of the first room, through the waypoints, to the top of the last room."""
-    (x1, y1), (x2, y2) = points[0], points[-1]
-    # The arrows of a room spread at both ends, so that they stay apart.
-    spread = _WIDTH / 3
-    x1 += max(-spread, min(spread, (points[1][0] - x1) / 5))
-    x2 += max(-spread, min(spread, (points[-2][0] - x2) / 5))
-    x, y = x1, y1 + _HEIGHT
-    path = [f"M{x:.0f} {y:.0f}"]
-    for to_x, to_y in [*points[1:-1], (x2, y2)]:
-        bend = (to_y - y) / 2
-        path.append(f"C{x:.0f} {y + bend:.0f} {to_x:.0f} {to_y - bend:.0f} {to_x:.0f} {to_y:.0f}")
-        x, y = to_x, to_y + _HEIGHT
-        if (to_x, to_y) != (x2, y2):
-            path.append(f"V{y:.0f}")
+def _arrow(start: tuple[float, float], end: tuple[float, float], right: float) -> str:
+    """From the bottom of a room to the top of one on the next floor; to a room further down, along
+    the right edge of the picture."""
+    (x1, y1), (x2, y2) = start, end
+    if y2 - y1 > _STOREY:
+        middle = y1 + _HEIGHT / 2, y2 + _HEIGHT / 2
+        path = f"M{x1:.0f} {middle[0]:.0f}H{right:.0f}V{middle[1]:.0f}H{x2 + _WIDTH / 2:.0f}"
+    else:
+        # The arrows of a room spread at both ends, so that they stay apart.
+        shift = max(-_WIDTH / 3, min(_WIDTH / 3, (x2 - x1) / 5))
+        x1, x2, y1 = x1 + shift, x2 - shift, y1 + _HEIGHT
+        bend = (y1 + y2) / 2
+        path = f"M{x1:.0f} {y1:.0f}C{x1:.0f} {bend:.0f} {x2:.0f} {bend:.0f} {x2:.0f} {y2:.0f}"
     return (
-        f'<path d="{"".join(path)}" fill="none" stroke="{_LINE}" stroke-width="1.5" '
+        f'<path d="{path}" fill="none" stroke="{_LINE}" stroke-width="1.5" '
         'marker-end="url(#tip)"/>'
     )
 

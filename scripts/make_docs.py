@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import checks_page
 import facts_schema
 import man_page
 import tables
@@ -23,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 #: Files that are generated whole: path -> its text.
 PAGES: dict[str, Callable[[], str]] = {
-    "docs/checks.md": checks_page.page,
+    "docs/checks.md": tables.checks_page,
     "docs/nodeready.1": man_page.page,
     "docs/schema/facts-1.json": facts_schema.text,
     **{

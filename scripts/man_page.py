@@ -6,53 +6,15 @@ import re
 from collections.abc import Iterable
 
 import click
-from tables import exit_meanings, leaves
+from tables import ROOT, exit_meanings, leaves
 
 import nodeready
 from nodeready.cli import cli
 from nodeready.cli.options import options_in_groups
+from nodeready.lab.hardware import tomllib
 
-_FILES = (
-    ("group_data/*.py", "The policy: one file per group, all.py for every node."),
-    ("/etc/nodeready/config.toml", "Defaults of the options for everybody on this machine."),
-    (
-        "~/.config/nodeready/config.toml",
-        "A user's own; it wins over the system's. $XDG_CONFIG_HOME is obeyed.",
-    ),
-    (
-        "~/.local/state/nodeready/last-failed",
-        "The nodes for --limit @last-failed. $XDG_STATE_HOME is obeyed.",
-    ),
-    (
-        "~/.local/state/nodeready/memory.db",
-        "Earlier looks at the nodes. $XDG_STATE_HOME is obeyed.",
-    ),
-    ("~/.cache/nodeready", "py-spy programs, images of the virtual machine of the tests."),
-    ("/run/nodeready/lab", "The labs that run on this machine."),
-    ("/run/nodeready.lock", "On a node: who is changing it."),
-)
-_ENVIRONMENT = (
-    (
-        "NODEREADY_COMMAND_OPTION",
-        "The value of one command's option, e.g. NODEREADY_AUDIT_FORMAT.",
-    ),
-    (
-        "NODEREADY_OPTION",
-        "That of every command that has the option and takes the value, e.g. NODEREADY_LIMIT. "
-        "The command's own variable wins over it.",
-    ),
-    ("NODEREADY_INVENTORY", "The INVENTORY of a command line without one."),
-    ("NODEREADY_LAB", "The lab of nodeready lab and inventories/lab.py."),
-    ("NODEREADY_HOSTFILE", "The hostfile of inventories/hostfile.py."),
-    ("NODEREADY_PARTITION", "The Slurm partition of inventories/slurm.py."),
-    ("NODEREADY_PY_SPY_DIR", "A directory of py-spy wheels, in place of the package index."),
-    ("NODEREADY_MEMORY", "The file of the memory; off: none is kept or read."),
-    (
-        "NODEREADY_MEMORY_DAYS, NODEREADY_MEMORY_MEGABYTES",
-        "Age and size after which the memory loses its oldest looks. Default: 90, 2000.",
-    ),
-    ("NO_COLOR, CLICOLOR_FORCE, TERM=dumb", "Colours, when --color is auto."),
-)
+#: The sections that no command's help has.
+_SECTIONS = tomllib.loads((ROOT / "scripts/man_page.toml").read_text(encoding="utf-8"))
 
 
 def escape(text: str) -> str:
@@ -153,9 +115,9 @@ def page() -> str:
             "user's configuration file, else from the system's, else it has its default."
         ),
     ]
-    lines += tagged(_ENVIRONMENT)
+    lines += tagged(_SECTIONS["environment"].items())
     lines.append(".SH FILES")
-    lines += tagged(_FILES, "I")
+    lines += tagged(_SECTIONS["files"].items(), "I")
     lines += [".SH EXAMPLES", ".nf", *(escape(row) for row in shown), ".fi"]
     lines += [".SH SEE ALSO", ".BR pyinfra (1),", ".BR pdsh (1),", ".BR ssh (1),"]
     lines += [".BR core (5),", ".BR sysctl.d (5),", ".BR limits.conf (5)"]

@@ -1,11 +1,12 @@
-"""The generated tables: policy keys, exit codes, operations, rules of environments."""
+"""The generated tables: checks, policy keys, exit codes, operations, rules of environments."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,8 +15,13 @@ from nodeready.cli import cli
 from nodeready.core.exit_codes import OK, exit_code
 from nodeready.core.policy import Policy
 from nodeready.core.policy.policy import reason, setting_kind
+from nodeready.core.result import Check
+from nodeready.core.severity import ACTIONS, SEVERITIES, words
 from nodeready.operations import STEPS
 from nodeready.subjects.environment_table import ANY, BAD_VALUES, RULES, VersionRange
+from nodeready.subjects.registry import SUBJECTS
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -117,3 +123,32 @@ def _versions(name: str, versions: VersionRange) -> str:
     """The versions in words; "": any."""
     first, fixed = (".".join(map(str, version)) for version in versions)
     return "" if versions == ANY else f"{name} {first} to before {fixed}"
+
+
+def _meanings(title: str, meanings: Mapping[str, str]) -> str:
+    rows = ((f"{words(name)} (`{name}`)", text) for name, text in meanings.items())
+    return markdown((title, "Meaning"), rows)
+
+
+def checks_page() -> str:
+    """docs/checks.md: a row for what each check declares; `nodeready explain` has the rest."""
+    head = (
+        (ROOT / "scripts/checks_head.md")
+        .read_text()
+        .rstrip("\n")
+        .replace("SEVERITIES", _meanings("Severity", SEVERITIES))
+    )
+    parts = [head.replace("ACTIONS", _meanings("Action", ACTIONS))]
+    for name, subject in SUBJECTS.items():
+        parts.append(f"\n## {name}\n\n{plain(subject.about)}\n\n")
+        rows = map(_row, subject.checks)
+        table = markdown(("Check", "A failure", "Settings", "What must hold"), rows)
+        parts.append(table if subject.checks else "See [checks of your own](site-checks.md).\n")
+    return "".join(parts)
+
+
+def _row(check: Check) -> tuple[str, ...]:
+    settings = ", ".join(f"`{key}`" for key in check.settings)
+    meaning = re.split(r"(?<=\.)\s", check.meaning.strip(), maxsplit=1)[0]
+    meaning = re.sub(r"``(.+?)``", r"`\1`", " ".join(meaning.split()))
+    return f"`{check.id}`", words(check.cost.severity), settings, plain(meaning)

@@ -102,7 +102,7 @@ def _watch(
     every_s: float,
 ) -> int:
     """Look every ``every_s`` seconds and print what changed, until a signal. Returns the code."""
-    from nodeready.reports.audit_changes import changes, findings_of
+    from nodeready.reports.audit_table import changes, findings_of
     from nodeready.runs.audit.workers import AuditWorkers
 
     findings = findings_of(first, {})

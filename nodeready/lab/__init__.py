@@ -22,16 +22,15 @@ network    subnets, addresses
 image      the layer that makes an overlay a fresh node, with its /proc, /sys and kernel log
 boot       the process that starts nodes;  syscalls
 processes  the processes of a lab, the helper that starts nodes, and programs in a node
-machines   starts and stops nodes;  disk: a node's disk, before and after a fault
-running    a running lab;  node: LabNode;  cluster: Lab;  removal: ends a lab
+machines   starts and stops nodes, their disks before and after a fault; ends a lab
+cluster    Lab, LabNode
 """
 
 from __future__ import annotations
 
-from nodeready.lab.cluster import Lab
-from nodeready.lab.node import LabNode
+from nodeready.lab.cluster import Lab, LabNode
+from nodeready.lab.machines import down
 from nodeready.lab.profiles import PROFILES, Profile
-from nodeready.lab.removal import down
 from nodeready.lab.state import LabError, LabUnavailable
 
 __all__ = ["PROFILES", "Lab", "LabError", "LabNode", "LabUnavailable", "Profile", "down"]

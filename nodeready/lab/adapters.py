@@ -219,6 +219,10 @@ def mi300x() -> tuple[Device, ...]:
     )
 
 
+#: Board of GPUs -> the ports of its server.
+PORTS = {"h100": h100, "h200": h100, "b200": h100, "a100": a100, "l40s": l40s}
+
+
 # --- Network interfaces of the RDMA devices: /sys/class/net shows them, and `ip` does not.
 
 CLASS = "/sys/class/net"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from nodeready.lab import adapters
@@ -23,27 +23,34 @@ from nodeready.lab.hardware import SERVER, File, Hardware, accelerators, log_lin
 BUSES = ("05", "29", "49", "65", "85", "a5", "c5", "e5")
 
 
-@dataclass(frozen=True)
-class Mi300x:
-    """The values that may differ between two MI300X; the defaults are a healthy, idle GPU."""
+# The output of a healthy, idle GPU by subcommand: the first of its node.
+_GPU = Path(__file__).with_name("mi300x.json").read_text(encoding="utf-8")
 
-    model: str = "AMD Instinct MI300X"
-    vbios: str = "113-M3000100-103"
-    correctable: int = 0
-    uncorrectable: int = 0
-    deferred: int = 0
-    ecc: str = "ENABLED"
-    pcie_width: int = 16
-    pcie_speed: int = 32
-    xgmi_uncorrectable: int = 0  # errors of its links that RAS counts
-    down: tuple[int, ...] = ()  # the GPUs to which its link is down
-    hotspot_celsius: int = 45
-    memory_celsius: int = 38
-    used_mb: int = 283
-    violation: str = ""  # ``prochot``, ``socket_thermal``, ``vr_thermal`` or ``hbm_thermal``
-    # other values of these subcommands, at any depth
-    static: Mapping[str, Any] = field(default_factory=dict)
-    metric: Mapping[str, Any] = field(default_factory=dict)  # likewise
+#: The values that may differ between two GPUs: name -> their places in `mi300x.json`. Further
+#: names: ``down``, the GPUs to which its link is down; ``violation``, what slows it down
+#: (``prochot``, ``socket_thermal``, ``vr_thermal``, ``hbm_thermal``); ``static`` and ``metric``,
+#: other values of these subcommands, at any depth.
+_PLACES = {
+    "model": ("static/asic/market_name", "static/board/product_name"),
+    "vbios": ("static/vbios/part_number",),
+    "ecc": tuple(
+        f"static/ras/ecc_block_state/{block}"
+        for block in ("UMC", "SDMA", "GFX", "MMHUB", "PCIE_BIF", "HDP", "XGMI_WAFL")
+    ),
+    "correctable": (
+        "metric/ecc/total_correctable_count",
+        "metric/ecc_blocks/UMC/correctable_count",
+    ),
+    "uncorrectable": ("metric/ecc_blocks/UMC/uncorrectable_count",),
+    "deferred": ("metric/ecc/total_deferred_count", "metric/ecc_blocks/UMC/deferred_count"),
+    # Errors of its links that RAS counts.
+    "xgmi_uncorrectable": ("metric/ecc_blocks/XGMI_WAFL/uncorrectable_count",),
+    "pcie_width": ("metric/pcie/width",),
+    "pcie_speed": ("metric/pcie/speed/value",),
+    "hotspot_celsius": ("metric/temperature/hotspot/value",),
+    "memory_celsius": ("metric/temperature/mem/value",),
+    "used_mb": ("metric/mem_usage/used_vram/value",),
+}
 
 
 def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,100 +62,41 @@ def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     return merged
 
 
-def _value(value: float | str, unit: str) -> dict[str, Any]:
-    return {"value": value, "unit": unit}
+def _gpu(index: int, bus: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The output of one GPU, by subcommand. Raises KeyError for a value that it does not have."""
+    gpu: dict[str, Any] = json.loads(_GPU)
 
+    def put(place: str, value: object) -> None:
+        *parents, name = place.split("/")
+        inner = gpu
+        for parent in parents:
+            inner = inner[parent]
+        inner[name] = value
 
-def _static(index: int, bus: str, gpu: Mi300x) -> dict[str, Any]:
-    blocks = ("UMC", "SDMA", "GFX", "MMHUB", "PCIE_BIF", "HDP", "XGMI_WAFL")
-    return {
-        "gpu": index,
-        "asic": {
-            "market_name": gpu.model,
-            "vendor_id": "0x1002",
-            "device_id": "0x74a1",
-            "rev_id": "0x00",
-            "asic_serial": f"0x{0x5F1CC6AB32BB1B80 + index:X}",
-            "oam_id": index,
-            "target_graphics_version": "gfx942",
-        },
-        "bus": {
-            "bdf": f"0000:{bus}:00.0",
-            "max_pcie_width": 16,
-            "max_pcie_speed": _value(32, "GT/s"),
-            "pcie_interface_version": "Gen 5",
-            "slot_type": "OAM",
-        },
-        "vbios": {
-            "name": "AMD MI300X_HW_SRIOV_CVS_1VF",
-            "build_date": "2025/03/05 22:28",
-            "part_number": gpu.vbios,
-            "version": "022.040.003.043.000001",
-        },
-        "limit": {
-            "max_power": _value(750, "W"),
-            "slowdown_edge_temperature": "N/A",
-            "slowdown_hotspot_temperature": _value(100, "C"),
-            "slowdown_vram_temperature": _value(105, "C"),
-            "shutdown_hotspot_temperature": _value(110, "C"),
-        },
-        "driver": {"name": "amdgpu", "version": "6.12.12"},
-        "board": {"product_serial": f"69232000{index:04}", "product_name": gpu.model},
-        "ras": {
-            "eeprom_version": "0x30000",
-            "bad_page_threshold": 256,
-            "ecc_block_state": dict.fromkeys(blocks, gpu.ecc),
-        },
-        "partition": {
-            "accelerator_partition": "SPX",
-            "memory_partition": "NPS1",
-            "partition_id": "0",
-        },
-        "numa": {"node": index // 4, "affinity": index // 4},
-        "vram": {"type": "HBM", "size": _value(196592, "MB")},
-    }
-
-
-def _metric(index: int, gpu: Mi300x) -> dict[str, Any]:
-    none = {"correctable_count": 0, "uncorrectable_count": 0, "deferred_count": 0}
-    umc = {
-        "correctable_count": gpu.correctable,
-        "uncorrectable_count": gpu.uncorrectable,
-        "deferred_count": gpu.deferred,
-    }
-    kinds = ("prochot", "ppt", "socket_thermal", "vr_thermal", "hbm_thermal")
-    return {
-        "gpu": index,
-        "usage": {"gfx_activity": _value(0, "%"), "umc_activity": _value(0, "%")},
-        "power": {"socket_power": _value(138, "W"), "throttle_status": "N/A"},
-        "temperature": {
-            "edge": "N/A",
-            "hotspot": _value(gpu.hotspot_celsius, "C"),
-            "mem": _value(gpu.memory_celsius, "C"),
-        },
-        "pcie": {
-            "width": gpu.pcie_width,
-            "speed": _value(gpu.pcie_speed, "GT/s"),
-            "replay_count": 0,
-        },
-        "ecc": {
-            "total_correctable_count": gpu.correctable,
-            "total_uncorrectable_count": gpu.uncorrectable + gpu.xgmi_uncorrectable,
-            "total_deferred_count": gpu.deferred,
-        },
-        "ecc_blocks": {
-            "UMC": umc,
-            "GFX": none,
-            "XGMI_WAFL": {**none, "uncorrectable_count": gpu.xgmi_uncorrectable},
-        },
-        "perf_level": "AMDSMI_DEV_PERF_LEVEL_AUTO",
-        "xgmi_err": "N/A",
-        "mem_usage": {"total_vram": _value(196592, "MB"), "used_vram": _value(gpu.used_mb, "MB")},
-        "throttle": {
-            f"{kind}_violation_status": "ACTIVE" if kind == gpu.violation else "NOT ACTIVE"
-            for kind in kinds
-        },
-    }
+    for place, value in (
+        ("static/gpu", index),
+        ("metric/gpu", index),
+        ("static/asic/asic_serial", f"0x{0x5F1CC6AB32BB1B80 + index:X}"),
+        ("static/asic/oam_id", index),
+        ("static/bus/bdf", f"0000:{bus}:00.0"),
+        ("static/board/product_serial", f"69232000{index:04}"),
+        ("static/numa/node", index // 4),
+        ("static/numa/affinity", index // 4),
+    ):
+        put(place, value)
+    errors = sum(changes.get(name, 0) for name in ("uncorrectable", "xgmi_uncorrectable"))
+    if errors:
+        put("metric/ecc/total_uncorrectable_count", errors)
+    # Other values of a subcommand win over those with a name.
+    for name, value in sorted(changes.items(), key=lambda item: item[0] in ("static", "metric")):
+        if name == "violation":
+            put(f"metric/throttle/{value}_violation_status", "ACTIVE")
+        elif name in ("static", "metric"):
+            gpu[name] = _merged(gpu[name], value)
+        elif name != "down":
+            for place in _PLACES[name]:
+                put(place, value)
+    return gpu
 
 
 def outputs(
@@ -158,17 +106,18 @@ def outputs(
 ) -> dict[str, str]:
     """The output of ``amd-smi static``, ``metric`` and ``xgmi`` with ``--json``, by subcommand.
 
-    changes: number of a GPU -> fields of Mi300x that differ
+    changes: number of a GPU -> its values that differ
     missing: GPUs that the driver does not have; the tool numbers the remaining ones from 0
     """
     changed = changes or {}
     present = [slot for slot in range(len(buses)) if slot not in missing]
     static, metric, table, status = [], [], [], []
     for index, slot in enumerate(present):
-        gpu, address = replace(Mi300x(), **changed.get(slot, {})), f"0000:{buses[slot]}:00.0"
-        static.append(_merged(_static(index, buses[slot], gpu), gpu.static))
-        metric.append(_merged(_metric(index, gpu), gpu.metric))
-        words = ["X" if peer == slot else "D" if peer in gpu.down else "U" for peer in present]
+        values, address = changed.get(slot, {}), f"0000:{buses[slot]}:00.0"
+        gpu, down = _gpu(index, buses[slot], values), values.get("down", ())
+        static.append(gpu["static"])
+        metric.append(gpu["metric"])
+        words = ["X" if peer == slot else "D" if peer in down else "U" for peer in present]
         table.append({"gpu": index, "bdf": address, "link_metrics": {"link_type": "XGMI"}})
         status.append({"gpu": index, "bdf": address, "link_status": words})
     return {
@@ -211,7 +160,7 @@ def make(
 ) -> Hardware:
     """A node with eight MI300X, with its differences from a healthy one.
 
-    gpus:      index -> fields of `Mi300x`
+    gpus:      index -> its values that differ (`outputs`)
     missing:   GPUs that amd-smi does not show
     unbound:   GPUs that have no driver: amd-smi does not show them either
     unplugged: GPUs that are not on the PCI bus

@@ -17,7 +17,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
-import ipaddress
 import json
 import os
 import resource
@@ -44,10 +43,12 @@ from nodeready.lab.network import ip, listening
 # The shell of each init has this as argument 3, and the lab's directory as argument 4.
 MARK = "nodeready-lab"
 
-# Process 1 of a node. It applies the persisted sysctls as a boot does, with the distribution's
+# Process 1 of a node. It brings up the network with the address in argument 6; applies the
+# persisted sysctls as a boot does, with the distribution's
 # reader, or procps' where there is no systemd; runs the scripts of the node's hardware and fault;
 # starts sshd; and stays to reap orphans, also when sshd is stopped.
 INIT = """
+printf '%s\\n' 'link set lo up' "address add $3 dev eth0" 'link set eth0 up' | ip -batch - || exit
 for s in /usr/lib/systemd/systemd-sysctl /lib/systemd/systemd-sysctl /usr/sbin/sysctl; do
     case $s in */sysctl) set_all='--quiet --system' ;; *) set_all= ;; esac
     if [ -x "$s" ]; then "$s" $set_all; break; fi
@@ -116,13 +117,11 @@ def become_node(directory: str, spec: Spec, status: int, go: int) -> NoReturn:
         _write(Path(path), base64.b64decode(item["data"]), item["mode"])
     if os.read(go, 1) != b"g":
         raise OSError("the network of the node was not made")
-    syscalls.interface_up("lo")
-    syscalls.interface_up("eth0", ipaddress.IPv4Interface(spec["address"]))
     syscalls.drop_machine_capabilities()
-    _exec_init(INIT, directory, spec["name"], log)
+    _exec_init(INIT, directory, spec["name"], log, spec["address"])
 
 
-def _exec_init(script: str, directory: str, name: str, log: int) -> NoReturn:
+def _exec_init(script: str, directory: str, name: str, log: int, *words: str) -> NoReturn:
     os.umask(0o022)
     for number, target in enumerate((os.open("/dev/null", os.O_RDWR), log, log)):
         os.dup2(target, number)
@@ -136,7 +135,7 @@ def _exec_init(script: str, directory: str, name: str, log: int) -> NoReturn:
             resource.setrlimit(limit, soft_hard)
     syscalls.die_with_parent(0)
     environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-    os.execve("/bin/sh", ["sh", "-c", script, MARK, directory, name], environment)
+    os.execve("/bin/sh", ["sh", "-c", script, MARK, directory, name, *words], environment)
 
 
 def _mount_root(fs: Path, spec: Spec) -> str:

@@ -8,7 +8,6 @@ tests/lab/faults/test_fault_table.py.
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,16 +15,11 @@ from typing import Any
 
 from nodeready.lab import image, processes
 from nodeready.lab.boot import STASH
-from nodeready.lab.hardware import Hardware
+from nodeready.lab.hardware import Hardware, read_toml
 from nodeready.lab.processes import Content
 from nodeready.lab.profiles import PROFILES
 from nodeready.lab.programs import environment
 from nodeready.lab.state import LabError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 # --- A fault as data.
 
@@ -77,8 +71,7 @@ def _numbered(value: Any) -> Any:
 
 def _read() -> Iterator[Fault]:
     """The faults of faults.toml. Raises KeyError for an unknown group, TypeError for a field."""
-    data = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    for group, faults in data.items():
+    for group, faults in read_toml("faults").items():
         for name, row in faults.items():
             row["profiles"] = tuple(row.get("profiles", GROUPS[group][1]))
             row["hardware"] = _numbered(row.get("hardware", {}))

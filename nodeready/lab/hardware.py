@@ -9,12 +9,27 @@ Hardware(
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 DEFAULT_CMDLINE = "BOOT_IMAGE=/boot/vmlinuz root=/dev/sda1 ro quiet"
 PCI = "/sys/bus/pci/devices"
 DRIVERS = "/sys/bus/pci/drivers"
+
+
+def read_toml(name: str) -> dict[str, Any]:
+    """The data of a file NAME.toml of this package."""
+    path = Path(__file__).with_name(f"{name}.toml")
+    data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    return data
 
 
 @dataclass(frozen=True)

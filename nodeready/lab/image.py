@@ -17,77 +17,25 @@ import pwd
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nodeready.lab.boot import REAL_SYS, STASH
-from nodeready.lab.hardware import Link, Tree
+from nodeready.lab.hardware import Link, Tree, read_toml
 from nodeready.lab.needs import can_raise_limits
 from nodeready.lab.profiles import Profile
 from nodeready.lab.state import LabError
 
-# --- The files of a fresh node. All paths are those of the node.
+# The directories, files, links and devices of a fresh node, and what of this machine it hides. All
+# paths are those of the node.
+_DATA = read_toml("image")
+FRESH: dict[str, int] = _DATA["fresh"]
 
 # The ordinary user of every node, who may become root there. Root of a node is close to root of
 # this machine: no user of this machine has this user's number.
 USER = "ml"
 USER_IDS = range(2000, 60000)
-
-# Directories of a node that hide this machine's, with their modes.
-FRESH = {
-    "/root": 0o700,
-    "/home": 0o755,
-    "/tmp": 0o1777,
-    "/var/tmp": 0o1777,
-    "/var/log": 0o755,
-    "/run": 0o755,
-    "/dev": 0o755,
-    "/etc/ssh": 0o755,
-    "/etc/sysctl.d": 0o755,
-    "/etc/tmpfiles.d": 0o755,
-    "/etc/security/limits.d": 0o755,
-    # Debian runs these at every login.
-    "/etc/update-motd.d": 0o755,
-    "/etc/profile.d": 0o755,
-}
-
-# Directories of services that are empty on a new machine, where this one has them; and the kernel
-# settings of packages that are installed here.
-EMPTY = (
-    "/etc/munge",
-    "/etc/slurm",
-    "/var/lib/munge",
-    "/var/lib/slurm",
-    "/usr/lib/sysctl.d",
-    "/usr/local/lib/sysctl.d",
-)
-
-# Files and directories of this machine that a node must not have.
-HIDDEN = (
-    "/.dockerenv",
-    # csh may be installed here: its settings would differ between machines.
-    "/etc/csh.cshrc",
-    "/etc/csh.login",
-    "/etc/csh.logout",
-    "/etc/default/grub",
-    "/etc/default/grub.d",
-    "/boot/grub",
-    "/boot/grub2",
-    "/boot/loader",
-    "/etc/motd",
-    "/etc/pdsh/rcmd_default",
-    "/etc/systemd/coredump.conf.d",
-    "/usr/local/bin/py-spy",
-    "/var/crash",
-    "/var/lib/systemd/coredump",
-)
-
-# Directories of programs, in the order of the nodes' PATH.
-PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/opt/rocm/bin")
-
-# Programs that a node has from its profile only: this machine's would show its own GPUs and clock.
-TOOLS = ("nvidia-smi", "amd-smi", "rocm-smi", "chronyc", "ntpq")
 
 # Slurm's daemons and their services.
 SLURM = (
@@ -97,99 +45,6 @@ SLURM = (
 
 # Directories with files of nodeready.
 OURS = ("/etc", "/usr/local", "/var/lib", "/var/cache")
-
-# /dev/NAME: major, minor (Documentation/admin-guide/devices.txt).
-DEVICES = {
-    "null": (1, 3),
-    "zero": (1, 5),
-    "full": (1, 7),
-    "random": (1, 8),
-    "urandom": (1, 9),
-    "tty": (5, 0),
-}
-
-# As Debian's openssh-server ships it.
-SSHD_CONFIG = """\
-Include /etc/ssh/sshd_config.d/*.conf
-KbdInteractiveAuthentication no
-UsePAM yes
-X11Forwarding yes
-PrintMotd no
-AcceptEnv LANG LC_*
-Subsystem\tsftp\t{sftp}
-"""
-
-SSH_CONFIG = """\
-Include /etc/ssh/ssh_config.d/*.conf
-Host *
-    SendEnv LANG LC_*
-    HashKnownHosts yes
-    GSSAPIAuthentication yes
-"""
-
-FSTAB = """\
-# /etc/fstab: static file system information.
-/dev/sda1  /  ext4  errors=remount-ro  0  1
-"""
-
-# As Debian's libpam-modules ships it, without its explanations.
-LIMITS_CONF = """\
-# /etc/security/limits.conf: see limits.conf(5)
-# End of file
-"""
-
-SYSCTL_CONF = """\
-# See /etc/sysctl.d/ and sysctl.conf(5).
-#kernel.domainname = example.com
-#kernel.sysrq=438
-"""
-
-# The paths of distributions.
-SFTP_SERVERS = (
-    "/usr/lib/openssh/sftp-server",
-    "/usr/libexec/openssh/sftp-server",
-    "/usr/lib/ssh/sftp-server",
-    "/usr/libexec/sftp-server",
-)
-
-# The values of a distribution's kernel after a boot.
-KERNEL_DEFAULTS = {
-    "kernel/yama/ptrace_scope": "1",
-    "kernel/core_pattern": "core",
-    "kernel/core_uses_pid": "0",
-    "kernel/core_pipe_limit": "0",
-    "fs/suid_dumpable": "0",
-}
-
-# Present while the clock is synchronised (systemd-timesyncd.service(8)).
-CLOCK = "/run/systemd/timesync/synchronized"
-
-# dmesg, for the log of the node.
-DMESG = """\
-#!/bin/sh
-log=/.lab/kernel.log
-case " $* " in
-*" -T "* | *" --ctime "* | *" -"[a-zA-Z]T* | *" --time-format=ctime "*)
-    read -r up rest </proc/uptime
-    boot=$(($(date +%s) - ${up%.*}))
-    while IFS= read -r line; do
-        at=${line%%.*}
-        time=$(date -d "@$((boot + ${at##*[!0-9]}))" '+%a %b %e %T %Y')
-        printf '[%s]%s\\n' "$time" "${line#*]}"
-    done <$log
-    ;;
-*) exec cat $log ;;
-esac
-"""
-
-# The log of any kernel at boot: seconds since then, message.
-KERNEL_LOG = (
-    (0.0, "Command line: BOOT_IMAGE=/boot/vmlinuz root=/dev/sda1 ro quiet"),
-    (1.204511, "pci 0000:01:00.0: [14e4:16d7] type 00 class 0x020000 PCIe Endpoint"),
-    (4.871322, "EXT4-fs (sda1): mounted filesystem ro with ordered data mode."),
-    (6.310027, "systemd[1]: Detected architecture x86-64."),
-    (9.552104, "bnxt_en 0000:01:00.0 eth0: NIC Link is Up, 25000 Mbps full duplex"),
-)
 
 
 # --- The layer under construction: directories, files, links, devices, whiteouts.
@@ -245,10 +100,10 @@ class Image:
             else:
                 self.file(f"{path}/{name}", content)
 
-    def device(self, path: str, mode: int = 0o666) -> None:
-        """A device file that behaves as /dev/null."""
+    def device(self, path: str, mode: int, number: Sequence[int] = (1, 3)) -> None:
+        """A device file; without a number it behaves as /dev/null."""
         path_in_layer = self._path(path)
-        os.mknod(path_in_layer, stat.S_IFCHR, os.makedev(*DEVICES["null"]))
+        os.mknod(path_in_layer, stat.S_IFCHR, os.makedev(*number))
         path_in_layer.chmod(mode)
 
     def hide(self, path: str) -> None:
@@ -284,13 +139,13 @@ def build_kernel(image: Image, profile: Profile) -> None:
     if hardware.start:
         image.file(f"{STASH}/start", hardware.start)
     # The real kernel's log is that of the whole machine.
-    image.file("/usr/bin/dmesg", DMESG, 0o755)
+    image.file("/usr/bin/dmesg", _DATA["dmesg"], 0o755)
     image.file(f"{STASH}/kernel.log", kernel_log(*hardware.kernel_log))
 
 
 def kernel_log(*lines: tuple[float, str]) -> str:
     """The output of dmesg on a node: the log of any kernel at boot, and these lines."""
-    rows = sorted([*KERNEL_LOG, *lines])
+    rows = sorted([*map(tuple, _DATA["kernel_log"]), *lines])
     return "".join(f"[{seconds:12.6f}] {text}\n" for seconds, text in rows)
 
 
@@ -340,7 +195,7 @@ def _sysctls() -> dict[str, str]:
             except OSError:
                 continue
             values[str(path.relative_to("/proc/sys"))] = content
-    values.update({path: f"{value}\n" for path, value in KERNEL_DEFAULTS.items()})
+    values.update({path: f"{value}\n" for path, value in _DATA["kernel"].items()})
     return values
 
 
@@ -375,13 +230,12 @@ def build(base: Path, profile: Profile, key: Key) -> None:
     image = Image(base)
     for path, mode in FRESH.items():
         image.directory(path, mode, opaque=True)
-    for path in filter(os.path.isdir, EMPTY):
+    for path in filter(os.path.isdir, _DATA["empty"]):
         image.directory(path, opaque=True)
-    tools = (f"{directory}/{name}" for directory in PATH for name in TOOLS)
-    for path in (*HIDDEN, *_nodeready_paths(), *SLURM, *tools):
+    tools = (f"{directory}/{name}" for directory in _DATA["path"] for name in _DATA["tools"])
+    for path in (*_DATA["hidden"], *_nodeready_paths(), *SLURM, *tools):
         if os.path.lexists(path) and path not in profile.hardware.files:
             image.hide(path)
-    _devices(image)
     _system(image)
     _accounts(image, key)
     _pam(image)
@@ -396,7 +250,7 @@ def submounts() -> list[str]:
     """Other file systems that hold parts of this machine's software (a separate /usr or /var)."""
     mounts = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
     tops = ("/usr", "/opt", "/var", "/etc")
-    fresh = tuple(f"{path}/" for path in (*FRESH, *EMPTY))
+    fresh = tuple(f"{path}/" for path in (*FRESH, *_DATA["empty"]))
     return sorted(
         path
         for path in mounts
@@ -418,44 +272,25 @@ def _nodeready_paths() -> Iterable[str]:
             inner[:] = [name for name in inner if name not in found]
 
 
-def _devices(image: Image) -> None:
-    dev = image.directory("/dev")
-    for name, (major, minor) in DEVICES.items():
-        os.mknod(dev / name, stat.S_IFCHR, os.makedev(major, minor))
-        (dev / name).chmod(0o666)
-    for name, target in (
-        ("ptmx", "pts/ptmx"),
-        ("fd", "/proc/self/fd"),
-        ("stdin", "/proc/self/fd/0"),
-        ("stdout", "/proc/self/fd/1"),
-        ("stderr", "/proc/self/fd/2"),
-    ):
-        (dev / name).symlink_to(target)
-    image.directory("/dev/pts")
-    image.directory("/dev/shm", 0o1777)
-
-
 def _system(image: Image) -> None:
-    image.directory("/run/sshd", 0o755)
-    image.directory("/run/lock", 0o1777)
-    image.directory("/run/user", 0o755)
-    image.directory("/var/log/apt", 0o755)
-    image.file(CLOCK, "")
-    for path in ("/run/utmp", "/var/log/wtmp", "/var/log/btmp", "/var/log/lastlog"):
+    image.directory("/dev/pts")
+    for path, mode in _DATA["directories"].items():
+        image.directory(path, mode)
+    for name, number in _DATA["devices"].items():
+        image.device(f"/dev/{name}", 0o666, number)
+    for path, target in _DATA["links"].items():
+        image.link(path, target)
+    for path, text in _DATA["files"].items():
+        image.file(path, text)
+    for path in _DATA["logs"]:
         image.file(path, "", 0o664)
-    sftp = next((path for path in SFTP_SERVERS if os.path.exists(path)), "internal-sftp")
-    image.file("/etc/fstab", FSTAB)
-    image.file("/etc/ssh/sshd_config", SSHD_CONFIG.format(sftp=sftp))
-    image.file("/etc/ssh/ssh_config", SSH_CONFIG)
-    image.directory("/etc/ssh/sshd_config.d", 0o755)
-    image.directory("/etc/ssh/ssh_config.d", 0o755)
+    sftp = next(filter(os.path.exists, _DATA["sftp_servers"]), "internal-sftp")
+    image.file("/etc/ssh/sshd_config", _DATA["sshd_config"].format(sftp=sftp))
+    for path, text in _DATA["files_if_here"].items():
+        if os.path.exists(path):
+            image.file(path, text)
     if os.path.exists("/etc/sysctl.conf"):
-        image.file("/etc/sysctl.conf", SYSCTL_CONF)
-        link = image.directory("/etc/sysctl.d") / "99-sysctl.conf"
-        link.symlink_to("../sysctl.conf")
-    if os.path.exists("/etc/security/limits.conf"):
-        image.file("/etc/security/limits.conf", LIMITS_CONF)
-    image.file("/etc/environment", "")
+        image.link("/etc/sysctl.d/99-sysctl.conf", "../sysctl.conf")
     if os.path.isdir("/etc/sudoers.d"):
         image.file(f"/etc/sudoers.d/{USER}", f"{USER} ALL=(ALL:ALL) NOPASSWD: ALL\n", 0o440)
 

@@ -1,17 +1,15 @@
-"""Nodes with NVIDIA GPUs: modelled on DGX A100, H100, H200 and B200, and a server with L40S cards.
-
-PCI addresses are those of NVIDIA's user guides of these systems; PCI ids are those of pci.ids.
-"""
+"""Nodes with NVIDIA GPUs: DGX A100, H100, H200 and B200, and a server with L40S cards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from nodeready.lab import adapters
-from nodeready.lab.adapters import Device
 from nodeready.lab.hardware import (
     SERVER,
     File,
@@ -20,6 +18,7 @@ from nodeready.lab.hardware import (
     accelerators,
     log_lines,
     pci_trees,
+    read_toml,
 )
 
 # --- The output of nvidia-smi, of healthy H100 or A100 GPUs and of faulty ones.
@@ -27,13 +26,8 @@ from nodeready.lab.hardware import (
 #     query([{"address": "0000:1b:00.0"}, {"address": "0000:43:00.0", "ecc_uncorrectable": 2}])
 #     nvlink_status(8, "a100", inactive={(3, 11)})
 #
-# The form is that of driver 535 (schema v12), or of driver 570 (v13) where `Board.xml` is `_V13`.
+# The form is that of driver 535 (schema v12), or of driver 570 (v13) where the board has `xml`.
 # `CHANGES` has the keys that a GPU of the list may have beside its address.
-
-DRIVER = "535.129.03"
-CUDA = "12.2"
-_GEN5 = "32.0 GT/s PCIe"
-_HOPPER_BUSES = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +39,12 @@ class Board:
     vbios: str
     device_id: str
     memory_mib: int
-    ports: Callable[[], tuple[Device, ...]]
-    buses: tuple[str, ...] = _HOPPER_BUSES  # PCI buses of the GPUs
+    # PCI buses of the GPUs
+    buses: Sequence[str] = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
     switch_id: str = ""
-    switches: tuple[str, ...] = ()  # PCI buses of the NVSwitches that the server shows
+    switches: Sequence[str] = ()  # PCI buses of the NVSwitches that the server shows
     generation: int = 5  # of PCIe
-    speed: str = _GEN5
+    speed: str = "32.0 GT/s PCIe"
     links: int = 18  # NVLinks of a GPU
     link_gbps: str = "26.562"  # GB/s of an NVLink
     rows: int  # spare rows of memory ("bank(s)" in the output)
@@ -58,60 +52,13 @@ class Board:
     tlimit: bool = True
     fabric: bool = True
     fabric_manager: bool = True  # the server has a fabric manager
-    driver: str = DRIVER
-    cuda: str = CUDA
+    driver: str = "535.129.03"
+    cuda: str = "12.2"
     # further elements of its driver's output, and other values, as in `CHANGES`
-    xml: Mapping[str, str | None] = field(default_factory=dict)
+    xml: Mapping[str, Any] = field(default_factory=dict)
 
 
-# As driver 570 shows a B200 on an HGX board.
-_V13: Mapping[str, str | None] = {
-    "gpu_reset_status": None,
-    "gpu_recovery_action": "None",
-    "ecc_errors/aggregate/sram_threshold_exceeded": "No",
-    "ecc_errors/channel_repair_pending": "No",
-    "ecc_errors/tpc_repair_pending": "No",
-    "fabric/cliqueId": "0",
-    "fabric/clusterUuid": "00000000-0000-0000-0000-000000000000",
-    "fabric/health/summary": "Healthy",
-    "fabric/health/bandwidth": "N/A",
-    "fabric/health/route_recovery_in_progress": "N/A",
-    "fabric/health/route_unhealthy": "N/A",
-    "fabric/health/access_timeout_recovery": "False",
-    "fabric/health/incorrect_configuration": "N/A",
-}
-
-_SWITCHES: dict[str, Any] = {"switch_id": "0x22a3", "switches": ("05", "06", "07", "08")}
-_GEN4: dict[str, Any] = {"generation": 4, "speed": "16.0 GT/s PCIe", "fabric": False}
-
-BOARDS = {
-    "h100": Board(
-        product="NVIDIA H100 80GB HBM3", architecture="Hopper", vbios="96.00.89.00.01",
-        device_id="2330", memory_mib=81559, rows=2560, ports=adapters.h100, **_SWITCHES,
-    ),
-    "h200": Board(
-        product="NVIDIA H200", architecture="Hopper", vbios="96.00.BC.00.01",
-        device_id="2335", memory_mib=143771, rows=3072, ports=adapters.h100, **_SWITCHES,
-    ),
-    # The switches of a B200 are behind their own adapters.
-    "b200": Board(
-        product="NVIDIA B200", architecture="Blackwell", vbios="97.00.9A.00.0F",
-        device_id="2901", memory_mib=183359, rows=6144, ports=adapters.h100,
-        link_gbps="53.125", driver="570.133.20", cuda="12.8", xml=_V13,
-    ),
-    "a100": Board(
-        product="NVIDIA A100-SXM4-80GB", architecture="Ampere", vbios="92.00.45.00.03",
-        device_id="20B2", memory_mib=81920, rows=640, ports=adapters.a100,
-        buses=("07", "0f", "47", "4e", "87", "90", "b7", "bd"),
-        switch_id="0x1af1", switches=("c4", "c5", "c6", "c7", "c8", "c9"),
-        links=12, link_gbps="25", tlimit=False, **_GEN4,
-    ),
-    "l40s": Board(
-        product="NVIDIA L40S", architecture="Ada Lovelace", vbios="95.02.66.00.02",
-        device_id="26B9", memory_mib=46068, rows=192, ports=adapters.l40s,
-        buses=_HOPPER_BUSES[:4], links=0, fabric_manager=False, **_GEN4,
-    ),
-}  # fmt: skip
+BOARDS = {name: Board(**row) for name, row in read_toml("boards").items()}
 
 #: The values that may differ between two GPUs; these are a healthy GPU's.
 CHANGES: Mapping[str, Any] = {
@@ -134,7 +81,7 @@ CHANGES: Mapping[str, Any] = {
     "fabric_state": "Completed",
     "fabric_status": "Success",
     "processes": (),  # (pid, name, MiB)
-    "xml": {},  # path below <gpu> -> its text; None: no such element
+    "xml": {},  # path below <gpu> -> its text; None, false: no such element
 }
 
 _SWITCH = {"on": "Enabled", "off": "Disabled"}
@@ -160,45 +107,18 @@ def _yes(value: object) -> str:
     return "Yes" if value else "No"
 
 
-def _temperature(board: Board, gpu_c: int) -> dict[str, str]:
-    if board.tlimit:
-        memory, kind = gpu_c + 8, "_tlimit_threshold"
-        limit, maximum, slow, gpu, memory_maximum = f"{86 - gpu_c} C", -8, -2, 0, 0
-    else:
-        memory, kind = gpu_c + 6, "_threshold"
-        limit, maximum, slow, gpu, memory_maximum = "N/A", 92, 89, 85, 95
-    return {
-        "gpu_temp": f"{gpu_c} C",
-        "gpu_temp_tlimit": limit,
-        f"gpu_temp_max{kind}": f"{maximum} C",
-        f"gpu_temp_slow{kind}": f"{slow} C",
-        f"gpu_temp_max_gpu{kind}": f"{gpu} C",
-        "gpu_target_temperature": "N/A",
-        "memory_temp": f"{memory} C",
-        f"gpu_temp_max_mem{kind}": f"{memory_maximum} C",
-    }
-
-
-def _process(pid: int, name: str, mib: int) -> str:
-    values = {
-        "gpu_instance_id": "N/A",
-        "compute_instance_id": "N/A",
-        "pid": pid,
-        "type": "C",
-        "process_name": escape(name),
-        "used_memory": f"{mib} MiB",
-    }
-    return _element("process_info", values, 3)
-
-
-def _counters(is_on: bool, correctable: int, uncorrectable: int) -> dict[str, object]:
-    values = {
-        "sram_correctable": 0,
-        "sram_uncorrectable": 0,
-        "dram_correctable": correctable,
-        "dram_uncorrectable": uncorrectable,
-    }
-    return {name: value if is_on else "N/A" for name, value in values.items()}
+#: ``<gpu>`` of a GPU.
+_GPU = Path(__file__).with_name("nvidia_gpu.xml").read_text(encoding="utf-8")
+#: A process that uses a GPU.
+_PROCESS = """
+			<process_info>
+				<gpu_instance_id>N/A</gpu_instance_id>
+				<compute_instance_id>N/A</compute_instance_id>
+				<pid>{}</pid>
+				<type>C</type>
+				<process_name>{}</process_name>
+				<used_memory>{} MiB</used_memory>
+			</process_info>"""
 
 
 def _gpu(index: int, address: str, board: Board, changes: Mapping[str, Any]) -> str:
@@ -207,106 +127,63 @@ def _gpu(index: int, address: str, board: Board, changes: Mapping[str, Any]) -> 
         raise KeyError(f"nvidia-smi shows no {', '.join(sorted(unknown))}")
     gpu = {**CHANGES, **changes}
     domain, bus, device = address.upper().split(":")
-    pci = f"{int(domain, 16):08X}:{bus}:{device}"
-    ecc, mig = _SWITCH[gpu["ecc"]], _SWITCH[gpu["mig"]]
-    is_on = gpu["ecc"] == "on"
-    retired = "Yes" if gpu["retired_pending"] else "N/A"
-    used = sum(mib for _, _, mib in gpu["processes"])
-    active = gpu["throttle"] or ("gpu_idle",)
-    values: dict[str, Any] = {
-        "product_name": gpu["product"] or board.product,
-        "product_brand": "NVIDIA",
-        "product_architecture": board.architecture,
-        "persistence_mode": _SWITCH[gpu["persistence"]],
-        "mig_mode": {"current_mig": mig, "pending_mig": mig},
-        "mig_devices": "\n\t\t\tNone\n\t\t",
+    used_mib = sum(mib for _, _, mib in gpu["processes"])
+    active, celsius = gpu["throttle"] or ("gpu_idle",), gpu["temperature_c"]
+    values = {
+        **vars(board),
+        **{name: _yes(value) if isinstance(value, bool) else value for name, value in gpu.items()},
+        "index": index,
+        "pci": f"{int(domain, 16):08X}:{bus}:{device}",
+        "domain": domain,
+        "bus": bus,
+        "device": device.partition(".")[0],
+        "product": gpu["product"] or board.product,
+        "vbios": gpu["vbios"] or board.vbios,
+        **{name: _SWITCH[gpu[name]] for name in ("persistence", "mig", "ecc")},
         "serial": 1650522003820 + index,
         "uuid": uuid(index),
-        "minor_number": index,
-        "vbios_version": gpu["vbios"] or board.vbios,
-        "gpu_virtualization_mode": {"virtualization_mode": "None", "host_vgpu_mode": "N/A"},
-        "gpu_reset_status": {
-            "reset_required": _yes(gpu["reset_required"]),
-            "drain_and_reset_recommended": "No",
-        },
-        "pci": {
-            "pci_bus": bus,
-            "pci_device": device.partition(".")[0],
-            "pci_domain": domain,
-            "pci_device_id": f"{board.device_id}10DE",
-            "pci_bus_id": pci,
-            "pci_gpu_link_info": {
-                "pcie_gen": {
-                    "max_link_gen": board.generation,
-                    "current_link_gen": gpu["pcie_generation"] or board.generation,
-                    "max_device_link_gen": board.generation,
-                    "max_host_link_gen": board.generation,
-                },
-                "link_widths": {
-                    "max_link_width": "16x",
-                    "current_link_width": f"{gpu['pcie_width']}x",
-                },
-            },
-            "replay_counter": 0,
-        },
-        "fan_speed": "N/A",
-        "performance_state": "P0",
-        "clocks_event_reasons": {
-            f"clocks_event_reason_{name}": "Active" if name in active else "Not Active"
+        "pcie_generation": gpu["pcie_generation"] or board.generation,
+        "reasons": "".join(
+            f"<clocks_event_reason_{name}>{'' if name in active else 'Not '}Active"
+            f"</clocks_event_reason_{name}>"
             for name in _REASONS
-        },
-        "fb_memory_usage": {
-            "total": f"{board.memory_mib} MiB",
-            "reserved": "551 MiB",
-            "used": f"{used} MiB",
-            "free": f"{board.memory_mib - 551 - used} MiB",
-        },
-        "compute_mode": "Default",
-        "ecc_mode": {"current_ecc": ecc, "pending_ecc": ecc},
-        "ecc_errors": {
-            "volatile": _counters(is_on, gpu["ecc_correctable"], gpu["ecc_uncorrectable"]),
-            "aggregate": _counters(is_on, 0, gpu["ecc_uncorrectable_aggregate"]),
-        },
-        "retired_pages": {"pending_blacklist": retired, "pending_retirement": retired},
-        "remapped_rows": {
-            "remapped_row_corr": 0,
-            "remapped_row_unc": int(gpu["remap_pending"]),
-            "remapped_row_pending": _yes(gpu["remap_pending"]),
-            "remapped_row_failure": _yes(gpu["remap_failed"]),
-            "row_remapper_histogram": {"row_remapper_histogram_max": f"{board.rows} bank(s)"},
-        },
-        "temperature": _temperature(board, gpu["temperature_c"]),
-        "gpu_power_readings": {
-            "power_state": "P0",
-            "power_draw": "69.03 W",
-            "current_power_limit": "700.00 W",
-        },
-        "fabric": {
-            "state": gpu["fabric_state"] if board.fabric else "N/A",
-            "status": gpu["fabric_status"] if board.fabric else "N/A",
-        },
-        "processes": "".join(_process(*process) for process in gpu["processes"]) + "\n\t\t",
-        "accounted_processes": {},
+        ),
+        "used_mib": used_mib,
+        "free_mib": board.memory_mib - 551 - used_mib,
+        "no_errors": 0,
+        "retired_pending": "Yes" if gpu["retired_pending"] else "N/A",
+        "remapped": int(gpu["remap_pending"]),
+        "tlimit": f"{86 - celsius} C" if board.tlimit else "N/A",
+        "threshold": "_tlimit_threshold" if board.tlimit else "_threshold",
+        "thresholds_c": (-8, -2, 0, 0) if board.tlimit else (92, 89, 85, 95),
+        "memory_c": celsius + (8 if board.tlimit else 6),
+        "processes": "".join(
+            _PROCESS.format(pid, escape(name), mib) for pid, name, mib in gpu["processes"]
+        ),
     }
+    if gpu["ecc"] != "on":
+        values |= {name: "N/A" for name in values if name.startswith(("ecc_", "no_errors"))}
+    if not board.fabric:
+        values |= {"fabric_state": "N/A", "fabric_status": "N/A"}
+    element = ElementTree.fromstring(_GPU.format(**values))
     for path, text in {**board.xml, **gpu["xml"]}.items():
-        *parents, name = path.split("/")
-        parent = values
-        for element in parents:
-            parent = parent.setdefault(element, {})
-        if text is None:
-            del parent[name]
-        else:
-            parent[name] = text
-    return _element("gpu", values, 1).replace("<gpu>", f'<gpu id="{pci}">', 1)
+        _set(element, path, text)
+    ElementTree.indent(element, "\t", 1)
+    return "\n\t" + ElementTree.tostring(element, "unicode")
 
 
-def _element(name: str, value: object, depth: int) -> str:
-    """An XML element with a text, or with elements by their names."""
-    indent = "\n" + depth * "\t"
-    if isinstance(value, Mapping):
-        parts = (_element(part, text, depth + 1) for part, text in value.items())
-        value = f"{''.join(parts)}{indent}"
-    return f"{indent}<{name}>{value}</{name}>"
+def _set(element: ElementTree.Element, path: str, text: str | bool | None) -> None:
+    """Give the element at a path this text; None or False removes it."""
+    *parents, name = path.split("/")
+    for parent in parents:
+        inner = element.find(parent)
+        element = ElementTree.SubElement(element, parent) if inner is None else inner
+    child = element.find(name)
+    if not text and text != "":
+        assert child is not None, path
+        element.remove(child)
+    else:
+        (ElementTree.SubElement(element, name) if child is None else child).text = str(text)
 
 
 def query(gpus: Iterable[Mapping[str, Any]], model: str = "h100") -> str:
@@ -450,7 +327,7 @@ def make(
     }
     if before := BEFORE.get(tool, tool):
         answers["before"] = before
-    devices, interfaces = adapters.adapters(board.ports(), ports, nics)
+    devices, interfaces = adapters.adapters(adapters.PORTS[model](), ports, nics)
     widths = {index: gpu["pcie_width"] for index, gpu in gpus.items() if "pcie_width" in gpu}
     functions = [
         *SERVER,

@@ -1,14 +1,10 @@
-"""The system calls for namespaces, mounts and network interfaces, by libc."""
+"""The system calls for namespaces, mounts and processes, by libc."""
 
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import ipaddress
 import os
 import platform
-import socket
-import struct
 
 # <linux/sched.h>
 NEWNS = 0x00020000
@@ -33,12 +29,6 @@ _PR_CAPBSET_DROP = 24
 _CAP_SYS_MODULE = 16
 _CAP_SYS_RAWIO = 17
 _CAP_SYS_TIME = 25
-
-# <linux/sockios.h>, <linux/if.h>
-_SIOCSIFFLAGS = 0x8914
-_SIOCSIFADDR = 0x8916
-_SIOCSIFNETMASK = 0x891C
-_IFF_UP = 1
 
 # pivot_root has no wrapper in libc. The generic table (41) serves aarch64, riscv64, loongarch64.
 _PIVOT_ROOT = {"x86_64": 155, "ppc64le": 203, "s390x": 217}
@@ -94,19 +84,3 @@ def drop_machine_capabilities() -> None:
     """Take away what would reach the whole machine from a node: modules, raw I/O, the clock."""
     for capability in (_CAP_SYS_MODULE, _CAP_SYS_RAWIO, _CAP_SYS_TIME):
         _check(_libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0), "drop a capability")
-
-
-def interface_up(name: str, address: ipaddress.IPv4Interface | None = None) -> None:
-    """Bring an interface of this network namespace up, with an IPv4 address if there is one."""
-
-    def request(number: int, tail: bytes) -> None:
-        fcntl.ioctl(sock, number, struct.pack("16s24s", name.encode(), tail))
-
-    def inet(packed: bytes) -> bytes:
-        return struct.pack("HH4s", socket.AF_INET, 0, packed)
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        if address:
-            request(_SIOCSIFADDR, inet(address.packed))
-            request(_SIOCSIFNETMASK, inet(address.network.netmask.packed))
-        request(_SIOCSIFFLAGS, struct.pack("h", _IFF_UP))

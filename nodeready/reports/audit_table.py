@@ -5,11 +5,12 @@ On a terminal the table fits on a screen. `ready` shows its go and no-go above t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from nodeready.agent.audit_document import Audit, NodeReport, Outlier, Recorded
+from nodeready.agent.audit_document import NODE_STATUSES, Audit, NodeReport, Outlier, Recorded
+from nodeready.core.result import result_text
 from nodeready.core.text import counted, sanitise, span
 from nodeready.reports.findings import (
     AuditFinding,
@@ -31,8 +32,7 @@ from nodeready.reports.lines import (
     with_inventory,
 )
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.sections import RowSection, fitted
-from nodeready.reports.table_layout import MAX_WIDTH, NO_LIMIT, TableLayout
+from nodeready.reports.table_layout import MAX_WIDTH, NO_LIMIT, RowSection, TableLayout, fitted
 
 if TYPE_CHECKING:
     from nodeready.agent.audit_document import Ready
@@ -54,18 +54,14 @@ _MAX_SUBJECTS = 3
 
 
 class _AuditTable(TableLayout):
-    """The layout of one table.
-
-    name_width:   columns for the names of checks and facts
-    has_one_node: the audit has one node, which no row names
-    is_cut:       a row of the table does not name all its nodes
-    """
-
     def __init__(self, audit: Audit, names: Iterable[str], options: Options) -> None:
         super().__init__(options)
+        # Columns for the names of checks and facts.
         self.name_width = min(max(map(len, names), default=0), _MAX_NAME)
+        # The audit has one node, which no row names.
         self.has_one_node = len(audit.nodes) == 1
         self.width = min(options.width, MAX_WIDTH)
+        # A row of the table does not name all its nodes.
         self.is_cut = False
         self.inventory = options.inventory
 
@@ -80,12 +76,6 @@ class _AuditTable(TableLayout):
         """A node set, cut where it does not fit beside other text of ``columns``."""
         return self.names(names, max(20, self.width - columns))[0]
 
-    def bad_nodes(self, names: Sequence[str], columns: int) -> tuple[str, str]:
-        """The nodes of a finding, as `nodes`; remembers whether the set was cut."""
-        text = self.nodes(names, columns)
-        self.is_cut = self.is_cut or text.endswith(f"({len(names)} nodes)")
-        return text, "bold"
-
     def named(
         self, word: str, name: str, names: Sequence[str], style: str = "", note: str = ""
     ) -> StyledLine:
@@ -95,7 +85,7 @@ class _AuditTable(TableLayout):
             return self.head(word, style or word, name, end)
         name = f"{name:<{self.name_width}}  "
         columns = _INDENT + len(name) + len(end[0])
-        return self.head(word, style or word, name, self.bad_nodes(names, columns), end)
+        return self.head(word, style or word, name, (self.nodes(names, columns), "bold"), end)
 
     def short(
         self, word: str, name: str, names: Sequence[str], text: str, style: str = ""
@@ -114,17 +104,14 @@ class _AuditTable(TableLayout):
             yield self.head(finding.status, finding.status, text)
             return
         yield self.named(finding.status, finding.title, finding.names, note=finding.cost)
-        yield from self.finding_texts(finding)
-        if finding.status == "waived":
-            yield self.sentence((finding.fix, "dim"))
-        elif finding.fix:
-            yield self.sentence("fix: ", (with_inventory(finding.fix, self.inventory), "cyan"))
-
-    def finding_texts(self, finding: AuditFinding) -> Iterator[StyledLine]:
         if finding.text:
             yield self.detail(finding.text)
         if finding.example:
             yield self.detail("e.g. ", finding.example)
+        if finding.status == "waived":
+            yield self.sentence((finding.fix, "dim"))
+        elif finding.fix:
+            yield self.sentence("fix: ", (with_inventory(finding.fix, self.inventory), "cyan"))
 
     def brief(self, finding: AuditFinding) -> StyledLine:
         """A finding in one line."""
@@ -156,10 +143,7 @@ class _AuditTable(TableLayout):
         self.is_cut = True
         return super().count_line(count)
 
-    def section(self, rows: Sequence[Any], kind: str = "") -> RowSection:
-        """Rows of one kind: findings or outliers."""
-        if kind == "differs":
-            return RowSection(rows, self.outlier, self.brief_outlier, self.count_line)
+    def section(self, rows: Sequence[AuditFinding]) -> RowSection:
         return RowSection(rows, self.finding, self.brief, self.count_line)
 
     def healthy(self, all_nodes: Sequence[NodeReport]) -> Iterator[StyledLine]:
@@ -209,7 +193,7 @@ def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[StyledLine]:
     sections = [
         *table.gaps(audit.gaps),
         table.section(bad),
-        table.section(audit.outliers, "differs"),
+        RowSection(audit.outliers, table.outlier, table.brief_outlier, table.count_line),
         table.section(waived),
         table.section(healthy),
     ]
@@ -295,3 +279,45 @@ def _no_go_reasons(ready: Ready, is_whole: bool, room: int) -> Iterator[StyledLi
         yield text if is_whole or len(rows) == 1 else text.cut(_INDENT + room - 3)
     if rows[maximum:]:
         yield line(" " * _INDENT, (f"and {len(rows) - maximum} more (-v shows them)", "bold"))
+
+
+# --- `audit --watch`: what changed from one look to the next, a line each.
+
+#: (node, check) -> its status and text; the check "": the node itself could not be probed.
+Findings = Mapping[tuple[str, str], tuple[str, str]]
+_GOOD = ("ok", "na", "waived")
+
+
+def findings_of(audit: Audit, before: Findings) -> Findings:
+    """The findings of an audit. A node that could not be probed keeps those of before."""
+    findings: dict[tuple[str, str], tuple[str, str]] = {}
+    lost = set()
+    for node in audit.nodes:
+        if node.error:
+            lost.add(node.name)
+            findings[node.name, ""] = node.status, node.error
+        for result in node.results:
+            if result.status not in _GOOD:
+                findings[node.name, result.check] = result.status, result_text(result)
+    findings |= {key: text for key, text in before.items() if key[0] in lost and key[1]}
+    return findings
+
+
+def changes(before: Findings, after: Findings, moment: str) -> Iterator[StyledLine]:
+    """A line for each new status, with its nodes; what is well again comes last.
+
+    A finding whose value alone has changed is no change: ages and counts change at every look.
+    """
+    new = [
+        ((*after[key], key[1]), key[0])
+        for key in after
+        if before.get(key, ("",))[0] != after[key][0]
+    ]
+    gone = [(("ok", "", key[1]), key[0]) for key in before if key not in after]
+    # The worst status first, and of one status the change of most nodes.
+    rows = sorted(grouped(new), key=lambda row: NODE_STATUSES.index(row[0][0]))
+    for (status, text, check), names in [*rows, *grouped(gone)]:
+        subject = check or ("answers again" if status == "ok" else "")
+        head = f"{moment}  ", (f"{status:<13}", STYLES.get(status, ""))
+        name = f"{subject}  " if subject else ""
+        yield line(*head, name, (node_set(names), "bold"), f"  {text}" if text else "")

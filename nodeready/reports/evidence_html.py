@@ -8,14 +8,14 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache
-from itertools import islice
+from itertools import compress, islice
+from operator import attrgetter
 
 from nodeready import __version__
 from nodeready.agent.audit_document import Audit, NodeReport
 from nodeready.core.fact_kinds import COUNTER, HARDWARE, VERSION
-from nodeready.core.result import Result, fix_text
+from nodeready.core.result import fix_text
 from nodeready.reports.html_page import HtmlPage
 from nodeready.reports.lines import node_set
 from nodeready.reports.node_parts import PART_TABLES, observed_facts
@@ -35,19 +35,6 @@ _IPV4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?!\d|\.\d)")
 _MAYBE_IPV6 = re.compile(r"(?<![\w.:])[0-9A-Fa-f]*:[0-9A-Fa-f:]+(?![\w:])")
 
 
-@dataclass(frozen=True)
-class _NodeSheet:
-    """What the page has of one node."""
-
-    node: NodeReport
-    findings: tuple[Result, ...]
-    hidden: int  # number of findings that are not about a part
-    # heading, columns and rows; a column without a value is left out
-    tables: tuple[tuple[str, list[str], list[list[str]]], ...]
-    # moment, kind and text of each change of a part or of software, the newest first
-    history: tuple[tuple[str, str, str], ...]
-
-
 def _history(entries: Iterable[HistoryEntry]) -> Iterator[tuple[str, str, str]]:
     """The entries about parts, versions and boots."""
     for entry in entries:
@@ -60,22 +47,26 @@ def _history(entries: Iterable[HistoryEntry]) -> Iterator[tuple[str, str, str]]:
             yield entry.time, entry.kind, _shown(entry.text, entry.checks[0])
 
 
-def _evidence(node: NodeReport, moment: str, entries: Iterable[HistoryEntry]) -> _NodeSheet:
-    bad = sorted(
-        (result for result in node.results if result.bad),
-        key=lambda result: result.rank,
-    )
+def _evidence(node: NodeReport, moment: str, entries: Iterable[HistoryEntry]) -> dict[str, object]:
+    """What the page has of one node, for its template."""
+    bad = sorted(filter(attrgetter("bad"), node.results), key=attrgetter("rank"))
     findings = [result for result in bad if result.check.partition(".")[0] in _SUBJECTS]
     facts, tables = observed_facts(node.facts, moment), []
     for table in PART_TABLES:
         rows = table.rows(facts)
-        used = [index for index in range(len(table.columns)) if any(row[index] for row in rows)]
-        heads = list(table.columns)
+        # A column without a value is left out.
+        used = [any(column) for column in zip(*rows)]
         if rows:
-            cells = [[row[index] for index in used] for row in rows]
-            tables.append((table.name, [heads[index] for index in used], cells))
-    history = tuple(islice(_history(entries), _ENTRIES))
-    return _NodeSheet(node, tuple(findings), len(bad) - len(findings), tuple(tables), history)
+            cells = [list(compress(row, used)) for row in rows]
+            tables.append((table.name, list(compress(table.columns, used)), cells))
+    return {
+        "node": node,
+        "findings": findings,
+        "hidden": len(bad) - len(findings),  # findings that are not about a part
+        "tables": tables,  # heading, columns and rows
+        # Moment, kind and text of each change of a part or of software, the newest first.
+        "history": list(islice(_history(entries), _ENTRIES)),
+    }
 
 
 def _shown(text: str, check: str) -> str:

@@ -1,9 +1,9 @@
 """What the HTML pages have in common: each is one file that loads no other file.
 
-A page is FOLDER/page.html.j2 in the frame of page.html.j2, with page.css, FOLDER/page.css and
-FOLDER/page.js written into it. Style and script are constant, and the page's
-Content-Security-Policy names their digests: a browser obeys no other style or script, even if a
-text of a node became one in spite of the escaping.
+A page is FOLDER/page.html.j2 in the frame of page.html.j2, with page.css and FOLDER/page.css
+written into it, and page.js and FOLDER/page.js where it has a search. Style and script are
+constant, and the page's Content-Security-Policy names their digests: a browser obeys no other
+style or script, even if a text of a node became one in spite of the escaping.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class HtmlPage:
         self._template = environment.get_template(f"{folder}/page.html.j2")
         self.style = self._constant("page.css") + self._constant(f"{folder}/page.css")
         try:
-            self.script = self._constant(f"{folder}/page.js")
+            self.script = self._constant("page.js") + self._constant(f"{folder}/page.js")
         except TemplateNotFound:
             self.script = Markup("")
 

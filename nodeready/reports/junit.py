@@ -89,19 +89,22 @@ def _suite(
         cases.append(_case("outliers", outlier.fact, _difference(outlier, node.name, failing)))
     if node.error:
         cases.insert(0, _case("node", "node.look", _element("error", node.error, node.status)))
-    tag = _tag(
-        "testsuite",
-        name=node.name,
-        hostname=node.name,
-        timestamp=audit.started,
-        time=f"{node.seconds:.3f}",
-        tests=str(len(cases)),
-        failures=str(
-            sum(status in failing for status in statuses) + len(outliers) * ("warn" in failing)
-        ),
-        errors=str(statuses.count("unknown") + bool(node.error)),
-        skipped=str(statuses.count("na") + statuses.count("waived")),
+    failures = sum(status in failing for status in statuses)
+    return _testsuite(
+        node.name,
+        audit.started,
+        f"{node.seconds:.3f}",
+        cases,
+        failures=failures + len(outliers) * ("warn" in failing),
+        errors=statuses.count("unknown") + bool(node.error),
+        skipped=statuses.count("na") + statuses.count("waived"),
     )
+
+
+def _testsuite(name: str, started: str, seconds: str, cases: list[str], **counts: int) -> str:
+    """The element of a suite. counts: failures, errors and skipped cases"""
+    numbers = {key: str(count) for key, count in {"tests": len(cases), **counts}.items()}
+    tag = _tag("testsuite", name=name, hostname=name, timestamp=started, time=seconds, **numbers)
     return f"  {tag}>\n{''.join(cases)}  </testsuite>\n"
 
 
@@ -198,15 +201,8 @@ def _smoke_suite(
         inside = _element("error", reason, "untested")
     elif warnings:
         inside = f"<system-out>{_xml('warn: ' + '; '.join(warnings))}</system-out>"
-    tag = _tag(
-        "testsuite",
-        name=name,
-        hostname=name,
-        timestamp=smoke_test.started,
-        time="0",
-        tests="1",
-        failures=str(int(bool(suspicions))),
-        errors=str(int(bool(reason) and not suspicions)),
-        skipped="0",
+    failures, errors = int(bool(suspicions)), int(bool(reason) and not suspicions)
+    cases = [_case("smoke", case, inside)]
+    return _testsuite(
+        name, smoke_test.started, "0", cases, failures=failures, errors=errors, skipped=0
     )
-    return f"  {tag}>\n{_case('smoke', case, inside)}  </testsuite>\n"

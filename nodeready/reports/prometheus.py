@@ -59,30 +59,12 @@ def duration_s(started: str, finished: str) -> float:
     return max(0.0, round(_seconds(finished) - _seconds(started), 3))
 
 
-def _nodes(audit: Audit) -> Iterator[Sample]:
-    for node in audit.nodes:
-        yield {"node": node.name}, float(node.status not in (UNREACHABLE, FAILED))
-
-
-def _results(audit: Audit) -> Iterator[Sample]:
-    for node in audit.nodes:
-        if node.results:
-            for status in STATUSES:
-                yield {"node": node.name, "status": status}, node.statuses[status]
-
-
 def _checks(audit: Audit) -> Iterator[Sample]:
     for node in audit.nodes:
         for result in node.results:
             if result.status in _LISTED_STATUSES:
                 labels = {"node": node.name, "check": result.check, "status": result.status}
                 yield labels | ({"severity": result.severity} if result.severity else {}), 1
-
-
-def _ages(audit: Audit) -> Iterator[Sample]:
-    for node in audit.nodes:
-        if node.age_s is not None:
-            yield {"node": node.name}, node.age_s
 
 
 def _outliers(audit: Audit) -> Iterator[Sample]:
@@ -104,7 +86,18 @@ def prometheus(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     took = duration_s(audit.started, audit.finished)
     digest, version = {"policy_digest": audit.policy_digest}, {"version": nodeready.__version__}
     counts = [({"status": key}, count) for key, count in audit.summary["nodes"].items()]
-    ages = list(_ages(audit))
+    ages = [({"node": node.name}, node.age_s) for node in audit.nodes if node.age_s is not None]
+    reached = (
+        ({"node": node.name}, float(node.status not in (UNREACHABLE, FAILED)))
+        for node in audit.nodes
+    )
+    results = (
+        ({"node": node.name, "status": status}, node.statuses[status])
+        for node in audit.nodes
+        if node.results
+        for status in STATUSES
+    )
+    about_complete = "0 when it was interrupted: nodes are missing."
     rows: tuple[tuple[str, str, Iterable[Sample]], ...] = (
         (
             "audit_timestamp_seconds",
@@ -112,16 +105,12 @@ def prometheus(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
             [({}, finished)],
         ),
         ("audit_duration_seconds", "How long the audit took.", [({}, took)]),
-        (
-            "audit_complete",
-            "0 when it was interrupted: nodes are missing.",
-            [({}, audit.complete)],
-        ),
+        ("audit_complete", about_complete, [({}, audit.complete)]),
         ("audit_info", "The digest of the policy that was judged by.", [(digest, 1)]),
         ("build_info", "The version of nodeready that judged.", [(version, 1)]),
         ("nodes", "Nodes by their worst status.", counts),
-        ("node_up", "0 when the node could not be looked at.", _nodes(audit)),
-        ("node_results", "Results of one node by status.", _results(audit)),
+        ("node_up", "0 when the node could not be looked at.", reached),
+        ("node_results", "Results of one node by status.", results),
         ("check_status", "A check that is not ok; those that are have no series.", _checks(audit)),
         ("outlier", "A fact in which the node differs from its group.", _outliers(audit)),
         *([("verdict_age_seconds", "The age of a recorded verdict.", ages)] if ages else ()),

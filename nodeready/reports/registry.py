@@ -58,14 +58,22 @@ class Format:
     # ``MODULE:FUNCTION`` of this room: ``(document, options) -> Iterator``, of texts, or of
     # StyledLines where ``styled``
     renderer: str
-    extension: str  # of a file in this format
-    styled: bool = False  # the format is made of lines with styles, for a terminal
     # the node's own program has the format, too: standard library and Python 3.9
     on_node: bool = False
     part: str = ""  # the attribute of the document that is shown; "": the whole document
     # ``MODULE:FUNCTION`` that makes the text of one observation, which the workers of an audit
     # call; "": the format shows no observations
     facts: str = ""
+
+    @property
+    def extension(self) -> str:
+        """The ending of a file in this format."""
+        return _EXTENSIONS.get(self.name, f".{self.name}")
+
+    @property
+    def styled(self) -> bool:
+        """Whether the format is made of lines with styles, for a terminal."""
+        return self.name == "table"
 
     @property
     def write_facts(self) -> Callable[[Any], str] | None:
@@ -102,64 +110,54 @@ def _imported(function: str) -> Callable[..., Any]:
     return imported
 
 
+#: Format -> the ending of its files, where that is not its name.
+_EXTENSIONS = {
+    "table": ".txt", "nagios": ".txt", "junit": ".xml", "prometheus": ".prom",
+    "evidence": ".evidence.html", "sh": ".env",
+}  # fmt: skip
+#: The documents that have a table and JSON -> the function of the table.
+_PLAIN_DOCUMENTS = {
+    "waivers": "waivers_table:show",
+    "history": "memory_tables:history",
+    "debuggable": "stacks_table:debuggable",
+    "jobs": "jobs_table:jobs",
+    "lemons": "memory_tables:lemons",
+    "cores": "triage_tables:cores_lines",
+    "tail": "triage_tables:tail_lines",
+    "postmortem": "triage_tables:postmortem",
+    "incident": "triage_tables:incident_index",
+    "diff": "memory_tables:diff_lines",
+}
 #: Every format of every document; a command's first one is its default.
 _ROWS = (
-    Format("audit", "table", "audit_table:show_audit", ".txt", styled=True, on_node=True),
-    Format("audit", "junit", "junit:render", ".xml"),
-    Format(
-        "audit", "json", "json_report:render", ".json", on_node=True, facts="json_report:shown"
-    ),
-    Format(
-        "audit",
-        "evidence",
-        "evidence_html:render",
-        ".evidence.html",
-        facts="json_report:shown",
-    ),
-    Format("audit", "html", "audit_html:render", ".html", facts="json_report:shown"),
-    Format("audit", "prometheus", "prometheus:prometheus", ".prom", on_node=True),
-    Format("audit", "nagios", "nagios:nagios", ".txt", on_node=True),
-    Format("audit", "csv", "csv_report:render", ".csv"),
-    Format("ready", "table", "audit_table:show_ready", ".txt", styled=True, on_node=True),
-    Format("ready", "junit", "junit:render", ".xml", part="audit"),
-    Format(
-        "ready", "json", "json_report:render", ".json", on_node=True, facts="json_report:shown"
-    ),
-    Format("ready", "html", "audit_html:render", ".html", facts="json_report:shown"),
-    Format("ready", "prometheus", "prometheus:prometheus", ".prom", part="audit"),
-    Format("ready", "nagios", "nagios:nagios", ".txt", part="audit"),
-    Format("ready", "csv", "csv_report:render", ".csv", part="audit"),
-    Format("waivers", "table", "waivers_table:show", ".txt", styled=True),
-    Format("waivers", "json", "json_report:render", ".json"),
-    Format("history", "table", "history_table:show", ".txt", styled=True),
-    Format("history", "json", "json_report:render", ".json"),
-    Format("smoke", "table", "smoke_table:show", ".txt", styled=True),
-    Format("smoke", "json", "json_report:render", ".json"),
-    Format("smoke", "junit", "junit:smoke", ".xml"),
-    Format("smoke", "prometheus", "prometheus:prometheus_smoke", ".prom"),
-    Format("deploy", "table", "deploy_table:show", ".txt", styled=True),
-    Format("deploy", "json", "json_report:render_deploy", ".json"),
-    Format("stacks", "table", "stacks_table:show", ".txt", styled=True),
-    Format("stacks", "json", "json_report:render", ".json"),
-    Format("stacks", "html", "stacks_html:render", ".html"),
-    Format("debuggable", "table", "debuggable_table:debuggable", ".txt", styled=True),
-    Format("debuggable", "json", "json_report:render", ".json"),
-    Format("jobs", "table", "jobs_table:jobs", ".txt", styled=True),
-    Format("jobs", "json", "json_report:render", ".json"),
-    Format("lemons", "table", "lemons_table:lemons", ".txt", styled=True),
-    Format("lemons", "json", "json_report:render", ".json"),
-    Format("cores", "table", "cores_table:show", ".txt", styled=True),
-    Format("cores", "json", "json_report:render", ".json"),
-    Format("tail", "table", "tail_table:show", ".txt", styled=True),
-    Format("tail", "json", "json_report:render", ".json"),
-    Format("postmortem", "table", "postmortem_table:show", ".txt", styled=True),
-    Format("postmortem", "json", "json_report:render", ".json"),
-    Format("incident", "table", "incident_table:incident_index", ".txt", styled=True),
-    Format("incident", "json", "json_report:render", ".json"),
-    Format("diff", "table", "diff_table:show", ".txt", styled=True),
-    Format("diff", "json", "json_report:render", ".json"),
-    Format("env", "sh", "env_script:shell_lines", ".env"),
-    Format("env", "json", "json_report:render", ".json"),
+    Format("audit", "table", "audit_table:show_audit", on_node=True),
+    Format("audit", "junit", "junit:render"),
+    Format("audit", "json", "json_report:render", on_node=True, facts="json_report:shown"),
+    Format("audit", "evidence", "evidence_html:render", facts="json_report:shown"),
+    Format("audit", "html", "audit_html:render", facts="json_report:shown"),
+    Format("audit", "prometheus", "prometheus:prometheus", on_node=True),
+    Format("audit", "nagios", "nagios:nagios", on_node=True),
+    Format("audit", "csv", "csv_report:render"),
+    Format("ready", "table", "audit_table:show_ready", on_node=True),
+    Format("ready", "junit", "junit:render", part="audit"),
+    Format("ready", "json", "json_report:render", on_node=True, facts="json_report:shown"),
+    Format("ready", "html", "audit_html:render", facts="json_report:shown"),
+    Format("ready", "prometheus", "prometheus:prometheus", part="audit"),
+    Format("ready", "nagios", "nagios:nagios", part="audit"),
+    Format("ready", "csv", "csv_report:render", part="audit"),
+    Format("smoke", "table", "smoke_table:show"),
+    Format("smoke", "json", "json_report:render"),
+    Format("smoke", "junit", "junit:smoke"),
+    Format("smoke", "prometheus", "prometheus:prometheus_smoke"),
+    Format("deploy", "table", "deploy_table:show"),
+    Format("deploy", "json", "json_report:render_deploy"),
+    Format("stacks", "table", "stacks_table:show"),
+    Format("stacks", "json", "json_report:render"),
+    Format("stacks", "html", "stacks_html:render"),
+    Format("env", "sh", "env_script:shell_lines"),
+    Format("env", "json", "json_report:render"),
+    *(Format(document, "table", table) for document, table in _PLAIN_DOCUMENTS.items()),
+    *(Format(document, "json", "json_report:render") for document in _PLAIN_DOCUMENTS),
 )
 
 #: document -> name -> its format, in the order in which ``--help`` names them.

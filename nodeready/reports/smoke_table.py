@@ -16,13 +16,11 @@ from nodeready.reports.lines import (
     grouped,
     line,
     node_set,
-    node_set_or_count,
 )
 from nodeready.reports.prometheus import duration_s
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.similar_texts import fold_similar, reasons
-from nodeready.reports.table_layout import MAX_WIDTH, NO_LIMIT, TableLayout
+from nodeready.reports.table_layout import MAX_WIDTH, NO_LIMIT, RowSection, TableLayout, fitted
 from nodeready.runs.smoke.document import UNREACHABLE, UNTESTED, LinkBandwidth, SmokeReport
 from nodeready.runs.smoke.knowledge import NODE, PAIR, SCALE, SmokeSuspect
 from nodeready.runs.smoke.networks import describe
@@ -135,11 +133,9 @@ class _SmokeTable(TableLayout):
         elif len(names) > 1:
             names_part.append(count)
         yield self.head(suspect.kind, "suspect", *names_part)
-        maximum = len(suspect.evidence) if self.is_whole else _MAX_EVIDENCE
-        for text in suspect.evidence[:maximum]:
-            yield self.sentence(text)
-        if suspect.evidence[maximum:]:
-            yield self.count_line(len(suspect.evidence) - maximum)
+        yield from self.limited(
+            suspect.evidence, _MAX_EVIDENCE, lambda text: [self.sentence(text)]
+        )
 
     def short(self, row: tuple[SmokeSuspect, tuple[str, ...]]) -> StyledLine:
         """A suspect in one line, with the strongest evidence."""
@@ -161,19 +157,8 @@ class _SmokeTable(TableLayout):
     def warnings(self) -> RowSection:
         """The warnings about nodes, equal warnings once."""
 
-        def full(row: tuple[str, list[str]]) -> Iterator[StyledLine]:
-            yield self.head("warn", "warn", self.names_beside(row[1]))
-            yield self.sentence(row[0])
-
-        def short(row: tuple[str, list[str]]) -> StyledLine:
-            return self.head(
-                "warn", "warn", (node_set_or_count(row[1], 30), "bold"), f"  {row[0]}"
-            )
-
         pairs = [(node.name, text) for node in self.smoke.nodes for text in node.warnings]
-        return RowSection(
-            reasons(pairs, self.verbose), full, short, self.count_line, _MAX_SUSPECTS
-        )
+        return self.by_reason("warn", "warn", reasons(pairs, self.verbose))
 
     def untested(self) -> RowSection:
         """The nodes that answered and were not tested, by their reason."""

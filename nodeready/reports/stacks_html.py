@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nodeready.reports import rank_groups
 from nodeready.reports.html_page import HtmlPage
 from nodeready.reports.lines import node_set
+from nodeready.reports.rank_groups import branches
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.stack_branches import Branch, branches
 from nodeready.reports.table_layout import NO_LIMIT
 from nodeready.runs.stacks.document import Group, Rank, Stacks, Statement, fold_ranks
 
@@ -53,56 +52,24 @@ def page() -> HtmlPage:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Card:
-    """A group with its place in the page."""
-
-    number: int  # from 1
-    group: Group
-    processes: Sequence[Rank]
-    is_largest: bool  # the group that all groups are compared with
-    is_overtaken: bool  # other groups have moved on from its last call
+# A row of the page is a mapping: the template is its only reader.
+_Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class _BranchRow:
-    """A branch of the merged tree."""
-
-    branch: Branch
-    opens: bool  # the next rows are inside of this row
-    closes: int  # number of surrounding rows that end with it
-
-
-def _cards(stacks: Stacks) -> Iterator[_Card]:
+def _cards(stacks: Stacks) -> Iterator[_Row]:
+    """The groups, numbered from 1."""
     processes_of = rank_groups.processes_by_group(stacks)
     largest, overtaken = rank_groups.largest(stacks), rank_groups.overtaken(stacks)
     for index, group in enumerate(stacks.groups):
-        yield _Card(
-            index + 1, group, processes_of.get(index, ()), group is largest, index in overtaken
-        )
-
-
-@dataclass(frozen=True)
-class _Cell:
-    """The statements of one witness about the ranks of a row."""
-
-    statements: tuple[Statement, ...]
-    # the largest weight; -1: all statements speak against a cause; None: no statement
-    weight: int | None
-
-
-@dataclass(frozen=True)
-class _MatrixRow:
-    """Neighbouring ranks with equal cells."""
-
-    order: int  # place of the row by suspicion, from 1
-    number: int  # the number of their group
-    group: Group
-    ranks: tuple[int, ...]
-    processes: tuple[Rank, ...]
-    nodes: tuple[str, ...]
-    state: str
-    cells: tuple[_Cell, ...]
+        yield {
+            "number": index + 1,
+            "group": group,
+            "processes": processes_of.get(index, ()),
+            # All groups are compared with the largest one.
+            "is_largest": group is largest,
+            # Other groups have moved on from its last call.
+            "is_overtaken": index in overtaken,
+        }
 
 
 class _StatementIndex:
@@ -157,12 +124,14 @@ def _members(stacks: Stacks) -> Iterator[_Member]:
                 yield _Member(index, rank, node, "", None)
 
 
-def _cell(statements: Sequence[Statement]) -> _Cell:
+def _cell(statements: Sequence[Statement]) -> _Row:
+    """The statements of one witness about the ranks of a row, and the largest weight: -1 if all
+    speak against a cause, None without a statement."""
     weights = (-1 if statement.against else statement.weight for statement in statements)
-    return _Cell(tuple(statements), max(weights, default=None))
+    return {"statements": statements, "weight": max(weights, default=None)}
 
 
-def _matrix(stacks: Stacks) -> tuple[list[_MatrixRow], int]:
+def _matrix(stacks: Stacks) -> tuple[list[_Row], int]:
     """The rows by suspicion, and the number of hidden rows.
 
     Neighbouring ranks with equal cells share a row.
@@ -174,7 +143,7 @@ def _matrix(stacks: Stacks) -> tuple[list[_MatrixRow], int]:
         cells = tuple(index.find(member.rank, member.node) for index in indexes)
         return member.group_index, member.state, cells
 
-    rows: list[_MatrixRow] = []
+    rows: list[_Row] = []
     hidden = 0
     for (group_index, state, cells), iterator in groupby(_members(stacks), row_key):
         if len(rows) == _ROWS:
@@ -183,19 +152,19 @@ def _matrix(stacks: Stacks) -> tuple[list[_MatrixRow], int]:
         members, group = list(iterator), stacks.groups[group_index]
         nodes = dict.fromkeys(member.node for member in members if member.node)
         rows.append(
-            _MatrixRow(
-                order=len(rows) + 1,
-                number=group_index + 1,
-                group=group,
-                ranks=tuple(member.rank for member in members if member.rank is not None),
-                processes=tuple(member.process for member in members if member.process),
-                nodes=tuple(nodes) or group.nodes,
-                state=state,
-                cells=tuple(
+            {
+                "order": len(rows) + 1,  # by suspicion
+                "number": group_index + 1,
+                "group": group,
+                "ranks": [member.rank for member in members if member.rank is not None],
+                "processes": [member.process for member in members if member.process],
+                "nodes": tuple(nodes) or group.nodes,
+                "state": state,
+                "cells": [
                     _cell([of_witness[number] for number in cell])
                     for of_witness, cell in zip(statements, cells)
-                ),
-            )
+                ],
+            }
         )
     return rows, hidden
 
@@ -209,11 +178,14 @@ def _suspect_group(stacks: Stacks, ranks: Sequence[int]) -> int:
     return 0
 
 
-def _tree(stacks: Stacks) -> Iterator[_BranchRow]:
+def _tree(stacks: Stacks) -> Iterator[_Row]:
+    """The branches: whether the next rows are inside of a row, and how many rows end with it."""
     rows = list(branches(stacks, _BRANCHES, _DEPTH))
     depths = [*(row.depth for row in rows[1:]), 0]
     for row, after in zip(rows, depths):
-        yield _BranchRow(row, after > row.depth, max(0, row.depth - after))
+        yield {
+            "branch": row, "opens": after > row.depth, "closes": max(0, row.depth - after),
+        }  # fmt: skip
 
 
 def render(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from nodeready.core.text import counted, sanitise
 from nodeready.reports.lines import STYLES, StyledLine, line, node_set, with_inventory
 from nodeready.reports.rank_groups import (
+    Branch,
+    branches,
     headline,
     largest,
     members,
@@ -20,10 +22,9 @@ from nodeready.reports.rank_groups import (
     word,
 )
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.sections import fitted
 from nodeready.reports.similar_texts import fold_similar
-from nodeready.reports.stack_branches import Branch, branches
-from nodeready.reports.table_layout import MAX_TEXT, NO_LIMIT, TableLayout
+from nodeready.reports.table_layout import MAX_TEXT, NO_LIMIT, TableLayout, fitted, show_gaps
+from nodeready.runs.stacks.debuggable import Debuggable
 from nodeready.runs.stacks.document import Frame, Group, Stacks
 from nodeready.runs.stacks.hints import user_frame
 
@@ -421,3 +422,33 @@ def _witnesses(stacks: Stacks, table: _StacksTable) -> Iterator[StyledLine]:
         shown = "" if name == before else name
         before = name
         yield line((f"{shown:<{_WITNESS}}", style or "bold"), (text, style))
+
+
+# --- `stacks --check`: an item per line, and what to do for the next run.
+
+#: Columns of the ranks and of the nodes of an item.
+_MAX_SET = 30
+
+
+def debuggable(document: Debuggable, options: Options = PLAIN) -> Iterator[StyledLine]:
+    """An item per line, with its ranks where these are not all, and what to do."""
+    maximum = max((finding.processes for finding in document.findings), default=0)
+    places = {node for finding in document.findings for node in finding.nodes}
+    job = f"job {sanitise(document.job)[:60]}: " if document.job else ""
+    many = counted(maximum, "process", "processes")
+    yield line(f"{job}{many} on {counted(len(places), 'node')}")
+    for finding in document.findings:
+        if options.quiet and finding.result == "ok":
+            continue
+        owner = ""
+        if finding.processes < maximum:
+            limit = NO_LIMIT if options.verbose else _MAX_SET
+            members = ranks(finding.ranks, limit) or counted(
+                finding.processes, "process", "processes"
+            )
+            owner = f"{members} on {node_set(finding.nodes, limit)}: "
+        result = (f"{finding.result:<9}", STYLES[finding.result])
+        yield line(result, f"{finding.item:<13}{owner}{finding.found}")
+        if finding.fix and finding.result != "ok":
+            yield line(" " * 22, finding.fix)
+    yield from show_gaps(document.gaps, options)

@@ -1,11 +1,8 @@
-"use strict";
-const byId = (id) => document.getElementById(id);
-const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 const { nodes, findings, results, passed, parts, tables, texts } = JSON.parse(
   byId("data").textContent);
 // The members of a node in the data.
 const [NAME, STATUS, GROUP, ERROR, SECONDS, RESULTS, DIFFERENCES, PASSED, PARTS] = Array(9).keys();
-const [find, count, grid, tip, dialog] = ["find", "count", "grid", "tip", "node"].map(byId);
+const [grid, tip, dialog] = ["grid", "tip", "node"].map(byId);
 const squares = all("i", grid);
 const numberOf = new Map(squares.map((square, number) => [square, number]));
 const cards = all(".finding");
@@ -210,7 +207,7 @@ const list = (numbers) => {
   if (numbers.length > ROWS) matches.append(make("p", "", "and " + (numbers.length - ROWS) + " more"));
 };
 const filter = () => {
-  const words = (find.value.toLowerCase().match(/"[^"]*"?|[^\s"]+/g) || [])
+  const words = wordsOf(find.value.toLowerCase())
     .map((word) => word.replaceAll('"', "")).filter((word) => word);
   grid.classList.toggle("searching", words.length > 0);
   matches.hidden = words.length === 0;
@@ -234,15 +231,7 @@ const filter = () => {
   count.textContent = numbers.length + " of " + counted(nodes.length, "node")
     + (cards.length ? ", " + cardCount + " of " + counted(cards.length, "finding") : "");
 };
-let waiting = 0;
-find.addEventListener("input", () => {
-  window.clearTimeout(waiting);
-  waiting = window.setTimeout(filter, 40);
-});
-const search = (words) => {
-  find.value = words;
-  filter();
-};
+const search = searchable(filter, 40);
 for (const item of all("#counts li")) {
   const button = make("button", "", ...item.childNodes);
   button.type = "button";
@@ -258,15 +247,6 @@ cards.forEach((card, at) => card.addEventListener("toggle", () => {
     }
   }
 }));
-document.addEventListener("keydown", (event) => {
-  if (event.key === "/" && document.activeElement !== find && !dialog.open) {
-    event.preventDefault();
-    find.focus();
-  } else if (event.key === "Escape" && document.activeElement === find) {
-    search("");
-  }
-});
 window.requestIdleCallback?.(indexed);
-byId("search").hidden = false;
 grid.classList.add("scripted");
 follow();

@@ -1,7 +1,3 @@
-"use strict";
-const byId = (id) => document.getElementById(id);
-const all = (selector, root = document) => [...root.querySelectorAll(selector)];
-const [find, count] = [byId("find"), byId("count")];
 const groups = all(".group");
 const branches = all("#tree li[data-groups]");
 const folds = all("details");
@@ -94,7 +90,7 @@ const indexed = () => {
 // --- A search is words, and all must match. "rank 3-5", "pid 4711" and "state D" are one word.
 const number = /^[0-9]+(-[0-9]+)?(\/[0-9]+)?(,[0-9]+(-[0-9]+)?(\/[0-9]+)?)*$/;
 const read = (typed) => {
-  const words = lower(typed).match(/"[^"]*"?|[^\s"]+/g) || [];
+  const words = wordsOf(lower(typed));
   const terms = [];
   for (let at = 0; at < words.length; at += 1) {
     const [word, next] = [words[at], words[at + 1] || ""];
@@ -199,11 +195,7 @@ const filter = () => {
   mark([...order.filter((row) => !row.hidden), ...first,
     ...["verdict", "witnesses", "tree"].map(byId).filter((element) => element)], words);
 };
-let waiting = 0;
-find.addEventListener("input", () => {
-  window.clearTimeout(waiting);
-  waiting = window.setTimeout(filter, 60);
-});
+const search = searchable(filter, 60);
 
 // --- The matrix sorts by its columns: up, down, and as it was.
 const collate = new Intl.Collator("en", { numeric: true }).compare;
@@ -236,10 +228,7 @@ all("#matrix thead th").forEach((head, at, heads) => {
 const lead = (hash) => {
   const target = /^#[a-z]+[0-9]*$/.test(hash) && document.querySelector(hash);
   if (!target) return;
-  if (target.hidden) {
-    find.value = "";
-    filter();
-  }
+  if (target.hidden) search("");
   for (let element = target; element; element = element.parentElement) {
     if (element.tagName === "DETAILS") {
       element.open = true;
@@ -256,15 +245,6 @@ document.addEventListener("click", (event) => {
 });
 window.addEventListener("hashchange", () => lead(location.hash));
 
-document.addEventListener("keydown", (event) => {
-  if (event.key === "/" && document.activeElement !== find) {
-    event.preventDefault();
-    find.focus();
-  } else if (event.key === "Escape" && document.activeElement === find) {
-    find.value = "";
-    filter();
-  }
-});
 const fold = (open) => {
   unfolded.clear();
   folds.forEach((details) => { details.open = open; });
@@ -283,6 +263,5 @@ window.addEventListener("afterprint", () => {
   limit = STEP;
   page();
 });
-byId("search").hidden = false;
 lead(location.hash);
 filter();

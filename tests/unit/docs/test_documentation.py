@@ -4,9 +4,9 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import checks_page
 import click
 import pytest
+import tables
 
 from nodeready.cli import cli
 from nodeready.core.policy import Policy
@@ -151,7 +151,7 @@ def test_pages_fit_a_terminal(page):
 
 # --- docs/checks.md, which is generated, has every check that can be given, and no other.
 
-CHECKS = checks_page.page()
+CHECKS = tables.checks_page()
 ROWS = re.findall(r"^\| `(\w+\.\w+)` \| (.*) \|$", CHECKS, re.M)
 IDS = [check_id for check_id, _ in ROWS]
 

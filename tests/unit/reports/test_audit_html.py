@@ -8,8 +8,8 @@ import pytest
 from nodeready.agent.audit_document import NODE_STATUSES, Audit, Ready
 from nodeready.core.text import sanitise
 from nodeready.reports import audit_html
+from nodeready.reports.audit_html import trend
 from nodeready.reports.registry import Options
-from nodeready.reports.trend import trend
 from nodeready.runs.memory.look import Look
 from tests.builders import fleets
 from tests.builders.fleets import DIGEST, HOSTILE, outcomes

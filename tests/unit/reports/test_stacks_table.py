@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from nodeready.core.text import sanitise
-from nodeready.reports.rank_groups import overtaken
+from nodeready.reports.rank_groups import branches, overtaken
 from nodeready.reports.registry import Options
-from nodeready.reports.stack_branches import branches
 from nodeready.reports.stacks_table import show
 from nodeready.runs.stacks.document import (
     VERDICT_KINDS,

@@ -15,7 +15,7 @@ from nodeready.agent.tail import LogTail, NodeTail, UnreadFile
 from nodeready.core.outcome import LOST, NO_PYTHON, Gap, node_gaps
 from nodeready.fleet.inventory.nodeset import expand
 from nodeready.reports import json_report
-from nodeready.reports.audit_changes import changes, findings_of
+from nodeready.reports.audit_table import changes, findings_of
 from nodeready.reports.nagios import nagios
 from nodeready.reports.registry import PLAIN, Options, find_format
 from nodeready.reports.similar_texts import fold_similar, reasons

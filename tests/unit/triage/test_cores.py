@@ -11,7 +11,7 @@ from nodeready.agent.cores.gcore import core_bytes
 from nodeready.agent.cores.listing import CoreFile, Listing, listing
 from nodeready.agent.cores.program import CoreSummary
 from nodeready.core.outcome import UNREACHABLE, NodeGap
-from nodeready.reports import cores_table, json_report
+from nodeready.reports import json_report, triage_tables
 from nodeready.reports.registry import Options
 from nodeready.runs import cores as backtraces
 from nodeready.runs.cores import (
@@ -155,7 +155,7 @@ FULL = Cores(
 
 def test_the_table_says_what_crashed_first_and_where_and_what_could_not_be_read():
     assert [crash.node for crash in group_crashes(CRASHES[:3])[1].crashes] == ["gpu1", "gpu2"]
-    text = "\n".join(line.plain for line in cores_table.show(FULL))
+    text = "\n".join(line.plain for line in triage_tables.cores_lines(FULL))
     for words in (
         "SIGSEGV  python3 in fwd",
         "SIGABRT  python3 in watchdog  gpu[1-2]",
@@ -175,7 +175,7 @@ def test_escapes_that_a_core_has_are_shown():
     texts = {"command": "\x1b[2J", "user": "\udcff", "job": "[bold]x", "program": "/tmp/\x1b[1m"}
     cores = Cores("", "", nodes=("gpu1",), crashes=(crash("gpu1", 5, frame, **texts),))
     text = "".join(json_report.render(cores))
-    table = "\n".join(line.plain for line in cores_table.show(cores, Options(verbose=1)))
+    table = "\n".join(line.plain for line in triage_tables.cores_lines(cores, Options(verbose=1)))
     assert text.isascii()
     assert not {"\x1b", "\x07", "\u202e", "\udcff"} & {*text, *table}
 

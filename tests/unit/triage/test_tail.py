@@ -22,7 +22,7 @@ from nodeready.cli.values import past
 from nodeready.core.base import ProbeError
 from nodeready.core.outcome import UNREACHABLE, NodeGap, node_gaps
 from nodeready.core.text import parse_span
-from nodeready.reports import json_report, tail_table
+from nodeready.reports import json_report, triage_tables
 from nodeready.reports.registry import Options
 from nodeready.runs.tail import Grouping, node_names, normalise, parse_tail
 from tests.cases import cases, read_data
@@ -184,7 +184,7 @@ def grouped(nodes: dict[str, NodeTail], **more: object):
 
 
 def table(tail, verbose: int = 0) -> str:
-    return "".join(f"{line.plain}\n" for line in tail_table.show(tail, Options(verbose)))
+    return "".join(f"{line.plain}\n" for line in triage_tables.tail_lines(tail, Options(verbose)))
 
 
 def checked(tail) -> dict:

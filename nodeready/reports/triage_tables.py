@@ -1,0 +1,526 @@
+"""`cores`, `tail`, `postmortem` and `incident` on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from nodeready.core.outcome import reasons_of
+from nodeready.core.text import counted, sanitise, span
+from nodeready.reports.lines import STYLES, StyledLine, line, node_set, with_inventory
+from nodeready.reports.rank_groups import ranks
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.similar_texts import SimilarTexts, fold_similar, reasons
+from nodeready.reports.table_layout import NO_LIMIT, RowSection, TableLayout, fitted
+from nodeready.runs.cores import CoreGroup, Cores, Crash, crashed_in
+from nodeready.runs.incident import Incident, Part
+from nodeready.runs.postmortem.document import FailureGroup, NodeEvent, Postmortem
+from nodeready.runs.stacks.document import fold_ranks
+from nodeready.runs.tail import BEHIND_S, LogGroup, LogReport, RankFile, TailDocument
+
+# --- `cores`: where each kind of crash happened, the first to crash first.
+
+#: Maximum groups, frames and lines of Python's own stack without -v.
+_GROUPS, _FRAMES, _PYTHON = 20, 14, 6
+#: Maximum rows of a section that are shown in full.
+_FULL_ROWS = 4
+#: Maximum columns of a function, and of a node set.
+_CORE_NAME, _CORE_NODES = 44, 120
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+def size(number: int) -> str:
+    """``5.2 MiB``."""
+    value, unit = float(number), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.1f} {_UNITS[unit]}" if unit else counted(number, "byte")
+
+
+def crash_process(crash: Crash) -> str:
+    """``pid 4711, rank 3, user ada, 37 threads, 5.2 MiB``: the known values of a crash_process."""
+    core = crash.core
+    parts = [
+        "" if crash.pid is None else f"pid {crash.pid}",
+        "" if core.rank is None else f"rank {core.rank}",
+        f"job {core.job}" if core.job else "",
+        f"user {core.user}" if core.user else "" if core.uid is None else f"uid {core.uid}",
+        counted(core.threads, "thread") if core.threads else "",
+        size(crash.location.file.size_bytes),
+    ]
+    return ", ".join(filter(None, parts))
+
+
+class _CoresTable(TableLayout):
+    def named(self, word: str, style: str, text: str, names: Iterable[str]) -> StyledLine:
+        """The first line of a row: its text and its nodes."""
+        word = f"{word:<{self.indent - 1}} "
+        room = max(20, min(self.width - len(word) - len(text) - 2, _CORE_NODES))
+        return self.head(word, style, text, "  " if text else "", self.names(names, room))
+
+    def group(self, group: CoreGroup) -> Iterator[StyledLine]:
+        """The program and place of a crash, its frames, and one core to look at."""
+        first = group.crashes[0]
+        top = group.headline
+        place = ""
+        if top:
+            preposition = "in" if crashed_in(group.frames, top) else "below"
+            place = f" {preposition} {sanitise(top.function, _CORE_NAME)}"
+        yield self.named(group.signal_name, "fail", f"{group.program or '?'}{place}", group.nodes)
+        jobs = sorted({crash.core.job for crash in group.crashes if crash.core.job})
+        parts = [counted(len(group.crashes), "core")]
+        if group.ranks:
+            parts.append(f"rank{'s' * (len(group.ranks) > 1)} {fold_ranks(group.ranks)}")
+        if jobs:
+            parts.append(f"job {', '.join(jobs[:4])}")
+        since = f"first {first.when} on {first.node}" if len(group.crashes) > 1 else first.when
+        yield self.detail(f"{', '.join(parts)}; {since}")
+        yield from self.frames(group)
+        yield from self.python(first)
+        for crash in group.crashes if self.verbose else group.crashes[:1]:
+            yield self.core(crash)
+        yield line("")
+
+    def short(self, group: CoreGroup) -> StyledLine:
+        """A kind of crash in one line."""
+        return next(self.group(group)).with_text(f"  {counted(len(group.crashes), 'core')}")
+
+    def more_kinds(self, count: int) -> StyledLine:
+        kinds = counted(count, "more kind of crash", "more kinds of crash")
+        return line((f"and {kinds} (-v shows them)", "bold"))
+
+    def core(self, crash: Crash) -> StyledLine:
+        """The core file, its crash_process, and any doubt about the core."""
+        doubt = f"; {crash.core.warning}" if crash.core.warning else ""
+        if crash.core.cut:
+            doubt += "; gdb's output was cut"
+        text = f"{crash.node}: {crash.location.file.path} ({crash_process(crash)})"
+        return self.detail((text, "dim"), (doubt, STYLES["warn"]))
+
+    def frames(self, group: CoreGroup) -> Iterator[StyledLine]:
+        rows = group.frames if self.verbose else group.frames[:_FRAMES]
+        names = [sanitise(frame.function, 200 if self.verbose else _CORE_NAME) for frame in rows]
+        width = max(map(len, names), default=0)
+        for number, (name, frame) in enumerate(zip(names, rows)):
+            style = "bold" if frame == group.headline else ""
+            padded = f"{name:<{width}}  " if frame.place else name
+            yield self.detail(f"#{number:<3} ", (padded, style), frame.place)
+        if group.frames[len(rows) :]:
+            hidden = counted(len(group.frames) - len(rows), "more frame")
+            yield self.detail((f"     {hidden} (-v shows them)", "dim"))
+
+    def python(self, crash: Crash) -> Iterator[StyledLine]:
+        """The stack as Python has it (py-bt)."""
+        rows = crash.backtrace.python
+        for row in rows if self.verbose else rows[:_PYTHON]:
+            yield self.detail(row)
+
+    def unread(self, crashes: Sequence[Crash]) -> RowSection:
+        """Cores without a backtrace, by similar reasons."""
+        # Numbers stand in place of node names, because a reason may contain a node's name.
+        pairs = (((crash.core.unread,), f"\0{index}") for index, crash in enumerate(crashes))
+
+        def head(row: SimilarTexts) -> tuple[StyledLine, list[Crash]]:
+            members = [crashes[int(name[1:])] for name in row.names]
+            names = list(dict.fromkeys(crash.node for crash in members))
+            return self.named("unread", "unknown", counted(len(members), "core"), names), members
+
+        def full(row: SimilarTexts) -> Iterator[StyledLine]:
+            first, members = head(row)
+            yield first
+            yield self.detail(row.texts[0])
+            for crash in members if self.verbose else members[:1]:
+                yield self.core(crash)
+
+        def short(row: SimilarTexts) -> StyledLine:
+            return head(row)[0].with_text(f"  {row.texts[0]}")
+
+        rows = fold_similar(pairs, NO_LIMIT if self.verbose else 3)
+        return RowSection(rows, full, short, self.count_line)
+
+    def notes(self, cores: Cores) -> RowSection:
+        """Directories that a node could not search, and why."""
+        notes = ((node, note) for node, notes in cores.notes.items() for note in notes)
+        return self.by_reason("note", "warn", reasons(notes, self.verbose))
+
+
+def cores_lines(cores: Cores, options: Options = PLAIN) -> Iterator[StyledLine]:
+    """Each kind of crash with its backtrace, then the unread cores and the failed nodes.
+
+    With ``verbose`` every frame and every core is shown.
+    """
+    table = _CoresTable(options)
+    sections = [
+        RowSection(cores.groups, table.group, table.short, table.more_kinds, _GROUPS),
+        table.unread(cores.unread),
+        *table.gaps(cores.gaps),
+        table.notes(cores),
+    ]
+    room = 0 if table.is_whole else options.lines - 3
+    yield from fitted(sections, room, options.width, _FULL_ROWS)
+    older = sum(cores.unlisted.values())
+    if older:
+        text = f"{counted(older, 'older core')} not read (--since, --limit: fewer at once)"
+        yield table.named("more", "warn", text, cores.unlisted)
+    if not cores.complete:
+        yield table.partial()
+    yield line(summary(cores))
+
+
+def summary(cores: Cores) -> str:
+    """``4 cores on 2 nodes: 3 read, of 1 kind; 1 not read``."""
+    if not cores.crashes:
+        return f"no core found on {counted(len(cores.nodes) - len(cores.gaps), 'node')}"
+    node_count = counted(len({crash.node for crash in cores.crashes}), "node")
+    text = f"{counted(len(cores.crashes), 'core')} on {node_count}: {len(cores.read)} read"
+    if cores.groups:
+        text += f", of {counted(len(cores.groups), 'kind')}"
+    return f"{text}; {len(cores.unread)} not read" if cores.unread else text
+
+
+# --- `tail`: missing nodes and files, stopped files, equal lines.
+
+#: Maximum groups without -v.
+_MAX_LOG_GROUPS = 20
+#: Maximum columns of a set of ranks without -v.
+_LOG_RANKS = 40
+#: Kind of group -> its word and its style.
+_WORDS = {"no-file": ("no file", "fail"), "unreadable": ("unreadable", "fail"),
+          "stopped": ("stopped", "fail"), "skipped": ("skipped", "na")}  # fmt: skip
+
+
+class _TailTable(TableLayout):
+    indent = 13
+
+    def __init__(self, tail: TailDocument, options: Options) -> None:
+        super().__init__(options)
+        self.tail = tail
+
+    def count_line(self, count: int) -> StyledLine:
+        return self.detail((f"and {counted(count, 'more group')} (-v shows them)", "bold"))
+
+    def short(self, group: LogGroup) -> StyledLine:
+        """A group in one line, with the last line of its files."""
+        last = group.lines[-1] if group.lines else group.reason
+        return next(self.full(group)).with_text(f"  {last}" if last else "")
+
+    def full(self, group: LogGroup) -> Iterator[StyledLine]:
+        return self.lines(group) if group.kind in ("stopped", "lines") else self.unread(group)
+
+    def groups(self, *kinds: str) -> list[RowSection]:
+        """The groups of these kinds.
+
+        The largest group of read files, with which all groups are compared, is a section of its
+        own, so that it is always shown.
+        """
+        rows = [group for group in self.tail.groups if group.kind in kinds]
+        last = rows[-1:] if "lines" in kinds else []
+        smaller = rows[: len(rows) - len(last)]
+        return [
+            RowSection(
+                section, self.full, self.short, self.count_line, _MAX_LOG_GROUPS - len(last)
+            )
+            for section in (smaller, last)
+        ]
+
+    def rank_text(self, group: LogGroup) -> str:
+        """The known ranks of a group's files, and the nodes that a mixed log names."""
+        hosts = {file.host: None for file in group.files if file.host and not file.is_here}
+        return self.ranks_of(group) + (f" of {self.names(hosts)[0]}" if hosts else "")
+
+    def ranks_of(self, group: LogGroup) -> str:
+        """The known ranks of a group's files."""
+        global_ranks = sorted({file.rank for file in group.files if file.rank is not None})
+        local = sorted({file.local_rank for file in group.files if file.local_rank is not None})
+        limit = NO_LIMIT if self.verbose else _LOG_RANKS
+        if global_ranks:
+            return f"  {ranks(global_ranks, limit)}"
+        return f"  local {ranks(local, limit)}" if local else ""
+
+    def example_word(self, group: LogGroup) -> str:
+        return "e.g. " if len(group.files) > 1 else ""
+
+    def unread(self, group: LogGroup) -> Iterator[StyledLine]:
+        """Files that were not read, or nodes without a file."""
+        word, style = _WORDS[group.kind]
+        count = f"  {counted(len(group.files), 'path')}" if group.files else ""
+        yield self.head(word, style, self.names(group.nodes), self.rank_text(group), count)
+        example = f"{self.example_word(group)}{group.example}: " if group.example else ""
+        yield self.detail(example, group.reason)
+
+    def lines(self, group: LogGroup) -> Iterator[StyledLine]:
+        """A group of files: its nodes and ranks, the time of its last write, its last lines."""
+        word = f"{len(group.files)} of {self.tail.files}"
+        style = "warn" if len(group.files) * 2 < self.tail.files else ""
+        if group.kind in _WORDS:
+            word, style = _WORDS[group.kind]
+        elif not any(file.is_known for file in group.files):
+            word, style = "no rank", ""
+        yield self.head(
+            word, style, self.names(group.nodes), self.rank_text(group), f"  {self.state(group)}"
+        )
+        yield self.detail((f"{self.example_word(group)}{group.example}", "dim"))
+        for text in group.lines:
+            yield self.detail(("| ", "dim"), text)
+        if not group.lines:
+            has_lines = self.tail.grep or any(file.is_mixed for file in group.files)
+            yield self.detail(
+                ("no line in the part that was read" if has_lines else "empty", "dim")
+            )
+
+    def reports(self) -> Iterator[StyledLine]:
+        """The watchdogs' reports, the rank with least progress first; equal texts share a row."""
+        ranks_by_text: dict[str, list[int]] = {}
+        for report in self.tail.reports:
+            report_ranks = ranks_by_text.setdefault(_watchdog_text(report), [])
+            if report.rank is not None and report.rank not in report_ranks:
+                report_ranks.append(report.rank)
+        rows = list(ranks_by_text.items())
+        maximum = len(rows) if self.verbose else _MAX_LOG_GROUPS
+        for index, (text, report_ranks) in enumerate(rows[:maximum]):
+            rank_text = (
+                ranks(sorted(report_ranks), NO_LIMIT if self.verbose else _LOG_RANKS) or "a rank"
+            )
+            parts = ((rank_text, "bold"), f"  {text}")
+            yield self.detail(*parts) if index else self.head("watchdog", "warn", *parts)
+        if len(rows) > maximum:
+            yield self.detail((f"and {len(rows) - maximum} more (-v shows them)", "bold"))
+
+    def end(self, groups: int) -> Iterator[StyledLine]:
+        """What was left out, and the counts."""
+        tail = self.tail
+        read = [file for g in tail.groups if g.kind in ("stopped", "lines") for file in g.files]
+        names = {file.node for file in read}
+        yield line("")
+        if not tail.complete:
+            yield self.partial()
+        if tail.left_out:
+            files = counted(tail.left_out, "file matches", "files match")
+            yield line(f"{files}, too, and were written before these: --max-files takes more")
+        yield line(
+            f"{_counted_files(read)} on {counted(len(names), 'node')}, {counted(groups, 'group')}"
+        )
+        if groups > _MAX_LOG_GROUPS and groups * 2 > tail.files:
+            yield line(
+                "few lines are equal: -n 1 compares only the last one, --grep chooses lines"
+            )
+
+    def state(self, group: LogGroup) -> str:
+        paths = counted(len({(file.node, file.path) for file in group.files}), "file")
+        parts = [f"in {paths}" if any(file.is_mixed for file in group.files) else paths]
+        if self.tail.grep:
+            matches = sum(file.matches or 0 for file in group.files)
+            parts.append(counted(matches, "match", "matches"))
+        parts.append(f"written {span(min(file.age_s or 0 for file in group.files))} ago")
+        is_late = any((file.behind_s or 0) > BEHIND_S for file in group.files)
+        after = [file.lines_after or 0 for file in group.files if file.is_mixed and not is_late]
+        if group.kind == "stopped" and after:
+            parts.append(f"{min(after):,} lines of other ranks since")
+        elif group.kind == "stopped":
+            behind = sorted(file.behind_s or 0 for file in group.files)
+            minimum, maximum = span(behind[0]), span(behind[-1])
+            gap = minimum if minimum == maximum else f"{minimum} to {maximum}"
+            parts.append(f"{gap} before most files")
+        return ", ".join(parts)
+
+
+def _counted_files(files: Sequence[RankFile]) -> str:
+    """``3 files``; of mixed logs ``512 ranks in 1 file``."""
+    paths = counted(len({(file.node, file.path) for file in files}), "file")
+    if not any(file.is_mixed for file in files):
+        return paths
+    return f"{counted(sum(file.is_known for file in files), 'rank')} in {paths}"
+
+
+def _watchdog_text(report: LogReport) -> str:
+    """``default_pg: ALLREDUCE 7 timed out, 9 enqueued, 6 completed``."""
+    number = "" if report.sequence is None else f" {report.sequence}"
+    collective = f"{report.operation or 'collective'}{number}"
+    words = {
+        "timeout": f"{collective} timed out",
+        "status": "",
+        "missing": f"has not called {collective}",
+        "reached": f"has called {collective}, other ranks have not",
+        "lost": "its connection to another rank broke",
+        "mismatch": f"has called {collective}, other ranks a different one",
+        "stuck": "its watchdog hangs (in CUDA, in NCCL, or it waits for the GIL)",
+    }[report.kind]
+    counts = (
+        f"{count} {state}"
+        for count, state in ((report.enqueued, "enqueued"), (report.completed, "completed"))
+        if count is not None
+    )
+    text = ", ".join(filter(None, (words, *counts)))
+    return f"{report.group}: {text}" if report.group else text
+
+
+def tail_lines(tail: TailDocument, options: Options = PLAIN) -> Iterator[StyledLine]:
+    """Nodes and files without an answer, then the groups of lines, the smallest first.
+
+    With ``verbose`` nothing is cut or left out.
+    """
+    table = _TailTable(tail, options)
+    rows = sum(group.kind in ("stopped", "lines") for group in tail.groups)
+    after = [*table.reports(), *table.end(rows)]
+    sections = [
+        *table.gaps(tail.gaps),
+        *table.groups("no-file", "unreadable"),
+        *table.groups("stopped", "lines"),
+        *table.groups("skipped"),
+    ]
+    room = 0 if table.is_whole else max(_MAX_LOG_GROUPS, options.lines - len(after))
+    yield from fitted(sections, room, options.width)
+    yield from after
+
+
+# --- `postmortem`: the cause first, then who only lost a peer.
+
+#: Maximum groups, ranks of one group in words, sources and reasons without -v.
+_MAX_FAILURES, _FAILED_RANKS, _MAX_ROWS = 8, 30, 4
+#: Role -> its style.
+_ROLE_STYLES = {
+    "failed": "fail",
+    "lost": "victim",
+    "waited": "blocked",
+    "ended": "na",
+    "report": "na",
+}
+#: Offsets of clocks from which on they are shown, in seconds.
+_OFFSET_S = 0.5
+
+
+class _PostmortemTable(TableLayout):
+    indent = 12
+
+    def cause(self, document: Postmortem) -> Iterator[StyledLine]:
+        """The first failure with its evidence."""
+        cause = document.cause
+        style = "unknown" if cause.kind == "unclear" else "fail"
+        yield self.head(cause.kind, style, (cause.text, "bold"))
+        place = [f"at {cause.frame}" if cause.frame else "", cause.time.replace("T", " ")]
+        if any(place):
+            yield self.detail(", ".join(filter(None, place)))
+        for number, suspect in enumerate(cause.suspects[: None if self.is_whole else 3]):
+            is_one_of_several = (suspect.ranks, suspect.nodes) != (cause.ranks, cause.nodes)
+            if number or is_one_of_several:
+                word = "or " if number else "either "
+                subject = self.subject(suspect.ranks, suspect.nodes)
+                yield self.detail((word, "dim"), (subject, "bold"))
+            for word, texts in (("for", suspect.for_), ("against", suspect.against)):
+                for text in texts:
+                    yield self.sentence((f"{word:<8}", "dim"), text)
+        for text in dict.fromkeys(cause.missing):
+            yield self.sentence(("missing ", "dim"), text)
+
+    def subject(self, numbers: tuple[int, ...], nodes: tuple[str, ...]) -> str:
+        limit = NO_LIMIT if self.is_whole else _FAILED_RANKS
+        parts = [ranks(list(numbers), limit) if numbers else ""]
+        if nodes:
+            parts.append(f"({self.names(nodes)[0]})" if numbers else self.names(nodes)[0])
+        return " ".join(filter(None, parts))
+
+    def group(self, group: FailureGroup) -> Iterator[StyledLine]:
+        """Equal failures: who, how many, and one of them."""
+        subject = self.subject(group.ranks, group.nodes) or "unknown ranks"
+        count = f", {group.count} times" if group.count > max(1, len(group.ranks)) else ""
+        yield self.head(group.role, _ROLE_STYLES[group.role], (subject, "bold"), count)
+        yield self.detail(group.text or group.kind)
+        yield self.detail(("e.g. " if group.count > 1 else "", "dim"), (group.example, "dim"))
+
+    def event(self, event: NodeEvent) -> Iterator[StyledLine]:
+        """What happened to a node."""
+        when = f", {event.time.replace('T', ' ')}" if event.time else ""
+        subject = self.subject(event.ranks, (event.node,))
+        yield self.head(event.kind, "warn", (subject, "bold"), when)
+        yield self.detail(event.text)
+
+
+def postmortem(document: Postmortem, options: Options = PLAIN) -> Iterator[StyledLine]:
+    """The cause with its evidence, all failures, and the sources. -v leaves nothing out."""
+    table = _PostmortemTable(options)
+    yield from fitted(table.gaps(document.gaps), 0, options.width)
+    yield from table.cause(document)
+    yield line("")
+    groups = [group for group in document.failures if table.is_whole or group.role != "report"]
+    yield from table.limited(groups, _MAX_FAILURES, table.group)
+    yield from table.limited(document.nodes, _MAX_ROWS, table.event)
+    if groups or document.nodes:
+        yield line("")
+    sources = ", ".join(f"{name}: {text}" for name, text in document.sources.items())
+    if sources:
+        yield table.head("read", "", sources)
+    missing = [f"{name}: {reason}" for name, reason in document.missing.items()]
+    yield from table.limited(
+        missing, _MAX_ROWS, lambda text: [table.head("missing", "warn", text)]
+    )
+    ahead = {node: clock for node, clock in document.clocks.items() if abs(clock[0]) > _OFFSET_S}
+    for node, clock in list(ahead.items())[: None if table.is_whole else _MAX_ROWS]:
+        text = f"{node}'s clock is {clock.offset_s:+.1f} s (±{clock.uncertainty_s:.1f} s)"
+        yield table.head("clock", "warn", text)
+    if not document.complete:
+        yield table.partial()
+    if document.logs == 0:
+        yield line(counted(0, "log"))
+
+
+# --- `incident`: its verdict, and its parts with their files.
+
+#: Status of a part -> its style in `STYLES`.
+_PART_STYLES = {"kept": "ok", "partial": "warn", "empty": "na", "missing": "fail"}
+#: Columns of the names of parts.
+_NAME_WIDTH = 10
+#: Maximum files of a part without -v.
+_MAX_FILES = 4
+#: Part -> how to read it.
+_READERS = {
+    "stacks": "nodeready stacks --from {}/stacks, or stacks.html in a browser",
+    "logs": "the last lines of the ranks' logs; the newest last",
+    "cores": "cores.json, and a backtrace per file",
+    "audit": "audit.txt, and audit.json for a program",
+}
+
+
+def incident_index(incident: Incident, options: Options = PLAIN) -> Iterator[StyledLine]:
+    """The job, the verdict, and each part with its files."""
+    owner = f" of {incident.user}" if incident.user else ""
+    yield line((f"job {incident.job}{owner}", "bold"), f", {incident.started}: {incident.reason}")
+    if not incident.complete:
+        yield line(("PARTIAL: interrupted", STYLES["warn"]))
+    verdict = incident.verdict
+    if verdict is None:
+        yield line("no verdict: there are no stacks")
+    else:
+        yield line((f"{verdict.kind}: ", "bold"), verdict.text)
+        for suspect in verdict.suspects[:4]:
+            suspected = ranks(suspect.ranks) or "no rank"
+            place = f" on {node_set(suspect.nodes)}" if suspect.nodes else ""
+            reason = f": {suspect.for_[0]}" if suspect.for_ else ""
+            yield line(f"{'':<{_NAME_WIDTH}}suspect: {suspected}{place}{reason}")
+    for row in incident.advice:
+        yield line(f"{'':<{_NAME_WIDTH}}{with_inventory(row, options.inventory)}")
+    yield line("")
+    directory = incident.archive.rpartition("/")[2].removesuffix(".tar.gz") or "DIR"
+    for part in incident.parts:
+        yield from _part(part, directory, options)
+    yield line("")
+    if incident.archive:
+        yield line("archive of all files: ", (incident.archive, "bold"))
+    else:
+        yield line(("there is no archive", STYLES["fail"]))
+
+
+def _part(part: Part, directory: str, options: Options) -> Iterator[StyledLine]:
+    text = "; ".join(filter(None, (part.content, part.reason)))
+    status = part.status, STYLES[_PART_STYLES[part.status]]
+    name = f"{part.name:<{_NAME_WIDTH}}", "bold"
+    yield line(name, status, f": {text}" if text else "")
+    if part.files:
+        yield line(f"{'':<{_NAME_WIDTH}}{_READERS[part.name].format(directory)}")
+        few = part.files if options.verbose else part.files[:_MAX_FILES]
+        hidden = len(part.files) - len(few)
+        yield line(
+            " " * _NAME_WIDTH,
+            ", ".join(name.partition("/")[2] for name in few),
+            f" and {counted(hidden, 'more file')}" if hidden else "",
+        )
+    for reason, names in reasons(reasons_of(part.gaps).items(), options.verbose):
+        yield line(" " * _NAME_WIDTH, (node_set(names), "bold"), f": {reason}")
