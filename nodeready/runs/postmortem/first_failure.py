@@ -23,8 +23,6 @@ from nodeready.agent.failure_rules import (
     signal_of,
 )
 from nodeready.agent.witnesses import nccl_errors
-from nodeready.agent.witnesses.logs import RankLog
-from nodeready.core import wire
 from nodeready.core.text import counted, utc_moment
 from nodeready.fleet.inventory.nodeset import fold, natural
 from nodeready.runs.postmortem.document import KERNEL, LOG, FailureGroup, FirstFailure, NodeEvent
@@ -49,7 +47,7 @@ from nodeready.runs.postmortem.rank_failures import (
 )
 from nodeready.runs.stacks.document import Suspect
 from nodeready.runs.stacks.evidence import Evidence
-from nodeready.runs.stacks.statements import ranks_of
+from nodeready.runs.stacks.statements import RankPlace, ranks_of
 from nodeready.runs.stacks.witness_reader import read_witnesses
 from nodeready.subjects.gpus import xids
 
@@ -751,23 +749,18 @@ class FirstFailureFinder:
 
     def _lags(self) -> list[tuple[set[int], str]]:
         """The ranks that lag behind by the watchdogs' reports and the flight recorder's dumps."""
-        traces, places = Evidence(), []
+        evidence, places = Evidence(), list[RankPlace]()
         for number, file in enumerate(self.evidence.files, 1):
             failures = file.failures
             if not failures.reports and failures.recording is None:
                 continue
-            rank = self.finder.file_rank(file)
-            log = wire.plain(RankLog("", failures.path[:1000], 0, (), failures.reports))
-            node = file.node or "node"
-            witnesses = {"logs": log} if failures.reports else {}
-            if failures.recording is not None:
-                witnesses["flight_recorder"] = wire.plain(failures.recording)
-            process = {"pid": number, "witnesses": witnesses}
-            traces.read({"node": node, "processes": [process]})
-            places.append((node, number, rank))
-        named = {place[2] for place in places}
-        places += [("node", -rank - 1, rank) for rank in sorted(self.ranks - named)]
-        report = read_witnesses(traces, places, False)
+            place = RankPlace(file.node or "node", number, self.finder.file_rank(file))
+            reports = failures.reports, failures.recording
+            evidence.keep_log(place[:2], failures.path, *reports)
+            places.append(place)
+        named = {place.rank for place in places}
+        places += [RankPlace("node", -rank - 1, rank) for rank in sorted(self.ranks - named)]
+        report = read_witnesses(evidence, places, False)
         lags = [lag for lag in report.lags if lag.ranks and not lag.chained]
         lags.sort(key=lambda lag: -lag.weight)
         rows = [

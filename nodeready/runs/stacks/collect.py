@@ -9,7 +9,6 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from nodeready.agent import payload
 from nodeready.agent.asking import INTERRUPT, Answer, Asks, Request, new_nonce, request
@@ -35,7 +34,7 @@ from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.fleet.inventory.placement import JobPlacement
 from nodeready.runs.stacks.document import Group, Stacks
-from nodeready.runs.stacks.trace import Trace, TraceError, read
+from nodeready.runs.stacks.trace import Process, Trace, TraceError, read
 
 #: Maximum processes that are named where no rank was found.
 MAX_LISTED_PROCESSES = 10
@@ -77,17 +76,17 @@ class Captured:
             except GapError as end:
                 self.gaps[name] = end.gap
                 continue
-            if not trace["processes"]:
-                if trace["error"]:
-                    self.gaps[name] = Gap(INCOMPLETE, trace["error"])
+            if not trace.processes:
+                if trace.error:
+                    self.gaps[name] = Gap(INCOMPLETE, trace.error)
                     continue
                 room = MAX_LISTED_PROCESSES - len(self.instead)
-                self.instead += [(name, words) for words in trace["instead"][:room]]
+                self.instead += [(name, words) for words in trace.instead[:room]]
             if name in self.placement.other_nodes:
-                if not trace["processes"]:
+                if not trace.processes:
                     continue
                 trace = _with_claims(trace, self.config.job)
-            if any(process["note"].startswith(CLAIMS) for process in trace["processes"]):
+            if any(process.note.startswith(CLAIMS) for process in trace.processes):
                 self.claimants.append(name)
             yield trace
 
@@ -97,10 +96,13 @@ def _with_claims(trace: Trace, job: str) -> Trace:
 
     Its processes only claim the job, so their stacks and witnesses are removed.
     """
-    empty: dict[str, Any] = {"samples": [], "below": [], "ends": [], "waits_for": []}
-    bare = {**empty, "locals": [], "native": None, "witnesses": {}, "note": claim_note(job, True)}
-    processes = [{**process, **bare} for process in trace["processes"]]
-    return {**trace, "witnesses": {}, "processes": processes}
+    bare = dict.fromkeys(("samples", "below", "ends", "waits_for", "locals"), ())
+    note = claim_note(job, True)
+    processes = tuple(
+        replace(process, **bare, native=None, witnesses={}, note=note)
+        for process in trace.processes
+    )
+    return replace(trace, witnesses={}, processes=processes)
 
 
 def trace_of(name: str, answer: Answer, nonce: str) -> Trace:
@@ -243,7 +245,7 @@ def unwind(captured: Captured, ask: Asks, stacks: Stacks) -> list[str]:
     captured.complete = second.complete
     problems = []
     for trace in second.traces():
-        name = trace["node"]
+        name = trace.node
         first = trace_of(name, captured.answers[name], captured.config.nonce)
         captured.corrected[name], missing = merged(first, trace, pids[name])
         problems += [
@@ -260,36 +262,37 @@ def merged(
 
     Also returns (pid, reason) of each process without a native stack.
     """
-    frames, stacks = list(trace["frames"]), list(trace["stacks"])
-    frame_indexes = {tuple(frame): index for index, frame in enumerate(frames)}
-    by_pid = {process["pid"]: process for process in native["processes"]}
+    frames, stacks = list(trace.frames), list(trace.stacks)
+    frame_indexes = {frame: index for index, frame in enumerate(frames)}
+    by_pid = {process.pid: process for process in native.processes}
     index_of: dict[int, int] = {}
     missing = []
     for pid in pids:
         process = by_pid.get(pid)
-        if process is None or process["native"] is None:
+        if process is None or process.native is None:
             missing.append((pid, _native_error(process)))
             continue
         path = []
-        for index in native["stacks"][process["native"]]:
-            frame = native["frames"][index]
-            if tuple(frame) not in frame_indexes:
-                frame_indexes[tuple(frame)] = len(frames)
+        for index in native.stacks[process.native]:
+            frame = native.frames[index]
+            if frame not in frame_indexes:
+                frame_indexes[frame] = len(frames)
                 frames.append(frame)
-            path.append(frame_indexes[tuple(frame)])
+            path.append(frame_indexes[frame])
         index_of[pid] = len(stacks)
-        stacks.append(path)
-    processes = [
-        {**process, "native": index_of.get(process["pid"], process["native"])}
-        for process in trace["processes"]
-    ]
-    return {**trace, "frames": frames, "stacks": stacks, "processes": processes}, missing
+        stacks.append(tuple(path))
+    processes = tuple(
+        replace(process, native=index_of.get(process.pid, process.native))
+        for process in trace.processes
+    )
+    tables = {"frames": tuple(frames), "stacks": tuple(stacks)}
+    return replace(trace, **tables, processes=processes), missing
 
 
-def _native_error(process: Mapping[str, Any] | None) -> str:
+def _native_error(process: Process | None) -> str:
     if process is None:
         return "it has ended"
-    return str(process["note"]).removeprefix("no native stack: ") or "py-spy gave none"
+    return process.note.removeprefix("no native stack: ") or "py-spy gave none"
 
 
 # --- The search: conditions on a process, and the message where none was found.

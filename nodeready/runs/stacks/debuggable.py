@@ -17,7 +17,7 @@ from nodeready.core.outcome import Gap, NodeGaps, gaps_code, node_gaps
 from nodeready.runs.stacks.document import STACKS_FAILURES
 from nodeready.runs.stacks.evidence import Evidence
 from nodeready.runs.stacks.statements import RankPlace
-from nodeready.runs.stacks.trace import Trace
+from nodeready.runs.stacks.trace import Process, Trace
 from nodeready.runs.stacks.witness_reader import judge_environments
 
 #: Items in the order of the report: py-spy reads the stack; the output is in a file; the flight
@@ -82,17 +82,17 @@ _ENV_ADVICE = "nodeready env --debug exports it"
 # --- The results of one process.
 
 
-def _stack(process: Mapping[str, Any]) -> Judged:
-    samples = process["samples"]
-    if any(sample["main"] is not None for sample in samples):
+def _stack(process: Process) -> Judged:
+    samples = process.samples
+    if any(sample.main is not None for sample in samples):
         return "ok", "py-spy reads it", ""
-    reason = next((sample["error"] for sample in samples if sample["error"]), "there is no sample")
+    reason = next((sample.error for sample in samples if sample.error), "there is no sample")
     fix = "nodeready audit says what forbids it (ptrace.scope, debug_tools.py_spy)"
     return "fail", str(reason)[:200], "" if "not installed" in reason else fix
 
 
-def _log(process: Mapping[str, Any]) -> Judged:
-    log = process["witnesses"].get("logs")
+def _log(process: Process) -> Judged:
+    log = process.witnesses.get("logs")
     if not isinstance(log, dict):
         return _UNSEEN_RESULT
     if log.get("path") and not log.get("absent"):
@@ -217,10 +217,10 @@ _SETTING_JUDGES = {
 }
 
 
-def _judged(process: Mapping[str, Any]) -> Iterator[tuple[str, Judged]]:
+def _judged(process: Process) -> Iterator[tuple[str, Judged]]:
     yield "stack", _stack(process)
     yield "log", _log(process)
-    settings = process["witnesses"].get("settings")
+    settings = process.witnesses.get("settings")
     for item, judge in _SETTING_JUDGES.items():
         try:
             # The answer of a node: an invalid value only fails this item.
@@ -264,14 +264,14 @@ def judge(
     jobs: dict[str, None] = {}
     evidence, places = Evidence(), list[RankPlace]()
     for trace in traces:
-        for process in trace["processes"]:
-            if process["note"].startswith(CLAIMS):
+        for process in trace.processes:
+            if process.note.startswith(CLAIMS):
                 continue
-            jobs.setdefault(process["job"])
+            jobs.setdefault(process.job)
             for item, judged in _judged(process):
-                places_of.setdefault((item, judged), []).append((process["rank"], trace["node"]))
-            identity = (process["pid"], process["rank"], process["local_rank"])
-            places.append(RankPlace(trace["node"], *identity))
+                places_of.setdefault((item, judged), []).append((process.rank, trace.node))
+            identity = (process.pid, process.rank, process.local_rank)
+            places.append(RankPlace(trace.node, *identity))
         evidence.read(trace)
     for place, judged in _judge_environment(evidence, places):
         places_of.setdefault(("environment", judged), []).append((place.rank, place.node))

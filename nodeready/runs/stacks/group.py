@@ -42,6 +42,7 @@ from nodeready.runs.stacks.document import (
     Stacks,
     StackThread,
 )
+from nodeready.runs.stacks.trace import Descendant, Process, Trace
 
 # --- The processes of all traces, kept by their classification until all are read.
 
@@ -65,15 +66,15 @@ class GroupedProcess(NamedTuple):
 class _ProcessRow:
     """Equal descendants of the ranks of a group.
 
-    one:    the first process
+    child:  the first process
     words:  its texts, without numbers of processes and descriptors
     stacks: the different stacks, of one path
     """
 
-    __slots__ = ("count", "one", "ranks", "stacks", "waits_on", "words")
+    __slots__ = ("child", "count", "ranks", "stacks", "waits_on", "words")
 
-    def __init__(self, process: Mapping[str, Any], words: Mapping[str, str]) -> None:
-        self.one, self.words = process, words
+    def __init__(self, child: Descendant, words: Mapping[str, str]) -> None:
+        self.child, self.words = child, words
         self.count = 0
         self.ranks: set[int] = set()
         self.stacks: set[int] = set()
@@ -127,7 +128,7 @@ class Bucket:
         self.waits_for: tuple[int, ...] = ()
         self.thread_stacks: set[int] = set()
 
-    def add(self, process: Mapping[str, Any], node: str, classification: Classification) -> None:
+    def add(self, process: Process, node: str, classification: Classification) -> None:
         """Count one more process in the fields of the group."""
         stack, wakeups = classification.stack, classification.wakeups
         if stack is not None:
@@ -137,52 +138,53 @@ class Bucket:
         ):
             least, highest = self.wakeups or (wakeups, wakeups)
             self.wakeups = (min(least, wakeups), max(highest, wakeups))
-        channel = process["wait_channel"]
-        self.states[process["state"][:1], "" if channel in ("0", "-") else channel] += 1
-        waits_on = process["waits_on"]
+        channel = process.wait_channel
+        self.states[process.state[:1], "" if channel in ("0", "-") else channel] += 1
+        waits_on = process.waits_on
         text = _PIDS.sub(r"\1 N", waits_on) if waits_on else waits_on
         count, first = self.waits_on.get(text, (0, waits_on))
         if count or len(self.waits_on) < _MAX_TEXTS:
             self.waits_on[text] = (count + 1, first)
-        for text in process["locals"] if len(self.locals) < _MAX_TEXTS else ():
-            self.locals.setdefault(text, []).append(process["rank"])
+        for text in process.locals if len(self.locals) < _MAX_TEXTS else ():
+            self.locals.setdefault(text, []).append(process.rank)
         if not self.master:
-            self.kernel, self.master = in_kernel(process), process["master"]
+            self.kernel, self.master = in_kernel(process), process.master
 
     def add_links(
         self,
-        process: Mapping[str, Any],
+        process: Process,
         node: str,
         ends: links.LinkEnds | None,
         native: int | None,
     ) -> None:
         """Count the waits and native frames of one more process."""
         if ends:
-            self.ends[node, process["pid"]] = ends
+            self.ends[node, process.pid] = ends
         if native is not None:
-            self.natives.add(_rank(process["rank"]))
+            self.natives.add(_rank(process.rank))
             self.native = native if self.native is None else self.native
 
     def add_below(
         self,
-        rows: Iterable[Mapping[str, Any]],
+        rows: Iterable[Descendant],
         rank: int | None,
-        numbers: list[int],
+        numbers: Sequence[int],
         table: StackNumbers,
     ) -> None:
         """Count the descendants of one rank; equal ones of all ranks are one row."""
-        for new_row in rows:
-            stack = None if new_row["main"] is None else numbers[new_row["main"]]
+        for child in rows:
+            stack = None if child.main is None else numbers[child.main]
             words = {
-                name: _NUMBERS.sub("N", new_row[name]) for name in ("command", "waits_on", "error")
+                name: _NUMBERS.sub("N", getattr(child, name))
+                for name in ("command", "waits_on", "error")
             }
             if stack is not None:
                 # Rows differ by the awaited object; their place is the same.
                 words["waits_on"] = ""
             key = (
-                new_row["kind"],
-                new_row["state"][:1],
-                new_row["wait_channel"],
+                child.kind,
+                child.state[:1],
+                child.wait_channel,
                 *words.values(),
                 None if stack is None else table.path_of[stack],
             )
@@ -190,9 +192,9 @@ class Bucket:
             if row is None:
                 if len(self.children) >= _MAX_ROWS:
                     continue
-                row = self.children[key] = _ProcessRow(new_row, words)
+                row = self.children[key] = _ProcessRow(child, words)
             row.count += 1
-            row.waits_on.add(_NUMBERS.sub("N", new_row["waits_on"]))
+            row.waits_on.add(_NUMBERS.sub("N", child.waits_on))
             if rank is not None:
                 row.ranks.add(rank)
             if stack is not None:
@@ -304,24 +306,24 @@ class TraceCollector:
         self.evidence = evidence.Evidence()
         self.links = links.Links()
 
-    def read(self, trace: Mapping[str, Any]) -> None:
-        node, interval = trace["node"], trace["interval_s"]
+    def read(self, trace: Trace) -> None:
+        node, interval = trace.node, trace.interval_s
         self.nodes[node] = None
-        self.started.append(trace["started"])
-        self.part = self.part or trace.get("part", "")
-        if trace["error"]:
-            self.gaps[node] = Gap(INCOMPLETE, trace["error"])
-        if trace["processes"]:
+        self.started.append(trace.started)
+        self.part = self.part or trace.part
+        if trace.error:
+            self.gaps[node] = Gap(INCOMPLETE, trace.error)
+        if trace.processes:
             self.answered.add(node)
-        elif trace["instead"]:
-            self.instead[node] = trace["instead"]
+        elif trace.instead:
+            self.instead[node] = trace.instead
         numbers = self.stacks.numbers(trace)
         # Each trace brings new string objects, and most of them are equal.
         shared = self._texts.setdefault
-        for process in trace["processes"]:
+        for process in trace.processes:
             job = self._job_of(process, node)
             job.count += 1
-            rank, world_size = _rank(process["rank"]), process["world_size"]
+            rank, world_size = _rank(process.rank), process.world_size
             if world_size is not None:
                 job.worlds.setdefault(world_size, []).append(rank)
             classification = classify(process, numbers, self.stacks, interval)
@@ -331,9 +333,9 @@ class TraceCollector:
                 if classification.kind == "stack"
                 else None
             )
-            if process["ends"]:
+            if process.ends:
                 self.links.read(node, process)
-            native = None if process["native"] is None else numbers[process["native"]]
+            native = None if process.native is None else numbers[process.native]
             activity = None if native is None else self.stacks.native_activity(native)
             key = (links.hosts(ends), activity, *self._key(classification, threads))
             bucket = job.buckets.get(key)
@@ -346,17 +348,17 @@ class TraceCollector:
             bucket.add(process, node, classification)
             bucket.add_links(process, node, ends, native)
             bucket.thread_stacks |= self._waiting_threads(process, numbers, classification.thread)
-            if process["below"]:
-                bucket.add_below(process["below"], rank, numbers, self.stacks)
-            state, wait, note = process["state"], process["wait_channel"], process["note"]
-            if classification.kind == "traced" and process["tracer"] and not note:
-                note = f"traced by pid {process['tracer']}"
+            if process.below:
+                bucket.add_below(process.below, rank, numbers, self.stacks)
+            state, wait, note = process.state, process.wait_channel, process.note
+            if classification.kind == "traced" and process.tracer and not note:
+                note = f"traced by pid {process.tracer}"
             bucket.processes.append(
                 GroupedProcess(
                     node,
-                    process["pid"],
+                    process.pid,
                     rank,
-                    _rank(process["local_rank"]),
+                    _rank(process.local_rank),
                     shared(state, state),
                     shared(wait, wait),
                     classification.cpu_s,
@@ -364,14 +366,14 @@ class TraceCollector:
                 )
             )
 
-    def _job_of(self, process: Mapping[str, Any], node: str) -> TracedJob:
+    def _job_of(self, process: Process, node: str) -> TracedJob:
         """The job of a process, or the claim to it."""
-        user, note = process["user"], process["note"]
+        user, note = process.user, process.note
         is_claim = note.startswith(CLAIMS)
-        slurm = "" if is_claim else process["slurm_job"]
+        slurm = "" if is_claim else process.slurm_job
         if is_claim and note.endswith(ELSEWHERE):
             self.elsewhere.add(node)
-        name = claimed_job(note) if is_claim else process["job"]
+        name = claimed_job(note) if is_claim else process.job
         job_key = (slurm, "", "", False) if slurm else ("", user, name, is_claim)
         job = self.jobs.get(job_key)
         if job is None:
@@ -439,22 +441,20 @@ class TraceCollector:
             ),
         )
 
-    def _waiting_threads(
-        self, process: Mapping[str, Any], numbers: list[int], thread: str
-    ) -> set[int]:
+    def _waiting_threads(self, process: Process, numbers: Sequence[int], thread: str) -> set[int]:
         """The stacks of further threads that wait for ranks, beside the classified thread."""
-        rows = process["samples"][-1]["threads"] if process["samples"] else []
+        rows = process.samples[-1].threads if process.samples else ()
         return {
             numbers[at]
             for name, at in rows
             if name not in (MAIN, thread) and self.stacks.reading(numbers[at]).for_ranks
         }
 
-    def _threads(self, process: Mapping[str, Any], numbers: list[int]) -> list[tuple[str, int]]:
+    def _threads(self, process: Process, numbers: Sequence[int]) -> list[tuple[str, int]]:
         """The further threads at the last sample with a stack."""
-        for sample in reversed(process["samples"]):
-            if sample["main"] is not None:
-                pairs = sample["threads"]
+        for sample in reversed(process.samples):
+            if sample.main is not None:
+                pairs = sample.threads
                 return [(name, numbers[at]) for name, at in pairs if name != MAIN]
         return []
 
@@ -664,21 +664,22 @@ def _child_rows(bucket: Bucket, table: StackNumbers) -> tuple[ChildProcess, ...]
     """The descendants of the ranks, the active ones first, the fewest first."""
     ordered = []
     for row in bucket.children.values():
-        singular, words = row.one, row.one if row.count == 1 else row.words
-        waits_on = singular["waits_on"] if row.count == 1 else ""
+        waits_on = row.child.waits_on if row.count == 1 else ""
         if row.count > 1 and len(row.waits_on) == 1:
             (waits_on,) = row.waits_on
+        words = {"command": row.child.command, "error": row.child.error}
+        words = words if row.count == 1 else row.words
         frames = table.frames(sorted(row.stacks)) if row.stacks else ()
         hint = None
-        if singular["state"][:1] == "D":
-            hint = hints.in_kernel(singular["wait_channel"])
+        if row.child.state[:1] == "D":
+            hint = hints.in_kernel(row.child.wait_channel)
         hint = hint or hints.find(
-            frames, channel=singular["wait_channel"], waits_on=singular["waits_on"]
+            frames, channel=row.child.wait_channel, waits_on=row.child.waits_on
         )
         child = ChildProcess(
-            singular["kind"], words["command"], row.count, tuple(sorted(row.ranks)),
-            singular["state"],
-            singular["wait_channel"], waits_on, frames, words["error"],
+            row.child.kind, words["command"], row.count, tuple(sorted(row.ranks)),
+            row.child.state,
+            row.child.wait_channel, waits_on, frames, words["error"],
             hint.text if hint else "",
         )  # fmt: skip
         waits = hint is not None and hint.activity == "worker" and not hints.user_frame(frames)
@@ -820,7 +821,7 @@ def _odd_world(job: TracedJob) -> tuple[tuple[int, ...], str]:
 
 
 def group(
-    traces: Iterable[Mapping[str, Any]],
+    traces: Iterable[Trace],
     gaps: Mapping[str, Gap],
     *,
     all_threads: bool = False,
