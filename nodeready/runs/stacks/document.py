@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
@@ -250,6 +251,15 @@ def fold_ranks(ranks: Iterable[int]) -> str:
         parts.append(f"{numbers[first]}-{numbers[last]}" + (f"/{step}" if step > 1 else ""))
         first = last + 1
     return ",".join(parts)
+
+
+#: Words for one, and for several.
+_CHOICE = re.compile(r"\{([\w ]+)\|([\w ]+)\}")
+
+
+def say(template: str, number: int) -> str:
+    """The sentence with its verbs and nouns, ``{is|are}``, as the number asks."""
+    return _CHOICE.sub(r"\1" if number == 1 else r"\2", template)
 
 
 #: A node without stacks is a finding about the job; only an internal error is a failure.
