@@ -7,11 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
-from nodeready.agent.stacks.ask_witnesses import RECORDER, RECORDER_ON, buffer_variable, release
+from nodeready.agent.stacks.ask_witnesses import (
+    RECORDER,
+    RECORDER_ON,
+    Settings,
+    buffer_variable,
+    release,
+)
 from nodeready.agent.stacks.ranks import CLAIMS
 from nodeready.agent.witnesses.nccl_ras import SAFE, numbers
+from nodeready.core import wire
 from nodeready.core.json_types import MomentOrEmpty
 from nodeready.core.outcome import Gap, NodeGaps, gaps_code, node_gaps
 from nodeready.runs.stacks.document import STACKS_FAILURES
@@ -104,30 +111,24 @@ def _log(process: Process) -> Judged:
     return "fail", reason, "torchrun --log-dir DIR --tee 3, or srun --output FILE"
 
 
-def _set_variables(settings: Mapping[str, Any]) -> dict[str, str]:
-    return {str(name): str(value) for name, value in settings["variables"]}
-
-
 def _is_off(value: str) -> bool:
     """Whether the value of a variable means "off"."""
     return value.strip().lower() in ("0", "false", "off", "no", "n", "f")
 
 
-def _recorder(settings: Mapping[str, Any]) -> Judged:
-    torch, variables = release(settings["torch"]), _set_variables(settings)
-    if not settings["torch"]:
+def _recorder(settings: Settings) -> Judged:
+    torch, variables = release(settings.torch), dict(settings.variables)
+    if not settings.torch:
         return "ok", "no PyTorch is loaded", ""
-    if settings["nccl"] is None:
+    if settings.nccl is None:
         return "ok", "no NCCL is loaded: nothing dumps its records", ""
     if torch is not None and torch < RECORDER:
-        return "warn", f"PyTorch {settings['torch']} has none", "PyTorch 2.2 or newer"
+        return "warn", f"PyTorch {settings.torch} has none", "PyTorch 2.2 or newer"
     size = variables.get("TORCH_FR_BUFFER_SIZE", variables.get("TORCH_NCCL_TRACE_BUFFER_SIZE"))
     if size is not None and (not size.strip().isdecimal() or int(size[:9]) == 0):
         return "fail", f"it is off: {buffer_variable(torch)}={size}", _ENV_ADVICE
     if size is None and (torch is None or torch < RECORDER_ON):
-        reason = (
-            f"PyTorch {settings['torch']} may have it off: {buffer_variable(torch)} is not set"
-        )
+        reason = f"PyTorch {settings.torch} may have it off: {buffer_variable(torch)} is not set"
         return "fail", reason, _ENV_ADVICE
     dump = variables.get("TORCH_NCCL_DUMP_ON_TIMEOUT")
     if (dump is not None and _is_off(dump)) or (dump is None and (torch or (0, 0)) < RECORDER_ON):
@@ -135,19 +136,19 @@ def _recorder(settings: Mapping[str, Any]) -> Judged:
     return "ok", "it is on", ""
 
 
-def _dump(settings: Mapping[str, Any]) -> Judged:
-    if not settings["torch"] or settings["nccl"] is None:
+def _dump(settings: Settings) -> Judged:
+    if not settings.torch or settings.nccl is None:
         return "ok", "nothing dumps its records", ""
-    if not settings["dump_place"]:
+    if not settings.dump_place:
         return "unknown", "its rank is not known, and so not its file", "start it with RANK"
-    if settings["dump_wrong"]:
+    if settings.dump_wrong:
         fix = "a directory that its user can write to: nodeready env --debug --directory DIR"
-        return "fail", f"{settings['dump_place']}: {settings['dump_wrong']}", fix
-    return "ok", f"its dump can be written to {settings['dump_place']}RANK", ""
+        return "fail", f"{settings.dump_place}: {settings.dump_wrong}", fix
+    return "ok", f"its dump can be written to {settings.dump_place}RANK", ""
 
 
-def _ras(settings: Mapping[str, Any]) -> Judged:
-    version, variables = settings["nccl"], _set_variables(settings)
+def _ras(settings: Settings) -> Judged:
+    version, variables = settings.nccl, dict(settings.variables)
     if version is None:
         return "ok", "no NCCL is loaded", ""
     release_numbers = numbers(version)
@@ -164,13 +165,13 @@ def _ras(settings: Mapping[str, Any]) -> Judged:
     return "ok", f"NCCL {version}: its port may be asked, unless a communicator is made", ""
 
 
-def _core(settings: Mapping[str, Any]) -> Judged:
-    limit, pattern = settings["core_bytes"], settings["core_place"]
+def _core(settings: Settings) -> Judged:
+    limit, pattern = settings.core_bytes, settings.core_place
     if limit is None:
         return _UNSEEN_RESULT
-    if settings["core_wrong"]:
+    if settings.core_wrong:
         fix = "nodeready deploy sets a place for cores (core_dumps)"
-        return "fail", f"{pattern or 'no core'}: {settings['core_wrong']}", fix
+        return "fail", f"{pattern or 'no core'}: {settings.core_wrong}", fix
     if limit == 0 and not (pattern.startswith("|") and "systemd-coredump" not in pattern):
         fix = "ulimit -c unlimited in the job's script; nodeready deploy lifts the limit"
         return "fail", "the limit of its cores is 0", fix
@@ -180,53 +181,40 @@ def _core(settings: Mapping[str, Any]) -> Judged:
     return "ok", f"a core would go to {pattern}{place}", ""
 
 
-def _judge_variable(settings: Mapping[str, Any], name: str, without: str) -> Judged:
-    value = _set_variables(settings).get(name, "")
-    if value.strip() and not _is_off(value):
-        return "ok", f"{name}={value}", ""
-    return "warn", f"{without}: {name} is not set", _ENV_ADVICE
+#: Item, its variable, what is lost without it; what has to be loaded for it.
+_VARIABLES = (
+    ("faulthandler", "PYTHONFAULTHANDLER", "a death by a signal leaves no stack of Python's", ""),
+    ("gpu-core", "CUDA_ENABLE_USER_TRIGGERED_COREDUMP", "a kernel that hangs cannot be looked at",
+     "CUDA"),
+    ("nccl-log", "NCCL_DEBUG", "NCCL does not say what fails", "NCCL"),
+)  # fmt: skip
 
 
-def _faulthandler(settings: Mapping[str, Any]) -> Judged:
-    return _judge_variable(
-        settings, "PYTHONFAULTHANDLER", "a death by a signal leaves no stack of Python's"
-    )
-
-
-def _gpu_core(settings: Mapping[str, Any]) -> Judged:
-    if not settings["cuda"]:
-        return "ok", "no CUDA is loaded", ""
-    name = "CUDA_ENABLE_USER_TRIGGERED_COREDUMP"
-    return _judge_variable(settings, name, "a kernel that hangs cannot be looked at")
-
-
-def _nccl_log(settings: Mapping[str, Any]) -> Judged:
-    if settings["nccl"] is None:
-        return "ok", "no NCCL is loaded", ""
-    return _judge_variable(settings, "NCCL_DEBUG", "NCCL does not say what fails")
-
-
-_SETTING_JUDGES = {
-    "recorder": _recorder,
-    "dump": _dump,
-    "ras": _ras,
-    "core": _core,
-    "faulthandler": _faulthandler,
-    "gpu-core": _gpu_core,
-    "nccl-log": _nccl_log,
-}
+def _variables(settings: Settings) -> Iterator[tuple[str, Judged]]:
+    is_loaded = {"": True, "CUDA": settings.cuda, "NCCL": settings.nccl is not None}
+    for item, name, loss, library in _VARIABLES:
+        value = dict(settings.variables).get(name, "")
+        if not is_loaded[library]:
+            yield item, ("ok", f"no {library} is loaded", "")
+        elif value.strip() and not _is_off(value):
+            yield item, ("ok", f"{name}={value}", "")
+        else:
+            yield item, ("warn", f"{loss}: {name} is not set", _ENV_ADVICE)
 
 
 def _judged(process: Process) -> Iterator[tuple[str, Judged]]:
     yield "stack", _stack(process)
     yield "log", _log(process)
-    settings = process.witnesses.get("settings")
-    for item, judge in _SETTING_JUDGES.items():
-        try:
-            # The answer of a node: an invalid value only fails this item.
-            yield item, judge(settings) if isinstance(settings, dict) else _UNSEEN_RESULT
-        except (KeyError, TypeError, ValueError, AttributeError):
-            yield item, _UNSEEN_RESULT
+    try:
+        settings = wire.decode(Settings, process.witnesses.get("settings"))
+    except wire.DecodeError:
+        yield from ((item, _UNSEEN_RESULT) for item in ITEMS[2:-1])
+        return
+    yield "recorder", _recorder(settings)
+    yield "dump", _dump(settings)
+    yield "ras", _ras(settings)
+    yield "core", _core(settings)
+    yield from _variables(settings)
 
 
 def _judge_environment(
