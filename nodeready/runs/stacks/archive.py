@@ -9,17 +9,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from nodeready.core.files import only_regular, own_directory, remove, write_atomically
+from nodeready.core.files import own_directory, remove, write_atomically
 from nodeready.core.outcome import INVALID, Gap
 from nodeready.core.text import sanitise
 from nodeready.runs.stacks.document import Stacks
 from nodeready.runs.stacks.trace import (
-    MAX_BYTES,
     SCHEMA,
     Process,
     Sample,
     Trace,
     TraceError,
+    content,
     load,
     parse,
     to_json,
@@ -332,7 +332,7 @@ def _from_texts(texts: Iterable[Path], gaps: dict[str, Gap], is_single: bool) ->
         # As `srun --output=trace-%N.out` names it, or like a trace of nodeready.
         node = path.stem.removeprefix("trace-") or path.name
         try:
-            data = _content(path)
+            data = content(path, str(path))
             if path.suffix == ".json":
                 yield parse(data, path.name)
             else:
@@ -341,14 +341,3 @@ def _from_texts(texts: Iterable[Path], gaps: dict[str, Gap], is_single: bool) ->
             if is_single:
                 raise
             gaps[node] = Gap(INVALID, str(problem))
-
-
-def _content(path: Path) -> bytes:
-    try:
-        with open(path, "rb", opener=only_regular) as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as problem:
-        raise TraceError(f"{path}: {problem.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise TraceError(f"{path}: it is larger than {MAX_BYTES >> 20} MiB")
-    return data

@@ -9,6 +9,7 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from nodeready.agent import payload
 from nodeready.agent.asking import INTERRUPT, Answer, Asks, Request, new_nonce, request
@@ -33,7 +34,7 @@ from nodeready.core.outcome import (
 from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.fleet.inventory.placement import JobPlacement
-from nodeready.runs.stacks.document import Group, Stacks
+from nodeready.runs.stacks.document import Group, Rank, Stacks, say
 from nodeready.runs.stacks.trace import Process, Trace, TraceError, read
 
 #: Maximum processes that are named where no rank was found.
@@ -168,20 +169,14 @@ def with_launchers(stacks: Stacks, captured: Captured) -> Stacks:
         return stacks
     nodes = {process.node for process in stacks.processes}
     without = [name for name in captured.nodes if name not in nodes and name not in captured.gaps]
-    has = "has" if len(nodes) == 1 else "have"
-    text = (
-        f"no rank has been started: {counted(len(nodes), 'node')} ({folded(sorted(nodes))}) {has} "
-        "a launcher"
-    )
+    names = f"{counted(len(nodes), 'node')} ({folded(sorted(nodes))})"
+    text = f"no rank has been started: {names} {say('{has|have}', len(nodes))} a launcher"
     match = re.search(r"to run on ([0-9]+) nodes", notes[0])
     if match and len(nodes) < int(match[1]):
         text += f", and the job is to run on {match[1]}"
     if without:
-        has = "has" if len(without) == 1 else "have"
-        text += (
-            f"; {folded(without)} {has} none: start it there, or see why it has ended "
-            "(`nodeready tail INVENTORY`)"
-        )
+        advice = "start it there, or see why it has ended (`nodeready tail INVENTORY`)"
+        text += f"; {folded(without)} {say('{has|have}', len(without))} none: {advice}"
     return replace(stacks, advice=(text, *stacks.advice))
 
 
@@ -210,14 +205,10 @@ def choose_native(stacks: Stacks, maximum: int = MAX_UNWOUND) -> dict[str, list[
     if not groups:
         return {}
     largest = max(groups, key=lambda index: stacks.groups[index].processes)
-    members = {
-        index: [
-            process
-            for process in stacks.processes
-            if process.group == index and process.state[:1] not in _UNPAUSABLE_STATES
-        ]
-        for index in groups
-    }
+    members: dict[int, list[Rank]] = {index: [] for index in groups}
+    for process in stacks.processes:
+        if process.group in members and process.state[:1] not in _UNPAUSABLE_STATES:
+            members[process.group].append(process)
     chosen = [member for index in groups for member in members[index][:1]]
     chosen += [member for index in groups if index != largest for member in members[index][1:]]
     pids_of: dict[str, list[int]] = {}
@@ -308,51 +299,24 @@ class SearchError(ValueError):
     """Options that contradict each other; one line."""
 
 
-def program_config(
-    timeout_s: int,
-    *,
-    job: str = "",
-    pids: tuple[int, ...] = (),
-    match: str = "",
-    user: str = "",
-    samples: int = 2,
-    interval_s: float = 2.0,
-    locals: bool = False,
-    dump: bool = False,
-    ras: bool = False,
-    part: str = "",
-    longer_s: float = LONGER_S,
-) -> StacksConfig:
+def program_config(timeout_s: int, **options: Any) -> StacksConfig:
     """The configuration of the program on the nodes, with a new nonce and tag.
 
-    timeout_s: seconds for one node. Raises SearchError.
+    timeout_s: seconds for one node
+    options:   further fields of `StacksConfig`
+    Raises SearchError.
     """
+    tag = f"nodeready:{secrets.token_hex(6)}"
+    config = StacksConfig(new_nonce(), tag, timeout_s, **{"longer_s": LONGER_S, **options})
     try:
-        re.compile(match)
+        re.compile(config.match)
     except re.error as problem:
-        raise SearchError(f"--match {match}: no regular expression: {problem}") from None
-    needed = (samples - 1) * interval_s + _DUMPS_S
+        raise SearchError(f"--match {config.match}: no regular expression: {problem}") from None
+    needed = (config.samples - 1) * config.interval_s + _DUMPS_S
     if timeout_s < needed:
-        raise SearchError(
-            f"--timeout {timeout_s}: {counted(samples, 'sample')} every {interval_s:g} s "
-            f"need {needed:.0f} s at least"
-        )
-    return StacksConfig(
-        nonce=new_nonce(),
-        tag=f"nodeready:{secrets.token_hex(6)}",
-        limit_s=timeout_s,
-        job=job,
-        pids=pids,
-        match=match,
-        user=user,
-        samples=samples,
-        interval_s=interval_s,
-        locals=locals,
-        dump=dump,
-        ras=ras,
-        part=part,
-        longer_s=longer_s,
-    )
+        samples = f"{counted(config.samples, 'sample')} every {config.interval_s:g} s"
+        raise SearchError(f"--timeout {timeout_s}: {samples} need {needed:.0f} s at least")
+    return config
 
 
 def _unmet_condition(config: StacksConfig) -> str:

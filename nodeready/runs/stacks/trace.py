@@ -213,24 +213,27 @@ def _load_each(paths: list[Path], gaps: dict[str, Gap]) -> Iterator[Trace]:
     names: dict[str, str] = {}
     for path in paths:
         try:
-            with open(path, "rb", buffering=0, opener=only_regular) as file:
-                # Not the maximum size: that much memory would be allocated for each file.
-                size = os.fstat(file.fileno()).st_size
-                if size > MAX_BYTES:
-                    raise TraceError(f"{path.name}: it is larger than {MAX_BYTES >> 20} MiB")
-                text = file.read(size)
-            trace = parse(text.decode("utf-8"), path.name)
+            trace = parse(content(path, path.name), path.name)
             first = names.setdefault(trace.node, path.name)
             if first != path.name:
                 raise TraceError(f"{path.name}: it is of {wire.short(trace.node)}, as {first} is")
-        except UnicodeDecodeError:
-            gaps[_node_of(path)] = Gap(INVALID, f"{path.name}: it is no JSON")
-        except OSError as problem:
-            gaps[_node_of(path)] = Gap(INVALID, f"{path.name}: {problem.strerror}")
         except TraceError as problem:
             gaps[_node_of(path)] = Gap(INVALID, str(problem))
         else:
             yield trace
+
+
+def content(path: Path, name: str) -> bytes:
+    """The bytes of a file. Raises TraceError. name: of the file, for the error"""
+    try:
+        with open(path, "rb", buffering=0, opener=only_regular) as file:
+            # Not the maximum size: that much memory would be allocated for each file.
+            size = os.fstat(file.fileno()).st_size
+            if size <= MAX_BYTES:
+                return file.read(size)
+    except OSError as problem:
+        raise TraceError(f"{name}: {problem.strerror}") from None
+    raise TraceError(f"{name}: it is larger than {MAX_BYTES >> 20} MiB")
 
 
 def _node_of(path: Path) -> str:
