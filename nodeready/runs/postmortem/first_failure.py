@@ -46,7 +46,7 @@ from nodeready.runs.postmortem.rank_failures import (
     once_per_rank,
     with_reported_ranks,
 )
-from nodeready.runs.stacks.document import Suspect
+from nodeready.runs.stacks.document import Suspect, say
 from nodeready.runs.stacks.evidence import Evidence
 from nodeready.runs.stacks.statements import RankPlace, ranks_of
 from nodeready.runs.stacks.witness_reader import read_witnesses
@@ -842,7 +842,8 @@ class FirstFailureFinder:
         suspect = _suspect(ranks, nodes, for_, against)
         if "{who}" in text:
             text = text.replace("{who}", self._subject(suspect.ranks, suspect.nodes), 1)
-            text = text.replace("{was}", "were" if len(suspect.ranks) > 1 else "was", 1)
+            verb = say("{was|were}", max(1, len(suspect.ranks)))
+            text = text.replace("{was}", verb, 1)
         moments = [f.time_s for f in failures if f.time_s is not None]
         time = moment_text(min(moments)) if moments else ""
         where = suspect.ranks, suspect.nodes

@@ -296,8 +296,8 @@ class TraceCollector:
             key = (links.hosts(ends), activity, *self._key(classification, threads))
             bucket = job.buckets.get(key)
             if bucket is None:
-                state = classification.kind, classification.verdict, classification.reason
-                bucket = job.buckets[key] = Bucket(*state, threads)
+                kind = classification.kind, classification.verdict, classification.reason
+                bucket = job.buckets[key] = Bucket(*kind, threads)
             bucket.stacks.add(classification.stack)
             bucket.add(process, node, classification)
             if ends:
@@ -312,8 +312,8 @@ class TraceCollector:
             if classification.kind == "traced" and process.tracer and not note:
                 note = f"traced by pid {process.tracer}"
             identity = node, process.pid, rank, _rank(process.local_rank)
-            state = shared(state, state), shared(wait, wait), classification.cpu_s
-            bucket.processes.append(Rank(*identity, *state, 0, shared(note, note)))
+            waits = shared(state, state), shared(wait, wait), classification.cpu_s
+            bucket.processes.append(Rank(*identity, *waits, 0, shared(note, note)))
 
     def _job_of(self, process: Process, node: str) -> TracedJob:
         """The job of a process, or the claim to it."""
@@ -373,16 +373,13 @@ class TraceCollector:
                 home.join(job)
             else:
                 jobs.append(job)
-        return sorted(
-            jobs,
-            key=lambda job: (
-                job.is_claim,
-                not (believed and job.slurm),
-                *(-count for count in job.size),
-                natural(job.name),
-                natural(job.user),
-            ),
-        )
+
+        def order(job: TracedJob) -> tuple[Any, ...]:
+            names = natural(job.name), natural(job.user)
+            is_believed = believed and job.slurm
+            return job.is_claim, not is_believed, *(-count for count in job.size), *names
+
+        return sorted(jobs, key=order)
 
     def _waiting_threads(self, process: Process, numbers: Sequence[int], thread: str) -> set[int]:
         """The stacks of further threads that wait for ranks, beside the classified thread."""
