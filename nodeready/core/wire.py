@@ -438,15 +438,16 @@ def _list(kind: str, read_item: Reads) -> Callable[[list[Any]], tuple[Any, ...]]
     Scalars, and rows of them, are checked by column: one at a time takes five times as long.
     """
     row = kind[len("tuple[") : -1].split(", ") if kind.startswith("tuple[") else []
-    columns = [_column(part) for part in row or [kind]]
+    columns = [fits for part in row or [kind] if (fits := _column(part))]
+    is_table, is_known = bool(row), len(columns) == len(row or [kind])
 
     def read(data: list[Any]) -> tuple[Any, ...]:
         values: list[Any] = []
-        if None not in columns:
-            if not row and columns[0](data):  # type: ignore[misc]
-                return tuple(data)
-            is_table = row and {*map(type, data)} == {list} and {*map(len, data)} == {len(row)}
-            if is_table and all(fits(column) for fits, column in zip(columns, zip(*data))):
+        if is_known and not is_table and columns[0](data):
+            return tuple(data)
+        if is_known and is_table and {*map(type, data)} == {list}:
+            is_even = {*map(len, data)} == {len(row)}
+            if is_even and all(fits(column) for fits, column in zip(columns, zip(*data))):
                 return tuple(map(tuple, data))
         for value in data:
             # Samples of a hung process repeat.
@@ -459,6 +460,7 @@ def _list(kind: str, read_item: Reads) -> Callable[[list[Any]], tuple[Any, ...]]
 
 def _column(kind: str) -> Callable[[Sequence[Any]], bool] | None:
     """Whether all of some values are of this scalar type; None: it is none, or seldom in lists."""
+    kind = kind.rpartition(".")[2]
     if kind in _TEXTS:
         length = _TEXTS[kind]
         return lambda values: {*map(type, values)} == {str} and max(map(len, values)) <= length

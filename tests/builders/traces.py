@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from nodeready.agent.stacks.program import SCHEMA
 from nodeready.runs.stacks import trace as traces
 from nodeready.runs.stacks.trace import Trace
 
@@ -73,7 +74,7 @@ def document(node: str, *processes: dict[str, Any], **more: Any) -> dict[str, An
             sample["main"] = number(sample["main"])
             sample["threads"] = [[name, number(stack)] for name, stack in sample["threads"]]
     return {
-        "schema": traces.SCHEMA,
+        "schema": SCHEMA,
         "node": node,
         "started": "2026-01-01T00:00:00Z",
         "interval_s": 2.0,

@@ -235,8 +235,10 @@ class FirstFailureFinder:
         (finding, places), *_ = faults
         suspects[0] = replace(suspects[0], for_=(*places, f"it explains: {cause.text}"))
         text = f"{self._subject(finding.ranks, finding.nodes)}: {finding.text}; {finding.advice}"
-        subjects = {"ranks": finding.ranks, "nodes": finding.nodes, "suspects": tuple(suspects)}
-        return replace(cause, kind="environment", text=text, **subjects)
+        return replace(
+            cause, kind="environment", text=text, suspects=tuple(suspects),
+            ranks=finding.ranks, nodes=finding.nodes,
+        )  # fmt: skip
 
     def _out_of_memory(self) -> FirstFailure | None:
         """The kernel or Slurm killed a process of the job for its memory."""
@@ -453,8 +455,8 @@ class FirstFailureFinder:
                 "shows the call"
             )
         text = f"{subject}: {event.text[:_TEXT]}"
-        evidence = {"against": against, "failures": first.failures}
-        cause = self._cause(kind, text, ranks, nodes, for_, **evidence)
+        places, failures = (ranks, nodes, for_), first.failures
+        cause = self._cause(kind, text, *places, against=against, failures=failures)
         other_errors = map(self._error_suspect, groups[1:4])
         return replace(cause, suspects=(*cause.suspects, *other_errors), frame=event.frame)
 

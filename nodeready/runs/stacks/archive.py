@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from nodeready.agent.stacks.program import SCHEMA
 from nodeready.core.files import own_directory, remove, write_atomically
 from nodeready.core.outcome import INVALID, Gap
 from nodeready.core.text import sanitise
 from nodeready.runs.stacks.document import Stacks
 from nodeready.runs.stacks.trace import (
-    SCHEMA,
     Process,
     Sample,
     Trace,

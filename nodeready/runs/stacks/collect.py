@@ -97,7 +97,7 @@ def _with_claims(trace: Trace, job: str) -> Trace:
 
     Its processes only claim the job, so their stacks and witnesses are removed.
     """
-    bare = dict.fromkeys(("samples", "below", "ends", "waits_for", "locals"), ())
+    bare: dict[str, Any] = dict.fromkeys(("samples", "below", "ends", "waits_for", "locals"), ())
     note = claim_note(job, True)
     processes = tuple(
         replace(process, **bare, native=None, witnesses={}, note=note)
@@ -276,8 +276,8 @@ def merged(
         replace(process, native=index_of.get(process.pid, process.native))
         for process in trace.processes
     )
-    tables = {"frames": tuple(frames), "stacks": tuple(stacks)}
-    return replace(trace, **tables, processes=processes), missing
+    whole = replace(trace, frames=tuple(frames), stacks=tuple(stacks), processes=processes)
+    return whole, missing
 
 
 def _native_error(process: Process | None) -> str:

@@ -602,8 +602,9 @@ def _child_rows(bucket: Bucket, table: StackNumbers) -> tuple[ChildProcess, ...]
         waits_on = row.child.waits_on if row.count == 1 else ""
         if row.count > 1 and len(row.waits_on) == 1:
             (waits_on,) = row.waits_on
-        words = {"command": row.child.command, "error": row.child.error}
-        words = words if row.count == 1 else row.words
+        words: Mapping[str, str] = row.words
+        if row.count == 1:
+            words = {"command": row.child.command, "error": row.child.error}
         frames = table.frames(sorted(row.stacks)) if row.stacks else ()
         hint = None
         if row.child.state[:1] == "D":
