@@ -33,7 +33,7 @@ from nodeready.runs.incident import Directory, Incident, Interrupted, Part
 from nodeready.runs.stacks import archive, group
 from nodeready.runs.stacks.collect import capture, no_ranks_reason, program_config
 from nodeready.runs.stacks.document import Stacks, fold_ranks
-from nodeready.runs.stacks.trace import Process, Trace
+from nodeready.runs.stacks.trace import Trace, TracedProcess
 from nodeready.runs.tail import fetch_tail
 
 #: Maximum lines of each log, and logs of each node.
@@ -225,7 +225,7 @@ class EvidenceCollector:
                 self._note_log(trace.node, process)
             yield redacted(trace)
 
-    def _note_log(self, node: str, process: Process) -> None:
+    def _note_log(self, node: str, process: TracedProcess) -> None:
         log = process.witnesses.get("logs")
         path = log.get("path") if isinstance(log, dict) else None
         if not isinstance(path, str) or not path.startswith("/"):

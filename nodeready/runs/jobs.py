@@ -12,7 +12,7 @@ from nodeready.core.json_types import Count, Moment, MomentOrEmpty, Name, Names
 from nodeready.core.outcome import NodeGaps, gaps_code
 from nodeready.fleet.inventory.nodeset import natural
 from nodeready.runs.stacks.document import STACKS_FAILURES
-from nodeready.runs.stacks.trace import Process, Trace
+from nodeready.runs.stacks.trace import Trace, TracedProcess
 
 #: The format of a trace's `started`.
 _MOMENT = "%Y-%m-%dT%H:%M:%SZ"
@@ -69,7 +69,7 @@ class _Members:
     order: tuple[bool, bool, int] = (True, True, 0)
     command: str = ""
 
-    def add(self, trace: Trace, process: Process) -> None:
+    def add(self, trace: Trace, process: TracedProcess) -> None:
         """Add one process of a node."""
         rank = process.rank
         if not self.nodes or self.nodes[-1] != trace.node:

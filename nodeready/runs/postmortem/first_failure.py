@@ -179,15 +179,15 @@ class FirstFailureFinder:
 
     def witnesses(self, cause: FirstFailure) -> dict[str, str]:
         """Who saw the fault on each node of the cause itself: `Postmortem.witnesses`."""
-        files, seen = self.evidence.files, dict[str, str]()
+        files, sources_of = self.evidence.files, dict[str, str]()
         for failure in self.all:
             is_own_log = failure.file >= 0 and failure.node == files[failure.file].node
             if failure.event.kind == cause.kind and is_own_log:
-                seen[failure.node] = LOG
+                sources_of[failure.node] = LOG
         for fault in self.evidence.kernel:
             if HARDWARE.get(fault.kind) == cause.kind and not _is_of_application(fault):
-                seen[fault.node] = KERNEL
-        return {node: by for node, by in seen.items() if node in cause.nodes}
+                sources_of[fault.node] = KERNEL
+        return {node: by for node, by in sources_of.items() if node in cause.nodes}
 
     def _is_victim(self, failure: RankFailure) -> bool:
         """Whether an error follows a lost peer or a timeout of the same rank."""
@@ -848,8 +848,8 @@ class FirstFailureFinder:
             text = text.replace("{was}", verb, 1)
         moments = [f.time_s for f in failures if f.time_s is not None]
         time = moment_text(min(moments)) if moments else ""
-        where = suspect.ranks, suspect.nodes
-        return FirstFailure(kind, text, *where, time=time, suspects=(suspect,))
+        subjects = suspect.ranks, suspect.nodes
+        return FirstFailure(kind, text, *subjects, time=time, suspects=(suspect,))
 
     def _nodes_of(self, ranks: Iterable[int]) -> set[str]:
         return {self.node_of[rank] for rank in ranks if rank in self.node_of}

@@ -190,10 +190,10 @@ def _role(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
         if not waiting or maybe + waiting < job.everything:
             return None, "may wait for other ranks below its own code: --native tells"
         return "suspect", f"{job.waits()} for others; whether it does, --native tells"
-    others = f", and {job.waits()}"
+    wait_text = f", and {job.waits()}"
     if not waiting:
-        others = f"; {counted(maybe, 'rank')} may (--native tells)"
-    return "suspect", f"does not wait for other ranks{others}"
+        wait_text = f"; {counted(maybe, 'rank')} may (--native tells)"
+    return "suspect", f"does not wait for other ranks{wait_text}"
 
 
 def _without_stack(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
@@ -206,8 +206,8 @@ def _without_stack(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
     if job.moving and not waiting:
         # Other ranks progress: no rank waits for this one.
         return None, ""
-    others = f"; {job.waits(and_maybe=True)} for others" if waiting else ""
-    return "suspect", _STANDING_TEXTS[group.kind] + others
+    wait_text = f"; {job.waits(and_maybe=True)} for others" if waiting else ""
+    return "suspect", _STANDING_TEXTS[group.kind] + wait_text
 
 
 # --- Equal calls on all nodes, at different lines.
@@ -292,10 +292,9 @@ _MINORITY = 0.25
 _MAX_SET = 60
 
 
-def _ranks(group: Group) -> str:
-    if not group.ranks:
-        return _processes(group.processes) if group.processes else "nodes"
-    return few_ranks(group.ranks)
+def _ranks(*groups: Group) -> str:
+    ranks, size = {rank for group in groups for rank in group.ranks}, _size(groups)
+    return few_ranks(ranks) if ranks else _processes(size) if size else "nodes"
 
 
 def few_ranks(ranks: Collection[int]) -> str:
@@ -380,11 +379,8 @@ def _kind_advice(groups: Sequence[Group]) -> Iterator[str]:
     for kind, text in _KIND_ADVICE.items():
         kind_groups = [group for group in groups if group.kind == kind]
         if kind_groups:
-            ranks = tuple(sorted({rank for group in kind_groups for rank in group.ranks}))
-            size = _size(kind_groups)
-            combined = dataclasses.replace(kind_groups[0], ranks=ranks, processes=size)
             silent = kind == "missing" and kind_groups[0].no_stack_reason.endswith(SILENT)
-            yield (_SILENT_NODES_ADVICE if silent else text).format(ranks=_ranks(combined))
+            yield (_SILENT_NODES_ADVICE if silent else text).format(ranks=_ranks(*kind_groups))
     # Only processes: a refusal by a node or Slurm does not concern py-spy.
     unread = [group for group in groups if group.kind == "no-data" and group.processes]
     if any(word in group.no_stack_reason.lower() for group in unread for word in _REFUSALS):
@@ -445,11 +441,11 @@ def _several_groups_advice(stacks: Stacks) -> Iterator[str]:
     if suspects:
         waiting, first = _size(victims), suspects[0]
         lone = "they wait for" if first.processes > 1 else "it waits for"
-        others = "and others may"
+        wait_text = "and others may"
         if waiting:
             waits = f"{waiting} {say('{rank waits|ranks wait}', waiting)}"
-            others = f"as far as Python's calls tell, and {waits} for others"
-        yield f"{_ranks(first)}: begin there: {lone} no other rank, {others}"
+            wait_text = f"as far as Python's calls tell, and {waits} for others"
+        yield f"{_ranks(first)}: begin there: {lone} no other rank, {wait_text}"
     elif victims and len(victims) == len(groups) and not suspected:
         yield from _all_victims_advice(victims)
     elif not suspected:

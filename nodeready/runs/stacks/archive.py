@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nodeready.agent.stacks.program import SCHEMA
@@ -15,9 +15,9 @@ from nodeready.core.outcome import INVALID, Gap
 from nodeready.core.text import sanitise
 from nodeready.runs.stacks.document import Stacks
 from nodeready.runs.stacks.trace import (
-    Process,
-    Sample,
+    StackSample,
     Trace,
+    TracedProcess,
     TraceError,
     content,
     load,
@@ -54,15 +54,15 @@ _NATIVE = re.compile(r"(?:\.so[.\d]*|\.(?:c|cc|cpp|cxx|cu|h|hh|hpp|rs|s|S))")
 Frame = tuple[str, str, int]
 
 
+@dataclass
 class _DumpedNode:
     """The trace of one node while its dump is parsed: each frame and each stack once."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.frames: dict[Frame, int] = {}
-        self.stacks: dict[tuple[int, ...], int] = {}
-        self.processes: list[Process] = []
-        self.error = ""
+    name: str
+    frames: dict[Frame, int] = field(default_factory=dict)
+    stacks: dict[tuple[int, ...], int] = field(default_factory=dict)
+    processes: list[TracedProcess] = field(default_factory=list)
+    error: str = ""
 
     def stack(self, frames: Iterable[Frame]) -> int:
         """The index of a stack, root to leaf."""
@@ -79,12 +79,14 @@ class _DumpedNode:
         )
 
 
+@dataclass
 class _DumpedThread:
     """One thread: its frames are innermost first, as they are printed."""
 
-    def __init__(self, number: str, state: str, name: str | None) -> None:
-        self.number, self.state, self.name = number, state, name
-        self.frames: list[Frame] = []
+    number: str
+    state: str
+    name: str
+    frames: list[Frame] = field(default_factory=list)
 
     def python_frames(self) -> list[Frame]:
         """The frames of Python, root to leaf; without any, all named frames."""
@@ -124,27 +126,29 @@ def _main(threads: list[_DumpedThread], pid: int) -> _DumpedThread | None:
     return next(iter([*named, *numbered, *threads]), None)
 
 
-def _process(node: _DumpedNode, pid: int, command: str, lines: list[str]) -> Process:
+def _process(node: _DumpedNode, pid: int, command: str, lines: list[str]) -> TracedProcess:
     threads = [thread for thread in _threads(lines) if thread.frames]
     main = _main(threads, pid)
     error = "" if main else _error(lines) or "py-spy printed no stack of it"
     other_threads = tuple(
-        (thread.name or "", node.stack(thread.python_frames()))
+        (thread.name, node.stack(thread.python_frames()))
         for thread in threads
         if thread is not main
     )
     holder = next((thread for thread in threads if "gil" in thread.state), None)
-    sample = Sample(
+    sample = StackSample(
         node.stack(main.python_frames()) if main else None,
         other_threads,
-        (holder.name or "") if holder else "",
+        holder.name if holder else "",
         error,
     )
     identity = None, None, None, "", "", "", command[:_MAX_COMMAND]
     native = (
         node.stack(main.named_frames()) if main and any(map(_is_native, main.frames)) else None
     )
-    return Process(pid, 0, len(threads), *identity, "", "", (), 0.0, (), (sample,), native, "")
+    return TracedProcess(
+        pid, 0, len(threads), *identity, "", "", (), 0.0, (), (sample,), native, ""
+    )
 
 
 def _error(lines: Iterable[str]) -> str:

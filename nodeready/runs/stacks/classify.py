@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from nodeready.runs.stacks import hints
 from nodeready.runs.stacks.document import Frame
-from nodeready.runs.stacks.trace import Process, Sample, Trace
+from nodeready.runs.stacks.trace import StackSample, Trace, TracedProcess
 
 # --- The stacks of all nodes: each different one once, known by a number.
 
@@ -203,7 +203,7 @@ class Classification(NamedTuple):
 
 
 def classify(
-    process: Process, stacks: Sequence[int], table: StackNumbers, interval_s: float
+    process: TracedProcess, stacks: Sequence[int], table: StackNumbers, interval_s: float
 ) -> Classification:
     """Classify one process by its samples.
 
@@ -273,7 +273,7 @@ def _verdict(
     return "unsure" if wakeups else "blocked"
 
 
-def _holder(process: Process, stacks: Sequence[int]) -> int | None:
+def _holder(process: TracedProcess, stacks: Sequence[int]) -> int | None:
     """The stack of another thread that held Python's lock, at the same place, in every sample."""
     if not process.samples[-1].gil:
         return None
@@ -290,7 +290,9 @@ def _range(values: Sequence[float]) -> float | None:
     return round(max(0.0, values[-1] - values[0]), 4) if len(values) > 1 else None
 
 
-def _mains(process: Process, stacks: Sequence[int], table: StackNumbers) -> tuple[list[int], str]:
+def _mains(
+    process: TracedProcess, stacks: Sequence[int], table: StackNumbers
+) -> tuple[list[int], str]:
     """The stacks of the main thread by sample, each followed by that of another thread of its
     process if it only waits for that thread; and the name of the thread classified last."""
     mains: list[int] = []
@@ -319,7 +321,7 @@ def _mains(process: Process, stacks: Sequence[int], table: StackNumbers) -> tupl
 
 
 def _awaited(
-    main: StackReading, sample: Sample, stacks: Sequence[int], table: StackNumbers
+    main: StackReading, sample: StackSample, stacks: Sequence[int], table: StackNumbers
 ) -> tuple[str, int] | None:
     """Name and stack of the only thread for which a main thread can wait; None: not known.
 
@@ -349,7 +351,7 @@ def _awaited(
 
 
 def _dispatched(
-    process: Process, sample: Sample, stacks: Sequence[int],
+    process: TracedProcess, sample: StackSample, stacks: Sequence[int],
     table: StackNumbers,
 ) -> tuple[str, int] | None:  # fmt: skip
     """Name and stack of a thread that works on a request of another rank and waits for no rank;
@@ -372,7 +374,7 @@ def _ended_reason(state: str, note: str) -> str:
     return note or _GONE
 
 
-def in_kernel(process: Process) -> str:
+def in_kernel(process: TracedProcess) -> str:
     """The innermost kernel function in which a process waits; "": not known."""
     for text in (*process.kernel_stack[:1], process.wait_channel):
         name = text.partition("+")[0].strip()
@@ -381,12 +383,12 @@ def in_kernel(process: Process) -> str:
     return ""
 
 
-def _kernel(process: Process) -> str:
+def _kernel(process: TracedProcess) -> str:
     name = in_kernel(process)
     return f"waits in the kernel (state D), in {name}" if name else "waits in the kernel (state D)"
 
 
-def _no_stack(process: Process) -> str:
+def _no_stack(process: TracedProcess) -> str:
     """Why a process has no stack, without its pid, so that equal reasons form one group."""
     errors = [sample.error for sample in process.samples if sample.error]
     reason = errors[-1] if errors else process.note or "no stack was taken"

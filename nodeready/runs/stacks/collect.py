@@ -35,7 +35,7 @@ from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.fleet.inventory.placement import JobPlacement
 from nodeready.runs.stacks.document import Group, Rank, Stacks, say
-from nodeready.runs.stacks.trace import Process, Trace, TraceError, read
+from nodeready.runs.stacks.trace import Trace, TracedProcess, TraceError, read
 
 #: Maximum processes that are named where no rank was found.
 MAX_LISTED_PROCESSES = 10
@@ -276,11 +276,11 @@ def merged(
         replace(process, native=index_of.get(process.pid, process.native))
         for process in trace.processes
     )
-    whole = replace(trace, frames=tuple(frames), stacks=tuple(stacks), processes=processes)
-    return whole, missing
+    complete = replace(trace, frames=tuple(frames), stacks=tuple(stacks), processes=processes)
+    return complete, missing
 
 
-def _native_error(process: Process | None) -> str:
+def _native_error(process: TracedProcess | None) -> str:
     if process is None:
         return "it has ended"
     return process.note.removeprefix("no native stack: ") or "py-spy gave none"

@@ -24,7 +24,7 @@ from nodeready.core.outcome import Gap, NodeGaps, gaps_code, node_gaps
 from nodeready.runs.stacks.document import STACKS_FAILURES
 from nodeready.runs.stacks.evidence import Evidence
 from nodeready.runs.stacks.statements import RankPlace
-from nodeready.runs.stacks.trace import Process, Trace
+from nodeready.runs.stacks.trace import Trace, TracedProcess
 from nodeready.runs.stacks.witness_reader import judge_environments
 
 #: Items in the order of the report: py-spy reads the stack; the output is in a file; the flight
@@ -89,7 +89,7 @@ _ENV_ADVICE = "nodeready env --debug exports it"
 # --- The results of one process.
 
 
-def _stack(process: Process) -> Judged:
+def _stack(process: TracedProcess) -> Judged:
     samples = process.samples
     if any(sample.main is not None for sample in samples):
         return "ok", "py-spy reads it", ""
@@ -98,7 +98,7 @@ def _stack(process: Process) -> Judged:
     return "fail", str(reason)[:200], "" if "not installed" in reason else fix
 
 
-def _log(process: Process) -> Judged:
+def _log(process: TracedProcess) -> Judged:
     log = process.witnesses.get("logs")
     if not isinstance(log, dict):
         return _UNSEEN_RESULT
@@ -181,7 +181,7 @@ def _core(settings: Settings) -> Judged:
     return "ok", f"a core would go to {pattern}{place}", ""
 
 
-#: Item, its variable, what is lost without it; what has to be loaded for it.
+#: Item, its variable, what is lost without it; the library that it belongs to.
 _VARIABLES = (
     ("faulthandler", "PYTHONFAULTHANDLER", "a death by a signal leaves no stack of Python's", ""),
     ("gpu-core", "CUDA_ENABLE_USER_TRIGGERED_COREDUMP", "a kernel that hangs cannot be looked at",
@@ -202,7 +202,7 @@ def _variables(settings: Settings) -> Iterator[tuple[str, Judged]]:
             yield item, ("warn", f"{loss}: {name} is not set", _ENV_ADVICE)
 
 
-def _judged(process: Process) -> Iterator[tuple[str, Judged]]:
+def _judged(process: TracedProcess) -> Iterator[tuple[str, Judged]]:
     yield "stack", _stack(process)
     yield "log", _log(process)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, NamedTuple
 
 from nodeready.core.json_types import MomentOrEmpty
@@ -291,13 +291,11 @@ class JobTree:
     children: tuple[JobTree, ...]  # the largest first
 
 
+@dataclass
 class _TreeNode:
-    __slots__ = ("children", "groups", "lines")
-
-    def __init__(self) -> None:
-        self.groups: list[int] = []
-        self.lines: set[int] = set()
-        self.children: dict[tuple[str, str], _TreeNode] = {}
+    groups: list[int] = field(default_factory=list)
+    lines: set[int] = field(default_factory=set)
+    children: dict[tuple[str, str], _TreeNode] = field(default_factory=dict)
 
 
 def tree(stacks: Stacks) -> JobTree:

@@ -43,7 +43,7 @@ from nodeready.runs.stacks.document import (
     Stacks,
     StackThread,
 )
-from nodeready.runs.stacks.trace import Descendant, Process, Trace
+from nodeready.runs.stacks.trace import Descendant, Trace, TracedProcess
 
 # --- The processes of all traces, kept by their classification until all are read.
 
@@ -104,7 +104,7 @@ class Bucket:
             wakeups = min(self.wakeups[0], wakeups[0]), max(self.wakeups[1], wakeups[1])
         self.wakeups = wakeups or self.wakeups
 
-    def add(self, process: Process, node: str, classification: Classification) -> None:
+    def add(self, process: TracedProcess, node: str, classification: Classification) -> None:
         """Count one more process in the fields of the group."""
         stack, wakeups = classification.stack, classification.wakeups
         if stack is not None:
@@ -315,7 +315,7 @@ class TraceCollector:
             waits = shared(state, state), shared(wait, wait), classification.cpu_s
             bucket.processes.append(Rank(*identity, *waits, 0, shared(note, note)))
 
-    def _job_of(self, process: Process, node: str) -> TracedJob:
+    def _job_of(self, process: TracedProcess, node: str) -> TracedJob:
         """The job of a process, or the claim to it."""
         user, note = process.user, process.note
         is_claim = note.startswith(CLAIMS)
@@ -381,7 +381,9 @@ class TraceCollector:
 
         return sorted(jobs, key=order)
 
-    def _waiting_threads(self, process: Process, numbers: Sequence[int], thread: str) -> set[int]:
+    def _waiting_threads(
+        self, process: TracedProcess, numbers: Sequence[int], thread: str
+    ) -> set[int]:
         """The stacks of further threads that wait for ranks, beside the classified thread."""
         rows = process.samples[-1].threads if process.samples else ()
         return {
@@ -390,7 +392,7 @@ class TraceCollector:
             if name not in (MAIN, thread) and self.stacks.reading(numbers[at]).for_ranks
         }
 
-    def _threads(self, process: Process, numbers: Sequence[int]) -> list[tuple[str, int]]:
+    def _threads(self, process: TracedProcess, numbers: Sequence[int]) -> list[tuple[str, int]]:
         """The further threads at the last sample with a stack."""
         for sample in reversed(process.samples):
             if sample.main is not None:

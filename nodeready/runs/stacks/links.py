@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from nodeready.agent.stacks.links import DESCENDANTS, WHOLE_PROCESS
-from nodeready.runs.stacks.trace import Process
+from nodeready.runs.stacks.trace import TracedProcess
 
 #: Maximum connections that are kept, over all nodes.
 _MAX_ENDS = 1 << 20
@@ -30,7 +30,7 @@ class LinkEnds(NamedTuple):
     all_ends: tuple[str, ...]  # of any connection
 
 
-def ends(process: Process, thread: str) -> LinkEnds | None:
+def ends(process: TracedProcess, thread: str) -> LinkEnds | None:
     """The waits of one process; None: not known. thread: the classified thread"""
     rows = process.waits_for
     # Another rank may wait for a connection to another node, too.
@@ -57,7 +57,7 @@ class Links:
         #: Own address and peer's, or the address of a listener -> process; None: several.
         self._owner: dict[str, Place | None] = {}
 
-    def read(self, node: str, process: Process) -> None:
+    def read(self, node: str, process: TracedProcess) -> None:
         """Keep the ends of one process."""
         for end in process.ends if len(self._owner) < _MAX_ENDS else ():
             place = node, process.pid

@@ -23,7 +23,7 @@ _MAX_ITEMS = {"below": 64, "locals": 200, "waits_for": 128, "ends": 128}
 
 
 @dataclass(frozen=True)
-class Sample:
+class StackSample:
     """The stacks of one process at one moment, as indexes of the trace's stacks."""
 
     VERSIONED: ClassVar = True
@@ -53,7 +53,7 @@ class Descendant:
 
 
 @dataclass
-class Process:
+class TracedProcess:
     """A rank. Earlier versions lack the fields with a default."""
 
     VERSIONED: ClassVar = True
@@ -73,7 +73,7 @@ class Process:
     kernel_stack: tuple[Line, ...]
     start_s: Seconds
     cpu_s: tuple[Seconds, ...]  # by sample
-    samples: tuple[Sample, ...]
+    samples: tuple[StackSample, ...]
     native: int | None  # index of the stack of its native frames
     note: Line
     slurm_job: Line = ""
@@ -101,7 +101,7 @@ class Trace:
     error: Line  # why there is nothing, or not all
     frames: tuple[tuple[Line, Line, Count], ...]  # function, file, line
     stacks: tuple[tuple[int, ...], ...]  # root to leaf, indexes of frames
-    processes: tuple[Process, ...]
+    processes: tuple[TracedProcess, ...]
     instead: tuple[Line, ...]  # where no rank was found: the busiest Python programs
     witnesses: Objects = field(default_factory=dict)  # as of a process
     part: Line = ""  # why only a part of the job was asked for; "": all was
@@ -144,11 +144,11 @@ def _decoded(data: Any) -> Trace:
     return trace
 
 
-def _process(row: Any, place: str) -> Process:
+def _process(row: Any, place: str) -> TracedProcess:
     try:
-        process = wire.decode(Process, row)
+        process = wire.decode(TracedProcess, row)
     except wire.DecodeError as problem:
-        defect = problem.defect.removeprefix("Process")
+        defect = problem.defect.removeprefix("TracedProcess")
         raise wire.DecodeError(f"{place}{': ' * (defect == problem.defect)}{defect}") from None
     for name, maximum in _MAX_ITEMS.items():
         if (count := len(getattr(process, name))) > maximum:

@@ -534,8 +534,8 @@ class _VerdictBuilder:
             or group.verdict == "progressing"
             or _held_child(group) is not None
         )
-        it = say("{it|they}", max(1, len(group.ranks)))
-        return "" if is_certain else f", or {it} may be slow"
+        pronoun = say("{it|they}", max(1, len(group.ranks)))
+        return "" if is_certain else f", or {pronoun} may be slow"
 
     # --- A rank is late, by a strong witness; or the calls differ.
 
