@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.command import Benchmark, in_child
 from benchmarks.report import BenchmarkReport
+from nodeready.agent.stacks.program import SCHEMA
 from nodeready.reports import json_report, stacks_table
 from nodeready.reports.registry import Options
 from nodeready.runs.stacks import document as stack_tree
@@ -210,7 +211,7 @@ def trace(node: int, nodes: int, witnesses: bool = False) -> str:
         })  # fmt: skip
     pids = [process["pid"] for process in processes]
     return json.dumps({
-        "schema": traces.SCHEMA, "node": f"gpu{node:05}", "started": "2026-01-01T00:00:00Z",
+        "schema": SCHEMA, "node": f"gpu{node:05}", "started": "2026-01-01T00:00:00Z",
         "interval_s": 2.0, "error": "", "frames": list(frames), "stacks": list(stacks),
         "processes": processes, "instead": [],
         "witnesses": _node_witnesses(node, draw, pids) if witnesses else {},

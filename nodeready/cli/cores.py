@@ -34,8 +34,8 @@ from nodeready.core.exit_codes import OK, exit_code
 from nodeready.core.files import own_directory, write_atomically
 from nodeready.core.outcome import INTERRUPTED
 from nodeready.core.text import counted, sanitise
-from nodeready.reports.triage_tables import size, summary
 from nodeready.reports.registry import find_format
+from nodeready.reports.triage_tables import size, summary
 from nodeready.runs.cores import CoreDumper, Cores, DumpError, collect_cores, cores_code
 
 #: Mode of every file: gdb's output has arguments of functions.

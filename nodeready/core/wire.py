@@ -20,7 +20,7 @@ import math
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -50,6 +50,8 @@ Name = str  # of a host, a user, a program, a function
 Path = str
 Line = str
 Text = str
+Rank = int  # as a launcher numbers it; negative: it has none
+Objects = Any  # name -> an object, which another reader decodes
 
 _INTS = {
     "int": (-(1 << 64), 1 << 64),
@@ -58,6 +60,7 @@ _INTS = {
     "Port": (0, 65535),
     "Uid": (-1, (1 << 32) - 1),
     "Number": (0, (1 << 64) - 1),
+    "Rank": (1 - (1 << 31), (1 << 31) - 1),
 }
 _FLOATS = {"float": (-float(1 << 64), float(1 << 64)), "Seconds": (0.0, 1e10)}
 #: Characters.
@@ -261,7 +264,8 @@ def decode(kind: type[T], data: Any) -> T:
 
     Its fields are of the types above, int, float, str, bool, another dataclass of its module,
     ``X | None``, ``tuple[X, ...]`` and ``tuple[X, Y]``. Raises DecodeError when the data has
-    another shape, or a value that its field cannot have.
+    another shape, or a value that its field cannot have. A class with ``VERSIONED`` is also in
+    files of other versions: fields with a default may be missing, and unknown ones are left out.
     """
     # A class is hashable, even one whose instances are not.
     value: T = _reader(kind)(data)  # type: ignore[arg-type]
@@ -290,12 +294,22 @@ def _reader(kind: type[Any]) -> Reads:
         field.name: _value(str(field.type), module, f"{kind.__name__}.{field.name}")
         for field in dataclasses.fields(kind)
     }
+    required = {
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.default is field.default_factory is dataclasses.MISSING
+    }
+    is_versioned = hasattr(kind, "VERSIONED")
 
     def read(data: Any) -> Any:
         if isinstance(data, Nonsense):
             raise DecodeError(data.defect)
-        if not isinstance(data, Mapping) or data.keys() != fields.keys():
+        if not isinstance(data, Mapping) or (data.keys() != fields.keys() and not is_versioned):
             raise DecodeError(f"no {kind.__name__}", shown(data))
+        if data.keys() != fields.keys():
+            for name in sorted(required - data.keys()):
+                raise DecodeError(f"{kind.__name__}.{name} is missing", shown(data))
+            return kind(**{name: fields[name](data[name]) for name in fields.keys() & data.keys()})
         # By position: by name takes a third longer.
         return kind(*[value(data[name]) for name, value in fields.items()])
 
@@ -305,20 +319,23 @@ def _reader(kind: type[Any]) -> Reads:
 def shown(data: Any) -> str:
     """The first characters of the data."""
     if isinstance(data, Mapping):
-        return f"{{{', '.join(f'{key[:40]!r}: {_short(data[key])}' for key in [*data][:8])}}}"
-    return _short(data)
+        return f"{{{', '.join(f'{key[:40]!r}: {short(data[key])}' for key in [*data][:8])}}}"
+    return short(data)
 
 
 def _value(kind: str, module: Mapping[str, Any], source: str) -> Reads:
     def refuse(data: Any) -> Any:
-        raise DecodeError(f"{source} cannot be {_short(data)}", shown(data))
+        raise DecodeError(f"{source} cannot be {short(data)}", shown(data))
 
     if kind.endswith(" | None"):
         read_value = _value(kind[: -len(" | None")], module, source)
         return lambda data: None if data is None else read_value(data)
     if kind.startswith("tuple[") and kind.endswith(", ...]"):
-        read_item = _value(kind[len("tuple[") : -len(", ...]")], module, source)
-        return lambda data: tuple(map(read_item, data)) if type(data) is list else refuse(data)
+        item = kind[len("tuple[") : -len(", ...]")]
+        read_list = _list(item, _value(item, module, source))
+        return lambda data: (
+            (read_list(data) if data else ()) if type(data) is list else refuse(data)
+        )
     if kind.startswith("tuple[") and kind.endswith("]"):
         readers = [_value(part, module, source) for part in kind[len("tuple[") : -1].split(", ")]
         return lambda data: (
@@ -341,12 +358,59 @@ def _value(kind: str, module: Mapping[str, Any], source: str) -> Reads:
         return lambda data: data if type(data) is str and len(data) <= length else refuse(data)
     if kind == "bool":
         return lambda data: data if type(data) is bool else refuse(data)
+    if kind == "Objects":
+        return lambda data: (
+            data
+            if type(data) is dict and all(type(value) is dict for value in data.values())
+            else refuse(data)
+        )
     if dataclasses.is_dataclass(module.get(kind)):
         return _reader(module[kind])
     raise TypeError(f"{source}: {kind} is no type that an answer can have")
 
 
-def _short(data: Any) -> str:
+def _list(kind: str, read_item: Reads) -> Callable[[list[Any]], tuple[Any, ...]]:
+    """A function that reads a list of this type.
+
+    Scalars, and rows of them, are checked by column: one at a time takes five times as long.
+    """
+    row = kind[len("tuple[") : -1].split(", ") if kind.startswith("tuple[") else []
+    columns = [fits for part in row or [kind] if (fits := _column(part))]
+    is_table, is_known = bool(row), len(columns) == len(row or [kind])
+
+    def read(data: list[Any]) -> tuple[Any, ...]:
+        values: list[Any] = []
+        if is_known and not is_table and columns[0](data):
+            return tuple(data)
+        if is_known and is_table and {*map(type, data)} == {list}:
+            is_even = {*map(len, data)} == {len(row)}
+            if is_even and all(fits(column) for fits, column in zip(columns, zip(*data))):
+                return tuple(map(tuple, data))
+        for value in data:
+            # Samples of a hung process repeat.
+            repeats = values and type(value) is dict and value == data[len(values) - 1]
+            values.append(values[-1] if repeats else read_item(value))
+        return tuple(values)
+
+    return read
+
+
+def _column(kind: str) -> Callable[[Sequence[Any]], bool] | None:
+    """Whether all of some values are of this scalar type; None: it is none, or seldom in lists."""
+    kind = kind.rpartition(".")[2]
+    if kind in _TEXTS:
+        length = _TEXTS[kind]
+        return lambda values: {*map(type, values)} == {str} and max(map(len, values)) <= length
+    if kind in _INTS:
+        low, high = _INTS[kind]
+        return lambda values: (
+            {*map(type, values)} == {int} and low <= min(values) <= max(values) <= high
+        )
+    return None
+
+
+def short(data: Any) -> str:
+    """One value in a few words, for an error message."""
     if isinstance(data, str) and len(data) > 40:
         return f"a text of {len(data)} characters"
     if isinstance(data, (list, Mapping)):

@@ -33,7 +33,7 @@ from nodeready.runs.incident import Directory, Incident, Interrupted, Part
 from nodeready.runs.stacks import archive, group
 from nodeready.runs.stacks.collect import capture, no_ranks_reason, program_config
 from nodeready.runs.stacks.document import Stacks, fold_ranks
-from nodeready.runs.stacks.trace import Trace
+from nodeready.runs.stacks.trace import Trace, TracedProcess
 from nodeready.runs.tail import fetch_tail
 
 #: Maximum lines of each log, and logs of each node.
@@ -221,19 +221,19 @@ class EvidenceCollector:
     def _redact_traces(self, traces: Iterator[Trace]) -> Iterator[Trace]:
         """The traces without secrets. Notes the logs of each trace in `logs`."""
         for trace in traces:
-            for process in trace["processes"]:
-                self._note_log(trace["node"], process)
+            for process in trace.processes:
+                self._note_log(trace.node, process)
             yield redacted(trace)
 
-    def _note_log(self, node: str, process: Mapping[str, Any]) -> None:
-        log = process.get("witnesses", {}).get("logs")
+    def _note_log(self, node: str, process: TracedProcess) -> None:
+        log = process.witnesses.get("logs")
         path = log.get("path") if isinstance(log, dict) else None
         if not isinstance(path, str) or not path.startswith("/"):
             return
         lines = log.get("lines", ())
         if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
             lines = ()
-        writer = LogWriter(process["pid"], process["start_s"], process["rank"], tuple(lines))
+        writer = LogWriter(process.pid, process.start_s, process.rank, tuple(lines))
         self.logs[node].setdefault(path, []).append(writer)
 
     # --- The ends of the logs.

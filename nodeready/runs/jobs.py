@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from nodeready.agent.stacks.ranks import CLAIMS, LAUNCHER
 from nodeready.core.json_types import Count, Moment, MomentOrEmpty, Name, Names
 from nodeready.core.outcome import NodeGaps, gaps_code
 from nodeready.fleet.inventory.nodeset import natural
 from nodeready.runs.stacks.document import STACKS_FAILURES
-from nodeready.runs.stacks.trace import Trace
+from nodeready.runs.stacks.trace import Trace, TracedProcess
 
 #: The format of a trace's `started`.
 _MOMENT = "%Y-%m-%dT%H:%M:%SZ"
@@ -69,22 +69,22 @@ class _Members:
     order: tuple[bool, bool, int] = (True, True, 0)
     command: str = ""
 
-    def add(self, trace: Trace, process: Mapping[str, Any]) -> None:
+    def add(self, trace: Trace, process: TracedProcess) -> None:
         """Add one process of a node."""
-        rank = process["rank"]
-        if not self.nodes or self.nodes[-1] != trace["node"]:
-            self.nodes.append(trace["node"])
-        is_launcher = process["note"].startswith(LAUNCHER)
+        rank = process.rank
+        if not self.nodes or self.nodes[-1] != trace.node:
+            self.nodes.append(trace.node)
+        is_launcher = process.note.startswith(LAUNCHER)
         self.launchers += is_launcher
         self.processes += not is_launcher
         if rank is not None:
             self.ranks.add(rank)
-        self.world_size = max(self.world_size, process["world_size"] or 0)
-        began = _began(trace, process["start_s"])
+        self.world_size = max(self.world_size, process.world_size or 0)
+        began = _began(trace, process.start_s)
         self.since = min(filter(None, (self.since, began)), default="")
         order = is_launcher, rank is None, rank or 0
         if not self.command or order < self.order:
-            self.order, self.command = order, process["command"]
+            self.order, self.command = order, process.command
 
     def job(self, name: str, user: str) -> RunningJob:
         """The job of these processes."""
@@ -103,11 +103,11 @@ class _Members:
 
 def _began(trace: Trace, start_s: float) -> str:
     """When a process began, by the node's own clock; "": not known."""
-    if not trace["uptime_s"]:
+    if not trace.uptime_s:
         return ""
     try:
-        now = datetime.strptime(trace["started"], _MOMENT).replace(tzinfo=timezone.utc)
-        return (now - timedelta(seconds=trace["uptime_s"] - start_s)).strftime(_MOMENT)
+        now = datetime.strptime(trace.started, _MOMENT).replace(tzinfo=timezone.utc)
+        return (now - timedelta(seconds=trace.uptime_s - start_s)).strftime(_MOMENT)
     except (ValueError, OverflowError):
         return ""
 
@@ -116,9 +116,9 @@ def running_jobs(traces: Iterable[Trace]) -> tuple[RunningJob, ...]:
     """The jobs of these traces; without processes that only claim a job."""
     members: dict[tuple[str, str], _Members] = {}
     for trace in traces:
-        for process in trace["processes"]:
-            if not process["note"].startswith(CLAIMS):
-                key = process["user"], process["job"]
+        for process in trace.processes:
+            if not process.note.startswith(CLAIMS):
+                key = process.user, process.job
                 members.setdefault(key, _Members()).add(trace, process)
     keys = sorted(members, key=lambda key: tuple(map(natural, key)))
     return tuple(members[user, name].job(name, user) for user, name in keys)

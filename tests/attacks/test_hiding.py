@@ -17,7 +17,7 @@ from tests.attacks.conftest import Person
 from tests.attacks.opens import opened_here
 from tests.attacks.test_cores import CORES, PATTERN, cores_of, name, names_program
 from tests.builders.proof import put_py_spy
-from tests.builders.traces import process, trace
+from tests.builders.traces import document, process
 from tests.command import Done, Tool, ours, wait_for
 from tests.lab.targets import WAIT
 from tests.lifecycle.test_job import crash
@@ -266,7 +266,7 @@ def test_nothing_but_files_of_a_directory_of_dumps_is_opened(tool, tmp_path, lab
     for kind in ("watchdog", "fifo"):
         (dumps / f"trace-{kind}.json").symlink_to(devices / kind)
         (dumps / f"{kind}.txt").symlink_to(devices / kind)
-    good = trace("good", process(0, "main train.py 9 > waits_here train.py 4"))
+    good = document("good", process(0, "main train.py 9 > waits_here train.py 4"))
     (dumps / "trace-good.json").write_text(json.dumps(good))
     with opened_here(devices) as names:
         done = tool("stacks", "--from", dumps, "--format", "json")

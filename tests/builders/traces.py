@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from nodeready.agent.stacks.program import SCHEMA
 from nodeready.runs.stacks import trace as traces
 from nodeready.runs.stacks.trace import Trace
 
@@ -42,6 +43,17 @@ def process(rank: int | None, *stacks: str | None, **more: Any) -> dict[str, Any
 
 def trace(node: str, *processes: dict[str, Any], **more: Any) -> Trace:
     """The trace of a node, through JSON and the reader."""
+    return traces.parse(json.dumps(document(node, *processes, **more)), node)
+
+
+def checked(data: dict[str, Any], node: str = "n") -> dict[str, Any]:
+    """The same as the reader takes it."""
+    whole: dict[str, Any] = json.loads(traces.to_json(traces.read(data, node)))
+    return whole
+
+
+def document(node: str, *processes: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The JSON of a node's trace."""
     table: dict[tuple[Any, ...], int] = {}
     stacks: dict[str, int] = {}
     rows: list[list[int]] = []
@@ -59,8 +71,8 @@ def trace(node: str, *processes: dict[str, Any], **more: Any) -> Trace:
         for sample in one["samples"]:
             sample["main"] = number(sample["main"])
             sample["threads"] = [[name, number(stack)] for name, stack in sample["threads"]]
-    made = {
-        "schema": traces.SCHEMA,
+    return {
+        "schema": SCHEMA,
         "node": node,
         "started": "2026-01-01T00:00:00Z",
         "interval_s": 2.0,
@@ -71,4 +83,3 @@ def trace(node: str, *processes: dict[str, Any], **more: Any) -> Trace:
         "instead": [],
         **more,
     }
-    return traces.parse(json.dumps(made), node)

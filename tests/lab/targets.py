@@ -11,8 +11,8 @@ from nodeready.agent.stacks import program as answer
 from nodeready.core import shell
 from nodeready.lab import LabNode
 from nodeready.lab.processes import nsenter
-from nodeready.runs.stacks.trace import read
 from tests.builders.proof import processes
+from tests.builders.traces import checked
 from tests.command import wait_for
 
 TAG = "nodeready:test"
@@ -84,7 +84,7 @@ def capture(node: LabNode, login: str = "root", **how: Any) -> dict[str, Any]:
     done = node.run(command.line, user=login, input=command.stdin)
     assert not done.stderr, done.stderr
     assert set(processes(node)) <= set(before)
-    trace = read(answer.unpack(done.stdout, config.nonce), node.name)
+    trace = checked(answer.unpack(done.stdout, config.nonce), node.name)
     assert not trace["error"], trace["error"]
     return trace
 

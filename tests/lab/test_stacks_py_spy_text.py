@@ -27,10 +27,10 @@ def dumped(pid: int) -> tuple[Calls, Calls]:
         for more in ((), ("--json",))
     )
     (trace,) = parse_dump(text, "gpu1")
-    sample = trace["processes"][0]["samples"][0]
-    stacks = {"MainThread": sample["main"], **dict(sample["threads"])}
+    sample = trace.processes[0].samples[0]
+    stacks = {"MainThread": sample.main, **dict(sample.threads)}
     said = {
-        name: [trace["frames"][frame] for frame in trace["stacks"][stack]]
+        name: [list(trace.frames[frame]) for frame in trace.stacks[stack]]
         for name, stack in stacks.items()
     }
     keys = ("name", "short_filename", "line")

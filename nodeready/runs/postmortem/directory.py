@@ -155,8 +155,8 @@ def _findings(stacks: Path) -> tuple[EnvironmentFinding, ...]:
         for trace in load(stacks)[0]:
             traces.read(trace)
             places += [
-                RankPlace(trace["node"], process["pid"], process["rank"], process["local_rank"])
-                for process in trace["processes"]
+                RankPlace(trace.node, process.pid, process.rank, process.local_rank)
+                for process in trace.processes
             ]
     return judge_environments(traces, places)
 

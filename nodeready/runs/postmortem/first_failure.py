@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from nodeready.agent.failure_events import FailureEvent
@@ -23,8 +23,6 @@ from nodeready.agent.failure_rules import (
     signal_of,
 )
 from nodeready.agent.witnesses import nccl_errors
-from nodeready.agent.witnesses.logs import RankLog
-from nodeready.core import wire
 from nodeready.core.text import counted, utc_moment
 from nodeready.fleet.inventory.nodeset import fold, natural
 from nodeready.runs.postmortem.document import KERNEL, LOG, FailureGroup, FirstFailure, NodeEvent
@@ -35,6 +33,7 @@ from nodeready.runs.postmortem.evidence import (
     NodeRecord,
     RankFailure,
     RankFinder,
+    SlurmStep,
 )
 from nodeready.runs.postmortem.rank_failures import (
     ASSERT,
@@ -47,9 +46,9 @@ from nodeready.runs.postmortem.rank_failures import (
     once_per_rank,
     with_reported_ranks,
 )
-from nodeready.runs.stacks.document import Suspect
+from nodeready.runs.stacks.document import Suspect, say
 from nodeready.runs.stacks.evidence import Evidence
-from nodeready.runs.stacks.statements import ranks_of
+from nodeready.runs.stacks.statements import RankPlace, ranks_of
 from nodeready.runs.stacks.witness_reader import read_witnesses
 from nodeready.subjects.gpus import xids
 
@@ -147,10 +146,8 @@ class FirstFailureFinder:
         self.roots = [f for f in self.reports if f.event.source == "torchrun-root"]
         self.lost = [f for f in self.all if f.event.role == LOST]
         self.waited = [f for f in self.all if f.event.role == WAITED]
-        self.final = deadly(
-            [f for f in self.own_errors if _is_final(f)],
-            (*self.lost, *self.waited),
-        )
+        own_errors = [f for f in self.own_errors if _is_final(f)]
+        self.final = deadly(own_errors, (*self.lost, *self.waited))
         self.ended = [f for f in self.all if f.event.role == ENDED]
         self.missing: list[str] = []
 
@@ -182,20 +179,15 @@ class FirstFailureFinder:
 
     def witnesses(self, cause: FirstFailure) -> dict[str, str]:
         """Who saw the fault on each node of the cause itself: `Postmortem.witnesses`."""
-        files = self.evidence.files
-        logs = {
-            failure.node: LOG
-            for failure in self.all
-            if failure.event.kind == cause.kind
-            and failure.file >= 0
-            and failure.node == files[failure.file].node
-        }
-        kernels = {
-            fault.node: KERNEL
-            for fault in self.evidence.kernel
-            if HARDWARE.get(fault.kind) == cause.kind and not _is_of_application(fault)
-        }
-        return {node: by for node, by in {**logs, **kernels}.items() if node in cause.nodes}
+        files, sources_of = self.evidence.files, dict[str, str]()
+        for failure in self.all:
+            is_own_log = failure.file >= 0 and failure.node == files[failure.file].node
+            if failure.event.kind == cause.kind and is_own_log:
+                sources_of[failure.node] = LOG
+        for fault in self.evidence.kernel:
+            if HARDWARE.get(fault.kind) == cause.kind and not _is_of_application(fault):
+                sources_of[fault.node] = KERNEL
+        return {node: by for node, by in sources_of.items() if node in cause.nodes}
 
     def _is_victim(self, failure: RankFailure) -> bool:
         """Whether an error follows a lost peer or a timeout of the same rank."""
@@ -209,16 +201,12 @@ class FirstFailureFinder:
 
     def find(self) -> FirstFailure:
         """The first failure."""
-        rules: tuple[Callable[[], FirstFailure | None], ...] = (
+        rules = (
             self._out_of_memory, self._own_error, self._mismatch, self._scheduler, self._killed,
             self._gpu, self._earlier_error, self._own_connection, self._timeout, self._kernel,
-            self._silent, self._ended_from_outside, self._fabric,
+            self._silent, self._ended_from_outside, self._fabric, self._unclear,
         )  # fmt: skip
-        for rule in rules:
-            if cause := rule():
-                break
-        else:
-            cause = self._unclear()
+        cause = next(filter(None, (rule() for rule in rules)))
         cause = self._by_environment(cause) or replace(cause, missing=tuple(self.missing))
         ranks, nodes = set(cause.ranks), set(cause.nodes)
         records = [
@@ -246,15 +234,11 @@ class FirstFailureFinder:
         ]
         (finding, places), *_ = faults
         suspects[0] = replace(suspects[0], for_=(*places, f"it explains: {cause.text}"))
-        subject = self._subject(finding.ranks, finding.nodes)
+        text = f"{self._subject(finding.ranks, finding.nodes)}: {finding.text}; {finding.advice}"
         return replace(
-            cause,
-            kind="environment",
-            text=f"{subject}: {finding.text}; {finding.advice}",
-            ranks=finding.ranks,
-            nodes=finding.nodes,
-            suspects=tuple(suspects),
-        )
+            cause, kind="environment", text=text, suspects=tuple(suspects),
+            ranks=finding.ranks, nodes=finding.nodes,
+        )  # fmt: skip
 
     def _out_of_memory(self) -> FirstFailure | None:
         """The kernel or Slurm killed a process of the job for its memory."""
@@ -262,17 +246,14 @@ class FirstFailureFinder:
         slurm_events = [
             f for f in self.own_errors if f.event.kind == "oom" and f.event.source == "slurm"
         ]
-        steps = [step for step in self.evidence.steps if step.state.startswith("OUT_OF_ME")]
+        steps = self._steps("OUT_OF_ME")
         srun = [f for f in self.reports if f.event.kind == "oom"]
         if not (faults or slurm_events or steps or srun):
             return None
         killed = [f for f in self.reports if signal_of(f.event.code) == 9]
         workers = [f for f in self.own_errors if _KILLED_WORKER in f.event.text]
-        nodes = {fault.node for fault in faults if fault.node} | {
-            f.node for f in slurm_events if f.node
-        }
-        ranks: set[int] = {f.rank for f in srun if f.rank is not None}
-        against: list[str] = []
+        nodes = {fault.node for fault in faults if fault.node} | _nodes(slurm_events)
+        ranks, against = _ranks(srun), list[str]()
         ended_ranks = {
             pid: f.rank
             for f in (*killed, *workers)
@@ -302,17 +283,14 @@ class FirstFailureFinder:
         # Otherwise the kernel may have killed a process of another job.
         if not ranks and (other_errors or not (slurm_events or steps or srun)):
             return None
-        nodes |= {self.node_of[rank] for rank in ranks if rank in self.node_of}
-        evidence = [f"the kernel of {fault.node}: {fault.text}" for fault in faults[:3]]
-        evidence += [f"Slurm: {f.event.text}" for f in slurm_events[:2]]
-        evidence += [f"sacct: step {step.step} {step.state}" for step in steps[:2]]
+        evidence = [*_kernel_lines(faults), *(f"Slurm: {f.event.text}" for f in slurm_events[:2])]
+        evidence += _sacct_lines(steps)
         evidence += [self._report_text(f) for f in srun[:2]]
         evidence += [self._report_text(f) for f in killed[:1] if f.rank in ranks]
-        subject = self._subject(ranks, nodes)
         place = "a worker of its data loader" if workers else "it"
-        text = f"{subject}: the kernel killed {place} for memory"
         return self._cause(
-            "oom", text, ranks, nodes, for_=evidence, against=against,
+            "oom", f"{{who}}: the kernel killed {place} for memory", ranks,
+            nodes | self._nodes_of(ranks), evidence, against=against,
             failures=(workers or killed)[:1],
         )  # fmt: skip
 
@@ -333,13 +311,12 @@ class FirstFailureFinder:
         # A rank whose call has another form reads its peers' wrongly.
         if cause := self._odd_call({**peers, **calls}, "exception", failures):
             return cause
-        ranks = {f.rank for f in failures if f.rank is not None}
-        nodes = {f.node for f in failures if f.node}
         words = failures[0].event.text.rpartition("] ")[2][:_TEXT]
-        text = f"{self._subject(ranks, nodes)} or a peer called with another size: {words}"
         self.missing.append("TORCH_DISTRIBUTED_DEBUG=DETAIL names the rank and its call")
-        evidence = [f"in {f.example}" for f in failures[:3]]
-        return self._cause("unclear", text, ranks, nodes, for_=evidence, failures=failures)
+        return self._cause(
+            "unclear", f"{{who}} or a peer called with another size: {words}", _ranks(failures),
+            _nodes(failures), [f"in {f.example}" for f in failures[:3]], failures=failures,
+        )  # fmt: skip
 
     def _odd_call(
         self, calls: Mapping[int, str], kind: str, failures: Sequence[RankFailure]
@@ -358,7 +335,6 @@ class FirstFailureFinder:
         suspects = []
         for call, ranks in sides.items():
             if call != usual or 2 * len(ranks) <= len(calls):
-                nodes = {self.node_of[rank] for rank in ranks if rank in self.node_of}
                 first = min(
                     (by_rank[rank] for rank in ranks if rank in by_rank),
                     key=lambda f: (f.file, f.event.line),
@@ -366,14 +342,13 @@ class FirstFailureFinder:
                 )
                 places = (f"in {first.example}",) if first else ()
                 evidence = f"{ranks_of(ranks)} called {call}", *places
-                names = tuple(sorted(nodes, key=natural))
-                suspects.append(Suspect(tuple(sorted(ranks)), names, evidence, ()))
+                suspects.append(_suspect(ranks, self._nodes_of(ranks), evidence))
         if 2 * len(sides[usual]) <= len(calls):
             return self._undecided(suspects)
         odd = {rank for suspect in suspects for rank in suspect.ranks}
         nodes = {node for suspect in suspects for node in suspect.nodes}
         words = " and ".join(call for call in sides if call != usual)[:_TEXT]
-        text = f"{self._subject(odd, nodes)} called {words}, {ranks_of(sides[usual])} {usual}"
+        text = f"{{who}} called {words}, {ranks_of(sides[usual])} {usual}"
         cause = self._cause(kind, f"{text}: the calls must agree", odd, nodes, failures=failures)
         frame = next((f.event.frame for f in failures if f.rank in odd), "")
         return replace(cause, suspects=tuple(suspects), frame=frame)
@@ -423,15 +398,13 @@ class FirstFailureFinder:
         if not rows:
             return None
         first, meaning, step = rows[0]
-        ranks = {f.rank for f, *_ in rows if f.rank is not None}
-        nodes = {f.node for f, *_ in rows if f.node}
-        links = self._links([f for f, *_ in rows])
+        failures = [f for f, *_ in rows]
+        ranks, nodes, links = _ranks(failures), _nodes(failures), self._links(failures)
         text = f"{self._subject(ranks, nodes)}: {_link_text(links)}{meaning}: "
         self.missing.append(step)
-        evidence = [f"{f.example}: {f.event.text}" for f, *_ in rows[:3]]
         nodes |= {end for link in links for end in link if not _ADDRESS.fullmatch(end)}
         text += first.event.text[-_TEXT:]
-        return self._cause("network", text, ranks, nodes, for_=evidence)
+        return self._cause("network", text, ranks, nodes, _lines(failures, 3))
 
     def _links(self, failures: Iterable[RankFailure]) -> list[tuple[str, str]]:
         """The pairs of nodes between which the errors are; a peer that is not known by address."""
@@ -462,12 +435,10 @@ class FirstFailureFinder:
             self.missing.append("times in the logs would tell which error was first")
             return self._undecided([self._error_suspect(group) for group in groups])
         first = groups[0]
-        ranks, nodes = set(first.ranks), set(first.nodes)
-        nodes |= {self.node_of[rank] for rank in ranks if rank in self.node_of}
-        event = first.first.event
-        for failure in first.failures:
-            if failure.event.frame and not event.frame:
-                event = failure.event
+        ranks, event = set(first.ranks), first.first.event
+        nodes = {*first.nodes} | self._nodes_of(ranks)
+        if not event.frame:
+            event = next((f.event for f in first.failures if f.event.frame), event)
         kind, for_ = event.kind, self._error_evidence(first, reason)
         is_all = len(self.ranks) > 1 and ranks == self.ranks
         subject = f"all {len(ranks)} ranks" if is_all else self._subject(ranks, nodes)
@@ -484,32 +455,25 @@ class FirstFailureFinder:
                 "shows the call"
             )
         text = f"{subject}: {event.text[:_TEXT]}"
-        cause = self._cause(
-            kind, text, ranks, nodes, for_=for_, against=against, failures=first.failures
-        )
+        places, failures = (ranks, nodes, for_), first.failures
+        cause = self._cause(kind, text, *places, against=against, failures=failures)
         other_errors = map(self._error_suspect, groups[1:4])
         return replace(cause, suspects=(*cause.suspects, *other_errors), frame=event.frame)
 
     def _error_suspect(self, group: EqualFailures) -> Suspect:
         """The ranks with this error, as one of several suspects."""
-        event, nodes = group.first.event, {*group.nodes}
-        nodes |= {self.node_of[rank] for rank in group.ranks if rank in self.node_of}
+        event, nodes = group.first.event, {*group.nodes} | self._nodes_of(group.ranks)
         frame = (f"at {event.frame}",) if event.frame else ()
-        evidence = event.text, *frame, f"in {group.first.example}"
-        return Suspect(group.ranks, tuple(sorted(nodes, key=natural)), evidence, ())
+        return _suspect(group.ranks, nodes, (event.text, *frame, f"in {group.first.example}"))
 
     def _error_evidence(self, group: EqualFailures, reason: str) -> list[str]:
         """Why this error is the first."""
-        evidence = [f"in {group.first.example}"]
-        if reason:
-            evidence.append(reason)
+        evidence = [f"in {group.first.example}", *filter(None, [reason])]
         asserts = [f for f in self.own_errors if f.event.text.startswith(ASSERT)]
         evidence += [f.event.text for f in asserts[:1] if f is not group.first]
-        for failure in self._roots(set(group.ranks)):
-            evidence.append(self._report_text(failure))
-        for fault in self._xids(set(group.nodes)) if group.first.event.kind == "gpu" else ():
-            evidence.append(f"the kernel of {fault.node}: {fault.text}")
-        return evidence
+        evidence += map(self._report_text, self._roots(set(group.ranks)))
+        is_gpu = group.first.event.kind == "gpu"
+        return evidence + (_kernel_lines(self._xids(set(group.nodes))) if is_gpu else [])
 
     def _contrary_reports(self, ranks: set[int]) -> list[str]:
         """Launchers that name another rank as the first."""
@@ -524,7 +488,7 @@ class FirstFailureFinder:
     def _in_order(self, groups: list[EqualFailures]) -> tuple[list[EqualFailures], str]:
         """The groups, the first failure first, and how that is known; "": it is not known."""
         if len(groups) == 1:
-            lost = {f.rank for f in self.lost if f.rank is not None} - {*groups[0].ranks}
+            lost = _ranks(self.lost) - {*groups[0].ranks}
             return groups, f"{ranks_of(lost)} only lost a peer" if lost else "no other error"
         timed = [(earliest, group) for group in groups if (earliest := group.earliest)]
         if len(timed) == len(groups):
@@ -554,30 +518,20 @@ class FirstFailureFinder:
     def _scheduler(self) -> FirstFailure | None:
         """Slurm ended the job by its limit."""
         slurm_events = [f for f in self.ended if f.event.kind == "limit"]
-        states = ("TIMEOUT", "PREEMPTED", "DEADLINE")
-        steps = [step for step in self.evidence.steps if step.state.startswith(states)]
-        nodes = [step for step in self.evidence.steps if step.state.startswith("NODE_FAIL")]
-        if nodes:
-            evidence = [f"sacct: {step.step} {step.state}" for step in nodes[:2]]
-            return self._cause(
-                "network",
-                f"Slurm lost a node of the job ({nodes[0].nodes})",
-                (),
-                (),
-                for_=evidence,
-            )
+        steps, lost = self._steps("TIMEOUT", "PREEMPTED", "DEADLINE"), self._steps("NODE_FAIL")
+        if lost:
+            text = f"Slurm lost a node of the job ({lost[0].nodes})"
+            return self._cause("network", text, for_=_sacct_lines(lost))
         if not (slurm_events or steps):
             return None
         word = slurm_events[0].event.text if slurm_events else steps[0].state
-        evidence = [f"{f.example}: {f.event.text}" for f in slurm_events[:2]]
-        evidence += [f"sacct: {step.step} {step.state}" for step in steps[:2]]
         reason = next((reason for key, reason in _LIMITS.items() if key in word), word)
-        text = f"Slurm ended the job: {reason}"
-        return self._cause("limit", text, (), (), for_=evidence)
+        evidence = _lines(slurm_events) + _sacct_lines(steps)
+        return self._cause("limit", f"Slurm ended the job: {reason}", for_=evidence)
 
     def _killed(self) -> FirstFailure | None:
         """A rank that ended by a signal or with a status, without an error in its log."""
-        excused = {f.rank for f in (*self.lost, *self.waited) if f.rank is not None}
+        excused = _ranks((*self.lost, *self.waited))
         agent_pids = {(f.node, f.event.pid) for f in self.ended if f.event.source == "torchrun"}
         order: list[RankFailure] = []
         for failure in self.reports:
@@ -586,9 +540,8 @@ class FirstFailureFinder:
             # A signal that torchrun did not send came from outside.
             is_torchrun = failure.event.source.startswith("torchrun") and bool(agent_pids)
             is_ended = is_ended or (number in (1, 2, 15) and not is_torchrun)
-            if is_ended or failure.rank in excused:
-                continue
-            order.append(failure)
+            if not is_ended and failure.rank not in excused:
+                order.append(failure)
         if not order:
             return None
         has_signals = any(signal_of(f.event.code) for f in order)
@@ -601,7 +554,7 @@ class FirstFailureFinder:
             and f.event.source in (first.event.source, "torchrun-root")
             and (f.file, f.event.line) == (first.file, first.event.line)
         ]
-        ranks = {f.rank for f in (same or [first]) if f.rank is not None}
+        ranks, nodes = _ranks(same or [first]), _nodes(same or [first])
         number = signal_of(first.event.code)
         rivals = [
             f for f in order
@@ -612,37 +565,30 @@ class FirstFailureFinder:
             self.missing.append("times of their ends would tell which was first")
             ended = {f.rank: f for f in (*rivals, first)}
             return self._undecided([
-                Suspect((rank,), (f.node,) if f.node else (), (self._report_text(f),), ())
+                _suspect((rank,), (f.node,), (self._report_text(f),))
                 for rank, f in ended.items() if rank is not None
             ])  # fmt: skip
         if not number and (errors := [f for f in self.own_errors if f.rank in ranks]):
             return self._went_on(self._of_errors(errors))
-        nodes = {f.node for f in same or [first] if f.node}
-        subject = self._subject(ranks, nodes)
-        kind = kind_of_code(first.event.code) if number else "unclear"
         against: list[str] = []
         if number:
             name = SIGNAL_NAMES.get(number, f"signal {number}")
-            was = "were" if len(ranks) > 1 else "was"
             text = (
-                f"{subject} {was} ended by {name} (signal {number}), without an error in its log"
+                f"{{who}} {{was}} ended by {name} (signal {number}), without an error in its log"
             )
-            if number == 9:
-                against.append(self._no_oom_text(nodes))
+            against += [self._no_oom_text()] if number == 9 else []
         else:
-            text = (
-                f"{subject} ended with exit code {first.event.code}, without an error in its log"
-            )
+            text = f"{{who}} ended with exit code {first.event.code}, without an error in its log"
             self.missing.append("why it exited: its log does not say")
         reports = first, *self._roots(ranks, first)
         evidence = [self._report_text(f) for f in reports]
         evidence += self._last_lines(ranks)[:1] if len(ranks) == 1 else []
-        evidence += [f"{f.example}: {f.event.text}" for f in reports[:1] if f.event.text]
+        evidence += _lines([first]) if first.event.text else []
         if number in (4, 6, 7, 8, 11):
             self.missing.append("where it crashed: nodeready cores")
-        return self._cause(
-            kind, text, ranks, nodes, for_=evidence, against=against, failures=[first]
-        )
+        kind = kind_of_code(first.event.code) if number else "unclear"
+        places = ranks, nodes, evidence
+        return self._cause(kind, text, *places, against=against, failures=[first])
 
     def _report_key(self, failure: RankFailure, has_signals: bool) -> tuple[object, ...]:
         event = failure.event
@@ -657,7 +603,7 @@ class FirstFailureFinder:
     def _roots(self, ranks: set[int], first: RankFailure | None = None) -> list[RankFailure]:
         return [f for f in self.roots if f.rank in ranks and f is not first][:1]
 
-    def _no_oom_text(self, nodes: set[str]) -> str:
+    def _no_oom_text(self) -> str:
         reasons = [reason for name, reason in self.evidence.missing.items() if "kernel" in name]
         if reasons:
             self.missing.append("the kernel's log would tell whether it was killed for memory")
@@ -678,20 +624,17 @@ class FirstFailureFinder:
         xids = self._xids(set())
         if not xids:
             return None
-        nodes = {fault.node for fault in xids}
-        ranks = {
-            self.rank_by_pid[key] for f in xids if (key := (f.node, f.pid)) in self.rank_by_pid
-        }
-        text = f"{self._subject(ranks, nodes)}: {xids[0].text[:_TEXT]}"
-        evidence = [f"the kernel of {fault.node}: {fault.text}" for fault in xids]
-        return self._cause("gpu", text, ranks, nodes, for_=evidence)
+        keys = [(fault.node, fault.pid) for fault in xids]
+        ranks = {self.rank_by_pid[key] for key in keys if key in self.rank_by_pid}
+        text = f"{{who}}: {xids[0].text[:_TEXT]}"
+        return self._cause("gpu", text, ranks, {f.node for f in xids}, _kernel_lines(xids))
 
     def _timeout(self) -> FirstFailure | None:
         """A hang that a watchdog ended: the rank that lags behind is the suspect."""
         lags = self._lags()
         if not self.waited and not lags:
             return None
-        waiting = {f.rank for f in self.waited if f.rank is not None}
+        waiting = _ranks(self.waited)
         evidence = []
         if lags:
             (ranks, _), *_ = lags
@@ -712,15 +655,16 @@ class FirstFailureFinder:
         else:
             ranks = set()
             self.missing.append("which rank was late: the flight recorder's dumps would tell")
-        nodes = {self.node_of[rank] for rank in ranks if rank in self.node_of}
         # The lagging rank's own words, if it has some.
         waited = sorted(self.waited, key=lambda f: (f.rank not in ranks, f.file, f.event.line))[:1]
-        evidence += [f"{f.example}: {f.event.text}" for f in waited]
-        words = waited[0].event.text if waited else lags[0][1]
-        text = f"a timeout, and no rank is known to be late: {words[:_TEXT]}"
+        evidence += _lines(waited)
+        words = (waited[0].event.text if waited else lags[0][1])[:_TEXT]
+        text = f"a timeout, and no rank is known to be late: {words}"
         if ranks:
-            text = f"{self._subject(ranks, nodes)} did not come until a timeout: {words[:_TEXT]}"
-        return self._cause("timeout", text, ranks, nodes, for_=evidence, failures=waited)
+            text = f"{{who}} did not come until a timeout: {words}"
+        return self._cause(
+            "timeout", text, ranks, self._nodes_of(ranks), evidence, failures=waited
+        )
 
     def _late_ranks(self, waiting: set[int]) -> set[int]:
         """The few ranks that came when the timeout of the others was over."""
@@ -751,23 +695,18 @@ class FirstFailureFinder:
 
     def _lags(self) -> list[tuple[set[int], str]]:
         """The ranks that lag behind by the watchdogs' reports and the flight recorder's dumps."""
-        traces, places = Evidence(), []
+        evidence, places = Evidence(), list[RankPlace]()
         for number, file in enumerate(self.evidence.files, 1):
             failures = file.failures
             if not failures.reports and failures.recording is None:
                 continue
-            rank = self.finder.file_rank(file)
-            log = wire.plain(RankLog("", failures.path[:1000], 0, (), failures.reports))
-            node = file.node or "node"
-            witnesses = {"logs": log} if failures.reports else {}
-            if failures.recording is not None:
-                witnesses["flight_recorder"] = wire.plain(failures.recording)
-            process = {"pid": number, "witnesses": witnesses}
-            traces.read({"node": node, "processes": [process]})
-            places.append((node, number, rank))
-        named = {place[2] for place in places}
-        places += [("node", -rank - 1, rank) for rank in sorted(self.ranks - named)]
-        report = read_witnesses(traces, places, False)
+            place = RankPlace(file.node or "node", number, self.finder.file_rank(file))
+            reports = failures.reports, failures.recording
+            evidence.keep_log(place[:2], failures.path, *reports)
+            places.append(place)
+        named = {place.rank for place in places}
+        places += [RankPlace("node", -rank - 1, rank) for rank in sorted(self.ranks - named)]
+        report = read_witnesses(evidence, places, False)
         lags = [lag for lag in report.lags if lag.ranks and not lag.chained]
         lags.sort(key=lambda lag: -lag.weight)
         rows = [
@@ -785,34 +724,28 @@ class FirstFailureFinder:
         # Slurm also says CANCELLED of a batch script that crashed (22.05): 0:11.
         cancelled = [
             step
-            for step in self.evidence.steps
-            if step.state.startswith("CANCELLED")
-            and (not step.signal or kind_of_code(-step.signal) == "signal")
+            for step in self._steps("CANCELLED")
+            if not step.signal or kind_of_code(-step.signal) == "signal"
         ]
         own_errors = [f for f in self.ended if f.event.source in ("", "error-file", "shell")]
         ended = [f for f in self.reports if signal_of(f.event.code) in (1, 2, 15)]
-        if not (job or cancelled or own_errors or ended):
-            return None
         if job or cancelled:
-            evidence = [f"{f.example}: {f.event.text}" for f in job[:2]]
-            evidence += [f"sacct: {step.step} {step.state}" for step in cancelled[:2]]
-            is_slurm = cancelled or job[0].event.source == "slurm-job"
             text = "the job was cancelled"
             if sent := {signal_of(f.event.code) for f in self.reports} & {10, 12}:
                 text = f"{SIGNAL_NAMES[min(sent)]} of Slurm ended the ranks"
-            if not is_slurm:
+            if not (cancelled or job[0].event.source == "slurm-job"):
                 name = SIGNAL_NAMES.get(abs(job[0].event.code), "a signal (Ctrl-C)")
                 text = f"{name} ended the launcher, from outside"
-            return self._cause("signal", text, (), (), for_=evidence)
+            return self._cause("signal", text, for_=_lines(job) + _sacct_lines(cancelled))
+        failures = own_errors or ended[:1]
+        if not failures:
+            return None
         first = min(own_errors or ended, key=lambda f: (f.time_s or 0.0, f.event.line))
-        ranks = {f.rank for f in own_errors or ended[:1] if f.rank is not None}
+        ranks, nodes = _ranks(failures), _nodes(failures)
         is_all = len(self.ranks) > 1 and ranks == self.ranks
-        nodes = {f.node for f in own_errors or ended[:1] if f.node}
         name = "SIGINT (Ctrl-C)" if "KeyboardInterrupt" in first.event.text else "SIGTERM"
-        subject = "all ranks were" if is_all else f"{self._subject(ranks, nodes)} was"
-        text = f"{subject} ended by {name}, from outside"
-        evidence = [f"{first.example}: {first.event.text}"]
-        return self._cause("signal", text, ranks, nodes, for_=evidence, failures=[first])
+        text = f"{'all ranks were' if is_all else '{who} was'} ended by {name}, from outside"
+        return self._cause("signal", text, ranks, nodes, _lines([first]), failures=[first])
 
     def _kernel(self) -> FirstFailure | None:
         """A fault of a node in the kernel's log, where the ranks only lost a peer."""
@@ -824,9 +757,8 @@ class FirstFailureFinder:
         fault = min(faults, key=lambda fault: list(kinds).index(fault.kind))
         rank = self.rank_by_pid.get((fault.node, fault.pid))
         ranks = {rank} if rank is not None else set[int]()
-        text = f"{self._subject(ranks, {fault.node})}: {fault.text[:_TEXT]}"
-        evidence = [f"the kernel of {f.node}: {f.text}" for f in faults[:3]]
-        return self._cause(kinds[fault.kind], text, ranks, {fault.node}, for_=evidence)
+        text = f"{{who}}: {fault.text[:_TEXT]}"
+        return self._cause(kinds[fault.kind], text, ranks, {fault.node}, _kernel_lines(faults))
 
     def _silent_ranks(self) -> list[int]:
         """The ranks without any failure, where their peers have one; [] for more than half."""
@@ -854,40 +786,29 @@ class FirstFailureFinder:
         silent = set(self._silent_ranks())
         if not silent or not self.lost:
             return None
-        nodes = {self.node_of[rank] for rank in silent if rank in self.node_of}
-        lost = {f.rank for f in self.lost if f.rank is not None}
-        text = f"{self._subject(silent, nodes)} ended without a word; {ranks_of(lost)} lost a peer"
-        evidence = self._last_lines(silent)
-        evidence.append(f"{self.lost[0].example}: {self.lost[0].event.text}")
+        text = f"{{who}} ended without a word; {ranks_of(_ranks(self.lost))} lost a peer"
         self.missing.append("its exit status: sacct, the launcher's output or the kernel's log")
-        return self._cause("unclear", text, silent, nodes, for_=evidence)
+        evidence = self._last_lines(silent) + _lines(self.lost, 1)
+        return self._cause("unclear", text, silent, self._nodes_of(silent), evidence)
 
     def _unclear(self) -> FirstFailure:
         if self.lost:
             text = "every failure is a lost peer: the rank that failed first left no trace"
-            kind, evidence = "unclear", [f"{f.example}: {f.event.text}" for f in self.lost[:2]]
             self.missing.append("the log of the rank that ended first, its exit status")
-            return self._cause(kind, text, (), (), for_=evidence)
+            return self._cause("unclear", text, for_=_lines(self.lost))
         steps = [step for step in self.evidence.steps if step.code or step.signal]
         if steps and not self.reports:
-            step = steps[-1]
+            step, how = steps[-1], f"exit code {steps[-1].code}"
+            if step.signal:
+                how = SIGNAL_NAMES.get(step.signal, f"signal {step.signal}")
             kind = kind_of_code(-step.signal) if step.signal else "unclear"
-            number = f"signal {step.signal}"
-            how = (
-                SIGNAL_NAMES.get(step.signal, number) if step.signal else f"exit code {step.code}"
-            )
             text = f"Slurm: {step.step} {step.state} with {how}, and no log says why"
             self.missing.append("the logs of the ranks")
-            return self._cause(
-                kind,
-                text,
-                (),
-                (),
-                for_=[f"Slurm: {s.step} {s.state} {s.code}:{s.signal}" for s in steps[:3]],
-            )
+            evidence = [f"Slurm: {s.step} {s.state} {s.code}:{s.signal}" for s in steps[:3]]
+            return self._cause(kind, text, for_=evidence)
         if self.reports:
             text = "; ".join(dict.fromkeys(self._report_text(f) for f in self.reports[:3]))
-            return self._cause("unclear", text, (), ())
+            return self._cause("unclear", text)
         return FirstFailure("unclear", "no failure in the evidence", missing=tuple(self.missing))
 
     # --- Words.
@@ -901,11 +822,10 @@ class FirstFailureFinder:
 
     def _report_text(self, failure: RankFailure) -> str:
         event = failure.event
-        number = signal_of(event.code)
         how = f"ended with exit code {event.code}"
         if event.kind == "oom":
             how = "out of memory"
-        elif number:
+        elif number := signal_of(event.code):
             how = f"ended by {SIGNAL_NAMES.get(number, number)}"
         subject = f"process {event.pid}" if event.pid else "a process"
         if failure.rank is not None:
@@ -916,26 +836,27 @@ class FirstFailureFinder:
         return f"{_LAUNCHERS.get(event.source, event.source)} reports: {subject} {how}{root}"
 
     def _cause(
-        self,
-        kind: str,
-        text: str,
-        ranks: Iterable[int],
-        nodes: Iterable[str],
-        *,
-        for_: Iterable[str] = (),
-        against: Iterable[str] = (),
+        self, kind: str, text: str, ranks: Iterable[int] = (), nodes: Iterable[str] = (),
+        for_: Iterable[str] = (), *, against: Iterable[str] = (),
         failures: Sequence[RankFailure] = (),
-    ) -> FirstFailure:
-        sorted_ranks = tuple(sorted(ranks))
-        names = tuple(sorted(filter(None, nodes), key=natural))
+    ) -> FirstFailure:  # fmt: skip
+        """The cause. text: ``{who}`` stands for its ranks and nodes, ``{was}`` for their verb"""
+        suspect = _suspect(ranks, nodes, for_, against)
+        if "{who}" in text:
+            text = text.replace("{who}", self._subject(suspect.ranks, suspect.nodes), 1)
+            verb = say("{was|were}", max(1, len(suspect.ranks)))
+            text = text.replace("{was}", verb, 1)
         moments = [f.time_s for f in failures if f.time_s is not None]
-        evidence = tuple(dict.fromkeys(for_)), tuple(dict.fromkeys(against))
-        suspect = Suspect(sorted_ranks, names, *evidence)
-        return FirstFailure(
-            *(kind, text, sorted_ranks, names),
-            time=moment_text(min(moments)) if moments else "",
-            suspects=(suspect,),
-        )
+        time = moment_text(min(moments)) if moments else ""
+        subjects = suspect.ranks, suspect.nodes
+        return FirstFailure(kind, text, *subjects, time=time, suspects=(suspect,))
+
+    def _nodes_of(self, ranks: Iterable[int]) -> set[str]:
+        return {self.node_of[rank] for rank in ranks if rank in self.node_of}
+
+    def _steps(self, *states: str) -> list[SlurmStep]:
+        """The steps in states that begin like these."""
+        return [step for step in self.evidence.steps if step.state.startswith(states)]
 
     def _undecided(self, suspects: Sequence[Suspect]) -> FirstFailure:
         """The cause where the evidence does not tell which of the suspects failed first."""
@@ -968,6 +889,34 @@ class FirstFailureFinder:
             return _ROLE_ORDER[group.role], not is_cause, len(group.ranks)
 
         return tuple(sorted(groups, key=order))
+
+
+def _suspect(
+    ranks: Iterable[int], nodes: Iterable[str], for_: Iterable[str], against: Iterable[str] = ()
+) -> Suspect:
+    names = tuple(sorted(filter(None, nodes), key=natural))
+    evidence = tuple(dict.fromkeys(for_)), tuple(dict.fromkeys(against))
+    return Suspect(tuple(sorted(ranks)), names, *evidence)
+
+
+def _ranks(failures: Iterable[RankFailure]) -> set[int]:
+    return {f.rank for f in failures if f.rank is not None}
+
+
+def _nodes(failures: Iterable[RankFailure]) -> set[str]:
+    return {f.node for f in failures if f.node}
+
+
+def _lines(failures: Sequence[RankFailure], maximum: int = 2) -> list[str]:
+    return [f"{f.example}: {f.event.text}" for f in failures[:maximum]]
+
+
+def _kernel_lines(faults: Sequence[NodeFault]) -> list[str]:
+    return [f"the kernel of {fault.node}: {fault.text}" for fault in faults[:3]]
+
+
+def _sacct_lines(steps: Sequence[SlurmStep]) -> list[str]:
+    return [f"sacct: {step.step} {step.state}" for step in steps[:2]]
 
 
 def _is_of_application(fault: NodeFault) -> bool:

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
+from glob import escape
 from shutil import which
 
 from pyinfra.api.exceptions import InventoryError
@@ -66,18 +67,12 @@ def _exit_status(record: Mapping[str, str]) -> tuple[int, int]:
 
 def steps_of(rows: list[dict[str, str]]) -> list[SlurmStep]:
     """The job and its steps, from the rows of `parse_sacct`."""
-    steps = []
-    for row in rows:
-        status = _exit_status(row)
-        steps.append(
-            SlurmStep(row["JobID"][:60], row["State"][:60], *status, row.get("NodeList", ""))
+    return [
+        SlurmStep(
+            row["JobID"][:60], row["State"][:60], *_exit_status(row), row.get("NodeList", "")
         )
-    return steps
-
-
-def _literal(text: str) -> str:
-    """The pattern of this text alone."""
-    return re.sub(r"([*?\[])", r"[\1]", text)
+        for row in rows
+    ]
 
 
 def log_patterns(path: str, job: str, record: Mapping[str, str]) -> str:
@@ -94,9 +89,9 @@ def log_patterns(path: str, job: str, record: Mapping[str, str]) -> str:
     # Every second part is the letter after a %.
     parts = re.split(r"%\d*([A-Za-z%])", path)
     texts = [values.get(part, "") if odd % 2 else part for odd, part in enumerate(parts)]
-    path = "".join(_literal(text) or "*" * (odd % 2) for odd, text in enumerate(texts))
+    path = "".join(escape(text) or "*" * (odd % 2) for odd, text in enumerate(texts))
     if path and not path.startswith("/"):
-        path = f"{_literal(record.get('WorkDir', '')).rstrip('/')}/{path}"
+        path = f"{escape(record.get('WorkDir', '')).rstrip('/')}/{path}"
     return path if path.startswith("/") else ""
 
 

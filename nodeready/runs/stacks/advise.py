@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import fold, natural
 from nodeready.runs.stacks import hints
-from nodeready.runs.stacks.document import Frame, Group, Rank, Stacks, fold_ranks
+from nodeready.runs.stacks.document import Frame, Group, Rank, Stacks, fold_ranks, say
 
 # --- Missing ranks, which WORLD_SIZE counts but no node has, and the nodes that should have them.
 
@@ -45,7 +46,7 @@ def missing_ranks(
         if set(nodes) <= set(silent):
             reason += SILENT
     elif silent:
-        reason += f"; {len(silent)} node{'s' if len(silent) > 1 else ''} gave no answer"
+        reason += f"; {counted(len(silent), 'node')} gave no answer"
     return Group("missing", None, ranks, nodes, no_stack_reason=reason)
 
 
@@ -132,6 +133,15 @@ class _WaitingJob(NamedTuple):
     moving: bool  # some of the job's processes move
     everything: int  # number of processes, and of ranks and nodes without one
 
+    def waits(self, and_maybe: bool = False) -> str:
+        """``3 ranks wait``."""
+        number = self.waiting + self.maybe * and_maybe
+        return f"{number} {say('{rank waits|ranks wait}', number)}"
+
+
+def _size(groups: Iterable[Group]) -> int:
+    return sum(group.processes for group in groups)
+
 
 def with_roles(groups: Sequence[Group], everything: int) -> list[Group]:
     """The groups, each with its role in the hang, and why.
@@ -139,8 +149,8 @@ def with_roles(groups: Sequence[Group], everything: int) -> list[Group]:
     everything: number of processes, and of ranks and nodes without one
     """
     job = _WaitingJob(
-        sum(group.processes for group in groups if is_waiting(group)),
-        sum(group.processes for group in groups if _may_wait(group)),
+        _size(filter(is_waiting, groups)),
+        _size(filter(_may_wait, groups)),
         any(is_waiting(group) and stands_still(group) for group in groups),
         any(group.verdict == "progressing" for group in groups),
         everything,
@@ -164,7 +174,6 @@ def _role(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
         return None, ""
     if group.kind != "stack":
         return _without_stack(group, job)
-    waiting_text = _count(waiting, "rank")
     if is_waiting(group):
         all_wait = waiting == job.everything
         return "victim", "waits for other ranks" + (", as all do" if all_wait else "")
@@ -173,27 +182,18 @@ def _role(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
     if group.verdict == "progressing":
         if group.activity in hints.FOR_RANKS or not job.standing:
             return None, ""
-        reason = f"moves while {waiting_text} {_verb(waiting)} for others: slow, or in a loop"
-        return "suspect", reason
+        return "suspect", f"moves while {job.waits()} for others: slow, or in a loop"
     if waiting and group.verdict in ("spinning", "unsure") and not job.standing:
-        wake = "it wakes up" if waiting == 1 else "all of them wake up"
-        reason = (
-            f"awake, and {waiting_text} {_verb(waiting)} for others, and {wake}: slow, or hung"
-        )
-        return None, reason
+        wake = say("{it wakes|all of them wake} up", waiting)
+        return None, f"awake, and {job.waits()} for others, and {wake}: slow, or hung"
     if _may_wait(group):
         if not waiting or maybe + waiting < job.everything:
             return None, "may wait for other ranks below its own code: --native tells"
-        reason = f"{waiting_text} {_verb(waiting)} for others; whether it does, --native tells"
-        return "suspect", reason
+        return "suspect", f"{job.waits()} for others; whether it does, --native tells"
+    wait_text = f", and {job.waits()}"
     if not waiting:
-        many = _count(maybe, "rank")
-        return "suspect", f"does not wait for other ranks; {many} may (--native tells)"
-    return "suspect", f"does not wait for other ranks, and {waiting_text} {_verb(waiting)}"
-
-
-def _verb(number: int) -> str:
-    return "waits" if number == 1 else "wait"
+        wait_text = f"; {counted(maybe, 'rank')} may (--native tells)"
+    return "suspect", f"does not wait for other ranks{wait_text}"
 
 
 def _without_stack(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
@@ -206,8 +206,8 @@ def _without_stack(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
     if job.moving and not waiting:
         # Other ranks progress: no rank waits for this one.
         return None, ""
-    waiting_text = f"; {_count(waiting, 'rank')} {_verb(waiting)} for others" if waiting else ""
-    return "suspect", _STANDING_TEXTS[group.kind] + waiting_text
+    wait_text = f"; {job.waits(and_maybe=True)} for others" if waiting else ""
+    return "suspect", _STANDING_TEXTS[group.kind] + wait_text
 
 
 # --- Equal calls on all nodes, at different lines.
@@ -272,22 +272,14 @@ def _shifts(lines: Mapping[int, Sequence[str]]) -> tuple[tuple[str, int], ...]:
 
 def _different_code_advice(differences: Sequence[DifferentCode]) -> Iterator[str]:
     for difference in differences[:_MAX_NAMED]:
-        places = _few(
-            [
-                f"{difference.file}:{line} on {fold(line_nodes)}"
-                for line, line_nodes in difference.lines.items()
-            ]
-        )
+        lines = difference.lines.items()
+        places = _few([f"{difference.file}:{line} on {fold(nodes)}" for line, nodes in lines])
+        place, head = f"{difference.function} is at {places}", "different code on different nodes"
         if difference.sure:
-            yield (
-                f"different code on different nodes: {difference.function} is at {places}: "
-                "compare the file (`sha256sum`) on all nodes"
-            )
+            yield f"{head}: {place}: compare the file (`sha256sum`) on all nodes"
         else:
-            yield (
-                f"{difference.function} is at {places}: another call there, or another version of "
-                "the file (`sha256sum` tells)"
-            )
+            words = "another call there, or another version of the file (`sha256sum` tells)"
+            yield f"{place}: {words}"
 
 
 # --- The advice, a line each.
@@ -300,10 +292,9 @@ _MINORITY = 0.25
 _MAX_SET = 60
 
 
-def _ranks(group: Group) -> str:
-    if not group.ranks:
-        return _count(group.processes, "process", "processes") if group.processes else "nodes"
-    return few_ranks(group.ranks)
+def _ranks(*groups: Group) -> str:
+    ranks, size = {rank for group in groups for rank in group.ranks}, _size(groups)
+    return few_ranks(ranks) if ranks else _processes(size) if size else "nodes"
 
 
 def few_ranks(ranks: Collection[int]) -> str:
@@ -314,8 +305,8 @@ def few_ranks(ranks: Collection[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {text}"
 
 
-def _count(number: int, singular: str, plural: str = "") -> str:
-    return f"{number} {singular if number == 1 else plural or singular + 's'}"
+def _processes(number: int) -> str:
+    return counted(number, "process", "processes")
 
 
 def _few(items: Sequence[str]) -> str:
@@ -326,17 +317,12 @@ def _few(items: Sequence[str]) -> str:
 
 def _world_size_advice(sizes: Mapping[int, int], stacks: Stacks) -> Iterator[str]:
     if len(sizes) > 1:
-        sizes_text = [
-            f"{size} ({_count(count, 'process', 'processes')})"
-            for size, count in sorted(sizes.items(), key=lambda item: -item[1])
-        ]
-        yield (
-            f"the ranks disagree on WORLD_SIZE: {_few(sizes_text)}: "
-            "two runs at once, or a launcher that sets it wrongly"
-        )
-    highest = max(
-        (process.rank for process in stacks.processes if process.rank is not None), default=-1
-    )
+        rows = sorted(sizes.items(), key=lambda item: -item[1])
+        sizes_text = _few([f"{size} ({_processes(count)})" for size, count in rows])
+        cause = "two runs at once, or a launcher that sets it wrongly"
+        yield f"the ranks disagree on WORLD_SIZE: {sizes_text}: {cause}"
+    ranks = [process.rank for process in stacks.processes if process.rank is not None]
+    highest = max(ranks, default=-1)
     size = stacks.world_size
     if size is not None and not 0 < size <= MAX_RANKS:
         yield f"WORLD_SIZE is {size}, which no job has: missing ranks cannot be counted"
@@ -382,6 +368,7 @@ _KIND_ADVICE = {
         "the mounts there (`nodeready audit INVENTORY --only host`)"
     ),
 }
+_REFUSALS = ("permi", "ptrace")
 _SILENT_NODES_ADVICE = (
     "{ranks}: the nodes that should have them gave no answer: see whether those are alive, and "
     "look at them first"
@@ -392,21 +379,11 @@ def _kind_advice(groups: Sequence[Group]) -> Iterator[str]:
     for kind, text in _KIND_ADVICE.items():
         kind_groups = [group for group in groups if group.kind == kind]
         if kind_groups:
-            ranks = sorted({rank for group in kind_groups for rank in group.ranks})
-            combined = dataclasses.replace(
-                kind_groups[0],
-                ranks=tuple(ranks),
-                processes=sum(group.processes for group in kind_groups),
-            )
             silent = kind == "missing" and kind_groups[0].no_stack_reason.endswith(SILENT)
-            yield (_SILENT_NODES_ADVICE if silent else text).format(ranks=_ranks(combined))
+            yield (_SILENT_NODES_ADVICE if silent else text).format(ranks=_ranks(*kind_groups))
     # Only processes: a refusal by a node or Slurm does not concern py-spy.
-    reasons_lower = [
-        group.no_stack_reason.lower()
-        for group in groups
-        if group.kind == "no-data" and group.processes
-    ]
-    if any("permi" in text or "ptrace" in text for text in reasons_lower):
+    unread = [group for group in groups if group.kind == "no-data" and group.processes]
+    if any(word in group.no_stack_reason.lower() for group in unread for word in _REFUSALS):
         yield (
             "py-spy was refused: `nodeready audit INVENTORY --only ptrace` tells by what, and "
             "`nodeready deploy INVENTORY --only ptrace` repairs it"
@@ -451,8 +428,8 @@ def _several_groups_advice(stacks: Stacks) -> Iterator[str]:
     groups = [group for group in stacks.groups if group.kind == "stack"]
     suspects = [group for group in groups if group.role == "suspect"]
     victims = [group for group in groups if group.role == "victim"]
-    total = sum(group.processes for group in groups)
-    moving = sum(group.processes for group in groups if group.verdict == "progressing")
+    total = _size(groups)
+    moving = _size(group for group in groups if group.verdict == "progressing")
     if 2 * moving > total:
         yield (
             f"{moving} of {total} ranks move: the job is slow or was looked at in the middle "
@@ -462,14 +439,13 @@ def _several_groups_advice(stacks: Stacks) -> Iterator[str]:
             return
     suspected = [group for group in stacks.groups if group.role == "suspect"]
     if suspects:
-        waiting = sum(group.processes for group in victims)
-        first = suspects[0]
-        yield (
-            f"{_ranks(first)}: begin there: {_waits_for(first)} no other rank, as far as Python's "
-            f"calls tell, and {_count(waiting, 'rank')} {_verb(waiting)} for others"
-            if waiting
-            else f"{_ranks(first)}: begin there: {_waits_for(first)} no other rank, and others may"
-        )
+        waiting, first = _size(victims), suspects[0]
+        lone = "they wait for" if first.processes > 1 else "it waits for"
+        wait_text = "and others may"
+        if waiting:
+            waits = f"{waiting} {say('{rank waits|ranks wait}', waiting)}"
+            wait_text = f"as far as Python's calls tell, and {waits} for others"
+        yield f"{_ranks(first)}: begin there: {lone} no other rank, {wait_text}"
     elif victims and len(victims) == len(groups) and not suspected:
         yield from _all_victims_advice(victims)
     elif not suspected:
@@ -483,14 +459,10 @@ def _several_groups_advice(stacks: Stacks) -> Iterator[str]:
         )
 
 
-def _waits_for(group: Group) -> str:
-    return "they wait for" if group.processes > 1 else "it waits for"
-
-
 def _all_victims_advice(groups: Sequence[Group]) -> Iterator[str]:
     """Advice where all ranks wait for each other, at different places: there is no suspect."""
-    if all(group.activity in ("peer", "collective") and hints.in_pipeline(group.frames)
-           for group in groups):  # fmt: skip
+    calls = {group.activity for group in groups} <= {"peer", "collective"}
+    if calls and all(hints.in_pipeline(group.frames) for group in groups):
         yield (
             "all ranks wait in a pipeline, each for its neighbour: stacks alone blame no rank; "
             "compare the stages' schedules and counts of micro-batches, then look at the network"
@@ -547,7 +519,7 @@ def _other_processes_advice(stacks: Stacks, disputed: bool) -> Iterator[str]:
     users = {other.user for other in stacks.other_jobs} - {stacks.user}
     if stacks.other_jobs:
         texts = [
-            f"{other.job or 'without a job'} ({_count(other.processes, 'process', 'processes')}"
+            f"{other.job or 'without a job'} ({_processes(other.processes)}"
             f"{f' of {other.user}' if users and other.user else ''})"
             for other in stacks.other_jobs
         ]
@@ -568,9 +540,9 @@ def _other_processes_advice(stacks: Stacks, disputed: bool) -> Iterator[str]:
         count = sum(stranger.processes for stranger in strangers)
         nodes = {node for stranger in strangers for node in stranger.nodes}
         yield (
-            f"{_count(count, 'process claims', 'processes claim')} to be of job {stacks.job} and "
-            f"{'is' if count == 1 else 'are'} not: of {_few(sorted({s.user for s in strangers}))} "
-            f"on {fold(nodes)}"
+            f"{count} {say('{process claims|processes claim}', count)} to be of job {stacks.job} "
+            f"and {say('{is|are}', count)} not: of {_few(sorted({s.user for s in strangers}))} on "
+            f"{fold(nodes)}"
         )
     silent = {node for group in stacks.groups if group.kind == "no-data" for node in group.nodes}
     failed_nodes = {gap.node: gap.reason for gap in stacks.gaps if gap.node not in silent}

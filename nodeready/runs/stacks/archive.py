@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from nodeready.core.files import only_regular, own_directory, remove, write_atomically
+from nodeready.agent.stacks.program import SCHEMA
+from nodeready.core.files import own_directory, remove, write_atomically
 from nodeready.core.outcome import INVALID, Gap
 from nodeready.core.text import sanitise
 from nodeready.runs.stacks.document import Stacks
-from nodeready.runs.stacks.trace import MAX_BYTES, MAX_TEXT, SCHEMA, Trace, TraceError, load, parse
-from nodeready.runs.stacks.trace import read as checked
+from nodeready.runs.stacks.trace import (
+    StackSample,
+    Trace,
+    TracedProcess,
+    TraceError,
+    content,
+    load,
+    parse,
+    to_json,
+)
 
 # --- Texts of ``py-spy dump``, as pdsh or ``srun -l`` collected them, as raw traces.
 #
 # For a user who has the dumps already, or no other access to the nodes. py-spy prints the leaf
 # frame first, and the main thread first. Nothing in the text tells the rank.
 
-#: Maximum characters of a command, and of a line in an error.
-_MAX_COMMAND, _MAX_SHOWN = 200, 60
+#: Maximum characters of a command, of a line in an error, and of a name or a file.
+_MAX_COMMAND, _MAX_SHOWN, _MAX_TEXT = 200, 60, 4096
 
 # What pdsh and clush (`gpu001: `) and srun -l (`0: `, ` 7: `) put before every line; the blank
 # after it may be missing on an empty line.
@@ -46,42 +54,39 @@ _NATIVE = re.compile(r"(?:\.so[.\d]*|\.(?:c|cc|cpp|cxx|cu|h|hh|hpp|rs|s|S))")
 Frame = tuple[str, str, int]
 
 
+@dataclass
 class _DumpedNode:
     """The trace of one node while its dump is parsed: each frame and each stack once."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.frames: dict[Frame, int] = {}
-        self.stacks: dict[tuple[int, ...], int] = {}
-        self.processes: list[dict[str, Any]] = []
-        self.error = ""
+    name: str
+    frames: dict[Frame, int] = field(default_factory=dict)
+    stacks: dict[tuple[int, ...], int] = field(default_factory=dict)
+    processes: list[TracedProcess] = field(default_factory=list)
+    error: str = ""
 
     def stack(self, frames: Iterable[Frame]) -> int:
         """The index of a stack, root to leaf."""
         path = tuple(self.frames.setdefault(frame, len(self.frames)) for frame in frames)
         return self.stacks.setdefault(path, len(self.stacks))
 
-    def trace(self) -> dict[str, Any]:
-        """The parsed node as ``nodeready.trace/1``."""
-        return {
-            "schema": SCHEMA,
-            "node": self.name,
-            "started": "",
-            "interval_s": 0.0,
-            "error": self.error,
-            "frames": [list(frame) for frame in self.frames],
-            "stacks": [list(path) for path in self.stacks],
-            "processes": self.processes,
-            "instead": [],
-        }
+    def trace(self) -> Trace:
+        """The parsed node."""
+        return replace(
+            empty_trace(self.name, self.error, ""),
+            frames=tuple(self.frames),
+            stacks=tuple(self.stacks),
+            processes=tuple(self.processes),
+        )
 
 
+@dataclass
 class _DumpedThread:
     """One thread: its frames are innermost first, as they are printed."""
 
-    def __init__(self, number: str, state: str, name: str | None) -> None:
-        self.number, self.state, self.name = number, state, name
-        self.frames: list[Frame] = []
+    number: str
+    state: str
+    name: str
+    frames: list[Frame] = field(default_factory=list)
 
     def python_frames(self) -> list[Frame]:
         """The frames of Python, root to leaf; without any, all named frames."""
@@ -106,9 +111,9 @@ def _threads(lines: Iterable[str]) -> Iterator[_DumpedThread]:
         if thread:
             if current:
                 yield current
-            current = _DumpedThread(thread[1], thread[2], (thread[3] or "")[:MAX_TEXT])
+            current = _DumpedThread(thread[1], thread[2], (thread[3] or "")[:_MAX_TEXT])
         elif frame and current:
-            place = (frame[1][:MAX_TEXT], frame[2][:MAX_TEXT], int(frame[3] or 0))
+            place = (frame[1][:_MAX_TEXT], frame[2][:_MAX_TEXT], int(frame[3] or 0))
             current.frames.append(place)
     if current:
         yield current
@@ -121,50 +126,35 @@ def _main(threads: list[_DumpedThread], pid: int) -> _DumpedThread | None:
     return next(iter([*named, *numbered, *threads]), None)
 
 
-def _process(node: _DumpedNode, pid: int, command: str, lines: list[str]) -> dict[str, Any]:
+def _process(node: _DumpedNode, pid: int, command: str, lines: list[str]) -> TracedProcess:
     threads = [thread for thread in _threads(lines) if thread.frames]
     main = _main(threads, pid)
     error = "" if main else _error(lines) or "py-spy printed no stack of it"
-    other_threads = [
-        [thread.name or "", node.stack(thread.python_frames())]
+    other_threads = tuple(
+        (thread.name, node.stack(thread.python_frames()))
         for thread in threads
         if thread is not main
-    ]
-    native = main is not None and any(map(_is_native, main.frames))
+    )
     holder = next((thread for thread in threads if "gil" in thread.state), None)
-    return {
-        "pid": pid,
-        "rank": None,
-        "local_rank": None,
-        "world_size": None,
-        "job": "",
-        "master": "",
-        "user": "",
-        "command": command[:_MAX_COMMAND],
-        "state": "",
-        "wait_channel": "",
-        "kernel_stack": [],
-        "tracer": 0,
-        "threads": len(threads),
-        "start_s": 0.0,
-        "cpu_s": [],
-        "samples": [
-            {
-                "main": node.stack(main.python_frames()) if main else None,
-                "threads": other_threads,
-                "gil": (holder.name or "") if holder else "",
-                "error": error,
-            }
-        ],
-        "native": node.stack(main.named_frames()) if main and native else None,
-        "note": "",
-    }
+    sample = StackSample(
+        node.stack(main.python_frames()) if main else None,
+        other_threads,
+        holder.name if holder else "",
+        error,
+    )
+    identity = None, None, None, "", "", "", command[:_MAX_COMMAND]
+    native = (
+        node.stack(main.named_frames()) if main and any(map(_is_native, main.frames)) else None
+    )
+    return TracedProcess(
+        pid, 0, len(threads), *identity, "", "", (), 0.0, (), (sample,), native, ""
+    )
 
 
 def _error(lines: Iterable[str]) -> str:
     """The first line with an error of py-spy; "": none."""
     errors = (line for line in lines if line.startswith("Error: "))
-    return next(errors, "").removeprefix("Error: ").strip()[:MAX_TEXT]
+    return next(errors, "").removeprefix("Error: ").strip()[:_MAX_TEXT]
 
 
 def _node(name: str, lines: list[str]) -> _DumpedNode:
@@ -200,8 +190,8 @@ def _by_label(text: str, name: str) -> dict[str, list[str]]:
     return parts
 
 
-def parse_dump(text: str, name: str) -> list[dict[str, Any]]:
-    """The raw traces, ``nodeready.trace/1``, one per node; of ``srun -l``, one per task.
+def parse_dump(text: str, name: str) -> list[Trace]:
+    """The traces, one per node; of ``srun -l``, one per task.
 
     name: the node, where no line names it; in messages, the source
 
@@ -221,7 +211,7 @@ def parse_dump(text: str, name: str) -> list[dict[str, Any]]:
     for node in tasks:
         task = int(node.name)
         for process in node.processes if is_single else ():
-            process["rank"] = task
+            process.rank = task
         node.name = f"task{task}"
     return [node.trace() for node in nodes]
 
@@ -280,9 +270,8 @@ def keep_traces(directory: Path, traces: Iterable[Trace]) -> Iterator[Trace]:
 
 
 def _keep(directory: Path, trace: Trace) -> str:
-    name = file_name(trace["node"])
-    parts = [json.dumps(trace, separators=(",", ":")), "\n"]
-    write_atomically(directory / name, parts, _MODE)
+    name = file_name(trace.node)
+    write_atomically(directory / name, [to_json(trace), "\n"], _MODE)
     return name
 
 
@@ -300,11 +289,7 @@ def write(directory: Path, stacks: Stacks, texts: Mapping[str, Iterable[str]]) -
 
 def empty_trace(node: str, error: str, started: str) -> Trace:
     """The trace of a node without an answer."""
-    empty: dict[str, Any] = {name: [] for name in ("frames", "stacks", "processes", "instead")}
-    return {
-        "schema": SCHEMA, "node": node, "started": started, "interval_s": 0.0, "error": error,
-        **empty,
-    }  # fmt: skip
+    return Trace(SCHEMA, node, started, 0.0, error, (), (), (), ())
 
 
 def read(path: Path) -> tuple[Iterator[Trace], dict[str, Gap]]:
@@ -332,8 +317,8 @@ def read(path: Path) -> tuple[Iterator[Trace], dict[str, Gap]]:
 
 def _without_gaps(traces: Iterable[Trace], gaps: dict[str, Gap]) -> Iterator[Trace]:
     for trace in traces:
-        if trace["error"] and not trace["processes"]:
-            gaps[trace["node"]] = Gap(INVALID, trace["error"])
+        if trace.error and not trace.processes:
+            gaps[trace.node] = Gap(INVALID, trace.error)
         else:
             yield trace
 
@@ -349,26 +334,14 @@ def _from_texts(texts: Iterable[Path], gaps: dict[str, Gap], is_single: bool) ->
     """The traces in texts of py-spy. is_single: raise the error of the only file"""
     for path in texts:
         # As `srun --output=trace-%N.out` names it, or like a trace of nodeready.
-        node = path.stem.removeprefix("trace-")
+        node = path.stem.removeprefix("trace-") or path.name
         try:
-            data = _content(path)
+            data = content(path, str(path))
             if path.suffix == ".json":
                 yield parse(data, path.name)
             else:
-                for trace in parse_dump(data.decode("utf-8", "replace"), node):
-                    yield checked(trace, path.name)
+                yield from parse_dump(data.decode("utf-8", "replace"), node)
         except TraceError as problem:
             if is_single:
                 raise
             gaps[node] = Gap(INVALID, str(problem))
-
-
-def _content(path: Path) -> bytes:
-    try:
-        with open(path, "rb", opener=only_regular) as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as problem:
-        raise TraceError(f"{path}: {problem.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise TraceError(f"{path}: it is larger than {MAX_BYTES >> 20} MiB")
-    return data

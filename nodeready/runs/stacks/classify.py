@@ -7,11 +7,12 @@ and classified once.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from nodeready.runs.stacks import hints
 from nodeready.runs.stacks.document import Frame
+from nodeready.runs.stacks.trace import StackSample, Trace, TracedProcess
 
 # --- The stacks of all nodes: each different one once, known by a number.
 
@@ -99,14 +100,13 @@ class StackNumbers:
             self.path_of.append(self._paths.setdefault(path, len(self._paths)))
         return number
 
-    def numbers(self, trace: Mapping[str, Any]) -> list[int]:
+    def numbers(self, trace: Trace) -> list[int]:
         """The number of each of the trace's stacks."""
         frame, stack = self._frame, self._stack
-        frames = [frame(tuple(row)) for row in trace["frames"]]
-        rows: list[list[int]] = trace["stacks"]
+        frames, rows = list(map(frame, trace.frames)), trace.stacks
         inner = self._frames.get(_SHIM)
         if inner in frames:
-            rows = [[index for index in row if frames[index] != inner] for row in rows]
+            rows = tuple(tuple(index for index in row if frames[index] != inner) for row in rows)
         return [stack(tuple([frames[index] for index in row])) for row in rows]
 
     def calls(self, stack: int) -> tuple[Frame, ...]:
@@ -203,24 +203,24 @@ class Classification(NamedTuple):
 
 
 def classify(
-    process: Mapping[str, Any], stacks: Sequence[int], table: StackNumbers, interval_s: float
+    process: TracedProcess, stacks: Sequence[int], table: StackNumbers, interval_s: float
 ) -> Classification:
     """Classify one process by its samples.
 
     stacks: the numbers of the trace's stacks. The last sample with a stack gives the stack; all
     samples together decide whether the process moves: see `_verdict`.
     """
-    used = _range(process["cpu_s"])
+    used = _range(process.cpu_s)
     mains, thread = _mains(process, stacks, table)
     delegated = thread != MAIN
     stack = mains[-1] if mains else None
-    state, note = process["state"][:1], process["note"]
+    state, note = process.state[:1], process.note
     if state in ("Z", "X", "x") or note.startswith("ended"):
         return Classification("dead", None, _ended_reason(state, note), stack, used)
     if state == "T":
         reason = "stopped by a signal (SIGSTOP) or by the scheduler"
         return Classification("stopped", None, reason, stack, used)
-    if state == "t" or process["tracer"]:
+    if state == "t" or process.tracer:
         reason = "another process traces it: a debugger, strace"
         return Classification("traced", None, reason, stack, used)
     verdict, wakeups = None, None
@@ -228,14 +228,14 @@ def classify(
         if not (len(set(mains)) == 1 or _is_unchanged(mains, table)):
             verdict = "progressing"
         elif used is not None:
-            seconds = interval_s * (len(process["cpu_s"]) - 1)
+            seconds = interval_s * (len(process.cpu_s) - 1)
             # The state of the main thread says nothing about the thread for which it waits.
-            switches = None if delegated else _range(process["switches"])
+            switches = None if delegated else _range(process.switches)
             wakeups = None if switches is None else int(switches)
-            cpu_range = None if delegated else _range(process["main_cpu_s"])
-            sleeps = _SLEEPS in process["wait_channel"]
+            cpu_range = None if delegated else _range(process.main_cpu_s)
+            sleeps = _SLEEPS in process.wait_channel
             worked = used if cpu_range is None else cpu_range
-            verdict = _verdict(worked, wakeups, sleeps, seconds, _range(process["calls"]))
+            verdict = _verdict(worked, wakeups, sleeps, seconds, _range(process.calls))
             holder = _holder(process, stacks) if verdict == "unsure" else None
             waits_for_lock = mains[0] == stack and wakeups and wakeups >= _LOCK_WAKEUPS * seconds
             if holder is not None and waits_for_lock:
@@ -273,48 +273,40 @@ def _verdict(
     return "unsure" if wakeups else "blocked"
 
 
-def _holder(process: Mapping[str, Any], stacks: Sequence[int]) -> int | None:
+def _holder(process: TracedProcess, stacks: Sequence[int]) -> int | None:
     """The stack of another thread that held Python's lock, at the same place, in every sample."""
-    if not process["samples"][-1]["gil"]:
+    if not process.samples[-1].gil:
         return None
     holders: set[tuple[str, int | None]] = set()
-    for sample in process["samples"]:
-        threads = dict(sample["threads"])
-        at = threads.get(sample["gil"]) if sample["gil"] != MAIN else None
-        holders.add((sample["gil"], None if at is None else stacks[at]))
+    for sample in process.samples:
+        threads = dict(sample.threads)
+        at = threads.get(sample.gil) if sample.gil != MAIN else None
+        holders.add((sample.gil, None if at is None else stacks[at]))
     return holders.pop()[1] if len(holders) == 1 else None
-
-
-_NUMBER = (int, float)
 
 
 def _range(values: Sequence[float]) -> float | None:
     """The last number less the first; None: fewer than two."""
-    if len(values) < 2:
-        return None
-    first, last = values[0], values[-1]
-    if type(first) not in _NUMBER or type(last) not in _NUMBER:
-        return None
-    return round(last - first, 4) if last > first else 0.0
+    return round(max(0.0, values[-1] - values[0]), 4) if len(values) > 1 else None
 
 
 def _mains(
-    process: Mapping[str, Any], stacks: Sequence[int], table: StackNumbers
+    process: TracedProcess, stacks: Sequence[int], table: StackNumbers
 ) -> tuple[list[int], str]:
     """The stacks of the main thread by sample, each followed by that of another thread of its
     process if it only waits for that thread; and the name of the thread classified last."""
     mains: list[int] = []
     thread, before = MAIN, None
-    waits = any(name == MAIN for name, _ in process["waits_for"])
-    for sample in process["samples"]:
-        if sample["main"] is None:
+    waits = any(name == MAIN for name, _ in process.waits_for)
+    for sample in process.samples:
+        if sample.main is None:
             continue
-        # Equal samples are one object (`trace.read`).
-        if sample is before:
+        # Hung processes repeat the same sample.
+        if sample == before:
             mains.append(mains[-1])
             continue
         before = sample
-        main, thread = stacks[sample["main"]], MAIN
+        main, thread = stacks[sample.main], MAIN
         reading = table.reading(main)
         other = None
         if reading.delegates:
@@ -329,14 +321,14 @@ def _mains(
 
 
 def _awaited(
-    main: StackReading, sample: Mapping[str, Any], stacks: Sequence[int], table: StackNumbers
+    main: StackReading, sample: StackSample, stacks: Sequence[int], table: StackNumbers
 ) -> tuple[str, int] | None:
     """Name and stack of the only thread for which a main thread can wait; None: not known.
 
     Autograd's threads do not come from Python: their outermost call is not of threading.
     """
     candidates: dict[int, str] = {}
-    for name, at in sample["threads"]:
+    for name, at in sample.threads:
         reading = table.reading(stacks[at])
         python = reading.root.endswith("threading.py")
         if name != MAIN and not reading.serves and python != main.backward:
@@ -359,13 +351,13 @@ def _awaited(
 
 
 def _dispatched(
-    process: Mapping[str, Any], sample: Mapping[str, Any], stacks: Sequence[int],
+    process: TracedProcess, sample: StackSample, stacks: Sequence[int],
     table: StackNumbers,
 ) -> tuple[str, int] | None:  # fmt: skip
     """Name and stack of a thread that works on a request of another rank and waits for no rank;
     None: no such thread."""
-    waits = {name for name, _ in process["waits_for"]}
-    for name, at in sample["threads"]:
+    waits = {name for name, _ in process.waits_for}
+    for name, at in sample.threads:
         reading = table.reading(stacks[at])
         if name not in waits and reading.dispatched and not reading.for_ranks:
             return name, stacks[at]
@@ -382,28 +374,28 @@ def _ended_reason(state: str, note: str) -> str:
     return note or _GONE
 
 
-def in_kernel(process: Mapping[str, Any]) -> str:
+def in_kernel(process: TracedProcess) -> str:
     """The innermost kernel function in which a process waits; "": not known."""
-    for text in (*process["kernel_stack"][:1], process["wait_channel"]):
-        name: str = text.partition("+")[0].strip()
+    for text in (*process.kernel_stack[:1], process.wait_channel):
+        name = text.partition("+")[0].strip()
         if name not in ("", "0", "-"):
             return name
     return ""
 
 
-def _kernel(process: Mapping[str, Any]) -> str:
+def _kernel(process: TracedProcess) -> str:
     name = in_kernel(process)
     return f"waits in the kernel (state D), in {name}" if name else "waits in the kernel (state D)"
 
 
-def _no_stack(process: Mapping[str, Any]) -> str:
+def _no_stack(process: TracedProcess) -> str:
     """Why a process has no stack, without its pid, so that equal reasons form one group."""
-    errors = [sample["error"] for sample in process["samples"] if sample["error"]]
-    reason: str = errors[-1] if errors else process["note"] or "no stack was taken"
+    errors = [sample.error for sample in process.samples if sample.error]
+    reason = errors[-1] if errors else process.note or "no stack was taken"
     if "not python" in reason.lower():
         name = in_kernel(process)
-        if process["state"] == "R":
+        if process.state == "R":
             return "not Python: it runs"
         return f"not Python: it waits in {name}" if name else "not Python"
-    pid = str(process["pid"])
+    pid = str(process.pid)
     return " ".join("PID" if word.strip("().,:;") == pid else word for word in reason.split())

@@ -33,8 +33,8 @@ from nodeready.core.outcome import (
 from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.fleet.inventory.placement import JobPlacement
-from nodeready.runs.stacks.document import Group, Stacks
-from nodeready.runs.stacks.trace import Trace, TraceError, read
+from nodeready.runs.stacks.document import Group, Rank, Stacks, say
+from nodeready.runs.stacks.trace import Trace, TracedProcess, TraceError, read
 
 #: Maximum processes that are named where no rank was found.
 MAX_LISTED_PROCESSES = 10
@@ -76,17 +76,17 @@ class Captured:
             except GapError as end:
                 self.gaps[name] = end.gap
                 continue
-            if not trace["processes"]:
-                if trace["error"]:
-                    self.gaps[name] = Gap(INCOMPLETE, trace["error"])
+            if not trace.processes:
+                if trace.error:
+                    self.gaps[name] = Gap(INCOMPLETE, trace.error)
                     continue
                 room = MAX_LISTED_PROCESSES - len(self.instead)
-                self.instead += [(name, words) for words in trace["instead"][:room]]
+                self.instead += [(name, words) for words in trace.instead[:room]]
             if name in self.placement.other_nodes:
-                if not trace["processes"]:
+                if not trace.processes:
                     continue
                 trace = _with_claims(trace, self.config.job)
-            if any(process["note"].startswith(CLAIMS) for process in trace["processes"]):
+            if any(process.note.startswith(CLAIMS) for process in trace.processes):
                 self.claimants.append(name)
             yield trace
 
@@ -96,10 +96,13 @@ def _with_claims(trace: Trace, job: str) -> Trace:
 
     Its processes only claim the job, so their stacks and witnesses are removed.
     """
-    empty: dict[str, Any] = {"samples": [], "below": [], "ends": [], "waits_for": []}
-    bare = {**empty, "locals": [], "native": None, "witnesses": {}, "note": claim_note(job, True)}
-    processes = [{**process, **bare} for process in trace["processes"]]
-    return {**trace, "witnesses": {}, "processes": processes}
+    bare: dict[str, Any] = dict.fromkeys(("samples", "below", "ends", "waits_for", "locals"), ())
+    note = claim_note(job, True)
+    processes = tuple(
+        replace(process, **bare, native=None, witnesses={}, note=note)
+        for process in trace.processes
+    )
+    return replace(trace, witnesses={}, processes=processes)
 
 
 def trace_of(name: str, answer: Answer, nonce: str) -> Trace:
@@ -165,20 +168,14 @@ def with_launchers(stacks: Stacks, captured: Captured) -> Stacks:
         return stacks
     nodes = {process.node for process in stacks.processes}
     without = [name for name in captured.nodes if name not in nodes and name not in captured.gaps]
-    has = "has" if len(nodes) == 1 else "have"
-    text = (
-        f"no rank has been started: {counted(len(nodes), 'node')} ({folded(sorted(nodes))}) {has} "
-        "a launcher"
-    )
+    names = f"{counted(len(nodes), 'node')} ({folded(sorted(nodes))})"
+    text = f"no rank has been started: {names} {say('{has|have}', len(nodes))} a launcher"
     match = re.search(r"to run on ([0-9]+) nodes", notes[0])
     if match and len(nodes) < int(match[1]):
         text += f", and the job is to run on {match[1]}"
     if without:
-        has = "has" if len(without) == 1 else "have"
-        text += (
-            f"; {folded(without)} {has} none: start it there, or see why it has ended "
-            "(`nodeready tail INVENTORY`)"
-        )
+        advice = "start it there, or see why it has ended (`nodeready tail INVENTORY`)"
+        text += f"; {folded(without)} {say('{has|have}', len(without))} none: {advice}"
     return replace(stacks, advice=(text, *stacks.advice))
 
 
@@ -207,14 +204,10 @@ def choose_native(stacks: Stacks, maximum: int = MAX_UNWOUND) -> dict[str, list[
     if not groups:
         return {}
     largest = max(groups, key=lambda index: stacks.groups[index].processes)
-    members = {
-        index: [
-            process
-            for process in stacks.processes
-            if process.group == index and process.state[:1] not in _UNPAUSABLE_STATES
-        ]
-        for index in groups
-    }
+    members: dict[int, list[Rank]] = {index: [] for index in groups}
+    for process in stacks.processes:
+        if process.group in members and process.state[:1] not in _UNPAUSABLE_STATES:
+            members[process.group].append(process)
     chosen = [member for index in groups for member in members[index][:1]]
     chosen += [member for index in groups if index != largest for member in members[index][1:]]
     pids_of: dict[str, list[int]] = {}
@@ -242,7 +235,7 @@ def unwind(captured: Captured, ask: Asks, stacks: Stacks) -> list[str]:
     captured.complete = second.complete
     problems = []
     for trace in second.traces():
-        name = trace["node"]
+        name = trace.node
         first = trace_of(name, captured.answers[name], captured.config.nonce)
         captured.corrected[name], missing = merged(first, trace, pids[name])
         problems += [
@@ -259,36 +252,37 @@ def merged(
 
     Also returns (pid, reason) of each process without a native stack.
     """
-    frames, stacks = list(trace["frames"]), list(trace["stacks"])
-    frame_indexes = {tuple(frame): index for index, frame in enumerate(frames)}
-    by_pid = {process["pid"]: process for process in native["processes"]}
+    frames, stacks = list(trace.frames), list(trace.stacks)
+    frame_indexes = {frame: index for index, frame in enumerate(frames)}
+    by_pid = {process.pid: process for process in native.processes}
     index_of: dict[int, int] = {}
     missing = []
     for pid in pids:
         process = by_pid.get(pid)
-        if process is None or process["native"] is None:
+        if process is None or process.native is None:
             missing.append((pid, _native_error(process)))
             continue
         path = []
-        for index in native["stacks"][process["native"]]:
-            frame = native["frames"][index]
-            if tuple(frame) not in frame_indexes:
-                frame_indexes[tuple(frame)] = len(frames)
+        for index in native.stacks[process.native]:
+            frame = native.frames[index]
+            if frame not in frame_indexes:
+                frame_indexes[frame] = len(frames)
                 frames.append(frame)
-            path.append(frame_indexes[tuple(frame)])
+            path.append(frame_indexes[frame])
         index_of[pid] = len(stacks)
-        stacks.append(path)
-    processes = [
-        {**process, "native": index_of.get(process["pid"], process["native"])}
-        for process in trace["processes"]
-    ]
-    return {**trace, "frames": frames, "stacks": stacks, "processes": processes}, missing
+        stacks.append(tuple(path))
+    processes = tuple(
+        replace(process, native=index_of.get(process.pid, process.native))
+        for process in trace.processes
+    )
+    complete = replace(trace, frames=tuple(frames), stacks=tuple(stacks), processes=processes)
+    return complete, missing
 
 
-def _native_error(process: Mapping[str, Any] | None) -> str:
+def _native_error(process: TracedProcess | None) -> str:
     if process is None:
         return "it has ended"
-    return str(process["note"]).removeprefix("no native stack: ") or "py-spy gave none"
+    return process.note.removeprefix("no native stack: ") or "py-spy gave none"
 
 
 # --- The search: conditions on a process, and the message where none was found.
@@ -304,51 +298,24 @@ class SearchError(ValueError):
     """Options that contradict each other; one line."""
 
 
-def program_config(
-    timeout_s: int,
-    *,
-    job: str = "",
-    pids: tuple[int, ...] = (),
-    match: str = "",
-    user: str = "",
-    samples: int = 2,
-    interval_s: float = 2.0,
-    locals: bool = False,
-    dump: bool = False,
-    ras: bool = False,
-    part: str = "",
-    longer_s: float = LONGER_S,
-) -> StacksConfig:
+def program_config(timeout_s: int, **options: Any) -> StacksConfig:
     """The configuration of the program on the nodes, with a new nonce and tag.
 
-    timeout_s: seconds for one node. Raises SearchError.
+    timeout_s: seconds for one node
+    options:   further fields of `StacksConfig`
+    Raises SearchError.
     """
+    tag = f"nodeready:{secrets.token_hex(6)}"
+    config = StacksConfig(new_nonce(), tag, timeout_s, **{"longer_s": LONGER_S, **options})
     try:
-        re.compile(match)
+        re.compile(config.match)
     except re.error as problem:
-        raise SearchError(f"--match {match}: no regular expression: {problem}") from None
-    needed = (samples - 1) * interval_s + _DUMPS_S
+        raise SearchError(f"--match {config.match}: no regular expression: {problem}") from None
+    needed = (config.samples - 1) * config.interval_s + _DUMPS_S
     if timeout_s < needed:
-        raise SearchError(
-            f"--timeout {timeout_s}: {counted(samples, 'sample')} every {interval_s:g} s "
-            f"need {needed:.0f} s at least"
-        )
-    return StacksConfig(
-        nonce=new_nonce(),
-        tag=f"nodeready:{secrets.token_hex(6)}",
-        limit_s=timeout_s,
-        job=job,
-        pids=pids,
-        match=match,
-        user=user,
-        samples=samples,
-        interval_s=interval_s,
-        locals=locals,
-        dump=dump,
-        ras=ras,
-        part=part,
-        longer_s=longer_s,
-    )
+        samples = f"{counted(config.samples, 'sample')} every {config.interval_s:g} s"
+        raise SearchError(f"--timeout {timeout_s}: {samples} need {needed:.0f} s at least")
+    return config
 
 
 def _unmet_condition(config: StacksConfig) -> str:

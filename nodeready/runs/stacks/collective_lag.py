@@ -329,8 +329,11 @@ class CollectiveReader(StatementBuilder):
 
     # --- The logs.
 
-    def logs(self) -> None:
-        """Read the watchdog's lines in the ranks' logs."""
+    def logs(self) -> dict[int, KeptLog]:
+        """Read the watchdog's lines in the ranks' logs.
+
+        Returns the logs to which only one rank writes, and those of many with own lines.
+        """
         heads = self.evidence.log_heads.all
         lists = list(self.evidence.report_lists)
         logs = self.evidence.logs
@@ -354,10 +357,7 @@ class CollectiveReader(StatementBuilder):
                         done.add(log.reports)
         self._watchdog()
         self._named()
-        self.own_logs(own_logs)
-
-    def own_logs(self, logs: Mapping[int, KeptLog]) -> None:
-        """Read the logs to which only one rank writes, and the own lines in those of many."""
+        return own_logs
 
     def _reports(self, reports: Iterable[tuple[int | None, int]], own_rank: int) -> None:
         for rank, number in reports:

@@ -7,18 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
-from nodeready.agent.stacks.ask_witnesses import RECORDER, RECORDER_ON, buffer_variable, release
+from nodeready.agent.stacks.ask_witnesses import (
+    RECORDER,
+    RECORDER_ON,
+    Settings,
+    buffer_variable,
+    release,
+)
 from nodeready.agent.stacks.ranks import CLAIMS
 from nodeready.agent.witnesses.nccl_ras import SAFE
 from nodeready.agent.witnesses.software import numbers
+from nodeready.core import wire
 from nodeready.core.json_types import MomentOrEmpty
 from nodeready.core.outcome import Gap, NodeGaps, gaps_code, node_gaps
 from nodeready.runs.stacks.document import STACKS_FAILURES
 from nodeready.runs.stacks.evidence import Evidence
 from nodeready.runs.stacks.statements import RankPlace
-from nodeready.runs.stacks.trace import Trace
+from nodeready.runs.stacks.trace import Trace, TracedProcess
 from nodeready.runs.stacks.witness_reader import judge_environments
 
 #: Items in the order of the report: py-spy reads the stack; the output is in a file; the flight
@@ -83,17 +90,17 @@ _ENV_ADVICE = "nodeready env --debug exports it"
 # --- The results of one process.
 
 
-def _stack(process: Mapping[str, Any]) -> Judged:
-    samples = process["samples"]
-    if any(sample["main"] is not None for sample in samples):
+def _stack(process: TracedProcess) -> Judged:
+    samples = process.samples
+    if any(sample.main is not None for sample in samples):
         return "ok", "py-spy reads it", ""
-    reason = next((sample["error"] for sample in samples if sample["error"]), "there is no sample")
+    reason = next((sample.error for sample in samples if sample.error), "there is no sample")
     fix = "nodeready audit says what forbids it (ptrace.scope, debug_tools.py_spy)"
     return "fail", str(reason)[:200], "" if "not installed" in reason else fix
 
 
-def _log(process: Mapping[str, Any]) -> Judged:
-    log = process["witnesses"].get("logs")
+def _log(process: TracedProcess) -> Judged:
+    log = process.witnesses.get("logs")
     if not isinstance(log, dict):
         return _UNSEEN_RESULT
     if log.get("path") and not log.get("absent"):
@@ -105,30 +112,24 @@ def _log(process: Mapping[str, Any]) -> Judged:
     return "fail", reason, "torchrun --log-dir DIR --tee 3, or srun --output FILE"
 
 
-def _set_variables(settings: Mapping[str, Any]) -> dict[str, str]:
-    return {str(name): str(value) for name, value in settings["variables"]}
-
-
 def _is_off(value: str) -> bool:
     """Whether the value of a variable means "off"."""
     return value.strip().lower() in ("0", "false", "off", "no", "n", "f")
 
 
-def _recorder(settings: Mapping[str, Any]) -> Judged:
-    torch, variables = release(settings["torch"]), _set_variables(settings)
-    if not settings["torch"]:
+def _recorder(settings: Settings) -> Judged:
+    torch, variables = release(settings.torch), dict(settings.variables)
+    if not settings.torch:
         return "ok", "no PyTorch is loaded", ""
-    if settings["nccl"] is None:
+    if settings.nccl is None:
         return "ok", "no NCCL is loaded: nothing dumps its records", ""
     if torch is not None and torch < RECORDER:
-        return "warn", f"PyTorch {settings['torch']} has none", "PyTorch 2.2 or newer"
+        return "warn", f"PyTorch {settings.torch} has none", "PyTorch 2.2 or newer"
     size = variables.get("TORCH_FR_BUFFER_SIZE", variables.get("TORCH_NCCL_TRACE_BUFFER_SIZE"))
     if size is not None and (not size.strip().isdecimal() or int(size[:9]) == 0):
         return "fail", f"it is off: {buffer_variable(torch)}={size}", _ENV_ADVICE
     if size is None and (torch is None or torch < RECORDER_ON):
-        reason = (
-            f"PyTorch {settings['torch']} may have it off: {buffer_variable(torch)} is not set"
-        )
+        reason = f"PyTorch {settings.torch} may have it off: {buffer_variable(torch)} is not set"
         return "fail", reason, _ENV_ADVICE
     dump = variables.get("TORCH_NCCL_DUMP_ON_TIMEOUT")
     if (dump is not None and _is_off(dump)) or (dump is None and (torch or (0, 0)) < RECORDER_ON):
@@ -136,19 +137,19 @@ def _recorder(settings: Mapping[str, Any]) -> Judged:
     return "ok", "it is on", ""
 
 
-def _dump(settings: Mapping[str, Any]) -> Judged:
-    if not settings["torch"] or settings["nccl"] is None:
+def _dump(settings: Settings) -> Judged:
+    if not settings.torch or settings.nccl is None:
         return "ok", "nothing dumps its records", ""
-    if not settings["dump_place"]:
+    if not settings.dump_place:
         return "unknown", "its rank is not known, and so not its file", "start it with RANK"
-    if settings["dump_wrong"]:
+    if settings.dump_wrong:
         fix = "a directory that its user can write to: nodeready env --debug --directory DIR"
-        return "fail", f"{settings['dump_place']}: {settings['dump_wrong']}", fix
-    return "ok", f"its dump can be written to {settings['dump_place']}RANK", ""
+        return "fail", f"{settings.dump_place}: {settings.dump_wrong}", fix
+    return "ok", f"its dump can be written to {settings.dump_place}RANK", ""
 
 
-def _ras(settings: Mapping[str, Any]) -> Judged:
-    version, variables = settings["nccl"], _set_variables(settings)
+def _ras(settings: Settings) -> Judged:
+    version, variables = settings.nccl, dict(settings.variables)
     if version is None:
         return "ok", "no NCCL is loaded", ""
     release_numbers = numbers(version)
@@ -165,13 +166,13 @@ def _ras(settings: Mapping[str, Any]) -> Judged:
     return "ok", f"NCCL {version}: its port may be asked, unless a communicator is made", ""
 
 
-def _core(settings: Mapping[str, Any]) -> Judged:
-    limit, pattern = settings["core_bytes"], settings["core_place"]
+def _core(settings: Settings) -> Judged:
+    limit, pattern = settings.core_bytes, settings.core_place
     if limit is None:
         return _UNSEEN_RESULT
-    if settings["core_wrong"]:
+    if settings.core_wrong:
         fix = "nodeready deploy sets a place for cores (core_dumps)"
-        return "fail", f"{pattern or 'no core'}: {settings['core_wrong']}", fix
+        return "fail", f"{pattern or 'no core'}: {settings.core_wrong}", fix
     if limit == 0 and not (pattern.startswith("|") and "systemd-coredump" not in pattern):
         fix = "ulimit -c unlimited in the job's script; nodeready deploy lifts the limit"
         return "fail", "the limit of its cores is 0", fix
@@ -181,53 +182,40 @@ def _core(settings: Mapping[str, Any]) -> Judged:
     return "ok", f"a core would go to {pattern}{place}", ""
 
 
-def _judge_variable(settings: Mapping[str, Any], name: str, without: str) -> Judged:
-    value = _set_variables(settings).get(name, "")
-    if value.strip() and not _is_off(value):
-        return "ok", f"{name}={value}", ""
-    return "warn", f"{without}: {name} is not set", _ENV_ADVICE
+#: Item, its variable, what is lost without it; the library that it belongs to.
+_VARIABLES = (
+    ("faulthandler", "PYTHONFAULTHANDLER", "a death by a signal leaves no stack of Python's", ""),
+    ("gpu-core", "CUDA_ENABLE_USER_TRIGGERED_COREDUMP", "a kernel that hangs cannot be looked at",
+     "CUDA"),
+    ("nccl-log", "NCCL_DEBUG", "NCCL does not say what fails", "NCCL"),
+)  # fmt: skip
 
 
-def _faulthandler(settings: Mapping[str, Any]) -> Judged:
-    return _judge_variable(
-        settings, "PYTHONFAULTHANDLER", "a death by a signal leaves no stack of Python's"
-    )
+def _variables(settings: Settings) -> Iterator[tuple[str, Judged]]:
+    is_loaded = {"": True, "CUDA": settings.cuda, "NCCL": settings.nccl is not None}
+    for item, name, loss, library in _VARIABLES:
+        value = dict(settings.variables).get(name, "")
+        if not is_loaded[library]:
+            yield item, ("ok", f"no {library} is loaded", "")
+        elif value.strip() and not _is_off(value):
+            yield item, ("ok", f"{name}={value}", "")
+        else:
+            yield item, ("warn", f"{loss}: {name} is not set", _ENV_ADVICE)
 
 
-def _gpu_core(settings: Mapping[str, Any]) -> Judged:
-    if not settings["cuda"]:
-        return "ok", "no CUDA is loaded", ""
-    name = "CUDA_ENABLE_USER_TRIGGERED_COREDUMP"
-    return _judge_variable(settings, name, "a kernel that hangs cannot be looked at")
-
-
-def _nccl_log(settings: Mapping[str, Any]) -> Judged:
-    if settings["nccl"] is None:
-        return "ok", "no NCCL is loaded", ""
-    return _judge_variable(settings, "NCCL_DEBUG", "NCCL does not say what fails")
-
-
-_SETTING_JUDGES = {
-    "recorder": _recorder,
-    "dump": _dump,
-    "ras": _ras,
-    "core": _core,
-    "faulthandler": _faulthandler,
-    "gpu-core": _gpu_core,
-    "nccl-log": _nccl_log,
-}
-
-
-def _judged(process: Mapping[str, Any]) -> Iterator[tuple[str, Judged]]:
+def _judged(process: TracedProcess) -> Iterator[tuple[str, Judged]]:
     yield "stack", _stack(process)
     yield "log", _log(process)
-    settings = process["witnesses"].get("settings")
-    for item, judge in _SETTING_JUDGES.items():
-        try:
-            # The answer of a node: an invalid value only fails this item.
-            yield item, judge(settings) if isinstance(settings, dict) else _UNSEEN_RESULT
-        except (KeyError, TypeError, ValueError, AttributeError):
-            yield item, _UNSEEN_RESULT
+    try:
+        settings = wire.decode(Settings, process.witnesses.get("settings"))
+    except wire.DecodeError:
+        yield from ((item, _UNSEEN_RESULT) for item in ITEMS[2:-1])
+        return
+    yield "recorder", _recorder(settings)
+    yield "dump", _dump(settings)
+    yield "ras", _ras(settings)
+    yield "core", _core(settings)
+    yield from _variables(settings)
 
 
 def _judge_environment(
@@ -265,14 +253,14 @@ def judge(
     jobs: dict[str, None] = {}
     evidence, places = Evidence(), list[RankPlace]()
     for trace in traces:
-        for process in trace["processes"]:
-            if process["note"].startswith(CLAIMS):
+        for process in trace.processes:
+            if process.note.startswith(CLAIMS):
                 continue
-            jobs.setdefault(process["job"])
+            jobs.setdefault(process.job)
             for item, judged in _judged(process):
-                places_of.setdefault((item, judged), []).append((process["rank"], trace["node"]))
-            identity = (process["pid"], process["rank"], process["local_rank"])
-            places.append(RankPlace(trace["node"], *identity))
+                places_of.setdefault((item, judged), []).append((process.rank, trace.node))
+            identity = (process.pid, process.rank, process.local_rank)
+            places.append(RankPlace(trace.node, *identity))
         evidence.read(trace)
     for place, judged in _judge_environment(evidence, places):
         places_of.setdefault(("environment", judged), []).append((place.rank, place.node))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, NamedTuple
 
 from nodeready.core.json_types import MomentOrEmpty
@@ -252,6 +253,15 @@ def fold_ranks(ranks: Iterable[int]) -> str:
     return ",".join(parts)
 
 
+#: Words for one, and for several.
+_CHOICE = re.compile(r"\{([\w ]+)\|([\w ]+)\}")
+
+
+def say(template: str, number: int) -> str:
+    """The sentence with its verbs and nouns, ``{is|are}``, as the number asks."""
+    return _CHOICE.sub(r"\1" if number == 1 else r"\2", template)
+
+
 #: A node without stacks is a finding about the job; only an internal error is a failure.
 STACKS_FAILURES = frozenset({FAILED})
 
@@ -281,13 +291,11 @@ class JobTree:
     children: tuple[JobTree, ...]  # the largest first
 
 
+@dataclass
 class _TreeNode:
-    __slots__ = ("children", "groups", "lines")
-
-    def __init__(self) -> None:
-        self.groups: list[int] = []
-        self.lines: set[int] = set()
-        self.children: dict[tuple[str, str], _TreeNode] = {}
+    groups: list[int] = field(default_factory=list)
+    lines: set[int] = field(default_factory=set)
+    children: dict[tuple[str, str], _TreeNode] = field(default_factory=dict)
 
 
 def tree(stacks: Stacks) -> JobTree:

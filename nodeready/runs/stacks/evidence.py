@@ -9,7 +9,7 @@ from __future__ import annotations
 import marshal
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from nodeready.agent.witnesses.nccl_log import NcclRank
 from nodeready.agent.witnesses.ports import Network, WitnessedPort
 from nodeready.agent.witnesses.ras_report import Ras
 from nodeready.core import wire
+from nodeready.runs.stacks.trace import Trace
 from nodeready.subjects.environment_table import EnvironmentFacts, RankVariables
 
 #: Maximum characters of a line of output of a process or a node.
@@ -41,6 +42,7 @@ class ValueTable:
         self.kind = kind
         self.all: list[Any] = []
         self._numbers: dict[bytes, int] = {}
+        self._kept: dict[Any, int] = {}
         self._names = {field.name for field in fields(kind)}
         self._field_values = itemgetter(*(field.name for field in fields(kind)))
 
@@ -60,9 +62,14 @@ class ValueTable:
         return tuple(numbers)
 
     def _new(self, key: bytes, value: Any) -> int:
-        decoded = wire.decode(self.kind, value)
-        number = self._numbers[key] = len(self.all)
-        self.all.append(decoded)
+        number = self._numbers[key] = self.keep(wire.decode(self.kind, value))
+        return number
+
+    def keep(self, value: Any) -> int:
+        """The number of a decoded value."""
+        number = self._kept.setdefault(value, len(self.all))
+        if number == len(self.all):
+            self.all.append(value)
         return number
 
 
@@ -165,22 +172,43 @@ class Evidence:
             or self.environments
         )  # fmt: skip
 
-    def read(self, trace: Mapping[str, Any]) -> None:
+    def read(self, trace: Trace) -> None:
         """Keep the answers of one trace's witnesses; an invalid answer is an absent witness."""
-        node, witnesses = trace["node"], trace.get("witnesses")
-        if witnesses:
-            self._read_node(node, witnesses)
-        for process in trace["processes"]:
-            observed = process.get("witnesses")
-            if not observed:
-                continue
-            key = (node, process["pid"])
+        node = trace.node
+        self._read_node(node, trace.witnesses)
+        for process in trace.processes:
+            observed = process.witnesses
+            key = (node, process.pid)
             if "logs" in observed:
                 self.logs[key] = self._log(observed["logs"])
             if "flight_recorder" in observed:
                 self.recordings[key] = self._recording(observed["flight_recorder"])
             if "variables" in observed:
                 self.environments[key] = self._environment(observed["variables"])
+
+    def keep_log(
+        self, key: tuple[str, int], path: str, reports: Iterable[WatchdogReport],
+        recording: Recording | None,
+    ) -> None:  # fmt: skip
+        """Keep what a rank of a dead job has left: the watchdog's lines, and its recorder's dump.
+
+        key: node and pid, as of `logs`
+        """
+        if reports:
+            rows = tuple((row.rank, self.reports.keep(replace(row, rank=None))) for row in reports)
+            number = self.report_lists.setdefault(rows, len(self.report_lists))
+            self.logs[key] = KeptLog(self.log_heads.keep(RankLog()), number, path, 0, "", "")
+        if recording is not None:
+            calls = (
+                tuple(map(self.groups.keep, recording.groups)),
+                tuple(map(self.entries.keep, recording.entries)),
+            )
+            head = replace(recording, path="", age_s=0, groups=(), entries=())
+            self.recordings[key] = KeptRecording(
+                self.recording_heads.keep(head),
+                recording.age_s,
+                self.calls.setdefault(calls, len(self.calls)),
+            )
 
     def _log(self, value: Any) -> KeptLog:
         try:
@@ -197,7 +225,7 @@ class Evidence:
                 -1 if nccl is None else self.nccl.number(nccl), is_own is True,
             )  # fmt: skip
         except _UNREADABLE as problem:
-            head = self.log_heads.number(wire.plain(RankLog(_absence(value, problem))))
+            head = self.log_heads.keep(RankLog(_absence(value, problem)))
             return KeptLog(head, self.report_lists.setdefault((), 0), "", 0, "", "")
 
     def _reports(self, values: list[Any]) -> int:
@@ -230,7 +258,7 @@ class Evidence:
             calls = self.calls.setdefault((groups, entries), len(self.calls))
             return KeptRecording(head, age, calls)
         except _UNREADABLE as problem:
-            head = self.recording_heads.number(wire.plain(Recording(_absence(value, problem))))
+            head = self.recording_heads.keep(Recording(_absence(value, problem)))
             return KeptRecording(head, 0, self.calls.setdefault(((), ()), len(self.calls)))
 
     def _read_node(self, node: str, witnesses: Mapping[str, Any]) -> None:
@@ -242,8 +270,8 @@ class Evidence:
             try:
                 self.kernels[node] = self.kernel_logs.number(witnesses["kernel"])
             except _UNREADABLE as problem:
-                absent = {"absent": _absence(witnesses["kernel"], problem), "messages": []}
-                self.kernels[node] = self.kernel_logs.number(absent)
+                absent = KernelLog(_absence(witnesses["kernel"], problem))
+                self.kernels[node] = self.kernel_logs.keep(absent)
         if "nccl_ras" in witnesses:
             try:
                 self.ras[node] = wire.decode(Ras, witnesses["nccl_ras"])
@@ -260,7 +288,7 @@ class Evidence:
         try:
             return self.rank_variables.number(value)
         except _UNREADABLE as problem:
-            return self.rank_variables.number(wire.plain(RankVariables(_absence(value, problem))))
+            return self.rank_variables.keep(RankVariables(_absence(value, problem)))
 
     def _gpus(self, value: Any) -> tuple[str, tuple[KeptGpu, ...]]:
         try:

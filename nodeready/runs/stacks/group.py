@@ -8,7 +8,8 @@ import gc
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 from nodeready.agent.stacks.ranks import CLAIMS, ELSEWHERE, claimed_job
 from nodeready.core.outcome import INCOMPLETE, Gap, node_gaps
@@ -42,6 +43,7 @@ from nodeready.runs.stacks.document import (
     Stacks,
     StackThread,
 )
+from nodeready.runs.stacks.trace import Descendant, Trace, TracedProcess
 
 # --- The processes of all traces, kept by their classification until all are read.
 
@@ -49,35 +51,16 @@ from nodeready.runs.stacks.document import (
 WITH_STACK = ("stack", "uninterruptible")
 
 
-class GroupedProcess(NamedTuple):
-    """One process, before its `Rank.group` is known."""
-
-    node: str
-    pid: int
-    rank: int | None
-    local_rank: int | None
-    state: str
-    wait_channel: str
-    cpu_s: float | None
-    note: str
-
-
+@dataclass
 class _ProcessRow:
-    """Equal descendants of the ranks of a group.
+    """Equal descendants of the ranks of a group."""
 
-    one:    the first process
-    words:  its texts, without numbers of processes and descriptors
-    stacks: the different stacks, of one path
-    """
-
-    __slots__ = ("count", "one", "ranks", "stacks", "waits_on", "words")
-
-    def __init__(self, process: Mapping[str, Any], words: Mapping[str, str]) -> None:
-        self.one, self.words = process, words
-        self.count = 0
-        self.ranks: set[int] = set()
-        self.stacks: set[int] = set()
-        self.waits_on: set[str] = set()
+    child: Descendant  # the first
+    words: Mapping[str, str]  # its texts, without numbers of processes and descriptors
+    count: int = 0
+    ranks: set[int] = field(default_factory=set)
+    stacks: set[int] = field(default_factory=set)  # the different stacks, of one path
+    waits_on: set[str] = field(default_factory=set)
 
 
 #: Pids and descriptors, which differ between processes.
@@ -87,102 +70,80 @@ _PIDS = re.compile(r"\b(pids?|child) \d+(, \d+)*")
 _MAX_TEXTS, _MAX_ROWS = 64, 64
 
 
+@dataclass
 class Bucket:
-    """Processes of one group.
+    """Processes of one group."""
 
-    stacks:  the different stacks; None: of a process without a stack
-    by_node: node -> stacks of its processes
-    wakeups: minimum and maximum wakeups of their main threads
-    kernel:  the function of the kernel that those in state D wait in
-    states, waits_on: the number of processes with each, and the first with its numbers
-    children: the descendants of the ranks
-    ends:    connections and pipes to other ranks for which they wait
-    waits_for: the ranks for which all of them wait
-    thread_stacks: the stacks of further threads that wait for ranks
-    native:  native frames of one process; natives: the ranks with native frames
-    locals:  a variable with its value -> the ranks with that value
-    """
+    kind: str  # as of a `document.Group`
+    verdict: str | None  # likewise
+    no_stack_reason: str  # likewise
+    threads: list[tuple[str, int]] = field(default_factory=list)
+    processes: list[Rank] = field(default_factory=list)  # their `Rank.group` is not yet known
+    # the different stacks; None: of a process without a stack
+    stacks: set[int | None] = field(default_factory=set)
+    by_node: dict[str, set[int]] = field(default_factory=dict)  # node -> stacks of its processes
+    native: int | None = None  # native frames of one process
+    natives: set[int | None] = field(default_factory=set)  # the ranks with native frames
+    wakeups: tuple[int, int] | None = None  # minimum and maximum wakeups of their main threads
+    kernel: str = ""  # the function of the kernel that those in state D wait in
+    master: str = ""
+    # the number of processes with each, and the first with its numbers
+    states: Counter[tuple[str, str]] = field(default_factory=Counter)
+    waits_on: dict[str, tuple[int, str]] = field(default_factory=dict)
+    children: dict[tuple[Any, ...], _ProcessRow] = field(default_factory=dict)  # of the ranks
+    # a variable with its value -> the ranks with that value
+    locals: dict[str, list[int | None]] = field(default_factory=dict)
+    # connections and pipes to other ranks for which they wait
+    ends: dict[links.Place, links.LinkEnds] = field(default_factory=dict)
+    waits_for: tuple[int, ...] = ()  # the ranks for which all of them wait
+    # the stacks of further threads that wait for ranks
+    thread_stacks: set[int] = field(default_factory=set)
 
-    __slots__ = (
-        "by_node", "children", "ends", "kernel", "kind", "locals", "master", "native", "natives",
-        "no_stack_reason", "processes", "stacks", "states", "thread_stacks", "threads", "verdict",
-        "waits_for", "waits_on", "wakeups",
-    )  # fmt: skip
+    def _add_wakeups(self, wakeups: tuple[int, int] | None) -> None:
+        if wakeups and self.wakeups:
+            wakeups = min(self.wakeups[0], wakeups[0]), max(self.wakeups[1], wakeups[1])
+        self.wakeups = wakeups or self.wakeups
 
-    def __init__(self, kind: str, verdict: str | None, reason: str) -> None:
-        self.kind, self.verdict, self.no_stack_reason = kind, verdict, reason
-        self.processes: list[GroupedProcess] = []
-        self.stacks: set[int | None] = set()
-        self.by_node: dict[str, set[int]] = {}
-        self.native: int | None = None
-        self.natives: set[int | None] = set()
-        self.threads: list[tuple[str, int]] = []
-        self.wakeups: tuple[int, int] | None = None
-        self.kernel = self.master = ""
-        self.states: Counter[tuple[str, str]] = Counter()
-        self.waits_on: dict[str, tuple[int, str]] = {}
-        self.children: dict[tuple[Any, ...], _ProcessRow] = {}
-        self.locals: dict[str, list[int | None]] = {}
-        self.ends: dict[links.Place, links.LinkEnds] = {}
-        self.waits_for: tuple[int, ...] = ()
-        self.thread_stacks: set[int] = set()
-
-    def add(self, process: Mapping[str, Any], node: str, classification: Classification) -> None:
+    def add(self, process: TracedProcess, node: str, classification: Classification) -> None:
         """Count one more process in the fields of the group."""
         stack, wakeups = classification.stack, classification.wakeups
         if stack is not None:
             self.by_node.setdefault(node, set()).add(stack)
-        if wakeups is not None and (
-            self.wakeups is None or not self.wakeups[0] <= wakeups <= self.wakeups[1]
-        ):
-            least, highest = self.wakeups or (wakeups, wakeups)
-            self.wakeups = (min(least, wakeups), max(highest, wakeups))
-        channel = process["wait_channel"]
-        self.states[process["state"][:1], "" if channel in ("0", "-") else channel] += 1
-        waits_on = process["waits_on"]
+        if wakeups is not None:
+            self._add_wakeups((wakeups, wakeups))
+        channel = process.wait_channel
+        self.states[process.state[:1], "" if channel in ("0", "-") else channel] += 1
+        waits_on = process.waits_on
         text = _PIDS.sub(r"\1 N", waits_on) if waits_on else waits_on
         count, first = self.waits_on.get(text, (0, waits_on))
         if count or len(self.waits_on) < _MAX_TEXTS:
             self.waits_on[text] = (count + 1, first)
-        for text in process["locals"] if len(self.locals) < _MAX_TEXTS else ():
-            self.locals.setdefault(text, []).append(process["rank"])
+        for text in process.locals if len(self.locals) < _MAX_TEXTS else ():
+            self.locals.setdefault(text, []).append(process.rank)
         if not self.master:
-            self.kernel, self.master = in_kernel(process), process["master"]
-
-    def add_links(
-        self,
-        process: Mapping[str, Any],
-        node: str,
-        ends: links.LinkEnds | None,
-        native: int | None,
-    ) -> None:
-        """Count the waits and native frames of one more process."""
-        if ends:
-            self.ends[node, process["pid"]] = ends
-        if native is not None:
-            self.natives.add(_rank(process["rank"]))
-            self.native = native if self.native is None else self.native
+            self.kernel, self.master = in_kernel(process), process.master
 
     def add_below(
         self,
-        rows: Iterable[Mapping[str, Any]],
+        rows: Iterable[Descendant],
         rank: int | None,
-        numbers: list[int],
+        numbers: Sequence[int],
         table: StackNumbers,
     ) -> None:
         """Count the descendants of one rank; equal ones of all ranks are one row."""
-        for new_row in rows:
-            stack = None if new_row["main"] is None else numbers[new_row["main"]]
+        for child in rows:
+            stack = None if child.main is None else numbers[child.main]
             words = {
-                name: _NUMBERS.sub("N", new_row[name]) for name in ("command", "waits_on", "error")
+                name: _NUMBERS.sub("N", getattr(child, name))
+                for name in ("command", "waits_on", "error")
             }
             if stack is not None:
                 # Rows differ by the awaited object; their place is the same.
                 words["waits_on"] = ""
             key = (
-                new_row["kind"],
-                new_row["state"][:1],
-                new_row["wait_channel"],
+                child.kind,
+                child.state[:1],
+                child.wait_channel,
                 *words.values(),
                 None if stack is None else table.path_of[stack],
             )
@@ -190,9 +151,9 @@ class Bucket:
             if row is None:
                 if len(self.children) >= _MAX_ROWS:
                     continue
-                row = self.children[key] = _ProcessRow(new_row, words)
+                row = self.children[key] = _ProcessRow(child, words)
             row.count += 1
-            row.waits_on.add(_NUMBERS.sub("N", new_row["waits_on"]))
+            row.waits_on.add(_NUMBERS.sub("N", child.waits_on))
             if rank is not None:
                 row.ranks.add(rank)
             if stack is not None:
@@ -205,9 +166,7 @@ class Bucket:
         for node, stacks in other.by_node.items():
             self.by_node.setdefault(node, set()).update(stacks)
         self.native = other.native if self.native is None else self.native
-        if other.wakeups:
-            least, highest = self.wakeups or other.wakeups
-            self.wakeups = (min(least, other.wakeups[0]), max(highest, other.wakeups[1]))
+        self._add_wakeups(other.wakeups)
         self.states.update(other.states)
         for text, (count, first) in other.waits_on.items():
             self.waits_on[text] = (self.waits_on.get(text, (0, ""))[0] + count, first)
@@ -226,24 +185,23 @@ class Bucket:
         self.waits_for = tuple(sorted({*self.waits_for, *other.waits_for}))
 
 
+@dataclass
 class TracedJob:
-    """The processes of one job.
+    """The processes of one job."""
 
-    name:  from Slurm's cgroup, else from the processes' environments
-    user:  owner of its processes; of a Slurm job, owner of the first that was read
-    is_claim: its processes only claim the job: it is another user's, or runs on other nodes
-    """
+    name: str = ""  # from Slurm's cgroup, else from the processes' environments
+    user: str = ""  # owner of its processes; of a Slurm job, owner of the first that was read
+    slurm: bool = False
+    # its processes only claim the job: it is another user's, or runs on other nodes
+    is_claim: bool = False
+    buckets: dict[tuple[Any, ...], Bucket] = field(default_factory=dict)
+    # WORLD_SIZE -> the rank of each process with it; None: it has no number
+    worlds: dict[int, list[int | None]] = field(default_factory=dict)
+    count: int = 0
 
-    def __init__(
-        self, name: str = "", user: str = "", slurm: bool = False, is_claim: bool = False
-    ) -> None:
-        self.name, self.user, self.slurm, self.is_claim = name, user, slurm, is_claim
+    def __post_init__(self) -> None:
         #: The users of a Slurm job.
-        self.users = {user}
-        self.buckets: dict[tuple[Any, ...], Bucket] = {}
-        #: WORLD_SIZE -> the rank of each process with it; None: it has no number.
-        self.worlds: dict[int, list[int | None]] = {}
-        self.count = 0
+        self.users = {self.user}
 
     def join(self, other: TracedJob) -> None:
         """Take over processes of the same user outside of the job's cgroup."""
@@ -256,7 +214,7 @@ class TracedJob:
         self.count += other.count
 
     @property
-    def _all_processes(self) -> list[GroupedProcess]:
+    def _all_processes(self) -> list[Rank]:
         return [process for bucket in self.buckets.values() for process in bucket.processes]
 
     @property
@@ -304,24 +262,24 @@ class TraceCollector:
         self.evidence = evidence.Evidence()
         self.links = links.Links()
 
-    def read(self, trace: Mapping[str, Any]) -> None:
-        node, interval = trace["node"], trace["interval_s"]
+    def read(self, trace: Trace) -> None:
+        node, interval = trace.node, trace.interval_s
         self.nodes[node] = None
-        self.started.append(trace["started"])
-        self.part = self.part or trace.get("part", "")
-        if trace["error"]:
-            self.gaps[node] = Gap(INCOMPLETE, trace["error"])
-        if trace["processes"]:
+        self.started.append(trace.started)
+        self.part = self.part or trace.part
+        if trace.error:
+            self.gaps[node] = Gap(INCOMPLETE, trace.error)
+        if trace.processes:
             self.answered.add(node)
-        elif trace["instead"]:
-            self.instead[node] = trace["instead"]
+        elif trace.instead:
+            self.instead[node] = trace.instead
         numbers = self.stacks.numbers(trace)
         # Each trace brings new string objects, and most of them are equal.
         shared = self._texts.setdefault
-        for process in trace["processes"]:
+        for process in trace.processes:
             job = self._job_of(process, node)
             job.count += 1
-            rank, world_size = _rank(process["rank"]), process["world_size"]
+            rank, world_size = _rank(process.rank), process.world_size
             if world_size is not None:
                 job.worlds.setdefault(world_size, []).append(rank)
             classification = classify(process, numbers, self.stacks, interval)
@@ -331,47 +289,40 @@ class TraceCollector:
                 if classification.kind == "stack"
                 else None
             )
-            if process["ends"]:
+            if process.ends:
                 self.links.read(node, process)
-            native = None if process["native"] is None else numbers[process["native"]]
+            native = None if process.native is None else numbers[process.native]
             activity = None if native is None else self.stacks.native_activity(native)
             key = (links.hosts(ends), activity, *self._key(classification, threads))
             bucket = job.buckets.get(key)
             if bucket is None:
-                bucket = job.buckets[key] = Bucket(
-                    classification.kind, classification.verdict, classification.reason
-                )
-                bucket.threads = threads
+                kind = classification.kind, classification.verdict, classification.reason
+                bucket = job.buckets[key] = Bucket(*kind, threads)
             bucket.stacks.add(classification.stack)
             bucket.add(process, node, classification)
-            bucket.add_links(process, node, ends, native)
+            if ends:
+                bucket.ends[node, process.pid] = ends
+            if native is not None:
+                bucket.natives.add(rank)
+                bucket.native = native if bucket.native is None else bucket.native
             bucket.thread_stacks |= self._waiting_threads(process, numbers, classification.thread)
-            if process["below"]:
-                bucket.add_below(process["below"], rank, numbers, self.stacks)
-            state, wait, note = process["state"], process["wait_channel"], process["note"]
-            if classification.kind == "traced" and process["tracer"] and not note:
-                note = f"traced by pid {process['tracer']}"
-            bucket.processes.append(
-                GroupedProcess(
-                    node,
-                    process["pid"],
-                    rank,
-                    _rank(process["local_rank"]),
-                    shared(state, state),
-                    shared(wait, wait),
-                    classification.cpu_s,
-                    shared(note, note),
-                )
-            )
+            if process.below:
+                bucket.add_below(process.below, rank, numbers, self.stacks)
+            state, wait, note = process.state, process.wait_channel, process.note
+            if classification.kind == "traced" and process.tracer and not note:
+                note = f"traced by pid {process.tracer}"
+            identity = node, process.pid, rank, _rank(process.local_rank)
+            waits = shared(state, state), shared(wait, wait), classification.cpu_s
+            bucket.processes.append(Rank(*identity, *waits, 0, shared(note, note)))
 
-    def _job_of(self, process: Mapping[str, Any], node: str) -> TracedJob:
+    def _job_of(self, process: TracedProcess, node: str) -> TracedJob:
         """The job of a process, or the claim to it."""
-        user, note = process["user"], process["note"]
+        user, note = process.user, process.note
         is_claim = note.startswith(CLAIMS)
-        slurm = "" if is_claim else process["slurm_job"]
+        slurm = "" if is_claim else process.slurm_job
         if is_claim and note.endswith(ELSEWHERE):
             self.elsewhere.add(node)
-        name = claimed_job(note) if is_claim else process["job"]
+        name = claimed_job(note) if is_claim else process.job
         job_key = (slurm, "", "", False) if slurm else ("", user, name, is_claim)
         job = self.jobs.get(job_key)
         if job is None:
@@ -398,14 +349,8 @@ class TraceCollector:
             if classification.kind == "stack" and waits:
                 site = reading.site
         other_stacks = tuple(sorted(self.stacks.path_of[stack] for _, stack in threads))
-        return (
-            classification.kind,
-            classification.reason,
-            path,
-            site,
-            other_stacks,
-            classification.verdict,
-        )
+        place = path, site, other_stacks
+        return (classification.kind, classification.reason, *place, classification.verdict)
 
     def each_job(self) -> list[TracedJob]:
         """The jobs, beginning with the job to show.
@@ -428,33 +373,30 @@ class TraceCollector:
                 home.join(job)
             else:
                 jobs.append(job)
-        return sorted(
-            jobs,
-            key=lambda job: (
-                job.is_claim,
-                not (believed and job.slurm),
-                *(-count for count in job.size),
-                natural(job.name),
-                natural(job.user),
-            ),
-        )
+
+        def order(job: TracedJob) -> tuple[Any, ...]:
+            names = natural(job.name), natural(job.user)
+            is_believed = believed and job.slurm
+            return job.is_claim, not is_believed, *(-count for count in job.size), *names
+
+        return sorted(jobs, key=order)
 
     def _waiting_threads(
-        self, process: Mapping[str, Any], numbers: list[int], thread: str
+        self, process: TracedProcess, numbers: Sequence[int], thread: str
     ) -> set[int]:
         """The stacks of further threads that wait for ranks, beside the classified thread."""
-        rows = process["samples"][-1]["threads"] if process["samples"] else []
+        rows = process.samples[-1].threads if process.samples else ()
         return {
             numbers[at]
             for name, at in rows
             if name not in (MAIN, thread) and self.stacks.reading(numbers[at]).for_ranks
         }
 
-    def _threads(self, process: Mapping[str, Any], numbers: list[int]) -> list[tuple[str, int]]:
+    def _threads(self, process: TracedProcess, numbers: Sequence[int]) -> list[tuple[str, int]]:
         """The further threads at the last sample with a stack."""
-        for sample in reversed(process["samples"]):
-            if sample["main"] is not None:
-                pairs = sample["threads"]
+        for sample in reversed(process.samples):
+            if sample.main is not None:
+                pairs = sample.threads
                 return [(name, numbers[at]) for name, at in pairs if name != MAIN]
         return []
 
@@ -532,14 +474,9 @@ def _set_awaited_ranks(job: TracedJob, reader: TraceCollector) -> None:
         if activity == "sleep" and bucket.verdict != "unsure":
             # It does not poll.
             activity = ""
-        waiting = links.LinkWait(
-            frozenset(ranks.values()),
-            activity,
-            bucket.ends,
-            len(bucket.processes),
-            bucket.verdict in ("unsure", "progressing"),
-        )
-        groups.append(waiting)
+        awake = bucket.verdict in ("unsure", "progressing")
+        wait = frozenset(ranks.values()), activity, bucket.ends, len(bucket.processes), awake
+        groups.append(links.LinkWait(*wait))
     waiting_for = links.waited_for(groups, reader.links, rank_of, hints.FOR_RANKS)
     for bucket, waited_ranks in zip(job.buckets.values(), waiting_for, strict=True):
         bucket.waits_for = waited_ranks if bucket.verdict != "progressing" else ()
@@ -664,21 +601,23 @@ def _child_rows(bucket: Bucket, table: StackNumbers) -> tuple[ChildProcess, ...]
     """The descendants of the ranks, the active ones first, the fewest first."""
     ordered = []
     for row in bucket.children.values():
-        singular, words = row.one, row.one if row.count == 1 else row.words
-        waits_on = singular["waits_on"] if row.count == 1 else ""
+        waits_on = row.child.waits_on if row.count == 1 else ""
         if row.count > 1 and len(row.waits_on) == 1:
             (waits_on,) = row.waits_on
+        words: Mapping[str, str] = row.words
+        if row.count == 1:
+            words = {"command": row.child.command, "error": row.child.error}
         frames = table.frames(sorted(row.stacks)) if row.stacks else ()
         hint = None
-        if singular["state"][:1] == "D":
-            hint = hints.in_kernel(singular["wait_channel"])
+        if row.child.state[:1] == "D":
+            hint = hints.in_kernel(row.child.wait_channel)
         hint = hint or hints.find(
-            frames, channel=singular["wait_channel"], waits_on=singular["waits_on"]
+            frames, channel=row.child.wait_channel, waits_on=row.child.waits_on
         )
         child = ChildProcess(
-            singular["kind"], words["command"], row.count, tuple(sorted(row.ranks)),
-            singular["state"],
-            singular["wait_channel"], waits_on, frames, words["error"],
+            row.child.kind, words["command"], row.count, tuple(sorted(row.ranks)),
+            row.child.state,
+            row.child.wait_channel, waits_on, frames, words["error"],
             hint.text if hint else "",
         )  # fmt: skip
         waits = hint is not None and hint.activity == "worker" and not hints.user_frame(frames)
@@ -686,21 +625,14 @@ def _child_rows(bucket: Bucket, table: StackNumbers) -> tuple[ChildProcess, ...]
     return tuple(child for _, child in sorted(ordered, key=lambda pair: pair[0]))
 
 
-def _silent_groups(gaps: Mapping[str, Gap]) -> list[Group]:
+def _silent_groups(gaps: Mapping[str, Gap]) -> Iterator[Group]:
     """The nodes without an answer, grouped by reason."""
     reasons: dict[str, list[str]] = {}
     for node in sorted(gaps, key=natural):
         reasons.setdefault(gaps[node].reason.replace(node, "NODE"), []).append(node)
-    return [
-        Group(
-            "no-data",
-            None,
-            (),
-            tuple(nodes),
-            no_stack_reason=reason if len(nodes) > 1 else gaps[nodes[0]].reason,
-        )
-        for reason, nodes in reasons.items()
-    ]
+    for reason, nodes in reasons.items():
+        text = reason if len(nodes) > 1 else gaps[nodes[0]].reason
+        yield Group("no-data", None, (), tuple(nodes), no_stack_reason=text)
 
 
 def _forks(groups: Sequence[Group]) -> list[int]:
@@ -794,11 +726,9 @@ def _with_stray_reason(lost: Group, job: TracedJob, jobs: Iterable[TracedJob]) -
             continue
         if other.users & job.users and other.worlds.keys() == job.worlds.keys():
             nodes = tuple(sorted(other.nodes, key=natural))
-            names = (
-                sanitise(name, evidence.MAX_LINE)
-                for name in (other.name or "another job", job.name)
-            )
-            reason = f"{verdict.OTHER_JOB_START} {', not '.join(names)}"
+            names = (other.name or "another job", job.name)
+            texts = ", not ".join(sanitise(name, evidence.MAX_LINE) for name in names)
+            reason = f"{verdict.OTHER_JOB_START} {texts}"
             return dataclasses.replace(lost, nodes=nodes, no_stack_reason=reason)
     return lost
 
@@ -820,7 +750,7 @@ def _odd_world(job: TracedJob) -> tuple[tuple[int, ...], str]:
 
 
 def group(
-    traces: Iterable[Mapping[str, Any]],
+    traces: Iterable[Trace],
     gaps: Mapping[str, Gap],
     *,
     all_threads: bool = False,
@@ -845,29 +775,6 @@ def group(
         return _grouped(reader, gaps, started, finished, complete)
 
 
-def _ranks_by_node(buckets: Iterable[Bucket]) -> dict[str, set[int]]:
-    ranks: dict[str, set[int]] = {}
-    for bucket in buckets:
-        for process in bucket.processes:
-            if process.rank is not None:
-                ranks.setdefault(process.node, set()).add(process.rank)
-    return ranks
-
-
-def _other_jobs(job: TracedJob, other_jobs: Iterable[TracedJob]) -> tuple[OtherJob, ...]:
-    """The jobs that are not shown."""
-    return tuple(
-        OtherJob(
-            other.name,
-            other.user,
-            other.count,
-            other.name == job.name and bool(other.name),
-            tuple(sorted(other.nodes, key=natural)),
-        )
-        for other in other_jobs
-    )
-
-
 def _grouped(
     reader: TraceCollector, gaps: Mapping[str, Gap], started: str, finished: str, complete: bool
 ) -> Stacks:
@@ -890,7 +797,10 @@ def _grouped(
         # Every rank was found, so no rank is on these nodes. The gaps name them.
         silent = {}
     pairs += [(silent_group, None) for silent_group in _silent_groups(silent)]
-    by_node = _ranks_by_node(buckets)
+    by_node: dict[str, set[int]] = {}
+    for process in (process for bucket in buckets for process in bucket.processes):
+        if process.rank is not None:
+            by_node.setdefault(process.node, set()).add(process.rank)
     empty = order.keys() - by_node.keys() - silent.keys() - reader.elsewhere
     without = [node for node in order if node in empty]
     is_complete = complete and not reader.part
@@ -918,7 +828,7 @@ def _grouped(
     )
     pairs = [(decided.groups[at], pairs[at][1]) for at in decided.order]
     ranks = [
-        Rank(*process[:7], at, process.note)
+        process._replace(group=at)
         for at, (_, bucket) in enumerate(pairs)
         if bucket
         for process in bucket.processes
@@ -936,7 +846,13 @@ def _grouped(
         (),
         complete,
         ", ".join(sorted(job.users - {""}, key=natural)),
-        _other_jobs(job, jobs[1:]),
+        tuple(
+            OtherJob(
+                *(other.name, other.user, other.count, other.name == job.name != ""),
+                tuple(sorted(other.nodes, key=natural)),
+            )
+            for other in jobs[1:]
+        ),
         decided.verdict if ranks else None,
         report.witnesses,
     )

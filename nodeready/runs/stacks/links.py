@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nodeready.agent.stacks.links import DESCENDANTS, WHOLE_PROCESS
+from nodeready.runs.stacks.trace import TracedProcess
 
 #: Maximum connections that are kept, over all nodes.
 _MAX_ENDS = 1 << 20
@@ -29,11 +30,11 @@ class LinkEnds(NamedTuple):
     all_ends: tuple[str, ...]  # of any connection
 
 
-def ends(process: Mapping[str, Any], thread: str) -> LinkEnds | None:
+def ends(process: TracedProcess, thread: str) -> LinkEnds | None:
     """The waits of one process; None: not known. thread: the classified thread"""
-    rows = process["waits_for"]
+    rows = process.waits_for
     # Another rank may wait for a connection to another node, too.
-    far = [" ".join(reversed(end.split(" "))) for end in process["ends"] if " " in end]
+    far = [" ".join(reversed(end.split(" "))) for end in process.ends if " " in end]
     if not rows and not far:
         return None
     return LinkEnds(
@@ -56,10 +57,10 @@ class Links:
         #: Own address and peer's, or the address of a listener -> process; None: several.
         self._owner: dict[str, Place | None] = {}
 
-    def read(self, node: str, process: Mapping[str, Any]) -> None:
+    def read(self, node: str, process: TracedProcess) -> None:
         """Keep the ends of one process."""
-        for end in process["ends"] if len(self._owner) < _MAX_ENDS else ():
-            place = node, process["pid"]
+        for end in process.ends if len(self._owner) < _MAX_ENDS else ():
+            place = node, process.pid
             self._owner[end] = place if self._owner.get(end, place) == place else None
 
     def owner(self, node: str, text: str) -> Place | None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import fold, natural
-from nodeready.runs.stacks.document import Statement, Witness, fold_ranks
+from nodeready.runs.stacks.document import Statement, Witness, fold_ranks, say
 from nodeready.runs.stacks.evidence import Evidence
 from nodeready.subjects.environment_rules import EnvironmentFinding
 
@@ -160,12 +160,10 @@ class StatementBuilder:
             if len(absent_places) == total or name == "nccl_ras":
                 yield reason
                 continue
-            ranks = [
-                place.rank
-                for place in absent_places
-                if isinstance(place, RankPlace) and place.rank is not None
-            ]
             nodes = [place for place in absent_places if isinstance(place, str)]
+            ranks = [
+                p.rank for p in absent_places if not isinstance(p, str) and p.rank is not None
+            ]
             yield f"{reason} ({ranks_of(ranks) if ranks else nodes_of(nodes)})"
 
     def _folded(self, name: str) -> tuple[Statement, ...]:
@@ -177,24 +175,11 @@ class StatementBuilder:
             )
             ranks += statement.ranks
             nodes += statement.nodes
-        statements = [
-            Statement(
-                text,
-                tuple(sorted(set(ranks))),
-                tuple(sorted(set(nodes), key=natural)),
-                weight,
-                against,
-            )
-            for (text, weight, against), (ranks, nodes) in merged.items()
-        ]
-        statements.sort(
-            key=lambda statement: (
-                -statement.weight,
-                statement.against,
-                len(statement.ranks),
-                statement.ranks[:1],
-            )
-        )
+        statements = []
+        for (text, weight, against), (ranks, nodes) in merged.items():
+            subjects = tuple(sorted(set(ranks))), tuple(sorted(set(nodes), key=natural))
+            statements.append(Statement(text, *subjects, weight, against))
+        statements.sort(key=lambda s: (-s.weight, s.against, len(s.ranks), s.ranks[:1]))
         return tuple(statements[:_MAX_STATEMENTS])
 
     def add_statement(
@@ -209,7 +194,7 @@ class StatementBuilder:
         for lag in root_lags(lags):
             self.report.lags.append(lag)
             site = f" ({lag.site})" if lag.site else ""
-            wait = f"{ranks_of(lag.waiting)} {'waits' if len(lag.waiting) == 1 else 'wait'} in"
+            wait = f"{ranks_of(lag.waiting)} {say('{waits|wait}', len(lag.waiting))} in"
             text = (
                 f"has called {lag.other} where {ranks_of(lag.waiting)} called {lag.call}{site}"
                 if lag.other

@@ -26,6 +26,7 @@ from nodeready.runs.stacks.document import (
     Suspect,
     Verdict,
     fold_ranks,
+    say,
 )
 from nodeready.runs.stacks.evidence import MAX_LINE
 from nodeready.runs.stacks.statements import Lag, WitnessReport
@@ -82,11 +83,6 @@ class _RankCause(NamedTuple):
     advice: str
 
 
-def _is_silent(group: Group) -> bool:
-    """Nodes without an answer, for any reason."""
-    return group.kind == "no-data" and not group.processes
-
-
 def ranks_text(ranks: Collection[int], nodes: Sequence[str] = ()) -> str:
     """Ranks or nodes in words, as in ``rank 3 (gpu1)``, ``ranks 0-2``, ``300 ranks``, ``gpu1``."""
     names = fold(nodes) if nodes else ""
@@ -101,8 +97,13 @@ def ranks_text(ranks: Collection[int], nodes: Sequence[str] = ()) -> str:
     return f"{text} ({names})" if names else text
 
 
-def _has(ranks: Collection[int]) -> str:
-    return "has" if len(ranks) == 1 else "have"
+def _name(group: Group) -> str:
+    return ranks_text(group.ranks, group.nodes)
+
+
+def _further(indexes: Sequence[int]) -> str:
+    """How many groups there are beside the first, in brackets."""
+    return f" (and {counted(len(indexes) - 1, 'other group')})" if indexes[1:] else ""
 
 
 def _cut(text: str, limit: int) -> str:
@@ -135,18 +136,15 @@ def _child_cause(group: Group, at: str) -> _RankCause | None:
     """
     activity = group.activity
     if stopped := _held_child(group):
-        name = (
-            stopped.kind if stopped.kind == "loader worker" else _cut(stopped.command, _MAX_NAME)
-        )
+        is_worker = stopped.kind == "loader worker"
+        name = stopped.kind if is_worker else _cut(stopped.command, _MAX_NAME)
         action = f"waits for its child process that {_HELD_STATES[stopped.state[:1]]}: {name}"
         return _RankCause("late", action, "find the cause in its last output")
     inner = next((child for child in group.children if child.frames), None)
     if inner and activity == "child":
-        frame = hints.user_frame(inner.frames) or inner.frames[-1]
+        place = _place(hints.user_frame(inner.frames) or inner.frames[-1])
         part = f" ({advise.few_ranks(inner.ranks)})" if set(inner.ranks) < set(group.ranks) else ""
-        return _RankCause(
-            "late", f"waits for its child process in {_place(frame)}{part}", "look there"
-        )
+        return _RankCause("late", f"waits for its child process in {place}{part}", "look there")
     # Workers that fetch ahead stand still as well while their rank is elsewhere.
     for child in group.children if activity == "data" or not group.frames else ():
         if child.kind == "loader worker" and not hints.is_idle_worker(child.hint):
@@ -157,11 +155,10 @@ def _child_cause(group: Group, at: str) -> _RankCause | None:
                 f"{child.wait_channel} {child.waits_on}"
             )
             place = held if fs and held else frame_text or held
-            action = f"waits for {counted(child.processes, 'loader worker')}"
-            action += f" ({place})" if place else ""
-            if fs:
-                return _RankCause("storage", action, "look at the workers' file system")
-            return _RankCause("loader", action, "look at the workers' stacks")
+            workers = counted(child.processes, "loader worker")
+            action = f"waits for {workers}{f' ({place})' if place else ''}"
+            kind, part = ("storage", "file system") if fs else ("loader", "stacks")
+            return _RankCause(kind, action, f"look at the workers' {part}")
     if activity == "data":
         return _RankCause("loader", f"waits for its data loader at {at}", "look at its workers")
     return None
@@ -169,16 +166,8 @@ def _child_cause(group: Group, at: str) -> _RankCause | None:
 
 def _cause(group: Group) -> _RankCause:
     """The action of a group that waits for no rank, and the advice."""
-    many = len(group.ranks) > 1
-    if group.kind in ("missing", "dead"):
-        return _RankCause(
-            "gone", "are gone" if many else "is gone", "see dmesg and `nodeready cores`"
-        )
-    if group.kind == "stopped":
-        advice = "find the sender, then `kill -CONT PID`"
-        return _RankCause("late", "stopped by a signal", advice)
-    if group.kind == "traced":
-        return _RankCause("late", "held by a tracer", "find the tracer: ps -p TRACER")
+    if of_kind := _KIND_CAUSES.get(group.kind):
+        return of_kind._replace(action=say(of_kind.action, max(1, len(group.ranks))))
     kernel = " ".join((group.no_stack_reason, *group.states, *group.waits_on))
     at = _position(group)
     if group.kind == "uninterruptible":
@@ -187,20 +176,17 @@ def _cause(group: Group) -> _RankCause:
         action = f"state D{f' in {place}' if place else ''}{f' at {at}' if at else ''}"
         return _RankCause("storage", action, "look at its mounts, devices and dmesg")
     activity = group.activity
-    child_cause = _child_cause(group, at)
-    if child_cause:
+    if child_cause := _child_cause(group, at):
         return child_cause
     if _STORAGE.search(kernel):
-        advice = "look at its mounts and dmesg"
-        return _RankCause("storage", f"waits for a file system at {at}", advice)
-    if activity in _FILE_ACTIVITIES and group.verdict not in ("spinning", "progressing"):
-        return _RankCause(
-            "storage", f"{_FILE_ACTIVITIES[activity]} at {at}", "look at its file system"
-        )
-    if group.verdict == "progressing":
-        return _RankCause("late", f"still works, at {at}", "may be slow, or in a loop: look again")
-    if group.verdict == "spinning":
-        return _RankCause("late", f"computes or loops at {at}", "look there, and look again")
+        action = f"waits for a file system at {at}"
+        return _RankCause("storage", action, "look at its mounts and dmesg")
+    of_verdict = _VERDICT_TEXTS.get(group.verdict or "")
+    if activity in _FILE_ACTIVITIES and not of_verdict:
+        action = f"{_FILE_ACTIVITIES[activity]} at {at}"
+        return _RankCause("storage", action, "look at its file system")
+    if of_verdict:
+        return _RankCause("late", f"{of_verdict[0]} {at}", of_verdict[1])
     action, advice = _ACTIVITY_TEXTS.get(activity, ("stands in", "look there"))
     # A group with different waits has no common one.
     held = _COUNT_SUFFIX.sub("", group.waits_on[0]) if len(group.waits_on) == 1 else ""
@@ -208,6 +194,18 @@ def _cause(group: Group) -> _RankCause:
     return _RankCause("late", f"{action} {at}{waits}", advice)
 
 
+_GONE = _RankCause("gone", "{is|are} gone", "see dmesg and `nodeready cores`")
+#: Kind of a group without a stack -> its cause.
+_KIND_CAUSES = {
+    "missing": _GONE, "dead": _GONE,
+    "stopped": _RankCause("late", "stopped by a signal", "find the sender, then `kill -CONT PID`"),
+    "traced": _RankCause("late", "held by a tracer", "find the tracer: ps -p TRACER"),
+}  # fmt: skip
+#: Verdict of the samples -> (action, advice).
+_VERDICT_TEXTS = {
+    "progressing": ("still works, at", "may be slow, or in a loop: look again"),
+    "spinning": ("computes or loops at", "look there, and look again"),
+}
 #: State of proc(5) in which a process does nothing -> its cause.
 _HELD_STATES = {
     "T": "a signal has stopped", "t": "a tracer holds", "Z": "has ended", "X": "has ended",
@@ -271,7 +269,7 @@ class _VerdictBuilder:
         self.groups = list(groups)
         self.at = {rank: at for at, group in enumerate(groups) for rank in group.ranks}
         self.nodes = {node for group in groups for node in group.nodes}
-        self.total = sum(group.processes for group in groups)
+        self.total = self.size(range(len(groups)))
         self.moving = sum(group.processes for group in groups if group.verdict == "progressing")
         self.statements = [
             (witness.name, statement)
@@ -281,12 +279,20 @@ class _VerdictBuilder:
             if witness.name != "environment" or not self.nodes <= {*statement.nodes}
         ]  # fmt: skip
         self.victims = [at for at, role in enumerate(self.roles) if role == "victim"]
-        self.waiting = sum(groups[at].processes for at in self.victims)
+        self.waiting = self.size(self.victims)
         self.notes: list[str] = []
         #: Whether a witness names other suspects than the order of the groups.
         self.reorder = False
 
+    def size(self, indexes: Iterable[int]) -> int:
+        """The number of processes of these groups."""
+        return sum(self.groups[at].processes for at in indexes)
+
     # --- Suspects.
+
+    def of_ranks(self, ranks: Iterable[int], *reasons: str) -> Suspect:
+        """Ranks with their nodes as a suspect."""
+        return self.suspect(ranks, self.nodes_of(ranks), *reasons)
 
     def suspect(self, ranks: Iterable[int], nodes: Iterable[str], *reasons: str) -> Suspect:
         """A suspect with all evidence for and against it."""
@@ -339,19 +345,16 @@ class _VerdictBuilder:
     def decide(self) -> Verdict:
         if 2 * self.moving > self.total:
             return self.not_stuck()
-        strayed = [
-            at
-            for at, group in enumerate(self.groups)
-            if group.no_stack_reason.startswith(OTHER_JOB_START)
-        ]
+        strayed = [group for group in self.groups
+                   if group.no_stack_reason.startswith(OTHER_JOB_START)]  # fmt: skip
         if strayed:
-            group = self.groups[strayed[0]]
-            return self.odd_ones(group.ranks, group.no_stack_reason)
+            return self.odd_ones(strayed[0].ranks, strayed[0].no_stack_reason)
         if self.odd.ranks:
-            return self.odd_ones(self.odd.ranks, f"{_has(self.odd.ranks)} {self.odd.reason}")
+            reason = say(f"{{has|have}} {self.odd.reason}", len(self.odd.ranks))
+            return self.odd_ones(self.odd.ranks, reason)
         gone = [
             at for at, group in enumerate(self.groups)
-            if group.kind in ("missing", "dead") or _is_silent(group)
+            if group.kind in ("missing", "dead") or self._is_silent(at)
         ]  # fmt: skip
         alive = [at for at, role in enumerate(self.roles) if role == "suspect" and at not in gone]
         lags = self._strongest()
@@ -386,6 +389,10 @@ class _VerdictBuilder:
                 self.reorder = True
             return self.stands(alive)
         return self.all_wait()
+
+    def _is_silent(self, at: int) -> bool:
+        """Nodes without an answer, for any reason."""
+        return self.groups[at].kind == "no-data" and not self.groups[at].processes
 
     def _strongest(self) -> list[Lag]:
         """The lags of the best witness; a witness that names other ranks is noted."""
@@ -425,12 +432,12 @@ class _VerdictBuilder:
         return self.groups[at].kind == "stack" and bool(ranks) and all(r in called for r in ranks)
 
     def _exonerate(self, at: int) -> None:
-        group = self.groups[at]
-        call = self.report.called[group.ranks[0]]
+        call = self.report.called[self.groups[at].ranks[0]]
+        self.set_role(at, None, f"the flight recorder says that it has called {call}")
         self.roles[at] = None
-        self.groups[at] = replace(
-            group, role=None, reason=f"the flight recorder says that it has called {call}"
-        )
+
+    def set_role(self, at: int, role: str | None, reason: str) -> None:
+        self.groups[at] = replace(self.groups[at], role=role, reason=reason)
 
     def odd_ones(self, ranks: Sequence[int], reason: str) -> Verdict:
         """Ranks that were started as part of another job."""
@@ -466,39 +473,35 @@ class _VerdictBuilder:
         return max(errors, key=lambda statement: statement.weight, default=None)
 
     def gone(self, named: Sequence[int], gone: Sequence[int]) -> Verdict:
-        silent = [at for at in named if _is_silent(self.groups[at])]
+        silent = [at for at in named if self._is_silent(at)]
         first = next((at for at in named if self._why_gone(at)), named[0])
         group, statement = self.groups[first], self._why_gone(first)
         ranks = sorted({rank for at in named for rank in self.groups[at].ranks})
         nodes = tuple(dict.fromkeys(node for at in named for node in self.groups[at].nodes))
-        name = ranks_text(ranks, nodes)
-        is_single = len(ranks) == 1 or not ranks
+        name, number = ranks_text(ranks, nodes), max(1, len(ranks))
         wait = f"; {self.waits()}" if self.victims else ""
         if statement:
             is_elsewhere = len(statement.nodes) == 1 and not nodes
             place = f" on {fold(statement.nodes)}" if is_elsewhere else ""
-            text = f"{name} {'is' if is_single else 'are'} gone: {statement.text}{place}{wait}"
+            text = f"{say('{is|are}', number)} gone: {statement.text}{place}{wait}"
         elif silent or group.no_stack_reason.endswith("without an answer"):
-            reason = (
-                _cut(self.groups[silent[0]].no_stack_reason, MAX_LINE) if silent else "no answer"
-            )
-            text = f"{name}: no answer of the node ({reason}){wait}: see whether it is alive"
+            reason = self.groups[silent[0]].no_stack_reason if silent else "no answer"
+            reason = _cut(reason, MAX_LINE)
+            text = f": no answer of the node ({reason}){wait}: see whether it is alive"
         elif len(gone) == len(self.groups):
-            text = f"{name} {_has(ranks)} ended: nodeready postmortem shows who failed first"
+            has = say("{has|have}", len(ranks))
+            text = f"{has} ended: nodeready postmortem shows who failed first"
         elif group.kind == "dead":
             why_ended = _cut(group.no_stack_reason, MAX_LINE)
-            text = f"{name} has ended ({why_ended}){wait}: see `nodeready cores` and dmesg"
+            text = f"has ended ({why_ended}){wait}: see `nodeready cores` and dmesg"
         else:
-            text = (
-                f"{name}: no node has {'it' if is_single else 'them'}{wait}: see dmesg, "
-                "`nodeready cores`, the launcher's output"
-            )
+            advice = "see dmesg, `nodeready cores`, the launcher's output"
+            text = f": no node has {say('{it|them}', number)}{wait}: {advice}"
+        text = f"{name}{'' if text[0] == ':' else ' '}{text}"
         suspects = [
-            self.suspect(
-                self.groups[at].ranks, self.groups[at].nodes, self.groups[at].no_stack_reason
-            )
-            for at in gone
-        ]  # fmt: skip
+            self.suspect(group.ranks, group.nodes, group.no_stack_reason)
+            for group in (self.groups[at] for at in gone)
+        ]
         suspects += [
             self.of_group(at) for at, role in enumerate(self.roles)
             if role == "suspect" and at not in gone
@@ -513,16 +516,14 @@ class _VerdictBuilder:
         at = self.at[rank]
         action = _cause(self.groups[at]).action
         for other in gone:
-            after = f"has ended after rank {rank} raised"
-            self.groups[other] = replace(self.groups[other], role="victim", reason=after)
-        self.groups[at] = replace(self.groups[at], role="suspect", reason=f"raised {error}")
-        name = ranks_text([rank], self.nodes_of([rank]))
-        text = f"{name} raised {error}; {ranks_text(ended)} {_has(ended)} ended since"
-        suspect = self.suspect([rank], self.nodes_of([rank]), action)
-        return self.build("gone", text, [suspect])
+            self.set_role(other, "victim", f"has ended after rank {rank} raised")
+        self.set_role(at, "suspect", f"raised {error}")
+        text = f"{ranks_text([rank], self.nodes_of([rank]))} raised {error}; {ranks_text(ended)} "
+        text += say("{has|have} ended since", len(ended))
+        return self.build("gone", text, [self.of_ranks([rank], action)])
 
     def waits(self) -> str:
-        return f"{self.waiting} rank{'s wait' if self.waiting != 1 else ' waits'} for it"
+        return f"{self.waiting} {say('{rank waits|ranks wait}', self.waiting)} for it"
 
     def slow(self, at: int) -> str:
         """``, or it may be slow``: a step that is longer than the samples stands still as well."""
@@ -533,7 +534,8 @@ class _VerdictBuilder:
             or group.verdict == "progressing"
             or _held_child(group) is not None
         )
-        return "" if is_certain else f", or {'they' if len(group.ranks) > 1 else 'it'} may be slow"
+        pronoun = say("{it|they}", max(1, len(group.ranks)))
+        return "" if is_certain else f", or {pronoun} may be slow"
 
     # --- A rank is late, by a strong witness; or the calls differ.
 
@@ -545,24 +547,22 @@ class _VerdictBuilder:
         standing = standing or sorted({self.at[rank] for rank in ranks if rank in self.at})
         name = ranks_text(ranks, self.nodes_of(ranks))
         site = f" ({lag.site})" if lag.site else ""
-        count = counted(len(lag.waiting), "rank")
-        wait = "waits" if len(lag.waiting) == 1 else "wait"
+        count, wait = counted(len(lag.waiting), "rank"), say("{waits|wait}", len(lag.waiting))
         # An unreadable process does not show where the rank stands.
         is_seen = bool(standing) and self.groups[standing[0]].kind != "no-data"
         cause = _cause(self.groups[standing[0]]) if is_seen else None
         is_suspect = bool(standing) and self.roles[standing[0]] == "suspect"
         if lag.elsewhere and not is_suspect:
             kind = "disagree"
-            wait = "waits" if len(ranks) == 1 else "wait"
-            text = (
-                f"{name} {wait} in {lag.elsewhere}, {count} in {lag.call}{site}: they must agree"
-            )
+            text = f"{name} {say('{waits|wait}', len(ranks))} in {lag.elsewhere}, {count} in "
+            text += f"{lag.call}{site}: they must agree"
             self.notes.append(f"it waits itself, in {lag.elsewhere}")
         elif lag.other:
             kind = "disagree"
             text = f"{name} called {lag.other}, {count} {lag.call}{site}: the calls must agree"
         else:
-            text = f"{name} {_has(ranks)} not called {lag.call}{site}, which {count} {wait} in"
+            has = say("{has|have}", len(ranks))
+            text = f"{name} {has} not called {lag.call}{site}, which {count} {wait} in"
             if lag.silent:
                 text = f"{name}: no record of it, while {count} {wait} in {lag.call}{site}"
             kind = "late"
@@ -575,15 +575,13 @@ class _VerdictBuilder:
                 text += f": it is at {_position(self.groups[standing[0]])}"
                 self.notes.append("its stack waits as the others' do")
         reason = cause.action if cause and is_suspect else ""
-        suspects = [self.suspect(ranks, self.nodes_of(ranks), reason)]
+        suspects = [self.of_ranks(ranks, reason)]
         if lag.other and len(lag.waiting) <= len(ranks):
             self.notes.append("equally many ranks have made each call")
-            suspects = [
-                self.suspect(side, self.nodes_of(side), reason) for side in (ranks, lag.waiting)
-            ]
+            suspects = [self.of_ranks(side, reason) for side in (ranks, lag.waiting)]
         for other in lags:
             if other is not lag and set(other.ranks) - set(ranks):
-                suspects.append(self.suspect(other.ranks, self.nodes_of(other.ranks)))
+                suspects.append(self.of_ranks(other.ranks))
         return self.build(kind, text, suspects)
 
     # --- A rank waits for no rank, and other ranks wait for it.
@@ -592,45 +590,37 @@ class _VerdictBuilder:
         suspects = [self.of_group(at) for at in alive]
         self.reorder |= bool(self.victims) and min(self.victims) < max(alive)
         first = self.groups[alive[0]]
-        causes = [_cause(self.groups[at]) for at in alive]
-        cause = causes[0]
-        name = ranks_text(first.ranks, first.nodes)
-        suffix = f" (and {counted(len(alive) - 1, 'other group')})" if alive[1:] else ""
-        if self.victims:
-            if first.kind == "traced" and first.verdict is None and self.total == first.processes:
-                return self.build("unclear", f"{name}: {cause.action}: {cause.advice}", suspects)
-            wait = f"{self.waits()}{self.slow(alive[0])}"
-            text = f"{name}{suffix}: {cause.action}; {wait}: {cause.advice}"
-            return self.build(cause.kind, text, suspects, ("flight_recorder",))
-        return self.nobody_waits(alive)
+        cause, name = _cause(first), _name(first)
+        if not self.victims:
+            return self.nobody_waits(alive)
+        if first.kind == "traced" and first.verdict is None and self.total == first.processes:
+            return self.build("unclear", f"{name}: {cause.action}: {cause.advice}", suspects)
+        wait = f"{self.waits()}{self.slow(alive[0])}"
+        text = f"{name}{_further(alive)}: {cause.action}; {wait}: {cause.advice}"
+        return self.build(cause.kind, text, suspects, ("flight_recorder",))
 
     def nobody_waits(self, alive: Sequence[int]) -> Verdict:
         """No rank waits for another one."""
         first, cause = self.groups[alive[0]], _cause(self.groups[alive[0]])
         suspects = [self.of_group(at) for at in alive]
         kinds = {_cause(self.groups[at]).kind for at in alive}
-        suffix = f" (and {counted(len(alive) - 1, 'other group')})" if alive[1:] else ""
-        name = ranks_text(first.ranks, first.nodes)
+        name, suffix = _name(first), _further(alive)
         if first.processes == self.total:
             name = f"all {self.total} ranks" if self.total > 1 else name
+        is_all = self.size(alive) == self.total
         groups = [self.groups[at] for at in alive]
         awake = all(group.verdict in _ACTIVE_VERDICTS and not group.role for group in groups)
-        if awake and sum(group.processes for group in groups) == self.total:
-            # Two samples of a running loop can be equal by chance.
-            text = (
-                f"{name}{suffix}: {cause.action}; all are awake: slow, or hung: look again, longer"
-            )
-            return self.build("unclear", f"{text} (--interval)", [], ("flight_recorder", "logs"))
-        if sum(group.processes for group in groups) == self.total and all(
-            map(_is_pausing, groups)
-        ):
-            text = f"{name}{suffix}: {cause.action}; a pause, or a wait without an end: "
-            text += "look again, longer (--interval)"
+        # Two samples of a running loop can be equal by chance.
+        doubt = "all are awake: slow, or hung" if awake else ""
+        if not awake and all(map(_is_pausing, groups)):
+            doubt = "a pause, or a wait without an end"
+        if is_all and doubt:
+            text = f"{name}{suffix}: {cause.action}; {doubt}: look again, longer (--interval)"
             return self.build("unclear", text, [], ("flight_recorder", "logs"))
         waits = "no rank waits for another"
         if self.roles[alive[0]] == "suspect":
-            may = sum(
-                group.processes
+            may = self.size(
+                at
                 for at, group in enumerate(self.groups)
                 if at not in alive and group.kind == "stack" and self.roles[at] is None
             )
@@ -638,7 +628,7 @@ class _VerdictBuilder:
             waits = f"{counted(may, 'rank')} may wait for it (--native tells)" if may else waits
         slow = self.slow(alive[0]) if cause.kind in ("late", "loader") else ""
         text = f"{name}{suffix}: {cause.action}{slow}; {waits}: {cause.advice}"
-        everywhere = len(alive) > 1 and sum(group.processes for group in groups) == self.total
+        everywhere = len(alive) > 1 and is_all
         if everywhere and not any(self.roles[at] for at in alive) and len(kinds) == 1:
             # Which rank comes first is chance.
             text = f"{len(alive)} groups, and no stack is known to wait for another rank"
@@ -664,7 +654,7 @@ class _VerdictBuilder:
             first = self.groups[unknown[0]]
             unread = _cut(first.no_stack_reason, MAX_LINE)
             position = unread or first.reason or f"stands in {_position(first)}"
-            name = ranks_text(first.ranks, first.nodes)
+            name = _name(first)
             text = f"{name}: {position}: its part is unclear"
             still = any(advise.stands_still(self.groups[at]) for at in self.victims)
             moves = first.verdict == "progressing" or (
@@ -676,7 +666,7 @@ class _VerdictBuilder:
                     f"{name} moves at {_position(first)}, {self.waits()}: slow, or in a loop: "
                     "look again, longer (--interval)"
                 )
-            few = 2 * sum(self.groups[at].processes for at in unknown) <= self.total
+            few = 2 * self.size(unknown) <= self.total
             named = self.victims and few and (still or first.verdict == "progressing")
             suspects = [self.of_group(at) for at in unknown] if named else []
             return self.build("unclear", text, suspects, ("flight_recorder", "logs"))
@@ -688,15 +678,12 @@ class _VerdictBuilder:
                 f"{ranks_text(first_lag.ranks)}, and {ranks_text(other.waiting)} in {other.call} "
                 f"for {ranks_text(other.ranks)}: the order differs"
             )
-            return self.build("disagree", text, [
-                self.suspect(lag.ranks, self.nodes_of(lag.ranks)) for lag in chained[:2]
-            ])  # fmt: skip
+            return self.build("disagree", text, [self.of_ranks(lag.ranks) for lag in chained[:2]])
         if any(self.groups[at].activity in _RANK_ACTIVITIES for at in self.victims):
             return self.each_other()
         places: dict[str, list[int]] = {}
         for at in self.victims:
-            group = self.groups[at]
-            places.setdefault(_call(group), []).append(at)
+            places.setdefault(_call(self.groups[at]), []).append(at)
         if len(places) > 1 and not self.report.common:
             return self.disagree(places)
         return self.together()
@@ -729,27 +716,22 @@ class _VerdictBuilder:
         name = ranks_text(findings[0].ranks, findings[0].nodes)
         text = f"{name}: {findings[0].text}; {findings[0].advice}"
         suspects = [
-            self.suspect(
-                finding.ranks, finding.nodes, f"environment: {finding.text}; {finding.advice}"
-            )
-            for finding in findings
+            self.suspect(row.ranks, row.nodes, f"environment: {row.text}; {row.advice}")
+            for row in findings
         ]
         return self.build("environment", text, suspects)
 
     def each_other(self) -> Verdict:
         """Ranks wait for single ranks, which wait for ranks as well."""
         order = sorted(self.victims, key=lambda at: self.groups[at].processes)
-        first = [self.groups[at] for at in order]
-        text = "; ".join(f"{ranks_text(group.ranks)} in {_called(group)}" for group in first[:2])
-        suffix = f" (and {counted(len(first) - 2, 'other group')})" if first[2:] else ""
-        text += f"{suffix}: all wait for each other: look at what they asked"
+        first = [self.groups[at] for at in order[:2]]
+        text = "; ".join(f"{ranks_text(group.ranks)} in {_called(group)}" for group in first)
+        text += f"{_further(order[1:])}: all wait for each other: look at what they asked"
         return self.build("unclear", text, [], ("flight_recorder", "nccl_ras"))
 
     def disagree(self, places: Mapping[str, Sequence[int]]) -> Verdict:
         """The ranks wait in different calls."""
-        order = sorted(
-            places.values(), key=lambda indexes: sum(self.groups[at].processes for at in indexes)
-        )
+        order = sorted(places.values(), key=self.size)
         few, many = self.groups[order[0][0]], self.groups[order[-1][0]]
         pairwise = any(_PAIRWISE.match(name) for name in places)
         calls = self.thread_calls
@@ -760,10 +742,7 @@ class _VerdictBuilder:
                 "threads in the same: another order of two communicators?"
             )
             return self.build("unclear", text, [], ("flight_recorder", "nccl_ras"))
-        text = (
-            f"{ranks_text(few.ranks, few.nodes)} waits in {_called(few)}, "
-            f"{ranks_text(many.ranks)} in {_called(many)}"
-        )
+        text = f"{_name(few)} waits in {_called(few)}, {ranks_text(many.ranks)} in {_called(many)}"
         if pairwise or len(places) > 2:
             text += ": all wait; the flight recorder would show for which rank"
             return self.build("unclear", text, [], ("flight_recorder", "nccl_ras"))
@@ -786,11 +765,9 @@ class _VerdictBuilder:
         moves = rate is not None and rate >= witness_reader.MOVING_BYTES_PER_S
         signs = self._signs()
         if signs:
-            strength, ranks, nodes, texts = signs[0]
+            strength, ranks, nodes, (quoted, *_) = signs[0]
             self.reorder = strength > 1
-            suspect = self.suspect(ranks, nodes)
-            name = ranks_text(ranks, tuple(nodes))
-            quoted = texts[0]
+            suspect, name = self.suspect(ranks, nodes), ranks_text(ranks, tuple(nodes))
             if strength < 2:
                 suspect = replace(suspect, against=(*suspect.against, "this is one weak sign"))
                 text = f"{summary}; the only sign: {name}: {quoted}"
@@ -813,8 +790,8 @@ class _VerdictBuilder:
         if any(self.groups[at].verdict is None for at in self.victims):
             text = f"{summary}: one look cannot tell whether it moves: try --samples 2"
             return self.build("unclear", text, missing=("flight_recorder", "network"))
-        doubt = sum(
-            self.groups[at].processes
+        doubt = self.size(
+            at
             for at in self.victims
             if self.groups[at].verdict == "unsure"
             and self.groups[at].activity in _SLEEPING_ACTIVITIES

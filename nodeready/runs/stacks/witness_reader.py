@@ -304,12 +304,9 @@ def read_witnesses(evidence: Evidence, places: Iterable[Any], moving: bool) -> W
         return WitnessReport()
     reader = WitnessReader(evidence, [RankPlace(*place[:4]) for place in places], moving)
     reader.recorder()
-    reader.logs()
-    reader.nccl()
-    reader.ras()
-    reader.gpus()
-    reader.network()
-    reader.kernel()
+    reader.own_logs(reader.logs())
+    for read in (reader.nccl, reader.ras, reader.gpus, reader.network, reader.kernel):
+        read()
     reader.environment()
     answers = {
         "logs": evidence.logs, "flight_recorder": evidence.recordings, "nccl_ras": evidence.ras,

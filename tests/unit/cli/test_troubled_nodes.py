@@ -19,7 +19,7 @@ from nodeready.cli.options import Refused
 from nodeready.core.outcome import TIMEOUT, Gap
 from nodeready.core.policy import Policy
 from nodeready.core.wire import PYTHON_MISSING
-from tests.builders.traces import process, trace
+from tests.builders.traces import document, process
 from tests.cases import cases
 from tests.fake import Does, hangs, interrupts, one_by_one, says
 from tests.unit.commands import AWAY, DIES, looks, program
@@ -50,8 +50,8 @@ def tail() -> Does:
 
 
 def rank(number: int, main: str = "main train.py 9", **changes: object) -> Does:
-    document = trace("itself", {**process(number, main), **changes})
-    return program(lambda nonce: f"a motd\n{nonce} {stacks.pack(document)}\n")
+    answer = document("itself", {**process(number, main), **changes})
+    return program(lambda nonce: f"a motd\n{nonce} {stacks.pack(answer)}\n")
 
 
 def late(request):
@@ -224,7 +224,7 @@ def test_an_incident_of_a_job_that_nobody_knows_keeps_nothing(run, tmp_path):
     """A node that lists no core: it answers both programs at once, and each reads its own."""
     row = json.dumps({"places": ["/c/*"], "files": [], "unlisted_count": 0, "notes": []})
     idle = program(
-        lambda nonce: f"{nonce} {stacks.pack(trace('itself'))}\n{nonce} listing {row}\n"
+        lambda nonce: f"{nonce} {stacks.pack(document('itself'))}\n{nonce} listing {row}\n"
     )
     words = ("incident", "--job", "99", "-o", str(tmp_path / "kept"))
     with pytest.raises(

@@ -41,7 +41,7 @@ from nodeready.subjects.registry import SUBJECTS
 from tests.builders import proof as proved
 from tests.builders.hostile import RECORDED, envelope, look, mutated, recorded, spoiled
 from tests.builders.traces import LOAD, REDUCE, process
-from tests.builders.traces import trace as made
+from tests.builders.traces import document as made
 from tests.builders.witnesses import gpu, gpus, kernel, log, network, port, ras, status, waits
 from tests.unit.fuzz.alone import DO
 

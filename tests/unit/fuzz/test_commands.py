@@ -28,7 +28,7 @@ from nodeready.core.base import Unknown
 from nodeready.runs.ready.run import run_mesh
 from nodeready.subjects.proof.peer_facts import Mesh
 from tests.builders.hostile import envelope, look, recorded
-from tests.builders.traces import LOAD, REDUCE, process, trace
+from tests.builders.traces import LOAD, REDUCE, document, process
 from tests.fake import Does, Fake
 from tests.unit.commands import SOUND, program
 from tests.unit.fuzz.alone import alone, bounded
@@ -91,7 +91,7 @@ PROGRAMS = {
     ),
     "stacks": Command(
         "stacks --format json",
-        lambda number: [trace("itself", process(number, REDUCE, LOAD))],
+        lambda number: [document("itself", process(number, REDUCE, LOAD))],
         lambda n, texts: f"{n} trace {packed(texts[0])}\n",
     ),
 }

@@ -14,7 +14,7 @@ from nodeready.agent.stacks.processes import Facts, ScannedProcess
 from nodeready.agent.stacks.py_spy import Dump, PySpyThread
 from nodeready.agent.stacks.ranks import JobRank, RankIdentity
 from nodeready.agent.stacks.targets import INTERPRETER_LOCK, StackTarget
-from nodeready.runs.stacks.trace import read
+from tests.builders.traces import checked
 from tests.cases import read_table
 
 FACTS = Facts("S", "do_wait", (), 1.0, 1.0, 1, 0, 0)
@@ -117,7 +117,7 @@ HEAD |= dict.fromkeys(("frames", "stacks", "processes", "instead"), ()) | {"witn
 
 
 def trace_of(rank):
-    return read(answer.unpack(f"N {answer._pack_within_limits({**HEAD}, [rank], [])}", "N"), "n")
+    return checked(answer.unpack(f"N {answer._pack_within_limits({**HEAD}, [rank], [])}", "N"))
 
 
 def test_the_part_of_the_trace():

@@ -11,6 +11,7 @@ from nodeready.agent.stacks.ranks import JobRank, RankIdentity
 from nodeready.agent.stacks.targets import ENDED, EXITING, NO_TIME, StackTable, StackTarget
 from nodeready.runs.stacks.classify import StackNumbers, classify
 from nodeready.runs.stacks.trace import read
+from tests.builders.traces import checked
 
 FACTS = Facts("S", "futex_wait_queue", ("futex_wait_queue",), 1.0, 5.0, 3, 0, 1000)
 ASLEEP = replace(FACTS, state="D", wait_channel="nfs_wait", kernel_stack=("nfs_wait",))
@@ -33,7 +34,7 @@ def target(*facts, dumps=(), note="") -> StackTarget:
 
 def trace_of(*targets):
     line = answer._pack_within_limits(HEAD, list(targets), [])
-    return line, read(answer.unpack(f"N {line}", "N"), "n")
+    return line, checked(answer.unpack(f"N {line}", "N"))
 
 
 @pytest.mark.parametrize(("facts", "native", "euid", "why"), [
@@ -102,10 +103,10 @@ def test_the_kind_of_a_rank(facts, state, kind):
     data = target(*facts, dumps=[DUMP, DUMP]).plain(table, main=True, threads=True)
     trace = {**HEAD, "frames": table.frames, "stacks": table.stacks, "processes": [data]}
     trace = read(answer.unpack(f"N {answer.pack(trace)}", "N"), "n")
-    (process,) = trace["processes"]
-    assert process["state"] == state
-    assert process["wait_channel"] == {"D": "nfs_wait", "": ""}.get(state, "futex_wait_queue")
-    assert len(process["command"]) == 200
+    (process,) = trace.processes
+    assert process.state == state
+    assert process.wait_channel == {"D": "nfs_wait", "": ""}.get(state, "futex_wait_queue")
+    assert len(process.command) == 200
     assert classify(process, places.numbers(trace), places, 2.0).kind == kind
 
 

@@ -25,7 +25,6 @@ from nodeready.agent.witnesses.kernel_log import KernelLog
 from nodeready.agent.witnesses.logs import RankLog
 from nodeready.agent.witnesses.ports import Network
 from nodeready.agent.witnesses.ras_report import Ras
-from nodeready.runs.stacks import trace as traces
 from nodeready.subjects.environment_table import EnvironmentFacts, RankVariables
 from tests.builders.traces import REDUCE, process, trace
 
@@ -90,7 +89,7 @@ def test_everybody_is_asked_once(asked):
     assert rank.witnesses["flight_recorder"]["path"] == "/0"
     assert asked == [([(os.getpid(), os.getuid(), 0)], False, False)]
     row = {**process(0, REDUCE), "witnesses": rank.witnesses}
-    traces.read({**trace("n", row), "witnesses": node}, "n")
+    trace("n", row, witnesses=node)
 
 
 def test_only_the_node_of_rank_0_asks_the_port_and_says_who_makes_a_communicator(asked):

@@ -8,6 +8,7 @@ from nodeready.cli.options import Refused
 from nodeready.core.outcome import NO_PYTHON, NodeGap
 from nodeready.reports.registry import Options, find_format
 from nodeready.runs.jobs import Jobs, jobs_code, running_jobs
+from tests.builders.traces import document as traced
 from tests.builders.traces import process, trace
 from tests.cases import read_data
 from tests.fake import Does
@@ -64,11 +65,11 @@ NO_CORE = '{"places": ["/c/*"], "files": [], "unlisted_count": 0, "notes": []}'
 
 def node(number: int, job: str) -> Does:
     """A node with a rank of this job, which it gives to the jobs' look and to whoever names it."""
-    rank = trace("itself", {**found(number), "job": job})
+    rank = traced("itself", {**found(number), "job": job})
 
     def answer(nonce: str, asked: str) -> str:
         wanted = asked.partition("'job': '")[2].partition("'")[0]
-        packed = stacks.pack(rank if wanted in ("", job) else trace("itself"))
+        packed = stacks.pack(rank if wanted in ("", job) else traced("itself"))
         return f"{nonce} {packed}\n{nonce} listing {NO_CORE}\n"
 
     return lambda request: program(lambda nonce: answer(nonce, request.payload or ""))(request)

@@ -26,7 +26,7 @@ from nodeready.runs.postmortem.collect import EvidenceBuilder, NodeEvidence, pos
 from nodeready.runs.postmortem.directory import read_directory
 from nodeready.runs.postmortem.evidence import NodeClock
 from nodeready.subjects.environment_table import EnvironmentFacts, NodeInterface
-from tests.builders.traces import process, trace
+from tests.builders.traces import document, process
 from tests.builders.witnesses import variables
 from tests.cases import read_table
 
@@ -69,7 +69,7 @@ def test_the_traces_of_an_incident_have_the_environments(tmp_path):
         log = tmp_path / f"logs/{node}-rank{rank}-1.log"
         log.write_text(f"{node}:/l/rank_{rank}.log\n{LOST}")
         own = process(rank, None, witnesses=variables(NCCL_SOCKET_IFNAME="lo"))
-        (tmp_path / f"stacks/trace-{node}.json").write_text(json.dumps(trace(node, own)))
+        (tmp_path / f"stacks/trace-{node}.json").write_text(json.dumps(document(node, own)))
     cause = postmortem_of(read_directory(tmp_path), started="", source="").cause
     assert (cause.kind, cause.ranks, cause.nodes) == ("environment", (0, 1), ("gpu1", "gpu2"))
     assert "NCCL_SOCKET_IFNAME=lo" in cause.text

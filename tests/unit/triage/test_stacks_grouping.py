@@ -43,7 +43,8 @@ from nodeready.runs.stacks.document import (
     stacks_code,
     tree,
 )
-from tests.builders.traces import C10D, LOAD, REDUCE, TRAIN, process, trace
+from nodeready.runs.stacks.trace import to_json
+from tests.builders.traces import C10D, LOAD, REDUCE, TRAIN, document, process, trace
 from tests.paths import schema
 from tests.unit.commands import program
 
@@ -228,7 +229,7 @@ def test_missing_ranks_are_expected_where_they_should_be(nodes, errors, more, ex
 
 @pytest.mark.parametrize(("part", "kinds"), [("", ["missing", "stack"]), ("--pid", ["stack"])])
 def test_a_rank_that_nobody_asked_for_is_not_missing(part, kinds):
-    made = group([{**trace("n1", process(0, *TWICE, world_size=2)), "part": part}])
+    made = group([trace("n1", process(0, *TWICE, world_size=2), part=part)])
     assert [one.kind for one in made.groups] == kinds
     # As it is where the others of a node are.
     assert {one.nodes for one in made.groups} == {("n1",)}
@@ -316,17 +317,17 @@ def test_a_node_on_which_slurm_does_not_run_the_job_can_only_claim_it():
     """It is told so, and whatever it answers: here the ranks of the job's own cgroup."""
     config, asked = program_config(60, job="88"), {}
     fake = trace("gpu9", *(process(n, LOAD, LOAD, slurm_job="88") for n in range(8)))
-    traces = {row["node"]: row for row in [*fleet(), fake, trace("gpu8")]}
+    texts = {row.node: to_json(row) for row in [*fleet(), fake, trace("gpu8")]}
 
     def ask(_: str, requests: Any) -> Any:
         asked.update(requests)
         return {
-            name: Answer(stdout=f"{config.nonce} {answer.pack(traces[name])}\n")
+            name: Answer(stdout=f"{config.nonce} {answer.pack(json.loads(texts[name]))}\n")
             for name in requests
         }
 
     placement = JobPlacement("1000", ("n1", "n2"), frozenset({"gpu8", "gpu9"}))
-    captured = capture(ask, traces, config, placement)
+    captured = capture(ask, texts, config, placement)
     told = {name: "'is_elsewhere': True" in request.payload for name, request in asked.items()}
     assert told == {"gpu1": False, "gpu2": False, "gpu8": True, "gpu9": True}
     made = group(captured.traces(), captured.gaps)
@@ -432,11 +433,11 @@ def test_native_stacks_go_into_the_first_trace_and_a_process_without_is_named():
     named = process(2, note="no native stack: not permitted")
     second = trace("gpu1", process(1, native_at="main a.py 1 > read libc.so.6 0"), named)
     whole, missing = merged(first, second, [1001, 1002, 1003])
-    native = [whole["frames"][index] for index in whole["stacks"][whole["processes"][0]["native"]]]
-    assert native == [["main", "a.py", 1], ["read", "libc.so.6", 0]]
-    assert [process["native"] for process in whole["processes"]] == [1, None, None]
+    native = [whole.frames[index] for index in whole.stacks[whole.processes[0].native]]
+    assert native == [("main", "a.py", 1), ("read", "libc.so.6", 0)]
+    assert [process.native for process in whole.processes] == [1, None, None]
     assert missing == [(1002, "not permitted"), (1003, "it has ended")]
-    assert first["stacks"] == [[0, 1]]
+    assert first.stacks == ((0, 1),)
 
 
 def silent(*kinds: str) -> dict[str, Any]:
@@ -484,7 +485,7 @@ def test_the_schema_refuses_values_that_cannot_be():
 )
 def test_quiet_prints_nothing_of_a_job_that_goes_on(run, later, words):
     ranks = [process(rank, REDUCE, later, world_size=2) for rank in range(2)]
-    node = program(lambda nonce: f"{nonce} {answer.pack(trace('gpu1', *ranks))}\n")
+    node = program(lambda nonce: f"{nonce} {answer.pack(document('gpu1', *ranks))}\n")
     done = run({"gpu1": node}, "stacks", "-q")
     assert done.code == 0
     assert words in done.out

@@ -5,6 +5,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -231,7 +232,7 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("few have another WORLD_SIZE", job({3: process(3, START, START, world_size=4)}, usual=(START, START)), "disagree", (3,), ("rank 3", "WORLD_SIZE 4, not 8"), ()),
     ("one runs under another MASTER_ADDR", job({3: process(3, START, START, job="10.9.9.9:1")}, usual=(START, START)), "disagree", (3,), ("rank 3", "started as part of 10.9.9.9:1, not 88"), ("no node has",)),
     ("another whole job of the user", [*job({3: None}), trace("gpu3", *(process(r, REDUCE, REDUCE, job="99", world_size=4) for r in range(4)))], "gone", (3,), ("no node has it",), ("started as",)),
-    ("a node that was not asked", [{**one, "part": "--limit"} for one in job({3: BLOCKED})[:1]], "late", (3,), ("rank 3", "ranks 4-7 not looked at (--limit)"), ()),
+    ("a node that was not asked", [replace(one, part="--limit") for one in job({3: BLOCKED})[:1]], "late", (3,), ("rank 3", "ranks 4-7 not looked at (--limit)"), ()),
     # --- The recorder.
     ("the recorder knows who has not called", job(by_rank=recorder(3)), "late", (3,), ("rank 3", "has not called all_reduce #42 of default_pg", "train.py:88 step", "7 ranks wait in"), ()),
     ("recorder and stack agree", job({3: BLOCKED}, recorder(3)), "late", (3,), ("has not called all_reduce #42", "preprocess data.py:12", "may be slow"), ()),
