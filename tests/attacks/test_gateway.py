@@ -37,7 +37,7 @@ class Watched:
     """The largest memory of ClusterShell's process while it works, in KiB; it ends with much."""
 
     def __init__(self, transport: Clush) -> None:
-        self.peak_kb, self.pid = 0, transport._workers[0].pid
+        self.peak_kb, self.pid = 0, transport._pool.children[0].pid
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.watch)
 

@@ -381,7 +381,7 @@ def test_sudo_without_a_password_goes_through_gateways(cluster: Cluster) -> None
 def test_a_process_of_clustershells_that_dies_names_every_node(cluster: Cluster) -> None:
     with cluster.transport() as transport:
         asked(transport, "true")
-        gevent.spawn_later(1, os.kill, transport._workers[0].pid, 9)
+        gevent.spawn_later(1, os.kill, transport._pool.children[0].pid, 9)
         found = asked(transport, "sleep 5")
     (said,) = {answer.gap.reason for answer in found.values()}
     # With no signal where gevent took the child's status, for a subprocess of its own had been.

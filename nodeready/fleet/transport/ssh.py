@@ -62,7 +62,7 @@ from nodeready.fleet.transport.connector import (
     ssh_peer,
     transport_of,
 )
-from nodeready.fleet.transport.processes import WorkerProcess, WorkerTransport, fork_worker
+from nodeready.fleet.transport.processes import Child, WorkerTransport, fork_transport
 from nodeready.fleet.transport.rights import HostRights, rights_of, wrap_command
 from nodeready.fleet.transport.ssh_command import (
     MasterStream,
@@ -513,8 +513,8 @@ class ShardedSsh(WorkerTransport):
         self._count = count
         super().__init__(str(host.name) for host in self._hosts)
 
-    def start(self) -> list[WorkerProcess]:
-        workers: list[WorkerProcess] = []
+    def start(self) -> list[Child]:
+        children: list[Child] = []
         for index in range(self._count):
             share = self._hosts[index :: self._count]
             names = [str(host.name) for host in share]
@@ -523,8 +523,8 @@ class ShardedSsh(WorkerTransport):
             make_transport = partial(
                 SshTransport, self._inventory, share, self._config, self.run, notify=notify
             )
-            workers.append(fork_worker(names, make_transport))
-        return workers
+            children.append(fork_transport(names, make_transport))
+        return children
 
 
 def _disconnect(host: Host) -> None:

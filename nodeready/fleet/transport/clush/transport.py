@@ -31,7 +31,7 @@ from nodeready.fleet.transport.clush.ssh_targets import (
     topology_file,
     without_own_keys,
 )
-from nodeready.fleet.transport.processes import WorkerProcess, WorkerTransport
+from nodeready.fleet.transport.processes import Child, WorkerTransport
 
 if TYPE_CHECKING:
     from pyinfra.api import Config, Host
@@ -96,7 +96,7 @@ class Clush(WorkerTransport):
         self._notify = notify
         self._watching: Any = None
 
-    def start(self) -> list[WorkerProcess]:
+    def start(self) -> list[Child]:
         """Start a fresh interpreter, in a new session: Ctrl-C is for the parent."""
         parent_end, child_end = gevent.socket.socketpair()
         os.set_inheritable(child_end.fileno(), True)
@@ -114,9 +114,9 @@ class Clush(WorkerTransport):
             setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
         )
         child_end.close()
-        worker = WorkerProcess(self.nodes, parent_end, pid)
-        worker.send("begin", self._plan)
-        return [worker]
+        child = Child(pid, parent_end, self.nodes)
+        child.send("begin", self._plan)
+        return [child]
 
     def note(self, text: str) -> None:
         self._notify(text)
@@ -132,15 +132,11 @@ class Clush(WorkerTransport):
 
     def _watch(self) -> None:
         """Kill a silent child, so that all questions to it fail."""
-        (worker,) = self._workers
-        while not worker.gone_reason:
+        (child,) = self._pool.children
+        while not child.gone_reason:
             gevent.sleep(_SILENT_S / 3)
-            answer = self.ask_worker(worker, "ssh_peers", limit_s=_SILENT_S)
-            if answer is None and not worker.gone_reason:
-                worker.kill_reason = f"gave no sign for {_SILENT_S:.0f} s, and was ended"
-                with contextlib.suppress(OSError):
-                    os.kill(worker.pid, signal.SIGKILL)
-                return
+            if not self.ask_children([child], "ssh_peers", limit_s=_SILENT_S):
+                child.kill(f"gave no sign for {_SILENT_S:.0f} s, and was ended")
 
     def use_password(self, password: str, nodes: Iterable[str]) -> None:
         names = tuple(nodes)
@@ -162,10 +158,10 @@ class _ClushStream:
     """A command that ClusterShell runs on one node, as a Stream."""
 
     def __init__(self, transport: Clush, request: Request) -> None:
-        self._worker = transport.worker_of[request.node]
+        self._child = transport.child_of[request.node]
         self._open = contextlib.ExitStack()
         self._number, self._frames = self._open.enter_context(transport.numbered_queue())
-        self._worker.send("open", self._number, request)
+        self._child.send("open", self._number, request)
 
     def read(self, limit_s: float) -> bytes:
         """See Stream. Raises TimeoutError, and ValueError with why the command ended."""
@@ -174,7 +170,7 @@ class _ClushStream:
         except Empty:
             raise TimeoutError from None
         if kind == "gone":
-            raise ValueError(self._worker.gone_reason or "no answer from the process that asks it")
+            raise ValueError(self._child.gone_reason or "no answer from the process that asks it")
         if kind == "over":
             if details[1]:
                 raise ValueError(details[1])
@@ -182,9 +178,9 @@ class _ClushStream:
         return cast("bytes", details[1])
 
     def write(self, data: bytes, limit_s: float) -> None:
-        self._worker.send("line", self._number, data)
+        self._child.send("line", self._number, data)
 
     def close(self) -> None:
         """End the command's input, and thereby the command."""
-        self._worker.send("close", self._number)
+        self._child.send("close", self._number)
         self._open.close()
