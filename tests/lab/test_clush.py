@@ -6,13 +6,11 @@ import json
 import os
 import re
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import ClusterShell
 import gevent
 import pytest
 from pyinfra.api import Config
@@ -21,7 +19,6 @@ from nodeready.agent.asking import Answer, Request, Transport, once
 from nodeready.fleet.inventory import load as inventory_load
 from nodeready.fleet.transport.clush.transport import Clush
 from nodeready.lab import Lab, LabNode, programs
-from nodeready.lab.processes import nsenter
 from tests.command import ours, wait_for
 from tests.conftest import _lab_name, down
 from tests.lab.rows import rows
@@ -29,8 +26,7 @@ from tests.lab.rows import rows
 #: The first two are gateways, the others are behind them.
 NODES, GATEWAYS = 6, 2
 HERE = socket.gethostname().split(".")[0]
-PACKAGES = "/usr/lib/python3/dist-packages"
-PACKAGE = f"{PACKAGES}/ClusterShell"
+PYTHON = "/usr/local/bin/python3"
 
 # One worker starts the nodes, once.
 pytestmark = pytest.mark.xdist_group("clush")
@@ -49,12 +45,7 @@ def machines(lab_machine: None) -> Iterator[list[LabNode]]:
 
 
 def make_gateway(node: LabNode) -> None:
-    """ClusterShell for the node's python3; host keys that it does not know are taken."""
-    source = Path(ClusterShell.__file__).parent
-    pack = ["tar", "-C", str(source.parent), "--exclude=__pycache__", "-c", source.name]
-    unpack = [*nsenter(node.pid), "tar", "-C", PACKAGES, "-x"]
-    packed = subprocess.run(pack, capture_output=True, check=True).stdout
-    subprocess.run(unpack, input=packed, check=True)
+    """Host keys that it does not know are taken."""
     node.write("/root/.ssh/config", "Host *\n  StrictHostKeyChecking accept-new\n", 0o600)
 
 
@@ -145,7 +136,7 @@ def test_every_byte_goes_there_and_comes_back(cluster: Cluster) -> None:
         for answer in asked(transport, script).values():
             assert answer.gap is None
             assert answer.stdout.encode("utf-8", "surrogateescape") == bytes(range(1, 256))
-            assert answer.stderr.endswith("no end of line\n")
+            assert answer.stderr.endswith("no end of line")
             assert (answer.rc, answer.seconds > 0) == (7, True)
         for answer in asked(transport, f"head -c {len(payload)} <&3", payload=payload).values():
             assert answer.stdout == payload
@@ -217,7 +208,7 @@ def test_nodes_without_a_connection_are_named_with_their_cause(cluster: Cluster)
 def test_an_unfit_gateway_is_reported_once_and_gone_around(cluster: Cluster) -> None:
     """For one node one gateway is enough, and nobody looks at the unfit one."""
     second = cluster.nodes[1]
-    second.run(f"rm -r {PACKAGE}")
+    second.write(PYTHON, "#!/bin/sh\necho sh: python3: not found >&2\nexit 127\n", 0o755)
     try:
         with cluster.transport(names=cluster.behind[:1]) as transport:
             (alone,) = cluster.sources(transport).values()
@@ -226,10 +217,9 @@ def test_an_unfit_gateway_is_reported_once_and_gone_around(cluster: Cluster) -> 
             for _ in range(2):
                 sources = cluster.sources(transport)
     finally:
-        make_gateway(second)
+        second.run(f"rm {PYTHON}")
     (line,) = cluster.told
-    words = rf"^gateway {second.name} is not used: no ClusterShell for its .*python3.*; install"
-    assert re.search(words, line)
+    assert line.startswith(f"gateway {second.name} is not used: sh: python3: not found; install")
     found = {alone, *(sources[name] for name in cluster.behind)}
     assert found == {cluster.addresses[0]}
 
@@ -334,8 +324,7 @@ def test_a_node_that_hangs_is_late(cluster: Cluster) -> None:
         finally:
             last.thaw()
     late = found.pop(last.name)
-    assert late.gap
-    assert (late.gap.kind, late.gap.reason) == ("unreachable", "no answer in time")
+    assert (late.value.gap.kind, late.value.gap.reason) == ("unreachable", "no answer in time")
     assert {outcome.value.stdout for outcome in found.values()} == {"well\n"}
 
 

@@ -417,13 +417,18 @@ class _RemoteChannel(NodeChannel):
 # --- The child's end, for a transport that works under gevent.
 
 
-def fork_transport(nodes: Sequence[str], make_transport: Callable[[], Transport]) -> Child:
-    """Fork a child that asks these nodes. make_transport: makes its transport, in the child"""
+def fork_transport(
+    nodes: Sequence[str], make_transport: Callable[[Callable[[str], None]], Transport]
+) -> Child:
+    """Fork a child that asks these nodes.
+
+    make_transport: makes its transport in the child, with a function that shows the user a line
+    """
 
     def serve(plain: socket.socket) -> None:
         frames = Frames(gevent.socket.socket(fileno=plain.detach()))
         try:
-            with make_transport() as transport:
+            with make_transport(lambda text: frames.send("note", -1, text)) as transport:
                 _WorkerServer(transport, frames).serve()
         except Exception as error:  # noqa: BLE001 - the parent reports it for every node
             with contextlib.suppress(OSError):
