@@ -29,7 +29,7 @@ from nodeready.core.outcome import FAILED, Gap
 
 
 class ParallelTransport(Transport):
-    """Asks the nodes of each conversation in a greenlet of its own."""
+    """Holds each conversation in a greenlet."""
 
     @abstractmethod
     def holders(

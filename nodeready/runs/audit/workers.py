@@ -18,7 +18,6 @@ import gc
 import os
 import pickle
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -126,7 +125,7 @@ def _raise_late(signum: int, frame: object) -> None:
 # --- The process of a worker.
 
 
-def _serve(judge: AnswerJudge, sock: socket.socket) -> None:
+def _serve(judge: AnswerJudge, sock: Any) -> None:
     """Do the orders of the control process until it closes its end."""
     # Observations have no cycles, and the collector would take as long as the parsing.
     gc.freeze()
@@ -145,7 +144,7 @@ def _serve(judge: AnswerJudge, sock: socket.socket) -> None:
 
 
 class _Worker:
-    """A worker process, and what it has to do.
+    """A worker process, and its orders.
 
     pending: the orders without an answer, the oldest first
     active:  time.monotonic() of the last order or answer

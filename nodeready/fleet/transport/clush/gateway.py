@@ -317,9 +317,9 @@ class Gateway:
 
     def _read(self, program: Any, timer: gevent.Timeout) -> None:
         """Read the program's lines. Raises ValueError for one that makes no sense."""
-        rest = b""
+        unread = b""
         while data := program.read_output():
-            *rows, rest = (rest + data).split(b"\n")
+            *rows, unread = (unread + data).split(b"\n")
             for row in rows:
                 if self.is_fit:
                     self._receive(row)
@@ -327,7 +327,7 @@ class Gateway:
                     timer.close()
                     self.is_fit = True
                     self.judged.set()
-            if len(rest) > NOISE_BYTES:
+            if len(unread) > NOISE_BYTES:
                 raise ValueError("a line without an end")
 
     def _receive(self, row: bytes) -> None:
