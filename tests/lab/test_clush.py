@@ -4,13 +4,11 @@ import json
 import os
 import re
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import ClusterShell
 import gevent
 import pytest
 from pyinfra.api import Config
@@ -19,7 +17,6 @@ from nodeready.agent.asking import Answer, Request, Transport, once
 from nodeready.fleet.inventory import load as inventory_load
 from nodeready.fleet.transport.clush.transport import Clush
 from nodeready.lab import Lab, LabNode, programs
-from nodeready.lab.processes import nsenter
 from tests.command import ours, wait_for
 from tests.conftest import _lab_name, down
 from tests.lab.rows import rows
@@ -27,8 +24,7 @@ from tests.lab.rows import rows
 #: The first two are gateways, the others are behind them.
 NODES, GATEWAYS = 6, 2
 HERE = socket.gethostname().split(".")[0]
-PACKAGES = "/usr/lib/python3/dist-packages"
-PACKAGE = f"{PACKAGES}/ClusterShell"
+PYTHON = "/usr/local/bin/python3"
 
 # One worker starts the nodes, once.
 pytestmark = pytest.mark.xdist_group("clush")
@@ -47,12 +43,7 @@ def machines(lab_machine: None) -> Iterator[list[LabNode]]:
 
 
 def make_gateway(node: LabNode) -> None:
-    """ClusterShell for the node's python3; host keys that it does not know are taken."""
-    source = Path(ClusterShell.__file__).parent
-    pack = ["tar", "-C", str(source.parent), "--exclude=__pycache__", "-c", source.name]
-    unpack = [*nsenter(node.pid), "tar", "-C", PACKAGES, "-x"]
-    packed = subprocess.run(pack, capture_output=True, check=True).stdout
-    subprocess.run(unpack, input=packed, check=True)
+    """Host keys that it does not know are taken."""
     node.write("/root/.ssh/config", "Host *\n  StrictHostKeyChecking accept-new\n", 0o600)
 
 
@@ -143,7 +134,7 @@ def test_every_byte_goes_there_and_comes_back(cluster):
         for answer in asked(transport, script).values():
             assert answer.gap is None
             assert answer.stdout.encode("utf-8", "surrogateescape") == bytes(range(1, 256))
-            assert answer.stderr.endswith("no end of line\n")
+            assert answer.stderr.endswith("no end of line")
             assert (answer.rc, answer.seconds > 0) == (7, True)
         for answer in asked(transport, f"head -c {len(payload)} <&3", payload=payload).values():
             assert answer.stdout == payload
@@ -210,7 +201,7 @@ def test_nodes_without_a_connection_are_named_with_their_cause(cluster):
 def test_an_unfit_gateway_is_reported_once_and_gone_around(cluster):
     """For one node one gateway is enough, and nobody looks at the unfit one."""
     second = cluster.nodes[1]
-    second.run(f"rm -r {PACKAGE}")
+    second.write(PYTHON, "#!/bin/sh\necho sh: python3: not found >&2\nexit 127\n", 0o755)
     try:
         with cluster.transport(names=cluster.behind[:1]) as transport:
             (alone,) = cluster.sources(transport).values()
@@ -219,10 +210,9 @@ def test_an_unfit_gateway_is_reported_once_and_gone_around(cluster):
             for _ in range(2):
                 sources = cluster.sources(transport)
     finally:
-        make_gateway(second)
+        second.run(f"rm {PYTHON}")
     (line,) = cluster.told
-    words = rf"^gateway {second.name} is not used: no ClusterShell for its .*python3.*; install"
-    assert re.search(words, line)
+    assert line.startswith(f"gateway {second.name} is not used: sh: python3: not found; install")
     found = {alone, *(sources[name] for name in cluster.behind)}
     assert found == {cluster.addresses[0]}
 
@@ -323,8 +313,7 @@ def test_a_node_that_hangs_is_late(cluster):
         finally:
             last.thaw()
     late = found.pop(last.name)
-    assert late.gap
-    assert (late.gap.kind, late.gap.reason) == ("unreachable", "no answer in time")
+    assert (late.value.gap.kind, late.value.gap.reason) == ("unreachable", "no answer in time")
     assert {outcome.value.stdout for outcome in found.values()} == {"well\n"}
 
 
@@ -370,7 +359,7 @@ def test_sudo_without_a_password_goes_through_gateways(cluster):
 def test_a_process_of_clustershells_that_dies_names_every_node(cluster):
     with cluster.transport() as transport:
         asked(transport, "true")
-        gevent.spawn_later(1, os.kill, transport._workers[0].pid, 9)
+        gevent.spawn_later(1, os.kill, transport._pool.children[0].pid, 9)
         found = asked(transport, "sleep 5")
     (said,) = {answer.gap.reason for answer in found.values()}
     # With no signal where gevent took the child's status, for a subprocess of its own had been.

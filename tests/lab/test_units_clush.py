@@ -33,7 +33,7 @@ def test_every_node_is_named_once_with_its_cause():
 def test_a_process_that_hangs_is_ended(monkeypatch):
     monkeypatch.setattr(clush_transport, "_SILENT_S", 3.0)
     with Clush(closed("n1", "n2"), topology="") as transport:
-        os.kill(transport._workers[0].pid, signal.SIGSTOP)
+        os.kill(transport._pool.children[0].pid, signal.SIGSTOP)
         rows = dict(transport.ask([Request(name, "true", 90) for name in transport.nodes]))
     error = "ClusterShell's process gave no sign for 3 s, and was ended"
     assert {name: answer.gap.reason for name, answer in rows.items()} == {"n1": error, "n2": error}

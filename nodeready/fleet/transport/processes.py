@@ -1,9 +1,8 @@
-"""Child processes that ask a share of the nodes each: the parent's end, and the child's.
+"""Child processes that do orders, as frames over a socket: a length and a pickle.
 
 A login costs some milliseconds of a core, so thousands of nodes are shared between one process per
-core. ClusterShell's event loop runs in a child, too. Conversations stay in the parent; requests go
-to the child, and answers come back, as frames over a socket: a length and a pickle. Only the two
-processes write pickles; the output of nodes is text in them.
+core. ClusterShell's event loop runs in a child, too, and so do the workers of an audit. Only the
+two processes write pickles; the output of nodes is text in them.
 
 When the parent's end of the socket closes, a child ends its processes on the nodes, and then
 itself.
@@ -27,6 +26,7 @@ from weakref import WeakSet
 import gevent
 import gevent.os
 import gevent.socket
+from gevent import monkey
 from gevent.lock import BoundedSemaphore
 from gevent.queue import Empty, Queue
 
@@ -109,111 +109,168 @@ class Frames:
 
 # --- The parent's end.
 
-#: The sockets to this process's children. A fork closes them, because a child notices the end of
-#: its parent only when no other process holds the parent's socket.
-_TO_CHILDREN: WeakSet[Frames] = WeakSet()
+#: The children of this process. A fork closes the sockets to them, because a child notices the end
+#: of its parent only when no other process holds the parent's socket.
+_CHILDREN: WeakSet[Child] = WeakSet()
 
 
-def frames_to_child(sock: socket.socket) -> Frames:
-    """The frames over a socket to a child of this process."""
-    frames = Frames(sock)
-    _TO_CHILDREN.add(frames)
-    return frames
-
-
-def close_inherited() -> None:
-    """In a fork: close its parent's sockets to children."""
-    for frames in list(_TO_CHILDREN):
-        frames.forget()
-    _TO_CHILDREN.clear()
-
-
-class WorkerProcess:
+class Child:
     """A child process, and the socket to it.
 
-    gone_reason: why the child answers no more; "": it answers
-    kill_reason: why this process killed the child; "": it did not
+    nodes:       that it asks
+    gone_reason: why it answers no more; "": it answers
+    kill_reason: why this process killed it; "": it did not
+    signal:      that ended it; 0: none, or unknown
     """
 
-    def __init__(self, nodes: Iterable[str], sock: socket.socket, pid: int) -> None:
-        self.nodes, self.pid, self.frames = tuple(nodes), pid, frames_to_child(sock)
+    def __init__(self, pid: int, sock: socket.socket, nodes: Iterable[str] = ()) -> None:
+        self.pid, self.frames, self.nodes = pid, Frames(sock), tuple(nodes)
         self.gone_reason = self.kill_reason = ""
+        self.signal = 0
+        self._is_reaped = False
+        _CHILDREN.add(self)
 
     def send(self, *frame: Any) -> None:
-        """Send a frame, unless the child is gone: its waiters get the frame "gone"."""
+        """Send a frame, unless the child is gone: its pool gets to know that."""
         with contextlib.suppress(OSError):
             self.frames.send(*frame)
 
-    def end_reason(self) -> str:
-        """How the child ended, once its end of the socket is closed.
+    def kill(self, reason: str = "") -> None:
+        if not self._is_reaped:
+            self.kill_reason = reason
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, limit_s: float = 1.0) -> str:
+        """How the child ended; "": not yet.
 
         gevent may have taken its status: it waits for every child when it runs subprocesses.
         """
-        if self.kill_reason:
-            return self.kill_reason
-        for _ in range(50):
-            with contextlib.suppress(ChildProcessError):
+        until = time.monotonic() + limit_s
+        while not self._is_reaped:
+            try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
-                if not pid:
-                    gevent.sleep(0.02)
-                    continue
-                if os.WIFSIGNALED(status):
-                    return f"was ended by signal {os.WTERMSIG(status)}"
-                return f"ended with exit status {os.WEXITSTATUS(status)}"
-            break
+            except ChildProcessError:
+                self._is_reaped = True
+                break
+            if pid:
+                self._is_reaped = True
+                self.signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+                return (
+                    f"was ended by signal {self.signal}"
+                    if self.signal
+                    else f"ended with exit status {os.WEXITSTATUS(status)}"
+                )
+            if time.monotonic() > until:
+                return ""
+            gevent.sleep(0.01)
         return "ended"
+
+
+def fork(serve: Callable[[socket.socket], None], nodes: Iterable[str] = ()) -> Child:
+    """Fork a child in a new session, which runs ``serve`` with its end of a socket.
+
+    The socket is a plain one: a child that does not use gevent leaves the parent's greenlets, of
+    which it has copies, alone.
+    """
+    parent_end, child_end = monkey.get_original("socket", "socketpair")()
+    pid = gevent.os.fork_gevent()
+    if pid:
+        child_end.close()
+        return Child(pid, gevent.socket.socket(fileno=parent_end.detach()), nodes)
+    status = 1
+    try:
+        # Ctrl-C is for the parent, which stops the child.
+        os.setsid()
+        handle_signals(signal.SIG_IGN)
+        parent_end.close()
+        for child in list(_CHILDREN):
+            child.frames.forget()
+        serve(child_end)
+        status = 0
+    except OSError:
+        status = 0  # The parent is gone.
+    finally:
+        # Without the exit handlers of the parent.
+        os._exit(status)
+
+
+class Pool:
+    """Child processes, and one reader for each.
+
+    on_frame: gets each frame of a child in its order, and None when the child is gone
+    """
+
+    def __init__(
+        self,
+        children: Sequence[Child],
+        on_frame: Callable[[Child, tuple[Any, ...] | None], None],
+    ) -> None:
+        self.children, self._on_frame = children, on_frame
+        self._readers = [gevent.spawn(self._read, child) for child in children]
+
+    def _read(self, child: Child) -> None:
+        while (frame := child.frames.receive()) is not None:
+            self._on_frame(child, frame)
+        end = child.wait() or "ended"
+        child.gone_reason = child.kill_reason or end
+        self._on_frame(child, None)
+
+    def end(self, limit_s: float = 0) -> None:
+        """End the children; those that have not ended by themselves in this time are killed."""
+        until = time.monotonic() + limit_s
+        gevent.joinall(self._readers, timeout=limit_s)
+        gevent.killall(self._readers)
+        for child in self.children:
+            child.frames.close()
+            if not child.wait(max(0.0, until - time.monotonic())):
+                child.kill()
+                child.wait()
 
 
 class WorkerTransport(Transport):
     """Nodes that child processes ask. child_name: the child's name in a failure"""
 
     child_name = "the process that asked it"
+    _pool: Pool
 
     def __init__(self, nodes: Iterable[str]) -> None:
         super().__init__(nodes)
-        self._workers: list[WorkerProcess] = []
-        self.worker_of: dict[str, WorkerProcess] = {}
+        self.child_of: dict[str, Child] = {}
+        self._bugs: dict[Child, str] = {}
         self._numbers = itertools.count()
         # Number of a call, channel or question -> the frames for it.
         self._queues: dict[int, Queue[Any]] = {}
-        self._readers: list[Any] = []
 
     @abstractmethod
-    def start(self) -> list[WorkerProcess]:
+    def start(self) -> list[Child]:
         """Start the children; each node belongs to one."""
 
     def __enter__(self) -> WorkerTransport:
-        self._workers = self.start()
-        self.worker_of = {name: worker for worker in self._workers for name in worker.nodes}
-        self._readers = [gevent.spawn(self._read, worker) for worker in self._workers]
+        children = self.start()
+        self.child_of = {name: child for child in children for name in child.nodes}
+        self._pool = Pool(children, self._dispatch)
         return self
 
     def __exit__(self, *problem: object) -> None:
-        for worker in self._workers:
-            worker.send("quit")
-        until = time.monotonic() + _GRACE_S
-        gevent.joinall(self._readers, timeout=_GRACE_S)
-        for worker in self._workers:
-            worker.frames.close()
-            _reap(worker.pid, until)
+        for child in self._pool.children:
+            child.send("quit")
+        self._pool.end(_GRACE_S)
 
     def note(self, text: str) -> None:
         """Show a line of a child to the user."""
 
-    def _read(self, worker: WorkerProcess) -> None:
-        """Dispatch the child's frames, until it ends."""
-        reason = ""
-        while (frame := worker.frames.receive()) is not None:
-            queue = self._queues.get(frame[1])
-            if frame[0] == "bug":
-                reason = frame[2]
-            elif frame[0] == "note":
-                self.note(frame[2])
-            elif queue is not None:
-                queue.put((worker, *frame))
-        worker.gone_reason = reason or f"{self.child_name} {worker.end_reason()}"
-        for queue in list(self._queues.values()):
-            queue.put((worker, "gone"))
+    def _dispatch(self, child: Child, frame: tuple[Any, ...] | None) -> None:
+        if frame is None:
+            child.gone_reason = self._bugs.get(child) or f"{self.child_name} {child.gone_reason}"
+            for queue in list(self._queues.values()):
+                queue.put((child, "gone"))
+        elif frame[0] == "bug":
+            self._bugs[child] = frame[2]
+        elif frame[0] == "note":
+            self.note(frame[2])
+        elif (answers := self._queues.get(frame[1])) is not None:
+            answers.put((child, *frame))
 
     @contextlib.contextmanager
     def numbered_queue(self) -> Iterator[tuple[int, Queue[Any]]]:
@@ -237,16 +294,16 @@ class WorkerTransport(Transport):
                     remaining_s = None
                     if deadline is not None:
                         remaining_s = max(0, deadline + _GRACE_S - time.monotonic())
-                    worker, kind, *details = frames.get(timeout=remaining_s)
+                    child, kind, *details = frames.get(timeout=remaining_s)
                     if kind == "gone":
-                        yield from self._gone(worker, exchanges)
+                        yield from self._gone(child, exchanges)
                         continue
                     _, key, answer = details
                     exchange = exchanges.get(key)
                     if exchange is None:
                         continue
                     exchange.answer(answer)
-                    worker.send("next", call, key, None if exchange.is_over else exchange.request)
+                    child.send("next", call, key, None if exchange.is_over else exchange.request)
                     if exchange.is_over:
                         yield key, exchanges.pop(key).outcome
             except Empty:
@@ -264,147 +321,121 @@ class WorkerTransport(Transport):
                     self.end()
 
     def _stop(self, call: int) -> None:
-        for worker in self._workers:
-            worker.send("stop", call)
+        for child in self._pool.children:
+            child.send("stop", call)
 
     def _begin(
         self, call: int, exchanges: dict[Key, Exchange[ResultT]], deadline: float | None
     ) -> Outcomes[ResultT]:
         """Send every conversation's first question; yields the conversations without one."""
-        first_requests: dict[WorkerProcess, list[tuple[Key, Request]]] = {}
+        first_requests: dict[Child, list[tuple[Key, Request]]] = {}
         for key, exchange in list(exchanges.items()):
             exchange.start()
             if exchange.is_over:
                 yield key, exchanges.pop(key).outcome
                 continue
-            worker = self.worker_of[node_of(key)]
-            first_requests.setdefault(worker, []).append((key, cast("Request", exchange.request)))
-        for worker, pairs in first_requests.items():
-            worker.send("converse", call, deadline, pairs)
-        for worker in self._workers:
-            if worker.gone_reason:
-                yield from self._gone(worker, exchanges)
+            child = self.child_of[node_of(key)]
+            first_requests.setdefault(child, []).append((key, cast("Request", exchange.request)))
+        for child, pairs in first_requests.items():
+            child.send("converse", call, deadline, pairs)
+        for child in self._pool.children:
+            if child.gone_reason:
+                yield from self._gone(child, exchanges)
 
     @staticmethod
-    def _gone(worker: WorkerProcess, exchanges: dict[Key, Exchange[ResultT]]) -> Outcomes[ResultT]:
+    def _gone(child: Child, exchanges: dict[Key, Exchange[ResultT]]) -> Outcomes[ResultT]:
         """End every conversation of a child that is gone, with the reason."""
-        nodes = set(worker.nodes)
+        nodes = set(child.nodes)
         ended = {key: exchanges.pop(key) for key in list(exchanges) if node_of(key) in nodes}
-        yield from end_all(ended, lambda key: Answer(gap=Gap(FAILED, worker.gone_reason)))
+        yield from end_all(ended, lambda key: Answer(gap=Gap(FAILED, child.gone_reason)))
 
     def open(self, request: Request) -> NodeChannel:
         return _RemoteChannel(self, request)
 
-    def ask_worker(self, worker: WorkerProcess, *words: Any, limit_s: float) -> Any:
-        """The child's answer; None: none in this time."""
+    def ask_children(
+        self, children: Iterable[Child], word: str, *arguments: Any, limit_s: float
+    ) -> list[Any]:
+        """The answers that children give in this time, all asked at once."""
+        answers: list[Any] = []
         with self.numbered_queue() as (number, frames):
-            worker.send(words[0], number, *words[1:])
+            unanswered = {child for child in children if not child.gone_reason}
+            for child in unanswered:
+                child.send(word, number, *arguments)
             until = time.monotonic() + limit_s
-            while not worker.gone_reason:
-                try:
-                    sender, *frame = frames.get(timeout=max(0.0, until - time.monotonic()))
-                except Empty:
-                    break
-                if sender is worker:
-                    return None if frame[0] == "gone" else frame[2]
-        return None
-
-    def _ask_all(self, *words: Any, limit_s: float) -> list[Any]:
-        """The answers of all children, asked at once."""
-        jobs = [
-            gevent.spawn(self.ask_worker, worker, *words, limit_s=limit_s)
-            for worker in self._workers
-        ]
-        gevent.joinall(jobs, timeout=limit_s)
-        return [job.value for job in jobs if job.value is not None]
+            with contextlib.suppress(Empty):
+                while unanswered:
+                    child, kind, *frame = frames.get(timeout=max(0.0, until - time.monotonic()))
+                    unanswered.discard(child)
+                    answers += [] if kind == "gone" else [frame[1]]
+        return answers
 
     def end(self, limit_s: float = 5) -> None:
-        self._ask_all("end", limit_s, limit_s=limit_s + _GRACE_S)
+        children = self._pool.children
+        self.ask_children(children, "end", limit_s, limit_s=limit_s + _GRACE_S)
 
     def ssh_peers(self) -> Mapping[str, SshPeer]:
         peers: dict[str, SshPeer] = {}
-        for peers_seen in self._ask_all("ssh_peers", limit_s=_GRACE_S):
+        for peers_seen in self.ask_children(self._pool.children, "ssh_peers", limit_s=_GRACE_S):
             peers.update(peers_seen)
         return peers
 
     def use_password(self, password: str, nodes: Iterable[str]) -> None:
-        names_by_worker: dict[WorkerProcess, list[str]] = {}
+        names_by_child: dict[Child, list[str]] = {}
         for name in nodes:
-            names_by_worker.setdefault(self.worker_of[name], []).append(name)
-        for worker, names in names_by_worker.items():
-            worker.send("password", password, names)
+            names_by_child.setdefault(self.child_of[name], []).append(name)
+        for child, names in names_by_child.items():
+            child.send("password", password, names)
 
 
 class _RemoteChannel(NodeChannel):
     def __init__(self, transport: WorkerTransport, request: Request) -> None:
         self.error = ""
-        self._transport, self._worker = transport, transport.worker_of[request.node]
+        self._transport, self._child = transport, transport.child_of[request.node]
         self._name = os.urandom(8).hex()
-        self._worker.send("open", self._name, request)
+        self._child.send("open", self._name, request)
 
     def send_line(self, line: str) -> None:
-        self._worker.send("line", self._name, line)
+        self._child.send("line", self._name, line)
 
     def read_line(self, limit_s: float) -> str | None:
         if self.error:
             return None
         # The child waits for limit_s, and may still have to connect.
-        reply = self._transport.ask_worker(
-            self._worker, "read", self._name, limit_s, limit_s=limit_s + 60
+        replies = self._transport.ask_children(
+            [self._child], "read", self._name, limit_s, limit_s=limit_s + 60
         )
-        if reply is None:
-            self.error = self._worker.gone_reason or "no answer from the process that asks it"
+        if not replies:
+            self.error = self._child.gone_reason or "no answer from the process that asks it"
             return None
-        line, self.error = reply
+        ((line, self.error),) = replies
         return cast("str | None", line)
 
     def close(self) -> None:
-        self._worker.send("close", self._name)
-
-
-def _reap(pid: int, until: float) -> None:
-    """Wait until the child has ended; end it after ``until``."""
-    for number in (0, signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(OSError):
-            if number:
-                os.kill(pid, number)
-            while True:
-                if os.waitpid(pid, os.WNOHANG)[0]:
-                    return
-                if time.monotonic() > until:
-                    break
-                gevent.sleep(0.01)
-        until = time.monotonic() + 1
+        self._child.send("close", self._name)
 
 
 # --- The child's end, for a transport that works under gevent.
 
 
-def fork_worker(nodes: Sequence[str], make_transport: Callable[[], Transport]) -> WorkerProcess:
-    """Fork a child in a new session that asks these nodes.
+def fork_transport(
+    nodes: Sequence[str], make_transport: Callable[[Callable[[str], None]], Transport]
+) -> Child:
+    """Fork a child that asks these nodes.
 
-    make_transport: makes the child's transport, in the child
+    make_transport: makes its transport in the child, with a function that shows the user a line
     """
-    parent_end, child_end = gevent.socket.socketpair()
-    pid = gevent.os.fork_gevent()
-    if pid:
-        child_end.close()
-        return WorkerProcess(nodes, parent_end, pid)
-    status, frames = 1, Frames(child_end)
-    try:
-        # Ctrl-C is for the parent, which stops the child.
-        os.setsid()
-        handle_signals(signal.SIG_IGN)
-        parent_end.close()
-        close_inherited()
-        with make_transport() as transport:
-            _WorkerServer(transport, frames).serve()
-        status = 0
-    except Exception as error:  # noqa: BLE001 - the parent reports it for every node
-        with contextlib.suppress(OSError):
-            frames.send("bug", -1, bug_text(error))
-    finally:
-        os._exit(status)
+
+    def serve(plain: socket.socket) -> None:
+        frames = Frames(gevent.socket.socket(fileno=plain.detach()))
+        try:
+            with make_transport(lambda text: frames.send("note", -1, text)) as transport:
+                _WorkerServer(transport, frames).serve()
+        except Exception as error:  # noqa: BLE001 - the parent reports it for every node
+            with contextlib.suppress(OSError):
+                frames.send("bug", -1, bug_text(error))
+            os._exit(1)
+
+    return fork(serve, nodes)
 
 
 class _WorkerServer:
@@ -420,19 +451,36 @@ class _WorkerServer:
 
     def serve(self) -> None:
         """Handle the parent's frames, until "quit" or the parent's end."""
-        handlers: dict[str, Callable[..., None]] = {
-            "converse": self._converse, "next": self._next, "stop": self._stop,
-            "open": self._open, "line": self._line, "read": self._read, "close": self._close,
-            "password": self._transport.use_password, "end": self._end,
-            "ssh_peers": self._ssh_peers,
-        }  # fmt: skip
+        transport, channels = self._transport, self._channels
+
+        def answer(number: int, function: Callable[..., Any], *arguments: Any) -> None:
+            gevent.spawn(lambda: self._send("answer", number, function(*arguments)))
+
+        def close(name: str) -> None:
+            if channel := channels.pop(name, None):
+                channel.lines.put(None)
+
+        handlers: dict[str, Callable[..., Any]] = {
+            "converse": self._converse,
+            "next": self._next,
+            "stop": self._stop,
+            "open": lambda name, request: channels.update(
+                {name: _HeldChannel(transport, request)}
+            ),
+            "line": lambda name, line: channels[name].lines.put(line),
+            "read": lambda number, name, limit_s: answer(number, channels[name].read, limit_s),
+            "close": close,
+            "password": transport.use_password,
+            "end": lambda number, limit_s: answer(number, transport.end, limit_s),
+            "ssh_peers": lambda number: answer(number, lambda: dict(transport.ssh_peers())),
+        }
         while (frame := self._frames.receive()) is not None:
             if frame[0] == "quit":
                 return
             handlers[frame[0]](*frame[1:])
         for call in list(self._calls):
             self._stop(call)
-        self._transport.end()
+        transport.end()
 
     def _send(self, *frame: Any) -> None:
         with contextlib.suppress(OSError):
@@ -476,30 +524,6 @@ class _WorkerServer:
         if call not in self._stopped and (greenlet := self._calls.get(call)):
             self._stopped.add(call)
             greenlet.kill(KeyboardInterrupt, block=False)
-
-    def _open(self, name: str, request: Request) -> None:
-        self._channels[name] = _HeldChannel(self._transport, request)
-
-    def _line(self, name: str, line: str) -> None:
-        self._channels[name].lines.put(line)
-
-    def _read(self, number: int, name: str, limit_s: float) -> None:
-        channel = self._channels[name]
-        gevent.spawn(lambda: self._send("line", number, channel.read(limit_s)))
-
-    def _close(self, name: str) -> None:
-        if channel := self._channels.pop(name, None):
-            channel.lines.put(None)
-
-    def _end(self, number: int, limit_s: float) -> None:
-        def end() -> None:
-            self._transport.end(limit_s)
-            self._send("ended", number, True)
-
-        gevent.spawn(end)
-
-    def _ssh_peers(self, number: int) -> None:
-        self._send("ssh_peers", number, dict(self._transport.ssh_peers()))
 
 
 class _HeldChannel:

@@ -11,7 +11,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,6 @@ import gevent
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 from gevent.pool import Pool
-from gevent.queue import Empty, Queue
 from paramiko import SSHException
 from pyinfra.api import Config, Host, Inventory, State, StringCommand
 from pyinfra.api.exceptions import PyinfraError
@@ -32,27 +31,20 @@ from nodeready.agent import local
 from nodeready.agent.asking import (
     CONNECT_TIMEOUT_S,
     Answer,
-    Conversation,
     Exchange,
     Key,
-    Outcomes,
     Request,
     ResultT,
     SshPeer,
     Transport,
-    bug_text,
-    end_all,
     end_script,
-    exchanges_of,
-    interrupted,
-    late,
     node_of,
 )
 from nodeready.agent.line_channel import LineChannel, Stream
 from nodeready.agent.local import piped
 from nodeready.agent.sudo import judge_reply
 from nodeready.core import shell
-from nodeready.core.outcome import FAILED, HUNG, LOST, OUTPUT, UNREACHABLE, Gap
+from nodeready.core.outcome import HUNG, LOST, OUTPUT, UNREACHABLE, Gap
 from nodeready.fleet.transport import logins
 from nodeready.fleet.transport.connection import ENDLESS, sent_without_end
 from nodeready.fleet.transport.connector import (
@@ -62,9 +54,11 @@ from nodeready.fleet.transport.connector import (
     ssh_peer,
     transport_of,
 )
-from nodeready.fleet.transport.processes import WorkerProcess, WorkerTransport, fork_worker
+from nodeready.fleet.transport.parallel import ParallelTransport
+from nodeready.fleet.transport.processes import Child, WorkerTransport, fork_transport
 from nodeready.fleet.transport.rights import HostRights, rights_of, wrap_command
 from nodeready.fleet.transport.ssh_command import (
+    AnswerBuffer,
     MasterStream,
     MasterUnavailable,
     OutputTooLarge,
@@ -86,13 +80,14 @@ def _run(
         data, mark = command.stdin.encode("utf-8", "surrogateescape"), request.mark.encode()
         words = wrap_command(host, command.line, arguments)
         if isinstance(connector, SshConnector) and connector.master:
+            buffer = AnswerBuffer(mark, request.max_bytes)
             try:
-                return run_over_master(connector, words, data, mark, request.max_bytes)
+                return run_over_master(connector, words, data, buffer)
             except MasterUnavailable:
                 connector.deadline = logins.PausableDeadline(CONNECT_TIMEOUT_S)
                 with connector.deadline:
                     connector.connect_directly()
-        return run_over_ssh(host, words, data, mark, request.max_bytes)
+        return run_over_ssh(host, words, data, AnswerBuffer(mark, request.max_bytes))
     if isinstance(connector, LocalConnector):
         wrapped = shell.ShellCommand(wrap_command(host, command.line, arguments), command.stdin)
         return local.run(wrapped, request.limit_s, request.max_bytes)
@@ -117,7 +112,7 @@ def ask_host(host: Host, request: Request, tag: str, rights: HostRights | None =
     except (gevent.Timeout, TimeoutError):
         return Answer(gap=Gap(HUNG, f"no answer in {limit_s} s"))
     except OutputTooLarge as problem:
-        first = problem.first.decode("utf-8", "replace")
+        first = problem.data[:40].decode("utf-8", "replace")
         return Answer(gap=Gap(OUTPUT, f"{problem}, beginning with {first!r}"))
     except (PyinfraError, SSHException, OSError, EOFError) as problem:
         reason = _jump_host_error(host) or str(problem) or type(problem).__name__
@@ -246,7 +241,7 @@ class SlotStream:
             self._on_close()
 
 
-class ConnectedHosts(Transport):
+class ConnectedHosts(ParallelTransport):
     """Nodes whose connections belong to another program, such as pyinfra's own command.
 
     hosts: of an inventory that a State uses
@@ -272,49 +267,18 @@ class ConnectedHosts(Transport):
         node.rights = rights
         return True
 
-    def converse(
-        self, conversations: Mapping[Key, Conversation[ResultT]], deadline: float | None = None
-    ) -> Outcomes[ResultT]:
-        exchanges = exchanges_of(conversations)
-        by_node: dict[str, list[Key]] = {}
-        for key in conversations:
-            by_node.setdefault(node_of(key), []).append(key)
-        ended_keys: Queue[Key] = Queue()
+    def holders(
+        self, exchanges: Mapping[Key, Exchange[ResultT]]
+    ) -> Iterator[tuple[Key, Callable[[], None]]]:
+        connecting: dict[str, Event] = {}
+        for key, exchange in exchanges.items():
+            name = node_of(key)
+            connects = name not in connecting
+            is_connected = connecting.setdefault(name, Event())
+            yield key, partial(self._run_conversation, name, exchange, is_connected, connects)
 
-        def on_end(key: Key, _: object) -> None:
-            ended_keys.put(key)
-
-        jobs: list[Any] = []
-        is_interrupted = False
-        try:
-            for name, keys in by_node.items():
-                is_connected = Event()
-                for key in keys:
-                    job = gevent.spawn(
-                        self._run_conversation, name, exchanges[key], is_connected, key is keys[0]
-                    )
-                    job.link(partial(on_end, key))
-                    jobs.append(job)
-            while exchanges:
-                remaining_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-                key = ended_keys.get(timeout=remaining_s)
-                yield key, exchanges.pop(key).outcome
-        except Empty:
-            gevent.killall(jobs, block=False)
-            if any(self._connections[node_of(key)].host.connected for key in exchanges):
-                self.end(2)
-            connections = self._connections
-            yield from end_all(
-                exchanges, lambda key: late(connections[node_of(key)].host.connected)
-            )
-        except KeyboardInterrupt:
-            self.interrupted = is_interrupted = True
-            gevent.killall(jobs, block=False)
-            yield from end_all(exchanges, lambda key: interrupted())
-        finally:
-            gevent.killall(jobs, block=False)
-            if is_interrupted:
-                self.end()
+    def is_reached(self, key: Key) -> bool:
+        return bool(self._connections[node_of(key)].host.connected)
 
     def _run_conversation(
         self, name: str, exchange: Exchange[ResultT], is_connected: Event, connects: bool
@@ -335,12 +299,9 @@ class ConnectedHosts(Transport):
             began = time.monotonic()
             self._slots.enter(node)
             stack.callback(self._slots.leave, node)
-            try:
-                failure = node.connect(again=connects)
-                is_connected.set()
-                self._answer(node, exchange, began, failure)
-            except Exception as error:  # noqa: BLE001 - our bug fails only this node
-                exchange.end(Answer(gap=Gap(FAILED, bug_text(error))))
+            failure = node.connect(again=connects)
+            is_connected.set()
+            self._answer(node, exchange, began, failure)
 
     def _answer(
         self,
@@ -513,18 +474,24 @@ class ShardedSsh(WorkerTransport):
         self._count = count
         super().__init__(str(host.name) for host in self._hosts)
 
-    def start(self) -> list[WorkerProcess]:
-        workers: list[WorkerProcess] = []
+    def note(self, text: str) -> None:
+        _warn(text)
+
+    def start(self) -> list[Child]:
+        children: list[Child] = []
         for index in range(self._count):
             share = self._hosts[index :: self._count]
             names = [str(host.name) for host in share]
-            # Only the first one warns about this machine.
-            notify = (lambda line: None) if index else None
-            make_transport = partial(
-                SshTransport, self._inventory, share, self._config, self.run, notify=notify
-            )
-            workers.append(fork_worker(names, make_transport))
-        return workers
+
+            def make_transport(
+                note: Callable[[str], None], share: Sequence[Host] = share, index: int = index
+            ) -> Transport:
+                # Only the first one warns about this machine.
+                notify = (lambda line: None) if index else note
+                return SshTransport(self._inventory, share, self._config, self.run, notify=notify)
+
+            children.append(fork_transport(names, make_transport))
+        return children
 
 
 def _disconnect(host: Host) -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
-import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from select import PIPE_BUF
 from typing import IO, Any, Protocol, cast
 
 import gevent
+from gevent import select, subprocess
 from paramiko import ChannelException, SSHException
 from pyinfra.api import Host
 from pyinfra.api.exceptions import ConnectError
 
 from nodeready.agent.asking import ANSWER_BYTES, ERROR_BYTES, Answer
 from nodeready.agent.line_channel import READ_BYTES, SEND_S
-from nodeready.agent.local import Pipes, read_piece
+from nodeready.agent.local import end_session
 from nodeready.fleet.transport import connection
 from nodeready.fleet.transport.connector import SshConnector, transport_of
 
@@ -25,14 +28,14 @@ NOISE_BYTES = 1 << 20
 
 
 class OutputTooLarge(Exception):
-    """The node printed more than the maximum. first: its first bytes"""
+    """The node printed more than the maximum. data: its output, or its errors"""
 
-    def __init__(self, first: bytes) -> None:
+    def __init__(self, data: bytes) -> None:
         super().__init__("too much output")
-        self.first = first[:40]
+        self.data = data
 
 
-class _AnswerBuffer:
+class AnswerBuffer:
     """Standard output so far: up to NOISE_BYTES before ``mark``, then up to ``max_bytes``."""
 
     def __init__(self, mark: bytes, max_bytes: int) -> None:
@@ -46,7 +49,7 @@ class _AnswerBuffer:
         if self.limit < self.max_bytes and self.mark in self.data:
             self.limit = self.max_bytes
         else:
-            raise OutputTooLarge(bytes(self.data[:200]))
+            raise OutputTooLarge(bytes(self.data))
 
 
 def max_received_bytes(max_bytes: int) -> int:
@@ -65,21 +68,16 @@ class RunningCommand(Protocol):
         """The exit status, negative for a signal. Raises EOFError when the connection ended."""
 
 
-def reply_of(command: RunningCommand, stdin: bytes, mark: bytes, max_bytes: int) -> Answer:
-    """Wait for the command to end. Raises OutputTooLarge, and what its methods raise.
-
-    mark:      the bytes with which the answer begins
-    max_bytes: of the answer
-    """
-    buffer, errors = _AnswerBuffer(mark, max_bytes), bytearray()
-    flood: list[bytes] = []
+def reply_of(command: RunningCommand, stdin: bytes, buffer: AnswerBuffer) -> Answer:
+    """Wait for the command to end. Raises OutputTooLarge, and what its methods raise."""
+    errors, flood = bytearray(), list[bytes]()
 
     def read_errors() -> None:
         total = 0
         while data := command.read_errors():
             total += len(data)
             if total > ANSWER_BYTES:
-                flood.append(bytes(errors[:200]))
+                flood.append(bytes(errors))
                 command.close()
                 return
             errors.extend(data[: ERROR_BYTES - len(errors)])
@@ -151,10 +149,14 @@ class _ChannelCommand:
         self._channel.close()
 
 
-def run_over_ssh(host: Host, command: str, stdin: bytes, mark: bytes, max_bytes: int) -> Answer:
+def run_over_ssh(host: Host, command: str, stdin: bytes, buffer: AnswerBuffer) -> Answer:
     """Run a command over a node's paramiko connection; see `reply_of`."""
     with session(host) as channel:
-        return reply_of(_ChannelCommand(channel, command, max_bytes), stdin, mark, max_bytes)
+        return reply_of(_ChannelCommand(channel, command, buffer.max_bytes), stdin, buffer)
+
+
+#: ssh's exit status for its own errors (ssh(1)).
+SSH_FAILED = 255
 
 
 class MasterUnavailable(OSError):
@@ -165,27 +167,80 @@ class MasterUnavailable(OSError):
 _NOT_BEGUN = re.compile(r"UNKNOWN port|kex_exchange_identification|Connection closed by remote")
 
 
-class MasterStream(Pipes):
-    """A command over the connection of a master, by `ssh`, as a Stream.
+class SshProgram:
+    """A running `ssh`, as a Stream and as a `RunningCommand`.
 
     separate_errors: standard error has its own pipe
     """
+
+    def __init__(self, argv: Sequence[str], *, separate_errors: bool) -> None:
+        self._process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if separate_errors else subprocess.STDOUT,
+            start_new_session=True,
+            cwd="/",
+            env={**os.environ, "LC_ALL": "C"},
+        )
+
+    def _read(self, file: Any, limit_s: float | None) -> bytes:
+        if not select.select([file], [], [], limit_s)[0]:
+            raise TimeoutError
+        return os.read(file.fileno(), READ_BYTES)
+
+    def read(self, limit_s: float | None) -> bytes:
+        """See Stream; None: without a limit. Raises TimeoutError, OSError."""
+        return self._read(self._process.stdout, limit_s)
+
+    def read_output(self) -> bytes:
+        return self._read(self._process.stdout, None)
+
+    def read_errors(self) -> bytes:
+        return self._read(self._process.stderr, None)
+
+    def write(self, data: bytes, limit_s: float | None) -> None:
+        """See Stream; None: without a limit. Raises TimeoutError, OSError."""
+        until = None if limit_s is None else time.monotonic() + limit_s
+        stdin, remaining = cast("IO[bytes]", self._process.stdin), memoryview(data)
+        while remaining:
+            wait_s = None if until is None else max(0.0, until - time.monotonic())
+            if not select.select([], [stdin], [], wait_s)[1]:
+                raise TimeoutError
+            remaining = remaining[os.write(stdin.fileno(), remaining[:PIPE_BUF]) :]
+
+    def send_input(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self.write(data, None)
+        self._close(self._process.stdin)
+
+    def status(self, errors: str) -> int:
+        return self._process.wait()
+
+    def close(self) -> None:
+        """End its input, and a second later the program."""
+        self._close(self._process.stdin)
+        end_session(self._process)
+        self._close(self._process.stdout)
+        self._close(self._process.stderr)
+
+    @staticmethod
+    def _close(file: Any) -> None:
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()
+
+
+class MasterStream(SshProgram):
+    """A command over the connection of a master, by `ssh`."""
 
     def __init__(
         self, connector: SshConnector, command: str, *, separate_errors: bool = False
     ) -> None:
         settings = connector.ssh_logins.settings(connector.login())
         self._master = connector.master
-        super().__init__(
-            subprocess.Popen(
-                [*connection.master_argv(settings, self._master), "--", settings.name, command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE if separate_errors else subprocess.STDOUT,
-                start_new_session=True,
-                cwd="/",
-            )
-        )
+        argv = [*connection.master_argv(settings, self._master), "--", settings.name, command]
+        super().__init__(argv, separate_errors=separate_errors)
 
     def read(self, limit_s: float | None) -> bytes:
         """See Stream. Raises EOFError when the master has ended."""
@@ -193,17 +248,6 @@ class MasterStream(Pipes):
         if not data and (reason := self._ssh_error("")):
             raise EOFError(reason)
         return data
-
-    def read_output(self) -> bytes:
-        return super().read(None)
-
-    def read_errors(self) -> bytes:
-        return read_piece(cast("IO[bytes]", self._process.stderr), None)
-
-    def send_input(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):
-            self.write(data, None)
-        self.end_input()
 
     def status(self, errors: str) -> int:
         """The command's exit status. Raises EOFError when ssh itself ended."""
@@ -213,29 +257,20 @@ class MasterStream(Pipes):
 
     def _ssh_error(self, errors: str) -> str:
         """Why ssh itself ended; "": the command ended. Raises MasterUnavailable."""
-        if self._process.wait() != _SSH_FAILED:
+        if self._process.wait() != SSH_FAILED:
             return ""
         if _NOT_BEGUN.search(errors):
             raise MasterUnavailable(errors.strip().splitlines()[-1])
         return "" if connection.is_listening(self._master) else "the master of ssh has ended"
 
-    def close(self) -> None:
-        super().close()
-        if self._process.stderr is not None:
-            self._process.stderr.close()
-
-
-#: ssh's exit status for its own errors (ssh(1)).
-_SSH_FAILED = 255
-
 
 def run_over_master(
-    connector: SshConnector, command: str, stdin: bytes, mark: bytes, max_bytes: int
+    connector: SshConnector, command: str, stdin: bytes, buffer: AnswerBuffer
 ) -> Answer:
     """As `run_over_ssh`. Raises EOFError when the master ends, MasterUnavailable."""
     stream = MasterStream(connector, command, separate_errors=True)
     try:
-        return reply_of(stream, stdin, mark, max_bytes)
+        return reply_of(stream, stdin, buffer)
     finally:
         stream.close()
 

@@ -14,7 +14,6 @@ there are no workers, and it does all orders.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import pickle
@@ -28,11 +27,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import IO, Any, NamedTuple
 
 import gevent
-from gevent import monkey, socket
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 from gevent.queue import Queue
@@ -41,13 +38,12 @@ from nodeready.agent.asking import Answer, SshPeer
 from nodeready.agent.audit_document import Audit, NodeReport
 from nodeready.agent.snapshots import SnapshotQuestion
 from nodeready.core import probe_script
-from nodeready.core.exit_codes import handle_signals
 from nodeready.core.outcome import FAILED, Gap, Outcome
 from nodeready.core.policy import Policy
 from nodeready.core.policy.policy import digest
 from nodeready.core.result import Result, worst
 from nodeready.core.text import utc_now
-from nodeready.fleet.transport.processes import Frames, close_inherited, frames_to_child
+from nodeready.fleet.transport.processes import Child, Frames, Pool, fork
 from nodeready.runs.audit.answer_judge import (
     NUMBER_OF,
     SUBJECT_NAMES,
@@ -129,14 +125,12 @@ def _raise_late(signum: int, frame: object) -> None:
 # --- The process of a worker.
 
 
-def _serve(judge: AnswerJudge, frames: Frames) -> None:
+def _serve(judge: AnswerJudge, sock: Any) -> None:
     """Do the orders of the control process until it closes its end."""
     # Observations have no cycles, and the collector would take as long as the parsing.
     gc.freeze()
     gc.disable()
-    # A terminal signals the whole group, but the control process ends the workers.
-    handle_signals(signal.SIG_IGN)
-    count = 0
+    frames, count = Frames(sock, threading.Lock()), 0
     while (order := frames.receive()) is not None:
         answer = _do(judge, order)
         if order[0] in _ANSWERED:
@@ -150,32 +144,17 @@ def _serve(judge: AnswerJudge, frames: Frames) -> None:
 
 
 class _Worker:
-    """The control process's end of a worker.
+    """A worker process, and its orders.
 
     pending: the orders without an answer, the oldest first
     active:  time.monotonic() of the last order or answer
     """
 
-    def __init__(self, number: int, pid: int, frames: Frames) -> None:
-        self.number, self.pid, self.frames = number, pid, frames
+    def __init__(self, number: int, child: Child) -> None:
+        self.number, self.child = number, child
         self.pending: deque[tuple[str, tuple[Any, ...]]] = deque()
         self.slots = BoundedSemaphore(_MAX_ORDERS)
         self.active = time.monotonic()
-        self.is_gone = False
-
-    def end(self) -> str:
-        """Kill the process; returns the signal that had ended it before, or ""."""
-        if self.is_gone:
-            return ""
-        self.is_gone = True
-        self.frames.forget()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        try:
-            _, status = os.waitpid(self.pid, 0)
-        except ChildProcessError:
-            return ""
-        return str(signal.Signals(os.WTERMSIG(status)).name) if os.WIFSIGNALED(status) else ""
 
 
 class _Row(NamedTuple):
@@ -269,7 +248,8 @@ class AuditWorkers:
         self._orders: Queue[tuple[str, tuple[Any, ...]]] = Queue(_MAX_WAITING)
         self._open_orders = 0
         self._is_idle = Event()
-        self._workers: list[_Worker] = []
+        self._workers: dict[Child, _Worker] = {}
+        self._pool: Pool | None = None
         self._greenlets: list[Any] = []
         # Observations have no cycles, and the collector would take a third of the time.
         self._gc_threshold = gc.get_threshold()
@@ -289,44 +269,22 @@ class AuditWorkers:
 
     def _start(self, judges: Sequence[AnswerJudge]) -> None:
         """Fork a worker for each judge."""
-        # gevent's sockets belong to the control process: a worker has a plain one.
-        socketpair = monkey.get_original("socket", "socketpair")
-        pairs = [socketpair() for _ in judges]
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for judge, (control_end, worker_end) in zip(judges, pairs, strict=True):
-            pid = os.fork()
-            if pid == 0:
-                status = 1
-                try:
-                    close_inherited()
-                    for end in chain(*pairs):
-                        if end is not worker_end:
-                            end.close()
-                    _serve(judge, Frames(worker_end, threading.Lock()))
-                    status = 0
-                except OSError:
-                    status = 0  # the control process is gone
-                finally:
-                    # Without the exit handlers of the control process.
-                    os._exit(status)
-            frames = frames_to_child(socket.socket(fileno=os.dup(control_end.fileno())))
-            self._workers.append(_Worker(judge.number, pid, frames))
-        for end in chain(*pairs):
-            end.close()
-        for worker in self._workers:
-            self._greenlets.append(gevent.spawn(self._feed, worker))
-            self._greenlets.append(gevent.spawn(self._receive, worker))
-        if judges:
-            self._greenlets.append(gevent.spawn(self._kill_silent))
+        children = [fork(partial(_serve, judge)) for judge in judges]
+        self._workers = {
+            child: _Worker(judge.number, child)
+            for judge, child in zip(judges, children, strict=True)
+        }
+        self._pool = Pool(children, self._receive)
+        self._greenlets = [gevent.spawn(self._feed, worker) for worker in self._workers.values()]
+        self._greenlets += [gevent.spawn(self._kill_silent)] if judges else []
 
     def close(self) -> None:
         """End the workers and remove their files."""
         gc.set_threshold(*self._gc_threshold)
         signal.signal(signal.SIGPROF, self._sigprof)
         gevent.killall(self._greenlets)
-        for worker in self._workers:
-            worker.end()
+        if self._pool is not None:
+            self._pool.end()
         for file in self._open:
             file.close()
 
@@ -341,7 +299,7 @@ class AuditWorkers:
         self._open_orders += 1
         self._is_idle.clear()
         is_large = order[0] == "read" and len(order[-1]) > _MAX_LOCAL
-        if all(worker.is_gone for worker in self._workers):
+        if self._has_no_worker():
             self._do_locally(name, order)
         elif is_large or not self._orders.full():
             self._orders.put((name, order))
@@ -350,57 +308,59 @@ class AuditWorkers:
             # Now the workers get their next orders. After sleep(0), no socket would be read.
             gevent.sleep(0.0001)
 
+    def _has_no_worker(self) -> bool:
+        return all(child.gone_reason for child in self._workers)
+
     def _feed(self, worker: _Worker) -> None:
         """Send the queued orders to a worker, at most _MAX_ORDERS at once."""
-        while not worker.is_gone:
+        while not worker.child.gone_reason:
             worker.slots.acquire()
             name, order = self._orders.get()
-            if worker.is_gone:
+            if worker.child.gone_reason:
                 self._open_orders -= 1
                 self._submit(name, order)
                 return
             worker.pending.append((name, order))
             worker.active = time.monotonic()
             # If the worker is gone, `_receive` submits the order again.
-            with contextlib.suppress(OSError):
-                worker.frames.send(*order)
+            worker.child.send(*order)
 
     def _do_queued(self) -> None:
         """Do the queued orders in the control process, when no worker is left."""
         while True:
             self._do_locally(*self._orders.get())
 
-    def _receive(self, worker: _Worker) -> None:
-        """Receive the answers of a worker until it ends."""
-        while (frame := worker.frames.receive()) is not None:
+    def _receive(self, child: Child, frame: tuple[Any, ...] | None) -> None:
+        """Keep an answer of a worker; None: it has ended, and others do its orders."""
+        worker = self._workers[child]
+        if frame is not None:
             name, order = worker.pending.popleft()
             worker.active = time.monotonic()
             worker.slots.release()
             answer, *new = frame
             self._keep_answer(worker.number, name, order[0], answer, new)
-        ended_by = worker.end()
-        cause = f" ({ended_by})" if ended_by else ""
+            return
         pending, worker.pending = worker.pending, deque()
         if pending:
             # The worker was doing the oldest order.
             name, order = pending.popleft()
             work = "judged it" if order[0] == "judge" else "read its answer"
+            cause = f" ({signal.Signals(child.signal).name})" if child.signal else ""
             failure = _OrderFailure(f"the process that {work} ended{cause}")
             self._keep_answer(worker.number, name, order[0], failure)
         for name, order in pending:
             self._open_orders -= 1
             self._submit(name, order)
-        if all(worker.is_gone for worker in self._workers):
+        if self._has_no_worker():
             self._greenlets.append(gevent.spawn(self._do_queued))
 
     def _kill_silent(self) -> None:
         """Kill the workers that have orders and answer none."""
         while True:
             gevent.sleep(1)
-            for worker in self._workers:
+            for worker in self._workers.values():
                 if worker.pending and time.monotonic() - worker.active > _SILENT_S:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(worker.pid, signal.SIGKILL)
+                    worker.child.kill()
 
     def _do_locally(self, name: str, order: tuple[Any, ...]) -> None:
         judge = self._local_judge
@@ -509,9 +469,8 @@ class AuditWorkers:
     def _broadcast(self, order: tuple[Any, ...]) -> None:
         """Send an order that has no answer to every judge."""
         self._local_judge.do(order)
-        for worker in self._workers:
-            with contextlib.suppress(OSError):
-                worker.frames.send(*order)
+        for child in self._workers:
+            child.send(*order)
 
     def audit(
         self,

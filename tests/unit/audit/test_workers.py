@@ -199,13 +199,13 @@ def test_a_parser_that_does_not_end_costs_its_subject_on_that_node(audited, monk
 
 def test_an_interrupt_leaves_partial_results_and_no_process(audited, monkeypatch):
     pids: list[int] = []
-    real = workers._Worker.__init__
+    real = workers.Child.__init__
 
-    def init(self: Any, number: int, pid: int, frames: Any) -> None:
+    def init(self: Any, pid: int, *more: Any) -> None:
         pids.append(pid)
-        real(self, number, pid, frames)
+        real(self, pid, *more)
 
-    monkeypatch.setattr(workers._Worker, "__init__", init)
+    monkeypatch.setattr(workers.Child, "__init__", init)
     done = audited({**healthy(4), "stop": interrupts, "later": AWAY}, 2, "json")
     assert done.code == 130
     assert "interrupted: the results are partial; not later,stop" in done.err

@@ -1,27 +1,25 @@
 """ClusterShell as the transport, without a node: words, frames, options, messages of gateways."""
 
 import base64
-import os
-import pickle
-import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
+import gevent
 import pytest
-from ClusterShell import Communication
 
 from nodeready.agent.asking import Answer, Request
-from nodeready.fleet.transport.clush.command import NodeOutput, framed, request_line
-from nodeready.fleet.transport.clush.gateway import decoded
-from nodeready.fleet.transport.clush.gateway_program import FLOOD, gateway_command
+from nodeready.fleet.transport.clush.gateway import Gateway, gateway_command
 from nodeready.fleet.transport.clush.ssh_targets import (
     SshTarget,
     connect_error_words,
     ssh_target,
     without_own_keys,
 )
+from nodeready.fleet.transport.clush.transport import FramedOutput, framed, request_line
+from nodeready.fleet.transport.ssh_command import OutputTooLarge, SshProgram, reply_of
 from tests.cases import cases
 
 NONCE = "nodeready-0123456789abcdef"
@@ -38,24 +36,26 @@ def test_an_error_of_ssh_has_the_words_of_the_other_carrier(case):
     assert connect_error_words("") == "timed out"
 
 
-def lines_of(out=(), error=()):
-    lines = NodeOutput(NONCE.encode(), 1000)
-    for row in out:
-        lines.add_line(row)
-    for row in error:
-        lines.add_error_line(row)
-    return lines
+def answer_of(output, status, stderr=""):
+    """The answer of a node that printed this, and whose ssh ended with this status."""
+    framed_output = FramedOutput(NONCE, Request("n1", "true", 9))
+    framed_output.add(output)
+    return framed_output.answer(Answer(stderr=stderr, seconds=1.0, rc=status), WAY)
 
 
 def run(script, most=1000, login=("sh",)):
     """The answer of a node whose login shell runs the framed command."""
     request = Request("n1", script, 9, max_bytes=most)
     line, text = request_line(request, "nodeready:abc", WAY)
-    done = subprocess.run(
-        [*login, "-c", framed(line, NONCE, most)], input=text, capture_output=True, check=False
-    )
-    lines = lines_of(done.stdout.splitlines(), done.stderr.splitlines())
-    return lines.answer(request, WAY, done.returncode, 1.0)
+    output = FramedOutput(NONCE, request)
+    program = SshProgram([*login, "-c", framed(line, NONCE)], separate_errors=True)
+    try:
+        reply = reply_of(program, text.encode(), output)
+    except OutputTooLarge as problem:
+        return Answer(seconds=1.0, gap=output.flood_gap(problem.data))
+    finally:
+        program.close()
+    return output.answer(replace(reply, seconds=1.0), WAY)
 
 
 @pytest.mark.parametrize(("script", "stdout", "stderr", "rc"), [
@@ -69,7 +69,7 @@ def test_a_framed_command_brings_its_output_and_status(script, stdout, stderr, r
     assert run(script) == Answer(stdout, stderr, seconds=1.0, rc=rc)
 
 
-def test_a_flood_is_cut_on_the_node_and_a_login_that_runs_nothing_answers_in_its_own_words():
+def test_a_flood_is_cut_and_a_login_that_runs_nothing_answers_in_its_own_words():
     answer = run("yes flood", most=5000)
     first = ("flood\n" * 7)[:40]
     assert (answer.gap.kind, answer.gap.reason) == (
@@ -77,7 +77,7 @@ def test_a_flood_is_cut_on_the_node_and_a_login_that_runs_nothing_answers_in_its
         f"too much output, beginning with {first!r}",
     )
     words = "This account is currently not available."
-    answer = lines_of([words.encode()]).answer(Request("n1", "true", 9), WAY, 1, 1.0)
+    answer = answer_of(f"{words}\n".encode(), 1)
     assert answer == Answer(f"{words}\n", seconds=1.0, rc=1)
 
 
@@ -89,24 +89,18 @@ def test_the_tag_is_in_no_command_line_but_the_commands_own():
         SshTarget("n1", "n1", sudo=True, password="secret"),
     ):
         line, stdin = request_line(Request("n1", "true", 9), "nodeready:abc", to)
-        assert "nodeready:abc" not in framed(line, NONCE, 9)
+        assert "nodeready:abc" not in framed(line, NONCE)
         assert shlex.split(line)[-1] == "nodeready:abc"
         assert "secret" not in line
-        assert stdin.startswith(b"secret\n") == bool(to.password)
+        assert stdin.startswith("secret\n") == bool(to.password)
 
 
-BEGIN, END = f"{NONCE} b".encode(), f"{NONCE} z 0".encode()
-SPOILED = "the answer cannot be read: something else was written into it"
-
-
-@pytest.mark.parametrize(("rows", "status", "kind", "error"), [
-    ([b"welcome"], 255, "unreachable", "n1: no answer in 15 s"),
-    ([b"welcome", BEGIN], 255, "lost", "connection lost"),
-    ([FLOOD], 137, "output", "too much output, beginning with ''"),
-    ([BEGIN, b"%%%", END], 0, "failed", SPOILED),
+@pytest.mark.parametrize(("output", "status", "kind", "error"), [
+    ("welcome\n", 255, "unreachable", "n1: no answer in 15 s"),
+    (f"welcome\n{NONCE} b\nhalf an ans", 255, "lost", "connection lost"),
 ])  # fmt: skip
-def test_an_incomplete_answer_is_a_failure(rows, status, kind, error):
-    answer = lines_of(rows).answer(Request("n1", "true", 9), WAY, status, 1.0)
+def test_an_incomplete_answer_is_a_failure(output, status, kind, error):
+    answer = answer_of(output.encode(), status)
     assert answer.gap
     assert (answer.gap.kind, answer.gap.reason) == (kind, error)
 
@@ -150,37 +144,77 @@ def test_data_that_only_pyinfra_can_use_are_refused():
     assert ssh_target(host()).refused == ""
 
 
-def test_a_message_of_a_gateway_runs_nothing_here(tmp_path):
-    class Hostile:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "hostile"),)
+class Lines:
+    """A gateway's program that prints these lines after its first one."""
 
-    message = SimpleNamespace(data=base64.b64encode(pickle.dumps(b"well", 4)))
-    assert decoded(message) == b"well"
-    for sent in (Hostile(), "no bytes"):
-        message = SimpleNamespace(data=base64.b64encode(pickle.dumps(sent, 4)))
-        with pytest.raises(Communication.MessageProcessingError):
-            decoded(message)
-    assert not (tmp_path / "hostile").exists()
+    def __init__(self, gateway, *lines):
+        self.pieces = [b"welcome\n" + gateway.hello + b"\n", *lines, b""]
+
+    def read_output(self):
+        return self.pieces.pop(0)
+
+    def read_errors(self):
+        return b""
+
+    def write(self, data, limit_s):
+        return
+
+    def status(self, errors):
+        return 0
+
+    def close(self):
+        return
 
 
-def test_a_gateway_with_another_clustershell_is_named(tmp_path):
-    failing = "class RouteResolvingError(Exception): pass\n"
-    for name, text in {
-        "__init__": "__version__ = '1.2'\n",
-        "Gateway": failing,
-        "Propagation": failing,
-        "Worker/__init__": "",
-        "Worker/Tree": "TreeWorker = object\n",
-    }.items():
-        path = tmp_path / "ClusterShell" / f"{name}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+def test_a_line_of_a_gateway_is_the_data_of_its_command_or_ends_the_connection():
+    def served(*lines):
+        gateway = Gateway(WAY, 1, lambda gateway, was_fit: None)
+        command = gateway.start(["ssh"], b"", 99, True)
+        gateway.serve(lambda: Lines(gateway, *lines))
+        return gateway.unfit_reason, command
+
+    _, command = served(b"1 out d2", b"VsbA==\n1 err d2VsbA==\n9 out d2VsbA==\n1 end Nw==\n")
+    assert (command.read_output(), command.read_errors()) == (b"well", b"well")
+    assert (command.read_output(), command.status("")) == (b"", 7)
+    sense = "its answer makes no sense: "
+    for lines, reason in (
+        ([b"1 out d2VsbA==\n"], "connection lost"),
+        ([b"1 out %%%\n"], sense),
+        ([b"1 more d2VsbA==\n"], f"{sense}a line of no kind"),
+        ([b"\n"], sense),
+        ([b"A" * (1 << 20), b"A" * 9], f"{sense}a line without an end"),
+        ([b"7 out \n" * 100_001], f"{sense}answers of other commands"),
+    ):
+        found, command = served(*lines)
+        assert found.startswith(reason)
+        with pytest.raises(EOFError, match="gateway n1: "):
+            list(iter(command.read_output, b""))
+    _, command = served(b"1 out " + base64.b64encode(bytes(200)) + b"\n1 end MA==\n")
+    with pytest.raises(OutputTooLarge):
+        command.read_output()
+
+
+def test_the_program_of_a_gateway_runs_commands_and_ends_them():
     environment = {"CLUSTERSHELL_GW_PYTHON_EXECUTABLE": sys.executable, "HOME": "/secret"}
-    line = gateway_command({**environment, "PYTHONPATH": str(tmp_path)})
+    gateway = Gateway(WAY, 1, lambda gateway, was_fit: None)
+    line = gateway_command(environment, gateway.hello)
     assert "/secret" not in line
     assert len(line) < 8000
-    how = {"capture_output": True, "text": True, "input": ""}
-    done = subprocess.run(["sh", "-c", line], check=False, **how)
-    assert done.returncode == 3
-    assert re.fullmatch(r"nodeready: ClusterShell 1\.2 there, [0-9.]+ here\n", done.stderr)
+    job = gevent.spawn(gateway.serve, lambda: SshProgram(["sh", "-c", line], separate_errors=True))
+    answer = gateway.start(["sh", "-c", "cat; echo two >&2; exit 7"], b"one", 99, True)
+    script = "read -r line; echo $line; exec sleep 977"
+    session = gateway.start(["sh", "-c", script], None, 99, False)
+    missing = gateway.start(["/nowhere/ssh"], b"one", 99, True)
+    assert (answer.read_output(), answer.read_errors(), answer.status("")) == (b"one", b"two\n", 7)
+    assert b"No such file" in missing.read_errors()
+    assert missing.status("") == 127
+    session.write(b"hello\n", 9)
+    assert session.read(9) == b"hello\n"
+    with pytest.raises(TimeoutError):
+        session.read(0.01)
+    session.close()
+    assert (gateway.is_fit, gateway.commands) == (True, {})
+    gateway.start(["sleep", "978"], None, 99, False)
+    job.kill()
+    gevent.sleep(0.2)
+    assert subprocess.run(["pgrep", "-f", "^sleep 97[78]"], check=False).returncode

@@ -1,221 +1,358 @@
-"""Our end of the connection to a gateway of ClusterShell's tree.
+"""A gateway of ClusterShell's topology.conf: our end of the connection to it, and its program.
 
 A node behind a gateway is asked by the gateway's own ssh, with the gateway's configuration, keys
-and known hosts. The gateway runs ClusterShell's program (`gateway_program`).
+and known hosts. The gateway needs a Python: it runs `GatewayProgram`, whose source is its command
+line. Orders go there as lines of JSON; a line of an answer is the number of a command, the kind of
+the data (output, error, exit status), and base64.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
-import pickletools
-import re
-import time
-from typing import TYPE_CHECKING, Any
+import contextlib
+import inspect
+import itertools
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
-from ClusterShell import Communication, Propagation
-from ClusterShell.NodeSet import NodeSet
+import gevent
+from gevent.event import Event
+from gevent.lock import BoundedSemaphore
+from gevent.queue import Empty, Queue
 
-from nodeready.agent.asking import CONNECT_TIMEOUT_S, ERROR_BYTES, append_up_to
+from nodeready.agent.asking import CONNECT_TIMEOUT_S, ERROR_BYTES, append_up_to, new_nonce
+from nodeready.core.shell import quote
 from nodeready.core.text import sanitise
-from nodeready.fleet.inventory.nodeset import expand
-from nodeready.fleet.transport.clush.gateway_program import FLOOD, NOISE_BYTES, PROGRAM
-from nodeready.fleet.transport.clush.ssh_targets import COMMON
+from nodeready.fleet.transport.clush.ssh_targets import LOGIN_S, SshTarget
+from nodeready.fleet.transport.ssh_command import NOISE_BYTES, SSH_FAILED, OutputTooLarge
 
-if TYPE_CHECKING:
-    from nodeready.fleet.transport.clush.child import ClushProcess
-
-#: Maximum bytes of a message: the longest line of a node's login, in base64.
-MESSAGE_BYTES = 2 * NOISE_BYTES
-#: Maximum names of other nodes in a gateway's answers to one command. Some are usual: an ended ssh
-#: may still send lines. Each takes microseconds.
-STRAY_NAMES = 100_000
+#: The variable that names the Python of the gateways.
+PROGRAM = "CLUSTERSHELL_GW_PYTHON_EXECUTABLE"
+#: Maximum lines of a gateway about commands that do not run. Some are usual: an ended ssh may
+#: still have sent some.
+STRAY_LINES = 100_000
+#: Texts that a gateway keeps, because further commands may have the same input.
+_MAX_TEXTS = 8
 
 
-class KeepOpen:
-    """Stands in for a worker that uses a gateway, so that its connection stays open."""
+class GatewayProgram:
+    """The program on a gateway, under Python 3.6 and newer: runs commands, until its input ends.
 
-    def _gateway_abort(self, gateway: str) -> None:
-        return
-
-
-class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
-    """The connection to one gateway, and its state.
-
-    state:       "asked", "fit", or "" when it is not used (any more): see ``unfit_reason``
-    asked_count: number of nodes that are asked through it now
+    Its source is sent there, so it uses nothing else of this module.
     """
 
-    def __init__(self, process: ClushProcess, name: str) -> None:
-        super().__init__(process.task, NodeSet(name))
-        self.name, self.state, self.unfit_reason = name, "asked", ""
-        self.since = time.monotonic()
-        self._process = process
-        self.errors = bytearray()
-        #: Bytes since the last whole message, and names that count for STRAY_NAMES.
-        self._unread = self._strays = 0
-        self.asked_count = 0
+    def __init__(self) -> None:
+        # By number. Python 3.6 evaluates annotations, so these are simple.
+        self.running: Any = {}
+        self.followers: Any = {}
+        self.texts: Any = {}
 
-    def shell(self, **arguments: Any) -> None:
-        """As in ClusterShell, with a fanout and a user for this gateway and this command."""
-        worker = arguments["worker"]
-        self.workers[id(worker)], self._strays = worker, 0
-        message = Communication.ControlMessage(id(worker))
-        message.action, message.target = "shell", arguments["nodes"]
-        info = {
-            "debug": False, "grooming_delay": 0.0, "command_timeout": 0,
-            "connect_timeout": CONNECT_TIMEOUT_S, "fanout": self._process.gateway_fanout(),
-            "ssh_options": _SSH_OPTIONS, "ssh_user": worker.eh.user or None,
-        }  # fmt: skip
-        content = {key: arguments[key] for key in ("stderr", "timeout", "remote")}
-        content.update(
-            cmd=arguments["command"], invoke_gateway=arguments["gw_invoke_cmd"], taskinfo=info
-        )
-        message.data_encode(content)
-        self.send_queued(message)
+    def send(self, number: int, kind: bytes, data: bytes) -> None:
+        sys.stdout.buffer.write(b"%d %s %s\n" % (number, kind, base64.b64encode(data)))
+        sys.stdout.buffer.flush()
 
-    def end(self, nodes: list[str], worker: Any) -> None:
-        """End the ssh of these nodes on the gateway."""
-        message = Communication.ControlMessage(id(worker))
-        message.action, message.target = "nr_end", NodeSet.fromlist(nodes)
-        message.data_encode({"nodes": nodes})
-        self.send_queued(message)
+    async def copy(self, number: int, kind: bytes, stream: Any) -> None:
+        data = await stream.read(65536)
+        while data:
+            self.send(number, kind, data)
+            data = await stream.read(65536)
 
-    def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
-        """Handle a line of the gateway; an invalid one ends the connection."""
-        if sname == self.SNAME_ERROR or msg == FLOOD:
-            append_up_to(self.errors, msg + b"\n", ERROR_BYTES)
-            return
-        if not self.opened and not msg.startswith(b"<"):
-            return  # what its login prints
-        self._unread += len(msg) + 1
+    async def follow(self, number: int, process: Any) -> None:
+        output, errors = process.stdout, process.stderr
+        await asyncio.gather(self.copy(number, b"out", output), self.copy(number, b"err", errors))
+        status = await process.wait()
+        del self.running[number], self.followers[number]
+        self.send(number, b"end", b"%d" % status)
+
+    async def start(self, number: int, argv: Any, text: Any) -> None:
+        pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         try:
-            if self._unread > MESSAGE_BYTES:
-                raise Communication.MessageProcessingError("a message without an end")
-            if b"<!" in msg:
-                raise Communication.MessageProcessingError("a declaration")  # of entities
-            super().ev_read(worker, node, sname, msg)
-        except Communication.MessageProcessingError as problem:
-            self._abort(f"its answer makes no sense: {problem}")
-        except Exception as problem:  # noqa: BLE001 - a gateway may send anything
-            self._abort(f"its answer makes no sense: {type(problem).__name__}")
-
-    def _abort(self, reason: str) -> None:
-        self.unfit_reason = self.unfit_reason or sanitise(reason, 200)
-        self._close(abort=True)
-
-    def recv(self, msg: Any) -> None:
-        """As in ClusterShell, which would give a message without a command to every named node.
-
-        ClusterShell reports an invalid answer as such an ErrorMessage.
-        """
-        kind = msg.type
-        if kind == Communication.StartMessage.ident:
-            self.opened = True
+            process = await asyncio.create_subprocess_exec(*argv, start_new_session=True, **pipes)
+        except OSError as problem:
+            self.send(number, b"err", str(problem).encode())
+            self.send(number, b"end", b"127")
             return
-        self._unread = 0
-        if kind == Communication.EndMessage.ident:
-            self._close()
-        elif kind == Communication.ErrorMessage.ident:
-            self._abort(str(msg.reason))
-        elif kind == Communication.StdErrMessage.ident and msg.srcid == 0:
-            append_up_to(self.errors, b"nodeready: " + msg.data_decode() + b"\n", ERROR_BYTES)
-        elif self.setup:
-            self.recv_ctl(msg)
-        elif self.opened:
-            self.recv_cfg(msg)
+        self.running[number] = process
+        stdin: Any = process.stdin
+        if text is not None:
+            stdin.write(self.texts[text])
+            stdin.close()
+        self.followers[number] = asyncio.ensure_future(self.follow(number, process))
 
-    def recv_cfg(self, msg: Any) -> None:
-        super().recv_cfg(msg)
-        if self.setup:
-            self.state = "fit"
-            self._process.gateway_judged()
+    async def do(self, order: Any) -> None:
+        process: Any = self.running.get(order.get("number", -1))
+        if "keep" in order:
+            self.texts[order["keep"]] = base64.b64decode(order["data"])
+        elif "forget" in order:
+            del self.texts[order["forget"]]
+        elif "argv" in order:
+            await self.start(order["number"], order["argv"], order["text"])
+        elif process is None:
+            pass
+        elif "input" in order:
+            process.stdin.write(base64.b64decode(order["input"]))
+        elif "eof" in order:
+            process.stdin.close()
+        else:
+            self.kill(process)
 
-    def recv_ctl(self, msg: Any) -> None:
-        """Handle an answer of a node behind the gateway; drop answers for other nodes.
+    def kill(self, process: Any) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
 
-        Raises MessageProcessingError for a gateway that answers for many other nodes.
-        """
-        kind = msg.type
-        worker = self.workers.get(getattr(msg, "srcid", None))
-        if kind == "ACK":
-            super().recv_ctl(msg)
-            return
-        if worker is None or kind == Communication.RoutingMessage.ident:
-            return
-        targets = worker.gwtargets.get(self.name, ())
-        names = expand(msg.nodes)
-        own_names = [name for name in names if name in targets]
-        self._strays += len(names) - len(own_names)
-        if self._strays > STRAY_NAMES:
-            raise Communication.MessageProcessingError("answers for other nodes")
-        for name in own_names:
-            if kind in ("OUT", "SER"):
-                sname = "stdout" if kind == "OUT" else "stderr"
-                for row in (msg.data_decode() + b"\n").splitlines():
-                    worker._on_remote_node_msgline(name, row, sname, self.name)
-            elif kind == "RET":
-                worker._on_remote_node_close(name, msg.retcode, self.name)
-            elif kind == "TIM":
-                worker._on_remote_node_timeout(name, self.name)
+    async def serve(self, hello: bytes) -> None:
+        reader = asyncio.StreamReader(limit=1 << 30)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        await asyncio.get_event_loop().connect_read_pipe(lambda: protocol, sys.stdin.buffer)
+        sys.stdout.buffer.write(b"\n" + hello + b"\n")
+        sys.stdout.buffer.flush()
+        line = await reader.readline()
+        while line:
+            await self.do(json.loads(line.decode()))
+            line = await reader.readline()
+        for process in self.running.values():
+            self.kill(process)
 
-    def forget(self, worker: Any) -> None:
-        self.workers.pop(id(worker), None)
-
-    def ev_close(self, worker: Any, timedout: bool) -> None:
-        """The connection has ended: its nodes fail, and the gateway is not used any more."""
-        fit, self.state = self.state == "fit", ""
-        self.opened = self.setup = False
-        self.unfit_reason = self.unfit_reason or self._failure_reason(fit)
-        self.task._pchannel_close(self.name, worker)
-        self._process.gateway_closed(self, fit)
-
-    def _failure_reason(self, fit: bool) -> str:
-        text = self.errors.decode("utf-8", "replace")
-        own_lines = re.findall(r"^nodeready: (.+)$", text, re.MULTILINE)
-        if own_lines:
-            return sanitise(own_lines[-1])
-        if fit:
-            return "connection lost"
-        if self._rc == 255:
-            return self._process.gateway_target(self.name).failure_text(text)
-        rows = [row.strip() for row in text.splitlines() if row.strip()]
-        return sanitise(rows[-1][:200]) if rows else f"its program ended ({self._rc})"
+    def main(self, hello: bytes) -> None:
+        """hello: its first line"""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(self.serve(hello))
+        # asyncio would wait for what was killed.
+        os._exit(0)
 
 
-#: Options for the ssh of a gateway, beside the gateway's own ssh configuration.
-_SSH_OPTIONS = " ".join(
-    option
-    for option in COMMON
-    if not option.startswith(("-oBatchMode", "-oConnectTimeout", "-oForward"))
-)
+def gateway_command(environ: Mapping[str, str], hello: bytes) -> str:
+    """The line that runs a `GatewayProgram`."""
+    modules = "asyncio, base64, contextlib, json, os, resource, signal, subprocess, sys"
+    source = f"import {modules}\nAny = None\n{inspect.getsource(GatewayProgram)}"
+    source += f"GatewayProgram().main({hello!r})\n"
+    packed = base64.b64encode(zlib.compress(source.encode(), 9)).decode("ascii")
+    code = f'import base64,zlib;exec(zlib.decompress(base64.b64decode("{packed}")))'
+    return f"{environ.get(PROGRAM) or 'python3'} -c {quote(code)}"
 
 
-#: The opcodes of a pickled bytes object: around the bytes, and of the bytes.
-_FRAMES = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "STOP"}
-_BYTES = {"SHORT_BINBYTES", "BINBYTES", "BINBYTES8"}
+class GatewayCommand:
+    """A command on a gateway, as a Stream and as a `RunningCommand`.
 
-
-def decoded(message: Any) -> Any:
-    """The bytes that a gateway's message has pickled. Raises MessageProcessingError.
-
-    Nothing is unpickled: a pickle can run any function, and ten bytes of one can use all memory.
-    It replaces ClusterShell's `Message.data_decode`, because ClusterShell calls that itself, and
-    opens its own class of channel for a gateway that is asked again after it hung up.
+    max_bytes: of its output and its errors; more is dropped, and read as OutputTooLarge
+    has_errors_apart: its errors are not among its output
     """
-    content = b""
-    try:
-        for opcode, value, _ in pickletools.genops(base64.b64decode(message.data)):
-            if opcode.name in _BYTES:
-                content = bytes(value or b"")
-            elif opcode.name not in _FRAMES:
-                raise ValueError(f"no bytes: {opcode.name}")
-    except Exception as problem:  # noqa: BLE001 - a gateway may send anything
-        raise Communication.MessageProcessingError(f"no payload: {problem}") from None
-    return content
+
+    def __init__(
+        self, gateway: Gateway, number: int, max_bytes: int, has_errors_apart: bool
+    ) -> None:
+        self._gateway, self._number, self._room = gateway, number, max_bytes
+        self._output: Queue[bytes | Exception] = Queue()
+        self._errors: Queue[bytes | Exception] = Queue() if has_errors_apart else self._output
+        self._status = 0
+        self._has_ended = Event()
+
+    def receive(self, kind: bytes, data: bytes) -> None:
+        """Take a line of the gateway about this command. Raises ValueError."""
+        if kind == b"end":
+            self._status = int(data[:9])
+            self.end(b"")
+        elif kind not in (b"out", b"err"):
+            raise ValueError("a line of no kind")
+        elif self._room >= 0:
+            self._room -= len(data)
+            queue = self._output if kind == b"out" else self._errors
+            queue.put(data if self._room >= 0 else OutputTooLarge(data))
+
+    def end(self, last: bytes | Exception) -> None:
+        """Note the command's end. last: what its readers get now"""
+        self._has_ended.set()
+        self._gateway.commands.pop(self._number, None)
+        self._errors.put(b"")
+        self._output.put(last)
+
+    def _read(self, queue: Queue[bytes | Exception], limit_s: float | None) -> bytes:
+        try:
+            data = queue.get(timeout=limit_s)
+        except Empty:
+            raise TimeoutError from None
+        if isinstance(data, Exception):
+            raise data
+        return data
+
+    def read(self, limit_s: float | None) -> bytes:
+        """See Stream. Raises TimeoutError, OutputTooLarge, EOFError when the gateway is lost."""
+        return self._read(self._output, limit_s)
+
+    def read_output(self) -> bytes:
+        return self.read(None)
+
+    def read_errors(self) -> bytes:
+        try:
+            return self._read(self._errors, None)
+        except OutputTooLarge as problem:
+            self._output.put(problem)
+            return b""
+
+    def write(self, data: bytes, limit_s: float | None) -> None:
+        self._order(input=base64.b64encode(data).decode("ascii"))
+
+    def send_input(self, data: bytes) -> None:
+        """Nothing: the gateway has the input."""
+
+    def status(self, errors: str) -> int:
+        self._has_ended.wait()
+        return self._status
+
+    def close(self) -> None:
+        """End the command's input, and a second later the command."""
+        self._order(eof=True)
+        if not self._has_ended.wait(1):
+            self._order(kill=True)
+            self.end(b"")
+
+    def _order(self, **order: Any) -> None:
+        if not self._has_ended.is_set():
+            self._gateway.send({"number": self._number, **order})
 
 
-def remedy(reason: str) -> str:
-    """The remedy for an unfit gateway."""
-    if "ClusterShell" in reason or "not found" in reason:
-        return f"install the same ClusterShell there, or set {PROGRAM}"
-    return "repair it, or take it out of topology.conf"
+class Gateway:
+    """The connection to one gateway.
+
+    slots:       commands at once
+    asked_count: number of nodes that are asked through it now
+    judged:      set when it is known whether it is fit
+    on_close:    gets the gateway, and whether it was fit, when it is not used any more
+    """
+
+    def __init__(
+        self, target: SshTarget, fanout: int, on_close: Callable[[Gateway, bool], None]
+    ) -> None:
+        self.target, self.name = target, target.name
+        self.slots, self.asked_count = BoundedSemaphore(fanout), 0
+        self.is_fit, self.unfit_reason, self.judged = False, "", Event()
+        self.commands: dict[int, GatewayCommand] = {}
+        self.hello = f"{new_nonce()} gateway".encode()
+        self._on_close, self._numbers, self._strays = on_close, itertools.count(), 0
+        self._texts: dict[bytes, int] = {}
+        self._orders: Queue[dict[str, Any]] = Queue()
+
+    @property
+    def is_over(self) -> bool:
+        return self.judged.is_set() and not self.is_fit
+
+    def send(self, order: dict[str, Any]) -> None:
+        self._orders.put(order)
+
+    def start(
+        self, argv: Sequence[str], stdin: bytes | None, max_bytes: int, has_errors_apart: bool
+    ) -> GatewayCommand:
+        """Start a command there. stdin: all of its input; None: `GatewayCommand.write` sends it"""
+        if self.is_over:
+            raise EOFError(self.error())
+        if stdin is not None and stdin not in self._texts:
+            self._texts[stdin] = next(self._numbers)
+            data = base64.b64encode(stdin).decode("ascii")
+            self.send({"keep": self._texts[stdin], "data": data})
+            if len(self._texts) > _MAX_TEXTS:
+                self.send({"forget": self._texts.pop(next(iter(self._texts)))})
+        number = next(self._numbers)
+        text = None if stdin is None else self._texts[stdin]
+        self.send({"number": number, "argv": [*argv], "text": text})
+        command = GatewayCommand(self, number, max_bytes, has_errors_apart)
+        self.commands[number] = command
+        return command
+
+    def serve(self, connect: Callable[[], Any]) -> None:
+        """Use the gateway until it ends. connect: starts its program, a `RunningCommand`"""
+        errors, reason, program = bytearray(), "", cast("Any", None)
+
+        def read_errors() -> None:
+            while data := program.read_errors():
+                append_up_to(errors, data, ERROR_BYTES)
+
+        def write() -> None:
+            # Its reader sees the end of the connection.
+            with contextlib.suppress(OSError):
+                while True:
+                    program.write(json.dumps(self._orders.get()).encode() + b"\n", None)
+
+        helpers: list[Any] = []
+        limit_s = CONNECT_TIMEOUT_S + LOGIN_S
+        timer = gevent.Timeout.start_new(limit_s)
+        try:
+            program = connect()
+            helpers += [gevent.spawn(read_errors), gevent.spawn(write)]
+            self._read(program, timer)
+            helpers[0].join(1)
+        except gevent.Timeout:
+            reason = f"no answer in {limit_s} s"
+        except ValueError as problem:
+            reason = f"its answer makes no sense: {problem}"
+        except (OSError, EOFError, OutputTooLarge) as problem:
+            reason = str(problem)
+        finally:
+            timer.close()
+            was_fit, self.is_fit = self.is_fit, False
+            gevent.killall(helpers, block=False)
+            if not reason and was_fit:
+                reason = "connection lost"
+            if program is not None:
+                program.close()
+            if not reason:
+                text = errors.decode("utf-8", "replace")
+                reason = self._end_reason(text, program.status(text))
+            self.unfit_reason = sanitise(reason, 200)
+            self.judged.set()
+            for command in list(self.commands.values()):
+                command.end(EOFError(self.error()))
+            self._on_close(self, was_fit)
+
+    def _read(self, program: Any, timer: gevent.Timeout) -> None:
+        """Read the program's lines. Raises ValueError for one that makes no sense."""
+        unread = b""
+        while data := program.read_output():
+            *rows, unread = (unread + data).split(b"\n")
+            for row in rows:
+                if self.is_fit:
+                    self._receive(row)
+                elif row.rstrip(b"\r") == self.hello:
+                    timer.close()
+                    self.is_fit = True
+                    self.judged.set()
+            if len(unread) > NOISE_BYTES:
+                raise ValueError("a line without an end")
+
+    def _receive(self, row: bytes) -> None:
+        number, kind, data = row.split(b" ")
+        command = self.commands.get(int(number[:9]))
+        if command is not None:
+            command.receive(kind, base64.b64decode(data, validate=True))
+            return
+        self._strays += 1
+        if self._strays > STRAY_LINES:
+            raise ValueError("answers of other commands")
+
+    def _end_reason(self, text: str, status: int) -> str:
+        """Why the gateway's program did not begin."""
+        if status == SSH_FAILED:
+            return self.target.failure_text(text)
+        rows = [row.strip() for row in text.splitlines() if row.strip()]
+        return rows[-1] if rows else f"its program ended ({status})"
+
+    def error(self) -> str:
+        """The error of a node whose gateway has gone."""
+        return f"gateway {self.name}: {self.unfit_reason or 'connection lost'}"
+
+    def remedy(self) -> str:
+        """The remedy, if it was never fit."""
+        if "not found" in self.unfit_reason:
+            return f"install python3 there, or set {PROGRAM}"
+        return "repair it, or take it out of topology.conf"

@@ -16,6 +16,7 @@ from ClusterShell.Defaults import config_paths
 
 from nodeready.agent.asking import CONNECT_TIMEOUT_S, DEAD_AFTER_S, KEEPALIVE_S
 from nodeready.core.text import sanitise
+from nodeready.fleet.transport.connection import connect_error
 
 if TYPE_CHECKING:
     from pyinfra.api import Host
@@ -45,9 +46,6 @@ class SshTarget:
 
     def failure_text(self, errors: str, gateway: str = "") -> str:
         """Why ssh failed on this machine, or on the gateway of this name."""
-        # It loads paramiko and pyinfra, which ClusterShell's process does not need otherwise.
-        from nodeready.fleet.transport.connection import connect_error
-
         place = f" of gateway {gateway}" if gateway else ""
         return connect_error(
             connect_error_words(errors),
@@ -177,18 +175,6 @@ def without_own_keys(targets: Iterable[SshTarget]) -> list[SshTarget]:
     ]
 
 
-@dataclass(frozen=True)
-class ClushPlan:
-    """The first message to ClusterShell's process."""
-
-    targets: tuple[SshTarget, ...]
-    # the targets of all hosts of the inventory, some of which may be gateways
-    gateways: tuple[SshTarget, ...]
-    tag: str
-    topology: str  # the file; "": none
-    fanout: int  # ssh programs at once; 0: as ClusterShell's configuration has it
-
-
 # --- The gateways in topology.conf.
 
 
@@ -206,14 +192,15 @@ def tree_of(path: str) -> Any:
 
 
 def gateways_by_node(tree: Any) -> dict[str, tuple[str, ...]]:
-    """Node behind gateways -> the gateways next to this machine, a row of the tree."""
+    """Node behind gateways -> the gateways before it, a row of the tree. A gateway may itself be
+    behind gateways."""
     gateways_of: dict[str, tuple[str, ...]] = {}
-    for group in tree.root.children():
-        groups = list(group.children())
-        while groups:
-            router = groups.pop()
-            gateways_of.update(dict.fromkeys(router.nodeset, tuple(group.nodeset)))
-            groups += router.children()
+    groups = list(tree.root.children())
+    while groups:
+        row = groups.pop()
+        for group in row.children():
+            gateways_of.update(dict.fromkeys(group.nodeset, tuple(row.nodeset)))
+            groups.append(group)
     return gateways_of
 
 
