@@ -20,28 +20,30 @@ COMPILED = f"{__name__}.compiled"
 EXAMPLES = frozenset({"matches", "not_matches"})
 
 
-def read(table: str) -> dict[str, dict[str, Any]]:
-    """The rows of a table with their examples: key -> row, in the order of the file."""
+def read(table: str) -> dict[str, Any]:
+    """A table as its file has it, with the examples: key -> row, in the order of the file."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
 
     text = resources.files(__name__).joinpath(f"{table}.toml").read_text("utf-8")
-    data: dict[str, dict[str, Any]] = tomllib.loads(text)
+    data: dict[str, Any] = tomllib.loads(text)
     return data
 
 
-def _without_examples(table: str) -> dict[str, dict[str, Any]]:
+def _without_examples(table: str) -> dict[str, Any]:
     return {
         key: {name: value for name, value in row.items() if name not in EXAMPLES}
+        if isinstance(row, dict)
+        else row
         for key, row in read(table).items()
     }
 
 
 @cache
-def rows(table: str) -> dict[str, dict[str, Any]]:
-    """The rows of a table without their examples: key -> row, in their order.
+def rows(table: str) -> dict[str, Any]:
+    """A table without its examples: key -> row, in their order.
 
     table: a literal, because `nodeready.agent.payload` finds a node's tables by their names
     """
@@ -49,7 +51,7 @@ def rows(table: str) -> dict[str, dict[str, Any]]:
         from nodeready.knowledge.compiled import TABLES  # type: ignore[import-not-found]
     except ImportError:
         return _without_examples(table)
-    table_rows: dict[str, dict[str, Any]] = TABLES[table]
+    table_rows: dict[str, Any] = TABLES[table]
     return table_rows
 
 

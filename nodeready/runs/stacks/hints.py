@@ -1,6 +1,6 @@
 """Hints on stacks: what a known place waits for, what to look at, and whose code a frame is.
 
-The places are in ``hints.toml``, with their sources.
+The places are in knowledge/hints.toml, with their sources.
 """
 
 from __future__ import annotations
@@ -8,14 +8,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from typing import NamedTuple, TypeVar
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
+from nodeready import knowledge
 from nodeready.runs.stacks.document import Frame
 
 _T = TypeVar("_T")
@@ -28,7 +23,7 @@ class Hint(NamedTuple):
     text: str
 
 
-_TABLES = tomllib.loads(resources.files(__package__).joinpath("hints.toml").read_text("utf-8"))
+_TABLES = knowledge.rows("hints")
 _HINTS = {name: Hint(name.partition(" ")[0], text) for name, text in _TABLES["hints"].items()}
 _GIL, _DATA, _RANK, _IDLE_WORKER = (_HINTS[name] for name in ("gil", "data", "rank", "worker"))
 _NETWORK, _LOCK, _CHILD, _LOOP = (_HINTS[name] for name in ("network", "lock", "child", "asyncio"))
