@@ -54,7 +54,8 @@ def pattern(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     cores: CoreDumps = snapshot["core_dumps"]
     if policy.core_handler == "path":
         core_pattern = policy.core_pattern
-        yield from sysctl_dropin(snapshot, "core_dumps", KEY, core_pattern, cores.boot)
+        comment = "Crashed processes leave their core file here; see core(5)."
+        yield from sysctl_dropin(snapshot, "core_dumps", KEY, core_pattern, cores.boot, comment)
     else:
         # The package's own file sets the pattern; nodeready's file would override it.
         core_pattern = packaged(cores) or cores.live

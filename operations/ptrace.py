@@ -10,12 +10,20 @@ from nodeready.runs.deploy.step import step
 from nodeready.subjects.ptrace.facts import KEY, Ptrace
 from nodeready.subjects.snapshot import Snapshot
 
+_COMMENT = (
+    "0: py-spy, gdb and strace attach to processes of the same user without sudo. "
+    "1: only to what they",
+    "have started themselves, and with sudo to all.",
+    "The leading dash: a kernel without Yama has no such key, and that is no error.",
+)
+
 
 @step()
 def scope(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Set kernel.yama.ptrace_scope now and for the next boot."""
     ptrace: Ptrace = snapshot["ptrace"]
-    yield from sysctl_dropin(snapshot, "ptrace", KEY, str(policy.ptrace_scope), ptrace.boot)
+    value = str(policy.ptrace_scope)
+    yield from sysctl_dropin(snapshot, "ptrace", f"-{KEY}", value, ptrace.boot, *_COMMENT)
     if ptrace.live not in (policy.ptrace_scope, 3):
         yield RunCommand(("sysctl", "-w", f"{KEY}={policy.ptrace_scope}"))
 

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Files that are generated whole: path -> its text.
 PAGES: dict[str, Callable[[], str]] = {
     "docs/checks.md": tables.checks_page,
+    "inventories/group_data/all.py": tables.policy_example,
     "docs/nodeready.1": man_page.page,
     "docs/schema/facts-1.json": facts_schema.text,
     **{

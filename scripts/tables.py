@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -54,6 +55,36 @@ def policy_keys() -> str:
         choices = f"{takes}. " if takes.count('`"') > 1 else ""
         rows.append((f"`{field.name}`", f"`{value(field.default)}`", choices + meaning))
     return markdown(("Key", "Default", "Meaning"), rows)
+
+
+_EXAMPLE_HEAD = '''\
+"""The policy of every node. The lines below are nodeready's defaults: uncomment what differs.
+
+A file named after a group (`h100.py`) holds the values that differ for that group. nodeready
+refuses misspelt keys and wrong values before it contacts a node.
+"""
+
+from __future__ import annotations
+'''
+#: Settings of tests.
+_NOT_IN_EXAMPLE = frozenset({"lock_wait_s", "package_lock_wait_s"})
+
+
+def policy_example() -> str:
+    """The file of group_data with every setting, its meaning, and its default in a comment."""
+    parts = [_EXAMPLE_HEAD]
+    for field in fields(Policy):
+        if field.name not in _NOT_IN_EXAMPLE:
+            comment = textwrap.fill(
+                reason(field.name),
+                97,
+                initial_indent="# ",
+                subsequent_indent="# ",
+                break_on_hyphens=False,
+                break_long_words=False,
+            )
+            parts.append(f"\n{comment}\n# {field.name} = {value(field.default)}\n")
+    return "".join(parts)
 
 
 def exit_meanings() -> list[tuple[int, str]]:

@@ -61,7 +61,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
     about |= {f"{INFO}/licenses/LICENSE", f"{NAME}.data/data/share/man/man1/nodeready.1"}
     about |= {f"{NAME}.data/data/share/nodeready/{name}" for name in shared()}
     assert names == package() | about
-    for part in ("operations/ptrace.py", "templates/ptrace/sysctl.conf.j2", "sh/change.sh"):
+    for part in ("operations/ptrace.py", "templates/sysctl.conf.j2", "sh/change.sh"):
         assert f"nodeready/{part}" in names
     assert "nodeready/py.typed" in names
 

@@ -275,12 +275,16 @@ def sysctl_name(subject: str) -> str:
 
 
 def sysctl_dropin(
-    snapshot: Snapshot, subject: str, key: str, value: str, boot: BootSetting
+    snapshot: Snapshot, subject: str, key: str, value: str, boot: BootSetting, *comment: str
 ) -> Iterator[Action]:
-    """Our sysctl.d file for one key, named so that it wins at boot over every other file."""
+    """Our sysctl.d file for one key, named so that it wins at boot over every other file.
+
+    key:     with a dash before it where a kernel may have no such key
+    comment: lines of the file that say what the value does
+    """
     if (boot.winner is not None and sets(boot.winner.value, value)) or not boot.beatable:
         return
     default = sysctl_name(subject)
     path = f"{SYSCTL_D}/{name_after(default, boot.last_name)}"
-    content = render(f"{subject}/sysctl.conf.j2", key=key, value=value)
+    content = render("sysctl.conf.j2", key=key, value=value, comment=comment)
     yield from own_file(snapshot, path, content, instead_of=default)

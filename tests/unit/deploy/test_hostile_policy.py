@@ -108,7 +108,7 @@ def test_files_whose_reader_takes_lines():
         assert re.fullmatch(r"/[^\s'\"\\%]+", directory), directory
         assert "/../" not in f"{directory}/"
         key, value = "kernel.core_pattern", policy.core_pattern
-        assert _lines(render("core_dumps/sysctl.conf.j2", key=key, value=value)) == [
+        assert _lines(render("sysctl.conf.j2", key=key, value=value, comment=("core(5)",))) == [
             f"{key} = {value}"
         ]
         assert value == value.strip()
