@@ -28,7 +28,7 @@ from benchmarks.contenders import ROOT
 from benchmarks.measure import BenchmarkError
 from benchmarks.report import BenchmarkReport
 from benchmarks.simulated import audit_answers, make_answers, policies_of, probe
-from nodeready.cli.kept_looks import LookKeeper, MemorySettings
+from nodeready.runs.memory.kept_looks import LookKeeper, MemorySettings
 from nodeready.cli.screen import Screen
 from nodeready.runs.audit.workers import AuditWorkers
 from nodeready.runs.memory.baselines import dated, looks_since, since_changes

@@ -128,7 +128,7 @@ def node_of(key: Key) -> str:
 
 
 def once(request: Request) -> Conversation[Answer]:
-    """A conversation of one question; its value is the answer, also one with a gap."""
+    """A conversation of one question; its value is the answer, whose gap the outcome has, too."""
     return (yield request)
 
 
@@ -164,7 +164,8 @@ class Exchange(Generic[ResultT]):
         try:
             self.request = advance()
         except StopIteration as end:
-            self._end(value=end.value)
+            value = end.value
+            self._end(value, value.gap if isinstance(value, Answer) else None)
         except GapError as end:
             self._end(gap=end.gap)
         except Exception as error:  # noqa: BLE001 - our bug fails only this node

@@ -16,8 +16,8 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 import nodeready
-from nodeready.cli.config_file import defaults_of
-from nodeready.core.exit_codes import exit_code, handle_signals
+from nodeready.cli.defaults import defaults_of
+from nodeready.core.exit_codes import Refused, exit_code, handle_signals
 from nodeready.core.shell import search_path
 from nodeready.core.text import sanitise
 
@@ -71,7 +71,7 @@ def patch() -> None:
 
 
 def _patched(callback: Callable[..., Any]) -> Callable[..., Any]:
-    """The callback of a command that contacts nodes, with `patch` before it.
+    """The callback of a command that contacts nodes, with `patch` before it; signals interrupt it.
 
     `resolve_command` does not patch if a word of the command line is ``--help``. That word may be
     the value of another option, and then the command runs.
@@ -80,6 +80,9 @@ def _patched(callback: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(callback)
     def patched(*args: Any, **kwargs: Any) -> Any:
         patch()
+        from nodeready.cli.interrupts import interrupt_on_signals
+
+        interrupt_on_signals()
         return callback(*args, **kwargs)
 
     return patched
@@ -223,6 +226,9 @@ def main(arguments: list[str] | None = None) -> Any:
         if error.ctx is not None:
             click.echo(f"Try '{error.ctx.command_path} --help'.", err=True)
         sys.exit(exit_code(usage=True))
+    except Refused as error:
+        complain(error.message)
+        sys.exit(error.exit_code)
     except click.ClickException as error:
         complain(error.format_message())
         sys.exit(error.exit_code)

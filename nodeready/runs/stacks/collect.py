@@ -20,6 +20,7 @@ from nodeready.agent.stacks.py_spy import ENDED_INTERPRETER, NATIVE_LIMIT_S, NO_
 from nodeready.agent.stacks.ranks import CLAIMS, LAUNCHER, claim_note
 from nodeready.core import wire
 from nodeready.core.base import ProbeError
+from nodeready.core.exit_codes import Refused
 from nodeready.core.outcome import (
     FAILED,
     HUNG,
@@ -301,10 +302,6 @@ LONGER_S = 8.0
 _DUMPS_S = 10
 
 
-class SearchError(ValueError):
-    """Options that contradict each other; one line."""
-
-
 def program_config(
     timeout_s: int,
     *,
@@ -322,15 +319,15 @@ def program_config(
 ) -> StacksConfig:
     """The configuration of the program on the nodes, with a new nonce and tag.
 
-    timeout_s: seconds for one node. Raises SearchError.
+    timeout_s: seconds for one node. Raises Refused.
     """
     try:
         re.compile(match)
     except re.error as problem:
-        raise SearchError(f"--match {match}: no regular expression: {problem}") from None
+        raise Refused(f"--match {match}: no regular expression: {problem}") from None
     needed = (samples - 1) * interval_s + _DUMPS_S
     if timeout_s < needed:
-        raise SearchError(
+        raise Refused(
             f"--timeout {timeout_s}: {counted(samples, 'sample')} every {interval_s:g} s "
             f"need {needed:.0f} s at least"
         )

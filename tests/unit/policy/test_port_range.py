@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.cli.options import Refused
-from nodeready.cli.values import read_ports
+from nodeready.core.exit_codes import Refused
+from nodeready.runs.values import read_ports
 from nodeready.core.policy.fields import port_range
 
 
