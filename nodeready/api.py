@@ -91,8 +91,8 @@ def _function(kind: Any, stub: Callable[..., Any], **fixed: Any) -> Any:
     signature = inspect.Signature(parameters)
 
     @functools.wraps(stub)
-    def function(*args: Any, **given: Any) -> Any:
-        values = signature.bind(*args, **given).arguments
+    def function(*args: Any, **keywords: Any) -> Any:
+        values = signature.bind(*args, **keywords).arguments
         inventory = values.pop("inventory", None)
         return _document(_words(stub.__name__, kind, inventory, {**fixed, **values}))
 

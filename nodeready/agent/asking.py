@@ -19,6 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, Union
 
 from nodeready.agent import payload
 from nodeready.core import shell, wire
+from nodeready.core.exit_codes import Refused
 from nodeready.core.outcome import (
     FAILED,
     INTERRUPTED,
@@ -48,7 +49,7 @@ DEAD_AFTER_S, KEEPALIVE_S = 25, 5
 TIMED_OUT = (124, 137, None)
 
 
-class TransportUnavailable(Exception):
+class TransportUnavailable(Refused):
     """The transport cannot be used for any node; the reason in one line."""
 
 

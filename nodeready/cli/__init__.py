@@ -241,11 +241,3 @@ def main(arguments: list[str] | None = None) -> Any:
     except OSError as error:
         complain(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
         sys.exit(exit_code(failed=True))
-    except Exception as error:
-        # Imported only here, because the imports are slow and --help must be quick.
-        from nodeready.agent.asking import TransportUnavailable
-
-        if not isinstance(error, TransportUnavailable):
-            raise
-        complain(str(error))
-        sys.exit(exit_code(usage=True))

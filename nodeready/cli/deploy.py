@@ -16,9 +16,9 @@ from nodeready.runs.options import DeployOptions, opt
 
 @dataclass(kw_only=True)
 class DeployWords(ScreenOptions, DeployOptions):
-    diff: bool = opt("--diff", default=False, help="Show the differences of the files.")
+    diff: bool = opt("--diff", "Show the differences of the files.", default=False)
     format: str = format_option("deploy", general=False)
-    yes: bool = opt("--yes", "-y", default=False, help="Do not ask before the first change.")
+    yes: bool = opt("--yes, -y", "Do not ask before the first change.", default=False)
 
 
 @command(DeployWords)
@@ -79,13 +79,13 @@ def deploy(inventory: str | None, options: DeployWords) -> int:
     # A person has seen the plan already. A program gets it now.
     if not (is_declined and is_styled):
         show("deploy", options.format, document, screen, options=shown)
-    begun = [node for node in document.nodes if node.outcome is not None]
-    if not document.complete and not begun:
+    changed = [node for node in document.nodes if node.outcome is not None]
+    if not document.complete and not changed:
         screen.say("nothing was changed")
     elif not document.complete:
         names = undone(document.nodes)
         screen.say(
-            f"partial: {len(begun) - len(names)} of {len(begun)} nodes were completed"
+            f"partial: {len(changed) - len(names)} of {len(changed)} nodes were completed"
             + (f"; not {node_set(names)} (--limit @last-failed)" if names else "")
         )
     elif not document.check and nodes_to_retry(document.nodes):

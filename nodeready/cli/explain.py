@@ -130,9 +130,8 @@ def _declared(inventory: str | None) -> list[Policy]:
 @dataclass(kw_only=True)
 class ExplainWords:
     inventory: str | None = opt(
-        "--inventory",
-        metavar="FILE",
-        help="Also the site's own checks beside this inventory; always those of ./checks.d.",
+        "--inventory FILE",
+        "Also the site's own checks beside this inventory; always those of ./checks.d.",
         general=False,
     )
     color: str = color_option()

@@ -242,7 +242,7 @@ def click_option(command: str, opt: Opt) -> click.Option:
     }
     if opt.complete:
         settings["shell_complete"] = candidates_of(opt.complete)
-    names = [*opt.names, *(() if opt.key in opt.names else (opt.key,))]
+    names = [*opt.names, opt.key]
     if not opt.variable:
         return click.Option(names, **settings)
     word = max((name for name in opt.names if name.startswith("--")), key=len)
@@ -259,13 +259,13 @@ def click_option(command: str, opt: Opt) -> click.Option:
 
 def values_of(kind: type[Any], params: dict[str, Any], context: click.Context) -> Any:
     """The options of this class, from click's values, which are removed. Raises Refused."""
-    given = {}
+    values = {}
     for field, option in options_of(kind).items():
         value = params.pop(option.key)
         # Without a word, the field has its own default.
         if context.get_parameter_source(option.key) != ParameterSource.DEFAULT:
-            given[field] = value if option.read is None or value is None else option.read(value)
-    return kind(**given)
+            values[field] = value if option.read is None or value is None else option.read(value)
+    return kind(**values)
 
 
 def command(kind: type[Any], **settings: Any) -> Callable[[Callable[..., Any]], Command]:
@@ -280,15 +280,15 @@ def command(kind: type[Any], **settings: Any) -> Callable[[Callable[..., Any]], 
         name = function.__name__
         arguments = list(reversed(getattr(function, "__click_params__", ())))
         options = [click_option(name, opt) for opt in options_of(kind).values()]
-        made = Command(
+        command = Command(
             name,
             callback=callback,
             params=[*arguments, *options],
             help=inspect.getdoc(function),
             **settings,
         )
-        made.kind = kind
-        return made
+        command.kind = kind
+        return command
 
     return decorate
 
@@ -311,12 +311,11 @@ def format_option(document: str, help: str = "Output format.", *, general: bool 
 
     forms = tuple(format_names(document))
     return opt(
-        *("-f", "--format"),
+        "-f, --format",
+        help,
         choices=forms,
         default=forms[0],
-        help=help,
         general=general,
-        # A word that no command knows is a mistake, which click reports.
         takes=lambda value: value in forms or value not in FORMS,
     )
 
@@ -327,7 +326,7 @@ def _is_no_directory(path: str) -> bool:
 
 def output_file(help: str, **how: Any) -> Any:
     """``-o FILE``. NODEREADY_OUTPUT counts when it is no directory."""
-    return opt(*("-o", "--output"), metavar="FILE", help=help, takes=_is_no_directory, **how)
+    return opt("-o, --output FILE", help, takes=_is_no_directory, **how)
 
 
 def report_files() -> Any:
@@ -341,7 +340,7 @@ def report_files() -> Any:
 
 def hostfile_out(nodes: str) -> Any:
     """``--hostfile-out FILE``, for `screen.write_hostfile`. nodes: the word for those written"""
-    return opt("--hostfile-out", metavar="FILE", help=f"Write the {nodes} nodes to FILE.")
+    return opt("--hostfile-out FILE", f"Write the {nodes} nodes to FILE.")
 
 
 def hostfile_format() -> Any:
@@ -349,26 +348,19 @@ def hostfile_format() -> Any:
 
     return opt(
         "--hostfile-format",
+        "; ".join(f"{name}, for {reader}" for name, reader in forms.items()) + ".",
         choices=tuple(forms),
         default="hostfile",
-        help="; ".join(f"{name}, for {reader}" for name, reader in forms.items()) + ".",
     )
 
 
 def color_option() -> Any:
     choices = "auto", "always", "never"
-    return opt("--color", choices=choices, default="auto", help="Colours on the terminal.")
+    return opt("--color", "Colours on the terminal.", choices=choices, default="auto")
 
 
 def verbose_option(help: str) -> Any:
-    return opt(
-        *("-v", "--verbose"),
-        is_count=True,
-        default=0,
-        show_default=False,
-        help=help,
-        variable=False,
-    )
+    return opt("-v, --verbose", help, is_count=True, default=0, show_default=False, variable=False)
 
 
 @dataclass(kw_only=True)
@@ -376,9 +368,7 @@ class ScreenOptions:
     """How a command shows its output."""
 
     color: str = color_option()
-    quiet: bool = opt(
-        *("-q", "--quiet"), default=False, help="Print nothing on success.", variable=False
-    )
+    quiet: bool = opt("-q, --quiet", "Print nothing on success.", default=False, variable=False)
     verbose: int = verbose_option("More detail; progress also without a terminal.")
 
     def screen(self) -> Screen:

@@ -27,20 +27,18 @@ def _read_signal(name: str) -> str:
 @dataclass(kw_only=True)
 class RunWords:
     log_dir: str = opt(
-        "--log-dir",
-        metavar="DIR",
+        "--log-dir DIR",
+        "Directory for the output (NODE-rankN.RESTART.log) and the flight recorder's dumps.",
         general=False,
         default="",
         show_default=False,
-        help="Directory for the output (NODE-rankN.RESTART.log) and the flight recorder's dumps.",
     )
     signal: str = opt(
-        "--signal",
-        metavar="NAME",
+        "--signal NAME",
+        "Signal on which each Python process writes its stacks; none: no handler.",
         default="URG",
         general=False,
         read=_read_signal,
-        help="Signal on which each Python process writes its stacks; none: no handler.",
     )
 
 

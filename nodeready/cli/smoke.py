@@ -22,7 +22,7 @@ from nodeready.runs.options import SmokeOptions, opt
 @dataclass(kw_only=True)
 class SmokeWords(ScreenOptions, SmokeOptions):
     exclude_out: str | None = opt(
-        "--exclude-out", metavar="FILE", help="Write the nodes to exclude to FILE, for sbatch."
+        "--exclude-out FILE", "Write the nodes to exclude to FILE, for sbatch."
     )
     hostfile_out: str | None = hostfile_out("good")
     hostfile_format: str = hostfile_format()

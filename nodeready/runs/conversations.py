@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 
 from nodeready.agent.asking import (
     Answer,
@@ -21,20 +20,15 @@ from nodeready.agent.asking import (
 from nodeready.agent.snapshots import PROBE_TIMEOUT_S, Read, SnapshotQuestion, take_snapshot
 from nodeready.core.outcome import (
     SUDO,
-    Gap,
     NodeGaps,
     Outcome,
     failed_nodes,
     interrupted_nodes,
-    node_gaps,
 )
 from nodeready.core.text import counted
 from nodeready.runs.targets import Targets
 from nodeready.runs.tell import Tell
 from nodeready.subjects.snapshot import Snapshot
-
-#: No gaps beside those of the outcomes.
-NO_GAPS: Mapping[str, Gap] = MappingProxyType({})
 
 
 def converse(
@@ -72,27 +66,11 @@ def converse(
                 outcomes[node_of(key)] = outcome
 
     converse_with(list(transport.nodes if names is None else names))
-    refused = [name for name, found in outcomes.items() if found.gap and found.gap.kind == SUDO]
+    gaps = {name: outcome.gap for name, outcome in outcomes.items() if outcome.gap}
+    refused = [name for name, gap in gaps.items() if gap.kind == SUDO]
     if refused and not transport.interrupted and ask_password(transport, refused, tell):
         converse_with(refused)
     return outcomes
-
-
-def remember_gaps(
-    targets: Targets,
-    tell: Tell,
-    outcomes: Iterable[Outcome[ResultT]],
-    further: Mapping[str, Gap] = NO_GAPS,
-) -> NodeGaps:
-    """The gaps of a run that only collects; see `keep_gaps`.
-
-    further: gaps that were found in the nodes' values
-    """
-    outcomes = list(outcomes)
-    gaps = {outcome.node: outcome.gap for outcome in outcomes if outcome.gap}
-    rows = node_gaps({**further, **gaps})
-    keep_gaps(targets, tell, rows, complete=not targets.transport.interrupted)
-    return rows
 
 
 def keep_gaps(

@@ -196,6 +196,6 @@ def running_lines(nodes: Targets, tell: Tell) -> list[str]:
     jobs = find_jobs(nodes, tell).jobs
     lines = [f"running: {job.summary}" for job in jobs[:_MAX_LINES]]
     if len(jobs) > len(lines):
-        more = counted(len(jobs) - len(lines), "more job")
-        lines.append(f"running: {more}: nodeready jobs")
+        unlisted = counted(len(jobs) - len(lines), "more job")
+        lines.append(f"running: {unlisted}: nodeready jobs")
     return lines

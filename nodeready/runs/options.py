@@ -36,14 +36,15 @@ if TYPE_CHECKING:
         def __set__(self, options: object, value: GivenT_contra) -> None: ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Opt:
     """How the command line has an option."""
 
-    names: tuple[str, ...]  # ``--name``, ``-n``, and the name of its key, if that is another
+    names: tuple[str, ...]  # ``--name``, ``-n``
     help: str
-    default: Any = None  # in the words of the command line
     metavar: str | None = None
+    own_key: str = ""  # see `key`
+    default: Any = None  # in the words of the command line
     choices: tuple[str, ...] = ()
     bounds: tuple[int | None, int | None] | None = None  # of a number
     span_s: tuple[float, float] | None = None  # the bounds of a span of time, in seconds
@@ -66,16 +67,18 @@ class Opt:
     @property
     def key(self) -> str:
         """Its name in configuration files."""
-        plain = [name for name in self.names if not name.startswith("-")]
-        return plain[0] if plain else max(self.names, key=len).lstrip("-").replace("-", "_")
+        return self.own_key or max(self.names, key=len).lstrip("-").replace("-", "_")
 
 
-def opt(*names: str, value: Any = _NO_VALUE, **how: Any) -> Any:
+def opt(words: str, help: str, *, key: str = "", value: Any = _NO_VALUE, **how: Any) -> Any:
     """A field of a class of options. how: as for `Opt`
 
+    words: as in --help: ``-n, --lines LINES``
+    key:   its name in configuration files, if that is not the option's
     value: of the field, where the default's words are not it
     """
-    option = Opt(names=names, **how)
+    names, _, metavar = words.replace(", ", ",").partition(" ")
+    option = Opt(tuple(names.split(",")), help, metavar or None, key, **how)
     if value is _NO_VALUE:
         value = () if option.multiple else option.default
         if option.span_s and value is not None:
@@ -94,30 +97,15 @@ def options_of(kind: type[Any]) -> dict[str, Opt]:
 # --- Options that several commands share.
 
 
-def flag(name: str, help: str, *, key: str = "", **how: Any) -> Any:
-    """An option without a value. key: its name in configuration files, if that is another"""
-    return opt(*filter(None, (name, key)), help=help, default=False, **how)
+def flag(words: str, help: str, **how: Any) -> Any:
+    return opt(words, help, default=False, **how)
 
 
 def span(
-    name: str,
-    low_s: float,
-    high_s: float,
-    help: str,
-    default: Any = None,
-    *,
-    key: str = "",
-    **how: Any,
+    words: str, low_s: float, high_s: float, help: str, default: Any = None, **how: Any
 ) -> Any:
-    """A span of time within these seconds. key: its name in configuration files, if another"""
-    return opt(
-        *filter(None, (name, key)),
-        span_s=(low_s, high_s),
-        metavar="TIME",
-        help=help,
-        default=default,
-        **how,
-    )
+    """A span of time within these seconds."""
+    return opt(f"{words} TIME", help, span_s=(low_s, high_s), default=default, **how)
 
 
 def timeout(help: str = "Maximum time per node, after it is connected.") -> Any:
@@ -126,18 +114,17 @@ def timeout(help: str = "Maximum time per node, after it is connected.") -> Any:
 
 
 def limit(help: str) -> Any:
-    names = "-l", "--limit"
-    return opt(*names, metavar="NODES", joined=True, help=help, complete="nodes")
+    return opt("-l, --limit NODES", help, joined=True, complete="nodes")
 
 
 def only(help: str, metavar: str = "CHECK,...") -> Any:
     """``--only``: the checks or subjects of a command."""
-    return opt("--only", metavar=metavar, joined=True, help=help, complete="checks")
+    return opt(f"--only {metavar}", help, joined=True, complete="checks")
 
 
 def skip() -> Any:
     help = "Checks or subjects to skip."
-    return opt("--skip", metavar="CHECK,...", joined=True, help=help, complete="checks")
+    return opt("--skip CHECK,...", help, joined=True, complete="checks")
 
 
 def local(help: str = "This machine, without any connection.") -> Any:
@@ -146,7 +133,7 @@ def local(help: str = "This machine, without any connection.") -> Any:
 
 def srun_job() -> Any:
     """``--job`` of a command that is not about a job."""
-    return opt("--job", metavar="ID", help="With --via srun: run inside this job.")
+    return opt("--job ID", "With --via srun: run inside this job.")
 
 
 def is_directory(path: str) -> bool:
@@ -160,9 +147,8 @@ def since(noun: str, read: Callable[[str, datetime], float]) -> Any:
     noun: what the option selects
     """
     return opt(
-        "--since",
-        metavar="WHEN",
-        help=f"Only {noun} since then: 2h, 3d, 08:30, 2026-03-01, 2026-03-01 08:30.",
+        "--since WHEN",
+        f"Only {noun} since then: 2h, 3d, 08:30, 2026-03-01, 2026-03-01 08:30.",
         value=0.0,
         read=lambda words: values.past(words, read),
     )
@@ -170,10 +156,8 @@ def since(noun: str, read: Callable[[str, datetime], float]) -> Any:
 
 def rank_pattern() -> Any:
     return opt(
-        "--rank-pattern",
-        metavar="REGEX",
-        help="Its group is the rank of a line, if the lines of many ranks are in one file. "
-        "[learned]",
+        "--rank-pattern REGEX",
+        "Its group is the rank of a line, if the lines of many ranks are in one file. [learned]",
         value="",
         read=lambda regex: values.checked_regex("--rank-pattern", regex),
     )
@@ -181,12 +165,16 @@ def rank_pattern() -> Any:
 
 def max_files(default: int) -> Any:
     return opt(
-        "--max-files",
+        "--max-files N",
+        "Maximum files per node, the most recently written first.",
         bounds=(1, 1000),
         default=default,
-        metavar="N",
-        help="Maximum files per node, the most recently written first.",
     )
+
+
+def output_directory(help: str, **how: Any) -> Any:
+    """``-o DIR``. NODEREADY_OUTPUT counts when it is a directory, or ends with a slash."""
+    return opt("-o, --output DIR", help, takes=is_directory, **how)
 
 
 def trust() -> Any:
@@ -202,9 +190,9 @@ class ConnectionOptions:
     )
     sudo: bool = flag("--sudo", "Become root with sudo on the nodes.")
     trust_inventory: bool = trust()
-    ssh_user: str | None = opt("-u", "--ssh-user", metavar="NAME", help="Log in as this user.")
+    ssh_user: str | None = opt("-u, --ssh-user NAME", "Log in as this user.")
     ssh_key: Given[Path | None, str | None] = opt(
-        "--ssh-key", metavar="FILE", is_file=True, help="Log in with this key."
+        "--ssh-key FILE", "Log in with this key.", is_file=True
     )
 
     def words(self, inventory: str | None) -> str:
@@ -223,25 +211,21 @@ class TargetOptions(ConnectionOptions):
 
     via: str = opt(
         "--via",
+        "Transport: ssh; srun (Slurm steps); clush (ClusterShell); auto.",
         choices=("ssh", "srun", "clush", "auto"),
         default="ssh",
-        help="Transport: ssh; srun (Slurm steps); clush (ClusterShell); auto.",
     )
     salloc: str | None = opt(
-        "--salloc",
-        metavar="'WORDS'",
-        help="With --via srun: further options for salloc: '--reservation=maint -A ops'.",
+        "--salloc 'WORDS'",
+        "With --via srun: further options for salloc: '--reservation=maint -A ops'.",
     )
     topology: Given[Path | None, str | None] = opt(
-        "--topology",
-        metavar="FILE",
-        help="With --via clush: path of topology.conf, if not the default.",
+        "--topology FILE", "With --via clush: path of topology.conf, if not the default."
     )
     ssh_processes: int | None = opt(
-        "--ssh-processes",
+        "--ssh-processes N",
+        "With --via ssh: number of processes that share the connections.",
         bounds=(1, 64),
-        metavar="N",
-        help="With --via ssh: number of processes that share the connections.",
     )
 
 
@@ -254,19 +238,17 @@ class AuditOptions(TargetOptions):
     skip: Given[Words | None, str | None] = skip()
     fail_on: str = opt(
         "--fail-on",
+        "Lowest status that exits with 3; 'warn' includes warnings and outliers.",
         choices=("fail", "warn"),
         default="fail",
-        help="Lowest status that exits with 3; 'warn' includes warnings and outliers.",
         in_python=False,
     )
     timeout: Given[Span, int] = timeout(
         "Maximum time per node, after it is connected; with --recorded, for DIR."
     )
     recorded: str | None = opt(
-        "--recorded",
-        metavar="DIR",
-        help="Each node's last gate verdict, from a directory that the nodes share; no "
-        "connection.",
+        "--recorded DIR",
+        "Each node's last gate verdict, from a directory that the nodes share; no connection.",
         general=False,
     )
     every: float | None = span(
@@ -287,18 +269,13 @@ class ReadyOptions(TargetOptions):
     budget: Given[Span, int] = span(
         "--budget", 1, 3600, "Maximum time in all.", "60s", is_whole=True
     )
-    user: str | None = opt(
-        "--user", metavar="NAME", help="Run the proofs as this user, who will run the job."
-    )
-    ports: str | None = opt("--ports", metavar="FIRST-LAST", help="Port range of the job.")
-    gpus: int | None = opt(
-        "--gpus", bounds=(0, 64), metavar="N", help="GPUs that every node must have."
-    )
+    user: str | None = opt("--user NAME", "Run the proofs as this user, who will run the job.")
+    ports: str | None = opt("--ports FIRST-LAST", "Port range of the job.")
+    gpus: int | None = opt("--gpus N", "GPUs that every node must have.", bounds=(0, 64))
     nodes_needed: int | None = opt(
-        "--nodes-needed",
+        "--nodes-needed N",
+        "Exit 0 when at least N nodes are ready; default: all nodes.",
         bounds=(1, None),
-        metavar="N",
-        help="Exit 0 when at least N nodes are ready; default: all nodes.",
     )
     wait_s: int = span(
         "--wait",
@@ -331,25 +308,21 @@ class DeployOptions(ConnectionOptions):
 class StacksOptions(TargetOptions):
     local: bool = local()
     source: Given[Path | None, str | None] = opt(
-        *("--from", "source"),
-        metavar="DIR",
-        help="Read what -o DIR kept, or texts of py-spy dump (*.txt, *.out, or one file).",
+        "--from DIR",
+        "Read what -o DIR kept, or texts of py-spy dump (*.txt, *.out, or one file).",
+        key="source",
     )
-    job: str | None = opt(
-        "--job", metavar="ID", help="Only this job: of Slurm, torchrun, or ADDRESS:PORT."
-    )
-    user: str | None = opt("--user", metavar="NAME", help="Only ranks of this user.")
+    job: str | None = opt("--job ID", "Only this job: of Slurm, torchrun, or ADDRESS:PORT.")
+    user: str | None = opt("--user NAME", "Only ranks of this user.")
     pids: Given[Sequence[int], tuple[int, ...]] = opt(
-        *("--pid", "pids"),
+        "--pid P",
+        "Only this process; may be repeated.",
+        key="pids",
         bounds=(1, None),
         multiple=True,
-        metavar="P",
-        help="Only this process; may be repeated.",
     )
     match: str | None = opt(
-        "--match",
-        metavar="PATTERN",
-        help="Only processes whose command line matches PATTERN.",
+        "--match PATTERN", "Only processes whose command line matches PATTERN."
     )
     native: bool = flag(
         "--native", "Also C and C++ frames of some ranks; pauses each for seconds."
@@ -365,23 +338,14 @@ class StacksOptions(TargetOptions):
     all_threads: bool = flag("--all-threads", "Group by the stacks of all threads.")
     # None: the default, and longer where a longer look tells more
     samples: int | None = opt(
-        "--samples",
-        bounds=(1, 100),
-        default=2,
-        value=None,
-        metavar="N",
-        help="Samples per rank.",
+        "--samples N", "Samples per rank.", bounds=(1, 100), default=2, value=None
     )
     interval: Given[Span | None, float | None] = span(
         "--interval", 0.1, 60, "Time between two samples.", "2s", value=None
     )
     timeout: Given[Span, int] = timeout()
-    output: Given[Path | None, str | None] = opt(
-        *("-o", "--output"),
-        metavar="DIR",
-        help="Keep the traces and every form of the result.",
-        general=False,
-        takes=is_directory,
+    output: Given[Path | None, str | None] = output_directory(
+        "Keep the traces and every form of the result.", general=False
     )
 
 
@@ -389,44 +353,28 @@ class StacksOptions(TargetOptions):
 class CoresOptions(TargetOptions):
     local: bool = local()
     since_s: float = since("cores written", values.seconds_ago)
-    job: str | None = opt(
-        "--job", metavar="ID", help="Only this job: of Slurm, torchrun, or ADDRESS:PORT."
-    )
+    job: str | None = opt("--job ID", "Only this job: of Slurm, torchrun, or ADDRESS:PORT.")
     pid: int | None = opt(
-        *("--gcore", "pid"),
-        bounds=(2, None),
-        metavar="PID",
-        help="Dump this live process first (pauses it).",
+        "--gcore PID", "Dump this live process first (pauses it).", key="pid", bounds=(2, None)
     )
-    output: str | None = opt(
-        *("-o", "--output"),
-        metavar="DIR",
-        help="Write each backtrace to DIR/NODE-PID.txt, and DIR/cores.json.",
-        takes=is_directory,
+    output: str | None = output_directory(
+        "Write each backtrace to DIR/NODE-PID.txt, and DIR/cores.json."
     )
 
 
 @dataclass(kw_only=True)
 class TailOptions(TargetOptions):
     local: bool = local("This machine, without any connection; no INVENTORY.")
-    lines: int = opt(
-        *("-n", "--lines"),
-        bounds=(1, 1000),
-        default=10,
-        metavar="LINES",
-        help="Lines per file.",
-    )
+    lines: int = opt("-n, --lines LINES", "Lines per file.", bounds=(1, 1000), default=10)
     grep: str = opt(
-        "--grep",
-        metavar="REGEX",
-        help="Only lines that match REGEX, and their number.",
+        "--grep REGEX",
+        "Only lines that match REGEX, and their number.",
         value="",
         read=lambda regex: values.checked_regex("--grep", regex),
     )
     ranks: tuple[tuple[int, int, int], ...] = opt(
-        "--rank",
-        metavar="RANKS",
-        help="Only lines of these ranks: 3,5-7 or 0-504/8.",
+        "--rank RANKS",
+        "Only lines of these ranks: 3,5-7 or 0-504/8.",
         value=(),
         read=values.read_ranks,
     )
@@ -447,19 +395,15 @@ class TailOptions(TargetOptions):
 @dataclass(kw_only=True)
 class PostmortemOptions(TargetOptions):
     local: bool = local()
-    job: str | None = opt(
-        "--job", metavar="ID", help="The Slurm job; its logs are found by scontrol and sacct."
-    )
+    job: str | None = opt("--job ID", "The Slurm job; its logs are found by scontrol and sacct.")
     patterns: tuple[str, ...] = opt(
-        *("--logs", "patterns"),
-        metavar="PATTERN",
+        "--logs PATTERN",
+        "The job's logs on the nodes, quoted; may be repeated.",
+        key="patterns",
         multiple=True,
-        help="The job's logs on the nodes, quoted; may be repeated.",
     )
     source: str | None = opt(
-        *("--from", "source"),
-        metavar="DIR",
-        help="Read the logs in this directory, or one file; ask no node.",
+        "--from DIR", "Read the logs in this directory, or one file; ask no node.", key="source"
     )
     rank_pattern: str = rank_pattern()
     since_s: float = since("logs written", values.epoch_seconds)
@@ -472,24 +416,15 @@ class HangOptions(TargetOptions):
     """The options of `incident` and `watch`: one job, whose evidence is kept."""
 
     local: bool = local()
-    job: str = opt(
-        "--job",
-        metavar="ID",
-        required=True,
-        help="The job: of Slurm, torchrun, or ADDRESS:PORT.",
-    )
-    user: str | None = opt("--user", metavar="NAME", help="Only ranks of this user.")
+    job: str = opt("--job ID", "The job: of Slurm, torchrun, or ADDRESS:PORT.", required=True)
+    user: str | None = opt("--user NAME", "Only ranks of this user.")
     timeout: int = timeout("Maximum time for the stacks of one node, after it is connected.")
 
 
 @dataclass(kw_only=True)
 class IncidentOptions(HangOptions):
-    output: str | None = opt(
-        *("-o", "--output"),
-        metavar="DIR",
-        help="New directory for the evidence; DIR.tar.gz gets the same.",
-        general=False,
-        takes=is_directory,
+    output: str | None = output_directory(
+        "New directory for the evidence; DIR.tar.gz gets the same.", general=False
     )
 
 
@@ -504,106 +439,81 @@ class WatchOptions(HangOptions):
         "--confirm", 1, 86400, "Time without progress before an incident is taken.", "3m"
     )
     then: str | None = opt(
-        "--then",
-        metavar="COMMAND",
-        help="Command to run after an incident, once for each hang.",
+        "--then COMMAND", "Command to run after an incident, once for each hang."
     )
     once: bool = flag("--once", "End after the first incident, with exit status 3.")
     output: str | None = opt(
-        *("-o", "--output"),
-        metavar="DIR",
-        help="Where incidents go: DIR/JOB-TIME.",
-        general=False,
-        takes=is_directory,
+        "-o, --output DIR", "Where incidents go: DIR/JOB-TIME.", general=False, takes=is_directory
     )
 
 
 @dataclass(kw_only=True)
 class JobsOptions(TargetOptions):
     local: bool = local()
-    user: str | None = opt("--user", metavar="NAME", help="Only jobs of this user.")
+    user: str | None = opt("--user NAME", "Only jobs of this user.")
     job: str | None = srun_job()
 
 
 @dataclass(kw_only=True)
 class SmokeOptions(TargetOptions):
-    user: str | None = opt(
-        "--user", metavar="NAME", help="Run the tests as this user, who will run the job."
-    )
+    user: str | None = opt("--user NAME", "Run the tests as this user, who will run the job.")
     gpus: tuple[int, ...] | int | None = opt(
-        "--gpus",
+        "--gpus all|N|0,3",
+        "GPUs of each node: all, a number, or indices; 0: none.",
         default="all",
-        metavar="all|N|0,3",
         general=False,
-        help="GPUs of each node: all, a number, or indices; 0: none.",
         read=values.read_gpus,
     )
-    ranks: int = opt(
-        "--ranks",
-        bounds=(1, 256),
-        default=2,
-        metavar="N",
-        help="Ranks per node without GPUs.",
-    )
+    ranks: int = opt("--ranks N", "Ranks per node without GPUs.", bounds=(1, 256), default=2)
     budget: int = span(
         "--budget", 10, 86400, "Maximum time in all.", "5m", is_whole=True, general=False
     )
-    ports: str | None = opt("--ports", metavar="FIRST-LAST", help="Port range of the ranks.")
+    ports: str | None = opt("--ports FIRST-LAST", "Port range of the ranks.")
     engine: str = opt(
         "--engine",
+        "Backend of the collective; auto: the best that the nodes have.",
         choices=("auto", "torch", "torch:gloo", "torch:nccl", "nccl-tests", "pairs"),
         default="auto",
-        help="Backend of the collective; auto: the best that the nodes have.",
     )
     python: str = opt(
-        "--python",
-        metavar="PATH",
+        "--python PATH",
+        "The job's Python on the nodes; its PyTorch is used.",
         takes=lambda path: path.startswith("/"),
-        help="The job's Python on the nodes; its PyTorch is used.",
         value="",
         read=values.read_python,
     )
     prefix: tuple[str, ...] = opt(
-        "--prefix",
-        metavar="'WORDS'",
+        "--prefix 'WORDS'",
+        "Command in front of the job's Python: 'apptainer exec --nv job.sif'.",
         general=False,
-        help="Command in front of the job's Python: 'apptainer exec --nv job.sif'.",
         value=(),
         read=values.read_prefix,
     )
     env: tuple[str, ...] = opt(
-        "--env",
+        "--env NAME=VALUE",
+        "Environment variable of the ranks, as the job sets it: NCCL_IB_HCA=mlx5.",
         multiple=True,
-        metavar="NAME=VALUE",
         general=False,
-        help="Environment variable of the ranks, as the job sets it: NCCL_IB_HCA=mlx5.",
         read=values.read_environment,
     )
     busy: bool = flag("--busy", "Also use GPUs that run other processes.", general=False)
     full: bool = flag("--full", "Also test every pair of nodes.", general=False)
-    job: str | None = opt(
-        "--job", metavar="ID", general=False, help="The nodes of this running job, by srun."
-    )
+    job: str | None = opt("--job ID", "The nodes of this running job, by srun.", general=False)
 
 
 @dataclass(kw_only=True)
 class DiffOptions(TargetOptions):
     since: str | None = opt(
-        "--since",
-        metavar="WHEN",
-        help="Compare with then: yesterday, 3d, a date, the number of a look, or last-good.",
+        "--since WHEN",
+        "Compare with then: yesterday, 3d, a date, the number of a look, or last-good.",
         general=False,
     )
     until: str | None = opt(
-        "--until",
-        metavar="WHEN",
-        help="With --since: the later look; ask no node.",
-        general=False,
+        "--until WHEN", "With --since: the later look; ask no node.", general=False
     )
     against: str | None = opt(
-        "--against",
-        metavar="NODE|GROUP|FILE",
-        help="Compare with a node, with most nodes of a group, or with a file of learn.",
+        "--against NODE|GROUP|FILE",
+        "Compare with a node, with most nodes of a group, or with a file of learn.",
         general=False,
     )
     timeout: int = timeout()
@@ -613,23 +523,19 @@ class DiffOptions(TargetOptions):
 @dataclass(kw_only=True)
 class EnvOptions(TargetOptions):
     ports: str | None = opt(
-        "--ports",
-        metavar="FIRST-LAST",
-        help="Port range for MASTER_PORT; default: the policy's port_range.",
+        "--ports FIRST-LAST", "Port range for MASTER_PORT; default: the policy's port_range."
     )
     debug: bool = flag("--debug", "Also the variables that make the job debuggable.")
     python: str = opt(
-        "--python",
+        "--python PATH",
+        "With --debug: the job's Python on the nodes, for its version of PyTorch.",
         default="python3",
-        metavar="PATH",
-        help="With --debug: the job's Python on the nodes, for its version of PyTorch.",
     )
     directory: str = opt(
-        "--directory",
+        "--directory DIR",
+        "With --debug: directory for the ranks' flight recorders.",
         default="",
         show_default=False,
-        metavar="DIR",
-        help="With --debug: directory for the ranks' flight recorders.",
         read=values.read_directory,
     )
     job: str | None = srun_job()

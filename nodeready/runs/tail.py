@@ -21,12 +21,20 @@ from nodeready.core import wire
 from nodeready.core.base import ProbeError
 from nodeready.core.exit_codes import Refused
 from nodeready.core.json_types import Count
-from nodeready.core.outcome import INCOMPLETE, INVALID, NO_PYTHON, Gap, GapError, NodeGaps
+from nodeready.core.outcome import (
+    INCOMPLETE,
+    INVALID,
+    NO_PYTHON,
+    Gap,
+    GapError,
+    NodeGaps,
+    node_gaps,
+)
 from nodeready.core.policy import Policy
 from nodeready.core.text import utc_now
 from nodeready.fleet.inventory.nodeset import folded, natural
 from nodeready.runs import targets
-from nodeready.runs.conversations import converse, remember_gaps
+from nodeready.runs.conversations import converse, keep_gaps
 from nodeready.runs.options import TailOptions
 from nodeready.runs.targets import Targets
 from nodeready.runs.tell import Tell
@@ -515,13 +523,16 @@ def _fetch(nodes: Targets, config: TailConfig, tell: Tell) -> TailDocument:
         grouping.add(name, tail)
 
     outcomes = converse(transport, tell, "reading", converse_with)
+    lost = {name: outcome.gap for name, outcome in outcomes.items() if outcome.gap}
+    gaps, complete = node_gaps({**grouping.gaps, **lost}), not transport.interrupted
+    keep_gaps(nodes, tell, gaps, complete=complete)
     return grouping.document(
         started=started,
         finished=utc_now(),
         pattern=config.pattern,
         grep=config.grep,
-        gaps=remember_gaps(nodes, tell, outcomes.values(), grouping.gaps),
-        complete=not transport.interrupted,
+        gaps=gaps,
+        complete=complete,
     )
 
 

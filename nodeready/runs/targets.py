@@ -332,12 +332,9 @@ def _own_job(hosts: Iterable[Host]) -> str:
 
 def running_job(job: str) -> RunningJob:
     """The running job of ``--job``. Raises Refused."""
-    from nodeready.fleet.transport.allocation import SrunError, running
+    from nodeready.fleet.transport.allocation import running
 
-    try:
-        return running(job)
-    except SrunError as error:
-        raise Refused(str(error)) from None
+    return running(job)
 
 
 def targets_of_ended_job(

@@ -118,5 +118,5 @@ def nodes_to_retry(nodes: Iterable[DeployedNode]) -> list[str]:
 
 def _remember(targeted: Targets, nodes: Iterable[DeployedNode]) -> None:
     nodes = list(nodes)
-    begun = undone(nodes) if targeted.transport.interrupted else []
-    targeted.remember_failed([*begun, *nodes_to_retry(nodes)])
+    unfinished = undone(nodes) if targeted.transport.interrupted else []
+    targeted.remember_failed([*unfinished, *nodes_to_retry(nodes)])

@@ -22,10 +22,10 @@ from nodeready.runs.audit.workers import AuditWorkers
 from nodeready.runs.conversations import probe_nodes
 from nodeready.runs.memory import baselines
 from nodeready.runs.memory.diff import Diff, Side, compare
-from nodeready.runs.memory.documents import AuditFile, DocumentError
+from nodeready.runs.memory.documents import AuditFile
 from nodeready.runs.memory.kept_looks import LookKeeper, open_memory
 from nodeready.runs.memory.look import Look
-from nodeready.runs.memory.store import Memory, MemoryUnavailable
+from nodeready.runs.memory.store import Memory
 from nodeready.runs.options import DiffOptions
 from nodeready.runs.targets import Targets
 from nodeready.runs.tell import Tell
@@ -102,19 +102,16 @@ def run(inventory: str, options: DiffOptions, tell: Tell) -> Diff:
 
 def diff_files(before: str, after: str) -> Diff:
     """The differences of two files. Raises Refused."""
-    try:
-        old, new = AuditFile.read(Path(before)), AuditFile.read(Path(after))
-        old_names, new_names = {*old.names}, {*new.names}
-        pairs = ((old.look(name), new.look(name)) for name in new.names if name in old_names)
-        return compare(
-            baselines.since_changes(pairs),
-            Side(before, old.started),
-            Side(after, new.started),
-            only_before=tuple(name for name in old.names if name not in new_names),
-            only_after=tuple(name for name in new.names if name not in old_names),
-        )
-    except DocumentError as error:
-        raise Refused(str(error)) from None
+    old, new = AuditFile.read(Path(before)), AuditFile.read(Path(after))
+    old_names, new_names = {*old.names}, {*new.names}
+    pairs = ((old.look(name), new.look(name)) for name in new.names if name in old_names)
+    return compare(
+        baselines.since_changes(pairs),
+        Side(before, old.started),
+        Side(after, new.started),
+        only_before=tuple(name for name in old.names if name not in new_names),
+        only_after=tuple(name for name in new.names if name not in old_names),
+    )
 
 
 def _moment(name: str, words: str, memory: Memory) -> float:
@@ -227,18 +224,15 @@ def _of_memory(nodes: _Nodes, since: str | None, until: str | None, against: str
                 if since != LAST_GOOD:
                     _moment("--since", since, memory)
         answers = nodes.ask(f"{limit},{against}" if limit and against else limit)
-    try:
-        with open_memory() as memory:
-            until_s = _FOREVER if until is None else _moment("--until", until, memory)
-            newest_s = memory.time_s(until_s)
-            source = "the nodes now" if until is None else f"the memory, {until}"
-            after = Side(source, utc_moment(newest_s))
-            if against:
-                document = _against_peers(memory, names, peers, until_s, after)
-            else:
-                document = _since(memory, names, str(since), until_s, after)
-    except MemoryUnavailable as error:
-        raise Refused(str(error)) from None
+    with open_memory() as memory:
+        until_s = _FOREVER if until is None else _moment("--until", until, memory)
+        newest_s = memory.time_s(until_s)
+        source = "the nodes now" if until is None else f"the memory, {until}"
+        after = Side(source, utc_moment(newest_s))
+        if against:
+            document = _against_peers(memory, names, peers, until_s, after)
+        else:
+            document = _since(memory, names, str(since), until_s, after)
     return replace(document, gaps=answers.gaps, complete=answers.complete)
 
 

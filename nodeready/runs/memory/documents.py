@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeready.core import wire
+from nodeready.core.exit_codes import Refused
 from nodeready.core.files import only_regular
 from nodeready.core.result import STATUSES, Result
 from nodeready.runs.memory.facts import compared_facts
@@ -23,7 +24,7 @@ _ROW = re.compile(rb'\{"name":("(?:[^"\\]|\\.)*")')
 _FIRST, _LAST = b'"nodes": [', b"],"
 
 
-class DocumentError(Exception):
+class DocumentError(Refused):
     """A file that is no document of audit or ready: one line."""
 
 

@@ -98,11 +98,8 @@ def open_memory() -> Iterator[Memory]:
         raise Refused(f"the memory is {OFF}: NODEREADY_MEMORY names its file")
     if _is_missing(path):
         raise Refused(f"{path}: no look was kept yet: nodeready audit keeps one")
-    try:
-        with Memory.open(path) as memory:
-            yield memory
-    except MemoryUnavailable as error:
-        raise Refused(str(error)) from None
+    with Memory.open(path) as memory:
+        yield memory
 
 
 class LookKeeper:

@@ -9,11 +9,12 @@ from pathlib import Path
 from nodeready.agent.asking import new_nonce
 from nodeready.agent.postmortem import PostmortemConfig
 from nodeready.core.exit_codes import Refused
+from nodeready.core.outcome import node_gaps
 from nodeready.core.policy import Policy
 from nodeready.core.text import utc_now
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.runs import targets
-from nodeready.runs.conversations import converse, remember_gaps
+from nodeready.runs.conversations import converse, keep_gaps
 from nodeready.runs.memory.kept_looks import LookKeeper
 from nodeready.runs.options import PostmortemOptions
 from nodeready.runs.postmortem.collect import EvidenceBuilder, fetch_failures, postmortem_of
@@ -120,12 +121,14 @@ def _ask_nodes(
     for name, outcome in outcomes.items():
         if outcome.value is not None:
             builder.add(name, outcome.value)
-    gaps = remember_gaps(nodes, tell, outcomes.values(), builder.gaps)
+    lost = {name: outcome.gap for name, outcome in outcomes.items() if outcome.gap}
+    gaps, complete = node_gaps({**builder.gaps, **lost}), not transport.interrupted
+    keep_gaps(nodes, tell, gaps, complete=complete)
     return postmortem_of(
         builder.complete(),
         started=started,
         job=config.job,
         source=" ".join(config.patterns),
         gaps=gaps,
-        complete=not transport.interrupted,
+        complete=complete,
     )

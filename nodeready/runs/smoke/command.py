@@ -64,9 +64,9 @@ def run(
     LookKeeper(tell, "smoke", inventory or "").keep_smoke(report, code(report))
     nodes.remember_failed(report.exclude)
     # As the inventory declares, as the node reports, its GPUs, or 1.
-    declared, found = nodes.slots, {node.name: node for node in report.nodes}
+    declared, smoked = nodes.slots, {node.name: node for node in report.nodes}
     slots = {
-        name: declared.get(name) or found[name].slots or len(found[name].gpus) or 1
+        name: declared.get(name) or smoked[name].slots or len(smoked[name].gpus) or 1
         for name in report.go
     }
     return report, slots
