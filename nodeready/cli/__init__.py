@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import click
@@ -17,7 +18,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 import nodeready
 from nodeready.cli.defaults import defaults_of
-from nodeready.core.exit_codes import Refused, exit_code, handle_signals
+from nodeready.core.exit_codes import Refused, exit_code, handle_signals, leave
 from nodeready.core.shell import search_path
 from nodeready.core.text import sanitise
 
@@ -70,6 +71,28 @@ def patch() -> None:
         logger.setLevel(logging.CRITICAL + 1)
 
 
+def interrupt_on_signals() -> None:
+    """From here on, a signal interrupts the calling greenlet; a second one ends the process.
+
+    Python runs a signal's handler in the current greenlet, which may be the work on a node, or
+    gevent's loop, which would print a traceback. So the handler raises the exception in the
+    command's greenlet. Before, while a command is imported and reads its arguments, a signal ends
+    the process at once (exit_codes.leave).
+    """
+    import gevent
+    from gevent import hub
+
+    command = gevent.getcurrent()
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        handle_signals(leave)
+        if gevent.getcurrent() is command:
+            raise KeyboardInterrupt
+        hub.get_hub().loop.run_callback(command.throw, KeyboardInterrupt())
+
+    handle_signals(interrupt)
+
+
 def _patched(callback: Callable[..., Any]) -> Callable[..., Any]:
     """The callback of a command that contacts nodes, with `patch` before it; signals interrupt it.
 
@@ -80,8 +103,6 @@ def _patched(callback: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(callback)
     def patched(*args: Any, **kwargs: Any) -> Any:
         patch()
-        from nodeready.cli.interrupts import interrupt_on_signals
-
         interrupt_on_signals()
         return callback(*args, **kwargs)
 

@@ -10,15 +10,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from nodeready.cli.options import (
-    FORMS,
-)
-from nodeready.cli.screen import (
-    Screen,
-    refuse_unwritable,
-    render_options,
-    show,
-)
+from nodeready.cli.options import FORMS
+from nodeready.cli.screen import Screen, refuse_unwritable, render_options, show
 from nodeready.core.exit_codes import Refused
 from nodeready.core.files import write_atomically
 from nodeready.reports.registry import FORMATS, PLAIN, Options, find_format

@@ -18,13 +18,7 @@ from nodeready.agent.asking import (
     once,
 )
 from nodeready.agent.snapshots import PROBE_TIMEOUT_S, Read, SnapshotQuestion, take_snapshot
-from nodeready.core.outcome import (
-    SUDO,
-    NodeGaps,
-    Outcome,
-    failed_nodes,
-    interrupted_nodes,
-)
+from nodeready.core.outcome import SUDO, NodeGaps, Outcome, failed_nodes, interrupted_nodes
 from nodeready.core.text import counted
 from nodeready.runs.targets import Targets
 from nodeready.runs.tell import Tell
