@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodeready.agent.audit_document import Audit, Ready, ready_code, slots
 from nodeready.agent.gate import here
@@ -15,7 +15,6 @@ from nodeready.core.outcome import INTERRUPTED, Outcome
 from nodeready.core.policy import Policy
 from nodeready.core.policy.site_checks import READY
 from nodeready.core.text import counted, span, utc_now
-from nodeready.fleet.inventory.endpoints import given_addresses
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.runs import targets
 from nodeready.runs.audit.command import audit_document
@@ -24,16 +23,15 @@ from nodeready.runs.audit.workers import AuditWorkers
 from nodeready.runs.conversations import ask_password
 from nodeready.runs.memory.kept_looks import LookKeeper, earlier_failures
 from nodeready.runs.options import ReadyOptions
-from nodeready.runs.ready.run import ReadyTask, WantedProofs, prove
-from nodeready.runs.smoke import participants
-from nodeready.runs.smoke import run as smoke_run
-from nodeready.runs.smoke.collective_proof import collective_proofs
 from nodeready.runs.targets import Targets
 from nodeready.runs.tell import Tell
 from nodeready.runs.values import policy_settings
-from nodeready.subjects.proof.facts import ProvedCollective
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection, select
 from nodeready.subjects.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from nodeready.runs.ready.run import ReadyTask, WantedProofs
+    from nodeready.subjects.proof.facts import ProvedCollective
 
 #: Seconds of the budget to end the processes that still run on the nodes, and to report.
 _RESERVE_S = 3
@@ -165,6 +163,8 @@ def _prove(
             f"--nodes-needed {needed}: {counted(count, 'node')} "
             f"{'is' if count == 1 else 'are'} selected"
         )
+    from nodeready.runs.ready.run import WantedProofs
+
     request = WantedProofs.of(selection.checks, full=options.full_mesh)
     with nodes.transport:
         outcomes = _prove_fleet(nodes, tell, subjects, request, options.budget)
@@ -184,6 +184,10 @@ def _prove_fleet(
     nodes: Targets, tell: Tell, subjects: tuple[str, ...], request: WantedProofs, budget_s: int
 ) -> list[Outcome[Snapshot]]:
     """Probe the nodes and prove them, within the budget."""
+    # Imported only here: they import pyinfra, which this machine alone does not need.
+    from nodeready.fleet.inventory.endpoints import given_addresses
+    from nodeready.runs.ready.run import ReadyTask, prove
+
     deadline = time.monotonic() + budget_s - min(_RESERVE_S, budget_s / 4)
     pending = {"snapshot": set(nodes.policies), "proofs": set(nodes.policies)}
     with ExitStack() as shown:
@@ -225,6 +229,10 @@ def _prove_collective(
     task: ReadyTask, names: tuple[str, ...], tell: Tell
 ) -> Mapping[str, ProvedCollective]:
     """Each node's proof from a smoke test of these nodes, which has the deadline of the task."""
+    from nodeready.runs.smoke import participants
+    from nodeready.runs.smoke import run as smoke_run
+    from nodeready.runs.smoke.collective_proof import collective_proofs
+
     smoke_task = participants.SmokeTask(
         task.transport,
         {name: task.policies[name] for name in names},
