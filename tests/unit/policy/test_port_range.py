@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nodeready.core.exit_codes import Refused
-from nodeready.runs.values import read_ports
 from nodeready.core.policy.fields import port_range
+from nodeready.runs.values import read_ports
 
 
 @pytest.mark.parametrize(
