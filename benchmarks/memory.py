@@ -23,11 +23,11 @@ from typing import NamedTuple
 from benchmarks.command import Benchmark, cpu_s, in_child
 from benchmarks.report import BenchmarkError, BenchmarkReport
 from benchmarks.simulated import audit_answers, make_answers, policies_of, probe
-from nodeready.cli.kept_looks import LookKeeper, MemorySettings
 from nodeready.cli.screen import Screen
 from nodeready.runs.audit.workers import AuditWorkers
 from nodeready.runs.memory.diff import Diff, Side, compare, dated, looks_since, since_changes
 from nodeready.runs.memory.history import read_history
+from nodeready.runs.memory.kept_looks import LookKeeper, MemorySettings
 from nodeready.runs.memory.lemons import find_lemons
 from nodeready.runs.memory.look import Value
 from nodeready.runs.memory.sections import NodeSections, dump, facts_text, node_sections

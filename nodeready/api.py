@@ -1,14 +1,20 @@
 """The commands as functions: `nodeready.audit("prod.py")` returns the document of the command.
 
-A document is what the JSON of ``--format json`` is made of, as a frozen dataclass. The command
-itself runs in a child process, and sends its document back: the caller's process forks nothing, is
-not patched by gevent, and prints nothing. Lines that the command would print to standard error go
-to the logger ``nodeready``.
+A document is what the JSON of ``--format json`` is made of, as a frozen dataclass. The parameters
+of a function are the options of its command (`nodeready.runs.options`), with the variables and the
+files that set these.
+
+pyinfra and ssh need a standard library that gevent has patched, an inventory is code, and the
+nodes' answers are judged by forks. So the run is in a process of its own (`cli.as_document`): the
+caller's is not patched, forks nothing, and prints nothing. Lines that the command would print to
+standard error go to the logger ``nodeready``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import logging
 import os
 import pickle
@@ -16,35 +22,27 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
-
-from typing_extensions import TypedDict, Unpack
+from collections.abc import Callable, Mapping
+from inspect import Parameter
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from nodeready.core.exit_codes import FAILED
+from nodeready.runs.options import (
+    AuditOptions,
+    DeployOptions,
+    Path,
+    ReadyOptions,
+    StacksOptions,
+    options_of,
+)
 
 if TYPE_CHECKING:
     from nodeready.agent.audit_document import Audit, Ready
     from nodeready.runs.deploy.document import Deploy
     from nodeready.runs.stacks.document import Stacks
 
-__all__ = [
-    "ConnectionOptions",
-    "Error",
-    "Path",
-    "Span",
-    "Words",
-    "audit",
-    "deploy",
-    "ready",
-    "stacks",
-]
+__all__ = ["Error", "audit", "deploy", "ready", "stacks"]
 
-#: One word with commas, or several words.
-Words = str | Iterable[str]
-Path = str | os.PathLike[str]
-#: Seconds, or a text such as "20s", "5m", "2h".
-Span = float | str
 #: Seconds for an interrupted command to end what it runs on the nodes.
 _END_S = 20.0
 
@@ -65,137 +63,78 @@ class Error(Exception):
         return type(self), (str(self), self.exit_code)
 
 
-class ConnectionOptions(TypedDict, total=False):
-    """Options of all functions: the nodes and how they are reached (docs/options.md)."""
+# --- The functions.
 
-    limit: Words  # only these nodes: ``gpu[001-004]``, a group, a glob, ``@last-failed``
-    sudo: bool  # become root with sudo on the nodes
-    trust_inventory: bool  # run inventories and group_data that other users can write
-    ssh_user: str  # log in as this user
-    ssh_key: Path  # log in with this key
+_OptionsP = ParamSpec("_OptionsP")
+_DocumentT_co = TypeVar("_DocumentT_co", covariant=True)
 
 
-class TransportOptions(ConnectionOptions, total=False):
-    """Options of the functions that only read from nodes."""
-
-    via: str  # ``ssh`` (the default), ``srun``, ``clush`` or ``auto``
-    salloc: str  # with srun: further options for salloc
-    topology: Path  # with clush: path of topology.conf
-    ssh_processes: int  # with ssh: number of processes that share the connections
+class _OfInventory(Protocol[_OptionsP, _DocumentT_co]):
+    def __call__(
+        self, inventory: Path, *args: _OptionsP.args, **options: _OptionsP.kwargs
+    ) -> _DocumentT_co: ...
 
 
-def audit(
-    inventory: Path,
-    *,
-    only: Words | None = None,
-    skip: Words | None = None,
-    timeout: Span | None = None,
-    recorded: str | None = None,
-    job: str | None = None,
-    **transport: Unpack[TransportOptions],
-) -> Audit:
-    """What differs from the policy on every node, as `nodeready audit`. Never writes to a node.
-
-    only, skip: check ids, subjects, globs
-    timeout:    maximum time per node, after it is connected
-    recorded:   directory with the nodes' last gate verdicts; no node is contacted
-    job:        with via="srun": run inside this Slurm job
-    Raises Error.
-    """
-    document: Audit = _document("audit", **locals())
-    return document
+class _OfNodes(Protocol[_OptionsP, _DocumentT_co]):
+    def __call__(
+        self, inventory: Path | None = None, *args: _OptionsP.args, **options: _OptionsP.kwargs
+    ) -> _DocumentT_co: ...
 
 
-def ready(
-    inventory: Path | None = None,
-    *,
-    local: bool = False,
-    budget: Span | None = None,
-    user: str | None = None,
-    ports: str | None = None,
-    gpus: int | None = None,
-    nodes_needed: int | None = None,
-    full_mesh: bool = False,
-    only: Words | None = None,
-    skip: Words | None = None,
-    job: str | None = None,
-    **transport: Unpack[TransportOptions],
-) -> Ready:
-    """Which nodes may get a job, with proofs, as `nodeready ready`.
+def _function(kind: Any, stub: Callable[..., Any], **fixed: Any) -> Any:
+    """The function of a command: the parameters of the stub, and the options of this class."""
+    options = {name: opt for name, opt in options_of(kind).items() if opt.in_python}
+    parameters = [*inspect.signature(stub).parameters.values()]
+    for name in options:
+        default = inspect.signature(kind).parameters[name].default
+        parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default))
+    signature = inspect.Signature(parameters)
 
-    local:        this machine, without any connection, in place of an inventory
-    budget:       maximum time in all
-    user:         run the proofs as this user, who will run the job
-    ports:        port range of the job: ``29500-29510``
-    gpus:         GPUs that every node must have
-    nodes_needed: how many nodes are enough; None: all
-    full_mesh:    connect every pair of nodes, not a sample of them
-    only, skip:   check ids, subjects, globs
-    job:          with via="srun": run inside this Slurm job
-    Raises Error.
-    """
-    document: Ready = _document("ready", **locals())
-    return document
+    @functools.wraps(stub)
+    def function(*args: Any, **keywords: Any) -> Any:
+        values = signature.bind(*args, **keywords).arguments
+        inventory = values.pop("inventory", None)
+        return _document(_words(stub.__name__, kind, inventory, {**fixed, **values}))
+
+    lines = [f"{name}: {opt.help}" for name, opt in options.items()]
+    function.__doc__ = "\n".join([inspect.cleandoc(stub.__doc__ or ""), "", *lines])
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    return function
 
 
-def deploy(
-    inventory: Path,
-    *,
-    check: bool = False,
-    only: Words | None = None,
-    **connection: Unpack[ConnectionOptions],
-) -> Deploy:
-    """Configure every node by the policy, as `nodeready deploy --yes`.
-
-    check: only plan; nothing is written
-    only:  subjects
-    Raises Error.
-    """
-    document: Deploy = _document("deploy", yes=True, **locals())
-    return document
+def _of_inventory(
+    kind: Callable[_OptionsP, Any], **fixed: Any
+) -> Callable[[Callable[..., _DocumentT_co]], _OfInventory[_OptionsP, _DocumentT_co]]:
+    return functools.partial(_function, kind, **fixed)
 
 
-def stacks(
-    inventory: Path | None = None,
-    *,
-    local: bool = False,
-    source: Path | None = None,
-    job: str | None = None,
-    user: str | None = None,
-    pids: Sequence[int] = (),
-    match: str | None = None,
-    native: bool = False,
-    locals_: bool = False,
-    dump: bool = False,
-    ras: bool = False,
-    all_threads: bool = False,
-    samples: int | None = None,
-    interval: Span | None = None,
-    timeout: Span | None = None,
-    output: Path | None = None,
-    **transport: Unpack[TransportOptions],
-) -> Stacks:
-    """Which rank holds up a job, and where every rank stands, as `nodeready stacks`.
-
-    local:       this machine, without any connection, in place of an inventory
-    source:      directory of an earlier capture, in place of an inventory (``--from``)
-    job:         of Slurm, torchrun, or ADDRESS:PORT
-    user, pids, match: only ranks of this user, these processes, this command line
-    native:      also C and C++ frames of some ranks; pauses each for seconds
-    locals_:     also variables of the innermost calls, without secrets
-    dump:        have the ranks write PyTorch's flight recorder now
-    ras:         ask NCCL's RAS port even in versions in which that crashed jobs
-    all_threads: group by the stacks of all threads
-    samples, interval: samples per rank, and the time between them
-    timeout:     maximum time per node, after it is connected
-    output:      directory that keeps the traces and every form of the result
-    Raises Error.
-    """
-    document: Stacks = _document("stacks", **locals())
-    return document
+def _of_nodes(
+    kind: Callable[_OptionsP, Any],
+) -> Callable[[Callable[..., _DocumentT_co]], _OfNodes[_OptionsP, _DocumentT_co]]:
+    return functools.partial(_function, kind)
 
 
-# --- The child process.
+@_of_inventory(AuditOptions)
+def audit(inventory: Path) -> Audit:  # type: ignore[empty-body]
+    """What differs from the policy on every node, as `nodeready audit`. Raises Error."""
+
+
+@_of_nodes(ReadyOptions)
+def ready(inventory: Path | None = None) -> Ready:  # type: ignore[empty-body]
+    """Which nodes may get a job, with proofs, as `nodeready ready`. Raises Error."""
+
+
+@_of_inventory(DeployOptions, yes=True)
+def deploy(inventory: Path) -> Deploy:  # type: ignore[empty-body]
+    """Configure every node by the policy, as `nodeready deploy --yes`. Raises Error."""
+
+
+@_of_nodes(StacksOptions)
+def stacks(inventory: Path | None = None) -> Stacks:  # type: ignore[empty-body]
+    """Which rank holds up a job, and where each stands, as `nodeready stacks`. Raises Error."""
+
+
+# --- The process of a run.
 
 #: Unlike `python -m`, it imports nothing from the current directory.
 _CHILD = """\
@@ -206,21 +145,20 @@ main()
 """
 #: The directory from which the caller has imported the package.
 _PLACE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-#: Parameters whose option has another name.
-_OPTION_NAMES = {"source": "from", "pids": "pid", "locals_": "locals"}
 
 
-def _words(command: str, **values: Any) -> list[str]:
-    """The command line of a call: parameters of the function -> their values."""
-    inventory = values.pop("inventory", None)
-    values |= values.pop("transport", values.pop("connection", {}))
-    words = [command, "--format=json"]
-    for key, value in values.items():
-        option = f"--{_OPTION_NAMES.get(key, key).replace('_', '-')}"
+def _words(
+    command: str, kind: type[Any], inventory: Path | None, values: Mapping[str, Any]
+) -> list[str]:
+    """The command line of a call. values: field of the class -> what was given"""
+    words, options = [command, "--format=json"], options_of(kind)
+    for name, value in values.items():
+        opt = options.get(name)
+        option = max(opt.names, key=len) if opt else f"--{name}"
         if value is True:
             words.append(option)
-        elif key == "pids":
-            words += [f"{option}={pid}" for pid in value]
+        elif opt is not None and opt.multiple:
+            words += [f"{option}={item}" for item in value]
         elif value is not None and value is not False:
             is_one = isinstance(value, str | int | float | os.PathLike)
             text = os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -228,15 +166,15 @@ def _words(command: str, **values: Any) -> list[str]:
     return words if inventory is None else [*words, "--", os.fspath(inventory)]
 
 
-def _document(command: str, **values: Any) -> Any:
-    """The document of a command, from a child process. Raises Error."""
+def _document(words: list[str]) -> Any:
+    """The document of a run, from a process of its own. Raises Error."""
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as complaints, open(reading, "rb") as answers:
         try:
             child = subprocess.Popen(
                 [
                     *(sys.executable, "-c", _CHILD, _PLACE, str(writing)),
-                    *_words(command, **values),
+                    *words,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

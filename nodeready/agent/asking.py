@@ -19,6 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, Union
 
 from nodeready.agent import payload
 from nodeready.core import shell, wire
+from nodeready.core.exit_codes import Refused
 from nodeready.core.outcome import (
     FAILED,
     INTERRUPTED,
@@ -48,7 +49,7 @@ DEAD_AFTER_S, KEEPALIVE_S = 25, 5
 TIMED_OUT = (124, 137, None)
 
 
-class TransportUnavailable(Exception):
+class TransportUnavailable(Refused):
     """The transport cannot be used for any node; the reason in one line."""
 
 
@@ -128,7 +129,7 @@ def node_of(key: Key) -> str:
 
 
 def once(request: Request) -> Conversation[Answer]:
-    """A conversation of one question; its value is the answer, also one with a gap."""
+    """A conversation of one question; its value is the answer, whose gap the outcome has, too."""
     return (yield request)
 
 
@@ -164,7 +165,8 @@ class Exchange(Generic[ResultT]):
         try:
             self.request = advance()
         except StopIteration as end:
-            self._end(value=end.value)
+            value = end.value
+            self._end(value, value.gap if isinstance(value, Answer) else None)
         except GapError as end:
             self._end(gap=end.gap)
         except Exception as error:  # noqa: BLE001 - our bug fails only this node

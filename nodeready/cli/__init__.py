@@ -10,14 +10,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 import nodeready
-from nodeready.cli.config_file import defaults_of
-from nodeready.core.exit_codes import exit_code, handle_signals
+from nodeready.cli.defaults import defaults_of
+from nodeready.core.exit_codes import Refused, exit_code, handle_signals, leave
 from nodeready.core.shell import search_path
 from nodeready.core.text import sanitise
 
@@ -70,8 +71,30 @@ def patch() -> None:
         logger.setLevel(logging.CRITICAL + 1)
 
 
+def interrupt_on_signals() -> None:
+    """From here on, a signal interrupts the calling greenlet; a second one ends the process.
+
+    Python runs a signal's handler in the current greenlet, which may be the work on a node, or
+    gevent's loop, which would print a traceback. So the handler raises the exception in the
+    command's greenlet. Before, while a command is imported and reads its arguments, a signal ends
+    the process at once (exit_codes.leave).
+    """
+    import gevent
+    from gevent import hub
+
+    command = gevent.getcurrent()
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        handle_signals(leave)
+        if gevent.getcurrent() is command:
+            raise KeyboardInterrupt
+        hub.get_hub().loop.run_callback(command.throw, KeyboardInterrupt())
+
+    handle_signals(interrupt)
+
+
 def _patched(callback: Callable[..., Any]) -> Callable[..., Any]:
-    """The callback of a command that contacts nodes, with `patch` before it.
+    """The callback of a command that contacts nodes, with `patch` before it; signals interrupt it.
 
     `resolve_command` does not patch if a word of the command line is ``--help``. That word may be
     the value of another option, and then the command runs.
@@ -80,6 +103,7 @@ def _patched(callback: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(callback)
     def patched(*args: Any, **kwargs: Any) -> Any:
         patch()
+        interrupt_on_signals()
         return callback(*args, **kwargs)
 
     return patched
@@ -223,6 +247,9 @@ def main(arguments: list[str] | None = None) -> Any:
         if error.ctx is not None:
             click.echo(f"Try '{error.ctx.command_path} --help'.", err=True)
         sys.exit(exit_code(usage=True))
+    except Refused as error:
+        complain(error.message)
+        sys.exit(error.exit_code)
     except click.ClickException as error:
         complain(error.format_message())
         sys.exit(error.exit_code)
@@ -235,11 +262,3 @@ def main(arguments: list[str] | None = None) -> Any:
     except OSError as error:
         complain(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
         sys.exit(exit_code(failed=True))
-    except Exception as error:
-        # Imported only here, because the imports are slow and --help must be quick.
-        from nodeready.agent.asking import TransportUnavailable
-
-        if not isinstance(error, TransportUnavailable):
-            raise
-        complain(str(error))
-        sys.exit(exit_code(usage=True))

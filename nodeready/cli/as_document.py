@@ -1,38 +1,81 @@
-"""A command whose document is sent to the process that asked for it (`nodeready.api`).
+"""A run whose document is sent to the process that asked for it (`nodeready.api`).
 
-`main` with the arguments FD COMMAND … does what `nodeready COMMAND …` does, but writes the
-document to the file descriptor FD in place of the report.
+`main` with the arguments FD COMMAND … reads the words as `nodeready COMMAND …` does, and writes
+the document to the file descriptor FD.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import pickle
 import signal
 import sys
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import click
+
+from nodeready import cli
+from nodeready.cli.options import values_of
 from nodeready.core.exit_codes import handle_signals, leave
+from nodeready.core.text import sanitise
+from nodeready.runs.tell import Tell
 
 
-def portable(document: Any) -> Any:
-    """The document without what only this process has: snapshots, and files of workers."""
-    from nodeready.agent.audit_document import Audit, NodeReport, Ready
+class StandardError(Tell):
+    """Lines go to standard error."""
+
+    def say(self, text: str) -> None:
+        click.echo(f"nodeready: {sanitise(text)}", err=True)
+
+
+def document_of(command: str, inventory: str | None, options: Any) -> Any:
+    """The document of a run, without what only this process has. Raises Refused."""
+    from nodeready.cli.defaults import find_inventory, require_inventory
+    from nodeready.reports.registry import find_format
+
+    tell = StandardError()
+    if command == "stacks":
+        from nodeready.cli.stacks import kept_forms, stacks_inventory
+        from nodeready.runs.stacks import command as stacks
+
+        return stacks.run(stacks_inventory(inventory, options), options, tell, kept_forms)
+    if command == "deploy":
+        from nodeready.runs.deploy import command as deploy
+
+        return deploy.run(require_inventory(inventory, options), options, tell)
+    write_facts = find_format(command, "json").write_facts
+    if command == "ready":
+        from nodeready.runs.ready import command as ready
+
+        inventory = find_inventory(inventory, options, elsewhere=options.local)
+        with ready.run(inventory, options, tell, write_facts=write_facts) as look:
+            document = look.document
+            return replace(document, audit=_portable(document.audit))
+    from nodeready.cli.audit import refuse_with_recorded
+    from nodeready.runs.audit import command as audit
+
+    named = require_inventory(inventory, options)
+    if options.recorded:
+        refuse_with_recorded(options.recorded)
+    with closing(audit.run(named, options, tell, write_facts=write_facts)) as looks:
+        return _portable(next(looks).audit)
+
+
+def _portable(audit: Any) -> Any:
+    """The audit without snapshots, and with the facts that files of workers have."""
     from nodeready.reports import json_report
 
-    def portable_node(node: NodeReport) -> NodeReport:
+    def portable_node(node: Any) -> Any:
         subjects = node.snapshot.subjects if node.snapshot else {}
         facts = json_report.facts(subjects) if node.read_facts is None else node.read_facts()
         return replace(node, snapshot=None, read_facts=partial(str, facts))
 
-    if isinstance(document, Ready):
-        return replace(document, audit=portable(document.audit))
-    if isinstance(document, Audit):
-        return replace(document, nodes=tuple(map(portable_node, document.nodes)))
-    return document
+    return replace(audit, nodes=tuple(map(portable_node, audit.nodes)))
 
 
 def main() -> None:
@@ -42,14 +85,18 @@ def main() -> None:
     ctypes.CDLL(None).prctl(1, int(signal.SIGTERM), 0, 0, 0)  # PR_SET_PDEATHSIG
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
-    from nodeready import cli
-    from nodeready.cli import screen
+    # Before the import of a command: what talks to nodes is imported into a patched library.
+    cli.patch()
+    name = sys.argv[2]
+    command = getattr(importlib.import_module(f"nodeready.cli.{name}"), name)
 
-    def send(document: Any) -> None:
+    def send(**params: Any) -> None:
+        options = values_of(command.kind, params, click.get_current_context())
+        document = document_of(name, params["inventory"], options)
         with open(descriptor, "wb") as answers:
-            pickle.dump(portable(document), answers, pickle.HIGHEST_PROTOCOL)
+            pickle.dump(document, answers, pickle.HIGHEST_PROTOCOL)
 
-    screen.show_documents_by(send)
+    command.callback = send
     try:
         cli.main(sys.argv[2:])
     finally:

@@ -1,57 +1,56 @@
 """`nodeready audit`: what differs from the policy, on every node. Never changes a node.
 
-`audit_run` is imported only when the command runs, so that --help and completion are quick.
+Its run is imported only when the command runs, so that --help and completion are quick.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import re
+import sys
+from contextlib import closing
+from dataclasses import dataclass
 
 import click
+from click.core import ParameterSource
 
+from nodeready.cli.defaults import require_inventory
 from nodeready.cli.options import (
+    ScreenOptions,
     command,
+    format_option,
     inventory_argument,
-    only_option,
-    option,
-    report_options,
-    skip_option,
-    span_option,
-    srun_job_option,
-    timeout_option,
-    transport_options,
+    report_files,
+)
+from nodeready.core.exit_codes import INTERRUPTED, OK, Refused
+from nodeready.runs.options import AuditOptions
+
+#: The options that say how a node is contacted.
+_CONTACT_OPTIONS = (
+    *("sudo", "ssh_user", "ssh_key"),
+    *("via", "job", "salloc", "topology", "ssh_processes"),
 )
 
 
-@command()
+@dataclass(kw_only=True)
+class AuditWords(ScreenOptions, AuditOptions):
+    format: str = format_option("audit")
+    output: tuple[str, ...] = report_files()
+
+
+def refuse_with_recorded(directory: str) -> None:
+    """Raises Refused if ``--recorded`` names no directory, or for options of a connection."""
+    context = click.get_current_context()
+    for name in _CONTACT_OPTIONS:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise Refused(f"--{name.replace('_', '-')}: no node is asked with --recorded")
+    # The text is not shown: a URL may hold a password.
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", directory):
+        raise Refused("--recorded: must be a directory, not a URL")
+
+
+@command(AuditWords)
 @inventory_argument
-@report_options("audit")
-@only_option("Only these checks or subjects: gpus,nics.mtu.")
-@skip_option
-@option(
-    "--fail-on",
-    type=click.Choice(["fail", "warn"]),
-    default="fail",
-    help="Lowest status that exits with 3; 'warn' includes warnings and outliers.",
-)
-@timeout_option("Maximum time per node, after it is connected; with --recorded, for DIR.")
-@option(
-    "--recorded",
-    metavar="DIR",
-    help="Each node's last gate verdict, from a directory that the nodes share; no connection.",
-    general=False,
-)
-@span_option(
-    "--watch",
-    "every",
-    minimum_s=1,
-    maximum_s=86400,
-    general=False,
-    help="Repeat after this time until Ctrl-C, and print what changes.",
-)
-@srun_job_option
-@transport_options
-def audit(inventory: str | None, **options: Any) -> int:
+def audit(inventory: str | None, options: AuditWords) -> int:
     """Report what differs from the policy on every node of INVENTORY. Never writes to a node.
 
     \b
@@ -65,6 +64,49 @@ def audit(inventory: str | None, **options: Any) -> int:
       nodeready audit inventories/prod.py --watch 60
       nodeready audit inventories/prod.py --recorded /shared/nodeready
     """
-    from nodeready.cli.audit_run import run_audit
+    from nodeready.agent.audit_document import nagios_code
+    from nodeready.cli.outputs import read_outputs
+    from nodeready.reports.audit_table import changes, findings_of
+    from nodeready.reports.registry import Options
+    from nodeready.runs.audit.command import run
 
-    return run_audit(inventory, **options)
+    named = require_inventory(inventory, options)
+    if options.recorded:
+        refuse_with_recorded(options.recorded)
+    outputs = read_outputs("audit", options)
+    if options.every is not None:
+        if options.recorded:
+            raise Refused("--watch: asks the nodes; remove --recorded")
+        if outputs.form != "table" or outputs.files:
+            raise Refused("--watch: prints lines; remove --format and -o")
+    screen, code, findings = options.screen(), OK, None
+    with closing(run(named, options, screen, write_facts=outputs.write_facts)) as looks:
+        try:
+            for look in looks:
+                document = look.audit
+                if findings is None:
+                    code = nagios_code(document) if outputs.form == "nagios" else look.code
+                    outputs.show(
+                        document,
+                        screen,
+                        silent=screen.quiet and not look.failing,
+                        options=Options(
+                            fail_on=options.fail_on,
+                            inventory=options.words(named),
+                            looks=look.keeper.looks,
+                            history=look.keeper.history,
+                        ),
+                    )
+                    if options.every is None or not document.complete:
+                        return code
+                    findings = findings_of(document, {})
+                    continue
+                before, findings = findings, findings_of(document, findings)
+                if lines := [*changes(before, findings, document.finished)]:
+                    look.keep()
+                    screen.show(lines)
+                    sys.stdout.flush()
+        except KeyboardInterrupt:
+            if findings is None:
+                raise
+    return INTERRUPTED

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from nodeready.cli.options import (
-    Refused,
-    command,
-    inventory_argument,
-    limit_option,
-    output_file,
-    trust_option,
-)
-from nodeready.cli.screen import refuse_unwritable
-from nodeready.cli.targets import TargetOptions, load_targets
-from nodeready.core.exit_codes import OK
+from nodeready.cli.options import command, inventory_argument, output_file
+from nodeready.cli.screen import Screen, refuse_unwritable
+from nodeready.core.exit_codes import OK, Refused
 from nodeready.core.files import write_atomically
 from nodeready.core.policy import Policy
 from nodeready.core.policy.policy import as_data, digest
 from nodeready.core.text import counted
 from nodeready.fleet.transport.bundle import build
 from nodeready.reports.lines import grouped, node_set
+from nodeready.runs.options import ConnectionOptions, limit, trust
+from nodeready.runs.targets import load_targets
 
 
 def _common_policy(policies: Mapping[str, Policy]) -> Policy:
@@ -43,12 +38,16 @@ def _common_policy(policies: Mapping[str, Policy]) -> Policy:
     )
 
 
-@command()
+@dataclass(kw_only=True)
+class BundleWords:
+    output: str = output_file("File of the program.", default="nodeready.pyz")
+    limit: str | None = limit("The policy of these nodes: gpu[001-004], a group.")
+    trust_inventory: bool = trust()
+
+
+@command(BundleWords)
 @inventory_argument
-@output_file("File of the program.", default="nodeready.pyz")
-@limit_option("The policy of these nodes: gpu[001-004], a group.")
-@trust_option
-def bundle(inventory: str | None, *, output: str, limit: str | None, trust_inventory: bool) -> int:
+def bundle(inventory: str | None, options: BundleWords) -> int:
     """Write the node's own program: one file that needs only Python 3.9 on the node.
 
     The program audits the node on which it runs, proves it, keeps a verdict and answers a job's
@@ -60,15 +59,15 @@ def bundle(inventory: str | None, *, output: str, limit: str | None, trust_inven
       nodeready bundle inventories/prod.py --limit h100 -o nodeready.pyz
       scp nodeready.pyz gpu001: && ssh gpu001 ./nodeready.pyz audit
     """
+    output = options.output
     refuse_unwritable(output)
     policy, source = None, "the default policy"
     if inventory is not None:
-        _, _, policies = load_targets(
-            inventory, TargetOptions(limit=limit, trust_inventory=trust_inventory)
-        )
+        targeted = ConnectionOptions(limit=options.limit, trust_inventory=options.trust_inventory)
+        _, _, policies = load_targets(inventory, targeted, Screen().note)
         policy = _common_policy(policies)
         source = f"the policy of {counted(len(policies), 'node')}"
-    elif limit is not None:
+    elif options.limit is not None:
         raise Refused("--limit: needs an INVENTORY")
     program = build(policy)
     write_atomically(Path(output), [program], 0o755)

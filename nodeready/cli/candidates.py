@@ -14,12 +14,12 @@ import click
 from click.shell_completion import CompletionItem
 
 import nodeready
-from nodeready.cli.default_inventory import default_inventory
-from nodeready.cli.last_failed import LAST_FAILED
-from nodeready.cli.options import Refused
+from nodeready.cli.defaults import default_inventory
+from nodeready.core.exit_codes import Refused
 from nodeready.core.files import only_regular
 from nodeready.core.policy.site_checks import FOLDER
 from nodeready.fleet.inventory import labs
+from nodeready.runs.last_failed import LAST_FAILED
 
 #: Maximum bytes of an inventory that is read: one of 10,000 nodes has 200 kB.
 _MAX_BYTES = 1_000_000
@@ -52,7 +52,7 @@ def nodes(context: click.Context, incomplete: str) -> list[CompletionItem]:
 
 def remembered(_: click.Context, incomplete: str) -> list[CompletionItem]:
     """The nodes that the memory has."""
-    from nodeready.cli.kept_looks import open_memory
+    from nodeready.runs.memory.kept_looks import open_memory
 
     try:
         with open_memory() as memory:

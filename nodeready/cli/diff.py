@@ -1,56 +1,32 @@
 """`nodeready diff`: what changed on the nodes, and what the failing nodes have in common.
 
-`diff_run` is imported only when the command runs, so that --help and completion are quick.
+Its run is imported only when the command runs, so that --help and completion are quick.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import click
 
-from nodeready.cli.options import (
-    command,
-    option,
-    report_options,
-    srun_job_option,
-    timeout_option,
-    transport_options,
-)
+from nodeready.cli.defaults import require_inventory
+from nodeready.cli.options import ScreenOptions, command, format_option, report_files
+from nodeready.core.exit_codes import Refused
+from nodeready.runs.options import DiffOptions, flag
 
 
-@command()
+@dataclass(kw_only=True)
+class DiffWords(ScreenOptions, DiffOptions):
+    format: str = format_option("diff")
+    output: tuple[str, ...] = report_files()
+    is_strict: bool = flag(
+        "--exit-code", "Exit with 3 when there is a difference.", key="is_strict", general=False
+    )
+
+
+@command(DiffWords)
 @click.argument("sides", nargs=-1, metavar="[INVENTORY | A.json B.json]")
-@option(
-    "--since",
-    metavar="WHEN",
-    help="Compare with then: yesterday, 3d, a date, the number of a look, or last-good.",
-    general=False,
-)
-@option(
-    "--until", metavar="WHEN", help="With --since: the later look; ask no node.", general=False
-)
-@option(
-    "--against",
-    metavar="NODE|GROUP|FILE",
-    help="Compare with a node, with most nodes of a group, or with a file of learn.",
-    general=False,
-)
-@report_options("diff")
-@option(
-    "--exit-code",
-    "is_strict",
-    is_flag=True,
-    help="Exit with 3 when there is a difference.",
-    general=False,
-)
-@timeout_option()
-@srun_job_option
-@transport_options
-def diff(
-    sides: tuple[str, ...],
-    **options: Any,
-) -> int:
+def diff(sides: tuple[str, ...], options: DiffWords) -> int:
     """Report what changed on the nodes of INVENTORY, or between two files. Never writes to a node.
 
     What changed on the failing nodes and not on healthy nodes comes first. The nodes are asked as
@@ -67,6 +43,20 @@ def diff(
       nodeready diff prod.py --against inventories/group_data/h100.py
       nodeready diff monday.json today.json          # of audit or ready, --format json
     """
-    from nodeready.cli.diff_run import run_diff
+    from nodeready.cli.outputs import read_outputs
+    from nodeready.runs.memory.command import diff_files, run
+    from nodeready.runs.memory.diff import diff_code
 
-    return run_diff(sides, **options)
+    outputs, screen = read_outputs("diff", options), options.screen()
+    if len(sides) == 2 and not (options.since or options.until or options.against):
+        document = diff_files(*sides)
+    elif len(sides) > 1:
+        raise Refused(
+            "compares one INVENTORY, or two files without --since, --until and --against: "
+            "nodeready diff monday.json today.json"
+        )
+    else:
+        inventory = require_inventory(sides[0] if sides else None, options)
+        document = run(inventory, options, screen)
+    outputs.show(document, screen, silent=screen.quiet and not document.changes)
+    return diff_code(document, is_strict=options.is_strict)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import click
 
-from nodeready.cli.options import Refused, candidates_of, color_option, command, option
+from nodeready.cli.options import candidates_of, color_option, command
+from nodeready.core.exit_codes import Refused
 from nodeready.core.policy import Policy
 from nodeready.core.policy.policy import reason
 from nodeready.core.policy.site_checks import FOLDER
 from nodeready.core.result import Page
 from nodeready.core.severity import SEVERITIES, ladder_text, words
 from nodeready.reports.lines import StyledLine, line
+from nodeready.runs.options import opt
 from nodeready.subjects.registry import SUBJECTS, meant, page
 
 #: Maximum columns: longer lines of prose are hard to read.
@@ -125,16 +127,19 @@ def _declared(inventory: str | None) -> list[Policy]:
     return [Policy(site_checks=tuple(checks))]
 
 
-@command()
+@dataclass(kw_only=True)
+class ExplainWords:
+    inventory: str | None = opt(
+        "--inventory FILE",
+        "Also the site's own checks beside this inventory; always those of ./checks.d.",
+        general=False,
+    )
+    color: str = color_option()
+
+
+@command(ExplainWords)
 @click.argument("check", nargs=-1, shell_complete=candidates_of("checks"))
-@option(
-    "--inventory",
-    metavar="FILE",
-    help="Also the site's own checks beside this inventory; always those of ./checks.d.",
-    general=False,
-)
-@color_option
-def explain(check: tuple[str, ...], inventory: str | None, color: str) -> int:
+def explain(check: tuple[str, ...], options: ExplainWords) -> int:
     """Explain what CHECK judges and why, which settings decide it, and what repairs it.
 
     CHECK is an id such as ptrace.scope, as the audit prints it, or a subject such as ptrace.
@@ -149,9 +154,9 @@ def explain(check: tuple[str, ...], inventory: str | None, color: str) -> int:
     """
     from nodeready.cli.screen import Screen
 
-    screen = Screen(color)
+    screen = Screen(options.color)
     width = min(screen.width, _MAX_WIDTH)
-    policies = _declared(inventory)
+    policies = _declared(options.inventory)
     pages: list[Iterator[StyledLine]] = []
     for word in check:
         if word in SUBJECTS:

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import click
 
 from nodeready.cli.options import (
-    Refused,
     candidates_of,
     color_option,
     command,
-    report_options,
-    since_option,
+    format_option,
+    report_files,
+    verbose_option,
 )
+from nodeready.core.exit_codes import Refused
 from nodeready.core.policy.fields import closest_word
+from nodeready.runs.options import since
+from nodeready.runs.values import epoch_seconds
 
 
-@command()
+@dataclass(kw_only=True)
+class HistoryWords:
+    since_s: float = since("what happened", epoch_seconds)
+    format: str = format_option("history")
+    output: tuple[str, ...] = report_files()
+    color: str = color_option()
+    verbose: int = verbose_option("More detail.")
+
+
+@command(HistoryWords)
 @click.argument("name", required=False, shell_complete=candidates_of("remembered"))
-@since_option("what happened")
-@report_options("history")
-@color_option
-@click.option("-v", "--verbose", count=True, show_default=False, help="More detail.")
-def history(
-    name: str | None,
-    *,
-    since: str | None,
-    format: str,
-    output: tuple[str, ...],
-    color: str,
-    verbose: int,
-) -> int:
+def history(name: str | None, options: HistoryWords) -> int:
     """Show the life of a node or of a GPU, from the looks that were kept. Contacts no node.
 
     NAME is a node, or the serial number or UUID of a GPU, or the GUID of an RDMA adapter, wherever
@@ -44,20 +46,18 @@ def history(
       nodeready history gpu004 --since 7d --format json
       nodeready history 1650522003820
     """
-    from nodeready.cli.kept_looks import open_memory
     from nodeready.cli.outputs import read_outputs
     from nodeready.cli.screen import Screen
-    from nodeready.cli.values import epoch_seconds, past
     from nodeready.runs.memory.history import read_history
+    from nodeready.runs.memory.kept_looks import open_memory
 
-    outputs = read_outputs("history", format, output)
-    since_s = past(since, epoch_seconds)
+    outputs = read_outputs("history", options)
     with open_memory() as memory:
-        document = read_history(memory, name or "", since_s)
+        document = read_history(memory, name or "", options.since_s)
         names = [] if document else memory.names()
     if document is None:
         close = closest_word(str(name), names)
         hint = f"did you mean {close}?" if close else "nodeready history lists the looks"
         raise Refused(f"history {name}: no look has seen such a node or part; {hint}")
-    outputs.show(document, Screen(color, verbose=verbose))
+    outputs.show(document, Screen(options.color, verbose=options.verbose))
     return 0

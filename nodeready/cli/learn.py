@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
-from nodeready.cli.conversations import keep_gaps, probe_nodes
-from nodeready.cli.default_inventory import require_inventory
-from nodeready.cli.options import (
-    Refused,
-    command,
-    inventory_argument,
-    option,
-    output_file,
-    srun_job_option,
-    transport_options,
-)
-from nodeready.cli.targets import TargetOptions, select_targets
+from nodeready.cli.defaults import require_inventory
+from nodeready.cli.options import ScreenOptions, command, inventory_argument, output_file
+from nodeready.core.exit_codes import Refused
 from nodeready.core.files import write_atomically
-from nodeready.core.outcome import gaps_code, gaps_of
-from nodeready.core.text import utc_now
+from nodeready.core.outcome import gaps_code
 from nodeready.reports.table_layout import show_gaps
-from nodeready.runs.audit.learned import majority, render
-from nodeready.subjects.registry import LEARNED
+from nodeready.runs.audit.learned import run
+from nodeready.runs.options import LearnOptions, flag
 
 
-@command()
+@dataclass(kw_only=True)
+class LearnWords(ScreenOptions, LearnOptions):
+    output: str | None = output_file("Write the policy to FILE, which must not exist yet.")
+    force: bool = flag("--force", "Replace FILE when it exists.")
+
+
+@command(LearnWords)
 @inventory_argument
-@output_file("Write the policy to FILE, which must not exist yet.")
-@option("--force", is_flag=True, help="Replace FILE when it exists.")
-@srun_job_option
-@transport_options
-def learn(
-    inventory: str | None, output: str | None, force: bool, job: str | None, **shared: Any
-) -> int:
+def learn(inventory: str | None, options: LearnWords) -> int:
     """Write the values that most nodes of INVENTORY share as a group_data file to review.
 
     GPU model and count, driver, VBIOS, NIC names and speeds, RDMA ports, kernel, mounts: each
@@ -47,25 +37,15 @@ def learn(
       nodeready learn inventories/prod.py --limit h100 -o inventories/group_data/h100.py
       nodeready learn 'gpu[001-064]'
     """
-    options = TargetOptions(**shared)
-    inventory = require_inventory(inventory, options)
-    if output is not None and Path(output).exists() and not force:
+    inventory, output = require_inventory(inventory, options), options.output
+    if output is not None and Path(output).exists() and not options.force:
         raise Refused(f"{output} exists: choose another name, or --force to replace it")
     screen = options.screen()
-    nodes = select_targets(inventory, options, job=job, tell=screen.note)
-    with nodes.transport:
-        outcomes = probe_nodes(nodes, screen, LEARNED)
-        if nodes.transport.interrupted:
-            raise KeyboardInterrupt
-        snapshots = {outcome.node: outcome.value for outcome in outcomes if outcome.value}
-        gaps = gaps_of(outcomes)
-        screen.show_on_stderr(show_gaps(gaps))
-        keep_gaps(nodes, screen, gaps)
-        if snapshots:
-            text = render(majority(snapshots), list(snapshots), utc_now())
-            if output is None:
-                click.echo(text, nl=False)
-            else:
-                write_atomically(Path(output), [text])
-                screen.note(f"{output}: review it before you use it")
-        return gaps_code(gaps, complete=True)
+    text, gaps = run(inventory, options, screen)
+    screen.show_on_stderr(show_gaps(gaps))
+    if text and output is None:
+        click.echo(text, nl=False)
+    elif text:
+        write_atomically(Path(str(output)), [text])
+        screen.note(f"{output}: review it before you use it")
+    return gaps_code(gaps, complete=True)

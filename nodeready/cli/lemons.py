@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
+from dataclasses import dataclass
 
 from nodeready.cli.options import (
-    Refused,
+    ScreenOptions,
     command,
+    format_option,
     inventory_argument,
-    limit_option,
-    report_options,
-    screen_options,
-    since_option,
-    trust_option,
+    report_files,
 )
+from nodeready.runs.options import LemonsOptions
 
 
-@command()
+@dataclass(kw_only=True)
+class LemonsWords(ScreenOptions, LemonsOptions):
+    format: str = format_option("lemons")
+    output: tuple[str, ...] = report_files()
+
+
+@command(LemonsWords)
 @inventory_argument
-@limit_option("Show these nodes and their GPUs alone: gpu[001-064], a group.")
-@since_option("incidents")
-@trust_option
-@report_options("lemons")
-@screen_options
-def lemons(
-    inventory: str | None,
-    *,
-    limit: str | None,
-    since: str | None,
-    trust_inventory: bool,
-    format: str,
-    output: tuple[str, ...],
-    color: str,
-    quiet: bool,
-    verbose: int,
-) -> int:
+def lemons(inventory: str | None, options: LemonsWords) -> int:
     """List the nodes and GPUs that fail far more often than their peers. Contacts no node.
 
     The looks of the last 90 days are read: findings that hardware can cause, nodes that did not
@@ -49,29 +36,11 @@ def lemons(
       nodeready lemons -v --format json -o lemons.json
     """
     # Imported only here, so that --help is quick.
-    from nodeready.cli.kept_looks import DAYS, open_memory
     from nodeready.cli.outputs import read_outputs
-    from nodeready.cli.screen import Screen
-    from nodeready.cli.targets import TargetOptions, load_targets
-    from nodeready.cli.values import epoch_seconds, past
-    from nodeready.runs.memory.lemons import find_lemons, lemons_code
+    from nodeready.runs.memory.kept_looks import kept_lemons
+    from nodeready.runs.memory.lemons import lemons_code
 
-    outputs = read_outputs("lemons", format, output)
-    screen = Screen(color, quiet, verbose)
-    now_s = time.time()
-    since_s = past(since, epoch_seconds) or now_s - DAYS * 86400
-    if inventory is None and limit is not None:
-        raise Refused("--limit: needs an INVENTORY")
-    with open_memory() as memory:
-        peers = shown = set(memory.names())
-        if inventory is not None:
-            options = TargetOptions(trust_inventory=trust_inventory)
-            peers = shown = peers & load_targets(inventory, options)[2].keys()
-            if limit is not None:
-                shown = peers & load_targets(inventory, replace(options, limit=limit))[2].keys()
-        # Without a node there is no fleet.
-        document = find_lemons(memory, peers if shown else (), since_s, now_s)
-    units = (unit for unit in document.units if not shown.isdisjoint((unit.node, *unit.nodes)))
-    document = replace(document, units=tuple(units))
+    outputs, screen = read_outputs("lemons", options), options.screen()
+    document = kept_lemons(inventory, options, screen)
     outputs.show(document, screen, silent=screen.quiet and not document.lemons)
     return lemons_code(document)

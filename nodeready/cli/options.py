@@ -1,4 +1,4 @@
-"""Options that several commands share.
+"""The options of `runs.options` as click's, and the options of what a command shows.
 
 Each option shows its default in --help, where the options stand in groups. Every option has a
 variable of its own command, NODEREADY_COMMAND_OPTION, which overrides the general one,
@@ -7,29 +7,23 @@ NODEREADY_OPTION. A few options have no general variable: the manual has each op
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 from click.types import StringParamType
 
-from nodeready.core.exit_codes import USAGE
 from nodeready.core.text import parse_span, span_words
+from nodeready.runs.options import Opt, is_directory, opt, options_of
 
-Callback = TypeVar("Callback", bound=Callable[..., Any])
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-class Refused(click.ClickException):
-    """The command cannot run as it was given; exit status 2.
-
-    Unlike after a click.UsageError, no advice to read the command's --help is printed.
-    """
-
-    exit_code = USAGE
-
+if TYPE_CHECKING:
+    from nodeready.cli.screen import Screen
 
 #: Every value of ``--format`` that some command takes. NODEREADY_FORMAT may have any of them: a
 #: command ignores those that it does not take.
@@ -70,7 +64,12 @@ def options_in_groups(command: click.Command) -> dict[str, list[click.Option]]:
 
 
 class Command(click.Command):
-    """A command whose --help has its options in groups."""
+    """A command whose --help has its options in groups.
+
+    kind: the class of its options
+    """
+
+    kind: type[Any]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups, and how the variables of the options are called."""
@@ -88,11 +87,6 @@ class Command(click.Command):
                 f"Variables of the options: {prefix}OPTION, else NODEREADY_OPTION; man nodeready "
                 "has them all."
             )
-
-
-def command(**settings: Any) -> Callable[[Callable[..., Any]], Command]:
-    """click.command, as a Command."""
-    return click.command(cls=Command, **settings)
 
 
 class Option(click.Option):
@@ -165,47 +159,6 @@ class Option(click.Option):
         return super().handle_parse_result(ctx, opts, args)
 
 
-def option(*names: str, general: bool = True, **settings: Any) -> Callable[[Callback], Callback]:
-    """click.option, as an Option of the function's command.
-
-    general: also read the general variable NODEREADY_OPTION
-    """
-    word = max((n.lstrip("-") for n in names if n.startswith("--")), key=len)
-    word = word.partition("/")[0].replace("-", "_").upper()
-
-    def decorate(command: Callback) -> Callback:
-        command_variable = f"NODEREADY_{command.__name__.upper()}_{word}"
-        variables = (command_variable, f"NODEREADY_{word}") if general else (command_variable,)
-        return click.option(*names, cls=Option, variables=variables, **settings)(command)
-
-    return decorate
-
-
-def format_option(
-    document: str, help: str = "Output format.", *, general: bool = True
-) -> Callable[[Callback], Callback]:
-    """``--format``, with the formats of this document in `reports.registry`.
-
-    general: also read NODEREADY_FORMAT, where it has one of these formats
-    """
-    from nodeready.reports.registry import format_names
-
-    forms = format_names(document)
-    return option(
-        *("-f", "--format"),
-        type=click.Choice(forms),
-        default=forms[0],
-        help=help,
-        general=general,
-        # A word that no command knows is a mistake, which click reports.
-        takes=lambda value: value in forms or value not in FORMS,
-    )
-
-
-#: Maximum span of time: 100 years.
-MAX_SPAN_S = 100 * 366 * 86400
-
-
 class Span(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no argument
     """A span of time within these seconds, as `text.parse_span` reads it; seconds without a unit.
 
@@ -234,23 +187,6 @@ class Span(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no argum
         return int(seconds)
 
 
-def span_option(
-    *names: str,
-    help: str,
-    minimum_s: float,
-    maximum_s: float,
-    is_whole: bool = False,
-    **settings: Any,
-) -> Callable[[Callback], Callback]:
-    """An option that takes a span of time; see `Span`."""
-    kind = Span(minimum_s, maximum_s, is_whole=is_whole)
-    return option(*names, type=kind, metavar="TIME", help=help, **settings)
-
-
-def _is_directory(path: str) -> bool:
-    return path.endswith("/") or os.path.isdir(path)
-
-
 class _OutputType(StringParamType):
     """A value of ``-o``. A variable has one: the name of a file may have spaces."""
 
@@ -261,93 +197,6 @@ class _OutputType(StringParamType):
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         return [CompletionItem(incomplete, type="file")]
-
-
-def output_file(
-    help: str = "Write the report to FILE, atomically.", **settings: Any
-) -> Callable[[Callback], Callback]:
-    """``-o FILE``. NODEREADY_OUTPUT counts when it is no directory."""
-    return option(
-        *("-o", "--output"),
-        metavar="FILE",
-        help=help,
-        takes=lambda path: not _is_directory(path),
-        **settings,
-    )
-
-
-def output_directory(help: str, *, general: bool = True) -> Callable[[Callback], Callback]:
-    """``-o DIR``. NODEREADY_OUTPUT counts when it is a directory, or ends with a slash."""
-    return option(
-        *("-o", "--output"), metavar="DIR", help=help, general=general, takes=_is_directory
-    )
-
-
-def _combined(*decorators: Decorator) -> Decorator:
-    """One decorator for the options of all of these, in this order in --help."""
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for decorator in reversed(decorators):
-            command = decorator(command)
-        return command
-
-    return decorate
-
-
-def report_options(document: str, *, general: bool = True) -> Decorator:
-    """``--format`` and ``-o``, for `outputs.read_outputs`; see `format_option`."""
-    return _combined(
-        format_option(document, general=general),
-        output_file(
-            "Write the report to FILE, in the format of its ending. FORMAT:FILE: besides the "
-            "screen; may be repeated.",
-            multiple=True,
-            type=_OutputType(),
-        ),
-    )
-
-
-def hostfile_options(nodes: str) -> Decorator:
-    """``--hostfile-out FILE`` and ``--hostfile-format``, for `screen.write_hostfile`.
-
-    nodes: the word for the nodes that are written
-    """
-    from nodeready.fleet.inventory.launcher_files import FORMS as forms
-
-    return _combined(
-        option("--hostfile-out", metavar="FILE", help=f"Write the {nodes} nodes to FILE."),
-        option(
-            "--hostfile-format",
-            type=click.Choice(list(forms)),
-            default="hostfile",
-            help="; ".join(f"{name}, for {reader}" for name, reader in forms.items()) + ".",
-        ),
-    )
-
-
-def since_option(noun: str) -> Callable[[Callback], Callback]:
-    """``--since WHEN``, for `values.past`. noun: what the option selects"""
-    return option(
-        "--since",
-        metavar="WHEN",
-        help=f"Only {noun} since then: 2h, 3d, 08:30, 2026-03-01, 2026-03-01 08:30.",
-    )
-
-
-rank_pattern_option = option(
-    "--rank-pattern",
-    metavar="REGEX",
-    help="Its group is the rank of a line, if the lines of many ranks are in one file. [learned]",
-)
-
-
-def timeout_option(
-    help: str = "Maximum time per node, after it is connected.",
-) -> Callable[[Callback], Callback]:
-    """``--timeout TIME``, one minute by default."""
-    return span_option(
-        "--timeout", minimum_s=1, maximum_s=3600, is_whole=True, default="60s", help=help
-    )
 
 
 def candidates_of(kind: str) -> Callable[..., Any]:
@@ -361,109 +210,169 @@ def candidates_of(kind: str) -> Callable[..., Any]:
     return complete
 
 
-#: INVENTORY; without it, `default_inventory` finds one.
+# --- Options from the fields of a class.
+
+
+def _type_of(opt: Opt) -> click.ParamType | None:  # type: ignore[type-arg]
+    """click's type; None: click's own choice, a text or a number."""
+    if opt.choices:
+        return click.Choice(opt.choices)
+    if opt.bounds:
+        return click.IntRange(*opt.bounds)
+    if opt.span_s:
+        return Span(*opt.span_s, is_whole=opt.is_whole)
+    if opt.is_file:
+        return click.Path(exists=True, dir_okay=False)
+    return _OutputType() if opt.key == "output" and opt.multiple else None
+
+
+def click_option(command: str, opt: Opt) -> click.Option:
+    """The option as click has it, for the command of this name."""
+    settings: dict[str, Any] = {
+        "help": opt.help,
+        "default": opt.default,
+        "metavar": opt.metavar,
+        "type": _type_of(opt),
+        "is_flag": opt.default is False,
+        "count": opt.is_count,
+        "multiple": opt.multiple,
+        "required": opt.required,
+        "hidden": opt.hidden,
+        "show_default": opt.show_default,
+    }
+    if opt.complete:
+        settings["shell_complete"] = candidates_of(opt.complete)
+    names = [*opt.names, opt.key]
+    if not opt.variable:
+        return click.Option(names, **settings)
+    word = max((name for name in opt.names if name.startswith("--")), key=len)
+    variable = word.lstrip("-").replace("-", "_").upper()
+    variables = f"NODEREADY_{command.upper()}_{variable}", f"NODEREADY_{variable}"
+    return Option(
+        names,
+        variables=variables if opt.general else variables[:1],
+        takes=opt.takes,
+        joined=opt.joined,
+        **settings,
+    )
+
+
+def values_of(kind: type[Any], params: dict[str, Any], context: click.Context) -> Any:
+    """The options of this class, from click's values, which are removed. Raises Refused."""
+    values = {}
+    for field, option in options_of(kind).items():
+        value = params.pop(option.key)
+        # Without a word, the field has its own default.
+        if context.get_parameter_source(option.key) != ParameterSource.DEFAULT:
+            values[field] = value if option.read is None or value is None else option.read(value)
+    return kind(**values)
+
+
+def command(kind: type[Any], **settings: Any) -> Callable[[Callable[..., Any]], Command]:
+    """A `Command` with the options of this class; its function gets them as its last argument."""
+
+    def decorate(function: Callable[..., Any]) -> Command:
+        @functools.wraps(function)
+        def callback(**params: Any) -> Any:
+            options = values_of(kind, params, click.get_current_context())
+            return function(*params.values(), options)
+
+        name = function.__name__
+        arguments = list(reversed(getattr(function, "__click_params__", ())))
+        options = [click_option(name, opt) for opt in options_of(kind).values()]
+        command = Command(
+            name,
+            callback=callback,
+            params=[*arguments, *options],
+            help=inspect.getdoc(function),
+            **settings,
+        )
+        command.kind = kind
+        return command
+
+    return decorate
+
+
+#: INVENTORY; without it, `defaults` finds one.
 inventory_argument = click.argument(
     "inventory", required=False, shell_complete=candidates_of("inventories")
 )
 
 
-def limit_option(help: str) -> Callable[[Callback], Callback]:
-    """``--limit NODES``."""
-    return option(
-        *("-l", "--limit"),
-        metavar="NODES",
-        joined=True,
-        help=help,
-        shell_complete=candidates_of("nodes"),
+# --- Options of what a command shows.
+
+
+def format_option(document: str, help: str = "Output format.", *, general: bool = True) -> Any:
+    """``--format``, with the formats of this document in `reports.registry`.
+
+    general: also read NODEREADY_FORMAT, where it has one of these formats
+    """
+    from nodeready.reports.registry import format_names
+
+    forms = tuple(format_names(document))
+    return opt(
+        "-f, --format",
+        help,
+        choices=forms,
+        default=forms[0],
+        general=general,
+        takes=lambda value: value in forms or value not in FORMS,
     )
 
 
-def only_option(help: str, metavar: str = "CHECK,...") -> Callable[[Callback], Callback]:
-    """``--only``: the checks or subjects of a command."""
-    return option(
-        "--only", metavar=metavar, joined=True, help=help, shell_complete=candidates_of("checks")
+def _is_no_directory(path: str) -> bool:
+    return not is_directory(path)
+
+
+def output_file(help: str, **how: Any) -> Any:
+    """``-o FILE``. NODEREADY_OUTPUT counts when it is no directory."""
+    return opt("-o, --output FILE", help, takes=_is_no_directory, **how)
+
+
+def report_files() -> Any:
+    """``-o`` of a command with `format_option`, for `outputs.read_outputs`."""
+    return output_file(
+        "Write the report to FILE, in the format of its ending. FORMAT:FILE: besides the "
+        "screen; may be repeated.",
+        multiple=True,
     )
 
 
-skip_option = option(
-    "--skip",
-    metavar="CHECK,...",
-    joined=True,
-    help="Checks or subjects to skip.",
-    shell_complete=candidates_of("checks"),
-)
-local_option = option("--local", is_flag=True, help="This machine, without any connection.")
-#: ``--job`` of a command that is not about a job.
-srun_job_option = option("--job", metavar="ID", help="With --via srun: run inside this job.")
-trust_option = option(
-    "--trust-inventory",
-    is_flag=True,
-    help="Run inventories and group_data that other users can write.",
-)
-color_option = option(
-    "--color",
-    type=click.Choice(["auto", "always", "never"]),
-    default="auto",
-    help="Colours on the terminal.",
-)
-#: What a command shows: the options of `Screen`.
-screen_options = _combined(
-    color_option,
-    click.option("-q", "--quiet", is_flag=True, help="Print nothing on success."),
-    click.option(
-        *("-v", "--verbose"),
-        count=True,
-        show_default=False,
-        help="More detail; progress also without a terminal.",
-    ),
-)
-#: The options of every command that contacts nodes.
-shared_options = _combined(
-    limit_option("Only these nodes: gpu[001-004], a group, a glob, @last-failed."),
-    option("--sudo", is_flag=True, help="Become root with sudo on the nodes."),
-    trust_option,
-    option("-u", "--ssh-user", metavar="NAME", help="Log in as this user."),
-    option(
-        "--ssh-key",
-        metavar="FILE",
-        type=click.Path(exists=True, dir_okay=False),
-        help="Log in with this key.",
-    ),
-    screen_options,
-)
-#: The options of a command that only reads from nodes: the transport, and `shared_options`.
-transport_options = _combined(
-    option(
-        "--via",
-        type=click.Choice(["ssh", "srun", "clush", "auto"]),
-        default="ssh",
-        help="Transport: ssh; srun (Slurm steps); clush (ClusterShell); auto.",
-    ),
-    option(
-        "--salloc",
-        metavar="'WORDS'",
-        help="With --via srun: further options for salloc: '--reservation=maint -A ops'.",
-    ),
-    option(
-        "--topology",
-        metavar="FILE",
-        help="With --via clush: path of topology.conf, if not the default.",
-    ),
-    option(
-        "--ssh-processes",
-        type=click.IntRange(1, 64),
-        metavar="N",
-        help="With --via ssh: number of processes that share the connections.",
-    ),
-    shared_options,
-)
+def hostfile_out(nodes: str) -> Any:
+    """``--hostfile-out FILE``, for `screen.write_hostfile`. nodes: the word for those written"""
+    return opt("--hostfile-out FILE", f"Write the {nodes} nodes to FILE.")
 
 
-def shared_option_names() -> tuple[str, ...]:
-    """The names of the options of `shared_options`."""
+def hostfile_format() -> Any:
+    from nodeready.fleet.inventory.launcher_files import FORMS as forms
 
-    @shared_options
-    def command() -> None: ...
+    return opt(
+        "--hostfile-format",
+        "; ".join(f"{name}, for {reader}" for name, reader in forms.items()) + ".",
+        choices=tuple(forms),
+        default="hostfile",
+    )
 
-    params: list[click.Parameter] = command.__click_params__  # type: ignore[attr-defined]
-    return tuple(str(param.name) for param in reversed(params))
+
+def color_option() -> Any:
+    choices = "auto", "always", "never"
+    return opt("--color", "Colours on the terminal.", choices=choices, default="auto")
+
+
+def verbose_option(help: str) -> Any:
+    return opt("-v, --verbose", help, is_count=True, default=0, show_default=False, variable=False)
+
+
+@dataclass(kw_only=True)
+class ScreenOptions:
+    """How a command shows its output."""
+
+    color: str = color_option()
+    quiet: bool = opt("-q, --quiet", "Print nothing on success.", default=False, variable=False)
+    verbose: int = verbose_option("More detail; progress also without a terminal.")
+
+    def screen(self) -> Screen:
+        """The screen of these options."""
+        from nodeready.cli.screen import Screen
+
+        return Screen(self.color, self.quiet, self.verbose)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from nodeready.cli.options import FORMS, Refused
-from nodeready.cli.screen import (
-    Screen,
-    documents_are_received,
-    refuse_unwritable,
-    render_options,
-    show,
-)
+from nodeready.cli.options import FORMS
+from nodeready.cli.screen import Screen, refuse_unwritable, render_options, show
+from nodeready.core.exit_codes import Refused
 from nodeready.core.files import write_atomically
 from nodeready.reports.registry import FORMATS, PLAIN, Options, find_format
 
@@ -51,9 +46,6 @@ class Outputs:
         mode: of a new FILE: 0600 for a job's data, which no other user may read
         Raises OSError when a FILE cannot be written.
         """
-        if documents_are_received():
-            show(self.kind, self.form, document, screen)
-            return
         for file, form in self.files.items():
             text = find_format(self.kind, form).render(document, render_options(screen, options))
             write_atomically(Path(file), text, mode)
@@ -61,14 +53,15 @@ class Outputs:
             show(self.kind, self.form, document, screen, silent=silent, options=options)
 
 
-def read_outputs(kind: str, form: str, words: Sequence[str]) -> Outputs:
-    """The outputs of ``--format`` and of the values of ``-o``.
+def read_outputs(kind: str, options: Any) -> Outputs:
+    """The outputs of the options ``format`` and ``output``.
 
     ``FILE`` replaces the report on standard output. Its format is that of ``--format`` on the
     command line, else that of its ending. ``FORMAT:FILE`` is written besides.
 
     Raises Refused for a file that cannot be written, and for a format that the command lacks.
     """
+    form, words = options.format, options.output
     source = click.get_current_context().get_parameter_source("format")
     files: dict[str, str] = {}
     replacing: list[str] = []

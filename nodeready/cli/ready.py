@@ -1,67 +1,36 @@
 """`nodeready ready`: prove which nodes are ready for a job.
 
-`ready_run` is imported only when the command runs, so that --help and completion are quick.
+Its run is imported only when the command runs, so that --help and completion are quick.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
-import click
-
+from nodeready.cli.defaults import find_inventory
 from nodeready.cli.options import (
+    ScreenOptions,
     command,
-    hostfile_options,
+    format_option,
+    hostfile_format,
+    hostfile_out,
     inventory_argument,
-    local_option,
-    only_option,
-    option,
-    report_options,
-    skip_option,
-    span_option,
-    srun_job_option,
-    transport_options,
+    report_files,
 )
+from nodeready.runs.options import ReadyOptions
 
 
-@command()
+@dataclass(kw_only=True)
+class ReadyWords(ScreenOptions, ReadyOptions):
+    hostfile_out: str | None = hostfile_out("ready")
+    hostfile_format: str = hostfile_format()
+    format: str = format_option("ready")
+    output: tuple[str, ...] = report_files()
+
+
+@command(ReadyWords)
 @inventory_argument
-@local_option
-@span_option(
-    "--budget",
-    minimum_s=1,
-    maximum_s=3600,
-    is_whole=True,
-    default="60s",
-    help="Maximum time in all.",
-)
-@option("--user", metavar="NAME", help="Run the proofs as this user, who will run the job.")
-@option("--ports", metavar="FIRST-LAST", help="Port range of the job.")
-@option("--gpus", type=click.IntRange(0, 64), metavar="N", help="GPUs that every node must have.")
-@option(
-    "--nodes-needed",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Exit 0 when at least N nodes are ready; default: all nodes.",
-)
-@span_option(
-    "--wait",
-    "wait_s",
-    minimum_s=0,
-    maximum_s=7 * 86400,
-    is_whole=True,
-    default=0,
-    show_default=False,
-    help="Repeat until enough nodes are ready, for at most this time.",
-)
-@hostfile_options("ready")
-@option("--full-mesh", is_flag=True, help="Connect every pair of nodes, not a sample of them.")
-@only_option("Only these checks or subjects: proof,gpus.present.")
-@skip_option
-@report_options("ready")
-@srun_job_option
-@transport_options
-def ready(inventory: str | None, **options: Any) -> int:
+def ready(inventory: str | None, options: ReadyWords) -> int:
     """Prove for every node of INVENTORY whether a job may start: go or no-go.
 
     The audit, and these proofs: as the job's user, nodeready takes stacks and makes a core; ssh
@@ -78,6 +47,27 @@ def ready(inventory: str | None, **options: Any) -> int:
       nodeready ready inventories/prod.py --wait 600 && sbatch job.sh
       nodeready ready --local
     """
-    from nodeready.cli.ready_run import run_ready
+    from nodeready.agent.audit_document import nagios_code, ready_code
+    from nodeready.cli.outputs import read_outputs
+    from nodeready.cli.screen import refuse_unwritable, write_hostfile
+    from nodeready.reports.registry import Options
+    from nodeready.runs.ready.command import run
 
-    return run_ready(inventory, **options)
+    inventory = find_inventory(inventory, options, elsewhere=options.local)
+    outputs = read_outputs("ready", options)
+    refuse_unwritable(options.hostfile_out, "--hostfile-out")
+    screen = options.screen()
+    with run(inventory, options, screen, write_facts=outputs.write_facts) as look:
+        document = look.document
+        write_hostfile(
+            options.hostfile_out,
+            options.hostfile_format,
+            {name: look.slots[name] for name in document.go},
+            document.no_go,
+            screen,
+            complete=document.audit.complete,
+        )
+        silent = screen.quiet and document.enough and not document.no_go
+        shown = Options(inventory=options.words(inventory), looks=look.keeper.looks)
+        outputs.show(document, screen, silent=silent, options=shown)
+        return nagios_code(document.audit) if outputs.form == "nagios" else ready_code(document)

@@ -4,49 +4,48 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 
 import click
 
 from nodeready.agent import run as supervisor
-from nodeready.cli.options import command, option
+from nodeready.cli.options import command
+from nodeready.runs.options import opt
 
 
-def _checked_signal(ctx: click.Context, param: click.Parameter, value: str) -> str:
+def _read_signal(name: str) -> str:
+    """The value of ``--signal``. Raises BadParameter."""
     try:
-        supervisor.signal_number(value)
+        supervisor.signal_number(name)
     except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    return value
+        raise click.BadParameter(
+            str(error), click.get_current_context(), param_hint="'--signal'"
+        ) from None
+    return name
+
+
+@dataclass(kw_only=True)
+class RunWords:
+    log_dir: str = opt(
+        "--log-dir DIR",
+        "Directory for the output (NODE-rankN.RESTART.log) and the flight recorder's dumps.",
+        general=False,
+        default="",
+        show_default=False,
+    )
+    signal: str = opt(
+        "--signal NAME",
+        "Signal on which each Python process writes its stacks; none: no handler.",
+        default="URG",
+        general=False,
+        read=_read_signal,
+    )
 
 
 # Options end at the first word of COMMAND, which may have options of its own.
-@command(context_settings={"allow_interspersed_args": False})
-@option(
-    "--log-dir",
-    metavar="DIR",
-    general=False,
-    default="",
-    show_default=False,
-    help="Directory for the output (NODE-rankN.RESTART.log) and the flight recorder's dumps.",
-)
-@option(
-    "--signal",
-    metavar="NAME",
-    default="URG",
-    general=False,
-    callback=_checked_signal,
-    help="Signal on which each Python process writes its stacks; none: no handler.",
-)
+@command(RunWords, context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
-@click.pass_obj
-def run(
-    path: str | None,
-    /,
-    *,
-    log_dir: str,
-    signal: str,
-    command: tuple[str, ...],
-) -> None:
+def run(command: tuple[str, ...], options: RunWords) -> None:
     """Start COMMAND, one rank of a job, so that its hang can be debugged.
 
     Put it in front of the program: `srun nodeready run python train.py`, `torchrun --no-python
@@ -55,7 +54,8 @@ def run(
     reach COMMAND, and its exit status is returned: 128 plus the number of the signal that ended
     it, 127 if it is not found, 126 if it cannot be run.
     """
-    words = ["--signal", signal, "--log-dir", log_dir]
+    words = ["--signal", options.signal, "--log-dir", options.log_dir]
+    path = click.get_current_context().obj
     environment = {**os.environ}
     environment.pop("PATH", None)
     if path is not None:

@@ -5,6 +5,7 @@ rich is imported only when a line is shown, so that --help and completion are qu
 
 from __future__ import annotations
 
+import getpass
 import os
 import sys
 import threading
@@ -17,14 +18,15 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from nodeready.cli.options import Refused
+from nodeready.core.exit_codes import Refused
 from nodeready.core.files import NotFollowed, check, write_atomically
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory import launcher_files
 from nodeready.fleet.inventory.nodeset import fold
 from nodeready.reports import registry
-from nodeready.reports.lines import StyledLine, node_set
+from nodeready.reports.lines import StyledLine
 from nodeready.reports.registry import PLAIN, SCREEN, Options
+from nodeready.runs.tell import Tell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,7 +83,7 @@ def _text(line: StyledLine) -> Text:
     return Text.assemble(*line.parts)
 
 
-class Screen:
+class Screen(Tell):
     """The two output streams of one command.
 
     color:   auto, always or never
@@ -130,16 +132,13 @@ class Screen:
 
         self.err.print(Text(f"nodeready: {sanitise(text)}", style=style), soft_wrap=True)
 
-    def note(self, text: str) -> None:
-        """Print one line to standard error, except with -q."""
-        if not self.quiet:
-            self.say(text)
+    def without_progress(self) -> Screen:
+        """A screen for lines about problems alone."""
+        return Screen("never", quiet=True)
 
-    def say_partial(self, missing: Iterable[str]) -> None:
-        """After an interrupt, print which nodes are missing in the results."""
-        names = [*missing]
-        without = f"; not {node_set(names)}" if names else ""
-        self.say(f"interrupted: the results are partial{without}")
+    def ask_password(self, prompt: str) -> str | None:
+        """The password that the user types; None without a terminal."""
+        return getpass.getpass(prompt) if sys.stdin.isatty() else None
 
     def _print_progress(self, progress: NodeProgress) -> None:
         """Print a plain line every few seconds: how many nodes are done, and which are pending."""
@@ -313,20 +312,6 @@ def write_hostfile(
         write_atomically(Path(path), [launcher_files.text(form, ready, rejected)])
 
 
-_receive: Callable[[Any], None] | None = None
-
-
-def show_documents_by(receive: Callable[[Any], None]) -> None:
-    """Have `show` give each document to this function, in place of writing a report."""
-    global _receive  # noqa: PLW0603 - of the whole process, which is started for this
-    _receive = receive
-
-
-def documents_are_received() -> bool:
-    """Whether `show_documents_by` was called."""
-    return _receive is not None
-
-
 def render_options(screen: Screen, options: Options) -> Options:
     """The options of a report that is no table on a terminal."""
     return replace(options, verbose=screen.verbose, width=PLAIN.width, lines=0)
@@ -347,9 +332,6 @@ def show(
     silent:  print no table (-q without a finding); machine formats are still written
     options: of the report; the screen's own override them
     """
-    if _receive is not None:
-        _receive(document)
-        return
     renderer = registry.find_format(kind, form)
     shown_options = render_options(screen, options)
     if not renderer.styled:

@@ -17,6 +17,14 @@ OK, FAILED, USAGE, CHECK, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class Refused(Exception):
+    """The command cannot run as it was given: it ends with the message and this exit code."""
+
+    def __init__(self, message: str, exit_code: int = USAGE) -> None:
+        super().__init__(message)
+        self.message, self.exit_code = message, exit_code
+
+
 def exit_code(
     *,
     interrupted: bool = False,

@@ -4,36 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.core.text import counted, sanitise
+from nodeready.core.text import sanitise
 from nodeready.reports.lines import StyledLine, line, node_set
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.table_layout import MAX_TEXT, NO_LIMIT, show_gaps
-from nodeready.runs.jobs import Jobs, RunningJob
+from nodeready.runs.jobs import MAX_NAME, Jobs
 from nodeready.runs.stacks.document import fold_ranks
 
 _HEAD = ("JOB", "USER", "RANKS", "SINCE (UTC)", "NODES")
-#: Maximum columns of a job's name or user; of a node set.
-_MAX_NAME, _NODES = 40, 160
-
-
-def rank_count(job: RunningJob) -> str:
-    """``8 of 16``; the processes where they have no numbers; what the launchers wait for."""
-    if not job.processes:
-        return counted(job.launchers, "launcher")
-    if not job.ranks:
-        return counted(job.processes, "process", "processes")
-    size = job.world_size
-    if size is None or size == len(job.ranks):
-        return str(len(job.ranks))
-    return f"{len(job.ranks)} of {size}"
-
-
-def summary(job: RunningJob) -> str:
-    """``job 4711 of ada: 8 ranks on gpu[1-2]``."""
-    name = f"job {sanitise(job.job)[:_MAX_NAME]}" if job.job else "a job without a name"
-    ranks = rank_count(job)
-    noun = "" if not job.ranks else " rank" if ranks == "1" else " ranks"
-    return f"{name} of {sanitise(job.user)[:_MAX_NAME]}: {ranks}{noun} on {node_set(job.nodes)}"
+#: Maximum columns of a node set.
+_NODES = 160
 
 
 def jobs(document: Jobs, options: Options = PLAIN) -> Iterator[StyledLine]:
@@ -41,9 +21,9 @@ def jobs(document: Jobs, options: Options = PLAIN) -> Iterator[StyledLine]:
     limit = NO_LIMIT if options.verbose or not options.lines else _NODES
     rows = [
         (
-            sanitise(job.job)[:_MAX_NAME] or "-",
-            sanitise(job.user)[:_MAX_NAME] or "-",
-            rank_count(job),
+            sanitise(job.job)[:MAX_NAME] or "-",
+            sanitise(job.user)[:MAX_NAME] or "-",
+            job.rank_count,
             job.since.replace("T", " ")[:16] or "-",
         )
         for job in document.jobs

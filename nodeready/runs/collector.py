@@ -1,4 +1,4 @@
-"""Collects the parts of an incident from the nodes of a job: stacks, logs, cores, the audit."""
+"""The run of `nodeready incident`: stacks, logs, cores and the audit of the nodes of a job."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
-from nodeready.agent.asking import Answer, Asks, Conversation, Request, Transport
+from nodeready.agent.asking import Answer, Conversation, Request, Transport
+from nodeready.agent.audit_document import Audit, NodeReport
+from nodeready.agent.gate import here
 from nodeready.agent.log_ranks import host_node
 from nodeready.agent.secrets import redacted
 from nodeready.agent.tail import NodeTail, TailConfig
+from nodeready.core.exit_codes import Refused
 from nodeready.core.outcome import (
     FAILED,
     HUNG,
@@ -24,25 +28,95 @@ from nodeready.core.outcome import (
     Outcome,
     node_gaps,
 )
-from nodeready.core.policy import Policy
+from nodeready.core.policy.policy import digest
 from nodeready.core.text import counted, sanitise, utc_now
 from nodeready.fleet.inventory.placement import JobPlacement
-from nodeready.runs import incident
+from nodeready.runs import incident, targets
+from nodeready.runs.audit.command import audit_document
+from nodeready.runs.audit.workers import AuditWorkers
+from nodeready.runs.conversations import ask_with_progress, converse, keep_gaps, probe_nodes
 from nodeready.runs.cores import collect_cores
-from nodeready.runs.incident import Directory, Incident, Interrupted, Part
+from nodeready.runs.incident import Directory, ForeignDirectory, Incident, Interrupted, Part
+from nodeready.runs.jobs import IF_ENDED, running_lines
+from nodeready.runs.options import HangOptions, IncidentOptions
 from nodeready.runs.stacks import archive, group
 from nodeready.runs.stacks.collect import capture, no_ranks_reason, program_config
+from nodeready.runs.stacks.command import Render
 from nodeready.runs.stacks.document import Stacks, fold_ranks
 from nodeready.runs.stacks.trace import Trace, TracedProcess
 from nodeready.runs.tail import fetch_tail
+from nodeready.runs.targets import Targets
+from nodeready.runs.tell import Tell
+from nodeready.subjects.registry import select
 
 #: Maximum lines of each log, and logs of each node.
 _MAX_LINES, _MAX_LOGS = 1000, 64
 #: Seconds for the logs of one node.
 _LOGS_TIMEOUT_S = 30
 
-#: Kind of document, and the document -> file extension -> the pieces of that format.
-Render = Callable[[str, Any], Mapping[str, Iterable[str]]]
+#: Makes the text of an observation, for the JSON of an audit.
+WriteFacts = Callable[[Any], str] | None
+
+
+def nodes_of_job(inventory: str | None, options: HangOptions, tell: Tell) -> tuple[Targets, str]:
+    """The nodes, and the job's id as its processes have it. Raises Refused.
+
+    inventory: None: this machine, or the job's nodes
+    """
+    if options.local and (inventory is not None or options.via != "ssh"):
+        raise Refused("--local: cannot be combined with an INVENTORY or --via")
+    if not options.local and inventory is None and options.via == "ssh":
+        raise Refused("give an INVENTORY, --local, or --via srun")
+    if options.local and options.limit is not None:
+        raise Refused("--limit: cannot be combined with --local")
+    # Values with which no rank can be searched for.
+    program_config(options.timeout, job=options.job, user=options.user or "")
+    if options.local:
+        policy = targets.local_policy(options, tell.note)
+        return targets.local_targets(policy, sudo=options.sudo), options.job
+    srun_job = options.job if options.via == "srun" or inventory is None else None
+    nodes = targets.select_targets(inventory, options, job=srun_job, tell=tell.note)
+    return nodes, nodes.job or options.job
+
+
+def run(
+    inventory: str | None,
+    options: IncidentOptions,
+    tell: Tell,
+    render: Render,
+    write_facts: WriteFacts,
+) -> Incident:
+    """The evidence of a job in a new directory, and in an archive. Raises Refused.
+
+    inventory: as for `nodes_of_job`
+    render:    makes the files of a document
+    """
+    if options.output is None:
+        raise Refused("-o is missing: name a new directory with -o DIR")
+    nodes, name = nodes_of_job(inventory, options, tell)
+    try:
+        directory = incident.prepare(Path(options.output))
+    except ForeignDirectory as problem:
+        raise Refused(f"-o {problem}") from None
+    except OSError as problem:
+        raise Refused(f"-o {problem.filename}: {problem.strerror}") from None
+    with nodes.transport:
+        evidence = EvidenceCollector(
+            nodes, tell, name, options.user or "", options.timeout, render, write_facts
+        )
+        document, problem_text = evidence.collect(directory, "taken on request")
+        is_empty = document.complete and evidence.is_empty(document)
+        running = running_lines(nodes, tell) if is_empty else []
+    gaps = {gap.node: gap.gap for part in document.parts for gap in part.gaps}
+    keep_gaps(nodes, tell, node_gaps(gaps), complete=document.complete)
+    if is_empty:
+        directory.remove()
+        stacks = next(part for part in document.parts if part.name == "stacks")
+        text = f"{stacks.reason}; the job has no core file either: nothing is kept"
+        raise Refused("\n".join([text, *running, IF_ENDED]))
+    if problem_text:
+        tell.say(f"no archive: {problem_text}")
+    return document
 
 
 @dataclass(frozen=True)
@@ -80,35 +154,28 @@ def own_files(
 Logs = dict[str, dict[str, list[LogWriter]]]
 
 
-class Converse(Protocol):
-    """Hold a conversation with each named node, with progress; return each node's result."""
-
-    def __call__(
-        self, activity: str, conversation: Callable[[str], Conversation[Any]], names: Iterable[str]
-    ) -> Mapping[str, Any]: ...
-
-
 @dataclass
 class EvidenceCollector:
     """Collects the parts of one incident, in the order of `incident.PARTS`."""
 
-    transport: Transport
-    policies: Mapping[str, Policy]
+    nodes: Targets
+    tell: Tell
     job: str  # of the ranks; user "": of any user
     user: str  # likewise
     timeout_s: int  # for the stacks of one node
-    ask: Asks  # reach the nodes, with progress
-    converse: Converse  # likewise
     render: Render  # makes the files of a document
-    # a context manager with the audit document of these nodes
-    audit_nodes: Callable[[list[str]], AbstractContextManager[Any]]
+    write_facts: WriteFacts
     owner: str = ""  # uid of the job's user; "": not known yet
-    stacks: Stacks | None = None  # None: not taken yet
+    stacks: Stacks | None = field(default=None, init=False)  # None: not taken yet
     # the logs of the ranks, from the stacks
-    logs: Logs = field(default_factory=lambda: defaultdict(dict))
+    logs: Logs = field(default_factory=lambda: defaultdict(dict), init=False)
     # node -> its answer in an earlier part, if the node did not answer within the limit of a
     # command. It gets no further request, so that it delays the incident once
-    hung: dict[str, Answer] = field(default_factory=dict)
+    hung: dict[str, Answer] = field(default_factory=dict, init=False)
+
+    @property
+    def transport(self) -> Transport:
+        return self.nodes.transport
 
     def collect(self, directory: Directory, reason: str) -> tuple[Incident, str]:
         """All parts, their index and archive; and why there is no archive, or ""."""
@@ -140,7 +207,7 @@ class EvidenceCollector:
         answers = {name: answer for name, answer in self.hung.items() if name in requests}
         new_requests = {name: request for name, request in requests.items() if name not in answers}
         if new_requests:
-            answers |= self.ask(activity, new_requests)
+            answers |= ask_with_progress(self.transport, self.tell)(activity, new_requests)
         self.hung |= {name: answer for name, answer in answers.items() if answer.has_gap(HUNG)}
         return answers
 
@@ -270,7 +337,8 @@ class EvidenceCollector:
         directory.make_part("logs")
         gaps: dict[str, Gap] = {}
         written = 0
-        for name, outcome in self.converse("logs", self._read_tails, self.logs).items():
+        outcomes = converse(self.transport, self.tell, "logs", self._read_tails, self.logs)
+        for name, outcome in outcomes.items():
             tails = dict(outcome.value or ())
             if outcome.gap:
                 gaps[name] = outcome.gap
@@ -305,7 +373,7 @@ class EvidenceCollector:
 
     def take_cores(self, directory: Directory) -> Part:
         """Backtraces of the job's cores."""
-        policies = {name: self.policies[name] for name in self._job_nodes}
+        policies = {name: self.nodes.policies[name] for name in self._job_nodes}
         cores = collect_cores(self._ask, self.transport.tag, policies, 0, self.job)
         if not cores.crashes:
             status, summary = ("partial", "") if cores.gaps else ("empty", "no core of the job")
@@ -331,7 +399,7 @@ class EvidenceCollector:
         names = [name for name in self._job_nodes if name not in answers]
         if not names:
             return Part("audit", "missing", reason="no node answered", gaps=hung)
-        with self.audit_nodes(names) as audit:
+        with self._audit(names) as audit:
             directory.make_part("audit")
             for extension, texts in self.render("audit", audit).items():
                 directory.write(f"audit/audit{extension}", texts)
@@ -340,3 +408,32 @@ class EvidenceCollector:
         summary = f"{probed} probed, {failing} with a finding"
         status = "partial" if gaps else "kept"
         return self._unless_interrupted(Part("audit", status, summary, gaps=gaps))
+
+    @contextmanager
+    def _audit(self, names: list[str]) -> Iterator[Audit]:
+        started, nodes = utc_now(), self.nodes
+        selection = select(nodes.policies.values(), subjects=here.LOCAL_SUBJECTS)
+        outcomes = probe_nodes(nodes, self.tell, selection.subjects, names=names)
+        if nodes.inventory is not None:
+            with AuditWorkers(nodes.policies, self.write_facts, 0) as workers:
+                yield audit_document(
+                    nodes, self.tell, selection, outcomes, started=started, workers=workers
+                )
+            return
+        # Without an inventory there are no peers, and no host keys of the fleet.
+        reports = []
+        for outcome in outcomes:
+            policy = nodes.policies[outcome.node]
+            results = here.judge_alone(outcome.value, policy) if outcome.value else []
+            reports.append(
+                NodeReport.of(
+                    outcome.node,
+                    selection.of(results),
+                    snapshot=outcome.value,
+                    seconds=round(outcome.seconds, 3),
+                    gap=outcome.gap,
+                )
+            )
+        policies = digest({nodes.policies[outcome.node] for outcome in outcomes})
+        complete = not nodes.transport.interrupted
+        yield Audit(started, utc_now(), policies, tuple(reports), complete=complete)

@@ -1,6 +1,6 @@
 """The document of `cores`: every core file once, its backtrace, equal crashes grouped.
 
-`collect_cores` and `CoreDumper` ask the nodes; the rest is pure.
+`run` and `dump` ask the nodes; the rest is pure.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 import signal
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from nodeready.agent.asking import (
@@ -31,10 +32,17 @@ from nodeready.agent.cores.program import CoreSummary, ReadTotals
 from nodeready.agent.users_file import by_turns
 from nodeready.core import wire
 from nodeready.core.base import ProbeError
+from nodeready.core.exit_codes import Refused
+from nodeready.core.files import own_directory
 from nodeready.core.json_types import Count
 from nodeready.core.outcome import INTERRUPTED, INVALID, Gap, NodeGaps, gaps_code, node_gaps
 from nodeready.core.policy import Policy
 from nodeready.core.text import counted, utc_now
+from nodeready.runs import targets
+from nodeready.runs.conversations import ask_with_progress, keep_gaps
+from nodeready.runs.options import CoresOptions
+from nodeready.runs.targets import Targets
+from nodeready.runs.tell import Tell
 
 # --- gdb's backtraces: from its text to frames, and the key of equal crashes.
 
@@ -728,3 +736,71 @@ class CoreDumper:
         if isinstance(taken, gcore.Preview):
             raise DumpError(taken.refused)
         return taken
+
+
+# --- The run of `nodeready cores`.
+
+
+def run(inventory: str | None, options: CoresOptions, tell: Tell) -> Cores:
+    """The cores of the nodes; without inventory of this machine, or the job. Raises Refused."""
+    nodes = _targets(inventory, options, tell)
+    with nodes.transport as transport:
+        ask = ask_with_progress(transport, tell)
+        cores = collect_cores(
+            ask, transport.tag, nodes.policies, options.since_s, options.job or ""
+        )
+    unread = (crash.location.reader for crash in cores.unread)
+    keep_gaps(nodes, tell, cores.gaps, complete=cores.complete, further=unread)
+    return cores
+
+
+def dump(
+    inventory: str | None,
+    options: CoresOptions,
+    tell: Tell,
+    confirm: Callable[[gcore.Preview], bool],
+) -> tuple[gcore.Preview, gcore.DumpResult] | None:
+    """Take a core of the live process of ``--gcore``; None: it was not confirmed.
+
+    Raises Refused, and DumpError when no core can be taken.
+    """
+    pid = options.pid
+    assert pid is not None
+    nodes = _targets(inventory, options, tell)
+    with nodes.transport as transport:
+        if len(nodes.policies) != 1:
+            raise Refused(f"--gcore {pid}: choose one node with --limit, or --local")
+        if options.output is not None and inventory is not None:
+            raise Refused(
+                "-o: with --gcore only for --local; a node keeps the core in its own directory"
+            )
+        ((name, policy),) = nodes.policies.items()
+        directory = str(prepare(options.output).resolve()) if options.output is not None else ""
+        ask = ask_with_progress(transport, tell)
+        dumper = CoreDumper(ask, transport.tag, name, policy, pid, directory)
+        preview = dumper.preview()
+        return (preview, dumper.take(preview)) if confirm(preview) else None
+
+
+def prepare(name: str) -> Path:
+    """Make the directory of ``-o``. Raises Refused."""
+    path = Path(name)
+    if path.exists() and not path.is_dir():
+        raise Refused(f"-o {name}: is no directory")
+    try:
+        own_directory(path, "cores.json")
+    except OSError as problem:
+        raise Refused(f"-o {problem.filename}: {problem.strerror}") from None
+    return path
+
+
+def _targets(inventory: str | None, options: CoresOptions, tell: Tell) -> Targets:
+    if options.via == "ssh" and options.local == (inventory is not None):
+        raise Refused("give either an INVENTORY or --local")
+    if options.local and options.via != "ssh":
+        raise Refused(f"--via {options.via}: cannot be combined with --local")
+    if options.local and options.limit is not None:
+        raise Refused("--limit: cannot be combined with --local")
+    if options.local:
+        return targets.local_targets(targets.local_policy(options, tell.note))
+    return targets.targets_of_ended_job(inventory, options, options.job, tell)

@@ -1,4 +1,4 @@
-"""The jobs of the nodes: what runs where. Pure, from traces without stacks."""
+"""The run of `nodeready jobs`: what runs where, from traces without stacks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,29 @@ from datetime import datetime, timedelta, timezone
 from typing import Annotated, ClassVar, NamedTuple
 
 from nodeready.agent.stacks.ranks import CLAIMS, LAUNCHER
+from nodeready.core.exit_codes import Refused
 from nodeready.core.json_types import Count, Moment, MomentOrEmpty, Name, Names
-from nodeready.core.outcome import NodeGaps, gaps_code
-from nodeready.fleet.inventory.nodeset import natural
+from nodeready.core.outcome import NodeGaps, gaps_code, node_gaps
+from nodeready.core.policy import Policy
+from nodeready.core.text import counted, sanitise, utc_now
+from nodeready.fleet.inventory.nodeset import folded, natural
+from nodeready.runs import targets
+from nodeready.runs.conversations import ask_with_progress, keep_gaps
+from nodeready.runs.options import JobsOptions
+from nodeready.runs.stacks.collect import capture, program_config
 from nodeready.runs.stacks.document import STACKS_FAILURES
 from nodeready.runs.stacks.trace import Trace, TracedProcess
+from nodeready.runs.targets import Targets
+from nodeready.runs.tell import Tell
 
+#: The advice where no process of a named job was found.
+IF_ENDED = "if it has ended: nodeready postmortem shows who failed first"
+#: Maximum columns of a job's name or user.
+MAX_NAME = 40
+#: Maximum jobs that are named where another job was asked for.
+_MAX_LINES = 5
+#: Seconds for one node, after it is connected: no stack is taken.
+_TIMEOUT_S = 30
 #: The format of a trace's `started`.
 _MOMENT = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -33,6 +50,27 @@ class RunningJob(NamedTuple):
     world_size: Annotated[int | None, {"minimum": 1}]
     since: MomentOrEmpty  # when the earliest of its processes began; empty: not known
     command: str  # the command line of its first rank
+
+    @property
+    def rank_count(self) -> str:
+        """``8 of 16``; the processes where they have no numbers; what the launchers wait for."""
+        if not self.processes:
+            return counted(self.launchers, "launcher")
+        if not self.ranks:
+            return counted(self.processes, "process", "processes")
+        size = self.world_size
+        if size is None or size == len(self.ranks):
+            return str(len(self.ranks))
+        return f"{len(self.ranks)} of {size}"
+
+    @property
+    def summary(self) -> str:
+        """``job 4711 of ada: 8 ranks on gpu[1-2]``."""
+        name = f"job {sanitise(self.job)[:MAX_NAME]}" if self.job else "a job without a name"
+        count = self.rank_count
+        noun = "" if not self.ranks else " rank" if count == "1" else " ranks"
+        user = sanitise(self.user)[:MAX_NAME]
+        return f"{name} of {user}: {count}{noun} on {folded(self.nodes)}"
 
 
 @dataclass(frozen=True)
@@ -122,3 +160,42 @@ def running_jobs(traces: Iterable[Trace]) -> tuple[RunningJob, ...]:
                 members.setdefault(key, _Members()).add(trace, process)
     keys = sorted(members, key=lambda key: tuple(map(natural, key)))
     return tuple(members[user, name].job(name, user) for user, name in keys)
+
+
+# --- Asking.
+
+
+def run(inventory: str | None, options: JobsOptions, tell: Tell) -> Jobs:
+    """The jobs of the nodes. inventory: None: this machine, or the job's nodes. Raises Refused."""
+    if options.via == "ssh" and options.local == (inventory is not None):
+        raise Refused("give either an INVENTORY or --local")
+    if options.local and (options.via != "ssh" or options.limit is not None):
+        raise Refused("--local: cannot be combined with --via or --limit")
+    if options.local:
+        nodes = targets.local_targets(Policy(), sudo=options.sudo)
+    else:
+        nodes = targets.select_targets(inventory, options, job=options.job, tell=tell.note)
+    with nodes.transport:
+        document = find_jobs(nodes, tell, options.user or "")
+    keep_gaps(nodes, tell, document.gaps, complete=document.complete)
+    return document
+
+
+def find_jobs(nodes: Targets, tell: Tell, user: str = "") -> Jobs:
+    """The jobs of the nodes, found as `nodeready stacks` finds them."""
+    started = utc_now()
+    config = program_config(_TIMEOUT_S, user=user, samples=0)
+    captured = capture(ask_with_progress(nodes.transport, tell), nodes.transport.nodes, config)
+    jobs = running_jobs(captured.traces())
+    answered = tuple(name for name in captured.nodes if name not in captured.gaps)
+    return Jobs(started, utc_now(), answered, jobs, node_gaps(captured.gaps), captured.complete)
+
+
+def running_lines(nodes: Targets, tell: Tell) -> list[str]:
+    """The jobs that run on the nodes, a line each; []: none, or they could not be asked."""
+    jobs = find_jobs(nodes, tell).jobs
+    lines = [f"running: {job.summary}" for job in jobs[:_MAX_LINES]]
+    if len(jobs) > len(lines):
+        unlisted = counted(len(jobs) - len(lines), "more job")
+        lines.append(f"running: {unlisted}: nodeready jobs")
+    return lines

@@ -18,9 +18,26 @@ from nodeready.agent.tail import NodeTail, TailConfig
 from nodeready.agent.witnesses import logs as witness
 from nodeready.core import wire
 from nodeready.core.base import ProbeError
+from nodeready.core.exit_codes import Refused
 from nodeready.core.json_types import Count
-from nodeready.core.outcome import INCOMPLETE, INVALID, NO_PYTHON, Gap, GapError, NodeGaps
-from nodeready.fleet.inventory.nodeset import natural
+from nodeready.core.outcome import (
+    INCOMPLETE,
+    INVALID,
+    NO_PYTHON,
+    Gap,
+    GapError,
+    NodeGaps,
+    node_gaps,
+)
+from nodeready.core.policy import Policy
+from nodeready.core.text import utc_now
+from nodeready.fleet.inventory.nodeset import folded, natural
+from nodeready.runs import targets
+from nodeready.runs.conversations import converse, keep_gaps
+from nodeready.runs.options import TailOptions
+from nodeready.runs.targets import Targets
+from nodeready.runs.tell import Tell
+from nodeready.runs.values import checked_pattern
 
 # --- Log lines without the values that always differ between ranks: times, processes, the file's
 # own rank and node. Informative values stay: steps, sequence numbers, losses, sizes, other nodes,
@@ -463,3 +480,69 @@ def fetch_tail(node: str, config: TailConfig, tag: str) -> Conversation[NodeTail
         if gap.kind != NO_PYTHON:
             gap = Gap(INVALID, f"{error}{reason}", error.evidence)
         raise GapError(gap) from None
+
+
+# --- The run of `nodeready tail`.
+
+
+def run(inventory: str | None, pattern: str, options: TailOptions, tell: Tell) -> TailDocument:
+    """The last lines of the files that match on the nodes. Raises Refused.
+
+    inventory: None: this machine
+    """
+    if options.local and options.limit is not None:
+        raise Refused("--limit: cannot be combined with --local")
+    config = TailConfig(
+        *("", "", checked_pattern(pattern), options.lines, options.grep, options.newer_s or 0),
+        since_s=options.since_s,
+        max_files=options.max_files,
+        ranks=options.ranks,
+        rank_pattern=options.rank_pattern,
+    )
+    if inventory is None:
+        nodes = targets.local_targets(Policy(), sudo=options.sudo)
+    else:
+        nodes = targets.select_targets(inventory, options, job=options.job, tell=tell.note)
+    with nodes.transport:
+        document = _fetch(nodes, config, tell)
+    if reason := _no_file_reason(document):
+        raise Refused(reason)
+    return document
+
+
+def _fetch(nodes: Targets, config: TailConfig, tell: Tell) -> TailDocument:
+    """The document of all nodes' answers; after an interrupt, of the answers so far."""
+    grouping, started, transport = Grouping(), utc_now(), nodes.transport
+    if transport.one_text:
+        config = replace(config, nonce=new_nonce())
+
+    def converse_with(name: str) -> Conversation[None]:
+        tail = yield from fetch_tail(name, config, transport.tag)
+        # Grouped now, so that equal lines of many nodes are in memory only once.
+        grouping.add(name, tail)
+
+    outcomes = converse(transport, tell, "reading", converse_with)
+    lost = {name: outcome.gap for name, outcome in outcomes.items() if outcome.gap}
+    gaps, complete = node_gaps({**grouping.gaps, **lost}), not transport.interrupted
+    keep_gaps(nodes, tell, gaps, complete=complete)
+    return grouping.document(
+        started=started,
+        finished=utc_now(),
+        pattern=config.pattern,
+        grep=config.grep,
+        gaps=gaps,
+        complete=complete,
+    )
+
+
+def _no_file_reason(tail: TailDocument) -> str:
+    """One line that says why no node has a file; "" if a node has one, or may have one."""
+    kinds = {group.kind for group in tail.groups}
+    if tail.gaps or not tail.complete or kinds & {"lines", "stopped", "unreadable"}:
+        return ""
+    skipped = [group for group in tail.groups if group.kind == "skipped"]
+    if skipped:
+        return f"{tail.pattern}: no file to read: {skipped[0].example} {skipped[0].reason}"
+    reasons = {group.reason for group in tail.groups if group.kind == "no-file"}
+    names = folded([node for group in tail.groups for node in group.nodes])
+    return f"{tail.pattern}: {' or '.join(sorted(reasons))}, on {names}"

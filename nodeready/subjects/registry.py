@@ -35,6 +35,7 @@ from nodeready.core.result import OBSERVED as OBSERVED, Page, Subject
 from nodeready.core.policy import Policy
 from nodeready.core.policy.fields import closest_word
 from nodeready.core.base import Probe
+from nodeready.core.exit_codes import Refused
 from nodeready.core.own_files import own_files
 from nodeready.core.result import Result
 
@@ -97,7 +98,7 @@ def meant(word: str, policies: Iterable[Policy] = ()) -> str:
 # --- Which checks a command makes: ``--only`` and ``--skip``, with ids, subjects and globs.
 
 
-class SelectionError(ValueError):
+class SelectionError(Refused):
     """A word that selects no check, or words that leave none."""
 
 

@@ -1,6 +1,5 @@
 """A whole command on nodes that answer as a test says: its output, and its exit code."""
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +8,11 @@ import click
 import pytest
 
 from nodeready.agent.asking import Answer, Request
-from nodeready.cli import cli, targets
+from nodeready.cli import cli
 from nodeready.core.outcome import LOST, UNREACHABLE
 from nodeready.core.policy import Policy
 from nodeready.fleet.inventory import load as inventory
+from nodeready.runs import targets
 from tests.builders.hostile import recorded, shows
 from tests.fake import Does, Fake, fails
 
@@ -22,16 +22,6 @@ AWAY = fails(UNREACHABLE, "n: no answer in 15 s")
 DIES = fails(LOST, "connection lost")
 #: A recorded node.
 SOUND = shows(recorded("h100"))
-
-
-#: The modules that choose the nodes, where they are not the command's own.
-CHOOSERS = {
-    "cores": "nodeready.cli.targets",
-    "watch": "nodeready.cli.incident",
-    "audit": "nodeready.cli.audit_run",
-    "ready": "nodeready.cli.ready_run",
-    "diff": "nodeready.cli.diff_run",
-}
 
 
 @dataclass(frozen=True)
@@ -71,10 +61,8 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: Any) -> Callable
         nodes_of = targets.Targets(transport, policies, inventory.load(",".join(nodes)))
         command = cli.get_command(click.Context(cli), name)
         assert command is not None
-        chooser = CHOOSERS.get(name, command.callback.__module__)
-        module = importlib.import_module(chooser)
         way = "ssh_targets" if name == "deploy" else "select_targets"
-        monkeypatch.setattr(module, way, lambda *given, **how: nodes_of)
+        monkeypatch.setattr(targets, way, lambda *given, **how: nodes_of)
         code = command.main(["nodes", *words], standalone_mode=False)
         printed = capsys.readouterr()
         assert "Traceback" not in printed.out + printed.err

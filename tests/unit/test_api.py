@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import typing
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 import nodeready
 from nodeready import api
 from nodeready.cli import cli
+from nodeready.runs.options import StacksOptions
 from tests.command import wait_for
 from tests.paths import ROOT
 
@@ -39,13 +39,9 @@ def run(text: str, directory: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_function_has_the_options_of_its_command(command):
     function = getattr(nodeready, command)
-    names = set()
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            shared = api.ConnectionOptions if command == "deploy" else api.TransportOptions
-            names |= typing.get_type_hints(shared).keys()
-        else:
-            names.add({"locals_": "locals"}.get(name, name))
+    names = {
+        {"locals_": "locals"}.get(name, name) for name in inspect.signature(function).parameters
+    }
     options = {str(param.name) for param in cli.get_command(None, command).params}
     left_out = NOT_IN_PYTHON | ({"check"} if command == "stacks" else set())
     # `stacks -o DIR` keeps traces; of the other commands, it keeps a report.
@@ -55,14 +51,16 @@ def test_a_function_has_the_options_of_its_command(command):
 
 @pytest.mark.parametrize(("values", "words"), [
     ({"inventory": "-x.py", "only": None, "local": False}, "-- -x.py"),
-    ({"only": ["ptrace", "gpus.*"], "check": True}, "--only=ptrace,gpus.* --check"),
+    ({"limit": ["ptrace", "gpus.*"], "check": True}, "--limit=ptrace,gpus.* --check"),
     ({"limit": "-q", "samples": 0, "interval": 0.5}, "--limit=-q --samples=0 --interval=0.5"),
     ({"pids": (1, 2), "locals_": True, "source": Path("d")}, "--pid=1 --pid=2 --locals --from=d"),
-    ({"timeout": "5m", "budget": 20}, "--timeout=5m --budget=20"),
-    ({"transport": {"ssh_user": "a b"}}, "--ssh-user=a b"),
+    ({"timeout": "5m", "interval": 20}, "--timeout=5m --interval=20"),
+    ({"ssh_user": "a b"}, "--ssh-user=a b"),
 ])  # fmt: skip
 def test_a_value_is_never_an_option(values, words):
-    assert " ".join(api._words("audit", **values)) == f"audit --format=json {words}"
+    inventory = values.pop("inventory", None)
+    given = api._words("stacks", StacksOptions, inventory, values)
+    assert " ".join(given) == f"stacks --format=json {words}"
 
 
 def test_a_document_comes_and_the_callers_process_stays_as_it_was(tmp_path):

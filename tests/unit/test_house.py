@@ -120,6 +120,11 @@ def test_what_judges_nodes_looks_up_no_name_of_this_machine():
             assert not packages(path) & names, path
 
 
+def test_a_run_knows_no_command_line_and_no_screen():
+    for path in (PACKAGE / "runs").rglob("*.py"):
+        assert not packages(path) & {"click", "rich"}, path
+
+
 def test_an_operation_imports_only_checks_and_plans():
     may = {"core", "operations", "runs", "subjects"}
     for path in OPERATIONS.glob("*.py"):

@@ -14,11 +14,16 @@ from textwrap import wrap
 from typing import Any
 
 from nodeready.core.base import Unknown
+from nodeready.core.outcome import NodeGaps, gaps_of
 from nodeready.core.policy.policy import PolicyError, check_settings, reason, setting_kind
 from nodeready.core.result import Subject
-from nodeready.core.text import sanitise
+from nodeready.core.text import sanitise, utc_now
 from nodeready.fleet.inventory.nodeset import fold
-from nodeready.subjects.registry import SUBJECTS
+from nodeready.runs import targets
+from nodeready.runs.conversations import keep_gaps, probe_nodes
+from nodeready.runs.options import LearnOptions
+from nodeready.runs.tell import Tell
+from nodeready.subjects.registry import LEARNED, SUBJECTS
 from nodeready.subjects.snapshot import Snapshot
 
 #: Maximum of listed names that few nodes have: a node can invent any number.
@@ -189,3 +194,23 @@ def render(learned: Sequence[LearnedSetting], nodes: Sequence[str], when: str) -
     text = "\n".join(lines) + "\n"
     check_settings(read_settings(text), "learned")
     return text
+
+
+# --- The run of `nodeready learn`.
+
+
+def run(inventory: str, options: LearnOptions, tell: Tell) -> tuple[str, NodeGaps]:
+    """The policy of what most nodes share, and the nodes without an answer; "": there is none.
+
+    Raises Refused, and KeyboardInterrupt after an interrupt.
+    """
+    nodes = targets.select_targets(inventory, options, job=options.job, tell=tell.note)
+    with nodes.transport:
+        outcomes = probe_nodes(nodes, tell, LEARNED)
+        if nodes.transport.interrupted:
+            raise KeyboardInterrupt
+    gaps = gaps_of(outcomes)
+    keep_gaps(nodes, tell, gaps)
+    snapshots = {outcome.node: outcome.value for outcome in outcomes if outcome.value}
+    text = render(majority(snapshots), list(snapshots), utc_now()) if snapshots else ""
+    return text, gaps

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 from nodeready.agent.audit_document import Audit
+from nodeready.core.exit_codes import Refused
 from nodeready.core.json_types import Count, Moment, Name, Names
 from nodeready.core.outcome import NodeGaps, gaps_code
+from nodeready.core.policy.site_checks import AUDIT
 from nodeready.core.policy.waivers import ENDING_DAYS, Waiver
 from nodeready.core.result import STATUSES, Result
+from nodeready.core.text import utc_now
 from nodeready.core.waivers import WAIVABLE, last_ending
+from nodeready.runs import targets
+from nodeready.runs.audit.command import look_at_nodes
+from nodeready.runs.audit.workers import AuditWorkers
+from nodeready.runs.options import WaiversOptions
+from nodeready.runs.tell import Tell
+from nodeready.subjects.registry import LOOKED_AT, CheckSelection
 
 EXPIRED, NO_NODE, UNUSED, ENDS, HOLDS = "expired", "no node", "unused", "ends", "holds"
 #: The states of a waiver, the most urgent first; those of MISTAKES are to be repaired.
@@ -135,4 +144,42 @@ def waivers_code(document: WaiverList) -> int:
         document.gaps,
         complete=document.complete,
         check=any(row.state in MISTAKES for row in document.waivers),
+    )
+
+
+# --- The run of `nodeready waivers`.
+
+
+def run(inventory: str, options: WaiversOptions, tell: Tell) -> WaiverList:
+    """The waivers of the inventory, and what they hide now. Raises Refused."""
+    from nodeready.fleet.inventory.node_policies import declared_waivers
+
+    started, audit = utc_now(), None
+    if options.offline:
+        if options.via != "ssh" or options.job is not None:
+            raise Refused("--offline: contacts no node: remove --via and --job")
+        loaded, _, policies = targets.load_targets(inventory, options, tell.note)
+        declared = declared_waivers(loaded)
+    else:
+        nodes = targets.select_targets(inventory, options, job=options.job, tell=tell.note)
+        assert nodes.inventory is not None
+        declared, policies = declared_waivers(nodes.inventory), dict(nodes.policies)
+        checks = dict.fromkeys(waiver.check for waiver in sorted(declared))
+        selection = CheckSelection(
+            tuple(check for check in checks if check.partition(".")[0] in LOOKED_AT)
+        )
+        if selection.checks:
+            nodes = nodes.at(AUDIT).chosen(selection)
+            with AuditWorkers(nodes.policies) as workers:
+                audit = look_at_nodes(nodes, tell, selection, options.timeout, workers)
+                # The workers' files have the nodes.
+                audit = replace(audit, nodes=tuple(audit.nodes))
+    gaps = audit.gaps if audit else ()
+    return WaiverList(
+        started,
+        utc_now(),
+        audit is None or audit.complete,
+        len(audit.nodes) - len(gaps) if audit else 0,
+        list_waivers(declared, [*policies], audit, started[:10]),
+        gaps,
     )

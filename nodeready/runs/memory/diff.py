@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from nodeready.core import wire
+from nodeready.core.exit_codes import Refused
 from nodeready.core.fact_kinds import COUNTER, HARDWARE, SETTING
 from nodeready.core.files import only_regular
 from nodeready.core.json_types import Count, MomentOrEmpty, Name, Names
@@ -411,7 +412,7 @@ _ROW = re.compile(rb'\{"name":("(?:[^"\\]|\\.)*")')
 _FIRST, _LAST = b'"nodes": [', b"],"
 
 
-class DocumentError(Exception):
+class DocumentError(Refused):
     """A file that is no document of audit or ready: one line."""
 
 

@@ -22,6 +22,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nodeready.core.exit_codes import Refused
 from nodeready.core.files import private_file
 from nodeready.runs.memory.look import Event, Look, NodeLook, PartSpan, Value
 from nodeready.runs.memory.sections import (
@@ -134,7 +135,7 @@ class ControlClock(NamedTuple):
         return 0.0 if -_MAX_DRIFT_S <= passed_s <= _MAX_GAP_S else passed_s
 
 
-class MemoryUnavailable(Exception):
+class MemoryUnavailable(Refused):
     """The memory cannot be read or written; one line that says where, why and what to do."""
 
 

@@ -19,6 +19,7 @@ from nodeready.agent.stacks.py_spy import ENDED_INTERPRETER, NATIVE_LIMIT_S, NO_
 from nodeready.agent.stacks.ranks import CLAIMS, LAUNCHER, claim_note
 from nodeready.core import wire
 from nodeready.core.base import ProbeError
+from nodeready.core.exit_codes import Refused
 from nodeready.core.outcome import (
     FAILED,
     HUNG,
@@ -294,27 +295,23 @@ LONGER_S = 8.0
 _DUMPS_S = 10
 
 
-class SearchError(ValueError):
-    """Options that contradict each other; one line."""
-
-
 def program_config(timeout_s: int, **options: Any) -> StacksConfig:
     """The configuration of the program on the nodes, with a new nonce and tag.
 
     timeout_s: seconds for one node
     options:   further fields of `StacksConfig`
-    Raises SearchError.
+    Raises Refused.
     """
     tag = f"nodeready:{secrets.token_hex(6)}"
     config = StacksConfig(new_nonce(), tag, timeout_s, **{"longer_s": LONGER_S, **options})
     try:
         re.compile(config.match)
     except re.error as problem:
-        raise SearchError(f"--match {config.match}: no regular expression: {problem}") from None
+        raise Refused(f"--match {config.match}: no regular expression: {problem}") from None
     needed = (config.samples - 1) * config.interval_s + _DUMPS_S
     if timeout_s < needed:
         samples = f"{counted(config.samples, 'sample')} every {config.interval_s:g} s"
-        raise SearchError(f"--timeout {timeout_s}: {samples} need {needed:.0f} s at least")
+        raise Refused(f"--timeout {timeout_s}: {samples} need {needed:.0f} s at least")
     return config
 
 

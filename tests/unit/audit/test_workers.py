@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from nodeready.agent.asking import Answer, Request
-from nodeready.cli import audit_run as command
 from nodeready.core.policy import Policy
 from nodeready.reports.registry import format_names
-from nodeready.runs.audit import answer_judge, workers
+from nodeready.runs.audit import answer_judge, command, workers
 from nodeready.subjects import snapshot
 from nodeready.subjects.registry import NEEDS_FLEET
 from tests.builders.hostile import PIECES, look, recorded, shows

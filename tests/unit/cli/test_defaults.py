@@ -7,12 +7,14 @@ import click
 import pytest
 
 from nodeready.agent.gate import here
-from nodeready.cli import cli, config_file
-from nodeready.cli.default_inventory import KEY, find_inventory
-from nodeready.cli.options import FORMS, Option, Refused, Span
-from nodeready.cli.targets import TargetOptions, local_policy, select_targets
-from nodeready.core.exit_codes import USAGE
+from nodeready.cli import cli
+from nodeready.cli.defaults import KEY, defaults_of, find_inventory
+from nodeready.cli.learn import LearnWords
+from nodeready.cli.options import FORMS, Option, Span
+from nodeready.core.exit_codes import USAGE, Refused
 from nodeready.core.policy.site_checks import AUDIT
+from nodeready.runs import config_file
+from nodeready.runs.targets import local_policy, select_targets
 from tests.cases import read_table
 
 # --- From the system's file and the user's.
@@ -34,7 +36,7 @@ def write(tmp_path, monkeypatch):
 
 def defaults(name: str) -> dict[str, object]:
     command = cli.get_command(click.Context(cli), name)
-    return config_file.defaults_of(command, cli.list_commands(click.Context(cli)))
+    return defaults_of(command, cli.list_commands(click.Context(cli)))
 
 
 def test_the_file_of_the_user_wins_over_that_of_the_system(write):
@@ -97,7 +99,7 @@ def test_the_default_inventory_is_named(row, variables, tmp_path, capsys):
     (variable, config, file), inventory, source = row
     variables(INVENTORY=variable)
     (tmp_path / file).write_text("")
-    options = TargetOptions()
+    options = LearnWords()
     with click.Context(cli, default_map={KEY: config} if config else {}).scope():
         assert find_inventory("gpu001", options) == "gpu001"
         assert find_inventory(None, options, elsewhere=True) is None
@@ -105,7 +107,7 @@ def test_the_default_inventory_is_named(row, variables, tmp_path, capsys):
         assert find_inventory(None, options) == inventory
         line = f"nodeready: inventory: {inventory} ({source})\n" if inventory else ""
         assert capsys.readouterr() == ("", line)
-        assert find_inventory(None, TargetOptions(quiet=True)) == inventory
+        assert find_inventory(None, LearnWords(quiet=True)) == inventory
         assert capsys.readouterr().err == ""
 
 
@@ -116,7 +118,7 @@ def test_an_inventory_of_another_user_is_not_taken_unnamed(monkeypatch, tmp_path
 
     def refuse() -> None:
         with click.Context(cli).scope(), pytest.raises(Refused, match="is not taken by"):
-            find_inventory(None, TargetOptions())
+            find_inventory(None, LearnWords())
 
     file.chmod(0o666)
     refuse()
@@ -130,7 +132,7 @@ def test_an_inventory_of_another_user_is_not_taken_unnamed(monkeypatch, tmp_path
 
 def test_the_gate_keeps_the_policy_of_the_inventory():
     """Whatever the command line sets for this run: `gate.policy` does not fail by it."""
-    options = TargetOptions()
+    options = LearnWords()
     targets = select_targets("gpu001", options, {"gpu_count": 8}, job=None, tell=print).at(AUDIT)
     counts = targets.policies["gpu001"].gpu_count, targets.gate_policies["gpu001"].gpu_count
     assert counts == (8, None)
@@ -141,16 +143,16 @@ def test_this_machine_has_the_policy_of_the_current_directory(monkeypatch, tmp_p
     """As @local has it; without one, that of the last deploy."""
     monkeypatch.setattr(here, "PATH", str(tmp_path / "policy.json"))
     (tmp_path / "policy.json").write_text('{"ptrace_scope": 2}')
-    assert local_policy(TargetOptions()).ptrace_scope == 2
+    assert local_policy(LearnWords(), print).ptrace_scope == 2
     (tmp_path / "group_data").mkdir()
     (tmp_path / "group_data/all.py").write_text("ptrace_scope = 1\n")
     (tmp_path / "checks.d").mkdir()
     (tmp_path / "checks.d/a.toml").write_text('[[check]]\nid = "a"\nrun = "true"\nstatus = 0\n')
-    policy = local_policy(TargetOptions())
+    policy = local_policy(LearnWords(), print)
     assert (policy.ptrace_scope, len(policy.site_checks)) == (1, 1)
     (tmp_path / "checks.d").chmod(0o777)
     with pytest.raises(Refused, match=r"checks\.d is not taken by"):
-        local_policy(TargetOptions())
+        local_policy(LearnWords(), print)
 
 
 def test_words_that_name_other_nodes_take_no_default(tool, tmp_path):

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from nodeready.cli import diff_run
-from nodeready.cli.options import Refused
+from nodeready.core.exit_codes import Refused
 from nodeready.core.policy import Policy
+from nodeready.runs import targets
+from nodeready.runs.memory.command import diff_files
 from tests.builders.hostile import recorded, shows
 from tests.fake import one_by_one
 from tests.unit.commands import AWAY, SOUND
@@ -28,11 +29,11 @@ def compared(run, monkeypatch, tmp_path):
     """Runs `diff`; returns its exit code and its document."""
 
     def go(nodes: dict[str, Any], *words: str) -> tuple[int, Any]:
-        def names(inventory, options):
+        def names(inventory, options, note):
             chosen = options.limit.split(",") if options.limit else nodes
             return None, [], dict.fromkeys(chosen)
 
-        monkeypatch.setattr(diff_run, "load_targets", names)
+        monkeypatch.setattr(targets, "load_targets", names)
         done = run(nodes, "diff", *words, "--format", "json")
         return done.code, json.loads(done.out)
 
@@ -89,7 +90,7 @@ def test_two_files(run, tmp_path, monkeypatch):
     whole = json.loads(Path("b.json").read_text())
     Path("c.json").write_text(json.dumps(whole, indent=2))
     for name in ("b.json", "c.json"):
-        document = diff_run._of_files("a.json", name)
+        document = diff_files("a.json", name)
         assert [(c.kind, c.key, c.before, c.after, c.nodes) for c in document.changes] == [
             (*MTU, ("gpu1",))
         ]
@@ -113,7 +114,7 @@ def test_a_file_that_is_no_audit_is_one_line(tmp_path, text, message):
     path = tmp_path / "a.json"
     path.write_text(text)
     with pytest.raises(Refused, match=re.escape(str(path))) as refused:
-        diff_run._of_files(str(path), str(path))
+        diff_files(str(path), str(path))
     assert message in str(refused.value.message)
     assert "\n" not in refused.value.message
 
@@ -127,7 +128,7 @@ def test_a_file_that_is_no_audit_is_one_line(tmp_path, text, message):
     (("--against", __file__), "is no file of learn"),
 ])  # fmt: skip
 def test_a_mistake_is_refused_before_a_node_is_asked(run, monkeypatch, words, message):
-    monkeypatch.setattr(diff_run, "load_targets", lambda *given: (None, [], {"gpu1": None}))
+    monkeypatch.setattr(targets, "load_targets", lambda *given: (None, [], {"gpu1": None}))
     with pytest.raises(Refused, match=message):
         run({"gpu1": SOUND}, "diff", *words)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from nodeready.agent.asking import LATE_WORDS, Answer, Request
 from nodeready.agent.cores.program import CoreSummary, ReadTotals
 from nodeready.agent.tail import LogTail, NodeTail
-from nodeready.cli.options import Refused
+from nodeready.core.exit_codes import Refused
 from nodeready.core.outcome import LATE
 from tests.builders.proof import WELL
 from tests.fake import Does, fails, hangs, interrupts

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from nodeready.cli import _COMMANDS, cli, targets
-from nodeready.cli.options import Refused
+from nodeready.cli import _COMMANDS, cli
+from nodeready.core.exit_codes import Refused
+from nodeready.runs import targets
 
 #: Packages that take long to load: only commands that talk to nodes or show a table need them.
 HEAVY = {"pyinfra", "gevent", "paramiko", "rich", "jinja2"}
@@ -100,11 +101,10 @@ def test_every_command_of_the_list_is_there():
 def test_a_user_without_a_name_is_told_before_any_node_is_asked(monkeypatch, tmp_path):
     """A container's ``-u``: ssh says the same. This machine can be looked at without a name."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(targets, "interrupt_on_signals", lambda: None)
     monkeypatch.setattr(targets.os, "getuid", lambda: 4_000_000)
-    common = targets.TargetOptions(quiet=True)
+    common = targets.TargetOptions()
     for ask, given in (
-        (targets.ssh_targets, {}),
+        (targets.ssh_targets, {"note": print}),
         (targets.select_targets, {"job": None, "tell": print}),
     ):
         with pytest.raises(Refused, match="no user has the id 4000000: ssh needs a name"):

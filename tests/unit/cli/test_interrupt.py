@@ -7,7 +7,7 @@ import pytest
 
 HUNG_UP = """
 import os, signal, time
-from nodeready.cli.targets import interrupt_on_signals
+from nodeready.cli import interrupt_on_signals
 interrupt_on_signals()
 try:
     os.kill(os.getpid(), signal.SIGHUP)
@@ -26,7 +26,7 @@ def test_a_terminal_that_is_closed_ends_a_command_unless_it_was_to_outlive_it(st
 
 
 HEARS = {
-    "the command": "from nodeready.cli.targets import interrupt_on_signals as hear; hear()",
+    "the command": "from nodeready.cli import interrupt_on_signals as hear; hear()",
     "the program on the node": (
         "from nodeready.agent.gate import main; main.exit_codes.handle_signals(main._terminate)"
     ),

@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 
 from nodeready.agent.audit_document import Audit, NodeReport
-from nodeready.cli import audit_run
-from nodeready.cli.kept_looks import LookKeeper, MemorySettings
-from nodeready.cli.options import Refused
 from nodeready.cli.screen import Screen
+from nodeready.core.exit_codes import Refused
 from nodeready.core.policy import Policy
 from nodeready.core.policy.site_checks import SiteCheck
 from nodeready.core.result import Result
-from nodeready.runs.audit import workers
+from nodeready.runs.audit import command, workers
 from nodeready.runs.audit.recorded import VERDICT
+from nodeready.runs.memory.kept_looks import LookKeeper, MemorySettings
 from nodeready.runs.memory.store import Memory
 from nodeready.runs.postmortem.document import CAUSE_KINDS, KERNEL, LOG, FirstFailure, Postmortem
 from nodeready.runs.postmortem.first_failure import HARDWARE
@@ -221,7 +220,7 @@ def test_watch_keeps_changed_looks_alone(run, memory, monkeypatch):
         except StopIteration:
             raise KeyboardInterrupt from None
 
-    monkeypatch.setattr(audit_run.time, "sleep", sleep)
+    monkeypatch.setattr(command.time, "sleep", sleep)
     nodes = {"gpu1": one_by_one(SOUND, SOUND, hangs, hangs)}
     assert run(nodes, "audit", "--watch", "1").code == 130
     with memory() as kept:

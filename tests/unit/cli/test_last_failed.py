@@ -2,9 +2,10 @@
 
 import pytest
 
-from nodeready.cli import targets
-from nodeready.cli.options import Refused
+from nodeready.cli.screen import Screen
+from nodeready.core.exit_codes import Refused
 from nodeready.fleet.inventory.nodeset import expand
+from nodeready.runs import targets
 from tests.cases import cases, read_table
 from tests.fake import Fake
 from tests.unit.commands import AWAY
@@ -19,16 +20,14 @@ def state(tmp_path, monkeypatch):
 
 def fail(words: str, names: str, limit: str | None = None, **options: object) -> None:
     """A run in which these nodes fail."""
-    loaded, _, policies = targets.load_targets(words, targets.TargetOptions(limit=limit))
+    loaded, _, policies = targets.load_targets(words, targets.TargetOptions(limit=limit), print)
     nodes = targets.Targets(Fake(dict.fromkeys(policies, AWAY)), policies, loaded)
     nodes.remember_failed(expand(names), **options)
 
 
-def chosen(words: str, limit: str = "@last-failed", **options: bool) -> list[str]:
-    return [
-        h.name
-        for h in targets.load_targets(words, targets.TargetOptions(limit=limit, **options))[1]
-    ]
+def chosen(words: str, limit: str = "@last-failed", *, quiet: bool = False) -> list[str]:
+    options = targets.TargetOptions(limit=limit)
+    return [h.name for h in targets.load_targets(words, options, Screen(quiet=quiet).note)[1]]
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/last_failed.json"))

@@ -8,10 +8,10 @@ import click
 import pytest
 
 from nodeready.cli import cli
-from nodeready.cli.kept_looks import earlier_failures
-from nodeready.cli.options import Refused
+from nodeready.core.exit_codes import Refused
 from nodeready.core.policy import Policy
 from nodeready.core.result import Result
+from nodeready.runs.memory.kept_looks import earlier_failures
 from nodeready.runs.memory.lemons import find_lemons
 from nodeready.runs.memory.look import Look
 from nodeready.runs.memory.sections import PARTS, RESULTS, dump, node_sections, results_text

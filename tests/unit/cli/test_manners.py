@@ -9,8 +9,8 @@ import pytest
 
 import nodeready
 from nodeready.cli import screen
-from nodeready.cli.options import Refused
 from nodeready.cli.screen import NodeProgress
+from nodeready.core.exit_codes import Refused
 from nodeready.reports.lines import StyledLine
 from tests.cases import read_table
 from tests.command import Terminal

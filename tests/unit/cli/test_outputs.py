@@ -1,6 +1,7 @@
 """`-o`: which report goes into which file, and whether the screen has one, too."""
 
 import json
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -27,7 +28,7 @@ def test_a_report_goes_where_the_words_say(row, monkeypatch, tmp_path):
     arguments = ["x", *(word for word in words.split() if word not in variables)]
     assert _AUDIT is not None
     with _AUDIT.make_context("audit", arguments) as context:
-        outputs = read_outputs("audit", context.params["format"], context.params["output"])
+        outputs = read_outputs("audit", SimpleNamespace(**context.params))
     assert (outputs.form, outputs.files, outputs.on_screen) == (form, files, on_screen)
 
 

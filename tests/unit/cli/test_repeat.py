@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from nodeready.cli import ready_run as ready
-from nodeready.cli.options import Refused
+from nodeready.core.exit_codes import Refused
 from nodeready.core.policy import Policy
+from nodeready.runs.ready import command as ready
 from tests.fake import interrupts, one_by_one
 from tests.unit.commands import AWAY, SOUND
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from nodeready.cli import smoke as command
-from nodeready.cli import targets
-from nodeready.cli.options import Refused
+from nodeready.core.exit_codes import Refused
 from nodeready.fleet.transport.allocation import RunningJob
+from nodeready.runs import targets
 from nodeready.runs.smoke import run as smoke_run
 from nodeready.runs.smoke.document import SmokeReport
 from tests.cases import read_table
@@ -138,10 +138,11 @@ def test_a_file_is_left_as_it_is_where_nothing_is_known(smoke, tmp_path, documen
 
 
 def test_a_job_is_tested_by_steps_of_its_own(smoke, monkeypatch):
+    select_targets = targets.select_targets
     smoke(GO)
     transport = Fake({"a": AWAY, "b": AWAY})
     asked: list[tuple[str, bool]] = []
-    monkeypatch.setattr(command, "select_targets", targets.select_targets)
+    monkeypatch.setattr(targets, "select_targets", select_targets)
     monkeypatch.setattr(targets, "running_job", lambda words: RunningJob("7", ("a", "b")))
 
     def steps(job, tell, *, works=False, sudo=False):

@@ -15,7 +15,7 @@ from nodeready.agent.asking import Answer
 from nodeready.agent.cores.listing import CoreFile
 from nodeready.agent.stacks import program as stacks
 from nodeready.agent.tail import NodeTail
-from nodeready.cli.options import Refused
+from nodeready.core.exit_codes import Refused
 from nodeready.core.outcome import TIMEOUT, Gap
 from nodeready.core.policy import Policy
 from nodeready.core.wire import PYTHON_MISSING

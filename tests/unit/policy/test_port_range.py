@@ -2,9 +2,9 @@
 
 import pytest
 
-from nodeready.cli.options import Refused
-from nodeready.cli.values import read_ports
+from nodeready.core.exit_codes import Refused
 from nodeready.core.policy.fields import port_range
+from nodeready.runs.values import read_ports
 
 
 @pytest.mark.parametrize(

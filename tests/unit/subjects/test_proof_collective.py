@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from nodeready.agent.asking import Key
-from nodeready.cli import ready_run as command
 from nodeready.core.base import Unknown
 from nodeready.core.outcome import UNREACHABLE, Gap, Outcome
 from nodeready.core.policy import Policy
+from nodeready.runs.ready import command
 from nodeready.runs.ready import run as ready
 from nodeready.runs.smoke import document, participants, run
 from nodeready.runs.smoke.document import SmokeNode, SmokeReport

@@ -16,6 +16,7 @@ from nodeready.runs import incident as incidents
 from nodeready.runs.collector import EvidenceCollector, LogWriter, own_files
 from nodeready.runs.incident import Part
 from nodeready.runs.stacks.document import Suspect, Verdict
+from nodeready.runs.tell import Tell
 
 STARTED = "2026-11-21T03:00:00Z"
 SECRET = "hf_abcdefghijABCDEFGHIJ0123"
@@ -191,22 +192,17 @@ def test_neither_a_job_nor_a_log_makes_a_path():
     assert incidents.log_name("../x", [], 1) == "_x-1.log"
 
 
-def test_a_log_that_cannot_be_read_costs_no_other_log(tmp_path):
+def test_a_log_that_cannot_be_read_costs_no_other_log(tmp_path, monkeypatch):
     unread = NodeTail("gpu1", (), (UnreadFile("/a.log", "is no text", True),), 0, 0, "")
-    collector = EvidenceCollector(
-        SimpleNamespace(interrupted=False),
-        *({}, "4711", "", 30, None),
-        converse=lambda *given: {"gpu1": Outcome("gpu1", [("/a.log", Outcome("gpu1", unread))])},
-        render=None,
-        audit_nodes=None,
-        stacks=SimpleNamespace(),
-        logs={
-            "gpu1": {
-                "/a.log": [LogWriter(1, 1.0, 0, ("step 1",))],
-                "/b.log": [LogWriter(2, 1.0, 1, ("step 2",))],
-            }
-        },
-    )
+    answers = {"gpu1": Outcome("gpu1", [("/a.log", Outcome("gpu1", unread))])}
+    monkeypatch.setattr("nodeready.runs.collector.converse", lambda *given: answers)
+    nodes = SimpleNamespace(transport=SimpleNamespace(interrupted=False))
+    collector = EvidenceCollector(nodes, Tell(), "4711", "", 30, None, None)
+    collector.stacks = SimpleNamespace()
+    collector.logs["gpu1"] = {
+        "/a.log": [LogWriter(1, 1.0, 0, ("step 1",))],
+        "/b.log": [LogWriter(2, 1.0, 1, ("step 2",))],
+    }
     directory = incidents.prepare(tmp_path / "incident")
     part = collector.take_logs(directory)
     assert (part.status, part.gaps) == (

@@ -4,7 +4,7 @@ import pytest
 
 from nodeready.agent.stacks import program as stacks
 from nodeready.agent.stacks.ranks import LAUNCHER, claim_note
-from nodeready.cli.options import Refused
+from nodeready.core.exit_codes import Refused
 from nodeready.core.outcome import NO_PYTHON, NodeGap
 from nodeready.reports.registry import Options, find_format
 from nodeready.runs.jobs import Jobs, jobs_code, running_jobs

@@ -16,15 +16,15 @@ from nodeready.agent.log_ranks import FileRanks, file_ranks, path_ranks
 from nodeready.agent.proc import MountTable, parse_mounts
 from nodeready.agent.tail import LogTail, NodeTail, TailConfig, UnreadFile, read_tail
 from nodeready.agent.witnesses.logs import WatchdogReport
-from nodeready.cli import values
-from nodeready.cli.options import Refused
-from nodeready.cli.values import past
 from nodeready.core.base import ProbeError
+from nodeready.core.exit_codes import Refused
 from nodeready.core.outcome import UNREACHABLE, NodeGap, node_gaps
 from nodeready.core.text import parse_span
 from nodeready.reports import json_report, triage_tables
 from nodeready.reports.registry import Options
+from nodeready.runs import values
 from nodeready.runs.tail import Grouping, node_names, normalise, parse_tail
+from nodeready.runs.values import past
 from tests.cases import cases, read_data
 from tests.paths import schema
 

@@ -6,22 +6,21 @@ import contextlib
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeready.agent.audit_document import Audit, NodeReport
-from nodeready.cli.config_file import memory_settings
-from nodeready.cli.options import Refused
-from nodeready.cli.screen import Screen
+from nodeready.core.exit_codes import Refused
 from nodeready.core.files import state_directory
 from nodeready.core.outcome import INTERRUPTED
 from nodeready.core.result import OBSERVED
 from nodeready.core.text import span
 from nodeready.runs.audit.recorded import VERDICT
+from nodeready.runs.config_file import memory_settings
 from nodeready.runs.memory.history import HistoryEntry, read_parts_history
-from nodeready.runs.memory.lemons import WITNESSES, find_lemons, lemons_of_nodes
+from nodeready.runs.memory.lemons import WITNESSES, Lemons, find_lemons, lemons_of_nodes
 from nodeready.runs.memory.look import Event, Look
 from nodeready.runs.memory.sections import (
     ERROR,
@@ -34,8 +33,11 @@ from nodeready.runs.memory.sections import (
     results_text,
 )
 from nodeready.runs.memory.store import ControlClock, Memory, MemoryUnavailable
+from nodeready.runs.options import ConnectionOptions, LemonsOptions
 from nodeready.runs.postmortem.document import KERNEL, LOG
 from nodeready.runs.smoke.knowledge import PAIR
+from nodeready.runs.targets import load_targets
+from nodeready.runs.tell import Tell
 from nodeready.subjects.proof.facts import ProvedHistory
 
 if TYPE_CHECKING:
@@ -95,18 +97,15 @@ def open_memory() -> Iterator[Memory]:
         raise Refused(f"the memory is {OFF}: NODEREADY_MEMORY names its file")
     if _is_missing(path):
         raise Refused(f"{path}: no look was kept yet: nodeready audit keeps one")
-    try:
-        with Memory.open(path) as memory:
-            yield memory
-    except MemoryUnavailable as error:
-        raise Refused(str(error)) from None
+    with Memory.open(path) as memory:
+        yield memory
 
 
 class LookKeeper:
     """Keeps the looks of one command. A problem of the memory is a line on standard error."""
 
-    def __init__(self, screen: Screen, command: str = "", inventory: str = "") -> None:
-        self._screen, self._command, self._inventory = screen, command, inventory
+    def __init__(self, tell: Tell, command: str = "", inventory: str = "") -> None:
+        self._tell, self._command, self._inventory = tell, command, inventory
         self._settings = MemorySettings.load()
         self._checks: frozenset[str] = frozenset()
 
@@ -249,13 +248,13 @@ class LookKeeper:
                 )
             if jump_s:
                 place = "ahead of" if jump_s > 0 else "behind"
-                self._screen.say(
+                self._tell.say(
                     f"this machine's clock is {span(abs(jump_s))} {place} that of the last look: "
                     "is it right? (timedatectl) No look is removed in the next "
                     f"{settings.days} days"
                 )
         except MemoryUnavailable as error:
-            self._screen.say(f"this look was not kept: {error}")
+            self._tell.say(f"this look was not kept: {error}")
 
 
 def earlier_failures(nodes: Collection[str]) -> dict[str, ProvedHistory] | None:
@@ -274,6 +273,26 @@ def earlier_failures(nodes: Collection[str]) -> dict[str, ProvedHistory] | None:
         return None  # `LookKeeper.keep` says why
     lines = lemons_of_nodes(document)
     return {node: ProvedHistory(lines.get(node, ())) for node in nodes}
+
+
+def kept_lemons(inventory: str | None, options: LemonsOptions, tell: Tell) -> Lemons:
+    """The lemons among the nodes of an inventory, or of the memory. Raises Refused."""
+    now_s = time.time()
+    if inventory is None and options.limit is not None:
+        raise Refused("--limit: needs an INVENTORY")
+    with open_memory() as memory:
+        peers = shown = set(memory.names())
+        if inventory is not None:
+            trusted = ConnectionOptions(trust_inventory=options.trust_inventory)
+            peers = shown = peers & load_targets(inventory, trusted, tell.note)[2].keys()
+            if options.limit is not None:
+                limited = replace(trusted, limit=options.limit)
+                shown = peers & load_targets(inventory, limited, tell.note)[2].keys()
+        since_s = options.since_s or now_s - DAYS * 86400
+        # Without a node there is no fleet.
+        document = find_lemons(memory, peers if shown else (), since_s, now_s)
+    units = (unit for unit in document.units if not shown.isdisjoint((unit.node, *unit.nodes)))
+    return replace(document, units=tuple(units))
 
 
 def _sections(read: StateReader) -> Iterator[SectionText]:

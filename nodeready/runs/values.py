@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from nodeready.cli.options import MAX_SPAN_S, Refused
+from nodeready.core.exit_codes import Refused
 from nodeready.core.text import parse_span
 
+#: Maximum span of time: 100 years.
+MAX_SPAN_S = 100 * 366 * 86400
 #: Characters of a path on Linux (PATH_MAX).
 _PATH_MAX = 4096
+#: More GPUs than any node has.
+_MAX_GPUS = 64
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def seconds_ago(words: str, present: datetime) -> float:
@@ -112,3 +118,67 @@ def policy_settings(ports: str | None, user: str | None) -> dict[str, Any]:
             raise Refused(f"--user {user}: is no user name")
         settings["job_user"] = user
     return settings
+
+
+def read_gpus(words: str) -> tuple[int, ...] | int | None:
+    """``--gpus``: None for all, a number of GPUs, or their indices. Raises Refused."""
+    if words == "all":
+        return None
+    if re.fullmatch(r"[0-9]{1,3}", words) and int(words) <= _MAX_GPUS:
+        return int(words)
+    ranks: list[int] = []
+    for part in words.split(",") if "," in words or "-" in words else ():
+        match = re.fullmatch(r"([0-9]{1,3})(?:-([0-9]{1,3}))?", part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last < _MAX_GPUS:
+            break
+        ranks += range(first, last + 1)
+    else:
+        if ranks and len({*ranks}) == len(ranks):
+            return tuple(ranks)
+    raise Refused(
+        f"--gpus {words}: must be all, a number of GPUs (4), or at least two different indices "
+        "(0,3 or 0-3)"
+    )
+
+
+def read_prefix(words: str) -> tuple[str, ...]:
+    """``--prefix``, as a shell splits it. Raises Refused."""
+    try:
+        parts = tuple(shlex.split(words))
+    except ValueError as error:
+        raise Refused(f"--prefix {words}: {str(error).lower()}") from None
+    if not parts:
+        raise Refused("--prefix: names no command, such as 'apptainer exec --nv job.sif'")
+    return parts
+
+
+def read_environment(rows: tuple[str, ...]) -> tuple[str, ...]:
+    """The values of ``--env``. Raises Refused."""
+    variables: dict[str, str] = {}
+    for row in rows:
+        name, equals, _ = row.partition("=")
+        if not equals or not _NAME.fullmatch(name):
+            raise Refused(f"--env {row}: must be NAME=VALUE")
+        if "\n" in row or "\0" in row:
+            raise Refused(f"--env {name}: its value must be one line")
+        if name in variables:
+            raise Refused(f"--env {name}: is given twice")
+        variables[name] = row
+    return tuple(variables.values())
+
+
+def read_python(path: str) -> str:
+    """``--python``. Raises Refused."""
+    if not re.fullmatch(r"/[^\x00-\x1f\x7f]*[^/\x00-\x1f\x7f]", path):
+        raise Refused(
+            f"--python {path}: must be an absolute path: it is started on the nodes, not here"
+        )
+    return path
+
+
+def read_directory(path: str) -> str:
+    """``--directory`` of env. Raises Refused."""
+    if path and not re.fullmatch(r"/[A-Za-z0-9_.,:=/%-]{1,200}", path):
+        raise Refused(f"--directory {path}: must be an absolute path of plain characters")
+    return path

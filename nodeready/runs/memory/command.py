@@ -1,4 +1,4 @@
-"""What `nodeready diff` does when it runs."""
+"""The run of `nodeready diff`: two looks of the memory, or the nodes now and one of them."""
 
 from __future__ import annotations
 
@@ -7,28 +7,25 @@ import time
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nodeready.agent.audit_document import audit_code
-from nodeready.cli.default_inventory import require_inventory
-from nodeready.cli.kept_looks import LookKeeper, open_memory
-from nodeready.cli.options import Refused
-from nodeready.cli.outputs import read_outputs
-from nodeready.cli.screen import Screen
-from nodeready.cli.targets import TargetOptions, Targets, load_targets, select_targets
-from nodeready.cli.values import epoch_seconds
+from nodeready.core.exit_codes import Refused
 from nodeready.core.outcome import NodeGaps, gaps_of
 from nodeready.core.policy.site_checks import AUDIT
 from nodeready.core.text import counted, utc_moment, utc_now
-from nodeready.reports.lines import node_set
+from nodeready.fleet.inventory.nodeset import folded
+from nodeready.runs import targets
+from nodeready.runs.audit.command import look_at_nodes
+from nodeready.runs.audit.learned import read_settings, settings_of
+from nodeready.runs.audit.workers import AuditWorkers
+from nodeready.runs.conversations import probe_nodes
 from nodeready.runs.memory.diff import (
     AuditFile,
     Diff,
-    DocumentError,
     Side,
     compare,
     dated,
-    diff_code,
     looks_since,
     looks_since_good,
     majority,
@@ -36,8 +33,14 @@ from nodeready.runs.memory.diff import (
     setting_differences,
     since_changes,
 )
+from nodeready.runs.memory.kept_looks import LookKeeper, open_memory
 from nodeready.runs.memory.look import Look
-from nodeready.runs.memory.store import Memory, MemoryUnavailable
+from nodeready.runs.memory.store import Memory
+from nodeready.runs.options import DiffOptions
+from nodeready.runs.targets import Targets
+from nodeready.runs.tell import Tell
+from nodeready.runs.values import epoch_seconds
+from nodeready.subjects.registry import LEARNED, select
 
 LAST_GOOD = "last-good"
 _FOREVER = float("inf")
@@ -55,33 +58,30 @@ class _Nodes:
     """The nodes of one command, and how they are asked."""
 
     inventory: str
-    options: TargetOptions
-    screen: Screen
-    job: str | None
-    timeout_s: int
+    options: DiffOptions
+    tell: Tell
 
     def names(self, limit: str | None) -> list[str]:
-        return [*load_targets(self.inventory, replace(self.options, limit=limit))[2]]
+        options = replace(self.options, limit=limit)
+        return [*targets.load_targets(self.inventory, options, self.tell.note)[2]]
 
     def targets(self, limit: str | None) -> Targets:
         options = replace(self.options, limit=limit)
-        return select_targets(self.inventory, options, job=self.job, tell=self.screen.note)
+        return targets.select_targets(
+            self.inventory, options, job=options.job, tell=self.tell.note
+        )
 
     def ask(self, limit: str | None) -> _Asked:
         """Look at the nodes as an audit does, and keep the look. Raises Refused."""
-        from nodeready.cli.audit_run import look_at_nodes
-        from nodeready.runs.audit.workers import AuditWorkers
-        from nodeready.subjects.registry import select
-
         started_s = time.time()
-        keeper = LookKeeper(self.screen, "diff", self.inventory)
+        keeper = LookKeeper(self.tell, "diff", self.inventory)
         nodes = self.targets(limit).at(AUDIT)
         selection = select(nodes.policies.values())
         nodes = nodes.chosen(selection)
         writer = keeper.section_writer(select(nodes.gate_policies.values()).results)
         with AuditWorkers(nodes.policies, None, None, writer) as workers:
             audit = look_at_nodes(
-                nodes, self.screen, selection, self.timeout_s, workers, keeper=keeper
+                nodes, self.tell, selection, self.options.timeout, workers, keeper=keeper
             )
             keeper.keep_audit(audit, audit_code(audit), workers)
         with open_memory() as memory:
@@ -90,21 +90,38 @@ class _Nodes:
         return _Asked(audit.gaps, audit.complete)
 
 
-def _of_files(before: str, after: str) -> Diff:
-    """The differences of two files. Raises Refused."""
-    try:
-        old, new = AuditFile.read(Path(before)), AuditFile.read(Path(after))
-        old_names, new_names = {*old.names}, {*new.names}
-        pairs = ((old.look(name), new.look(name)) for name in new.names if name in old_names)
-        return compare(
-            since_changes(pairs),
-            Side(before, old.started),
-            Side(after, new.started),
-            only_before=tuple(name for name in old.names if name not in new_names),
-            only_after=tuple(name for name in new.names if name not in old_names),
+def run(inventory: str, options: DiffOptions, tell: Tell) -> Diff:
+    """What changed on the nodes, or in what they differ from others. Raises Refused."""
+    since, until, against = options.since, options.until, options.against
+    if since and against:
+        raise Refused("--since and --against: compare with one of them: remove the other")
+    if until and not (since or against):
+        raise Refused(
+            f"--until {until}: needs --since: nodeready diff {options.words(inventory)} "
+            f"--since yesterday --until {until}"
         )
-    except DocumentError as error:
-        raise Refused(str(error)) from None
+    if not (since or against):
+        since, until = _last_two(inventory)
+    nodes = _Nodes(inventory, options, tell)
+    if not (against and Path(against).is_file()):
+        return _of_memory(nodes, since, until, against)
+    if until:
+        raise Refused(f"--against {against}: asks the nodes: remove --until")
+    return _against_settings(nodes, Path(against))
+
+
+def diff_files(before: str, after: str) -> Diff:
+    """The differences of two files. Raises Refused."""
+    old, new = AuditFile.read(Path(before)), AuditFile.read(Path(after))
+    old_names, new_names = {*old.names}, {*new.names}
+    pairs = ((old.look(name), new.look(name)) for name in new.names if name in old_names)
+    return compare(
+        since_changes(pairs),
+        Side(before, old.started),
+        Side(after, new.started),
+        only_before=tuple(name for name in old.names if name not in new_names),
+        only_after=tuple(name for name in new.names if name not in old_names),
+    )
 
 
 def _moment(name: str, words: str, memory: Memory) -> float:
@@ -190,9 +207,9 @@ def _against_peers(
     looks = [*memory.nodes(peers, until_s)]
     model = looks[0] if len(peers) == len(looks) == 1 else majority(looks)
     if model.error:
-        raise Refused(f"--against: {node_set(peers)}: {model.error}")
+        raise Refused(f"--against: {folded(peers)}: {model.error}")
     nodes = (look for look in memory.nodes(names, until_s) if len(peers) > 1 or look is not model)
-    source = node_set(peers) if len(peers) == 1 else f"most of {node_set(peers)}"
+    source = folded(peers) if len(peers) == 1 else f"most of {folded(peers)}"
     return compare(
         peer_differences(model, nodes),
         Side(source, utc_moment(model.time_s)),
@@ -214,35 +231,28 @@ def _of_memory(nodes: _Nodes, since: str | None, until: str | None, against: str
                 if since != LAST_GOOD:
                     _moment("--since", since, memory)
         answers = nodes.ask(f"{limit},{against}" if limit and against else limit)
-    try:
-        with open_memory() as memory:
-            until_s = _FOREVER if until is None else _moment("--until", until, memory)
-            newest_s = memory.time_s(until_s)
-            source = "the nodes now" if until is None else f"the memory, {until}"
-            after = Side(source, utc_moment(newest_s))
-            if against:
-                document = _against_peers(memory, names, peers, until_s, after)
-            else:
-                document = _since(memory, names, str(since), until_s, after)
-    except MemoryUnavailable as error:
-        raise Refused(str(error)) from None
+    with open_memory() as memory:
+        until_s = _FOREVER if until is None else _moment("--until", until, memory)
+        newest_s = memory.time_s(until_s)
+        source = "the nodes now" if until is None else f"the memory, {until}"
+        after = Side(source, utc_moment(newest_s))
+        if against:
+            document = _against_peers(memory, names, peers, until_s, after)
+        else:
+            document = _since(memory, names, str(since), until_s, after)
     return replace(document, gaps=answers.gaps, complete=answers.complete)
 
 
 def _against_settings(nodes: _Nodes, path: Path) -> Diff:
     """In what the nodes differ from a file of `learn`. Raises Refused."""
-    from nodeready.cli.conversations import probe_nodes
-    from nodeready.runs.audit.learned import read_settings, settings_of
-    from nodeready.subjects.registry import LEARNED
-
     try:
         settings = read_settings(path.read_text())
     except (OSError, ValueError) as error:
         raise Refused(f"--against {path}: {error}") from None
     started = utc_now()
-    targets = nodes.targets(nodes.options.limit)
-    with targets.transport:
-        outcomes = probe_nodes(targets, nodes.screen, LEARNED, nodes.timeout_s)
+    targeted = nodes.targets(nodes.options.limit)
+    with targeted.transport:
+        outcomes = probe_nodes(targeted, nodes.tell, LEARNED, nodes.options.timeout)
     return compare(
         (
             setting_differences(probed.node, settings, settings_of(probed.value))
@@ -254,51 +264,5 @@ def _against_settings(nodes: _Nodes, path: Path) -> Diff:
         only_before=(),
         only_after=(),
         gaps=gaps_of(outcomes),
-        complete=not targets.transport.interrupted,
+        complete=not targeted.transport.interrupted,
     )
-
-
-def run_diff(
-    sides: tuple[str, ...],
-    *,
-    since: str | None,
-    until: str | None,
-    against: str | None,
-    format: str,
-    output: tuple[str, ...],
-    is_strict: bool,
-    timeout: int,
-    job: str | None,
-    **shared: Any,
-) -> int:
-    """Run `nodeready diff`. Returns the exit code. Raises Refused."""
-    options = TargetOptions(**shared)
-    outputs = read_outputs("diff", format, output)
-    screen = options.screen()
-    if len(sides) == 2 and not (since or until or against):
-        document = _of_files(*sides)
-    elif len(sides) > 1:
-        raise Refused(
-            "compares one INVENTORY, or two files without --since, --until and --against: "
-            "nodeready diff monday.json today.json"
-        )
-    elif since and against:
-        raise Refused("--since and --against: compare with one of them: remove the other")
-    else:
-        inventory = require_inventory(sides[0] if sides else None, options)
-        if until and not (since or against):
-            raise Refused(
-                f"--until {until}: needs --since: nodeready diff {options.words(inventory)} "
-                f"--since yesterday --until {until}"
-            )
-        if not (since or against):
-            since, until = _last_two(inventory)
-        nodes = _Nodes(inventory, options, screen, job, timeout)
-        if against and Path(against).is_file():
-            if until:
-                raise Refused(f"--against {against}: asks the nodes: remove --until")
-            document = _against_settings(nodes, Path(against))
-        else:
-            document = _of_memory(nodes, since, until, against)
-    outputs.show(document, screen, silent=screen.quiet and not document.changes)
-    return diff_code(document, is_strict=is_strict)

@@ -1,31 +1,28 @@
-"""The nodes that a command asks, and their transport, from the words of the command line."""
+"""The nodes that a command asks, and their transport, from its options."""
 
 from __future__ import annotations
 
 import os
-import pwd
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from nodeready.agent.asking import Transport
 from nodeready.agent.local import Local
-from nodeready.cli.default_inventory import refuse_strangers
-from nodeready.cli.interrupts import interrupt_on_signals
-from nodeready.cli.last_failed import LAST_FAILED, load_failed, save_failed
-from nodeready.cli.options import Refused
+from nodeready.core.exit_codes import Refused
+from nodeready.core.files import user_name
 from nodeready.core.policy import Policy
 from nodeready.core.policy.policy import PolicyError
 from nodeready.core.policy.site_checks import FOLDER
-from nodeready.core.shell import join
+from nodeready.runs.config_file import refuse_strangers
+from nodeready.runs.last_failed import LAST_FAILED, load_failed, save_failed
+from nodeready.runs.options import ConnectionOptions, TargetOptions
+from nodeready.runs.tell import Tell
 
 if TYPE_CHECKING:
     from pyinfra.api import Host
 
-    from nodeready.cli.screen import Screen
     from nodeready.fleet.inventory.load import NodeInventory
     from nodeready.fleet.transport.allocation import RunningJob
     from nodeready.subjects.registry import CheckSelection
@@ -40,44 +37,8 @@ NODES_PER_PROCESS = 256
 MIN_NODES_FOR_TREE = 1024
 
 _NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class TargetOptions:
-    """The values of the options that every command shares."""
-
-    limit: str | None = None
-    sudo: bool = False
-    trust_inventory: bool = False
-    ssh_user: str | None = None
-    ssh_key: str | None = None
-    color: str = "auto"
-    quiet: bool = False
-    verbose: int = 0
-    via: str = "ssh"
-    salloc: str | None = None
-    topology: str | None = None
-    ssh_processes: int | None = None
-
-    def screen(self) -> Screen:
-        """The screen of these options."""
-        from nodeready.cli.screen import Screen
-
-        return Screen(self.color, self.quiet, self.verbose)
-
-    def words(self, inventory: str | None) -> str:
-        """The inventory and the options that reach the same nodes, as words of a shell; without
-        one, the word for it."""
-        if inventory is None:
-            return "INVENTORY"
-        options = (("--limit", self.limit), ("-u", self.ssh_user), ("--ssh-key", self.ssh_key))
-        words = [word for name, value in options if value is not None for word in (name, value)]
-        return join([inventory, *words, *(["--sudo"] if self.sudo else [])])
-
-    def warn(self, text: str) -> None:
-        """Print a line to standard error, unless --quiet."""
-        if not self.quiet:
-            click.echo(f"nodeready: {text}", err=True)
+#: Called with a line about the nodes or the transport.
+Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -138,7 +99,7 @@ class Targets:
 
 
 def load_targets(
-    inventory: str, options: TargetOptions
+    inventory: str, options: ConnectionOptions, note: Note
 ) -> tuple[NodeInventory, list[Host], dict[str, Policy]]:
     """An INVENTORY, its selected hosts, and their policies by name. Contacts no node.
 
@@ -156,23 +117,22 @@ def load_targets(
             data={key: value for key, value in data.items() if value},
             trusted=options.trust_inventory,
         )
-        hosts = list(loaded) if options.limit is None else _limit(loaded, options)
+        hosts = list(loaded) if options.limit is None else _limit(loaded, options.limit, note)
         policies = node_policies(loaded, hosts)
     except InventoryError as error:
         raise Refused(str(error)) from None
     except PolicyError as error:
         raise Refused("\n".join(error.problems)) from None
     if loaded.note:
-        options.warn(loaded.note)
+        note(loaded.note)
     return loaded, hosts, policies
 
 
-def _limit(inventory: NodeInventory, options: TargetOptions) -> list[Host]:
-    """The hosts that ``--limit`` selects. Warns of failed nodes that are not in the inventory."""
+def _limit(inventory: NodeInventory, words: str, note: Note) -> list[Host]:
+    """The hosts that ``--limit`` selects. Notes failed nodes that are not in the inventory."""
     from nodeready.fleet.inventory.limit import select_hosts
     from nodeready.fleet.inventory.nodeset import folded, split
 
-    words = str(options.limit)
     parts = split(words)
     if LAST_FAILED not in parts:
         return select_hosts(inventory, words)
@@ -191,33 +151,32 @@ def _limit(inventory: NodeInventory, options: TargetOptions) -> list[Host]:
         names = folded([node.name for node in failed], 200)
         raise Refused(f"--limit {LAST_FAILED}: not in the inventory: {names}")
     if missing:
-        options.warn(f"--limit {LAST_FAILED}: not in the inventory: {folded(missing, 200)}")
+        note(f"--limit {LAST_FAILED}: not in the inventory: {folded(missing, 200)}")
     return select_hosts(inventory, words, {LAST_FAILED: present})
 
 
 # --- The transport.
 
 
-def ssh_targets(inventory: str, options: TargetOptions) -> Targets:
+def ssh_targets(inventory: str, options: ConnectionOptions, note: Note) -> Targets:
     """The nodes of an INVENTORY over ssh, by one process. Raises Refused; contacts no node."""
     from nodeready.fleet.transport.ssh import SshTransport
 
-    interrupt_on_signals()
-    loaded, hosts, policies = load_targets(inventory, options)
+    loaded, hosts, policies = load_targets(inventory, options, note)
     _refuse_nameless_user(hosts)
     return Targets(SshTransport(loaded, hosts, _pyinfra_config(options)), policies, loaded)
 
 
-def local_policy(options: TargetOptions) -> Policy:
+def local_policy(options: ConnectionOptions, note: Note) -> Policy:
     """The policy of this machine: that of @local where the current directory has a policy, else
     that of the last deploy. Raises Refused."""
     from nodeready.agent.gate import here
 
     directories = [name for name in ("group_data", FOLDER) if os.path.lexists(name)]
     for name in directories:
-        refuse_strangers(name, options)
+        refuse_strangers(name, trusted=options.trust_inventory)
     if directories:
-        (policy,) = load_targets("@local", options)[2].values()
+        (policy,) = load_targets("@local", options, note)[2].values()
         return policy
 
     try:
@@ -228,7 +187,6 @@ def local_policy(options: TargetOptions) -> Policy:
 
 def local_targets(policy: Policy, *, sudo: bool = False) -> Targets:
     """This machine, without a connection. sudo: requests run as root"""
-    interrupt_on_signals()
     transport = Local(sudo=sudo)
     return Targets(transport, dict.fromkeys(transport.nodes, policy))
 
@@ -239,7 +197,7 @@ def select_targets(
     settings: Mapping[str, Any] = _NO_SETTINGS,
     *,
     job: str | None,
-    tell: Callable[[str], None],
+    tell: Note,
     works: bool = False,
 ) -> Targets:
     """The nodes of a command, with the transport of ``--via``. Raises Refused.
@@ -250,7 +208,6 @@ def select_targets(
     tell:      called with a line about the transport
     works:     requests use the job's GPUs (`fleet.transport.srun.Srun`)
     """
-    interrupt_on_signals()
     _refuse_unused_options(inventory, options, job)
     if inventory is None:
         targets = _job_targets(job, options, tell, works)
@@ -263,10 +220,10 @@ def _inventory_targets(
     inventory: str,
     options: TargetOptions,
     job: str | None,
-    tell: Callable[[str], None],
+    tell: Note,
     works: bool,
 ) -> Targets:
-    loaded, hosts, policies = load_targets(inventory, options)
+    loaded, hosts, policies = load_targets(inventory, options, tell)
     _refuse_nameless_user(hosts)
     own_job = _own_job(hosts) if job is None and options.via in ("srun", "auto") else ""
     via = _choose_transport(options, hosts, own_job)
@@ -320,16 +277,12 @@ def _refuse_nameless_user(hosts: Iterable[Host]) -> None:
 
     ssh refuses it, too: the passwd entry tells ssh where the user's keys are.
     """
-    try:
-        pwd.getpwuid(os.getuid())
-    except KeyError:
-        if any(not host.name.startswith("@") for host in hosts):
-            raise Refused(
-                f"no user has the id {os.getuid()}: ssh needs a name for it in /etc/passwd"
-            ) from None
+    uid = os.getuid()
+    if user_name(uid) == f"uid {uid}" and any(not host.name.startswith("@") for host in hosts):
+        raise Refused(f"no user has the id {uid}: ssh needs a name for it in /etc/passwd")
 
 
-def _pyinfra_config(options: TargetOptions) -> Any:
+def _pyinfra_config(options: ConnectionOptions) -> Any:
     # Imported only here, because the import is slow and --help must be quick.
     from pyinfra.api import Config
 
@@ -379,16 +332,13 @@ def _own_job(hosts: Iterable[Host]) -> str:
 
 def running_job(job: str) -> RunningJob:
     """The running job of ``--job``. Raises Refused."""
-    from nodeready.fleet.transport.allocation import SrunError, running
+    from nodeready.fleet.transport.allocation import running
 
-    try:
-        return running(job)
-    except SrunError as error:
-        raise Refused(str(error)) from None
+    return running(job)
 
 
 def targets_of_ended_job(
-    inventory: str | None, options: TargetOptions, job: str | None, screen: Screen
+    inventory: str | None, options: TargetOptions, job: str | None, tell: Tell
 ) -> Targets:
     """The nodes of INVENTORY. With --via srun, inside the job only while the job runs: a job with
     cores, or with failures, has often ended."""
@@ -397,15 +347,15 @@ def targets_of_ended_job(
         try:
             running_job(srun_job)
         except Refused as refused:
-            screen.note(f"{refused.message}; the nodes are asked in a new allocation")
+            tell.note(f"{refused.message}; the nodes are asked in a new allocation")
             srun_job = None
-    return select_targets(inventory, options, job=srun_job, tell=screen.note)
+    return select_targets(inventory, options, job=srun_job, tell=tell.note)
 
 
 def _job_targets(
     job: str | None,
     options: TargetOptions,
-    tell: Callable[[str], None],
+    tell: Note,
     works: bool,
 ) -> Targets:
     """All nodes of a running job, with the default policy."""
@@ -424,7 +374,7 @@ def _srun_transport(
     names: Sequence[str],
     options: TargetOptions,
     job: str,
-    tell: Callable[[str], None],
+    tell: Note,
     works: bool,
 ) -> tuple[Transport, str]:
     """Srun steps on the nodes that are also in the job, and the job's number.

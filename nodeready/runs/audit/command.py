@@ -1,0 +1,207 @@
+"""The run of `nodeready audit`: looks at the nodes, or at the verdicts that they have recorded."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+from nodeready import __version__
+from nodeready.agent.audit_document import FAILED, UNREACHABLE, Audit, audit_code
+from nodeready.agent.local import Local
+from nodeready.agent.verdict import SourceError
+from nodeready.core.exit_codes import FAILED as FAILED_CODE
+from nodeready.core.exit_codes import Refused
+from nodeready.core.outcome import Outcome, gaps_of, interrupted_nodes
+from nodeready.core.policy.policy import digest
+from nodeready.core.policy.site_checks import AUDIT, GATE
+from nodeready.core.text import counted, sanitise, utc_now
+from nodeready.fleet.inventory.nodeset import folded
+from nodeready.runs import targets
+from nodeready.runs.audit.fleet import distinguishing_groups, probed_subjects
+from nodeready.runs.audit.recorded import (
+    OF_VERDICTS,
+    RecordedQuestion,
+    assign_to_nodes,
+    directory_records,
+    reports,
+)
+from nodeready.runs.audit.workers import AuditWorkers
+from nodeready.runs.conversations import probe_nodes
+from nodeready.runs.memory.kept_looks import LookKeeper
+from nodeready.runs.options import AuditOptions
+from nodeready.runs.targets import Targets
+from nodeready.runs.tell import Tell
+from nodeready.subjects.registry import SUBJECTS, CheckSelection, select
+from nodeready.subjects.snapshot import Snapshot
+
+#: The statuses of the nodes that ``--limit @last-failed`` means.
+FAILING = (UNREACHABLE, FAILED, "fail", "unknown", "warn")
+
+
+@dataclass(frozen=True)
+class AuditLook:
+    """One look at the nodes. Its document is whole until the next look."""
+
+    audit: Audit
+    code: int  # the exit code
+    keeper: LookKeeper
+    workers: AuditWorkers | None  # that have judged it; None: the nodes have
+
+    @property
+    def failing(self) -> list[str]:
+        """The nodes that ``--limit @last-failed`` means."""
+        return [node.name for node in self.audit.nodes if node.status in FAILING]
+
+    def keep(self) -> None:
+        """Keep the look in the memory."""
+        self.keeper.keep_audit(self.audit, self.code, self.workers)
+
+
+def run(
+    inventory: str,
+    options: AuditOptions,
+    tell: Tell,
+    *,
+    write_facts: Callable[[Any], str] | None = None,
+) -> Generator[AuditLook, None, None]:
+    """The look at the nodes, which is kept; with `AuditOptions.every`, looks until a signal.
+
+    write_facts: makes the text of an observation, for the document
+    Raises Refused.
+    """
+    keeper = LookKeeper(tell, "audit", inventory)
+    if options.recorded:
+        audit, nodes = recorded_audit(inventory, options, tell)
+        look = AuditLook(audit, audit_code(audit, options.fail_on), keeper, None)
+        look.keep()
+        nodes.remember_failed(look.failing)
+        yield look
+        return
+    nodes = targets.select_targets(inventory, options, job=options.job, tell=tell.note).at(AUDIT)
+    selection = select(nodes.policies.values(), options.only, options.skip)
+    nodes = nodes.chosen(selection)
+    # Of a subject that was probed, the memory has all results.
+    checks = selection.results
+    checks |= select(nodes.gate_policies.values(), None, options.skip).results
+    count = None
+    while True:
+        # The workers are forked before any connection is made.
+        with AuditWorkers(
+            nodes.policies, write_facts, count, keeper.section_writer(checks)
+        ) as workers:
+            audit = look_at_nodes(nodes, tell, selection, options.timeout, workers, keeper=keeper)
+            look = AuditLook(audit, audit_code(audit, options.fail_on), keeper, workers)
+            if count is None:
+                look.keep()
+                nodes.remember_failed(look.failing)
+            elif not audit.complete:
+                return
+            yield look
+        if options.every is None or not audit.complete:
+            return
+        count, tell = 0, tell.without_progress()
+        time.sleep(options.every)
+
+
+def look_at_nodes(
+    nodes: Targets,
+    tell: Tell,
+    selection: CheckSelection,
+    timeout_s: int,
+    workers: AuditWorkers,
+    *,
+    keeper: LookKeeper | None = None,
+) -> Audit:
+    """The audit of one look at the nodes. It connects to them anew: a node may be back."""
+    started = utc_now()
+    subjects = probed_subjects(selection)
+    with nodes.transport:
+        outcomes = probe_nodes(nodes, tell, subjects, timeout_s, read=workers.read)
+        if nodes.transport.interrupted:
+            tell.say_partial(interrupted_nodes(gaps_of(outcomes)))
+        return audit_document(
+            nodes, tell, selection, outcomes, started=started, workers=workers, keeper=keeper
+        )
+
+
+def audit_document(
+    nodes: Targets,
+    tell: Tell,
+    selection: CheckSelection,
+    outcomes: list[Outcome[Snapshot]],
+    *,
+    started: str,
+    workers: AuditWorkers,
+    keeper: LookKeeper | None = None,
+) -> Audit:
+    """The audit of a probe of nodes with an inventory.
+
+    outcomes: without the snapshots that the workers hold
+    keeper:   has the earlier counters; None: of a look that is not kept
+    """
+    from nodeready.fleet.transport.fleet_context import fleet_context
+    from nodeready.subjects.context import FleetContext
+
+    assert nodes.inventory is not None
+    transport, inventory = nodes.transport, nodes.inventory
+    outcomes = workers.settle(outcomes)
+    context = FleetContext(nodes.policies)
+    if not any(outcome.is_interrupted for outcome in outcomes):
+        context = fleet_context(transport, nodes.gate_policies, outcomes, inventory)
+    return workers.audit(
+        outcomes,
+        workers.complete(context, transport.ssh_peers()),
+        selection,
+        started,
+        lambda name: distinguishing_groups(inventory, name, len(inventory)),
+        complete=not transport.interrupted,
+        earlier_counters=(keeper or LookKeeper(tell)).earlier_counters,
+    )
+
+
+def recorded_audit(inventory: str, options: AuditOptions, tell: Tell) -> tuple[Audit, Targets]:
+    """The audit from the nodes' last verdicts, and the nodes, which are not contacted.
+
+    Raises Refused.
+    """
+    from nodeready.fleet.inventory.endpoints import endpoint
+    from nodeready.subjects.gate.files import node_policy
+    from nodeready.subjects.ssh_client.known_hosts import Names
+
+    started, directory = utc_now(), str(options.recorded)
+    loaded, _, policies = targets.load_targets(inventory, options, tell.note)
+    at_gate = {id(policy): policy.at(GATE) for policy in policies.values()}.values()
+    selection = select(at_gate, options.only, options.skip)
+    if not any(
+        check in OF_VERDICTS or SUBJECTS[check.partition(".")[0]].judged_on_node
+        for check in selection.checks
+    ):
+        raise Refused("--only: no node judges its own gate: ask the nodes, without --recorded")
+    endpoints = {host.name: endpoint(host) for host in loaded}
+    for name, node_endpoint in endpoints.items():
+        if node_endpoint.local:
+            names = *node_endpoint.names, os.uname().nodename
+            endpoints[name] = node_endpoint._replace(names=names)
+    try:
+        recorded_verdicts = directory_records(directory, len(policies), options.timeout)
+    except SourceError as problem:
+        raise Refused(str(problem), FAILED_CODE) from None
+    verdicts, strangers = assign_to_nodes(recorded_verdicts, Names(endpoints))
+    total = len(loaded)
+    node_reports, about = reports(
+        verdicts,
+        RecordedQuestion(policies, node_policy, selection, __version__),
+        lambda name: distinguishing_groups(loaded, name, total),
+        sanitise(directory, 200),
+        time.time(),
+    )
+    if strangers:
+        tell.note(
+            f"verdicts of {counted(len(strangers), 'host')} that are no node of the inventory: "
+            f"{folded(strangers)}"
+        )
+    audit = Audit(started, utc_now(), digest(policies.values()), node_reports, recorded=about)
+    return audit, Targets(Local(), policies, loaded)

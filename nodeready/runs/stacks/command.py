@@ -1,0 +1,212 @@
+"""The run of `nodeready stacks`: asks the ranks of a job, or reads what was kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nodeready.agent.stacks.program import StacksConfig
+from nodeready.core.exit_codes import Refused
+from nodeready.core.policy import Policy
+from nodeready.core.text import utc_now
+from nodeready.runs import targets
+from nodeready.runs.conversations import ask_with_progress, keep_gaps
+from nodeready.runs.jobs import IF_ENDED, running_lines
+from nodeready.runs.options import StacksOptions
+from nodeready.runs.stacks import archive, debuggable, group
+from nodeready.runs.stacks.collect import (
+    LONGER_S,
+    Captured,
+    capture,
+    no_ranks_reason,
+    program_config,
+    unwind,
+    with_launchers,
+)
+from nodeready.runs.stacks.debuggable import Debuggable
+from nodeready.runs.stacks.document import Stacks
+from nodeready.runs.stacks.trace import Trace, TraceError
+from nodeready.runs.targets import Targets
+from nodeready.runs.tell import Tell
+
+#: Kind of document, and the document -> file extension -> the pieces of that format.
+Render = Callable[[str, Any], Mapping[str, Iterable[str]]]
+
+
+def run(inventory: str | None, options: StacksOptions, tell: Tell, render: Render) -> Stacks:
+    """The stacks of the job's ranks, which are kept in the directory of ``--output``.
+
+    inventory: None: this machine, the job's nodes, or the directory of ``--from``
+    render:    makes the files of the document
+    Raises Refused.
+    """
+    config = _search(inventory, options)
+    if options.source is not None:
+        if options.native or options.locals_ or options.dump or options.ras:
+            raise Refused("--from: asks no node; remove --native, --locals, --dump and --ras")
+        directory = _make_directory(options.output)
+        stacks = _read_archive(options, directory)
+    else:
+        directory = _make_directory(options.output)
+        nodes, config = _targets(inventory, options, config, tell)
+        with nodes.transport:
+            stacks = _capture_stacks(nodes, options, config, tell, directory)
+    if directory is not None:
+        texts = {f"stacks{end}": text for end, text in render("stacks", stacks).items()}
+        archive.write(directory, stacks, texts)
+        tell.note(f"{directory}: the traces, and {', '.join(texts)}")
+    return stacks
+
+
+def check(inventory: str | None, options: StacksOptions, tell: Tell) -> Debuggable:
+    """How debuggable the running job is. Raises Refused."""
+    config = _search(inventory, options)
+    if options.source is not None:
+        raise Refused("--check: needs a running job; remove --from")
+    if options.output is not None:
+        raise Refused("--check: keeps no stacks; remove -o")
+    nodes, config = _targets(inventory, options, config, tell)
+    with nodes.transport:
+        started = utc_now()
+        captured = _capture(nodes, replace(config, check=True, samples=1), tell)
+        document = debuggable.judge(
+            captured.traces(),
+            captured.gaps,
+            started=started,
+            finished=utc_now(),
+            complete=captured.complete,
+        )
+        keep_gaps(nodes, tell, document.gaps, complete=captured.complete)
+        if not document.findings and not document.gaps:
+            _explain_missing_ranks(nodes, captured, tell)
+    return document
+
+
+def _search(inventory: str | None, options: StacksOptions) -> StacksConfig:
+    """What the program on the nodes has to do. Raises Refused."""
+    source = options.source
+    named = inventory is not None, options.local, source is not None
+    if options.via == "ssh" and sum(named) != 1:
+        raise Refused("give one of: an INVENTORY, --local, --from DIR, or --via srun --job ID")
+    if options.via != "ssh" and (options.local or source):
+        raise Refused(f"--via {options.via}: cannot be combined with --local or --from")
+    if options.limit is not None and inventory is None:
+        raise Refused("--limit: selects from an INVENTORY, and there is none")
+    # Ranks that these options leave out are not missing.
+    excluding = {"--pid": bool(options.pids), "--limit": options.limit is not None}
+    is_longer = options.samples is None and options.interval is None
+    return program_config(
+        options.timeout,
+        job=options.job or "",
+        pids=options.pids,
+        match=options.match or "",
+        user=options.user or "",
+        samples=options.samples or 2,
+        interval_s=options.interval or 2.0,
+        locals=options.locals_,
+        dump=options.dump,
+        ras=options.ras,
+        part=" and ".join(name for name, is_given in excluding.items() if is_given),
+        longer_s=LONGER_S if is_longer else 0.0,
+    )
+
+
+def _make_directory(output: str | None) -> Path | None:
+    """Make the directory of ``-o``, before any node is contacted. Raises Refused."""
+    if output is None:
+        return None
+    directory = Path(output)
+    try:
+        archive.prepare(directory)
+    except archive.ForeignStacksDirectory as problem:
+        raise Refused(f"-o {problem}") from None
+    except OSError as problem:
+        raise Refused(f"-o {problem.filename}: {problem.strerror}") from None
+    return directory
+
+
+def _targets(
+    inventory: str | None, options: StacksOptions, config: StacksConfig, tell: Tell
+) -> tuple[Targets, StacksConfig]:
+    """The nodes, and the search for their ranks, with the number of the Slurm job."""
+    if options.local:
+        nodes = targets.local_targets(Policy())
+    else:
+        uses_srun = options.via == "srun" or inventory is None
+        job = config.job if uses_srun and config.job else None
+        nodes = targets.select_targets(inventory, options, job=job, tell=tell.note)
+    return nodes, replace(config, job=nodes.job or config.job, tag=nodes.transport.tag)
+
+
+def _capture_stacks(
+    nodes: Targets,
+    options: StacksOptions,
+    config: StacksConfig,
+    tell: Tell,
+    directory: Path | None,
+) -> Stacks:
+    """The stacks of the job, with --native after a second round."""
+    started = utc_now()
+    captured = _capture(nodes, config, tell)
+
+    def grouped(directory: Path | None) -> Stacks:
+        return group.group(
+            _kept(captured.traces(), directory),
+            captured.gaps,
+            all_threads=options.all_threads,
+            started=started,
+            finished=utc_now(),
+            complete=captured.complete,
+        )
+
+    if options.native and captured.complete:
+        ask = ask_with_progress(nodes.transport, tell)
+        for problem in unwind(captured, ask, grouped(None)):
+            tell.say(problem)
+    stacks = with_launchers(grouped(directory), captured)
+    keep_gaps(nodes, tell, stacks.gaps, complete=captured.complete)
+    if not stacks.processes and len(captured.gaps) < len(captured.nodes):
+        _explain_missing_ranks(nodes, captured, tell)
+    return stacks
+
+
+def _capture(nodes: Targets, config: StacksConfig, tell: Tell) -> Captured:
+    """Capture the traces of all ranks."""
+    from nodeready.fleet.inventory.slurm import job_placement
+
+    names = nodes.transport.nodes
+    # Slurm's record of the job tells whose ranks they are. --user and --pid already say it.
+    placement = None if config.user or config.pids else job_placement(config.job, names)
+    return capture(ask_with_progress(nodes.transport, tell), names, config, placement)
+
+
+def _kept(traces: Iterator[Trace], directory: Path | None) -> Iterator[Trace]:
+    return traces if directory is None else archive.keep_traces(directory, traces)
+
+
+def _explain_missing_ranks(nodes: Targets, captured: Captured, tell: Tell) -> None:
+    """Tell why no rank was found, and which jobs run. Raises Refused if all nodes say so."""
+    is_named = bool(captured.config.job) and captured.complete
+    running = running_lines(nodes, tell) if is_named else []
+    if running:
+        captured.instead.clear()
+    lines = [no_ranks_reason(captured), *running, *([IF_ENDED] if is_named else [])]
+    if not captured.gaps:
+        raise Refused("\n".join(lines))
+    for line in lines:
+        tell.say(line)
+
+
+def _read_archive(options: StacksOptions, directory: Path | None) -> Stacks:
+    """The stacks of an earlier capture, grouped again."""
+    source = str(options.source)
+    try:
+        traces, gaps = archive.read(Path(source))
+        stacks = group.group(_kept(traces, directory), gaps, all_threads=options.all_threads)
+    except TraceError as problem:
+        raise Refused(f"--from {problem}") from None
+    if not stacks.processes and not stacks.gaps:
+        raise Refused(f"--from {source}: no ranks in it")
+    return stacks
