@@ -41,7 +41,8 @@ class Cluster:
 
     def traffic(self) -> list[tuple[int, int]]:
         """What the sshd of each node has counted since it started: its connections, and the
-        commands and file transfers, each a round trip at least."""
+        commands and file transfers, each a round trip at least.
+        """
         logs = [node.log.read_text(errors="replace") for node in self.lab.nodes]
         return [
             (

@@ -117,7 +117,8 @@ def clush(name: str, login: str, nodes: str, fan_out: int, **environment: str) -
 
 def policy_data(host_pattern: str) -> dict[str, Any]:
     """The policy that all contenders of a deploy set, for nodes with such names: the defaults, and
-    a value where those do nothing."""
+    a value where those do nothing.
+    """
     return {
         **reachable_limits(),
         "pdshrc_users": (USER,),

@@ -1,5 +1,6 @@
 """Install the debugging tools: the distribution's packages, the control machine's py-spy, and the
-program that starts a rank."""
+program that starts a rank.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ def py_spy(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
 @step(touches=["pdsh", "ssh_client"], timeout_s=_TIMEOUT_S, settings=("package_lock_wait_s",))
 def packages(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Install the missing packages with one refresh of the index at most; open programs that users
-    cannot run, and reinstall packages whose programs are gone or do not start."""
+    cannot run, and reinstall packages whose programs are gone or do not start.
+    """
     tools: DebugTools = snapshot["debug_tools"]
     wait_s = min(policy.package_lock_wait_s, _TIMEOUT_S - 60)
     # The node's answer only chooses among names of the policy and of this program.

@@ -66,7 +66,8 @@ def _files(snapshot: Snapshot, policy: Policy, *paths: str) -> Iterator[Action]:
 @step(settings=("gate_textfile",))
 def leftover(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Remove the node's own check, first the files that start it; never a program that slurm.conf
-    names."""
+    names.
+    """
     gate: Gate = snapshot["gate"]
     staying = required_programs(gate)
     gone = [path for path in FILES if path in gate.existing and path not in staying]

@@ -62,7 +62,8 @@ def _with_block(content: bytes, inner: bytes) -> bytes:
 
 def _open(client: SshClient, path: str) -> Iterator[Action]:
     """Let every user read the file, which is root's: its mode, and that of the directories of
-    root's on the way to it."""
+    root's on the way to it.
+    """
     observed = client.access.inodes.get(path)
     for barrier in client.access.barriers(path):
         if barrier.path != path and chmod_mends(barrier, path):

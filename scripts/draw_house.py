@@ -204,7 +204,8 @@ def picture(rooms: Mapping[str, HouseRoom], about: Mapping[str, str], order: lis
 
 def _arrow(start: tuple[float, float], end: tuple[float, float], right: float) -> str:
     """From the bottom of a room to the top of one on the next floor; to a room further down, along
-    the right edge of the picture."""
+    the right edge of the picture.
+    """
     (x1, y1), (x2, y2) = start, end
     if y2 - y1 > _STOREY:
         middle = y1 + _HEIGHT / 2, y2 + _HEIGHT / 2

@@ -85,7 +85,8 @@ class Tool:
         **how: Any,
     ) -> subprocess.Popen[bytes]:
         """first: code that runs before the command, in its process.
-        prefix: words in front of the interpreter's, such as `setpriv ... --`."""
+        prefix: words in front of the interpreter's, such as `setpriv ... --`.
+        """
         argv = ["-c", _PATCH + first + _MAIN] if first else ["-m", "nodeready"]
         how = {
             "stdin": subprocess.DEVNULL,
@@ -259,7 +260,8 @@ class Terminal:
 
     def asked(self, words: str) -> None:
         """Until it has asked this, and waits for the answer: a key that is pressed in between
-        would interrupt nothing."""
+        would interrupt nothing.
+        """
         self.expect(words)
         call = Path("/proc", str(self.process.pid), "syscall")
         wait_for(lambda: call.read_text().split()[1:2] == ["0x0"])

@@ -63,7 +63,8 @@ def wrong(check: Check, read: frozenset[str], result: Result) -> list[str]:
 
 def judged(check: Check, seen: Any, want: Policy, fleet: FleetFacts = ALONE) -> Result:
     """The check's result. The test fails, whatever it asks for, when the check does what it does
-    not declare."""
+    not declare.
+    """
     arguments = (recorded(want), recorded(fleet))
     result = check.judge(seen, *arguments[: 2 if check.fleet else 1])
     fields_read = frozenset().union(*map(read, arguments))

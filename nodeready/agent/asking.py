@@ -325,7 +325,8 @@ def collect(
     deadline: float | None = None,
 ) -> dict[Key, Outcome[ResultT]]:
     """The outcomes of all conversations, also after an interrupt.
-    on_found: gets each outcome as it comes, for the progress"""
+    on_found: gets each outcome as it comes, for the progress
+    """
     outcomes: dict[Key, Outcome[ResultT]] = {}
     stream: Any = None
     stop: KeyboardInterrupt | None = None
@@ -379,7 +380,8 @@ def request(
     node: str, main: str, config: Any, *, margin_s: int = MARGIN_S, mark: str = "", **how: Any
 ) -> Request:
     """The request that runs the module ``main`` with this config on a node.
-    how: as for `payload.program`"""
+    how: as for `payload.program`
+    """
     program = payload.program(main, config, **how)
     return Request(node, program.script, config.limit_s + margin_s, program.text, mark)
 

@@ -86,7 +86,8 @@ class NodeReport:
     @property
     def facts(self) -> _Facts:
         """Subject -> its observation, as plain data. A subject that could not
-        be observed has the field unknown alone, with the reason."""
+        be observed has the field unknown alone, with the reason.
+        """
         if self.read_facts is not None:
             facts: _Facts = json.loads(self.read_facts())
             return facts
@@ -209,7 +210,8 @@ def _line(result: Result) -> str:
 @dataclass(frozen=True)
 class Ready:
     """The document of `nodeready ready`: an audit with the proofs among its results, and the nodes
-    that are ready."""
+    that are ready.
+    """
 
     SCHEMA: ClassVar = "ready"
     VERSION: ClassVar = 2
@@ -232,7 +234,8 @@ class Ready:
     @cached_property
     def no_go(self) -> Mapping[str, tuple[str, ...]]:
         """The nodes that are not ready, each with its reasons: ``CHECK: value``, or why it could
-        not be probed."""
+        not be probed.
+        """
         return {node.name: _reasons(node) for node in self.audit.nodes if not _ready(node)}
 
     @property

@@ -455,7 +455,8 @@ class FailureReader:
 
     def _end_cut(self, stream: _RankStream) -> None:
         """The file ends in a traceback: below a collective, of a lost peer; else of an error that
-        is not known."""
+        is not known.
+        """
         frame = _frame_text(*stream.frames[-1])
         text = f"a traceback that is cut off at {frame}"
         if call := _collective(stream.frames):
@@ -664,7 +665,8 @@ _PART = re.compile(r"(?:OpType|TensorShape|TensorDtypes)=(\w+|\[[\d, ]{0,200}\])
 
 def _compact(text: str) -> str:
     """An exception's text; of a mismatch of collectives (ProcessGroupWrapper.cpp), the two calls:
-    ``Rank 0 calls ALLREDUCE [64] Float, rank 2 calls BROADCAST [64] Float``."""
+    ``Rank 0 calls ALLREDUCE [64] Float, rank 2 calls BROADCAST [64] Float``.
+    """
     calls = [
         f"rank {rank} calls {' '.join(_PART.findall(parts))}"
         for rank, parts in _FINGERPRINT.findall(text)[:2]

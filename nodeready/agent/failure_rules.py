@@ -178,7 +178,8 @@ def signal_of(code: int) -> int:
 
 class LineRule(NamedTuple):
     """A line that matches is an event.
-    groups: ``ranks``, ``local``, ``host``, ``pid``, ``code``, ``signal``, ``word``, ``text``"""
+    groups: ``ranks``, ``local``, ``host``, ``pid``, ``code``, ``signal``, ``word``, ``text``
+    """
 
     role: str
     kind: str  # "": by the named group ``word``, ``signal`` or ``code``, else by the text

@@ -49,7 +49,8 @@ class LineChannel(NodeChannel):
         """open_stream: starts the command. Raises as a Stream does, or ValueError with the reason
         first_input: a password, if any, and the script
         mark:        the beginning of every line of the script
-        sudo:        the output may have sudo's error"""
+        sudo:        the output may have sudo's error
+        """
         self.error = ""
         self._mark, self._sudo = mark.encode(), sudo
         self._unread, self._noise, self._total = bytearray(), bytearray(), 0

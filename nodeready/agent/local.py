@@ -168,7 +168,8 @@ class LocalProcess:
 
     def _session_pids(self) -> list[int]:
         """The processes of the command's session that have not ended. The session keeps its number
-        until the command is waited for."""
+        until the command is waited for.
+        """
         pids = []
         for name in os.listdir("/proc"):
             if name.isdigit():

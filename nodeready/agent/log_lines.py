@@ -102,7 +102,8 @@ def learn_file(
     handle: int, size: int, rows: Sequence[bytes], *, path: str, pattern: str = ""
 ) -> RankReader:
     """The reader of a file's ranks, from its beginning and its last lines.
-    rows: the last lines of the file; pattern: see `learn_ranks`"""
+    rows: the last lines of the file; pattern: see `learn_ranks`
+    """
     head: list[bytes] = []
     if size > sum(map(len, rows)) + len(rows):
         head = text_lines(os.pread(handle, HEAD_BYTES, 0), is_whole=True) or []
@@ -224,7 +225,8 @@ def node_calendar(moment: tuple[int, int, int, int, int, int]) -> float:
 
 def stamp(text: str, year: int, calendar: Calendar) -> float | None:
     """The time at the beginning of a line, in seconds since 1970; None: it has none.
-    year: of a line that has none"""
+    year: of a line that has none
+    """
     head = text[:STAMP_CHARACTERS]
     iso, glog, syslog = (pattern.search(head) for pattern in _STAMPS)
     try:

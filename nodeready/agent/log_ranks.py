@@ -47,7 +47,8 @@ _NUMBERED = re.compile(r"\.(\d{1,5})\.(?:out|err|log|txt)$")
 
 def path_ranks(path: str) -> FileRanks:
     """The ranks in ``rank_7.log``, ``nccl_trace_rank_7``, ``rank.07/stdout``, ``local_rank3.err``,
-    ``attempt_0/3/stdout.log`` (torchrun) and ``train.7.out``; of several, the last."""
+    ``attempt_0/3/stdout.log`` (torchrun) and ``train.7.out``; of several, the last.
+    """
     ranks = named_ranks(path)
     if ranks == FileRanks(None, None) and (match := _NUMBERED.search(path)):
         return FileRanks(int(match[1]), None)
@@ -363,7 +364,8 @@ def _with_origins(reader: RankReader, rows: Sequence[str]) -> RankReader:
 def _learn_layers(rows: Sequence[str], share: float) -> tuple[tuple[_Form, ...], ...]:
     """The forms of prefixes that the lines have, the outermost first.
     share: the minimum part of the lines that has a bare number; a batch script may write many
-           lines before the launcher's"""
+           lines before the launcher's
+    """
     layers: list[tuple[_Form, ...]] = []
     outer: set[str] = set()
     texts = [row for row in rows if not _LAUNCHER.match(row)]
@@ -392,7 +394,8 @@ def _learn_layers(rows: Sequence[str], share: float) -> tuple[tuple[_Form, ...],
 
 def _are_ranks(form: _Form, texts: Sequence[str], share: float, tasks: Set[int]) -> bool:
     """Whether the numbers that a form finds are ranks, or nodes' numbers.
-    tasks: that srun itself reports"""
+    tasks: that srun itself reports
+    """
     numbers: list[int] = []
     names: set[str] = set()
     is_word = False

@@ -61,7 +61,8 @@ class LogFacts:
 
 def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogFacts:
     """What these lines show of the job's environment.
-    split: takes the prefix off a line"""
+    split: takes the prefix off a line
+    """
     variables: dict[tuple[object, str], LogVariable] = {}
     addresses: dict[str, None] = {}
     version = ""
@@ -104,7 +105,8 @@ _IN_SCRIPT = re.compile(
 
 def script_variables(text: str) -> dict[str, str]:
     """The variables that a batch script sets, also by ``--export`` and mpirun's ``-x``. A value
-    that the shell computes, and a variable that gets several values, are left out."""
+    that the shell computes, and a variable that gets several values, are left out.
+    """
     values: dict[str, set[str]] = {}
     for row in text.splitlines():
         if row.lstrip().startswith("#") and not row.startswith("#SBATCH"):

@@ -248,6 +248,7 @@ def program(
 
 def inner_program(main: str, config: Any, descriptor: int = 3) -> Program:
     """A program inside a session that this program opens. It runs ``main(config, inside=True)`` on
-    this program's Python. The data after its text is its input."""
+    this program's Python. The data after its text is its input.
+    """
     python = sys.executable
     return program(main, config, stdin=True, first=python, descriptor=descriptor, inside=True)

@@ -195,7 +195,8 @@ def open_own_name() -> int:
 
 def name_after(device: str, name: int) -> None:
     """Name this process after the device, so that `hung_devices` finds the process when it hangs.
-    name: from `open_own_name`"""
+    name: from `open_own_name`
+    """
     with contextlib.suppress(OSError):
         os.write(name, f"{_NAME_PREFIX}{device}".encode())
 

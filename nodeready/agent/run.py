@@ -720,7 +720,8 @@ def printflock(*values: Any, **options: Any) -> None:
 
 def _block_header(fd: int, data: bytes) -> bytes:
     """The header of a block, which makes the supervisor write the block without interruption. b"":
-    no supervisor reads fd, or the block is too large"""
+    no supervisor reads fd, or the block is too large
+    """
     is_read = _stream_id(fd) in os.environ.get(_STREAMS, "").split(",")
     if not is_read or not 0 < len(data) <= _MAX_BLOCK_BYTES:
         return b""
@@ -809,7 +810,8 @@ class RankSupervisor:
 
     def _streams(self) -> tuple[int, int]:
         """The child's standard output and error: terminals if ours are terminals, else pipes. Both
-        are the same if ours are the same."""
+        are the same if ours are the same.
+        """
         ends: list[int] = []
         stream_ids: list[str] = []
         for target in (1, 2):

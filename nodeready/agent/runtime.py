@@ -100,11 +100,13 @@ _OVER = "over"
 
 class Watchdog:
     """A process that ends the processes that we started when we are killed. It serves only for
-    SIGKILL: our handlers get every other signal."""
+    SIGKILL: our handlers get every other signal.
+    """
 
     def __init__(self, after_kill: Callable[[], object] = lambda: None) -> None:
         """Fork the watchdog, which is only possible before any thread is started.
-        after_kill: called by the watchdog when we were killed and our processes have ended"""
+        after_kill: called by the watchdog when we were killed and our processes have ended
+        """
         read, self._write = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
@@ -230,7 +232,8 @@ def status(pid: int) -> Status:
 
 def changeable_by_root_only(program: str) -> bool:
     """Whether only root can change this program, and each directory and link in its path. For an
-    ordinary user it is True, because the program then has no rights of root."""
+    ordinary user it is True, because the program then has no rights of root.
+    """
     if os.geteuid():
         return True
     path, todo, links = "/", program.split("/"), 0
@@ -306,7 +309,8 @@ class ProcessSupervisor:
 
     def start(self, argv: Sequence[str], **how: object) -> subprocess.Popen[bytes]:
         """Start a program in a new session, so that it can be ended with its children. Raises
-        OSError if it cannot be started."""
+        OSError if it cannot be started.
+        """
         settings = {
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.PIPE,
@@ -500,7 +504,8 @@ class ForkedWorker:
 
     def messages(self, patience_s: float, deadline: float) -> Iterator[Any]:
         """Each message of the fork until it ends; None after a silence, and at the deadline.
-        patience_s: seconds of a silence; deadline: a moment of time.monotonic()"""
+        patience_s: seconds of a silence; deadline: a moment of time.monotonic()
+        """
         while True:
             wait_s = min(patience_s, deadline - time.monotonic())
             if wait_s <= 0 or not select.select([self.pipe], [], [], wait_s)[0]:

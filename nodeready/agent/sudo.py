@@ -42,7 +42,8 @@ def judge_reply(reply: Answer, limit_s: float, sudo: bool) -> Answer:
 
 def sudo_error(stderr: str) -> tuple[str, str]:
     """The error of sudo's own words (in English), and its kind; "" twice when it has not refused.
-    After a warning (``unable to resolve host``) the command ran: that is no error."""
+    After a warning (``unable to resolve host``) the command ran: that is no error.
+    """
     for line in stderr.splitlines():
         is_sudo = re.match(r"sudo(-rs)?: ", line)
         if is_sudo and re.search(r"(password|interactive authentication) is required", line):

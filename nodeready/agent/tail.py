@@ -200,7 +200,8 @@ class TailReader:
 
     def work(self) -> None:
         """Expand the pattern, and read the newest files. All files are opened first, because the
-        fork gives up its rights before it reads."""
+        fork gives up its rights before it reads.
+        """
         users_file.confine(_MAX_MEMORY, self.config.limit_s + 1)
         walk = PatternWalk(self.touch, self.blocked, self.report_error)
         pattern = absolute_pattern(self.config.pattern)
@@ -299,7 +300,8 @@ class TailReader:
 
 def _read_rows(handle: int, size: int, count: int, *, is_whole: bool) -> list[bytes] | None:
     """At least the file's last ``count`` lines; None: it is no text.
-    is_whole: all lines of its last `MAX_BYTES` bytes"""
+    is_whole: all lines of its last `MAX_BYTES` bytes
+    """
     rows: list[bytes] | None = []
     for limit in (MAX_BYTES,) if is_whole else (TAIL_BYTES, MAX_BYTES):
         start = max(0, size - limit)
@@ -512,7 +514,8 @@ def read_tail(
     config: TailConfig, reader: type[TailReader] = TailReader, answer: TailAnswer | None = None
 ) -> NodeTail:
     """The logs of this node that match the pattern, within config.limit_s.
-    reader: does the work of a fork; answer: takes its messages"""
+    reader: does the work of a fork; answer: takes its messages
+    """
     if config.processes:
         return read_logs(config)
     answer = answer or TailAnswer(config)

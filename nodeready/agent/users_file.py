@@ -131,7 +131,8 @@ def with_rights(rights: Rights | None) -> Iterator[None]:
 
 def give_up(rights: Rights | None) -> None:
     """Take these rights forever, without capabilities; None: keep our own. The user can then
-    signal this process, but not trace it."""
+    signal this process, but not trace it.
+    """
     if rights is not None:
         os.setgroups(rights.groups)
         os.setresgid(rights.gid, rights.gid, rights.gid)
@@ -281,7 +282,8 @@ def held_path(pid: int, uid: int, path: str) -> Iterator[tuple[int, os.stat_resu
 @contextmanager
 def opened_path(pid: int, uid: int, path: str) -> Iterator[tuple[int, os.stat_result]]:
     """A descriptor to read the regular file at a path of a process, and the file's status. The
-    file is found as by `held_path`. Raises OSError; FileRefused for another kind of file."""
+    file is found as by `held_path`. Raises OSError; FileRefused for another kind of file.
+    """
     with held_path(pid, uid, path) as (held, status):
         if not stat.S_ISREG(status.st_mode):
             raise FileRefused(f"it is {special_kind(status.st_mode)}")
@@ -296,7 +298,8 @@ def opened_path(pid: int, uid: int, path: str) -> Iterator[tuple[int, os.stat_re
 @contextmanager
 def scan(directory: Resolved) -> Iterator[Iterator[os.DirEntry[str]]]:
     """The entries of a directory, within the block. A user's link leads only to a directory that
-    this user may list. Raises OSError; NotADirectoryError if it is no directory."""
+    this user may list. Raises OSError; NotADirectoryError if it is no directory.
+    """
     held_file = hold(directory.path)
     try:
         if not stat.S_ISDIR(held_file.status.st_mode):
@@ -323,7 +326,8 @@ class HeldFile:
 
 def hold(path: str) -> HeldFile:
     """Hold the file of a path without links, without opening it. Raises OSError; FileRefused if a
-    component of the path has become a link."""
+    component of the path has become a link.
+    """
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     number = os.open("/", flags | os.O_DIRECTORY)
     parent = os.fstat(number)
@@ -387,7 +391,8 @@ _LAST_NS = (1 << 63) - 1
 
 def modified_ns(status: os.stat_result) -> int:
     """The time of the last change, in nanoseconds since 1970, limited to 64 bits. The owner may
-    set any time, and some file systems store seconds in 64 bits (utimensat(2))."""
+    set any time, and some file systems store seconds in 64 bits (utimensat(2)).
+    """
     return max(-_LAST_NS, min(status.st_mtime_ns, _LAST_NS))
 
 

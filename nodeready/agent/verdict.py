@@ -70,7 +70,8 @@ class NodeVerdict:
     def costed_reasons(self) -> tuple[str, ...]:
         """The reasons, after what the worst one costs a job, and the first action against it:
         ``loses job, reset GPU: gpus.ecc_errors: 2 uncorrectable``, and ``loses job? inspect: …``
-        for what is unknown."""
+        for what is unknown.
+        """
         stopping = [row for row in self.results if row["status"] in ("fail", "unknown")]
         if self.go or not stopping:
             return self.reasons
@@ -280,7 +281,8 @@ def twin(
     path: Path, verdict: NodeVerdict, max_age_s: float, uptime_s: float
 ) -> NodeVerdict | None:
     """The recent verdict of another machine with the same host name, or None. A verdict from after
-    our boot with another boot's id is not ours."""
+    our boot with another boot's id is not ours.
+    """
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _, text = read_file(directory, path.name)
@@ -299,7 +301,8 @@ def read_file(
     directory: int, name: str, owners: frozenset[int] | None = None
 ) -> tuple[str, bytes]:
     """Why the file is refused, or "", and its content. Raises OSError.
-    directory: a file descriptor"""
+    directory: a file descriptor
+    """
     path_descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         status = os.fstat(path_descriptor)

@@ -138,7 +138,8 @@ class Output:
     def _blocks(self) -> Iterator[tuple[str, str, tuple[int, int]]]:
         """Path, printed text and span of each file of nr_exact.
 
-        The span is an index into the text with a newline before and after it."""
+        The span is an index into the text with a newline before and after it.
+        """
         begin, end = f"\n@{self.nonce} file ", f"\n@{self.nonce} eof\n"
         text, position = f"\n{self.require()}\n", 0
         while (first := text.find(begin, position)) >= 0:

@@ -84,7 +84,8 @@ class Result:
 
 def fix_text(result: Result) -> str:
     """The fix; before it the first action where that takes the node or a part out of service, and
-    the fix does not name it: ``replace: open a case with the vendor``."""
+    the fix does not name it: ``replace: open a case with the vendor``.
+    """
     action = result.actions[0] if result.actions else ""
     if action not in DISRUPTIVE or action.partition("_")[0] in result.fix.lower():
         return result.fix
@@ -342,7 +343,8 @@ _LOOK = "run the audit with --only {} on that node, and repair what the reason n
 @dataclass(frozen=True)
 class Subject:
     """One subject: everything that the commands, the reports and the docs need to know about
-    it."""
+    it.
+    """
 
     name: str
     doc: str  # the docstring of its checks' module; the first line says what is judged

@@ -27,7 +27,8 @@ def _cell(text: str) -> str:
 
 def render(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     """The rows of a node at a time. A node that could not be probed has one row, without a check:
-    its own status, and the reason as its actual value."""
+    its own status, and the reason as its actual value.
+    """
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
     writer.writeheader()

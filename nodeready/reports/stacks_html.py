@@ -126,7 +126,8 @@ def _members(stacks: Stacks) -> Iterator[_Member]:
 
 def _cell(statements: Sequence[Statement]) -> _Row:
     """The statements of one witness about the ranks of a row, and the largest weight: -1 if all
-    speak against a cause, None without a statement."""
+    speak against a cause, None without a statement.
+    """
     weights = (-1 if statement.against else statement.weight for statement in statements)
     return {"statements": statements, "weight": max(weights, default=None)}
 

@@ -43,7 +43,8 @@ def refuse_unsafe(path: str | Path, prefix: str = "") -> None:
 
 def refuse_strangers(name: str, *, trusted: bool) -> None:
     """Raises Refused for a file or directory of the current one, which nobody named, if another
-    user could have written it. trusted: the user trusts every inventory"""
+    user could have written it. trusted: the user trusts every inventory
+    """
     if not trusted and (reason := trust.distrust(name, authors=())):
         raise Refused(sanitise(reason))
 
@@ -74,7 +75,8 @@ def option_name(path: Path, key: str, options: Iterable[str]) -> str:
 
 def memory_settings() -> dict[str, str]:
     """The keys of ``[memory]`` in both files, then NODEREADY_MEMORY and NODEREADY_MEMORY_KEY, as
-    texts. Raises Refused for a key that means nothing."""
+    texts. Raises Refused for a key that means nothing.
+    """
     keys = ("file", "days", "megabytes")
     settings: dict[str, str] = {}
     for path in paths():

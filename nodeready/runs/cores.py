@@ -116,7 +116,8 @@ class Backtrace(NamedTuple):
 
 def _function(text: str) -> str:
     """``f`` of ``f (x=1)``: the text before the arguments, which begin at the first `` (`` outside
-    of all brackets. C++ has both in names, and operators that look like brackets."""
+    of all brackets. C++ has both in names, and operators that look like brackets.
+    """
     depth = 0
     for match in _BRACKET.finditer(text):
         opens, anonymous, also_opens, closes = match.groups()
@@ -295,7 +296,8 @@ class CoreGroup:
     @property
     def function(self) -> str:
         """The first named function that does not only end a program: it crashed there, or in a
-        function that it called."""
+        function that it called.
+        """
         return self.headline.function if self.headline else ""
 
     @property

@@ -197,7 +197,8 @@ class ConnectionOptions:
 
     def words(self, inventory: str | None) -> str:
         """The inventory and the options that reach the same nodes, as words of a shell; without
-        one, the word for it."""
+        one, the word for it.
+        """
         if inventory is None:
             return "INVENTORY"
         options = (("--limit", self.limit), ("-u", self.ssh_user), ("--ssh-key", self.ssh_key))

@@ -169,7 +169,8 @@ def ssh_targets(inventory: str, options: ConnectionOptions, note: Note) -> Targe
 
 def local_policy(options: ConnectionOptions, note: Note) -> Policy:
     """The policy of this machine: that of @local where the current directory has a policy, else
-    that of the last deploy. Raises Refused."""
+    that of the last deploy. Raises Refused.
+    """
     from nodeready.agent.gate import here
 
     directories = [name for name in ("group_data", FOLDER) if os.path.lexists(name)]
@@ -341,7 +342,8 @@ def targets_of_ended_job(
     inventory: str | None, options: TargetOptions, job: str | None, tell: Tell
 ) -> Targets:
     """The nodes of INVENTORY. With --via srun, inside the job only while the job runs: a job with
-    cores, or with failures, has often ended."""
+    cores, or with failures, has often ended.
+    """
     srun_job = job if options.via == "srun" else None
     if srun_job is not None and inventory is not None:
         try:

@@ -297,7 +297,8 @@ def _judge_networks(
     job: _Job, variable: str, chosen: Sequence[tuple[_RankRow, NodeInterface]]
 ) -> None:
     """Find nodes whose interface is in another network than most nodes', and that have another
-    interface in that network. Without one, a router may connect the networks."""
+    interface in that network. Without one, a router may connect the networks.
+    """
     nodes_of = Counter(network for _, interface in chosen for network in _networks(interface))
     if not nodes_of:
         return

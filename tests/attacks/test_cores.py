@@ -1,5 +1,6 @@
 """Mallory fills the core directory; `nodeready cores` by root opens nothing of it that is no core,
-and bob's cores are found and read all the same."""
+and bob's cores are found and read all the same.
+"""
 
 import json
 import re
@@ -154,7 +155,8 @@ END
 
 def test_roots_gdb_does_not_do_what_a_users_core_wants(node, mallory, bob, tool, fleet):
     """A core that is root's, of a process that was mallory's: a setuid program's, or one that
-    systemd keeps. What it names is opened with her rights, if at all."""
+    systemd keeps. What it names is opened with her rights, if at all.
+    """
     node.enter(["install", "-d", "-m", "700", "/root/only"])
     node.enter(["touch", "/root/only/file"])
     content = names_program(b"/root/only/file", mallory.uid)
@@ -227,7 +229,8 @@ echo "uid $(id -u) $(id -G), $rights$(head -c 4 "$core" | tail -c 3)," \
 
 def test_roots_cores_are_read_by_nobody_who_can_only_read(node, tool, fleet):
     """Such a core may be of a process that was root in a user's own user namespace, so that the
-    user wrote every byte of it (user_namespaces(7))."""
+    user wrote every byte of it (user_namespaces(7)).
+    """
     path = crash(node, 7, time=1_700_000_000)
     node.enter(["chmod", "600", path])
     done = tool("cores", fleet([node]), "--format", "json")

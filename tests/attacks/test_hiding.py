@@ -236,7 +236,8 @@ END
 @pytest.mark.nightly
 def test_her_many_ids_hide_nobodys_core_and_log(node, mallory, bob, look):
     """She has the ids that useradd(8) gives, and newuidmap(1) lets her write under each: newer
-    cores and logs than all others."""
+    cores and logs than all others.
+    """
     good = crash(node, 7, time=1_700_000_000, uid=bob.uid)
     bob.run(f"echo step 4711 >{LOGS}/rank_0.log")
     node.write("/etc/subuid", "mallory:100000:65536\n")

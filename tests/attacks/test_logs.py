@@ -1,5 +1,6 @@
 """Mallory fills the directory of logs; `nodeready tail` by root opens nothing of it that is no
-log, shows nothing that she could not read, and bob's log is there all the same."""
+log, shows nothing that she could not read, and bob's log is there all the same.
+"""
 
 import json
 import os

@@ -52,7 +52,8 @@ def report(
     ranks: list[Any], gone: list[Any] | None = None, *, version="2.30.7", timeouts=0, comma=True
 ) -> str:
     """The report in JSON, in the order and with the line breaks of jsonWrite* in
-    src/ras/client_support.cc. comma: False: as 2.28.7 prints a missing rank."""
+    src/ras/client_support.cc. comma: False: as 2.28.7 prints a missing rank.
+    """
     away = gone or []
     group = {
         "hash": "0x514e98cf4e44862b", "secondary_hash": "0x2cd6d618b4a75a5a:0xe6854f9ece96c663",

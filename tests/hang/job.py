@@ -1,5 +1,6 @@
 """A real training on four nodes, eight ranks under torchrun, that hangs as it is told: for the
-pictures of the documentation (`scripts/pictures.py`)."""
+pictures of the documentation (`scripts/pictures.py`).
+"""
 
 from __future__ import annotations
 

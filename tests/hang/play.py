@@ -88,7 +88,8 @@ def release(pid: int) -> None:
 
 class Stable:
     """A Python that forks ranks, in a mount namespace of its own: what a scenario mounts ends
-    with it."""
+    with it.
+    """
 
     def __init__(self, python: str) -> None:
         room = {_ROOM: "x" * 8000}
@@ -176,7 +177,8 @@ class Play:
 
     def _quiet(self) -> bool:
         """Whether all are where they stay: for half a second no process of the job has used the
-        processor, waited for it, begun or ended."""
+        processor, waited for it, begun or ended.
+        """
         moving = {self.pids()[rank] for rank in self.scenario.moves}
 
         def used() -> dict[int, int]:

@@ -62,7 +62,8 @@ def found() -> tuple[Python, ...]:
 
 def needed(python: Python | None = None) -> Python:
     """The Python of a row; None: the newest. Skip where there is none; without any torch, in CI,
-    that is a failure."""
+    that is a failure.
+    """
     if python or (found() and not found()[0].debian):
         return python or found()[0]
     missing("no new torch in .venv-torch (scripts/setup.sh all), and NODEREADY_TORCH names none",

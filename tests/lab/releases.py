@@ -1,5 +1,6 @@
 """Other releases of the libraries than the locked ones: in a directory of their own, which stands
-in front of the locked packages. Wheels alone, so that nothing of them runs before a test."""
+in front of the locked packages. Wheels alone, so that nothing of them runs before a test.
+"""
 
 import os
 import re
@@ -25,7 +26,8 @@ def run(argv: list[str], limit_s: int = LIMIT_S, **how: Any) -> Done:
 
 def install(directory: Path, *words: str) -> Path:
     """The directory, with these packages from PyPI. Skips where that cannot be reached; in CI that
-    is a failure."""
+    is a failure.
+    """
     argv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--only-binary", ":all:"]
     where = ["--python", sys.executable, "--target", str(directory)]
     done = run([*argv, *where, *words], 300, cwd=directory.parent)

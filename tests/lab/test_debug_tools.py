@@ -1,5 +1,6 @@
 """Packages on real nodes: a real apt with a repository of the test's own, dnf and zypper by their
-arguments and words; and the control machine's py-spy."""
+arguments and words; and the control machine's py-spy.
+"""
 
 import json
 from pathlib import Path

@@ -1,5 +1,6 @@
 """Wrong environments on nodes of the lab: smoke names them before a job starts, stacks while it
-hangs."""
+hangs.
+"""
 
 import json
 import os

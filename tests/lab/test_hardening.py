@@ -1,5 +1,6 @@
 """Hardening recipes as they are published, and a deploy over them: all of it is repaired, and the
-second run changes nothing. A node without them stands beside it for what a lab cannot have."""
+second run changes nothing. A node without them stands beside it for what a lab cannot have.
+"""
 
 import json
 
@@ -15,7 +16,8 @@ cat /proc/sys/kernel/yama/ptrace_scope /proc/sys/kernel/core_pattern"""
 @pytest.mark.parametrize("case", cases(__file__, "hardening.json"))
 def test_a_hardened_node_is_repaired_like_any_other(fresh_nodes, fleet, tool, case):
     """`source`: the file, rule or finding that has the lines. What is a person's: `left`, the
-    checks that warn of it; `core`, the soft limit of cores that a profile sets."""
+    checks that warn of it; `core`, the soft limit of cores that a profile sets.
+    """
     (plain,), (hardened,) = fresh_nodes(1), fresh_nodes(1, case["files"])
     assert hardened.run("cat /proc/sys/kernel/yama/ptrace_scope").stdout == "1\n"
     where = fleet([plain, hardened])

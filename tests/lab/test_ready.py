@@ -35,7 +35,8 @@ def prepared(
 @pytest.mark.parametrize("case", cases(__file__, "healthy.json"))
 def test_a_healthy_node_however_odd_is_ready(fresh_nodes, fleet, tool, case):
     """`files`: by path, or by name in the user's home; `does`: what else makes it so; `states`:
-    the checks that are not well all the same -> the status, and the reason."""
+    the checks that are not well all the same -> the status, and the reason.
+    """
     user, nodes = case.get("user", "ml"), fresh_nodes(2, profile=case.get("profile", "cpu"))
     for node in nodes:
         if "shell" in case:

@@ -245,7 +245,8 @@ def test_what_a_node_with_gpus_and_infiniband_tells_beside_the_stacks(
 
 def start_step(login: Login, lab: Lab, nodes: int) -> str:
     """The number of a job with two ranks on each of the first nodes; its last rank stands
-    elsewhere."""
+    elsewhere.
+    """
     words = (f"-N{nodes}", "--ntasks-per-node=2", "-o", f"{HERE}/log-%j")
     return start_ranks(login, lab, [node for node in lab.nodes[:nodes] for _ in "12"], words)
 
@@ -305,7 +306,8 @@ def test_evidence_and_watch_as_a_step_by_an_ordinary_user(
     slurm_lab, login, running, tool, tmp_path
 ):
     """What needs ssh or root elsewhere is taken by the job's own user, as steps of the job; the
-    log is the one that srun writes on the first node."""
+    log is the one that srun writes on the first node.
+    """
     words = ("--via", "srun", "--job", running)
     done = tool("incident", *words, "-o", tmp_path / "kept", env=login.env)
     assert done.status == 0, done

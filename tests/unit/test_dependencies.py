@@ -131,7 +131,8 @@ def test_a_lock_has_what_the_project_declares(lock, extra):
 @pytest.mark.parametrize("lock", [lock for lock in LOCKS if lock != "requirements.lock"])
 def test_all_locks_have_the_same_version_of_what_they_share(lock):
     """And the same files: they fit into one environment. (A lock may have one more version, for
-    other Pythons of the tools of its extra.)"""
+    other Pythons of the tools of its extra.)
+    """
     first, other = locked("requirements.lock"), locked(lock)
     both = [name for name in other if name in first]
     assert len(both) > 20

@@ -212,7 +212,8 @@ def _read(number: int, size: int, offset: int) -> bytes:
 
 class CoreReader:
     """An open core. Raises NoCore if the file is no core, OSError if it cannot be read.
-    number: the file's descriptor, which the caller closes"""
+    number: the file's descriptor, which the caller closes
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -243,7 +244,8 @@ class CoreReader:
 
     def environment(self) -> Mapping[str, str]:
         """The variables of the environment that tell rank and job. The environment stands before
-        the path at the bottom of the stack (fs/binfmt_elf.c, create_elf_tables)."""
+        the path at the bottom of the stack (fs/binfmt_elf.c, create_elf_tables).
+        """
         end = self.notes.execfn
         for part in self.memory:
             if part.address <= end < part.address + part.size:

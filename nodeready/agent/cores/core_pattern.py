@@ -45,7 +45,8 @@ def handler_of(pattern: str) -> str:
 
 def expand(pattern: str, values: Mapping[str, str], *, uses_pid: bool = False) -> str:
     """The path of a core, with UNKNOWN for each specifier that has no value.
-    uses_pid: kernel.core_uses_pid, which matters for a pattern without %p"""
+    uses_pid: kernel.core_uses_pid, which matters for a pattern without %p
+    """
 
     def value_of(match: re.Match[str]) -> str:
         letter = match[1]

@@ -94,7 +94,8 @@ def _threads(pid: int) -> dict[str, dict[str, str]]:
 
 def privilege_problem(pid: int) -> str:
     """Why a process's memory may have more than its user may see, a few words; "": it has not.
-    Raises OSError if the process has ended or is another user's."""
+    Raises OSError if the process has ended or is another user's.
+    """
     threads = list(_threads(pid).values())
     users, groups = (
         {row for thread in threads for row in thread[name].split()} for name in ("Uid", "Gid")
@@ -288,7 +289,8 @@ def _core_path(target: DumpTarget, config: AttachConfig) -> str:
 def _create(directory: int, name: str, hidden: str, rights: Rights) -> int:
     """A descriptor of a new file of the process's user, without a name. Raises OSError;
     FileExistsError if the later name exists.
-    hidden: its name until then, if the file system has no files without a name"""
+    hidden: its name until then, if the file system has no files without a name
+    """
     with contextlib.suppress(FileNotFoundError):
         os.stat(name, dir_fd=directory, follow_symlinks=False)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
@@ -348,7 +350,8 @@ _YAMA, _CAPABILITY_SCOPES = "/proc/sys/kernel/yama/ptrace_scope", (1, 2)
 
 def _gdb_command(target: DumpTarget) -> list[str]:
     """The words that start gdb as the process's user; gdb detaches at the end of its input. The
-    kernel then decides whether that user may attach to the process."""
+    kernel then decides whether that user may attach to the process.
+    """
     words = [find_gdb(), "-q", "-nx", "-readnever"]
     for setting in _SETTINGS:
         words += ["-iex", f"set {setting}"]
@@ -362,7 +365,8 @@ def _gdb_command(target: DumpTarget) -> list[str]:
 
 def _hold_problem(target: DumpTarget, session: int) -> str:
     """Why gdb may not write, one line; "": it holds every thread, and the rights are the same.
-    session: of gdb"""
+    session: of gdb
+    """
     pid = target.pid
     with contextlib.suppress(OSError):
         threads = _threads(pid)
@@ -386,7 +390,8 @@ def dump(
     supervisor: ProcessSupervisor, target: DumpTarget, path: str, directory: int, number: int
 ) -> DumpResult:
     """Have gdb write the core, and ensure that the process continues. Raises OSError.
-    directory, number: descriptors of the core's directory and of its file"""
+    directory, number: descriptors of the core's directory and of its file
+    """
     # A process that grows in the meantime must not fill the disk.
     confine(_GDB_BYTES, _MAX_CPU_S, _with_margin(target.mapped_bytes))
     output, refusals = b"", list[str]()

@@ -57,7 +57,8 @@ def find_gdb() -> str:
 
 def environment() -> dict[str, str]:
     """The environment of a gdb that reads a core, with English messages. Only our PATH is taken
-    over, because the user whose rights gdb has can read it."""
+    over, because the user whose rights gdb has can read it.
+    """
     path = os.environ.get("PATH", os.defpath)
     return {"PATH": path, "LC_ALL": "C", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/"}
 
@@ -66,7 +67,8 @@ def words(
     gdb: str, core: str, program: str, commands: tuple[str, ...], guards: tuple[str, ...] = GUARDS
 ) -> list[str]:
     """The words that start gdb in batch mode, without start-up files and prompts.
-    program: its path; "": it is not known"""
+    program: its path; "": it is not known
+    """
     argv = [gdb, "-batch", "-nx"]
     for line in guards:
         argv += ["-iex", line]
@@ -123,7 +125,8 @@ _MAX_ROW = 3000
 
 def calls(text: str) -> list[tuple[str, str, int]]:
     """The calls of gdb's ``bt``, root to leaf: function, name of the file or library, line. A
-    function without a name is ``?``."""
+    function without a name is ``?``.
+    """
     frames: dict[int, tuple[str, str, int]] = {}
     for row in text.splitlines():
         if call := _CALL.fullmatch(row.strip()[:_MAX_ROW]):

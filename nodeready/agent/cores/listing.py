@@ -59,7 +59,8 @@ class Listing:
 
 def core_places(patterns: Iterable[str]) -> tuple[list[CorePlace], list[str]]:
     """The places that may have cores, and a note about each place that cannot be read.
-    patterns: of the policy"""
+    patterns: of the policy
+    """
     places, notes = [], []
     live = core_pattern.live_place()
     if live.pattern.startswith("/"):
@@ -100,7 +101,8 @@ def _entries(
     place: CorePlace, directories: Sequence[PatternDirectory], until: float
 ) -> tuple[list[_CoreEntry], int, list[str]]:
     """The regular files of the place, the number of them, and a note about each unread directory.
-    Of too many files, each user's newest are kept."""
+    Of too many files, each user's newest are kept.
+    """
     entries: list[_CoreEntry] = []
     count, notes = 0, []
     for index, directory in enumerate(directories):

@@ -164,7 +164,8 @@ _STORED = re.compile(re.escape(core_pattern.STORE) + r"/core\..*\.([0-9]+)\.[0-9
 class _CoreReading:
     """The fork that reads one core, its messages, and the descriptor of the core that it sends.
     While the fork is root, it tells whose rights it takes, and sends the open file. Its later
-    messages are only data (`wire.decode`), which start nothing but gdb, with those rights."""
+    messages are only data (`wire.decode`), which start nothing but gdb, with those rights.
+    """
 
     def __init__(self, supervisor: ProcessSupervisor, selected: tuple[str, int, int, int]) -> None:
         self.file, self.uid = -1, 0
@@ -260,7 +261,8 @@ def _send_core(selected: tuple[str, int, int, int], channel: socket.socket, send
 def _process_owner(path: str, number: int, status: os.stat_result) -> tuple[int, CoreReader]:
     """The uid of the process that left this core of root's, and the core. The uid is taken from
     the name in systemd's store and from the notes. Raises FileRefused if root must not read the
-    core with a debugger."""
+    core with a debugger.
+    """
     if status.st_mode & 0o022:
         raise users_file.FileRefused("it is root's, and others may write to it")
     core = CoreReader(number)
@@ -272,7 +274,8 @@ def _process_owner(path: str, number: int, status: os.stat_result) -> tuple[int,
 
 def _refuse_secret(number: int, uid: int) -> None:
     """Raises FileRefused for an open core that this user may not read. The user could take the
-    core from gdb, which runs as that user (ptrace(2), pidfd_getfd(2))."""
+    core from gdb, which runs as that user (ptrace(2), pidfd_getfd(2)).
+    """
     try:
         with users_file.with_rights(users_file.rights_of(uid)):
             os.close(os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC))
@@ -295,7 +298,8 @@ def _named_fifo(core: CoreReader) -> str:
 def _with_notes(summary: CoreSummary, core: CoreReader, owner: int) -> CoreSummary:
     """The summary with the values of the core's notes.
     owner: of the file. The kernel wrote the notes of root's file. Other notes may be forged, or
-           from a user namespace, so the file's owner counts instead"""
+           from a user namespace, so the file's owner counts instead
+    """
     notes = core.notes
     rank, jobs = core.rank()
     user, uid = "", owner or notes.uid

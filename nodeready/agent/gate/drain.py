@@ -58,7 +58,8 @@ _CONCLUDE_S = _SECOND_LOOK_S + 1.5
 
 class DrainError(Exception):
     """The node could not be drained or undrained; one line that says why.
-    nodes: the number of nodes in the partition that has its share; 0: scontrol failed"""
+    nodes: the number of nodes in the partition that has its share; 0: scontrol failed
+    """
 
     def __init__(self, reason: str, nodes: int = 0) -> None:
         super().__init__(reason)
@@ -123,7 +124,8 @@ def reason_of(reasons: Sequence[str]) -> str:
 
 def _reason_key(reason: str) -> tuple[str, ...]:
     """The check that a reason of nodeready names, with the words before it, and the number of
-    further reasons."""
+    further reasons.
+    """
     match = re.match(rf"{PREFIX} (.*?[a-z0-9_]\.[a-z0-9_]+):.*?(\(and \d+ more\))?$", reason)
     return (match[1], match[2] or "") if match else (reason,)
 
@@ -222,7 +224,8 @@ def _may_stay_drained(
     pending any more: a person, or another run, has decided. Raises DrainError if the node may not
     be drained; then it is not.
     node:  as Slurm showed it
-    words: of the final update"""
+    words: of the final update
+    """
     if not node.is_pending:
         time.sleep(random.uniform(0, _SPREAD_S))
         nodes = parse_all(_scontrol(["show", "node"], deadline))
@@ -381,7 +384,8 @@ def keep_evidence(reasons: Sequence[str], results: Iterable[Result]) -> None:
 
 def write_incident(reasons: Sequence[str], results: Iterable[Result], incidents: Path) -> Path:
     """Write an incident in a new directory below ``incidents``; remove all but `MAX_INCIDENTS`.
-    Returns the directory. Raises OSError; PermissionError if another user may write to it."""
+    Returns the directory. Raises OSError; PermissionError if another user may write to it.
+    """
     from nodeready.core.files import make_directory, write_atomically
 
     make_directory(incidents, 0o700)

@@ -47,7 +47,8 @@ def valid_verdict(
     max_age_s: float,
 ) -> NodeVerdict | None:
     """The verdict if it is of this boot, by this policy, and not too old; else None. None, too,
-    for a verdict from the future: the clock was set, so the verdict's age is unknown."""
+    for a verdict from the future: the clock was set, so the verdict's age is unknown.
+    """
     if verdict is None or not boot_id or verdict.boot_id != boot_id:
         return None
     if verdict.policy_digest != policy_digest or not 0 <= now_s - verdict.time <= max_age_s:
@@ -66,7 +67,8 @@ def boot_id() -> str:
 
 def read(policy_digest: str, max_age_s: float, path: str = PATH) -> NodeVerdict | None:
     """The verdict in the file if it is valid, else None. Never raises, never waits. Only root may
-    have written the file, because the verdict decides which node gets a job."""
+    have written the file, because the verdict decides which node gets a job.
+    """
     try:
         directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -134,7 +136,8 @@ def node_verdict(audit: Audit, policy: Policy) -> NodeVerdict:
 
 def write_files(audit: Audit, policy: Policy) -> tuple[NodeVerdict, list[str]]:
     """Write the files of the verdict and of the metrics of an audit, with the check `gate.drain`.
-    Returns the verdict, and a line for each file that could not be written."""
+    Returns the verdict, and a line for each file that could not be written.
+    """
     from nodeready.agent.gate.drain import keep_hold, read_hold
 
     (node,) = audit.nodes
@@ -160,7 +163,8 @@ def write_files(audit: Audit, policy: Policy) -> tuple[NodeVerdict, list[str]]:
 
 def share(verdict: NodeVerdict, policy: Policy) -> list[str]:
     """Write the timer's verdict into the directory that all nodes share. Called last, because the
-    directory's server may hang. Returns a line per problem."""
+    directory's server may hang. Returns a line per problem.
+    """
     directory = policy.gate_directory
     if not directory:
         return []

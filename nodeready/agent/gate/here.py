@@ -57,7 +57,8 @@ def audit(
     policy: Policy, selection: CheckSelection, limit_s: float = LIMIT_S, moment: str = AUDIT
 ) -> Audit:
     """Probe this machine and judge it, within ``limit_s`` seconds even if a probe hangs.
-    moment: which of the site's own checks are made; see `core.policy.site_checks`"""
+    moment: which of the site's own checks are made; see `core.policy.site_checks`
+    """
     return _judged(policy, selection, limit_s, moment, proofs=False)
 
 

@@ -117,7 +117,8 @@ def _no_start(program: str, problem: OSError) -> str:
 
 def complaint(ended: Ended) -> str:
     """A tool's error on one line, or how the tool ended. py-spy's and gdb's errors have several
-    lines. gdb prints uids first and the error last."""
+    lines. gdb prints uids first and the error last.
+    """
     rows = (ended.err.strip() or ended.out.strip()).splitlines()
     chosen = [row for row in rows if _REFUSED.search(row)] or rows
     complaint = " ".join(" ".join(chosen)[:2000].split())

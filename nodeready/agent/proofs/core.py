@@ -97,7 +97,8 @@ def find_core(path: str, mark: Mark, *, named: bool) -> CanaryCore | None:
 
 def whole_bytes(head: bytes) -> int | None:
     """The size of the core that begins with ``head``: the end of its last segment (elf(5)). None
-    if the file is no ELF file or lacks program headers."""
+    if the file is no ELF file or lacks program headers.
+    """
     layouts = {b"\x01": ("I", 0x1C, 0x2A, "IIII", 4), b"\x02": ("Q", 0x20, 0x36, "QQQQ", 8)}
     if head[:4] != b"\x7fELF" or head[4:5] not in layouts:
         return None
@@ -219,7 +220,8 @@ class CrashCanary:
 
     def expected_path(self, second: int | None = None) -> str:
         """The core's path by the pattern.
-        second: of the crash, for a pattern with the time"""
+        second: of the crash, for a pattern with the time
+        """
         values = self._values if second is None else {**self._values, "t": str(second)}
         path = expand(self.pattern, values, uses_pid=self._uses_pid)
         return os.path.join(self.home or "/", path)
@@ -244,7 +246,8 @@ class CrashCanary:
         """The seconds since the epoch in which the core can have been dumped. If the clock was set
         meanwhile, these are the seconds after the start by the old clock and those before the end
         by the new one. One second more on both sides, because the kernel's coarse clock is a
-        little behind."""
+        little behind.
+        """
         until, until_s = self._ended or (time.time(), time.monotonic())
         first, last = int(self.mark.since) - 1, int(until) + 1
         count = int(until_s - self._began_s) + 3
@@ -252,7 +255,8 @@ class CrashCanary:
 
     def clean_up(self) -> str:
         """End the canary and remove its cores. Returns the cores that are left, with the reason. A
-        second call is harmless."""
+        second call is harmless.
+        """
         if self._process is not None:
             self.supervisor.stop(self._process)
         problems = [(core.path, remove(core)) for core in self.cores()]
@@ -360,7 +364,8 @@ def _backtrace(
     supervisor: ProcessSupervisor, path: str, program: str, core: CanaryCore
 ) -> tuple[int, str]:
     """The number of frames that gdb reads from a core, and gdb's error if it reads none.
-    path: of gdb"""
+    path: of gdb
+    """
     try:
         number, status = open_regular(follow(ROOT, core.path).path)
     except OSError as problem:

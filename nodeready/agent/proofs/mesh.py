@@ -46,7 +46,8 @@ _BACKLOG = 1024
 
 def listener(port: int) -> socket.socket:
     """Listen as torchrun's TCPStore does: on all addresses of IPv4, and of IPv6 if it is enabled.
-    Raises OSError."""
+    Raises OSError.
+    """
     try:
         return _listening_socket(socket.AF_INET6, "::", port)
     except OSError as problem:
@@ -201,7 +202,8 @@ class MeshRound:
 
 def addresses_in(fib_trie: str, if_inet6: str) -> tuple[str, ...]:
     """The node's addresses, from the contents of these two files in /proc/net. Loopback and
-    link-local addresses are left out, because every node has them."""
+    link-local addresses are left out, because every node has them.
+    """
     texts = []
     last = ""
     for row in fib_trie.splitlines():
@@ -277,7 +279,8 @@ def connect_to_listener(
     address: str, port: int, token: bytes, ready: Ready = ready, connect_s: float = CONNECT_S
 ) -> tuple[Try, socket.socket | None]:
     """Connect to a listener. Returns the open connection if it is nodeready's listener. The
-    connection does not block, and close() resets it."""
+    connection does not block, and close() resets it.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     connection = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -358,7 +361,8 @@ def peer_address(
     resolved: Iterable[str], addresses: Iterable[str], local_addresses: Iterable[str]
 ) -> str:
     """The first resolved address that is the target's own; "": none is. An address that this node
-    has, too, such as a container bridge's, leads back here."""
+    has, too, such as a container bridge's, leads back here.
+    """
     peer_only = {*addresses}.difference(local_addresses)
     return next((address for address in resolved if address in peer_only), "")
 

@@ -42,7 +42,8 @@ _FORCED = re.compile(r"^debug1: Remote: (/\S+:\d+): key options: (?:.* )?command
 
 def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Peers:
     """Log in to every peer as a person would. The user's configuration, keys and known hosts are
-    used, and no prompt is answered."""
+    used, and no prompt is answered.
+    """
     has_ssh, has_pdsh = bool(shutil.which("ssh")), bool(shutil.which("pdsh"))
     shells: dict[str, _Shell] = {}
     threads = [
@@ -89,7 +90,8 @@ def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Peers:
 
 def _logins(supervisor: ProcessSupervisor, names: tuple[str, ...]) -> tuple[SshTry, ...]:
     """Log in to the peers, AT_ONCE in parallel, so that a peer that hangs delays no other peer.
-    Peers for which no time is left are not tried."""
+    Peers for which no time is left are not tried.
+    """
     tries: dict[str, SshTry] = {}
     waiting = list(reversed(names))
 
@@ -159,7 +161,8 @@ def _pdsh(
 ) -> PdshRun:
     """Ask all peers in one run of pdsh, by this remote command, in this environment. -S appends
     ``;echo …$?`` to the command, which fish and the BSD csh refuse. If no peer answers, pdsh runs
-    once more without -S."""
+    once more without -S.
+    """
     # ConnectTimeout is -t; with -u, pdsh ends its own processes.
     limits = ["-t", str(CONNECT_S), "-u", str(_COMMAND_S), "-f", str(AT_ONCE)]
     options = " ".join(f"-o{option}" for option in _OPTIONS)
@@ -231,7 +234,8 @@ class _Shell:
 
 def _ask(supervisor: ProcessSupervisor, kind: str, shells: dict[str, _Shell]) -> None:
     """Ask pdsh in the user's own shell for its remote command, without a connection. A shell that
-    hangs or does not print its environment is left out."""
+    hangs or does not print its environment is left out.
+    """
     path = pwd.getpwuid(os.geteuid()).pw_shell or "/bin/sh"
     name, mark = os.path.basename(path), f"nodeready-{os.urandom(8).hex()}"
     if name not in (*_POSIX, *_CSH, "fish"):

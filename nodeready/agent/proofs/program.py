@@ -102,7 +102,8 @@ def _memory_bytes(root: str) -> int | None:
     """The free memory and swap, at most the lowest memory.max of this session's cgroups (v2). A
     cgroup's current use is ignored, because it counts files that the kernel can drop. None:
     /proc/meminfo cannot be read.
-    root: the directory of /proc and /sys"""
+    root: the directory of /proc and /sys
+    """
     try:
         with open(os.path.join(root, "proc/meminfo"), encoding="ascii") as file:
             fields = dict(line.split(":", 1) for line in file)
@@ -138,7 +139,8 @@ def _words(problem: OSError) -> str:
 
 def _device(path: str) -> DeviceNode | None:
     """A device file whose mode or ACL excludes the user; None: the user may open it. A cgroup that
-    reserves a device for other jobs gives EPERM, which is no fault of the file."""
+    reserves a device for other jobs gives EPERM, which is no fault of the file.
+    """
     if os.access(path, os.R_OK | os.W_OK):
         return None
     try:
@@ -186,7 +188,8 @@ def _say(config: ProofConfig, name: str, observed: Any) -> None:
 
 def _observe(config: ProofConfig, name: str, observe: Callable[[], Any]) -> None:
     """Make and print one observation. An exception is printed as an observation, so it costs no
-    other proof."""
+    other proof.
+    """
     try:
         observed = observe()
     except Exception as problem:  # noqa: BLE001
@@ -225,7 +228,8 @@ def _end_with_parent(supervisor: ProcessSupervisor) -> None:
 
 def main(config: ProofConfig, *, inside: bool = False) -> None:
     """Run all proofs.
-    inside: this is the session that root opened for the user"""
+    inside: this is the session that root opened for the user
+    """
     hold_streams()
     supervisor = ProcessSupervisor(config.tag, config.limit_s)
 

@@ -61,7 +61,8 @@ _CAP_SYS_RESOURCE = 1 << 24
 
 def limits_of(pid: int) -> tuple[Limit, ...]:
     """The limits of a process, in the order of ITEMS. Raises OSError, ValueError, KeyError. They
-    are read from /proc, because prlimit() needs the right to trace the process."""
+    are read from /proc, because prlimit() needs the right to trace the process.
+    """
     with open(f"/proc/{pid}/limits", encoding="ascii", errors="replace") as file:
         return _limits_in(file.read())
 
@@ -107,7 +108,8 @@ def _parents() -> Iterator[tuple[int, str]]:
 
 def opened_by() -> tuple[str, tuple[Limit, ...]]:
     """How this session was opened (a key of SESSION_NAMES, or ""), and its first limits. PAM sets
-    these limits before any profile runs; (): they cannot be read."""
+    these limits before any profile runs; (): they cannot be read.
+    """
     for pid, name in _parents():
         # slurmstepd sets its own name, such as "slurmstepd: [1234.batch]".
         opener = "srun" if name.startswith("slurmstepd") else _OPENERS.get(name)
@@ -275,7 +277,8 @@ def _write_all(number: int, chunks: Iterable[str]) -> None:
 
 def _caller_of_sudo() -> int | None:
     """The process that called sudo; None: sudo is not among our ancestors. With use_pty, sudo is
-    two processes, and also sets its own core limit to 0."""
+    two processes, and also sets its own core limit to 0.
+    """
     is_below = False
     for pid, name in _parents():
         if is_below and name != "sudo":
@@ -327,7 +330,8 @@ def identity() -> str:
 
 def by_ssh(supervisor: ProcessSupervisor, config: ProofConfig) -> SessionProof:
     """The proofs in a session that ssh opens from the node to itself, as this user. If the user's
-    key does not open the session, the result has the reason, and `by_shell` runs instead."""
+    key does not open the session, the result has the reason, and `by_shell` runs instead.
+    """
     if not shutil.which("ssh"):
         return SessionProof("ssh is not installed")
     proof = SessionProof("no time left")
@@ -371,7 +375,8 @@ def by_shell(
     supervisor: ProcessSupervisor, config: ProofConfig, user: str, opener: str
 ) -> SessionProof:
     """The proofs in another session of the user's shell.
-    opener: as for `run`"""
+    opener: as for `run`
+    """
     rows = _SessionRows(config, user, min(supervisor.left_s - 1, _SESSION_S))
     make_program = partial(payload.inner_program, _MAIN, rows.config)
     ended = run(supervisor, user, make_program, rows.add, start=rows.start, opener=opener)
@@ -382,7 +387,8 @@ def by_shell(
 class _SessionRows:
     """The configuration of the program in another session, and its output.
     config: of the program there
-    start:  as ``has_begun`` of `ProcessSupervisor.run`"""
+    start:  as ``has_begun`` of `ProcessSupervisor.run`
+    """
 
     def __init__(self, config: ProofConfig, name: str, limit_s: float) -> None:
         repeated = tuple(name for name in IN_EACH_SESSION if name in config.proofs)
@@ -406,7 +412,8 @@ class _SessionRows:
 
     def result(self, ended: Ended, *, starts: bool) -> SessionProof:
         """The result of the session.
-        starts: the user's shell was started, and ended by itself"""
+        starts: the user's shell was started, and ended by itself
+        """
         user = self._rows.pop("user", None)
         if user and not user.error:
             return SessionProof("", **self._rows)
@@ -491,7 +498,8 @@ def _file_of(service: str) -> str:
 
 def _stack(path: str, kinds: tuple[str, ...], depth: int = 0) -> Iterator[PamLine | None]:
     """The lines for LOGIN_MODULES in this file and in the files that it includes (pam.conf(5)).
-    None stands for a file that cannot be read."""
+    None stands for a file that cannot be read.
+    """
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             rows = file.read(1 << 20).replace("\\\n", "  ").splitlines()
@@ -577,7 +585,8 @@ def _limits_lines() -> Iterator[LimitsLine]:
 
 def logins(supervisor: ProcessSupervisor, name: str) -> Logins:
     """How this node opens sessions for this user. Nothing is changed. It explains why a session is
-    refused, or why its limits differ from another session's."""
+    refused, or why its limits differ from another session's.
+    """
     nologin = next(filter(os.path.exists, _NOLOGIN), "")
     notice = ""
     with contextlib.suppress(OSError, StopIteration):

@@ -100,7 +100,8 @@ def _rank_network(row: Mapping[str, Any]) -> RankNetwork | None:
 
 def _parse_ranks(order: CollectiveOrder, answer: Mapping[str, Any]) -> tuple[RankResult, ...]:
     """The ranks in an answer of the job's Python, which is the user's program. Raises KeyError,
-    TypeError, ValueError for an answer that makes no sense."""
+    TypeError, ValueError for an answer that makes no sense.
+    """
     ranks = tuple(
         RankResult(
             int(row["rank"]), int(row["gpu"]), str(row["phase"]), str(row["mismatch"])[:_LONGEST],
@@ -529,7 +530,8 @@ class Engines:
 
     def run(self, order: CollectiveOrder, stop: threading.Event) -> tuple[RankResult, ...]:
         """Run this node's ranks of a test of torch or nccl-tests, and leave no process. The call
-        takes at most a moment longer than the order's limit."""
+        takes at most a moment longer than the order's limit.
+        """
         began = time.monotonic()
         for engine in self.engines:
             if (engine.name, engine.backend) == (order.engine, order.backend) and engine.reason:

@@ -195,7 +195,8 @@ def failed_ranks(
     order: CollectiveOrder, phase: str, message: str, phases: Mapping[int, str] | None = None
 ) -> tuple[RankResult, ...]:
     """All ranks of this node, failed for one reason.
-    phases: the last phase of each rank that reported a phase"""
+    phases: the last phase of each rank that reported a phase
+    """
     gpus = order.gpus or (-1,) * order.ranks
     numbers = range(order.first, order.first + order.ranks)
     return tuple(

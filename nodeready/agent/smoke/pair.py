@@ -87,7 +87,8 @@ class SmokeListeners(mesh.MeshListeners):
 
     def lend(self, port: int, *, is_shared: bool = True) -> None:
         """Leave this port to another program. There may be no listener.
-        is_shared: the program has the listener, too, so it stays open; else it is closed"""
+        is_shared: the program has the listener, too, so it stays open; else it is closed
+        """
 
         def leave() -> bool:
             listener = self.sockets.pop(port, None)

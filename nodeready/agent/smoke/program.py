@@ -97,7 +97,8 @@ def _no_hello(user: str, reason: str, busy: tuple[Busy, ...] = ()) -> Hello:
 
 def main(config: SmokeConfig, *, inside: bool = False) -> None:
     """Run until the input ends.
-    inside: this is the session that root opened for the user"""
+    inside: this is the session that root opened for the user
+    """
     hold_streams()
     os.chdir("/")
     supervisor = ProcessSupervisor(config.tag, config.limit_s)
@@ -241,7 +242,8 @@ class _SessionPart(_ProgramPart):
 
     def _relay_answer(self, text: str) -> None:
         """Pass a line of the session out if it is a hello or answers an order. Other output, such
-        as a profile's, is ignored."""
+        as a profile's, is ignored.
+        """
         try:
             ((name, data),) = wire.lines(text, self._inner.nonce)
             if name == "begun":
@@ -498,7 +500,8 @@ def _empty_answer(
     order: _Work, reason: str, *, broken: bool = False
 ) -> CollectiveAnswer | PairAnswer:
     """The answer to an order without a result.
-    broken: the reason is a mistake in this program"""
+    broken: the reason is a mistake in this program
+    """
     if isinstance(order, PairOrder):
         return PairAnswer(order.number, order.target.name, (), reason, "", (), "", 0.0, 0.0, -1, 0)
     seconds = 0.0 if broken else order.limit_s

@@ -170,7 +170,8 @@ def tcp_sockets() -> Iterator[socket.socket]:
 
 def connections() -> Iterator[tuple[str, int, int]]:
     """The peer, the state, and the number of stuck segments of each connection. A segment is stuck
-    if it is not acknowledged after two time-outs."""
+    if it is not acknowledged after two time-outs.
+    """
     for connection in tcp_sockets():
         with contextlib.suppress(OSError):
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO)
@@ -205,7 +206,8 @@ def table_address(number: bytes) -> str:
 
 def own_address(without: int) -> str:
     """The own address of most of this process's connections; "": no connection.
-    without: the port of connections that do not count"""
+    without: the port of connections that do not count
+    """
     counts: dict[str, int] = {}
     for connection in tcp_sockets():
         with contextlib.suppress(OSError):
@@ -239,7 +241,8 @@ def unanswered_connections() -> str:
 
 def store_problem(host: str, port: int, token: bytes, wait_s: float) -> str:
     """Why there is no store yet; "": the store is there. A store sends nothing first. Our
-    listener, which has the port before the store, sends a token."""
+    listener, which has the port before the store, sends a token.
+    """
     try:
         with socket.create_connection((host, port), max(0.1, wait_s)) as connection:
             connection.settimeout(SILENT_S)
@@ -271,7 +274,8 @@ def mismatch(got: Any, expected: Any, title: str) -> str:
 
 class RankWork:
     """The phases of one rank.
-    say: sends keyword arguments to the process that forked this rank"""
+    say: sends keyword arguments to the process that forked this rank
+    """
 
     def __init__(self, order: dict[str, Any], index: int, torch: Any, say: Callable[..., None]):
         self.order, self.torch, self.say = order, torch, say
@@ -314,7 +318,8 @@ class RankWork:
 
     def compute(self) -> None:
         """Check a product of matrices, and memory that is copied to the GPU and back. Raises
-        RuntimeError for a GPU that PyTorch does not see."""
+        RuntimeError for a GPU that PyTorch does not see.
+        """
         torch = self.torch
         if self.gpu >= 0:
             count = torch.cuda.device_count()
@@ -377,7 +382,8 @@ class RankWork:
 
     def reach(self) -> None:
         """Wait for the store of another node, which may be a moment behind. Raises RuntimeError if
-        the store does not come."""
+        the store does not come.
+        """
         host, port = self.order["host"], self.order["port"]
         while True:
             remaining_s = self.left_s() - STORE_S
@@ -531,7 +537,8 @@ class RankWork:
 
     def wait_for_all(self) -> None:
         """Wait until all ranks are done: they read this GPU's memory, and rank 0 has the store.
-        The results are already there, so a problem here is no failure."""
+        The results are already there, so a problem here is no failure.
+        """
         limit = datetime.timedelta(seconds=min(self.left_s(), max(1.0, 3 * self.large_s)))
         if self.world > 1:
             # Without polling, because there may be thousands of ranks.
@@ -635,7 +642,8 @@ def rank_process(torch: Any, order: dict[str, Any], index: int, tell: int, quest
 
 def shared_memory_files(pid: int) -> list[str]:
     """The files of NCCL's shared memory that a process has open. NCCL removes their names when all
-    ranks have opened them, but not if a rank is killed before."""
+    ranks have opened them, but not if a rank is killed before.
+    """
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
         paths = re.findall(rb" (/dev/shm/nccl-\S+)$", file.read(), re.M)
         return [os.fsdecode(path) for path in paths]

@@ -285,7 +285,8 @@ def _software(target: StackTarget, deadline: float) -> dict[str, Any]:
 
 def _recording(target: StackTarget) -> flight_recorder.Recording:
     """The dump of a rank's flight recorder, or why there is none. A PyTorch without a recorder is
-    named as the reason."""
+    named as the reason.
+    """
     pid, uid, _, _ = _rank_values(target)
     recording = flight_recorder.observe(*_rank_values(target))
     if recording.absent.startswith(flight_recorder.NO_DUMP):
@@ -420,7 +421,8 @@ def _core_problem(pid: int, uid: int, pattern: str) -> str:
 
 def _write_problem(pid: int, uid: int, directory: str, *, creates_missing: bool) -> str:
     """Why this process, with its user's rights, cannot write into a directory; "": it can.
-    creates_missing: the writer creates a missing directory"""
+    creates_missing: the writer creates a missing directory
+    """
     while True:
         try:
             with held_path(pid, uid, directory) as (number, status):

@@ -242,7 +242,8 @@ def find_spawned(
     own_pids: Collection[int],
 ) -> list[JobRank]:
     """The ranks of a node without a launcher's numbers; []: there is no sign of several ranks.
-    path: path of py-spy; scanned: all processes; own_pids: processes of nodeready"""
+    path: path of py-spy; scanned: all processes; own_pids: processes of nodeready
+    """
     candidates = [p for p in scanned if p.pid not in own_pids]
     deadline = min(supervisor.deadline, time.monotonic() + _ASK_S)
     pythons = {p.pid: p.uid for p in candidates if p.python and not _NOT_RANKS.search(p.command)}
@@ -326,7 +327,8 @@ def started_by(
     scanned: Sequence[ScannedProcess],
 ) -> list[JobRank]:
     """The ranks that torch.multiprocessing started from this process, in their order. []: the
-    children are other processes, such as a loader's workers."""
+    children are other processes, such as a loader's workers.
+    """
     children = [p for p in scanned if p.parent == parent.pid and p.python and not only_tracks(p)]
     servers = [p for p in children if _FORK_SERVER.search(p.command)]
     children += [p for p in scanned if p.python and p.parent in {s.pid for s in servers}]
@@ -383,7 +385,8 @@ def _rank(
     process: ScannedProcess, local_rank: int | None = None, size: int | None = None, job: str = ""
 ) -> JobRank:
     """A rank without a launcher's number.
-    size: world size of a job that is all on this node; None: not known, nor is its rank"""
+    size: world size of a job that is all on this node; None: not known, nor is its rank
+    """
     rank = local_rank if size else None
     identity = RankIdentity(rank, local_rank, size, job, owner=owner_of(process))
     return JobRank(process, identity)

@@ -75,7 +75,8 @@ def observe(
     targets: Sequence[StackTarget], calls: Mapping[int, waits.WaitCall], deadline: float
 ) -> None:
     """Set each target's `waits_for` and `ends`.
-    calls: the calls of the targets and of their descendants (`waits.observe`)"""
+    calls: the calls of the targets and of their descendants (`waits.observe`)
+    """
     target_by_pid: dict[int, StackTarget] = {}
     threads: dict[int, dict[int, str]] = {}
     for target in targets:
@@ -162,7 +163,8 @@ class _NodeEnds:
 
     def peers(self, pid: int, pairs: Iterable[Sequence[str]]) -> list[str]:
         """The peers of connections: ``pid 55``, or the peer's address and the own address.
-        Processes that are no ranks are left out."""
+        Processes that are no ranks are left out.
+        """
         peers: dict[str, None] = {}
         for address, listed_peer in pairs:
             peer = listed_peer or self.unix_peers.get(address, "")
@@ -181,7 +183,8 @@ class _NodeEnds:
     def waits_of_call(self, pid: int, call: waits.WaitCall) -> list[str]:
         """The ranks that a call waits for, as in `peers`. ``may`` stands before a process that
         shares memory, and before all if the waiting process or a process of no rank also holds the
-        pipe."""
+        pipe.
+        """
         peers = self.peers(pid, call.sockets)
         rank_pid = self.target_by_pid[pid].pid
         holders = {
@@ -199,7 +202,8 @@ class _NodeEnds:
 
     def ends(self, pids: Iterable[int]) -> list[str]:
         """Own address and peer's of the connections to other nodes, as in
-        ``10.1.0.2:5000 10.1.0.3:41234``; and listeners, as in ``10.1.0.2:5000``."""
+        ``10.1.0.2:5000 10.1.0.3:41234``; and listeners, as in ``10.1.0.2:5000``.
+        """
         listens, remote = [], []
         for pid in pids:
             process = self.process_ends[pid]

@@ -182,7 +182,8 @@ def kernel_stack(text: str) -> tuple[str, ...]:
 
 def main_cpu_s(schedstat: str, task_stat: str) -> float:
     """CPU seconds of one thread. /proc/PID/task/TID/schedstat counts nanoseconds (sched-stats.rst
-    of Linux), if the kernel has it; else ``stat`` of the thread counts ticks."""
+    of Linux), if the kernel has it; else ``stat`` of the thread counts ticks.
+    """
     words = schedstat.split()
     if len(words) == 3 and words[0].isdigit():
         return round(int(words[0]) / 1e9, 4)
@@ -274,7 +275,8 @@ def pids() -> list[int]:
 
 def _outer_fields(pid: int) -> dict[str, Any] | None:
     """The fields of `ScannedProcess` that are read without a lock of its memory, so no read hangs.
-    None: it has ended, or is a kernel thread."""
+    None: it has ended, or is a kernel thread.
+    """
     parsed = stat(contents(f"/proc/{pid}/stat"))
     if parsed is None or parsed.kernel:
         return None
@@ -310,7 +312,8 @@ def _facts(pid: int, locked: bool = True, thread: int = 0) -> dict[str, Any] | N
     """The facts of one process, as in `facts`.
     locked: also read what the kernel shows under a lock that a process in execve(2) holds: its
             kernel stack and its io (lock_trace() and do_io_accounting() in fs/proc/base.c)
-    thread: the thread whose state, wait, switches and time are read; 0: the main thread"""
+    thread: the thread whose state, wait, switches and time are read; 0: the main thread
+    """
     task = f"/proc/{pid}/task/{thread or pid}"
     if thread and not os.path.exists(task):
         task, thread = f"/proc/{pid}/task/{pid}", 0
@@ -414,7 +417,8 @@ def observe(
     numbers: Sequence[int], deadline: float, threads: Mapping[int, int] | None = None
 ) -> dict[int, Facts | None]:
     """The facts of these processes; None: ended. Those not reached in time are left out.
-    threads: process -> the thread to probe, if that is not the main thread"""
+    threads: process -> the thread to probe, if that is not the main thread
+    """
     thread_by_pid = threads or {}
 
     def probe(pid: int, locked: bool = True) -> dict[str, Any] | None:

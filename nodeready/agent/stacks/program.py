@@ -58,7 +58,8 @@ def pack(trace: Mapping[str, Any]) -> str:
 
 def unpack(text: str, nonce: str) -> Any:
     """The trace among the lines that a node printed, not yet checked. Raises NoTrace if it is
-    missing, and DecodeError."""
+    missing, and DecodeError.
+    """
     mark = f"{nonce} trace "
     index = text.rfind(mark)
     if index < 0:
@@ -202,7 +203,8 @@ def _stacks(targets: Sequence[StackTarget], levels: Mapping[str, int]) -> dict[s
 
 def _shares(stacks: Mapping[str, Any]) -> tuple[float, ...]:
     """The used shares of the maxima: of frames, characters, text, and memory (`wire.cost`). If a
-    share of frames or characters is above 1, text and memory are not measured."""
+    share of frames or characters is above 1, text and memory are not measured.
+    """
     samples = [sample for process in stacks["processes"] for sample in process["samples"]]
     threads = [thread for sample in samples for thread in sample["threads"]]
     names = sum(len(function) + len(file) for function, file, _ in stacks["frames"])
@@ -231,7 +233,8 @@ def _snapshot(
 ) -> tuple[list[StackTarget], list[str], str]:
     """The ranks with their observations, the processes to show without ranks, and an error. The
     error tells why the result is incomplete.
-    trace: gets the witnesses of the node, and the seconds between samples"""
+    trace: gets the witnesses of the node, and the seconds between samples
+    """
     # The search for the ranks must leave time to probe them.
     every_process, left_out = processes.scan(_deadline(supervisor, supervisor.left_s / 2))
     scanned = ranks.with_parts(every_process, config.job, config.parts)
@@ -312,7 +315,8 @@ def _capture(
 ) -> tuple[dict[str, Any], float]:
     """Take all samples of the targets and of their descendants; the node's witnesses, and the
     average seconds from one sample to the next.
-    scanned: all processes of the scan"""
+    scanned: all processes of the scan
+    """
     path = py_spy.find(config.py_spy)
     witnesses = ask_witnesses.Witnesses(
         supervisor, targets, ras=config.ras, dump=config.dump, check=config.check
@@ -348,7 +352,8 @@ def _capture(
 
 def _may_be_slow(targets: Sequence[StackTarget]) -> bool:
     """Whether one more sample may help: all ranks stand still, and no rank is blocked. A job also
-    stands still if its step takes longer than the samples."""
+    stands still if its step takes longer than the samples.
+    """
     live = [target for target in targets if target.facts and not target.rank.stranger]
     if any(target.refusal(0) or target.facts[-1].state == "D" for target in live):
         return False
@@ -365,7 +370,8 @@ def _match_commands(
     pattern: re.Pattern[str],
 ) -> tuple[set[int], int]:
     """The processes whose command lines contain the expression, and how many were not searched. A
-    user chooses the command line, on which an expression may take hours. So a fork searches it."""
+    user chooses the command line, on which an expression may take hours. So a fork searches it.
+    """
     commands = {process.pid: process.command for process in scanned}
     answers = processes.probe_each(
         lambda pid: pattern.search(commands[pid]) is not None,
@@ -476,7 +482,8 @@ def _take_dumps(
     kept_characters: owner -> characters of all frames of the owner's processes so far; updated
     limit_s: seconds for all processes, if they belong to several owners
     until:   a moment of time.monotonic() after which no dump is begun
-    mode:    see `py_spy.take`"""
+    mode:    see `py_spy.take`
+    """
     began = time.monotonic()
 
     def dump(target: StackTarget) -> py_spy.Dump:
@@ -542,7 +549,8 @@ def _take_native_stacks(
 def _resume(supervisor: ProcessSupervisor, target: StackTarget) -> None:
     """Send SIGCONT to a target, to which a killed py-spy may have left a pending SIGSTOP. SIGSTOP
     arrives only when the target leaves the kernel. A target that was already stopped is never
-    unwound."""
+    unwound.
+    """
     _observe(supervisor, [target])
     if not target.refusal(0).startswith(("ended", "traced")):
         with contextlib.suppress(OSError):

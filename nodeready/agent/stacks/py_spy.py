@@ -213,7 +213,8 @@ _SPAWN = "torch/multiprocessing/spawn.py"
 
 def _count(frames: Sequence[Any], function: str, name: str) -> int:
     """The value of a variable of a call in torch/multiprocessing/spawn.py, a small number. -1:
-    there is no such call or number, or the dump has no variables."""
+    there is no such call or number, or the dump has no variables.
+    """
     for frame in frames[-KEPT_FRAMES:]:
         variables = frame.get("locals")
         is_call = frame["name"] == function and isinstance(variables, list)

@@ -149,7 +149,8 @@ def with_parts(
     processes: Sequence[ScannedProcess], job: str, parts: Container[str]
 ) -> Sequence[ScannedProcess]:
     """The processes; those of a heterogeneous job's further parts are in the job itself. Slurm
-    gives each part a cgroup by a number of its own, and all ranks the first part's number."""
+    gives each part a cgroup by a number of its own, and all ranks the first part's number.
+    """
     if not parts:
         return processes
     return [
@@ -302,7 +303,8 @@ class _Tree:
         """Number the ranks of Lightning's own launcher, which sets no RANK. It sets NODE_RANK,
         LOCAL_RANK and WORLD_SIZE (fabric/strategies/launchers/ subprocess_script.py). The rank is
         NODE_RANK times the ranks of a node, plus LOCAL_RANK. The process that was started by hand
-        is local rank 0, and has none of these variables."""
+        is local rank 0, and has none of these variables.
+        """
         launches: dict[int, _Lightning] = {}
         ranks_by_job: dict[tuple[str, tuple[object, ...]], set[int]] = defaultdict(set)
         for pid, process in self.processes.items():
@@ -339,7 +341,8 @@ class _Tree:
     def _is_parent_rank(self, pid: int, identities: set[RankIdentity]) -> bool:
         """Whether this Python is the rank of these identities, which has set its own variables.
         Then all its workers have the same identity. With a single worker, it may be a launcher of
-        one rank."""
+        one rank.
+        """
         ranked = [child for child in self.children[pid] if self.identities[child].rank is not None]
         return self.processes[pid].python and len(identities) == 1 and len(ranked) > 1
 
@@ -353,7 +356,8 @@ class _Tree:
     def _computing_child(self, pid: int, is_candidate: Callable[[int], bool]) -> int | None:
         """The Python child that computes in place of this Python; None: there is no such child.
         The child's script is in this Python's command line, or the child has used most of the CPU
-        time, or `computes` decides for the child."""
+        time, or `computes` decides for the child.
+        """
         parent = self.processes[pid]
         children = [
             child for child in self.descendants(pid)
@@ -374,7 +378,8 @@ class _Tree:
 
     def inner(self, pid: int, is_candidate: Callable[[int], bool]) -> int | None:
         """The process inside a wrapper: its only topmost Python, or its child; else itself. None:
-        a shell around a launcher, or without a child."""
+        a shell around a launcher, or without a child.
+        """
         if self.processes[pid].python:
             computes = self._computing_child(pid, is_candidate)
             return pid if computes is None else self.inner(computes, is_candidate)
@@ -425,7 +430,8 @@ def _without_other_steps(tree: _Tree, pids: Sequence[int]) -> list[int]:
 def _strangers(tree: _Tree, pids: Sequence[int], selection: Selection) -> set[int]:
     """The processes that claim another user's job, by its cgroup or by `Selection.owner`. All are
     strangers if the job is elsewhere. A process that root starts for the job's user, such as a
-    container, is no stranger."""
+    container, is no stranger.
+    """
     if selection.is_elsewhere:
         return set(pids)
     users: dict[str, set[int | None]] = defaultdict(set)
@@ -452,7 +458,8 @@ def _select_unranked(
 ) -> list[int]:
     """The processes without a rank to show beside these ranks. They are selected by their command
     lines; they are of the job, and its environment is lost (a program may write its title over
-    it); or they hang beside other ranks."""
+    it); or they hang beside other ranks.
+    """
     unranked = [
         pid
         for pid in candidates
@@ -609,7 +616,8 @@ def launchers(
     processes: Sequence[ScannedProcess], selection: Selection, own_pid: int
 ) -> list[JobRank]:
     """The launchers of ranks that do not exist yet, as while a rendezvous waits for a node. For a
-    node where `select` finds no rank."""
+    node where `select` finds no rank.
+    """
     tree = _Tree(processes, own_pid)
     launcher_pids = {
         pid

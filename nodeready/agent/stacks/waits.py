@@ -122,7 +122,8 @@ class WaitCall:
 
 def probe_thread(pid: int, thread: int = 0) -> list[Any] | None:
     """The call of a thread, as the fields of `WaitCall`; None: it runs, or is not readable. It may
-    hang with the process: call it in `processes.probe_each`. thread: 0: the main thread"""
+    hang with the process: call it in `processes.probe_each`. thread: 0: the main thread
+    """
     task = f"/proc/{pid}/task/{thread or pid}"
     words = contents(f"{task}/syscall").split()
     if len(words) < 7 or not words[0].isdigit():
@@ -142,7 +143,8 @@ def _c_int(value: int) -> int:
 
 class _WaitingThread:
     """Collects the objects that a thread's system call names.
-    wait_channel: the kernel function in which the thread waits"""
+    wait_channel: the kernel function in which the thread waits
+    """
 
     def __init__(self, pid: int, arguments: Sequence[int], wait_channel: str) -> None:
         self.pid, self.arguments, self._wait_channel = pid, arguments, wait_channel
@@ -356,7 +358,8 @@ def sockets(pid: int, local: Mapping[str, str]) -> list[tuple[str, str]]:
 
 def unix_peers() -> dict[str, str]:
     """Connected Unix socket (unix(7)) -> its other end, named as in `sockets`. The kernel lists
-    them by their inodes (sock_diag(7))."""
+    them by their inodes (sock_diag(7)).
+    """
     peers: dict[str, str] = {}
     with (
         contextlib.suppress(OSError, struct.error),
@@ -382,7 +385,8 @@ def unix_peers() -> dict[str, str]:
 
 def shared_maps(maps: str) -> dict[str, tuple[int, int]]:
     """Files of /proc/PID/maps by which a process shares memory that it may write: device and
-    inode -> begin and end of the first such mapping."""
+    inode -> begin and end of the first such mapping.
+    """
     mapping_by_file: dict[str, tuple[int, int]] = {}
     for low, end, device, inode in _SHARED.findall(maps):
         mapping_by_file.setdefault(f"{device} {inode}", (int(low, 16), int(end, 16)))
@@ -414,7 +418,8 @@ _LOCK = re.compile(r"^(\d+): *(->)? *(\w+) +\w+ +\w+ (-?\d+) ", re.M)
 
 def lock_holder(text: str, pid: int) -> int:
     """The process that holds the lock that a process waits for, from /proc/locks (proc_locks(5));
-    0: not listed. A waiting process is listed below the lock, with its number and an arrow."""
+    0: not listed. A waiting process is listed below the lock, with its number and an arrow.
+    """
     holder: dict[str, int] = {}
     for number, waits, _, pid_text in _LOCK.findall(text):
         if not waits:
@@ -498,7 +503,8 @@ def observe(
 
 def _holders(pid: int, call: WaitCall, pipe_ends: PipeEnds, locks: str) -> tuple[int, ...]:
     """The processes that hold the lock or the awaited ends of the pipes of a call. (): not every
-    process was probed."""
+    process was probed.
+    """
     holder = lock_holder(locks, pid) if call.lock else 0
     if holder:
         return (holder,)

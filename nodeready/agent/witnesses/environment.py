@@ -83,7 +83,8 @@ def network_pid(pids: Sequence[int]) -> int:
 
 def observe_rank(pid: int, network: int) -> RankVariables:
     """The environment of a process. Call this in a fork: reading may hang.
-    network: the process whose network the node's facts show"""
+    network: the process whose network the node's facts show
+    """
     data = processes.environment_bytes(pid)
     if data is None:
         return RankVariables("its environment is not readable")
@@ -161,7 +162,8 @@ def _local_facts(pid: int, variables: Mapping[str, str] | None) -> EnvironmentFa
 def _nccl_files(pid: int, chosen: str) -> Iterator[NcclFile]:
     """The files with variables that NCCL reads in a process (initEnv of its src/misc/param.cc).
     They are opened with the rights of the process's user, below its own root.
-    chosen: NCCL_CONF_FILE, which replaces the file in the user's home directory"""
+    chosen: NCCL_CONF_FILE, which replaces the file in the user's home directory
+    """
     uid = os.stat(f"/proc/{pid}").st_uid
     home = ""
     if not chosen:

@@ -152,7 +152,8 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
 
 def _read(pid: int, uid: int, path: str) -> tuple[float, bytes, bool]:
     """The time of a file, its first MAX_BYTES bytes, and whether the file has more. Raises
-    OSError; FileRefused if it is no regular file of this user's."""
+    OSError; FileRefused if it is no regular file of this user's.
+    """
     with users_file.opened_path(pid, uid, path) as (number, file_stat):
         if file_stat.st_uid != uid:
             raise FileRefused("it is another user's file")
@@ -259,7 +260,8 @@ class _Opcodes(dict[int, Callable[[Any], object]]):
 
 class _PlainUnpickler(pickle._Unpickler):
     """Python's own stack machine, without the opcodes that call or import: the version that is
-    written in Python, whose stack still has the data before a cut."""
+    written in Python, whose stack still has the data before a cut.
+    """
 
     def __init__(self, data: bytes) -> None:
         self._data, self._position, self._steps = data, 0, 0
@@ -341,7 +343,8 @@ _ENTRIES = re.compile(r'"entries"\s*:\s*\[\s*')
 
 def from_json(data: bytes) -> tuple[Any, bool]:
     """A dump in JSON, and whether it was cut off. A cut dump keeps its complete entries. Raises
-    NoDumpError for other data."""
+    NoDumpError for other data.
+    """
     try:
         return wire.load_json(data, _MAX_COST), False
     except wire.DecodeError as problem:
@@ -414,7 +417,8 @@ class _RecordedCall:
     @property
     def done(self) -> bool:
         """Whether it was completed. gloo and others retire a completed call, and leave it
-        ``scheduled``. A call that NCCL's watchdog retired uncompleted has timed out."""
+        ``scheduled``. A call that NCCL's watchdog retired uncompleted has timed out.
+        """
         return self.entry.state == "completed" or (self.retired and self.library != "nccl")
 
 
@@ -450,7 +454,8 @@ def _groups(
 ) -> list[ProcessGroup]:
     """All process groups with a status, a configuration or entries. The status has a group's id,
     the configuration its name, and an entry both. If an old version has no status, the entries
-    show a group's progress, unless entries may be missing."""
+    show a group's progress, unless entries may be missing.
+    """
     status = {_name(key): value for key, value in _dict(dump.get("pg_status")).items()}
     config = {_name(key): value for key, value in _dict(dump.get("pg_config")).items()}
     names = {call.group_id: call.entry.group for call in calls}
@@ -500,7 +505,8 @@ def _pending_calls(
     calls: Sequence[_RecordedCall], groups: Sequence[ProcessGroup]
 ) -> list[RecorderEntry]:
     """The calls after the last completed one of their group, at most MAX_ENTRIES. The oldest calls
-    of each group are kept: they show where the ranks diverged."""
+    of each group are kept: they show where the ranks diverged.
+    """
     completed = {group.name: group.completed or 0 for group in groups}
     # Calls that are launched together have one number. They stay `scheduled` forever, and the
     # entry named `coalesced` shows their progress (ProcessGroupNCCL::endCoalescing).

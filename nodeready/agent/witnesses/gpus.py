@@ -89,7 +89,8 @@ def _is_loaded(name: str) -> bool:
 def _hung_process(words: re.Pattern[str], until: float) -> int:
     """The process of such a tool that hangs in the kernel; 0: none. Any user can start a process
     of that name that waits there, so only processes of root and of this user count.
-    words: that the process's name or command line contains"""
+    words: that the process's name or command line contains
+    """
     from nodeready.subjects.gpus.nvidia import STUCK_AFTER_S
 
     uptime_s = kernel_log.uptime_s()

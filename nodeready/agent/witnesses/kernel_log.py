@@ -206,7 +206,8 @@ def xids(lines: Iterable[tuple[float, str]]) -> Iterator[tuple[str, int]]:
 
 def _record_lines(lines: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
     """The lines that begin a record. Some messages contain the name of a user's file or mount. A
-    newline in that name starts a line of the same moment that could forge any message."""
+    newline in that name starts a line of the same moment that could forge any message.
+    """
     own_lines: list[tuple[float, str]] = []
     record_ago_s, is_known = None, False
     for ago_s, text in lines:
@@ -223,7 +224,8 @@ def read_log(
     supervisor: ProcessSupervisor, since_s: float, limit_s: float
 ) -> list[tuple[float, str]]:
     """Age in seconds and text of each line since then, the oldest first. Raises LogUnreadable.
-    ``dmesg`` shows the kernel's ring buffer, which drops old lines; journald keeps them."""
+    ``dmesg`` shows the kernel's ring buffer, which drops old lines; journald keeps them.
+    """
     until = tool_deadline(supervisor, limit_s)
     boot_s = uptime_s()
     reason, best = "", None

@@ -260,7 +260,8 @@ def _by_prefix(
     before: str, kind: str, *, group_rank: int | None = None, **values: Any
 ) -> _LogStatement:
     """A report of the rank and the group that the line's prefix names.
-    values: see `_report`"""
+    values: see `_report`
+    """
     global_rank, group = GLOBAL_RANK.search(before), ""
     if match := _GROUP.search(before):
         name, description = match[1] or "", match[2] or ""
@@ -379,7 +380,8 @@ def observe(pid: int, uid: int, rank: int | None = None, local_rank: int | None 
 @contextlib.contextmanager
 def open_logs(pid: int, uid: int) -> Iterator[list[_LogFile]]:
     """The files of a process's standard output and error, opened with its user's rights. Raises
-    NoLogError if there are no such files."""
+    NoLogError if there are no such files.
+    """
     open_files: list[_LogFile] = []
     reasons: dict[str, None] = {}
     try:
@@ -596,7 +598,8 @@ def _destination(shown: str, mode: int) -> str:
 
 def open_written(link: str, shown: str, uid: int) -> _LogFile:
     """The regular file of a descriptor, opened with its user's rights. Raises NoLogError.
-    link: the descriptor's path in /proc/PID/fd"""
+    link: the descriptor's path in /proc/PID/fd
+    """
     try:
         # O_PATH opens nothing: it neither releases a FIFO's writer nor touches a device.
         held = os.open(link, os.O_PATH | os.O_CLOEXEC)
@@ -622,7 +625,8 @@ def written_part(
     link: str, shown: str, uid: int, max_bytes: int, *, from_end: bool = True
 ) -> tuple[bytes, bool]:
     """The end or the beginning of the file of a descriptor, and whether it is the whole file.
-    link, shown, uid: as of `open_written`. Raises NoLogError, OSError."""
+    link, shown, uid: as of `open_written`. Raises NoLogError, OSError.
+    """
     file = open_written(link, shown, uid)
     try:
         size = file.file_stat.st_size
@@ -636,7 +640,8 @@ def _open_behind_pipe(
     pid: int, uid: int, shown: str, pipe: tuple[int, int], *, error: bool, steps: int = _MAX_STEPS
 ) -> list[_LogFile]:
     """The files that a pipe's reader writes. Raises NoLogError.
-    error: it is standard error; steps: filters that are followed (``train | ts | tee log``)"""
+    error: it is standard error; steps: filters that are followed (``train | ts | tee log``)
+    """
     search = _find_readers(pid, uid)
     readers = [reader for reader in search.readers.get(pipe, ()) if reader.pid != pid]
     if not readers:
@@ -665,7 +670,8 @@ def _open_behind_pipe(
 def _output_descriptors(reader: _PipeReader, error: bool) -> list[list[int]]:
     """The descriptors to which a filter or launcher may write a pipe's data, likeliest first. A
     filter such as tee writes to its output, or to files. A launcher such as mpirun writes output
-    to its own output, and errors to its own errors."""
+    to its own output, and errors to its own errors.
+    """
     other_descriptors = _other_descriptors(reader.pid)
     if reader.number == 0:
         return [[1], other_descriptors, [2]]
@@ -674,7 +680,8 @@ def _output_descriptors(reader: _PipeReader, error: bool) -> list[list[int]]:
 
 def _open_written_log(pid: int, uid: int, turns: Iterable[Sequence[int]]) -> list[_LogFile]:
     """The file that a process writes through the first of these descriptors. The file may be the
-    common log of many ranks."""
+    common log of many ranks.
+    """
     for numbers in turns:
         written_files: list[_LogFile] = []
         for number in numbers:
@@ -696,7 +703,8 @@ def _open_written_log(pid: int, uid: int, turns: Iterable[Sequence[int]]) -> lis
 def _open_srun_log(pid: int, uid: int, sruns: Iterable[int], *, error: bool) -> list[_LogFile]:
     """The file into which srun writes the output that slurmstepd sends it. Raises NoLogError. If a
     batch script started the step, srun runs on the job's first node.
-    sruns: this user's processes of srun; each srun has two, which write the same file"""
+    sruns: this user's processes of srun; each srun has two, which write the same file
+    """
     job = _slurm_job(pid)
     files_by_inode: dict[tuple[int, int], _LogFile] = {}
     for srun in sruns:
@@ -783,7 +791,8 @@ _KNOWN_S = 2.0
 
 def _find_readers(pid: int, uid: int) -> _PipeSearch:
     """The readers of pipes among this user's processes.
-    pid: the process whose reader is searched for"""
+    pid: the process whose reader is searched for
+    """
     search = _searches.get(uid)
     if search is None or not search.readers or time.monotonic() - search.begun_s > _KNOWN_S:
         search = _searches[uid] = _PipeSearch(time.monotonic())
@@ -801,7 +810,8 @@ def _find_readers(pid: int, uid: int) -> _PipeSearch:
 
 def _processes(pid: int, uid: int) -> Iterator[int]:
     """This user's processes: the parent of this process first, then by the distance of the pid.
-    The processes of a pipeline start together, so their pids are close."""
+    The processes of a pipeline start together, so their pids are close.
+    """
     parent = _parent(pid)
     order = sorted(processes.pids(), key=lambda other: (other != parent, abs(other - pid)))
     for number in order:

@@ -248,7 +248,8 @@ def _may_poll(pid: int) -> bool:
 
 def _log(pid: int) -> tuple[int | None, int | None, bool]:
     """Size and age of the files of standard output and error, and whether the watchdog fired. The
-    files are read with the rights of the process's owner."""
+    files are read with the rights of the process's owner.
+    """
     stat_by_file: dict[tuple[int, int], os.stat_result] = {}
     watchdog = False
     for path in (f"/proc/{pid}/fd/1", f"/proc/{pid}/fd/2"):
@@ -274,7 +275,8 @@ def _watchdog_fired(link: str, owner: int) -> bool:
 
 def _ports() -> list[int | None]:
     """The bytes of the network interfaces, and of the RDMA ports. RDMA counters count 4 bytes
-    (PortXmitData and PortRcvData of the InfiniBand specification)."""
+    (PortXmitData and PortRcvData of the InfiniBand specification).
+    """
     network = None
     for row in processes.contents("/proc/net/dev").splitlines():
         name, colon, numbers = row.partition(":")

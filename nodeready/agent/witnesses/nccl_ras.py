@@ -76,7 +76,8 @@ _C10D = "distributed_c10d.py"
 
 def makes_communicator(frames: Sequence[tuple[str, str]]) -> bool:
     """Whether a main thread with these Python frames may create a communicator.
-    frames: (function, file), root to leaf"""
+    frames: (function, file), root to leaf
+    """
     if any(function in _CREATORS for function, _ in frames):
         return True
     return any(file.endswith(_C10D) and _CALLS.fullmatch(name) for name, file in frames[-1:])
@@ -164,7 +165,8 @@ def _world(environment: Mapping[str, str]) -> int | None:
 
 def _address(text: str) -> tuple[str, int]:
     """Host ("": localhost) and port of NCCL_RAS_ADDR (`ncclSocketGetAddrFromString`). A name is
-    not resolved, because a name service may hang. Raises _Absent."""
+    not resolved, because a name service may hang. Raises _Absent.
+    """
     if not text:
         return "", _PORT
     match = re.fullmatch(
@@ -194,7 +196,8 @@ def _query(
     ranks: of one user
     world: number of ranks of the whole job; None: not known
     allow, makes_communicator: as for `observe`
-    has_other_nodes: the job may have ranks on other nodes, which were not checked"""
+    has_other_nodes: the job may have ranks on other nodes, which were not checked
+    """
     uid, pids = ranks[0][1], [pid for pid, _, _ in ranks]
     version = software.find_library(pids, uid)
     # Without a listener, a warning about a query makes no sense.
@@ -321,7 +324,8 @@ def _beginning(data: bytes) -> str:
 
 class _RasDialogue:
     """Commands and answers over one connection.
-    until: a moment of time.monotonic()"""
+    until: a moment of time.monotonic()
+    """
 
     def __init__(self, connection: socket.socket, until: float) -> None:
         self.connection, self.until = connection, until

@@ -70,7 +70,8 @@ UNREADABLE = "unreadable"
 
 def counters(root: str = "/sys/class") -> dict[str, Any]:
     """Port -> its kind, its state and its counters, as `network` takes them; ``absent``: why not.
-    root: the directory of the kernel's classes of devices"""
+    root: the directory of the kernel's classes of devices
+    """
     until = time.monotonic() + _COUNTERS_S
 
     def work(send: Send) -> None:
@@ -202,7 +203,8 @@ def _port(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Witnesse
 
 def _counter_increase(old: int | None, new: int | None, *, full: bool = True) -> int | None:
     """The increase of a counter; None: unknown.
-    full: a counter of 32 bits that stays at its maximum no longer counts"""
+    full: a counter of 32 bits that stays at its maximum no longer counts
+    """
     if old is None or new is None or (full and old == new == 0xFFFFFFFF):
         return None
     if new >= old:

@@ -31,7 +31,8 @@ class RankSoftware(NamedTuple):
 
 def observe(pid: int, uid: int, nccl: str | None = None) -> RankSoftware:
     """The software of a process. Call this in a fork: a file system may never answer.
-    nccl: its version, if it is known; None: the library is searched for it, up to 64 MB"""
+    nccl: its version, if it is known; None: the library is searched for it, up to 64 MB
+    """
     with contextlib.suppress(OSError), with_rights(rights_of_job(pid, uid)):
         maps = [path for path, _ in mapped_files(pid)]
         nccl_path = next(filter(LIBRARY.search, maps), "")
@@ -130,7 +131,8 @@ def numbers(version: str) -> tuple[int, ...] | None:
 
 def library(pids: Iterable[int], uid: int) -> str | None:
     """The lowest version of NCCL in a user's processes; "": not known; None: no NCCL is loaded. It
-    runs with the user's rights, because it opens the mapped files. Raises OSError."""
+    runs with the user's rights, because it opens the mapped files. Raises OSError.
+    """
     try:
         return find_library(pids, uid)
     except NoNccl:

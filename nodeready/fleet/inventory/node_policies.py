@@ -87,7 +87,8 @@ def _node_set_problems(waivers: Iterable[Waiver]) -> list[str]:
 
 def waivers_of(node: str, waivers: Iterable[Waiver]) -> tuple[Waiver, ...]:
     """The waivers for this node, without their node sets: a set that gets another node leaves the
-    policy of this one as it is."""
+    policy of this one as it is.
+    """
     return tuple(
         replace(waiver, nodes="") if waiver.nodes else waiver
         for waiver in waivers
@@ -174,7 +175,8 @@ def policies(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, Policy]:
 
 def declared_waivers(inventory: Inventory) -> dict[Waiver, list[str]]:
     """Each waiver of the inventory -> the nodes to which it applies; []: its node set has no node
-    that has the policy. Raises PolicyError."""
+    that has the policy. Raises PolicyError.
+    """
     nodes: dict[Waiver, list[str]] = {}
     for name, settings in declared_settings(inventory, list(inventory)).items():
         for waiver in settings.get("waivers", ()):
@@ -187,7 +189,8 @@ def share_policies(
     declared: Mapping[str, Mapping[str, Any]], make: Callable[[Mapping[str, Any]], Policy]
 ) -> dict[str, Policy]:
     """Node -> its policy, with the waivers for this node. Nodes that share a dict of
-    `declared_settings`, and the waivers, share one policy."""
+    `declared_settings`, and the waivers, share one policy.
+    """
     distinct = {id(settings): settings for settings in declared.values()}
     made = {key: make(settings) for key, settings in distinct.items()}
     policies: dict[str, Policy] = {}

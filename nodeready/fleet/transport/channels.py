@@ -77,7 +77,8 @@ class Channels:
 
     def read(self, name: str, row_name: str, kind: type[Row], limit_s: float) -> Row | None:
         """The node's next row, of this name and kind. None: the node is lost, or the deadline
-        came."""
+        came.
+        """
         data = self._data(name, row_name, limit_s)
         if data is None:
             return None

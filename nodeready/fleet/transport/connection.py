@@ -168,7 +168,8 @@ class JumpRefusal(Exception):
 
 class BoundedTransport(Transport):
     """An SSH connection of paramiko's within bounds, and without SHA-1. `SSHClient.connect` takes
-    it as its ``transport_factory``."""
+    it as its ``transport_factory``.
+    """
 
     _kex_info = {**Transport._kex_info, _DhGroup.name: _DhGroup}  # type: ignore[attr-defined]
     _preferred_kex = _without_sha1(Transport._preferred_kex)  # type: ignore[attr-defined]
@@ -247,7 +248,8 @@ class BoundedTransport(Transport):
 
     def auth_interactive_dumb(self, *how: Any, **named: Any) -> Any:
         """Raises AuthenticationException: paramiko would print what the sshd says, and send it
-        what the user types."""
+        what the user types.
+        """
         raise AuthenticationException("authentication asks questions")
 
 

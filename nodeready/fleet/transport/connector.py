@@ -94,7 +94,8 @@ class SshConnector(SSHConnector):
 
     def open_second_client(self) -> Any:
         """The client of a second connection. Raises as `connect_directly`, and OSError after
-        CONNECT_TIMEOUT_S."""
+        CONNECT_TIMEOUT_S.
+        """
         client, deadline = logins.Client(), logins.PausableDeadline(CONNECT_TIMEOUT_S)
         self.deadline = deadline
         try:

@@ -30,7 +30,8 @@ class HostRights:
 
 def rights_of(host: Host) -> HostRights:
     """The node's rights as pyinfra's current operation has them, or else as the node's data and
-    pyinfra's configuration give them."""
+    pyinfra's configuration give them.
+    """
     global_arguments: Any = host.current_op_global_arguments
     if global_arguments is None:
         global_arguments = pop_global_arguments(host.state, host, {})[0]

@@ -260,7 +260,8 @@ class ConnectedHosts(ParallelTransport):
 
     def adopt_sudo(self, host: Host) -> bool:
         """Ask this node by sudo from now on if pyinfra's current operation has it; whether the
-        node was asked without it before."""
+        node was asked without it before.
+        """
         node, rights = self._connections[str(host.name)], rights_of(host)
         if not rights.sudo or node.rights is None or node.rights.sudo:
             return False

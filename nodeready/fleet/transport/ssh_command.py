@@ -101,7 +101,8 @@ def reply_of(command: RunningCommand, stdin: bytes, buffer: AnswerBuffer) -> Ans
 @contextlib.contextmanager
 def session(host: Host, limit_s: float | None = None) -> Iterator[Any]:
     """A paramiko Channel for one command, over the node's connection, or over a new one if sshd
-    refuses a second session (MaxSessions). Raises SSHException, EOFError, OSError."""
+    refuses a second session (MaxSessions). Raises SSHException, EOFError, OSError.
+    """
     transport = transport_of(host)
     if transport is None:
         raise EOFError("not connected")

@@ -395,7 +395,8 @@ _HARMLESS_OPTIONS = frozenset({"-q", "-x", "-a", "-T", "-v", "-C", "-4", "-6"})
 
 def jump_of(command: str) -> tuple[str, str]:
     """The jump host of a ProxyCommand ``ssh -W %h:%p HOST``, the older form of ProxyJump, and its
-    configuration file; "" for any other command."""
+    configuration file; "" for any other command.
+    """
     words = _words(command)
     if not words or words[0].rpartition("/")[2] != "ssh":
         return "", ""

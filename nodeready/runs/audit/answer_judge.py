@@ -91,7 +91,8 @@ class StateRecord(NamedTuple):
 
 class NodeOutcome(NamedTuple):
     """A judged node. A code is a number in a table of the judge that made it, or the value
-    itself."""
+    itself.
+    """
 
     # (judge, number of the subject, codes), in no order
     results: list[tuple[int, int, tuple[Any, ...]]]

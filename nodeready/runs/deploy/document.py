@@ -144,7 +144,8 @@ class DeployedNode:
         """unreachable: not reached, or the connection was lost; failed: not probed for another
         reason, or a step failed, or did not repair what it should; to-change: a change is planned
         and was not made; changed: all were made. Where nothing is planned, unknown: a check could
-        not be observed; for-a-person: a bad result that no operation repairs; ok: no bad one."""
+        not be observed; for-a-person: a bad result that no operation repairs; ok: no bad one.
+        """
         if self.gap:
             return self.gap.word
         if self.failed:

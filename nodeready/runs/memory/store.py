@@ -523,7 +523,8 @@ class Memory:
 
     def _look_at(self, time_s: float) -> int:
         """The id of the last look until this time; 0: no look. Until ever: the newest look,
-        also where an earlier look had a wrong clock."""
+        also where an earlier look had a wrong clock.
+        """
         order = "id" if time_s == float("inf") else "time DESC, id"
         rows = self._rows(
             f"SELECT id FROM looks WHERE time<=? AND NOT is_old ORDER BY {order} DESC LIMIT 1",
@@ -575,7 +576,8 @@ class Memory:
 
     def last_seen(self, name: str) -> tuple[float, int, Mapping[str, int]] | None:
         """The time of the last look at the node, the number of the looks at it, and owner of
-        results -> the number of these that did not make them."""
+        results -> the number of these that did not make them.
+        """
         rows = self._rows(
             "SELECT time, looks, counted FROM nodes JOIN looks ON looks.id=last_look WHERE name=?",
             _text(name),
@@ -605,7 +607,8 @@ class Memory:
 
     def _changes(self, condition: str, *values: str) -> list[tuple[Any, ...]]:
         """The (node, look, its number at the node, 1 where a section begins and 0 where it ends,
-        the section, its content), by node and look."""
+        the section, its content), by node and look.
+        """
         queries = [
             f"SELECT name, {columns} FROM {table} JOIN nodes ON nodes.id=node WHERE {condition}"
             for table, columns in (

@@ -356,7 +356,8 @@ class Rounds:
 
     def _columns(self) -> Iterator[tuple[tuple[int, ...], dict[_Edge, str], set[_Edge]]]:
         """Groups of ports with the same result: the ports, the failed edges with their causes, and
-        the passed edges of nodes with a failed edge. The names' group is first, without a port."""
+        the passed edges of nodes with a failed edge. The names' group is first, without a port.
+        """
         bad = {edge: pair.name for edge, pair in self._pairs.items() if pair.name}
         if bad:
             yield (), bad, _adjacent(bad, self._pairs.keys() - bad.keys())

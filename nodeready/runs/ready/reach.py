@@ -88,7 +88,8 @@ def _login_result(attempt: SshTry, peer: Peers | None) -> tuple[str, str]:
 
 def _namesakes(peers_by_node: Mapping[str, Peers]) -> dict[str, tuple[str, ...]]:
     """Node -> the other nodes with its host name. The node with this name in the inventory is left
-    out: only a node that takes its name fails."""
+    out: only a node that takes its name fails.
+    """
     by_host: dict[str, list[str]] = defaultdict(list)
     for name, peers in peers_by_node.items():
         by_host[_short(peers.host)].append(name)
@@ -136,7 +137,8 @@ def _trouble(finding: ReachFinding, logins: _Logins) -> Trouble:
 
 def _nothing_proved(logins: _Logins, troubles: defaultdict[str, list[Trouble]]) -> None:
     """Add a trouble for each node without any working login. Where every login fails (no node has
-    a key), the peers' troubles explain the node's failures, but nothing proves that it works."""
+    a key), the peers' troubles explain the node's failures, but nothing proves that it works.
+    """
     failed: dict[str, list[tuple[str, str]]] = defaultdict(list)
     works = {name for edge, result in logins.items() if result == _WORKED for name in edge}
     for source, target in logins:
@@ -164,7 +166,8 @@ def _blamed_for_pdsh(
 ) -> dict[str, tuple[str, ...]]:
     """Node -> the other nodes, two or more, to whose pdsh it does not answer or answers with a
     wrong host name, though their ssh works: one node must not fail all nodes that ask it. A node
-    without a good answer from any peer says nothing about its peers."""
+    without a good answer from any peer says nothing about its peers.
+    """
     attempts = []
     for source in peers_by_node:
         good = {
@@ -319,7 +322,8 @@ class _Greedy:
 
     def _weight(self, side: _Side, named: _Named) -> _Weight | None:
         """How well this side explains the remaining failures; smaller is better. None: it explains
-        none."""
+        none.
+        """
         failing, tried = len(self.failing_of.get(side, ())), self.count[side]
         is_named = side[0] in named
         if (failing >= 2 and 2 * failing >= tried) or (is_named and failing == tried > 0):

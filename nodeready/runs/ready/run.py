@@ -239,7 +239,8 @@ def _with_proofs(
     collectives: Mapping[str, ProvedCollective],
 ) -> list[Outcome[Snapshot]]:
     """The snapshots, each with the subject "proof": the node's proofs, and the proofs between the
-    nodes."""
+    nodes.
+    """
     snapshots, session, peers = _snapshots(task, results), task.proofs.session, task.peers
     observed = {
         outcome.node: outcome.value

@@ -106,7 +106,8 @@ class SmokeReport:
     def exclude(self) -> tuple[Name, ...]:
         """The fewest nodes that explain every failure, in the order of the inventory: suspects,
         nodes that were not reached or not tested, and of pairs the nodes of most pairs. A suspect
-        of kind scale excludes no node."""
+        of kind scale excludes no node.
+        """
         excluded = {node.name for node in self.nodes if node.status in (UNREACHABLE, UNTESTED)}
         pairs: list[tuple[str, str]] = []
         for suspect in self.suspects:

@@ -138,7 +138,8 @@ def _missing_reason(hello: Hello, kind: Kind) -> str:
 
 def _other_versions(usable: Mapping[str, Engine]) -> dict[str, str]:
     """Node -> how its version differs from the most common one (of equal counts, the first
-    node's). A job with two versions of PyTorch or NCCL fails at its start, or hangs."""
+    node's). A job with two versions of PyTorch or NCCL fails at its start, or hangs.
+    """
     versions = Counter((engine.version, engine.library) for engine in usable.values())
     if len(versions) < 2:
         return {}

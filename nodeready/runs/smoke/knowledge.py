@@ -296,7 +296,8 @@ def one_turn(
     suspect: TrialRequest, control: TrialRequest, suspected: list[Trial], good: list[Trial]
 ) -> Steps[bool]:
     """Run the suspect's test, then that of good nodes, with no other test beside them, and add
-    them to the lists. Returns whether both ran."""
+    them to the lists. Returns whether both ran.
+    """
     for request, trials in ((suspect, suspected), (control, good)):
         (trial,) = yield [request]
         if trial is None:
@@ -312,7 +313,8 @@ def retry_alternately(
     is_flaky: bool = False,
 ) -> Steps[str]:
     """Test the suspect (in each of ``suspects`` beside another node) and good nodes in turns.
-    Returns the evidence against the suspect, or ""."""
+    Returns the evidence against the suspect, or "".
+    """
     suspected: list[Trial] = []
     good: list[Trial] = []
     control = TrialRequest(SWEEP if purpose == SWEEP else CONTROL, good_nodes)

@@ -101,7 +101,8 @@ class _TestRound:
 
     def count_pass(self) -> None:
         """Count a test that passed. When half of them, and then most, have passed, the remaining
-        tests get a limit."""
+        tests get a limit.
+        """
         self.passed += 1
         if not 2 * self.passed >= self.total > 1:
             return

@@ -150,7 +150,8 @@ class _SmokeRun:
 
     def control(self) -> None:
         """Repeat failed tests with another engine on the same nodes, to distinguish a faulty
-        library from a faulty path."""
+        library from a faulty path.
+        """
         kind, lost = self.nodes.choice.control, {*self.channels.lost}
         if kind is None or self.stopped:
             return
@@ -184,7 +185,8 @@ class _SmokeRun:
 
     def _failed_nodes(self, suspect: SmokeSuspect, minimum: int) -> tuple[str, ...]:
         """The nodes of the smallest failed test with the suspect, of at least this many nodes.
-        Pairs of the sweep do not count: they have no engine."""
+        Pairs of the sweep do not count: they have no engine.
+        """
         tests = [
             test.nodes
             for test, outcome in self.knowledge.finished
@@ -286,7 +288,8 @@ class _SmokeRun:
 
     def _evidence(self, suspect: SmokeSuspect) -> tuple[str, ...]:
         """Lost connections, the job's variables, the evidence of the search with its meaning, and
-        the result of another engine."""
+        the result of another engine.
+        """
         losses = [self.channels.lost[n] for n in suspect.nodes if n in self.channels.lost]
         controls = (self.controls.get(suspect, ""), self.common_control)
         lost = (f"lost: {loss.reason}" for loss in losses)

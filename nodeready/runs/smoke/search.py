@@ -437,7 +437,8 @@ class _FaultSearch:
 
     def _drop_majority(self) -> Steps[None]:
         """Suspect none of the nodes that fail beside good nodes, if they are not fewer than these
-        and two of them pass together: then the good nodes may be the faulty ones."""
+        and two of them pass together: then the good nodes may be the faulty ones.
+        """
         nodes = self.knowledge.sorted(self.confirmed.keys() - self.lost)
         if len(nodes) < len(self.good):
             return
@@ -458,7 +459,8 @@ class _FaultSearch:
 
     def _pin_down(self, order: Sequence[str], low: int) -> Steps[bool]:
         """Search for two nodes that make these nodes fail together. The first
-        ``low`` of them pass. Returns whether the cause was found."""
+        ``low`` of them pass. Returns whether the cause was found.
+        """
         lost_before = len(self.lost)
         low -= len(self.lost.intersection(order[:low]))
         order = [name for name in order if name not in self.lost]
@@ -478,7 +480,8 @@ class _FaultSearch:
         self, order: Sequence[str], low: int, following: tuple[str, ...] = ()
     ) -> Steps[int]:
         """The length of the shortest beginning of ``order`` that fails with the following nodes;
-        the first ``low`` pass."""
+        the first ``low`` pass.
+        """
         high = len(order)
         while high - low > 1:
             middle = (low + high) // 2
@@ -524,7 +527,8 @@ class _FaultSearch:
 
     def _explain_pair(self, first: str, second: str) -> Steps[bool]:
         """Explain why two nodes fail together: suspect the pair, if each passes with good nodes;
-        else the node that does not. Returns whether there is an explanation."""
+        else the node that does not. Returns whether there is an explanation.
+        """
         peers = self._good_peers(first, second)
         # Each keeps its position: it may fail only as the first, or only after another node.
         # Edges that share no node go into one round.
@@ -568,7 +572,8 @@ class _FaultSearch:
 
     def _merge(self, groups: list[list[str]]) -> Steps[None]:
         """Merge groups that passed: the nodes that pass together become the good nodes. Faults
-        between the groups are searched one at a time."""
+        between the groups are searched one at a time.
+        """
         knowledge = self.knowledge
         aside: set[str] = set()
         for _ in range(_MAX_FAULTS):

@@ -133,7 +133,8 @@ class Sweep:
 
     def _find_packet_loss(self, trials: Sequence[Trial]) -> Steps[None]:
         """Suspect nodes that lose packets, on the way from them or to them, by the sender's
-        retransmits. Retrials with no other test beside them have to confirm it."""
+        retransmits. Retrials with no other test beside them have to confirm it.
+        """
         for place, direction in enumerate(("from", "to")):
             counts = defaultdict[str, list[int]](list)
             for trial in trials:

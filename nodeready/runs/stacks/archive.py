@@ -159,7 +159,8 @@ def _error(lines: Iterable[str]) -> str:
 
 def _node(name: str, lines: list[str]) -> _DumpedNode:
     """The processes of one node. A process begins at its headline, and its header ends with the
-    first thread: a command may contain newlines."""
+    first thread: a command may contain newlines.
+    """
     node = _DumpedNode(name)
     starts = [(at, match) for at, line in enumerate(lines) if (match := _PROCESS.fullmatch(line))]
     ends = [*(at for at, _ in starts), len(lines)][1:]

@@ -294,7 +294,8 @@ def _mains(
     process: TracedProcess, stacks: Sequence[int], table: StackNumbers
 ) -> tuple[list[int], str]:
     """The stacks of the main thread by sample, each followed by that of another thread of its
-    process if it only waits for that thread; and the name of the thread classified last."""
+    process if it only waits for that thread; and the name of the thread classified last.
+    """
     mains: list[int] = []
     thread, before = MAIN, None
     waits = any(name == MAIN for name, _ in process.waits_for)
@@ -355,7 +356,8 @@ def _dispatched(
     table: StackNumbers,
 ) -> tuple[str, int] | None:  # fmt: skip
     """Name and stack of a thread that works on a request of another rank and waits for no rank;
-    None: no such thread."""
+    None: no such thread.
+    """
     waits = {name for name, _ in process.waits_for}
     for name, at in sample.threads:
         reading = table.reading(stacks[at])

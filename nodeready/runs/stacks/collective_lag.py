@@ -274,7 +274,8 @@ class CollectiveReader(StatementBuilder):
 
     def _unmatched(self, dumps: Mapping[int, KeptRecording]) -> Iterator[Lag]:
         """Note sends and receives without the peer's matching call. A peer is named by its number
-        in the group; ``?`` is any."""
+        in the group; ``?`` is any.
+        """
         groups, entries = self.evidence.groups.all, self.evidence.entries.all
         by_number = list(self.evidence.calls)
         pairs = {

@@ -685,7 +685,8 @@ _ROLE_ORDER = {"suspect": 0, None: 1, "victim": 2}
 
 def _suspicion(group: Group, everything: int) -> tuple[int, ...]:
     """The order: suspects before victims; kinds without a stack, unless they are the most;
-    standing before moving groups; then few before many."""
+    standing before moving groups; then few before many.
+    """
     size = max(group.processes, len(group.ranks), len(group.nodes))
     usual = group.kind != "stack" and 2 * size > everything and group.role != "suspect"
     return (
@@ -704,7 +705,8 @@ def _read_witnesses(
     observed: evidence.Evidence, buckets: Sequence[Bucket], count: int
 ) -> statements.WitnessReport:
     """The statements of the witnesses about these processes. Momentary counts say nothing about a
-    job that progresses."""
+    job that progresses.
+    """
     if not observed:
         return statements.WitnessReport()
     moving = sum(len(bucket.processes) for bucket in buckets if bucket.verdict == "progressing")
@@ -720,7 +722,8 @@ def _thread_calls(bucket: Bucket | None, table: StackNumbers) -> frozenset[str]:
 
 def _with_stray_reason(lost: Group, job: TracedJob, jobs: Iterable[TracedJob]) -> Group:
     """The missing ranks; if they run as another job of the same user, which lacks all the rest,
-    that is the reason."""
+    that is the reason.
+    """
     for other in jobs:
         if other is job or other.is_claim or other.ranks != set(lost.ranks):
             continue

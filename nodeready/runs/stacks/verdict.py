@@ -896,7 +896,8 @@ _LIBRARIES = (
 
 def _ordered(groups: Sequence[Group], verdict: Verdict) -> tuple[int, ...]:
     """The groups of the suspects first, in the suspects' order, groups of only suspects before
-    mixed ones; further groups in their order."""
+    mixed ones; further groups in their order.
+    """
 
     def place(at: int) -> tuple[int, float]:
         group = groups[at]

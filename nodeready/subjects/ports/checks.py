@@ -177,7 +177,8 @@ def firewall(observed: Ports, policy: Policy) -> Result:
 ))  # fmt: skip
 def privileged(observed: Ports, policy: Policy) -> Result:
     """Ordinary users may listen on the range: below ip_unprivileged_port_start only root may
-    (Documentation/networking/ip-sysctl.rst; 1024 by default)."""
+    (Documentation/networking/ip-sysctl.rst; 1024 by default).
+    """
     start = observed.privileged_below
     expected = f"{range_text(*policy.port_range)} from {start} on"
     if policy.port_range[0] < start:

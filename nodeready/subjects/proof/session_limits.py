@@ -108,7 +108,8 @@ def _pam_limits(service: Service | None) -> list[facts.PamLine]:
 def _conf_option(service: Service | None) -> tuple[str, str]:
     """The file of pam_limits' option conf= (pam_limits(8)) and the option's line.
 
-    "": pam_limits reads limits.conf and limits.d."""
+    "": pam_limits reads limits.conf and limits.d.
+    """
     for line in _pam_limits(service):
         other = re.search(r"\bconf=(\S+)", line.words)
         if other and other[1] != "/etc/security/limits.conf":

@@ -71,7 +71,8 @@ def _is_good(check: SiteCheck, output: SiteOutput) -> bool:
 @contextlib.contextmanager
 def _limited() -> Iterator[None]:
     """Raises _TooSlow in the block after _MATCH_S seconds of CPU. Python's regular expressions run
-    signal handlers."""
+    signal handlers.
+    """
 
     def stop(*_: object) -> None:
         raise _TooSlow

@@ -192,7 +192,8 @@ def _glob(pattern: str) -> str:
 
 def _conf(policy: Policy) -> str:
     """The shell text that prints the lines of ssh's files; with hosts in the policy, it keeps them
-    in nr_conf."""
+    in nr_conf.
+    """
     dropins = " ".join(f"{folder}/*.conf" for folder in DROPIN_FOLDERS)
     root_file = '${nr_own:+"$nr_own"}'
     if not samples(policy):

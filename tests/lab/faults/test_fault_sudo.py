@@ -10,7 +10,8 @@ WANTS = "sudo wants a password: run on a terminal to be asked, or allow NOPASSWD
 
 def test_sudo_wants_a_password(fresh_nodes, fleet, tool):
     """Without a terminal: found before any work, in one line for all nodes; the others finish.
-    On one it is asked for once, for whatever nodes want one, and nowhere to be seen."""
+    On one it is asked for once, for whatever nodes want one, and nowhere to be seen.
+    """
     free, first, second, stranger = nodes = fresh_nodes(4)
     # With all that a shell could stumble over.
     password = f"Zu-{secrets.token_hex(6)}'\"$x"

@@ -215,7 +215,8 @@ def difference(fault: str, report: Report, before: dict[str, str]) -> str:
 
 def differences(bench: Bench, skipped: str, faults: list[str]) -> dict[str, str]:
     """The faults of a batch that do not show as their rows say, and the healthy nodes that are
-    named for them."""
+    named for them.
+    """
     before = healthy(bench, faults)
     broken = bench.break_([name for name in faults if all(map(shutil.which, FAULTS[name].needs))])
     policies = {node: TABLE[name].policy for name, node in broken.items()}

@@ -53,7 +53,8 @@ def test_a_full_disk_and_a_symlinked_config_file(fresh_nodes, fleet, tool):
 
 def test_selinux_label_is_kept(fresh_node, fleet, tool):
     """Of a file that is there; a new one gets what the node's policy says. With stand-ins: they
-    note what they are asked, since few machines that run tests have SELinux."""
+    note what they are asked, since few machines that run tests have SELinux.
+    """
     fresh_node.enter(["sh", "-c", "mount -t tmpfs none /sys/fs; mkdir /sys/fs/selinux"])
     fresh_node.write("/sys/fs/selinux/enforce", "1")
     for name in ("chcon", "restorecon"):

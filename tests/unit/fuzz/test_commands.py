@@ -71,7 +71,8 @@ def listing(number: int) -> Listing:
 
 class Command(NamedTuple):
     """words: the command line. rows: what its node number N knows. answer: the rows' JSON texts
-    as the program on the node prints them."""
+    as the program on the node prints them.
+    """
 
     words: str
     rows: Callable[[int], list[Any]]

@@ -35,7 +35,8 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float, f
 
 def fail_at_once(names: Iterable[str], maximum: str, seed: int) -> Counter[int]:
     """The drain of each node as a process of its own. Returns exit status -> nodes: 0: drained;
-    3: the share is filled; 4: Slurm did not answer in time."""
+    3: the share is filled; 4: Slurm did not answer in time.
+    """
     pids = []
     for number, name in enumerate(names):
         pid = os.fork()

@@ -26,7 +26,8 @@ GOLDEN = Path(__file__).parent / "data/fact_kinds.txt"
 def paths(subject, kind, path=""):
     """(path, whether it is of a list or mapping of objects) of each fact of a type.
 
-    A volatile fact stands for all facts below it."""
+    A volatile fact stands for all facts below it.
+    """
     origin = typing.get_origin(kind)
     if path and kind_of(f"{subject}.{path}") == "volatile":
         yield path, False

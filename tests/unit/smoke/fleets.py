@@ -1,5 +1,6 @@
 """Simulated fleets: nodes with faults that answer the tests of a search, by the rules that the
-driver keeps."""
+driver keeps.
+"""
 
 import itertools
 import random
@@ -155,7 +156,8 @@ class Fleet:
 
     def search(self, *, full: bool = False, rounds: int = -1, until: str = "") -> SearchResult:
         """What a search finds; when it is stopped after so many rounds, or before a round of tests
-        for that purpose, what it knows then."""
+        for that purpose, what it knows then.
+        """
         running = search(
             self.nodes,
             dict.fromkeys(self.nodes, range(self.gpus)),
@@ -183,7 +185,8 @@ class Fleet:
 
 def suspects_of(found: SearchResult) -> set[tuple[object, ...]]:
     """The suspects: kind, nodes, and GPUs where there are some; of kind scale the number of
-    nodes."""
+    nodes.
+    """
     return {
         (suspect.kind, len(suspect.nodes))
         if suspect.kind == SCALE

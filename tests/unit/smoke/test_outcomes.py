@@ -1,5 +1,6 @@
 """What answers and snapshots show: which rank failed by itself, which engine and GPUs a test may
-have, what got worse. The cases are rows of outcomes.json."""
+have, what got worse. The cases are rows of outcomes.json.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -60,7 +61,8 @@ def orders(gpus: tuple[int, ...] = ()) -> dict[str, CollectiveOrder]:
 
 def answers(**changed: Any) -> dict[str, Any]:
     """The answers of all nodes. gpu02: that node's own, or its error; r3: what differs in rank 3,
-    every: in all ranks; waits: for whom each rank waits in all_reduce."""
+    every: in all ranks; waits: for whom each rank waits in all_reduce.
+    """
     waits = changed.get("waits", ())
     more = {f"r{number}": {**STUCK, "waits_for": other} for number, other in enumerate(waits)}
     ranks = [
@@ -247,7 +249,8 @@ def engine(words: str) -> Engine:
 
 def hellos(groups: dict[str, list[Any]]) -> dict[str, Hello]:
     """{"n": [3, "gloo pairs"]} -> n00 to n02 with these engines; a third word is why a node takes
-    no part."""
+    no part.
+    """
     return {
         f"{name}{number:02}": Hello(
             "h", "ada", "t", (29500,), (), ("10.0.0.1",), 8,
@@ -284,7 +287,8 @@ PROCESSES = {
 
 def gpus(changed: dict[str, dict[str, Any]] | None = None, case: Any = (), count: int = 8) -> Gpus:
     """The GPUs of a node, by the rows of a case. hidden: the tool does not show these; tool: its
-    state and why."""
+    state and why.
+    """
     case, every = dict(case), []
     for index in range(count):
         more = dict((changed or {}).get(str(index), {}))

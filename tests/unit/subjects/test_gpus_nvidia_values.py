@@ -307,7 +307,8 @@ def test_a_process_cannot_change_a_verdict_by_its_name(name):
 def test_links_that_are_down(case):
     """The name of a row is PART: links that are down. Cards: a bridge has four links, and an NVL
     is a pair. With and without switches to be seen (NVLink 5 has none: gpu-operator, issue 2781),
-    and where the fabric's state is not told (a guest)."""
+    and where the fabric's state is not told (a guest).
+    """
     part, status = case["name"].partition(": ")[0], case["verdict"].partition(": ")[0]
     driver = drivers_of(part)[-1]
     places = ADDRESSES[: PARTS[part].count]

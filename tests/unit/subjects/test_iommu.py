@@ -32,7 +32,8 @@ def test_tokens_split_at_blanks_outside_quotes_and_end_at_two_dashes(case):
 @pytest.mark.parametrize("case", cases(__file__, DATA, "compare"))
 def test_missing_and_contradicting_arguments(case):
     """The kernel's kernel-parameters.txt, arch/x86/kernel/pci-dma.c, drivers/iommu/iommu.c and
-    drivers/iommu/{intel/iommu.c,amd/init.c}."""
+    drivers/iommu/{intel/iommu.c,amd/init.c}.
+    """
     wanted = kernel_arguments(case["wanted"])
     expected = tuple(case.get("missing", ())), tuple(case.get("contradicting", ()))
     for text in case["present"]:

@@ -93,7 +93,8 @@ def texts(case: dict[str, Any]) -> dict[str, str]:
 def test_verdict(case):
     """limits.conf(5), pam_limits(8), pam.conf(5), sshd_config(5), systemd-system.conf(5);
     Linux-PAM's pam_limits.c (parse_uid_range, parse_config_file, process_limit, setup_limits);
-    the PAM stacks of Debian 12, RHEL 9 and SLES 15."""
+    the PAM stacks of Debian 12, RHEL 9 and SLES 15.
+    """
     for conf in case["conf"] if isinstance(case.get("conf"), list) else [case.get("conf")]:
         assert_case({**case, "conf": conf})
 

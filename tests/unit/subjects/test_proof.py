@@ -178,7 +178,8 @@ def attached(case: dict[str, Any]) -> Proved:
 @pytest.mark.parametrize("case", cases(__file__, "data/proof.json"))
 def test_verdict(case):
     """limits.conf(5), pam_limits(8), sshd_config(5) UsePAM, slurm.conf(5) PropagateResourceLimits,
-    pam_nologin(8), sshd(8) FILES, pam_access(8), pam_listfile(8), shadow(5), ptrace(2)."""
+    pam_nologin(8), sshd(8) FILES, pam_access(8), pam_listfile(8), shadow(5), ptrace(2).
+    """
     policy = policy_of(case)
     observed = attached(case) if case["check"] == "attach" else proved(case)
     result = by_name(proof, observed, policy)[case["check"]]

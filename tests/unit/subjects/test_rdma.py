@@ -139,7 +139,8 @@ def link(*values: str | None) -> dict[str, str | None]:
 @pytest.mark.parametrize("case", cases(__file__, "data/rdma/pcie.json"))
 def test_a_pcie_link(case):
     """The links of all adapters but the management's, or of one. A slot that has less than the
-    card is meant so, unless the port needs more; virtual functions have no link to tell of."""
+    card is meant so, unless the port needs more; virtual functions have no link to tell of.
+    """
     tree = ib_tree(getattr(adapters, case.get("node", "h100"))())
     devices = {path.partition("/")[0] for path in tree} - {"mlx5_bond_0"}
     for value in case.get("values", [""]):

@@ -54,7 +54,8 @@ KINDS = {"together": {}, "beside": {"parallel": True}, "quick": {"parallel": Tru
 @pytest.mark.parametrize("kind", KINDS)
 def test_sections_come_back_whole_and_each_fails_alone(answer, kind):
     """together: in one shell; beside: each in its own; quick: in a pipe of its own, whose lines
-    are no marks of ours."""
+    are no marks of ours.
+    """
     own_pipe = kind != "together"
     hostile = f"echo a=1; cat <<'E'\n{FORGED}\nE" if own_pipe else "printf 'a=1\\nc=4\\n'"
     sections = [
@@ -242,7 +243,8 @@ def test_without_gzip_the_answer_is_plain(tmp_path):
 
 def test_one_process_reads_the_files_of_many_sections(answer, tmp_path):
     """Each section gets the lines of its own files, however many another one names, or none; what
-    cannot be read costs no other file, and neither does a name that is no one word."""
+    cannot be read costs no other file, and neither does a name that is no one word.
+    """
     (tmp_path / "a").write_text("# a\n\nb = 1\nLinux\n")
     (tmp_path / "b:1").write_text("c=2\n")
     (tmp_path / "two words").write_text("d=3\n")

@@ -26,7 +26,8 @@ def expand(text: str) -> str:
 @pytest.mark.parametrize("case", cases(__file__, "data/sysctl.json"))
 def test_what_sets_a_key_at_the_next_boot(case):
     """sysctl.d(5) of systemd 252, its src/sysctl/sysctl.c (parse_line, apply_glob_option) and
-    src/basic/sysctl-util.c (sysctl_normalize); kernel-parameters.txt, `sysctl.*=`."""
+    src/basic/sysctl-util.c (sysctl_normalize); kernel-parameters.txt, `sysctl.*=`.
+    """
     files = {expand(path): text.replace("YAMA", YAMA) for path, text in case["files"].items()}
     listed = [path for path in files if "sysctl.d/" in path or path == sysctl.SYSCTL_CONF]
     more = [expand(line).replace("YAMA", YAMA) for line in case.get("more", ())]

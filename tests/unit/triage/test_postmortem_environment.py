@@ -1,5 +1,6 @@
 """The variables that a dead job's logs, script, live ranks and incident show, and what they
-explain."""
+explain.
+"""
 
 import json
 import os

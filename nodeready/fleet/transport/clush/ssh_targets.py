@@ -193,7 +193,8 @@ def tree_of(path: str) -> Any:
 
 def gateways_by_node(tree: Any) -> dict[str, tuple[str, ...]]:
     """Node behind gateways -> the gateways before it, a row of the tree. A gateway may itself be
-    behind gateways."""
+    behind gateways.
+    """
     gateways_of: dict[str, tuple[str, ...]] = {}
     groups = list(tree.root.children())
     while groups:

@@ -95,7 +95,8 @@ def request_line(request: Request, tag: str, target: SshTarget) -> tuple[str, st
 
 def framed(line: str, nonce: str) -> str:
     """Wrap ``line``: its output is between two lines with the nonce. The last one has the exit
-    status, after a word if a signal ended the command."""
+    status, after a word if a signal ended the command.
+    """
     inner = (
         f"exec 4>&1 5>&2; echo; echo {nonce} b; "
         # A shell writes a line to its standard error when a signal ended a command.

@@ -255,7 +255,8 @@ def free_port() -> int:
 @contextlib.contextmanager
 def programs(port: int) -> Iterator[Callable[..., RunningProgram]]:
     """``start(user="ada")``: a program with this Config, on this port. login: who starts it;
-    changed: words of its text, and those in their place."""
+    changed: words of its text, and those in their place.
+    """
     started: list[RunningProgram] = []
 
     def start(
