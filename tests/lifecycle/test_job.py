@@ -90,7 +90,7 @@ def test_stacks_names_the_late_rank_first(late_rank, job, where, tool, tmp_path)
 #: Without the sample for jobs of slow steps, 8 s later: nobody moves here.
 SOON = """
 from nodeready.runs.stacks import collect
-collect.program_config.__kwdefaults__["longer_s"] = 0.0
+collect.LONGER_S = 0.0
 """
 
 

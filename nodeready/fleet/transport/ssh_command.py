@@ -43,6 +43,7 @@ class AnswerBuffer:
         self.limit = min(NOISE_BYTES, max_bytes) if mark else max_bytes
 
     def add(self, data: bytes) -> None:
+        """Raises OutputTooLarge."""
         self.data += data
         if len(self.data) <= self.limit:
             return

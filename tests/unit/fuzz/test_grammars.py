@@ -357,7 +357,9 @@ ELSEWHERE = {
     "a text of ours or of the user": "fleet/inventory/labs.py:read "
     "agent/cores/core_pattern.py:expand core/own_files.py:_parse_own_files "
     "fleet/transport/ssh_config.py:expand fleet/transport/ssh_config.py:parse_jump_host "
-    "core/text.py:parse_span",
+    "core/text.py:parse_span knowledge/__init__.py:read runs/values.py:read_directory "
+    "runs/values.py:read_gpus runs/values.py:read_ports runs/values.py:read_prefix "
+    "runs/values.py:read_python runs/postmortem/command.py:_read_directory",
     "values that were decoded": "runs/ready/reach.py:_answers",
 }
 

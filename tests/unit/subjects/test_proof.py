@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nodeready.agent.proofs import resources, session
+from nodeready.agent.proofs import program, session
 from nodeready.core.base import Unknown
 from nodeready.core.policy import Policy
 from nodeready.core.policy.waivers import Waiver
@@ -308,7 +308,7 @@ def test_what_shared_memory_can_grow_by(tmp_path, files, memory_mb):
         path = tmp_path / (name if name.startswith("proc/") else f"sys/fs/cgroup/{name}")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    found = resources._memory_bytes(str(tmp_path))
+    found = program._memory_bytes(str(tmp_path))
     assert found == (memory_mb and memory_mb << 20)
 
 

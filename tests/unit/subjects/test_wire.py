@@ -3,6 +3,8 @@
 What a node prints is opened within bounds: bytes, memory, depth, keys, numbers, texts.
 """
 
+from __future__ import annotations
+
 import base64
 import gzip
 import json

@@ -254,7 +254,10 @@ class Gateway:
     def start(
         self, argv: Sequence[str], stdin: bytes | None, max_bytes: int, has_errors_apart: bool
     ) -> GatewayCommand:
-        """Start a command there. stdin: all of its input; None: `GatewayCommand.write` sends it"""
+        """Start a command there. Raises EOFError if the gateway has ended.
+
+        stdin: all of its input; None: `GatewayCommand.write` sends it
+        """
         if self.is_over:
             raise EOFError(self.error())
         if stdin is not None and stdin not in self._texts:
