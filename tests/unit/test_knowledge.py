@@ -7,6 +7,7 @@ import pytest
 from nodeready import knowledge
 from nodeready.agent import payload
 from nodeready.agent.witnesses import nccl_errors
+from nodeready.subjects.ssh_client import login_failures
 from tests.paths import PACKAGE
 
 
@@ -15,8 +16,14 @@ def _nccl_error(line):
     return error and error.key
 
 
+def _login_failure(messages):
+    return login_failures.cause_of(messages)[0]
+
+
 #: table -> what finds the key of the row that explains a line.
-ENGINES = {"nccl_errors": _nccl_error}
+ENGINES = {"nccl_errors": _nccl_error, "login_failures": _login_failure}
+#: Fields that find a row in a line; a row without them is known by its key, and needs no examples.
+WORDS = {"needles", "pattern"}
 #: Tables of lists; the cases of tests/unit/triage/hints.json are their examples.
 LISTS = {"hints"}
 ROWS = [
@@ -33,9 +40,10 @@ def test_every_table_has_an_engine():
 @pytest.mark.parametrize(("table", "key", "row"), ROWS)
 def test_a_row_explains_its_examples_alone(table, key, row):
     assert row["source"]
-    assert {ENGINES[table](line) for line in row["matches"]} == {key}
-    assert key not in {ENGINES[table](line) for line in row["not_matches"]}
-    assert row["not_matches"]
+    for examples in sorted(knowledge.EXAMPLES):
+        assert row.get(examples) or not WORDS.intersection(row), f"the row has no {examples}"
+    assert {ENGINES[table](line) for line in row.get("matches", ())} <= {key}
+    assert key not in {ENGINES[table](line) for line in row.get("not_matches", ())}
 
 
 def test_a_node_gets_the_tables_of_its_program_without_examples():
