@@ -6,7 +6,8 @@ import pytest
 
 from nodeready import knowledge
 from nodeready.agent import payload
-from nodeready.agent.witnesses import nccl_errors
+from nodeready.agent.witnesses import kernel_log, nccl_errors
+from nodeready.subjects.gpus import xids
 from nodeready.subjects.ssh_client import login_failures
 from tests.paths import PACKAGE
 
@@ -20,8 +21,15 @@ def _login_failure(messages):
     return login_failures.cause_of(messages)[0]
 
 
+def _xid(line):
+    for _, code in kernel_log.xids([(0.0, line)]):
+        if xids.action_of(code, line) == xids.lookup(code).action:
+            return str(code)
+    return None
+
+
 #: table -> what finds the key of the row that explains a line.
-ENGINES = {"nccl_errors": _nccl_error, "login_failures": _login_failure}
+ENGINES = {"nccl_errors": _nccl_error, "login_failures": _login_failure, "xids": _xid}
 #: Fields that find a row in a line; a row without them is known by its key, and needs no examples.
 WORDS = {"needles", "pattern"}
 #: Tables of lists; the cases of tests/unit/triage/hints.json are their examples.

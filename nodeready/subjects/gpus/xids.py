@@ -1,20 +1,11 @@
-"""The faults of GPUs in the kernel's log: Xids and the drivers' messages, and what each asks for.
-
-Source of the Xids: NVIDIA's Xid catalog
-(docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) with its resolution buckets, for
-Ampere and newer. RESET_GPU is RESET here, RESTART_BM and RESTART_VM are REBOOT, RESTART_APP is
-APPLICATION, CHECK_MECHANICALS is ISOLATE. IGNORE is MONITOR, unless only an application can cause
-the fault (137 is a peer access that was not allowed). The workflows of 48, of its companions 171
-and 172, and of 74 (WORKFLOW_NVLINK_ERR) end in a reset of the GPU; 45 follows another Xid. 94 is
-also in the A100's memory error management. Codes without a resolution in the catalog (162 to 170)
-are MONITOR. Codes that the catalog calls unused are left out, unless it says to ignore them: they
-are unknown Xids.
-"""
+"""The faults of GPUs in the kernel's log: Xids and drivers' messages, and what each asks for."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
+from nodeready import knowledge
 
 #: The device or its slot needs hands: drain the node and open a case.
 ISOLATE = "ISOLATE"
@@ -32,94 +23,19 @@ ACTIONS = (ISOLATE, REBOOT, RESET, MONITOR, APPLICATION)
 
 @dataclass(frozen=True)
 class Xid:
-    """One code: its meaning, and the action that it asks for."""
+    """One code: a row of knowledge/xids.toml."""
 
     code: int
     meaning: str
     action: str
+    source: str  # where this is documented
+    severity: bool = False  # its messages contain the severity
+    linked: int | None = None  # the first branch of the driver whose recovery action counts it
 
-
-#: Action -> the codes that ask for it, and their meanings.
-_SINGLE = {
-    APPLICATION: {
-        8: "GPU stopped processing", 11: "invalid or corrupted push buffer stream",
-        13: "graphics engine exception", 14: "fake error from user space",
-        25: "invalid or illegal push buffer stream", 31: "GPU memory page fault",
-        32: "invalid or corrupted push buffer stream", 43: "GPU stopped processing",
-        45: "cleanup after an earlier error", 60: "video processor exception",
-        69: "graphics engine class error", 80: "corrupted data sent to GPU",
-        106: "SMBPBI test message", 107: "SMBPBI test message",
-        108: "NVLink remote translation error", 137: "NVLink privilege error",
-    },
-    MONITOR: {
-        37: "driver firmware error", 38: "driver firmware error",
-        44: "graphics engine fault during context switch", 63: "GPU memory remapping event",
-        66: "illegal access by driver", 67: "illegal access by driver", 78: "vGPU start error",
-        92: "high single-bit ECC error rate", 93: "InfoROM wear limit exceeded",
-        94: "contained memory error", 121: "C2C link error", 141: "CUDA fast path error",
-        142: "NVENC3 error", 152: "DLA SMMU error", 153: "DLA timeout",
-        154: "GPU recovery action changed", 157: "resource retirement failure",
-        159: "CHI non-data error", 160: "channel retirement event",
-        161: "channel retirement failure", 162: "power smoothing reengaged",
-        163: "power smoothing disengaged", 164: "power smoothing: low lifetime",
-        165: "power smoothing: lifetime exhausted", 166: "NVLink traffic before its encryption",
-        167: "PCIe fatal timeout", 168: "reduced GPU memory capacity",
-        169: "internal micro-controller halt", 170: "NVLink interrupt in confidential mode",
-    },
-    RESET: {
-        46: "GPU stopped processing", 48: "double bit ECC error",
-        62: "internal micro-controller halt", 64: "GPU memory remapping failure",
-        74: "NVLink error", 95: "uncontained memory error", 109: "context switch timeout",
-        110: "security fault", 119: "GSP RPC timeout", 120: "GSP error",
-        136: "NVLink training failed", 140: "unrecovered ECC error",
-        143: "GPU initialization error", 155: "NVLink software defined error",
-        156: "resource retirement event", 158: "GPU fatal timeout",
-        171: "uncorrectable DRAM error", 172: "uncorrectable SRAM error",
-    },
-    REBOOT: {
-        79: "GPU has fallen off the bus", 151: "key rotation error",
-    },
-    ISOLATE: {
-        54: "auxiliary power is not connected",
-    },
-}  # fmt: skip
-
-# Engines that an application drives: its exception ends the application (RESTART_APP).
-_ENGINES = {
-    "copy engine exception": (39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)),
-    "video decoder exception": (68, 83, 84, 88, 89, 96, 97, 98),
-    "JPEG engine exception": (82, *range(99, 106)),
-    "optical flow engine exception": (86, 139),
-}
-
-# The messages of these codes contain the severity.
-NVLINK5 = {
-    144: "NVLink SAW error", 145: "NVLink RLW error", 146: "NVLink TLW error",
-    147: "NVLink TREX error", 148: "NVLink NVLPW_CTRL error", 149: "NVLink NETIR error",
-    150: "NVLink MSE error",
-}  # fmt: skip
 
 #: Code -> the known Xid.
 XIDS: dict[int, Xid] = {
-    code: Xid(code, meaning, action)
-    for action, meanings in (
-        *_SINGLE.items(),
-        (APPLICATION, {code: words for words, codes in _ENGINES.items() for code in codes}),
-        (MONITOR, NVLINK5),
-    )
-    for code, meaning in meanings.items()
-}
-
-# The codes that the driver's recovery action takes into account, and the first branch of the
-# driver that does (the catalog's column "Xid 154 linkage"). The catalog has no entry for 119: the
-# driver marks the GPU for a reset when several RPCs in a row time out (open-gpu-kernel-modules,
-# kernel_gsp.c). 171 and 172 only come with 48. 64 is left out: the action is about uncorrectable
-# errors, and a separate flag reports a failure to remap (NVIDIA's GPU memory error management).
-_LINKED = {
-    **dict.fromkeys((48, 62, 74, 95, 110, 119, 120, 136, 140, 155, 156, 158, 171, 172), 565),
-    **dict.fromkeys(NVLINK5, 565),
-    109: 570,
-    143: 575,
+    int(code): Xid(int(code), **row) for code, row in knowledge.rows("xids").items()
 }
 
 
@@ -128,14 +44,14 @@ def is_cleared_by_action(code: int | None, driver: str | None = None) -> bool:
 
     A driver of unknown version counts as new enough.
     """
-    since = _LINKED.get(code or 0)
+    since = lookup(code or 0).linked
     branch = re.match(r"[0-9]{1,5}", driver or "")
     return since is not None and (branch is None or int(branch[0]) >= since)
 
 
 def lookup(code: int) -> Xid:
     """The Xid of this code; the action of an unknown one is MONITOR."""
-    return XIDS.get(code) or Xid(code, "unknown Xid", MONITOR)
+    return XIDS.get(code) or Xid(code, "unknown Xid", MONITOR, "")
 
 
 # The severity follows the unit (``NETIR_LINK_EVT  Fatal   XC1 i0 Link 04 (…)``), and no comma
@@ -158,9 +74,8 @@ def action_of(code: int, text: str) -> str:
         for word, action in _DEMANDS.items():
             if word in words:
                 return action
-    if code in NVLINK5 and re.search(FATAL, text):
-        return RESET
-    return lookup(code).action
+    xid = lookup(code)
+    return RESET if xid.severity and re.search(FATAL, text) else xid.action
 
 
 # --- The messages of drivers in the kernel's log about faults of GPUs, and the action for each.
