@@ -28,8 +28,18 @@ def _xid(line):
     return None
 
 
+def _driver_message(line):
+    rule = xids.find_rule(line)
+    return rule and rule.key
+
+
 #: table -> what finds the key of the row that explains a line.
-ENGINES = {"nccl_errors": _nccl_error, "login_failures": _login_failure, "xids": _xid}
+ENGINES = {
+    "nccl_errors": _nccl_error,
+    "login_failures": _login_failure,
+    "xids": _xid,
+    "driver_messages": _driver_message,
+}
 #: Fields that find a row in a line; a row without them is known by its key, and needs no examples.
 WORDS = {"needles", "pattern"}
 #: Tables of lists; the cases of tests/unit/triage/hints.json are their examples.
