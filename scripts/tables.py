@@ -132,7 +132,7 @@ def environment_rules() -> str:
         problems.setdefault(rule.variables, []).append(plain(rule.problem))
     for bad in BAD_VALUES:
         versions = (
-            _versions("NCCL", VersionRange(bad.first, bad.fixed)),
+            _versions("NCCL", bad.nccl),
             _versions("PyTorch", bad.torch),
             _versions("CUDA", bad.cuda),
             _versions("driver", bad.driver),

@@ -554,7 +554,7 @@ def _judge_values(job: _Job) -> None:
             ):  # fmt: skip
                 continue
             versions = (
-                (nccl, VersionRange(bad.first, bad.fixed)),
+                (nccl, bad.nccl),
                 (_version(facts.torch), bad.torch),
                 (_cuda(facts.torch), bad.cuda),
                 (_version(facts.driver), bad.driver),

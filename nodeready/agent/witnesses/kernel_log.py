@@ -185,7 +185,7 @@ def message_of(text: str, ago_s: float) -> KernelMessage | None:
     if rule is None or not rule.action or rule.action == xids.APPLICATION:
         return None
     return KernelMessage(
-        "link" if rule.source == "pcie" else "xid", max(0, int(ago_s)), 0, text[:_TEXT]
+        "link" if rule.driver == "pcie" else "xid", max(0, int(ago_s)), 0, text[:_TEXT]
     )
 
 

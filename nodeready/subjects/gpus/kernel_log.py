@@ -348,7 +348,7 @@ def _fault(scan: _Scan, lines: _Lines) -> KernelFault | None:
         rule = xids.find_rule(text)
         if rule is None:
             return None
-        source = rule.source
+        source = rule.driver
         code = xids.sxid_code(text) if source == "sxid" else None
         if source == "pcie":
             address = _source(text)

@@ -1,20 +1,11 @@
-"""The faults of GPUs in the kernel's log: Xids and the drivers' messages, and what each asks for.
-
-Source of the Xids: NVIDIA's Xid catalog
-(docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) with its resolution buckets, for
-Ampere and newer. RESET_GPU is RESET here, RESTART_BM and RESTART_VM are REBOOT, RESTART_APP is
-APPLICATION, CHECK_MECHANICALS is ISOLATE. IGNORE is MONITOR, unless only an application can cause
-the fault (137 is a peer access that was not allowed). The workflows of 48, of its companions 171
-and 172, and of 74 (WORKFLOW_NVLINK_ERR) end in a reset of the GPU; 45 follows another Xid. 94 is
-also in the A100's memory error management. Codes without a resolution in the catalog (162 to 170)
-are MONITOR. Codes that the catalog calls unused are left out, unless it says to ignore them: they
-are unknown Xids.
-"""
+"""The faults of GPUs in the kernel's log: Xids and drivers' messages, and what each asks for."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
+from nodeready import knowledge
 
 #: The device or its slot needs hands: drain the node and open a case.
 ISOLATE = "ISOLATE"
@@ -32,94 +23,19 @@ ACTIONS = (ISOLATE, REBOOT, RESET, MONITOR, APPLICATION)
 
 @dataclass(frozen=True)
 class Xid:
-    """One code: its meaning, and the action that it asks for."""
+    """One code: a row of knowledge/xids.toml."""
 
     code: int
     meaning: str
     action: str
+    source: str  # where this is documented
+    severity: bool = False  # its messages contain the severity
+    linked: int | None = None  # the first branch of the driver whose recovery action counts it
 
-
-#: Action -> the codes that ask for it, and their meanings.
-_SINGLE = {
-    APPLICATION: {
-        8: "GPU stopped processing", 11: "invalid or corrupted push buffer stream",
-        13: "graphics engine exception", 14: "fake error from user space",
-        25: "invalid or illegal push buffer stream", 31: "GPU memory page fault",
-        32: "invalid or corrupted push buffer stream", 43: "GPU stopped processing",
-        45: "cleanup after an earlier error", 60: "video processor exception",
-        69: "graphics engine class error", 80: "corrupted data sent to GPU",
-        106: "SMBPBI test message", 107: "SMBPBI test message",
-        108: "NVLink remote translation error", 137: "NVLink privilege error",
-    },
-    MONITOR: {
-        37: "driver firmware error", 38: "driver firmware error",
-        44: "graphics engine fault during context switch", 63: "GPU memory remapping event",
-        66: "illegal access by driver", 67: "illegal access by driver", 78: "vGPU start error",
-        92: "high single-bit ECC error rate", 93: "InfoROM wear limit exceeded",
-        94: "contained memory error", 121: "C2C link error", 141: "CUDA fast path error",
-        142: "NVENC3 error", 152: "DLA SMMU error", 153: "DLA timeout",
-        154: "GPU recovery action changed", 157: "resource retirement failure",
-        159: "CHI non-data error", 160: "channel retirement event",
-        161: "channel retirement failure", 162: "power smoothing reengaged",
-        163: "power smoothing disengaged", 164: "power smoothing: low lifetime",
-        165: "power smoothing: lifetime exhausted", 166: "NVLink traffic before its encryption",
-        167: "PCIe fatal timeout", 168: "reduced GPU memory capacity",
-        169: "internal micro-controller halt", 170: "NVLink interrupt in confidential mode",
-    },
-    RESET: {
-        46: "GPU stopped processing", 48: "double bit ECC error",
-        62: "internal micro-controller halt", 64: "GPU memory remapping failure",
-        74: "NVLink error", 95: "uncontained memory error", 109: "context switch timeout",
-        110: "security fault", 119: "GSP RPC timeout", 120: "GSP error",
-        136: "NVLink training failed", 140: "unrecovered ECC error",
-        143: "GPU initialization error", 155: "NVLink software defined error",
-        156: "resource retirement event", 158: "GPU fatal timeout",
-        171: "uncorrectable DRAM error", 172: "uncorrectable SRAM error",
-    },
-    REBOOT: {
-        79: "GPU has fallen off the bus", 151: "key rotation error",
-    },
-    ISOLATE: {
-        54: "auxiliary power is not connected",
-    },
-}  # fmt: skip
-
-# Engines that an application drives: its exception ends the application (RESTART_APP).
-_ENGINES = {
-    "copy engine exception": (39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)),
-    "video decoder exception": (68, 83, 84, 88, 89, 96, 97, 98),
-    "JPEG engine exception": (82, *range(99, 106)),
-    "optical flow engine exception": (86, 139),
-}
-
-# The messages of these codes contain the severity.
-NVLINK5 = {
-    144: "NVLink SAW error", 145: "NVLink RLW error", 146: "NVLink TLW error",
-    147: "NVLink TREX error", 148: "NVLink NVLPW_CTRL error", 149: "NVLink NETIR error",
-    150: "NVLink MSE error",
-}  # fmt: skip
 
 #: Code -> the known Xid.
 XIDS: dict[int, Xid] = {
-    code: Xid(code, meaning, action)
-    for action, meanings in (
-        *_SINGLE.items(),
-        (APPLICATION, {code: words for words, codes in _ENGINES.items() for code in codes}),
-        (MONITOR, NVLINK5),
-    )
-    for code, meaning in meanings.items()
-}
-
-# The codes that the driver's recovery action takes into account, and the first branch of the
-# driver that does (the catalog's column "Xid 154 linkage"). The catalog has no entry for 119: the
-# driver marks the GPU for a reset when several RPCs in a row time out (open-gpu-kernel-modules,
-# kernel_gsp.c). 171 and 172 only come with 48. 64 is left out: the action is about uncorrectable
-# errors, and a separate flag reports a failure to remap (NVIDIA's GPU memory error management).
-_LINKED = {
-    **dict.fromkeys((48, 62, 74, 95, 110, 119, 120, 136, 140, 155, 156, 158, 171, 172), 565),
-    **dict.fromkeys(NVLINK5, 565),
-    109: 570,
-    143: 575,
+    int(code): Xid(int(code), **row) for code, row in knowledge.rows("xids").items()
 }
 
 
@@ -128,14 +44,14 @@ def is_cleared_by_action(code: int | None, driver: str | None = None) -> bool:
 
     A driver of unknown version counts as new enough.
     """
-    since = _LINKED.get(code or 0)
+    since = lookup(code or 0).linked
     branch = re.match(r"[0-9]{1,5}", driver or "")
     return since is not None and (branch is None or int(branch[0]) >= since)
 
 
 def lookup(code: int) -> Xid:
     """The Xid of this code; the action of an unknown one is MONITOR."""
-    return XIDS.get(code) or Xid(code, "unknown Xid", MONITOR)
+    return XIDS.get(code) or Xid(code, "unknown Xid", MONITOR, "")
 
 
 # The severity follows the unit (``NETIR_LINK_EVT  Fatal   XC1 i0 Link 04 (…)``), and no comma
@@ -158,135 +74,30 @@ def action_of(code: int, text: str) -> str:
         for word, action in _DEMANDS.items():
             if word in words:
                 return action
-    if code in NVLINK5 and re.search(FATAL, text):
-        return RESET
-    return lookup(code).action
+    xid = lookup(code)
+    return RESET if xid.severity and re.search(FATAL, text) else xid.action
 
 
 # --- The messages of drivers in the kernel's log about faults of GPUs, and the action for each.
-#
-# The patterns are of the kind that awk and Python share: the same patterns choose the lines on the
-# node and explain the lines here. A pattern has no slash and no apostrophe, which would end awk's
-# program.
-#
-# Sources: Linux' drivers/gpu/drm/amd (amdgpu_device.c, amdgpu_job.c, amdgpu_ras.c, amdgpu_umc.c,
-# amdgpu_ras_eeprom.c, amdgpu_xgmi.c, nbio_v7_9.c, mes_v12_0.c, smu_cmn.c, smu_v13_0_6_ppt.c,
-# gmc_v9_0.c, amdkfd, ras/rascore) and AMD's node-scraper (dmesg_analyzer.py) for amdgpu; NVIDIA's
-# open-gpu-kernel-modules (osinit.c, nv*.c, nv_gpu_ops.c, kernel_gsp.c, kernel_nvlink*.c), its
-# Fabric Manager guide (SXids) and gpud (components/accelerator/nvidia/nvlink) for NVIDIA;
-# Linux' drivers/base/dd.c for a driver that does not take its device; drivers/pci/pcie (aer.c,
-# dpc.c), drivers/firmware/efi/cper.c and Documentation/PCI/pcieaer-howto.rst for the bus: after a
-# fatal error the link is not reliable, after an error that is not fatal the link works and one
-# transaction is lost.
 
 
 @dataclass(frozen=True)
 class LogRule:
-    """What one kind of message means."""
+    """What one kind of message means: a row of knowledge/driver_messages.toml."""
 
-    source: str  # ``nvidia``, ``sxid`` (an NVSwitch), ``amdgpu`` or ``pcie``
-    pattern: str
+    key: str
+    driver: str  # ``nvidia``, ``sxid`` (an NVSwitch), ``amdgpu`` or ``pcie``
+    pattern: str  # of the kind that awk and Python share
     action: str  # the action for the fault
+    source: str  # where this is documented
     # the action where the driver was loaded again, or the device was reset, after the message; "":
     # none
     after_reset: str = ""
     ring_resets: bool = False  # the reset of one ring repairs the fault as well
 
 
-# A count of at least one, with or without the number of the event in front: ``{14}2
-# uncorrectable …``. "0 uncorrectable hardware errors" and "no uncorrectable …" are all clear.
-_COUNT = "[^0-9.][1-9][0-9]* (new )?"
-
-RULES = (
-    LogRule("nvidia", "fallen off the bus|GPU is lost", REBOOT, REBOOT),
-    LogRule("nvidia", "RmInitAdapter failed|rm_init_adapter failed", REBOOT),
-    # The firmware gave the GPU's memory no address.
-    LogRule("nvidia", "BAR[0-9] is 0M @", REBOOT),
-    LogRule("nvidia", "prob(e of [^ ]+|e with driver nvidia) failed with error", REBOOT),
-    LogRule("nvidia", "GPU likely needs to be reset", RESET),
-    LogRule("nvidia", "requiring os reboot to recover", REBOOT),
-    # The driver repeats the discovery of links without end, and nvidia-smi hangs.
-    LogRule(
-        "nvidia",
-        "knvlink[A-Za-z0-9_]+: .*(postRxDetLinkMask failed|Failed to update Rx Detect Link mask)",
-        REBOOT,
-    ),
-    # Programs of another version than the module; a container may have its own.
-    LogRule("nvidia", "API mismatch: the client has", MONITOR),
-    LogRule("sxid", "SXid [(][^)]*[)]: [0-9]+, Fatal", RESET, RESET),
-    LogRule("sxid", "SXid [(][^)]*[)]: [0-9]+, ", MONITOR, MONITOR),
-    LogRule("pcie", "Uncorrect(ed|able) [(]Fatal[)]", RESET, MONITOR),
-    LogRule("pcie", "DPC: containment event", RESET, MONITOR),
-    LogRule("pcie", "Uncorrect(ed|able) [(]Non-Fatal[)]", MONITOR, MONITOR),
-    LogRule("pcie", "to D0, device inaccessible", REBOOT, REBOOT),
-    # Near the threshold: "RAS records:240 exceeds 90% of threshold:256".
-    LogRule("amdgpu", "RAS records:? *[0-9]+ exceeds 90", MONITOR, MONITOR),
-    # More pages than the board may lose: amdgpu refuses the device at the next load.
-    LogRule("amdgpu", "RAS records:? *[0-9]+ exceed|bad pages [0-9]+ reaches threshold", ISOLATE,
-            ISOLATE),
-    LogRule("amdgpu", "GPU reset[(0-9)]* failed|GPU reset end with ret = -", REBOOT, MONITOR),
-    LogRule("amdgpu", "GPU [Rr]ecovery [Ff]ailed|[Mm](ode|ODE) ?[0-9] reset failed", REBOOT,
-            MONITOR),
-    LogRule(
-        "amdgpu",
-        "Fatal error during GPU init|([sh]w|late)_init of IP block .* failed"
-        "|resume of IP block .* failed|amdgpu_device_ip_init failed",
-        REBOOT,
-    ),
-    LogRule("amdgpu", "prob(e of [^ ]+|e with driver amdgpu) failed with error", REBOOT),
-    # What the firmware found at power-on.
-    LogRule(
-        "amdgpu",
-        "aid: [0-9]+, .*(training failed|failed at boot|boot failed|bist test failed"
-        "|data abort exception|boot time errors|Boot Controller Generic Error)",
-        REBOOT,
-        MONITOR,
-    ),
-    # The driver makes the topology when it starts, and then works without these links.
-    LogRule("amdgpu", "XGMI: (Set|Get) topology failure", REBOOT, REBOOT),
-    LogRule("amdgpu", "device lost from bus|SMU: response:0x[Ff]+ for index", REBOOT, REBOOT),
-    LogRule("amdgpu", _COUNT + "uncorrectable (hardware )?errors .*detected", RESET, MONITOR),
-    LogRule("amdgpu", "[Uu]ncorrectable hardware error ?[(]", RESET, MONITOR),
-    LogRule(
-        "amdgpu",
-        "poison is consumed|poison consumption, fall ?back|RAS poison consumption is issued|"
-        + _COUNT
-        + "poison consumption detected",
-        RESET,
-        MONITOR,
-    ),
-    LogRule("amdgpu", "RAS controller interrupt triggered by NBIF error", RESET, MONITOR),
-    LogRule("amdgpu", "(XGMI|XGMI3X16|WAFL) PCS [A-Za-z]+ detected", RESET, MONITOR),
-    LogRule("amdgpu", "PCI error: detected callback", RESET, MONITOR),
-    LogRule("amdgpu", "ring [^ ]+ timeout, signaled", RESET, MONITOR, ring_resets=True),
-    LogRule("amdgpu", "[Rr]ing [^ ]+ (reset fail|test failed)|IB test failed on", RESET, MONITOR),
-    LogRule("amdgpu", "HW Exception by GPU|GPU hang|SMU is in hanged state", RESET, MONITOR),
-    LogRule("amdgpu", "SMU: (I.m not done with your|No response msg_reg)", RESET, MONITOR),
-    LogRule("amdgpu", "unrecoverable state|qcm fence wait loop timeout", RESET, MONITOR),
-    LogRule("amdgpu", "MES([(][0-9]+[)])? (failed to respon[ds]|ring buffer is full)", RESET,
-            MONITOR),
-    LogRule(
-        "amdgpu",
-        "Failed to (evict|restore|quiesce|suspend) [A-Za-z ]*(queue|KFD)"
-        "|[Qq]ueue preemption (failed|time)",
-        RESET,
-        MONITOR,
-    ),
-    # A reset that began, without a line about its end.
-    LogRule("amdgpu", "GPU reset begin", RESET),
-    # No program has used the data so far, and the driver takes the pages out of use.
-    LogRule("amdgpu", _COUNT + "deferred (hardware )?errors? .*detected", MONITOR, MONITOR),
-    LogRule("amdgpu", "Poison is created|poison consumption, unmap queue flow", MONITOR, MONITOR),
-    # PPT alone is the limit on power: a busy GPU works at that limit.
-    LogRule(
-        "amdgpu",
-        "GPU is throttled, expect performance decrease[.] .*(Prochot|SOC|VR|HBM)"
-        "|thermal throttling temperature reached",
-        MONITOR,
-        MONITOR,
-    ),
-    LogRule("amdgpu", "hub[0-9]*[]].*page fault", APPLICATION, APPLICATION),
-)  # fmt: skip
+#: The first rule that matches is the meaning of a message.
+RULES = tuple(LogRule(key, **row) for key, row in knowledge.rows("driver_messages").items())
 
 #: How every message begins.
 ORIGIN = (
@@ -311,7 +122,7 @@ BEGINNINGS = {
 def find_rule(text: str) -> LogRule | None:
     """The rule for a message without its time stamp."""
     for rule in RULES:
-        if text.startswith(BEGINNINGS[rule.source]) and re.search(rule.pattern, text):
+        if text.startswith(BEGINNINGS[rule.driver]) and re.search(rule.pattern, text):
             return rule
     return None
 

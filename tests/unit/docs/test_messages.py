@@ -21,6 +21,7 @@ def _sources() -> Iterator[Path]:
     for directory in (PACKAGE, ROOT / "operations", ROOT / "templates"):
         for suffix in ("py", "sh", "j2"):
             yield from directory.rglob(f"*.{suffix}")
+    yield from (PACKAGE / "knowledge").glob("*.toml")
 
 
 def product_texts() -> str:
