@@ -203,8 +203,8 @@ def _limit_launcher() -> None:
 
 def _sealed_command(core: int, argv: list[str]) -> tuple[list[str], dict[str, object]]:
     """The words and the options with which uid 65534 reads a core of root's."""
-    nobody = Rights(NOBODY, NOBODY, ())
-    sealed = tool_rights.tool_command(nobody, (tool_rights.READ_FILES,), _memory_bytes(), argv)
+    rights = Rights(NOBODY, NOBODY, ())
+    sealed = tool_rights.tool_command(rights, (tool_rights.READ_FILES,), _memory_bytes(), argv)
     return sealed, {**start_options(core), "preexec_fn": _limit_launcher}
 
 

@@ -192,11 +192,11 @@ def share_policies(
     `declared_settings`, and the waivers, share one policy.
     """
     distinct = {id(settings): settings for settings in declared.values()}
-    made = {key: make(settings) for key, settings in distinct.items()}
+    policy_by_id = {key: make(settings) for key, settings in distinct.items()}
     policies: dict[str, Policy] = {}
     shared: dict[tuple[int, tuple[Waiver, ...]], Policy] = {}
     for name, settings in declared.items():
-        policy = made[id(settings)]
+        policy = policy_by_id[id(settings)]
         key = id(settings), waivers_of(name, policy.waivers)
         if key not in shared:
             shared[key] = policy if key[1] == policy.waivers else replace(policy, waivers=key[1])

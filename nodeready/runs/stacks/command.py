@@ -153,7 +153,7 @@ def _capture_stacks(
 
     def grouped(directory: Path | None) -> Stacks:
         return group.group(
-            _kept(captured.traces(), directory),
+            _archive_traces(captured.traces(), directory),
             captured.gaps,
             all_threads=options.all_threads,
             started=started,
@@ -182,7 +182,8 @@ def _capture(nodes: Targets, config: StacksConfig, tell: Tell) -> Captured:
     return capture(ask_with_progress(nodes.transport, tell), names, config, placement)
 
 
-def _kept(traces: Iterator[Trace], directory: Path | None) -> Iterator[Trace]:
+def _archive_traces(traces: Iterator[Trace], directory: Path | None) -> Iterator[Trace]:
+    """The traces. Each of them is also kept in the directory, if there is one."""
     return traces if directory is None else archive.keep_traces(directory, traces)
 
 
@@ -204,7 +205,9 @@ def _read_archive(options: StacksOptions, directory: Path | None) -> Stacks:
     source = str(options.source)
     try:
         traces, gaps = archive.read(Path(source))
-        stacks = group.group(_kept(traces, directory), gaps, all_threads=options.all_threads)
+        stacks = group.group(
+            _archive_traces(traces, directory), gaps, all_threads=options.all_threads
+        )
     except TraceError as problem:
         raise Refused(f"--from {problem}") from None
     if not stacks.processes and not stacks.gaps:

@@ -159,7 +159,7 @@ def _tool_check(
         if not each_session:
             return _judge(judged, observed, policy, selection)
         return in_each_session(
-            observed, field, lambda there: _judge(judged, there, policy, selection)
+            observed, field, lambda proved: _judge(judged, proved, policy, selection)
         )
 
     return judged
@@ -300,7 +300,7 @@ def core(observed: Proved, policy: Policy) -> Result:
     return in_each_session(
         observed,
         "core",
-        lambda there: _judge_crash(there, policy),
+        lambda proved: _judge_crash(proved, policy),
         lambda crash: not crash.skipped and not crash.is_cut_by_limit,
     )
 
