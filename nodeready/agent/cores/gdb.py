@@ -24,8 +24,9 @@ from nodeready.agent.users_file import NOBODY, Rights, confine
 
 #: Seconds for one core.
 LIMIT_S = 60
+#: Maximum frames of a thread, and threads, in a backtrace.
 FRAMES, THREADS = 200, 500
-#: Characters of gdb's output that are kept.
+#: Maximum bytes of gdb's output that are kept.
 TEXT = 1 << 20
 #: The headings in gdb's output, by which `nodeready.runs.cores` reads it.
 CRASHED, EVERY, PYTHON = "== the thread of the signal", "== every thread", "== Python"
