@@ -43,7 +43,7 @@ def text_lines(data: bytes, *, is_whole: bool, keeps_states: bool = False) -> li
 
 
 def _add(rows: list[bytes], line: bytes, keeps_states: bool) -> bool:
-    """Add a line unless it is blank. Whether it is text."""
+    """Add a line unless it is blank. Returns whether it is text."""
     line_states = line.lstrip(b"\0").split(b"\r")
     row = next((state for state in reversed(line_states) if state.strip()), b"")
     if row and keeps_states:
@@ -70,6 +70,7 @@ def _line_text(row: bytes) -> str:
 
 
 def cut(text: str) -> str:
+    """The text without trailing white space, of at most `MAX_LINE` characters and a mark."""
     text = text.rstrip()
     return text if len(text) <= MAX_LINE else text[:MAX_LINE] + "..."
 
@@ -122,10 +123,11 @@ def read_ranks(
 ) -> list[RankLines]:
     """The last ``count`` lines of each wanted rank, in the order of ranks.
 
-    It reads back until each rank that the reader has met has its lines, at most `MAX_BYTES` and
+    It reads back until each rank that the reader knows has its lines, but at most `MAX_BYTES` and
     `MAX_S`. A rank without a line there has no lines.
 
-    expression: that each line must contain; max_bytes: in place of `MAX_BYTES`; 0: that
+    expression: each line must match it
+    max_bytes:  maximum bytes that are read; 0: `MAX_BYTES`
     """
     ranks: dict[tuple[str, int | None, int | None], RankLines] = {}
     for origin in reader.origins:
@@ -180,6 +182,7 @@ def _text(row: bytes) -> str:
 
 
 def _order(origin: LineOrigin) -> tuple[object, ...]:
+    """The key to sort by: rank, host, local rank; an unknown number comes first."""
     rank, local = (-1 if number is None else number for number in origin[1:3])
     return rank, origin.host, local
 

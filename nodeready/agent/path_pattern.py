@@ -16,7 +16,7 @@ from nodeready.agent.users_file import Resolved, follow
 
 #: Maximum names that are read, maximum matching names, and maximum depth of ``**``.
 MAX_NAMES, MAX_HITS, MAX_DEPTH = 1_000_000, 100_000, 16
-_MAGIC = re.compile(r"[*?[]")
+_WILDCARD = re.compile(r"[*?[]")
 
 
 @dataclass(frozen=True)
@@ -59,31 +59,33 @@ class PatternWalk:
 
     def expand(self, pattern: str) -> Iterator[PathMatch]:
         """The paths that match an absolute pattern of ``*``, ``?``, ``[...]`` and ``**``."""
-        words = [word for word in pattern.split("/") if word]
-        yield from self._expand_words([PathMatch("/", "/")], words)
+        components = [component for component in pattern.split("/") if component]
+        yield from self._expand_words([PathMatch("/", "/")], components)
 
-    def _expand_words(self, parents: list[PathMatch], words: list[str]) -> Iterator[PathMatch]:
-        if not words:
+    def _expand_words(
+        self, parents: list[PathMatch], components: list[str]
+    ) -> Iterator[PathMatch]:
+        if not components:
             yield from parents
             return
-        word, *remaining = words
-        if word == "**":
+        component, *remaining = components
+        if component == "**":
             for parent in parents:
                 for child in self._subdirectories(parent, MAX_DEPTH):
                     yield from self._expand_words([child], remaining or ["*"])
-        elif _MAGIC.search(word):
-            expression = re.compile(fnmatch.translate(word))
+        elif _WILDCARD.search(component):
+            expression = re.compile(fnmatch.translate(component))
             for parent in parents:
                 hits = [
                     match
                     for name in self._list(parent, expression)
-                    if word[0] == "." or name[0] != "."
+                    if component[0] == "." or name[0] != "."
                     for match in self._enter(parent, name, last=not remaining)
                 ]
                 yield from self._expand_words(hits, remaining)
         else:
             for parent in parents:
-                hits = list(self._enter(parent, word, last=not remaining))
+                hits = list(self._enter(parent, component, last=not remaining))
                 yield from self._expand_words(hits, remaining)
 
     def _enter(self, parent: PathMatch, name: str, *, last: bool) -> Iterator[PathMatch]:

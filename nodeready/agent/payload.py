@@ -223,25 +223,25 @@ def program(
                 program, watches it, and sends its text
     descriptor: from which the text is read
     """
-    within = "" if first else f"timeout -k {KILL_AFTER_S} {config.limit_s + 1} "
-    old = f"import sys; sys.exit(sys.version_info < {OLDEST_PYTHON})"
+    timeout_words = "" if first else f"timeout -k {KILL_AFTER_S} {config.limit_s + 1} "
+    test_code = quote(f"import sys; sys.exit(sys.version_info < {OLDEST_PYTHON})")
     source = text(main, config, **how)
     # A program that another program starts gets no nonce here: a command line is public.
-    none = NO_PYTHON if first else f"{config.nonce} {NO_PYTHON}"
+    no_python_line = NO_PYTHON if first else f"{config.nonce} {NO_PYTHON}"
     # The first Python runs this program's parent, so its error is the reason.
     reason = '": $nr_why"' if first else ""
     words = join([str(descriptor), str(len(source)), str(int(stdin)), config.tag])
     script = f"""
     nr_python= nr_why=
     for nr_name in {join([first or PYTHONS[0], *PYTHONS])}; do
-        if nr_said=$("$nr_name" {_ISOLATED} {quote(old)} 2>&1); then nr_python=$nr_name; break; fi
+        if nr_said=$("$nr_name" {_ISOLATED} {test_code} 2>&1); then nr_python=$nr_name; break; fi
         nr_why=${{nr_why:-$nr_said}}
     done
     if [ -z "$nr_python" ]; then
-        echo {quote(none)}{reason}
+        echo {quote(no_python_line)}{reason}
         exit 0
     fi
-    exec {within}"$nr_python" {_ISOLATED} {quote(_START)} {words}
+    exec {timeout_words}"$nr_python" {_ISOLATED} {quote(_START)} {words}
     """
     return Program(script, source)
 

@@ -67,7 +67,7 @@ class JobCore:
 
 @dataclass(frozen=True)
 class GateRecord:
-    """A verdict of the node's gate by which it gets no job. drained: kept before a drain"""
+    """A no-go verdict of the node's gate. drained: it was kept before a drain"""
 
     time_s: float  # since 1970, by the node's clock
     reasons: tuple[wire.Line, ...]
@@ -89,7 +89,9 @@ class JobNode:
 def observe_cores(
     supervisor: ProcessSupervisor, job: str, uid: int, age_s: float
 ) -> tuple[JobCore, ...]:
-    """The cores of the last `age_s` seconds that may be of the job. job, uid: as below"""
+    """The cores of the last `age_s` seconds that may be of the job.
+    job, uid: as in `observe_environment`
+    """
     cores = []
     files = [file for file in listing((), age_s).files if uid < 0 or file.owner in (0, uid)]
     for file in files[:_MAX_CORES]:
@@ -97,8 +99,8 @@ def observe_cores(
             break
         selected = file.path, file.inode, file.modified_ns, file.size_bytes
         core = read_notes(supervisor, selected)
-        is_others = uid >= 0 and core.uid not in (None, uid)
-        if is_others or (job and core.jobs and job not in core.jobs):
+        is_of_other_user = uid >= 0 and core.uid not in (None, uid)
+        if is_of_other_user or (job and core.jobs and job not in core.jobs):
             continue
         pid = core.pid if file.pid is None else file.pid
         number = file.signal if core.signal is None else core.signal
@@ -108,7 +110,7 @@ def observe_cores(
 
 
 def read_gate() -> tuple[GateRecord, ...]:
-    """The gate's records of this node; a file that cannot be read is none."""
+    """The gate's records of this node, without files that cannot be read."""
     names: list[str] = []
     with contextlib.suppress(OSError):
         names = sorted(os.listdir(_INCIDENTS))[-_MAX_INCIDENTS:]
@@ -149,7 +151,7 @@ def observe_environment(
 ) -> tuple[tuple[RunningRank, ...], EnvironmentFacts]:
     """The ranks of the job that still run, and the facts that decide about its environment.
 
-    job:       Slurm's number; "": its ranks cannot be told from others'
+    job:       Slurm's number; "": its ranks cannot be distinguished from others'
     uid:       of its user; -1: not known
     variables: of its batch script; files: its logs on this node
     deadline:  a moment of time.monotonic()
@@ -344,17 +346,19 @@ class _FailureAnswer(TailAnswer):
         self.add_file(failures.path, ())
 
 
-#: The part of the time that is left for the node itself.
+#: The logs leave 1/4 of the time limit for the node's ranks, cores and gate.
 _NODE_PART = 4
 
 
 def read_job(
-    config: PostmortemConfig, supervisor: ProcessSupervisor, kernel: Callable[[], KernelLog]
+    config: PostmortemConfig,
+    supervisor: ProcessSupervisor,
+    read_kernel_log: Callable[[], KernelLog],
 ) -> NodeFailures:
     """What this node has of the job, within config.limit_s."""
     started_s, last = time.time(), time.monotonic() + config.limit_s
     deadline = last - config.limit_s / _NODE_PART
-    messages = kernel()
+    kernel_log = read_kernel_log()
     files: dict[str, FileFailures] = {}
     unread: dict[str, UnreadFile] = {}
     left_out = older = 0
@@ -377,7 +381,7 @@ def read_job(
     chosen, error = fitting(files.values())
     return NodeFailures(
         *(os.uname().nodename, started_s, time.time(), chosen, tuple(unread.values())[:64]),
-        *(left_out, older, messages, node, error or next(iter(errors), "")),
+        *(left_out, older, kernel_log, node, error or next(iter(errors), "")),
     )
 
 
@@ -404,10 +408,10 @@ def main(config: PostmortemConfig) -> None:
     supervisor.end_on_signals()
     with supervisor:
 
-        def kernel() -> KernelLog:
+        def read_kernel_log() -> KernelLog:
             if not config.kernel_s:
                 return KernelLog("not asked for")
             return witness_log(supervisor, config.kernel_s, _KERNEL_S)
 
-        failures = read_job(config, supervisor, kernel)
+        failures = read_job(config, supervisor, read_kernel_log)
     print(wire.packed_line(config.nonce, "job", failures), flush=True)

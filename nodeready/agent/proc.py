@@ -151,11 +151,11 @@ def parse_mounts(text: str) -> list[MountRow]:
     """The rows of `TABLE` (proc(5)); other lines are ignored."""
     mounts = []
     for row in text.splitlines():
-        before, _, after = row.partition(" - ")
-        left, right = before.split(" "), after.split(" ")
-        if len(left) >= 6 and len(right) >= 2:
-            path, source = _decode_octal(left[4]), _decode_octal(right[1])
-            mounts.append(MountRow(path, left[2], right[0], source))
+        mount_text, _, source_text = row.partition(" - ")
+        mount_words, source_words = mount_text.split(" "), source_text.split(" ")
+        if len(mount_words) >= 6 and len(source_words) >= 2:
+            path, source = _decode_octal(mount_words[4]), _decode_octal(source_words[1])
+            mounts.append(MountRow(path, mount_words[2], source_words[0], source))
     return mounts
 
 

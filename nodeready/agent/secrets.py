@@ -61,12 +61,12 @@ _PREFIXES = (
     *("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "gldt-", "glrt-", "glptt-"),
     *("glcbt-", "glft-", "glsoat-", "glagent-", "gloas-", "glimt-", "GR1348941", "ATATT3", "AKCp"),
     *("npm_", "pypi-", "rubygems_", "oy2", "dckr_pat_", "dckr_oat_", "sgp_", "PMAK-", "CLOJARS_"),
-    # Clouds and what runs in them.
+    # Clouds and their services.
     *("AKIA", "ASIA", "ABIA", "ACCA", "AIza", "ya29.", "GOCSPX-", "LTAI", "amzn.mws.", "tskey-"),
     *("dop_v1_", "doo_v1_", "dor_v1_", "pscale_tkn_", "pscale_pw_", "pscale_oauth_"),
     *("hvs.", "hvb."),
     *("pul-", "nfp_", "ico-", "dp.pt.", "dp.st.", "ops_eyJ", "AGE-SECRET-KEY-1", "FlyV1 fm"),
-    # Watching, mail, talk, money.
+    # Monitoring, mail, chat, payment.
     *("glsa_", "glc_", "NRAK-", "NRJS-", "NRII-", "sntrys_", "sntryu_", "phc_", "phx_", "SG."),
     *("xkeysib-", "xoxa-", "xoxb-", "xoxe-", "xoxo-", "xoxp-", "xoxr-", "xoxs-", "xapp-"),
     *("lin_api_", "figd_", "ntn_", "sk_live_", "sk_test_", "rk_live_", "rk_test_", "whsec_"),
@@ -75,6 +75,7 @@ _PREFIXES = (
 
 
 def _either(is_name: bool) -> str:
+    """The expression for the prefixes that can begin a name (they end in ``_``), or cannot."""
     prefixes = (prefix for prefix in _PREFIXES if prefix.endswith("_") == is_name)
     return "|".join(map(re.escape, prefixes))
 

@@ -217,12 +217,13 @@ class TailReader:
         # Files of the same time are ordered by name.
         new.sort(key=lambda hit: hit.match.shown)
         # Files of other ranks come last: the rank in a path may be a local one.
-        wanted: list[_Hit] = []
-        unwanted: list[_Hit] = []
+        hits_of_ranks: list[_Hit] = []
+        hits_of_others: list[_Hit] = []
         for hit in new:
             rank = named_ranks(hit.match.shown).rank
-            (wanted if rank is None or self.config.is_wanted(rank) else unwanted).append(hit)
-        chosen = [*by_turns(wanted), *by_turns(unwanted)][: self.config.max_files]
+            is_wanted = rank is None or self.config.is_wanted(rank)
+            (hits_of_ranks if is_wanted else hits_of_others).append(hit)
+        chosen = [*by_turns(hits_of_ranks), *by_turns(hits_of_others)][: self.config.max_files]
         self.file_count = len(chosen)
         header = {"left_out": len(new) - len(chosen), "older": len(hits) - len(new)}
         self.send({**header, "chosen": [hit.match.shown for hit in chosen]})

@@ -31,7 +31,10 @@ def render(kind: str, document: Any) -> dict[str, Iterable[str]]:
             ".json": [json.dumps(redacted(data), indent=1), "\n"],
             ".txt": (redact("", line) for line in table),
         }
-    return {form.extension: form.render(document, options) for form in FORMATS[kind].values()}
+    return {
+        output_format.extension: output_format.render(document, options)
+        for output_format in FORMATS[kind].values()
+    }
 
 
 @command(IncidentWords)

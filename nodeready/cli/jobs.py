@@ -1,4 +1,4 @@
-"""`nodeready jobs`: what runs where: the jobs of the nodes, and the ranks that were found."""
+"""`nodeready jobs`: the jobs of the nodes, and where their ranks run."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every room builds on: values, judging, text, files, exit codes. It imports no other."""
+"""What every package builds on: values, judging, text, files, exit codes. It imports no other."""

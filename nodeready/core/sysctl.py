@@ -306,11 +306,12 @@ def parse(output: Output) -> SysctlFiles:
     )
 
 
-def _remove(source: str) -> str:
+def _removal(source: str) -> str:
+    """The remedy for a line that stands in the way."""
     return f"remove the line {source}"
 
 
-def _rival(files: SysctlFiles, path: str) -> str:
+def _remedy(files: SysctlFiles, path: str) -> str:
     """What a person must do before nodeready's file in /etc/sysctl.d can set this path, or ""."""
     if files.masked:
         return f"systemctl unmask {_UNIT}"
@@ -318,11 +319,11 @@ def _rival(files: SysctlFiles, path: str) -> str:
     if written is not None and (
         written.line.path == SYSCTL_CONF or not beatable(written.line.path.rpartition("/")[2])
     ):
-        return _remove(written.line.source)
+        return _removal(written.line.source)
     for later in (files.ufw, {} if files.reapply else files.tuned):
         setting = _setting(later, path)
         if setting is not None:
-            return _remove(setting.source)
+            return _removal(setting.source)
     return ""
 
 
@@ -340,13 +341,13 @@ def boot_value(files: SysctlFiles, key: str) -> BootSetting:
         winner = Setting(files.cmdline[path], CMDLINE)
     names = [file.rpartition("/")[2] for file in files.keys.get(path, ()) if file != SYSCTL_CONF]
     names = [name for name in names if "nodeready" not in name and beatable(name)]
-    by_hand = _setting(files.manual, path)
-    conflict = by_hand if by_hand and by_hand.source.startswith(f"{SYSCTL_CONF}:") else None
+    manual = _setting(files.manual, path)
+    conflict = manual if manual and manual.source.startswith(f"{SYSCTL_CONF}:") else None
     return BootSetting(
         winner,
         conflict if conflict != winner else None,
         names[-1] if names else "",
-        _rival(files, path),
+        _remedy(files, path),
     )
 
 
@@ -367,7 +368,7 @@ def kernel_number(text: str) -> int | None:
 
 
 def sets(text: str, expected: str) -> bool:
-    """Whether the kernel takes this text for the wanted value: ``0 # off`` is 0."""
+    """Whether this text gives the key the expected value in the kernel: ``0 # off`` is 0."""
     return text == expected or (expected.isdigit() and kernel_number(text) == int(expected))
 
 
@@ -377,4 +378,4 @@ def contradicted(check: Check, key: str, boot: BootSetting, expected_value: str)
     if conflict is None or sets(conflict.value, expected_value):
         return check.ok(expected=expected)
     actual = f"{key} = {conflict.shown} wins under sysctl --system"
-    return check.warn(actual, conflict.source, _remove(conflict.source), expected=expected)
+    return check.warn(actual, conflict.source, _removal(conflict.source), expected=expected)

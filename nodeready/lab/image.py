@@ -266,10 +266,10 @@ def _nodeready_paths() -> Iterable[str]:
     for top in OURS:
         # It follows no link: an image of a container engine has links that lead out of it.
         for directory, inner, files in os.walk(top):
-            found = {name for name in (*inner, *files) if "nodeready" in name}
-            yield from (f"{directory}/{name}" for name in found)
+            own_names = {name for name in (*inner, *files) if "nodeready" in name}
+            yield from (f"{directory}/{name}" for name in own_names)
             # What is below a hidden directory is hidden with it.
-            inner[:] = [name for name in inner if name not in found]
+            inner[:] = [name for name in inner if name not in own_names]
 
 
 def _system(image: Image) -> None:

@@ -110,7 +110,7 @@ def processes_by_group(stacks: Stacks) -> dict[int, list[Rank]]:
 
 def headline(stacks: Stacks) -> str:
     """The job, how many of its ranks were found and where, and the number of their groups."""
-    found = len({rank.rank for rank in stacks.processes if rank.rank is not None})
+    found_count = len({rank.rank for rank in stacks.processes if rank.rank is not None})
     rankless = sum(rank.rank is None for rank in stacks.processes)
     nodes = counted(len({rank.node for rank in stacks.processes}), "node")
     size = stacks.world_size
@@ -120,25 +120,30 @@ def headline(stacks: Stacks) -> str:
     groups = stacks.groups
     if not stacks.processes:
         return f"{job}no rank was found" + (f" of {size}" if size else "")
-    if len(groups) == 1 and groups[0].kind == "stack" and found and size in (None, found):
-        return f"{job}{_one_group(groups[0], found, is_complete=bool(size))}, on {nodes}"
+    if (
+        len(groups) == 1
+        and groups[0].kind == "stack"
+        and found_count
+        and size in (None, found_count)
+    ):
+        return f"{job}{_one_group(groups[0], found_count, is_complete=bool(size))}, on {nodes}"
     texts = []
-    if found:
-        of_size = f"{found} of {size} ranks" if size else counted(found, "rank")
-        texts.append(f"all {size} ranks" if size == found else of_size)
+    if found_count:
+        of_size = f"{found_count} of {size} ranks" if size else counted(found_count, "rank")
+        texts.append(f"all {size} ranks" if size == found_count else of_size)
     if rankless:
         texts.append(f"{counted(rankless, 'process', 'processes')} without a rank")
     return f"{job}{' and '.join(texts)} found on {nodes}, in {counted(len(groups), 'group')}"
 
 
-def _one_group(group: Group, found: int, *, is_complete: bool) -> str:
+def _one_group(group: Group, rank_count: int, *, is_complete: bool) -> str:
     """``all 8 ranks stand in one collective``.
 
-    found:       the number of ranks
+    rank_count:  the number of ranks
     is_complete: the job is known to have no other ranks
     """
-    is_single = found == 1
-    ranks_text = "the only rank" if is_single else f"all {found} ranks"
+    is_single = rank_count == 1
+    ranks_text = "the only rank" if is_single else f"all {rank_count} ranks"
     if not is_complete:
         ranks_text += " that was found" if is_single else " that were found"
     if group.verdict == "progressing":

@@ -102,20 +102,20 @@ def meanings(kind: Any) -> tuple[str, dict[str, str]]:
     by_field: dict[str, str] = {}
     for base in reversed([base for base in kind.__mro__ if "__annotations__" in vars(base)]):
         text, meaning = textwrap.dedent(inspect.getsource(base)), ""
-        comments, whole = {}, set()
+        comments, comment_lines = {}, set()
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.COMMENT:
                 comments[token.start[0]] = token.string.lstrip("#: ")
                 if not token.line[: token.start[1]].strip():
-                    whole.add(token.start[0])
+                    comment_lines.add(token.start[0])
         for field in cast(ast.ClassDef, ast.parse(text).body[0]).body:
             if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
                 continue
             first = field.lineno
-            while first - 1 in whole:
+            while first - 1 in comment_lines:
                 first -= 1
-            above = " ".join(comments[line] for line in range(first, field.lineno))
-            words = above or comments.get(field.end_lineno or 0, "")
+            leading_text = " ".join(comments[line] for line in range(first, field.lineno))
+            words = leading_text or comments.get(field.end_lineno or 0, "")
             meaning = meaning if words == "likewise" else _sentence(words)
             by_field[field.target.id] = meaning
     return _sentence(about), by_field

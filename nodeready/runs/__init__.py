@@ -1,5 +1,6 @@
-"""WHAT WENT WRONG: stacks of a hung job, core files, logs, from all nodes, grouped.
+"""RUN a command: from its options to its document, a package or a module for each command.
 
-Each asks the nodes, and makes a document of their answers, purely. Nothing here
-stops, changes or judges a job; a core of a live process is taken only on request.
+A run asks the nodes through `targets` and `conversations`, tells the user by `tell`, and knows
+neither click nor the screen. Only `deploy` changes the settings of a node. `cores` takes a core
+of a live process only on request.
 """

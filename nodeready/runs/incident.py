@@ -2,7 +2,7 @@
 
 `nodeready.runs.collector` collects the parts from the nodes. This module takes them one at a
 time, so that a part that fails costs no other; writes an index of the present and the missing
-parts; and packs all files. Text from nodes and users goes through `core.text.redacted` first.
+parts; and packs all files. Text from nodes and users goes through `agent.secrets.redacted` first.
 """
 
 from __future__ import annotations

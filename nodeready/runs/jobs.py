@@ -144,8 +144,8 @@ def _began(trace: Trace, start_s: float) -> str:
     if not trace.uptime_s:
         return ""
     try:
-        now = datetime.strptime(trace.started, _MOMENT).replace(tzinfo=timezone.utc)
-        return (now - timedelta(seconds=trace.uptime_s - start_s)).strftime(_MOMENT)
+        trace_time = datetime.strptime(trace.started, _MOMENT).replace(tzinfo=timezone.utc)
+        return (trace_time - timedelta(seconds=trace.uptime_s - start_s)).strftime(_MOMENT)
     except (ValueError, OverflowError):
         return ""
 

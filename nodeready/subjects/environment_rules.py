@@ -230,8 +230,8 @@ def _mpi_interfaces(text: str, interfaces: Sequence[NodeInterface]) -> list[Node
         interface
         for interface in interfaces
         if interface.name in words
-        or any(own.overlaps(network) for own in _networks(interface) for network in networks
-               if own.version == network.version)
+        or any(local.overlaps(network) for local in _networks(interface) for network in networks
+               if local.version == network.version)
     ]  # fmt: skip
 
 
@@ -306,14 +306,16 @@ def _judge_networks(
             for network in _networks(interface)}  # fmt: skip
     usual = max(nodes_of, key=lambda network: (nodes_of[network], network in head))
     for row, interface in chosen:
-        own = _networks(interface)
+        local_networks = _networks(interface)
         better = [
             other.name
             for other in (row.facts.interfaces if row.facts else ())
             if other.name != interface.name and usual in _networks(other)
         ]
-        if usual not in own and better:
-            detail = f"{interface.name} is in {min(map(str, own))}, {better[0]} in {usual}"
+        if usual not in local_networks and better:
+            detail = (
+                f"{interface.name} is in {min(map(str, local_networks))}, {better[0]} in {usual}"
+            )
             job.add("network", row, variable, detail=detail)
 
 
@@ -588,11 +590,11 @@ def _judge_versions(job: _Job) -> None:
 def _judge_other_nccl(job: _Job) -> None:
     for row in job.rows:
         facts = row.facts or _UNKNOWN_FACTS
-        loaded, own = _version(facts.nccl), _version(facts.nccl_own)
-        if facts.nccl_by and loaded and own and loaded != own:
+        loaded, expected = _version(facts.nccl), _version(facts.nccl_own)
+        if facts.nccl_by and loaded and expected and loaded != expected:
             detail = f"{facts.nccl}, not {facts.nccl_own}"
             # PyTorch may call what an older one lacks; a newer one is often wanted.
-            weight = 1 if loaded < own else 0
+            weight = 1 if loaded < expected else 0
             job.add("other-nccl", row, facts.nccl_by, facts.nccl_path, detail, weight=weight)
 
 

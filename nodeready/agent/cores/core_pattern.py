@@ -100,6 +100,7 @@ STORE_PATTERN = f"{STORE}/core.%e.%u.%E.%p.%t"
 #: Maximum directories of one pattern.
 _MAX_DIRECTORIES = 1000
 _COMPRESSED = re.compile(r"\.(?:zst|lz4|xz)\Z")
+# A specifier in a marked path (`CorePlace._parts`): \x01 and its letter.
 _MARK = re.compile("\x01(.)")
 # Specifiers whose values are numbers.
 _NUMBERS = frozenset("cCdFgiIpPstu")
@@ -153,8 +154,8 @@ class CorePlace:
     def directory(self) -> str:
         """The directory of all its files; "": the files are in more than one directory."""
         parts = self._parts()[:-1]
-        fixed = self.pattern.startswith("/") and not any("\x01" in part for part in parts)
-        return ("/".join(parts) or "/") if fixed else ""
+        is_fixed = self.pattern.startswith("/") and not any("\x01" in part for part in parts)
+        return ("/".join(parts) or "/") if is_fixed else ""
 
     def directories(self) -> list[PatternDirectory]:
         """The existing directories of the pattern. Raises OSError if none exists.
@@ -187,11 +188,11 @@ class CorePlace:
 
     def names(self, directory: PatternDirectory, names: Iterable[str]) -> Iterator[CoreName]:
         """The names in a directory that match the pattern."""
-        matches = _regex(self._parts()[-1])
+        expression = _regex(self._parts()[-1])
         for name in names:
             suffix = _COMPRESSED.search(name)
             stem = name[: suffix.start()] if suffix else name
-            match = matches.fullmatch(stem) or (None if suffix else matches.fullmatch(name))
+            match = expression.fullmatch(stem) or (None if suffix else expression.fullmatch(name))
             if match:
                 yield CoreName(
                     os.path.join(directory.shown, name),
@@ -214,10 +215,10 @@ class CorePlace:
             if "\x01" not in part:
                 real = follow(directory.real, part)
                 return [replace(directory, shown=os.path.join(directory.shown, part), real=real)]
-            matches = _regex(part)
+            expression = _regex(part)
             with scan(directory.real) as entries:
                 for entry in entries:
-                    match = matches.fullmatch(entry.name)
+                    match = expression.fullmatch(entry.name)
                     if match and entry.is_dir(follow_symlinks=False):
                         directories.append(_subdirectory(directory, entry, match.groupdict()))
         except OSError as problem:

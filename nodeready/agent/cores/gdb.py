@@ -24,8 +24,9 @@ from nodeready.agent.users_file import NOBODY, Rights, confine
 
 #: Seconds for one core.
 LIMIT_S = 60
+#: Maximum frames of a thread, and threads, in a backtrace.
 FRAMES, THREADS = 200, 500
-#: Characters of gdb's output that are kept.
+#: Maximum bytes of gdb's output that are kept.
 TEXT = 1 << 20
 #: The headings in gdb's output, by which `nodeready.runs.cores` reads it.
 CRASHED, EVERY, PYTHON = "== the thread of the signal", "== every thread", "== Python"
@@ -203,8 +204,8 @@ def _limit_launcher() -> None:
 
 def _sealed_command(core: int, argv: list[str]) -> tuple[list[str], dict[str, object]]:
     """The words and the options with which uid 65534 reads a core of root's."""
-    nobody = Rights(NOBODY, NOBODY, ())
-    sealed = tool_rights.tool_command(nobody, (tool_rights.READ_FILES,), _memory_bytes(), argv)
+    rights = Rights(NOBODY, NOBODY, ())
+    sealed = tool_rights.tool_command(rights, (tool_rights.READ_FILES,), _memory_bytes(), argv)
     return sealed, {**start_options(core), "preexec_fn": _limit_launcher}
 
 

@@ -77,7 +77,7 @@ class Hello:
     reason: wire.Line  # why nothing can be tested on this node; "": something can
     # (name, value) of the ranks' environment that decide how they communicate
     variables: tuple[tuple[wire.Name, wire.Name], ...] = ()
-    # of the node, which decide about them
+    # the facts of the node that decide about these variables
     facts: EnvironmentFacts = EnvironmentFacts("not probed")
 
 

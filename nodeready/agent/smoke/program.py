@@ -68,7 +68,7 @@ _LEAVE_S = 1.0
 _SOONER_S = 2
 #: The maximum of a test's limit.
 _MAX_LIMIT_S = 24 * 3600
-#: Characters of an answer: the ranks of a node, each with an error.
+#: Maximum characters of an answer: the ranks of a node, each with an error.
 _LONGEST = 128 << 10
 
 _Work = Union[CollectiveOrder, PairOrder]
@@ -146,13 +146,13 @@ def _order(text: str) -> _Work | EndOrder:
 
 
 class _ProgramPart:
-    """Root's part or the node's part, each of which can end at any moment."""
+    """Root's part or the node's part, either of which can end at any moment."""
 
     def __init__(self, supervisor: ProcessSupervisor, config: SmokeConfig) -> None:
         self.supervisor, self.config = supervisor, config
         self.leaving = False
 
-    def last(self) -> None:
+    def prepare_end(self) -> None:
         """Act before everything is killed. A signal may call it again."""
 
     def leave(self, status: int) -> NoReturn:
@@ -160,7 +160,7 @@ class _ProgramPart:
         self.leaving = True
         # Nothing is printed from here on. Without waiting: a thread may hang while it prints.
         _printing.acquire(blocking=False)
-        self.last()
+        self.prepare_end()
         self.supervisor.end()
         os._exit(status)
 
@@ -204,7 +204,7 @@ class _SessionPart(_ProgramPart):
             self._heads[order.number] = order.head.port
         self._orders.put(f"{orders.line(order)}\n")
 
-    def last(self) -> None:
+    def prepare_end(self) -> None:
         # At the end of its input the session logs out, as every login does.
         self._orders.put(None)
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
@@ -234,9 +234,9 @@ class _SessionPart(_ProgramPart):
             self.refuse(config.user, session.no_session(ended, config.user))
         if not self._has_refused:
             rows = [row.strip() for row in ended.err.splitlines() if row.strip()]
-            how = "timed out" if ended.rc is None else f"exit status {ended.rc}"
+            ending = "timed out" if ended.rc is None else f"exit status {ended.rc}"
             detail = f": {rows[-1][:200]}" if rows else ""
-            message = f"the session of {config.user} ended ({how}){detail}"
+            message = f"the session of {config.user} ended ({ending}){detail}"
             print(message, file=sys.stderr, flush=True)
         self.leave(0 if self._has_refused else 1)
 
@@ -518,9 +518,9 @@ def _no_port(ports: tuple[int, ...], busy: Iterable[Busy]) -> str:
     range_text = ", ".join(map(str, ports[:8]))
     if ports[1:] and [*ports] == [*range(ports[0], ports[-1] + 1)]:
         range_text = f"{ports[0]}-{ports[-1]}"
-    first: dict[str, int] = {}
+    first_ports: dict[str, int] = {}
     for busy_port in busy:
-        first.setdefault(busy_port.error, busy_port.port)
-    rows = [_foreign_holder(port) or f"{port}: {error}" for error, port in first.items()]
+        first_ports.setdefault(busy_port.error, busy_port.port)
+    rows = [_foreign_holder(port) or f"{port}: {error}" for error, port in first_ports.items()]
     suffix = ["…"] if len(ports) > len(rows) else []
     return f"no port of {range_text} is free ({'; '.join(rows + suffix)})"

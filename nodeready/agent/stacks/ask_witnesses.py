@@ -4,6 +4,8 @@ A file that a rank's user may have made is read in a fork (`processes.probe_each
 the `ProcessSupervisor`, each in its own thread with its own limit, so that they cost no more time
 than the interval between the samples. A witness that fails or is late is absent, with the reason,
 and delays no other.
+
+`read_settings` reads the settings that decide whether a rank can be debugged.
 """
 
 from __future__ import annotations

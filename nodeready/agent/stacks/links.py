@@ -18,7 +18,8 @@ from nodeready.agent.stacks import waits
 from nodeready.agent.stacks.processes import HANGS, contents, probe_each
 from nodeready.agent.stacks.targets import StackTarget
 
-#: What waits: the main thread (its name in threading), a whole process, a rank's descendants.
+#: What of a rank waits: its main thread (named as in `threading`), the whole process, or its
+#: descendants.
 MAIN, WHOLE_PROCESS, DESCENDANTS = "MainThread", "(whole)", "(below)"
 #: Maximum of a process's threads that are probed, of its rows, and of its connections that are
 #: reported: a process with more is part of a full mesh.
@@ -151,7 +152,7 @@ class _NodeEnds:
         """The namespace of an address of loopback; 0 for an address that is the node's."""
         return self.process_ends[pid].space if _LOOPBACK.match(address) else 0
 
-    def _is_far(self, pid: int, address: str) -> bool:
+    def _is_remote(self, pid: int, address: str) -> bool:
         """Whether an address belongs to another node."""
         host = address.rpartition(":")[0]
         return bool(host) and host not in self.process_ends[pid].local
@@ -174,7 +175,7 @@ class _NodeEnds:
             listener_pid = self.pid_by_pair.get((space, peer, ""))
             peer_pid = self.pid_by_pair.get((space, peer, address), listener_pid)
             if peer_pid is None:
-                if self._is_far(pid, peer):
+                if self._is_remote(pid, peer):
                     peers[f"{peer} {address}"] = None
             elif self.target_by_pid[peer_pid] is not self.target_by_pid[pid]:
                 peers[f"pid {self.target_by_pid[peer_pid].pid}"] = None
@@ -194,11 +195,13 @@ class _NodeEnds:
         prefix = "may " if holders & {0, rank_pid} else ""
         peers += [f"{prefix}pid {holder}" for holder in sorted(holders - {0, rank_pid})]
         sharing_pids = {
-            self.target_by_pid[p].pid
-            for p, process in self.process_ends.items()
+            self.target_by_pid[process_pid].pid
+            for process_pid, process in self.process_ends.items()
             if call.shared in process.maps
         }
-        return peers + [f"may pid {pid}" for pid in sorted(sharing_pids - {rank_pid})]
+        return peers + [
+            f"may pid {sharing_pid}" for sharing_pid in sorted(sharing_pids - {rank_pid})
+        ]
 
     def ends(self, pids: Iterable[int]) -> list[str]:
         """Own address and peer's of the connections to other nodes, as in
@@ -213,6 +216,6 @@ class _NodeEnds:
                 if not peer:
                     bound = self._bound(process, address)
                     listens += [address for address in bound if not _LOOPBACK.match(address)]
-                elif self._is_far(pid, peer):
+                elif self._is_remote(pid, peer):
                     remote.append(f"{address} {peer}")
         return [*listens[:_MAX_ENDS], *(remote if len(remote) <= _MAX_ENDS else ())]

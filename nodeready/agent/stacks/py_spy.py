@@ -104,7 +104,7 @@ class Dump:
 
     @property
     def characters(self) -> int:
-        """The approximate memory of its frames, without sharing of equal names."""
+        """The characters of all names in its stacks, and 100 for each frame and each thread."""
         stacks = (self.main or (), *(thread.frames for thread in self.threads))
         frames = sum(100 + len(frame[0]) + len(frame[1]) for rows in stacks for frame in rows)
         return frames + sum(100 + len(thread.name) for thread in self.threads)
@@ -153,7 +153,7 @@ def parse(text: str, pid: int) -> Dump:
             )
             for row in rows
         ]
-        mains = [
+        main_candidates = [
             [number for number, row in enumerate(rows) if row["thread_name"] == "MainThread"],
             [number for number, row in enumerate(rows) if row.get("os_thread_id") == pid],
             # The newest thread comes first, and a program may rename its main thread.
@@ -164,7 +164,7 @@ def parse(text: str, pid: int) -> Dump:
         return Dump(error="py-spy's output cannot be parsed")
     if not threads:
         return Dump(error="py-spy found no thread")
-    main = next(numbers[-1] for numbers in mains if numbers)
+    main = next(numbers[-1] for numbers in main_candidates if numbers)
     function, file, _ = threads[main].frames[-1] if threads[main].frames else CUT
     # The main thread only waits for calls from Ray.
     is_ray_loop = function.rpartition(".")[2] == _RAY_LOOP[0] and file.endswith(_RAY_LOOP[1])
@@ -205,6 +205,7 @@ def _trainer(threads: Sequence[PySpyThread]) -> int | None:
 
 
 def _number(value: Any) -> int:
+    """A thread's number; 0: the value is not such a number."""
     return value if isinstance(value, int) and 0 < value < 1 << 22 else 0
 
 
@@ -255,6 +256,7 @@ def failure_reason(ended: Ended) -> tuple[str, bool]:
     return f"py-spy: {message or ending}", True
 
 
+#: Variables of py-spy: no backtrace of its own, and only warnings in its log.
 _RUST = {"RUST_BACKTRACE": "0", "RUST_LOG": "py_spy=warn"}
 
 

@@ -350,8 +350,10 @@ class _Tree:
         """The topmost Pythons among these below a wrapper; else the process itself."""
         if self.processes[pid].python or not _WRAPPERS.fullmatch(program(self.processes[pid])):
             return [pid]
-        below = (child for child in self.descendants(pid) if child in candidates)
-        return self.topmost(child for child in below if self.processes[child].python) or [pid]
+        candidate_children = (child for child in self.descendants(pid) if child in candidates)
+        return self.topmost(
+            child for child in candidate_children if self.processes[child].python
+        ) or [pid]
 
     def _computing_child(self, pid: int, is_candidate: Callable[[int], bool]) -> int | None:
         """The Python child that computes in place of this Python; None: there is no such child.

@@ -77,8 +77,8 @@ def variables_of(environment: Mapping[str, str]) -> Variables:
 
 def network_pid(pids: Sequence[int]) -> int:
     """The process whose network the node's facts show: one outside of containers, if there is."""
-    own = _namespace("self", "net")
-    return next((pid for pid in pids if _namespace(pid, "net") == own), pids[0])
+    own_namespace = _namespace("self", "net")
+    return next((pid for pid in pids if _namespace(pid, "net") == own_namespace), pids[0])
 
 
 def observe_rank(pid: int, network: int) -> RankVariables:
@@ -139,9 +139,11 @@ def observe_node(
         listener, is_users = ("", False) if answer is processes.HANGS else answer
         addresses = resolved[:_MAX_ADDRESSES]
         rendezvous.append(Rendezvous(address, port, addresses, error, listener, is_users))
-    own = resolved_names.get(os.uname().nodename, ((), ""))[0]
+    own_addresses = resolved_names.get(os.uname().nodename, ((), ""))[0]
     facts = wire.decode(EnvironmentFacts, local)
-    return replace(facts, rendezvous=tuple(rendezvous), own_addresses=own[:_MAX_ADDRESSES])
+    return replace(
+        facts, rendezvous=tuple(rendezvous), own_addresses=own_addresses[:_MAX_ADDRESSES]
+    )
 
 
 def _local_facts(pid: int, variables: Mapping[str, str] | None) -> EnvironmentFacts:

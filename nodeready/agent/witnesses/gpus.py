@@ -247,15 +247,15 @@ def _amd_smi(metric: str, static: str) -> Iterator[WitnessedGpu]:
             amd_json.address(amd_json.value_at(about, "bus", "bdf")),
             amd_json.whole_number(amd_json.value_at(entry, "usage", "gfx_activity")),
             amd_json.whole_number(amd_json.value_at(entry, "usage", "umc_activity")),
-            _whole(amd_json.number(amd_json.value_at(entry, "power", "socket_power"))),
-            _whole(amd_json.number(amd_json.value_at(about, "limit", "max_power"))),
+            _truncated(amd_json.number(amd_json.value_at(entry, "power", "socket_power"))),
+            _truncated(amd_json.number(amd_json.value_at(about, "limit", "max_power"))),
             (),
             (),
             amd_gpu.throttle_reasons(entry),
         )
 
 
-def _whole(value: float | None) -> int | None:
+def _truncated(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
@@ -271,8 +271,8 @@ def _rocm_smi(printed: str) -> Iterator[WitnessedGpu]:
             amd_json.address(card.get("pci bus")),
             amd_json.whole_number(card.get("gpu use (%)")),
             amd_json.whole_number(card.get("gpu memory read/write activity (%)")),
-            _whole(amd_json.number(watts)),
-            _whole(amd_json.number(card.get("max graphics package power (w)"))),
+            _truncated(amd_json.number(watts)),
+            _truncated(amd_json.number(card.get("max graphics package power (w)"))),
             (),
             (),
         )

@@ -197,7 +197,9 @@ class Policy:
 
     def at(self, moment: str) -> Policy:
         """The policy with the site's checks of one of `site_checks.MOMENTS` alone."""
-        return self.with_site_checks(c.id for c in self.site_checks if moment in c.moments)
+        return self.with_site_checks(
+            check.id for check in self.site_checks if moment in check.moments
+        )
 
     def with_site_checks(self, ids: Iterable[str]) -> Policy:
         """The policy with those of the site's checks that have one of these ids."""
@@ -211,7 +213,7 @@ _PREFIXES = (
     "ptrace_", "core_", "limit_", "pdshrc_", "ssh_client_", "iommu_", "py_spy_", "gpu_", "xid_",
     "rdma_", "gate_", "smoke_",
 )  # fmt: skip
-_FIELDS: dict[str, Field[Any]] = {f.name: f for f in fields(Policy)}
+_FIELDS: dict[str, Field[Any]] = {field.name: field for field in fields(Policy)}
 
 
 class PolicyError(ValueError):
@@ -223,7 +225,7 @@ class PolicyError(ValueError):
 
 
 #: Maximum characters of the reason why a value is wrong: it may quote a part of the value.
-_LONGEST = 600
+_MAX_REASON = 600
 
 
 def setting_kind(key: str) -> SettingKind:
@@ -287,12 +289,12 @@ def check_settings(
                 settings[key] = setting_kind(key).check(value)
             except Invalid as error:
                 rule = str(error)
-                rule = rule if len(rule) <= _LONGEST else f"{rule[: _LONGEST - 3]}..."
+                rule = rule if len(rule) <= _MAX_REASON else f"{rule[: _MAX_REASON - 3]}..."
                 problems.append(f"{source}: {key} = {value_text(value)}: {rule}")
         elif isinstance(key, str) and not key.startswith("_") and key not in foreign:
-            meant = _misspelt(key)
-            if meant:
-                problems.append(f"{source}: unknown setting {key_text(key)}: {meant}")
+            hint = _misspelt(key)
+            if hint:
+                problems.append(f"{source}: unknown setting {key_text(key)}: {hint}")
     if problems:
         raise PolicyError(problems)
     return settings

@@ -103,7 +103,7 @@ class LabConnector(BaseConnector):
 
 
 def _usual_lab() -> str:
-    """The name of the lab of ``@lab``. Raises InventoryError if there are several."""
+    """The lab that ``@lab`` without a name means. Raises InventoryError if there are several."""
     running = labs.lab_names()
     if "lab" in running or not running:
         return "lab"
@@ -128,6 +128,6 @@ def is_connector(word: str) -> bool:
 
 
 def names(word: str) -> list[str]:
-    """The nodes of such a word. Raises InventoryError, one line."""
+    """The nodes that a connector's word names. Raises InventoryError, one line."""
     connector, _, argument = word[1:].partition("/")
     return [node for node, _, _ in _CONNECTORS[connector].make_names_data(argument or None)]

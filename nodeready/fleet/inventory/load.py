@@ -279,15 +279,15 @@ def _refuse_unused(inventory: NodeInventory, path: Path | None) -> None:
 
 def _check_problems(inventory: NodeInventory, path: Path | None) -> Iterator[str]:
     """A line for each group of a site's check that no inventory here has; see _refuse_unused."""
-    known = {"all", *inventory.groups}
-    limited = [check for check in inventory.site_checks if not known >= {*check.groups}]
+    group_names = {"all", *inventory.groups}
+    limited = [check for check in inventory.site_checks if not group_names >= {*check.groups}]
     if path is None and limited:
         shown = ", ".join(check.id for check in limited)
         inventory.note = f"not made, for a list of nodes has no groups: {sanitised(shown)}"
     if path is None or "globals()" in _text(path):
         return
     for check in limited:
-        for group in {*check.groups} - known:
+        for group in {*check.groups} - group_names:
             problem = _group_problem(inventory, group, {path})
             if problem:
                 yield f"{check.source}: check {check.name}: groups: {problem}"

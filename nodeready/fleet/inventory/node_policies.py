@@ -33,6 +33,7 @@ _MAX_SCRIPT_BYTES = 96 * 1024
 
 @lru_cache(maxsize=1)
 def _foreign() -> frozenset[str]:
+    """The keys of host data that are pyinfra's or the inventory's own."""
     keys = set(_INVENTORY_KEYS)
     for connector in get_all_connectors().values():
         keys.update(getattr(connector, "data_meta", {}) or {})
@@ -60,9 +61,9 @@ def checked_data(
         raise PolicyError([*problems, *error.problems]) from None
     if "waivers" in checked:
         declared = Policy(site_checks=(*file_checks, *checked.get("site_checks", ())))
-        waiving = Policy(waivers=checked["waivers"])
-        waived = waivers.waiver_problems(waiving, check_ids([declared]))
-        problems += [f"{source}: {problem}" for problem in waived]
+        waiver_policy = Policy(waivers=checked["waivers"])
+        unusable = waivers.waiver_problems(waiver_policy, check_ids([declared]))
+        problems += [f"{source}: {problem}" for problem in unusable]
         problems += [f"{source}: {problem}" for problem in _node_set_problems(checked["waivers"])]
     if problems:
         raise PolicyError(problems)
@@ -141,7 +142,7 @@ def declared_settings(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, 
             problems.extend(error.problems)
             return {}
 
-    everywhere = settings(inventory.get_data(), _origin(inventory, "all"))
+    settings_of_all = settings(inventory.get_data(), _origin(inventory, "all"))
     by_group = {
         group: settings(inventory.get_group_data(group), _origin(inventory, group))
         for group in inventory.groups.keys() | inventory.group_data.keys()
@@ -152,7 +153,7 @@ def declared_settings(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, 
         host_settings = settings(inventory.get_host_data(host.name), f"host {host.name}")
         key = (tuple(host.groups), tuple(sorted(host_settings.items())))
         if key not in cache:
-            merged = dict(everywhere)
+            merged = dict(settings_of_all)
             for group in host.groups:
                 merged.update(by_group.get(group, {}))
             cache[key] = {**merged, **host_settings, **override}
@@ -192,11 +193,11 @@ def share_policies(
     `declared_settings`, and the waivers, share one policy.
     """
     distinct = {id(settings): settings for settings in declared.values()}
-    made = {key: make(settings) for key, settings in distinct.items()}
+    policy_by_id = {key: make(settings) for key, settings in distinct.items()}
     policies: dict[str, Policy] = {}
     shared: dict[tuple[int, tuple[Waiver, ...]], Policy] = {}
     for name, settings in declared.items():
-        policy = made[id(settings)]
+        policy = policy_by_id[id(settings)]
         key = id(settings), waivers_of(name, policy.waivers)
         if key not in shared:
             shared[key] = policy if key[1] == policy.waivers else replace(policy, waivers=key[1])

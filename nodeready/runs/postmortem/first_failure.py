@@ -216,9 +216,9 @@ class FirstFailureFinder:
         ]
         if not records or not cause.suspects:
             return cause
-        first, *others = cause.suspects
+        first, *further = cause.suspects
         first = replace(first, for_=(*first.for_, *records[:_MAX_RECORDS]))
-        return replace(cause, suspects=(first, *others))
+        return replace(cause, suspects=(first, *further))
 
     def _by_environment(self, cause: FirstFailure) -> FirstFailure | None:
         """The fault of the job's environment that explains the cause."""

@@ -28,11 +28,8 @@ def run(
 
     inventory: None: the nodes of the job
     """
-    settings, job, budget_s = (
-        policy_settings(options.ports, options.user),
-        options.job,
-        options.budget,
-    )
+    settings = policy_settings(options.ports, options.user)
+    job, budget_s = options.job, options.budget
     if job is None and inventory is None:
         raise Refused("give an INVENTORY or --job ID")
     if job is not None and options.via == "ssh":
@@ -63,7 +60,7 @@ def run(
         )
     LookKeeper(tell, "smoke", inventory or "").keep_smoke(report, code(report))
     nodes.remember_failed(report.exclude)
-    # As the inventory declares, as the node reports, its GPUs, or 1.
+    # The slots that the inventory declares, else the node's own number, else its GPUs, else 1.
     declared, smoked = nodes.slots, {node.name: node for node in report.nodes}
     slots = {
         name: declared.get(name) or smoked[name].slots or len(smoked[name].gpus) or 1

@@ -1,4 +1,4 @@
-"""The run of `nodeready stacks`: asks the ranks of a job, or reads what was kept of them."""
+"""The run of `nodeready stacks`: asks a job's ranks, or reads the archive of an earlier run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(inventory: str | None, options: StacksOptions, tell: Tell, render: Rende
     render:    makes the files of the document
     Raises Refused.
     """
-    config = _search(inventory, options)
+    config = _program_config(inventory, options)
     if options.source is not None:
         if options.native or options.locals_ or options.dump or options.ras:
             raise Refused("--from: asks no node; remove --native, --locals, --dump and --ras")
@@ -62,7 +62,7 @@ def run(inventory: str | None, options: StacksOptions, tell: Tell, render: Rende
 
 def check(inventory: str | None, options: StacksOptions, tell: Tell) -> Debuggable:
     """How debuggable the running job is. Raises Refused."""
-    config = _search(inventory, options)
+    config = _program_config(inventory, options)
     if options.source is not None:
         raise Refused("--check: needs a running job; remove --from")
     if options.output is not None:
@@ -84,8 +84,8 @@ def check(inventory: str | None, options: StacksOptions, tell: Tell) -> Debuggab
     return document
 
 
-def _search(inventory: str | None, options: StacksOptions) -> StacksConfig:
-    """What the program on the nodes has to do. Raises Refused."""
+def _program_config(inventory: str | None, options: StacksOptions) -> StacksConfig:
+    """The configuration of the program on the nodes. Raises Refused."""
     source = options.source
     named = inventory is not None, options.local, source is not None
     if options.via == "ssh" and sum(named) != 1:
@@ -130,7 +130,7 @@ def _make_directory(output: str | None) -> Path | None:
 def _targets(
     inventory: str | None, options: StacksOptions, config: StacksConfig, tell: Tell
 ) -> tuple[Targets, StacksConfig]:
-    """The nodes, and the search for their ranks, with the number of the Slurm job."""
+    """The nodes, and the configuration with the Slurm job's number and the transport's tag."""
     if options.local:
         nodes = targets.local_targets(Policy())
     else:
@@ -151,9 +151,9 @@ def _capture_stacks(
     started = utc_now()
     captured = _capture(nodes, config, tell)
 
-    def grouped(directory: Path | None) -> Stacks:
+    def group_traces(directory: Path | None) -> Stacks:
         return group.group(
-            _kept(captured.traces(), directory),
+            _archive_traces(captured.traces(), directory),
             captured.gaps,
             all_threads=options.all_threads,
             started=started,
@@ -163,9 +163,9 @@ def _capture_stacks(
 
     if options.native and captured.complete:
         ask = ask_with_progress(nodes.transport, tell)
-        for problem in unwind(captured, ask, grouped(None)):
+        for problem in unwind(captured, ask, group_traces(None)):
             tell.say(problem)
-    stacks = with_launchers(grouped(directory), captured)
+    stacks = with_launchers(group_traces(directory), captured)
     keep_gaps(nodes, tell, stacks.gaps, complete=captured.complete)
     if not stacks.processes and len(captured.gaps) < len(captured.nodes):
         _explain_missing_ranks(nodes, captured, tell)
@@ -182,7 +182,8 @@ def _capture(nodes: Targets, config: StacksConfig, tell: Tell) -> Captured:
     return capture(ask_with_progress(nodes.transport, tell), names, config, placement)
 
 
-def _kept(traces: Iterator[Trace], directory: Path | None) -> Iterator[Trace]:
+def _archive_traces(traces: Iterator[Trace], directory: Path | None) -> Iterator[Trace]:
+    """The traces. Each of them is also kept in the directory, if there is one."""
     return traces if directory is None else archive.keep_traces(directory, traces)
 
 
@@ -204,7 +205,9 @@ def _read_archive(options: StacksOptions, directory: Path | None) -> Stacks:
     source = str(options.source)
     try:
         traces, gaps = archive.read(Path(source))
-        stacks = group.group(_kept(traces, directory), gaps, all_threads=options.all_threads)
+        stacks = group.group(
+            _archive_traces(traces, directory), gaps, all_threads=options.all_threads
+        )
     except TraceError as problem:
         raise Refused(f"--from {problem}") from None
     if not stacks.processes and not stacks.gaps:

@@ -287,8 +287,8 @@ def judge_environments(
         number = evidence.environments.get((place.node, place.pid))
         read = evidence.rank_variables.all[number] if number is not None else None
         if number is not None and read is not None and not read.absent:
-            own = (place.rank, place.local_rank, read.cpus, read.contained)
-            ranks.append(RankEnvironment(place.node, variables[number], *own))
+            identity = (place.rank, place.local_rank, read.cpus, read.contained)
+            ranks.append(RankEnvironment(place.node, variables[number], *identity))
     nodes = dict.fromkeys(rank.node for rank in ranks)
     facts = {node: evidence.environment_facts[node] for node in nodes
              if node in evidence.environment_facts}  # fmt: skip

@@ -37,10 +37,12 @@ _ROUNDED = 0.98
 _BRIDGED = re.compile(r"\b[AH]100\b.*\b(?:PCIe|NVL)\b")
 _LINKS_PER_BRIDGE = 4
 _PAIRED = re.compile(r"\bH100 NVL\b")
+#: The fields of a GPU that `nvlink` judges.
 _READS = ("links", "uuid", "virtual")
 
 
-def _active(gpu: Gpu) -> int:
+def _active_count(gpu: Gpu) -> int:
+    """The number of the GPU's active links."""
     return sum(link.state == "active" for link in gpu.links)
 
 
@@ -63,7 +65,7 @@ def _is_fully_linked(observed: Gpus, gpu: Gpu) -> bool:
     return is_switched(gpu) or is_full_board
 
 
-def _down(observed: Gpus, gpu: Gpu) -> str:
+def _down_text(observed: Gpus, gpu: Gpu) -> str:
     """The links of the GPU that are down and should be up, in words; "": none."""
     down = [link.index for link in gpu.links if link.state == "inactive"]
     if gpu.vendor == "amd":
@@ -71,7 +73,7 @@ def _down(observed: Gpus, gpu: Gpu) -> str:
     if any(field == "links" for field, _ in gpu.unread):
         return ""
     fully_linked = _is_fully_linked(observed, gpu)
-    if not _active(gpu) and gpu.mig != "on" and is_on_board(gpu):
+    if not _active_count(gpu) and gpu.mig != "on" and is_on_board(gpu):
         # Even a part of a board in a virtual machine has links between its GPUs.
         return "all links inactive" if fully_linked or len(observed.nvidia) > 1 else ""
     if not fully_linked:
@@ -109,7 +111,7 @@ def _slow_links(observed: Gpus) -> list[tuple[Gpu, str]]:
 
 def _bridge_problem(observed: Gpus, gpu: Gpu) -> str:
     """The problem with the bridges of a card, or ""."""
-    model, active = gpu.model or "", _active(gpu)
+    model, active = gpu.model or "", _active_count(gpu)
     if gpu.mig == "on" or not _BRIDGED.search(model):
         return ""
     if active % _LINKS_PER_BRIDGE:
@@ -141,7 +143,7 @@ def nvlink(observed: Gpus, policy: Policy) -> Result:
     is_empty = nvlink_tool.state == "missing" and observed.nvidia_tool.works
     has_answered = nvlink_tool.works or (bool(observed.nvidia) and is_empty)
     shown_gpus = observed.amd + (observed.nvidia if has_answered else ())
-    findings = [(gpu, text) for gpu in shown_gpus if (text := _down(observed, gpu))]
+    findings = [(gpu, text) for gpu in shown_gpus if (text := _down_text(observed, gpu))]
     findings += _slow_links(observed)
     findings += [
         (gpu, "NVLink-C2C to the processor off")
@@ -161,21 +163,22 @@ def nvlink(observed: Gpus, policy: Policy) -> Result:
         return nvlink.unknown(nvlink_tool.state_text)
     if unreadable := unreadable_text(observed, _READS):
         return nvlink.unknown(unreadable)
-    linked = [gpu for gpu in observed.gpus if _active(gpu)]
-    numbers = {(gpu.model, _active(gpu)) for gpu in linked}
+    linked = [gpu for gpu in observed.gpus if _active_count(gpu)]
+    numbers = {(gpu.model, _active_count(gpu)) for gpu in linked}
     partial = [(gpu, text) for gpu in observed.nvidia if (text := _bridge_problem(observed, gpu))]
     if not partial and len(numbers) > len({gpu.model for gpu in linked}):
-        partial = [(gpu, f"{_active(gpu)} active links") for gpu in linked]
+        partial = [(gpu, f"{_active_count(gpu)} active links") for gpu in linked]
     if partial:
         text, actions = findings_text(partial), ("reseat",)
         return nvlink.warn(text, nvlink_tool.name, _BRIDGES, actions=actions)
     if not linked:
         return nvlink.na("these GPUs use no links")
-    return nvlink.ok(f"{distinct_values(map(_active, linked))} per GPU")
+    return nvlink.ok(f"{distinct_values(map(_active_count, linked))} per GPU")
 
 
 _START = "systemctl start nvidia-fabricmanager, of the driver's own version; see its log"
 _HEAL = "see the logs of the fabric manager and of NVLSM; drain, then reset the node's GPUs"
+#: The fields of a GPU that `fabric_manager` judges.
 _FABRIC_READS = ("fabric_state", "fabric_status", "fabric_faults", "fabric_clique")
 
 
@@ -191,6 +194,7 @@ def _unhealthy_gpus(observed: Gpus) -> list[tuple[Gpu, str]]:
 
 
 def _gpus_outside_fabric(observed: Gpus) -> list[tuple[Gpu, str]]:
+    """The GPUs that should have joined the fabric and have not, each with its state."""
     states = [gpu for gpu in observed.nvidia if gpu.fabric_state is not None]
     # On boards without switches the fabric manager may always be "not started".
     needed = observed.nvswitches or (len(states) > 1 and all(is_switched(gpu) for gpu in states))

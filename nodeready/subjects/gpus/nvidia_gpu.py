@@ -218,8 +218,8 @@ def _without_processes(text: str) -> str:
     """The text without its processes."""
     sections = []
     for section in text.split("<gpu id="):
-        before, opening, rest = section.partition("<processes>")
-        _, closing, after = rest.rpartition("</processes>")
+        before, opening, remainder = section.partition("<processes>")
+        _, closing, after = remainder.rpartition("</processes>")
         cut = f"{before}{opening}left out{closing}{after}"
         sections.append(cut if opening and closing else section)
     return "<gpu id=".join(sections)

@@ -49,23 +49,24 @@ def _root_can(observed: Proved) -> bool | None:
 def _refused(check: Check, guards: facts.Guards, observed: Proved, policy: Policy) -> Result:
     """The result of a tool that the kernel refused, with the cause (see `Control`)."""
     root = _root_can(observed)
-    also = {True: " (root can)", False: ", to root too", None: ""}[root]
-    of_root = observed.control.guards if isinstance(observed.control, facts.Control) else None
-    lacks = guards.bounded or (of_root is not None and not of_root.capable)
+    root_note = {True: " (root can)", False: ", to root too", None: ""}[root]
+    root_guards = observed.control.guards if isinstance(observed.control, facts.Control) else None
+    lacks_capability = guards.bounded or (root_guards is not None and not root_guards.capable)
     yama = guards.yama or 0
     causes = ["SELinux's deny_ptrace is on"] if guards.deny_ptrace and not root else []
     causes += [f"Yama's ptrace_scope is {yama}"] if yama else []
-    causes += ["CAP_SYS_PTRACE is missing"] if lacks and not root else []
-    actual = f"refused{also if not root else ''}: {' and '.join(causes)}{also if root else ''}"
+    causes += ["CAP_SYS_PTRACE is missing"] if lacks_capability and not root else []
+    cause = " and ".join(causes)
+    actual = f"refused: {cause}{root_note}" if root else f"refused{root_note}: {cause}"
     if yama == 3:
         return check.fail(actual, _YAMA, _REBOOT_FIX)
     if yama > policy.ptrace_scope or (guards.deny_ptrace and not root):
         return check.fixable(actual, _YAMA if yama else "", f"{DEPLOY_ONLY} ptrace")
     if yama:
         return check.fail(actual, _YAMA, _POLICY_FIX)
-    if lacks and not root:
+    if lacks_capability and not root:
         return check.fail(actual, "", _CONTAINER_FIX)
-    actual = f"refused{also}: not by Yama, SELinux or a missing capability"
+    actual = f"refused{root_note}: not by Yama, SELinux or a missing capability"
     return check.fail(actual, "", _OTHER_FIX)
 
 
@@ -91,7 +92,7 @@ def _missing(check: Check, tool: str, policy: Policy) -> Result:
 
 def _broken(check: Check, tool: str, attempt: DebuggerAttempt, root: bool | None) -> Result:
     """The tool was permitted, and showed too little or left its target in a bad state."""
-    also = {True: " (root can)", False: " (root's too)", None: ""}[root]
+    root_note = {True: " (root can)", False: " (root's too)", None: ""}[root]
     after = _after(attempt)
     fix = f"run {tool} by hand on the node, on a process that may be lost"
     if attempt.rc == facts.NO_START:
@@ -99,13 +100,15 @@ def _broken(check: Check, tool: str, attempt: DebuggerAttempt, root: bool | None
         fix = f"{DEPLOY_ONLY} debug_tools"
         if attempt.complaint == facts.NOEXEC:
             fix = MAY_EXECUTE.format(attempt.tool)
-        elif tool != "py-spy" and not attempt.tool.startswith(tuple(f"{d}/" for d in PACKAGED)):
+        elif tool != "py-spy" and not attempt.tool.startswith(
+            tuple(f"{directory}/" for directory in PACKAGED)
+        ):
             # No package brings it back.
             fix = f"remove {attempt.tool}, or put a program there that runs"
     elif attempt.rc is None:
-        actual = f"timed out after {attempt.limit_s} s{also}"
+        actual = f"timed out after {attempt.limit_s} s{root_note}"
     elif not attempt.good:
-        actual = f"{attempt.complaint}{also}"
+        actual = f"{attempt.complaint}{root_note}"
     else:
         return check.fail(after, attempt.tool, fix)
     return check.fail("; ".join(filter(None, (actual, after))), attempt.tool, fix)
@@ -159,7 +162,7 @@ def _tool_check(
         if not each_session:
             return _judge(judged, observed, policy, selection)
         return in_each_session(
-            observed, field, lambda there: _judge(judged, there, policy, selection)
+            observed, field, lambda proved: _judge(judged, proved, policy, selection)
         )
 
     return judged
@@ -223,7 +226,9 @@ def _cut_by_limit(check: Check, expected: str, observed: Proved, policy: Policy)
     return check.fixable(actual, "", f"{DEPLOY_ONLY} limits", expected=expected)
 
 
-def _directory(place: facts.CoreDirectory, name: str, missing_bytes: int) -> tuple[str, str]:
+def _directory_problem(
+    place: facts.CoreDirectory, name: str, missing_bytes: int
+) -> tuple[str, str]:
     """What is wrong with the core's directory, and the fix where no deploy repairs it."""
     if place.error:
         return f"{place.path}: {place.error}", ""
@@ -271,7 +276,7 @@ def _cause(core: ProvedCore, name: str) -> tuple[str, str]:
     if core.path:
         outcome = f"cut off at {core.size_bytes} of {core.whole_bytes or 'unknown'} bytes"
         missing_bytes = max(1, (core.whole_bytes or facts.SHELL_CORE_BYTES) - core.size_bytes)
-    reason, fix = _directory(place, name, missing_bytes) if place else ("", "")
+    reason, fix = _directory_problem(place, name, missing_bytes) if place else ("", "")
     if reason:
         return f"{outcome}: {reason}", fix
     if core.path:
@@ -300,7 +305,7 @@ def core(observed: Proved, policy: Policy) -> Result:
     return in_each_session(
         observed,
         "core",
-        lambda there: _judge_crash(there, policy),
+        lambda proved: _judge_crash(proved, policy),
         lambda crash: not crash.skipped and not crash.is_cut_by_limit,
     )
 
@@ -322,12 +327,12 @@ def _judge_crash(observed: Proved, policy: Policy) -> Result:
     if policy.core_handler == facts.PROGRAM:
         follows_policy = crash.handler.endswith(f"/{facts.PROGRAM}")
     if not follows_policy:
-        lands = f"in {crash.path.rpartition('/')[0]}"
+        place_text = f"in {crash.path.rpartition('/')[0]}"
         if crash.handler:
-            lands = f"with {crash.handler}"
+            place_text = f"with {crash.handler}"
         elif not crash.pattern.startswith("/"):
-            lands = "in whatever directory the process works in"
-        actual = f"{lands}: core_pattern is {crash.pattern}"
+            place_text = "in whatever directory the process works in"
+        actual = f"{place_text}: core_pattern is {crash.pattern}"
         return core.fixable(actual, "", f"{DEPLOY_ONLY} core_dumps", expected=expected)
     if crash.leftover:
         return core.warn(f"our own is left: {crash.leftover}", "", "remove it", expected=expected)
