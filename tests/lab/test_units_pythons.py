@@ -50,7 +50,8 @@ def test_the_same_content_makes_the_same_bytes_in_every_python(pythons):
     digests = {
         run(python, "-B", "-c", _BUILD, ROOT, env={"PYTHONHASHSEED": str(seed)}).stdout
         for seed, (version, python) in enumerate(pythons.items())
-        if version >= (3, 9)
+        # These read the tables of knowledge without a package.
+        if version >= (3, 11)
     }
     assert [len(digest.strip()) for digest in digests] == [64]
 

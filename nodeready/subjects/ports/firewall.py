@@ -65,6 +65,7 @@ _MOST_CHARACTERS = 400
 # forward hook, of ARP and of bridges do not concern a job, and a job's packets need more than an
 # accept on the way out. Text in quotes is a log's prefix or a comment.
 _AWK = rf"""
+mark == "" {{ mark = $1; next }}
 $1 == mark && $2 == "list" {{
     program = $3
     family = program ~ /^ip6/ ? "ip6 " : "ip "
@@ -146,14 +147,16 @@ _SCRIPT = rf"""
         exit 0
         ;;
     esac
+    # The mark is the run's nonce: every user of the node can read a command line.
     {{
+        printf '@%s\n' "$NR"
         if [ -n "$nr_nft" ]; then nr_listed nft -s list ruleset; fi
         for nr_ip in $nr_legacy; do
             nr_save=${{nr_ip}}tables-legacy-save
             command -v "$nr_save" >/dev/null || nr_save=${{nr_ip}}tables-save
             nr_listed "$nr_save"
         done
-    }} | awk -v mark="@$NR" -v first=%FIRST% -v last=%LAST% '{_AWK}'
+    }} | awk -v first=%FIRST% -v last=%LAST% '{_AWK}'
 """
 
 
