@@ -32,15 +32,6 @@ def read(table: str) -> dict[str, Any]:
     return data
 
 
-def _without_examples(table: str) -> dict[str, Any]:
-    return {
-        key: {name: value for name, value in row.items() if name not in EXAMPLES}
-        if isinstance(row, dict)
-        else row
-        for key, row in read(table).items()
-    }
-
-
 @cache
 def rows(table: str) -> dict[str, Any]:
     """A table without its examples: key -> row, in their order.
@@ -50,12 +41,17 @@ def rows(table: str) -> dict[str, Any]:
     try:
         from nodeready.knowledge.compiled import TABLES  # type: ignore[import-not-found]
     except ImportError:
-        return _without_examples(table)
+        return {
+            key: {name: value for name, value in row.items() if name not in EXAMPLES}
+            if isinstance(row, dict)
+            else row
+            for key, row in read(table).items()
+        }
     table_rows: dict[str, Any] = TABLES[table]
     return table_rows
 
 
 def compiled(tables: Iterable[str]) -> str:
     """The source of the module `COMPILED` with these tables."""
-    data = {table: _without_examples(table) for table in sorted(set(tables))}
+    data = {table: rows(table) for table in sorted(set(tables))}
     return f'"""Tables of nodeready.knowledge, without their examples."""\nTABLES = {data!r}\n'
