@@ -461,8 +461,9 @@ def test_pythons_own_trace_is_in_the_log_up_to_the_last_line(
     assert done.returncode == status
     (log,) = log_dir.glob("*.log")
     lines = log.read_text().splitlines()
-    # Python 3.13 prints one space more, and two threads print between each other's parts.
-    assert any(re.search(r"\btrain\.py\(4\): +return number ", row) for row in lines)
+    # Python 3.13 prints a row in parts, and another thread's part may stand between them.
+    assert any("train.py(4)" in row for row in lines)
+    assert any("return number + json.loads" in row for row in lines)
     assert not [row for row in lines if re.search(r" (decoder|threading)\.py\(", row)]
     assert ("os.kill" in lines[-1]) == bool(status)
 
