@@ -10,9 +10,12 @@ from typing import NamedTuple
 
 from nodeready.agent.witnesses import nccl_errors
 
-#: Roles of an event. The rank failed by itself; it lost a peer; it waited until a timeout; a
-#: signal or the scheduler ended it; a launcher or Slurm reports how a rank ended.
-FAILED, LOST, WAITED, ENDED, REPORT = ROLES = ("failed", "lost", "waited", "ended", "report")
+#: Roles of an event. The rank failed by itself; it lost a peer; it waited until a timeout; the
+#: error says itself that its cause is elsewhere; a signal or the scheduler ended the rank; a
+#: launcher or Slurm reports how a rank ended.
+FAILED, LOST, WAITED, CONSEQUENCE, ENDED, REPORT = ROLES = (
+    "failed", "lost", "waited", "consequence", "ended", "report",
+)  # fmt: skip
 #: Kinds of a failure.
 KINDS = (
     "oom", "exception", "segfault", "gpu", "network", "storage", "timeout", "limit", "signal",

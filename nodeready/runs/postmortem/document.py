@@ -37,8 +37,9 @@ class FirstFailure:
 class FailureGroup:
     """Equal failures of several ranks."""
 
-    # `failed`: by themselves; `lost`: they lost a peer; `waited`: until a timeout; `ended`: by a
-    # signal or the scheduler; `report`: a launcher reports how they ended
+    # `failed`: by themselves; `lost`: they lost a peer; `waited`: until a timeout; `consequence`:
+    # the error says that its cause is elsewhere; `ended`: by a signal or the scheduler;
+    # `report`: a launcher reports how they ended
     role: Annotated[str, {"enum": ROLES}]
     kind: Annotated[str, {"enum": CAUSE_KINDS}]  # see CAUSE_KINDS
     text: str  # of one of them

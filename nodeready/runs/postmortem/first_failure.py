@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from nodeready.agent.failure_events import FailureEvent
 from nodeready.agent.failure_rules import (
+    CONSEQUENCE,
     ENDED,
     FAILED,
     LOST,
@@ -91,7 +92,9 @@ _PEER = re.compile(
 )
 _NO_ROUTE = re.compile(r"No route to host|Network is unreachable|errno: (?:101|110|113)\b")
 #: Order of the groups of failures.
-_ROLE_ORDER = {role: order for order, role in enumerate((FAILED, WAITED, LOST, ENDED, REPORT))}
+_ROLE_ORDER = {
+    role: order for order, role in enumerate((FAILED, WAITED, LOST, CONSEQUENCE, ENDED, REPORT))
+}
 _JOINED = re.compile(r"(\d{1,5})/(\d{1,5}) clients joined")
 #: The words of an error about a worker of a data loader.
 _KILLED_WORKER = "is killed by signal: Killed"
