@@ -344,7 +344,7 @@ def hostfile_out(nodes: str) -> Any:
 
 
 def hostfile_format() -> Any:
-    from nodeready.fleet.inventory.launcher_files import FORMS as forms
+    from nodeready.fleet.inventory.hostfile import FORMS as forms
 
     return opt(
         "--hostfile-format",

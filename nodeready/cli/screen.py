@@ -21,7 +21,7 @@ import click
 from nodeready.core.exit_codes import Refused
 from nodeready.core.files import NotFollowed, check, write_atomically
 from nodeready.core.text import sanitise
-from nodeready.fleet.inventory import launcher_files
+from nodeready.fleet.inventory import hostfile
 from nodeready.fleet.inventory.nodeset import fold
 from nodeready.reports import registry
 from nodeready.reports.lines import StyledLine
@@ -300,7 +300,7 @@ def write_hostfile(
     """Write the file of ``--hostfile-out``, or print why it is left as it is.
 
     path:            None: the option was not given
-    ready, rejected: as for `launcher_files.text`
+    ready, rejected: as for `hostfile.text`
     """
     if path is None:
         return
@@ -309,7 +309,7 @@ def write_hostfile(
     elif not complete:
         screen.say(f"interrupted: {path} is left as it is")
     else:
-        write_atomically(Path(path), [launcher_files.text(form, ready, rejected)])
+        write_atomically(Path(path), [hostfile.text(form, ready, rejected)])
 
 
 def render_options(screen: Screen, options: Options) -> Options:

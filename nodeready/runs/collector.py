@@ -30,7 +30,7 @@ from nodeready.core.outcome import (
 )
 from nodeready.core.policy.policy import digest
 from nodeready.core.text import counted, sanitise, utc_now
-from nodeready.fleet.inventory.placement import JobPlacement
+from nodeready.fleet.inventory.slurm import JobPlacement
 from nodeready.runs import incident, targets
 from nodeready.runs.audit.command import audit_document
 from nodeready.runs.audit.workers import AuditWorkers

@@ -107,8 +107,8 @@ def load_targets(
     """
     from pyinfra.api.exceptions import InventoryError
 
+    from nodeready.fleet.inventory.host_data import policies as node_policies
     from nodeready.fleet.inventory.load import load
-    from nodeready.fleet.inventory.node_policies import policies as node_policies
 
     data = {"ssh_user": options.ssh_user, "ssh_key": options.ssh_key}
     try:
@@ -130,7 +130,7 @@ def load_targets(
 
 def _limit(inventory: NodeInventory, words: str, note: Note) -> list[Host]:
     """The hosts that ``--limit`` selects. Notes failed nodes that are not in the inventory."""
-    from nodeready.fleet.inventory.limit import select_hosts
+    from nodeready.fleet.inventory.load import select_hosts
     from nodeready.fleet.inventory.nodeset import folded, split
 
     parts = split(words)
@@ -304,7 +304,7 @@ def _choose_transport(options: TargetOptions, hosts: list[Host], own_job: str) -
     if options.salloc is not None or own_job:
         return "srun"
     if len(hosts) >= MIN_NODES_FOR_TREE or options.topology is not None:
-        from nodeready.fleet.transport.clush.ssh_targets import has_gateways
+        from nodeready.fleet.transport.clush.gateway import has_gateways
 
         if has_gateways([host.name for host in hosts], options.topology):
             return "clush"

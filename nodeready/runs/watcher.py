@@ -17,8 +17,7 @@ from nodeready.core.files import make_directory, state_directory, user_name
 from nodeready.core.outcome import NodeGaps, gaps_code, node_gaps
 from nodeready.core.text import sanitise, utc_now
 from nodeready.fleet.inventory.nodeset import folded
-from nodeready.fleet.inventory.placement import JobPlacement
-from nodeready.fleet.inventory.slurm import job_placement
+from nodeready.fleet.inventory.slurm import JobPlacement, job_placement
 from nodeready.runs import incident as incidents
 from nodeready.runs.collector import EvidenceCollector, WriteFacts, nodes_of_job
 from nodeready.runs.conversations import ask_with_progress

@@ -142,7 +142,7 @@ def audit_document(
     outcomes: without the snapshots that the workers hold
     keeper:   has the earlier counters; None: of a look that is not kept
     """
-    from nodeready.fleet.transport.fleet_context import fleet_context
+    from nodeready.fleet.inventory.host_data import fleet_context
     from nodeready.subjects.context import FleetContext
 
     assert nodes.inventory is not None
@@ -167,7 +167,7 @@ def recorded_audit(inventory: str, options: AuditOptions, tell: Tell) -> tuple[A
 
     Raises Refused.
     """
-    from nodeready.fleet.inventory.endpoints import endpoint
+    from nodeready.fleet.inventory.host_data import endpoint
     from nodeready.subjects.gate.files import node_policy
     from nodeready.subjects.ssh_client.known_hosts import Names
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from nodeready.agent.asking import Conversation
 from nodeready.core.text import utc_now
-from nodeready.fleet.transport.fleet_context import fleet_context
+from nodeready.fleet.inventory.host_data import fleet_context
 from nodeready.runs import targets
 from nodeready.runs.conversations import converse, probe_nodes
 from nodeready.runs.deploy.document import Deploy, DeployedNode

@@ -35,8 +35,13 @@ from nodeready.core.policy.fields import closest_word, value_text
 from nodeready.core.policy.policy import PolicyError, key_text
 from nodeready.core.result import Result, fix_text, result_text
 from nodeready.core.text import sanitise
-from nodeready.fleet.inventory.node_policies import checked_data, declared_settings, share_policies
-from nodeready.fleet.transport.fleet_context import addresses_of_nodes, fleet_context
+from nodeready.fleet.inventory.host_data import (
+    addresses_of_nodes,
+    checked_data,
+    declared_settings,
+    fleet_context,
+    share_policies,
+)
 from nodeready.fleet.transport.ssh import ConnectedHosts
 from nodeready.runs.deploy.actions import RemoveFile, StepChange, WriteFile
 from nodeready.subjects.context import FleetContext, Judged

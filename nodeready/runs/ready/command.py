@@ -185,7 +185,7 @@ def _prove_fleet(
 ) -> list[Outcome[Snapshot]]:
     """Probe the nodes and prove them, within the budget."""
     # Imported only here: they import pyinfra, which this machine alone does not need.
-    from nodeready.fleet.inventory.endpoints import given_addresses
+    from nodeready.fleet.inventory.host_data import given_addresses
     from nodeready.runs.ready.run import ReadyTask, prove
 
     deadline = time.monotonic() + budget_s - min(_RESERVE_S, budget_s / 4)

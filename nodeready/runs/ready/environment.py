@@ -6,7 +6,7 @@ from nodeready.agent.asking import Request, new_nonce
 from nodeready.core.fleet import FleetFacts
 from nodeready.core.outcome import gaps_of
 from nodeready.core.text import utc_now
-from nodeready.fleet.transport.fleet_context import addresses_of_nodes
+from nodeready.fleet.inventory.host_data import addresses_of_nodes
 from nodeready.runs import targets
 from nodeready.runs.conversations import ask_with_progress, keep_gaps, probe_nodes
 from nodeready.runs.options import EnvOptions

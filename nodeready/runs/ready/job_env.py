@@ -1,7 +1,7 @@
 """The variables that the nodes' facts suggest for a job's environment, each with its reason.
 
 Pure: the snapshots of all nodes go in, and the addresses of the nodes
-(`nodeready.fleet.transport.fleet_context.addresses_of_nodes`).
+(`nodeready.fleet.inventory.host_data.addresses_of_nodes`).
 
 NCCL_SOCKET_IFNAME  ``=eth1``: exactly this interface; without "=" it is a prefix, and eth1 also
                     means eth10 (NCCL user guide, environment variables)

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from nodeready.core.exit_codes import Refused
-from nodeready.fleet.inventory.endpoints import given_addresses
+from nodeready.fleet.inventory.host_data import given_addresses
 from nodeready.runs import targets
 from nodeready.runs.conversations import ask_password
 from nodeready.runs.memory.kept_looks import LookKeeper

@@ -11,7 +11,7 @@ from nodeready.core.base import Unknown
 from nodeready.core.fleet import ALONE
 from nodeready.core.outcome import Outcome
 from nodeready.core.policy.policy import make_policy
-from nodeready.fleet.transport.fleet_context import addresses_of_nodes
+from nodeready.fleet.inventory.host_data import addresses_of_nodes
 from nodeready.runs.audit import learned, peers
 from nodeready.subjects import registry
 from nodeready.subjects.nics.facts import Nics
