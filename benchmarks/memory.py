@@ -29,8 +29,7 @@ from nodeready.runs.memory.diff import Diff, Side, compare, dated, looks_since, 
 from nodeready.runs.memory.history import read_history
 from nodeready.runs.memory.kept_looks import LookKeeper, MemorySettings
 from nodeready.runs.memory.lemons import find_lemons
-from nodeready.runs.memory.look import Value
-from nodeready.runs.memory.sections import NodeSections, dump, facts_text, node_sections
+from nodeready.runs.memory.look import NodeSections, Value, dump, facts_text, node_sections
 from nodeready.runs.memory.store import Memory
 from nodeready.subjects.registry import select
 

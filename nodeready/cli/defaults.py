@@ -11,7 +11,7 @@ import click
 
 from nodeready.cli.options import ScreenOptions
 from nodeready.core.exit_codes import Refused
-from nodeready.runs import config_file
+from nodeready.runs import user_files
 from nodeready.runs.options import ConnectionOptions, options_of
 
 #: In the order of precedence: the variable, the key of config.toml, the file.
@@ -45,7 +45,7 @@ def find_inventory(
         return None
     text, source = default
     if source == _HERE:
-        config_file.refuse_strangers(FILE, trusted=options.trust_inventory)
+        user_files.refuse_strangers(FILE, trusted=options.trust_inventory)
     if not options.quiet:
         click.echo(f"nodeready: inventory: {text} ({source})", err=True)
     return text
@@ -85,7 +85,7 @@ def defaults_of(command: click.Command, commands: Iterable[str]) -> dict[str, An
     """
     for variable in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
         if directory := os.environ.get(variable):
-            config_file.refuse_unsafe(directory, f"{variable}: ")
+            user_files.refuse_unsafe(directory, f"{variable}: ")
     options = {param.name: param for param in command.params if isinstance(param, click.Option)}
     options["inventory"] = click.Option(["--inventory"], callback=_checked_inventory)
     shared = (
@@ -98,17 +98,17 @@ def defaults_of(command: click.Command, commands: Iterable[str]) -> dict[str, An
     )
     context = click.Context(command)
     defaults: dict[str, Any] = {}
-    for path in config_file.paths():
-        data = config_file.read(path)
+    for path in user_files.paths():
+        data = user_files.read(path)
         for key, value in data.items():
             if not isinstance(value, dict):
-                name = config_file.option_name(path, key, shared)
+                name = user_files.option_name(path, key, shared)
                 if name in options:
                     defaults[name] = _option_value(path, key, options[name], value, context)
-            elif key not in (*commands, config_file.MEMORY):
+            elif key not in (*commands, user_files.MEMORY):
                 raise Refused(f"{path}: [{key}] is no command of nodeready")
         for key, value in data.get(str(command.name), {}).items():
-            name = config_file.option_name(path, key, options)
+            name = user_files.option_name(path, key, options)
             shown = f"[{command.name}] {key}"
             defaults[name] = _option_value(path, shown, options[name], value, context)
     if "inventory" in defaults:

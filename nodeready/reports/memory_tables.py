@@ -15,9 +15,9 @@ from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.table_layout import MAX_TEXT, RowSection, TableLayout, fitted
 from nodeready.runs.memory.changes import ANSWER, POLICY, REBOOT, RESULT
 from nodeready.runs.memory.diff import Diff, FleetChange, Side
-from nodeready.runs.memory.facts import shown_value
 from nodeready.runs.memory.history import EVENT, JOB, STATUS, History, HistoryEntry, KeptLook
 from nodeready.runs.memory.lemons import FALSE_ALARM, MIN_DAYS, HardwareIncident, Lemon, Lemons
+from nodeready.runs.memory.look import shown_value
 
 # --- `history`: an entry per line, the newest first.
 

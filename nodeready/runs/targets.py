@@ -15,10 +15,9 @@ from nodeready.core.files import user_name
 from nodeready.core.policy import Policy
 from nodeready.core.policy.policy import PolicyError
 from nodeready.core.policy.site_checks import FOLDER
-from nodeready.runs.config_file import refuse_strangers
-from nodeready.runs.last_failed import LAST_FAILED, load_failed, save_failed
 from nodeready.runs.options import ConnectionOptions, TargetOptions
 from nodeready.runs.tell import Tell
+from nodeready.runs.user_files import LAST_FAILED, load_failed, refuse_strangers, save_failed
 
 if TYPE_CHECKING:
     from pyinfra.api import Host
@@ -83,7 +82,7 @@ class Targets:
     def remember_failed(
         self, failed: Iterable[str], *, lost: bool = False, reached: Iterable[str] | None = None
     ) -> None:
-        """Keep the failed nodes for ``--limit @last-failed``; see `last_failed.save_failed`.
+        """Keep the failed nodes for ``--limit @last-failed``; see `user_files.save_failed`.
 
         reached: the nodes that this run contacted; None: all targets
         """

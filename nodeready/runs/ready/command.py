@@ -17,8 +17,7 @@ from nodeready.core.policy.site_checks import READY
 from nodeready.core.text import counted, span, utc_now
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.runs import targets
-from nodeready.runs.audit.command import audit_document
-from nodeready.runs.audit.fleet import probed_subjects
+from nodeready.runs.audit.command import audit_document, probed_subjects
 from nodeready.runs.audit.workers import AuditWorkers
 from nodeready.runs.conversations import ask_password
 from nodeready.runs.memory.kept_looks import LookKeeper, earlier_failures

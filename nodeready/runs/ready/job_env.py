@@ -14,7 +14,7 @@ PDSH_RCMD_TYPE      ssh, where pdsh is installed: its own default may be rsh
 MASTER_PORT         a port that is free on every node: see `choose`
 
 With ``--debug`` also the variables that make the job debuggable: see
-`debug_variables.debug_variables`.
+`environment.debug_variables`.
 
 An implausible name of an interface or device in a node's answer is rejected.
 """

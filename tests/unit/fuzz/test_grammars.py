@@ -35,7 +35,7 @@ from nodeready.runs.audit.learned import read_settings
 from nodeready.runs.memory import diff
 from nodeready.runs.memory.history import parse_drains, parse_jobs
 from nodeready.runs.postmortem import slurm_records
-from nodeready.runs.ready.debug_variables import read_installed
+from nodeready.runs.ready.environment import read_installed
 from nodeready.runs.stacks import archive, trace
 from nodeready.subjects import snapshot
 from nodeready.subjects.access import ACCESS, parse_access
