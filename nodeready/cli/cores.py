@@ -24,10 +24,10 @@ from nodeready.runs.cores import (
     DumpError,
     cores_code,
     dump,
-    prepare,
     run,
 )
 from nodeready.runs.options import CoresOptions, flag
+from nodeready.runs.user_files import output_directory
 
 #: Mode of every file: gdb's output has arguments of functions.
 _MODE = 0o600
@@ -112,7 +112,9 @@ def cores(inventory: str | None, options: CoresWords) -> int:
     screen = options.screen()
     if options.pid is not None:
         return _dump(inventory, options, screen)
-    path = None if options.output is None else prepare(options.output)
+    path = None
+    if options.output is not None:
+        path = output_directory(Path(options.output), "cores.json")
     cores = run(inventory, options, screen)
     if path is not None:
         _write(cores, path)

@@ -36,7 +36,7 @@ from nodeready.runs.audit.command import audit_document
 from nodeready.runs.audit.workers import AuditWorkers
 from nodeready.runs.conversations import ask_with_progress, converse, keep_gaps, probe_nodes
 from nodeready.runs.cores import collect_cores
-from nodeready.runs.incident import Directory, ForeignDirectory, Incident, Interrupted, Part
+from nodeready.runs.incident import Directory, Incident, Interrupted, Part
 from nodeready.runs.jobs import IF_ENDED, running_lines
 from nodeready.runs.options import HangOptions, IncidentOptions
 from nodeready.runs.stacks import archive, group
@@ -94,12 +94,7 @@ def run(
     if options.output is None:
         raise Refused("-o is missing: name a new directory with -o DIR")
     nodes, name = nodes_of_job(inventory, options, tell)
-    try:
-        directory = incident.prepare(Path(options.output))
-    except ForeignDirectory as problem:
-        raise Refused(f"-o {problem}") from None
-    except OSError as problem:
-        raise Refused(f"-o {problem.filename}: {problem.strerror}") from None
+    directory = incident.prepare(Path(options.output))
     with nodes.transport:
         evidence = EvidenceCollector(
             nodes, tell, name, options.user or "", options.timeout, render, write_facts

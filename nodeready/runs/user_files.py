@@ -1,17 +1,23 @@
-"""The user's own files: the configuration, and the nodes that failed in the last run."""
+"""The user's own files: the configuration, the nodes that failed last, the directory of ``-o``."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nodeready.core.exit_codes import Refused
-from nodeready.core.files import private_file, read_regular, state_directory, write_atomically
+from nodeready.core.files import (
+    own_directory,
+    private_file,
+    read_regular,
+    state_directory,
+    write_atomically,
+)
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory import trust
 
@@ -158,3 +164,27 @@ def save_failed(
     with contextlib.suppress(OSError):
         path = private_file(_state_file(), make=True)
         write_atomically(path, [f"{node}\n" for node in rows], 0o600)
+
+
+# --- The directory of ``-o``.
+
+
+def output_directory(
+    path: Path, file: str, is_ours: Callable[[str], Any] | None = None, option: str = "-o "
+) -> Path:
+    """Make this directory if it is missing, private to us. Raises Refused.
+
+    file:    one that it must be able to take
+    is_ours: whether a file of this name may be in it; None: any
+    option:  what the messages begin with
+    """
+    if os.path.lexists(path) and not path.is_dir():
+        raise Refused(f"{option}{path}: is no directory")
+    try:
+        own_directory(path, file)
+        names = [entry.name for entry in path.iterdir()] if is_ours else []
+    except OSError as problem:
+        raise Refused(f"{option}{problem.filename}: {problem.strerror}") from None
+    if is_ours and (foreign := [name for name in names if not is_ours(name)]):
+        raise Refused(f"{option}{path}: holds other files ({min(foreign)}): name a new directory")
+    return path

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nodeready.agent.stacks.program import SCHEMA
-from nodeready.core.files import own_directory, remove, write_atomically
+from nodeready.core.files import remove, write_atomically
 from nodeready.core.outcome import INVALID, Gap
 from nodeready.core.text import sanitise
 from nodeready.runs.stacks.document import Stacks
@@ -24,6 +23,7 @@ from nodeready.runs.stacks.trace import (
     parse,
     to_json,
 )
+from nodeready.runs.user_files import output_directory
 
 # --- Texts of ``py-spy dump``, as pdsh or ``srun -l`` collected them, as raw traces.
 #
@@ -229,10 +229,6 @@ _MODE = 0o600
 _MAX_NAME = 200
 
 
-class ForeignStacksDirectory(Exception):
-    """A directory with files that are not nodeready's; one line."""
-
-
 def file_name(node: str) -> str:
     """The file of a node's trace. No two nodes have the same, and none is a path."""
     plain = re.sub(r"[^A-Za-z0-9_.-]", "_", node)[:_MAX_NAME]
@@ -241,19 +237,9 @@ def file_name(node: str) -> str:
     return f"trace-{plain}.json"
 
 
-def prepare(directory: Path) -> None:
-    """Create the directory if it is missing.
-
-    Raises ForeignStacksDirectory for a directory with other files, and OSError.
-    """
-    if os.path.lexists(directory) and not directory.is_dir():
-        raise ForeignStacksDirectory(f"{directory}: is no directory")
-    own_directory(directory, file_name("of-any-node"))
-    foreign = [path.name for path in directory.iterdir() if not _OWN_FILES.fullmatch(path.name)]
-    if foreign:
-        raise ForeignStacksDirectory(
-            f"{directory}: holds other files ({min(foreign)}): name a new directory"
-        )
+def prepare(output: str) -> Path:
+    """Make the directory of ``-o``, before any node is contacted. Raises Refused."""
+    return output_directory(Path(output), file_name("of-any-node"), _OWN_FILES.fullmatch)
 
 
 def keep_traces(directory: Path, traces: Iterable[Trace]) -> Iterator[Trace]:

@@ -46,10 +46,10 @@ def run(inventory: str | None, options: StacksOptions, tell: Tell, render: Rende
     if options.source is not None:
         if options.native or options.locals_ or options.dump or options.ras:
             raise Refused("--from: asks no node; remove --native, --locals, --dump and --ras")
-        directory = _make_directory(options.output)
+        directory = None if options.output is None else archive.prepare(options.output)
         stacks = _read_archive(options, directory)
     else:
-        directory = _make_directory(options.output)
+        directory = None if options.output is None else archive.prepare(options.output)
         nodes, config = _targets(inventory, options, config, tell)
         with nodes.transport:
             stacks = _capture_stacks(nodes, options, config, tell, directory)
@@ -111,20 +111,6 @@ def _program_config(inventory: str | None, options: StacksOptions) -> StacksConf
         part=" and ".join(name for name, is_given in excluding.items() if is_given),
         longer_s=LONGER_S if is_longer else 0.0,
     )
-
-
-def _make_directory(output: str | None) -> Path | None:
-    """Make the directory of ``-o``, before any node is contacted. Raises Refused."""
-    if output is None:
-        return None
-    directory = Path(output)
-    try:
-        archive.prepare(directory)
-    except archive.ForeignStacksDirectory as problem:
-        raise Refused(f"-o {problem}") from None
-    except OSError as problem:
-        raise Refused(f"-o {problem.filename}: {problem.strerror}") from None
-    return directory
 
 
 def _targets(

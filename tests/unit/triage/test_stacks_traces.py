@@ -13,6 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from nodeready.core.exit_codes import Refused
 from nodeready.core.outcome import node_gaps, reasons_of
 from nodeready.runs.stacks import archive
 from nodeready.runs.stacks import group as grouping
@@ -186,21 +187,21 @@ def test_a_nodes_name_is_never_a_path_and_no_two_share_a_file(tmp_path):
     assert file_name("gpu001") == "trace-gpu001.json"
     assert all(len(file) < 255 and file.isascii() and file.isprintable() for file in files)
     assert not any("/" in file for file in files)
-    archive.prepare(tmp_path / "new")
+    archive.prepare(str(tmp_path / "new"))
     for name in filter(None, NAMES):
         list(archive.keep_traces(tmp_path / "new", [empty_trace(name, "away", "")]))
 
 
 def test_only_a_directory_of_ours_is_written_to_again(tmp_path):
-    archive.prepare(new := tmp_path / "new")
+    new = archive.prepare(str(tmp_path / "new"))
     for name in ("trace-gpu1.json", "stacks.json", "stacks.html"):
         (new / name).touch()
-    archive.prepare(new)
+    archive.prepare(str(new))
     (new / "thesis.tex").touch()
-    with pytest.raises(archive.ForeignStacksDirectory, match=r"holds other files \(thesis.tex\)"):
-        archive.prepare(new)
-    with pytest.raises(FileNotFoundError):
-        archive.prepare(tmp_path / "no" / "such")
+    with pytest.raises(Refused, match=r"holds other files \(thesis.tex\)"):
+        archive.prepare(str(new))
+    with pytest.raises(Refused, match="No such file or directory"):
+        archive.prepare(str(tmp_path / "no" / "such"))
 
 
 def test_texts_of_py_spy_are_read_one_node_each_and_a_bad_text_is_named(tmp_path):
