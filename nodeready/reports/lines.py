@@ -6,11 +6,13 @@ never the only carrier of a meaning.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, Union
+from typing import NamedTuple, TypeVar, Union
 
-from nodeready.core.severity import words
+from nodeready.core.severity import words as severity_words
 from nodeready.core.text import counted, cut, sanitise
 
 STYLES = {
@@ -130,4 +132,224 @@ def cost_text(severity: str, status: str) -> str:
     """
     if status not in ("fail", "unknown", "warn") or not severity:
         return ""
-    return f"{words(severity)}?" if status == "unknown" else words(severity)
+    text = severity_words(severity)
+    return f"{text}?" if status == "unknown" else text
+
+
+# --- Fold texts that differ by a number, an address or the node's own name into one row.
+
+#: The texts about one node: a finding, and its fix.
+Texts = tuple[str, ...]
+#: Texts in pieces: those between the words that may differ, and these words.
+_SplitTexts = tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]
+#: A number with its thousands apart, or a word: a device, a version, an address, a path's part.
+_WORD = re.compile(r"\d{1,3}(?:,\d{3})+(?![\w,])|\w(?:[\w.:-]*\w)?")
+_NUMBER = re.compile(r"(\D*)(\d[\d,]*(?:\.\d+)?)(\D*)")
+_ADDRESS = re.compile(
+    r"\d+(?:\.\d+){3}|[0-9A-Fa-f]*:[0-9A-Fa-f:]*:[\w.:]*|\w[\w-]*(?:\.[\w-]+)*\.[A-Za-z]{2,}"
+)
+_DIGIT = re.compile(r"\d")
+#: The placeholders of the node's own name, and of an address that differs on each node.
+_NAME, _ADDRESS_WORD = "NODE", "ADDRESS"
+#: Maximum rows with different reasons.
+_MAX_REASONS = 6
+#: Maximum values of one word that are all named; of more, the first and the last.
+_MAX_VALUES = 3
+
+
+class SimilarTexts(NamedTuple):
+    """One row for nodes with equal texts, or with texts that differ by a few words."""
+
+    # the texts; where they differ, with all values, or the minimum and maximum
+    shared_texts: Texts
+    names: list[str]  # the nodes
+    example: str = ""  # one of the nodes, where no single node has the shared texts; else ""
+    instance: Texts = ()  # the texts of that node
+    variants: int = 1  # number of different texts
+
+    @property
+    def texts(self) -> Texts:
+        """The shared texts, or the texts of the example."""
+        return self.shared_texts or self.instance
+
+
+def fold_similar(
+    pairs: Iterable[tuple[Texts, str]], max_rows: int = _MAX_VALUES, *, reasons: bool = False
+) -> list[SimilarTexts]:
+    """The texts of all nodes in few rows, the row of most nodes first.
+
+    pairs:    texts and their node, whose own name in them is ignored
+    max_rows: maximum number of rows; beyond it, texts of one shape become one row
+    reasons:  the texts are errors: an address that differs on each node is ignored
+
+    >>> fold_similar([(("71 C",), "gpu1"), (("84 C",), "gpu2")], 1)[0].shared_texts
+    ('71, 84 C',)
+    """
+    names_of: dict[Texts, list[str]] = {}
+    for texts, name in pairs:
+        names_of.setdefault(texts, []).append(name)
+    shapes: dict[object, _TextShape] = {}
+    for texts, names in names_of.items():
+        # In a text of several nodes, no name is the node's own.
+        shared, words = _split_words(texts, names[0] if len(names) == 1 else "")
+        shapes.setdefault(shared, _TextShape(shared)).add(texts, words, names)
+    kinds = sorted(shapes.values(), key=lambda shape: -shape.count)
+    if reasons:
+        for shape in kinds:
+            shape.forget_addresses()
+    if sum(len(shape.rows) for shape in kinds) <= max_rows:
+        rows = [row for shape in kinds for row in map(shape.row, shape.rows)]
+    elif len(kinds) <= max_rows:
+        rows = [shape.merged() for shape in kinds]
+    else:
+        rows = [shape.merged() for shape in kinds[: max_rows - 1]]
+        rows.append(_example_row(kinds[max_rows - 1 :]))
+    return sorted(rows, key=lambda row: -len(row.names))
+
+
+def reasons(
+    node_reasons: Iterable[tuple[str, str]], verbose: int = 0
+) -> list[tuple[str, list[str]]]:
+    """Why nodes gave no answer, in few rows: the reason, or an example, with the nodes.
+
+    node_reasons: pairs of a node and its reason
+    """
+    pairs = (((reason.removeprefix(f"{name}: "),), name) for name, reason in node_reasons)
+    if verbose:
+        return [(reason, names) for (reason,), names in grouped(pairs)]
+    return [
+        (row.texts[0] if row.shared_texts else f"e.g. {row.example}: {row.texts[0]}", row.names)
+        for row in fold_similar(pairs, _MAX_REASONS, reasons=True)
+    ]
+
+
+def _split_words(texts: Texts, name: str) -> _SplitTexts:
+    """The texts split at numbers, dotted words, words before a colon, and the node's name."""
+    shared, words = [], []
+    for text in texts:
+        between, end = [], 0
+        for match in _WORD.finditer(text):
+            word = match[0]
+            if name and (word == name or word.startswith(f"{name}.")):
+                word = _NAME
+            elif not (_DIGIT.search(word) or "." in word or text.startswith(": ", match.end())):
+                continue
+            between.append(text[end : match.start()])
+            words.append(word)
+            end = match.end()
+        shared.append((*between, text[end:]))
+    return tuple(shared), tuple(words)
+
+
+class _TextShape:
+    """Texts that are equal except for some words.
+
+    rows:           the words -> the nodes with these words, and their texts
+    may_be_address: for each word: it is no part of a path
+    """
+
+    def __init__(self, shared: tuple[tuple[str, ...], ...]) -> None:
+        self.shared = shared
+        self.rows: dict[tuple[str, ...], tuple[list[str], list[Texts]]] = {}
+        before = (text for between in shared for text in between[:-1])
+        self.may_be_address = tuple(not text.endswith("/") for text in before)
+
+    @property
+    def count(self) -> int:
+        return sum(len(names) for names, _ in self.rows.values())
+
+    def add(self, own_texts: Texts, words: tuple[str, ...], names: list[str]) -> None:
+        row_names, texts = self.rows.setdefault(words, ([], []))
+        row_names.extend(names)
+        texts.append(own_texts)
+
+    def forget_addresses(self) -> None:
+        """Merge the rows that differ only by an address of the node."""
+        words_of: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+        for words in self.rows:
+            plain = tuple(
+                _ADDRESS_WORD if may_be and _ADDRESS.fullmatch(word) else word
+                for word, may_be in zip(words, self.may_be_address)
+            )
+            words_of.setdefault(plain, []).append(words)
+        for plain, several in words_of.items():
+            if len(several) > 1:
+                merged: tuple[str, ...] = several[0]
+                for index, word in enumerate(plain):
+                    if len({words[index] for words in several}) > 1:
+                        merged = (*merged[:index], word, *merged[index + 1 :])
+                for words in several:
+                    names, texts = self.rows.pop(words)
+                    merged_names, merged_texts = self.rows.setdefault(merged, ([], []))
+                    merged_names.extend(names)
+                    merged_texts.extend(texts)
+
+    def filled_in(self, words: Sequence[str]) -> Texts:
+        """The texts with these words, without a node's name or address at the beginning."""
+        remaining, texts = list(words), []
+        for between in self.shared:
+            own_words, remaining = remaining[: len(between) - 1], remaining[len(between) - 1 :]
+            text = "".join(part for pair in zip(between, [*own_words, ""]) for part in pair)
+            for placeholder in (_NAME, _ADDRESS_WORD):
+                if own_words[:1] == [placeholder] and not between[0]:
+                    text = text.removeprefix(f"{placeholder}: ")
+            texts.append(text)
+        return tuple(texts)
+
+    def row(self, words: tuple[str, ...]) -> SimilarTexts:
+        names, texts = self.rows[words]
+        return SimilarTexts(texts[0] if len(texts) == 1 else self.filled_in(words), names)
+
+    def merged(self) -> SimilarTexts:
+        """All texts of the shape as one row."""
+        if len(self.rows) == 1:
+            return self.row(next(iter(self.rows)))
+        counts = [len(names) for names, _ in self.rows.values()]
+        words, differing_words = [], 0
+        for may_be_address, column in zip(self.may_be_address, zip(*self.rows)):
+            values: Counter[str] = Counter()
+            for word, count in zip(column, counts):
+                values[word] += count
+            differing_words += len(values) > 1
+            words.append(_values_text(values, may_be_address))
+        names = [name for row_names, _ in self.rows.values() for name in row_names]
+        row_names, texts = max(self.rows.values(), key=lambda row: len(row[0]))
+        example = (row_names[0], texts[0]) if differing_words > 1 else ("", ())
+        return SimilarTexts(self.filled_in(words), names, *example, variants=len(self.rows))
+
+
+def _values_text(values: Counter[str], may_be_address: bool) -> str:
+    """All values of one word: ``71.2 to 84.9``, ``eth0, eth1``, ``a, b and 17 more``.
+
+    may_be_address: addresses that differ on each node become a placeholder
+    """
+    if len(values) == 1:
+        return next(iter(values))
+    matches = [_NUMBER.fullmatch(value) for value in values]
+    around = {(match[1], match[3]) for match in matches if match}
+    if None in matches or len(around) > 1:
+        is_unique = len(values) == sum(values.values()) > _MAX_VALUES
+        if may_be_address and is_unique and all(map(_ADDRESS.fullmatch, values)):
+            return _ADDRESS_WORD
+        first = [value for value, _ in values.most_common(_MAX_VALUES)]
+        if len(values) <= _MAX_VALUES:
+            return ", ".join(first)
+        return f"{', '.join(first[:2])} and {len(values) - 2} more"
+    ranked = sorted(values, key=_number)
+    if len(ranked) <= _MAX_VALUES:
+        return ", ".join(ranked)
+    text = f"{ranked[0]} to {ranked[-1]}"
+    majority, count = values.most_common(1)[0]
+    return f"mostly {majority} ({text})" if count * 2 > sum(values.values()) else text
+
+
+def _number(text: str) -> float:
+    match = _NUMBER.fullmatch(text)
+    return float(match[2].replace(",", "")) if match else 0.0
+
+
+def _example_row(kinds: Sequence[_TextShape]) -> SimilarTexts:
+    """One row for texts of many shapes: an example."""
+    names = [name for shape in kinds for row_names, _ in shape.rows.values() for name in row_names]
+    row_names, texts = next(iter(kinds[0].rows.values()))
+    return SimilarTexts((), names, row_names[0], texts[0], sum(len(shape.rows) for shape in kinds))

@@ -13,13 +13,14 @@ from nodeready.reports.lines import (
     Part,
     Safe,
     StyledLine,
+    fold_similar,
     grouped,
     line,
     node_set,
+    reasons,
 )
-from nodeready.reports.prometheus import duration_s
+from nodeready.reports.monitoring import duration_s
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.similar_texts import fold_similar, reasons
 from nodeready.reports.table_layout import MAX_WIDTH, NO_LIMIT, RowSection, TableLayout, fitted
 from nodeready.runs.smoke.document import (
     UNREACHABLE,

@@ -6,9 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from nodeready.core.outcome import FAILED_WORD, INCOMPLETE_WORD, UNREACHABLE_WORD, WORDS, NodeGap
-from nodeready.reports.lines import STYLES, Part, StyledLine, line, node_set, node_set_or_count
+from nodeready.reports.lines import (
+    STYLES,
+    Part,
+    StyledLine,
+    line,
+    node_set,
+    node_set_or_count,
+    reasons,
+)
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.similar_texts import reasons
 
 
 class RowSection(NamedTuple):
