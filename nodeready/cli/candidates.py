@@ -14,7 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 import nodeready
-from nodeready.cli.defaults import default_inventory
+from nodeready.cli.options import default_inventory
 from nodeready.core.exit_codes import Refused
 from nodeready.core.files import only_regular
 from nodeready.core.policy.site_checks import FOLDER

@@ -6,8 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from nodeready.cli.defaults import find_inventory
-from nodeready.cli.options import ScreenOptions, command, format_option, inventory_argument
+from nodeready.cli.options import (
+    ScreenOptions,
+    command,
+    find_inventory,
+    format_option,
+    inventory_argument,
+)
 from nodeready.core.exit_codes import Refused
 from nodeready.reports.registry import FORMATS, Options
 from nodeready.runs.options import StacksOptions

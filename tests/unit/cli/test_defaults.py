@@ -8,9 +8,8 @@ import pytest
 
 from nodeready.agent.gate import here
 from nodeready.cli import cli
-from nodeready.cli.defaults import KEY, defaults_of, find_inventory
-from nodeready.cli.learn import LearnWords
-from nodeready.cli.options import FORMS, Option, Span
+from nodeready.cli.audit import LearnWords
+from nodeready.cli.options import FORMS, KEY, Option, Span, defaults_of, find_inventory
 from nodeready.core.exit_codes import USAGE, Refused
 from nodeready.core.policy.site_checks import AUDIT
 from nodeready.runs import user_files
