@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.command import Benchmark, cpu_s, in_child
-from benchmarks.report import BenchmarkError, BenchmarkReport
+from benchmarks.contenders import BenchmarkError, BenchmarkReport
 from benchmarks.simulated import audit_answers, make_answers, policies_of, probe
 from nodeready.cli.screen import Screen
 from nodeready.runs.audit.workers import AuditWorkers

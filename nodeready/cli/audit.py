@@ -171,7 +171,7 @@ def learn(inventory: str | None, options: LearnWords) -> int:
       nodeready learn 'gpu[001-064]'
     """
     from nodeready.core.outcome import gaps_code
-    from nodeready.reports.table_layout import show_gaps
+    from nodeready.reports.lines import show_gaps
     from nodeready.runs.audit.learned import run
 
     inventory, output = require_inventory(inventory, options), options.output

@@ -97,7 +97,7 @@ def watch(inventory: str | None, options: WatchWords) -> int:
       nodeready watch inventories/prod.py --job 4711 --then '/usr/local/bin/page oncall'
       nodeready watch --via srun --job 4711 --once
     """
-    from nodeready.reports.table_layout import show_gaps
+    from nodeready.reports.lines import show_gaps
     from nodeready.runs.watcher import run
 
     elsewhere = options.local or options.via != "ssh"

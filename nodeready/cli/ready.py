@@ -105,7 +105,7 @@ def env(inventory: str | None, options: EnvWords) -> int:
     from nodeready.cli.screen import read_outputs
     from nodeready.core.outcome import gaps_code
     from nodeready.reports.env_script import troubles
-    from nodeready.reports.table_layout import show_gaps
+    from nodeready.reports.lines import show_gaps
 
     # Imported only here, because it imports pyinfra, which is slow, and --help must be quick.
     from nodeready.runs.ready.environment import run
@@ -160,10 +160,10 @@ def smoke(inventory: str | None, options: SmokeWords) -> int:
       nodeready smoke --job 4711                                    # in a job, without ssh
     """
     from nodeready.cli.screen import read_outputs, refuse_unwritable, write_hostfile
+    from nodeready.runs.smoke.document import code
 
     # Imported only here, because it imports pyinfra, which is slow, and --help must be quick.
-    from nodeready.runs.smoke.command import run
-    from nodeready.runs.smoke.document import code
+    from nodeready.runs.smoke.run import run
 
     inventory = find_inventory(inventory, options, elsewhere=options.job is not None)
     outputs = read_outputs("smoke", options)

@@ -10,9 +10,19 @@ from textwrap import wrap
 from nodeready.core.fact_kinds import COUNTER
 from nodeready.core.result import join_first
 from nodeready.core.text import counted, sanitise, span
-from nodeready.reports.lines import STYLES, StyledLine, line, node_set, node_set_or_count
+from nodeready.reports.lines import (
+    MAX_TEXT,
+    STYLES,
+    RowSection,
+    StyledLine,
+    TableLayout,
+    fitted,
+    line,
+    node_set,
+    node_set_or_count,
+    show_gaps,
+)
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.table_layout import MAX_TEXT, RowSection, TableLayout, fitted, show_gaps
 from nodeready.runs.audit.waiver_list import (
     ENDS,
     EXPIRED,

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nodeready.reports.lines import StyledLine
-
 if TYPE_CHECKING:
+    from nodeready.reports.lines import StyledLine
+
     # A node has no memory.
     from nodeready.runs.memory.look import Look
 

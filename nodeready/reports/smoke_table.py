@@ -9,10 +9,15 @@ from nodeready.core.shell import quote
 from nodeready.core.text import counted, sanitise
 from nodeready.fleet.inventory.nodeset import fold
 from nodeready.reports.lines import (
+    MAX_WIDTH,
+    NO_LIMIT,
     STYLES,
     Part,
+    RowSection,
     Safe,
     StyledLine,
+    TableLayout,
+    fitted,
     fold_similar,
     grouped,
     line,
@@ -21,7 +26,6 @@ from nodeready.reports.lines import (
 )
 from nodeready.reports.monitoring import duration_s
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.table_layout import MAX_WIDTH, NO_LIMIT, RowSection, TableLayout, fitted
 from nodeready.runs.smoke.document import (
     UNREACHABLE,
     UNTESTED,

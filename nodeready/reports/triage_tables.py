@@ -7,25 +7,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from nodeready.core.outcome import reasons_of
 from nodeready.core.text import counted, sanitise, span
 from nodeready.reports.lines import (
+    MAX_TEXT,
+    NO_LIMIT,
     STYLES,
+    RowSection,
     SimilarTexts,
     StyledLine,
+    TableLayout,
+    fitted,
     fold_similar,
     line,
     node_set,
     reasons,
+    show_gaps,
     with_inventory,
 )
 from nodeready.reports.rank_groups import ranks
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.table_layout import (
-    MAX_TEXT,
-    NO_LIMIT,
-    RowSection,
-    TableLayout,
-    fitted,
-    show_gaps,
-)
 from nodeready.runs.cores import CoreGroup, Cores, Crash, crashed_in
 from nodeready.runs.incident import Incident, Part
 from nodeready.runs.jobs import MAX_NAME, Jobs

@@ -34,7 +34,6 @@ from nodeready.fleet.inventory.slurm import JobPlacement
 from nodeready.runs import incident, targets
 from nodeready.runs.audit.command import audit_document
 from nodeready.runs.audit.workers import AuditWorkers
-from nodeready.runs.conversations import ask_with_progress, converse, keep_gaps, probe_nodes
 from nodeready.runs.cores import collect_cores
 from nodeready.runs.incident import Directory, Incident, Interrupted, Part
 from nodeready.runs.jobs import IF_ENDED, running_lines
@@ -45,7 +44,7 @@ from nodeready.runs.stacks.command import Render
 from nodeready.runs.stacks.document import Stacks, fold_ranks
 from nodeready.runs.stacks.trace import Trace, TracedProcess
 from nodeready.runs.tail import fetch_tail
-from nodeready.runs.targets import Targets
+from nodeready.runs.targets import Targets, ask_with_progress, converse, keep_gaps, probe_nodes
 from nodeready.runs.tell import Tell
 from nodeready.subjects.registry import select
 

@@ -38,9 +38,8 @@ from nodeready.core.outcome import INTERRUPTED, INVALID, Gap, NodeGaps, gaps_cod
 from nodeready.core.policy import Policy
 from nodeready.core.text import counted, utc_now
 from nodeready.runs import targets
-from nodeready.runs.conversations import ask_with_progress, keep_gaps
 from nodeready.runs.options import CoresOptions
-from nodeready.runs.targets import Targets
+from nodeready.runs.targets import Targets, ask_with_progress, keep_gaps
 from nodeready.runs.tell import Tell
 from nodeready.runs.user_files import output_directory
 

@@ -20,12 +20,11 @@ from nodeready.fleet.inventory.nodeset import folded
 from nodeready.fleet.inventory.slurm import JobPlacement, job_placement
 from nodeready.runs import incident as incidents
 from nodeready.runs.collector import EvidenceCollector, WriteFacts, nodes_of_job
-from nodeready.runs.conversations import ask_with_progress
 from nodeready.runs.incident import Incident
 from nodeready.runs.jobs import running_lines
 from nodeready.runs.options import WatchOptions
 from nodeready.runs.stacks.command import Render
-from nodeready.runs.targets import running_job
+from nodeready.runs.targets import ask_with_progress, running_job
 from nodeready.runs.tell import Tell
 from nodeready.runs.watch import LIMIT_S, JobSnapshot, Watch, probe
 

@@ -28,10 +28,9 @@ from nodeready.runs.audit.recorded import (
     reports,
 )
 from nodeready.runs.audit.workers import AuditWorkers
-from nodeready.runs.conversations import probe_nodes
 from nodeready.runs.memory.kept_looks import LookKeeper
 from nodeready.runs.options import AuditOptions
-from nodeready.runs.targets import Targets
+from nodeready.runs.targets import Targets, probe_nodes
 from nodeready.runs.tell import Tell
 from nodeready.subjects.registry import COUNTING, SUBJECTS, CheckSelection, select
 from nodeready.subjects.snapshot import Snapshot

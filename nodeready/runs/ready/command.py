@@ -19,10 +19,9 @@ from nodeready.fleet.inventory.nodeset import folded
 from nodeready.runs import targets
 from nodeready.runs.audit.command import audit_document, probed_subjects
 from nodeready.runs.audit.workers import AuditWorkers
-from nodeready.runs.conversations import ask_password
 from nodeready.runs.memory.kept_looks import LookKeeper, earlier_failures
 from nodeready.runs.options import ReadyOptions
-from nodeready.runs.targets import Targets
+from nodeready.runs.targets import Targets, ask_password
 from nodeready.runs.tell import Tell
 from nodeready.runs.values import policy_settings
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection, select

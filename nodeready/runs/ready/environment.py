@@ -15,11 +15,10 @@ from nodeready.core.text import utc_now
 from nodeready.fleet.inventory.host_data import addresses_of_nodes
 from nodeready.fleet.inventory.nodeset import fold
 from nodeready.runs import targets
-from nodeready.runs.conversations import ask_with_progress, keep_gaps, probe_nodes
 from nodeready.runs.options import EnvOptions
 from nodeready.runs.ready import job_env
 from nodeready.runs.ready.job_env import JobVariable, NodesByValue, nodes_by_reason
-from nodeready.runs.targets import Targets
+from nodeready.runs.targets import Targets, ask_with_progress, keep_gaps, probe_nodes
 from nodeready.runs.tell import Tell
 from nodeready.runs.values import policy_settings
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -12,12 +13,17 @@ from nodeready.agent.smoke.orders import PAIRS, RankNetwork
 from nodeready.agent.witnesses import nccl_errors
 from nodeready.agent.witnesses.nccl_errors import CAUSE, LOST_PEER, VICTIM
 from nodeready.core.base import Unknown
+from nodeready.core.exit_codes import Refused
 from nodeready.core.fleet import ALONE as NO_PEERS
 from nodeready.core.outcome import LOST, Gap
 from nodeready.core.result import join_first
 from nodeready.core.text import counted, sanitise, utc_now
+from nodeready.fleet.inventory.host_data import given_addresses
+from nodeready.runs import targets
+from nodeready.runs.memory.kept_looks import LookKeeper
+from nodeready.runs.options import SmokeOptions
 from nodeready.runs.smoke import document
-from nodeready.runs.smoke.document import Floor, below_floor, links
+from nodeready.runs.smoke.document import Floor, SmokeReport, below_floor, code, links
 from nodeready.runs.smoke.knowledge import (
     ALONE,
     CONTROL,
@@ -43,6 +49,9 @@ from nodeready.runs.smoke.participants import (
 )
 from nodeready.runs.smoke.rounds import OutOfTime, TestRounds
 from nodeready.runs.smoke.search import search
+from nodeready.runs.targets import ask_password
+from nodeready.runs.tell import Tell
+from nodeready.runs.values import policy_settings
 from nodeready.subjects.gpus import checks, findings, xids
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
 from nodeready.subjects.proof.facts import ProvedCollective
@@ -514,3 +523,57 @@ def collective_proofs(smoke_report: document.SmokeReport) -> dict[str, ProvedCol
             network=document.describe(node.network, node.interface, node.hcas, node.gdr),
         )
     return rows
+
+
+# --- The run of `nodeready smoke`: the nodes of its options, and what the memory keeps of it.
+
+#: Seconds of the budget to end the processes that still run on the nodes, and to report.
+_RESERVE_S = 3
+
+
+def run(
+    inventory: str | None, options: SmokeOptions, tell: Tell
+) -> tuple[SmokeReport, dict[str, int]]:
+    """The report, and the slots of each good node. Raises Refused.
+
+    inventory: None: the nodes of the job
+    """
+    settings = policy_settings(options.ports, options.user)
+    job, budget_s = options.job, options.budget
+    if job is None and inventory is None:
+        raise Refused("give an INVENTORY or --job ID")
+    if job is not None and options.via == "ssh":
+        if inventory is not None:
+            raise Refused("--job: with an INVENTORY, add --via srun")
+        options = replace(options, via="srun")
+    nodes = targets.select_targets(
+        inventory, options, settings, job=job, tell=tell.note, works=True
+    )
+    with nodes.transport as transport:
+        task = SmokeTask(
+            transport=transport,
+            policies=nodes.policies,
+            deadline=time.monotonic() + budget_s - min(_RESERVE_S, budget_s / 4),
+            budget_s=budget_s,
+            engine="" if options.engine == "auto" else options.engine,
+            gpus=options.gpus,
+            ranks=options.ranks,
+            busy=options.busy,
+            full=options.full,
+            python=options.python,
+            prefix=options.prefix,
+            environment=options.env,
+            inventory_addresses=given_addresses(nodes.inventory) if nodes.inventory else {},
+        )
+        report = smoke(
+            task, tell.note, tell.progress, lambda names: ask_password(transport, names, tell)
+        )
+    LookKeeper(tell, "smoke", inventory or "").keep_smoke(report, code(report))
+    nodes.remember_failed(report.exclude)
+    # The slots that the inventory declares, else the node's own number, else its GPUs, else 1.
+    declared, smoked = nodes.slots, {node.name: node for node in report.nodes}
+    slots = {
+        name: declared.get(name) or smoked[name].slots or len(smoked[name].gpus) or 1
+        for name in report.go
+    }
+    return report, slots

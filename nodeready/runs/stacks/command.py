@@ -12,7 +12,6 @@ from nodeready.core.exit_codes import Refused
 from nodeready.core.policy import Policy
 from nodeready.core.text import utc_now
 from nodeready.runs import targets
-from nodeready.runs.conversations import ask_with_progress, keep_gaps
 from nodeready.runs.jobs import IF_ENDED, running_lines
 from nodeready.runs.options import StacksOptions
 from nodeready.runs.stacks import archive, debuggable, group
@@ -28,7 +27,7 @@ from nodeready.runs.stacks.collect import (
 from nodeready.runs.stacks.debuggable import Debuggable
 from nodeready.runs.stacks.document import Stacks
 from nodeready.runs.stacks.trace import Trace, TraceError
-from nodeready.runs.targets import Targets
+from nodeready.runs.targets import Targets, ask_with_progress, keep_gaps
 from nodeready.runs.tell import Tell
 
 #: Kind of document, and the document -> file extension -> the pieces of that format.
