@@ -324,13 +324,9 @@ def format_option(document: str, help: str = "Output format.", *, general: bool 
     )
 
 
-def _is_no_directory(path: str) -> bool:
-    return not is_directory(path)
-
-
 def output_file(help: str, **how: Any) -> Any:
     """``-o FILE``. NODEREADY_OUTPUT counts when it is no directory."""
-    return opt("-o, --output FILE", help, takes=_is_no_directory, **how)
+    return opt("-o, --output FILE", help, takes=lambda path: not is_directory(path), **how)
 
 
 def report_files() -> Any:
@@ -382,8 +378,7 @@ class ScreenOptions:
         return Screen(self.color, self.quiet, self.verbose)
 
 
-# --- The defaults of a command line: options from files, and the inventory that it does not
-# name.
+# --- The defaults of a command line: options from files, and the inventory.
 
 #: In the order of precedence: the variable, the key of config.toml, the file.
 VARIABLE = "NODEREADY_INVENTORY"

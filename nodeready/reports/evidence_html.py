@@ -225,8 +225,7 @@ PART_TABLES: tuple[PartTable, ...] = (
 )  # fmt: skip
 
 
-# --- The parts of a node and their faults as a page to print, for the vendor of the node.
-# The page has `PART_TABLES`, and the findings about these parts: it can leave the site.
+# --- The page.
 
 #: The subjects of parts that have a vendor.
 _SUBJECTS = ("gpus", "rdma", "nics")

@@ -138,11 +138,7 @@ def _not_there(inventory: Inventory, missing: Sequence[str]) -> str:
     return f"--limit: no node or group {sanitised(fold(missing))} in the inventory; {hint}"
 
 
-# --- An INVENTORY of the command line as pyinfra's Inventory. No connection is made.
-# An inventory is a Python file (pyinfra's own form, with group_data beside it), a hostfile, or a
-# comma list of names, node sets (``gpu[001-064]``), ClusterShell's groups (``@rack1``) and
-# connectors (``@local``, ``@slurm/4711``). It is never empty, and every name in it is safe to hand
-# to ssh, to a shell and to a file.
+# --- The inventory.
 
 _USAGE = "name a file, @local, host1,host2 or a node set such as gpu[001-064]"
 _FILE_ENDINGS = (".py", ".txt")

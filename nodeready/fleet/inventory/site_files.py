@@ -91,7 +91,9 @@ def execute(
     added = not reason and directory not in sys.path
     if added:
         sys.path.append(directory)
-    guard = _Guard([directory, *_directories_of(path)], owner)
+    # The directory of the file by its name, and without links.
+    folders = {os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.realpath(path))}
+    guard = _Guard([directory, *folders], owner)
     try:
         with contextlib.redirect_stdout(sys.stderr), _no_strangers(guard, trusted):
             exec(compile(tree, str(path), "exec", dont_inherit=True), bound)
@@ -128,11 +130,6 @@ def _forget(directory: str) -> None:
 
 def _as_prefix(directory: str) -> str:
     return os.path.abspath(directory).rstrip("/") + "/"
-
-
-def _directories_of(path: Path) -> set[str]:
-    """The directory of a file by its name, and without links."""
-    return {os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.realpath(path))}
 
 
 class _Guard(importlib.abc.MetaPathFinder):

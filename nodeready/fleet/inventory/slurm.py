@@ -73,9 +73,7 @@ def _first_label(name: str) -> str:
     return name if label.isdecimal() or ":" in label else label
 
 
-# --- The nodes that Slurm knows: of this job, of a partition, or all of them.
-# An installed tool of Slurm that fails or hangs is an error: an inventory that silently lost its
-# partitions would silently lose their settings.
+# --- The nodes of Slurm.
 
 #: Seconds for one answer. Slurm's own MessageTimeout is 10 s by default, and its tools try a
 #: backup controller after that; a controller that needs longer is not working.

@@ -178,10 +178,7 @@ class ParallelTransport(Transport):
                 self.end()
 
 
-# --- The transport by pyinfra's connectors: connections to many nodes, and conversations over
-# them.
-# A connection has a deadline, a command a time limit, an answer a size limit. A node that is
-# unreachable, dies or hangs fails alone.
+# --- The transport.
 
 #: Nodes asked at once. Each needs one socket and little memory; more would only share the CPU of
 #: this machine.

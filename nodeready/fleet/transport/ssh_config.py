@@ -91,9 +91,7 @@ def ssh_lines(
             yield SshLine(criteria, parsed.keyword, text.strip())
 
 
-# --- How to reach a node: the settings of the inventory, and of ssh's configuration.
-# `ssh -G` prints the settings of ssh_config, so that nodeready uses the same settings as ssh. The
-# inventory overrides them.
+# --- The settings.
 
 # --- The settings of the inventory.
 

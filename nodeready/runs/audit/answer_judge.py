@@ -100,11 +100,7 @@ def key_of(facts: Mapping[str, Any]) -> tuple[Any, ...]:
     return (*facts.items(), *map(type, facts.values()))
 
 
-# --- Reads the answers of nodes and judges the nodes, in a worker process or in the control
-# process.
-# Observations, facts and the texts for the memory stay in a file of the judge. The control process
-# gets the part of an answer that the fleet needs, and later the results; repeated results are
-# numbers.
+# --- The judge.
 
 #: Values of these types may be large and equal on many nodes.
 _LARGE_TYPES = (tuple, Mapping)

@@ -54,8 +54,7 @@ def distinguishing_groups(inventory: Inventory, name: str, total: int) -> tuple[
     return tuple(group for group in groups if len(inventory.get_group(group)) < total)
 
 
-# --- The run of `nodeready audit`: looks at the nodes, or at the verdicts that they have
-# recorded.
+# --- The run.
 
 #: The statuses of the nodes that ``--limit @last-failed`` means.
 FAILING = (UNREACHABLE, FAILED, "fail", "unknown", "warn")

@@ -160,7 +160,7 @@ def run_of(node: Judged, refused: dict[str, str], outcome: Outcome[PlanRun]) -> 
     return PlanRun(node, DeployOutcome(failed=refused))
 
 
-# --- The run of `nodeready deploy`: probe every node, plan, change, probe again.
+# --- The run.
 
 _STOPPING = "interrupted: ending what runs on the nodes (again: leave at once)"
 
@@ -205,7 +205,8 @@ def run(
             return document(nodes.values(), check=True)
         plans = {name: plan for name, plan in plans.items() if plan.changes or plan.refused}
         for name, done in _run_plans(targeted, tell, subjects, judged, plans).items():
-            nodes[name] = _with_outcome(nodes[name], done)
+            node = replace(nodes[name], outcome=done.outcome, gap=done.node.gap)
+        nodes[name] = node.judged(done.node.results)
         _remember(targeted, nodes.values())
         return document(nodes.values(), check=False, complete=not transport.interrupted)
 
@@ -238,11 +239,6 @@ def _run_plans(
     return {
         name: run_of(judged[name], plan.refused, outcomes[name]) for name, plan in plans.items()
     }
-
-
-def _with_outcome(node: DeployedNode, run: PlanRun) -> DeployedNode:
-    """A node of the document, with the outcome of its plan."""
-    return replace(node, outcome=run.outcome, gap=run.node.gap).judged(run.node.results)
 
 
 def undone(nodes: Iterable[DeployedNode]) -> list[str]:

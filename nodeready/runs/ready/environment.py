@@ -174,7 +174,7 @@ def debug_variables(
     return tuple(suggestions)
 
 
-# --- The run of `nodeready env`: the variables for a job, from the nodes' facts.
+# --- The run.
 
 
 def run(inventory: str, options: EnvOptions, tell: Tell) -> job_env.Environment | None:

@@ -363,7 +363,7 @@ def _use(gpu: Gpu, busy: bool) -> tuple[str, tuple[str, ...]]:
     return "", ()
 
 
-# --- The nodes of a smoke test: their snapshots, the program on them, and which nodes take part.
+# --- The nodes.
 
 #: The subjects that show idle GPUs and error counters; probed before and after the tests.
 _SUBJECTS = ("gpus", "rdma", "nics", "host")

@@ -199,8 +199,7 @@ def _ports(before: Mapping[str, int], after: Mapping[str, int]) -> Iterator[str]
             yield f"{name.replace('/', ' port ')}: {counted(new, text)} during the test"
 
 
-# --- The smoke test of all nodes, until one deadline: the search, and tests with a second
-# engine.
+# --- The smoke test.
 
 #: Maximum suspects that are tested with another engine.
 _MAX_CONTROLS = 5

@@ -155,9 +155,7 @@ def _all_ends(ends: LinkEnds, activity: str) -> tuple[str, ...]:
     return ends.all_ends if activity in _PROCESS_ACTIVITIES and not _direct(ends, activity) else ()
 
 
-# --- The state of one process, from its samples: the number of its stack, and whether it moved.
-# Equal stacks of any nodes have one number, so that those of a hundred thousand ranks are compared
-# and classified once.
+# --- The state of a process.
 
 # --- The stacks of all nodes: each different one once, known by a number.
 
@@ -370,7 +368,7 @@ def classify(
         return Classification("traced", None, reason, stack, used)
     verdict, wakeups = None, None
     if len(mains) > 1:
-        if not (len(set(mains)) == 1 or _is_unchanged(mains, table)):
+        if len({*mains}) > 1 and not all(table.same(mains[0], main) for main in mains[1:]):
             verdict = "progressing"
         elif used is not None:
             seconds = interval_s * (len(process.cpu_s) - 1)
@@ -509,10 +507,6 @@ def _dispatched(
         if name not in waits and reading.dispatched and not reading.for_ranks:
             return name, stacks[at]
     return None
-
-
-def _is_unchanged(mains: Sequence[int], table: StackNumbers) -> bool:
-    return all(table.same(mains[0], main) for main in mains[1:])
 
 
 def _ended_reason(state: str, note: str) -> str:

@@ -170,7 +170,7 @@ def _nodes(group: Iterable[PlacedRank]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(rank.node for rank in group))
 
 
-# --- Reads the witnesses of a job: the flight recorder, logs, RAS, GPUs, network and kernel.
+# --- What the witnesses say.
 
 
 class WitnessReader(CollectiveReader):

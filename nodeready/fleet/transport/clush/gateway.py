@@ -253,12 +253,7 @@ def has_gateways(names: Iterable[str], topology: str | None = None) -> bool:
     return 2 * len(behind_gateways) > len(selected)
 
 
-# --- A gateway of ClusterShell's topology.conf: our end of the connection to it, and its
-# program.
-# A node behind a gateway is asked by the gateway's own ssh, with the gateway's configuration,
-# keys and known hosts. The gateway needs a Python: it runs `GatewayProgram`, whose source is its
-# command line. Orders go there as lines of JSON; a line of an answer is the number of a command,
-# the kind of the data (output, error, exit status), and base64.
+# --- The gateway.
 
 #: The variable that names the Python of the gateways.
 PROGRAM = "CLUSTERSHELL_GW_PYTHON_EXECUTABLE"
