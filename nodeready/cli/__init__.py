@@ -51,7 +51,7 @@ _COMMANDS = {
 #: Subcommand -> its module, where that has another name.
 _MODULES = {
     "waivers": "audit", "learn": "audit", "env": "ready", "smoke": "ready", "bundle": "deploy",
-    "tail": "jobs", "watch": "incident", "cores": "postmortem",
+    "jobs": "stacks", "tail": "stacks", "watch": "incident", "cores": "postmortem",
     "diff": "memory", "history": "memory", "lemons": "memory",
 }  # fmt: skip
 #: The commands that contact nodes.

@@ -38,7 +38,8 @@ from nodeready.runs.cores import collect_cores
 from nodeready.runs.incident import Directory, Incident, Interrupted, Part
 from nodeready.runs.jobs import IF_ENDED, running_lines
 from nodeready.runs.options import HangOptions, IncidentOptions
-from nodeready.runs.stacks import archive, group
+from nodeready.runs.stacks import group
+from nodeready.runs.stacks import trace as archive
 from nodeready.runs.stacks.collect import capture, no_ranks_reason, program_config
 from nodeready.runs.stacks.command import Render
 from nodeready.runs.stacks.document import Stacks, fold_ranks

@@ -14,7 +14,7 @@ from nodeready.core.text import utc_now
 from nodeready.runs import targets
 from nodeready.runs.jobs import IF_ENDED, running_lines
 from nodeready.runs.options import StacksOptions
-from nodeready.runs.stacks import archive, debuggable, group
+from nodeready.runs.stacks import debuggable, group, trace
 from nodeready.runs.stacks.collect import (
     LONGER_S,
     Captured,
@@ -42,19 +42,19 @@ def run(inventory: str | None, options: StacksOptions, tell: Tell, render: Rende
     Raises Refused.
     """
     config = _program_config(inventory, options)
+    asks = options.native or options.locals_ or options.dump or options.ras
+    if options.source is not None and asks:
+        raise Refused("--from: asks no node; remove --native, --locals, --dump and --ras")
+    directory = None if options.output is None else trace.prepare(options.output)
     if options.source is not None:
-        if options.native or options.locals_ or options.dump or options.ras:
-            raise Refused("--from: asks no node; remove --native, --locals, --dump and --ras")
-        directory = None if options.output is None else archive.prepare(options.output)
         stacks = _read_archive(options, directory)
     else:
-        directory = None if options.output is None else archive.prepare(options.output)
         nodes, config = _targets(inventory, options, config, tell)
         with nodes.transport:
             stacks = _capture_stacks(nodes, options, config, tell, directory)
     if directory is not None:
         texts = {f"stacks{end}": text for end, text in render("stacks", stacks).items()}
-        archive.write(directory, stacks, texts)
+        trace.write(directory, stacks, texts)
         tell.note(f"{directory}: the traces, and {', '.join(texts)}")
     return stacks
 
@@ -169,7 +169,7 @@ def _capture(nodes: Targets, config: StacksConfig, tell: Tell) -> Captured:
 
 def _archive_traces(traces: Iterator[Trace], directory: Path | None) -> Iterator[Trace]:
     """The traces. Each of them is also kept in the directory, if there is one."""
-    return traces if directory is None else archive.keep_traces(directory, traces)
+    return traces if directory is None else trace.keep_traces(directory, traces)
 
 
 def _explain_missing_ranks(nodes: Targets, captured: Captured, tell: Tell) -> None:
@@ -189,7 +189,7 @@ def _read_archive(options: StacksOptions, directory: Path | None) -> Stacks:
     """The stacks of an earlier capture, grouped again."""
     source = str(options.source)
     try:
-        traces, gaps = archive.read(Path(source))
+        traces, gaps = trace.read_directory(Path(source))
         stacks = group.group(
             _archive_traces(traces, directory), gaps, all_threads=options.all_threads
         )
