@@ -10,22 +10,29 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.cluster import Cluster, Sample, cluster, median, sample_rows, say
 from benchmarks.command import Benchmark
 from benchmarks.contenders import (
     AUDIT,
     BIN,
     EXEC,
+    BenchmarkReport,
+    Budget,
+    Cluster,
     Contender,
+    Sample,
     ansible_setup,
     audit,
+    budget_rows,
     clush,
+    cluster,
     in_turns,
+    median,
     probe,
     probe_budgets,
+    sample_rows,
+    say,
     yardstick,
 )
-from benchmarks.report import BenchmarkReport, Budget, budget_rows
 from nodeready.core.policy import Policy
 from nodeready.subjects.registry import LOOKED_AT
 

@@ -18,8 +18,7 @@ from typing import Any
 
 from benchmarks import simulated
 from benchmarks.command import Benchmark
-from benchmarks.contenders import ROOT
-from benchmarks.report import BenchmarkReport, Budget, budget_rows
+from benchmarks.contenders import ROOT, BenchmarkReport, Budget, budget_rows
 
 #: Seconds to open the page of 10,000 nodes, and for a search.
 OPEN_S, SEARCH_S = 2.0, 0.2

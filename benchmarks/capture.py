@@ -11,10 +11,22 @@ import argparse
 import platform
 from collections.abc import Mapping, Sequence
 
-from benchmarks.cluster import Cluster, Sample, cluster, median, sample_rows
 from benchmarks.command import Benchmark
-from benchmarks.contenders import BIN, Contender, in_turns, pyinfra_exec, yardstick
-from benchmarks.report import BenchmarkReport, Budget, budget_rows
+from benchmarks.contenders import (
+    BIN,
+    BenchmarkReport,
+    Budget,
+    Cluster,
+    Contender,
+    Sample,
+    budget_rows,
+    cluster,
+    in_turns,
+    median,
+    pyinfra_exec,
+    sample_rows,
+    yardstick,
+)
 from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
 from nodeready.runs.deploy import py_spy_binary

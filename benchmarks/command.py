@@ -17,8 +17,16 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contenders import ROOT, ansible_environment, ansible_version
-from benchmarks.report import BenchmarkError, BenchmarkReport, machine, replace_block, sshd
+from benchmarks.contenders import (
+    ROOT,
+    BenchmarkError,
+    BenchmarkReport,
+    ansible_environment,
+    ansible_version,
+    machine,
+    replace_block,
+    sshd,
+)
 from nodeready.lab import LabError
 
 #: Options that belong to the place of a run rather than to what is measured.

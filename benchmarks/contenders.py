@@ -1,30 +1,316 @@
-"""The commands that are compared, and the cost of one probe to a node.
-
-A contender does the same on every node of an inventory.
-"""
+"""What the benchmarks share: the report of a run, the lab's nodes, and the contenders on them."""
 
 from __future__ import annotations
 
 import base64
+import json
 import os
+import platform
 import re
 import statistics
 import subprocess
 import sys
+import tempfile
+import textwrap
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cluster import Cluster, Sample, run, say
-from benchmarks.report import Budget
+from benchmarks import timed
 from nodeready.core import shell
 from nodeready.core.policy import Policy
 from nodeready.core.probe_script import make_script
+from nodeready.lab import Lab
 from nodeready.lab.image import USER
 from nodeready.lab.needs import reachable_limits
 from nodeready.subjects import snapshot
+from tests import slurm_lab
+
+#: A table; its first row is the head.
+Rows = Sequence[Sequence[str]]
+_WIDTH = 98
+
+
+class BenchmarkError(Exception):
+    """A run failed, or did not do what is measured."""
+
+
+@dataclass(frozen=True)
+class BenchmarkReport:
+    """The result of one benchmark."""
+
+    title: str
+    tables: Sequence[tuple[str, Rows]]  # (heading, rows); the heading may be ""
+    remark: str = ""  # follows the machine's description
+    note: str = ""  # explains the columns, below the tables
+
+    def text(self, about: str) -> str:
+        """The report for a terminal."""
+        parts = [
+            "\n".join(
+                [*filter(None, [heading]), *("  ".join(row).rstrip() for row in _padded(rows))]
+            )
+            for heading, rows in self.tables
+        ]
+        return "\n\n".join([*parts, f"{about} {self.remark}".rstrip()])
+
+    def markdown(self, command: str, about: str) -> str:
+        """The report for the document, with the command that measures it again."""
+        parts = [f"## {self.title}", f"```\n{command}\n```", _filled(f"{about} {self.remark}")]
+        for heading, rows in self.tables:
+            # Padded, so that the source reads as a table, too.
+            head, *body = _padded(rows)
+            rule = ["-" * len(head[0]), *("-" * (len(cell) - 1) + ":" for cell in head[1:])]
+            parts += [f"### {heading}"] if heading else []
+            parts.append("\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body)))
+        return "\n\n".join(filter(None, [*parts, _filled(self.note)]))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A limit that the design sets, and the measured value."""
+
+    name: str
+    limit: float
+    measured: float
+    unit: str = ""
+    is_maximum: bool = True  # the value must be at most the limit; otherwise at least
+
+    def row(self) -> tuple[str, ...]:
+        sign = 1 if self.is_maximum else -1
+        number = f"{self.measured:.2f}".rstrip("0").rstrip(".")
+        return (
+            self.name,
+            f"{'≤' if self.is_maximum else '≥'} {self.limit:g}{self.unit}",
+            f"{number}{self.unit}",
+            "met" if sign * self.measured <= sign * self.limit else "missed",
+        )
+
+
+def budget_rows(budgets: Iterable[Budget]) -> Rows:
+    return [("", "budget", "measured", ""), *(budget.row() for budget in budgets)]
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text.strip(), _WIDTH)
+
+
+def _padded(rows: Rows) -> list[list[str]]:
+    """The cells in columns of one width: the first column to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        [
+            cell.rjust(width) if index else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in rows
+    ]
+
+
+def replace_block(path: Path, name: str, text: str) -> None:
+    """Put ``text`` between the markers of ``name`` in a document; append them when missing."""
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    content = path.read_text(encoding="utf-8") if path.exists() else "# Benchmarks\n"
+    block = f"{begin}\n\n{text.strip()}\n\n{end}"
+    if begin in content and end in content:
+        content = content.split(begin)[0] + block + content.split(end, 1)[1]
+    else:
+        content = f"{content.rstrip()}\n\n{block}\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content, encoding="utf-8")
+
+
+def machine() -> str:
+    """One line: processors, memory, kernel, system, Python."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    kernel = ".".join(platform.release().split("-")[0].split(".")[:2])
+    system = platform.freedesktop_os_release().get("PRETTY_NAME", "Linux")
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return (
+        f"{len(os.sched_getaffinity(0))} cores ({next(models, platform.machine())}), "
+        f"{memory:.0f} GiB, {system}, Linux {kernel}, Python {platform.python_version()}"
+    )
+
+
+def sshd() -> str:
+    """The version of the nodes' ssh server."""
+    words = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=False).stderr
+    return words.partition(",")[0].strip().replace("_", " ")
+
+
+# --- A lab of plain ssh nodes for contenders, and the cost of one run of a command against it.
+
+#: At this level sshd logs every command and file transfer that a client starts. Container images
+#: forbid apt its cache of packages, which real nodes have: without it, Ansible's apt module alone
+#: costs a second.
+FILES = {
+    "/etc/ssh/sshd_config.d/benchmark.conf": "LogLevel VERBOSE\n",
+    "/etc/apt/apt.conf.d/docker-clean": "",
+}
+
+
+class Cluster:
+    """A running lab. directory: for the benchmark's files, removed at the end"""
+
+    def __init__(self, lab: Lab, directory: Path) -> None:
+        self.lab, self.directory = lab, directory
+        self.size = len(lab.nodes)
+
+    def reset(self) -> None:
+        """Restart every node with its original disk."""
+        self.lab.restart(self.lab.nodes, keep_disk=False, files=FILES)
+
+    def traffic(self) -> list[tuple[int, int]]:
+        """What the sshd of each node has counted since it started: its connections, and the
+        commands and file transfers, each a round trip at least.
+        """
+        logs = [node.log.read_text(errors="replace") for node in self.lab.nodes]
+        return [
+            (
+                log.count("Accepted publickey for "),
+                len(re.findall(r"^Starting session: ", log, re.M)),
+            )
+            for log in logs
+        ]
+
+    def pyinfra_inventory(self, stem: str, data: dict[str, Any]) -> Path:
+        """The path of an inventory file, which holds only constants."""
+        path = self.directory / f"{stem}.py"
+        path.write_text(f"bench = ({self.lab.inventory_data()!r}, {data!r})\n")
+        return path
+
+    def ansible_inventory(self, data: dict[str, Any]) -> Path:
+        """The same nodes for Ansible."""
+        hosts = {}
+        for name, login in self.lab.inventory_data():
+            options = f"-o UserKnownHostsFile={login['ssh_known_hosts_file']}"
+            hosts[name] = {
+                "ansible_host": login["ssh_hostname"],
+                "ansible_user": login["ssh_user"],
+                "ansible_ssh_private_key_file": login["ssh_key"],
+                "ansible_ssh_common_args": f"{options} -o StrictHostKeyChecking=yes",
+            }
+        path = self.directory / "inventory.yml"
+        # JSON is YAML.
+        path.write_text(json.dumps({"all": {"hosts": hosts, "vars": data}}, indent=1))
+        return path
+
+
+@contextmanager
+def cluster(
+    size: int, name: str, *, profile: str = "cpu", slurm: bool = False
+) -> Iterator[Cluster]:
+    """A lab of this many nodes (slurm: with a real Slurm), removed at the end."""
+    slurm_lab.end(name)
+    try:
+        with tempfile.TemporaryDirectory(prefix="nr-bench-") as directory:
+            started = slurm_lab.start(name, size, FILES) if slurm else None
+            yield Cluster(started or Lab.up(name, size, profile, FILES), Path(directory))
+    finally:
+        slurm_lab.end(name)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The cost of one run, or the medians of several."""
+
+    wall_s: float  # from start to exit
+    cpu_s: float  # user and system time on the control machine, all processes of the run
+    sessions: float  # commands and file transfers, per node
+    logins: float  # connections, per node
+    most_logins: float  # connections to the node with most of them
+
+
+def run(
+    nodes: Cluster,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    accept: Callable[[int, str], bool],
+    cwd: Path,
+) -> Sample:
+    """Run a command against the cluster. Raises BenchmarkError unless ``accept(status, output)``.
+
+    Its output goes to a file: a terminal or a pipe that is read slowly would be measured too.
+    """
+    result, log = nodes.directory / "cost.json", nodes.directory / "output"
+    before = nodes.traffic()
+    wrapper = [sys.executable, "-S", str(Path(timed.__file__)), str(result), "--"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*wrapper, *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            cwd=cwd,
+        )
+        try:
+            status = process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+    text = log.read_text(errors="replace")
+    if not accept(status, text):
+        tail = "\n".join(text.splitlines()[-40:])
+        raise BenchmarkError(f"{' '.join(argv)}: exit {status}, not what is measured:\n{tail}")
+    cost = json.loads(result.read_text())
+    pairs = zip(before, nodes.traffic(), strict=True)
+    counts = [(later[0] - first[0], later[1] - first[1]) for first, later in pairs]
+    logins, sessions = zip(*counts, strict=True)
+    means = sum(sessions) / nodes.size, sum(logins) / nodes.size
+    return Sample(cost["wall_s"], cost["cpu_s"], *means, max(logins))
+
+
+def median(samples: Sequence[Sample]) -> Sample:
+    """The median of each value by itself."""
+    return Sample(*map(statistics.median, zip(*map(astuple, samples), strict=True)))
+
+
+def sample_rows(
+    samples: Mapping[str, Sequence[Sample]],
+    unit: str,
+    letter: str,
+    size: int,
+    ratios: tuple[str, Mapping[str, float]] | None = None,
+) -> Rows:
+    """The table of contenders on a cluster of ``size`` nodes: medians, and ratios to ``unit``.
+
+    letter: the unit's name in the head
+    ratios: a further column: its head, and the ratio by contender
+    """
+    unit_s = median(samples[unit]).wall_s
+    head = ("", "runs", "wall", f"÷ {letter}", "CPU", "CPU/node", "commands", "logins", "most")
+    rows = []
+    for name, runs in samples.items():
+        sample = median(runs)
+        row = (
+            name,
+            str(len(runs)),
+            f"{sample.wall_s:.2f} s",
+            f"{sample.wall_s / unit_s:.2f}",
+            f"{sample.cpu_s:.2f} s",
+            f"{sample.cpu_s / size * 1000:.1f} ms",
+            f"{sample.sessions:.4g}",
+            f"{sample.logins:.4g}",
+            f"{sample.most_logins:.0f}",
+        )
+        ratio = ratios[1].get(name) if ratios else None
+        rows.append((*row, *([f"{ratio:.2f}" if ratio else ""] if ratios else [])))
+    return [(*head, *([ratios[0]] if ratios else [])), *rows]
+
+
+def say(text: str) -> None:
+    """Print progress beside the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+# --- The commands that are compared, and the cost of one probe to a node.
+# A contender does the same on every node of an inventory.
 
 ROOT = Path(__file__).parent.parent
 HERE = Path(__file__).parent

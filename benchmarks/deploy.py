@@ -10,7 +10,6 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.cluster import Cluster, Sample, cluster, median, sample_rows, say
 from benchmarks.command import Benchmark
 from benchmarks.contenders import (
     ANSIBLE,
@@ -18,13 +17,21 @@ from benchmarks.contenders import (
     NODEREADY,
     PROBE,
     PYINFRA,
+    BenchmarkReport,
+    Budget,
+    Cluster,
+    Sample,
+    budget_rows,
+    cluster,
     deploys,
+    median,
     policy_data,
     probe,
     probe_budgets,
+    sample_rows,
+    say,
     yardstick,
 )
-from benchmarks.report import BenchmarkReport, Budget, budget_rows
 from nodeready.core.policy import Policy
 
 #: Runs with nothing to do for each first deploy, in turns with the yardstick: other load on the

@@ -11,7 +11,7 @@ import random
 from collections import defaultdict
 
 from benchmarks.command import Benchmark
-from benchmarks.report import BenchmarkReport
+from benchmarks.contenders import BenchmarkReport
 from nodeready.runs.memory.lemons import DAY_S, HardwareIncident, SuspectUnit, own_incidents, rank
 
 #: Failures of one node in a day: 6.5 and 2.34 in 1,000 node days (arXiv 2410.21680, RSC-1, RSC-2),

@@ -10,10 +10,15 @@ import argparse
 import json
 import statistics
 
-from benchmarks.cluster import cluster
 from benchmarks.command import Benchmark
-from benchmarks.contenders import probe_command
-from benchmarks.report import BenchmarkError, BenchmarkReport, Budget, budget_rows
+from benchmarks.contenders import (
+    BenchmarkError,
+    BenchmarkReport,
+    Budget,
+    budget_rows,
+    cluster,
+    probe_command,
+)
 from nodeready.core.policy import Policy
 from nodeready.fleet.transport import bundle
 from nodeready.lab import LabNode

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.command import Benchmark, cpu_s, in_child
-from benchmarks.report import BenchmarkError, BenchmarkReport
+from benchmarks.contenders import BenchmarkError, BenchmarkReport
 from benchmarks.simulated import audit_answers, make_answers, policies_of, probe
 from nodeready.cli.screen import Screen
 from nodeready.runs.audit.workers import AuditWorkers
@@ -29,8 +29,7 @@ from nodeready.runs.memory.diff import Diff, Side, compare, dated, looks_since, 
 from nodeready.runs.memory.history import read_history
 from nodeready.runs.memory.kept_looks import LookKeeper, MemorySettings
 from nodeready.runs.memory.lemons import find_lemons
-from nodeready.runs.memory.look import Value
-from nodeready.runs.memory.sections import NodeSections, dump, facts_text, node_sections
+from nodeready.runs.memory.look import NodeSections, Value, dump, facts_text, node_sections
 from nodeready.runs.memory.store import Memory
 from nodeready.subjects.registry import select
 

@@ -27,10 +27,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.cluster import cluster
 from benchmarks.command import Benchmark, cpu_s, in_child
-from benchmarks.contenders import probe_command
-from benchmarks.report import BenchmarkError, BenchmarkReport, Budget, budget_rows
+from benchmarks.contenders import (
+    BenchmarkError,
+    BenchmarkReport,
+    Budget,
+    budget_rows,
+    cluster,
+    probe_command,
+)
 from nodeready.agent.asking import Answer, Request
 from nodeready.agent.audit_document import Audit
 from nodeready.agent.snapshots import SnapshotQuestion

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 
 from benchmarks.command import Benchmark
-from benchmarks.report import BenchmarkReport
+from benchmarks.contenders import BenchmarkReport
 from nodeready.runs.smoke.knowledge import SWEEP
 from tests.unit.smoke.fleets import Fleet, names
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.command import Benchmark, in_child
-from benchmarks.report import BenchmarkReport
+from benchmarks.contenders import BenchmarkReport
 from nodeready.agent.stacks.program import SCHEMA
 from nodeready.reports import json_report, stacks_table
 from nodeready.reports.registry import Options

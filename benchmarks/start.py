@@ -11,8 +11,7 @@ import sys
 import time
 
 from benchmarks.command import Benchmark, cpu_s
-from benchmarks.contenders import ROOT
-from benchmarks.report import BenchmarkError, BenchmarkReport
+from benchmarks.contenders import ROOT, BenchmarkError, BenchmarkReport
 
 _COMPLETE = {"_NODEREADY_COMPLETE": "zsh_complete"}
 #: Name -> the words of the command line, and its environment.

@@ -13,10 +13,23 @@ from pathlib import Path
 
 import ClusterShell
 
-from benchmarks.cluster import Cluster, cluster, median, sample_rows
 from benchmarks.command import Benchmark
-from benchmarks.contenders import EXEC, Contender, ansible_setup, audit, clush, in_turns, yardstick
-from benchmarks.report import BenchmarkReport, Budget, budget_rows
+from benchmarks.contenders import (
+    EXEC,
+    BenchmarkReport,
+    Budget,
+    Cluster,
+    Contender,
+    ansible_setup,
+    audit,
+    budget_rows,
+    clush,
+    cluster,
+    in_turns,
+    median,
+    sample_rows,
+    yardstick,
+)
 from nodeready.fleet.inventory.nodeset import fold
 
 TREE, AUDIT_TREE = "clush true, tree", "nodeready audit, clush, tree"

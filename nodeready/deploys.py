@@ -15,7 +15,7 @@ from pyinfra.api import deploy
 
 from nodeready.operations import MODULES, STEPS
 from nodeready.runs.deploy import pyinfra
-from nodeready.runs.deploy.step import DeployStep, own_arguments
+from nodeready.runs.deploy.pyinfra import DeployStep, own_arguments
 
 
 def _deploy(name: str, does: str, steps: Iterable[DeployStep]) -> Callable[..., None]:

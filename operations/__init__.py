@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from nodeready.runs.deploy.step import DeployStep
+from nodeready.runs.deploy.pyinfra import DeployStep
 from nodeready.subjects.registry import CHANGED
 
 #: subject -> the module of its operations.

@@ -17,7 +17,7 @@ from nodeready.runs.deploy.actions import (
     sysctl_dropin,
     sysctl_name,
 )
-from nodeready.runs.deploy.step import step
+from nodeready.runs.deploy.pyinfra import step
 from nodeready.subjects.core_dumps import checks
 from nodeready.subjects.core_dumps.checks import packaged, retention_rule
 from nodeready.subjects.core_dumps.facts import KEY, REWRITERS, CoreDumps, core_directory

@@ -16,7 +16,7 @@ from nodeready.runs.deploy.actions import (
     Script,
     WriteFile,
 )
-from nodeready.runs.deploy.step import step
+from nodeready.runs.deploy.pyinfra import step
 from nodeready.subjects.gate.checks import required_programs, uncompiled
 from nodeready.subjects.gate.facts import (
     BUNDLE,

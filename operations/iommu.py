@@ -16,7 +16,7 @@ from nodeready.runs.deploy.actions import (
     name_after,
     own_file,
 )
-from nodeready.runs.deploy.step import step
+from nodeready.runs.deploy.pyinfra import step
 from nodeready.subjects.iommu.checks import own_line, required_arguments, tool
 from nodeready.subjects.iommu.facts import (
     DEFAULT_GRUB,

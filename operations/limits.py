@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nodeready.core.policy import Policy
 from nodeready.core.templates import render
 from nodeready.runs.deploy.actions import Action, RunCommand, name_after, own_file
-from nodeready.runs.deploy.step import step
+from nodeready.runs.deploy.pyinfra import step
 from nodeready.subjects.limits.checks import item_text, possible_limits, restarts, unit_value
 from nodeready.subjects.limits.facts import Limits
 from nodeready.subjects.snapshot import Snapshot

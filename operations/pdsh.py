@@ -17,7 +17,7 @@ from nodeready.runs.deploy.actions import (
     name_after,
     own_file,
 )
-from nodeready.runs.deploy.step import step
+from nodeready.runs.deploy.pyinfra import step
 from nodeready.subjects.access import chmod_mends
 from nodeready.subjects.pdsh.checks import (
     TYPE,

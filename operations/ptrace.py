@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nodeready.core.policy import Policy
 from nodeready.runs.deploy.actions import Action, RunCommand, sysctl_dropin
-from nodeready.runs.deploy.step import step
+from nodeready.runs.deploy.pyinfra import step
 from nodeready.subjects.ptrace.facts import KEY, Ptrace
 from nodeready.subjects.snapshot import Snapshot
 

@@ -17,7 +17,7 @@ from nodeready.runs.deploy.actions import (
     Script,
     WriteFile,
 )
-from nodeready.runs.deploy.step import step
+from nodeready.runs.deploy.pyinfra import step
 from nodeready.subjects.access import READ, chmod_mends
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.ssh_client.checks import (

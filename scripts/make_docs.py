@@ -6,26 +6,387 @@ text between `<!-- begin NAME -->` and `<!-- end NAME -->` is generated: the nam
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
 import sys
-from collections.abc import Callable
+import textwrap
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import facts_schema
-import man_page
-import tables
+import click
 
+import nodeready
+from nodeready.cli import cli
+from nodeready.cli.options import options_in_groups
+from nodeready.core.exit_codes import OK, exit_code
+from nodeready.core.json_types import json_fields
+from nodeready.core.policy import Policy
+from nodeready.core.policy.policy import reason, setting_kind
+from nodeready.core.result import Check, no_facts
+from nodeready.core.severity import ACTIONS, SEVERITIES, words
+from nodeready.lab.hardware import tomllib
+from nodeready.operations import STEPS
 from nodeready.reports import schema
+from nodeready.reports.schema import SchemaWriter, meanings
+from nodeready.subjects.environment_table import ANY, BAD_VALUES, RULES, VersionRange
+from nodeready.subjects.registry import LOOKED_AT, SUBJECTS
+
+# --- The generated tables: checks, policy keys, exit codes, operations, rules of environments.
 
 ROOT = Path(__file__).resolve().parents[1]
 
+
+def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def plain(text: str) -> str:
+    """``text`` with the characters that Markdown would take for markup, outside of code."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(p if p.startswith("`") else re.sub(r"([*~<|])", r"\\\1", p) for p in parts)
+
+
+def value(item: Any) -> str:
+    """A default as a group_data file would spell it."""
+    if isinstance(item, tuple):
+        inner = ", ".join(value(part) for part in item)
+        return f"({inner},)" if len(item) == 1 else f"({inner})"
+    return f'"{item}"' if isinstance(item, str) else repr(item)
+
+
+def policy_keys() -> str:
+    """Every key of the policy with its default, its values and its meaning."""
+    rows = []
+    for field in fields(Policy):
+        takes, meaning = setting_kind(field.name).takes, plain(reason(field.name))
+        # What a range is, an error says.
+        choices = f"{takes}. " if takes.count('`"') > 1 else ""
+        rows.append((f"`{field.name}`", f"`{value(field.default)}`", choices + meaning))
+    return markdown(("Key", "Default", "Meaning"), rows)
+
+
+_EXAMPLE_HEAD = '''\
+"""The policy of every node. The lines below are nodeready's defaults: uncomment what differs.
+
+A file named after a group (`h100.py`) holds the values that differ for that group. nodeready
+refuses misspelt keys and wrong values before it contacts a node.
+"""
+
+from __future__ import annotations
+'''
+#: Settings of tests.
+_NOT_IN_EXAMPLE = frozenset({"lock_wait_s", "package_lock_wait_s"})
+
+
+def policy_example() -> str:
+    """The file of group_data with every setting, its meaning, and its default in a comment."""
+    parts = [_EXAMPLE_HEAD]
+    for field in fields(Policy):
+        if field.name not in _NOT_IN_EXAMPLE:
+            comment = textwrap.fill(
+                reason(field.name),
+                97,
+                initial_indent="# ",
+                subsequent_indent="# ",
+                break_on_hyphens=False,
+                break_long_words=False,
+            )
+            parts.append(f"\n{comment}\n# {field.name} = {value(field.default)}\n")
+    return "".join(parts)
+
+
+def exit_meanings() -> list[tuple[int, str]]:
+    """(code, when) in the order of precedence, from `exit_code` itself."""
+    text = inspect.getdoc(exit_code) or ""
+    rows = re.findall(r"^\w+: +(\d+), (.*)$", text, re.M)
+    return [*((int(code), when) for code, when in rows), (OK, "success")]
+
+
+def exit_codes() -> str:
+    """The exit codes in the order of precedence."""
+    return markdown(("Code", "When"), ((str(code), when) for code, when in exit_meanings()))
+
+
+def leaves(
+    group: click.Group = cli, path: tuple[str, ...] = ()
+) -> Iterable[tuple[tuple[str, ...], click.Command]]:
+    """Every command that does something, with its words."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from leaves(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+def operations() -> str:
+    """Every operation in the order of a deploy: what it does, and its settings."""
+    rows = []
+    for step in STEPS:
+        missing = [f"`{f.name}`" for f in fields(Policy) if f.name not in step.settings]
+        names = ", ".join(f"`{name}`" for name in step.settings)
+        if len(step.settings) > len(missing):
+            names = f"all but {', '.join(missing)}"
+        rows.append((f"`{step.name}`", plain(step.does), names))
+    return markdown(("Operation", "What it does", "Settings"), rows)
+
+
+def environment_rules() -> str:
+    """What can be wrong with a job's environment, a row for the variables of a rule."""
+    problems: dict[str, list[str]] = {}
+    for rule in RULES:
+        problems.setdefault(rule.variables, []).append(plain(rule.problem))
+    for bad in BAD_VALUES:
+        versions = (
+            _versions("NCCL", bad.nccl),
+            _versions("PyTorch", bad.torch),
+            _versions("CUDA", bad.cuda),
+            _versions("driver", bad.driver),
+        )
+        variable = f"`{bad.variable}`" if bad.variable else ""
+        place = ", ".join(filter(None, (*versions, bad.machine)))
+        key, place = (variable, f"{place}: ") if variable and place else (variable or place, "")
+        problems.setdefault(key, []).append(place + plain(bad.problem))
+    # Variables with the same problem share a row.
+    rows: dict[str, list[str]] = {}
+    for variables, texts in problems.items():
+        rows.setdefault("; ".join(texts), []).append(variables)
+    return markdown(
+        ("Variable", "What can be wrong"), ((", ".join(v), t) for t, v in rows.items())
+    )
+
+
+def _versions(name: str, versions: VersionRange) -> str:
+    """The versions in words; "": any."""
+    first, fixed = (".".join(map(str, version)) for version in versions)
+    return "" if versions == ANY else f"{name} {first} to before {fixed}"
+
+
+def _meanings(title: str, meanings: Mapping[str, str]) -> str:
+    rows = ((f"{words(name)} (`{name}`)", text) for name, text in meanings.items())
+    return markdown((title, "Meaning"), rows)
+
+
+def checks_page() -> str:
+    """docs/checks.md: a row for what each check declares; `nodeready explain` has the rest."""
+    head = (
+        (ROOT / "scripts/checks_head.md")
+        .read_text()
+        .rstrip("\n")
+        .replace("SEVERITIES", _meanings("Severity", SEVERITIES))
+    )
+    parts = [head.replace("ACTIONS", _meanings("Action", ACTIONS))]
+    for name, subject in SUBJECTS.items():
+        parts.append(f"\n## {name}\n\n{plain(subject.about)}\n\n")
+        rows = map(_row, subject.checks)
+        table = markdown(("Check", "A failure", "Settings", "What must hold"), rows)
+        parts.append(table if subject.checks else "See [checks of your own](site-checks.md).\n")
+    return "".join(parts)
+
+
+def _row(check: Check) -> tuple[str, ...]:
+    settings = ", ".join(f"`{key}`" for key in check.settings)
+    meaning = re.split(r"(?<=\.)\s", check.meaning.strip(), maxsplit=1)[0]
+    meaning = re.sub(r"``(.+?)``", r"`\1`", " ".join(meaning.split()))
+    return f"`{check.id}`", words(check.cost.severity), settings, plain(meaning)
+
+
+# --- docs/nodeready.1, from the commands' own help: synopsis, options, variables, examples.
+
+#: The sections that no command's help has.
+_SECTIONS = tomllib.loads((ROOT / "scripts/man_page.toml").read_text(encoding="utf-8"))
+
+
+def escape(text: str) -> str:
+    """``text`` for roff, without requests and escapes."""
+    text = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq")
+    text = text.replace("\u2026", "...")
+    return re.sub(r"^\.", r"\\&.", text, flags=re.M)
+
+
+def tagged(items: Iterable[tuple[str, str]], font: str = "B") -> list[str]:
+    """A list of terms and what they mean."""
+    lines = []
+    for term, text in items:
+        lines += [".TP", f".{font} {escape(term)}" if font else escape(term), escape(text)]
+    return lines
+
+
+def paragraphs(text: str) -> list[str]:
+    """Help text as roff; a paragraph that begins with \\b keeps its lines, as in click."""
+    lines: list[str] = []
+    for block in re.split(r"\n\s*\n", text.strip()):
+        rows = [row.strip() for row in block.splitlines()]
+        if rows[0] == "\b":
+            lines += [".PP", ".nf", *(escape(row) for row in rows[1:]), ".fi"]
+        else:
+            lines += [".PP", escape(" ".join(rows))]
+    return lines
+
+
+def without_examples(text: str) -> str:
+    """Help text without its examples, which have their own section."""
+    return "\n\n".join(block for block in re.split(r"\n\s*\n", text) if "Examples:" not in block)
+
+
+def examples(text: str) -> list[str]:
+    """The lines of a help text's examples."""
+    for block in re.split(r"\n\s*\n", text):
+        if "Examples:" in block:
+            return [row.strip() for row in block.split("Examples:")[1].splitlines() if row.strip()]
+    return []
+
+
+def option(parameter: click.Option) -> tuple[str, str]:
+    """An option's names and its help, with its variable and default."""
+    names = ", ".join(sorted(parameter.opts, key=len))
+    if isinstance(parameter.type, click.Choice):
+        names += " " + "|".join(map(str, parameter.type.choices))
+    elif not parameter.is_flag and not parameter.count:
+        names += f" {parameter.metavar or parameter.type.name.split()[0].upper()}"
+    text = parameter.help or ""
+    if isinstance(parameter.default, str | int) and not (parameter.is_flag or parameter.count):
+        text += f" Default: {parameter.default}."
+    variables = parameter.envvar or ()
+    if isinstance(variables, str):
+        variables = (variables,)
+    if variables:
+        text += f" Variable: {', else '.join(variables)}."
+    return names, text
+
+
+def man_page() -> str:
+    """The whole manual page."""
+    head = (cli.help or "").split("\n\n")
+    title = head[0].strip().rstrip(".")
+    lines = [
+        f'.TH NODEREADY 1 "" "nodeready {nodeready.__version__}" "User Commands"',
+        ".SH NAME",
+        f"nodeready \\- {escape(title[:1].lower() + title[1:])}",
+        ".SH SYNOPSIS",
+    ]
+    commands = list(leaves())
+    for name, command in commands:
+        arguments = " ".join(
+            p.make_metavar(click.Context(command))
+            for p in command.params
+            if isinstance(p, click.Argument)
+        )
+        usage = f".B nodeready {' '.join(name)}\n[options] {escape(arguments)}".rstrip()
+        lines += [usage, ".br"]
+    lines.append(".SH DESCRIPTION")
+    lines += paragraphs("\n\n".join(part for part in head if "Exit status" not in part))
+    shown: list[str] = []
+    for name, command in commands:
+        lines.append(f".SH NODEREADY {' '.join(name).upper()}")
+        lines += paragraphs(without_examples(command.help or ""))
+        for group, options in options_in_groups(command).items():
+            lines += [] if group == "Options" else [f".SS {group}"]
+            lines += tagged(map(option, options))
+        shown += examples(command.help or "")
+    lines.append(".SH EXIT STATUS")
+    lines += tagged((str(code), f"{when}.") for code, when in exit_meanings())
+    lines += [".PP", "The first of these that holds is the exit status."]
+    lines.append(".SH ENVIRONMENT")
+    lines += [
+        ".PP",
+        escape(
+            "An option is taken from the command line, else from its variable, else from the "
+            "user's configuration file, else from the system's, else it has its default."
+        ),
+    ]
+    lines += tagged(_SECTIONS["environment"].items())
+    lines.append(".SH FILES")
+    lines += tagged(_SECTIONS["files"].items(), "I")
+    lines += [".SH EXAMPLES", ".nf", *(escape(row) for row in shown), ".fi"]
+    lines += [".SH SEE ALSO", ".BR pyinfra (1),", ".BR pdsh (1),", ".BR ssh (1),"]
+    lines += [".BR core (5),", ".BR sysctl.d (5),", ".BR limits.conf (5)"]
+    return "\n".join(lines) + "\n"
+
+
+# --- docs/schema/facts-1.json: each fact of each subject, its type and its meaning.
+
+_ABOUT = (
+    "What nodeready observes on a node, by subject: `facts` in the JSON of an audit. The unit of "
+    "a number is in its key (`speed_mbps`) or its meaning. null: the node does not show a value."
+)
+
+
+def observations(subject: str) -> Iterator[Any]:
+    """The class that the subject's parser returns, and that of the facts that need the fleet."""
+    probe = SUBJECTS[subject].probe
+    assert probe is not None
+    parse: Any = inspect.unwrap(probe.parse)
+    yield eval(parse.__annotations__["return"], parse.__globals__)
+    derived: Any = SUBJECTS[subject].derived
+    if derived is not no_facts:
+        yield typing.get_type_hints(inspect.unwrap(derived))["return"]
+
+
+def classes() -> list[Any]:
+    """The classes of all facts."""
+    found: dict[Any, None] = {}
+    todo = [kind for subject in LOOKED_AT for kind in observations(subject)]
+    while todo:
+        kind = todo.pop()
+        todo += typing.get_args(kind)
+        if kind not in found and (json_fields(kind) or typing.is_typeddict(kind)):
+            found[kind] = None
+            todo += typing.get_type_hints(kind).values()
+    return list(found)
+
+
+def missing_meanings(kind: Any) -> list[str]:
+    """The fields of a class that its docstring does not describe."""
+    names = [field.path for field in json_fields(kind)] or [*typing.get_type_hints(kind)]
+    return [name for name in names if not meanings(kind)[1].get(name)]
+
+
+def _subject(writer: SchemaWriter, subject: str) -> dict[str, Any]:
+    """The schema of a subject's facts: those of the fleet are keys of the same object."""
+    facts, *of_fleet = [writer.object(kind) for kind in observations(subject)]
+    for more in of_fleet:
+        facts["properties"] |= more["properties"]
+        facts["required"] = [key for key in facts["required"] if key not in more["properties"]]
+    return {"anyOf": [facts, {"$ref": "#/$defs/unknown"}]}
+
+
+def facts_schema() -> str:
+    """The content of docs/schema/facts-1.json."""
+    writer = SchemaWriter()
+    subjects = {subject: _subject(writer, subject) for subject in LOOKED_AT}
+    reason = {"type": "string", "description": "Why the subject could not be observed."}
+    unknown = {"type": "object", "properties": {"unknown": reason}, "required": ["unknown"]}
+    document = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "urn:nodeready:facts:1",
+        "title": "nodeready.facts/1",
+        "description": _ABOUT,
+        "type": "object",
+        "properties": subjects,
+        "$defs": {"unknown": unknown, **writer.parts},
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+# --- All files.
+
 #: Files that are generated whole: path -> its text.
 PAGES: dict[str, Callable[[], str]] = {
-    "docs/checks.md": tables.checks_page,
-    "inventories/group_data/all.py": tables.policy_example,
-    "docs/nodeready.1": man_page.page,
-    "docs/schema/facts-1.json": facts_schema.text,
+    "docs/checks.md": checks_page,
+    "inventories/group_data/all.py": policy_example,
+    "docs/nodeready.1": man_page,
+    "docs/schema/facts-1.json": facts_schema,
     **{
         f"docs/schema/{schema.file_name(name)}": partial(schema.text, name)
         for name in schema.DOCUMENTS
@@ -33,10 +394,10 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 #: Generated pieces of other pages: the name between the marks -> its text.
 PIECES: dict[str, Callable[[], str]] = {
-    "policy-keys": tables.policy_keys,
-    "exit-codes": tables.exit_codes,
-    "operations": tables.operations,
-    "environment-rules": tables.environment_rules,
+    "policy-keys": policy_keys,
+    "exit-codes": exit_codes,
+    "operations": operations,
+    "environment-rules": environment_rules,
 }
 
 _PIECE = re.compile(r"(<!-- begin ([a-z-]+) -->\n).*?(<!-- end \2 -->)", re.S)

@@ -35,7 +35,7 @@ from nodeready.core.result import Check
 from nodeready.lab import Lab, LabNode, LabUnavailable, down, state
 from nodeready.lab.needs import check_kernel, check_needs
 from nodeready.lab.processes import Content, nsenter
-from nodeready.runs.deploy.step import DeployStep
+from nodeready.runs.deploy.pyinfra import DeployStep
 from tests import declared, machine_reads
 from tests import slurm_lab as slurm
 from tests.command import fleet, ours, tool, wait_for

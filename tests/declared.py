@@ -10,7 +10,7 @@ from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.policy import Policy
 from nodeready.core.result import ADMIN, DEPLOY, PERSON, Check, Result
 from nodeready.runs.deploy.actions import Action
-from nodeready.runs.deploy.step import DeployStep
+from nodeready.runs.deploy.pyinfra import DeployStep
 from nodeready.subjects.snapshot import Snapshot
 
 

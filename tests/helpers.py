@@ -13,7 +13,7 @@ from typing import Protocol
 from nodeready.core import probe_script, shell
 from nodeready.core.policy import Policy
 from nodeready.runs.deploy.actions import StepChange
-from nodeready.runs.deploy.step import DeployStep
+from nodeready.runs.deploy.pyinfra import DeployStep
 from nodeready.subjects import snapshot
 from nodeready.subjects.snapshot import Snapshot
 from tests.paths import ROOT

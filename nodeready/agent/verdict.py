@@ -1,7 +1,7 @@
 """A node's own last verdict: its format, and the directory into which the node writes it.
 
 The node writes its `NodeVerdict` where its prolog reads it, into a directory that the nodes share,
-and as metrics for node_exporter (reports/prometheus.py). Root on a node can change that node's
+and as metrics for node_exporter (reports/monitoring.py). Root on a node can change that node's
 verdict. `runs/audit/recorded.py` collects the verdicts.
 
 This module runs on nodes: the standard library, Python 3.9, and quick to import.

@@ -17,13 +17,13 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 import nodeready
-from nodeready.cli.defaults import defaults_of
+from nodeready.cli.options import defaults_of
 from nodeready.core.exit_codes import Refused, exit_code, handle_signals, leave
 from nodeready.core.shell import search_path
 from nodeready.core.text import sanitise
 
-#: Subcommand -> its line in the help. The module of the same name is imported only when the
-#: command is used, so that --help is quick.
+#: Subcommand -> its line in the help. Its module is imported only when the command is used, so
+#: that --help is quick.
 _COMMANDS = {
     "completion": "Completion for bash, zsh or fish.",
     "audit": "What differs from the policy, on every node.",
@@ -48,6 +48,12 @@ _COMMANDS = {
     "tail": "The last lines of every rank's log, over all nodes, grouped.",
     "lab": "A cluster of real SSH nodes on this machine.",
 }
+#: Subcommand -> its module, where that has another name.
+_MODULES = {
+    "waivers": "audit", "learn": "audit", "env": "ready", "smoke": "ready", "bundle": "deploy",
+    "jobs": "stacks", "tail": "stacks", "watch": "incident", "cores": "postmortem",
+    "diff": "memory", "history": "memory", "lemons": "memory",
+}  # fmt: skip
 #: The commands that contact nodes.
 _CONTACT_NODES = frozenset(_COMMANDS) - {
     *("completion", "run", "bundle", "history", "explain", "lab")
@@ -133,7 +139,7 @@ class _Commands(click.Group):
             return completion
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"nodeready.cli.{cmd_name}")
+        module = importlib.import_module(f"nodeready.cli.{_MODULES.get(cmd_name, cmd_name)}")
         command: click.Command = getattr(module, cmd_name)
         return command
 

@@ -35,7 +35,7 @@ class StandardError(Tell):
 
 def document_of(command: str, inventory: str | None, options: Any) -> Any:
     """The document of a run, without what only this process has. Raises Refused."""
-    from nodeready.cli.defaults import find_inventory, require_inventory
+    from nodeready.cli.options import find_inventory, require_inventory
     from nodeready.reports.registry import find_format
 
     tell = StandardError()

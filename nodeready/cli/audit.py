@@ -1,7 +1,4 @@
-"""`nodeready audit`: what differs from the policy, on every node. Never changes a node.
-
-Its run is imported only when the command runs, so that --help and completion are quick.
-"""
+"""`nodeready audit`, `waivers` and `learn`: the nodes and their policy."""
 
 from __future__ import annotations
 
@@ -9,20 +6,23 @@ import re
 import sys
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
-from nodeready.cli.defaults import require_inventory
 from nodeready.cli.options import (
     ScreenOptions,
     command,
     format_option,
     inventory_argument,
+    output_file,
     report_files,
+    require_inventory,
 )
 from nodeready.core.exit_codes import INTERRUPTED, OK, Refused
-from nodeready.runs.options import AuditOptions
+from nodeready.core.files import write_atomically
+from nodeready.runs.options import AuditOptions, LearnOptions, WaiversOptions, flag
 
 #: The options that say how a node is contacted.
 _CONTACT_OPTIONS = (
@@ -65,7 +65,7 @@ def audit(inventory: str | None, options: AuditWords) -> int:
       nodeready audit inventories/prod.py --recorded /shared/nodeready
     """
     from nodeready.agent.audit_document import nagios_code
-    from nodeready.cli.outputs import read_outputs
+    from nodeready.cli.screen import read_outputs
     from nodeready.reports.audit_table import changes, findings_of
     from nodeready.reports.registry import Options
     from nodeready.runs.audit.command import run
@@ -110,3 +110,79 @@ def audit(inventory: str | None, options: AuditWords) -> int:
             if findings is None:
                 raise
     return INTERRUPTED
+
+
+# --- `nodeready waivers`: each waiver of the policy, its end, and what it hides now.
+
+
+@dataclass(kw_only=True)
+class WaiversWords(ScreenOptions, WaiversOptions):
+    format: str = format_option("waivers")
+    output: tuple[str, ...] = report_files()
+
+
+@command(WaiversWords)
+@inventory_argument
+def waivers(inventory: str | None, options: WaiversWords) -> int:
+    """List the waivers of INVENTORY, their ends, and the findings that they hide now.
+
+    A waiver that has expired, that concerns no node of the inventory, or that hides nothing is a
+    mistake (exit status 3). Only the waived checks are made. Never writes to a node.
+
+    \b
+    Examples:
+      nodeready waivers inventories/prod.py
+      nodeready waivers inventories/prod.py --offline
+      nodeready waivers inventories/prod.py --format json -o waivers.json
+    """
+    from nodeready.cli.screen import read_outputs
+    from nodeready.runs.audit.waiver_list import MISTAKES, run, waivers_code
+
+    inventory = require_inventory(inventory, options)
+    outputs, screen = read_outputs("waivers", options), options.screen()
+    document = run(inventory, options, screen)
+    has_mistakes = any(row.state in MISTAKES for row in document.waivers)
+    silent = screen.quiet and not has_mistakes and not document.gaps
+    outputs.show(document, screen, silent=silent)
+    return waivers_code(document)
+
+
+# --- `nodeready learn`: what most nodes share, as a policy to review.
+
+
+@dataclass(kw_only=True)
+class LearnWords(ScreenOptions, LearnOptions):
+    output: str | None = output_file("Write the policy to FILE, which must not exist yet.")
+    force: bool = flag("--force", "Replace FILE when it exists.")
+
+
+@command(LearnWords)
+@inventory_argument
+def learn(inventory: str | None, options: LearnWords) -> int:
+    """Write the values that most nodes of INVENTORY share as a group_data file to review.
+
+    GPU model and count, driver, VBIOS, NIC names and speeds, RDMA ports, kernel, mounts: each
+    with the number of nodes that agree, and the names of those that do not. Never writes to a
+    node. Run it once for each kind of node, with --limit.
+
+    \b
+    Examples:
+      nodeready learn inventories/prod.py --limit h100 -o inventories/group_data/h100.py
+      nodeready learn 'gpu[001-064]'
+    """
+    from nodeready.core.outcome import gaps_code
+    from nodeready.reports.lines import show_gaps
+    from nodeready.runs.audit.learned import run
+
+    inventory, output = require_inventory(inventory, options), options.output
+    if output is not None and Path(output).exists() and not options.force:
+        raise Refused(f"{output} exists: choose another name, or --force to replace it")
+    screen = options.screen()
+    text, gaps = run(inventory, options, screen)
+    screen.show_on_stderr(show_gaps(gaps))
+    if text and output is None:
+        click.echo(text, nl=False)
+    elif text:
+        write_atomically(Path(str(output)), [text])
+        screen.note(f"{output}: review it before you use it")
+    return gaps_code(gaps, complete=True)

@@ -14,12 +14,12 @@ import click
 from click.shell_completion import CompletionItem
 
 import nodeready
-from nodeready.cli.defaults import default_inventory
+from nodeready.cli.options import default_inventory
 from nodeready.core.exit_codes import Refused
 from nodeready.core.files import only_regular
 from nodeready.core.policy.site_checks import FOLDER
 from nodeready.fleet.inventory import labs
-from nodeready.runs.last_failed import LAST_FAILED
+from nodeready.runs.user_files import LAST_FAILED
 
 #: Maximum bytes of an inventory that is read: one of 10,000 nodes has 200 kB.
 _MAX_BYTES = 1_000_000

@@ -1,17 +1,30 @@
-"""`nodeready deploy`: probe every node, show the plan, run it, probe again."""
+"""`nodeready deploy` and `bundle`: what comes onto the nodes."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from nodeready.cli.defaults import require_inventory
-from nodeready.cli.options import ScreenOptions, command, format_option, inventory_argument
-from nodeready.core.exit_codes import Refused
+from nodeready.cli.options import (
+    ScreenOptions,
+    command,
+    format_option,
+    inventory_argument,
+    output_file,
+    require_inventory,
+)
+from nodeready.core.exit_codes import OK, Refused
+from nodeready.core.files import write_atomically
 from nodeready.core.text import counted
-from nodeready.runs.options import DeployOptions, opt
+from nodeready.runs.options import ConnectionOptions, DeployOptions, limit, opt, trust
+
+if TYPE_CHECKING:
+    from nodeready.core.policy import Policy
 
 
 @dataclass(kw_only=True)
@@ -91,3 +104,72 @@ def deploy(inventory: str | None, options: DeployWords) -> int:
     elif not document.check and nodes_to_retry(document.nodes):
         screen.say("retry failed nodes: --limit @last-failed")
     return deploy_code(document)
+
+
+# --- `nodeready bundle`: the node's own program as one file.
+
+
+def _common_policy(policies: Mapping[str, Policy]) -> Policy:
+    """The policy that all of these nodes have. Raises Refused, with the keys, if they differ."""
+    from nodeready.core.policy.policy import as_data
+    from nodeready.reports.lines import grouped, node_set
+
+    if len({*policies.values()}) == 1:
+        return next(iter(policies.values()))
+    data = {name: as_data(policy) for name, policy in policies.items()}
+    differences = []
+    for key in next(iter(data.values())):
+        values = grouped((repr(settings[key]), name) for name, settings in data.items())
+        if len(values) > 1:
+            texts = (f"{node_set(names)}: {value}" for value, names in values)
+            differences.append(f"{key} ({', '.join(texts)})")
+    raise Refused(
+        f"a bundle has one policy, and these nodes differ: {'; '.join(differences)}: "
+        "choose by --limit"
+    )
+
+
+@dataclass(kw_only=True)
+class BundleWords:
+    output: str = output_file("File of the program.", default="nodeready.pyz")
+    limit: str | None = limit("The policy of these nodes: gpu[001-004], a group.")
+    trust_inventory: bool = trust()
+
+
+@command(BundleWords)
+@inventory_argument
+def bundle(inventory: str | None, options: BundleWords) -> int:
+    """Write the node's own program: one file that needs only Python 3.9 on the node.
+
+    The program audits the node on which it runs, proves it, keeps a verdict and answers a job's
+    prolog. It judges by the policy of INVENTORY, or by the default policy. The same version and
+    policy make the same bytes. No node is contacted.
+
+    \b
+    Examples:
+      nodeready bundle inventories/prod.py --limit h100 -o nodeready.pyz
+      scp nodeready.pyz gpu001: && ssh gpu001 ./nodeready.pyz audit
+    """
+    from nodeready.cli.screen import Screen, refuse_unwritable
+    from nodeready.core.policy import Policy
+    from nodeready.core.policy.policy import digest
+    from nodeready.fleet.transport.bundle import build
+    from nodeready.runs.targets import load_targets
+
+    output = options.output
+    refuse_unwritable(output)
+    policy, source = None, "the default policy"
+    if inventory is not None:
+        targeted = ConnectionOptions(limit=options.limit, trust_inventory=options.trust_inventory)
+        _, _, policies = load_targets(inventory, targeted, Screen().note)
+        policy = _common_policy(policies)
+        source = f"the policy of {counted(len(policies), 'node')}"
+    elif options.limit is not None:
+        raise Refused("--limit: needs an INVENTORY")
+    program = build(policy)
+    write_atomically(Path(output), [program], 0o755)
+    policy_digest = digest([policy or Policy()])
+    click.echo(
+        f"nodeready: {output}: {len(program) / 1e6:.1f} MB, {source} ({policy_digest})", err=True
+    )
+    return OK

@@ -118,7 +118,7 @@ def _declared(inventory: str | None) -> list[Policy]:
     if not folders:
         return []
     # Imported only here, because it imports pyinfra.
-    from nodeready.fleet.inventory.site_checks import read
+    from nodeready.fleet.inventory.site_files import read
 
     authors = {Path(inventory).stat().st_uid} if inventory else ()
     checks, problems = read(folders, authors=authors)

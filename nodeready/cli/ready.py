@@ -1,23 +1,22 @@
-"""`nodeready ready`: prove which nodes are ready for a job.
-
-Its run is imported only when the command runs, so that --help and completion are quick.
-"""
+"""`nodeready ready`, `env` and `smoke`: what comes before a job."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nodeready.cli.defaults import find_inventory
 from nodeready.cli.options import (
     ScreenOptions,
     command,
+    find_inventory,
     format_option,
     hostfile_format,
     hostfile_out,
     inventory_argument,
     report_files,
+    require_inventory,
 )
-from nodeready.runs.options import ReadyOptions
+from nodeready.core.exit_codes import INTERRUPTED
+from nodeready.runs.options import EnvOptions, ReadyOptions, SmokeOptions, opt
 
 
 @dataclass(kw_only=True)
@@ -48,8 +47,7 @@ def ready(inventory: str | None, options: ReadyWords) -> int:
       nodeready ready --local
     """
     from nodeready.agent.audit_document import nagios_code, ready_code
-    from nodeready.cli.outputs import read_outputs
-    from nodeready.cli.screen import refuse_unwritable, write_hostfile
+    from nodeready.cli.screen import read_outputs, refuse_unwritable, write_hostfile
     from nodeready.reports.registry import Options
     from nodeready.runs.ready.command import run
 
@@ -71,3 +69,110 @@ def ready(inventory: str | None, options: ReadyWords) -> int:
         shown = Options(inventory=options.words(inventory), looks=look.keeper.looks)
         outputs.show(document, screen, silent=silent, options=shown)
         return nagios_code(document.audit) if outputs.form == "nagios" else ready_code(document)
+
+
+# --- `nodeready env`: the environment for a job.
+
+
+@dataclass(kw_only=True)
+class EnvWords(ScreenOptions, EnvOptions):
+    # A shell evaluates the output, so NODEREADY_FORMAT=json, which is meant for reports, is
+    # ignored.
+    format: str = format_option("env", general=False)
+    output: tuple[str, ...] = report_files()
+
+
+@command(EnvWords)
+@inventory_argument
+def env(inventory: str | None, options: EnvWords) -> int:
+    """Print the exports for a job on the nodes of INVENTORY, each with its reason.
+
+    NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, OMPI_MCA_btl_tcp_if_include, NCCL_IB_HCA,
+    PDSH_RCMD_TYPE, MASTER_ADDR and MASTER_PORT, as the nodes' networks, adapters and ports
+    suggest. A variable on which the nodes differ is not exported: a comment lists its values and
+    their nodes, and the exit status is 3. Never writes to a node.
+
+    With --debug also the variables that make the job debuggable (flight recorder, NCCL's
+    warnings, Python's stacks, the GPU's cores), under the names of the PyTorch that --python has.
+
+    \b
+    Examples:
+      eval "$(nodeready env 'gpu[001-064]')"
+      nodeready env inventories/prod.py --limit h100 -o job.env
+      nodeready env inventories/prod.py --ports 29600-29700 --format json
+      nodeready env 'gpu[001-064]' --debug --python /opt/train/bin/python
+    """
+    from nodeready.cli.screen import read_outputs
+    from nodeready.core.outcome import gaps_code
+    from nodeready.reports.env_script import troubles
+    from nodeready.reports.lines import show_gaps
+
+    # Imported only here, because it imports pyinfra, which is slow, and --help must be quick.
+    from nodeready.runs.ready.environment import run
+
+    inventory = require_inventory(inventory, options)
+    outputs, screen = read_outputs("env", options), options.screen()
+    environment = run(inventory, options, screen)
+    if environment is None:
+        screen.say("interrupted: nothing is exported")
+        return INTERRUPTED
+    screen.show_on_stderr(show_gaps(environment.gaps))
+    if environment.nodes:
+        outputs.show(environment, screen)
+    for line in troubles(environment):
+        screen.say(line)
+    return gaps_code(
+        environment.gaps,
+        complete=True,
+        check=not all(variable.settled for variable in environment.variables),
+    )
+
+
+# --- `nodeready smoke`: one collective over all nodes; names the faulty node, GPU or link.
+
+
+@dataclass(kw_only=True)
+class SmokeWords(ScreenOptions, SmokeOptions):
+    exclude_out: str | None = opt(
+        "--exclude-out FILE", "Write the nodes to exclude to FILE, for sbatch."
+    )
+    hostfile_out: str | None = hostfile_out("good")
+    hostfile_format: str = hostfile_format()
+    format: str = format_option("smoke")
+    output: tuple[str, ...] = report_files()
+
+
+@command(SmokeWords)
+@inventory_argument
+def smoke(inventory: str | None, options: SmokeWords) -> int:
+    """Run one collective over all nodes of INVENTORY; name the faulty node, GPU or link.
+
+    The ranks meet, reduce, gather and send as the job's ranks will, with the job's own PyTorch
+    where the nodes have one. When that fails, smaller tests locate the fault: a node, a GPU or a
+    pair of nodes. It uses idle GPUs only and leaves nothing behind.
+
+    \b
+    Examples:
+      nodeready smoke inventories/prod.py --user ada --python /opt/train/bin/python
+      nodeready smoke 'gpu[001-064]' --exclude-out bad    # then sbatch --exclude="$(cat bad)"
+      nodeready smoke 'gpu[001-064]' --prefix 'apptainer exec --nv job.sif' --budget 120
+      nodeready smoke inventories/prod.py --gpus 0 --engine pairs   # the network alone
+      nodeready smoke --job 4711                                    # in a job, without ssh
+    """
+    from nodeready.cli.screen import read_outputs, refuse_unwritable, write_hostfile
+    from nodeready.runs.smoke.document import code
+
+    # Imported only here, because it imports pyinfra, which is slow, and --help must be quick.
+    from nodeready.runs.smoke.run import run
+
+    inventory = find_inventory(inventory, options, elsewhere=options.job is not None)
+    outputs = read_outputs("smoke", options)
+    exclude_out, hostfile_out = options.exclude_out, options.hostfile_out
+    refuse_unwritable(exclude_out, "--exclude-out")
+    refuse_unwritable(hostfile_out, "--hostfile-out")
+    screen = options.screen()
+    document, slots = run(inventory, options, screen)
+    for out, form in ((exclude_out, "exclude"), (hostfile_out, options.hostfile_format)):
+        write_hostfile(out, form, slots, document.exclude, screen, complete=document.complete)
+    outputs.show(document, screen, silent=screen.quiet and document.good)
+    return code(document)

@@ -1,4 +1,4 @@
-"""`nodeready stacks`: which rank holds up a job, and where every rank stands, grouped."""
+"""`nodeready stacks`, `jobs` and `tail`: what runs where, where it stands, and its last lines."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from nodeready.cli.defaults import find_inventory
-from nodeready.cli.options import ScreenOptions, command, format_option, inventory_argument
+import click
+
+from nodeready.cli.options import (
+    ScreenOptions,
+    candidates_of,
+    command,
+    find_inventory,
+    format_option,
+    inventory_argument,
+    report_files,
+)
 from nodeready.core.exit_codes import Refused
 from nodeready.reports.registry import FORMATS, Options
-from nodeready.runs.options import StacksOptions
+from nodeready.runs.options import JobsOptions, StacksOptions, TailOptions
 
 
 @dataclass(kw_only=True)
@@ -68,3 +77,92 @@ def stacks(inventory: str | None, options: StacksWords) -> int:
     shown = Options(inventory=options.words(inventory))
     show("stacks", form, document, screen, silent=screen.quiet and is_well, options=shown)
     return code
+
+
+# --- `nodeready jobs` and `tail`: what runs where, and the last lines of every rank.
+
+
+@dataclass(kw_only=True)
+class JobsWords(ScreenOptions, JobsOptions):
+    format: str = format_option("jobs")
+    output: tuple[str, ...] = report_files()
+
+
+@command(JobsWords)
+@inventory_argument
+def jobs(inventory: str | None, options: JobsWords) -> int:
+    """List the jobs on the nodes of INVENTORY: their users, ranks and nodes. Changes nothing.
+
+    Jobs are found as `nodeready stacks` finds their ranks: Slurm's, torchrun's, mpirun's, and jobs
+    without a launcher. The name of a job is what `--job` of the other commands takes. Without
+    root, only your own jobs are seen.
+
+    \b
+    Examples:
+      nodeready jobs inventories/prod.py
+      nodeready jobs 'gpu[001-064]' --user ada --sudo
+      nodeready jobs --local -v
+    """
+    from nodeready.cli.screen import read_outputs
+    from nodeready.runs.jobs import jobs_code, run
+
+    inventory = find_inventory(inventory, options, elsewhere=options.local or bool(options.job))
+    outputs, screen = read_outputs("jobs", options), options.screen()
+    document = run(inventory, options, screen)
+    outputs.show(document, screen, silent=screen.quiet and not document.jobs)
+    return jobs_code(document)
+
+
+# --- `nodeready tail`: the last lines of every rank's log, over all nodes, grouped when equal.
+
+
+@dataclass(kw_only=True)
+class TailWords(ScreenOptions, TailOptions):
+    format: str = format_option("tail", general=False)
+    output: tuple[str, ...] = report_files()
+
+
+@command(TailWords)
+@click.argument(
+    "words",
+    nargs=-1,
+    metavar="[INVENTORY] PATTERN",
+    shell_complete=candidates_of("inventories"),
+)
+def tail(words: tuple[str, ...], options: TailWords) -> int:
+    """Show the last lines of all files that match PATTERN on the nodes of INVENTORY.
+
+    Files with equal lines are shown once, the odd one out first; times, ranks, process numbers,
+    addresses and the node's name count as equal. Files that were last written more than a minute
+    before most files come first. A file with lines of many ranks counts as a file for each rank;
+    the prefixes of launchers are recognised. The messages of PyTorch's watchdogs follow, the rank
+    with the least progress first. PATTERN is an absolute path with *, ?, [...] and **,
+    quoted so that the nodes expand it, and not your shell. Reads only, at most the last 256 KB of
+    a file, or 16 MB of a file of many ranks.
+
+    \b
+    Examples:
+      nodeready tail inventories/prod.py '/var/log/train/rank_*.log'
+      nodeready tail 'gpu[001-064]' '~/logs/**/*.err' -n 1 --newer 2h
+      nodeready tail inventories/prod.py '/scratch/trace*' --grep backward
+      nodeready tail login1 '/scratch/slurm-4711.out' -n 1 --rank 0-7
+      nodeready tail --local '/tmp/torchelastic_*/**/stderr.log'
+    """
+    from nodeready.cli.screen import read_outputs
+    from nodeready.core.outcome import gaps_code
+    from nodeready.runs.tail import run
+
+    local = options.local
+    if len(words) == 1 and not local and (default := find_inventory(None, options)):
+        words = (default, *words)
+    expected_count = 1 if local else 2
+    if len(words) < expected_count:
+        raise click.UsageError("Missing PATTERN." if local else "Missing INVENTORY or PATTERN.")
+    if len(words) > expected_count:
+        raise Refused(
+            f"{len(words) - expected_count + 1} PATTERNs: quote it, so that the nodes expand it"
+        )
+    outputs, screen = read_outputs("tail", options), options.screen()
+    document = run(None if local else words[0], words[-1], options, screen)
+    outputs.show(document, screen, mode=0o600)
+    return gaps_code(document.gaps, complete=document.complete, check=not document.has_all_files)

@@ -24,6 +24,7 @@ from nodeready.agent.audit_document import (
 )
 from nodeready.core.result import Result, fix_text
 from nodeready.core.text import counted, sanitise, utc_moment
+from nodeready.reports.evidence_html import PART_TABLES, observed_facts
 from nodeready.reports.findings import (
     AuditFinding,
     differing,
@@ -34,7 +35,6 @@ from nodeready.reports.findings import (
 )
 from nodeready.reports.html_page import HtmlPage
 from nodeready.reports.lines import cost_text, node_set, with_inventory
-from nodeready.reports.node_parts import PART_TABLES, observed_facts
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.runs.memory.look import Look
 from nodeready.subjects.registry import SUBJECTS

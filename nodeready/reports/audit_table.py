@@ -21,10 +21,15 @@ from nodeready.reports.findings import (
     value_text,
 )
 from nodeready.reports.lines import (
+    MAX_WIDTH,
+    NO_LIMIT,
     STYLES,
     Part,
+    RowSection,
     Safe,
     StyledLine,
+    TableLayout,
+    fitted,
     grouped,
     line,
     node_set,
@@ -32,7 +37,6 @@ from nodeready.reports.lines import (
     with_inventory,
 )
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.table_layout import MAX_WIDTH, NO_LIMIT, RowSection, TableLayout, fitted
 
 if TYPE_CHECKING:
     from nodeready.agent.audit_document import Ready

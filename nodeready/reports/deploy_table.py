@@ -11,10 +11,21 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from nodeready.core.result import fix_text, result_text
 from nodeready.core.text import counted
-from nodeready.reports.lines import STYLES, StyledLine, line, node_set_or_count, with_inventory
+from nodeready.reports.lines import (
+    NO_LIMIT,
+    STYLES,
+    RowSection,
+    SimilarTexts,
+    StyledLine,
+    TableLayout,
+    Texts,
+    fitted,
+    fold_similar,
+    line,
+    node_set_or_count,
+    with_inventory,
+)
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.similar_texts import SimilarTexts, Texts, fold_similar
-from nodeready.reports.table_layout import NO_LIMIT, RowSection, TableLayout, fitted
 from nodeready.runs.deploy.document import Deploy, DeployedNode
 
 #: Maximum plans, results and errors that are all shown whole.

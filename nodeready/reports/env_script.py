@@ -11,9 +11,8 @@ from textwrap import wrap
 from nodeready.core import shell
 from nodeready.core.outcome import reasons_of
 from nodeready.core.text import counted, sanitise
-from nodeready.reports.lines import node_set
+from nodeready.reports.lines import node_set, reasons
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.similar_texts import reasons
 from nodeready.runs.ready.job_env import Environment, JobVariable, nodes_by_reason
 
 #: Columns of the comments.

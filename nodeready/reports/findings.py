@@ -11,8 +11,7 @@ from typing import Any
 from nodeready.agent.audit_document import Audit, Outlier
 from nodeready.core.result import Result, fix_text, result_text
 from nodeready.core.text import counted
-from nodeready.reports.lines import cost_text, grouped, node_set
-from nodeready.reports.similar_texts import SimilarTexts, Texts, fold_similar
+from nodeready.reports.lines import SimilarTexts, Texts, cost_text, fold_similar, grouped, node_set
 from nodeready.subjects.registry import OBSERVED, SUBJECTS
 
 #: Maximum different reasons why nodes could not be probed; of more, an example is shown.

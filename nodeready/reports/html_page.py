@@ -19,7 +19,7 @@ from jinja2.ext import Extension
 from markupsafe import Markup
 
 from nodeready.core.text import counted, sanitise
-from nodeready.reports.table_layout import NO_LIMIT
+from nodeready.reports.lines import NO_LIMIT
 
 #: Maximum characters of a text in a page.
 _TEXT = 4000

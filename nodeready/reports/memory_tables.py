@@ -1,4 +1,4 @@
-"""`history`, `diff` and `lemons` on a terminal."""
+"""The tables of what is kept: changes, histories, lemons and waivers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,34 @@ from textwrap import wrap
 from nodeready.core.fact_kinds import COUNTER
 from nodeready.core.result import join_first
 from nodeready.core.text import counted, sanitise, span
-from nodeready.reports.lines import STYLES, StyledLine, line, node_set, node_set_or_count
+from nodeready.reports.lines import (
+    MAX_TEXT,
+    STYLES,
+    RowSection,
+    StyledLine,
+    TableLayout,
+    fitted,
+    line,
+    node_set,
+    node_set_or_count,
+    show_gaps,
+)
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.table_layout import MAX_TEXT, RowSection, TableLayout, fitted
+from nodeready.runs.audit.waiver_list import (
+    ENDS,
+    EXPIRED,
+    HOLDS,
+    NO_NODE,
+    STATES,
+    UNUSED,
+    ListedWaiver,
+    WaiverList,
+)
 from nodeready.runs.memory.changes import ANSWER, POLICY, REBOOT, RESULT
 from nodeready.runs.memory.diff import Diff, FleetChange, Side
-from nodeready.runs.memory.facts import shown_value
 from nodeready.runs.memory.history import EVENT, JOB, STATUS, History, HistoryEntry, KeptLook
 from nodeready.runs.memory.lemons import FALSE_ALARM, MIN_DAYS, HardwareIncident, Lemon, Lemons
+from nodeready.runs.memory.look import shown_value
 
 # --- `history`: an entry per line, the newest first.
 
@@ -287,3 +307,50 @@ def _unit(lemon: Lemon, options: Options) -> Iterator[StyledLine]:
         yield line(f"  {incident.time[:16].replace('T', ' ')}  {place}{incident.kind}  {text}")
     if len(lemon.incidents) > len(shown):
         yield line(f"  and {len(lemon.incidents) - len(shown)} earlier: -v")
+
+
+# --- `waivers` on a terminal: a waiver with its end and reason, and what it hides.
+
+#: State -> the style of its word.
+_STYLES = {EXPIRED: "fail", NO_NODE: "warn", UNUSED: "warn", ENDS: "warn", HOLDS: "waived"}
+#: State -> what to do.
+_ADVICE = {
+    EXPIRED: "its finding counts again: repair it, or extend the waiver",
+    NO_NODE: "its node set has no node that has this policy: correct or remove it",
+    UNUSED: "hides nothing: remove it",
+}
+
+
+def _end_of_waiver(row: ListedWaiver) -> str:
+    """``until 2027-01-31, 66 days left``."""
+    if row.days_left is None:
+        return "does not end"
+    if row.days_left < 0:
+        return f"expired {row.waiver.until}, {counted(-row.days_left, 'day')} ago"
+    return f"until {row.waiver.until}, {counted(row.days_left, 'day')} left"
+
+
+class _WaiverTable(TableLayout):
+    def row(self, row: ListedWaiver) -> Iterator[StyledLine]:
+        names = self.names(row.nodes) if row.nodes else row.waiver.nodes
+        yield self.head(row.state, _STYLES[row.state], (row.waiver.check, "bold"), "  ", names)
+        owner = f", {row.waiver.owner}" if row.waiver.owner else ""
+        yield self.sentence(f"{_end_of_waiver(row)}{owner}: {row.waiver.reason}")
+        for finding in row.findings:
+            yield self.detail(
+                (finding.status, STYLES[finding.status]), "  ", self.names(finding.nodes), "  ",
+                finding.actual,
+            )  # fmt: skip
+        if row.state in _ADVICE:
+            yield self.sentence(_ADVICE[row.state])
+
+
+def waivers(document: WaiverList, options: Options = PLAIN) -> Iterator[StyledLine]:
+    """The waivers, the most urgent first; the nodes without an answer; the counts."""
+    table = _WaiverTable(options)
+    for row in document.waivers:
+        yield from table.row(row)
+    yield from show_gaps(document.gaps, options)
+    states = [row.state for row in document.waivers]
+    counts = [f"{states.count(state)} {state}" for state in STATES if state in states]
+    yield line(f"{counted(len(states), 'waiver')}{': ' if counts else ''}{', '.join(counts)}")

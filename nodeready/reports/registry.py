@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nodeready.reports.lines import StyledLine
-
 if TYPE_CHECKING:
+    from nodeready.reports.lines import StyledLine
+
     # A node has no memory.
     from nodeready.runs.memory.look import Look
 
@@ -117,10 +117,10 @@ _EXTENSIONS = {
 }  # fmt: skip
 #: The documents that have a table and JSON -> the function of the table.
 _PLAIN_DOCUMENTS = {
-    "waivers": "waivers_table:show",
+    "waivers": "memory_tables:waivers",
     "history": "memory_tables:history",
     "debuggable": "stacks_table:debuggable",
-    "jobs": "jobs_table:jobs",
+    "jobs": "triage_tables:jobs",
     "lemons": "memory_tables:lemons",
     "cores": "triage_tables:cores_lines",
     "tail": "triage_tables:tail_lines",
@@ -131,24 +131,24 @@ _PLAIN_DOCUMENTS = {
 #: Every format of every document; a command's first one is its default.
 _ROWS = (
     Format("audit", "table", "audit_table:show_audit", on_node=True),
-    Format("audit", "junit", "junit:render"),
+    Format("audit", "junit", "exports:junit"),
     Format("audit", "json", "json_report:render", on_node=True, facts="json_report:shown"),
     Format("audit", "evidence", "evidence_html:render", facts="json_report:shown"),
     Format("audit", "html", "audit_html:render", facts="json_report:shown"),
-    Format("audit", "prometheus", "prometheus:prometheus", on_node=True),
-    Format("audit", "nagios", "nagios:nagios", on_node=True),
-    Format("audit", "csv", "csv_report:render"),
+    Format("audit", "prometheus", "monitoring:prometheus", on_node=True),
+    Format("audit", "nagios", "monitoring:nagios", on_node=True),
+    Format("audit", "csv", "exports:csv_lines"),
     Format("ready", "table", "audit_table:show_ready", on_node=True),
-    Format("ready", "junit", "junit:render", part="audit"),
+    Format("ready", "junit", "exports:junit", part="audit"),
     Format("ready", "json", "json_report:render", on_node=True, facts="json_report:shown"),
     Format("ready", "html", "audit_html:render", facts="json_report:shown"),
-    Format("ready", "prometheus", "prometheus:prometheus", part="audit"),
-    Format("ready", "nagios", "nagios:nagios", part="audit"),
-    Format("ready", "csv", "csv_report:render", part="audit"),
+    Format("ready", "prometheus", "monitoring:prometheus", part="audit"),
+    Format("ready", "nagios", "monitoring:nagios", part="audit"),
+    Format("ready", "csv", "exports:csv_lines", part="audit"),
     Format("smoke", "table", "smoke_table:show"),
     Format("smoke", "json", "json_report:render"),
-    Format("smoke", "junit", "junit:smoke"),
-    Format("smoke", "prometheus", "prometheus:prometheus_smoke"),
+    Format("smoke", "junit", "exports:junit_smoke"),
+    Format("smoke", "prometheus", "monitoring:prometheus_smoke"),
     Format("deploy", "table", "deploy_table:show"),
     Format("deploy", "json", "json_report:render_deploy"),
     Format("stacks", "table", "stacks_table:show"),

@@ -9,21 +9,31 @@ from nodeready.core.shell import quote
 from nodeready.core.text import counted, sanitise
 from nodeready.fleet.inventory.nodeset import fold
 from nodeready.reports.lines import (
+    MAX_WIDTH,
+    NO_LIMIT,
     STYLES,
     Part,
+    RowSection,
     Safe,
     StyledLine,
+    TableLayout,
+    fitted,
+    fold_similar,
     grouped,
     line,
     node_set,
+    reasons,
 )
-from nodeready.reports.prometheus import duration_s
+from nodeready.reports.monitoring import duration_s
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.similar_texts import fold_similar, reasons
-from nodeready.reports.table_layout import MAX_WIDTH, NO_LIMIT, RowSection, TableLayout, fitted
-from nodeready.runs.smoke.document import UNREACHABLE, UNTESTED, LinkBandwidth, SmokeReport
+from nodeready.runs.smoke.document import (
+    UNREACHABLE,
+    UNTESTED,
+    LinkBandwidth,
+    SmokeReport,
+    describe,
+)
 from nodeready.runs.smoke.knowledge import NODE, PAIR, SCALE, SmokeSuspect
-from nodeready.runs.smoke.networks import describe
 
 #: Maximum suspects, pieces of evidence of a suspect, and reasons for untested nodes, without -v.
 _MAX_SUSPECTS, _MAX_EVIDENCE, _MAX_REASONS = 30, 4, 8

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 from nodeready.reports import rank_groups
 from nodeready.reports.html_page import HtmlPage
-from nodeready.reports.lines import node_set
+from nodeready.reports.lines import NO_LIMIT, node_set
 from nodeready.reports.rank_groups import branches
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.table_layout import NO_LIMIT
 from nodeready.runs.stacks.document import Group, Rank, Stacks, Statement, fold_ranks
 
 #: Groups that are unfolded at first, and maximum processes of each group.

@@ -6,7 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from nodeready.core.text import counted, sanitise
-from nodeready.reports.lines import STYLES, StyledLine, line, node_set, with_inventory
+from nodeready.reports.lines import (
+    MAX_TEXT,
+    NO_LIMIT,
+    STYLES,
+    StyledLine,
+    TableLayout,
+    fitted,
+    fold_similar,
+    line,
+    node_set,
+    show_gaps,
+    with_inventory,
+)
 from nodeready.reports.rank_groups import (
     Branch,
     branches,
@@ -22,8 +34,6 @@ from nodeready.reports.rank_groups import (
     word,
 )
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.similar_texts import fold_similar
-from nodeready.reports.table_layout import MAX_TEXT, NO_LIMIT, TableLayout, fitted, show_gaps
 from nodeready.runs.stacks.debuggable import Debuggable
 from nodeready.runs.stacks.document import Frame, Group, Stacks
 from nodeready.runs.stacks.hints import user_frame

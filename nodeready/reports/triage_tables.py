@@ -6,13 +6,27 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from nodeready.core.outcome import reasons_of
 from nodeready.core.text import counted, sanitise, span
-from nodeready.reports.lines import STYLES, StyledLine, line, node_set, with_inventory
+from nodeready.reports.lines import (
+    MAX_TEXT,
+    NO_LIMIT,
+    STYLES,
+    RowSection,
+    SimilarTexts,
+    StyledLine,
+    TableLayout,
+    fitted,
+    fold_similar,
+    line,
+    node_set,
+    reasons,
+    show_gaps,
+    with_inventory,
+)
 from nodeready.reports.rank_groups import ranks
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.similar_texts import SimilarTexts, fold_similar, reasons
-from nodeready.reports.table_layout import NO_LIMIT, RowSection, TableLayout, fitted
 from nodeready.runs.cores import CoreGroup, Cores, Crash, crashed_in
 from nodeready.runs.incident import Incident, Part
+from nodeready.runs.jobs import MAX_NAME, Jobs
 from nodeready.runs.postmortem.document import FailureGroup, NodeEvent, Postmortem
 from nodeready.runs.stacks.document import fold_ranks
 from nodeready.runs.tail import BEHIND_S, LogGroup, LogReport, RankFile, TailDocument
@@ -524,3 +538,37 @@ def _part(part: Part, directory: str, options: Options) -> Iterator[StyledLine]:
         )
     for reason, names in reasons(reasons_of(part.gaps).items(), options.verbose):
         yield line(" " * _NAME_WIDTH, (node_set(names), "bold"), f": {reason}")
+
+
+# --- `jobs` on a terminal: a job per line, with its nodes.
+
+_HEAD = ("JOB", "USER", "RANKS", "SINCE (UTC)", "NODES")
+#: Maximum columns of a node set.
+_NODES = 160
+
+
+def jobs(document: Jobs, options: Options = PLAIN) -> Iterator[StyledLine]:
+    """A job per line; with -v its ranks and its command, too."""
+    limit = NO_LIMIT if options.verbose or not options.lines else _NODES
+    rows = [
+        (
+            sanitise(job.job)[:MAX_NAME] or "-",
+            sanitise(job.user)[:MAX_NAME] or "-",
+            job.rank_count,
+            job.since.replace("T", " ")[:16] or "-",
+        )
+        for job in document.jobs
+    ]
+    if rows:
+        widths = [max(map(len, column)) for column in zip(_HEAD, *rows)]
+        yield line(("  ".join(map(str.ljust, _HEAD[:-1], widths)) + f"  {_HEAD[-1]}", "bold"))
+        for job, row in zip(document.jobs, rows):
+            yield line("  ".join(map(str.ljust, row, widths)), "  ", node_set(job.nodes, limit))
+            if options.verbose:
+                ranks = f"ranks {fold_ranks(job.ranks)}: " if job.ranks else ""
+                yield line(f"    {ranks}{sanitise(job.command)[:MAX_TEXT]}")
+    else:
+        yield line(
+            "no ranks on ", node_set(document.nodes, limit) if document.nodes else "0 nodes"
+        )
+    yield from show_gaps(document.gaps, options)

@@ -30,22 +30,22 @@ from nodeready.core.outcome import (
 )
 from nodeready.core.policy.policy import digest
 from nodeready.core.text import counted, sanitise, utc_now
-from nodeready.fleet.inventory.placement import JobPlacement
+from nodeready.fleet.inventory.slurm import JobPlacement
 from nodeready.runs import incident, targets
 from nodeready.runs.audit.command import audit_document
 from nodeready.runs.audit.workers import AuditWorkers
-from nodeready.runs.conversations import ask_with_progress, converse, keep_gaps, probe_nodes
 from nodeready.runs.cores import collect_cores
-from nodeready.runs.incident import Directory, ForeignDirectory, Incident, Interrupted, Part
+from nodeready.runs.incident import Directory, Incident, Interrupted, Part
 from nodeready.runs.jobs import IF_ENDED, running_lines
 from nodeready.runs.options import HangOptions, IncidentOptions
-from nodeready.runs.stacks import archive, group
+from nodeready.runs.stacks import group
+from nodeready.runs.stacks import trace as archive
 from nodeready.runs.stacks.collect import capture, no_ranks_reason, program_config
 from nodeready.runs.stacks.command import Render
 from nodeready.runs.stacks.document import Stacks, fold_ranks
 from nodeready.runs.stacks.trace import Trace, TracedProcess
 from nodeready.runs.tail import fetch_tail
-from nodeready.runs.targets import Targets
+from nodeready.runs.targets import Targets, ask_with_progress, converse, keep_gaps, probe_nodes
 from nodeready.runs.tell import Tell
 from nodeready.subjects.registry import select
 
@@ -94,12 +94,7 @@ def run(
     if options.output is None:
         raise Refused("-o is missing: name a new directory with -o DIR")
     nodes, name = nodes_of_job(inventory, options, tell)
-    try:
-        directory = incident.prepare(Path(options.output))
-    except ForeignDirectory as problem:
-        raise Refused(f"-o {problem}") from None
-    except OSError as problem:
-        raise Refused(f"-o {problem.filename}: {problem.strerror}") from None
+    directory = incident.prepare(Path(options.output))
     with nodes.transport:
         evidence = EvidenceCollector(
             nodes, tell, name, options.user or "", options.timeout, render, write_facts

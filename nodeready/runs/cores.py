@@ -33,16 +33,15 @@ from nodeready.agent.users_file import by_turns
 from nodeready.core import wire
 from nodeready.core.base import ProbeError
 from nodeready.core.exit_codes import Refused
-from nodeready.core.files import own_directory
 from nodeready.core.json_types import Count
 from nodeready.core.outcome import INTERRUPTED, INVALID, Gap, NodeGaps, gaps_code, node_gaps
 from nodeready.core.policy import Policy
 from nodeready.core.text import counted, utc_now
 from nodeready.runs import targets
-from nodeready.runs.conversations import ask_with_progress, keep_gaps
 from nodeready.runs.options import CoresOptions
-from nodeready.runs.targets import Targets
+from nodeready.runs.targets import Targets, ask_with_progress, keep_gaps
 from nodeready.runs.tell import Tell
+from nodeready.runs.user_files import output_directory
 
 # --- gdb's backtraces: from its text to frames, and the key of equal crashes.
 
@@ -777,23 +776,15 @@ def dump(
                 "-o: with --gcore only for --local; a node keeps the core in its own directory"
             )
         ((name, policy),) = nodes.policies.items()
-        directory = str(prepare(options.output).resolve()) if options.output is not None else ""
+        directory = (
+            ""
+            if options.output is None
+            else str(output_directory(Path(options.output), "cores.json").resolve())
+        )
         ask = ask_with_progress(transport, tell)
         dumper = CoreDumper(ask, transport.tag, name, policy, pid, directory)
         preview = dumper.preview()
         return (preview, dumper.take(preview)) if confirm(preview) else None
-
-
-def prepare(name: str) -> Path:
-    """Make the directory of ``-o``. Raises Refused."""
-    path = Path(name)
-    if path.exists() and not path.is_dir():
-        raise Refused(f"-o {name}: is no directory")
-    try:
-        own_directory(path, "cores.json")
-    except OSError as problem:
-        raise Refused(f"-o {problem.filename}: {problem.strerror}") from None
-    return path
 
 
 def _targets(inventory: str | None, options: CoresOptions, tell: Tell) -> Targets:

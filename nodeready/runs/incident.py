@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from nodeready.agent.secrets import redacted
-from nodeready.core.files import make_directory, own_directory, write_atomically
+from nodeready.core.exit_codes import Refused
+from nodeready.core.files import make_directory, write_atomically
 from nodeready.core.json_types import Moment
 from nodeready.core.outcome import NodeGaps, gaps_code
 from nodeready.core.text import utc_now
 from nodeready.runs.stacks.document import Verdict
+from nodeready.runs.user_files import output_directory
 
 # --- The document.
 
@@ -98,10 +100,6 @@ _MODE, _DIRECTORY_MODE = 0o600, 0o700
 README, DOCUMENT = "README.txt", "incident.json"
 
 
-class ForeignDirectory(Exception):
-    """The directory cannot become an incident's: something is there; one line."""
-
-
 @dataclass(frozen=True)
 class Directory:
     """The directory of one incident; from `prepare`."""
@@ -134,24 +132,22 @@ class Directory:
         return tuple(sorted(path.relative_to(self.path).as_posix() for path in paths))
 
 
-def prepare(path: Path) -> Directory:
-    """Make the directory of an incident. Raises OSError.
+def prepare(path: Path, option: str = "-o ") -> Directory:
+    """Make the directory of an incident. Raises Refused; its message begins with ``option``.
 
-    Raises ForeignDirectory if anything is in it: evidence is never overwritten.
+    Nothing may be in it: evidence is never overwritten.
     """
     path = Path(os.path.abspath(path))
     if not path.name:
-        raise ForeignDirectory(f"{path}: is the root directory")
-    if os.path.lexists(path) and not path.is_dir():
-        raise ForeignDirectory(f"{path}: is no directory")
-    own_directory(path, DOCUMENT)
+        raise Refused(f"{option}{path}: is the root directory")
+    output_directory(path, DOCUMENT, option=option)
     names = sorted(entry.name for entry in path.iterdir())
     if names:
         content = "an incident" if DOCUMENT in names else f"other files ({names[0]})"
-        raise ForeignDirectory(f"{path}: holds {content} already: name a new directory")
+        raise Refused(f"{option}{path}: holds {content} already: name a new directory")
     directory = Directory(path)
     if os.path.lexists(directory.archive):
-        raise ForeignDirectory(f"{directory.archive}: is there already: name a new directory")
+        raise Refused(f"{option}{directory.archive}: is there already: name a new directory")
     return directory
 
 

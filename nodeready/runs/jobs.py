@@ -15,12 +15,11 @@ from nodeready.core.policy import Policy
 from nodeready.core.text import counted, sanitise, utc_now
 from nodeready.fleet.inventory.nodeset import folded, natural
 from nodeready.runs import targets
-from nodeready.runs.conversations import ask_with_progress, keep_gaps
 from nodeready.runs.options import JobsOptions
 from nodeready.runs.stacks.collect import capture, program_config
 from nodeready.runs.stacks.document import STACKS_FAILURES
 from nodeready.runs.stacks.trace import Trace, TracedProcess
-from nodeready.runs.targets import Targets
+from nodeready.runs.targets import Targets, ask_with_progress, keep_gaps
 from nodeready.runs.tell import Tell
 
 #: The advice where no process of a named job was found.

@@ -33,9 +33,8 @@ from nodeready.core.policy import Policy
 from nodeready.core.text import utc_now
 from nodeready.fleet.inventory.nodeset import folded, natural
 from nodeready.runs import targets
-from nodeready.runs.conversations import converse, keep_gaps
 from nodeready.runs.options import TailOptions
-from nodeready.runs.targets import Targets
+from nodeready.runs.targets import Targets, converse, keep_gaps
 from nodeready.runs.tell import Tell
 from nodeready.runs.values import checked_pattern
 

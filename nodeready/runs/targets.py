@@ -1,4 +1,4 @@
-"""The nodes that a command asks, and their transport, from its options."""
+"""The nodes of a run, and the conversations with them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,32 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from nodeready.agent.asking import Transport
+from nodeready.agent.asking import (
+    Answer,
+    Asks,
+    Conversation,
+    Key,
+    Request,
+    ResultT,
+    Transport,
+    answer_of,
+    collect,
+    node_of,
+    once,
+)
 from nodeready.agent.local import Local
+from nodeready.agent.snapshots import PROBE_TIMEOUT_S, Read, SnapshotQuestion, take_snapshot
 from nodeready.core.exit_codes import Refused
 from nodeready.core.files import user_name
+from nodeready.core.outcome import SUDO, NodeGaps, Outcome, failed_nodes, interrupted_nodes
 from nodeready.core.policy import Policy
 from nodeready.core.policy.policy import PolicyError
 from nodeready.core.policy.site_checks import FOLDER
-from nodeready.runs.config_file import refuse_strangers
-from nodeready.runs.last_failed import LAST_FAILED, load_failed, save_failed
+from nodeready.core.text import counted
 from nodeready.runs.options import ConnectionOptions, TargetOptions
 from nodeready.runs.tell import Tell
+from nodeready.runs.user_files import LAST_FAILED, load_failed, refuse_strangers, save_failed
+from nodeready.subjects.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from pyinfra.api import Host
@@ -26,6 +41,7 @@ if TYPE_CHECKING:
     from nodeready.fleet.inventory.load import NodeInventory
     from nodeready.fleet.transport.allocation import RunningJob
     from nodeready.subjects.registry import CheckSelection
+
 
 #: Nodes of one ssh process before a second one is worth its start. An ssh handshake costs 6 ms of
 #: a core (benchmarks/HISTORY.md): 256 handshakes take 1.5 s.
@@ -83,7 +99,7 @@ class Targets:
     def remember_failed(
         self, failed: Iterable[str], *, lost: bool = False, reached: Iterable[str] | None = None
     ) -> None:
-        """Keep the failed nodes for ``--limit @last-failed``; see `last_failed.save_failed`.
+        """Keep the failed nodes for ``--limit @last-failed``; see `user_files.save_failed`.
 
         reached: the nodes that this run contacted; None: all targets
         """
@@ -107,8 +123,8 @@ def load_targets(
     """
     from pyinfra.api.exceptions import InventoryError
 
+    from nodeready.fleet.inventory.host_data import policies as node_policies
     from nodeready.fleet.inventory.load import load
-    from nodeready.fleet.inventory.node_policies import policies as node_policies
 
     data = {"ssh_user": options.ssh_user, "ssh_key": options.ssh_key}
     try:
@@ -130,7 +146,7 @@ def load_targets(
 
 def _limit(inventory: NodeInventory, words: str, note: Note) -> list[Host]:
     """The hosts that ``--limit`` selects. Notes failed nodes that are not in the inventory."""
-    from nodeready.fleet.inventory.limit import select_hosts
+    from nodeready.fleet.inventory.load import select_hosts
     from nodeready.fleet.inventory.nodeset import folded, split
 
     parts = split(words)
@@ -304,7 +320,7 @@ def _choose_transport(options: TargetOptions, hosts: list[Host], own_job: str) -
     if options.salloc is not None or own_job:
         return "srun"
     if len(hosts) >= MIN_NODES_FOR_TREE or options.topology is not None:
-        from nodeready.fleet.transport.clush.ssh_targets import has_gateways
+        from nodeready.fleet.transport.clush.gateway import has_gateways
 
         if has_gateways([host.name for host in hosts], options.topology):
             return "clush"
@@ -398,3 +414,114 @@ def _srun_transport(
     if missing:
         tell(f"job {running.number} has {len(shared)} of these nodes; {missing} are not asked")
     return Srun(running.of(shared), tell, works=works, sudo=options.sudo), running.number
+
+
+# --- Conversations with many nodes: progress for the user, one question for sudo's password.
+
+
+def converse(
+    transport: Transport,
+    tell: Tell,
+    activity: str,
+    conversation: Callable[[str], Conversation[ResultT]],
+    names: Iterable[str] | None = None,
+    *,
+    on_interrupt: str = "",
+) -> dict[str, Outcome[ResultT]]:
+    """Hold a conversation with each node, with progress; ask once for sudo's password.
+
+    activity:     the word beside the progress
+    names:        of the nodes; None: all
+    on_interrupt: the line that is printed once after an interrupt
+    """
+    outcomes: dict[str, Outcome[ResultT]] = {}
+    is_announced = False
+
+    def converse_with(chosen: list[str]) -> None:
+        with tell.progress(activity, chosen) as done:
+
+            def on_outcome(key: Key, outcome: Outcome[ResultT]) -> None:
+                nonlocal is_announced
+                if transport.interrupted and on_interrupt and not is_announced:
+                    is_announced = True
+                    tell.say(on_interrupt)
+                done(node_of(key), outcome.gap is not None)
+
+            conversations: dict[Key, Conversation[ResultT]] = {
+                name: conversation(name) for name in chosen
+            }
+            for key, outcome in collect(transport, conversations, on_outcome).items():
+                outcomes[node_of(key)] = outcome
+
+    converse_with(list(transport.nodes if names is None else names))
+    gaps = {name: outcome.gap for name, outcome in outcomes.items() if outcome.gap}
+    refused = [name for name, gap in gaps.items() if gap.kind == SUDO]
+    if refused and not transport.interrupted and ask_password(transport, refused, tell):
+        converse_with(refused)
+    return outcomes
+
+
+def keep_gaps(
+    targets: Targets,
+    tell: Tell,
+    gaps: NodeGaps,
+    *,
+    complete: bool = True,
+    further: Iterable[str] = (),
+) -> None:
+    """Keep the nodes without an answer for ``--limit @last-failed``; name those of an interrupt.
+
+    complete: False when the run was interrupted
+    further:  more nodes to keep
+    """
+    interrupted = dict.fromkeys(interrupted_nodes(gaps))
+    if not complete:
+        tell.say_partial(interrupted)
+    reached = [name for name in targets.policies if name not in interrupted]
+    targets.remember_failed([*failed_nodes(gaps), *further], lost=True, reached=reached)
+
+
+def ask_password(transport: Transport, names: list[str], tell: Tell) -> bool:
+    """Ask the user for sudo's password on these nodes; False where nobody can be asked."""
+    password = tell.ask_password(f"sudo password ({counted(len(names), 'node')}): ")
+    if password is None:
+        return False
+    transport.use_password(password, names)
+    return True
+
+
+def ask_with_progress(transport: Transport, tell: Tell) -> Asks:
+    """The function that asks each node one question, with progress and sudo's password."""
+
+    def ask(activity: str, requests: Mapping[str, Request]) -> Mapping[str, Answer]:
+        outcomes = converse(transport, tell, activity, lambda name: once(requests[name]), requests)
+        return {name: answer_of(outcome) for name, outcome in outcomes.items()}
+
+    return ask
+
+
+def probe_nodes(
+    targets: Targets,
+    tell: Tell,
+    subjects: Iterable[str] | None = None,
+    limit_s: int = PROBE_TIMEOUT_S,
+    on_interrupt: str = "",
+    *,
+    names: Iterable[str] | None = None,
+    read: Read = SnapshotQuestion.read,
+) -> list[Outcome[Snapshot]]:
+    """Probe the nodes.
+
+    subjects:     to probe; None: all
+    limit_s:      seconds for one node
+    names, on_interrupt: as for `converse`
+    read:         makes the snapshot of an answer
+    """
+    chosen = None if subjects is None else tuple(subjects)
+    transport, policies = targets.transport, targets.policies
+
+    def conversation(name: str) -> Conversation[Snapshot]:
+        return take_snapshot(name, policies[name], chosen, limit_s, read, nonce=transport.nonce)
+
+    outcomes = converse(transport, tell, "probing", conversation, names, on_interrupt=on_interrupt)
+    return list(outcomes.values())

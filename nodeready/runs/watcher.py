@@ -17,16 +17,14 @@ from nodeready.core.files import make_directory, state_directory, user_name
 from nodeready.core.outcome import NodeGaps, gaps_code, node_gaps
 from nodeready.core.text import sanitise, utc_now
 from nodeready.fleet.inventory.nodeset import folded
-from nodeready.fleet.inventory.placement import JobPlacement
-from nodeready.fleet.inventory.slurm import job_placement
+from nodeready.fleet.inventory.slurm import JobPlacement, job_placement
 from nodeready.runs import incident as incidents
 from nodeready.runs.collector import EvidenceCollector, WriteFacts, nodes_of_job
-from nodeready.runs.conversations import ask_with_progress
-from nodeready.runs.incident import ForeignDirectory, Incident
+from nodeready.runs.incident import Incident
 from nodeready.runs.jobs import running_lines
 from nodeready.runs.options import WatchOptions
 from nodeready.runs.stacks.command import Render
-from nodeready.runs.targets import running_job
+from nodeready.runs.targets import ask_with_progress, running_job
 from nodeready.runs.tell import Tell
 from nodeready.runs.watch import LIMIT_S, JobSnapshot, Watch, probe
 
@@ -183,8 +181,8 @@ class _Watcher:
         path = place / incidents.directory_name(self.job, utc_now())
         try:
             make_directory(place, 0o700)
-            directory = incidents.prepare(path)
-        except (ForeignDirectory, OSError) as problem:
+            directory = incidents.prepare(path, option="")
+        except (Refused, OSError) as problem:
             text = str(problem)
             if isinstance(problem, OSError):
                 text = f"{problem.filename}: {problem.strerror}"

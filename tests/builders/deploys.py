@@ -12,8 +12,8 @@ from nodeready.runs.deploy.actions import (
     StepChange,
     WriteFile,
 )
+from nodeready.runs.deploy.command import NodePlan
 from nodeready.runs.deploy.document import Deploy, DeployedNode, DeployOutcome
-from nodeready.runs.deploy.plan import NodePlan
 from tests.builders.fleets import FINISHED, HOSTILE, SCOPE, STARTED
 from tests.builders.results import fail, ok, unknown
 

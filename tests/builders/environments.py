@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from nodeready.core.base import Unknown
 from nodeready.core.outcome import INVALID, UNREACHABLE, NodeGap
-from nodeready.runs.ready import debug_variables, job_env
+from nodeready.runs.ready import environment as debug_variables
+from nodeready.runs.ready import job_env
 from nodeready.runs.ready.job_env import Environment
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders.job_env import FLEET, POLICY, nics, node, ports, rdma, socket

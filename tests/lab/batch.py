@@ -13,7 +13,7 @@ _FORK = """
 import json, os, sys
 import click
 from nodeready.cli import cli
-import nodeready.fleet.inventory.node_policies  # once, not in each child
+import nodeready.fleet.inventory.host_data  # once, not in each child
 lines, ended = json.loads(sys.argv[1]), []
 for name in {words[0] for words, _, _ in lines}:
     cli.get_command(click.Context(cli), name)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from nodeready.core.policy import Policy
 from nodeready.core.result import Result
 from nodeready.lab import LabNode
-from nodeready.runs.deploy.step import DeployStep
+from nodeready.runs.deploy.pyinfra import DeployStep
 from nodeready.subjects.snapshot import judge
 from tests.helpers import apply, observe, on, plan
 

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from nodeready.runs.stacks.archive import parse_dump
+from nodeready.runs.stacks.trace import parse_dump
 
 PROGRAM = """
 import threading, time

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from nodeready.core import shell
-from nodeready.runs.ready.debug_variables import question, read_installed
+from nodeready.runs.ready.environment import question, read_installed
 from tests.builders.environments import ENVIRONMENTS
 from tests.unit.reports.test_exports import evaluate
 from tests.unit.subjects import test_gate, test_iommu, test_pdsh, test_snapshot

@@ -20,19 +20,22 @@ import pytest
 from tests.command import LIMIT_S, Done, Tool
 from tests.paths import ROOT
 
-#: Modules of commands that talk to nodes, and the first words of the command lines that fork.
-_MODULES = ["audit", "ready", "deploy", "tail", "stacks", "cores"]
-WARM = (*_MODULES, "env", "learn", "explain", "--version", "--help")
+#: Commands that talk to nodes, and the first words of the command lines that fork.
+_COMMANDS = ["audit", "ready", "deploy", "tail", "stacks", "cores"]
+WARM = (*_COMMANDS, "env", "learn", "explain", "--version", "--help")
 
 _SERVER = f"""
 import importlib, json, os, socket, sys, traceback
-from nodeready.cli import main, patch
+from nodeready.cli import cli, main, patch
 patch()
 from gevent.monkey import get_original
-for name in {_MODULES}:
-    importlib.import_module("nodeready.cli." + name)
+for name in {_COMMANDS}:
+    cli.get_command(None, name)
 # What those import when they are at it.
-for name in ("cli.screen", "fleet.inventory.load", "fleet.transport.ssh", "subjects.gate.files"):
+for name in (
+    "cli.screen", "fleet.inventory.load", "fleet.transport.ssh", "subjects.gate.files",
+    "runs.cores", "runs.tail", "reports.triage_tables",
+):
     importlib.import_module("nodeready." + name)
 waitpid = get_original("os", "waitpid")
 asked = socket.socket(fileno=int(sys.argv[1]))

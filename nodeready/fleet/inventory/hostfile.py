@@ -1,20 +1,15 @@
-"""Hostfiles: the nodes of a job as DeepSpeed, Open MPI, MPICH and Intel MPI write them.
-
-One host per line: ``gpu001 slots=8`` (DeepSpeed, Open MPI), ``gpu001:8`` (MPICH, Intel MPI), a
-bare name, or a node set in place of the name; ``#`` begins a comment. A host that appears more
-than once is one host with the sum of its slots, a bare line counting as one (Open MPI's rule).
-"""
+"""Hostfiles: those of a scheduler or a user, and the ready nodes in forms for launchers."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from nodeready.core.files import only_regular
 from nodeready.fleet.inventory import trust
-from nodeready.fleet.inventory.nodeset import NodeSetError, expand_one, too_many
+from nodeready.fleet.inventory.nodeset import NodeSetError, expand_one, fold, too_many
 
 #: A hostfile of `nodeset.MAX_NODES` names of full length is 17 MB: more is another kind of file.
 MAX_BYTES = 32 * 1024 * 1024
@@ -129,3 +124,27 @@ def find(environ: Mapping[str, str] = os.environ) -> Path:
 def with_data(hosts: Mapping[str, int | None]) -> list[tuple[str, dict[str, int]]]:
     """``hosts`` as an inventory names them: (name, data), the slots under ``slots``."""
     return [(name, {} if slots is None else {"slots": slots}) for name, slots in hosts.items()]
+
+
+# --- The ready nodes of `nodeready ready`, in the forms that launchers read.
+
+#: Form -> its readers.
+FORMS = {
+    "hostfile": "DeepSpeed and Open MPI: 'gpu001 slots=8'",
+    "list": "pdsh, torchrun scripts, ssh loops: a name per line",
+    "exclude": "Slurm: the nodes that are not ready, for sbatch --exclude",
+}
+
+
+def text(form: str, ready: Mapping[str, int], not_ready: Iterable[str]) -> str:
+    """The file's content.
+
+    form:  one of FORMS
+    ready: name -> slots, in the order in which ranks are to be placed
+    """
+    if form == "exclude":
+        names = fold(not_ready)
+        return f"{names}\n" if names else ""
+    if form == "list":
+        return "".join(f"{name}\n" for name in ready)
+    return "".join(f"{name} slots={slots}\n" for name, slots in ready.items())

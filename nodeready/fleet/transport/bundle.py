@@ -21,7 +21,7 @@ _PACKAGE = Path(__file__).parents[2]
 #: Packages that are included whole: their modules are imported by name.
 _WHOLE_PACKAGES = ("agent/gate", "agent/proofs")
 #: The formats with `on_node` in nodeready.reports.registry, which imports them by name.
-_REPORTS = ("audit_table", "json_report", "nagios", "prometheus")
+_REPORTS = ("audit_table", "json_report", "monitoring")
 #: The supervisor of a rank, which agent/gate/__main__.py starts.
 _SUPERVISOR = "nodeready.agent.run"
 #: Never called on a node: it folds the names of many nodes.

@@ -45,8 +45,7 @@ from nodeready.fleet.transport.connection import (
     restrict_algorithms,
     set_keepalive,
 )
-from nodeready.fleet.transport.host_keys import HostKeyPolicy, KnownHostsFiles
-from nodeready.fleet.transport.identities import Agent, LoginKeys
+from nodeready.fleet.transport.keys import Agent, HostKeyPolicy, KnownHostsFiles, LoginKeys
 from nodeready.fleet.transport.ssh_config import (
     Login,
     SshConfig,

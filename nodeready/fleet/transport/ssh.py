@@ -11,61 +11,174 @@ import os
 import resource
 import sys
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import gevent
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 from gevent.pool import Pool
+from gevent.queue import Empty, Queue
 from paramiko import SSHException
 from pyinfra.api import Config, Host, Inventory, State, StringCommand
+from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
 from pyinfra.api.exceptions import PyinfraError
 from pyinfra.connectors.local import LocalConnector
 from pyinfra.connectors.ssh import SSHConnector
+from pyinfra.connectors.util import extract_control_arguments, make_unix_command_for_host
 from pyinfra.context import ctx_host, ctx_state
 
 from nodeready.agent import local
 from nodeready.agent.asking import (
     CONNECT_TIMEOUT_S,
     Answer,
+    Conversation,
     Exchange,
     Key,
+    Outcomes,
     Request,
     ResultT,
     SshPeer,
     Transport,
+    bug_text,
+    end_all,
     end_script,
+    exchanges_of,
+    interrupted,
+    late,
     node_of,
 )
 from nodeready.agent.line_channel import LineChannel, Stream
 from nodeready.agent.local import piped
-from nodeready.agent.sudo import judge_reply
+from nodeready.agent.sudo import as_root, judge_reply
 from nodeready.core import shell
-from nodeready.core.outcome import HUNG, LOST, OUTPUT, UNREACHABLE, Gap
+from nodeready.core.outcome import FAILED, HUNG, LOST, OUTPUT, UNREACHABLE, Gap
 from nodeready.fleet.transport import logins
 from nodeready.fleet.transport.connection import ENDLESS, sent_without_end
-from nodeready.fleet.transport.connector import (
-    SshConnector,
-    connect,
-    set_timeouts,
-    ssh_peer,
-    transport_of,
-)
-from nodeready.fleet.transport.parallel import ParallelTransport
-from nodeready.fleet.transport.processes import Child, WorkerTransport, fork_transport
-from nodeready.fleet.transport.rights import HostRights, rights_of, wrap_command
-from nodeready.fleet.transport.ssh_command import (
+from nodeready.fleet.transport.connectors import (
     AnswerBuffer,
     MasterStream,
     MasterUnavailable,
     OutputTooLarge,
+    SshConnector,
     SshStream,
+    connect,
     run_over_master,
     run_over_ssh,
+    set_timeouts,
+    ssh_peer,
+    transport_of,
 )
+from nodeready.fleet.transport.processes import Child, WorkerTransport, fork_transport
+
+# --- The rights with which a command runs on a node: sudo to root, or another method of
+# pyinfra's.
+
+#: pyinfra's arguments that wrap a command.
+_WRAPPING_ARGUMENTS = ("_env", "_chdir", "_sudo", "_su_user", "_doas", "_dzdo")
+
+
+@dataclass(frozen=True)
+class HostRights:
+    """How commands get their rights on a node."""
+
+    sudo: bool  # nodeready itself calls sudo, to root
+    password: str  # of that sudo; "": none
+    arguments: dict[str, Any]  # pyinfra's, for any other method
+
+    def apply(self, command: shell.ShellCommand) -> shell.ShellCommand:
+        return as_root(command, self.password) if self.sudo else command
+
+
+def rights_of(host: Host) -> HostRights:
+    """The node's rights as pyinfra's current operation has them, or else as the node's data and
+    pyinfra's configuration give them.
+    """
+    global_arguments: Any = host.current_op_global_arguments
+    if global_arguments is None:
+        global_arguments = pop_global_arguments(host.state, host, {})[0]
+    arguments = {
+        key: global_arguments[key] for key in CONNECTOR_ARGUMENT_KEYS if key in global_arguments
+    }
+    sudo = bool(arguments.get("_sudo")) and not arguments.get("_sudo_user")
+    password = str(arguments.get("_sudo_password") or "") if sudo else ""
+    if sudo:
+        arguments.update(_sudo=False, _sudo_password=None)
+    return HostRights(sudo, password, arguments)
+
+
+def wrap_command(host: Host, command: str, arguments: dict[str, Any]) -> str:
+    """The command with pyinfra's wrapping, for a connector that is used directly."""
+    if not any(arguments.get(name) for name in _WRAPPING_ARGUMENTS):
+        return command
+    arguments = dict(arguments)
+    extract_control_arguments(cast("Any", arguments))
+    wrapped = make_unix_command_for_host(host.state, host, StringCommand(command), **arguments)
+    return wrapped.get_raw_value()
+
+
+# --- Conversations with many nodes in parallel, each in a greenlet.
+
+
+class ParallelTransport(Transport):
+    """Holds each conversation in a greenlet."""
+
+    @abstractmethod
+    def holders(
+        self, exchanges: Mapping[Key, Exchange[ResultT]]
+    ) -> Iterator[tuple[Key, Callable[[], None]]]:
+        """For each conversation, a function that holds it from its first question to its end."""
+
+    @abstractmethod
+    def is_reached(self, key: Key) -> bool:
+        """Whether the node of this conversation is connected."""
+
+    def converse(
+        self, conversations: Mapping[Key, Conversation[ResultT]], deadline: float | None = None
+    ) -> Outcomes[ResultT]:
+        exchanges = exchanges_of(conversations)
+        ended_keys: Queue[Key] = Queue()
+        jobs: list[Any] = []
+        is_interrupted = False
+
+        def hold_to_end(exchange: Exchange[ResultT], hold: Callable[[], None]) -> None:
+            try:
+                hold()
+            except Exception as error:  # noqa: BLE001 - our bug fails only this node
+                exchange.end(Answer(gap=Gap(FAILED, bug_text(error))))
+
+        def note_end(key: Key, _: object) -> None:
+            ended_keys.put(key)
+
+        try:
+            for key, hold in self.holders(dict(exchanges)):
+                job = gevent.spawn(hold_to_end, exchanges[key], hold)
+                job.link(partial(note_end, key))
+                jobs.append(job)
+            while exchanges:
+                remaining_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+                key = ended_keys.get(timeout=remaining_s)
+                yield key, exchanges.pop(key).outcome
+        except Empty:
+            reached = {key for key in exchanges if self.is_reached(key)}
+            gevent.killall(jobs, block=False)
+            if reached:
+                self.end(2)
+            yield from end_all(exchanges, lambda key: late(key in reached))
+        except KeyboardInterrupt:
+            self.interrupted = is_interrupted = True
+            gevent.killall(jobs, block=False)
+            yield from end_all(exchanges, lambda key: interrupted())
+        finally:
+            gevent.killall(jobs, block=False)
+            if is_interrupted:
+                self.end()
+
+
+# --- The transport.
 
 #: Nodes asked at once. Each needs one socket and little memory; more would only share the CPU of
 #: this machine.

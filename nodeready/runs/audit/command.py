@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodeready import __version__
 from nodeready.agent.audit_document import FAILED, UNREACHABLE, Audit, audit_code
@@ -20,7 +20,6 @@ from nodeready.core.policy.site_checks import AUDIT, GATE
 from nodeready.core.text import counted, sanitise, utc_now
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.runs import targets
-from nodeready.runs.audit.fleet import distinguishing_groups, probed_subjects
 from nodeready.runs.audit.recorded import (
     OF_VERDICTS,
     RecordedQuestion,
@@ -29,13 +28,33 @@ from nodeready.runs.audit.recorded import (
     reports,
 )
 from nodeready.runs.audit.workers import AuditWorkers
-from nodeready.runs.conversations import probe_nodes
 from nodeready.runs.memory.kept_looks import LookKeeper
 from nodeready.runs.options import AuditOptions
-from nodeready.runs.targets import Targets
+from nodeready.runs.targets import Targets, probe_nodes
 from nodeready.runs.tell import Tell
-from nodeready.subjects.registry import SUBJECTS, CheckSelection, select
+from nodeready.subjects.registry import COUNTING, SUBJECTS, CheckSelection, select
 from nodeready.subjects.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from pyinfra.api import Inventory
+
+
+# --- The subjects and groups of the nodes of a run.
+
+
+def probed_subjects(selection: CheckSelection) -> tuple[str, ...]:
+    subjects = selection.subjects
+    has_counters = any(subject in COUNTING for subject in subjects)
+    return tuple(dict.fromkeys((*subjects, "host"))) if has_counters else subjects
+
+
+def distinguishing_groups(inventory: Inventory, name: str, total: int) -> tuple[str, ...]:
+    """The node's groups, without those that contain all nodes of the inventory."""
+    groups = inventory.get_host(name).groups
+    return tuple(group for group in groups if len(inventory.get_group(group)) < total)
+
+
+# --- The run.
 
 #: The statuses of the nodes that ``--limit @last-failed`` means.
 FAILING = (UNREACHABLE, FAILED, "fail", "unknown", "warn")
@@ -142,7 +161,7 @@ def audit_document(
     outcomes: without the snapshots that the workers hold
     keeper:   has the earlier counters; None: of a look that is not kept
     """
-    from nodeready.fleet.transport.fleet_context import fleet_context
+    from nodeready.fleet.inventory.host_data import fleet_context
     from nodeready.subjects.context import FleetContext
 
     assert nodes.inventory is not None
@@ -167,7 +186,7 @@ def recorded_audit(inventory: str, options: AuditOptions, tell: Tell) -> tuple[A
 
     Raises Refused.
     """
-    from nodeready.fleet.inventory.endpoints import endpoint
+    from nodeready.fleet.inventory.host_data import endpoint
     from nodeready.subjects.gate.files import node_policy
     from nodeready.subjects.ssh_client.known_hosts import Names
 

@@ -20,8 +20,8 @@ from nodeready.core.result import Subject
 from nodeready.core.text import sanitise, utc_now
 from nodeready.fleet.inventory.nodeset import fold
 from nodeready.runs import targets
-from nodeready.runs.conversations import keep_gaps, probe_nodes
 from nodeready.runs.options import LearnOptions
+from nodeready.runs.targets import keep_gaps, probe_nodes
 from nodeready.runs.tell import Tell
 from nodeready.subjects.registry import LEARNED, SUBJECTS
 from nodeready.subjects.snapshot import Snapshot

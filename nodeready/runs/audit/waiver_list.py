@@ -152,7 +152,7 @@ def waivers_code(document: WaiverList) -> int:
 
 def run(inventory: str, options: WaiversOptions, tell: Tell) -> WaiverList:
     """The waivers of the inventory, and what they hide now. Raises Refused."""
-    from nodeready.fleet.inventory.node_policies import declared_waivers
+    from nodeready.fleet.inventory.host_data import declared_waivers
 
     started, audit = utc_now(), None
     if options.offline:

@@ -45,6 +45,7 @@ from nodeready.core.result import Result, worst
 from nodeready.core.text import utc_now
 from nodeready.fleet.transport.processes import Child, Frames, Pool, fork
 from nodeready.runs.audit.answer_judge import (
+    ALL,
     NUMBER_OF,
     SUBJECT_NAMES,
     AnswerJudge,
@@ -55,8 +56,8 @@ from nodeready.runs.audit.answer_judge import (
     SectionTexts,
     SharedPart,
     StateRecord,
+    find_outliers,
 )
-from nodeready.runs.audit.peers import ALL, find_outliers
 from nodeready.subjects.context import FleetContext, unique_addresses
 from nodeready.subjects.registry import CheckSelection
 from nodeready.subjects.snapshot import Snapshot

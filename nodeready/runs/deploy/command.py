@@ -2,21 +2,165 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from nodeready.agent.asking import Conversation
+from nodeready.agent.asking import Answer, Conversation, Request
+from nodeready.agent.snapshots import take_snapshot
+from nodeready.core.outcome import HUNG, INTERRUPTED, LOST, OVER, Gap, GapError, Outcome
 from nodeready.core.text import utc_now
-from nodeready.fleet.transport.fleet_context import fleet_context
+from nodeready.fleet.inventory.host_data import fleet_context
+from nodeready.operations import STEPS
 from nodeready.runs import targets
-from nodeready.runs.conversations import converse, probe_nodes
-from nodeready.runs.deploy.document import Deploy, DeployedNode
-from nodeready.runs.deploy.plan import NodePlan, PlanRun, plan, run_of, run_plan
+from nodeready.runs.deploy.actions import PlanError, StepChange
+from nodeready.runs.deploy.document import Deploy, DeployedNode, DeployOutcome
 from nodeready.runs.options import DeployOptions
-from nodeready.runs.targets import Targets
+from nodeready.runs.targets import Targets, converse, probe_nodes
 from nodeready.runs.tell import Tell
 from nodeready.subjects.context import FleetContext, Judged, judge_nodes
-from nodeready.subjects.registry import CHANGED, select_whole
+from nodeready.subjects.registry import CHANGED, SUBJECTS, select_whole
+
+# --- A deploy: the changes for each node's failing checks, and their run.
+# `plan` is pure. `run_plan` is the conversation with one node: it changes the node and probes it
+# again until no change is left.
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """The changes for one node in order, and the steps that could not be planned, with why."""
+
+    changes: tuple[StepChange, ...] = ()
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def plan(node: Judged, subjects: tuple[str, ...]) -> NodePlan:
+    """The plan for a node that was judged. subjects: that may be changed"""
+    assert node.snapshot is not None
+    changes: list[StepChange] = []
+    refused: dict[str, str] = {}
+    for step in STEPS:
+        if step.subject not in subjects:
+            continue
+        try:
+            change = step.plan(node.snapshot, node.policy, node.fleet, node.results)
+        except PlanError as error:
+            refused[step.name] = str(error)
+            continue
+        except Exception as error:  # noqa: BLE001 - an unexpected fact costs only this step
+            refused[step.name] = f"internal error: {type(error).__name__}: {error}"
+            continue
+        if change is not None:
+            changes.append(change)
+    return NodePlan(tuple(changes), refused)
+
+
+# --- The run of a plan on one node.
+
+#: Maximum plans of a node, each after a probe. A change can make another one necessary: a package
+#: installs a configuration file, or apport resets core_pattern when it stops.
+MAX_PASSES = 3
+#: The error of nr_lock (sh/change.sh) for a user who is not root.
+NOT_ROOT = "not root: add --sudo, or log in as root (-u root)"
+#: The end of nr_write's error for a file that another run wrote since the probe: it held the lock.
+_CHANGED = "since it was looked at; run again"
+
+
+@dataclass(frozen=True)
+class PlanRun:
+    """The run of a plan on one node."""
+
+    node: Judged  # its latest results
+    outcome: DeployOutcome
+
+
+def run_plan(
+    node: Judged, first: NodePlan, run: str, subjects: tuple[str, ...]
+) -> Conversation[PlanRun]:
+    """The conversation that changes a node until its policy's checks pass.
+
+    A failed step does not stop later steps.
+
+    run:      the word for this run in the node's lock
+    subjects: that may be changed
+    """
+    plan_run, todo = PlanRun(node, DeployOutcome()), first
+    for number in range(MAX_PASSES):
+        failed = {**plan_run.outcome.failed, **todo.refused}
+        plan_run = PlanRun(plan_run.node, replace(plan_run.outcome, failed=failed))
+        is_last = number + 1 == MAX_PASSES
+        plan_run, touched, may_continue = yield from _make_changes(plan_run, todo, run, is_last)
+        if not may_continue:
+            return plan_run
+        if not touched:
+            break
+        try:
+            snapshot = yield from take_snapshot(node.name, node.policy, touched)
+        except GapError as end:
+            if end.gap.kind == INTERRUPTED:
+                return plan_run
+            return replace(plan_run, node=replace(plan_run.node, gap=end.gap))
+        assert plan_run.node.snapshot is not None
+        merged = plan_run.node.snapshot.merged(snapshot)
+        plan_run = replace(plan_run, node=plan_run.node.judged(merged))
+        todo = plan(plan_run.node, subjects)
+    repaired = {
+        check.id
+        for subject in SUBJECTS.keys() & {*subjects}
+        for check in SUBJECTS[subject].checks
+        if check.fixed_by
+    }
+    remaining = (r for r in plan_run.node.results if r.fixable and r.check in repaired)
+    outcome = replace(plan_run.outcome, unrepaired=tuple(remaining), complete=True)
+    return PlanRun(plan_run.node, outcome)
+
+
+def _make_changes(
+    plan_run: PlanRun, todo: NodePlan, run: str, is_last: bool
+) -> Generator[Request, Answer, tuple[PlanRun, set[str], bool]]:
+    """Make these changes. Returns the run, the touched subjects, and whether to continue.
+
+    is_last: a file that changed since the probe is a failure; otherwise, the next plan has it
+    """
+    touched: set[str] = set()
+    node, outcome = plan_run.node, plan_run.outcome
+    for change in todo.changes:
+        if change.step in outcome.failed:
+            continue
+        answer = yield change.request(node.name, run, node.policy.lock_wait_s)
+        touched.update(change.touches)
+        if answer.gap and answer.gap.kind in OVER:
+            if answer.gap.kind != INTERRUPTED:
+                # A node that hangs in a change counts as lost.
+                kind = LOST if answer.gap.kind == HUNG else answer.gap.kind
+                node = replace(node, gap=Gap(kind, f"{answer.gap.reason} in {change.step}"))
+            # Each file is replaced completely or left as it was.
+            outcome = replace(outcome, interrupted_step=change.step)
+            return PlanRun(node, outcome), touched, False
+        if not answer.ok and answer.reason().endswith(_CHANGED) and not is_last:
+            continue
+        if not answer.ok:
+            outcome = replace(outcome, failed={**outcome.failed, change.step: answer.reason()})
+            if answer.reason() == NOT_ROOT:
+                # Every later step would fail with the same error.
+                return PlanRun(node, outcome), touched, False
+        elif change.step not in outcome.done:
+            outcome = replace(outcome, done=(*outcome.done, change.step))
+    return PlanRun(node, outcome), touched, True
+
+
+def run_of(node: Judged, refused: dict[str, str], outcome: Outcome[PlanRun]) -> PlanRun:
+    """The PlanRun of a conversation with this node, also of a conversation that failed.
+
+    refused: the steps that could not be planned, with the reasons
+    """
+    if outcome.value is not None:
+        return outcome.value
+    if not outcome.is_interrupted:
+        node = replace(node, gap=outcome.gap)
+    return PlanRun(node, DeployOutcome(failed=refused))
+
+
+# --- The run.
 
 _STOPPING = "interrupted: ending what runs on the nodes (again: leave at once)"
 
@@ -61,7 +205,8 @@ def run(
             return document(nodes.values(), check=True)
         plans = {name: plan for name, plan in plans.items() if plan.changes or plan.refused}
         for name, done in _run_plans(targeted, tell, subjects, judged, plans).items():
-            nodes[name] = _with_outcome(nodes[name], done)
+            node = replace(nodes[name], outcome=done.outcome, gap=done.node.gap)
+        nodes[name] = node.judged(done.node.results)
         _remember(targeted, nodes.values())
         return document(nodes.values(), check=False, complete=not transport.interrupted)
 
@@ -94,11 +239,6 @@ def _run_plans(
     return {
         name: run_of(judged[name], plan.refused, outcomes[name]) for name, plan in plans.items()
     }
-
-
-def _with_outcome(node: DeployedNode, run: PlanRun) -> DeployedNode:
-    """A node of the document, with the outcome of its plan."""
-    return replace(node, outcome=run.outcome, gap=run.node.gap).judged(run.node.results)
 
 
 def undone(nodes: Iterable[DeployedNode]) -> list[str]:

@@ -16,7 +16,7 @@ from nodeready.runs.deploy import actions
 from nodeready.subjects.registry import SUBJECTS
 
 if TYPE_CHECKING:
-    from nodeready.runs.deploy.plan import NodePlan
+    from nodeready.runs.deploy.command import NodePlan
 
 #: Statuses of a node: see `DeployedNode.status`.
 STATUSES = ("unreachable", "failed", "to-change", "changed", "unknown", "for-a-person", "ok")

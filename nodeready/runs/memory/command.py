@@ -19,7 +19,6 @@ from nodeready.runs import targets
 from nodeready.runs.audit.command import look_at_nodes
 from nodeready.runs.audit.learned import read_settings, settings_of
 from nodeready.runs.audit.workers import AuditWorkers
-from nodeready.runs.conversations import probe_nodes
 from nodeready.runs.memory.diff import (
     AuditFile,
     Diff,
@@ -37,7 +36,7 @@ from nodeready.runs.memory.kept_looks import LookKeeper, open_memory
 from nodeready.runs.memory.look import Look
 from nodeready.runs.memory.store import Memory
 from nodeready.runs.options import DiffOptions
-from nodeready.runs.targets import Targets
+from nodeready.runs.targets import Targets, probe_nodes
 from nodeready.runs.tell import Tell
 from nodeready.runs.values import epoch_seconds
 from nodeready.subjects.registry import LEARNED, select

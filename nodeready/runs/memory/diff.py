@@ -30,8 +30,7 @@ from nodeready.runs.memory.changes import (
     differences,
     is_failing,
 )
-from nodeready.runs.memory.facts import compared_facts
-from nodeready.runs.memory.look import NodeLook, Value
+from nodeready.runs.memory.look import NodeLook, Value, compared_facts
 from nodeready.runs.memory.store import Memory
 
 _Value = Annotated[Value, {"type": ["string", "number", "boolean", "null"]}]

@@ -16,8 +16,7 @@ from nodeready.core.result import STATUSES, worst
 from nodeready.core.shell import search_path
 from nodeready.core.text import sanitise, utc_moment
 from nodeready.runs.memory.changes import ANSWER, POLICY, RESULT, Change, changes
-from nodeready.runs.memory.facts import shown_value
-from nodeready.runs.memory.look import Event, Look, NodeLook, PartSpan
+from nodeready.runs.memory.look import Event, Look, NodeLook, PartSpan, shown_value
 from nodeready.runs.memory.store import Memory
 from nodeready.subjects.gate.facts import PENDING
 

@@ -18,13 +18,13 @@ from nodeready.core.outcome import INTERRUPTED
 from nodeready.core.result import OBSERVED
 from nodeready.core.text import span
 from nodeready.runs.audit.recorded import VERDICT
-from nodeready.runs.config_file import memory_settings
 from nodeready.runs.memory.history import HistoryEntry, read_parts_history
 from nodeready.runs.memory.lemons import WITNESSES, Lemons, find_lemons, lemons_of_nodes
-from nodeready.runs.memory.look import Event, Look
-from nodeready.runs.memory.sections import (
+from nodeready.runs.memory.look import (
     ERROR,
     GATE,
+    Event,
+    Look,
     NodeSections,
     SectionText,
     SectionWriter,
@@ -38,6 +38,7 @@ from nodeready.runs.postmortem.document import KERNEL, LOG
 from nodeready.runs.smoke.knowledge import PAIR
 from nodeready.runs.targets import load_targets
 from nodeready.runs.tell import Tell
+from nodeready.runs.user_files import memory_settings
 from nodeready.subjects.proof.facts import ProvedHistory
 
 if TYPE_CHECKING:

@@ -36,8 +36,7 @@ from nodeready.core.exit_codes import exit_code
 from nodeready.core.json_types import Count, Moment, Name, Names
 from nodeready.core.severity import HARDWARE
 from nodeready.core.text import counted, utc_moment
-from nodeready.runs.memory.look import Event, NodeLook, PartSpan
-from nodeready.runs.memory.sections import ERROR, GATE, RESULTS
+from nodeready.runs.memory.look import ERROR, GATE, RESULTS, Event, NodeLook, PartSpan
 from nodeready.runs.memory.store import Memory
 from nodeready.subjects.proof.facts import HISTORY
 from nodeready.subjects.registry import SUBJECTS

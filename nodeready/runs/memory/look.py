@@ -1,11 +1,26 @@
-"""The plain types of the memory: a look, a node at a look, and an event."""
+"""A look at a node as the memory keeps it: its types, its facts, and its sections of text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import hashlib
+import json
+import re
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache, partial
+from typing import Any, NamedTuple
 
-from nodeready.core.result import Result
+from nodeready.core.base import Unknown
+from nodeready.core.fact_kinds import COUNTER, VOLATILE, FactKinds
+from nodeready.core.policy import Policy
+from nodeready.core.result import STATUSES, Result
+from nodeready.core.wire import plain
+from nodeready.subjects.gpus.gpu import Gpus
+from nodeready.subjects.host.facts import Host
+from nodeready.subjects.limits.limit_files import UNLIMITED
+from nodeready.subjects.rdma.facts import Rdma
+from nodeready.subjects.registry import SUBJECTS
 
 Value = str | int | float | bool | None
 
@@ -28,7 +43,7 @@ class NodeLook:
     # of the node's newest change or look, among the looks at it; 0: of a JSON file
     number: int = 0
     # owner of results (a subject, or a check that a policy declares) -> the words of the policy
-    # that decided them (`sections.policy_words`)
+    # that decided them (`policy_words`)
     policies: Mapping[str, str] = field(default_factory=dict)
     # owner of results -> the number of earlier looks at the node that did not make them
     missed: Mapping[str, int] = field(default_factory=dict)
@@ -81,3 +96,415 @@ class PartSpan:
         return self.first_s <= time_s and (
             time_s < self.last_s or (self.is_there and time_s == self.last_s)
         )
+
+
+# --- The facts of a node that stay the same until something changes, by unique names.
+
+#: Maximum characters of a value and of an element's name. A longer text ends with its digest, so
+#: that its change is seen.
+_LONGEST_VALUE, _LONGEST_NAME = 400, 120
+#: Maximum names below one path that are remembered.
+_MAX_NAMES = 256
+
+_NO_KINDS = FactKinds()
+_ELEMENT = re.compile(r"\[[^\]]*\]")
+_BRACKETS = str.maketrans("[]", "()")
+
+
+class ComparedFacts(NamedTuple):
+    """The facts of one subject that are compared."""
+
+    # key -> value. An element of a list or mapping stands in brackets. A list without names of its
+    # elements is one text. A fact that the node does not show has no key
+    stable: dict[str, Value]
+    counters: dict[str, int]  # ``SUBJECT.ELEMENTS.NAME`` -> total in this boot
+
+
+def compared_facts(subject: str, facts: Any) -> ComparedFacts:
+    """The facts of one subject that are compared; a subject that was not observed has none.
+
+    facts: as in `NodeReport.facts`, plain data
+
+    >>> compared_facts("nics", {"interfaces": {"eth0": {"mtu": 9000, "rx_errors": 7}}})
+    ComparedFacts(stable={'nics.interfaces[eth0].mtu': 9000}, counters={'nics.eth0.rx_errors': 7})
+    """
+    compared = ComparedFacts({}, {})
+    if isinstance(facts, dict) and "unknown" not in facts:
+        _Walk(subject, compared).members(_root(subject), facts, subject, ())
+    return compared
+
+
+def kind_of(key: str) -> str:
+    """``hardware``, ``version`` or ``setting``, of a key of `ComparedFacts.stable`."""
+    return _kinds_of(key.partition(".")[0]).kind(_path(key))
+
+
+def is_unique(key: str) -> bool:
+    """Whether healthy peers differ in the fact with this key (serial numbers, addresses)."""
+    return _kinds_of(key.partition(".")[0]).is_unique(_path(key))
+
+
+def shown_value(key: str, value: Value) -> str:
+    """The value of a fact in words: a mode in octal, no limit as a word.
+
+    >>> shown_value("core_dumps.directory_mode", 0o1777)
+    '1777'
+    """
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and key.endswith("mode"):
+        return f"{value & 0o7777:04o}"
+    return str(value).replace(str(UNLIMITED), "unlimited")
+
+
+def _path(key: str) -> str:
+    return _ELEMENT.sub("", key).partition(".")[2]
+
+
+def _kinds_of(subject: str) -> FactKinds:
+    return SUBJECTS[subject].kinds if subject in SUBJECTS else _NO_KINDS
+
+
+class _Place:
+    """One path in a subject's facts: the kind of what is there, and the places below it.
+
+    identity: the keys that identify an element of the list or mapping here; None: it has none
+    """
+
+    def __init__(self, kinds: FactKinds, path: str) -> None:
+        self._kinds, self._path = kinds, path
+        self.kind, self.is_counted = kinds.kind(path), kinds.is_counted(path)
+        names = kinds.elements.get(path)
+        self.identity = None if names is None else names.split()
+        self._inner: dict[str, _Place] = {}
+
+    def inner(self, name: str) -> _Place:
+        place = self._inner.get(name)
+        if place is None:
+            path = f"{self._path}.{name}" if self._path else name
+            place = _Place(self._kinds, path)
+            # A node can choose the names of a mapping.
+            if len(self._inner) < _MAX_NAMES:
+                self._inner[name] = place
+        return place
+
+
+@cache
+def _root(subject: str) -> _Place:
+    return _Place(_kinds_of(subject), "")
+
+
+class _Walk:
+    def __init__(self, subject: str, compared: ComparedFacts) -> None:
+        self._subject = subject
+        self._stable, self._counters = compared
+
+    def members(
+        self, place: _Place, data: dict[str, Any], key: str, elements: tuple[str, ...]
+    ) -> None:
+        """Take the facts of an object."""
+        for name, value in data.items():
+            if value is None or value == "":
+                continue
+            inner = place.inner(name)
+            if inner.kind == VOLATILE:
+                continue
+            inner_key = f"{key}.{_bounded(name, _LONGEST_NAME)}"
+            if inner.identity is not None and isinstance(value, (dict, list)):
+                for element_name, element in _named(inner, value):
+                    self._value(
+                        inner, element, f"{inner_key}[{element_name}]", (*elements, element_name)
+                    )
+            else:
+                self._value(inner, value, inner_key, elements)
+
+    def _value(self, place: _Place, value: Any, key: str, elements: tuple[str, ...]) -> None:
+        if isinstance(value, dict):
+            self.members(place, value, key, elements)
+        elif place.kind == COUNTER:
+            if type(value) is int:
+                name = f"{self._subject}.{'/'.join(elements)}.{key.rpartition('.')[2]}"
+                self._counters[name] = self._counters.get(name, 0) + value
+        elif not isinstance(value, (list, str)):
+            self._stable[key] = value
+        elif place.is_counted:
+            text = json.dumps(value).encode()
+            self._stable[key] = f"{len(value)} ({hashlib.sha256(text).hexdigest()[:8]})"
+        elif value:
+            self._stable[key] = _bounded(_text(place, value), _LONGEST_VALUE)
+
+
+def _named(place: _Place, data: Any) -> Iterator[tuple[str, Any]]:
+    """The elements of a list or mapping with their names.
+
+    Equal elements are one; further elements of the same name are numbered.
+    """
+    if isinstance(data, dict):
+        for name, element in data.items():
+            yield _element_name(name), element
+        return
+    same_name: dict[str, list[Any]] = {}
+    for element in data:
+        if isinstance(element, dict):
+            values = [element.get(key) for key in place.identity or ()]
+            name = " ".join([str(value) for value in values if value is not None])
+            same_name.setdefault(_element_name(name), []).append(element)
+    for name, elements in same_name.items():
+        yield name, elements[0]
+        if len(elements) > 1:
+            different = {_text(place, element): element for element in reversed(elements)}
+            different.pop(_text(place, elements[0]))
+            for number, element in enumerate(reversed(different.values()), 2):
+                yield f"{name}#{number}", element
+
+
+def _element_name(name: str) -> str:
+    if "[" in name or "]" in name:
+        name = name.translate(_BRACKETS)
+    return _bounded(name, _LONGEST_NAME)
+
+
+def _text(place: _Place, value: Any) -> str:
+    """A value as one text, without its volatile members."""
+    if isinstance(value, dict):
+        shown = {
+            name: _text(inner, member)
+            for name, member in value.items()
+            if member not in (None, "") and (inner := place.inner(name)).kind != VOLATILE
+        }
+        if len(shown) == 1:
+            return next(iter(shown.values()))
+        return " ".join(f"{name}={text}" for name, text in shown.items())
+    if isinstance(value, list):
+        joint = "; " if value and isinstance(value[0], (dict, list)) else ", "
+        return joint.join([_text(place, member) for member in value])
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _bounded(text: str, maximum: int) -> str:
+    if len(text) <= maximum:
+        return text
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{text[: maximum - 20]}...{digest}"
+
+
+# --- The sections of a node's state: texts, which the memory keeps once for all nodes.
+# A section is JSON. Its name is ``SUBJECT.facts``, ``SUBJECT.results``, ``SUBJECT.counters``,
+# ``SUBJECT.parts``, or one of the names below. The result of a check that a policy declares has a
+# section of its own, ``CHECK.results``: a look may make one of them alone.
+
+#: The id of the node's boot.
+BOOT = "boot"
+#: Why the node gave no answer.
+ERROR = "error"
+#: The results of the node's own gate.
+GATE = "gate"
+#: Owner of results -> the number of looks at the node that did not make them.
+MISSED = "missed"
+#: The next look at the node ends these: a proof is an act of its moment, and an older nodeready
+#: kept the results of the site's checks together.
+ENDED_BY_LOOK = (ERROR, GATE, "proof.results", "site.results")
+FACTS, RESULTS, COUNTERS, PARTS = ".facts", ".results", ".counters", ".parts"
+
+#: Ends the line of a fact; a text in JSON has no such end.
+FACTS_END = b",\n"
+#: Maximum bytes of a section: the facts of a node with 8 GPUs have 20,000. The facts of a node
+#: that sends more are not kept, so that one node cannot fill the memory.
+MAX_BYTES = 256 << 10
+#: Maximum characters of a serial number or UUID, which have at most 40.
+_MAX_SERIAL = 100
+_BRIEF = ("ok", "na")
+#: Not a check's id: the key of the words of the policy among results.
+POLICY = "@policy"
+#: The setting that changes results of any check.
+WAIVERS = "waivers"
+#: The word of the policy for the text of the probe.
+ASKED = "asked"
+
+
+class SectionText(NamedTuple):
+    """A section of a node's state."""
+
+    name: str
+    digest: bytes  # of its text
+    # returns its text, packed; None: the memory had it when the look began
+    read: Callable[[], bytes | None]
+
+
+class NodeSections(NamedTuple):
+    """What one look shows of a node."""
+
+    name: str
+    digest: bytes  # equal digests, equal sections
+    counted: tuple[str, ...]  # the subjects whose counters were read
+    read: Callable[[], Iterable[SectionText]]  # returns the sections
+
+
+def digest(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
+def dump(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode("ascii")
+
+
+def facts_text(stable: Mapping[str, Value]) -> bytes:
+    """The facts of a subject, a line each: two texts differ in the lines of the changed facts."""
+    return json.dumps(stable, separators=(FACTS_END.decode(), ":")).encode("ascii")
+
+
+def node_sections(
+    name: str, texts: Mapping[str, bytes], counted: tuple[str, ...] = ()
+) -> NodeSections:
+    """The state of these sections."""
+    sections = [
+        SectionText(section, digest(text), partial(zlib.compress, text))
+        for section, text in texts.items()
+    ]
+    state = digest(b"".join(section.name.encode() + section.digest for section in sections))
+    return NodeSections(name, state, counted, lambda: sections)
+
+
+def error_text(error: str, unreachable: bool) -> bytes:
+    return dump([error, unreachable])
+
+
+def policy_words(subject: str, policy: Policy) -> dict[str, str]:
+    """Owner of results -> the settings that decide them, and the probe, each with its digest.
+
+    A setting with its default value has no word: ``gate=5f1e0c2a asked=77c0aa12``.
+    """
+    values, defaults = asdict(policy), asdict(Policy())
+
+    def words(settings: Mapping[str, Any]) -> str:
+        return " ".join(
+            f"{key}={digest(json.dumps(value, sort_keys=True).encode())[:4].hex()}"
+            for key, value in settings.items()
+        )
+
+    declared = SUBJECTS[subject]
+    if not declared.checks:
+        checks = {check.id: check.table() for check in policy.site_checks}
+        return {check: words({check: table}) for check, table in checks.items()}
+    keys = dict.fromkeys(key for check in declared.checks for key in check.settings)
+    settings = {key: values[key] for key in (*keys, WAIVERS) if values[key] != defaults[key]}
+    probe = declared.probe
+    scripts = [section.script(policy) for section in probe.sections] if probe else []
+    return {subject: words({**settings, ASKED: scripts})}
+
+
+def changed_words(before: str, after: str) -> set[str]:
+    """The settings that differ between two texts of `policy_words`."""
+    old, new = ({*text.split()} for text in (before, after))
+    return {word.partition("=")[0] for word in old ^ new}
+
+
+def results_text(results: Iterable[Result], checks: Collection[str], words: str = "") -> bytes:
+    """The results of these checks: ok and na only as a word. words: of `policy_words`"""
+    data: dict[str, Any] = {POLICY: words} if words else {}
+    for result in results:
+        if result.check in checks:
+            data[result.check] = result.status
+            if result.status not in _BRIEF:
+                fields = {key: value for key, value in vars(result).items() if value}
+                del fields["check"]
+                data[result.check] = fields
+    return dump(data)
+
+
+def parse_results(data: Mapping[str, Any]) -> dict[str, Result]:
+    """The results of a section's JSON. A field that this version does not know is left out."""
+    return {
+        check: Result(check, value)
+        if isinstance(value, str)
+        else Result.of({"check": check, **value})
+        for check, value in data.items()
+        if (value if isinstance(value, str) else value["status"]) in STATUSES
+    }
+
+
+def _parts(observation: Any) -> list[tuple[str, str, str, str]]:
+    """The (kind, serial, uuid, slot) of the parts that can move to another node."""
+    if isinstance(observation, Gpus):
+        return [
+            ("gpu", serial[:_MAX_SERIAL], (gpu.uuid or "")[:_MAX_SERIAL], gpu.pci_address)
+            for gpu in observation.gpus
+            if (serial := gpu.serial or gpu.uuid)
+        ]
+    if isinstance(observation, Rdma):
+        return [
+            ("adapter", device.node_guid, "", device.pci_address or name)
+            for name, device in observation.devices.items()
+            if device.node_guid and not device.virtual
+        ]
+    return []
+
+
+def _subject_texts(
+    subject: str,
+    observation: Any,
+    shown: Any,
+    results: Iterable[Result],
+    *,
+    checks: Collection[str],
+    words: Mapping[str, str],
+) -> dict[str, bytes]:
+    """Section -> its text, of one subject of a node; of an Unknown, only the results."""
+    by_owner = {subject: [*results]}
+    if not SUBJECTS[subject].checks:
+        by_owner = {row.check: [row] for row in by_owner[subject] if row.check in checks}
+    texts = {
+        f"{owner}{RESULTS}": results_text(owned, checks, words.get(owner, ""))
+        for owner, owned in by_owner.items()
+    }
+    if not isinstance(observation, Unknown):
+        stable, totals = compared_facts(subject, plain(shown))
+        texts[f"{subject}{FACTS}"] = facts_text(stable)
+        if totals:
+            start = len(subject) + 1
+            named = {name[start:]: total for name, total in totals.items()}
+            texts[f"{subject}{COUNTERS}"] = dump(named)
+        if parts := _parts(observation):
+            texts[f"{subject}{PARTS}"] = dump(parts)
+        if isinstance(observation, Host) and observation.boot_id:
+            texts[BOOT] = dump(observation.boot_id)
+    return {name: text for name, text in texts.items() if len(text) <= MAX_BYTES}
+
+
+class SectionWriter:
+    """Makes the sections of one subject of a node, where the node is judged.
+
+    checks: the ids of the results to keep
+    digests: of the texts that the memory has: they are not packed again
+    """
+
+    def __init__(self, checks: Collection[str], digests: Collection[bytes]) -> None:
+        self._checks, self._digests = checks, digests
+        self._words: dict[tuple[str, int], tuple[Policy, dict[str, str]]] = {}
+
+    def __call__(
+        self,
+        subject: str,
+        observation: Any,
+        shown: Any,
+        results: Iterable[Result],
+        policy: Policy,
+    ) -> list[tuple[str, bytes, bytes | None]]:
+        """(name, digest, packed text or None) of each section.
+
+        shown: the observation as the documents show it (`snapshot.shown_facts`)
+        """
+        key = subject, id(policy)
+        if key not in self._words:
+            self._words[key] = policy, policy_words(subject, policy)
+        words = self._words[key][1]
+        sections = []
+        for name, text in _subject_texts(
+            subject, observation, shown, results, checks=self._checks, words=words
+        ).items():
+            text_digest = digest(text)
+            packed = None if text_digest in self._digests else zlib.compress(text)
+            sections.append((name, text_digest, packed))
+        return sections

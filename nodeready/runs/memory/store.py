@@ -1,6 +1,6 @@
 """The file of the memory: every look, and the states of every node, in SQLite.
 
-A node's state has sections (`sections`). A section's text is kept once for all nodes and times, by
+A node's state has sections (`look`). A section's text is kept once for all nodes and times, by
 its digest. `current` has the sections of each node's newest state, and `past` the replaced ones,
 so that a look at an unchanged node updates one row of `nodes`.
 
@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nodeready.core.exit_codes import Refused
 from nodeready.core.files import private_file
-from nodeready.runs.memory.look import Event, Look, NodeLook, PartSpan, Value
-from nodeready.runs.memory.sections import (
+from nodeready.runs.memory.look import (
     BOOT,
     COUNTERS,
     ENDED_BY_LOOK,
@@ -36,8 +35,13 @@ from nodeready.runs.memory.sections import (
     PARTS,
     POLICY,
     RESULTS,
+    Event,
+    Look,
+    NodeLook,
     NodeSections,
+    PartSpan,
     SectionText,
+    Value,
     digest,
     dump,
     parse_results,
@@ -178,7 +182,7 @@ class StoredFacts(Mapping[str, Value]):
         return facts
 
     def text(self, name: str) -> bytes:
-        """The section as `sections.facts_text` made it."""
+        """The section as `look.facts_text` made it."""
         return self._memory.text(self.contents[name])
 
     def __getitem__(self, key: str) -> Value:

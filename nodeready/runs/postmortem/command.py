@@ -14,7 +14,6 @@ from nodeready.core.policy import Policy
 from nodeready.core.text import utc_now
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.runs import targets
-from nodeready.runs.conversations import converse, keep_gaps
 from nodeready.runs.memory.kept_looks import LookKeeper
 from nodeready.runs.options import PostmortemOptions
 from nodeready.runs.postmortem.collect import EvidenceBuilder, fetch_failures, postmortem_of
@@ -22,7 +21,7 @@ from nodeready.runs.postmortem.directory import NoEvidenceError, read_directory
 from nodeready.runs.postmortem.document import Postmortem, postmortem_code
 from nodeready.runs.postmortem.evidence import JobEvidence, SlurmRecords
 from nodeready.runs.postmortem.slurm_records import slurm_records
-from nodeready.runs.targets import Targets
+from nodeready.runs.targets import Targets, converse, keep_gaps
 from nodeready.runs.tell import Tell
 from nodeready.runs.values import checked_pattern
 

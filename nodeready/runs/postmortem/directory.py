@@ -25,8 +25,7 @@ from nodeready.core.text import counted
 from nodeready.runs.incident import DOCUMENT
 from nodeready.runs.postmortem.evidence import JobEvidence, JobFile, NodeFault
 from nodeready.runs.postmortem.slurm_records import job_step, parse_sacct, parse_scontrol, steps_of
-from nodeready.runs.stacks.evidence import Evidence
-from nodeready.runs.stacks.statements import RankPlace
+from nodeready.runs.stacks.evidence import Evidence, RankPlace
 from nodeready.runs.stacks.trace import TraceError, load
 from nodeready.runs.stacks.witness_reader import judge_environments
 from nodeready.subjects.environment_rules import EnvironmentFinding

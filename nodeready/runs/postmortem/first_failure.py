@@ -48,8 +48,7 @@ from nodeready.runs.postmortem.rank_failures import (
     with_reported_ranks,
 )
 from nodeready.runs.stacks.document import Suspect, say
-from nodeready.runs.stacks.evidence import Evidence
-from nodeready.runs.stacks.statements import RankPlace, ranks_of
+from nodeready.runs.stacks.evidence import Evidence, RankPlace, ranks_of
 from nodeready.runs.stacks.witness_reader import read_witnesses
 from nodeready.subjects.gpus import xids
 

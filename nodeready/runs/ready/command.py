@@ -17,13 +17,11 @@ from nodeready.core.policy.site_checks import READY
 from nodeready.core.text import counted, span, utc_now
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.runs import targets
-from nodeready.runs.audit.command import audit_document
-from nodeready.runs.audit.fleet import probed_subjects
+from nodeready.runs.audit.command import audit_document, probed_subjects
 from nodeready.runs.audit.workers import AuditWorkers
-from nodeready.runs.conversations import ask_password
 from nodeready.runs.memory.kept_looks import LookKeeper, earlier_failures
 from nodeready.runs.options import ReadyOptions
-from nodeready.runs.targets import Targets
+from nodeready.runs.targets import Targets, ask_password
 from nodeready.runs.tell import Tell
 from nodeready.runs.values import policy_settings
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection, select
@@ -185,7 +183,7 @@ def _prove_fleet(
 ) -> list[Outcome[Snapshot]]:
     """Probe the nodes and prove them, within the budget."""
     # Imported only here: they import pyinfra, which this machine alone does not need.
-    from nodeready.fleet.inventory.endpoints import given_addresses
+    from nodeready.fleet.inventory.host_data import given_addresses
     from nodeready.runs.ready.run import ReadyTask, prove
 
     deadline = time.monotonic() + budget_s - min(_RESERVE_S, budget_s / 4)

@@ -2,18 +2,179 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
 from nodeready.agent.asking import Request, new_nonce
+from nodeready.agent.stacks.ask_witnesses import RECORDER, RECORDER_ON, RECORDER_RENAMED, release
+from nodeready.core import shell
 from nodeready.core.fleet import FleetFacts
 from nodeready.core.outcome import gaps_of
 from nodeready.core.text import utc_now
-from nodeready.fleet.transport.fleet_context import addresses_of_nodes
+from nodeready.fleet.inventory.host_data import addresses_of_nodes
+from nodeready.fleet.inventory.nodeset import fold
 from nodeready.runs import targets
-from nodeready.runs.conversations import ask_with_progress, keep_gaps, probe_nodes
 from nodeready.runs.options import EnvOptions
-from nodeready.runs.ready import debug_variables, job_env
-from nodeready.runs.targets import Targets
+from nodeready.runs.ready import job_env
+from nodeready.runs.ready.job_env import JobVariable, NodesByValue, nodes_by_reason
+from nodeready.runs.targets import Targets, ask_with_progress, keep_gaps, probe_nodes
 from nodeready.runs.tell import Tell
 from nodeready.runs.values import policy_settings
+
+# --- The variables that make a job debuggable, with the names of the installed PyTorch. Pure.
+
+
+@dataclass(frozen=True)
+class InstalledTorch:
+    """The PyTorch that is installed on a node."""
+
+    torch: str = ""  # its version; "": not known
+    cuda: bool | None = None  # it was built for NVIDIA's GPUs; None: not known
+    reason: str = ""  # why the version is not known; "": it is known
+
+
+# Without importing torch, which takes seconds: Python finds its directory, and version.py has its
+# version.
+_ASK = """
+import importlib.util, os, re, sys
+spec = importlib.util.find_spec("torch")
+if spec is None or not spec.submodule_search_locations:
+    sys.exit("no torch")
+path = os.path.join(list(spec.submodule_search_locations)[0], "version.py")
+with open(path, "rb") as file:
+    text = file.read(4096).decode("utf-8", "replace")
+for name in ("__version__", "cuda", "hip"):
+    pattern = "^%s *(?::[^=]*)?= *['\\"]([0-9][0-9A-Za-z.+_-]{0,40})['\\"]"
+    found = re.search(pattern % name, text, re.M)
+    print(sys.argv[1], name.strip("_"), found.group(1) if found else "none")
+"""
+#: Seconds on a node: a Python on a file system that many nodes read at once.
+ASK_S = 20
+
+
+def question(python: str, nonce: str) -> str:
+    """The POSIX sh text that asks a node's Python for its torch.
+
+    python: its path, or a name in PATH. Root runs only a Python that root owns.
+    """
+    return f"""
+    nr_python=$(command -v {shell.quote(python)}) || {{
+        printf '%s why there is no %s\\n' {shell.quote(nonce)} {shell.quote(python)}
+        exit 0
+    }}
+    nr_owner=$(stat -Lc %u -- "$nr_python")
+    if [ "$(id -u)" = 0 ] && [ "$nr_owner" != 0 ]; then
+        printf '%s why root does not run %s, which is not root\\047s\\n' \
+            {shell.quote(nonce)} {shell.quote(python)}
+        exit 0
+    fi
+    cd /
+    timeout -k 2 {ASK_S} "$nr_python" -B -c {shell.quote(_ASK)} {shell.quote(nonce)} 2>/dev/null ||
+        printf '%s why %s finds no torch\\n' {shell.quote(nonce)} {shell.quote(python)}
+    """
+
+
+def read_installed(output: str, nonce: str) -> InstalledTorch:
+    """The PyTorch in a node's answer; lines without the nonce are ignored."""
+    values: dict[str, str] = {}
+    for row in output.splitlines():
+        mark, _, tail = row.partition(" ")
+        name, _, value = tail.partition(" ")
+        if mark == nonce:
+            values.setdefault(name, value.strip()[:200])
+    torch = values.get("version", "none")
+    if release(torch) is None:
+        return InstalledTorch(reason=values.get("why") or "its version of torch is unknown")
+    return InstalledTorch(torch, values.get("cuda", "none") != "none")
+
+
+#: The size of the records and the files for them: the names before `RECORDER_RENAMED`, and since.
+_BUFFERS = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
+_FILES = ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE")
+_PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+#: The directory of pipes: on the node itself, and in every distribution.
+_LOCAL = "/dev/shm"
+
+
+def _recorder(
+    installed: InstalledTorch, directory: str, word: str
+) -> Iterable[tuple[str, str, str]]:
+    """(name, value, reason) of the flight recorder's variables."""
+    torch = release(installed.torch)
+    if torch is not None and torch < RECORDER:
+        return
+    names = slice(0, 2)
+    if torch is not None:
+        names = slice(1, 2) if torch >= RECORDER_RENAMED else slice(0, 1)
+    note = "" if torch else " (both names: the version of torch is not known)"
+    # Newer versions keep records by default.
+    if torch is None or torch < RECORDER_ON:
+        for name in _BUFFERS[names]:
+            reason = "the flight recorder keeps the last 2,000 collectives of each rank"
+            yield name, "2000", reason + note
+        reason = "when a collective times out, each rank writes its records"
+        yield "TORCH_NCCL_DUMP_ON_TIMEOUT", "1", reason
+    for name in _FILES[names] if directory else ():
+        value = f"{directory.rstrip('/')}/comm_lib_trace_rank_"
+        yield name, value, f"where each rank writes its records{note}"
+    reason = "nodeready stacks --dump has a rank write its records, and the job goes on"
+    yield _PIPE, f"{_LOCAL}/nodeready-{word}-", reason
+
+
+def _debugging(installed: InstalledTorch, directory: str, word: str) -> dict[str, tuple[str, str]]:
+    by_name = {
+        name: (value, reason) for name, value, reason in _recorder(installed, directory, word)
+    }
+    by_name["NCCL_DEBUG"] = ("WARN", "NCCL logs failures only")
+    if installed.cuda is not False:
+        reason = "the core of a GPU whose kernel hangs can be asked for"
+        by_name["CUDA_ENABLE_USER_TRIGGERED_COREDUMP"] = ("1", reason)
+        pipe = f"{_LOCAL}/nodeready-{word}-cuda.%h.%p"
+        by_name["CUDA_COREDUMP_PIPE"] = (pipe, "a write to this pipe makes that core")
+        reason = "that core is without the memory of the GPU, which may be 80 GB and more"
+        by_name["CUDA_COREDUMP_GENERATION_FLAGS"] = ("skip_global_memory", reason)
+    reason = "a rank that dies by a signal prints the stacks of Python"
+    by_name["PYTHONFAULTHANDLER"] = ("1", reason)
+    reason = "what a rank printed last is in its log, not in its memory"
+    by_name["PYTHONUNBUFFERED"] = ("1", reason)
+    return by_name
+
+
+def debug_variables(
+    installed: Mapping[str, InstalledTorch], directory: str = "", word: str = ""
+) -> tuple[JobVariable, ...]:
+    """The variables that make a job on these nodes debuggable, each with its reason.
+
+    installed: node -> its PyTorch, at least one
+    directory: where the ranks write their records; "": PyTorch's default
+    word:      a part of the pipes' names; "": a random word, so that no such file exists before
+
+    Where the version of PyTorch is unknown, both names of a variable are exported: a version
+    ignores the name that it does not know.
+    """
+    word = word or os.urandom(4).hex()
+    suggested = {node: _debugging(on_node, directory, word) for node, on_node in installed.items()}
+    names = dict.fromkeys(name for by_name in suggested.values() for name in by_name)
+    unknown = nodes_by_reason(
+        {node: on_node.reason for node, on_node in installed.items() if on_node.reason}
+    )
+    suggestions = []
+    for name in names:
+        by_node = {node: by_name[name] for node, by_name in suggested.items() if name in by_name}
+        value, reason = next(iter(by_node.values()))
+        lacking = [node for node in installed if node not in by_node]
+        notes: tuple[str, ...] = ()
+        if lacking:
+            notes = (f"{fold(lacking)}: not needed there, and harmless",)
+        if name.startswith("TORCH_"):
+            notes += tuple(f"{fold(nodes)}: {error}" for error, nodes in unknown)
+        by_value = (NodesByValue(value, tuple(by_node)),)
+        suggestions.append(JobVariable(name, value, reason, True, by_value, (), notes))
+    return tuple(suggestions)
+
+
+# --- The run.
 
 
 def run(inventory: str, options: EnvOptions, tell: Tell) -> job_env.Environment | None:
@@ -31,7 +192,7 @@ def run(inventory: str, options: EnvOptions, tell: Tell) -> job_env.Environment 
             variables += job_env.variables(snapshots, nodes.policies, fleet)
         if options.debug and snapshots:
             installed = _installed(nodes, [*snapshots], options.python, tell)
-            variables += debug_variables.debug_variables(installed, options.directory)
+            variables += debug_variables(installed, options.directory)
         gaps = gaps_of(outcomes)
         keep_gaps(nodes, tell, gaps)
     return job_env.Environment(taken, tuple(snapshots), gaps, tuple(variables))
@@ -39,17 +200,14 @@ def run(inventory: str, options: EnvOptions, tell: Tell) -> job_env.Environment 
 
 def _installed(
     nodes: Targets, names: list[str], python: str, tell: Tell
-) -> dict[str, debug_variables.InstalledTorch]:
+) -> dict[str, InstalledTorch]:
     """Node -> what is installed there for jobs, for the nodes that were probed."""
     nonce = new_nonce()
-    requests = {
-        name: Request(name, debug_variables.question(python, nonce), debug_variables.ASK_S + 5)
-        for name in names
-    }
+    requests = {name: Request(name, question(python, nonce), ASK_S + 5) for name in names}
     answers = ask_with_progress(nodes.transport, tell)("versions", requests)
     return {
-        name: debug_variables.read_installed(answer.stdout, nonce)
+        name: read_installed(answer.stdout, nonce)
         if answer.ok
-        else debug_variables.InstalledTorch(reason=answer.reason() or "no answer")
+        else InstalledTorch(reason=answer.reason() or "no answer")
         for name, answer in answers.items()
     }

@@ -1,7 +1,7 @@
 """The variables that the nodes' facts suggest for a job's environment, each with its reason.
 
 Pure: the snapshots of all nodes go in, and the addresses of the nodes
-(`nodeready.fleet.transport.fleet_context.addresses_of_nodes`).
+(`nodeready.fleet.inventory.host_data.addresses_of_nodes`).
 
 NCCL_SOCKET_IFNAME  ``=eth1``: exactly this interface; without "=" it is a prefix, and eth1 also
                     means eth10 (NCCL user guide, environment variables)
@@ -14,7 +14,7 @@ PDSH_RCMD_TYPE      ssh, where pdsh is installed: its own default may be rsh
 MASTER_PORT         a port that is free on every node: see `choose`
 
 With ``--debug`` also the variables that make the job debuggable: see
-`debug_variables.debug_variables`.
+`environment.debug_variables`.
 
 An implausible name of an interface or device in a node's answer is rejected.
 """

@@ -22,8 +22,8 @@ from nodeready.agent.smoke.orders import (
 from nodeready.core.result import join_first
 from nodeready.core.text import sanitise
 from nodeready.runs.ready import mesh
+from nodeready.runs.smoke.document import of_node
 from nodeready.runs.smoke.knowledge import SmokeOutcome, Test
-from nodeready.runs.smoke.networks import of_node
 from nodeready.subjects.ports.checks import ports_text
 
 #: Maximum plausible values: a hundred times the bandwidth of a GPU's NVLinks, and an hour, which

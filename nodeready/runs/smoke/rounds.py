@@ -24,8 +24,7 @@ from nodeready.agent.smoke.orders import (
 )
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.fleet.transport.channels import join_all
-from nodeready.runs.smoke import engine_choice
-from nodeready.runs.smoke.engine_choice import Kind, Numbers
+from nodeready.runs.smoke import participants
 from nodeready.runs.smoke.knowledge import (
     ALONE,
     CONFIRM,
@@ -39,7 +38,7 @@ from nodeready.runs.smoke.knowledge import (
     Test,
 )
 from nodeready.runs.smoke.outcomes import collective_outcome, pairs_outcome, port_holder
-from nodeready.runs.smoke.participants import Participants
+from nodeready.runs.smoke.participants import Kind, Numbers, Participants
 
 #: Bytes of a collective with checked results, and of one with a measured bandwidth.
 _SMALL = 4 << 10
@@ -174,7 +173,7 @@ class TestRounds:
         kind, durations = likeness[0], self._durations.get(likeness, {})
         # PyTorch itself is read before the node's hello; the libraries for its GPUs are not.
         is_first = not durations and kind[1] == "nccl"
-        maximum_s = engine_choice.limit_s(*kind, world, large, first=is_first)
+        maximum_s = participants.limit_s(*kind, world, large, first=is_first)
         if not durations:
             return maximum_s
         # The slowest test with as many ranks or more; scaled if no test had as many.

@@ -33,7 +33,7 @@ from nodeready.core.outcome import (
 )
 from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import folded
-from nodeready.fleet.inventory.placement import JobPlacement
+from nodeready.fleet.inventory.slurm import JobPlacement
 from nodeready.runs.stacks.document import Group, Rank, Stacks, say
 from nodeready.runs.stacks.trace import Trace, TracedProcess, TraceError, read
 

@@ -17,11 +17,14 @@ from nodeready.agent.witnesses.flight_recorder import ProcessGroup, RecorderEntr
 from nodeready.agent.witnesses.logs import WatchdogReport
 from nodeready.agent.witnesses.ras_report import Communicator
 from nodeready.core.text import counted
-from nodeready.runs.stacks.evidence import MAX_LINE, Evidence, KeptLog, KeptRecording
-from nodeready.runs.stacks.statements import (
+from nodeready.runs.stacks.evidence import (
+    MAX_LINE,
     MAX_NAME,
     CallDifference,
     CallProgress,
+    Evidence,
+    KeptLog,
+    KeptRecording,
     Lag,
     RankPlace,
     StatementBuilder,

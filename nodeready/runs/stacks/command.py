@@ -12,10 +12,9 @@ from nodeready.core.exit_codes import Refused
 from nodeready.core.policy import Policy
 from nodeready.core.text import utc_now
 from nodeready.runs import targets
-from nodeready.runs.conversations import ask_with_progress, keep_gaps
 from nodeready.runs.jobs import IF_ENDED, running_lines
 from nodeready.runs.options import StacksOptions
-from nodeready.runs.stacks import archive, debuggable, group
+from nodeready.runs.stacks import debuggable, group, trace
 from nodeready.runs.stacks.collect import (
     LONGER_S,
     Captured,
@@ -28,7 +27,7 @@ from nodeready.runs.stacks.collect import (
 from nodeready.runs.stacks.debuggable import Debuggable
 from nodeready.runs.stacks.document import Stacks
 from nodeready.runs.stacks.trace import Trace, TraceError
-from nodeready.runs.targets import Targets
+from nodeready.runs.targets import Targets, ask_with_progress, keep_gaps
 from nodeready.runs.tell import Tell
 
 #: Kind of document, and the document -> file extension -> the pieces of that format.
@@ -43,19 +42,19 @@ def run(inventory: str | None, options: StacksOptions, tell: Tell, render: Rende
     Raises Refused.
     """
     config = _program_config(inventory, options)
+    asks = options.native or options.locals_ or options.dump or options.ras
+    if options.source is not None and asks:
+        raise Refused("--from: asks no node; remove --native, --locals, --dump and --ras")
+    directory = None if options.output is None else trace.prepare(options.output)
     if options.source is not None:
-        if options.native or options.locals_ or options.dump or options.ras:
-            raise Refused("--from: asks no node; remove --native, --locals, --dump and --ras")
-        directory = _make_directory(options.output)
         stacks = _read_archive(options, directory)
     else:
-        directory = _make_directory(options.output)
         nodes, config = _targets(inventory, options, config, tell)
         with nodes.transport:
             stacks = _capture_stacks(nodes, options, config, tell, directory)
     if directory is not None:
         texts = {f"stacks{end}": text for end, text in render("stacks", stacks).items()}
-        archive.write(directory, stacks, texts)
+        trace.write(directory, stacks, texts)
         tell.note(f"{directory}: the traces, and {', '.join(texts)}")
     return stacks
 
@@ -111,20 +110,6 @@ def _program_config(inventory: str | None, options: StacksOptions) -> StacksConf
         part=" and ".join(name for name, is_given in excluding.items() if is_given),
         longer_s=LONGER_S if is_longer else 0.0,
     )
-
-
-def _make_directory(output: str | None) -> Path | None:
-    """Make the directory of ``-o``, before any node is contacted. Raises Refused."""
-    if output is None:
-        return None
-    directory = Path(output)
-    try:
-        archive.prepare(directory)
-    except archive.ForeignStacksDirectory as problem:
-        raise Refused(f"-o {problem}") from None
-    except OSError as problem:
-        raise Refused(f"-o {problem.filename}: {problem.strerror}") from None
-    return directory
 
 
 def _targets(
@@ -184,7 +169,7 @@ def _capture(nodes: Targets, config: StacksConfig, tell: Tell) -> Captured:
 
 def _archive_traces(traces: Iterator[Trace], directory: Path | None) -> Iterator[Trace]:
     """The traces. Each of them is also kept in the directory, if there is one."""
-    return traces if directory is None else archive.keep_traces(directory, traces)
+    return traces if directory is None else trace.keep_traces(directory, traces)
 
 
 def _explain_missing_ranks(nodes: Targets, captured: Captured, tell: Tell) -> None:
@@ -204,7 +189,7 @@ def _read_archive(options: StacksOptions, directory: Path | None) -> Stacks:
     """The stacks of an earlier capture, grouped again."""
     source = str(options.source)
     try:
-        traces, gaps = archive.read(Path(source))
+        traces, gaps = trace.read_directory(Path(source))
         stacks = group.group(
             _archive_traces(traces, directory), gaps, all_threads=options.all_threads
         )

@@ -23,8 +23,7 @@ from nodeready.core import wire
 from nodeready.core.json_types import MomentOrEmpty
 from nodeready.core.outcome import Gap, NodeGaps, gaps_code, node_gaps
 from nodeready.runs.stacks.document import STACKS_FAILURES
-from nodeready.runs.stacks.evidence import Evidence
-from nodeready.runs.stacks.statements import RankPlace
+from nodeready.runs.stacks.evidence import Evidence, RankPlace
 from nodeready.runs.stacks.trace import Trace, TracedProcess
 from nodeready.runs.stacks.witness_reader import judge_environments
 

@@ -15,15 +15,8 @@ from nodeready.agent.stacks.ranks import CLAIMS, ELSEWHERE, claimed_job
 from nodeready.core.outcome import INCOMPLETE, Gap, node_gaps
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory.nodeset import natural
-from nodeready.runs.stacks import (
-    advise,
-    evidence,
-    hints,
-    links,
-    statements,
-    verdict,
-    witness_reader,
-)
+from nodeready.runs.stacks import advise, evidence, hints, verdict, witness_reader
+from nodeready.runs.stacks import classify as links
 from nodeready.runs.stacks.classify import (
     HOLDER,
     MAIN,
@@ -703,12 +696,12 @@ def _suspicion(group: Group, everything: int) -> tuple[int, ...]:
 
 def _read_witnesses(
     observed: evidence.Evidence, buckets: Sequence[Bucket], count: int
-) -> statements.WitnessReport:
+) -> evidence.WitnessReport:
     """The statements of the witnesses about these processes. Momentary counts say nothing about a
     job that progresses.
     """
     if not observed:
-        return statements.WitnessReport()
+        return evidence.WitnessReport()
     moving = sum(len(bucket.processes) for bucket in buckets if bucket.verdict == "progressing")
     processes = (process for bucket in buckets for process in bucket.processes)
     return witness_reader.read_witnesses(observed, processes, moving=2 * moving > count)

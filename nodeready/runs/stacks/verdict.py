@@ -28,8 +28,7 @@ from nodeready.runs.stacks.document import (
     fold_ranks,
     say,
 )
-from nodeready.runs.stacks.evidence import MAX_LINE
-from nodeready.runs.stacks.statements import Lag, WitnessReport
+from nodeready.runs.stacks.evidence import MAX_LINE, Lag, WitnessReport
 from nodeready.subjects.environment_rules import EnvironmentFinding
 
 #: Maximum characters of a set of ranks or nodes, and of a name from a process. Only what a node

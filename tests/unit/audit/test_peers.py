@@ -11,8 +11,8 @@ from nodeready.core.base import Unknown
 from nodeready.core.fleet import ALONE
 from nodeready.core.outcome import Outcome
 from nodeready.core.policy.policy import make_policy
-from nodeready.fleet.transport.fleet_context import addresses_of_nodes
-from nodeready.runs.audit import learned, peers
+from nodeready.fleet.inventory.host_data import addresses_of_nodes
+from nodeready.runs.audit import answer_judge, learned
 from nodeready.subjects import registry
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.snapshot import Snapshot
@@ -37,16 +37,16 @@ def node(name: str, observed: object, group: str = "h100", subject: str = "ptrac
 
 
 def find(*nodes: NodeReport) -> list[Outlier]:
-    groups: dict[str, dict[str, peers.Facts]] = {}
+    groups: dict[str, dict[str, answer_judge.Facts]] = {}
     same: dict[object, object] = {}
     for report in nodes:
         if report.snapshot is not None:
-            facts = peers.compared(report.snapshot, ALONE, ("ptrace", "limits"))
-            groups.setdefault(",".join(report.groups) or peers.ALL, {})[report.name] = {
-                subject: same.setdefault((subject, peers.key_of(value)), value)
+            facts = answer_judge.compared(report.snapshot, ALONE, ("ptrace", "limits"))
+            groups.setdefault(",".join(report.groups) or answer_judge.ALL, {})[report.name] = {
+                subject: same.setdefault((subject, answer_judge.key_of(value)), value)
                 for subject, value in facts.items()
             }
-    return list(peers.find_outliers(groups))
+    return list(answer_judge.find_outliers(groups))
 
 
 @pytest.mark.usefixtures("subjects")

@@ -9,8 +9,7 @@ import pytest
 from nodeready.cli import candidates, cli
 from nodeready.fleet.inventory import labs
 from nodeready.lab.faults import FAULTS
-from nodeready.runs.memory.look import Look
-from nodeready.runs.memory.sections import NodeSections
+from nodeready.runs.memory.look import Look, NodeSections
 from nodeready.runs.memory.store import Memory
 from nodeready.subjects.registry import SUBJECTS, check_ids
 from tests.cases import read_table

@@ -8,12 +8,11 @@ import pytest
 
 from nodeready.agent.gate import here
 from nodeready.cli import cli
-from nodeready.cli.defaults import KEY, defaults_of, find_inventory
-from nodeready.cli.learn import LearnWords
-from nodeready.cli.options import FORMS, Option, Span
+from nodeready.cli.audit import LearnWords
+from nodeready.cli.options import FORMS, KEY, Option, Span, defaults_of, find_inventory
 from nodeready.core.exit_codes import USAGE, Refused
 from nodeready.core.policy.site_checks import AUDIT
-from nodeready.runs import config_file
+from nodeready.runs import user_files
 from nodeready.runs.targets import local_policy, select_targets
 from tests.cases import read_table
 
@@ -23,13 +22,13 @@ from tests.cases import read_table
 @pytest.fixture
 def write(tmp_path, monkeypatch):
     """``write(system, user)``: write both files."""
-    monkeypatch.setattr(config_file, "SYSTEM", tmp_path / "system.toml")
+    monkeypatch.setattr(user_files, "SYSTEM", tmp_path / "system.toml")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
     def both(system: str, user: str) -> None:
         (tmp_path / "system.toml").write_text(system)
         (tmp_path / "nodeready").mkdir()
-        config_file.user_file().write_text(user)
+        user_files.user_file().write_text(user)
 
     return both
 
@@ -63,7 +62,7 @@ def test_a_mistake_is_named_with_its_file(write, text, words):
     with pytest.raises(Refused) as refused:
         defaults("deploy")
     assert refused.value.exit_code == USAGE
-    assert str(config_file.user_file()) in refused.value.message
+    assert str(user_files.user_file()) in refused.value.message
     assert words in refused.value.message
 
 

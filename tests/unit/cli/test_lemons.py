@@ -13,8 +13,7 @@ from nodeready.core.policy import Policy
 from nodeready.core.result import Result
 from nodeready.runs.memory.kept_looks import earlier_failures
 from nodeready.runs.memory.lemons import find_lemons
-from nodeready.runs.memory.look import Look
-from nodeready.runs.memory.sections import PARTS, RESULTS, dump, node_sections, results_text
+from nodeready.runs.memory.look import PARTS, RESULTS, Look, dump, node_sections, results_text
 from nodeready.runs.memory.store import Memory
 from nodeready.subjects.proof import checks
 from nodeready.subjects.proof.facts import Proved, ProvedHistory, User

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from nodeready.cli import cli
-from nodeready.cli.outputs import read_outputs
+from nodeready.cli.screen import read_outputs
 from tests.cases import read_table
 
 _AUDIT = cli.get_command(cli.make_context("nodeready", ["audit"], resilient_parsing=True), "audit")

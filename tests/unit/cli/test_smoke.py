@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.cli import smoke as command
+from nodeready.cli import ready
 from nodeready.core.exit_codes import Refused
 from nodeready.fleet.transport.allocation import RunningJob
 from nodeready.runs import targets
@@ -89,7 +89,7 @@ def test_a_mistake_is_one_line_before_any_node(words, error, monkeypatch):
     monkeypatch.setattr(targets, "load_targets", refuse)
     monkeypatch.setattr(targets, "running_job", refuse)
     with pytest.raises(Refused) as mistake:
-        command.smoke.main(words, standalone_mode=False)
+        ready.smoke.main(words, standalone_mode=False)
     assert mistake.value.exit_code == 2
     assert mistake.value.message.startswith(error)
     assert "\n" not in mistake.value.message
@@ -153,7 +153,7 @@ def test_a_job_is_tested_by_steps_of_its_own(smoke, monkeypatch):
     runner = Runner(GO)
     monkeypatch.setattr(smoke_run, "smoke", runner)
     words = ["--job", "7", "--ports", "29600-29610", "--user", "ada"]
-    assert command.smoke.main(words, standalone_mode=False) == 0
+    assert ready.smoke.main(words, standalone_mode=False) == 0
     # Its ranks have the job's GPUs.
     assert asked == [("7", True)]
     assert runner.task is not None

@@ -25,7 +25,7 @@ from nodeready.fleet.transport import bundle
 from nodeready.operations import STEPS
 from nodeready.runs.deploy import py_spy_binary
 from nodeready.runs.deploy.actions import Action, WriteFile
-from nodeready.runs.deploy.plan import plan
+from nodeready.runs.deploy.command import plan
 from nodeready.subjects.context import Judged
 from nodeready.subjects.core_dumps.facts import CoreDumps
 from nodeready.subjects.debug_tools.facts import DebugTools

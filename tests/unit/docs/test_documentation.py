@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
+import make_docs
 import pytest
-import tables
 
 from nodeready.cli import cli
 from nodeready.core.policy import Policy
@@ -22,8 +22,6 @@ def of(path: Path) -> str:
 
 
 def test_generated_pages_are_what_the_generators_make():
-    import make_docs
-
     files = make_docs.generated_files()
     stale = [of(path) for path, text in files.items() if path.read_text() != text]
     assert not stale, f"run make pages: {', '.join(stale)}"
@@ -143,7 +141,7 @@ def test_pages_fit_a_terminal(page):
 
 # --- docs/checks.md, which is generated, has every check that can be given, and no other.
 
-CHECKS = tables.checks_page()
+CHECKS = make_docs.checks_page()
 ROWS = re.findall(r"^\| `(\w+\.\w+)` \| (.*) \|$", CHECKS, re.M)
 IDS = [check_id for check_id, _ in ROWS]
 

@@ -2,7 +2,7 @@
 
 import json
 
-import facts_schema
+import make_docs
 import pytest
 from jsonschema import Draft202012Validator
 
@@ -13,12 +13,12 @@ from nodeready.subjects.snapshot import shown_facts
 from tests.helpers import here, observe
 from tests.paths import schema
 
-CLASSES = sorted(facts_schema.classes(), key=lambda kind: kind.__name__)
+CLASSES = sorted(make_docs.classes(), key=lambda kind: kind.__name__)
 
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_every_field_of_a_fact_is_described_in_its_docstring(kind):
-    assert facts_schema.missing_meanings(kind) == []
+    assert make_docs.missing_meanings(kind) == []
 
 
 def test_each_class_has_a_name_of_its_own():

@@ -35,8 +35,8 @@ from nodeready.runs.audit.learned import read_settings
 from nodeready.runs.memory import diff
 from nodeready.runs.memory.history import parse_drains, parse_jobs
 from nodeready.runs.postmortem import slurm_records
-from nodeready.runs.ready.debug_variables import read_installed
-from nodeready.runs.stacks import archive, trace
+from nodeready.runs.ready.environment import read_installed
+from nodeready.runs.stacks import trace
 from nodeready.subjects import snapshot
 from nodeready.subjects.access import ACCESS, parse_access
 from nodeready.subjects.gpus import amd_gpu, amd_json
@@ -63,7 +63,7 @@ _NAMES = logs.node_names("host", "host.example.org")
 
 
 def dump(text: str) -> None:
-    for one in archive.parse_dump(text, "gpu1"):
+    for one in trace.parse_dump(text, "gpu1"):
         trace.read(one, "gpu1")
 
 

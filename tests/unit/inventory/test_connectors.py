@@ -12,8 +12,7 @@ import pytest
 from pyinfra.api.exceptions import InventoryError
 
 from nodeready.fleet.inventory import labs
-from nodeready.fleet.inventory.limit import names, select_hosts
-from nodeready.fleet.inventory.load import load
+from nodeready.fleet.inventory.load import load, names, select_hosts
 from nodeready.lab import machines, state
 from tests.cases import read_data, read_table
 from tests.paths import ROOT

@@ -14,10 +14,8 @@ from pyinfra.api.exceptions import InventoryError
 
 from nodeready.core.policy.policy import PolicyError
 from nodeready.fleet.inventory import nodeset
-from nodeready.fleet.inventory.endpoints import endpoint
-from nodeready.fleet.inventory.limit import names, select_hosts
-from nodeready.fleet.inventory.load import NodeInventory, load
-from nodeready.fleet.inventory.node_policies import policies
+from nodeready.fleet.inventory.host_data import endpoint, policies
+from nodeready.fleet.inventory.load import NodeInventory, load, names, select_hosts
 from nodeready.subjects.ssh_client.known_hosts import Endpoint
 from tests.cases import cases, read_table
 

@@ -6,8 +6,8 @@ import pytest
 
 from nodeready.core.policy.policy import PolicyError
 from nodeready.fleet.inventory import trust
+from nodeready.fleet.inventory.host_data import policies
 from nodeready.fleet.inventory.load import load
-from nodeready.fleet.inventory.node_policies import policies
 
 SCRATCH = '[[check]]\nid = "scratch"\nrun = "df /scratch"\nstatus = 0\n'
 H100 = '[[check]]\nid = "h100_only"\nfile = "/a"\nequals = "b"\ngroups = ["h100"]\n'

@@ -10,7 +10,7 @@ from pyinfra.api.exceptions import InventoryError
 
 from nodeready.fleet.inventory import slurm
 from nodeready.fleet.inventory.nodeset import folded
-from nodeready.fleet.inventory.placement import JobPlacement
+from nodeready.fleet.inventory.slurm import JobPlacement
 from tests.cases import cases, read_data
 from tests.command import wait_for
 

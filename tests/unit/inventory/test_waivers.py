@@ -4,8 +4,8 @@ import pytest
 
 from nodeready.core.policy.policy import PolicyError, as_data, digest, make_policy
 from nodeready.core.policy.waivers import Waiver
+from nodeready.fleet.inventory.host_data import policies
 from nodeready.fleet.inventory.load import load
-from nodeready.fleet.inventory.node_policies import policies
 from tests.cases import read_data
 
 INVENTORY = "h100 = ['gpu001', 'gpu002', 'gpu003', 'gpu004']\n"

@@ -8,8 +8,7 @@ from nodeready.core.policy import Policy
 from nodeready.core.result import Result
 from nodeready.runs.memory.changes import Change, changes, differences
 from nodeready.runs.memory.diff import NodeChanges, Side, compare
-from nodeready.runs.memory.look import NodeLook
-from nodeready.runs.memory.sections import changed_words, policy_words
+from nodeready.runs.memory.look import NodeLook, changed_words, policy_words
 from tests.cases import cases
 
 
@@ -77,7 +76,7 @@ def look_of(row):
 
     base:    the facts, by a name of `BASES`; without: the beginnings of those that are not there
     gpu:     another GPU
-    policy:  as `sections.policy_words` makes it, for every subject; without it, none was kept
+    policy:  as `look.policy_words` makes it, for every subject; without it, none was kept
     """
     left_out = tuple(row.get("without", ()))
     facts = {

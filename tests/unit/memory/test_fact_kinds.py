@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.core.wire import shown_keys
-from nodeready.runs.memory.facts import compared_facts, is_unique, kind_of, shown_value
+from nodeready.runs.memory.look import compared_facts, is_unique, kind_of, shown_value
 from nodeready.subjects.registry import SUBJECTS
 from tests.cases import read_table
 from tests.unit.subjects.test_json_keys import derived_facts, observed_type

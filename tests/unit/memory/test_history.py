@@ -16,8 +16,7 @@ from nodeready.reports.registry import Options, find_format
 from nodeready.reports.schema import schema
 from nodeready.runs.memory import history
 from nodeready.runs.memory.history import NodeJob
-from nodeready.runs.memory.look import Event
-from nodeready.runs.memory.sections import dump, node_sections, results_text
+from nodeready.runs.memory.look import Event, dump, node_sections, results_text
 from nodeready.runs.memory.store import Memory
 from tests.unit.memory.test_store import away, look, state
 

@@ -21,8 +21,7 @@ from nodeready.runs.memory.diff import (
     looks_since_good,
     since_changes,
 )
-from nodeready.runs.memory.look import Look
-from nodeready.runs.memory.sections import NodeSections, SectionText, SectionWriter, digest
+from nodeready.runs.memory.look import Look, NodeSections, SectionText, SectionWriter, digest
 from nodeready.runs.memory.store import Memory
 from nodeready.subjects.registry import SUBJECTS, check_ids
 from nodeready.subjects.snapshot import Snapshot, judge, shown_facts

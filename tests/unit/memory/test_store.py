@@ -16,8 +16,9 @@ import pytest
 
 from nodeready.core.result import Result
 from nodeready.runs.memory import store
-from nodeready.runs.memory.look import Event, Look
-from nodeready.runs.memory.sections import (
+from nodeready.runs.memory.look import (
+    Event,
+    Look,
     NodeSections,
     dump,
     error_text,

@@ -10,8 +10,7 @@ from nodeready.runs.memory.lemons import (
     events_that_count,
     find_lemons,
 )
-from nodeready.runs.memory.look import Event, Look
-from nodeready.runs.memory.sections import RESULTS, dump, node_sections
+from nodeready.runs.memory.look import RESULTS, Event, Look, dump, node_sections
 from nodeready.runs.memory.store import Memory
 
 DAY_S = 86400.0

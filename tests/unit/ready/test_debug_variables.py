@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from nodeready.runs.ready.debug_variables import (
+from nodeready.runs.ready.environment import (
     InstalledTorch,
     debug_variables,
     question,

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 from nodeready.agent.audit_document import Ready, ready_code, slots
 from nodeready.agent.proofs.program import _PROVE
-from nodeready.fleet.inventory import launcher_files
+from nodeready.fleet.inventory import hostfile
 from nodeready.reports.audit_table import show_ready
 from nodeready.reports.registry import Options
 from nodeready.runs.ready.run import WantedProofs
@@ -86,6 +86,6 @@ def test_launchers_get_the_ready_nodes():
         ("exclude", ["gpu2", "gpu3", "x"], "gpu[2-3],x\n"),
         ("exclude", [], ""),
     ):
-        assert launcher_files.text(form, ready, others) == text
+        assert hostfile.text(form, ready, others) == text
     # A node without GPUs has one slot.
     assert slots(FINE.snapshot) == slots(AWAY.snapshot) == 1

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from nodeready.agent.audit_document import Audit, audit_code, nagios_code, reasons
 from nodeready.agent.verdict import listed_fields
 from nodeready.core.text import sanitise
-from nodeready.reports import json_report, junit, nagios, prometheus
+from nodeready.reports import exports, json_report, monitoring
 from nodeready.reports.registry import Options, find_format
 from tests.builders.fleets import Ptrace, audit, crowd, fleet, node, outcomes
 from tests.builders.results import fail
@@ -54,7 +54,7 @@ def test_json_keeps_harmless_text_and_is_written_a_node_at_a_time():
 @pytest.mark.parametrize("fail_on", ["fail", "warn"])
 def test_junit_is_valid_and_fails_where_the_run_fails(name, fail_on):
     report = AUDITS[name]
-    text = "".join(junit.render(report, Options(fail_on=fail_on)))
+    text = "".join(exports.junit(report, Options(fail_on=fail_on)))
     JUNIT.validate(text)
     suites = xmlschema.XMLResource(text).root
     summary = report.summary["results"]
@@ -71,7 +71,7 @@ def test_junit_is_valid_and_fails_where_the_run_fails(name, fail_on):
 
 def samples(report):
     values = {}
-    for family in text_string_to_metric_families("".join(prometheus.prometheus(report))):
+    for family in text_string_to_metric_families("".join(monitoring.prometheus(report))):
         assert (family.type, bool(family.documentation)) == ("gauge", True)
         for sample in family.samples:
             key = (sample.name, tuple(sorted(sample.labels.items())))
@@ -99,7 +99,7 @@ def test_prometheus_has_every_node_and_every_bad_result(name):
     ids=[*AUDITS, "1000", "300 findings"],
 )
 def test_nagios_reads_its_performance_data_and_no_other(report):
-    text = "".join(nagios.nagios(report))
+    text = "".join(monitoring.nagios(report))
     first, *below = text.splitlines()
     assert first.startswith("NODEREADY ")
     assert first.count("|") == 1

@@ -8,7 +8,7 @@ import pytest
 
 from nodeready.agent.audit_document import NodeReport
 from nodeready.core.base import Unknown
-from nodeready.reports.node_parts import PART_TABLES, observed_facts
+from nodeready.reports.evidence_html import PART_TABLES, observed_facts
 from nodeready.subjects.gpus.gpu import KernelFault
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders import gpus, host, job_env, nics

@@ -16,9 +16,9 @@ from nodeready.core.outcome import LOST, NO_PYTHON, Gap, node_gaps
 from nodeready.fleet.inventory.nodeset import expand
 from nodeready.reports import json_report
 from nodeready.reports.audit_table import changes, findings_of
-from nodeready.reports.nagios import nagios
+from nodeready.reports.lines import fold_similar, reasons
+from nodeready.reports.monitoring import nagios
 from nodeready.reports.registry import PLAIN, Options, find_format
-from nodeready.reports.similar_texts import fold_similar, reasons
 from nodeready.runs.cores import Cores, Crash, CrashFile
 from nodeready.runs.deploy.document import Deploy, DeployOutcome, PlannedAction, PlannedChange
 from nodeready.runs.deploy.document import DeployedNode as DeployNode

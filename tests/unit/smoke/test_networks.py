@@ -3,8 +3,8 @@
 import pytest
 
 from nodeready.agent.smoke.orders import RankNetwork
+from nodeready.runs.smoke.document import describe, network_of_nodes, of_node, unexpected, warnings
 from nodeready.runs.smoke.knowledge import ALONE, CONTROL, GROUP, SmokeOutcome, Test
-from nodeready.runs.smoke.networks import describe, network_of_nodes, of_node, unexpected, warnings
 
 IB = RankNetwork("IB", "eth0", ("mlx5_0:1/IB", "mlx5_1:1/IB"))
 SOCKET = RankNetwork("Socket", "eth0", note="NCCL sees no InfiniBand or RoCE device")

@@ -20,12 +20,11 @@ from nodeready.agent.smoke.orders import (
 from nodeready.core.base import Unknown
 from nodeready.core.outcome import FAILED, Gap, Outcome
 from nodeready.runs.ready.mesh import Owners
-from nodeready.runs.smoke.document import LinkBandwidth
-from nodeready.runs.smoke.engine_choice import choose, idle_gpus, limit_s
+from nodeready.runs.smoke.document import Floor, LinkBandwidth, below_floor, links
 from nodeready.runs.smoke.knowledge import ALONE, CONTROL, GROUP, SWEEP, SmokeOutcome, Test
-from nodeready.runs.smoke.networks import Floor, below_floor, links
 from nodeready.runs.smoke.outcomes import collective_outcome, pair_outcome, pairs_outcome
-from nodeready.runs.smoke.regressions import regressions
+from nodeready.runs.smoke.participants import choose, idle_gpus, limit_s
+from nodeready.runs.smoke.run import regressions
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Gpus, KernelFault, PciGpu, Tool
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.nics.nic import Nic

@@ -11,15 +11,16 @@ import gevent
 import pytest
 
 from nodeready.agent.asking import Answer, Request
-from nodeready.fleet.transport.clush.gateway import Gateway, gateway_command
-from nodeready.fleet.transport.clush.ssh_targets import (
+from nodeready.fleet.transport.clush.gateway import (
+    Gateway,
     SshTarget,
     connect_error_words,
+    gateway_command,
     ssh_target,
     without_own_keys,
 )
 from nodeready.fleet.transport.clush.transport import FramedOutput, framed, request_line
-from nodeready.fleet.transport.ssh_command import OutputTooLarge, SshProgram, reply_of
+from nodeready.fleet.transport.connectors import OutputTooLarge, SshProgram, reply_of
 from tests.cases import cases
 
 NONCE = "nodeready-0123456789abcdef"

@@ -19,11 +19,15 @@ from paramiko import Ed25519Key, PKey, RSAKey, SSHException
 from paramiko.pkey import PublicBlob
 
 from nodeready.core.outcome import FAILED, Gap
-from nodeready.fleet.inventory.ssh_config_lines import ssh_lines
 from nodeready.fleet.transport import ssh
 from nodeready.fleet.transport.connection import ASKING, Neighbours, connect_error, on_link, routes
-from nodeready.fleet.transport.host_keys import HostKeyError, HostKeyPolicy, KnownHostsFiles
-from nodeready.fleet.transport.identities import SshIdentity, offered_keys
+from nodeready.fleet.transport.keys import (
+    HostKeyError,
+    HostKeyPolicy,
+    KnownHostsFiles,
+    SshIdentity,
+    offered_keys,
+)
 from nodeready.fleet.transport.logins import (
     HANDSHAKES,
     Client,
@@ -38,6 +42,7 @@ from nodeready.fleet.transport.ssh_config import (
     expand,
     jump_of,
     parse_jump_host,
+    ssh_lines,
 )
 from tests.cases import cases, read_data
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from nodeready.agent.tail import LogTail, NodeTail, UnreadFile
+from nodeready.core.exit_codes import Refused
 from nodeready.core.outcome import LATE, LOST, NodeGap, Outcome
 from nodeready.reports.registry import find_format
 from nodeready.runs import incident as incidents
@@ -141,7 +142,7 @@ def test_nothing_that_is_there_is_written_over(tmp_path, name, problem):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("mine")
-    with pytest.raises(incidents.ForeignDirectory) as error:
+    with pytest.raises(Refused) as error:
         incidents.prepare(tmp_path / "hang")
     assert problem in str(error.value)
     assert path.read_text() == "mine"

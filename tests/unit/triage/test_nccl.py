@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from nodeready.agent.witnesses.nccl_log import NcclError, NcclRank, read_log
-from nodeready.runs.nccl import PlacedRank, differences, fold_errors, names
+from nodeready.runs.stacks.witness_reader import PlacedRank, differences, fold_errors, names
 
 RANK = NcclRank(network="IB", gdr=True, version="NCCL 2.21.5", state="ready",
                 hcas=("mlx5_0:1/IB", "mlx5_1:1/IB"))  # fmt: skip

@@ -23,7 +23,7 @@ from nodeready.core.outcome import (
     node_gaps,
     reasons_of,
 )
-from nodeready.fleet.inventory.placement import JobPlacement
+from nodeready.fleet.inventory.slurm import JobPlacement
 from nodeready.reports import json_report
 from nodeready.runs.stacks import group as grouping
 from nodeready.runs.stacks.collect import (

@@ -13,12 +13,11 @@ from typing import Any
 import jsonschema
 import pytest
 
+from nodeready.core.exit_codes import Refused
 from nodeready.core.outcome import node_gaps, reasons_of
-from nodeready.runs.stacks import archive
 from nodeready.runs.stacks import group as grouping
 from nodeready.runs.stacks import trace as traces
-from nodeready.runs.stacks.archive import empty_trace, file_name, parse_dump
-from nodeready.runs.stacks.trace import TraceError
+from nodeready.runs.stacks.trace import TraceError, empty_trace, file_name, parse_dump
 from tests.builders.traces import LOAD, REDUCE, document, process
 from tests.cases import cases
 from tests.paths import schema
@@ -144,7 +143,7 @@ def test_a_directory_is_read_in_natural_order_and_a_broken_file_costs_itself(tmp
     (tmp_path / "trace-n13.json").write_text(traces.to_json(empty_trace("n13", "no route", "")))
     (tmp_path / "trace-n12.json").mkdir()
     (tmp_path / "notes.txt").write_text("x")
-    found, errors = archive.read(tmp_path)
+    found, errors = traces.read_directory(tmp_path)
     made = grouping.group(found, errors)
     assert reasons_of(made.gaps) == reasons_of(node_gaps(errors)) == {
         "n9": "trace-n9.json: it is cut off (half-written?)",
@@ -186,21 +185,21 @@ def test_a_nodes_name_is_never_a_path_and_no_two_share_a_file(tmp_path):
     assert file_name("gpu001") == "trace-gpu001.json"
     assert all(len(file) < 255 and file.isascii() and file.isprintable() for file in files)
     assert not any("/" in file for file in files)
-    archive.prepare(tmp_path / "new")
+    traces.prepare(str(tmp_path / "new"))
     for name in filter(None, NAMES):
-        list(archive.keep_traces(tmp_path / "new", [empty_trace(name, "away", "")]))
+        list(traces.keep_traces(tmp_path / "new", [empty_trace(name, "away", "")]))
 
 
 def test_only_a_directory_of_ours_is_written_to_again(tmp_path):
-    archive.prepare(new := tmp_path / "new")
+    new = traces.prepare(str(tmp_path / "new"))
     for name in ("trace-gpu1.json", "stacks.json", "stacks.html"):
         (new / name).touch()
-    archive.prepare(new)
+    traces.prepare(str(new))
     (new / "thesis.tex").touch()
-    with pytest.raises(archive.ForeignStacksDirectory, match=r"holds other files \(thesis.tex\)"):
-        archive.prepare(new)
-    with pytest.raises(FileNotFoundError):
-        archive.prepare(tmp_path / "no" / "such")
+    with pytest.raises(Refused, match=r"holds other files \(thesis.tex\)"):
+        traces.prepare(str(new))
+    with pytest.raises(Refused, match="No such file or directory"):
+        traces.prepare(str(tmp_path / "no" / "such"))
 
 
 def test_texts_of_py_spy_are_read_one_node_each_and_a_bad_text_is_named(tmp_path):
@@ -209,11 +208,11 @@ def test_texts_of_py_spy_are_read_one_node_each_and_a_bad_text_is_named(tmp_path
         (tmp_path / name).write_text(text)
     (tmp_path / "gpu3.txt").write_text("Segmentation fault\n")
     (tmp_path / "empty").mkdir()
-    found, errors = archive.read(tmp_path)
+    found, errors = traces.read_directory(tmp_path)
     nodes = [(trace.node, trace.frames) for trace in found]
     assert nodes == [(name, (("wait", "a.py", 3),)) for name in ("gpu1", "gpu2")]
     assert list(errors) == ["gpu3"]
-    assert len(list(archive.read(tmp_path / "gpu1.txt")[0])) == 1
+    assert len(list(traces.read_directory(tmp_path / "gpu1.txt")[0])) == 1
     for name, words in (
         ("gpu3.txt", "gpu3"),
         ("nosuch", "No such file"),
@@ -221,7 +220,7 @@ def test_texts_of_py_spy_are_read_one_node_each_and_a_bad_text_is_named(tmp_path
         ("empty", "no text of py-spy dump"),
     ):
         with pytest.raises(TraceError, match=words):
-            list(archive.read(tmp_path / name)[0])
+            list(traces.read_directory(tmp_path / name)[0])
 
 
 DUMPS = {path.stem: path.read_text() for path in Path(__file__).with_name("dumps").iterdir()}

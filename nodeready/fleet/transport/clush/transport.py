@@ -40,23 +40,21 @@ from nodeready.core import shell
 from nodeready.core.outcome import HUNG, LOST, OUTPUT, REFUSED, SUDO, UNREACHABLE, Gap
 from nodeready.core.shell import KILL_AFTER_S, quote
 from nodeready.core.text import sanitise
-from nodeready.fleet.transport.clush.gateway import Gateway, gateway_command
-from nodeready.fleet.transport.clush.ssh_targets import (
+from nodeready.fleet.transport.clush.gateway import (
     COMMON,
     LOGIN_S,
     SSH_ERRORS,
+    Gateway,
     SshTarget,
     absolute,
+    gateway_command,
     gateways_by_node,
     ssh_target,
     topology_file,
     tree_of,
     without_own_keys,
 )
-from nodeready.fleet.transport.parallel import ParallelTransport
-from nodeready.fleet.transport.processes import Child, WorkerTransport, fork_transport
-from nodeready.fleet.transport.ssh import SlotStream
-from nodeready.fleet.transport.ssh_command import (
+from nodeready.fleet.transport.connectors import (
     NOISE_BYTES,
     SSH_FAILED,
     AnswerBuffer,
@@ -65,6 +63,8 @@ from nodeready.fleet.transport.ssh_command import (
     max_received_bytes,
     reply_of,
 )
+from nodeready.fleet.transport.processes import Child, WorkerTransport, fork_transport
+from nodeready.fleet.transport.ssh import ParallelTransport, SlotStream
 
 if TYPE_CHECKING:
     from pyinfra.api import Config, Host

@@ -1,7 +1,13 @@
-"""The policy of each node, from the data of its groups and host as pyinfra merges them."""
+"""Host data: each node's login and policy, and the fleet's context that they give.
+
+The keys of a login are pyinfra's ``ssh_port``, ``ssh_user``, ``ssh_key`` and ``ssh_hostname``, and
+``ssh_names`` of nodeready.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -10,18 +16,123 @@ from typing import Any
 
 from pyinfra.api import Host, Inventory
 from pyinfra.api.connectors import get_all_connectors
+from pyinfra.connectors.local import LocalConnector
 
+from nodeready.agent.asking import Request, SshPeer, Transport
 from nodeready.core import waivers
+from nodeready.core.outcome import Outcome
 from nodeready.core.policy import Policy
+from nodeready.core.policy.fields import value_text
 from nodeready.core.policy.policy import PolicyError, check_settings
 from nodeready.core.policy.site_checks import FOLDER, SiteCheck
 from nodeready.core.policy.waivers import Waiver
-from nodeready.fleet.inventory import site_checks
-from nodeready.fleet.inventory.endpoints import connection_problems
+from nodeready.fleet.inventory import site_files
 from nodeready.fleet.inventory.load import NodeInventory
-from nodeready.fleet.inventory.nodeset import NodeSetError, expand
+from nodeready.fleet.inventory.nodeset import NodeSetError, expand, host_name
+from nodeready.fleet.transport import bundle
+from nodeready.subjects.context import (
+    FleetContext,
+    addresses_of,
+    context_of,
+    unique_addresses,
+)
 from nodeready.subjects.registry import check_ids
 from nodeready.subjects.site.facts import script_size
+from nodeready.subjects.snapshot import Snapshot
+from nodeready.subjects.ssh_client import known_hosts
+from nodeready.subjects.ssh_client.identity import clean_address
+from nodeready.subjects.ssh_client.known_hosts import Endpoint, Names
+
+_NOT_A_USER = re.compile(r"-|.*[\s\x00-\x1f\x7f]")
+
+# Each function returns the problem of one key's value, or "".
+
+
+def _port_problem(value: object) -> str:
+    if type(value) is int and 0 < value < 65536:
+        return ""
+    return "must be a whole number from 1 to 65535, without quotes"
+
+
+def _user_problem(value: object) -> str:
+    if isinstance(value, str) and value and not _NOT_A_USER.match(value):
+        return ""
+    return "must be the name of a user"
+
+
+def _key_problem(value: object) -> str:
+    if isinstance(value, str | os.PathLike) and str(value) and "\0" not in str(value):
+        return ""
+    return "must be the path of a private key"
+
+
+def _host_problem(value: object) -> str:
+    try:
+        # A name with an @ is one of pyinfra's connectors.
+        is_host = not host_name(value if isinstance(value, str) else "").startswith("@")
+    except NodeSetError:
+        is_host = False
+    return "" if is_host else "must be a host name or an address"
+
+
+def _names_problem(value: object) -> str:
+    if isinstance(value, list | tuple) and not any(map(_host_problem, value)):
+        return ""
+    return "must be a list of host names and addresses"
+
+
+_PROBLEM_OF_KEY: dict[str, Callable[[object], str]] = {
+    "ssh_port": _port_problem,
+    "ssh_user": _user_problem,
+    "ssh_key": _key_problem,
+    "ssh_hostname": _host_problem,
+    "ssh_names": _names_problem,
+}
+
+
+def connection_problems(data: Mapping[str, Any], source: str) -> list[str]:
+    """A line for each wrong value of the keys for ssh in this data. source: of the data
+
+    A key with None or "" is as if it were missing.
+    """
+    problems = []
+    for key, problem_of in _PROBLEM_OF_KEY.items():
+        value = data.get(key)
+        if value not in (None, "") and (problem := problem_of(value)):
+            problems.append(f"{source}: {key} = {value_text(value)}: {problem}")
+    return problems
+
+
+def endpoint(host: Host) -> Endpoint:
+    """The address of a node's sshd and the node's names, from the inventory.
+
+    A wrong value is left out, because pyinfra's own command does not check the values.
+    """
+    data = host.data
+    address, port, names = data.get("ssh_hostname"), data.get("ssh_port"), data.get("ssh_names")
+    return Endpoint(
+        "" if _host_problem(address) else str(address),
+        22 if _port_problem(port) else int(port),
+        () if _names_problem(names) else tuple(names),
+        local=issubclass(host.connector_cls, LocalConnector),
+    )
+
+
+def given_addresses(inventory: Iterable[Host]) -> dict[str, str]:
+    """Address -> the node to which the inventory gives it.
+
+    The node's name, its ``ssh_hostname`` and its ``ssh_names`` may be addresses. An address of
+    several nodes, or with a port, is left out.
+    """
+    node_by_address = Names({host.name: endpoint(host) for host in inventory}).owners
+    return {
+        address: node
+        for address, node in node_by_address.items()
+        if node and clean_address(address)
+    }
+
+
+# --- The policy of each node, from the data of its groups and host as pyinfra merges them.
 
 #: Host data of pyinfra or of an inventory, which is never a misspelt setting.
 _INVENTORY_KEYS = frozenset({"slots", "ssh_names"})
@@ -101,7 +212,7 @@ def _file_checks(inventory: Inventory) -> tuple[tuple[SiteCheck, ...], list[str]
     """The checks of `checks.d`, and what is wrong there; pyinfra's own inventory has none."""
     if isinstance(inventory, NodeInventory):
         return tuple(inventory.site_checks), list(inventory.check_problems)
-    checks, problems = site_checks.read([Path.cwd() / FOLDER])
+    checks, problems = site_files.read([Path.cwd() / FOLDER])
     return tuple(checks), problems
 
 
@@ -203,3 +314,39 @@ def share_policies(
             shared[key] = policy if key[1] == policy.waivers else replace(policy, waivers=key[1])
         policies[name] = shared[key]
     return policies
+
+
+# --- The fleet's context: the nodes' host keys and addresses, and the digests of the gate's
+# files.
+
+
+def fleet_context(
+    transport: Transport,
+    declared: Mapping[str, Policy],
+    outcomes: Iterable[Outcome[Snapshot]],
+    inventory: Inventory,
+) -> FleetContext:
+    """The context of these snapshots, without the nodes' addresses.
+
+    declared:  the policies of the inventory, which the gate's files have to have
+    transport: fetches a block of known hosts that was too large for a snapshot
+    """
+    snapshots = {outcome.node: outcome.value for outcome in outcomes if outcome.value is not None}
+
+    def read_block(name: str) -> str:
+        request = Request(name, known_hosts.READ_BLOCK, 30)
+        return "".join(answer.stdout for _, answer in transport.ask([request]))
+
+    endpoints = {host.name: endpoint(host) for host in inventory}
+    for name, peer in transport.ssh_peers().items():
+        endpoints[name] = endpoints[name]._replace(reached=peer.address, key=peer.key)
+    return context_of(declared, snapshots, endpoints, bundle.program, read_block)
+
+
+def addresses_of_nodes(
+    outcomes: Iterable[Outcome[Snapshot]], peers: Mapping[str, SshPeer]
+) -> tuple[str, ...] | None:
+    """The addresses of the nodes that were probed; see `unique_addresses`."""
+    claimed = [addresses_of(outcome.value) for outcome in outcomes if outcome.value is not None]
+    reached = {peer.address for peer in peers.values()}
+    return unique_addresses([addresses for addresses in claimed if addresses is not None], reached)

@@ -1,13 +1,9 @@
-"""The audit as JUnit XML: a suite per node, a case per check. For Jenkins, GitLab and their like.
-
-The format is that of the Jenkins xUnit plugin (junit-10.xsd). The status fail is a failure. The
-status unknown is an error, and so is a node that could not be probed. na and waived are skipped.
-A warning, and a fact in which the node differs from its peers, is a case that passes with its text
-as output; with ``--fail-on warn`` both are failures.
-"""
+"""What other tools read: JUnit's XML for CI, and CSV for spreadsheets."""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -23,6 +19,7 @@ from nodeready.reports.registry import PLAIN, Options
 
 if TYPE_CHECKING:
     from nodeready.runs.smoke.document import SmokeReport
+
 
 # What XML 1.0 forbids beside the control characters (section 2.2).
 _FORBIDDEN = re.compile("[\ufffe\uffff]")
@@ -125,7 +122,7 @@ def _outliers_by_node(audit: Audit) -> dict[str, list[Outlier]]:
     return outliers_of
 
 
-def render(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
+def junit(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     """The document in pieces, a node at a time. With ``fail_on`` "warn", outliers fail as well."""
     failing = ("fail", "warn") if options.fail_on == "warn" else ("fail",)
     results = audit.summary["results"]
@@ -143,7 +140,7 @@ def render(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     )
 
 
-def smoke(smoke_test: SmokeReport, options: Options = PLAIN) -> Iterator[str]:
+def junit_smoke(smoke_test: SmokeReport, options: Options = PLAIN) -> Iterator[str]:
     """A smoke test: a suite per node with one case, and one suite for all nodes together.
 
     A suspect is a failure in the case of each of its nodes, or in the case of all nodes if it has
@@ -206,3 +203,38 @@ def _smoke_suite(
     return _testsuite(
         name, smoke_test.started, "0", cases, failures=failures, errors=errors, skipped=0
     )
+
+
+# --- An audit as CSV: a row for each result of each node, for a spreadsheet.
+
+COLUMNS = (
+    *("node", "status", "check", "severity", "expected", "actual", "source", "fix", "actions"),
+    "owner",
+)
+#: A spreadsheet takes a cell that begins so for a formula, also in full-width characters (OWASP,
+#: CSV Injection). A leading apostrophe makes it a text.
+_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
+
+
+def _cell(text: str) -> str:
+    text = sanitise(text)
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+def csv_lines(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
+    """The rows of a node at a time. A node that could not be probed has one row, without a check:
+    its own status, and the reason as its actual value.
+    """
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for node in audit.nodes:
+        if node.error:
+            error = {"node": node.name, "status": node.status, "actual": node.error}
+            writer.writerow({column: _cell(text) for column, text in error.items()})
+        for result in node.results:
+            texts = {**vars(result), "node": node.name, "actions": " ".join(result.actions)}
+            writer.writerow({column: _cell(texts[column]) for column in COLUMNS})
+        yield buffer.getvalue()
+        buffer.seek(0)
+        buffer.truncate()
