@@ -11,8 +11,7 @@ from nodeready.core.result import Result
 from nodeready.lab import LabNode
 from nodeready.operations import ssh_client
 from nodeready.subjects.snapshot import judge
-from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SENT_BYTES, SshClient
-from nodeready.subjects.ssh_client.identity import NodeIdentity
+from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SENT_BYTES, NodeIdentity, SshClient
 from nodeready.subjects.ssh_client.known_hosts import (
     READ_BLOCK,
     Endpoint,

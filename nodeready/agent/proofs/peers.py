@@ -16,8 +16,14 @@ from dataclasses import dataclass
 
 from nodeready.agent.runtime import Ended, ProcessSupervisor
 from nodeready.core.shell import quote
-from nodeready.subjects.proof.facts import ProofConfig
-from nodeready.subjects.proof.peer_facts import PdshAnswer, PdshRun, Peers, RcmdDefault, SshTry
+from nodeready.subjects.proof.facts import (
+    PdshAnswer,
+    PdshRun,
+    Peers,
+    ProofConfig,
+    RcmdDefault,
+    SshTry,
+)
 
 #: Seconds for a connection, up to the banner of the peer's sshd.
 CONNECT_S = 5

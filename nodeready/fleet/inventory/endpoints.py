@@ -16,7 +16,7 @@ from pyinfra.connectors.local import LocalConnector
 
 from nodeready.core.policy.fields import value_text
 from nodeready.fleet.inventory.nodeset import NodeSetError, host_name
-from nodeready.subjects.ssh_client.identity import clean_address
+from nodeready.subjects.ssh_client.facts import clean_address
 from nodeready.subjects.ssh_client.known_hosts import Endpoint, Names
 
 _NOT_A_USER = re.compile(r"-|.*[\s\x00-\x1f\x7f]")

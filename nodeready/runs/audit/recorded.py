@@ -25,7 +25,7 @@ from nodeready.core.text import sanitise, span, utc_moment
 from nodeready.core.waivers import waive
 from nodeready.subjects.gate import checks as gate
 from nodeready.subjects.registry import SUBJECTS, CheckSelection, check_ids
-from nodeready.subjects.ssh_client.identity import clean_address, clean_name
+from nodeready.subjects.ssh_client.facts import clean_address, clean_name
 from nodeready.subjects.ssh_client.known_hosts import Names
 
 # --- A directory: DIRECTORY/NODE.json, written by the node that has this host name.

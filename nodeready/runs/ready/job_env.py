@@ -38,8 +38,7 @@ from nodeready.fleet.inventory.nodeset import fold
 from nodeready.subjects.nics.facts import Nics, peer_interfaces, socket_interface
 from nodeready.subjects.pdsh.facts import Pdsh
 from nodeready.subjects.ports import facts as ports_facts
-from nodeready.subjects.ports.facts import Ports
-from nodeready.subjects.ports.firewall import Range, overlap, parse_ranges, without
+from nodeready.subjects.ports.facts import Ports, Range, overlap, parse_ranges, without
 from nodeready.subjects.rdma.facts import Rdma, hcas
 from nodeready.subjects.snapshot import Snapshot
 

@@ -11,8 +11,7 @@ from nodeready.core.severity import Cost, drifts, hides_cause, loses_job, slows_
 from nodeready.core.shell import quote
 from nodeready.subjects.host import facts
 from nodeready.subjects.host.facts import NO_TABLE, NUMA_BALANCING, Host
-from nodeready.subjects.host.mounts import FSTAB, TABLE, Mount, is_network
-from nodeready.subjects.host.processes import StuckProcess
+from nodeready.subjects.host.mounts import FSTAB, TABLE, Mount, StuckProcess, is_network
 
 # --- The mounts: whether they are there, answer, can be written and have room.
 

@@ -10,8 +10,14 @@ from nodeready.core.result import Result, Subject, check, join_first
 from nodeready.core.severity import loses_job
 from nodeready.core.text import join_ranges, range_text
 from nodeready.subjects.ports import facts
-from nodeready.subjects.ports.facts import Ports, Socket
-from nodeready.subjects.ports.firewall import KERNEL_EPHEMERAL, overlap, parse_ranges, without
+from nodeready.subjects.ports.facts import (
+    KERNEL_EPHEMERAL,
+    Ports,
+    Socket,
+    overlap,
+    parse_ranges,
+    without,
+)
 
 #: Maximum of ranges of ports that are named.
 _MOST_RANGES = 4

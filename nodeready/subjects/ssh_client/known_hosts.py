@@ -26,8 +26,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from nodeready.core import managed_block
-from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SshClient, block_digest
-from nodeready.subjects.ssh_client.identity import clean_address, clean_key, clean_name
+from nodeready.subjects.ssh_client.facts import (
+    KNOWN_HOSTS,
+    SshClient,
+    block_digest,
+    clean_address,
+    clean_key,
+    clean_name,
+)
 
 if TYPE_CHECKING:
     from nodeready.subjects.snapshot import Snapshot

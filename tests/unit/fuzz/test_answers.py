@@ -32,11 +32,15 @@ from nodeready.subjects.proof.facts import (
     LimitsLine,
     Logins,
     PamLine,
+    PdshAnswer,
+    PdshRun,
+    Peers,
     ProvedCore,
+    RcmdDefault,
     Service,
+    SshTry,
     User,
 )
-from nodeready.subjects.proof.peer_facts import PdshAnswer, PdshRun, Peers, RcmdDefault, SshTry
 from nodeready.subjects.registry import SUBJECTS
 from tests.builders import proof as proved
 from tests.builders.hostile import RECORDED, envelope, look, mutated, recorded, spoiled

@@ -26,7 +26,7 @@ from nodeready.agent.tail import LogTail, NodeTail
 from nodeready.agent.witnesses.logs import WatchdogReport
 from nodeready.core.base import Unknown
 from nodeready.runs.ready.run import run_mesh
-from nodeready.subjects.proof.peer_facts import Mesh
+from nodeready.subjects.proof.facts import Mesh
 from tests.builders.hostile import envelope, look, recorded
 from tests.builders.traces import LOAD, REDUCE, document, process
 from tests.fake import Does, Fake

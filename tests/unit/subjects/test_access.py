@@ -9,10 +9,13 @@ from nodeready.subjects.access import READ, WRITTEN_FOLDERS, parse_access, unusa
 from nodeready.subjects.debug_tools.facts import BrokenProgram, DebugTools, unusable
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.ssh_client import facts as ssh_facts
-from nodeready.subjects.ssh_client.checks import known_hosts, options
-from nodeready.subjects.ssh_client.facts import EffectiveOptions, SshClient, parse_known_hosts
-from nodeready.subjects.ssh_client.identity import known_as
-from nodeready.subjects.ssh_client.login_failures import message_source, named_file
+from nodeready.subjects.ssh_client.checks import known_hosts, message_source, named_file, options
+from nodeready.subjects.ssh_client.facts import (
+    EffectiveOptions,
+    SshClient,
+    known_as,
+    parse_known_hosts,
+)
 from tests.builders.ssh_client import key
 from tests.cases import cases
 
