@@ -14,8 +14,7 @@ import click
 
 from nodeready.cli import cli
 from nodeready.core.exit_codes import OK, exit_code
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import reason, setting_kind
+from nodeready.core.policy import Policy, reason, setting_kind
 from nodeready.core.result import Check
 from nodeready.core.severity import ACTIONS, SEVERITIES, words
 from nodeready.operations import STEPS

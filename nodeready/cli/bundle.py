@@ -12,8 +12,7 @@ from nodeready.cli.options import command, inventory_argument, output_file
 from nodeready.cli.screen import Screen, refuse_unwritable
 from nodeready.core.exit_codes import OK, Refused
 from nodeready.core.files import write_atomically
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import as_data, digest
+from nodeready.core.policy import Policy, as_data, digest
 from nodeready.core.text import counted
 from nodeready.fleet.transport.bundle import build
 from nodeready.reports.lines import grouped, node_set

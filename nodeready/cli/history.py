@@ -15,7 +15,7 @@ from nodeready.cli.options import (
     verbose_option,
 )
 from nodeready.core.exit_codes import Refused
-from nodeready.core.policy.fields import closest_word
+from nodeready.core.settings import closest_word
 from nodeready.runs.options import since
 from nodeready.runs.values import epoch_seconds
 

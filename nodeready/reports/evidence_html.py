@@ -14,8 +14,7 @@ from operator import attrgetter
 
 from nodeready import __version__
 from nodeready.agent.audit_document import Audit, NodeReport
-from nodeready.core.fact_kinds import COUNTER, HARDWARE, VERSION
-from nodeready.core.result import fix_text
+from nodeready.core.result import COUNTER, HARDWARE, VERSION, fix_text
 from nodeready.reports.html_page import HtmlPage
 from nodeready.reports.lines import node_set
 from nodeready.reports.node_parts import PART_TABLES, observed_facts

@@ -12,9 +12,7 @@ from nodeready.agent.asking import Transport
 from nodeready.agent.local import Local
 from nodeready.core.exit_codes import Refused
 from nodeready.core.files import user_name
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import PolicyError
-from nodeready.core.policy.site_checks import FOLDER
+from nodeready.core.policy import FOLDER, Policy, PolicyError
 from nodeready.runs.config_file import refuse_strangers
 from nodeready.runs.last_failed import LAST_FAILED, load_failed, save_failed
 from nodeready.runs.options import ConnectionOptions, TargetOptions

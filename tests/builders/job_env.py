@@ -3,8 +3,8 @@
 from typing import Any
 
 from nodeready.core import sysctl
-from nodeready.core.fleet import FleetFacts
 from nodeready.core.policy import Policy
+from nodeready.core.result import FleetFacts
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.nics.nic import Nic, Route
 from nodeready.subjects.pdsh.facts import Pdsh

@@ -14,7 +14,7 @@ from typing import Any
 from pyinfra.api import Host
 from pyinfra.connectors.local import LocalConnector
 
-from nodeready.core.policy.fields import value_text
+from nodeready.core.settings import value_text
 from nodeready.fleet.inventory.nodeset import NodeSetError, host_name
 from nodeready.subjects.ssh_client.facts import clean_address
 from nodeready.subjects.ssh_client.known_hosts import Endpoint, Names

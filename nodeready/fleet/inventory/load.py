@@ -21,7 +21,7 @@ from pyinfra.api.exceptions import InventoryError, PyinfraError
 from pyinfra.context import ctx_inventory
 
 from nodeready.core.files import read_regular
-from nodeready.core.policy.site_checks import FOLDER, SiteCheck
+from nodeready.core.policy import FOLDER, SiteCheck
 from nodeready.fleet.inventory import hostfile, site_checks
 from nodeready.fleet.inventory.connectors import is_connector
 from nodeready.fleet.inventory.limit import group_members, sanitised

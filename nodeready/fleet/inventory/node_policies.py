@@ -11,11 +11,9 @@ from typing import Any
 from pyinfra.api import Host, Inventory
 from pyinfra.api.connectors import get_all_connectors
 
-from nodeready.core import waivers
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import PolicyError, check_settings
-from nodeready.core.policy.site_checks import FOLDER, SiteCheck
-from nodeready.core.policy.waivers import Waiver
+from nodeready.core import result
+from nodeready.core.policy import FOLDER, Policy, PolicyError, SiteCheck, check_settings
+from nodeready.core.settings import Waiver
 from nodeready.fleet.inventory import site_checks
 from nodeready.fleet.inventory.endpoints import connection_problems
 from nodeready.fleet.inventory.load import NodeInventory
@@ -62,7 +60,7 @@ def checked_data(
     if "waivers" in checked:
         declared = Policy(site_checks=(*file_checks, *checked.get("site_checks", ())))
         waiver_policy = Policy(waivers=checked["waivers"])
-        unusable = waivers.waiver_problems(waiver_policy, check_ids([declared]))
+        unusable = result.waiver_problems(waiver_policy, check_ids([declared]))
         problems += [f"{source}: {problem}" for problem in unusable]
         problems += [f"{source}: {problem}" for problem in _node_set_problems(checked["waivers"])]
     if problems:

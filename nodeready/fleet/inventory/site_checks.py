@@ -11,8 +11,8 @@ from typing import Any
 from pyinfra.api.exceptions import InventoryError
 
 from nodeready.core.files import read_regular
-from nodeready.core.policy.fields import Invalid, closest_word
-from nodeready.core.policy.site_checks import SiteCheck, parse
+from nodeready.core.policy import SiteCheck, parse
+from nodeready.core.settings import Invalid, closest_word
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory.python_files import refuse_strangers
 

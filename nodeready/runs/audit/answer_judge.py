@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
-from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result
+from nodeready.core.result import ALONE, FleetFacts, Result
 from nodeready.runs.audit.peers import compared, key_of
 from nodeready.subjects import snapshot
 from nodeready.subjects.context import (

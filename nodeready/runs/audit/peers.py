@@ -8,7 +8,7 @@ from typing import Any
 
 from nodeready.agent.audit_document import Outlier
 from nodeready.core.base import Unknown
-from nodeready.core.fleet import FleetFacts
+from nodeready.core.result import FleetFacts
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.snapshot import Snapshot
 

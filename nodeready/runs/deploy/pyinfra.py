@@ -30,10 +30,9 @@ from nodeready.agent.snapshots import snapshot_question, take_snapshot
 from nodeready.agent.sudo import with_sudo
 from nodeready.core import shell
 from nodeready.core.outcome import Outcome
-from nodeready.core.policy import Policy
-from nodeready.core.policy.fields import closest_word, value_text
-from nodeready.core.policy.policy import PolicyError, key_text
+from nodeready.core.policy import Policy, PolicyError, key_text
 from nodeready.core.result import Result, fix_text, result_text
+from nodeready.core.settings import closest_word, value_text
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory.node_policies import checked_data, declared_settings, share_policies
 from nodeready.fleet.transport.fleet_context import addresses_of_nodes, fleet_context

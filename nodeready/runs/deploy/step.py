@@ -20,9 +20,8 @@ from pyinfra.api import StringCommand, operation
 from pyinfra.api.arguments import all_argument_meta
 
 from nodeready.core.base import Unknown
-from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result
+from nodeready.core.result import ALONE, FleetFacts, Result
 from nodeready.runs.deploy import pyinfra
 from nodeready.runs.deploy.actions import Action, PlanError, StepChange
 from nodeready.subjects.registry import SUBJECTS

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
-from nodeready.core.fact_kinds import COUNTER, VOLATILE, FactKinds
+from nodeready.core.result import COUNTER, VOLATILE, FactKinds
 from nodeready.runs.memory.look import Value
 from nodeready.subjects.limits.limit_files import UNLIMITED
 from nodeready.subjects.registry import SUBJECTS

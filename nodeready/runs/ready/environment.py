@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nodeready.agent.asking import Request, new_nonce
-from nodeready.core.fleet import FleetFacts
 from nodeready.core.outcome import gaps_of
+from nodeready.core.result import FleetFacts
 from nodeready.core.text import utc_now
 from nodeready.fleet.transport.fleet_context import addresses_of_nodes
 from nodeready.runs import targets

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from nodeready.core.base import Unknown
-from nodeready.core.fleet import ALONE
+from nodeready.core.result import ALONE
 from nodeready.core.text import counted, sanitise
 from nodeready.subjects.gpus import checks, findings, xids
 from nodeready.subjects.gpus.gpu import Gpu, Gpus

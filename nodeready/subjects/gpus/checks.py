@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, Subject, check, join_names
+from nodeready.core.result import FactKinds, Result, Subject, check, join_names
 from nodeready.core.severity import GUIDELINES, XID_CATALOG, drifts, loses_job, slows_job
 from nodeready.subjects.gpus import health, xids
 from nodeready.subjects.gpus.facts import PROBE, compared, learned

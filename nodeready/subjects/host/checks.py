@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
-from nodeready.core.result import Check, Result, Subject, check, join_first
+from nodeready.core.result import Check, FactKinds, Result, Subject, check, join_first
 from nodeready.core.severity import Cost, drifts, hides_cause, loses_job, slows_job
 from nodeready.core.shell import quote
 from nodeready.subjects.host import facts

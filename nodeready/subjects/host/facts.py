@@ -20,8 +20,8 @@ from nodeready.core.base import (
     file_lines,
     kernel_arguments,
 )
-from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.policy import Policy
+from nodeready.core.result import ALONE, FleetFacts
 from nodeready.subjects.host import mounts
 from nodeready.subjects.host.mounts import FstabEntry, Mount, Parent, StuckProcess
 from nodeready.subjects.iommu.facts import MODELS, VENDOR, count_listed, option
@@ -523,7 +523,7 @@ def learned(observed: Host) -> dict[str, Any]:
         "timezone": same_zone(observed.timezone),
     }
     if not observed.mounts_unknown:
-        # The paths that a policy accepts (nodeready.core.policy.fields, PATHS).
+        # The paths that a policy accepts (nodeready.core.settings, PATHS).
         paths = (m.path for m in observed.mounts if m.network and m.fstype != "autofs")
         settings["mounts"] = [path for path in paths if re.fullmatch(r"/[^:\s'\"]*", path)]
     if observed.shm is not None and observed.shm.size_mb:

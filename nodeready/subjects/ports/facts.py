@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 from nodeready.core import sysctl
 from nodeready.core.base import Output, Probe, ProbeError, Section, number
-from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.policy import Policy
+from nodeready.core.result import ALONE, FleetFacts
 from nodeready.core.text import join_ranges, range_text
 
 # --- Ranges of ports: how they are written, and how they are joined and cut.

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.own_files import beatable
 from nodeready.core.policy import Policy
-from nodeready.core.result import Check, Result, Subject, check, deploy, join_first, join_names
+from nodeready.core.result import (
+    Check,
+    FactKinds,
+    Result,
+    Subject,
+    check,
+    deploy,
+    join_first,
+    join_names,
+)
 from nodeready.core.severity import LEMONS, loses_job
 from nodeready.core.shell import quote
 from nodeready.core.text import range_text

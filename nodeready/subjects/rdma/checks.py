@@ -9,11 +9,18 @@ from __future__ import annotations
 import re
 
 from nodeready.core.base import cached_last
-from nodeready.core.fact_kinds import FactKinds
-from nodeready.core.fleet import FleetFacts
 from nodeready.core.policy import Policy
-from nodeready.core.policy.fields import rows
-from nodeready.core.result import Result, Subject, by_value, check, join_first, join_names
+from nodeready.core.result import (
+    FactKinds,
+    FleetFacts,
+    Result,
+    Subject,
+    by_value,
+    check,
+    join_first,
+    join_names,
+)
+from nodeready.core.settings import rows
 from nodeready.core.severity import LINK_ERRORS, drifts, loses_job, slows_job
 from nodeready.core.shell import quote
 from nodeready.subjects.rdma.facts import (

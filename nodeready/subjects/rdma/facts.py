@@ -13,9 +13,9 @@ from functools import lru_cache
 from typing import TypedDict
 
 from nodeready.core.base import Output, Probe, ProbeError, Section, frozen
-from nodeready.core.fleet import ALONE, Counters, FleetFacts
 from nodeready.core.parsed_template import ParsedTemplate, TemplateCache, fast_replace
 from nodeready.core.policy import Policy
+from nodeready.core.result import ALONE, Counters, FleetFacts
 
 # --- One RDMA device and its ports, from /sys/class/infiniband or /sys/class/cxi.
 #

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nodeready import knowledge
-from nodeready.core import managed_block
-from nodeready.core.fact_kinds import FactKinds
-from nodeready.core.fleet import FleetFacts
+from nodeready.core import own_files
 from nodeready.core.policy import Policy
-from nodeready.core.result import Check, Result, Subject, check
+from nodeready.core.result import Check, FactKinds, FleetFacts, Result, Subject, check
 from nodeready.core.severity import drifts, loses_job
 from nodeready.core.shell import quote
 from nodeready.subjects.access import UNLOADED, UnusableProgram, chmod_mends, unusable_program
@@ -348,7 +346,7 @@ def our_lines(observed: SshClient) -> OurLines:
         return tuple(text for text in stripped if text and not text.startswith("#"))
 
     dropin = observed.files.get(config.DROPIN) if config.DROPIN in observed.config else None
-    inner = managed_block.find(observed.config.get(config.MAIN, b""))
+    inner = own_files.find_block(observed.config.get(config.MAIN, b""))
     text = "" if inner is None else inner.decode("utf-8", "surrogateescape")
     return OurLines(
         None if dropin is None else speaking([line.text for line in dropin]),
@@ -442,7 +440,7 @@ def _judge_effective(
         if not option:
             continue
         source = _source(observed, answer, option)
-        at_top = observed.config.get(config.MAIN, b"").startswith(managed_block.BEGIN)
+        at_top = observed.config.get(config.MAIN, b"").startswith(own_files.BEGIN)
         if at_top and _current(observed, policy):
             fix = f"remove {source or 'the line that wins'}"
             return options.fail(f"{option} for {answer.host}", source, fix, expected=expected)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar
 
-from nodeready.core import managed_block, shell
+from nodeready.core import own_files, shell
 from nodeready.core.base import Line, Output, Probe, Section, file_lines, frozen
 from nodeready.core.policy import Policy
 from nodeready.subjects.access import ACCESS, Access, parse_access
@@ -285,7 +285,7 @@ _OTHER_CRITERIA = ("match", "match=", "exec", "user", "localuser", "localnetwork
 def _named(policy: Policy) -> str:
     if not samples(policy):
         return "nr_named="
-    begin, end = (mark.decode() for mark in (managed_block.BEGIN, managed_block.END))
+    begin, end = (mark.decode() for mark in (own_files.BEGIN, own_files.END))
     tests = "\n".join(
         f"case $1 in {_glob(name.removeprefix('!'))}) "
         f"{'return 1' if name.startswith('!') else 'nr_is=0'} ;; esac"
@@ -380,7 +380,7 @@ def _conf(policy: Policy) -> str:
 
 
 def _script(policy: Policy) -> str:
-    begin, end = (mark.decode() for mark in (managed_block.BEGIN, managed_block.END))
+    begin, end = (mark.decode() for mark in (own_files.BEGIN, own_files.END))
     return rf"""
     {_IDENTITY_SCRIPT}
     nr_own=
@@ -468,15 +468,13 @@ class SshClient:
 
 def block_digest(inner: bytes) -> str:
     """sha256 of a block with its marks, as the node computes it for a large file."""
-    return hashlib.sha256(
-        managed_block.BEGIN + b"\n" + inner + managed_block.END + b"\n"
-    ).hexdigest()
+    return hashlib.sha256(own_files.BEGIN + b"\n" + inner + own_files.END + b"\n").hexdigest()
 
 
 @lru_cache(maxsize=64)
 def parse_known_hosts(content: bytes) -> KnownHosts:
     """The KnownHosts of a file that was sent; one object for all nodes whose files are alike."""
-    inner = managed_block.find(content)
+    inner = own_files.find_block(content)
     if inner is None:
         return KnownHosts(content, None, "", len(content))
     text = inner.decode("utf-8", "surrogateescape")

@@ -12,7 +12,7 @@ from nodeready.cli.defaults import KEY, defaults_of, find_inventory
 from nodeready.cli.learn import LearnWords
 from nodeready.cli.options import FORMS, Option, Span
 from nodeready.core.exit_codes import USAGE, Refused
-from nodeready.core.policy.site_checks import AUDIT
+from nodeready.core.policy import AUDIT
 from nodeready.runs import config_file
 from nodeready.runs.targets import local_policy, select_targets
 from tests.cases import read_table

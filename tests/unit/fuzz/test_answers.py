@@ -19,8 +19,8 @@ from nodeready.agent.proofs import mesh
 from nodeready.agent.stacks import program as stacks
 from nodeready.core import wire
 from nodeready.core.base import ProbeError, Unknown
-from nodeready.core.fleet import FleetFacts
 from nodeready.core.policy import Policy
+from nodeready.core.result import FleetFacts
 from nodeready.reports.registry import find_format
 from nodeready.runs.stacks import group, trace
 from nodeready.runs.tail import Grouping, parse_tail

@@ -24,8 +24,7 @@ from nodeready.agent.witnesses import logs as watchdog
 from nodeready.core import sysctl, wire
 from nodeready.core.base import Output, ProbeError, decode_base64, file_lines, kernel_arguments
 from nodeready.core.parsed_template import TemplateCache
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import PolicyError, make_policy
+from nodeready.core.policy import Policy, PolicyError, make_policy
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory import hostfile, nodeset, slurm
 from nodeready.fleet.transport.srun import StepOutput

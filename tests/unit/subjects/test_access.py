@@ -2,7 +2,7 @@
 
 import pytest
 
-from nodeready.core import managed_block
+from nodeready.core import own_files
 from nodeready.core.base import Output, ProbeError
 from nodeready.core.policy import Policy
 from nodeready.subjects.access import READ, WRITTEN_FOLDERS, parse_access, unusable_program
@@ -90,7 +90,7 @@ GOOD = {
     "hostkeyalgorithms": "ssh-ed25519,rsa-sha2-512", "gssapiauthentication": "no",
     "hostbasedauthentication": "no", "sessiontype": "default",
 }  # fmt: skip
-BLOCK = managed_block.put(b"", "".join(f"{line}\n" for line in LINES).encode(), "keep")
+BLOCK = own_files.put_block(b"", "".join(f"{line}\n" for line in LINES).encode(), "keep")
 
 
 def client(*answers: EffectiveOptions, content: bytes = BLOCK) -> SshClient:

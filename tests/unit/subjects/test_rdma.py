@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from nodeready.core.base import Output, ProbeError
-from nodeready.core.fleet import Counters, FleetFacts
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import make_policy
+from nodeready.core.policy import Policy, make_policy
+from nodeready.core.result import Counters, FleetFacts
 from nodeready.lab import adapters
 from nodeready.lab.adapters import IB_CLASS, Device, a100, h100, ib_tree, mi300x
 from nodeready.runs.ready.job_env import hca_value, ib_hca

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from nodeready.core import managed_block
+from nodeready.core import own_files
 from nodeready.core.base import Output, ProbeError
-from nodeready.core.fleet import FleetFacts
 from nodeready.core.policy import Policy
+from nodeready.core.result import FleetFacts
 from nodeready.subjects.context import context_of
 from nodeready.subjects.snapshot import Snapshot, unknown_snapshot
 from nodeready.subjects.ssh_client import checks, config
@@ -153,7 +153,7 @@ def node(
     known = KnownHosts()
     if block is not None:
         inner = "".join(f"{line}\n" for line in block).encode()
-        known = ssh_client.parse_known_hosts(managed_block.put(b"", inner, "end"))
+        known = ssh_client.parse_known_hosts(own_files.put_block(b"", inner, "end"))
     return Snapshot({"ssh_client": SshClient(True, None, identity, known, {}, {}, (), ())})
 
 
@@ -229,7 +229,7 @@ def with_block(names: str, keys: list[str], block: KnownHosts) -> Snapshot:
     return Snapshot({"ssh_client": replace(node(names, keys)["ssh_client"], known_hosts=block)})
 
 
-FETCHED = "\n".join([managed_block.BEGIN.decode(), *OLD, managed_block.END.decode()]) + "\n"
+FETCHED = "\n".join([own_files.BEGIN.decode(), *OLD, own_files.END.decode()]) + "\n"
 
 
 def test_blocks_that_were_fetched_count_like_those_that_came_along():
