@@ -22,8 +22,8 @@ from benchmarks.report import Budget
 from nodeready.core import shell
 from nodeready.core.policy import Policy
 from nodeready.core.probe_script import make_script
+from nodeready.lab.host import reachable_limits
 from nodeready.lab.image import USER
-from nodeready.lab.needs import reachable_limits
 from nodeready.subjects import snapshot
 
 ROOT = Path(__file__).parent.parent
