@@ -9,7 +9,7 @@ from pyinfra.api import Host, StringCommand
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
 from pyinfra.connectors.util import extract_control_arguments, make_unix_command_for_host
 
-from nodeready.agent.sudo import as_root
+from nodeready.agent.local import as_root
 from nodeready.core import shell
 
 #: pyinfra's arguments that wrap a command.

@@ -40,9 +40,7 @@ from nodeready.agent.asking import (
     end_script,
     node_of,
 )
-from nodeready.agent.line_channel import LineChannel, Stream
-from nodeready.agent.local import piped
-from nodeready.agent.sudo import judge_reply
+from nodeready.agent.local import LineChannel, Stream, judge_reply, piped
 from nodeready.core import shell
 from nodeready.core.outcome import HUNG, LOST, OUTPUT, UNREACHABLE, Gap
 from nodeready.fleet.transport import logins

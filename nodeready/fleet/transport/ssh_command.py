@@ -17,8 +17,7 @@ from pyinfra.api import Host
 from pyinfra.api.exceptions import ConnectError
 
 from nodeready.agent.asking import ANSWER_BYTES, ERROR_BYTES, Answer
-from nodeready.agent.line_channel import READ_BYTES, SEND_S
-from nodeready.agent.local import end_session
+from nodeready.agent.local import READ_BYTES, SEND_S, end_session
 from nodeready.fleet.transport import connection
 from nodeready.fleet.transport.connector import SshConnector, transport_of
 

@@ -26,8 +26,8 @@ from pyinfra.api.exceptions import PyinfraError
 from pyinfra.api.output import format_text
 
 from nodeready.agent.asking import Conversation, Key, collect
+from nodeready.agent.local import with_sudo
 from nodeready.agent.snapshots import snapshot_question, take_snapshot
-from nodeready.agent.sudo import with_sudo
 from nodeready.core import shell
 from nodeready.core.outcome import Outcome
 from nodeready.core.policy import Policy, PolicyError, key_text

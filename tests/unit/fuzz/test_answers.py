@@ -14,7 +14,7 @@ from nodeready.agent import tail
 from nodeready.agent.asking import Answer, rows
 from nodeready.agent.cores import gcore
 from nodeready.agent.cores import program as cores
-from nodeready.agent.cores.listing import CoreFile, Listing
+from nodeready.agent.cores.program import CoreFile, Listing
 from nodeready.agent.proofs import mesh
 from nodeready.agent.stacks import program as stacks
 from nodeready.core import wire

@@ -20,7 +20,7 @@ import pytest
 
 from nodeready.agent.asking import Answer, NodeChannel, Request
 from nodeready.agent.cores import program as cores
-from nodeready.agent.cores.listing import CoreFile, Listing
+from nodeready.agent.cores.program import CoreFile, Listing
 from nodeready.agent.proofs import mesh
 from nodeready.agent.tail import LogTail, NodeTail
 from nodeready.agent.witnesses.logs import WatchdogReport

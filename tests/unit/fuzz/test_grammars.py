@@ -16,10 +16,10 @@ from pyinfra.api.exceptions import InventoryError
 from nodeready.agent import failure_events, log_variables, proc
 from nodeready.agent.cores import core_pattern
 from nodeready.agent.gate import drain, gate, here
-from nodeready.agent.line_channel import LineChannel
+from nodeready.agent.local import LineChannel
 from nodeready.agent.stacks import py_spy
 from nodeready.agent.stacks.processes import read_and_written
-from nodeready.agent.witnesses import flight_recorder, nccl_log, ras_report
+from nodeready.agent.witnesses import flight_recorder, nccl_log, nccl_ras
 from nodeready.agent.witnesses import logs as watchdog
 from nodeready.core import sysctl, wire
 from nodeready.core.base import Output, ProbeError, decode_base64, file_lines, kernel_arguments
@@ -197,8 +197,8 @@ def read_audit(text: str) -> list[Any]:
 
 
 PARSERS: dict[str, Any] = {
-    "NCCL's report": (ras_report.read_json,),
-    "NCCL's report in words": (ras_report.read_text,),
+    "NCCL's report": (nccl_ras.read_json,),
+    "NCCL's report in words": (nccl_ras.read_text,),
     "an installed torch": (lambda text: read_installed(text, "nonce"),),
     "py-spy's text": (dump, trace.TraceError),
     "gdb's text": (backtrace,),
