@@ -24,8 +24,8 @@ from nodeready.core import shell
 from nodeready.core.policy import Policy
 from nodeready.core.probe_script import make_script
 from nodeready.lab import Lab
+from nodeready.lab.host import reachable_limits
 from nodeready.lab.image import USER
-from nodeready.lab.needs import reachable_limits
 from nodeready.subjects import snapshot
 from tests import slurm_lab
 

@@ -10,7 +10,7 @@ import os
 from pyinfra.api.exceptions import InventoryError
 
 from nodeready.lab import Lab, LabError
-from nodeready.lab.needs import node_settings
+from nodeready.lab.host import node_settings
 
 _name = os.environ.get("NODEREADY_LAB") or "lab"
 try:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 from nodeready.core.policy import Policy
-from nodeready.core.pythons import PYTHONS
+from nodeready.core.shell import PYTHONS
 from nodeready.fleet.transport import bundle
 from nodeready.runs.deploy.actions import (
     Action,

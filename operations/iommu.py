@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from nodeready.core import managed_block, shell
+from nodeready.core import own_files, shell
 from nodeready.core.policy import Policy
 from nodeready.core.templates import render
 from nodeready.runs.deploy.actions import (
@@ -70,7 +70,7 @@ def _suse(iommu: Iommu, block: bytes) -> Iterator[Action]:
     """A block at the end of /etc/default/grub, the only file that SUSE's grub2-mkconfig reads."""
     if iommu.default_grub is None:
         raise PlanError(f"{DEFAULT_GRUB} is not there; is GRUB this node's boot loader?")
-    content = managed_block.put(iommu.default_grub, block, "end")
+    content = own_files.put_block(iommu.default_grub, block, "end")
     if content != iommu.default_grub:
         yield WriteFile(DEFAULT_GRUB, content, iommu.default_grub, validator=_VALIDATOR)
 

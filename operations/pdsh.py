@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from nodeready.core import managed_block
+from nodeready.core import own_files
 from nodeready.core.own_files import is_own
 from nodeready.core.policy import Policy
 from nodeready.core.templates import render
@@ -57,7 +57,7 @@ def rcmd(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     if pdsh.debian and pdsh.rcmd_default != word:
         yield WriteFile(RCMD_DEFAULT, word, pdsh.rcmd_default)
     old = pdsh.environment or b""
-    content = managed_block.put(old, f"{VARIABLE}={TYPE}\n".encode(), "end")
+    content = own_files.put_block(old, f"{VARIABLE}={TYPE}\n".encode(), "end")
     if content != old:
         yield WriteFile(ENVIRONMENT, content, pdsh.environment)
     for suffix in suffixes(pdsh):
@@ -78,7 +78,7 @@ def pdshrc(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
         if user.name not in policy.pdshrc_users or user.trouble or has_block(user, policy):
             continue
         try:
-            content = managed_block.put(user.pdshrc or b"", inner, "keep")
+            content = own_files.put_block(user.pdshrc or b"", inner, "keep")
         except ValueError as error:
             raise PlanError(f"pdshrc_lines: {error}") from None
         yield WriteFile(user.path, content, user.pdshrc, user=user.name)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from nodeready.core import managed_block
-from nodeready.core.fleet import FleetFacts
+from nodeready.core import own_files
 from nodeready.core.policy import Policy
+from nodeready.core.result import FleetFacts
 from nodeready.core.templates import render
 from nodeready.runs.deploy.actions import (
     Action,
@@ -41,7 +41,7 @@ PACKAGES = ("openssh-client", "openssh-clients")
 # ssh reads the new file before the file is put in place; its name comes as last word.
 _READS = 'ssh -GT -F "$1" nodeready >/dev/null'
 # With strict checking and without the keys, ssh would refuse every node.
-_HAS_KEYS = f"""grep -qxF '{managed_block.BEGIN.decode()}' {KNOWN_HOSTS} 2>/dev/null || {{
+_HAS_KEYS = f"""grep -qxF '{own_files.BEGIN.decode()}' {KNOWN_HOSTS} 2>/dev/null || {{
     echo 'the host keys are not in {KNOWN_HOSTS} yet'
     exit 1
 }}
@@ -57,7 +57,7 @@ def validator(policy: Policy) -> tuple[str, ...]:
 @lru_cache(maxsize=64)
 def _with_block(content: bytes, inner: bytes) -> bytes:
     """One object for all nodes whose files are alike, however large the fleet."""
-    return managed_block.put(content, inner, "keep")
+    return own_files.put_block(content, inner, "keep")
 
 
 def _open(client: SshClient, path: str) -> Iterator[Action]:
@@ -115,7 +115,7 @@ def leftover(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Take our block out of /etc/ssh/ssh_known_hosts: comes after the options."""
     client: SshClient = snapshot["ssh_client"]
     old = client.known_hosts.content or b""
-    new = managed_block.remove(old)
+    new = own_files.remove_block(old)
     yield _write(client, new) if new else RemoveFile(KNOWN_HOSTS, old)
 
 
@@ -140,9 +140,9 @@ def _goes_into_dropin(client: SshClient, policy: Policy) -> bool:
 def _without_block(client: SshClient, policy: Policy) -> Iterator[Action]:
     """Take our block out of the main file; remove a main file that held nothing else."""
     old = client.config.get(MAIN, b"")
-    if managed_block.find(old) is None:
+    if own_files.find_block(old) is None:
         return
-    remaining = managed_block.remove(old)
+    remaining = own_files.remove_block(old)
     if remaining.strip():
         yield WriteFile(MAIN, remaining, old, validator=validator(policy))
     else:
@@ -170,10 +170,10 @@ def options(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
         return
     if policy.ssh_client_hosts:
         old = client.config.get(MAIN)
-        is_alone = not managed_block.remove(old or b"").strip()
+        is_alone = not own_files.remove_block(old or b"").strip()
         vendor = VENDOR if is_alone and VENDOR in client.config else ""
         inner = render("ssh_client/block.j2", lines=lines, vendor=vendor)
-        new = managed_block.put(old or b"", inner, "top")
+        new = own_files.put_block(old or b"", inner, "top")
         if new != old:
             yield WriteFile(MAIN, new, old, validator=validator(policy))
     else:

@@ -41,7 +41,7 @@ def _module(path: Path, package: Path) -> str:
 
 
 def sources(package: Path = PACKAGE) -> dict[str, Path]:
-    """module (`core.policy.fields`) -> its file; without links and the package's `__init__`."""
+    """module (`core.settings`) -> its file; without links and the package's `__init__`."""
     links = {path for path in package.iterdir() if path.is_symlink()}
     top = {package / "__init__.py", package / "__main__.py"}
     return {

@@ -25,8 +25,7 @@ from nodeready.cli import cli
 from nodeready.cli.options import options_in_groups
 from nodeready.core.exit_codes import OK, exit_code
 from nodeready.core.json_types import json_fields
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import reason, setting_kind
+from nodeready.core.policy import Policy, reason, setting_kind
 from nodeready.core.result import Check, no_facts
 from nodeready.core.severity import ACTIONS, SEVERITIES, words
 from nodeready.lab.hardware import tomllib

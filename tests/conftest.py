@@ -33,7 +33,7 @@ import pytest
 
 from nodeready.core.result import Check
 from nodeready.lab import Lab, LabNode, LabUnavailable, down, state
-from nodeready.lab.needs import check_kernel, check_needs
+from nodeready.lab.host import check_kernel, check_needs
 from nodeready.lab.processes import Content, nsenter
 from nodeready.runs.deploy.pyinfra import DeployStep
 from tests import declared, machine_reads

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.policy import Policy
-from nodeready.core.result import ADMIN, DEPLOY, PERSON, Check, Result
+from nodeready.core.result import ADMIN, ALONE, DEPLOY, PERSON, Check, FleetFacts, Result
 from nodeready.runs.deploy.actions import Action
 from nodeready.runs.deploy.pyinfra import DeployStep
 from nodeready.subjects.snapshot import Snapshot

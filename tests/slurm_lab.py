@@ -19,8 +19,8 @@ import tarfile
 import time
 
 from nodeready.lab import Lab, LabError, LabNode, LabUnavailable, down, image, state
+from nodeready.lab.host import Done, environment, run
 from nodeready.lab.processes import Files, nsenter
-from nodeready.lab.programs import Done, environment, run
 from nodeready.lab.state import LabState
 from tests.cases import read_data
 

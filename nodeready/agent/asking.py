@@ -220,7 +220,7 @@ def bug_text(error: Exception) -> str:
 
 
 class NodeChannel(ABC):
-    """Exchanges lines with a running script on a node; see `line_channel.LineChannel`."""
+    """Exchanges lines with a running script on a node; see `nodeready.agent.local.LineChannel`."""
 
     error: str  # what ended the script, one line; "" while it runs
 

@@ -20,8 +20,7 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from nodeready import knowledge
-from nodeready.core.pythons import PYTHONS
-from nodeready.core.shell import KILL_AFTER_S, join, quote
+from nodeready.core.shell import KILL_AFTER_S, PYTHONS, join, quote
 from nodeready.core.wire import NO_PYTHON
 
 #: The oldest Python that runs a node's programs.

@@ -17,8 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from nodeready.agent import users_file
-from nodeready.agent.cores.listing import listing
-from nodeready.agent.cores.program import read_notes
+from nodeready.agent.cores.program import listing, read_notes
 from nodeready.agent.failure_events import FileFailures, read_error_file, read_lines
 from nodeready.agent.log_lines import Calendar, node_calendar, text_lines
 from nodeready.agent.log_variables import LogFacts

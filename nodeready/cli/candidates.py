@@ -17,7 +17,7 @@ import nodeready
 from nodeready.cli.options import default_inventory
 from nodeready.core.exit_codes import Refused
 from nodeready.core.files import only_regular
-from nodeready.core.policy.site_checks import FOLDER
+from nodeready.core.policy import FOLDER
 from nodeready.fleet.inventory import labs
 from nodeready.runs.user_files import LAST_FAILED
 

@@ -111,7 +111,7 @@ def deploy(inventory: str | None, options: DeployWords) -> int:
 
 def _common_policy(policies: Mapping[str, Policy]) -> Policy:
     """The policy that all of these nodes have. Raises Refused, with the keys, if they differ."""
-    from nodeready.core.policy.policy import as_data
+    from nodeready.core.policy import as_data
     from nodeready.reports.lines import grouped, node_set
 
     if len({*policies.values()}) == 1:
@@ -151,8 +151,7 @@ def bundle(inventory: str | None, options: BundleWords) -> int:
       scp nodeready.pyz gpu001: && ssh gpu001 ./nodeready.pyz audit
     """
     from nodeready.cli.screen import Screen, refuse_unwritable
-    from nodeready.core.policy import Policy
-    from nodeready.core.policy.policy import digest
+    from nodeready.core.policy import Policy, digest
     from nodeready.fleet.transport.bundle import build
     from nodeready.runs.targets import load_targets
 

@@ -12,9 +12,7 @@ import click
 
 from nodeready.cli.options import candidates_of, color_option, command
 from nodeready.core.exit_codes import Refused
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import reason
-from nodeready.core.policy.site_checks import FOLDER
+from nodeready.core.policy import FOLDER, Policy, reason
 from nodeready.core.result import Page
 from nodeready.core.severity import SEVERITIES, ladder_text, words
 from nodeready.reports.lines import StyledLine, line

@@ -16,8 +16,7 @@ from nodeready.core.exit_codes import exit_code
 from nodeready.fleet.inventory.nodeset import fold
 from nodeready.lab import PROFILES, Lab, LabError, down, state
 from nodeready.lab.faults import FAULTS, GROUPS
-from nodeready.lab.needs import can_raise_limits
-from nodeready.lab.network import MAX_NODES
+from nodeready.lab.host import MAX_NODES, can_raise_limits
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

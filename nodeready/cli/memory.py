@@ -99,7 +99,7 @@ def history(name: str | None, options: HistoryWords) -> int:
       nodeready history 1650522003820
     """
     from nodeready.cli.screen import Screen, read_outputs
-    from nodeready.core.policy.fields import closest_word
+    from nodeready.core.settings import closest_word
     from nodeready.runs.memory.history import read_history
     from nodeready.runs.memory.kept_looks import open_memory
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partialmethod
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from nodeready.core.base import Probe
-from nodeready.core.fact_kinds import FactKinds
-from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.policy import Policy
+from nodeready.core.settings import ENDING_DAYS, Waiver, closest_word
 from nodeready.core.severity import (
     ACTIONS,
     DISRUPTIVE,
@@ -21,6 +21,108 @@ from nodeready.core.severity import (
     severity_rank,
     words,
 )
+
+# --- The third argument of a check: facts about a node from other nodes and from earlier runs.
+
+
+@dataclass(frozen=True)
+class Counters:
+    """The counters of one subject in an earlier snapshot of the same boot of the same node.
+
+    A counter of an adapter runs from the last reset or load of its driver. Its total is
+    meaningless: only the change between two snapshots matters.
+    """
+
+    seconds: float  # from the earlier snapshot to the present one
+    # counter -> its value then; the names are the subject's own ("mlx5_0/1.link_downed")
+    values: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class FleetFacts:
+    """Facts about one node from other nodes and from earlier runs."""
+
+    # addresses that exactly one node of the run has; None: fewer than two were probed
+    addresses: tuple[str, ...] | None = None
+    # the expected lines of the node's block of host keys; None: not gathered
+    known_hosts: tuple[str, ...] | None = None
+    # the key with which the node's sshd answered this run, ``type base64``; "": unknown
+    host_key: str = ""
+    # (path, sha256) of every file of the node's gate; None: unknown, as on the node
+    gate_files: tuple[tuple[str, str], ...] | None = None
+    # subject -> its counters in an earlier snapshot
+    counters: Mapping[str, Counters] = field(default_factory=dict)
+
+
+#: For a node that is judged without its fleet.
+ALONE = FleetFacts()
+
+
+# --- The kinds of a subject's facts: what a comparison of two looks at a node compares, and how.
+
+VOLATILE, COUNTER = "volatile", "counter"
+HARDWARE, VERSION, SETTING = "hardware", "version", "setting"
+
+
+@dataclass(frozen=True, eq=False)
+class FactKinds:
+    """The kinds of a subject's facts; a fact without a kind is a setting.
+
+    Each text has words with white space between. A word is the end of a fact's path, which is its
+    keys with dots, without the names of elements: ``clock.offset_ms``. It includes all facts below
+    it that no other word names. Of two words for one path the longer counts.
+    """
+
+    # change by themselves or from run to run (temperatures, process ids, lines' numbers), or
+    # repeat another fact: neither kept nor compared
+    volatile: str = ""
+    counters: str = ""  # totals that grow until the node boots
+    hardware: str = ""  # what a machine consists of
+    versions: str = ""  # of software and firmware
+    counted: str = ""  # long lists; their number of elements and a digest are compared
+    # hardware or settings that differ on healthy peers: serial numbers, addresses
+    unique: str = ""
+    # path of a list -> the keys that identify an element, with spaces between; path of a mapping
+    # of names -> ""
+    elements: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def kind(self, path: str) -> str:
+        """The kind of the fact with this path.
+
+        >>> FactKinds(versions="nvidia.vbios").kind("nvidia.vbios")
+        'version'
+        """
+        return _nearest(_kinds(self.volatile, self.counters, self.hardware, self.versions), path)
+
+    def is_counted(self, path: str) -> bool:
+        """Whether only the number of the elements is shown of the list with this path."""
+        return bool(_nearest(_kinds(self.counted), path, ""))
+
+    def is_unique(self, path: str) -> bool:
+        """Whether healthy peers differ in the fact with this path."""
+        return bool(_nearest(_kinds(self.unique), path, ""))
+
+
+@lru_cache(maxsize=256)
+def _kinds(*texts: str) -> Mapping[str, str]:
+    """Word -> its kind."""
+    kinds = (VOLATILE, COUNTER, HARDWARE, VERSION)
+    return {word: kind for kind, text in zip(kinds, texts) for word in text.split()}
+
+
+def _nearest(kinds: Mapping[str, str], path: str, default: str = SETTING) -> str:
+    """The kind of the longest word that ends the path, else of the nearest path above it."""
+    while path:
+        end = path
+        while end:
+            if end in kinds:
+                return kinds[end]
+            end = end.partition(".")[2]
+        path = path.rpartition(".")[0]
+    return default
+
+
+# --- The result of a check.
 
 #: The statuses, worst first. ``unknown`` may hide a failure, and stops a job like ``fail``.
 STATUSES: tuple[str, ...] = ("fail", "unknown", "warn", "waived", "ok", "na")
@@ -410,3 +512,76 @@ class Subject:
             return self.checks
         further = (check for policy in policies for check in self.policy_checks(policy))
         return tuple({check.id: check for check in (*self.checks, *further)}.values())
+
+
+# --- Waivers: findings that the policy accepts. They are always listed, and never fail a run.
+
+#: The only statuses that can be waived: a value that was not observed cannot be accepted.
+WAIVABLE = ("fail", "warn")
+
+
+def waive(results: Iterable[Result], policy: Policy, today: str) -> list[Result]:
+    """``results`` with the findings that the policy waives as ``waived``.
+
+    A waived result keeps what was expected and found; its ``fix`` is the reason of the waiver. In
+    the last ENDING_DAYS of the waiver it is a warning, and after them the finding counts again.
+    No text depends on the day within one of these states.
+
+    today: ``2027-01-31``, UTC
+    """
+    waiver_of = last_ending(policy.waivers)
+    return [
+        _waived(result, waiver_of[result.check], today)
+        if result.check in waiver_of and result.status in WAIVABLE
+        else result
+        for result in results
+    ]
+
+
+def last_ending(waivers: Iterable[Waiver]) -> dict[str, Waiver]:
+    """Check -> the waiver that counts: of several, the one that ends last."""
+    ordered = sorted(waivers, key=lambda waiver: waiver.until or "9999-12-31")
+    return {waiver.check: waiver for waiver in ordered}
+
+
+def _waived(result: Result, waiver: Waiver, today: str) -> Result:
+    days_left = waiver.days_left(today)
+    if days_left is None or days_left > ENDING_DAYS:
+        return replace(result, status="waived", fix=waiver_text(waiver), owner="", actions=())
+    if days_left >= 0:
+        fix = f"{waiver_text(waiver)}; it ends within {ENDING_DAYS} days: extend or remove it"
+        return replace(result, status="warn", fix=fix, owner=ADMIN, actions=())
+    owner = f" of {waiver.owner}" if waiver.owner else ""
+    actual = f"{result.actual}; the waiver{owner} expired after {waiver.until}"
+    return replace(result, actual=actual)
+
+
+def waiver_text(waiver: Waiver) -> str:
+    """``waived until 2027-01-31 (ana): ticket 4711``."""
+    until = f" until {waiver.until}" if waiver.until else ""
+    owner = f" ({waiver.owner})" if waiver.owner else ""
+    return f"waived{until}{owner}: {waiver.reason}"
+
+
+def waiver_problems(policy: Policy, ids: Iterable[str]) -> list[str]:
+    """The waivers of checks that are not in ``ids``, a line each.
+
+    A waiver without a finding is accepted: the finding was repaired.
+    """
+    check_ids = list(ids)
+    return [
+        f"waivers: {check!r}: {_waiver_problem(check, check_ids)}"
+        for check in dict.fromkeys(waiver.check for waiver in policy.waivers)
+        if check not in check_ids
+    ]
+
+
+def _waiver_problem(check: str, check_ids: list[str]) -> str:
+    subject, _, name = check.partition(".")
+    same = [check_id for check_id in check_ids if check_id.startswith(f"{subject}.")]
+    if same and name == "observed":
+        return "what could not be observed cannot be waived"
+    close = closest_word(check, check_ids)
+    if close:
+        return f"no such check; did you mean {close}?"
+    return f"no such check; there are {', '.join(same)}" if same else "no such check"

@@ -14,13 +14,12 @@ Each node has an overlay of this machine's root file system, its own namespaces 
 network, UTS, IPC), an address on a bridge, its own /proc/sys and a real sshd. What no
 namespace separates stays this machine's: the kernel's real Yama and core_pattern, memory and CPUs.
 
-profiles   the kinds of node: hardware and adapters as data, nvidia, amd
+profiles   the kinds of node: hardware as data, nvidia, amd
 faults     the faults of nodes by name;  culprits: processes that are a fault
-state      /run/nodeready/lab/NAME, and the errors;  needs: what a machine needs for a lab
-programs   runs a program on this machine
-network    subnets, addresses
+state      /run/nodeready/lab/NAME, and the errors
+host       this machine: its programs, system calls, what it needs for a lab, subnets
 image      the layer that makes an overlay a fresh node, with its /proc, /sys and kernel log
-boot       the process that starts nodes;  syscalls
+boot       the process that starts nodes
 processes  the processes of a lab, the helper that starts nodes, and programs in a node
 machines   starts and stops nodes, their disks before and after a fault; ends a lab
 cluster    Lab, LabNode

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodeready.lab import adapters
+from nodeready.lab import hardware
 from nodeready.lab.hardware import SERVER, File, Hardware, accelerators, log_lines, pci_trees
 
 # --- The output of amd-smi with AMD Instinct MI300X, and a stand-in that prints it.
@@ -169,7 +169,7 @@ def make(
     tool:      shell text that amd-smi runs first
     log:       further lines of the kernel's log; {gpu[3]} is the address of GPU 3
     """
-    devices, interfaces = adapters.adapters(adapters.mi300x(), ports, nics)
+    devices, interfaces = hardware.adapters(hardware.mi300x(), ports, nics)
     hidden = {*missing, *unbound, *unplugged}
     widths = {index: gpu["pcie_width"] for index, gpu in gpus.items() if "pcie_width" in gpu}
     # Class 0x1200 is "processing accelerator", the class of Instinct boards.
@@ -184,11 +184,11 @@ def make(
         unbound=unbound,
         unplugged=unplugged,
     )
-    functions = [*SERVER, *cards, *adapters.pci(devices, interfaces)]
+    functions = [*SERVER, *cards, *hardware.pci(devices, interfaces)]
     return Hardware(
         trees={
             **pci_trees(*functions),
-            **adapters.trees(devices, interfaces),
+            **hardware.trees(devices, interfaces),
             "/sys/module/amdgpu": {"version": "6.12.12\n", "initstate": "live\n"},
         },
         files={
@@ -198,7 +198,7 @@ def make(
         devices={
             "/dev/kfd": 0o666,
             **{f"/dev/dri/renderD{128 + index}": 0o666 for index in range(len(BUSES))},
-            **adapters.device_files(devices),
+            **hardware.device_files(devices),
         },
         sysctls={"kernel/numa_balancing": str(numa_balancing)},
         kernel_log=(

@@ -32,8 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from nodeready.lab import syscalls
-from nodeready.lab.network import ip, listening
+from nodeready.lab import host
+from nodeready.lab.host import ip, listening
 
 # --- In the node's process and namespaces: its mounts, name and address, then its init.
 #
@@ -82,7 +82,7 @@ STASH = "/.lab"
 # A second mount of the real /sys, for links from directories that replace its own.
 REAL_SYS = f"{STASH}/sysfs"
 
-_SAFE = syscalls.NOSUID | syscalls.NODEV | syscalls.NOEXEC
+_SAFE = host.NOSUID | host.NODEV | host.NOEXEC
 Spec = dict[str, Any]
 
 
@@ -90,7 +90,7 @@ def become_switch(directory: str) -> NoReturn:
     """Turn the calling process, forked into a new PID namespace, into the lab's switch."""
     os.setsid()
     os.chdir("/")
-    syscalls.unshare(syscalls.NEWNET)
+    host.unshare(host.NEWNET)
     _exec_init(SWITCH, directory, "switch", os.open("/dev/null", os.O_RDWR))
 
 
@@ -103,12 +103,12 @@ def become_node(directory: str, spec: Spec, status: int, go: int) -> NoReturn:
     os.setsid()
     fs = Path(directory, "fs")
     log = os.open(fs / "nodes" / spec["name"] / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    syscalls.unshare(syscalls.NEWNS | syscalls.NEWNET | syscalls.NEWUTS | syscalls.NEWIPC)
+    host.unshare(host.NEWNS | host.NEWNET | host.NEWUTS | host.NEWIPC)
     os.write(status, b"n")
-    syscalls.mount("", "/", flags=syscalls.REC | syscalls.PRIVATE)
+    host.mount("", "/", flags=host.REC | host.PRIVATE)
     root = _mount_root(fs, spec)
     _mount_kernel(root)
-    syscalls.pivot_root(root)
+    host.pivot_root(root)
     _overlay_kernel(spec["targets"])
     socket.sethostname(spec["name"])
     for path in spec["gone"]:
@@ -117,7 +117,7 @@ def become_node(directory: str, spec: Spec, status: int, go: int) -> NoReturn:
         _write(Path(path), base64.b64decode(item["data"]), item["mode"])
     if os.read(go, 1) != b"g":
         raise OSError("the network of the node was not made")
-    syscalls.drop_machine_capabilities()
+    host.drop_machine_capabilities()
     _exec_init(INIT, directory, spec["name"], log, spec["address"])
 
 
@@ -133,7 +133,7 @@ def _exec_init(script: str, directory: str, name: str, log: int, *words: str) ->
         # Root without CAP_SYS_RESOURCE keeps the limits of this process.
         with contextlib.suppress(ValueError):
             resource.setrlimit(limit, soft_hard)
-    syscalls.die_with_parent(0)
+    host.die_with_parent(0)
     environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
     os.execve("/bin/sh", ["sh", "-c", script, MARK, directory, name, *words], environment)
 
@@ -163,7 +163,7 @@ def _mount_overlay(target: str, options: str) -> None:
     deadline = time.monotonic() + RELEASE_S
     while True:
         try:
-            syscalls.mount("overlay", target, "overlay", 0, options)
+            host.mount("overlay", target, "overlay", 0, options)
             return
         except OSError as error:
             if error.errno != errno.EBUSY or time.monotonic() > deadline:
@@ -172,11 +172,11 @@ def _mount_overlay(target: str, options: str) -> None:
 
 
 def _mount_kernel(root: str) -> None:
-    syscalls.mount("proc", f"{root}/proc", "proc", _SAFE)
-    syscalls.mount("sysfs", f"{root}/sys", "sysfs", _SAFE | syscalls.RDONLY)
-    nosuid, pts = syscalls.NOSUID, "newinstance,ptmxmode=0666,mode=0620,gid=5"
-    syscalls.mount("devpts", f"{root}/dev/pts", "devpts", nosuid | syscalls.NOEXEC, pts)
-    syscalls.mount("tmpfs", f"{root}/dev/shm", "tmpfs", nosuid | syscalls.NODEV, "mode=1777")
+    host.mount("proc", f"{root}/proc", "proc", _SAFE)
+    host.mount("sysfs", f"{root}/sys", "sysfs", _SAFE | host.RDONLY)
+    nosuid, pts = host.NOSUID, "newinstance,ptmxmode=0666,mode=0620,gid=5"
+    host.mount("devpts", f"{root}/dev/pts", "devpts", nosuid | host.NOEXEC, pts)
+    host.mount("tmpfs", f"{root}/dev/shm", "tmpfs", nosuid | host.NODEV, "mode=1777")
 
 
 def _overlay_kernel(targets: list[str]) -> None:
@@ -190,21 +190,21 @@ def _overlay_kernel(targets: list[str]) -> None:
     for key in keys:
         _bind(f"/proc/sys/{key}", str(sys_dir / key))
     (sys_dir / "kernel/random/boot_id").write_text(f"{uuid.uuid4()}\n")
-    syscalls.mount(str(sys_dir), "/proc/sys", flags=syscalls.BIND | syscalls.REC)
+    host.mount(str(sys_dir), "/proc/sys", flags=host.BIND | host.REC)
     for key in keys:
-        syscalls.umount(str(sys_dir / key), syscalls.DETACH)
+        host.umount(str(sys_dir / key), host.DETACH)
     _bind(f"{STASH}/proc/cmdline", "/proc/cmdline")
     # A crash by sysrq would be the machine's, not the node's.
     if os.path.exists("/proc/sysrq-trigger"):
         _bind("/dev/null", "/proc/sysrq-trigger")
     if os.path.isdir(REAL_SYS):
-        syscalls.mount("sysfs", REAL_SYS, "sysfs", _SAFE | syscalls.RDONLY)
+        host.mount("sysfs", REAL_SYS, "sysfs", _SAFE | host.RDONLY)
     for target in targets:
         _bind(STASH + target, target)
 
 
 def _bind(source: str, target: str) -> None:
-    syscalls.mount(source, target, flags=syscalls.BIND)
+    host.mount(source, target, flags=host.BIND)
 
 
 def _remove(path: str) -> None:
@@ -260,17 +260,17 @@ def fork_in_pid_namespace(become: Callable[[], NoReturn], status: int) -> int:
     """
     own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        syscalls.unshare(syscalls.NEWPID)
+        host.unshare(host.NEWPID)
         pid = os.fork()
         if pid == 0:
             try:
-                syscalls.die_with_parent(signal.SIGKILL)
+                host.die_with_parent(signal.SIGKILL)
                 become()
             except Exception as error:  # noqa: BLE001 - the caller reports any error
                 os.write(status, str(error).encode())
             finally:
                 os._exit(1)
-        syscalls.setns(own_namespace, syscalls.NEWPID)
+        host.setns(own_namespace, host.NEWPID)
     finally:
         os.close(own_namespace)
     os.close(status)
@@ -377,7 +377,7 @@ def await_ready(directory: str, pending: dict[str, int], deadline: float) -> dic
 
 def main(directory: str) -> None:
     """Carry out the plan on standard input."""
-    syscalls.die_with_parent(signal.SIGKILL)
+    host.die_with_parent(signal.SIGKILL)
     plan: Spec = json.load(sys.stdin)
     if os.getppid() != plan["parent"]:
         return

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodeready.lab import faults, image, network, processes, state, syscalls
+from nodeready.lab import faults, host, image, processes, state
+from nodeready.lab.host import Done, check_kernel, check_needs, listening, port, run
 from nodeready.lab.image import new_key
 from nodeready.lab.machines import (
     Progress,
@@ -29,11 +30,8 @@ from nodeready.lab.machines import (
     remove_empty,
     start,
 )
-from nodeready.lab.needs import check_kernel, check_needs
-from nodeready.lab.network import listening, port
 from nodeready.lab.processes import Content, Files, is_alive
 from nodeready.lab.profiles import PROFILES
-from nodeready.lab.programs import Done, run
 from nodeready.lab.state import LabError, LabState, NodeState
 
 # The maximum of all nodes' writes together, as a part of this machine's memory.
@@ -216,8 +214,8 @@ class Lab:
         self.ssh_key = self.directory / "ssh" / "id_ed25519"
         self.ssh_config = self.directory / "ssh" / "ssh_config"
         self.known_hosts = self.directory / "ssh" / "known_hosts"
-        self.subnet = str(network.subnet(lab_state.index))
-        self.gateway = str(network.gateway(lab_state.index).ip)
+        self.subnet = str(host.subnet(lab_state.index))
+        self.gateway = str(host.gateway(lab_state.index).ip)
         self.started = 0
 
     @classmethod
@@ -246,8 +244,8 @@ class Lab:
         any exception, KeyboardInterrupt included, nothing that this call made remains.
         """
         directory = state.directory(name)
-        if not 1 <= nodes <= network.MAX_NODES:
-            raise LabError(f"a lab has 1 to {network.MAX_NODES} nodes, not {nodes}")
+        if not 1 <= nodes <= host.MAX_NODES:
+            raise LabError(f"a lab has 1 to {host.MAX_NODES} nodes, not {nodes}")
         if profile not in (None, *PROFILES):
             raise LabError(f"no profile {profile!r}; there are: {', '.join(PROFILES)}")
         check_needs()
@@ -292,8 +290,8 @@ class Lab:
         """New nodes, which join /etc/hosts of all nodes. Raises LabError for too many."""
         with self.changing():
             count_before = len(self.state.nodes)
-            if count_before + count > network.MAX_NODES:
-                raise LabError(f"a lab has at most {network.MAX_NODES} nodes")
+            if count_before + count > host.MAX_NODES:
+                raise LabError(f"a lab has at most {host.MAX_NODES} nodes")
             grow(self.state, count_before + count, files)
             return self.nodes[count_before:]
 
@@ -347,7 +345,7 @@ class Lab:
 
     def switch_ip(self, *commands: str) -> None:
         """Run `ip` commands where the lab's bridge and the nodes' wires (n1, n2, …) are."""
-        network.ip(commands, self.state.switch)
+        host.ip(commands, self.state.switch)
 
     def inventory_data(self) -> list[tuple[str, dict[str, Any]]]:
         """The nodes as pyinfra hosts, with the data for logins."""
@@ -361,7 +359,7 @@ class Lab:
 def _create(name: str, profile: str) -> LabState:
     """Make everything but the nodes and the network."""
     with state.locked(state.ROOT):
-        index = network.free_index(state.taken())
+        index = host.free_index(state.taken())
         lab_state = LabState(name, profile, index, state.boot_id())
         state.save(lab_state)
     directory = state.directory(name)
@@ -369,7 +367,7 @@ def _create(name: str, profile: str) -> LabState:
     fs.mkdir()
     # The nodes' users have the numbers of this machine's users: only root may see the nodes'
     # disks, with their keys and setuid programs.
-    syscalls.mount("nodeready-lab", str(fs), "tmpfs", 0, f"mode=0700,size={_FS_SIZE}")
+    host.mount("nodeready-lab", str(fs), "tmpfs", 0, f"mode=0700,size={_FS_SIZE}")
     key = new_key(f"{name}@nodeready-lab")
     state.write(directory / "ssh" / "id_ed25519", key.private, 0o600)
     state.write(directory / "ssh" / "id_ed25519.pub", f"{key.public}\n")

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from nodeready.lab import syscalls
+from nodeready.lab import host
 from nodeready.lab.processes import detach
 
 # <sys/prctl.h>: the name in /proc/PID/comm.
@@ -82,7 +82,7 @@ def dead_mount(ready: Callable[[], None], path: str) -> NoReturn:
     os.makedirs(path, exist_ok=True)
     device = _open_device()
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other"
-    syscalls.mount(SOURCE, path, KIND, syscalls.NOSUID | syscalls.NODEV, options)
+    host.mount(SOURCE, path, KIND, host.NOSUID | host.NODEV, options)
     while True:
         request = os.read(device, _BUFFER)
         _length, opcode, unique, *_ = _IN_HEADER.unpack_from(request)
@@ -104,10 +104,10 @@ def start(pid: int, kind: str, *words: str) -> int:
 
     Returns its pid on this machine. Raises OSError.
     """
-    namespaces = {"pid": syscalls.NEWPID, "net": syscalls.NEWNET, "mnt": syscalls.NEWNS}
+    namespaces = {"pid": host.NEWPID, "net": host.NEWNET, "mnt": host.NEWNS}
     for name, flag in namespaces.items():
         handle = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        syscalls.setns(handle, flag)
+        host.setns(handle, flag)
         os.close(handle)
     status, child_status = os.pipe()
     culprit = os.fork()

@@ -16,9 +16,9 @@ from typing import Any
 from nodeready.lab import image, processes
 from nodeready.lab.boot import STASH
 from nodeready.lab.hardware import Hardware, read_toml
+from nodeready.lab.host import environment
 from nodeready.lab.processes import Content
 from nodeready.lab.profiles import PROFILES
-from nodeready.lab.programs import environment
 from nodeready.lab.state import LabError
 
 # --- A fault as data.

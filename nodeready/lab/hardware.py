@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +160,444 @@ def log_lines(lines: Iterable[str], buses: Sequence[str]) -> list[tuple[float, s
         (4711.083342 + index, text.format(gpu=addresses) if "{gpu[" in text else text)
         for index, text in enumerate(lines)
     ]
+
+
+# --- RDMA devices: healthy trees of /sys/class/infiniband, and what to change in them.
+#
+#     ib_tree(h100())
+#     ib_tree(h100(), mlx5_3={"state": "1: DOWN", "phys_state": "2: Polling"})
+#     ib_tree(a100(), mlx5_0={"rate": "100 Gb/sec (2X HDR)", "counters": {"link_downed": "3"}})
+#
+# Modelled on a recorded tree of an 8-way H100 node (leptonai/gpud, Apache-2.0,
+# components/accelerator/nvidia/infiniband/class/testdata) and on what the kernel prints
+# (drivers/infiniband/core/sysfs.c). In a real tree ``device`` is a link to the PCI function.
+
+#: The directory of /sys that a tree is the content of.
+IB_CLASS = "/sys/class/infiniband"
+
+NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
+
+# Counters of a healthy port; the names are those of the recorded node.
+_ERRORS = (
+    "symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors",
+    "local_link_integrity_errors", "excessive_buffer_overrun_errors", "VL15_dropped",
+    "port_xmit_discards",
+)  # fmt: skip
+_COUNTERS = {
+    **dict.fromkeys(_ERRORS, "0"),
+    "port_xmit_wait": "2489603687",
+    "port_xmit_data": "230442669431839",
+    "port_rcv_data": "230539874932483",
+}
+_HW_ERRORS = ("rnr_nak_retry_err", "local_ack_timeout_err", "out_of_sequence")
+_HW_COUNTERS = {**dict.fromkeys(_HW_ERRORS, "0"), "lifespan": "12"}
+
+# PCI device id and link, by hca_type: ConnectX-7, ConnectX-6, BlueField-3.
+_MODELS = {
+    "MT4129": ("0x1021", "32.0 GT/s PCIe"),
+    "MT4123": ("0x101b", "16.0 GT/s PCIe"),
+    "MT41692": ("0xa2dc", "32.0 GT/s PCIe"),
+}
+
+
+@dataclass(frozen=True)
+class Device:
+    """An RDMA device with one port; every text is as sysfs prints it."""
+
+    name: str
+    pci_address: str
+    guid: str
+    numa_node: int = 0
+    hca_type: str = "MT4129"
+    board_id: str = "MT_0000000838"
+    firmware: str = "28.41.1000"
+    driver: str = "mlx5_core"
+    link_layer: str = "InfiniBand"
+    rate: str = "400 Gb/sec (4X NDR)"
+    state: str = "4: ACTIVE"
+    phys_state: str = "5: LinkUp"
+    lid: str = "0x0"
+    sm_lid: str = "0x0"
+    netdev: str = ""
+    gids: tuple[tuple[str, str], ...] = ()  # (GID, type) by index; further indexes are empty
+    # counter -> text, over those of a healthy port
+    counters: Mapping[str, str] = field(default_factory=dict)
+    uverbs: str = ""
+    lanes: int | str = 16  # in use, of 16
+    speed: str = ""  # of each lane; "" is the maximum of the model
+
+    @property
+    def pcie(self) -> tuple[str, int | str, str, int]:
+        """The PCIe link, as `PciDevice` has it."""
+        fastest = _MODELS[self.hca_type][1] if self.hca_type in _MODELS else "16.0 GT/s PCIe"
+        return self.speed or fastest, self.lanes, fastest, 16
+
+    def files(self) -> dict[str, str]:
+        """The files of its directory: relative path -> line."""
+        port = {
+            "state": self.state,
+            "phys_state": self.phys_state,
+            "rate": self.rate,
+            "link_layer": self.link_layer,
+            "lid": self.lid,
+            "sm_lid": self.sm_lid,
+        }
+        for index, (gid, kind) in enumerate(self.gids):
+            port[f"gids/{index}"] = gid
+            port[f"gid_attrs/types/{index}"] = kind
+            if self.netdev:
+                port[f"gid_attrs/ndevs/{index}"] = self.netdev
+        for index in range(len(self.gids), 6):
+            port[f"gids/{index}"] = NO_GID
+        for names, folder in ((_COUNTERS, "counters"), (_HW_COUNTERS, "hw_counters")):
+            port |= {f"{folder}/{name}": self.counters.get(name, names[name]) for name in names}
+        files = {
+            "fw_ver": self.firmware,
+            "hca_type": self.hca_type,
+            "board_id": self.board_id,
+            "node_guid": self.guid,
+            "node_type": "1: CA",
+            "node_desc": f"node {self.name}",
+            "device/numa_node": str(self.numa_node),
+            "device/uevent": f"DRIVER={self.driver}\nPCI_SLOT_NAME={self.pci_address}",
+            **{f"ports/1/{name}": value for name, value in port.items()},
+        }
+        files |= {
+            f"device/{name}": f"{value}" for name, value in zip(PCIE, self.pcie, strict=True)
+        }
+        if self.netdev:
+            up = self.state == "4: ACTIVE"
+            files[f"device/net/{self.netdev}/operstate"] = "up" if up else "down"
+            files[f"device/net/{self.netdev}/carrier"] = "1" if up else "0"
+        if self.uverbs:
+            files[f"device/infiniband_verbs/{self.uverbs}/ibdev"] = self.name
+        return files
+
+
+def ib_tree(devices: Iterable[Device], **changes: Mapping[str, Any]) -> dict[str, str]:
+    """The content of /sys/class/infiniband: relative path -> text.
+
+    changes: name of a device -> fields of Device. Raises KeyError for another name.
+    """
+    by_name = {device.name: device for device in devices}
+    for name, fields in changes.items():
+        by_name[name] = replace(by_name[name], **fields)
+    return {
+        f"{name}/{path}": f"{text}\n"
+        for name, device in by_name.items()
+        for path, text in device.files().items()
+    }
+
+
+def _guid(index: int) -> str:
+    return f"946d:ae03:00f4:{index:02x}a6"
+
+
+def _infiniband(index: int, bus: str, **fields: Any) -> Device:
+    """The compute port `index` of a node, in an InfiniBand fabric with a subnet manager."""
+    return Device(
+        name=f"mlx5_{index}",
+        pci_address=f"0000:{bus}:00.0",
+        guid=_guid(index),
+        numa_node=index // 4,
+        lid=f"{0x2A0 + index:#x}",
+        sm_lid="0x1",
+        netdev=f"ib{index}",
+        gids=((f"fe80:0000:0000:0000:{_guid(index)}", "IB/RoCE v1"),),
+        uverbs=f"uverbs{index}",
+        **fields,
+    )
+
+
+def _roce_gids(index: int, subnet: int) -> tuple[tuple[str, str], ...]:
+    """The four GIDs of a port with one IPv4 address."""
+    local = f"fe80:0000:0000:0000:966d:aeff:fef4:{index:02x}a6"
+    ipv4 = f"0000:0000:0000:0000:0000:ffff:0a{subnet:02x}:{index:02x}0b"
+    return tuple((gid, kind) for gid in (local, ipv4) for kind in ("IB/RoCE v1", "RoCE v2"))
+
+
+def ib_bond() -> Device:
+    """The management interface of a GPU node: two ports of a BlueField as one Ethernet device."""
+    return Device(
+        name="mlx5_bond_0",
+        pci_address="0000:29:00.0",
+        guid="b8e9:2403:00c1:5e10",
+        hca_type="MT41692",
+        board_id="MT_0000000884",
+        firmware="32.38.3056",
+        link_layer="Ethernet",
+        rate="200 Gb/sec (2X NDR)",
+        netdev="bond0",
+        gids=_roce_gids(0, 0),
+        uverbs="uverbs8",
+    )
+
+
+def h100() -> tuple[Device, ...]:
+    """Eight ConnectX-7 with InfiniBand NDR, and the management bond."""
+    buses = ("18", "40", "4f", "5e", "9a", "c0", "ce", "dc")
+    return (*(_infiniband(index, bus) for index, bus in enumerate(buses)), ib_bond())
+
+
+_CONNECTX_6 = {"hca_type": "MT4123", "firmware": "20.35.1012"}
+
+
+def a100() -> tuple[Device, ...]:
+    """Eight ConnectX-6 with InfiniBand HDR."""
+    buses = ("0c", "12", "4b", "54", "8d", "94", "ba", "cc")
+    fields = {**_CONNECTX_6, "board_id": "MT_0000000222", "rate": "200 Gb/sec (4X HDR)"}
+    return tuple(_infiniband(index, bus, **fields) for index, bus in enumerate(buses))
+
+
+def l40s() -> tuple[Device, ...]:
+    """One ConnectX-6 with HDR100."""
+    fields = {**_CONNECTX_6, "board_id": "MT_0000000224", "rate": "100 Gb/sec (2X HDR)"}
+    return (_infiniband(0, "18", **fields),)
+
+
+def mi300x() -> tuple[Device, ...]:
+    """Eight ConnectX-7 with 400G Ethernet (RoCE), each in its own subnet."""
+    buses = ("09", "2d", "4d", "69", "89", "a9", "c9", "e9")
+    return tuple(
+        Device(
+            name=f"mlx5_{index}",
+            pci_address=f"0000:{bus}:00.0",
+            guid=_guid(index),
+            numa_node=index // 4,
+            link_layer="Ethernet",
+            netdev=f"eth{index + 1}",
+            gids=_roce_gids(index, index + 1),
+            uverbs=f"uverbs{index}",
+        )
+        for index, bus in enumerate(buses)
+    )
+
+
+#: Board of GPUs -> the ports of its server.
+PORTS = {"h100": h100, "h200": h100, "b200": h100, "a100": a100, "l40s": l40s}
+
+
+# --- Network interfaces of the RDMA devices: /sys/class/net shows them, and `ip` does not.
+
+CLASS = "/sys/class/net"
+
+_STATISTICS = {
+    "rx_bytes": 8129044213,
+    "tx_bytes": 7925521180,
+    "rx_packets": 6122310,
+    "tx_packets": 5931287,
+    **dict.fromkeys(("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors"), 0),
+}
+
+
+@dataclass(frozen=True)
+class NetDevice:
+    """An interface; numbers and words as sysfs prints them."""
+
+    name: str
+    pci_address: str
+    address: str
+    kind: int = 1  # ARPHRD of <linux/if_arp.h>: 1 is Ethernet, 32 InfiniBand
+    mtu: int = 9000
+    speed_mbps: int = 400000
+    up: bool = True  # whether it has a link
+    index: int = 10
+    carrier_changes: int = 2
+    uevent: str = ""
+    extra_files: Tree = field(default_factory=dict)  # further files of its directory
+
+    def content(self) -> dict[str, str | Link]:
+        """The files of its directory in /sys/class/net: path -> text or link."""
+        lines: dict[str, object] = {
+            "type": self.kind,
+            "flags": "0x1003",
+            "operstate": "up" if self.up else "down",
+            "carrier": int(self.up),
+            "carrier_changes": self.carrier_changes,
+            "speed": self.speed_mbps if self.up else -1,
+            "duplex": "full" if self.up else "unknown",
+            "mtu": self.mtu,
+            "address": self.address,
+            "ifindex": self.index,
+            "iflink": self.index,
+            "dev_id": "0x0",
+            "dev_port": "0",
+            "tx_queue_len": 1000,
+            "uevent": f"{self.uevent}INTERFACE={self.name}\nIFINDEX={self.index}",
+            **{f"statistics/{name}": value for name, value in _STATISTICS.items()},
+        }
+        content: dict[str, str | Link] = {name: f"{value}\n" for name, value in lines.items()}
+        if self.pci_address:
+            content["device"] = Link(f"../../../bus/pci/devices/{self.pci_address}")
+        content |= self.extra_files
+        return {f"{self.name}/{name}": value for name, value in content.items()}
+
+
+def of_device(device: Device, index: int) -> NetDevice:
+    """The interface of an RDMA device, in the state of its port."""
+    is_infiniband = device.link_layer == "InfiniBand"
+    mac = device.guid.replace(":", "")
+    pairs = [mac[start : start + 2] for start in range(0, 16, 2)]
+    if is_infiniband:
+        address = ":".join(["00:00:10:29:fe:80:00:00:00:00:00:00", *pairs])
+    else:
+        address = ":".join([*pairs[:3], *pairs[5:]])
+    return NetDevice(
+        device.netdev,
+        device.pci_address,
+        address,
+        kind=32 if is_infiniband else 1,
+        mtu=4092 if is_infiniband else 9000,
+        speed_mbps=int(device.rate.split()[0]) * 1000,
+        up=device.state == "4: ACTIVE",
+        index=index,
+    )
+
+
+def bond(
+    name: str, address: str, slaves: tuple[str, str], pci: tuple[str, str]
+) -> list[NetDevice]:
+    """A bond, and its two ports."""
+    bond_files: dict[str, str | Link] = {
+        "bonding/mode": "802.3ad 4\n",
+        "bonding/mii_status": "up\n",
+        "bonding/slaves": f"{' '.join(slaves)}\n",
+        **{f"lower_{slave}": Link(f"../{slave}") for slave in slaves},
+    }
+    uevent = "DEVTYPE=bond\n"
+    interfaces = [
+        NetDevice(
+            name, "", address, speed_mbps=200000, index=30, uevent=uevent, extra_files=bond_files
+        )
+    ]
+    for index, slave in enumerate(slaves):
+        files: dict[str, str | Link] = {
+            "master": Link(f"../{name}"),
+            f"upper_{name}": Link(f"../{name}"),
+            "bonding_slave/mii_status": "up\n",
+            "bonding_slave/state": "active\n",
+        }
+        port = NetDevice(
+            slave, pci[index], address, speed_mbps=100000, index=31 + index, extra_files=files
+        )
+        interfaces.append(port)
+    return interfaces
+
+
+def tree(devices: Iterable[NetDevice]) -> dict[str, str | Link]:
+    """The content of /sys/class/net, with the node's real interfaces."""
+    content: dict[str, str | Link] = {
+        name: Link(f"../../devices/virtual/net/{name}") for name in ("eth0", "lo")
+    }
+    for device in devices:
+        content |= device.content()
+    return content
+
+
+# --- RDMA adapters in every class of /sys where they show: PCI, RDMA, network.
+
+VERBS = "/sys/class/infiniband_verbs"
+_VENDOR = "0x15b3"
+
+_BOND_PORTS = ("ens1f0np0", "ens1f1np1")
+
+
+def adapters(
+    devices: Iterable[Device],
+    ports: Mapping[str, Mapping[str, Any]],
+    nics: Mapping[str, Mapping[str, Any]],
+) -> tuple[list[Device], list[NetDevice]]:
+    """The RDMA devices and the interfaces of a node, with the fields that differ.
+
+    A device with an empty PCI address is missing. One without a driver is on the bus only, and has
+    no interface.
+    """
+    changed = [replace(device, **ports.get(device.name, {})) for device in devices]
+    present = [device for device in changed if device.pci_address]
+    changed_nics = []
+    for nic in interfaces([device for device in present if device.driver]):
+        fields = dict(nics.get(nic.name, {}))
+        fields["extra_files"] = {**nic.extra_files, **fields.get("extra_files", {})}
+        changed_nics.append(replace(nic, **fields))
+    return present, changed_nics
+
+
+def interfaces(devices: Iterable[Device]) -> list[NetDevice]:
+    """Their netdevs: one for each port, and for a bond its two ports as well."""
+    nics: list[NetDevice] = []
+    for index, device in enumerate(devices):
+        if device.netdev.startswith("bond"):
+            second = f"{device.pci_address[:-1]}1"
+            mac = of_device(device, 0).address
+            nics += bond(device.netdev, mac, _BOND_PORTS, (device.pci_address, second))
+        elif device.netdev:
+            nics.append(of_device(device, 10 + index))
+    return nics
+
+
+def pci(devices: Sequence[Device], nics: Sequence[NetDevice]) -> list[PciDevice]:
+    """The PCI functions; the second port of a bond has a function of its own."""
+    functions = [
+        _function(device, device.pci_address, nics, _pci_files(device)) for device in devices
+    ]
+    addresses = {device.pci_address for device in devices}
+    for address in sorted({nic.pci_address for nic in nics} - addresses - {""}):
+        first = next(device for device in devices if device.pci_address[:-1] == address[:-1])
+        functions.append(_function(first, address, nics, {}))
+    return functions
+
+
+def _pci_files(device: Device) -> Tree:
+    """The files of the RDMA device in the directory of its PCI function."""
+    if not device.driver:
+        return {}
+    start = f"{device.name}/device/"
+    files: dict[str, str | Link] = {
+        path.removeprefix(start): text
+        for path, text in ib_tree([device]).items()
+        if path.startswith(start) and not path.startswith(f"{start}net/")
+    }
+    files[f"infiniband/{device.name}"] = Link(f"../../../../../class/infiniband/{device.name}")
+    return files
+
+
+def _function(device: Device, address: str, nics: Sequence[NetDevice], files: Tree) -> PciDevice:
+    model, _ = _MODELS[device.hca_type]
+    pci_class = "0x020700" if device.link_layer == "InfiniBand" else "0x020000"
+    links = {
+        f"net/{nic.name}": Link(f"../../../../../class/net/{nic.name}")
+        for nic in nics
+        if nic.pci_address == address
+    }
+    return PciDevice(
+        address,
+        _VENDOR,
+        model,
+        pci_class,
+        device.numa_node,
+        device.driver,
+        device.pcie,
+        {**files, **links},
+    )
+
+
+def trees(devices: Sequence[Device], nics: Sequence[NetDevice]) -> dict[str, Tree]:
+    """The classes of /sys that show them."""
+    devices = [device for device in devices if device.driver]
+    ports: dict[str, str | Link] = {
+        path: text for path, text in ib_tree(devices).items() if path.split("/")[1] != "device"
+    }
+    verbs: dict[str, str | Link] = {}
+    for device in devices:
+        ports[f"{device.name}/device"] = Link(f"../../../bus/pci/devices/{device.pci_address}")
+        if device.uverbs:
+            target = f"../../bus/pci/devices/{device.pci_address}/infiniband_verbs/{device.uverbs}"
+            verbs[device.uverbs] = Link(target)
+    return {IB_CLASS: ports, VERBS: verbs, CLASS: tree(nics)}
+
+
+def device_files(devices: Iterable[Device]) -> dict[str, int]:
+    """The device files for user space: path -> mode."""
+    uverbs = [device.uverbs for device in devices if device.uverbs and device.driver]
+    names = ["rdma_cm", *uverbs]
+    return {f"/dev/infiniband/{name}": 0o666 for name in names}

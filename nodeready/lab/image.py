@@ -23,7 +23,7 @@ from pathlib import Path
 
 from nodeready.lab.boot import REAL_SYS, STASH
 from nodeready.lab.hardware import Link, Tree, read_toml
-from nodeready.lab.needs import can_raise_limits
+from nodeready.lab.host import can_raise_limits
 from nodeready.lab.profiles import Profile
 from nodeready.lab.state import LabError
 

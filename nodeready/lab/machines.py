@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodeready.lab import faults, network, processes, state, syscalls
+from nodeready.lab import faults, host, processes, state
 from nodeready.lab.boot import STASH
+from nodeready.lab.host import node_settings, run
 from nodeready.lab.image import new_key
-from nodeready.lab.needs import node_settings
 from nodeready.lab.processes import Files, encoded, is_alive
-from nodeready.lab.programs import run
 from nodeready.lab.state import LabError, LabState, NodeState
 
 # The nodes with their data, for ``@lab``: `nodeready.fleet.inventory.labs` reads it.
@@ -54,7 +53,7 @@ def new_node(lab: LabState, number: int) -> NodeState:
     dash = "-" if prefix[-1].isdigit() else ""
     name = f"{prefix}{dash}{number:03d}"
     key = new_key(f"root@{name}")
-    address = str(network.address(lab.index, number).ip)
+    address = str(host.address(lab.index, number).ip)
     return NodeState(name, number, address, key.private, key.public)
 
 
@@ -71,11 +70,11 @@ def grow(
     has one. On an exception the missing nodes are missing again.
     """
     _end_strays(lab)
-    network.make_room(count)
+    host.make_room(count)
     if processes.started_at(lab.switch) != lab.switch_started:
         # Without its switch no node can be reached: they get a new switch, and new wires.
         lab.switch = 0
-        network.delete_interface(lab.index)
+        host.delete_interface(lab.index)
         for node in lab.nodes:
             kill(node)
     old = list(lab.nodes)
@@ -380,7 +379,7 @@ def remove_empty(directory: Path) -> None:
     with contextlib.suppress(OSError):
         directory.rmdir()
     if not state.names():
-        network.restore_neighbour_limit()
+        host.restore_neighbour_limit()
     for path in (state.ROOT, state.ROOT.parent):
         with contextlib.suppress(OSError):
             path.rmdir()
@@ -390,7 +389,7 @@ def clean(directory: Path) -> None:
     """End all processes of the lab, and empty its directory."""
     with contextlib.suppress(LabError):
         if lab := state.load(directory.name):
-            network.delete_interface(lab.index)
+            host.delete_interface(lab.index)
     processes.end_all(directory)
     fs = directory / "fs"
     while os.path.ismount(fs):
@@ -406,7 +405,7 @@ def _unmount(fs: Path) -> None:
     """Unmount, when the kernel has released dead nodes; an open file only delays the end."""
     for _ in range(100):
         with contextlib.suppress(OSError):
-            syscalls.umount(str(fs))
+            host.umount(str(fs))
             return
         time.sleep(0.01)
-    syscalls.umount(str(fs), syscalls.DETACH)
+    host.umount(str(fs), host.DETACH)

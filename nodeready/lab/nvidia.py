@@ -9,7 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from nodeready.lab import adapters
+from nodeready.lab import hardware
 from nodeready.lab.hardware import (
     SERVER,
     File,
@@ -327,7 +327,7 @@ def make(
     }
     if before := BEFORE.get(tool, tool):
         answers["before"] = before
-    devices, interfaces = adapters.adapters(adapters.PORTS[model](), ports, nics)
+    devices, interfaces = hardware.adapters(hardware.PORTS[model](), ports, nics)
     widths = {index: gpu["pcie_width"] for index, gpu in gpus.items() if "pcie_width" in gpu}
     functions = [
         *SERVER,
@@ -348,7 +348,7 @@ def make(
             )
             for bus in board.switches
         ),
-        *adapters.pci(devices, interfaces),
+        *hardware.pci(devices, interfaces),
     ]
     version = (
         f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {board.driver}"
@@ -367,7 +367,7 @@ def make(
     return Hardware(
         trees={
             **pci_trees(*functions),
-            **adapters.trees(devices, interfaces),
+            **hardware.trees(devices, interfaces),
             **(loaded if module else {}),
         },
         files={
@@ -379,7 +379,7 @@ def make(
             **{f"/dev/nvidia{index}": 0o666 for index in range(len(board.buses))},
             **{f"/dev/nvidia{name}": 0o666 for name in ("ctl", "-uvm", "-uvm-tools")},
             **{f"/dev/nvidia-nvswitch{index}": 0o666 for index in range(len(board.switches))},
-            **adapters.device_files(devices),
+            **hardware.device_files(devices),
         },
         kernel_log=(
             (12.440917, nvlink_log),

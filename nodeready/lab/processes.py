@@ -15,10 +15,10 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodeready.lab import image, network, state
+from nodeready.lab import host, image, state
 from nodeready.lab.boot import MARK
+from nodeready.lab.host import Done, environment, run
 from nodeready.lab.profiles import PROFILES
-from nodeready.lab.programs import Done, environment, run
 from nodeready.lab.state import LabError, LabState, NodeState
 
 # A killed init takes its node along; the kernel needs milliseconds, a loaded machine more.
@@ -123,9 +123,9 @@ def spec(index: int, node: NodeState, files: Files, gone: Sequence[str] = ()) ->
     contents = {path: encoded(item) for path, item in files.items()}
     return {
         "name": node.name,
-        "address": str(network.address(index, node.number)),
-        "mac": network.mac(index, node.number),
-        "port": network.port(node.number),
+        "address": str(host.address(index, node.number)),
+        "mac": host.mac(index, node.number),
+        "port": host.port(node.number),
         "generation": f"g{node.generation}",
         "files": {
             path: {"data": base64.b64encode(data).decode(), "mode": mode}
@@ -166,8 +166,8 @@ def boot(lab: LabState, specs: list[dict[str, Any]]) -> Generator[dict[str, Any]
     directory = state.directory(lab.name)
     plan = {
         "parent": os.getpid(),
-        "interface": network.interface(lab.index),
-        "gateway": str(network.gateway(lab.index)),
+        "interface": host.interface(lab.index),
+        "gateway": str(host.gateway(lab.index)),
         "switch": lab.switch,
         "submounts": image.submounts(),
         "targets": image.targets(PROFILES[lab.profile]),

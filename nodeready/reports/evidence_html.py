@@ -18,8 +18,7 @@ from typing import Any
 
 from nodeready import __version__
 from nodeready.agent.audit_document import Audit, NodeReport
-from nodeready.core.fact_kinds import COUNTER, HARDWARE, VERSION
-from nodeready.core.result import fix_text
+from nodeready.core.result import COUNTER, HARDWARE, VERSION, fix_text
 from nodeready.core.text import utc_moment
 from nodeready.reports.html_page import HtmlPage
 from nodeready.reports.lines import node_set

@@ -7,8 +7,7 @@ from datetime import datetime
 from itertools import groupby
 from textwrap import wrap
 
-from nodeready.core.fact_kinds import COUNTER
-from nodeready.core.result import join_first
+from nodeready.core.result import COUNTER, join_first
 from nodeready.core.text import counted, sanitise, span
 from nodeready.reports.lines import (
     MAX_TEXT,

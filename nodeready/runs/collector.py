@@ -28,7 +28,7 @@ from nodeready.core.outcome import (
     Outcome,
     node_gaps,
 )
-from nodeready.core.policy.policy import digest
+from nodeready.core.policy import digest
 from nodeready.core.text import counted, sanitise, utc_now
 from nodeready.fleet.inventory.slurm import JobPlacement
 from nodeready.runs import incident, targets

@@ -27,8 +27,7 @@ from nodeready.agent.asking import (
 )
 from nodeready.agent.cores import gcore, program
 from nodeready.agent.cores.gdb import CRASHED, EVERY, PYTHON
-from nodeready.agent.cores.listing import CoreFile, Listing
-from nodeready.agent.cores.program import CoreSummary, ReadTotals
+from nodeready.agent.cores.program import CoreFile, CoreSummary, Listing, ReadTotals
 from nodeready.agent.users_file import by_turns
 from nodeready.core import wire
 from nodeready.core.base import ProbeError

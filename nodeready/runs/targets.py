@@ -26,9 +26,7 @@ from nodeready.agent.snapshots import PROBE_TIMEOUT_S, Read, SnapshotQuestion, t
 from nodeready.core.exit_codes import Refused
 from nodeready.core.files import user_name
 from nodeready.core.outcome import SUDO, NodeGaps, Outcome, failed_nodes, interrupted_nodes
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import PolicyError
-from nodeready.core.policy.site_checks import FOLDER
+from nodeready.core.policy import FOLDER, Policy, PolicyError
 from nodeready.core.text import counted
 from nodeready.runs.options import ConnectionOptions, TargetOptions
 from nodeready.runs.tell import Tell

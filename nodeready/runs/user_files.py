@@ -75,7 +75,7 @@ def option_name(path: Path, key: str, options: Iterable[str]) -> str:
     """The option of a key. Raises Refused, with the most similar option, for an unknown key."""
     name = key.replace("-", "_")
     if name not in options:
-        from nodeready.core.policy.fields import suggestion
+        from nodeready.core.settings import suggestion
 
         raise Refused(f"{path}: unknown option {key}: {suggestion(name, options)}")
     return name

@@ -98,7 +98,7 @@ def checked_regex(name: str, regex: str | None) -> str:
 def read_ports(words: str) -> tuple[int, int]:
     """``--ports FIRST-LAST``. Raises Refused."""
     # Imported only here: it takes a fifth of the time of --help, which does not need it.
-    from nodeready.core.policy.fields import port_range
+    from nodeready.core.settings import port_range
 
     try:
         return port_range(words)
@@ -112,7 +112,7 @@ def policy_settings(ports: str | None, user: str | None) -> dict[str, Any]:
     if ports is not None:
         settings["port_range"] = read_ports(ports)
     if user is not None:
-        from nodeready.core.policy.fields import USER_NAME
+        from nodeready.core.settings import USER_NAME
 
         if not re.fullmatch(USER_NAME, user):
             raise Refused(f"--user {user}: is no user name")

@@ -12,10 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from nodeready.core.fleet import ALONE, Counters, FleetFacts
 from nodeready.core.outcome import Gap, Outcome
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result
+from nodeready.core.result import ALONE, Counters, FleetFacts, Result
 from nodeready.subjects.access import Access
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.snapshot import Snapshot, judge

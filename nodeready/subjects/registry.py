@@ -33,7 +33,7 @@ from functools import cached_property
 
 from nodeready.core.result import OBSERVED as OBSERVED, Page, Subject
 from nodeready.core.policy import Policy
-from nodeready.core.policy.fields import closest_word
+from nodeready.core.settings import closest_word
 from nodeready.core.base import Probe
 from nodeready.core.exit_codes import Refused
 from nodeready.core.own_files import own_files

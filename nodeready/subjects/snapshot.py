@@ -14,13 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nodeready.core.base import Output, Probe, ProbeError, Section, Unknown, frozen
-from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.own_files import OwnFiles, Refusal
 from nodeready.core.policy import Policy
 from nodeready.core.probe_script import parse_answer
-from nodeready.core.result import ADMIN, Result, no_facts
+from nodeready.core.result import ADMIN, ALONE, FleetFacts, Result, no_facts, waive
 from nodeready.core.text import utc_now
-from nodeready.core.waivers import waive
 from nodeready.core.wire import shown_keys
 from nodeready.subjects.registry import PROBES, SUBJECTS
 

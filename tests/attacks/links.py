@@ -14,8 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import as_data
+from nodeready.core.policy import Policy, as_data
 from nodeready.fleet.transport import bundle
 from nodeready.runs.deploy.actions import Action, MakeDirectory, RemoveFile, StepChange, WriteFile
 from tests.cases import read

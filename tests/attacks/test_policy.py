@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeready.core.managed_block import END
+from nodeready.core.own_files import END
 from tests.cases import read_table
 from tests.lab.batch import Line, run_batch
 

@@ -9,9 +9,8 @@ from nodeready.agent.audit_document import Audit, NodeReport, Outlier
 from nodeready.core.base import Unknown
 from nodeready.core.outcome import SUDO, UNREACHABLE, Gap
 from nodeready.core.policy import Policy
-from nodeready.core.policy.waivers import Waiver
-from nodeready.core.result import Result
-from nodeready.core.waivers import waive
+from nodeready.core.result import Result, waive
+from nodeready.core.settings import Waiver
 from nodeready.subjects.registry import page
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders.results import fail, fixable, na, ok, unknown, warn

@@ -3,15 +3,13 @@
 from typing import Any
 
 from nodeready.core import sysctl
-from nodeready.core.fleet import FleetFacts
 from nodeready.core.policy import Policy
+from nodeready.core.result import FleetFacts
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.nics.nic import Nic, Route
 from nodeready.subjects.pdsh.facts import Pdsh
-from nodeready.subjects.ports.facts import Ports, Socket
-from nodeready.subjects.ports.firewall import Firewall
-from nodeready.subjects.rdma.device import RdmaDevice, RdmaPort
-from nodeready.subjects.rdma.facts import Rdma
+from nodeready.subjects.ports.facts import Firewall, Ports, Socket
+from nodeready.subjects.rdma.facts import Rdma, RdmaDevice, RdmaPort
 from nodeready.subjects.snapshot import Snapshot
 
 POLICY = Policy()

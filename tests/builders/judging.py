@@ -6,9 +6,8 @@ often binds it: `judged = partial(by_id, checks)`.
 
 from typing import Any
 
-from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result
+from nodeready.core.result import ALONE, FleetFacts, Result
 
 POLICY = Policy()
 

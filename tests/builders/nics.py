@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from nodeready.core.base import Output
-from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.policy import Policy
+from nodeready.core.result import ALONE, FleetFacts
 from nodeready.subjects.nics import checks
 from nodeready.subjects.nics import facts as nics
 from nodeready.subjects.nics.facts import Nics

@@ -8,8 +8,8 @@ from nodeready.agent.witnesses.gpus import WitnessedGpu, WitnessedGpus
 from nodeready.agent.witnesses.kernel_log import KernelLog, KernelMessage
 from nodeready.agent.witnesses.logs import RankLog, WatchdogReport
 from nodeready.agent.witnesses.nccl_log import NcclRank
+from nodeready.agent.witnesses.nccl_ras import Communicator, Member, Ras
 from nodeready.agent.witnesses.ports import Network, WitnessedPort
-from nodeready.agent.witnesses.ras_report import Communicator, Member, Ras
 from nodeready.core.wire import plain
 from nodeready.subjects.environment_table import (
     EnvironmentFacts,

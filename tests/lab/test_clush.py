@@ -16,7 +16,7 @@ from pyinfra.api import Config
 from nodeready.agent.asking import Answer, Request, Transport, once
 from nodeready.fleet.inventory import load as inventory_load
 from nodeready.fleet.transport.clush.transport import Clush
-from nodeready.lab import Lab, LabNode, programs
+from nodeready.lab import Lab, LabNode, host
 from tests.command import ours, wait_for
 from tests.conftest import _lab_name, down
 from tests.lab.rows import rows
@@ -93,7 +93,7 @@ class Cluster:
 
     def left(self) -> list[str]:
         """What there still is of a run: its processes on a node, or an ssh here."""
-        here = programs.run(["ps", "-eo", "args"]).stdout
+        here = host.run(["ps", "-eo", "args"]).stdout
         addresses = "|".join(map(re.escape, self.addresses))
         found = re.findall(rf"^.*ssh .* (?:{addresses}) .*$", here, re.M)
         for node in self.nodes:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nodeready.agent.gate import gate
-from nodeready.core.policy.policy import make_policy
+from nodeready.core.policy import make_policy
 from nodeready.fleet.transport import bundle
 from nodeready.lab import LabNode
 from nodeready.subjects.snapshot import judge

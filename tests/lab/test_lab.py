@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Lab, LabError, image, network, processes, state
+from nodeready.lab import Lab, LabError, host, image, processes, state
 from tests.cases import read_data
 from tests.command import wait_for
 from tests.helpers import nodeready
@@ -33,7 +33,7 @@ def traces(name: str, index: int | None) -> list[str]:
     """Whatever this machine still has of a lab."""
     directory = state.ROOT / name
     found = [f"process {pid}" for pid in processes.of_lab(directory)]
-    paths = [directory, *([Path("/sys/class/net", network.interface(index))] if index else [])]
+    paths = [directory, *([Path("/sys/class/net", host.interface(index))] if index else [])]
     found += [str(path) for path in paths if path.exists()]
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -240,17 +240,17 @@ def test_the_kernel_knows_all_neighbours_of_a_large_lab(tmp_path, monkeypatch):
     """All namespaces share a table of 1,024 by default."""
     limit, before = tmp_path / "gc_thresh3", tmp_path / "before"
     limit.write_text("1024\n")
-    monkeypatch.setattr(network, "_NEIGHBOURS", limit)
-    monkeypatch.setattr(network, "_NEIGHBOURS_BEFORE", before)
+    monkeypatch.setattr(host, "_NEIGHBOURS", limit)
+    monkeypatch.setattr(host, "_NEIGHBOURS_BEFORE", before)
     for nodes, room in ((20, 1024), (64, 8192), (32, 8192), (100, 20000)):
-        network.make_room(nodes)
+        host.make_room(nodes)
         assert int(limit.read_text()) == room
     for _ in range(2):
-        network.restore_neighbour_limit()
+        host.restore_neighbour_limit()
         assert (limit.read_text(), before.exists()) == ("1024\n", False)
     # In a container that has no such file nothing is changed, and nothing is wrong.
     limit.unlink()
-    network.make_room(100)
+    host.make_room(100)
     assert not limit.exists()
     assert not before.exists()
 

@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from nodeready.core import managed_block
+from nodeready.core import own_files
 from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
 from nodeready.operations import pdsh as steps
@@ -18,7 +18,7 @@ ENVIRONMENT = "/etc/environment"
 PDSHRC = "/home/ml/.pdshrc"
 # Not our subject here: whether the host's key is known.
 NO_QUESTION = "export PDSH_SSH_ARGS_APPEND='-oStrictHostKeyChecking=no -oBatchMode=yes';"
-BLOCK = managed_block.put(b"", b"PDSH_RCMD_TYPE=ssh\n", "end")
+BLOCK = own_files.put_block(b"", b"PDSH_RCMD_TYPE=ssh\n", "end")
 
 
 def reads(node: LabNode, path: str) -> bytes:
@@ -134,7 +134,7 @@ def test_a_users_own_pdshrc_is_kept(fresh_nodes, own):
 
     content = reads(node, PDSHRC)
     newline = b"\n" if own and not own.endswith(b"\n") else b""
-    assert managed_block.remove(content) == (own or b"") + newline
+    assert own_files.remove_block(content) == (own or b"") + newline
     file = node.testinfra().file(PDSHRC)
     assert (file.user, file.mode) == ("ml", 0o644 if own is None else 0o600)
     shown = node.run(f'. {PDSHRC}; . {PDSHRC}; echo "$JOB $PATH"', user="ml")

@@ -8,7 +8,7 @@ import pytest
 
 from nodeready.fleet.inventory.nodeset import expand
 from nodeready.lab import LabNode
-from nodeready.lab.needs import reachable_limits
+from nodeready.lab.host import reachable_limits
 from tests.cases import cases
 from tests.command import Tool, ours, wait_for
 

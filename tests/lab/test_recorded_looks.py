@@ -12,7 +12,7 @@ import pytest
 
 from nodeready.core import probe_script
 from nodeready.core.base import Output
-from nodeready.core.policy.policy import make_policy
+from nodeready.core.policy import make_policy
 from nodeready.subjects import snapshot
 from nodeready.subjects.debug_tools import facts
 from tests.builders.hostile import RECORDED, RUN_DIGEST, encoded, recorded

@@ -5,14 +5,13 @@ from collections.abc import Iterable
 
 import pytest
 
-from nodeready.core import managed_block
+from nodeready.core import own_files
 from nodeready.core.policy import Policy
 from nodeready.core.result import Result
 from nodeready.lab import LabNode
 from nodeready.operations import ssh_client
 from nodeready.subjects.snapshot import judge
-from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SENT_BYTES, SshClient
-from nodeready.subjects.ssh_client.identity import NodeIdentity
+from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SENT_BYTES, NodeIdentity, SshClient
 from nodeready.subjects.ssh_client.known_hosts import (
     READ_BLOCK,
     Endpoint,
@@ -148,7 +147,7 @@ def test_other_peoples_lines_stay(fresh_node, case):
         deploy(node, want)
         last = len(want.ssh_known_hosts) - 1
         assert known(node, f"gpu{last:05}") == key(last)
-        rest = managed_block.remove(content(node, KNOWN_HOSTS))
+        rest = own_files.remove_block(content(node, KNOWN_HOSTS))
         assert rest in (others, others + b"\n")
     deploy(node, Policy(ssh_client_mode="no"))
     assert content(node, KNOWN_HOSTS) in (others, others + b"\n")
@@ -251,7 +250,7 @@ def test_ours_wins_and_the_rest_stays(fresh_node, case):
     for host in NOT_MEANT:
         # Nothing that follows ours has become part of it.
         assert now[host] == before[host]
-    assert managed_block.remove(content(node, path)) == was
+    assert own_files.remove_block(content(node, path)) == was
     there = node.enter(
         ["find", DROPIN, CONFIG, "-exec", "grep", "-l", "gpu", "{}", "+"], check=False
     )
@@ -276,7 +275,7 @@ def test_a_link_stays_a_link_and_a_missing_file_is_made_and_goes_again(fresh_nod
     deploy(node, WANT)
     found = node.run(f"readlink {CONFIG}; stat -c %a {theirs}").stdout
     assert found == f"{theirs}\n664\n"
-    assert managed_block.remove(content(node, theirs)) == ASK.encode()
+    assert own_files.remove_block(content(node, theirs)) == ASK.encode()
     node.enter(["rm", "-r", CONFIG, "/etc/ssh/ssh_config.d"])
     deploy(node, WANT)
     assert effective(node)["gpu001"]["stricthostkeychecking"] == "true"
@@ -303,7 +302,7 @@ def test_what_was_changed_by_hand_is_set_again(fresh_node):
     assert node.enter(["test", "-e", DROPIN], check=False).returncode == 1
     # Lines that somebody puts above our block are no loss: it goes to the top again.
     is_set_again(CONFIG, ASK.encode() + content(node, CONFIG))
-    assert content(node, CONFIG).count(managed_block.BEGIN) == 1
+    assert content(node, CONFIG).count(own_files.BEGIN) == 1
 
 
 def test_roots_own_file_is_named_and_left_alone(fresh_node):

@@ -21,7 +21,7 @@ __all__ = ["bundle_file", "pythons"]
 _BUILD = (
     "import sys, hashlib; sys.path.insert(0, sys.argv[1]); "
     "from nodeready.fleet.transport import bundle; "
-    "from nodeready.core.policy.policy import make_policy; "
+    "from nodeready.core.policy import make_policy; "
     "made = bundle.build(make_policy({'mounts': ('/a', '/b'), 'waivers': {'nics.mtu': 'x'}})); "
     "print(hashlib.sha256(made).hexdigest())"
 )

@@ -19,7 +19,7 @@ from tests.paths import PACKAGE, ROOT
 from tests.rooms import ROOMS
 
 OPERATIONS = ROOT / "operations"
-#: module (`core.policy.fields`) -> its file.
+#: module (`core.settings`) -> its file.
 FILES = draw_house.sources()
 #: module -> the modules of the package that it imports.
 IMPORTS = {

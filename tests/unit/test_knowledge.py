@@ -10,7 +10,7 @@ from nodeready.agent.witnesses import kernel_log, nccl_errors
 from nodeready.subjects.environment_rules import RankEnvironment, judge
 from nodeready.subjects.environment_table import BAD_VALUES, EnvironmentFacts, HcaPort
 from nodeready.subjects.gpus import xids
-from nodeready.subjects.ssh_client import login_failures
+from nodeready.subjects.ssh_client import checks
 from tests.paths import PACKAGE
 
 
@@ -20,7 +20,7 @@ def _nccl_error(line):
 
 
 def _login_failure(messages):
-    return login_failures.cause_of(messages)[0]
+    return checks.cause_of(messages)[0]
 
 
 def _xid(line):

@@ -20,8 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeready.agent import tool_rights
-from nodeready.agent.cores import core_pattern
+from nodeready.agent.cores import core_pattern, gdb
 from nodeready.agent.cores.core_file import CoreReader, NoCore
 from nodeready.agent.cores.core_pattern import CorePlace, printable
 from nodeready.agent.cores.gdb import environment, find_gdb
@@ -359,8 +358,8 @@ def _gdb_command(target: DumpTarget) -> list[str]:
     if os.geteuid() != 0:
         return words
     needs_capability = not target.rights.uid or first_number(_YAMA) in _CAPABILITY_SCOPES
-    capabilities = (tool_rights.READ_MEMORY,) if needs_capability else ()
-    return tool_rights.tool_command(target.rights, capabilities, _GDB_BYTES, words)
+    capabilities = (gdb.READ_MEMORY,) if needs_capability else ()
+    return gdb.tool_command(target.rights, capabilities, _GDB_BYTES, words)
 
 
 def _hold_problem(target: DumpTarget, session: int) -> str:

@@ -21,9 +21,7 @@ from nodeready.agent.audit_document import Audit
 from nodeready.agent.gate import here
 from nodeready.agent.verdict import NodeVerdict, SourceError, keep, listed_fields, parse, read_file
 from nodeready.core import exit_codes
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import digest
-from nodeready.core.policy.site_checks import GATE
+from nodeready.core.policy import GATE, Policy, digest
 from nodeready.core.result import worst
 from nodeready.core.text import sanitise
 from nodeready.subjects.gate import checks

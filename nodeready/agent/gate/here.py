@@ -28,12 +28,17 @@ from nodeready.agent.audit_document import (
 )
 from nodeready.agent.local import Local
 from nodeready.agent.snapshots import snapshot_question
-from nodeready.core.fleet import FleetFacts
-from nodeready.core.policy import Policy
-from nodeready.core.policy.fields import closest_word, port_range
-from nodeready.core.policy.policy import PolicyError, check_settings, digest, key_text
-from nodeready.core.policy.site_checks import AUDIT, READY
-from nodeready.core.result import Result, shared
+from nodeready.core.policy import (
+    AUDIT,
+    READY,
+    Policy,
+    PolicyError,
+    check_settings,
+    digest,
+    key_text,
+)
+from nodeready.core.result import FleetFacts, Result, shared
+from nodeready.core.settings import closest_word, port_range
 from nodeready.core.text import parse_span, utc_now
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection, SelectionError, select
 from nodeready.subjects.snapshot import Snapshot, judge

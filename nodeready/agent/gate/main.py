@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 import nodeready
 from nodeready.agent.gate import here
 from nodeready.core import exit_codes
-from nodeready.core.policy.policy import PolicyError
+from nodeready.core.policy import PolicyError
 
 
 class PyzCommand(NamedTuple):

@@ -29,8 +29,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeready.core import wire
-from nodeready.subjects.proof.facts import ProofConfig
-from nodeready.subjects.proof.peer_facts import Busy
+from nodeready.subjects.proof.facts import Busy, ProofConfig
 
 # --- Listeners on the job's ports, which are plain sockets as the job opens them. Their token
 # distinguishes them from other programs.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from nodeready.agent.proofs.mesh import Try
 from nodeready.core import wire
 from nodeready.subjects.environment_table import EnvironmentFacts
-from nodeready.subjects.proof.peer_facts import Busy
+from nodeready.subjects.proof.facts import Busy
 
 #: The engines, best first: the job's own library, the vendor's test program, plain TCP between
 #: pairs of nodes.

@@ -47,7 +47,7 @@ from nodeready.agent.stacks import processes
 from nodeready.agent.witnesses import environment, software
 from nodeready.core import wire
 from nodeready.subjects.environment_table import EnvironmentFacts
-from nodeready.subjects.proof.peer_facts import Busy
+from nodeready.subjects.proof.facts import Busy
 
 #: Seconds from a login to our program.
 _LOGIN_S = 20

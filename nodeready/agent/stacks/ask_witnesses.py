@@ -23,8 +23,8 @@ from typing import Any
 
 from nodeready.agent.runtime import ProcessSupervisor
 from nodeready.agent.stacks import processes
+from nodeready.agent.stacks.descendants import StackTarget
 from nodeready.agent.stacks.processes import HANGS
-from nodeready.agent.stacks.targets import StackTarget
 from nodeready.agent.users_file import held_path, rights_of_job, with_rights
 from nodeready.agent.witnesses import (
     environment,

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodeready.agent.stacks import waits
+from nodeready.agent.stacks.descendants import StackTarget
 from nodeready.agent.stacks.processes import HANGS, contents, probe_each
-from nodeready.agent.stacks.targets import StackTarget
 
 #: What of a rank waits: its main thread (named as in `threading`), the whole process, or its
 #: descendants.

@@ -32,8 +32,8 @@ from nodeready.agent.stacks import (
     ranks,
     waits,
 )
+from nodeready.agent.stacks.descendants import NO_TIME, OTHERS_TOOK, StackTable, StackTarget
 from nodeready.agent.stacks.ranks import JobRank, RankIdentity
-from nodeready.agent.stacks.targets import NO_TIME, OTHERS_TOOK, StackTable, StackTarget
 from nodeready.core import wire
 from nodeready.core.base import ProbeError
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nodeready.agent import tool_rights
+from nodeready.agent.cores import gdb
 from nodeready.agent.proofs.attach import environment
 from nodeready.agent.runtime import Ended, ProcessSupervisor, changeable_by_root_only
 from nodeready.agent.secrets import redact
@@ -299,7 +299,7 @@ def take(
     # Without a stop, py-spy may read a process while it changes; a retry often succeeds.
     for _ in range(1 if mode == NATIVE else 2):
         try:
-            confined = tool_rights.memory_reader_command(pid, _MEMORY_BYTES, argv, by_maps=True)
+            confined = gdb.memory_reader_command(pid, _MEMORY_BYTES, argv, by_maps=True)
         except (OSError, KeyError, ValueError, IndexError):
             return Dump(error=ENDED)
         try:

@@ -19,28 +19,20 @@ from pyinfra.api.connectors import get_all_connectors
 from pyinfra.connectors.local import LocalConnector
 
 from nodeready.agent.asking import Request, SshPeer, Transport
-from nodeready.core import waivers
+from nodeready.core import result
 from nodeready.core.outcome import Outcome
-from nodeready.core.policy import Policy
-from nodeready.core.policy.fields import value_text
-from nodeready.core.policy.policy import PolicyError, check_settings
-from nodeready.core.policy.site_checks import FOLDER, SiteCheck
-from nodeready.core.policy.waivers import Waiver
+from nodeready.core.policy import FOLDER, Policy, PolicyError, SiteCheck, check_settings
+from nodeready.core.settings import Waiver, value_text
 from nodeready.fleet.inventory import site_files
 from nodeready.fleet.inventory.load import NodeInventory
 from nodeready.fleet.inventory.nodeset import NodeSetError, expand, host_name
 from nodeready.fleet.transport import bundle
-from nodeready.subjects.context import (
-    FleetContext,
-    addresses_of,
-    context_of,
-    unique_addresses,
-)
+from nodeready.subjects.context import FleetContext, addresses_of, context_of, unique_addresses
 from nodeready.subjects.registry import check_ids
 from nodeready.subjects.site.facts import script_size
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.ssh_client import known_hosts
-from nodeready.subjects.ssh_client.identity import clean_address
+from nodeready.subjects.ssh_client.facts import clean_address
 from nodeready.subjects.ssh_client.known_hosts import Endpoint, Names
 
 _NOT_A_USER = re.compile(r"-|.*[\s\x00-\x1f\x7f]")
@@ -173,7 +165,7 @@ def checked_data(
     if "waivers" in checked:
         declared = Policy(site_checks=(*file_checks, *checked.get("site_checks", ())))
         waiver_policy = Policy(waivers=checked["waivers"])
-        unusable = waivers.waiver_problems(waiver_policy, check_ids([declared]))
+        unusable = result.waiver_problems(waiver_policy, check_ids([declared]))
         problems += [f"{source}: {problem}" for problem in unusable]
         problems += [f"{source}: {problem}" for problem in _node_set_problems(checked["waivers"])]
     if problems:

@@ -23,7 +23,7 @@ from pyinfra.api.exceptions import InventoryError, PyinfraError
 from pyinfra.context import ctx_inventory
 
 from nodeready.core.files import read_regular
-from nodeready.core.policy.site_checks import FOLDER, SiteCheck
+from nodeready.core.policy import FOLDER, SiteCheck
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory import connectors, hostfile, nodeset, site_files
 from nodeready.fleet.inventory.connectors import is_connector

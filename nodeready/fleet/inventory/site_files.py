@@ -18,8 +18,8 @@ from pyinfra import logger
 from pyinfra.api.exceptions import InventoryError, PyinfraError
 
 from nodeready.core.files import read_regular
-from nodeready.core.policy.fields import Invalid, closest_word
-from nodeready.core.policy.site_checks import SiteCheck, parse
+from nodeready.core.policy import SiteCheck, parse
+from nodeready.core.settings import Invalid, closest_word
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory import trust
 

@@ -18,7 +18,7 @@ from shutil import which
 
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready.core.policy.fields import suggestion
+from nodeready.core.settings import suggestion
 from nodeready.core.shell import search_path
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory.nodeset import NodeSetError, expand, host_name, natural, unique

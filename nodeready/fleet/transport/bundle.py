@@ -14,8 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from nodeready.agent import payload
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import as_data
+from nodeready.core.policy import Policy, as_data
 
 _PACKAGE = Path(__file__).parents[2]
 #: Packages that are included whole: their modules are imported by name.

@@ -1,6 +1,6 @@
 """The channels to many nodes, used in parallel, and the nodes that were lost.
 
-Apart from `line_channel`, which also runs on a node, where there is no gevent.
+Apart from `nodeready.agent.local`, which also runs on a node, where there is no gevent.
 """
 
 from __future__ import annotations

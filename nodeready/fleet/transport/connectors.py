@@ -21,8 +21,7 @@ from pyinfra.api.exceptions import ConnectError, PyinfraError
 from pyinfra.connectors.ssh import SSHConnector
 
 from nodeready.agent.asking import ANSWER_BYTES, CONNECT_TIMEOUT_S, ERROR_BYTES, Answer, SshPeer
-from nodeready.agent.line_channel import READ_BYTES, SEND_S
-from nodeready.agent.local import end_session
+from nodeready.agent.local import READ_BYTES, SEND_S, end_session
 from nodeready.core.outcome import UNREACHABLE, Gap
 from nodeready.fleet.transport import connection, logins
 from nodeready.fleet.transport.ssh_config import Login, SshConfigError

@@ -45,8 +45,7 @@ from nodeready.agent.asking import (
     new_nonce,
     node_of,
 )
-from nodeready.agent.line_channel import READ_BYTES, LineChannel
-from nodeready.agent.sudo import as_root, sudo_error
+from nodeready.agent.local import READ_BYTES, LineChannel, as_root, sudo_error
 from nodeready.core import shell
 from nodeready.core.outcome import FAILED, LOST, OUTPUT, TIMEOUT, UNREACHABLE, Gap
 from nodeready.fleet.inventory.nodeset import fold

@@ -51,9 +51,7 @@ from nodeready.agent.asking import (
     late,
     node_of,
 )
-from nodeready.agent.line_channel import LineChannel, Stream
-from nodeready.agent.local import piped
-from nodeready.agent.sudo import as_root, judge_reply
+from nodeready.agent.local import LineChannel, Stream, as_root, judge_reply, piped
 from nodeready.core import shell
 from nodeready.core.outcome import FAILED, HUNG, LOST, OUTPUT, UNREACHABLE, Gap
 from nodeready.fleet.transport import logins

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 
 from nodeready.agent.audit_document import Outlier
 from nodeready.core.base import Unknown
-from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result
+from nodeready.core.result import ALONE, FleetFacts, Result
 from nodeready.subjects import snapshot
 from nodeready.subjects.context import (
     CounterSample,

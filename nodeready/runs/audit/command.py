@@ -15,8 +15,7 @@ from nodeready.agent.verdict import SourceError
 from nodeready.core.exit_codes import FAILED as FAILED_CODE
 from nodeready.core.exit_codes import Refused
 from nodeready.core.outcome import Outcome, gaps_of, interrupted_nodes
-from nodeready.core.policy.policy import digest
-from nodeready.core.policy.site_checks import AUDIT, GATE
+from nodeready.core.policy import AUDIT, GATE, digest
 from nodeready.core.text import counted, sanitise, utc_now
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.runs import targets

@@ -15,7 +15,7 @@ from typing import Any
 
 from nodeready.core.base import Unknown
 from nodeready.core.outcome import NodeGaps, gaps_of
-from nodeready.core.policy.policy import PolicyError, check_settings, reason, setting_kind
+from nodeready.core.policy import PolicyError, check_settings, reason, setting_kind
 from nodeready.core.result import Subject
 from nodeready.core.text import sanitise, utc_now
 from nodeready.fleet.inventory.nodeset import fold

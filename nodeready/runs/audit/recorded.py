@@ -18,14 +18,12 @@ from typing import NamedTuple
 
 from nodeready.agent.audit_document import STOPPING, NodeReport, Recorded
 from nodeready.agent.verdict import NODE, NodeVerdict, Send, gather, parse, read_file
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import digest
-from nodeready.core.result import ADMIN, NODEREADY, Result, shared
+from nodeready.core.policy import Policy, digest
+from nodeready.core.result import ADMIN, NODEREADY, Result, shared, waive
 from nodeready.core.text import sanitise, span, utc_moment
-from nodeready.core.waivers import waive
 from nodeready.subjects.gate import checks as gate
 from nodeready.subjects.registry import SUBJECTS, CheckSelection, check_ids
-from nodeready.subjects.ssh_client.identity import clean_address, clean_name
+from nodeready.subjects.ssh_client.facts import clean_address, clean_name
 from nodeready.subjects.ssh_client.known_hosts import Names
 
 # --- A directory: DIRECTORY/NODE.json, written by the node that has this host name.

@@ -10,11 +10,10 @@ from nodeready.agent.audit_document import Audit
 from nodeready.core.exit_codes import Refused
 from nodeready.core.json_types import Count, Moment, Name, Names
 from nodeready.core.outcome import NodeGaps, gaps_code
-from nodeready.core.policy.site_checks import AUDIT
-from nodeready.core.policy.waivers import ENDING_DAYS, Waiver
-from nodeready.core.result import STATUSES, Result
+from nodeready.core.policy import AUDIT
+from nodeready.core.result import STATUSES, WAIVABLE, Result, last_ending
+from nodeready.core.settings import ENDING_DAYS, Waiver
 from nodeready.core.text import utc_now
-from nodeready.core.waivers import WAIVABLE, last_ending
 from nodeready.runs import targets
 from nodeready.runs.audit.command import look_at_nodes
 from nodeready.runs.audit.workers import AuditWorkers

@@ -39,8 +39,7 @@ from nodeready.agent.audit_document import Audit, NodeReport
 from nodeready.agent.snapshots import SnapshotQuestion
 from nodeready.core import probe_script
 from nodeready.core.outcome import FAILED, Gap, Outcome
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import digest
+from nodeready.core.policy import Policy, digest
 from nodeready.core.result import Result, worst
 from nodeready.core.text import utc_now
 from nodeready.fleet.transport.processes import Child, Frames, Pool, fork

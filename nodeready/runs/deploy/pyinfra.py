@@ -28,16 +28,14 @@ from pyinfra.api.exceptions import PyinfraError
 from pyinfra.api.output import format_text
 
 from nodeready.agent.asking import Conversation, Key, collect
+from nodeready.agent.local import with_sudo
 from nodeready.agent.snapshots import snapshot_question, take_snapshot
-from nodeready.agent.sudo import with_sudo
 from nodeready.core import shell
 from nodeready.core.base import Unknown
-from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.outcome import Outcome
-from nodeready.core.policy import Policy
-from nodeready.core.policy.fields import closest_word, value_text
-from nodeready.core.policy.policy import PolicyError, key_text
-from nodeready.core.result import Result, fix_text, result_text
+from nodeready.core.policy import Policy, PolicyError, key_text
+from nodeready.core.result import ALONE, FleetFacts, Result, fix_text, result_text
+from nodeready.core.settings import closest_word, value_text
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory.host_data import (
     addresses_of_nodes,

@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nodeready.agent.audit_document import STOPPING
-from nodeready.core.fact_kinds import COUNTER, HARDWARE, SETTING, VERSION
-from nodeready.core.result import join_first
+from nodeready.core.result import COUNTER, HARDWARE, SETTING, VERSION, join_first
 from nodeready.runs.memory.look import (
     ASKED,
     FACTS_END,

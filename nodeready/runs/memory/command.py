@@ -12,7 +12,7 @@ from typing import NamedTuple
 from nodeready.agent.audit_document import audit_code
 from nodeready.core.exit_codes import Refused
 from nodeready.core.outcome import NodeGaps, gaps_of
-from nodeready.core.policy.site_checks import AUDIT
+from nodeready.core.policy import AUDIT
 from nodeready.core.text import counted, utc_moment, utc_now
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.runs import targets

@@ -15,11 +15,10 @@ from typing import Annotated, Any, ClassVar
 
 from nodeready.core import wire
 from nodeready.core.exit_codes import Refused
-from nodeready.core.fact_kinds import COUNTER, HARDWARE, SETTING
 from nodeready.core.files import only_regular
 from nodeready.core.json_types import Count, MomentOrEmpty, Name, Names
 from nodeready.core.outcome import NodeGaps, gaps_code
-from nodeready.core.result import STATUSES, Result
+from nodeready.core.result import COUNTER, HARDWARE, SETTING, STATUSES, Result
 from nodeready.core.text import utc_moment
 from nodeready.runs.memory.changes import (
     KINDS,

@@ -12,9 +12,8 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 from nodeready.core.base import Unknown
-from nodeready.core.fact_kinds import COUNTER, VOLATILE, FactKinds
 from nodeready.core.policy import Policy
-from nodeready.core.result import STATUSES, Result
+from nodeready.core.result import COUNTER, STATUSES, VOLATILE, FactKinds, Result
 from nodeready.core.wire import plain
 from nodeready.subjects.gpus.gpu import Gpus
 from nodeready.subjects.host.facts import Host

@@ -12,8 +12,7 @@ from nodeready.agent.audit_document import Audit, Ready, ready_code, slots
 from nodeready.agent.gate import here
 from nodeready.core.exit_codes import Refused
 from nodeready.core.outcome import INTERRUPTED, Outcome
-from nodeready.core.policy import Policy
-from nodeready.core.policy.site_checks import READY
+from nodeready.core.policy import READY, Policy
 from nodeready.core.text import counted, span, utc_now
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.runs import targets

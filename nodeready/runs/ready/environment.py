@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from nodeready.agent.asking import Request, new_nonce
 from nodeready.agent.stacks.ask_witnesses import RECORDER, RECORDER_ON, RECORDER_RENAMED, release
 from nodeready.core import shell
-from nodeready.core.fleet import FleetFacts
 from nodeready.core.outcome import gaps_of
+from nodeready.core.result import FleetFacts
 from nodeready.core.text import utc_now
 from nodeready.fleet.inventory.host_data import addresses_of_nodes
 from nodeready.fleet.inventory.nodeset import fold

@@ -29,17 +29,16 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, NamedTuple
 
 from nodeready.core.base import Unknown
-from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.json_types import Name, Names, WholeSecond
 from nodeready.core.outcome import NodeGaps
 from nodeready.core.policy import Policy
+from nodeready.core.result import ALONE, FleetFacts
 from nodeready.core.text import join_ranges, range_text
 from nodeready.fleet.inventory.nodeset import fold
 from nodeready.subjects.nics.facts import Nics, peer_interfaces, socket_interface
 from nodeready.subjects.pdsh.facts import Pdsh
 from nodeready.subjects.ports import facts as ports_facts
-from nodeready.subjects.ports.facts import Ports
-from nodeready.subjects.ports.firewall import Range, overlap, parse_ranges, without
+from nodeready.subjects.ports.facts import Ports, Range, overlap, parse_ranges, without
 from nodeready.subjects.rdma.facts import Rdma, hcas
 from nodeready.subjects.snapshot import Snapshot
 

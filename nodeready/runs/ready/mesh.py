@@ -37,7 +37,7 @@ from nodeready.runs.ready.reach import (
     ReachFinding,
     attribute,
 )
-from nodeready.subjects.proof.peer_facts import Blocked, Mesh
+from nodeready.subjects.proof.facts import Blocked, Mesh
 
 # --- Why a connection failed, in words, from what the connecting node saw.
 

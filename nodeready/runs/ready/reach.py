@@ -7,16 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from nodeready.subjects.proof.peer_facts import (
-    Missing,
-    PdshRun,
-    Peers,
-    Reach,
-    Same,
-    SshTry,
-    Trouble,
-)
-from nodeready.subjects.ssh_client.login_failures import cause_of
+from nodeready.subjects.proof.facts import Missing, PdshRun, Peers, Reach, Same, SshTry, Trouble
+from nodeready.subjects.ssh_client.checks import cause_of
 
 #: (source, target) -> (key of the cause, output); ("", "") for a login that worked.
 _Logins = Mapping["tuple[str, str]", "tuple[str, str]"]

@@ -36,12 +36,13 @@ from nodeready.subjects.proof.facts import (
     HISTORY,
     MESH,
     SESSION,
+    Mesh,
+    Peers,
     ProofConfig,
     Proved,
     ProvedCollective,
     ProvedHistory,
 )
-from nodeready.subjects.proof.peer_facts import Mesh, Peers
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.snapshot import Snapshot
 

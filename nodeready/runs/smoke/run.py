@@ -14,8 +14,8 @@ from nodeready.agent.witnesses import nccl_errors
 from nodeready.agent.witnesses.nccl_errors import CAUSE, LOST_PEER, VICTIM
 from nodeready.core.base import Unknown
 from nodeready.core.exit_codes import Refused
-from nodeready.core.fleet import ALONE as NO_PEERS
 from nodeready.core.outcome import LOST, Gap
+from nodeready.core.result import ALONE as NO_PEERS
 from nodeready.core.result import join_first
 from nodeready.core.text import counted, sanitise, utc_now
 from nodeready.fleet.inventory.host_data import given_addresses

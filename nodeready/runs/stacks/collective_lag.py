@@ -15,7 +15,7 @@ from typing import Any
 
 from nodeready.agent.witnesses.flight_recorder import ProcessGroup, RecorderEntry
 from nodeready.agent.witnesses.logs import WatchdogReport
-from nodeready.agent.witnesses.ras_report import Communicator
+from nodeready.agent.witnesses.nccl_ras import Communicator
 from nodeready.core.text import counted
 from nodeready.runs.stacks.evidence import (
     MAX_LINE,

@@ -19,8 +19,8 @@ from nodeready.agent.witnesses.gpus import WitnessedGpu, WitnessedGpus
 from nodeready.agent.witnesses.kernel_log import KernelLog
 from nodeready.agent.witnesses.logs import RankLog, WatchdogReport
 from nodeready.agent.witnesses.nccl_log import NcclRank
+from nodeready.agent.witnesses.nccl_ras import Ras
 from nodeready.agent.witnesses.ports import Network, WitnessedPort
-from nodeready.agent.witnesses.ras_report import Ras
 from nodeready.core import wire
 from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import fold, natural

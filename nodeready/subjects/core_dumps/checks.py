@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, Subject, check
+from nodeready.core.result import FactKinds, Result, Subject, check
 from nodeready.core.severity import drifts, hides_cause
 from nodeready.core.shell import quote
 from nodeready.core.sysctl import contradicted

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from nodeready import __version__
-from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
-from nodeready.core.pythons import PACKAGES
-from nodeready.core.result import Result, Subject, check, join_first
+from nodeready.core.result import FactKinds, Result, Subject, check, join_first
 from nodeready.core.severity import hides_cause
-from nodeready.core.shell import quote
+from nodeready.core.shell import PACKAGES, quote
 from nodeready.subjects.access import MAY_EXECUTE
 from nodeready.subjects.debug_tools import facts
 from nodeready.subjects.debug_tools.facts import PY_SPY, RUN, DebugTools, digest, unusable

@@ -14,8 +14,8 @@ import nodeready
 from nodeready.core import shell
 from nodeready.core.base import Output, Probe, ProbeError, Section
 from nodeready.core.policy import Policy
-from nodeready.core.pythons import OLDEST, PYTHONS, parse_pythons
-from nodeready.core.pythons import SCRIPT as PYTHONS_SCRIPT
+from nodeready.core.shell import OLDEST, PYTHONS, parse_pythons
+from nodeready.core.shell import SCRIPT as PYTHONS_SCRIPT
 from nodeready.subjects.access import (
     ACCESS,
     COMPANIONS,

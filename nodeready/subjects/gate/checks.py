@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from nodeready.core.fact_kinds import FactKinds
-from nodeready.core.fleet import FleetFacts
 from nodeready.core.policy import Policy
-from nodeready.core.result import Check, Result, Subject, check
+from nodeready.core.result import Check, FactKinds, FleetFacts, Result, Subject, check
 from nodeready.core.severity import drifts, loses_job
 from nodeready.core.shell import quote
 from nodeready.subjects.gate import facts

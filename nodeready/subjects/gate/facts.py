@@ -19,8 +19,8 @@ from nodeready.core.base import (
     number,
 )
 from nodeready.core.policy import Policy
-from nodeready.core.pythons import SCRIPT as PYTHONS_SCRIPT
-from nodeready.core.pythons import parse_pythons
+from nodeready.core.shell import SCRIPT as PYTHONS_SCRIPT
+from nodeready.core.shell import parse_pythons
 
 DIRECTORY = "/usr/local/lib/nodeready"
 BUNDLE = f"{DIRECTORY}/nodeready.pyz"

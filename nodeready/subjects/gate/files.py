@@ -9,9 +9,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import as_data
-from nodeready.core.pythons import OLDEST, PYTHONS
+from nodeready.core.policy import Policy, as_data
+from nodeready.core.shell import OLDEST, PYTHONS
 from nodeready.core.templates import render
 from nodeready.subjects.gate import facts
 

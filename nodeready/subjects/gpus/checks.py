@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, Subject, check, join_names
+from nodeready.core.result import FactKinds, Result, Subject, check, join_names
 from nodeready.core.severity import GUIDELINES, XID_CATALOG, drifts, loses_job, slows_job
-from nodeready.subjects.gpus import health, link_checks, xids
+from nodeready.subjects.gpus import health, xids
 from nodeready.subjects.gpus.facts import PROBE, compared, learned
 from nodeready.subjects.gpus.findings import (
     DRIVERS,
@@ -474,8 +473,8 @@ _ELEMENTS = {
 _CHECKS = (
     present, tool, count, model, driver, vbios, health.recovery, ecc_mode, health.ecc_errors,
     health.remapped_rows, health.retired_pages, health.pcie, health.throttle, health.temperature,
-    persistence, mig, processes, link_checks.nvlink, link_checks.xgmi_errors,
-    link_checks.fabric_manager, health.device_access, kernel_faults,
+    persistence, mig, processes, health.nvlink, health.xgmi_errors,
+    health.fabric_manager, health.device_access, kernel_faults,
 )  # fmt: skip
 SUBJECT = Subject(
     "gpus", __doc__, checks=_CHECKS, probe=PROBE, compared=compared, learned=learned,

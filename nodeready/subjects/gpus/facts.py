@@ -9,9 +9,9 @@ from functools import lru_cache
 from typing import Any
 
 from nodeready.core.base import Output, Probe, Section
-from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.parsed_template import fast_replace
 from nodeready.core.policy import Policy
+from nodeready.core.result import ALONE, FleetFacts
 from nodeready.subjects.gpus import amd_gpu, kernel_log, nvidia
 from nodeready.subjects.gpus.gpu import DeviceFile, Gpu, Gpus, PciGpu
 from nodeready.subjects.gpus.nvidia import NvidiaSmi, NvLinks

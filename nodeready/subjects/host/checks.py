@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
-from nodeready.core.result import Check, Result, Subject, check, join_first
+from nodeready.core.result import Check, FactKinds, Result, Subject, check, join_first
 from nodeready.core.severity import Cost, drifts, hides_cause, loses_job, slows_job
 from nodeready.core.shell import quote
 from nodeready.subjects.host import facts
 from nodeready.subjects.host.facts import NO_TABLE, NUMA_BALANCING, Host
-from nodeready.subjects.host.mounts import FSTAB, TABLE, Mount, is_network
-from nodeready.subjects.host.processes import StuckProcess
+from nodeready.subjects.host.mounts import FSTAB, TABLE, Mount, StuckProcess, is_network
 
 # --- The mounts: whether they are there, answer, can be written and have room.
 

@@ -20,11 +20,10 @@ from nodeready.core.base import (
     file_lines,
     kernel_arguments,
 )
-from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.policy import Policy
-from nodeready.subjects.host import mounts, processes
-from nodeready.subjects.host.mounts import FstabEntry, Mount
-from nodeready.subjects.host.processes import Parent, StuckProcess
+from nodeready.core.result import ALONE, FleetFacts
+from nodeready.subjects.host import mounts
+from nodeready.subjects.host.mounts import FstabEntry, Mount, Parent, StuckProcess
 from nodeready.subjects.iommu.facts import MODELS, VENDOR, count_listed, option
 
 # --- Whether the clock is synchronised, and by which service.
@@ -285,7 +284,7 @@ def _script(policy: Policy) -> str:
 
 def _slow_script(policy: Policy) -> str:
     """The facts from programs that may be slow or hang; the mounts come last."""
-    parts = (VERSIONS_SCRIPT, _CLOCK_SCRIPT, processes.SCRIPT, mounts.script(policy), ":")
+    parts = (VERSIONS_SCRIPT, _CLOCK_SCRIPT, mounts.PROCESSES_SCRIPT, mounts.script(policy), ":")
     return "\n".join(parts)
 
 
@@ -399,7 +398,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
     if not files[f"{_SYS}/kernel/osrelease"] and not files["/proc/meminfo"]:
         raise ProbeError("nothing of /proc could be read", text)
     slow = outputs.get("host_slow", Output("", None))
-    mount_answers, process_table = mounts.answers(slow.text), processes.parse(slow.text)
+    mount_answers, process_table = mounts.answers(slow.text), mounts.parse_processes(slow.text)
     system = files.values("/etc/os-release", "=") or files.values("/usr/lib/os-release", "=")
     # KiB, or a number of huge pages.
     meminfo = files.values("/proc/meminfo", ":").items()
@@ -524,7 +523,7 @@ def learned(observed: Host) -> dict[str, Any]:
         "timezone": same_zone(observed.timezone),
     }
     if not observed.mounts_unknown:
-        # The paths that a policy accepts (nodeready.core.policy.fields, PATHS).
+        # The paths that a policy accepts (nodeready.core.settings, PATHS).
         paths = (m.path for m in observed.mounts if m.network and m.fstype != "autofs")
         settings["mounts"] = [path for path in paths if re.fullmatch(r"/[^:\s'\"]*", path)]
     if observed.shm is not None and observed.shm.size_mb:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from nodeready.core import shell
-from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, Subject, check
+from nodeready.core.result import FactKinds, Result, Subject, check
 from nodeready.core.severity import loses_job
 from nodeready.subjects.iommu import facts
 from nodeready.subjects.iommu.facts import Iommu

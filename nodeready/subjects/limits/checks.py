@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.own_files import beatable
 from nodeready.core.policy import Policy
-from nodeready.core.result import Check, Result, Subject, check, join_names
+from nodeready.core.result import Check, FactKinds, Result, Subject, check, join_names
 from nodeready.core.severity import Cost, hides_cause, loses_job
 from nodeready.subjects.limits import limit_files
 from nodeready.subjects.limits.facts import NR_OPEN, PROBE, Limits

@@ -20,7 +20,7 @@ from nodeready.core.base import (
     number,
 )
 from nodeready.core.policy import Policy
-from nodeready.core.policy.fields import Names
+from nodeready.core.settings import Names
 from nodeready.subjects.limits import limit_files
 from nodeready.subjects.limits.limit_files import PamLimits, PamStack, Unit, UnitLimit
 

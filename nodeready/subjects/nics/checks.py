@@ -8,11 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from nodeready.core.fact_kinds import FactKinds
-from nodeready.core.fleet import Counters, FleetFacts
 from nodeready.core.policy import Policy
-from nodeready.core.policy.fields import rows
-from nodeready.core.result import Check, Result, Subject, by_value, check, join_first, join_names
+from nodeready.core.result import (
+    Check,
+    Counters,
+    FactKinds,
+    FleetFacts,
+    Result,
+    Subject,
+    by_value,
+    check,
+    join_first,
+    join_names,
+)
+from nodeready.core.settings import rows
 from nodeready.core.severity import CABLES, Cost, drifts, loses_job, slows_job
 from nodeready.core.shell import quote
 from nodeready.subjects.nics.facts import PROBE, Nics, compared, counters, derived, learned

@@ -13,10 +13,10 @@ from typing import TypedDict
 
 from nodeready.core import shell
 from nodeready.core.base import Output, Probe, ProbeError, Section, cached_last, frozen, number
-from nodeready.core.fleet import ALONE, Counters, FleetFacts
 from nodeready.core.parsed_template import ParsedTemplate, TemplateCache, fast_replace
 from nodeready.core.policy import Policy
-from nodeready.core.policy.fields import rows
+from nodeready.core.result import ALONE, Counters, FleetFacts
+from nodeready.core.settings import rows
 from nodeready.subjects.nics import nic
 from nodeready.subjects.nics.nic import BOND_FILES, Bond, Nic, Route, parse_bonding
 

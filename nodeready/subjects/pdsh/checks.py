@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nodeready.core import managed_block, shell
+from nodeready.core import own_files, shell
 from nodeready.core.base import Line
-from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.own_files import beatable
 from nodeready.core.policy import Policy
-from nodeready.core.result import Check, Result, Subject, check, deploy
+from nodeready.core.result import Check, FactKinds, Result, Subject, check, deploy
 from nodeready.core.severity import loses_job
 from nodeready.subjects.access import COMPANIONS, chmod_mends, unusable_program
 from nodeready.subjects.pdsh import facts
@@ -159,7 +158,7 @@ def rcmd(observed: Pdsh, policy: Policy) -> Result:
         f"{value} in {text.replace(', /etc/', ', ')}" for value, text in texts.items()
     )
     source = next((line_source for _, _, line_source in misset if line_source), "")
-    if managed_block.remove(observed.environment or b"").rstrip().endswith(b"\\"):
+    if own_files.remove_block(observed.environment or b"").rstrip().endswith(b"\\"):
         # pam_env joins the next line to such a line, and that would be ours.
         return rcmd.fail(actual, facts.ENVIRONMENT, _BACKSLASH_FIX, expected=TYPE)
     for _, _, line_source in misset:
@@ -237,7 +236,7 @@ def has_block(user: PdshUser, policy: Policy) -> bool:
     def code(lines: Iterable[str]) -> list[str]:
         return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
-    inner = managed_block.find(user.pdshrc or b"")
+    inner = own_files.find_block(user.pdshrc or b"")
     if inner is None:
         return False
     lines = inner.decode("utf-8", "surrogateescape").split("\n")

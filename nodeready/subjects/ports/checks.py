@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, Subject, check, join_first
+from nodeready.core.result import FactKinds, Result, Subject, check, join_first
 from nodeready.core.severity import loses_job
 from nodeready.core.text import join_ranges, range_text
 from nodeready.subjects.ports import facts
-from nodeready.subjects.ports.facts import Ports, Socket
-from nodeready.subjects.ports.firewall import KERNEL_EPHEMERAL, overlap, parse_ranges, without
+from nodeready.subjects.ports.facts import (
+    KERNEL_EPHEMERAL,
+    Ports,
+    Socket,
+    overlap,
+    parse_ranges,
+    without,
+)
 
 #: Maximum of ranges of ports that are named.
 _MOST_RANGES = 4

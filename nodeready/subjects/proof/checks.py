@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.own_files import beatable
 from nodeready.core.policy import Policy
-from nodeready.core.result import Check, Result, Subject, check, deploy, join_first, join_names
+from nodeready.core.result import (
+    Check,
+    FactKinds,
+    Result,
+    Subject,
+    check,
+    deploy,
+    join_first,
+    join_names,
+)
 from nodeready.core.severity import LEMONS, loses_job
 from nodeready.core.shell import quote
 from nodeready.core.text import range_text
@@ -22,12 +30,19 @@ from nodeready.subjects.proof.debugging import (
     gdb,
     strace,
 )
-from nodeready.subjects.proof.facts import Proved, User
-from nodeready.subjects.proof.peer_facts import Blocked, Mesh, Peers, RcmdDefault, Reach, Trouble
-from nodeready.subjects.proof.session import DEPLOY_ONLY, observation, resources, user
-from nodeready.subjects.proof.session_limits import limits
-from nodeready.subjects.ssh_client import login_failures
-from nodeready.subjects.ssh_client.login_failures import CAUSES
+from nodeready.subjects.proof.facts import (
+    Blocked,
+    Mesh,
+    Peers,
+    Proved,
+    RcmdDefault,
+    Reach,
+    Trouble,
+    User,
+)
+from nodeready.subjects.proof.session import DEPLOY_ONLY, limits, observation, resources, user
+from nodeready.subjects.ssh_client import checks
+from nodeready.subjects.ssh_client.checks import CAUSES
 
 # --- Whether the job's user gets from node to node without prompts, by ssh and pdsh.
 
@@ -71,12 +86,10 @@ def ssh(observed: Proved, policy: Policy) -> Result:
     actual = "; ".join(_trouble_text(trouble, user) for trouble in reach.ssh)
     first = reach.ssh[0]
     if CAUSES[first.cause].deploy:
-        source, fix = login_failures.offending(first.message), f"{DEPLOY_ONLY} ssh_client"
+        source, fix = checks.offending(first.message), f"{DEPLOY_ONLY} ssh_client"
         return ssh.fixable(actual, source, fix)
-    fix = CAUSES[first.cause].fix.format(
-        user=user, file=quote(login_failures.named_file(first.message))
-    )
-    return ssh.fail(actual, login_failures.message_source(first.message), fix)
+    fix = CAUSES[first.cause].fix.format(user=user, file=quote(checks.named_file(first.message)))
+    return ssh.fail(actual, checks.message_source(first.message), fix)
 
 
 def _trouble_text(trouble: Trouble, user: str) -> str:

@@ -15,8 +15,14 @@ from nodeready.subjects.core_dumps.facts import core_directory
 from nodeready.subjects.limits.limit_files import ITEMS
 from nodeready.subjects.proof import facts
 from nodeready.subjects.proof.facts import DebuggerAttempt, Proved, ProvedCore
-from nodeready.subjects.proof.session import DEPLOY_ONLY, in_each_session, observation
-from nodeready.subjects.proof.session_limits import CORE_SETTINGS, limit_text, low_limits
+from nodeready.subjects.proof.session import (
+    CORE_SETTINGS,
+    DEPLOY_ONLY,
+    in_each_session,
+    limit_text,
+    low_limits,
+    observation,
+)
 
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from nodeready.core.fact_kinds import FactKinds
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, Subject, check
+from nodeready.core.result import FactKinds, Result, Subject, check
 from nodeready.core.severity import hides_cause
 from nodeready.core.sysctl import contradicted, sets
 from nodeready.subjects.ptrace.facts import KEY, PROBE, Ptrace

@@ -9,15 +9,32 @@ from __future__ import annotations
 import re
 
 from nodeready.core.base import cached_last
-from nodeready.core.fact_kinds import FactKinds
-from nodeready.core.fleet import FleetFacts
 from nodeready.core.policy import Policy
-from nodeready.core.policy.fields import rows
-from nodeready.core.result import Result, Subject, by_value, check, join_first, join_names
+from nodeready.core.result import (
+    FactKinds,
+    FleetFacts,
+    Result,
+    Subject,
+    by_value,
+    check,
+    join_first,
+    join_names,
+)
+from nodeready.core.settings import rows
 from nodeready.core.severity import LINK_ERRORS, drifts, loses_job, slows_job
 from nodeready.core.shell import quote
-from nodeready.subjects.rdma.device import PMA_COUNTERS, PcieLink, RdmaDevice, RdmaPort
-from nodeready.subjects.rdma.facts import PROBE, Rdma, compared, counters, derived, learned
+from nodeready.subjects.rdma.facts import (
+    PMA_COUNTERS,
+    PROBE,
+    PcieLink,
+    Rdma,
+    RdmaDevice,
+    RdmaPort,
+    compared,
+    counters,
+    derived,
+    learned,
+)
 
 # --- The RDMA ports that are judged, and their names in findings.
 

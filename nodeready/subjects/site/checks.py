@@ -9,10 +9,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from nodeready.core.fact_kinds import FactKinds
-from nodeready.core.policy import Policy
-from nodeready.core.policy.site_checks import SiteCheck
-from nodeready.core.result import PERSON, Check, Remedy, Result, Subject
+from nodeready.core.policy import Policy, SiteCheck
+from nodeready.core.result import PERSON, Check, FactKinds, Remedy, Result, Subject
 from nodeready.core.severity import drifts, loses_job
 from nodeready.subjects.site.facts import PROBE, Site, SiteOutput
 

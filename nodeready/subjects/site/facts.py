@@ -10,8 +10,7 @@ from typing import Any
 
 from nodeready.core import shell
 from nodeready.core.base import Output, Probe, ProbeError, Section, decode_base64
-from nodeready.core.policy import Policy
-from nodeready.core.policy.site_checks import SiteCheck
+from nodeready.core.policy import Policy, SiteCheck
 
 #: Checks of one node that run at the same time; the others wait. More would take cores from a job.
 _WORKERS = 8

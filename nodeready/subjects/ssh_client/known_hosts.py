@@ -25,9 +25,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from nodeready.core import managed_block
-from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SshClient, block_digest
-from nodeready.subjects.ssh_client.identity import clean_address, clean_key, clean_name
+from nodeready.core import own_files
+from nodeready.subjects.ssh_client.facts import (
+    KNOWN_HOSTS,
+    SshClient,
+    block_digest,
+    clean_address,
+    clean_key,
+    clean_name,
+)
 
 if TYPE_CHECKING:
     from nodeready.subjects.snapshot import Snapshot
@@ -43,7 +49,7 @@ MAX_ASKED = 3
 #: Honest nodes have one, or two while a fleet changes.
 MAX_KEPT = 8
 
-_BEGIN, _END = managed_block.BEGIN.decode(), managed_block.END.decode()
+_BEGIN, _END = own_files.BEGIN.decode(), own_files.END.decode()
 #: The shell text that prints a node's block with its marks; it only reads.
 READ_BLOCK = f"sed -n '/^{_BEGIN}$/,/^{_END}$/p' {KNOWN_HOSTS}\n"
 
@@ -346,7 +352,7 @@ def unsent(
 
 def read_block(text: str, digest: str) -> tuple[str, ...]:
     """The lines of the block that READ_BLOCK printed. Raises ValueError for another digest."""
-    inner = managed_block.find(text.encode("utf-8", "surrogateescape"))
+    inner = own_files.find_block(text.encode("utf-8", "surrogateescape"))
     if inner is None or block_digest(inner) != digest:
         raise ValueError(f"{KNOWN_HOSTS} changed since it was looked at")
     return tuple(inner.decode("utf-8", "surrogateescape").splitlines())

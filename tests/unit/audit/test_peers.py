@@ -8,9 +8,9 @@ import pytest
 from nodeready.agent.asking import SshPeer
 from nodeready.agent.audit_document import NodeReport, Outlier
 from nodeready.core.base import Unknown
-from nodeready.core.fleet import ALONE
 from nodeready.core.outcome import Outcome
-from nodeready.core.policy.policy import make_policy
+from nodeready.core.policy import make_policy
+from nodeready.core.result import ALONE
 from nodeready.fleet.inventory.host_data import addresses_of_nodes
 from nodeready.runs.audit import answer_judge, learned
 from nodeready.subjects import registry

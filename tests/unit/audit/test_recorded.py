@@ -21,10 +21,9 @@ from nodeready.agent.verdict import (
     read_file,
     twin,
 )
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import digest
-from nodeready.core.policy.waivers import Waiver
+from nodeready.core.policy import Policy, digest
 from nodeready.core.result import Result
+from nodeready.core.settings import Waiver
 from nodeready.reports.schema import schema
 from nodeready.runs.audit import recorded
 from nodeready.runs.audit.recorded import HostRecord, RecordedQuestion

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from nodeready.agent.audit_document import Audit, NodeReport
 from nodeready.core.outcome import UNREACHABLE, NodeGap
-from nodeready.core.policy.waivers import Waiver
 from nodeready.core.result import Result
+from nodeready.core.settings import Waiver
 from nodeready.reports.registry import find_format
 from nodeready.runs.audit.waiver_list import WaiverList, list_waivers, waivers_code
 from tests.builders.results import fail, ok, unknown

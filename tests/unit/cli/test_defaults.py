@@ -11,7 +11,7 @@ from nodeready.cli import cli
 from nodeready.cli.audit import LearnWords
 from nodeready.cli.options import FORMS, KEY, Option, Span, defaults_of, find_inventory
 from nodeready.core.exit_codes import USAGE, Refused
-from nodeready.core.policy.site_checks import AUDIT
+from nodeready.core.policy import AUDIT
 from nodeready.runs import user_files
 from nodeready.runs.targets import local_policy, select_targets
 from tests.cases import read_table

@@ -14,8 +14,7 @@ import pytest
 from nodeready.agent.audit_document import Audit, NodeReport
 from nodeready.cli.screen import Screen
 from nodeready.core.exit_codes import Refused
-from nodeready.core.policy import Policy
-from nodeready.core.policy.site_checks import SiteCheck
+from nodeready.core.policy import Policy, SiteCheck
 from nodeready.core.result import Result
 from nodeready.runs.audit import command, workers
 from nodeready.runs.audit.recorded import VERDICT

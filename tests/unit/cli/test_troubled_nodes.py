@@ -12,7 +12,7 @@ from dataclasses import asdict
 import pytest
 
 from nodeready.agent.asking import Answer
-from nodeready.agent.cores.listing import CoreFile
+from nodeready.agent.cores.program import CoreFile
 from nodeready.agent.stacks import program as stacks
 from nodeready.agent.tail import NodeTail
 from nodeready.core.exit_codes import Refused

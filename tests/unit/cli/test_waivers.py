@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodeready.core.policy import Policy
-from nodeready.core.policy.waivers import Waiver
+from nodeready.core.settings import Waiver
 from tests.unit.commands import AWAY, SOUND
 
 STRICT = Policy(ptrace_scope=2, waivers=(Waiver("ptrace.scope", "ticket 4711"),))

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.policy import Policy
+from nodeready.core.result import ALONE, FleetFacts
 from nodeready.core.sysctl import BootSetting, Setting
 from nodeready.fleet.transport import bundle
 from nodeready.operations import STEPS

@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 
 from nodeready.core import probe_script
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import PolicyError, make_policy
+from nodeready.core.policy import Policy, PolicyError, make_policy
 from nodeready.core.templates import render
 from nodeready.operations.iommu import grub_piece
 from nodeready.subjects import snapshot

@@ -14,13 +14,13 @@ from nodeready.agent import tail
 from nodeready.agent.asking import Answer, rows
 from nodeready.agent.cores import gcore
 from nodeready.agent.cores import program as cores
-from nodeready.agent.cores.listing import CoreFile, Listing
+from nodeready.agent.cores.program import CoreFile, Listing
 from nodeready.agent.proofs import mesh
 from nodeready.agent.stacks import program as stacks
 from nodeready.core import wire
 from nodeready.core.base import ProbeError, Unknown
-from nodeready.core.fleet import FleetFacts
 from nodeready.core.policy import Policy
+from nodeready.core.result import FleetFacts
 from nodeready.reports.registry import find_format
 from nodeready.runs.stacks import group, trace
 from nodeready.runs.tail import Grouping, parse_tail
@@ -32,11 +32,15 @@ from nodeready.subjects.proof.facts import (
     LimitsLine,
     Logins,
     PamLine,
+    PdshAnswer,
+    PdshRun,
+    Peers,
     ProvedCore,
+    RcmdDefault,
     Service,
+    SshTry,
     User,
 )
-from nodeready.subjects.proof.peer_facts import PdshAnswer, PdshRun, Peers, RcmdDefault, SshTry
 from nodeready.subjects.registry import SUBJECTS
 from tests.builders import proof as proved
 from tests.builders.hostile import RECORDED, envelope, look, mutated, recorded, spoiled

@@ -20,13 +20,13 @@ import pytest
 
 from nodeready.agent.asking import Answer, NodeChannel, Request
 from nodeready.agent.cores import program as cores
-from nodeready.agent.cores.listing import CoreFile, Listing
+from nodeready.agent.cores.program import CoreFile, Listing
 from nodeready.agent.proofs import mesh
 from nodeready.agent.tail import LogTail, NodeTail
 from nodeready.agent.witnesses.logs import WatchdogReport
 from nodeready.core.base import Unknown
 from nodeready.runs.ready.run import run_mesh
-from nodeready.subjects.proof.peer_facts import Mesh
+from nodeready.subjects.proof.facts import Mesh
 from tests.builders.hostile import envelope, look, recorded
 from tests.builders.traces import LOAD, REDUCE, document, process
 from tests.fake import Does, Fake

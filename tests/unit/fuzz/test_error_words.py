@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeready.core.base import Output, Probe
-from nodeready.core.policy.policy import make_policy
+from nodeready.core.policy import make_policy
 from nodeready.subjects import snapshot
 from tests.builders.hostile import RECORDED, encoded, recorded
 from tests.cases import read

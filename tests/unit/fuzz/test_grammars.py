@@ -16,16 +16,15 @@ from pyinfra.api.exceptions import InventoryError
 from nodeready.agent import failure_events, log_variables, proc
 from nodeready.agent.cores import core_pattern
 from nodeready.agent.gate import drain, gate, here
-from nodeready.agent.line_channel import LineChannel
+from nodeready.agent.local import LineChannel
 from nodeready.agent.stacks import py_spy
 from nodeready.agent.stacks.processes import read_and_written
-from nodeready.agent.witnesses import flight_recorder, nccl_log, ras_report
+from nodeready.agent.witnesses import flight_recorder, nccl_log, nccl_ras
 from nodeready.agent.witnesses import logs as watchdog
 from nodeready.core import sysctl, wire
 from nodeready.core.base import Output, ProbeError, decode_base64, file_lines, kernel_arguments
 from nodeready.core.parsed_template import TemplateCache
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import PolicyError, make_policy
+from nodeready.core.policy import Policy, PolicyError, make_policy
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory import hostfile, nodeset, slurm
 from nodeready.fleet.transport.srun import StepOutput
@@ -41,16 +40,15 @@ from nodeready.subjects import snapshot
 from nodeready.subjects.access import ACCESS, parse_access
 from nodeready.subjects.gpus import amd_gpu, amd_json
 from nodeready.subjects.host import facts as host_facts
-from nodeready.subjects.host import mounts, processes
+from nodeready.subjects.host import mounts
 from nodeready.subjects.host.facts import parse_versions
 from nodeready.subjects.iommu import facts
 from nodeready.subjects.limits import limit_files as limits
 from nodeready.subjects.ports import facts as ports
-from nodeready.subjects.ports import firewall
-from nodeready.subjects.ports.firewall import parse_ranges
+from nodeready.subjects.ports.facts import parse_ranges
 from nodeready.subjects.ssh_client import facts as ssh_client
 from nodeready.subjects.ssh_client import known_hosts
-from nodeready.subjects.ssh_client.login_failures import cause_of
+from nodeready.subjects.ssh_client.checks import cause_of
 from tests.builders.hostile import FILTER, PIECES, RECORDED, encoded, mutated, recorded
 from tests.builders.ras_port import member, missing, report
 from tests.paths import PACKAGE, ROOT
@@ -199,8 +197,8 @@ def read_audit(text: str) -> list[Any]:
 
 
 PARSERS: dict[str, Any] = {
-    "NCCL's report": (ras_report.read_json,),
-    "NCCL's report in words": (ras_report.read_text,),
+    "NCCL's report": (nccl_ras.read_json,),
+    "NCCL's report in words": (nccl_ras.read_text,),
     "an installed torch": (lambda text: read_installed(text, "nonce"),),
     "py-spy's text": (dump, trace.TraceError),
     "gdb's text": (backtrace,),
@@ -232,14 +230,14 @@ PARSERS: dict[str, Any] = {
     "what Slurm knows of a node": (drain.parse_all, drain.DrainError),
     "a verdict that was kept": (lambda text: gate.parse(raw(text)),),
     "mountinfo": (proc.parse_mounts,),
-    "rules of a packet filter": (lambda text: firewall.parse(Output(text, 0), POLICY),),
+    "rules of a packet filter": (lambda text: ports.parse_firewall(Output(text, 0), POLICY),),
     "modes of files": (lambda text: parse_access({ACCESS.name: Output(text, 0)}), ProbeError),
     "known_hosts": (known, ValueError),
     "a node's JSON": (wire.load_json, wire.DecodeError),
     "a packed text": (packed, ProbeError),
     "the time services": (host_facts.parse_clock,),
     "reads and writes": (lambda text: read_and_written(text, "syscr", "syscw"),),
-    "processes": (processes.parse,),
+    "processes": (mounts.parse_processes,),
     "mounts and fstab": (mounted,),
     "packages": (parse_versions,),
     "a kernel's command line": (booted,),

@@ -3,8 +3,7 @@
 import pytest
 
 from nodeready.agent.gate import here
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import PolicyError
+from nodeready.core.policy import Policy, PolicyError
 from tests.cases import cases
 
 

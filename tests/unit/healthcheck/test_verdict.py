@@ -11,8 +11,7 @@ import pytest
 from nodeready.agent.gate import drain, gate, here
 from nodeready.agent.gate.drain import DrainError
 from nodeready.agent.verdict import NodeVerdict
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import PolicyError
+from nodeready.core.policy import Policy, PolicyError
 from nodeready.subjects.gate import facts
 from nodeready.subjects.gate.facts import Hold
 from tests.builders.fleets import MEMLOCK, RCMD, SCOPE, audit, node, rated

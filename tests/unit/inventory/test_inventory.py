@@ -12,7 +12,7 @@ from ClusterShell.NodeUtils import GroupResolverConfig
 from pyinfra.api import Config, Inventory, State
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready.core.policy.policy import PolicyError
+from nodeready.core.policy import PolicyError
 from nodeready.fleet.inventory import nodeset
 from nodeready.fleet.inventory.host_data import endpoint, policies
 from nodeready.fleet.inventory.load import NodeInventory, load, names, select_hosts

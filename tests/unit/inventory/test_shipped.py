@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import check_settings
+from nodeready.core.policy import Policy, check_settings
 from nodeready.fleet.inventory.load import load, names
 from nodeready.fleet.inventory.nodeset import nodes
 from tests.paths import ROOT

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from nodeready.core.policy.policy import PolicyError
+from nodeready.core.policy import PolicyError
 from nodeready.fleet.inventory import trust
 from nodeready.fleet.inventory.host_data import policies
 from nodeready.fleet.inventory.load import load

@@ -2,8 +2,8 @@
 
 import pytest
 
-from nodeready.core.policy.policy import PolicyError, as_data, digest, make_policy
-from nodeready.core.policy.waivers import Waiver
+from nodeready.core.policy import PolicyError, as_data, digest, make_policy
+from nodeready.core.settings import Waiver
 from nodeready.fleet.inventory.host_data import policies
 from nodeready.fleet.inventory.load import load
 from tests.cases import read_data

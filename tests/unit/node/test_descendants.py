@@ -10,10 +10,10 @@ import pytest
 from nodeready.agent.runtime import ProcessSupervisor
 from nodeready.agent.stacks import descendants, processes, py_spy
 from nodeready.agent.stacks import program as answer
+from nodeready.agent.stacks.descendants import INTERPRETER_LOCK, StackTarget
 from nodeready.agent.stacks.processes import Facts, ScannedProcess
 from nodeready.agent.stacks.py_spy import Dump, PySpyThread
 from nodeready.agent.stacks.ranks import JobRank, RankIdentity
-from nodeready.agent.stacks.targets import INTERPRETER_LOCK, StackTarget
 from tests.builders.traces import checked
 from tests.cases import read_table
 

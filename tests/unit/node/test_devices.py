@@ -20,7 +20,7 @@ from nodeready.agent.witnesses.kernel_log import KernelLog, message_of
 from nodeready.agent.witnesses.ports import WitnessedPort, counters, network
 from nodeready.lab import amd as lab_amd
 from nodeready.lab import nvidia as lab_nvidia
-from nodeready.lab.adapters import h100, ib_tree
+from nodeready.lab.hardware import h100, ib_tree
 from tests.cases import cases
 
 

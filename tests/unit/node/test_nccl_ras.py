@@ -12,8 +12,8 @@ import pytest
 
 from nodeready.agent import proc
 from nodeready.agent.runtime import ProcessSupervisor
-from nodeready.agent.witnesses import nccl_ras, ras_report
-from nodeready.agent.witnesses.ras_report import Communicator, Member, Ras
+from nodeready.agent.witnesses import nccl_ras
+from nodeready.agent.witnesses.nccl_ras import Communicator, Member, Ras
 from tests.builders import ras_port
 from tests.builders.ras_port import Port, member, missing, report, running
 from tests.cases import cases
@@ -154,7 +154,7 @@ def test_a_port_that_misbehaves(tmp_path, monkeypatch, manner, words):
 
 
 def parsed(text: str) -> Ras:
-    ras = ras_report.read_json(text) or ras_report.read_text(text)
+    ras = nccl_ras.read_json(text) or nccl_ras.read_text(text)
     assert ras is not None
     return ras
 
@@ -172,7 +172,7 @@ def test_missing_ranks_also_without_the_comma_of_some_versions(comma):
     ras = parsed(report(TWO, gone, version="2.28.7", timeouts=2, comma=comma))
     assert (ras.version, ras.timeouts) == ("2.28.7", 2)
     states = {
-        one.rank: one.missing for one in ras_report.within_limits(ras.communicators)[0].members
+        one.rank: one.missing for one in nccl_ras.within_limits(ras.communicators)[0].members
     }
     assert states == {2: "unresponsive", 3: "dead", 4: "missing", 0: "", 1: ""}
 
@@ -187,8 +187,8 @@ NO_REPORTS = (
 
 @pytest.mark.parametrize("text", NO_REPORTS, ids=lambda text: text[:20])
 def test_what_is_no_report(text):
-    assert ras_report.read_json(text) is None
-    assert ras_report.read_text(text) is None
+    assert nccl_ras.read_json(text) is None
+    assert nccl_ras.read_text(text) is None
 
 
 def test_fields_of_a_strange_type_are_unknown():
@@ -200,13 +200,13 @@ def test_fields_of_a_strange_type_are_unknown():
 
 
 def test_of_a_large_job_those_that_differ_are_told(monkeypatch):
-    monkeypatch.setattr(ras_report, "_MAX_MEMBERS", 100)
+    monkeypatch.setattr(nccl_ras, "_MAX_MEMBERS", 100)
     ranks = [member(number, 1000 + number, AllReduce=90) for number in range(200)]
     ranks[81] = member(81, 1081, AllReduce=89)
     (whole,) = parsed(report(ranks[:100])).communicators
-    assert len(ras_report.within_limits([whole])[0].members) == 100
+    assert len(nccl_ras.within_limits([whole])[0].members) == 100
     ras = parsed(report(ranks, [missing(900, 1, considered_dead=True)]))
-    (group,) = ras_report.within_limits(ras.communicators)
+    (group,) = nccl_ras.within_limits(ras.communicators)
     assert [one.rank for one in group.members[:2]] == [81, 900]
     assert len(group.members) == 64
     assert dict(group.usual)["AllReduce"] == 90
@@ -214,7 +214,7 @@ def test_of_a_large_job_those_that_differ_are_told(monkeypatch):
 
 def test_of_a_job_too_large_to_be_told_its_own_process_is_known(tmp_path, monkeypatch):
     """It is looked for before the members are bounded."""
-    monkeypatch.setattr(ras_report, "_MAX_MEMBERS", 50)
+    monkeypatch.setattr(nccl_ras, "_MAX_MEMBERS", 50)
     ranks = [member(number, 1000 + number, "10.0.0.2", AllReduce=9) for number in range(100)]
     odd = [missing(100 + number, 20000 + number) for number in range(60)]
     text = report([*ranks, member(160, 1234567)], odd).replace("1234567", "PID")
@@ -280,5 +280,5 @@ def test_who_is_who_in_the_job(case):
         rows = [row for word in words for row in (NODES[word] if type(word) is str else [word])]
         groups.append(Communicator("0x1", size, tuple(Member(*row) for row in rows)))
     own = {int(pid): rank for pid, rank in case.get("own", {"70": 0, "71": 1}).items()}
-    whole = ras_report.with_world_ranks(groups, own, case.get("world", 4))
+    whole = nccl_ras.with_world_ranks(groups, own, case.get("world", 4))
     assert [[one.world_rank for one in group.members] for group in whole] == case["ranks"]

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from nodeready.agent.stacks import program as answer
+from nodeready.agent.stacks.descendants import ENDED, EXITING, NO_TIME, StackTable, StackTarget
 from nodeready.agent.stacks.processes import Facts, ScannedProcess
 from nodeready.agent.stacks.py_spy import HUNG, Dump, PySpyThread
 from nodeready.agent.stacks.ranks import JobRank, RankIdentity
-from nodeready.agent.stacks.targets import ENDED, EXITING, NO_TIME, StackTable, StackTarget
 from nodeready.runs.stacks.classify import StackNumbers, classify
 from nodeready.runs.stacks.trace import read
 from tests.builders.traces import checked

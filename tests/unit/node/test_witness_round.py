@@ -7,9 +7,9 @@ import pytest
 
 from nodeready.agent.runtime import ProcessSupervisor
 from nodeready.agent.stacks import ask_witnesses, processes
+from nodeready.agent.stacks.descendants import StackTarget
 from nodeready.agent.stacks.py_spy import Dump
 from nodeready.agent.stacks.ranks import JobRank, RankIdentity
-from nodeready.agent.stacks.targets import StackTarget
 from nodeready.agent.witnesses import (
     environment,
     flight_recorder,
@@ -23,8 +23,8 @@ from nodeready.agent.witnesses.flight_recorder import Recording
 from nodeready.agent.witnesses.gpus import WitnessedGpus
 from nodeready.agent.witnesses.kernel_log import KernelLog
 from nodeready.agent.witnesses.logs import RankLog
+from nodeready.agent.witnesses.nccl_ras import Ras
 from nodeready.agent.witnesses.ports import Network
-from nodeready.agent.witnesses.ras_report import Ras
 from nodeready.subjects.environment_table import EnvironmentFacts, RankVariables
 from tests.builders.traces import REDUCE, process, trace
 

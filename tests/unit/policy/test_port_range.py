@@ -3,7 +3,7 @@
 import pytest
 
 from nodeready.core.exit_codes import Refused
-from nodeready.core.policy.fields import port_range
+from nodeready.core.settings import port_range
 from nodeready.runs.values import read_ports
 
 

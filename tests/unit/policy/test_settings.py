@@ -2,8 +2,7 @@
 
 import pytest
 
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import PolicyError, check_settings, make_policy
+from nodeready.core.policy import Policy, PolicyError, check_settings, make_policy
 from tests.cases import cases
 
 SMOKE = {"smoke_min_gbps": 370, "smoke_python": "/opt/conda/bin/python"}

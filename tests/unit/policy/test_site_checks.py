@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from nodeready.core.policy.fields import Invalid
-from nodeready.core.policy.policy import PolicyError, as_data, make_policy
-from nodeready.core.policy.site_checks import MOMENTS, parse
+from nodeready.core.policy import MOMENTS, PolicyError, as_data, make_policy, parse
+from nodeready.core.settings import Invalid
 from tests.cases import cases
 
 

@@ -10,8 +10,7 @@ from nodeready.runs.ready import job_env
 from nodeready.runs.ready.job_env import JobVariable, PortChoice
 from nodeready.subjects.pdsh.facts import Pdsh
 from nodeready.subjects.ports import facts as sockets
-from nodeready.subjects.ports.facts import Ports
-from nodeready.subjects.ports.firewall import Firewall
+from nodeready.subjects.ports.facts import Firewall, Ports
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders.job_env import FLEET, POLICY, nics, node, ports, rdma, socket
 from tests.cases import cases

@@ -17,8 +17,7 @@ from nodeready.runs.ready.mesh import (
     rounds,
 )
 from nodeready.subjects.proof import checks as mesh_checks
-from nodeready.subjects.proof.facts import Proved, User
-from nodeready.subjects.proof.peer_facts import Blocked, Busy, Mesh
+from nodeready.subjects.proof.facts import Blocked, Busy, Mesh, Proved, User
 from tests.cases import cases, read_data
 
 SPAN = (29500, 29502)

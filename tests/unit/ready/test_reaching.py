@@ -7,9 +7,16 @@ from nodeready.core.policy import Policy
 from nodeready.runs.ready.mesh import peers_of, ring_and_skips
 from nodeready.runs.ready.reach import reach
 from nodeready.subjects.proof.checks import pdsh, ssh
-from nodeready.subjects.proof.facts import Proved, User
-from nodeready.subjects.proof.peer_facts import PdshAnswer, PdshRun, Peers, RcmdDefault, SshTry
-from nodeready.subjects.ssh_client.login_failures import CAUSES, cause_of
+from nodeready.subjects.proof.facts import (
+    PdshAnswer,
+    PdshRun,
+    Peers,
+    Proved,
+    RcmdDefault,
+    SshTry,
+    User,
+)
+from nodeready.subjects.ssh_client.checks import CAUSES, cause_of
 from tests.cases import cases
 
 WORDS = {

@@ -9,8 +9,7 @@ from functools import cache
 import pytest
 
 from nodeready.agent.audit_document import Outlier, Ready
-from nodeready.agent.cores.listing import CoreFile
-from nodeready.agent.cores.program import CoreSummary
+from nodeready.agent.cores.program import CoreFile, CoreSummary
 from nodeready.agent.tail import LogTail, NodeTail, UnreadFile
 from nodeready.core.outcome import LOST, NO_PYTHON, Gap, node_gaps
 from nodeready.fleet.inventory.nodeset import expand

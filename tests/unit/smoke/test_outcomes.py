@@ -28,8 +28,7 @@ from nodeready.runs.smoke.run import regressions
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Gpus, KernelFault, PciGpu, Tool
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.nics.nic import Nic
-from nodeready.subjects.rdma.device import RdmaDevice, RdmaPort
-from nodeready.subjects.rdma.facts import Rdma
+from nodeready.subjects.rdma.facts import Rdma, RdmaDevice, RdmaPort
 from nodeready.subjects.snapshot import Snapshot
 from tests.cases import cases
 

@@ -2,17 +2,20 @@
 
 import pytest
 
-from nodeready.core import managed_block
+from nodeready.core import own_files
 from nodeready.core.base import Output, ProbeError
 from nodeready.core.policy import Policy
 from nodeready.subjects.access import READ, WRITTEN_FOLDERS, parse_access, unusable_program
 from nodeready.subjects.debug_tools.facts import BrokenProgram, DebugTools, unusable
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.ssh_client import facts as ssh_facts
-from nodeready.subjects.ssh_client.checks import known_hosts, options
-from nodeready.subjects.ssh_client.facts import EffectiveOptions, SshClient, parse_known_hosts
-from nodeready.subjects.ssh_client.identity import known_as
-from nodeready.subjects.ssh_client.login_failures import message_source, named_file
+from nodeready.subjects.ssh_client.checks import known_hosts, message_source, named_file, options
+from nodeready.subjects.ssh_client.facts import (
+    EffectiveOptions,
+    SshClient,
+    known_as,
+    parse_known_hosts,
+)
 from tests.builders.ssh_client import key
 from tests.cases import cases
 
@@ -87,7 +90,7 @@ GOOD = {
     "hostkeyalgorithms": "ssh-ed25519,rsa-sha2-512", "gssapiauthentication": "no",
     "hostbasedauthentication": "no", "sessiontype": "default",
 }  # fmt: skip
-BLOCK = managed_block.put(b"", "".join(f"{line}\n" for line in LINES).encode(), "keep")
+BLOCK = own_files.put_block(b"", "".join(f"{line}\n" for line in LINES).encode(), "keep")
 
 
 def client(*answers: EffectiveOptions, content: bytes = BLOCK) -> SshClient:

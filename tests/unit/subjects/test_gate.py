@@ -11,9 +11,8 @@ import pytest
 from nodeready.agent.gate import here
 from nodeready.core import shell
 from nodeready.core.base import Output, ProbeError
-from nodeready.core.fleet import ALONE, FleetFacts
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import make_policy
+from nodeready.core.policy import Policy, make_policy
+from nodeready.core.result import ALONE, FleetFacts
 from nodeready.fleet.transport import bundle
 from nodeready.operations import gate as steps
 from nodeready.runs.deploy.actions import RemoveFile, RunCommand, WriteFile

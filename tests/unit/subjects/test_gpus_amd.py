@@ -21,8 +21,7 @@ from nodeready.lab import amd as amd_smi
 from nodeready.subjects.gpus import amd_gpu
 from nodeready.subjects.gpus.amd_gpu import AmdGpu
 from nodeready.subjects.gpus.gpu import DeviceFile, GpuProcess, Gpus, PciGpu, Tool
-from nodeready.subjects.gpus.health import device_access
-from nodeready.subjects.gpus.link_checks import xgmi_errors
+from nodeready.subjects.gpus.health import device_access, xgmi_errors
 from tests import paths
 from tests.builders.gpus import bad, pci
 from tests.builders.gpus_amd import BEFORE, BUSES, DRIVER, PARTS, UNSUPPORTED, Answer, node_of, ran

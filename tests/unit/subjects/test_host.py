@@ -3,8 +3,7 @@
 import pytest
 
 from nodeready.core.base import Output, ProbeError
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import check_settings
+from nodeready.core.policy import Policy, check_settings
 from nodeready.subjects.host import facts as host
 from tests.builders.host import FILES, judged, node, wrong
 from tests.cases import cases

@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 
-from nodeready.core import managed_block
-from nodeready.core.managed_block import BEGIN, END
+from nodeready.core import own_files
+from nodeready.core.own_files import BEGIN, END
 
 INNER = b"export A=1\n"
 BLOCK = BEGIN + b"\n" + INNER + END + b"\n"
@@ -16,15 +16,15 @@ LINES = [
 LINES += [b"echo '" + BEGIN + b"'\n", b"  " + END + b" x\n"]
 
 
-@pytest.mark.parametrize("place", managed_block.PLACES)
+@pytest.mark.parametrize("place", own_files.PLACES)
 def test_put_keeps_every_byte_of_the_rest_and_is_idempotent(place):
     for rest in (b"", *LINES, *map(b"".join, product(LINES, LINES))):
-        put = managed_block.put(rest, INNER, place)
+        put = own_files.put_block(rest, INNER, place)
         newline = b"" if place == "top" or not rest or rest.endswith(b"\n") else b"\n"
         assert put == (BLOCK + rest if place == "top" else rest + newline + BLOCK)
-        assert managed_block.find(put) == INNER
-        assert managed_block.put(put, INNER, place) == put
-        assert managed_block.remove(put) == rest + newline
+        assert own_files.find_block(put) == INNER
+        assert own_files.put_block(put, INNER, place) == put
+        assert own_files.remove_block(put) == rest + newline
 
 
 @pytest.mark.parametrize(("place", "expected"), [
@@ -34,7 +34,7 @@ def test_put_keeps_every_byte_of_the_rest_and_is_idempotent(place):
 ])  # fmt: skip
 def test_an_old_block_is_replaced_where_it_must_stand(place, expected):
     old = b"before\n" + BEGIN + b"\nold\n" + END + b"\nafter"
-    assert managed_block.put(old, INNER, place) == expected
+    assert own_files.put_block(old, INNER, place) == expected
 
 
 @pytest.mark.parametrize(("content", "rest"), [
@@ -44,19 +44,19 @@ def test_an_old_block_is_replaced_where_it_must_stand(place, expected):
     pytest.param(BLOCK + b"mine\n" + BLOCK, b"mine\n", id="two blocks"),
 ])  # fmt: skip
 def test_damaged_marks_cost_no_line_of_the_owner(content, rest):
-    assert managed_block.remove(content) == rest
-    assert managed_block.put(content, INNER, "end") == rest + BLOCK
+    assert own_files.remove_block(content) == rest
+    assert own_files.put_block(content, INNER, "end") == rest + BLOCK
 
 
 def test_marks_that_an_editor_gave_other_line_ends_are_still_ours():
     crlf = b"x\r\n" + BLOCK.replace(b"\n", b"\r\n")
-    assert managed_block.find(crlf) == INNER.replace(b"\n", b"\r\n")
-    assert managed_block.put(crlf, INNER, "keep") == b"x\r\n" + BLOCK
-    assert managed_block.find(BLOCK.rstrip(b"\n")) == INNER
+    assert own_files.find_block(crlf) == INNER.replace(b"\n", b"\r\n")
+    assert own_files.put_block(crlf, INNER, "keep") == b"x\r\n" + BLOCK
+    assert own_files.find_block(BLOCK.rstrip(b"\n")) == INNER
 
 
 def test_a_block_cannot_hold_its_own_marks():
     with pytest.raises(ValueError, match="marks"):
-        managed_block.put(b"", b"a\n" + END + b"\nb\n", "end")
+        own_files.put_block(b"", b"a\n" + END + b"\nb\n", "end")
     with pytest.raises(ValueError, match="place"):
-        managed_block.put(b"", b"", "middle")
+        own_files.put_block(b"", b"", "middle")

@@ -12,8 +12,8 @@ import json
 import pytest
 
 from nodeready.core.base import Output, ProbeError
-from nodeready.core.fleet import ALONE, Counters, FleetFacts
 from nodeready.core.policy import Policy
+from nodeready.core.result import ALONE, Counters, FleetFacts
 from nodeready.core.wire import plain
 from nodeready.subjects.nics import checks
 from nodeready.subjects.nics import facts as nics

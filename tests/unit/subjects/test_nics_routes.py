@@ -5,8 +5,8 @@ import ipaddress
 import pytest
 
 from nodeready.core.base import Output
-from nodeready.core.fleet import ALONE, FleetFacts
 from nodeready.core.policy import Policy
+from nodeready.core.result import ALONE, FleetFacts
 from nodeready.subjects.nics import facts as nics
 from nodeready.subjects.nics import nic
 from tests.builders.nics import BASES, PORT, UP, gpu_node, node, proc, route, text, wrong

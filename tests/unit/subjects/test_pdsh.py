@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeready.core import managed_block
+from nodeready.core import own_files
 from nodeready.core.base import Line, Output
 from nodeready.core.policy import Policy
 from nodeready.operations import pdsh as steps
@@ -23,7 +23,7 @@ from tests.builders.printed import grep_lines
 from tests.builders.sections import NONCE, exact
 
 POLICY = Policy()
-BEGIN, END = managed_block.BEGIN.decode(), managed_block.END.decode()
+BEGIN, END = own_files.BEGIN.decode(), own_files.END.decode()
 MODULE = "have=pdsh\nmodule=/usr/lib/pdsh/sshcmd.so\n"
 PROFILE = "/etc/profile.d/zz-nodeready-pdsh.sh:3:export PDSH_RCMD_TYPE=ssh\n"
 BLOCK = f"{BEGIN}\nPDSH_RCMD_TYPE=ssh\n{END}\n"
@@ -266,7 +266,7 @@ def test_the_block_is_quiet_exact_and_quick(posix_sh):
     # A block that was edited is put back where it stands.
     old = f"a=1\n{BEGIN}\nPATH=/evil\n{END}\nb=2"
     write, _ = write_pdshrc(node(MODULE, home("ml", "file", old), USERS))
-    assert managed_block.remove(write.content) == b"a=1\nb=2"
+    assert own_files.remove_block(write.content) == b"a=1\nb=2"
     assert write.content.startswith(b"a=1\n#")
 
 
@@ -287,5 +287,7 @@ def test_hostile_content_stays_data():
     # The lines of others, which may hold a secret, are not shown with ours.
     assert "PATH=" not in change.diff()
     write, diff = write_pdshrc(observed)
-    assert managed_block.remove(write.content) == managed_block.remove(hostile.encode()) + b"\n"
+    assert (
+        own_files.remove_block(write.content) == own_files.remove_block(hostile.encode()) + b"\n"
+    )
     assert "\x1b" not in diff

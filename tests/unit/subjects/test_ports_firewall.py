@@ -11,8 +11,8 @@ import pytest
 from nodeready.core.base import Output
 from nodeready.core.policy import Policy
 from nodeready.core.result import Result
-from nodeready.subjects.ports import checks, firewall
-from nodeready.subjects.ports.firewall import Firewall
+from nodeready.subjects.ports import checks, facts
+from nodeready.subjects.ports.facts import Firewall
 from tests.builders.job_env import ports
 from tests.builders.judging import by_id
 from tests.cases import cases
@@ -32,7 +32,7 @@ def printed(listing: str, tool: str, awk: list[str]) -> str:
     variables = [("mark", "@n"), ("first", 29500), ("last", 29510)]
     options = [word for name, value in variables for word in ("-v", f"{name}={value}")]
     text = f"@n list {tool}\n{listing}\n\n@n status 0\n"
-    command = [*awk, *options, firewall._AWK]
+    command = [*awk, *options, facts._FIREWALL_AWK]
     done = subprocess.run(command, input=text, text=True, capture_output=True, check=True)
     assert not done.stderr
     return done.stdout
@@ -50,7 +50,7 @@ def test_what_the_text_says(case, awk):
     else:
         start = ["table inet t {", "\tchain c {"] if tool == "nft" else []
         listing = "\n".join([*start, *(f"\t{rule}" for rule in case["rules"])])
-    observed = firewall.parse(Output(printed(listing, tool, awk), 0), POLICY)
+    observed = facts.parse_firewall(Output(printed(listing, tool, awk), 0), POLICY)
     assert (observed.verdict, observed.ports) == (case["verdict"], case.get("ports", ""))
     assert observed.manager == case.get("manager", "")
     assert observed.drop.startswith(case.get("drop", ""))
@@ -61,15 +61,15 @@ def test_what_the_text_says(case, awk):
 
 @pytest.mark.parametrize("case", cases(__file__, "data/ports/unseen.json"))
 def test_rules_that_cannot_be_listed(case):
-    result = judged(firewall.parse(Output(case["output"], case.get("rc", 0)), POLICY))
+    result = judged(facts.parse_firewall(Output(case["output"], case.get("rc", 0)), POLICY))
     assert (result.status, case["words"] in result.actual) == (case["status"], True), result
 
 
 def test_thousands_of_rules_print_a_few_lines(awk):
     rule = f"tcp dport 29500 ip saddr 10.0.0.1 drop comment {'x' * 999}\n"
     lines = printed(f"table inet t {{\nchain c {{\n{rule * 250}", "nft", awk)
-    observed = firewall.parse(Output(lines, 0), POLICY)
-    assert (len(observed.rules), observed.verdict) == (firewall._MOST_RULES, "not known")
+    observed = facts.parse_firewall(Output(lines, 0), POLICY)
+    assert (len(observed.rules), observed.verdict) == (facts._MOST_RULES, "not known")
     assert len(lines) < 22 * 500
 
 

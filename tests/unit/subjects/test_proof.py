@@ -8,7 +8,7 @@ import pytest
 from nodeready.agent.proofs import program, session
 from nodeready.core.base import Unknown
 from nodeready.core.policy import Policy
-from nodeready.core.policy.waivers import Waiver
+from nodeready.core.settings import Waiver
 from nodeready.subjects.proof import checks as proof
 from nodeready.subjects.proof import facts
 from nodeready.subjects.proof.facts import (

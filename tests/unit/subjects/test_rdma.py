@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 
 from nodeready.core.base import Output, ProbeError
-from nodeready.core.fleet import Counters, FleetFacts
-from nodeready.core.policy import Policy
-from nodeready.core.policy.policy import make_policy
-from nodeready.lab import adapters
-from nodeready.lab.adapters import IB_CLASS, Device, a100, h100, ib_tree, mi300x
+from nodeready.core.policy import Policy, make_policy
+from nodeready.core.result import Counters, FleetFacts
+from nodeready.lab import hardware
+from nodeready.lab.hardware import IB_CLASS, Device, a100, h100, ib_tree, mi300x
 from nodeready.runs.ready.job_env import hca_value, ib_hca
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.nics.nic import Nic, Route
@@ -75,7 +74,7 @@ def test_ports(case):
     changes = {name: fields(row) for name, row in case.get("set", {}).items()}
     changes |= {f"mlx5_{n}": fields(case["every"]) for n in range(8) if "every" in case}
     rows = {name: fields(row) for name, row in case.get("policy", {}).items()}
-    devices = getattr(adapters, case.get("node", "h100"))()
+    devices = getattr(hardware, case.get("node", "h100"))()
     assert_wrong(
         checks, node(devices, **changes), case["wrong"], make_policy({"rdma_ports": rows})
     )
@@ -141,7 +140,7 @@ def test_a_pcie_link(case):
     """The links of all adapters but the management's, or of one. A slot that has less than the
     card is meant so, unless the port needs more; virtual functions have no link to tell of.
     """
-    tree = ib_tree(getattr(adapters, case.get("node", "h100"))())
+    tree = ib_tree(getattr(hardware, case.get("node", "h100"))())
     devices = {path.partition("/")[0] for path in tree} - {"mlx5_bond_0"}
     for value in case.get("values", [""]):
         files = dict(tree)

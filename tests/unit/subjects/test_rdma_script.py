@@ -6,7 +6,7 @@ import pytest
 
 from nodeready.core.base import Output
 from nodeready.core.policy import Policy
-from nodeready.lab.adapters import h100, ib_tree, mi300x
+from nodeready.lab.hardware import h100, ib_tree, mi300x
 from nodeready.subjects.rdma import facts as rdma
 from nodeready.subjects.rdma.facts import Rdma
 from tests.builders.sections import run_on

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.core import shell
-from nodeready.core.policy import Policy
-from nodeready.core.policy.site_checks import SiteCheck, parse
+from nodeready.core.policy import Policy, SiteCheck, parse
 from nodeready.core.probe_script import make_script
 from nodeready.core.result import Result
 from nodeready.subjects import snapshot

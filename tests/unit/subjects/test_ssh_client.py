@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 
-from nodeready.core import managed_block
+from nodeready.core import own_files
 from nodeready.core.base import Output, ProbeError
-from nodeready.core.fleet import FleetFacts
 from nodeready.core.policy import Policy
+from nodeready.core.result import FleetFacts
 from nodeready.subjects.context import context_of
 from nodeready.subjects.snapshot import Snapshot, unknown_snapshot
-from nodeready.subjects.ssh_client import checks, config, identity
+from nodeready.subjects.ssh_client import checks, config
 from nodeready.subjects.ssh_client import facts as ssh_client
 from nodeready.subjects.ssh_client import known_hosts as fleet
 from nodeready.subjects.ssh_client.config import MAIN
-from nodeready.subjects.ssh_client.facts import KnownHosts, SshClient
-from nodeready.subjects.ssh_client.identity import NodeIdentity
+from nodeready.subjects.ssh_client.facts import KnownHosts, NodeIdentity, SshClient
 from nodeready.subjects.ssh_client.known_hosts import (
     Endpoint,
     FleetHostKeys,
@@ -154,7 +153,7 @@ def node(
     known = KnownHosts()
     if block is not None:
         inner = "".join(f"{line}\n" for line in block).encode()
-        known = ssh_client.parse_known_hosts(managed_block.put(b"", inner, "end"))
+        known = ssh_client.parse_known_hosts(own_files.put_block(b"", inner, "end"))
     return Snapshot({"ssh_client": SshClient(True, None, identity, known, {}, {}, (), ())})
 
 
@@ -230,7 +229,7 @@ def with_block(names: str, keys: list[str], block: KnownHosts) -> Snapshot:
     return Snapshot({"ssh_client": replace(node(names, keys)["ssh_client"], known_hosts=block)})
 
 
-FETCHED = "\n".join([managed_block.BEGIN.decode(), *OLD, managed_block.END.decode()]) + "\n"
+FETCHED = "\n".join([own_files.BEGIN.decode(), *OLD, own_files.END.decode()]) + "\n"
 
 
 def test_blocks_that_were_fetched_count_like_those_that_came_along():
@@ -292,14 +291,14 @@ NO_KEYS += [f"ssh-rsa {A.split()[1]}", f"{A}\nevil {B}", A.replace("ed25519 ", "
 
 
 def test_what_is_no_name_no_address_for_others_and_no_key_is_dropped():
-    assert [text for text in NO_NAMES if identity.clean_name(text)] == []
+    assert [text for text in NO_NAMES if ssh_client.clean_name(text)] == []
     no_addresses = ["127.0.0.1", "::1", "fe80::1", "0.0.0.0", "1.2.3", "x", ""]
-    assert [text for text in no_addresses if identity.clean_address(text)] == []
+    assert [text for text in no_addresses if ssh_client.clean_address(text)] == []
     assert [
-        text for text in NO_KEYS if identity.clean_key(text) or fleet.parse_line(f"gpu1 {text}")
+        text for text in NO_KEYS if ssh_client.clean_key(text) or fleet.parse_line(f"gpu1 {text}")
     ] == []
-    assert identity.clean_name("x" * 63) == "x" * 63
-    assert identity.clean_key(f"{A} root@gpu1") == A
+    assert ssh_client.clean_name("x" * 63) == "x" * 63
+    assert ssh_client.clean_key(f"{A} root@gpu1") == A
 
 
 @pytest.mark.parametrize("case", cases(__file__, DATA, "checked"))
@@ -330,4 +329,4 @@ def test_another_key_than_the_connections_is_a_finding_that_no_deploy_repairs():
         fleet = FleetFacts(host_key=key_of_connection)
         result = checks.host_key(node("gpu1", keys)["ssh_client"], policy, fleet)
         assert (result.status, result.fixable) == (status, False)
-    assert result.actual == f"ssh-ed25519 {identity.fingerprint(A)}"
+    assert result.actual == f"ssh-ed25519 {ssh_client.fingerprint(A)}"

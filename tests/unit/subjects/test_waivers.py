@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from nodeready.core.policy import Policy
-from nodeready.core.policy.waivers import Waiver
-from nodeready.core.waivers import waive, waiver_problems
+from nodeready.core.result import waive, waiver_problems
+from nodeready.core.settings import Waiver
 from tests.builders.results import fail, fixable, ok, unknown, warn
 
 WANT = replace(

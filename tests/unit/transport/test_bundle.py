@@ -12,7 +12,7 @@ import pytest
 import nodeready
 from nodeready.agent import payload
 from nodeready.agent.gate import main as program
-from nodeready.core.policy.policy import make_policy
+from nodeready.core.policy import make_policy
 from nodeready.fleet.transport import bundle
 from tests.cases import cases
 

@@ -7,8 +7,7 @@ import pytest
 from pyinfra.api import Config, Inventory, State
 
 from nodeready.agent.asking import Request
-from nodeready.agent.line_channel import LineChannel
-from nodeready.agent.local import Local
+from nodeready.agent.local import LineChannel, Local
 from nodeready.fleet.transport.ssh import ConnectedHosts
 from tests.cases import read_table
 from tests.command import wait_for

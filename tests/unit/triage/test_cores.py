@@ -8,8 +8,7 @@ import pytest
 
 from nodeready.agent.cores.core_pattern import CorePlace
 from nodeready.agent.cores.gcore import core_bytes
-from nodeready.agent.cores.listing import CoreFile, Listing, listing
-from nodeready.agent.cores.program import CoreSummary
+from nodeready.agent.cores.program import CoreFile, CoreSummary, Listing, listing
 from nodeready.core.outcome import UNREACHABLE, NodeGap
 from nodeready.reports import json_report, triage_tables
 from nodeready.reports.registry import Options

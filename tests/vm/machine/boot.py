@@ -9,7 +9,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from nodeready.lab.programs import environment
+from nodeready.lab.host import environment
 from nodeready.lab.state import LabError
 
 # Added to what the boot loader says: the console goes to our log, a panic ends

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from nodeready.lab.programs import environment
+from nodeready.lab.host import environment
 from tests.vm.machine import recipe
 from tests.vm.machine.boot import VmError, last_lines
 

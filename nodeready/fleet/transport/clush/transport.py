@@ -34,8 +34,7 @@ from nodeready.agent.asking import (
     new_nonce,
     node_of,
 )
-from nodeready.agent.line_channel import LineChannel
-from nodeready.agent.sudo import as_root, judge_reply
+from nodeready.agent.local import LineChannel, as_root, judge_reply
 from nodeready.core import shell
 from nodeready.core.outcome import HUNG, LOST, OUTPUT, REFUSED, SUDO, UNREACHABLE, Gap
 from nodeready.core.shell import KILL_AFTER_S, quote
