@@ -312,11 +312,15 @@ def _with_numbers(failures: FileFailures, numbers: Sequence[int]) -> FileFailure
     """The failures with the numbers of lines in the file.
     numbers: of the lines that were read
     """
-    events, variables = (
-        tuple(replace(row, line=numbers[row.line - 1]) if row.line else row for row in rows)
-        for rows in (failures.events, failures.facts.variables)
+    events = (
+        replace(event, line=numbers[event.line - 1]) if event.line else event
+        for event in failures.events
     )
-    return replace(failures, events=events, facts=replace(failures.facts, variables=variables))
+    facts = failures.facts
+    variables = (replace(row, line=numbers[row.line - 1]) for row in facts.variables)
+    return replace(
+        failures, events=tuple(events), facts=replace(facts, variables=tuple(variables))
+    )
 
 
 class FailureFileReader(TailReader):

@@ -254,6 +254,6 @@ def _add_faults(evidence: JobEvidence, kernels: list[KernelFile]) -> None:
     nodes = {file.node for file in evidence.files}
     evidence.kernel = [
         fault for fault in faults(kernels, nodes, end_s)
-        if None in (end_s, fault.time_s) or abs(fault.time_s - end_s) < _FAULT_S
+        if end_s is None or fault.time_s is None or abs(fault.time_s - end_s) < _FAULT_S
     ]  # fmt: skip
     evidence.sources["kernel's log"] = counted(len(evidence.kernel), "fault")
