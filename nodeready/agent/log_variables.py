@@ -35,11 +35,12 @@ _VERSION = re.compile(r"\bNCCL version ?:? ?(\d{1,3}\.\d{1,4}\.\d{1,4})")
 _PID = re.compile(
     r"\b[Pp][Ii][Dd](?::? |[=:(])'?(\d{1,9})\b|[\w.-]:(\d{1,9}):\d{1,9} \[\d{1,3}\] NCCL "
 )
-_MAX_PIDS = 512
+#: Words of such lines, and the maximum of them in which a number is searched.
+_PID_NEEDLES, _MAX_PID_LINES = ("pid", "PID", "Pid", " NCCL "), 5000
 #: Each such line has one of these words; a search for words is ten times faster.
 _NEEDLES = (
     "NCCL", "master_", "MASTER_", "client socket", "TCP client", "_IFNAME=", "_DEVICES=",
-    "_include=", "_BLOCKING=", "_THREADS=", "FI_PROVIDER=", "pid", "PID",
+    "_include=", "_BLOCKING=", "_THREADS=", "FI_PROVIDER=",
 )  # fmt: skip
 
 
@@ -82,14 +83,17 @@ def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogF
     variables: dict[tuple[object, str], LogVariable] = {}
     addresses: dict[str, None] = {}
     pids: dict[str, LogPid] = {}
-    version = ""
+    version, room = "", _MAX_PID_LINES
     for number, line in enumerate(lines, 1):
+        if room and any(map(line.__contains__, _PID_NEEDLES)):
+            room -= 1
+            match = _PID.search(line[:_MAX_LINE])
+            if match and (pid := match[1] or match[2]) not in pids:
+                origin = split(line[:_MAX_LINE])
+                pids[pid] = LogPid(int(pid), origin.rank, origin.local_rank, origin.host)
         if not any(map(line.__contains__, _NEEDLES)):
             continue
         origin = split(line[:_MAX_LINE])
-        match = _PID.search(line[:_MAX_LINE])
-        if match and len(pids) < _MAX_PIDS and (pid := match[1] or match[2]) not in pids:
-            pids[pid] = LogPid(int(pid), origin.rank, origin.local_rank, origin.host)
         if not version and (match := _VERSION.search(origin.text)):
             version = match[1]
         if (match := _ADDRESS.search(origin.text)) and len(addresses) < _MAX_ADDRESSES:

@@ -199,9 +199,10 @@ _ALL_BYTES, _LEAST_BYTES = 64 << 20, 256 << 10
 MAX_ROWS = 100_000
 #: Maximum bytes of an answer before it is compressed.
 _MAX_ANSWER = 3 << 20
-#: Seconds for unpacking a log, or for counting its lines; of all logs of a pattern, in equal
-#: shares, and the least share.
+#: Seconds for unpacking a log; of all logs of a pattern, in equal shares, and the least share.
 _READ_S, _ALL_READ_S, _LEAST_READ_S = 10.0, 10.0, 0.1
+#: Maximum seconds for counting the lines of a log's middle: about 3 GB.
+_COUNT_S = 3.0
 #: Seconds for the kernel's log.
 _KERNEL_S = 8.0
 
@@ -300,7 +301,8 @@ def _with_counted_lines(handle: int, log: LogBytes, head_bytes: int, limit_s: fl
     """The log with the number of the lines before its end."""
     if log.lines_before is not None:
         return log
-    count = count_lines(handle, 0, head_bytes + log.skipped, limit_s)
+    end = head_bytes + log.skipped
+    count = count_lines(handle, 0, end, min(limit_s, _COUNT_S))
     if count is None:
         count = log.head.count(b"\n")
         note = f"the lines of its middle were not counted: numbers above {count} are too small"
