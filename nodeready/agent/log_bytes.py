@@ -39,7 +39,7 @@ _CONTROLS = bytes({*range(1, 32), 127} - {*b"\a\b\t\n\f\r\x1b"})
 _MOST_CONTROLS = 50
 
 
-class NoLogError(Exception):
+class UnreadableLogError(Exception):
     """A file is no log: why, and what makes a log of it, in words for one line."""
 
 
@@ -75,7 +75,7 @@ def _numbered(data: bytes, first: int, *, keeps_first: bool = False) -> list[int
 
 
 def read_bytes(handle: int, head_bytes: int, end_bytes: int, limit_s: float) -> LogBytes:
-    """The beginning and the end of an open file. Raises OSError, NoLogError.
+    """The beginning and the end of an open file. Raises OSError, UnreadableLogError.
     limit_s: seconds for unpacking it
     """
     begin, size = os.pread(handle, 512, 0), os.fstat(handle).st_size
@@ -92,7 +92,7 @@ def read_bytes(handle: int, head_bytes: int, end_bytes: int, limit_s: float) -> 
     _refuse_archive(log.head)
     for data in (log.head, log.end):
         if _MOST_CONTROLS * (len(data) - len(data.translate(None, _CONTROLS))) > len(data):
-            raise NoLogError("is no text")
+            raise UnreadableLogError("is no text")
     return log
 
 
@@ -106,10 +106,10 @@ def _without_nuls(data: bytes) -> bytes:
 
 
 def _refuse_archive(begin: bytes) -> None:
-    """Raises NoLogError for a file that has files in it."""
+    """Raises UnreadableLogError for a file that has files in it."""
     for magic, place, name, command in _ARCHIVES:
         if begin.startswith(magic, place):
-            raise NoLogError(f"is packed by {name}: unpack it with {command} FILE")
+            raise UnreadableLogError(f"is packed by {name}: unpack it with {command} FILE")
 
 
 def count_lines(handle: int, start: int, end: int, limit_s: float) -> int | None:
@@ -146,12 +146,12 @@ def _read_stream(
                 if size >= MAX_UNPACKED or time.monotonic() > deadline:
                     note = f"only its first {size:,} bytes were read: unpack it"
                     break
-        except NoLogError:
+        except UnreadableLogError:
             raise
         except Exception as error:  # noqa: BLE001 - each library has exceptions of its own
             note = f"cannot be unpacked after {size:,} bytes: {str(error)[:80] or 'no memory'}"
             if not size:
-                raise NoLogError(note) from None
+                raise UnreadableLogError(note) from None
     if len(end) <= end_bytes and not dropped:
         return LogBytes(_without_nuls(bytes(head + end)), b"", note=note)
     dropped += end.count(b"\n", 0, max(0, len(end) - end_bytes))
@@ -171,7 +171,7 @@ def _as_utf8(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _unpacked(file: BinaryIO, packed: str) -> Iterator[bytes]:
-    """The blocks of a file, unpacked. Raises NoLogError, and what the libraries raise."""
+    """The blocks of a file, unpacked. Raises UnreadableLogError, and what the libraries raise."""
     stream: Any = file
     if packed == "zstd":
         stream = _open_zstd(file)
@@ -180,7 +180,7 @@ def _unpacked(file: BinaryIO, packed: str) -> Iterator[bytes]:
         try:
             library = import_module({"gzip": "gzip", "bzip2": "bz2", "xz": "lzma"}[packed])
         except ImportError:
-            raise NoLogError(_unpack_by(packed)) from None
+            raise UnreadableLogError(_unpack_by(packed)) from None
         if packed == "xz":
             yield from _unpacked_xz(file, library)
             return
@@ -218,4 +218,4 @@ def _open_zstd(file: BinaryIO) -> Any:
         zstandard = import_module("zstandard")
         decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_MEMORY)
         return decompressor.stream_reader(file, read_across_frames=True)
-    raise NoLogError(_unpack_by("zstd"))
+    raise UnreadableLogError(_unpack_by("zstd"))

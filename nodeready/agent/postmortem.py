@@ -20,7 +20,7 @@ from nodeready.agent import users_file
 from nodeready.agent.cores.listing import listing
 from nodeready.agent.cores.program import read_notes
 from nodeready.agent.failure_events import FileFailures, read_error_file, read_lines
-from nodeready.agent.log_bytes import LogBytes, NoLogError, count_lines, read_bytes
+from nodeready.agent.log_bytes import LogBytes, UnreadableLogError, count_lines, read_bytes
 from nodeready.agent.log_lines import Calendar, node_calendar, text_lines
 from nodeready.agent.log_variables import LogFacts
 from nodeready.agent.runtime import ProcessSupervisor
@@ -250,7 +250,7 @@ def file_failures(
     limit_s: seconds for unpacking it, and for counting the lines of its middle
     on_read: called when the file was read, and before its lines are parsed
     rank_pattern: as of a `TailConfig`
-    Raises OSError, NoLogError.
+    Raises OSError, UnreadableLogError.
     """
     status = os.fstat(handle)
     size = status.st_size
@@ -264,7 +264,7 @@ def file_failures(
     rows = text_lines(log.head, is_whole=True)
     end = text_lines(log.end, is_whole=False) if log.end else []
     if rows is None or end is None:
-        raise NoLogError("is no text")
+        raise UnreadableLogError("is no text")
     on_read()
     head_rows, skipped, middle = len(rows), log.skipped, slice(0, 0)
     rows += end
@@ -353,7 +353,7 @@ class FailureFileReader(TailReader):
                 rank_pattern=self.config.rank_pattern,
                 limit_s=max(_LEAST_READ_S, _ALL_READ_S / max(1, self.file_count)),
             )
-        except NoLogError as problem:
+        except UnreadableLogError as problem:
             self.unread(hit.match.shown, str(problem), fault=False)
             return
         except OSError as error:

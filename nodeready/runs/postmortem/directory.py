@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nodeready.agent import users_file
-from nodeready.agent.log_bytes import NoLogError, read_bytes
+from nodeready.agent.log_bytes import UnreadableLogError, read_bytes
 from nodeready.agent.log_lines import utc_calendar
 from nodeready.agent.postmortem import END_BYTES, HEAD_BYTES, file_failures
 from nodeready.core.text import counted
@@ -118,7 +118,7 @@ def _read(path: Path, root: str, rank_pattern: str) -> JobEvidence:
                 rank_pattern=rank_pattern,
                 limit_s=limit_s,
             )
-        except NoLogError as problem:
+        except UnreadableLogError as problem:
             evidence.missing[name] = str(problem)
         finally:
             os.close(handle)
@@ -131,8 +131,9 @@ def _read(path: Path, root: str, rank_pattern: str) -> JobEvidence:
         _add_faults(evidence, kernels)
     if not (logs or evidence.steps or kernels):
         reasons = [f"\n  {name}: {reason}" for name, reason in evidence.missing.items()]
-        more = [f"\n  and {len(reasons) - _NAMED} more"] if len(reasons) > _NAMED else []
-        raise NoEvidenceError("".join([f"{path}: no log in it", *reasons[:_NAMED], *more]))
+        if len(reasons) > _NAMED:
+            reasons[_NAMED:] = [f"\n  and {len(reasons) - _NAMED} more"]
+        raise NoEvidenceError(f"{path}: no log in it{''.join(reasons)}")
     nodes = {file.node for file in evidence.files if file.node}
     nodes_text = f" of {counted(len(nodes), 'node')}" if nodes else ""
     evidence.sources = {"logs": f"{counted(logs, 'file')}{nodes_text}", **evidence.sources}
@@ -151,7 +152,7 @@ def _add_file(
     rank_pattern: str,
     limit_s: float,
 ) -> None:
-    """Add one open file. Raises OSError, NoLogError."""
+    """Add one open file. Raises OSError, UnreadableLogError."""
 
     def text() -> str:
         log = read_bytes(handle, HEAD_BYTES, END_BYTES, limit_s)
@@ -172,7 +173,7 @@ def _add_file(
     if is_named or (status.st_size <= _RECORD_BYTES and may_be_record(begin)):
         records = read_records(text(), is_certain=is_named)
         if records is not None:
-            evidence.sources[records.tool] = records.says
+            evidence.sources[records.tool] = records.summary
             evidence.steps += records.steps
             return
     room = HEAD_BYTES + END_BYTES

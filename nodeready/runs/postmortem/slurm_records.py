@@ -101,7 +101,7 @@ class FileRecords(NamedTuple):
     """What a file with the output of one of Slurm's tools says."""
 
     tool: str  # ``sacct``, ``scontrol``, ``seff``
-    says: str  # in words
+    summary: str  # in words
     steps: list[SlurmStep]
 
 
@@ -137,7 +137,7 @@ def read_records(text: str, *, is_certain: bool) -> FileRecords | None:
             step = SlurmStep(job[:60], state[1][:60], int(state[2] or 0), 0, "")
             return FileRecords("seff", f"the job is {step.state}", [step])
         return None
-    if "JobId=" in begin[:6] + text[:100]:
+    if "JobId=" in text[:100]:
         if is_certain or all(map(_SCONTROL_ROW.match, rows)):
             step = job_step(parse_scontrol(text))
             return FileRecords("scontrol", f"the job is {step.state}", [step])
