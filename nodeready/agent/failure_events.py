@@ -65,7 +65,7 @@ class FailureEvent:
     code: int  # exit status, or minus the signal; 0: not known
     time_s: float | None  # of the line, in seconds since 1970; None: it has none
     after_s: float | None  # of the last line with a time before it; None: there is none
-    line: wire.Number  # number of the line in the part of the file that was read
+    line: wire.Number  # number of the line in the file; 0: not of a line
     lines_after: wire.Number  # lines of the same rank after it that belong to no failure
     call: wire.Name = ""  # function of torch.distributed that raised it, ``all_reduce``; "": none
     went_on: bool = False  # its rank wrote lines after it like those before it
@@ -97,6 +97,7 @@ class FileFailures:
     facts: LogFacts = LogFacts()  # of the ranks' environments
     recording: Recording | None = None  # a dump of the flight recorder, in place of lines
     left_out: wire.Number = 0  # number of events beyond the maximum of a file or of a rank
+    note: wire.Line = ""  # why a part of it was not unpacked or not counted; ""
 
     @cached_property
     def ranks(self) -> frozenset[int]:

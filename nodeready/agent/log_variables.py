@@ -31,6 +31,12 @@ _TORCHRUN = re.compile(r"^\s*master_(addr|port)=(\S{1,253})\s*$")
 #: The address that NCCL tells its peers.
 _ADDRESS = re.compile(r"(?:Bootstrap ?: Using|OOB) \S{1,40}?:([0-9a-fA-F.:]{2,45})(?:%\w{1,32})?<")
 _VERSION = re.compile(r"\bNCCL version ?:? ?(\d{1,3}\.\d{1,4}\.\d{1,4})")
+#: ``pid 4711``, ``pid=4711``, ``PID: 4711``; of NCCL's lines, ``gpu1:4711:4720 [0] NCCL INFO``.
+_PID = re.compile(
+    r"\b[Pp][Ii][Dd](?::? |[=:(])'?(\d{1,9})\b|[\w.-]:(\d{1,9}):\d{1,9} \[\d{1,3}\] NCCL "
+)
+#: Words of such lines, and the maximum of them in which a number is searched.
+_PID_NEEDLES, _MAX_PID_LINES = ("pid", "PID", "Pid", " NCCL "), 5000
 #: Each such line has one of these words; a search for words is ten times faster.
 _NEEDLES = (
     "NCCL", "master_", "MASTER_", "client socket", "TCP client", "_IFNAME=", "_DEVICES=",
@@ -44,7 +50,17 @@ class LogVariable:
 
     name: wire.Name
     value: wire.Name
-    line: wire.Number  # its number in the part of the file that was read
+    line: wire.Number  # its number in the file
+    rank: wire.Number | None  # as of a `LogStream`
+    local_rank: wire.Number | None  # likewise
+    host: wire.Name  # likewise
+
+
+@dataclass(frozen=True)
+class LogPid:
+    """The number of a process that a rank names in its log: its own, or one that it started."""
+
+    pid: wire.Number
     rank: wire.Number | None  # as of a `LogStream`
     local_rank: wire.Number | None  # likewise
     host: wire.Name  # likewise
@@ -57,6 +73,7 @@ class LogFacts:
     variables: tuple[LogVariable, ...] = ()  # the last value of each
     nccl: wire.Name = ""  # the version of NCCL; "": not known
     addresses: tuple[wire.Name, ...] = ()  # of the node, that NCCL tells its peers
+    pids: tuple[LogPid, ...] = ()  # the first ones
 
 
 def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogFacts:
@@ -65,8 +82,15 @@ def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogF
     """
     variables: dict[tuple[object, str], LogVariable] = {}
     addresses: dict[str, None] = {}
-    version = ""
+    pids: dict[str, LogPid] = {}
+    version, room = "", _MAX_PID_LINES
     for number, line in enumerate(lines, 1):
+        if room and any(map(line.__contains__, _PID_NEEDLES)):
+            room -= 1
+            match = _PID.search(line[:_MAX_LINE])
+            if match and (pid := match[1] or match[2]) not in pids:
+                origin = split(line[:_MAX_LINE])
+                pids[pid] = LogPid(int(pid), origin.rank, origin.local_rank, origin.host)
         if not any(map(line.__contains__, _NEEDLES)):
             continue
         origin = split(line[:_MAX_LINE])
@@ -80,7 +104,7 @@ def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogF
                 variables[origin.key, name] = LogVariable(
                     name, redact(name, value[:_MAX_VALUE]), number, rank, local_rank, host
                 )
-    return LogFacts(tuple(variables.values()), version, tuple(addresses))
+    return LogFacts(tuple(variables.values()), version, tuple(addresses), tuple(pids.values()))
 
 
 def _shown(text: str) -> Iterator[tuple[str, str]]:

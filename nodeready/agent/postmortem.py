@@ -19,6 +19,7 @@ from typing import Any
 from nodeready.agent import users_file
 from nodeready.agent.cores.program import listing, read_notes
 from nodeready.agent.failure_events import FileFailures, read_error_file, read_lines
+from nodeready.agent.log_bytes import LogBytes, UnreadableLogError, count_lines, read_bytes
 from nodeready.agent.log_lines import Calendar, node_calendar, text_lines
 from nodeready.agent.log_variables import LogFacts
 from nodeready.agent.runtime import ProcessSupervisor
@@ -197,6 +198,10 @@ _ALL_BYTES, _LEAST_BYTES = 64 << 20, 256 << 10
 MAX_ROWS = 100_000
 #: Maximum bytes of an answer before it is compressed.
 _MAX_ANSWER = 3 << 20
+#: Seconds for unpacking a log; of all logs of a pattern, in equal shares, and the least share.
+_READ_S, _ALL_READ_S, _LEAST_READ_S = 10.0, 10.0, 0.1
+#: Maximum seconds for counting the lines of a log's middle: about 3 GB.
+_COUNT_S = 3.0
 #: Seconds for the kernel's log.
 _KERNEL_S = 8.0
 
@@ -236,13 +241,15 @@ def file_failures(
     *,
     on_read: Callable[[], None] = lambda: None,
     rank_pattern: str = "",
-) -> FileFailures | None:
-    """What an open file reports, from its beginning and its end; None: it is no text.
+    limit_s: float = _READ_S,
+) -> FileFailures:
+    """What an open file reports, from its beginning and its end.
 
     room:    maximum bytes
+    limit_s: seconds for unpacking it, and for counting the lines of its middle
     on_read: called when the file was read, and before its lines are parsed
     rank_pattern: as of a `TailConfig`
-    Raises OSError.
+    Raises OSError, UnreadableLogError.
     """
     status = os.fstat(handle)
     size = status.st_size
@@ -252,22 +259,14 @@ def file_failures(
             dump = flight_recorder.parse(data)
             return FileFailures(path, size, status.st_mtime, recording=replace(dump, path=path))
     head_bytes = min(HEAD_BYTES, room // 4)
-    end_bytes = min(END_BYTES, room - head_bytes)
-    is_whole = size <= head_bytes + end_bytes
-    head = _without_nuls(os.pread(handle, size if is_whole else head_bytes, 0))
-    rows = text_lines(head if is_whole else head[: head.rfind(b"\n") + 1], is_whole=True)
-    end = (
-        []
-        if is_whole
-        else text_lines(
-            _without_nuls(os.pread(handle, end_bytes, size - end_bytes)), is_whole=False
-        )
-    )
+    log = read_bytes(handle, head_bytes, min(END_BYTES, room - head_bytes), limit_s)
+    rows = text_lines(log.head, is_whole=True)
+    end = text_lines(log.end, is_whole=False) if log.end else []
     if rows is None or end is None:
-        return None
+        raise UnreadableLogError("is no text")
     on_read()
+    head_rows, skipped, middle = len(rows), log.skipped, slice(0, 0)
     rows += end
-    skipped = 0 if is_whole else size - head_bytes - end_bytes
     if len(rows) > MAX_ROWS:
         middle = slice(MAX_ROWS // 10, len(rows) - MAX_ROWS * 9 // 10)
         skipped += sum(len(row) + 1 for row in rows[middle])
@@ -278,22 +277,58 @@ def file_failures(
     except (OverflowError, ValueError, OSError):
         year = time.gmtime().tm_year
     failures = None
-    if is_whole and size <= HEAD_BYTES and lines and lines[0].startswith("{"):
+    if not log.end and size <= HEAD_BYTES and lines and lines[0].startswith("{"):
         failures = read_error_file("\n".join(lines), calendar)
     if failures is None:
         failures = read_lines(lines, year, calendar, path, rank_pattern)
-    return replace(failures, path=path, size_bytes=size, mtime_s=status.st_mtime, skipped=skipped)
+        first_of_end = min(head_rows, middle.start) if middle.stop else head_rows
+        if log.end and any(row.line > first_of_end for row in _rows(failures)):
+            log = _with_counted_lines(handle, log, head_bytes, limit_s)
+        numbers = log.line_numbers()
+        numbers[middle] = []
+        failures = _with_numbers(failures, numbers)
+    failures = replace(failures, path=path, size_bytes=size, mtime_s=status.st_mtime)
+    return replace(failures, skipped=skipped, note=log.note)
 
 
-def _without_nuls(data: bytes) -> bytes:
-    """The data without the few NUL bytes that a crash may leave in a text."""
-    return data.replace(b"\0", b"") if 10 * data.count(b"\0") < len(data) else data
+def _rows(failures: FileFailures) -> tuple[Any, ...]:
+    """What has the number of a line."""
+    return (*failures.events, *failures.facts.variables)
+
+
+def _with_counted_lines(handle: int, log: LogBytes, head_bytes: int, limit_s: float) -> LogBytes:
+    """The log with the number of the lines before its end."""
+    if log.lines_before is not None:
+        return log
+    end = head_bytes + log.skipped
+    count = count_lines(handle, 0, end, min(limit_s, _COUNT_S))
+    if count is None:
+        count = log.head.count(b"\n")
+        note = f"the lines of its middle were not counted: numbers above {count} are too small"
+        return log._replace(lines_before=count, note=note)
+    return log._replace(lines_before=count)
+
+
+def _with_numbers(failures: FileFailures, numbers: Sequence[int]) -> FileFailures:
+    """The failures with the numbers of lines in the file.
+    numbers: of the lines that were read
+    """
+    events = (
+        replace(event, line=numbers[event.line - 1]) if event.line else event
+        for event in failures.events
+    )
+    facts = failures.facts
+    variables = (replace(row, line=numbers[row.line - 1]) for row in facts.variables)
+    return replace(
+        failures, events=tuple(events), facts=replace(facts, variables=tuple(variables))
+    )
 
 
 class FailureFileReader(TailReader):
     """One fork's work: sends what each file reports."""
 
     config: PostmortemConfig
+    unpacks = True
 
     def open(self, hit: Any) -> Any:
         """The file, opened; None: it cannot be opened, or belongs to another user."""
@@ -315,15 +350,16 @@ class FailureFileReader(TailReader):
                 *(handle, hit.match.shown, room),
                 on_read=lambda: self.send(message),
                 rank_pattern=self.config.rank_pattern,
+                limit_s=max(_LEAST_READ_S, _ALL_READ_S / max(1, self.file_count)),
             )
+        except UnreadableLogError as problem:
+            self.unread(hit.match.shown, str(problem), fault=False)
+            return
         except OSError as error:
             self.report_error(hit.match.shown, error)
             return
         finally:
             os.close(handle)
-        if failures is None:
-            self.unread(hit.match.shown, "is no text", fault=False)
-            return
         self.send({"failures": asdict(failures)})
 
 

@@ -159,9 +159,10 @@ class TailReader:
     left_out: paths that are not read
     used_s:   owner -> seconds that the owner's files have taken
     file_count: number of files that are read
+    unpacks:  it reads compressed files
     """
 
-    file_count = 0
+    file_count, unpacks = 0, False
 
     def __init__(
         self,
@@ -256,7 +257,7 @@ class TailReader:
             return None
         kind = users_file.special_kind(status.st_mode)
         if not kind:
-            if not match.real.endswith(_PACKED):
+            if self.unpacks or not match.real.endswith(_PACKED):
                 moment = users_file.modified_ns(status)
                 return _Hit(match, users_file.main_uid(status.st_uid), moment, status.st_mtime)
             self.unread(match.shown, "is compressed", fault=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from nodeready import knowledge
@@ -35,6 +37,34 @@ def _driver_message(line):
     return rule and rule.key
 
 
+def _kernel_line(line):
+    """The rows of one kind have one meaning, so that one line may be of two rows."""
+    message = kernel_log.message_of(line, 0)
+    keys = [key for key, row in KERNEL.items() if re.match(row["pattern"], line)]
+    kinds = [kind for key in keys[:1] if (kind := KERNEL[key]["kind"])]
+    assert kinds == ([message.kind] if message else [])
+    return keys[0] if keys else None
+
+
+KERNEL = knowledge.read("kernel_lines")
+
+
+def test_a_kernels_line_that_begins_with_a_process_is_of_the_first_rows_or_of_none():
+    """Its name is 15 bytes of the user's choice: the longest beginning of each example."""
+    of_processes = {key for key, row in KERNEL.items() if row.get("names_process")}
+    tails = (
+        "[4711]: segfault at 0",
+        ": page allocation failure: order:5",
+        "[4711]: bad frame in rt",
+    )
+    for row in KERNEL.values():
+        for example in row["matches"]:
+            for tail in tails:
+                assert _kernel_line(example[:15] + tail) in {*of_processes, None}
+            for tail in (": vmalloc error: size 1", " invoked oom-killer: gfp_mask=0xcc0"):
+                assert _kernel_line(example[:15] + tail) == "of-a-process"
+
+
 def _environment_value(example):
     """example: ``NAME=VALUE`` of variables, and of what is known about the node"""
     words = dict(word.split("=", 1) for word in example.split())
@@ -58,9 +88,10 @@ ENGINES = {
     "login_failures": _login_failure,
     "xids": _xid,
     "driver_messages": _driver_message,
+    "kernel_lines": _kernel_line,
     "environment_values": _environment_value,
 }
-#: Fields that find a row; a row without them is known by its key, and needs no examples.
+#: Fields that find a row; a row without them is known by its key. Of the Xids, each has a line.
 WORDS = {"needles", "pattern", "values", "nccl", "cuda"}
 #: Tables without examples; hints.json and wrong_environments.json have their cases.
 OTHERS = {"hints", "environment_rules"}
@@ -79,7 +110,9 @@ def test_every_table_has_an_engine():
 def test_a_row_explains_its_examples_alone(table, key, row):
     assert row["source"]
     for examples in sorted(knowledge.EXAMPLES):
-        assert row.get(examples) or not WORDS.intersection(row), f"the row has no {examples}"
+        assert row.get(examples) or not (table == "xids" or WORDS.intersection(row)), (
+            f"the row has no {examples}"
+        )
     assert {ENGINES[table](line) for line in row.get("matches", ())} <= {key}
     assert key not in {ENGINES[table](line) for line in row.get("not_matches", ())}
 

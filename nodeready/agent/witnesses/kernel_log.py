@@ -9,9 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
+from nodeready import knowledge
 from nodeready.agent.runtime import Ended, ProcessSupervisor, changeable_by_root_only
 from nodeready.agent.stacks import processes
+from nodeready.subjects.gpus import xids as xids_table
 
 # --- Tools of the system, such as nvidia-smi and dmesg, which run as root under a limit.
 
@@ -99,50 +102,46 @@ _TEXT = 200
 _MAX_LINE = 1000
 #: Seconds that the clocks of the kernel's log and of a process's start may differ.
 _SLACK_S = 2.0
-_STAMPED = re.compile(r"(?:<\d+>)?\[ *(\d{1,12}\.\d{1,9})\] ?(.*)")
-#: Before the text: the caller's number, which some kernels print; the host in the journal.
-_BEFORE = re.compile(r"\[ *[TC]\d+\] |\S+ kernel: ")
+#: Before the text of a line: its priority or level; its time, in seconds since boot or as a date;
+#: the host in the journal and in syslog; the number of the caller, which some kernels print.
+_BOOT = r"\[ *(\d{1,12}\.\d{1,9})\] ?"
+_CALLER = r"(?:\[ *[TC]\d+\] ?)?"
+_DATE = (
+    r"(?:\w{3} )?(?:\w{3} +\d+ [\d:.]{8,15}|\d{4}-\d\d-\d\d[T ][\d:.,]{8,18}(?:Z|[+-]\d\d:?\d\d)?)"
+    r"(?: \d{4}| [A-Z]{3,5})? |\d{10}\.\d{6} |\[[^\]]{1,40}\] ?"
+)
+_HEAD = re.compile(
+    rf"(?:<\d+>(?:1 )?)?(?:[a-z]+ *:[a-z]+ *: )?(?:{_BOOT}|{_DATE})?{_CALLER}"
+    rf"(?:(\S+) kernel(?:\[\d+\])?: )?(?:{_BOOT})?{_CALLER}"
+)
 
-#: Lines of the kernel about faults that kill or hang jobs: kind, pattern with the pid. A line
-#: that begins with a process's name (15 bytes of the user's choice) matches one of the first two
-#: rows, or none. Sources: Linux' arch/x86/mm/fault.c, arch/x86/kernel/traps.c, mm/page_alloc.c,
-#: mm/oom_kill.c, kernel/hung_task.c, kernel/watchdog.c, kernel/rcu/tree_stall.h,
-#: mm/memory-failure.c, drivers/edac/edac_mc.c, block/blk-core.c, fs/ext4/super.c,
-#: fs/xfs/xfs_message.c, fs/btrfs/messages.c, fs/nfs (net/sunrpc/clnt.c), net/ceph, fs/smb/client,
-#: drivers/nvme/host; Lustre's libcfs; drivers of network cards; net/sched/sch_generic.c.
-_PATTERNS = (
-    ("segfault", r".{1,15}\[(?P<pid>\d+)\]: (?:segfault at |bad frame in )"),
-    ("segfault", r"traps: .{1,15}\[(?P<pid>\d+)\] (?:general protection|trap )"),
-    ("memory", r".{1,15}: page allocation failure: "),
-    ("oom", r"(?:Memory cgroup out|Out) of memory.*?: Kill(?:ed)? process (?P<pid>\d+) "),
-    ("xid", r"NVRM: Xid \([^)]*\): \d+(?:, pid='?(?P<pid>\d+))?"),
-    ("hung",
-     r"INFO: task .{1,15}:(?P<pid>\d+) blocked (?:in I/O wait )?for more than \d+ seconds"),
-    ("hung", r"watchdog: BUG: soft lockup - CPU#\d+ stuck .*:(?P<pid>\d+)\]"),
-    ("hung", r"rcu: INFO: rcu_\w+ (?:self-)?detected (?:expedited )?stall"),
-    ("memory", r"Memory failure: 0x[0-9a-f]+: "),
-    ("memory", r"EDAC \w+: \d+ UE "),
-    ("memory", r"mce: (?:\[Hardware Error\]: )?(?:Uncorrected|Fatal|Action required)"),
-    ("memory", r"(?:\{\d+\})?\[Hardware Error\]: event severity: (?:fatal|recoverable)"),
-    ("link", r"\S+(?: [0-9a-f:.]+(?: \S+)?)?: (?:\S+ ){0,3}[Ll]ink (?:is )?[Dd]own(?![\w-])"),
-    ("link", r"\S+: link status definitely down for interface "),
-    ("link", r"NETDEV WATCHDOG: \S+ \(\S+\): transmit queue \d+ timed out"),
-    ("link", r"mlx[45]_core [0-9a-f:.]+: .*(?:health compromised|Fatal error|cmd.{0,80} timeout)"),
-    ("link", r"\S+ [0-9a-f:.]+(?: \S+)?: .*(?:transmit queue|TX).{0,80} timed? ?out"),
-    ("filesystem", r"nfs: server \S+ not responding"),
-    ("filesystem", r"(?:Lustre|LustreError): .*(?:was lost|timed out|evicted|failed|-110|-107)"),
-    ("filesystem", r"(?:EXT4-fs error|EXT4-fs \(\S+\): (?:Remounting|shut)|JBD2: .*error)"),
-    ("filesystem", r"XFS \(\S+\): .*(?:error|[Cc]orruption|[Ss]hutting down)"),
-    ("filesystem", r"BTRFS (?:error|critical)"),
-    ("filesystem", r"(?:blk_update_request: |print_req_error: )?\w* ?I/O error,? (?:on )?dev "),
-    ("filesystem", r"Buffer I/O error on dev"),
-    ("filesystem",
-     r"(?:libceph: (?:osd|mds|mon)\d+|ceph:) .*(?:down|hung|stale|lost|timed? ?out)"),
-    ("filesystem", r"CIFS: .*(?:has not responded|timed out|-110)"),
-    ("filesystem", r"nvme nvme\d+: (?:I/O .*timeout|I/O tag .*timeout|controller is down)"),
-    ("filesystem", r"(?:beegfs|mmfs|GPFS): .*(?:error|timed? ?out|unreachable|lost)"),
-)  # fmt: skip
-_RULES = tuple((kind, re.compile(pattern)) for kind, pattern in _PATTERNS)
+
+class LogLine(NamedTuple):
+    """A line of the kernel's log, in any form in which tools write it."""
+
+    head: str  # all before the text, with the time; "": the line has nothing before its text
+    boot_s: float | None  # seconds since boot; None: it has none
+    host: str  # that the journal or syslog names; ""
+    text: str
+
+
+def split_line(row: str) -> LogLine:
+    """A line of dmesg, of ``journalctl -k``, or of the kernel in syslog."""
+    match = _HEAD.match(row)
+    assert match  # Every part is optional.
+    boot_s = match[1] or match[3]
+    return LogLine(match[0], float(boot_s) if boot_s else None, match[2] or "", row[match.end() :])
+
+
+#: The rows of knowledge/kernel_lines.toml as (kind, pattern). Rows of messages that begin with the
+#: name of a process stand first, because a user chooses that name.
+_ROWS = knowledge.rows("kernel_lines").values()
+_RULES = tuple(
+    (row["kind"], re.compile(row["pattern"]))
+    for row in sorted(_ROWS, key=lambda row: not row.get("names_process"))
+)
+#: How the messages of GPUs' drivers and their bus begin.
+_DRIVERS = tuple({beginning for row in xids_table.BEGINNINGS.values() for beginning in row})
 
 
 def witness_log(supervisor: ProcessSupervisor, since_s: float, limit_s: float) -> KernelLog:
@@ -158,7 +157,7 @@ def witness_log(supervisor: ProcessSupervisor, since_s: float, limit_s: float) -
         return KernelLog(str(problem))
     messages: list[KernelMessage] = []
     shape_counts: Counter[tuple[str, str]] = Counter()
-    for ago_s, text in reversed(_record_lines(lines)):
+    for ago_s, text in reversed(record_lines(lines)):
         message = message_of(text, ago_s)
         if message is None or len(messages) >= _MAX_MESSAGES:
             continue
@@ -173,23 +172,22 @@ def message_of(text: str, ago_s: float) -> KernelMessage | None:
     """The line as a message; None: its kind is not known."""
     for kind, words in _RULES:
         match = words.match(text[:_MAX_LINE])
+        if match and not kind:
+            return None
         if match:
             pid = match.groupdict().get("pid") or "0"
             return KernelMessage(kind, max(0, int(ago_s)), int(pid[:9]), text[:_TEXT])
     if not text.startswith(_DRIVERS):
         return None
     # The audit's rules for GPUs and their bus.
-    from nodeready.subjects.gpus import xids
-
-    rule = xids.find_rule(text)
-    if rule is None or not rule.action or rule.action == xids.APPLICATION:
+    rule = xids_table.find_rule(text)
+    if rule is None or not rule.action or rule.action == xids_table.APPLICATION:
         return None
     return KernelMessage(
         "link" if rule.driver == "pcie" else "xid", max(0, int(ago_s)), 0, text[:_TEXT]
     )
 
 
-_DRIVERS = ("NVRM: ", "nvidia-nvswitch", "nvidia ", "amdgpu", "[drm", "kfd kfd: ", "pcieport ")
 _HEX = "[0-9a-fA-F]"
 _XID = re.compile(
     rf"NVRM: Xid \(PCI:({_HEX}{{4,8}}):({_HEX}{{2}}):({_HEX}{{2}})[^)]*\): (\d{{1,5}})\b"
@@ -198,25 +196,32 @@ _XID = re.compile(
 
 def xids(lines: Iterable[tuple[float, str]]) -> Iterator[tuple[str, int]]:
     """The PCI address (in the form of sysfs, without the function) and the code of each Xid."""
-    for _, text in _record_lines(list(lines)):
+    for _, text in record_lines(list(lines)):
         match = _XID.match(text)
         if match:
             yield f"{match[1][-4:]}:{match[2]}:{match[3]}".lower(), int(match[4])
 
 
-def _record_lines(lines: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+_Row = TypeVar("_Row", bound="tuple[Any, ...]")
+
+
+def record_lines(lines: Sequence[_Row]) -> list[_Row]:
     """The lines that begin a record. Some messages contain the name of a user's file or mount. A
     newline in that name starts a line of the same moment that could forge any message.
+
+    lines: each with its moment and its text first
     """
-    own_lines: list[tuple[float, str]] = []
-    record_ago_s, is_known = None, False
-    for ago_s, text in lines:
-        if record_ago_s is None or ago_s != record_ago_s:
-            record_ago_s = ago_s
-            is_known = any(words.match(text) for _, words in _RULES) or text.startswith(_DRIVERS)
+    own_lines: list[_Row] = []
+    record_s, is_known = None, False
+    for row in lines:
+        moment, text = row[:2]
+        if record_s is None or moment != record_s:
+            record_s = moment
+            kind = next((kind for kind, words in _RULES if words.match(text)), None)
+            is_known = bool(kind) or (kind is None and text.startswith(_DRIVERS))
         elif not is_known:
             continue
-        own_lines.append((ago_s, text))
+        own_lines.append(row)
     return own_lines
 
 
@@ -260,9 +265,6 @@ def read_log(
 
 def _timestamped_lines(text: str) -> Iterator[tuple[float, str]]:
     """Seconds since boot and text of each line that has both."""
-    for row in text.splitlines():
-        if match := _STAMPED.fullmatch(row):
-            words = match[2]
-            while before := _BEFORE.match(words):
-                words = words[before.end() :]
-            yield float(match[1]), words
+    for line in map(split_line, text.splitlines()):
+        if line.boot_s is not None:
+            yield line.boot_s, line.text

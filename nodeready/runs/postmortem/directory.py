@@ -1,8 +1,9 @@
 """The evidence on a dead job in a directory (``--from``): logs, and what was saved beside them.
 
-``NODE/…`` are the files of a node; ``kernel/NODE.txt`` and ``NODE.kernel.txt`` its kernel's log;
-``sacct.txt`` the output of ``sacct --parsable2``, ``scontrol.txt`` of ``scontrol show job``;
-``*.sh``, ``*.sbatch`` and ``*.slurm`` the batch script. All further files are logs, of any name;
+``NODE/…`` are the files of a node; ``kernel/NODE.txt``, ``NODE.kernel.txt``, ``dmesg``,
+``messages`` and the like its kernel's log; the output of ``sacct``, ``scontrol show job`` and
+``seff`` is known by its lines; ``*.sh``, ``*.sbatch`` and ``*.slurm`` are the batch script. All
+further files are logs, of any name, also compressed;
 ``*.json`` may be error files of torchelastic. The directory of an incident has its logs in
 ``logs/``, each with its node and path in the first line, and environments of ranks in ``stacks/``.
 """
@@ -10,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import time
@@ -18,13 +20,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from nodeready.agent import users_file
-from nodeready.agent.log_lines import stamp, utc_calendar
+from nodeready.agent.log_bytes import UnreadableLogError, read_bytes
+from nodeready.agent.log_lines import utc_calendar
 from nodeready.agent.postmortem import END_BYTES, HEAD_BYTES, file_failures
-from nodeready.agent.witnesses.kernel_log import message_of
 from nodeready.core.text import counted
 from nodeready.runs.incident import DOCUMENT
-from nodeready.runs.postmortem.evidence import JobEvidence, JobFile, NodeFault
-from nodeready.runs.postmortem.slurm_records import job_step, parse_sacct, parse_scontrol, steps_of
+from nodeready.runs.postmortem.evidence import JobEvidence, JobFile
+from nodeready.runs.postmortem.kernel_files import (
+    KernelFile,
+    faults,
+    has_kernel_lines,
+    is_certain,
+    named_node,
+    read_kernel_file,
+)
+from nodeready.runs.postmortem.slurm_records import may_be_record, read_records
 from nodeready.runs.stacks.evidence import Evidence, RankPlace
 from nodeready.runs.stacks.trace import TraceError, load
 from nodeready.runs.stacks.witness_reader import judge_environments
@@ -35,23 +45,23 @@ from nodeready.subjects.environment_rules import EnvironmentFinding
 _MAX_FILES, _MAX_BYTES, _EVENT_BYTES = 20_000, 512 << 20, 1024
 #: Names of directories that are no nodes.
 _NO_NODES = re.compile(
-    r"(?i)kernel|logs?|errors?|stacks|cores|audit|out|output|attempt_\d+|\d+|run\w*"
+    r"(?i)kernel|dmesg|journal|var|tmp|logs?|errors?|stacks|cores|audit|out|output|attempt_\d+|\d+|run\w*"
 )
-_KERNEL = re.compile(
-    r"(?:^|/)kernel/([\w.-]+?)(?:\.(?:txt|log))?$|(?:^|/)([\w.-]+?)\.kernel\.(?:txt|log)$"
-)
-#: Files that are no logs, and those that may have logs in them.
-_NO_LOGS, _PACKED = (".npy", ".pt", ".pkl"), (".gz", ".xz", ".bz2", ".zst", ".tar", ".tgz", ".zip")
+#: Files that are no logs.
+_NO_LOGS = (".npy", ".npz", ".pt", ".pth", ".pkl", ".safetensors")
+#: What a name ends with, if the file is compressed.
+_PACKED = re.compile(r"\.(?:gz|xz|bz2|zst)$")
 _SCRIPTS = (".sh", ".sbatch", ".slurm")
 #: Seconds around the end of the logs in which the kernel's faults count.
 _FAULT_S = 86400
 #: The first line of an incident's log: ``gpu1:/var/log/train/rank_0.log (ranks 0)``.
 _INCIDENT_HEAD = re.compile(r"([\w.-]+):(/\S+)(?: \(ranks? [\d,/-]+\))?$")
-#: Before the text of a kernel's line: its time, the host and the word kernel.
-_KERNEL_HEAD = re.compile(
-    r"(?:<\d+>)?(?:\[[^\]]{1,40}\] ?|\w{3} +\d+ \d\d:\d\d:\d\d |\d{4}-\d\d-\d\dT\S+ )?"
-    r"(?:[\w.-]+ kernel: )?(?:\[ *\d+\.\d+\] ?)?"
-)
+#: Seconds for unpacking logs and for counting their lines: of one, and of all.
+_READ_S, _ALL_READ_S = 10.0, 60.0
+#: Maximum bytes of a record of Slurm that is known by its lines.
+_RECORD_BYTES = 1 << 18
+#: Files that are named where none can be read.
+_NAMED = 20
 
 
 class NoEvidenceError(Exception):
@@ -80,6 +90,7 @@ def read_directory(path: Path, rank_pattern: str = "") -> JobEvidence:
 def _read(path: Path, root: str, rank_pattern: str) -> JobEvidence:
     """As `read_directory`. root: the path without links"""
     evidence, room, read = JobEvidence(), _MAX_BYTES, 0
+    deadline, kernels = time.monotonic() + _ALL_READ_S, list[KernelFile]()
     names: Iterable[str] = _files(root, evidence.missing)
     if not os.path.isdir(root):
         root, name = os.path.split(root)
@@ -96,11 +107,18 @@ def _read(path: Path, root: str, rank_pattern: str) -> JobEvidence:
         try:
             handle, status = users_file.open_regular(full)
         except OSError as error:
-            evidence.missing[name] = error.strerror or str(error)
+            evidence.missing[name] = _reason(error)
             continue
         try:
             room -= min(status.st_size, HEAD_BYTES + END_BYTES)
-            _add_file(evidence, handle, name, status, rank_pattern)
+            limit_s = max(0.0, min(_READ_S, deadline - time.monotonic()))
+            _add_file(
+                *(evidence, kernels, handle, name, status),
+                rank_pattern=rank_pattern,
+                limit_s=limit_s,
+            )
+        except UnreadableLogError as problem:
+            evidence.missing[name] = str(problem)
         finally:
             os.close(handle)
         for failures in (file.failures for file in evidence.files[read:]):
@@ -108,9 +126,13 @@ def _read(path: Path, root: str, rank_pattern: str) -> JobEvidence:
             room -= _EVENT_BYTES * (ranks + len(failures.streams))
         read = len(evidence.files)
     logs = len(evidence.files)
-    if not (logs or evidence.steps or evidence.kernel):
-        raise NoEvidenceError(f"{path}: no log in it")
-    _drop_old_faults(evidence)
+    if kernels:
+        _add_faults(evidence, kernels)
+    if not (logs or evidence.steps or kernels):
+        reasons = [f"\n  {name}: {reason}" for name, reason in evidence.missing.items()]
+        if len(reasons) > _NAMED:
+            reasons[_NAMED:] = [f"\n  and {len(reasons) - _NAMED} more"]
+        raise NoEvidenceError(f"{path}: no log in it{''.join(reasons)}")
     nodes = {file.node for file in evidence.files if file.node}
     nodes_text = f" of {counted(len(nodes), 'node')}" if nodes else ""
     evidence.sources = {"logs": f"{counted(logs, 'file')}{nodes_text}", **evidence.sources}
@@ -120,31 +142,48 @@ def _read(path: Path, root: str, rank_pattern: str) -> JobEvidence:
 
 
 def _add_file(
-    evidence: JobEvidence, handle: int, name: str, status: os.stat_result, rank_pattern: str
+    evidence: JobEvidence,
+    kernels: list[KernelFile],
+    handle: int,
+    name: str,
+    status: os.stat_result,
+    *,
+    rank_pattern: str,
+    limit_s: float,
 ) -> None:
-    """Add one open file. Raises OSError."""
+    """Add one open file. Raises OSError, UnreadableLogError."""
 
-    def text(start: int, size: int) -> str:
-        return os.pread(handle, size, start).decode("utf-8", "replace")
+    def text() -> str:
+        log = read_bytes(handle, HEAD_BYTES, END_BYTES, limit_s)
+        return (log.head + log.end).decode("utf-8", "replace")
 
-    if match := _KERNEL.search(name):
-        end = text(max(0, status.st_size - END_BYTES), END_BYTES)
-        _add_kernel(evidence, match[1] or match[2], end, status.st_mtime)
-    elif name.endswith(_SCRIPTS):
-        evidence.add_script(name, text(0, HEAD_BYTES))
-    elif os.path.basename(name) in ("sacct.txt", "scontrol.txt"):
-        _add_slurm(evidence, name, text(0, END_BYTES))
-    else:
-        room = HEAD_BYTES + END_BYTES
-        failures = file_failures(handle, name, room, utc_calendar, rank_pattern=rank_pattern)
-        if failures is None:
-            evidence.missing[name] = "is no text"
+    plain_name = _PACKED.sub("", name)
+    node = named_node(plain_name)
+    if node is not None:
+        lines = text()
+        if is_certain(plain_name) or has_kernel_lines(lines):
+            kernels.append(read_kernel_file(node or _node(name), lines, status.st_mtime))
             return
-        head = text(0, 4096).partition("\n")[0]
-        origin = _INCIDENT_HEAD.match(head) if name.startswith("logs/") else None
-        # A copy may have another time than its original.
-        failures = replace(failures, mtime_s=0.0)
-        evidence.files.append(JobFile(origin[1] if origin else _node(name), failures))
+    if name.endswith(_SCRIPTS):
+        evidence.add_script(name, text())
+        return
+    is_named = os.path.basename(plain_name) in ("sacct.txt", "scontrol.txt")
+    begin = os.pread(handle, 4096, 0)
+    if is_named or (status.st_size <= _RECORD_BYTES and may_be_record(begin)):
+        records = read_records(text(), is_certain=is_named)
+        if records is not None:
+            evidence.sources[records.tool] = records.summary
+            evidence.steps += records.steps
+            return
+    room = HEAD_BYTES + END_BYTES
+    failures = file_failures(
+        *(handle, name, room, utc_calendar), rank_pattern=rank_pattern, limit_s=limit_s
+    )
+    head = begin.decode("utf-8", "replace").partition("\n")[0]
+    origin = _INCIDENT_HEAD.match(head) if name.startswith("logs/") else None
+    # A copy may have another time than its original.
+    failures = replace(failures, mtime_s=0.0)
+    evidence.files.append(JobFile(origin[1] if origin else _node(name), failures))
 
 
 def _findings(stacks: Path) -> tuple[EnvironmentFinding, ...]:
@@ -167,7 +206,7 @@ def _files(root: str, missing: dict[str, str]) -> Iterator[str]:
     """
 
     def unreadable(error: OSError) -> None:
-        missing[os.path.relpath(error.filename, root)] = error.strerror or str(error)
+        missing[os.path.relpath(error.filename, root)] = _reason(error)
 
     for directory, names, files in os.walk(root, onerror=unreadable):
         names[:] = sorted(name for name in names if not name.startswith("."))
@@ -177,10 +216,27 @@ def _files(root: str, missing: dict[str, str]) -> Iterator[str]:
                 continue
             shown = os.path.relpath(full, root)
             kind = users_file.special_kind(os.lstat(full).st_mode)
-            if kind or name.endswith(_PACKED):
-                missing[shown] = f"is {kind or 'compressed'}"
+            if kind:
+                missing[shown] = _special_reason(full, kind)
             else:
                 yield shown
+
+
+def _reason(error: OSError) -> str:
+    """Why a file cannot be read, and what to do."""
+    reason = error.strerror or str(error)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"{reason}: run as its owner or as root"
+    return reason
+
+
+def _special_reason(path: str, kind: str) -> str:
+    """Why a file that is not regular is not read, and what to do."""
+    if kind != "a link":
+        return f"is {kind}, not a file: save what it gives into a file"
+    if not os.path.exists(path):
+        return "is a link to a file that is missing"
+    return "is a link: copy its target here"
 
 
 def _node(name: str) -> str:
@@ -189,42 +245,15 @@ def _node(name: str) -> str:
     return first if slash and not _NO_NODES.fullmatch(first) else ""
 
 
-def _add_kernel(evidence: JobEvidence, node: str, text: str, mtime_s: float) -> None:
-    year, cgroup = time.gmtime(mtime_s).tm_year, ""
-    for row in text.splitlines():
-        words = _KERNEL_HEAD.sub("", row, count=1)
-        if words.startswith("oom-kill:"):
-            # Its cgroup may have the number of Slurm's task; the line of the kill follows.
-            cgroup = words
-        message = message_of(words, 0)
-        if message is not None:
-            moment = stamp(row, year, utc_calendar)
-            text, cgroup = (f"{message.text} {cgroup}"[:600], "") if message.kind == "oom" else (
-                message.text, cgroup
-            )  # fmt: skip
-            evidence.kernel.append(NodeFault(node, message.kind, moment, message.pid, text))
-    evidence.sources["kernel's log"] = counted(len(evidence.kernel), "fault")
-
-
-def _drop_old_faults(evidence: JobEvidence) -> None:
-    """Leave out the kernel's faults that are not of the job's time, if its logs have times."""
+def _add_faults(evidence: JobEvidence, kernels: list[KernelFile]) -> None:
+    """Add the kernel's faults of the job's time, if its logs have times."""
     files = [file.failures for file in evidence.files]
     moments = [stream.last_s for file in files for stream in file.streams]
     moments += [event.time_s for file in files for event in file.events]
     end_s = max((moment for moment in moments if moment is not None), default=None)
-    if end_s is not None and evidence.kernel:
-        evidence.kernel = [
-            fault for fault in evidence.kernel
-            if fault.time_s is None or abs(fault.time_s - end_s) < _FAULT_S
-        ]  # fmt: skip
-        evidence.sources["kernel's log"] = counted(len(evidence.kernel), "fault")
-
-
-def _add_slurm(evidence: JobEvidence, name: str, text: str) -> None:
-    if os.path.basename(name) == "sacct.txt":
-        steps = steps_of(parse_sacct(text))
-        evidence.sources["sacct"] = counted(len(steps), "record")
-    else:
-        steps = [job_step(parse_scontrol(text))]
-        evidence.sources["scontrol"] = f"the job is {steps[0].state}"
-    evidence.steps += steps
+    nodes = {file.node for file in evidence.files}
+    evidence.kernel = [
+        fault for fault in faults(kernels, nodes, end_s)
+        if end_s is None or fault.time_s is None or abs(fault.time_s - end_s) < _FAULT_S
+    ]  # fmt: skip
+    evidence.sources["kernel's log"] = counted(len(evidence.kernel), "fault")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -136,11 +136,13 @@ class RankFailure(NamedTuple):
         return place_text(self.node, self.path, self.event.line)
 
 
-def left_out(files: Iterable[JobFile]) -> dict[str, str]:
+def left_out(files: Sequence[JobFile]) -> dict[str, str]:
     """What was not read of these files -> why."""
     failures = [file.failures for file in files]
     skipped, count = (sum(f.skipped for f in failures), sum(f.left_out for f in failures))
-    texts = {}
+    texts = {
+        place_text(f.node, f.failures.path, 0): f.failures.note for f in files if f.failures.note
+    }
     if skipped:
         logs = counted(sum(f.skipped > 0 for f in failures), "log")
         texts[f"the middle of {logs}"] = f"{skipped:,} bytes, beyond the first and the last lines"
@@ -184,6 +186,27 @@ class RankFinder:
                     self.by_local.setdefault((_label(node), event.local_rank), event.ranks[0])
                 if event.pid:
                     self.by_pid.setdefault((_label(node), event.pid), event.ranks[0])
+        self._add_pids_of_logs()
+
+    def _add_pids_of_logs(self) -> None:
+        """Add the processes that one rank's log alone names; a fault's node by its own name."""
+        ranks_of: dict[tuple[str, int], set[int | None]] = {}
+        for file in self.evidence.files:
+            file_rank = self.file_rank(file)
+            for pid in file.failures.facts.pids:
+                key = _label(self.node_of(file, pid.host)), pid.pid
+                ranks_of.setdefault(key, set()).add(file_rank if pid.rank is None else pid.rank)
+        for key, ranks in ranks_of.items():
+            if len(ranks) == 1 and (rank := ranks.pop()) is not None:
+                self.by_pid.setdefault(key, rank)
+        by_node: dict[int, dict[str, int]] = {}
+        for (node, number), known_rank in self.by_pid.items():
+            by_node.setdefault(number, {})[node] = known_rank
+        for fault in self.evidence.kernel:
+            named = by_node.get(fault.pid, {})
+            nodes = (_label(fault.node), "") if fault.node else tuple(named)[: len(named) == 1]
+            for node in (node for node in nodes if node in named):
+                self.by_pid.setdefault((fault.node, fault.pid), named[node])
 
     def node_of(self, file: JobFile, line_host: str, *, is_report: bool = False) -> str:
         """The node of a line: the host in it if a launcher reports it or the host is known."""

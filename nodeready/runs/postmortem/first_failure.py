@@ -914,7 +914,10 @@ def _lines(failures: Sequence[RankFailure], maximum: int = 2) -> list[str]:
 
 
 def _kernel_lines(faults: Sequence[NodeFault]) -> list[str]:
-    return [f"the kernel of {fault.node}: {fault.text}" for fault in faults[:3]]
+    return [
+        f"the kernel{f' of {fault.node}' if fault.node else ''}: {fault.text}"
+        for fault in faults[:3]
+    ]
 
 
 def _sacct_lines(steps: Sequence[SlurmStep]) -> list[str]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 from collections import Counter
@@ -13,10 +14,12 @@ from collections.abc import Mapping
 from datetime import datetime
 from glob import escape
 from shutil import which
+from typing import Any, NamedTuple
 
 from pyinfra.api.exceptions import InventoryError
 
 from nodeready.core.shell import search_path
+from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import NodeSetError, expand
 from nodeready.fleet.inventory.slurm import TIMEOUT_S, ask
 from nodeready.runs.postmortem.evidence import SlurmRecords, SlurmStep
@@ -30,13 +33,29 @@ _STATUS = re.compile(r"(\d{1,5}):(\d{1,3})")
 
 
 def parse_sacct(text: str) -> list[dict[str, str]]:
-    """The rows of ``sacct --parsable2``, by the names in its first line."""
-    head, *rows = text.splitlines() or [""]
-    names = head.split("|")
+    """The rows of ``sacct``, by the names in its first line: with delimiters (``--parsable2``,
+    ``--parsable``, ``--delimiter``), or as a table.
+    """
+    head, *rows = text.strip("\n").splitlines() or [""]
+    if (
+        rows
+        and (widths := [match.span() for match in re.finditer("-+", rows[0])])
+        and not (rows[0].strip("- "))
+    ):
+        # Both forms of a table, with and without steps, cut a long value.
+        cells = [[row[a:b].strip() for a, b in widths] for row in (head, *rows[1:])]
+    else:
+        delimiter = re.search(r"[^\w%]+", head.strip())
+        words = delimiter[0] if delimiter else "|"
+        last = head.rstrip(words).count(words)
+        cells = [row.split(words, last) for row in (head, *rows) if words in row]
+        is_closed = head.endswith(words)
+        cells = [[*row[:-1], row[-1].removesuffix(words)] if is_closed else row for row in cells]
+    names, *values = cells or [[]]
+    names = ["JobID" if name == "JobIDRaw" and "JobID" not in names else name for name in names]
     if "JobID" not in names or "State" not in names:
         return []
-    last = len(names) - 1
-    return [dict(zip(names, row.split("|", last), strict=False)) for row in rows if "|" in row]
+    return [dict(zip(names, row, strict=False)) for row in values if row[0]]
 
 
 def parse_scontrol(text: str) -> dict[str, str]:
@@ -73,6 +92,99 @@ def steps_of(rows: list[dict[str, str]]) -> list[SlurmStep]:
         )
         for row in rows
     ]
+
+
+# --- Records in a file beside the logs.
+
+
+class FileRecords(NamedTuple):
+    """What a file with the output of one of Slurm's tools says."""
+
+    tool: str  # ``sacct``, ``scontrol``, ``seff``
+    summary: str  # in words
+    steps: list[SlurmStep]
+
+
+#: How the lines of each tool's output begin, and the first one.
+_SACCT_ROW = re.compile(r"\s*(?:JobID|-+|\d+(?:[_+.][\w\[\]%,+-]*)?)(?:\W|$)")
+_SCONTROL_ROW = re.compile(r"\s*(?:[A-Za-z:/_]+=|$)")
+_SEFF_ROW = re.compile(r"[A-Z][A-Za-z /-]*: |\s*$|WARNING|Efficiency not available|The task")
+_SEFF_STATE = re.compile(r"(?m)^State: (\w+)(?: \(exit code (\d{1,5})\))?")
+_FIRST = re.compile(
+    rb"\s*(?:JobId=\d|Job ID: \d|JobID(?:Raw)?\W(?:.*\W)?State\b|\{\s*\"(?:jobs|meta)\")"
+)
+
+
+def may_be_record(begin: bytes) -> bool:
+    """Whether a file with this beginning may be the output of one of Slurm's tools."""
+    return _FIRST.match(begin) is not None
+
+
+def read_records(text: str, *, is_certain: bool) -> FileRecords | None:
+    """What the output of ``sacct``, ``scontrol show job`` or ``seff`` says, also with ``--json``;
+    None: it is no such output, but perhaps a log that shows some of it.
+
+    is_certain: the file's name says that it is
+    """
+    rows = text.splitlines()
+    begin = text.lstrip()[:8]
+    if begin.startswith("{"):
+        return _json_records(text)
+    if begin.startswith("Job ID:"):
+        state = _SEFF_STATE.search(text)
+        if state and all(map(_SEFF_ROW.match, rows)):
+            job = rows[0].partition(": ")[2]
+            step = SlurmStep(job[:60], state[1][:60], int(state[2] or 0), 0, "")
+            return FileRecords("seff", f"the job is {step.state}", [step])
+        return None
+    if "JobId=" in text[:100]:
+        if is_certain or all(map(_SCONTROL_ROW.match, rows)):
+            step = job_step(parse_scontrol(text))
+            return FileRecords("scontrol", f"the job is {step.state}", [step])
+        return None
+    if is_certain or all(map(_SACCT_ROW.match, rows)):
+        steps = steps_of(parse_sacct(text))
+        return FileRecords("sacct", counted(len(steps), "record"), steps)
+    return None
+
+
+def _json_records(text: str) -> FileRecords | None:
+    """What ``sacct --json`` or ``scontrol show job --json`` says."""
+    try:
+        jobs = json.loads(text)["jobs"]
+        is_sacct = any("steps" in job for job in jobs)
+        steps = []
+        for job in jobs:
+            steps.append(_json_step(str(_number(job["job_id"])), job))
+            for row in job.get("steps", ()):
+                named = row.get("step", {}).get("id", "")
+                name = named.get("step_id", "") if isinstance(named, dict) else str(named)
+                job_id, _, step = str(name).rpartition(".")
+                steps.append(_json_step(f"{job_id or steps[0].step}.{step}", row))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    if is_sacct:
+        return FileRecords("sacct", counted(len(steps), "record"), steps)
+    return FileRecords("scontrol", f"the job is {steps[0].state}", steps) if steps else None
+
+
+def _json_step(step: str, row: Mapping[str, Any]) -> SlurmStep:
+    """A job or a step. Raises what JSON of another form leads to."""
+    state = row.get("job_state", row.get("state", ""))
+    state = state.get("current", "") if isinstance(state, dict) else state
+    words = state if isinstance(state, str) else " ".join(map(str, state))
+    status = row.get("exit_code") or {}
+    signal = status.get("signal") or {}
+    number = _number(signal.get("id", signal.get("signal_id", 0)))
+    nodes = row.get("nodes", "")
+    nodes = nodes.get("range", "") if isinstance(nodes, dict) else nodes
+    code = _number(status.get("return_code", 0))
+    return SlurmStep(step[:60], words[:60], code, number, str(nodes or ""))
+
+
+def _number(value: Any) -> int:
+    """A number of Slurm's JSON: ``{"set": true, "number": 1}``, or a plain one."""
+    return int(value.get("number", 0) if isinstance(value, dict) else value or 0)
 
 
 def log_patterns(path: str, job: str, record: Mapping[str, str]) -> str:

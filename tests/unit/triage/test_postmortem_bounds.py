@@ -30,8 +30,11 @@ def test_a_long_line_in_a_kernel_log_and_what_is_no_log_leave_the_other_logs(tmp
     evidence = read_directory(tmp_path)
     assert [file.failures.path for file in evidence.files] == ["rank_1.log"]
     assert evidence.missing == {
-        "rank_0.log": "is no text", "rank_2.log": "is a link", "rank_3.log.gz": "is compressed"
-    }  # fmt: skip
+        "rank_0.log": "is no text",
+        "rank_2.log": "is a link: copy its target here",
+        "rank_3.log.gz": "cannot be unpacked after 0 bytes: Compressed file ended before the "
+        "end-of-stream marker was reached",
+    }
 
 
 #: A log of many ranks -> its n-th line.
