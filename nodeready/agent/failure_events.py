@@ -24,7 +24,6 @@ from nodeready.agent.failure_rules import (
     LOST,
     MAX_LINE,
     MAX_RANKS,
-    OWN_PIDS,
     PART,
     REPORT,
     REPORT_ROWS,
@@ -74,7 +73,7 @@ class FailureEvent:
     code: int  # exit status, or minus the signal; 0: not known
     time_s: float | None  # of the line, in seconds since 1970; None: it has none
     after_s: float | None  # of the last line with a time before it; None: there is none
-    line: wire.Number  # number of the line in the file; see `FileFailures.lines_skipped`
+    line: wire.Number  # number of the line in the part of the file that was read
     lines_after: wire.Number  # lines of the same rank after it that belong to no failure
     call: wire.Name = ""  # function of torch.distributed that raised it, ``all_reduce``; "": none
     went_on: bool = False  # its rank wrote lines after it like those before it
@@ -90,7 +89,6 @@ class LogStream:
     lines: wire.Number  # their number
     last: wire.Line  # the last line that belongs to no failure
     last_s: float | None  # time of the last line that has one; None: none has
-    pid: wire.Number = 0  # the process that writes it, by its own words; 0: not known
 
 
 @dataclass(frozen=True)
@@ -107,9 +105,6 @@ class FileFailures:
     facts: LogFacts = LogFacts()  # of the ranks' environments
     recording: Recording | None = None  # a dump of the flight recorder, in place of lines
     left_out: wire.Number = 0  # number of events beyond the maximum of a file or of a rank
-    # lines in its middle that were not read; None: not known, and the numbers of the lines after
-    # it count without them
-    lines_skipped: wire.Number | None = 0
 
     @cached_property
     def ranks(self) -> frozenset[int]:
@@ -133,6 +128,7 @@ _NAMED = re.compile(
     r"(?::\s.*|:?\s*$)"
 )
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:\([\w.]+\))?(?::\s.*|:?\s*$)")
+_C_NAME = re.compile(r"[a-z]\w*:")
 _SPAWNED = re.compile(r"^-- Process (\d{1,7}) terminated with the following error:")
 #: An exception that only announces a quoted one.
 _ANNOUNCES = re.compile(r"(?:^|\.)(?:Exception|[A-Z]\w+Exception):\s*$")
@@ -144,8 +140,6 @@ _GROUP = re.compile(r"(?:\S+\.)?(?:Base)?ExceptionGroup: ")
 #: Plain lines before a failure with which those after it are compared, the number of the latter,
 #: and letters of such a line.
 _RECENT, _WATCHED, _LETTERS = 8, 500, 8
-#: Characters at the beginning of a line in which it says its process.
-_PID_HEAD = 240
 #: Characters in which a line's time ends, if it begins with it.
 _TIME_END = 28
 
@@ -174,7 +168,6 @@ class _RankStream:
     timed: str = ""
     events: list[FailureEvent] = field(default_factory=list)
     mode: str = ""
-    pid: int = 0  # -1: its lines name several
     #: What stands before each line of a traceback; None: not known yet.
     prefix: re.Pattern[str] | None = None
     frames: list[tuple[str, str, str]] = field(default_factory=list)
@@ -257,7 +250,6 @@ class FailureReader:
         ):
             # Nearly all lines of most logs.
             plain.lines += 1
-            _learn_pid(plain, line)
             plain.add_plain(line)
             if TIMED.search(moment or line, 0, STAMP_CHARACTERS):
                 plain.timed = moment or line
@@ -274,7 +266,6 @@ class FailureReader:
             margin = _MARGIN.match(text)
             stream.in_group = margin is not None
             text = text[margin.end() :] if margin else text
-        _learn_pid(stream, text)
         text = _without_prefix(stream, text) if stream.mode else text
         is_plain = not stream.mode and not has_needle(text) and not text.startswith(SKIPPED)
         if is_plain or not self._read(stream, text, line):
@@ -331,9 +322,7 @@ class FailureReader:
         if self._frame(stream, text) or self._line(stream, text, LINE_ROWS):
             return True
         # A name of a C library, such as that of a result, explains the exception before it.
-        is_detail = (
-            stream.mode == "details" and text[:1].islower() and "." not in text.split(":")[0]
-        )
+        is_detail = stream.mode == "details" and _C_NAME.match(text)
         if _NAMED.match(text) and not is_detail:
             self._end_chain(stream)
             self._add_exception(stream, text)
@@ -566,11 +555,12 @@ class FailureReader:
             return True
         if row.repeats and self._is_repeated(stream, row.key, groups.get("ranks", "")):
             return True
+        ranks = groups.get("ranks", "" if _stream_ranks(stream) else groups.get("member", ""))
         event = replace(
             self._event(stream, row.role, row.kind, words),
             time_s=self._moment(text),
             source=row.reporter,
-            ranks=ranks_in(groups["ranks"]) if "ranks" in groups else _stream_ranks(stream),
+            ranks=ranks_in(ranks) if ranks else _stream_ranks(stream),
             local_rank=int(groups["local"]) if "local" in groups else stream.key[2],
             host=groups.get("host", stream.key[0]),
             pid=int(groups.get("pid", 0)),
@@ -662,7 +652,7 @@ class FailureReader:
         streams = tuple(
             LogStream(
                 *(stream.key[1], stream.key[2], stream.key[0], stream.lines),
-                *(stream.last[:MAX_TEXT], self._moment(stream.timed), max(0, stream.pid)),
+                *(stream.last[:MAX_TEXT], self._moment(stream.timed)),
             )
             for stream in self.streams.values()
         )
@@ -680,15 +670,6 @@ _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 def _is_effect(item: _Exception) -> bool:
     """Whether an exception of a chain says that its cause is elsewhere, without saying where."""
     return item.event.role == CONSEQUENCE and not item.explains
-
-
-def _learn_pid(stream: _RankStream, text: str) -> None:
-    """Note the process that writes a line, if the line says it."""
-    if stream.pid < 0 or not any(map(text.__contains__, ("pid", "PID", "NCCL "))):
-        return
-    head = text[:_PID_HEAD]
-    pid = next((int(match[1]) for form in OWN_PIDS if (match := form.search(head))), stream.pid)
-    stream.pid = pid if stream.pid in (0, pid) else -1
 
 
 def _without_prefix(stream: _RankStream, text: str) -> str:

@@ -112,8 +112,6 @@ SKIPPED = tuple(_FAILURES["skipped"])
 #: Files of calls that are not of the user's code; the end of the file of the collectives.
 LIBRARY_FILES = re.compile(_FAILURES["library_files"])
 COLLECTIVE_FILES = _FAILURES["collective_files"]
-#: How a process says its own number.
-OWN_PIDS = tuple(re.compile(pattern) for pattern in _FAILURES["own_pids"])
 _QUICK_WORDS = tuple(_FAILURES["words"])
 #: A first line that says nothing; the lines after it do.
 VAGUE = re.compile(r"NCCL [Ee]rror|unhandled system error|internal error|:\s*$")

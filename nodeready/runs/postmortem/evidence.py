@@ -184,12 +184,6 @@ class RankFinder:
                     self.by_local.setdefault((_label(node), event.local_rank), event.ranks[0])
                 if event.pid:
                     self.by_pid.setdefault((_label(node), event.pid), event.ranks[0])
-        for file in evidence.files:
-            for stream in file.failures.streams:
-                # A rank's log says its own process.
-                rank = self.file_rank(file) if stream.rank is None else stream.rank
-                if stream.pid and rank is not None:
-                    self.by_pid.setdefault((_label(file.node), stream.pid), rank)
 
     def node_of(self, file: JobFile, line_host: str, *, is_report: bool = False) -> str:
         """The node of a line: the host in it if a launcher reports it or the host is known."""
