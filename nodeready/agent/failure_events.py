@@ -128,6 +128,7 @@ _NAMED = re.compile(
     r"(?::\s.*|:?\s*$)"
 )
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:\([\w.]+\))?(?::\s.*|:?\s*$)")
+#: A word of another program than Python, which names its exceptions with their modules.
 _C_NAME = re.compile(r"[a-z]\w*:")
 _SPAWNED = re.compile(r"^-- Process (\d{1,7}) terminated with the following error:")
 #: An exception that only announces a quoted one.
@@ -321,9 +322,8 @@ class FailureReader:
             return True
         if self._frame(stream, text) or self._line(stream, text, LINE_ROWS):
             return True
-        # A name of a C library, such as that of a result, explains the exception before it.
-        is_detail = stream.mode == "details" and _C_NAME.match(text)
-        if _NAMED.match(text) and not is_detail:
+        # A result of a C library explains the exception before it.
+        if _NAMED.match(text) and not (stream.mode == "details" and _C_NAME.match(text)):
             self._end_chain(stream)
             self._add_exception(stream, text)
             stream.mode = "details"
@@ -360,9 +360,8 @@ class FailureReader:
             return True
         if not text.strip() or text[0] in " \t│╰":
             return True
-        report = find_row(REPORT_ROWS, text)
-        if report and not _RAISED.match(text):
-            return False  # A launcher writes into the same file.
+        if _C_NAME.match(text):
+            return False  # Slurm and other programs write into the same file.
         stream.mode = ""
         if _HEADER.search(text) or not _RAISED.match(text) or _FRAME_WITHIN.search(text):
             return False
@@ -370,6 +369,7 @@ class FailureReader:
             stream.is_ignored = False
             return True
         has_user_frame = any(not LIBRARY_FILES.search(path) for path, _, _ in stream.frames)
+        report = find_row(REPORT_ROWS, text)
         if report and not (report[0].own and has_user_frame):
             # A launcher's own traceback, below the errors of its ranks.
             stream.is_chained, stream.frames = False, []

@@ -20,8 +20,8 @@ FAILED, LOST, WAITED, CONSEQUENCE, ENDED, REPORT = ROLES = (
     "failed", "lost", "waited", "consequence", "ended", "report",
 )  # fmt: skip
 #: Roles of rows alone: the text decides; the table of the collectives' errors decides; a part of
-#: the next report.
-TEXT, COLLECTIVES, PART = "text", "nccl", "part"
+#: the next report; no failure.
+TEXT, COLLECTIVES, PART, NOTE = "text", "nccl", "part", "note"
 #: Kinds of a failure.
 KINDS = (
     "oom", "exception", "segfault", "gpu", "network", "storage", "timeout", "limit", "signal",
@@ -106,7 +106,7 @@ LINE_ROWS = (*REPORT_ROWS, *(row for row in _ROWS if row.alone))
 INDENTED_ROWS = tuple(
     row for row in LINE_ROWS if row.pattern and row.pattern.pattern.startswith(r"^\s")
 )
-TEXT_ROWS = tuple(row for row in _ROWS if row.kind or row.role == COLLECTIVES)
+TEXT_ROWS = tuple(row for row in _ROWS if row.kind or row.role in (COLLECTIVES, NOTE))
 #: The beginnings of lines that belong to the failure before them.
 SKIPPED = tuple(_FAILURES["skipped"])
 #: Files of calls that are not of the user's code; the end of the file of the collectives.
@@ -131,6 +131,9 @@ class Meaning(NamedTuple):
     explains: bool = False  # the errors before it in a chain of exceptions are its effects
 
 
+_UNKNOWN = Meaning(FAILED, "exception", False)
+
+
 def meaning(text: str) -> Meaning:
     """The role and the kind of an exception or a message.
 
@@ -148,10 +151,12 @@ def explain(text: str) -> tuple[str, Meaning]:
     for row in TEXT_ROWS:
         if row.groups(head) is None:
             continue
+        if row.role == NOTE:
+            return row.key, _UNKNOWN
         means = _collective(text) if row.role == COLLECTIVES else (row.role, row.kind)
         if means:
             return row.key, Meaning(*means, True, row.explains)
-    return "", Meaning(FAILED, "exception", False)
+    return "", _UNKNOWN
 
 
 def _collective(text: str) -> tuple[str, str] | None:

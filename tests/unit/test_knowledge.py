@@ -95,7 +95,8 @@ def test_a_row_explains_its_examples_alone(table, key, row):
 
 def test_the_quick_filter_of_lines_passes_every_example():
     rows = [*knowledge.read("failures").values(), *knowledge.read("launcher_reports").values()]
-    lines = [line for row in rows if isinstance(row, dict) for line in row["matches"]]
+    failures = [row for row in rows if isinstance(row, dict) and row["role"] != failure_rules.NOTE]
+    lines = [line for row in failures for line in row["matches"]]
     assert [line for line in lines if not failure_rules.has_needle(line)] == []
 
 
