@@ -537,19 +537,20 @@ class FailureReader:
         if match is None:
             return False
         row, groups = match
-        words = groups.get("text", text)
-        text_meaning = meaning(words)
         if row.role == PART:
             stream.parts[row.reporter] = groups
             return True
-        if row.completes and row.reporter not in stream.parts:
-            return False
+        if row.completes:
+            if row.reporter not in stream.parts:
+                return False
+            groups = {**stream.parts.pop(row.reporter), **groups}
+        words = groups.get("text", text)
+        text_meaning = meaning(words)
         if row.role == TEXT and not (text_meaning.is_known or row.details):
             return False
         self._end_chain(stream)
-        if row.completes:
-            groups = {**stream.parts.pop(row.reporter), **groups}
-            words = f"exit status {groups['code']}" if "code" in groups else words
+        if row.completes and "code" in groups:
+            words = f"exit status {groups['code']}"
         code = code_of(groups)
         if row.role == REPORT and not code:
             return True
@@ -743,7 +744,8 @@ def _structured(line: str) -> list[str]:
         return []
     rank = next((data[key] for key in _RANK_KEYS if type(data.get(key)) is int), None)
     prefix = "" if rank is None else f"[rank{rank}]: "
-    texts = [value for value in data.values() if isinstance(value, str)]
+    inner = [value for part in data.values() if isinstance(part, dict) for value in part.values()]
+    texts = [value for value in (*data.values(), *inner) if isinstance(value, str)]
     head = " ".join(text for text in texts if "\n" not in text)
     rows = [row for text in texts if "\n" in text for row in text.split("\n")]
     return [prefix + row for row in (head, *rows)]
