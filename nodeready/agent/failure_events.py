@@ -31,7 +31,7 @@ from nodeready.agent.failure_rules import (
     TEXT,
     VAGUE,
     WAITED,
-    FailureRow,
+    Rows,
     code_of,
     find_row,
     has_needle,
@@ -531,7 +531,7 @@ class FailureReader:
 
     # --- Events.
 
-    def _line(self, stream: _RankStream, text: str, rows: Sequence[FailureRow]) -> bool:
+    def _line(self, stream: _RankStream, text: str, rows: Rows) -> bool:
         """A line that a row explains."""
         match = find_row(rows, text)
         if match is None:

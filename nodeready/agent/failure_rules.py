@@ -63,7 +63,7 @@ class FailureRow(NamedTuple):
     role: str
     kind: str
     needles: tuple[str, ...]
-    pattern: re.Pattern[str] | None  # None: a needle is enough
+    pattern: re.Pattern[str]
     reporter: str = ""
     alone: bool = False
     details: bool = False
@@ -73,16 +73,10 @@ class FailureRow(NamedTuple):
     own: bool = False
     completes: bool = False
 
-    def groups(self, text: str) -> dict[str, str] | None:
-        """The named groups of the row's pattern in a text; None: it does not match."""
-        if not any(needle in text for needle in self.needles):
-            return None
-        if self.pattern is None:
-            return {}
-        match = self.pattern.search(text)
-        return match and {name: value for name, value in match.groupdict().items() if value}
 
-
+#: Rows, each once for each of its needles: a loop over them is the quickest search.
+Rows = tuple[tuple[str, FailureRow], ...]
+#: Fields of a row that only people read.
 _WORDS_ALONE = ("source", "meaning")
 
 
@@ -93,20 +87,23 @@ def _row(key: str, row: Mapping[str, object]) -> FailureRow:
         pattern = pattern.replace(word, part)
     needles = tuple(str(fields.pop("needles")).split("|"))
     fields.setdefault("kind", "")
-    compiled = re.compile(pattern) if pattern else None
-    return FailureRow(key, needles=needles, pattern=compiled, **fields)  # type: ignore[arg-type]
+    return FailureRow(key, needles=needles, pattern=re.compile(pattern), **fields)  # type: ignore[arg-type]
 
 
 _FAILURES = knowledge.rows("failures")
 _ROWS = tuple(_row(key, row) for key, row in _FAILURES.items() if isinstance(row, dict))
-#: What launchers and schedulers report; all rows that explain a line without a traceback.
-REPORT_ROWS = tuple(_row(key, row) for key, row in knowledge.rows("launcher_reports").items())
-LINE_ROWS = (*REPORT_ROWS, *(row for row in _ROWS if row.alone))
-#: Those of them that explain a line that begins with a blank.
-INDENTED_ROWS = tuple(
-    row for row in LINE_ROWS if row.pattern and row.pattern.pattern.startswith(r"^\s")
-)
-TEXT_ROWS = tuple(row for row in _ROWS if row.kind or row.role in (COLLECTIVES, NOTE))
+
+
+def _by_needle(rows: Iterable[FailureRow]) -> Rows:
+    return tuple((needle, row) for row in rows for needle in row.needles)
+
+
+#: What launchers and schedulers report; all rows that explain a line without a traceback; those of
+#: them that explain a line that begins with a blank; those that explain a text.
+REPORT_ROWS = _by_needle(_row(*item) for item in knowledge.rows("launcher_reports").items())
+LINE_ROWS = (*REPORT_ROWS, *_by_needle(row for row in _ROWS if row.alone))
+INDENTED_ROWS = tuple(pair for pair in LINE_ROWS if pair[1].pattern.pattern.startswith(r"^\s"))
+TEXT_ROWS = _by_needle(row for row in _ROWS if row.kind or row.role in (COLLECTIVES, NOTE))
 #: The beginnings of lines that belong to the failure before them.
 SKIPPED = tuple(_FAILURES["skipped"])
 #: Files of calls that are not of the user's code; the end of the file of the collectives.
@@ -114,7 +111,7 @@ LIBRARY_FILES = re.compile(_FAILURES["library_files"])
 COLLECTIVE_FILES = _FAILURES["collective_files"]
 _QUICK_WORDS = tuple(_FAILURES["words"])
 #: A first line that says nothing; the lines after it do.
-VAGUE = re.compile(r"NCCL [Ee]rror|unhandled system error|internal error|:\s*$")
+VAGUE = re.compile(_FAILURES["vague"])
 
 
 def has_needle(text: str) -> bool:
@@ -148,8 +145,8 @@ def meaning(text: str) -> Meaning:
 def explain(text: str) -> tuple[str, Meaning]:
     """The key of the row that explains an exception or a message, and its meaning; "": none."""
     head = text[:MAX_LINE]
-    for row in TEXT_ROWS:
-        if row.groups(head) is None:
+    for needle, row in TEXT_ROWS:
+        if needle not in head or not row.pattern.search(head):
             continue
         if row.role == NOTE:
             return row.key, _UNKNOWN
@@ -177,11 +174,11 @@ def _collective(text: str) -> tuple[str, str] | None:
     return None
 
 
-def find_row(rows: Iterable[FailureRow], text: str) -> tuple[FailureRow, dict[str, str]] | None:
-    """The first row that matches, and its groups."""
-    for row in rows:
-        if (groups := row.groups(text)) is not None:
-            return row, groups
+def find_row(rows: Rows, text: str) -> tuple[FailureRow, dict[str, str]] | None:
+    """The first row that matches, and the named groups of its pattern."""
+    for needle, row in rows:
+        if needle in text and (match := row.pattern.search(text)):
+            return row, {name: value for name, value in match.groupdict().items() if value}
     return None
 
 
