@@ -556,12 +556,11 @@ class FailureReader:
             return True
         if row.repeats and self._is_repeated(stream, row.key, groups.get("ranks", "")):
             return True
-        ranks = groups.get("ranks", "" if _stream_ranks(stream) else groups.get("member", ""))
         event = replace(
             self._event(stream, row.role, row.kind, words),
             time_s=self._moment(text),
             source=row.reporter,
-            ranks=ranks_in(ranks) if ranks else _stream_ranks(stream),
+            ranks=ranks_in(groups["ranks"]) if "ranks" in groups else _stream_ranks(stream),
             local_rank=int(groups["local"]) if "local" in groups else stream.key[2],
             host=groups.get("host", stream.key[0]),
             pid=int(groups.get("pid", 0)),
