@@ -370,7 +370,7 @@ class FailureReader:
             return True
         has_user_frame = any(not LIBRARY_FILES.search(path) for path, _, _ in stream.frames)
         report = find_row(REPORT_ROWS, text)
-        if report and not (report[0].own and has_user_frame):
+        if report and not (report[0].is_own and has_user_frame):
             # A launcher's own traceback, below the errors of its ranks.
             stream.is_chained, stream.frames = False, []
             return self._line(stream, text, REPORT_ROWS)

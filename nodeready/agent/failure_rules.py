@@ -65,12 +65,12 @@ class FailureRow(NamedTuple):
     needles: tuple[str, ...]
     pattern: re.Pattern[str]
     reporter: str = ""
-    alone: bool = False
+    is_line: bool = False
     details: bool = False
     stack: bool = False
     repeats: bool = False
     explains: bool = False
-    own: bool = False
+    is_own: bool = False
     completes: bool = False
 
 
@@ -101,7 +101,7 @@ def _by_needle(rows: Iterable[FailureRow]) -> Rows:
 #: What launchers and schedulers report; all rows that explain a line without a traceback; those of
 #: them that explain a line that begins with a blank; those that explain a text.
 REPORT_ROWS = _by_needle(_row(*item) for item in knowledge.rows("launcher_reports").items())
-LINE_ROWS = (*REPORT_ROWS, *_by_needle(row for row in _ROWS if row.alone))
+LINE_ROWS = (*REPORT_ROWS, *_by_needle(row for row in _ROWS if row.is_line))
 INDENTED_ROWS = tuple(pair for pair in LINE_ROWS if pair[1].pattern.pattern.startswith(r"^\s"))
 TEXT_ROWS = _by_needle(row for row in _ROWS if row.kind or row.role in (COLLECTIVES, NOTE))
 #: The beginnings of lines that belong to the failure before them.
