@@ -15,21 +15,30 @@ from functools import cached_property
 from itertools import zip_longest
 
 from nodeready.agent.failure_rules import (
-    ENDED,
+    COLLECTIVE_FILES,
+    CONSEQUENCE,
     FAILED,
-    LINE_RULES,
+    INDENTED_ROWS,
+    LIBRARY_FILES,
+    LINE_ROWS,
     LOST,
     MAX_LINE,
     MAX_RANKS,
+    PART,
     REPORT,
+    REPORT_ROWS,
+    SKIPPED,
+    TEXT,
     VAGUE,
     WAITED,
+    Rows,
     code_of,
+    find_row,
     has_needle,
     kind_of_code,
+    kind_of_groups,
     meaning,
     ranks_in,
-    signal_of,
 )
 from nodeready.agent.log_lines import STAMP_CHARACTERS, TIMED, Calendar, node_calendar, stamp
 from nodeready.agent.log_ranks import LineOrigin, learn_ranks, split_plain
@@ -52,9 +61,8 @@ class FailureEvent:
 
     kind: wire.Name  # see `failure_rules`
     role: wire.Name  # likewise
-    # who reports it: ``torchrun``, ``torchrun-root`` (its first observed failure), ``srun``,
-    # ``slurm``, ``mpirun``, ``deepspeed``, ``shell``, ``error-file``; "": the rank itself;
-    # ``warning``: it only warns
+    # who reports it: a reporter of launcher_reports.toml, ``torchrun-root`` (its first observed
+    # failure), ``error-file``; "": the rank itself; ``warning``: it only warns
     source: wire.Name
     text: wire.Line  # the exception or the line
     frame: wire.Line  # innermost call of the user's code, ``train.py:12 in step``; "": none
@@ -107,33 +115,25 @@ class FileFailures:
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _HEADER = re.compile(r"(?:^|[\s|:\]])(?:Original )?Traceback \(most recent call last\):\s*$")
-#: A label of a rank: srun's, MPICH's, PyTorch's.
-_LABEL = re.compile(r" {0,6}\d{1,7}: |\[(?:rank)?\d{1,7}\]:? ")
 _FRAME = re.compile(r'^>?\s*(?:\| *)?File "([^"]{1,1000})", line (\d{1,7})(?:,? in (.{1,200}))?')
+#: A frame behind what a logger or a launcher writes before each line.
+_FRAME_WITHIN = re.compile(r'(?:^|(?<=\s)) {2}File "[^"]{1,1000}", line \d')
 #: The beginning and a frame of a traceback that Rich draws.
 _RICH = "╭", "Traceback (most recent call last) ─"
 _RICH_FRAME = re.compile(r"^│ (\S.{0,999}?):(\d{1,7}) in (\S{1,200})")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _IGNORED = ("Exception ignored in", "--- Logging error ---")
 #: An exception without its traceback, and with it.
-_NAMED = re.compile(r"^(?:[A-Za-z_][\w.]*\w)(?:Error|Exception)(?::\s.*|:?\s*$)")
-_RAISED = re.compile(r"^[A-Za-z_][\w.]*(?::\s.*|:?\s*$)")
-_LIBRARY = re.compile(r"(?:site|dist)-packages/|/lib(?:64)?/python3|^<|/torch/|/bin/torchrun$")
+_NAMED = re.compile(
+    r"^(?:(?:[A-Za-z_][\w.]*\w)(?:Error|Exception)(?:\([\w.]+\))?|KeyboardInterrupt|StopIteration)"
+    r"(?::\s.*|:?\s*$)"
+)
+_RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:\([\w.]+\))?(?::\s.*|:?\s*$)")
+#: A word of another program than Python, which names its exceptions with their modules.
+_C_NAME = re.compile(r"[a-z]\w*:")
 _SPAWNED = re.compile(r"^-- Process (\d{1,7}) terminated with the following error:")
-#: Exceptions of launchers: they report the failure of a rank.
-_LAUNCHERS = re.compile(
-    r"^(?:\S*\.)?(?:ChildFailedError|CalledProcessError|ProcessExitedException|"
-    r"ProcessRaisedException|SystemExit)\b"
-)
-#: A command that starts ranks.
-_STARTS_RANKS = re.compile(
-    r"torchrun|torch\.distributed|deepspeed|accelerate|mpi(?:run|exec)|srun|python"
-)
-_TERMINATE = re.compile(r"terminate called after throwing an instance of '(.{1,200})'")
-#: A frame of C++, as c10::Error has it; the summary that follows an error.
-_NATIVE = ("frame #", "wandb:")
-_MPI_RANK = re.compile(r"\s*Process name: \[\S{1,300}[,@](\d{1,7})\]\s*$")
-_MPI_CODE = re.compile(r"\s*Exit code: +(\d{1,3})")
+#: An exception that only announces a quoted one.
+_ANNOUNCES = re.compile(r"(?:^|\.)(?:Exception|[A-Z]\w+Exception):\s*$")
 #: Maximum further lines of an exception's message.
 _DETAILS = 12
 #: The margin of an exception group's lines, and its exception.
@@ -156,6 +156,7 @@ class _Exception:
     event: FailureEvent
     is_known: bool
     has_user_frame: bool
+    explains: bool  # the errors before it are its effects
 
 
 @dataclass
@@ -169,8 +170,8 @@ class _RankStream:
     timed: str = ""
     events: list[FailureEvent] = field(default_factory=list)
     mode: str = ""
-    #: The label of the lines of a traceback, in a log of one label: too few to be learned.
-    prefix: str = ""
+    #: What stands before each line of a traceback; None: not known yet.
+    prefix: re.Pattern[str] | None = None
     frames: list[tuple[str, str, str]] = field(default_factory=list)
     #: The exceptions of a chain; the details of the last one.
     chain: list[_Exception] = field(default_factory=list)
@@ -178,8 +179,11 @@ class _RankStream:
     is_ignored: bool = False
     details: list[str] = field(default_factory=list)
     spawned: int | None = None
-    #: The fields of torchrun's report, and mpirun's.
+    #: The fields of torchrun's report; the parts of the next report of each reporter.
     block: dict[str, str] = field(default_factory=dict)
+    parts: dict[str, dict[str, str]] = field(default_factory=dict)
+    #: Key of a row and its ranks -> number of plain lines before its last line.
+    repeated: dict[tuple[str, str], int] = field(default_factory=dict)
     is_root: bool = False
     in_group: bool = False
     #: The last plain lines; number of an event's line -> the shapes of the plain lines before it;
@@ -264,9 +268,8 @@ class FailureReader:
             margin = _MARGIN.match(text)
             stream.in_group = margin is not None
             text = text[margin.end() :] if margin else text
-        if stream.mode and stream.prefix and text.startswith(stream.prefix):
-            text = text[len(stream.prefix) :]
-        is_plain = not stream.mode and not has_needle(text) and not text.startswith(_NATIVE)
+        text = _without_prefix(stream, text) if stream.mode else text
+        is_plain = not stream.mode and not has_needle(text) and not text.startswith(SKIPPED)
         if is_plain or not self._read(stream, text, line):
             stream.add_plain(text)
         # Parsed only when an event needs it.
@@ -284,7 +287,11 @@ class FailureReader:
             return True
         is_indented = not text or text[0] in " \t|+"
         if is_indented and "raceback" not in text:
-            return self._special(stream, text) or self._detail(stream, text)
+            return (
+                self._frame(stream, text)
+                or self._line(stream, text, INDENTED_ROWS)
+                or self._detail(stream, text)
+            )
         if text.startswith(_CHAINED):
             stream.is_chained = True
             self._end_details(stream)
@@ -300,48 +307,39 @@ class FailureReader:
             stream.in_group = stream.in_group or "Exception Group Traceback" in text
             if is_original and stream.chain:
                 stream.is_chained = True
-            stream.mode, stream.frames = "traceback", []
-            label = _LABEL.match(text)
-            stream.prefix = label[0] if label else ""
+            stream.mode, stream.frames, stream.prefix = "traceback", [], None
             return True
-        if text.startswith(_NATIVE):
+        if text.startswith(SKIPPED):
             return True
         if match := _SPAWNED.match(text):
             stream.spawned = int(match[1])
+            if stream.chain and _ANNOUNCES.search(stream.chain[-1].event.text):
+                stream.chain.pop()
             return True
-        if match := _TERMINATE.search(text):
-            self._end_chain(stream)
-            self._add_exception(stream, match[1])
-            stream.mode = "details"
-            return True
-        if text in ("Failures:", "Root Cause (first observed failure):"):
+        if _BLOCK.match(text):
             self._end_chain(stream)
             stream.mode, stream.block = "block", {}
             stream.is_root = text.startswith("Root")
             return True
-        if self._line(stream, text):
+        if self._frame(stream, text) or self._line(stream, text, LINE_ROWS):
             return True
-        if _NAMED.match(text) and not _LAUNCHERS.match(text):
+        # A result of a C library explains the exception before it.
+        if _NAMED.match(text) and not (stream.mode == "details" and _C_NAME.match(text)):
             self._end_chain(stream)
             self._add_exception(stream, text)
             stream.mode = "details"
             return True
-        return self._special(stream, text) or self._detail(stream, text)
+        return self._detail(stream, text)
 
-    def _special(self, stream: _RankStream, text: str) -> bool:
-        """A frame without the beginning of its traceback; a field of mpirun's report."""
-        if _FRAME.match(text) and not stream.chain:
-            stream.mode, stream.frames = "traceback", []
-            return self._in_traceback(stream, text)
-        if match := _MPI_RANK.match(text):
-            stream.block = {"mpi": match[1]}
-            return True
-        if "mpi" in stream.block and (match := _MPI_CODE.match(text)):
-            code, ranks = int(match[1]), (int(stream.block.pop("mpi")),)
-            event = self._event(stream, REPORT, kind_of_code(code), f"exit status {code}")
-            self._add(stream, replace(event, source="mpirun", ranks=ranks, code=code))
-            return True
-        return False
+    def _frame(self, stream: _RankStream, text: str) -> bool:
+        """A frame without the beginning of its traceback, such as that of a quoted error."""
+        is_quoted = stream.chain and stream.chain[-1].event.role == CONSEQUENCE
+        is_frame = _FRAME.match(text) or _FRAME_WITHIN.search(text)
+        if (stream.chain and not is_quoted) or not is_frame:
+            return False
+        self._end_chain(stream)
+        stream.mode, stream.frames, stream.prefix = "traceback", [], None
+        return self._in_traceback(stream, _without_prefix(stream, text))
 
     def _detail(self, stream: _RankStream, text: str) -> bool:
         """A further line of an exception's message."""
@@ -363,20 +361,20 @@ class FailureReader:
             return True
         if not text.strip() or text[0] in " \t│╰":
             return True
-        if text.startswith(("srun: ", "slurmstepd")):
-            return False  # Slurm writes into the same file.
+        if _C_NAME.match(text):
+            return False  # Slurm and other programs write into the same file.
         stream.mode = ""
-        if _HEADER.search(text) or not _RAISED.match(text):
+        if _HEADER.search(text) or not _RAISED.match(text) or _FRAME_WITHIN.search(text):
             return False
         if stream.is_ignored:
             stream.is_ignored = False
             return True
-        is_own_command = "CalledProcessError" in text and not _STARTS_RANKS.search(text)
-        has_user_frame = any(not _LIBRARY.search(path) for path, _, _ in stream.frames)
-        if _LAUNCHERS.match(text) and not (is_own_command and has_user_frame):
-            # Its report, with the ranks, follows.
-            stream.chain, stream.is_chained = [], False
-            return "ProcessExited" not in text
+        has_user_frame = any(not LIBRARY_FILES.search(path) for path, _, _ in stream.frames)
+        report = find_row(REPORT_ROWS, text)
+        if report and not (report[0].is_own and has_user_frame):
+            # A launcher's own traceback, below the errors of its ranks.
+            stream.is_chained, stream.frames = False, []
+            return self._line(stream, text, REPORT_ROWS)
         self._add_exception(stream, text)
         stream.mode = "details"
         return True
@@ -385,7 +383,7 @@ class FailureReader:
         if not stream.is_chained:
             self._end_chain(stream)
         stream.is_chained = False
-        user = [frame for frame in stream.frames if not _LIBRARY.search(frame[0])]
+        user = [frame for frame in stream.frames if not LIBRARY_FILES.search(frame[0])]
         frame = _frame_text(*(user or stream.frames or [("", "", "")])[-1])
         text_meaning = meaning(text)
         event = self._event(stream, text_meaning.role, text_meaning.kind, _compact(text))
@@ -393,7 +391,9 @@ class FailureReader:
         if stream.spawned is not None:
             event = replace(event, local_rank=stream.spawned)
             stream.spawned = None
-        stream.chain.append(_Exception(event, text_meaning.is_known, bool(user)))
+        stream.chain.append(
+            _Exception(event, text_meaning.is_known, bool(user), text_meaning.explains)
+        )
         stream.frames, stream.details = [], []
 
     def _end_details(self, stream: _RankStream) -> None:
@@ -429,6 +429,8 @@ class FailureReader:
         chain, stream.chain = stream.chain, []
         if not chain:
             return
+        if any(item.is_known or item.has_user_frame for item in chain if not _is_effect(item)):
+            chain = [item for item in chain if not _is_effect(item)]
         first, last = chain[0], chain[-1]
         event = first.event
         if first is not last:
@@ -439,7 +441,7 @@ class FailureReader:
             if is_wrapped:
                 first, last = last, first
                 event = first.event
-            elif "DataLoader worker" in last.event.text or (
+            elif last.explains or (
                 not first.is_known and not first.has_user_frame and last.is_known
             ):
                 # The loader finds its worker dead behind a broken pipe between them.
@@ -470,10 +472,10 @@ class FailureReader:
         """The stack that faulthandler writes: the innermost call first."""
         match = _FRAME.match(text)
         if match and stream.events:
-            if match[1].endswith(_COLLECTIVES) and stream.events[-1].kind == "timeout":
+            if match[1].endswith(COLLECTIVE_FILES) and stream.events[-1].kind == "timeout":
                 waits = replace(stream.events[-1], role=WAITED, call=match[3] or "")
                 stream.events[-1] = waits
-            if not _LIBRARY.search(match[1]) and not stream.events[-1].frame:
+            if not LIBRARY_FILES.search(match[1]) and not stream.events[-1].frame:
                 frame = _frame_text(match[1], match[2], match[3] or "")
                 stream.events[-1] = replace(stream.events[-1], frame=frame)
             return True
@@ -485,12 +487,12 @@ class FailureReader:
     # --- torchrun's report.
 
     def _in_block(self, stream: _RankStream, text: str) -> bool:
-        if re.match(r"^(?:\[\d+\]:|-{5,}|={5,}|Root Cause|Failures:)", text):
+        if re.match(r"^(?:\[\d+\]:|-{5,}|={5,}|\*{5,})", text) or _BLOCK.match(text):
             self._end_block(stream)
-            if text.startswith("="):
+            if text.startswith(("=", "*")):
                 stream.mode = ""
-            elif text.startswith("Root"):
-                stream.is_root = True
+            elif text.endswith(":") and not text.startswith("["):
+                stream.is_root = text.startswith("Root")
             return True
         if match := re.match(r"^  (time|host|rank|exitcode|error_file|traceback) *: ?(.*)", text):
             stream.block[match[1]] = match[2]
@@ -530,38 +532,59 @@ class FailureReader:
 
     # --- Events.
 
-    def _line(self, stream: _RankStream, text: str) -> bool:
-        for rule in LINE_RULES:
-            match = rule.pattern.search(text)
-            if not match:
-                continue
-            groups = {name: value for name, value in match.groupdict().items() if value}
-            code = code_of(groups)
-            text_meaning = meaning(groups.get("text", text))
-            if not rule.role and not text_meaning.is_known:
-                return False
-            self._end_chain(stream)
-            kind = rule.kind or (kind_of_code(code) if code else text_meaning.kind)
-            role = rule.role or text_meaning.role
-            if rule.source in ("srun", "shell", "") and "Out Of Memory" in text:
-                kind = "oom"
-            if rule.source == "shell" and signal_of(code) in (1, 2, 15):
-                role = ENDED
-            event = replace(
-                self._event(stream, role, kind, groups.get("text", text)),
-                time_s=self._moment(text),
-                source=rule.source,
-                ranks=ranks_in(groups["ranks"]) if "ranks" in groups else _stream_ranks(stream),
-                local_rank=int(groups["local"]) if "local" in groups else stream.key[2],
-                host=groups.get("host", stream.key[0]),
-                pid=int(groups.get("pid", 0)),
-                code=code,
-            )
-            self._add(stream, event)
-            if "Fatal Python error" in text or text.startswith("Timeout ("):
-                stream.mode = "fatal"
+    def _line(self, stream: _RankStream, text: str, rows: Rows) -> bool:
+        """A line that a row explains."""
+        match = find_row(rows, text)
+        if match is None:
+            return False
+        row, groups = match
+        if row.role == PART:
+            stream.parts[row.reporter] = groups
             return True
-        return False
+        if row.completes:
+            if row.reporter not in stream.parts:
+                return False
+            groups = {**stream.parts.pop(row.reporter), **groups}
+        words = groups.get("text", text)
+        text_meaning = meaning(words)
+        if row.role == TEXT and not (text_meaning.is_known or row.details):
+            return False
+        self._end_chain(stream)
+        if row.completes and "code" in groups:
+            words = f"exit status {groups['code']}"
+        code = code_of(groups)
+        if row.role == REPORT and not code:
+            return True
+        if row.repeats and self._is_repeated(stream, row.key, groups.get("ranks", "")):
+            return True
+        event = replace(
+            self._event(stream, row.role, row.kind, words),
+            time_s=self._moment(text),
+            source=row.reporter,
+            ranks=ranks_in(groups["ranks"]) if "ranks" in groups else _stream_ranks(stream),
+            local_rank=int(groups["local"]) if "local" in groups else stream.key[2],
+            host=groups.get("host", stream.key[0]),
+            pid=int(groups.get("pid", 0)),
+            code=code,
+        )
+        if row.role == TEXT:
+            event = replace(event, role=text_meaning.role)
+        if not row.kind:
+            event = replace(event, kind=kind_of_groups(groups, text_meaning.kind))
+        if row.details:
+            stream.chain = [_Exception(event, text_meaning.is_known, False, False)]
+            stream.frames, stream.details = [], []
+        else:
+            self._add(stream, event)
+        stream.mode = "details" if row.details else "fatal" if row.stack else stream.mode
+        return True
+
+    @staticmethod
+    def _is_repeated(stream: _RankStream, key: str, ranks: str) -> bool:
+        """Whether a line of this row came shortly before; it counts as the last one then."""
+        last = stream.repeated.get((key, ranks))
+        stream.repeated[key, ranks] = stream.plain
+        return last is not None and stream.plain - last <= _WATCHED
 
     def _moment(self, text: str) -> float | None:
         return stamp(text, self.year, self.calendar)
@@ -640,9 +663,31 @@ class FailureReader:
         )  # fmt: skip
 
 
-#: The file of torch.distributed with its collectives.
-_COLLECTIVES = "/distributed_c10d.py"
+#: The beginnings of the parts of torchrun's report.
+_BLOCK = re.compile(r"^(?:Failures|Other Failures|Root Cause(?: \(first observed failure\))?):$")
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
+
+
+def _is_effect(item: _Exception) -> bool:
+    """Whether an exception of a chain says that its cause is elsewhere, without saying where."""
+    return item.event.role == CONSEQUENCE and not item.explains
+
+
+def _without_prefix(stream: _RankStream, text: str) -> str:
+    """A line of a traceback without what a logger or a launcher writes before each of its lines,
+    which is learned from the first frame.
+    """
+    if stream.prefix is None and stream.mode == "traceback" and not _FRAME.match(text):
+        match = _FRAME_WITHIN.search(text)
+        head = text[: match.start()] if match else ""
+        if head.strip():
+            shape = re.escape(head.rstrip())
+            # A time changes from line to line.
+            shape = re.sub(r"\d+", r"\\d+", shape) if TIMED.search(head) else shape
+            blanks = len(head) - len(head.rstrip())
+            stream.prefix = re.compile(rf"{shape}(?: {{{blanks}}}|\s*$)")
+    match = stream.prefix.match(text) if stream.prefix else None
+    return text[match.end() :] if match else text
 
 
 def _shape(text: str) -> str:
@@ -653,7 +698,7 @@ def _shape(text: str) -> str:
 
 def _collective(frames: Sequence[tuple[str, str, str]]) -> str:
     """The function of torch.distributed in which a traceback ends; ""."""
-    names = [name for path, _, name in frames if path.endswith(_COLLECTIVES)]
+    names = [name for path, _, name in frames if path.endswith(COLLECTIVE_FILES)]
     return next((name for name in reversed(names) if not name.startswith("_")), "")
 
 
@@ -699,7 +744,8 @@ def _structured(line: str) -> list[str]:
         return []
     rank = next((data[key] for key in _RANK_KEYS if type(data.get(key)) is int), None)
     prefix = "" if rank is None else f"[rank{rank}]: "
-    texts = [value for value in data.values() if isinstance(value, str)]
+    inner = [value for part in data.values() if isinstance(part, dict) for value in part.values()]
+    texts = [value for value in (*data.values(), *inner) if isinstance(value, str)]
     head = " ".join(text for text in texts if "\n" not in text)
     rows = [row for text in texts if "\n" in text for row in text.split("\n")]
     return [prefix + row for row in (head, *rows)]

@@ -395,6 +395,7 @@ _ROLE_STYLES = {
     "failed": "fail",
     "lost": "victim",
     "waited": "blocked",
+    "consequence": "na",
     "ended": "na",
     "report": "na",
 }

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from nodeready import knowledge
-from nodeready.agent import payload
+from nodeready.agent import failure_rules, payload
 from nodeready.agent.witnesses import kernel_log, nccl_errors
 from nodeready.subjects.environment_rules import RankEnvironment, judge
 from nodeready.subjects.environment_table import BAD_VALUES, EnvironmentFacts, HcaPort
@@ -19,6 +19,12 @@ from tests.paths import PACKAGE
 def _nccl_error(line):
     error = nccl_errors.meaning(line)
     return error and error.key
+
+
+def _failure(line):
+    """The row of a line without a traceback, or of an exception's text."""
+    found = failure_rules.find_row(failure_rules.LINE_ROWS, line)
+    return found[0].key if found else failure_rules.explain(line)[0]
 
 
 def _login_failure(messages):
@@ -85,6 +91,8 @@ def _environment_value(example):
 #: table -> what finds the key of the row that explains a line.
 ENGINES = {
     "nccl_errors": _nccl_error,
+    "failures": _failure,
+    "launcher_reports": _failure,
     "login_failures": _login_failure,
     "xids": _xid,
     "driver_messages": _driver_message,
@@ -99,6 +107,7 @@ ROWS = [
     pytest.param(table, key, row, id=f"{table}-{key}")
     for table in ENGINES
     for key, row in knowledge.read(table).items()
+    if isinstance(row, dict)
 ]
 
 
@@ -115,6 +124,13 @@ def test_a_row_explains_its_examples_alone(table, key, row):
         )
     assert {ENGINES[table](line) for line in row.get("matches", ())} <= {key}
     assert key not in {ENGINES[table](line) for line in row.get("not_matches", ())}
+
+
+def test_the_quick_filter_of_lines_passes_every_example():
+    rows = [*knowledge.read("failures").values(), *knowledge.read("launcher_reports").values()]
+    failures = [row for row in rows if isinstance(row, dict) and row["role"] != failure_rules.NOTE]
+    lines = [line for row in failures for line in row["matches"]]
+    assert [line for line in lines if not failure_rules.has_needle(line)] == []
 
 
 def test_a_node_gets_the_tables_of_its_program_without_examples():
