@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
@@ -32,7 +32,14 @@ from nodeready.agent.failure_rules import (
     signal_of,
 )
 from nodeready.agent.log_lines import STAMP_CHARACTERS, TIMED, Calendar, node_calendar, stamp
-from nodeready.agent.log_ranks import LineOrigin, learn_ranks, split_plain
+from nodeready.agent.log_ranks import (
+    FileRanks,
+    RankReader,
+    learn_ranks,
+    may_tell_rank,
+    path_ranks,
+    prefix_pattern,
+)
 from nodeready.agent.log_variables import LogFacts, read_facts
 from nodeready.agent.witnesses.flight_recorder import Recording
 from nodeready.agent.witnesses.logs import WatchdogReport, reports
@@ -97,6 +104,9 @@ class FileFailures:
     facts: LogFacts = LogFacts()  # of the ranks' environments
     recording: Recording | None = None  # a dump of the flight recorder, in place of lines
     left_out: wire.Number = 0  # number of events beyond the maximum of a file or of a rank
+    # number of the first line with a traceback behind a prefix that may tell its rank, but is not
+    # known; 0: there is none
+    unknown_prefix: wire.Number = 0
 
     @cached_property
     def ranks(self) -> frozenset[int]:
@@ -105,9 +115,9 @@ class FileFailures:
 
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_HEADER = re.compile(r"(?:^|[\s|:\]])(?:Original )?Traceback \(most recent call last\):\s*$")
-#: A label of a rank: srun's, MPICH's, PyTorch's.
-_LABEL = re.compile(r" {0,6}\d{1,7}: |\[(?:rank)?\d{1,7}\]:? ")
+_HEADER = re.compile(
+    r"(?P<prefix>.*(?:^|[\s|:\])>]))(?:Original )?Traceback \(most recent call last\):\s*$"
+)
 _FRAME = re.compile(r'^>?\s*(?:\| *)?File "([^"]{1,1000})", line (\d{1,7})(?:,? in (.{1,200}))?')
 #: The beginning and a frame of a traceback that Rich draws.
 _RICH = "╭", "Traceback (most recent call last) ─"
@@ -145,9 +155,6 @@ _RECENT, _WATCHED, _LETTERS = 8, 500, 8
 _TIME_END = 28
 
 
-Split = Callable[[str], LineOrigin]
-
-
 @dataclass
 class _Exception:
     """An exception while its lines are read."""
@@ -168,8 +175,9 @@ class _RankStream:
     timed: str = ""
     events: list[FailureEvent] = field(default_factory=list)
     mode: str = ""
-    #: The label of the lines of a traceback, in a log of one label: too few to be learned.
-    prefix: str = ""
+    #: The prefix of the lines of a traceback that is not learned, and its last text.
+    prefix: re.Pattern[str] | None = None
+    last_prefix: str = ""
     frames: list[tuple[str, str, str]] = field(default_factory=list)
     #: The exceptions of a chain; the details of the last one.
     chain: list[_Exception] = field(default_factory=list)
@@ -205,27 +213,28 @@ class _RankStream:
         self.recent.append(text)
 
 
-#: The stream of lines without a prefix.
-_UNKNOWN = ("", None, None)
+#: The stream of lines without a prefix; the reader of a log in which they are not known.
+_UNKNOWN, _NO_PREFIXES = ("", None, None), RankReader()
 
 
 class FailureReader:
     """Reads the lines of one file, one at a time.
 
-    year:  of times without a year
-    split: takes the prefix off a line
+    year:   of times without a year
+    reader: takes the prefix off a line
     candidates: the lines that may be of a failure or of the watchdog
+    unknown_prefix: see `FileFailures`
     """
 
     def __init__(
-        self, year: int, calendar: Calendar = node_calendar, split: Split = split_plain
+        self, year: int, calendar: Calendar = node_calendar, reader: RankReader = _NO_PREFIXES
     ) -> None:
-        self.year, self.calendar, self.split = year, calendar, split
+        self.year, self.calendar, self.reader = year, calendar, reader
         self.streams: dict[tuple[str, int | None, int | None], _RankStream] = {}
         self.number = 0
         self.candidates: list[str] = []
         self.room = MAX_RANKS
-        self.left_out = 0
+        self.left_out = self.unknown_prefix = 0
 
     def feed(self, line: str, moment: str = "") -> None:
         """Read one line. moment: its time, if the line does not have it"""
@@ -238,11 +247,12 @@ class FailureReader:
 
     def _feed(self, line: str, moment: str) -> None:
         plain = self.streams.get(_UNKNOWN)
-        is_quiet = plain is not None and not plain.mode and self.split is split_plain
+        is_quiet = plain is not None and not plain.mode and self.reader.is_plain
         if (
             plain is not None
             and is_quiet
-            and line[:1] not in ("[", "f", "w")
+            and line[:1] not in ("[", "(", "f", "w")
+            and "\r" not in line
             and not has_needle(line)
         ):
             # Nearly all lines of most logs.
@@ -253,8 +263,8 @@ class FailureReader:
             return
         if "\x1b" in line:
             line = _ANSI.sub("", line)
-        origin = self.split(line[:MAX_LINE].rstrip())
-        text = origin.text
+        origin = self.reader.read(line[: 2 * MAX_LINE].rstrip())
+        text, moment = origin.text[:MAX_LINE], moment or origin.time
         stream = self.streams.get(origin.key)
         if stream is None:
             stream = self.streams[origin.key] = _RankStream(origin.key)
@@ -263,8 +273,8 @@ class FailureReader:
             margin = _MARGIN.match(text)
             stream.in_group = margin is not None
             text = text[margin.end() :] if margin else text
-        if stream.mode and stream.prefix and text.startswith(stream.prefix):
-            text = text[len(stream.prefix) :]
+        if stream.mode and stream.prefix:
+            text = _without_prefix(stream, text)
         is_plain = not stream.mode and not has_needle(text) and not text.startswith(_NATIVE)
         if is_plain or not self._read(stream, text, line):
             stream.add_plain(text)
@@ -292,16 +302,25 @@ class FailureReader:
             stream.is_ignored = True
             return True
         if len(self.candidates) < _MAX_CANDIDATES:
-            self.candidates.append(line)
-        if _HEADER.search(text) or (text.startswith(_RICH[0]) and _RICH[1] in text):
+            rank = stream.key[1]
+            self.candidates.append(line if rank is None else f"[rank{rank}]: {text}")
+        header = _HEADER.match(text)
+        if header or (text.startswith(_RICH[0]) and _RICH[1] in text):
             self._end_details(stream)
             is_original = "Original Traceback" in text or stream.in_group
             stream.in_group = stream.in_group or "Exception Group Traceback" in text
             if is_original and stream.chain:
                 stream.is_chained = True
             stream.mode, stream.frames = "traceback", []
-            label = _LABEL.match(text)
-            stream.prefix = label[0] if label else ""
+            prefix = header["prefix"] if header else ""
+            host, rank, local = stream.key
+            is_unknown = (rank, local) == (None, None) and host[:1] in ("", "[")
+            if is_unknown and (host or may_tell_rank(prefix)):
+                self.unknown_prefix = self.unknown_prefix or self.number
+            if prefix:
+                stream.prefix, stream.last_prefix = prefix_pattern(prefix), prefix.rstrip()
+            elif text == line.rstrip():
+                stream.prefix = None
             return True
         if text.startswith(_NATIVE):
             return True
@@ -365,7 +384,7 @@ class FailureReader:
         if text.startswith(("srun: ", "slurmstepd")):
             return False  # Slurm writes into the same file.
         stream.mode = ""
-        if _HEADER.search(text) or not _RAISED.match(text):
+        if _HEADER.match(text) or not _RAISED.match(text):
             return False
         if stream.is_ignored:
             stream.is_ignored = False
@@ -635,8 +654,21 @@ class FailureReader:
         )
         return FileFailures(
             "", events=tuple(events), streams=streams, reports=reports(self.candidates),
-            left_out=self.left_out,
+            left_out=self.left_out, unknown_prefix=self.unknown_prefix,
         )  # fmt: skip
+
+
+def _without_prefix(stream: _RankStream, text: str) -> str:
+    """A line of a traceback without the prefix of its first line."""
+    match = stream.prefix.match(text) if stream.prefix else None
+    if match is None:
+        if _FRAME.match(text):
+            # Only the first line has it.
+            stream.prefix = None
+        return text
+    last, stream.last_prefix = stream.last_prefix, match[0].rstrip()
+    # After the exception, a line of another time is no further line of its message.
+    return text if stream.mode == "details" and last != stream.last_prefix else text[match.end() :]
 
 
 #: The file of torch.distributed with its collectives.
@@ -738,10 +770,12 @@ def read_lines(
         lines, moments = zip(*map(_unwrapped, lines))
     learned = lines if len(lines) < 2 * _LEARNED else [*lines[:_LEARNED], *lines[-_LEARNED:]]
     ranks = learn_ranks(learned, pattern=rank_pattern, path=path)
-    reader = FailureReader(year, calendar, ranks.split if ranks.is_mixed else split_plain)
+    reader = FailureReader(year, calendar, ranks)
     for line, moment in zip_longest(lines, moments, fillvalue=""):
         reader.feed(line, moment)
-    return replace(reader.failures(), path=path, facts=read_facts(lines, reader.split))
+    failures = replace(reader.failures(), path=path, facts=read_facts(lines, ranks.read))
+    is_of_rank = path_ranks(path) != FileRanks(None, None)
+    return replace(failures, unknown_prefix=0) if is_of_rank else failures
 
 
 # --- The error files of torchelastic (TORCHELASTIC_ERROR_FILE).

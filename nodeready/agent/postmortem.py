@@ -256,14 +256,13 @@ def file_failures(
     end_bytes = min(END_BYTES, room - head_bytes)
     is_whole = size <= head_bytes + end_bytes
     head = _without_nuls(os.pread(handle, size if is_whole else head_bytes, 0))
-    rows = text_lines(head if is_whole else head[: head.rfind(b"\n") + 1], is_whole=True)
-    end = (
-        []
-        if is_whole
-        else text_lines(
-            _without_nuls(os.pread(handle, end_bytes, size - end_bytes)), is_whole=False
-        )
-    )
+    if not is_whole:
+        head = head[: head.rfind(b"\n") + 1]
+    rows = text_lines(head, is_whole=True, keeps_states=True)
+    end: list[bytes] | None = []
+    if not is_whole:
+        data = _without_nuls(os.pread(handle, end_bytes, size - end_bytes))
+        end = text_lines(data, is_whole=False, keeps_states=True)
     if rows is None or end is None:
         return None
     on_read()

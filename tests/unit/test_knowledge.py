@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeready import knowledge
-from nodeready.agent import payload
+from nodeready.agent import log_ranks, payload
 from nodeready.agent.witnesses import kernel_log, nccl_errors
 from nodeready.subjects.environment_rules import RankEnvironment, judge
 from nodeready.subjects.environment_table import BAD_VALUES, EnvironmentFacts, HcaPort
@@ -59,6 +59,7 @@ ENGINES = {
     "xids": _xid,
     "driver_messages": _driver_message,
     "environment_values": _environment_value,
+    "launchers": log_ranks.form_name,
 }
 #: Fields that find a row; a row without them is known by its key, and needs no examples.
 WORDS = {"needles", "pattern", "values", "nccl", "cuda"}
