@@ -141,6 +141,7 @@ _STARTS_RANKS = re.compile(
 _TERMINATE = re.compile(r"terminate called after throwing an instance of '(.{1,200})'")
 #: A frame of C++, as c10::Error has it; the summary that follows an error.
 _NATIVE = ("frame #", "wandb:")
+_WATCHDOG = re.compile(r"(?:\[E[^\]]{1,80}\] )?\[Rank (\d{1,7})\] Watchdog caught")
 _MPI_RANK = re.compile(r"\s*Process name: \[\S{1,300}[,@](\d{1,7})\]\s*$")
 _MPI_CODE = re.compile(r"\s*Exit code: +(\d{1,3})")
 #: Maximum further lines of an exception's message.
@@ -640,6 +641,13 @@ class FailureReader:
                 )
                 for event in stream.events
             ]
+        # Before 2.2, only the watchdog's own words name the rank: not if two groups contradict.
+        file_reports = reports(self.candidates)
+        waiting = {report.rank for report in file_reports if report.kind == "timeout"}
+        for index, event in enumerate(events):
+            match = None if event.ranks else _WATCHDOG.match(event.text)
+            if match and int(match[1]) in waiting:
+                events[index] = replace(event, ranks=(int(match[1]),))
         events.sort(key=lambda event: event.line)
         half = _MAX_EVENTS // 2
         if len(events) > _MAX_EVENTS:
@@ -653,7 +661,7 @@ class FailureReader:
             for stream in self.streams.values()
         )
         return FileFailures(
-            "", events=tuple(events), streams=streams, reports=reports(self.candidates),
+            "", events=tuple(events), streams=streams, reports=file_reports,
             left_out=self.left_out, unknown_prefix=self.unknown_prefix,
         )  # fmt: skip
 
