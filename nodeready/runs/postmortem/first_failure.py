@@ -703,9 +703,13 @@ class FirstFailureFinder:
             failures = file.failures
             if not failures.reports and failures.recording is None:
                 continue
-            place = RankPlace(file.node or "node", number, self.finder.file_rank(file))
-            reports = failures.reports, failures.recording
-            evidence.keep_log(place[:2], failures.path, *reports)
+            reports, rank = failures.reports, self.finder.file_rank(file)
+            if rank is None:
+                # In a log of many ranks, a report has its own.
+                reports = tuple(report for report in reports if report.rank is not None)
+                rank = next((report.rank for report in reports), None)
+            place = RankPlace(file.node or "node", number, rank)
+            evidence.keep_log(place[:2], failures.path, reports, failures.recording)
             places.append(place)
         named = {place.rank for place in places}
         places += [RankPlace("node", -rank - 1, rank) for rank in sorted(self.ranks - named)]
