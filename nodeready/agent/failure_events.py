@@ -236,6 +236,9 @@ class FailureReader:
         self.candidates: list[str] = []
         self.room = MAX_RANKS
         self.left_out = self.unknown_prefix = 0
+        #: The stream of the last traceback behind a prefix, and the number of its first line; 0:
+        #: its further lines have no prefix.
+        self.header: tuple[_RankStream | None, int] = None, 0
 
     def feed(self, line: str, moment: str = "") -> None:
         """Read one line. moment: its time, if the line does not have it"""
@@ -266,7 +269,7 @@ class FailureReader:
             line = _ANSI.sub("", line)
         origin = self.reader.read(line[: 2 * MAX_LINE].rstrip())
         text, moment = origin.text[:MAX_LINE], moment or origin.time
-        stream = self.streams.get(origin.key)
+        stream = self._continued(origin.key, text) or self.streams.get(origin.key)
         if stream is None:
             stream = self.streams[origin.key] = _RankStream(origin.key)
         stream.lines += 1
@@ -282,6 +285,19 @@ class FailureReader:
         # Parsed only when an event needs it.
         if TIMED.search(moment or text, 0, STAMP_CHARACTERS):
             stream.timed = moment or text
+
+    def _continued(self, key: tuple[str, int | None, int | None], text: str) -> _RankStream | None:
+        """The stream of a traceback whose first line alone has a prefix, as loggers write it."""
+        stream, line = self.header
+        if stream is None or key != _UNKNOWN:
+            return None
+        is_next = line == self.number - 1 and _FRAME.match(text)
+        is_over = line or TIMED.search(text, 0, _TIME_END)
+        if not is_next and (is_over or not (stream.mode or stream.is_chained)):
+            self.header = None, 0
+            return None
+        self.header = stream, 0
+        return stream
 
     # --- One line of a stream. Whether it belongs to a failure.
 
@@ -322,6 +338,8 @@ class FailureReader:
                 stream.prefix, stream.last_prefix = prefix_pattern(prefix), prefix.rstrip()
             elif text == line.rstrip():
                 stream.prefix = None
+            if stream.key != _UNKNOWN:
+                self.header = stream, self.number
             return True
         if text.startswith(_NATIVE):
             return True

@@ -373,8 +373,8 @@ def _traceback_forms(rows: Iterable[str], layers: Sequence[tuple[_Form, ...]]) -
     traceback have the prefix of its first line.
     """
     for row in rows:
-        text = _strip((*layers, _EXACT), row).text if "Traceback (" in row else ""
-        if match := _TRACEBACK.match(text):
+        stripped = _strip((*layers, _EXACT), row) if "Traceback (" in row else None
+        if stripped and stripped.rank is None and (match := _TRACEBACK.match(stripped.text)):
             prefix = re.sub(_COLOUR + _TIME, "", match["prefix"], count=1)
             if word := _rank_word(prefix):
                 begin, end = word.span(3)

@@ -97,6 +97,33 @@ def test_a_traceback_behind_a_prefix(case, tmp_path):
     assert failures.unknown_prefix == case["unknown"]
 
 
+FIRST_LINES = {
+    "[2025-01-29 08:52:11 TP2] Scheduler hit an exception: ": "2",
+    "2025-03-10 10:41:43,105 [rank 2] ERROR ": "2",
+    "[2025-03-10 10:41:11,105][rank2][ERROR] - ": "2",
+    "2025-03-10 10:41:43,105 ERROR train: ": "",
+    "2025-03-10 10:41:43,105 ERROR local_rank 2: ": "",
+    "[rank0]: Error of rank 3: ": "0",
+}
+
+
+@pytest.mark.parametrize(("prefix", "rank"), FIRST_LINES.items())
+def test_a_logger_puts_its_prefix_before_the_first_line_alone(prefix, rank, tmp_path):
+    traceback = ["Traceback (most recent call last):", *_ERROR]
+    end = "2025-03-10 10:41:59 INFO done"
+    failures, told, _ = own_error([prefix + traceback[0], *traceback[1:], end], tmp_path)
+    assert told == rank
+    assert [s.last for s in failures.streams if s.last.endswith("done")] == [end]
+
+
+@pytest.mark.parametrize("case", cases(__file__, "cases/no_writers.toml"))
+def test_columns_that_tell_no_writer(case):
+    rnd = random.Random(1)
+    rows = case["lines"] * 6
+    lines = [row.replace("#", str(rnd.randrange(90))) for row in rows]
+    assert not learn_ranks(lines).is_mixed, learn_ranks(lines).origins
+
+
 @pytest.mark.parametrize(("line", "text"), read_table(__file__, "the_text_without_its_prefixes"))
 def test_the_text_without_its_prefixes(line, text):
     assert learn_ranks([line]).split(line).text == text
