@@ -6,13 +6,11 @@ reports, and never more.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import zip_longest
 
 from nodeready.agent.failure_rules import (
     ENDED,
@@ -39,6 +37,7 @@ from nodeready.agent.log_ranks import (
     may_tell_rank,
     path_ranks,
     prefix_pattern,
+    unwrapped,
 )
 from nodeready.agent.log_variables import LogFacts, read_facts
 from nodeready.agent.witnesses.flight_recorder import Recording
@@ -240,9 +239,10 @@ class FailureReader:
         #: its further lines have no prefix.
         self.header: tuple[_RankStream | None, int] = None, 0
 
-    def feed(self, line: str, moment: str = "") -> None:
-        """Read one line. moment: its time, if the line does not have it"""
+    def feed(self, line: str) -> None:
+        """Read one line."""
         self.number += 1
+        line, moment = unwrapped(line) if self.reader.is_contained else (line, "")
         if line[:1] == "{" and (rows := _structured(line)):
             for row in rows:
                 self._feed(row, moment)
@@ -766,23 +766,6 @@ def _structured(line: str) -> list[str]:
 _LEARNED = 2000
 
 
-#: What a container engine writes before a line: CRI, `kubectl logs --timestamps`.
-_CONTAINER = re.compile(
-    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6,9}(?:Z|[+-]\d\d:\d\d)) (?:std(?:out|err) [FP] )?"
-)
-
-
-def _unwrapped(line: str) -> tuple[str, str]:
-    """A line as its program wrote it, and the time that a container engine added; ""."""
-    if match := _CONTAINER.match(line):
-        return line[match.end() :], match[1]
-    if line.startswith('{"log":'):
-        with contextlib.suppress(wire.DecodeError):
-            row = wire.load_json(line)
-            return str(row["log"]).rstrip("\n"), str(row.get("time", ""))
-    return line, ""
-
-
 def read_lines(
     lines: Sequence[str],
     year: int,
@@ -791,14 +774,11 @@ def read_lines(
     rank_pattern: str = "",
 ) -> FileFailures:
     """What the lines of one file report. rank_pattern: as of `learn_ranks`"""
-    moments: Sequence[str] = ()
-    if lines and _unwrapped(lines[0])[1]:
-        lines, moments = zip(*map(_unwrapped, lines))
     learned = lines if len(lines) < 2 * _LEARNED else [*lines[:_LEARNED], *lines[-_LEARNED:]]
     ranks = learn_ranks(learned, pattern=rank_pattern, path=path)
     reader = FailureReader(year, calendar, ranks)
-    for line, moment in zip_longest(lines, moments, fillvalue=""):
-        reader.feed(line, moment)
+    for line in lines:
+        reader.feed(line)
     failures = replace(reader.failures(), path=path, facts=read_facts(lines, ranks.read))
     is_of_rank = path_ranks(path) != FileRanks(None, None)
     return replace(failures, unknown_prefix=0) if is_of_rank else failures

@@ -19,6 +19,7 @@ Pure, bounded by the lines that it is given; its patterns cannot backtrack witho
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -28,6 +29,7 @@ from typing import Any, NamedTuple
 
 from nodeready import knowledge
 from nodeready.agent.failure_rules import ranks_in
+from nodeready.core import wire
 
 # --- The rank of a log file, by its path and its lines.
 
@@ -176,15 +178,6 @@ class _Form(NamedTuple):
     is_process: bool = False
     is_inside: bool = False
 
-    def find(self, line: str) -> re.Match[str] | None:
-        """The prefix at the beginning of a line; of a form within lines, at any place."""
-        return self.pattern.search(line) if self.is_inside else self.pattern.match(line)
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether one line with its own rank says the rank."""
-        return self.is_process and not self.learned
-
 
 def _form(name: str, row: Mapping[str, Any]) -> _Form:
     pattern = re.sub(r"%(\w+)%", lambda match: _WORDS[match[1]], row["pattern"])
@@ -194,46 +187,22 @@ def _form(name: str, row: Mapping[str, Any]) -> _Form:
     return _Form(name, compiled, row.get("learned", ""), within, is_process, is_inside)
 
 
-_FORMS = tuple(_form(name, row) for name, row in knowledge.rows("launchers").items())
+FORMS = tuple(_form(name, row) for name, row in knowledge.rows("launchers").items())
 #: Prefixes, which are removed from the text. A line may have several, the launcher's outermost.
-_PREFIXES = tuple(form for form in _FORMS if not form.is_inside)
+_PREFIXES = tuple(form for form in FORMS if not form.is_inside)
 #: Prefixes that a process writes itself, and that count where nothing was learned.
-_EXACT = tuple(form for form in _PREFIXES if form.is_exact)
+_EXACT = tuple(form for form in _PREFIXES if form.is_process and not form.learned)
 #: The own rank within a line, in the order of preference. These stay in the text.
 _HEAD = 240
-_FIELDS = tuple(form for form in _FORMS if form.is_inside)
-
-
-def form_name(line: str) -> str | None:
-    """The row of the first form that the line begins with, or has within; None: of none."""
-    forms = sorted((*_PREFIXES, *_FIELDS), key=lambda form: form.learned == "words")
-    return next((form.name for form in forms if form.find(line)), None)
-
-
+_FIELDS = tuple(form for form in FORMS if form.is_inside and not form.learned)
 #: A progress bar, after which a prefix may stand on the same line: | 12/100 [00:03<00:20, 4.1it/s]
 _BAR = re.compile(r"[^\[\]]{0,300}\[[\d:?]{4,12}[<,][^\[\]]{1,200}\] ?")
 #: The beginning of a traceback, behind a prefix.
 _TRACEBACK = re.compile(r"(?P<prefix>[^\"']{1,120}?)Traceback \(most recent call last\):")
-#: NCCL and RCCL: host:pid:thread [device] NCCL INFO
-_NCCL = re.compile(
-    r"(?P<host>[\w.-]{1,200}):(?P<pid>\d{1,10}):\d{1,10} \[(?P<local>\d{1,4})\] "
-    r"(?:\S{1,80}:\d{1,6} )?NCCL "
+#: What a line itself says of its process, of a rank, or of its launcher.
+_NCCL, _NCCL_RANK, _RAY_WORKER, _SRUN_TASKS, _AGENT, _LAUNCHER = (
+    form.pattern for form in FORMS if form.learned == "facts"
 )
-_NCCL_RANK = re.compile(rf"\brank ({_NUMBER}) n[rR]anks ({_NUMBER})\b")
-#: Ray Train's list of its workers, each with its process and its rank.
-_RAY_WORKER = re.compile(
-    rf"\((?:node_id=\w{{1,80}}, )?ip=([0-9A-Fa-f.:]{{2,45}}), pid=(\d{{1,10}})\) "
-    rf"(?:world_)?rank=({_NUMBER}), local_rank=(\d{{1,4}})"
-)
-#: What srun reports of its tasks: srun: error: gpu[3-4]: tasks 2-3: Exited with exit code 1
-_SRUN_TASKS = re.compile(r"srun: error: \S{1,255}: tasks? (\d{1,7}(?:[,-]\d{1,7}){0,100}): ")
-#: What torchrun's agent writes, one for the ranks of a node.
-_AGENT = re.compile(
-    r"torch\.distributed\.elastic\.(?:agent|multiprocessing\.api)|ChildFailedError"
-    r"|torch/distributed/(?:run|launch)\.py\"?[:,]|Root Cause \(first observed"
-)
-#: Lines of the launcher itself, which have no prefix.
-_LAUNCHER = re.compile(r"(?:srun|slurmstepd|sbatch|pdsh@[\w.-]+|clush|mpirun|mpiexec|prterun)\b")
 
 
 # --- Learning.
@@ -280,6 +249,7 @@ class RankReader:
     origins: Mapping[LineOrigin, int] = field(default_factory=dict)
     layers: tuple[tuple[_Form, ...], ...] = (_EXACT,)  # the forms of prefixes, the outermost first
     fields: tuple[_Form, ...] = ()  # of the own rank within a line
+    is_contained: bool = False  # a container engine puts a time before each line
     reads_within: bool = False  # a line may name its process or rank within itself
     pattern: re.Pattern[str] | None = None  # of the user, in place of all others
     # the rank of each process that is known
@@ -298,10 +268,15 @@ class RankReader:
 
         Of a progress bar, it is the text of the last state; the first has the prefix, or the last.
         """
-        if "\r" in line:
-            states = [state for state in line.split("\r") if state.strip()] or [""]
-            first, last = self.read(states[0]), self.read(states[-1])
-            return last if last.is_known else first._replace(text=last.text)
+        line, moment = unwrapped(line) if self.is_contained else (line, "")
+        states = [state for state in line.split("\r") if state.strip()] or [line]
+        origin = self._read_state(states[0])
+        if len(states) > 1:
+            last = self._read_state(states[-1])
+            origin = last if last.is_known else origin._replace(text=last.text)
+        return origin._replace(time=moment) if moment else origin
+
+    def _read_state(self, line: str) -> LineOrigin:
         origin = self._read(line)
         if not origin.is_known and ("/s" in line or "s/" in line):
             rest = line
@@ -350,6 +325,9 @@ def learn_ranks(lines: Iterable[str], *, pattern: str = "", path: str = "") -> R
     """
     lines = iter(lines)
     rows = [*islice(lines, MAX_LINES // 2), *deque(lines, MAX_LINES // 2)]
+    if rows and unwrapped(rows[0])[1]:
+        bare = (unwrapped(row)[0] for row in rows)
+        return replace(learn_ranks(bare, pattern=pattern, path=path), is_contained=True)
     if pattern:
         return _with_origins(RankReader(pattern=re.compile(pattern)), rows)
     is_of_rank = named_ranks(path) != FileRanks(None, None)
@@ -433,7 +411,7 @@ def _learn_layers(rows: Sequence[str], share: float) -> tuple[tuple[_Form, ...],
         task
         for row in rows
         if (match := _SRUN_TASKS.match(row))
-        for task in ranks_in(match[1])
+        for task in ranks_in(match["tasks"])
     }  # fmt: skip
     while texts and len(layers) < _MAX_DEPTH:
         said = tuple(
@@ -554,8 +532,8 @@ def _learn_processes(reader: RankReader, stripped: Sequence[_Prefixes]) -> RankR
     pids: dict[tuple[str, int | None], set[int | None]] = defaultdict(set)
     for outer, rank, text, _ in stripped:
         if worker := _RAY_WORKER.search(text):
-            for host in (worker[1], ""):
-                certain[_Writer(host, pid=int(worker[2]))].add(int(worker[3]))
+            for host in (worker["host"], ""):
+                certain[_Writer(host, pid=int(worker["pid"]))].add(int(worker["rank"]))
         inner, field_rank = _within(_FIELDS, text)
         writer = inner if outer.is_node(kind) else outer
         if inner.host:
@@ -565,7 +543,7 @@ def _learn_processes(reader: RankReader, stripped: Sequence[_Prefixes]) -> RankR
         if rank is not None:
             certain[writer].add(rank)
         elif "NCCL" in text and (match := _NCCL_RANK.search(text)):
-            communicators[int(match[2])][writer].add(int(match[1]))
+            communicators[int(match["world"])][writer].add(int(match["rank"]))
         elif field_rank is not None:
             likely[writer].add(field_rank)
     # The largest communicator is that of the whole job.
@@ -648,6 +626,22 @@ def prefix_pattern(prefix: str) -> re.Pattern[str]:
 
 # --- Reading a line.
 
+#: What a container engine writes before a line: CRI, `kubectl logs --timestamps`.
+_CONTAINER = re.compile(
+    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6,9}(?:Z|[+-]\d\d:\d\d)) (?:std(?:out|err) [FP] )?"
+)
+
+
+def unwrapped(line: str) -> tuple[str, str]:
+    """A line as its program wrote it, and the time that a container engine added; ""."""
+    if match := _CONTAINER.match(line):
+        return line[match.end() :], match[1]
+    if line.startswith('{"log":'):
+        with contextlib.suppress(wire.DecodeError):
+            row = wire.load_json(line)
+            return str(row["log"]).rstrip("\n"), str(row.get("time", ""))
+    return line, ""
+
 
 def _host(groups: Mapping[str, str | None]) -> str:
     """The host of a prefix, or its column of unknown meaning in brackets."""
@@ -697,7 +691,7 @@ def _within(fields: Iterable[_Form], text: str) -> tuple[_Writer, int | None]:
     if "NCCL " in head and (match := _NCCL.match(head)):
         return _Writer(match["host"], local=int(match["local"]), pid=int(match["pid"])), None
     for form in fields:
-        if match := form.find(head):
+        if match := form.pattern.search(head):
             return _UNKNOWN, int(match["rank"])
     return _UNKNOWN, None
 

@@ -35,6 +35,13 @@ def _driver_message(line):
     return rule and rule.key
 
 
+def _launcher(line):
+    # A column of unknown words is the weakest.
+    forms = sorted(log_ranks.FORMS, key=lambda form: form.learned == "words")
+    found = (f for f in forms if (f.pattern.search if f.is_inside else f.pattern.match)(line))
+    return next((form.name for form in found), None)
+
+
 def _environment_value(example):
     """example: ``NAME=VALUE`` of variables, and of what is known about the node"""
     words = dict(word.split("=", 1) for word in example.split())
@@ -59,7 +66,7 @@ ENGINES = {
     "xids": _xid,
     "driver_messages": _driver_message,
     "environment_values": _environment_value,
-    "launchers": log_ranks.form_name,
+    "launchers": _launcher,
 }
 #: Fields that find a row; a row without them is known by its key, and needs no examples.
 WORDS = {"needles", "pattern", "values", "nccl", "cuda"}
