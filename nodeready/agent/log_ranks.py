@@ -160,7 +160,8 @@ _LOGGER = re.compile(rf"^\[?(?:{_LEVELS})\]?$|\.(?:{'|'.join(_FILES)})\b", re.I)
 _WORDS = {
     "number": _NUMBER,
     "colour": _COLOUR,
-    "host": r"(?=[A-Za-z.-]{0,60}\d)(?=[\d.-]{0,60}[A-Za-z])[A-Za-z0-9][\w.-]{0,200}",
+    "host": r"(?!(?i:epoch|step|iter|iteration|batch|layer|stage|phase|round|fold|seed)[_-]?\d)"
+    r"(?=[A-Za-z.-]{0,60}\d)(?=[\d.-]{0,60}[A-Za-z])[A-Za-z0-9][\w.-]{0,200}",
     "name": r"(?=[\d.-]{0,60}[A-Za-z])[A-Za-z0-9][\w.-]{0,200}",
     "address": r"(?:\d{1,3}\.){3}\d{1,3}",
     "file": "".join(rf"(?<!\.{end})" for end in _FILES),
@@ -177,6 +178,12 @@ class _Form(NamedTuple):
     within: frozenset[str] = frozenset()
     is_process: bool = False
     is_inside: bool = False
+    values: frozenset[str] = frozenset()  # of the column, that count; empty: all
+
+    def match(self, text: str) -> re.Match[str] | None:
+        """The prefix of a line."""
+        match = self.pattern.match(text)
+        return None if match and self.values and _value(match) not in self.values else match
 
 
 def _form(name: str, row: Mapping[str, Any]) -> _Form:
@@ -426,8 +433,8 @@ def _learn_layers(rows: Sequence[str], share: float) -> tuple[tuple[_Form, ...],
             if form.learned and outer <= form.within
             and not (form.learned == "words" and 2 * count > len(texts))
         )  # fmt: skip
-        columns = (form for form in learned if _is_column(form, texts, share, tasks))
-        layer = tuple(islice(columns, 1)) or said
+        columns = (_column(form, texts, share, tasks) for form in learned)
+        layer = tuple(islice(filter(None, columns), 1)) or said
         if not layer:
             break
         layers.append(layer)
@@ -436,22 +443,40 @@ def _learn_layers(rows: Sequence[str], share: float) -> tuple[tuple[_Form, ...],
     return tuple(layers)
 
 
-def _is_column(form: _Form, texts: Sequence[str], share: float, tasks: Set[int]) -> bool:
-    """Whether what a form finds are ranks, nodes, or processes: a column of a launcher.
+def _column(form: _Form, texts: Sequence[str], share: float, tasks: Set[int]) -> _Form | None:
+    """The form if what it finds are ranks, nodes, or processes: a column of a launcher.
     tasks: that srun itself reports
     """
+    if form.learned != "words":
+        return form if _is_column(form, texts, share, tasks) else None
+    counts = Counter(_value(match) for text in texts if (match := form.pattern.match(text)))
+    largest = max(counts.values(), default=0)
+    form = form._replace(
+        values=frozenset(value for value, count in counts.items() if 3 * count >= largest)
+    )
+    is_logger = any(_LOGGER.search(value) for value in form.values)
+    return form if not is_logger and _is_column(form, texts, share, tasks) else None
+
+
+def _value(match: re.Match[str]) -> str:
+    """The value of a column of names."""
+    return _host(match.groupdict()) + (match.groupdict().get("pid") or "")
+
+
+def _is_column(form: _Form, texts: Sequence[str], share: float, tasks: Set[int]) -> bool:
+    """Whether the values that a form finds repeat like those of a launcher; see `_column`."""
     numbers: list[int] = []
     names: set[str] = set()
     is_word = False
     owners: dict[str, set[int]] = defaultdict(set)
     values: dict[str, int] = {}
     for text in texts:
-        if match := form.pattern.match(text):
+        if match := form.match(text):
             groups = match.groupdict()
             if form.learned == "numbers":
                 number = int(groups.get("label") or groups.get("local") or groups["rank"])
             else:
-                number = values.setdefault(_host(groups) + (groups.get("pid") or ""), len(values))
+                number = values.setdefault(_value(match), len(values))
             numbers.append(number)
             names.add(groups.get("role") or groups.get("world") or "")
             is_word = is_word or not re.search(r"\d", groups.get("host") or "0")
@@ -480,8 +505,7 @@ def _is_column(form: _Form, texts: Sequence[str], share: float, tasks: Set[int])
     if 2 * len(first & last) < min(len(first), len(last)):
         return False
     if form.learned == "words":
-        is_logger = any(_LOGGER.search(value) for value in values)
-        return not is_logger and 4 * len(falls) > len(changes) and _say_the_same(owners, counts)
+        return 4 * len(falls) > len(changes) and _say_the_same(owners, len(counts))
     turn = numbers[: len(distinct)]
     is_table = turn in (sorted(turn), sorted(turn, reverse=True)) and (
         numbers[len(turn) :] == numbers[: -len(turn)]
@@ -495,13 +519,12 @@ def _is_column(form: _Form, texts: Sequence[str], share: float, tasks: Set[int])
     return bool(falls)
 
 
-def _say_the_same(owners: Mapping[str, Set[int]], counts: Mapping[int, int]) -> bool:
-    """Whether most values of a column stand before the same texts, and equally often.
-    owners: text -> the values before it; counts: value -> its number of lines
+def _say_the_same(owners: Mapping[str, Set[int]], count: int) -> bool:
+    """Whether most values of a column stand before the same texts.
+    owners: text -> the values before it; count: of all values
     """
-    shared = [text for text, values in owners.items() if 3 * len(values) > 2 * len(counts)]
-    is_even = max(counts.values()) <= 3 * min(counts.values())
-    return is_even and len(shared) > 2 and 2 * len(shared) >= len(owners) / len(counts)
+    shared = [text for text, values in owners.items() if 3 * len(values) > 2 * count]
+    return len(shared) > 2 and 2 * len(shared) >= len(owners) / count
 
 
 def _is_sentence(text: str) -> bool:
@@ -652,7 +675,7 @@ def _host(groups: Mapping[str, str | None]) -> str:
 def _strip_layer(layer: Iterable[_Form], text: str) -> _Prefixes | None:
     """The text without a prefix of these forms; None: it has none."""
     for form in layer:
-        if match := form.pattern.match(text):
+        if match := form.match(text):
             groups = match.groupdict()
             label, local, pid, rank = (
                 None if groups.get(name) is None else int(groups[name])
