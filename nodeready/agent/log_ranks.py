@@ -43,7 +43,13 @@ class FileRanks(NamedTuple):
 
 _RANK_NAME = re.compile(r"(?i)(?<![a-z])(?:([a-z]+)[_-]|(local))?rank[._=-]?(\d{1,7})(?!\d)")
 #: Words before "rank" for numbers that are not the global rank.
-_LOCAL, _GROUP_WORDS = "local", ("node", "group", "dp", "tp", "pp", "cp", "ep", "mp", "sp")
+_LOCAL, _GROUP_WORDS = (
+    "local",
+    (
+        *("node", "machine", "group", "dp", "tp", "pp", "cp", "ep", "mp", "sp"),
+        *("data", "tensor", "pipeline", "context", "expert", "model", "parallel", "stage"),
+    ),
+)
 #: torchrun --log-dir: RUN/attempt_0/LOCAL_RANK/stdout.log
 _TORCHRUN = re.compile(r"/attempt_\d+/(\d{1,7})/(?:stdout\.log|stderr\.log|error\.json)$")
 #: train.7.out; more digits are a date or a job.
@@ -370,7 +376,9 @@ def _traceback_forms(rows: Iterable[str], layers: Sequence[tuple[_Form, ...]]) -
 
 
 #: As `_RANK_NAME`, in a line.
-_RANK_WORD = re.compile(r"(?i)(?<![a-z])(?:([a-z]+)[_-]|(local))?rank[ :._=-]{0,2}(\d{1,7})(?!\d)")
+_RANK_WORD = re.compile(
+    r"(?i)(?<![a-z])(?:([a-z]+)[ _-]|(local))?rank[ :._=-]{0,2}(\d{1,7})(?!\d)"
+)
 
 
 def _rank_word(prefix: str) -> re.Match[str] | None:
