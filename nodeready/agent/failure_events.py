@@ -103,8 +103,8 @@ class FileFailures:
     facts: LogFacts = LogFacts()  # of the ranks' environments
     recording: Recording | None = None  # a dump of the flight recorder, in place of lines
     left_out: wire.Number = 0  # number of events beyond the maximum of a file or of a rank
-    # number of the first line with a traceback behind a prefix that may tell its rank, but is not
-    # known; 0: there is none
+    # number of the first line with a traceback behind an unknown prefix that may tell its rank; 0:
+    # no line has one
     unknown_prefix: wire.Number = 0
 
     @cached_property

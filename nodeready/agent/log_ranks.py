@@ -292,10 +292,10 @@ class RankReader:
     def _read_state(self, line: str) -> LineOrigin:
         origin = self._read(line)
         if not origin.is_known and ("/s" in line or "s/" in line):
-            rest = line
-            while match := _BAR.match(rest):
-                rest = rest[match.end() :]
-            if rest and rest is not line and (after := self._read(rest)).is_known:
+            text = line
+            while match := _BAR.match(text):
+                text = text[match.end() :]
+            if text and text is not line and (after := self._read(text)).is_known:
                 return after
         return origin
 
@@ -429,12 +429,12 @@ def _learn_layers(rows: Sequence[str], share: float) -> tuple[tuple[_Form, ...],
         for task in ranks_in(match["tasks"])
     }  # fmt: skip
     while texts and len(layers) < _MAX_DEPTH:
-        said = tuple(
+        explicit = tuple(
             form
             for form in _PREFIXES
             if not form.learned and any(form.pattern.match(text) for text in texts)
         )
-        count = sum(any(form.pattern.match(text) for form in said) for text in texts)
+        count = sum(any(form.pattern.match(text) for form in explicit) for text in texts)
         # A column of unknown words is weaker than prefixes that most lines have.
         learned = (
             form for form in _PREFIXES
@@ -442,7 +442,7 @@ def _learn_layers(rows: Sequence[str], share: float) -> tuple[tuple[_Form, ...],
             and not (form.learned == "words" and 2 * count > len(texts))
         )  # fmt: skip
         columns = (_column(form, texts, share, tasks) for form in learned)
-        layer = tuple(islice(filter(None, columns), 1)) or said
+        layer = tuple(islice(filter(None, columns), 1)) or explicit
         if not layer:
             break
         layers.append(layer)
