@@ -455,9 +455,9 @@ def _column(form: _Form, texts: Sequence[str], share: float, tasks: Set[int]) ->
     """The form if what it finds are ranks, nodes, or processes: a column of a launcher.
     tasks: that srun itself reports
     """
-    # A column stands in many lines, so that some tell quickly that there is none.
-    some = texts[:: max(1, len(texts) // 256)]
-    if 4 * sum(map(bool, map(form.pattern.match, some))) < share * len(some):
+    # A column stands in many lines, so that a sample tells quickly that there is none.
+    sample = texts[:: max(1, len(texts) // 256)]
+    if 4 * sum(map(bool, map(form.pattern.match, sample))) < share * len(sample):
         return None
     if form.learned != "words":
         return form if _is_column(form, texts, share, tasks) else None
