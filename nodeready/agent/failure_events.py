@@ -6,13 +6,11 @@ reports, and never more.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import zip_longest
 
 from nodeready.agent.failure_rules import (
     COLLECTIVE_FILES,
@@ -41,7 +39,15 @@ from nodeready.agent.failure_rules import (
     ranks_in,
 )
 from nodeready.agent.log_lines import STAMP_CHARACTERS, TIMED, Calendar, node_calendar, stamp
-from nodeready.agent.log_ranks import LineOrigin, learn_ranks, split_plain
+from nodeready.agent.log_ranks import (
+    FileRanks,
+    RankReader,
+    learn_ranks,
+    may_tell_rank,
+    path_ranks,
+    prefix_pattern,
+    unwrapped,
+)
 from nodeready.agent.log_variables import LogFacts, read_facts
 from nodeready.agent.witnesses.flight_recorder import Recording
 from nodeready.agent.witnesses.logs import WatchdogReport, reports
@@ -106,6 +112,9 @@ class FileFailures:
     recording: Recording | None = None  # a dump of the flight recorder, in place of lines
     left_out: wire.Number = 0  # number of events beyond the maximum of a file or of a rank
     note: wire.Line = ""  # why a part of it was not unpacked or not counted; ""
+    # number of the first line with a traceback behind an unknown prefix that may tell its rank; 0:
+    # no line has one
+    unknown_prefix: wire.Number = 0
 
     @cached_property
     def ranks(self) -> frozenset[int]:
@@ -114,7 +123,9 @@ class FileFailures:
 
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_HEADER = re.compile(r"(?:^|[\s|:\]])(?:Original )?Traceback \(most recent call last\):\s*$")
+_HEADER = re.compile(
+    r"(?P<prefix>.*(?:^|[\s|:\])>]))(?:Original )?Traceback \(most recent call last\):\s*$"
+)
 _FRAME = re.compile(r'^>?\s*(?:\| *)?File "([^"]{1,1000})", line (\d{1,7})(?:,? in (.{1,200}))?')
 #: A frame behind what a logger or a launcher writes before each line.
 _FRAME_WITHIN = re.compile(r'(?:^|(?<=\s)) {2}File "[^"]{1,1000}", line \d')
@@ -134,6 +145,7 @@ _C_NAME = re.compile(r"[a-z]\w*:")
 _SPAWNED = re.compile(r"^-- Process (\d{1,7}) terminated with the following error:")
 #: An exception that only announces a quoted one.
 _ANNOUNCES = re.compile(r"(?:^|\.)(?:Exception|[A-Z]\w+Exception):\s*$")
+_WATCHDOG = re.compile(r"(?:\[E[^\]]{1,80}\] )?\[Rank (\d{1,7})\] Watchdog caught")
 #: Maximum further lines of an exception's message.
 _DETAILS = 12
 #: The margin of an exception group's lines, and its exception.
@@ -144,9 +156,6 @@ _GROUP = re.compile(r"(?:\S+\.)?(?:Base)?ExceptionGroup: ")
 _RECENT, _WATCHED, _LETTERS = 8, 500, 8
 #: Characters in which a line's time ends, if it begins with it.
 _TIME_END = 28
-
-
-Split = Callable[[str], LineOrigin]
 
 
 @dataclass
@@ -170,8 +179,9 @@ class _RankStream:
     timed: str = ""
     events: list[FailureEvent] = field(default_factory=list)
     mode: str = ""
-    #: What stands before each line of a traceback; None: not known yet.
+    #: The prefix of the lines of a traceback that is not learned, and its last text.
     prefix: re.Pattern[str] | None = None
+    last_prefix: str = ""
     frames: list[tuple[str, str, str]] = field(default_factory=list)
     #: The exceptions of a chain; the details of the last one.
     chain: list[_Exception] = field(default_factory=list)
@@ -210,31 +220,36 @@ class _RankStream:
         self.recent.append(text)
 
 
-#: The stream of lines without a prefix.
-_UNKNOWN = ("", None, None)
+#: The stream of lines without a prefix; the reader of a log in which they are not known.
+_UNKNOWN, _NO_PREFIXES = ("", None, None), RankReader()
 
 
 class FailureReader:
     """Reads the lines of one file, one at a time.
 
-    year:  of times without a year
-    split: takes the prefix off a line
+    year:   of times without a year
+    reader: takes the prefix off a line
     candidates: the lines that may be of a failure or of the watchdog
+    unknown_prefix: see `FileFailures`
     """
 
     def __init__(
-        self, year: int, calendar: Calendar = node_calendar, split: Split = split_plain
+        self, year: int, calendar: Calendar = node_calendar, reader: RankReader = _NO_PREFIXES
     ) -> None:
-        self.year, self.calendar, self.split = year, calendar, split
+        self.year, self.calendar, self.reader = year, calendar, reader
         self.streams: dict[tuple[str, int | None, int | None], _RankStream] = {}
         self.number = 0
         self.candidates: list[str] = []
         self.room = MAX_RANKS
-        self.left_out = 0
+        self.left_out = self.unknown_prefix = 0
+        #: The stream of the last traceback behind a prefix, and the number of its first line; 0:
+        #: its further lines have no prefix.
+        self.header: tuple[_RankStream | None, int] = None, 0
 
-    def feed(self, line: str, moment: str = "") -> None:
-        """Read one line. moment: its time, if the line does not have it"""
+    def feed(self, line: str) -> None:
+        """Read one line."""
         self.number += 1
+        line, moment = unwrapped(line) if self.reader.is_contained else (line, "")
         if line[:1] == "{" and (rows := _structured(line)):
             for row in rows:
                 self._feed(row, moment)
@@ -243,11 +258,12 @@ class FailureReader:
 
     def _feed(self, line: str, moment: str) -> None:
         plain = self.streams.get(_UNKNOWN)
-        is_quiet = plain is not None and not plain.mode and self.split is split_plain
+        is_quiet = plain is not None and not plain.mode and self.reader.is_plain
         if (
             plain is not None
             and is_quiet
-            and line[:1] not in ("[", "f", "w")
+            and line[:1] not in ("[", "(", "f", "w")
+            and "\r" not in line
             and not has_needle(line)
         ):
             # Nearly all lines of most logs.
@@ -258,9 +274,9 @@ class FailureReader:
             return
         if "\x1b" in line:
             line = _ANSI.sub("", line)
-        origin = self.split(line[:MAX_LINE].rstrip())
-        text = origin.text
-        stream = self.streams.get(origin.key)
+        origin = self.reader.read(line[: 2 * MAX_LINE].rstrip())
+        text, moment = origin.text[:MAX_LINE], moment or origin.time
+        stream = self._continued(origin.key, text) or self.streams.get(origin.key)
         if stream is None:
             stream = self.streams[origin.key] = _RankStream(origin.key)
         stream.lines += 1
@@ -268,13 +284,27 @@ class FailureReader:
             margin = _MARGIN.match(text)
             stream.in_group = margin is not None
             text = text[margin.end() :] if margin else text
-        text = _without_prefix(stream, text) if stream.mode else text
+        if stream.mode and stream.prefix:
+            text = _without_prefix(stream, text)
         is_plain = not stream.mode and not has_needle(text) and not text.startswith(SKIPPED)
         if is_plain or not self._read(stream, text, line):
             stream.add_plain(text)
         # Parsed only when an event needs it.
         if TIMED.search(moment or text, 0, STAMP_CHARACTERS):
             stream.timed = moment or text
+
+    def _continued(self, key: tuple[str, int | None, int | None], text: str) -> _RankStream | None:
+        """The stream of a traceback whose first line alone has a prefix, as loggers write it."""
+        stream, line = self.header
+        if stream is None or key != _UNKNOWN:
+            return None
+        is_next = line == self.number - 1 and _FRAME.match(text)
+        is_over = line or TIMED.search(text, 0, _TIME_END)
+        if not is_next and (is_over or not (stream.mode or stream.is_chained)):
+            self.header = None, 0
+            return None
+        self.header = stream, 0
+        return stream
 
     # --- One line of a stream. Whether it belongs to a failure.
 
@@ -300,14 +330,27 @@ class FailureReader:
             stream.is_ignored = True
             return True
         if len(self.candidates) < _MAX_CANDIDATES:
-            self.candidates.append(line)
-        if _HEADER.search(text) or (text.startswith(_RICH[0]) and _RICH[1] in text):
+            rank = stream.key[1]
+            self.candidates.append(line if rank is None else f"[rank{rank}]: {text}")
+        header = _HEADER.match(text)
+        if header or (text.startswith(_RICH[0]) and _RICH[1] in text):
             self._end_details(stream)
             is_original = "Original Traceback" in text or stream.in_group
             stream.in_group = stream.in_group or "Exception Group Traceback" in text
             if is_original and stream.chain:
                 stream.is_chained = True
-            stream.mode, stream.frames, stream.prefix = "traceback", [], None
+            stream.mode, stream.frames = "traceback", []
+            prefix = header["prefix"] if header else ""
+            host, rank, local = stream.key
+            is_unknown = (rank, local) == (None, None) and host[:1] in ("", "[")
+            if is_unknown and (host or may_tell_rank(prefix)):
+                self.unknown_prefix = self.unknown_prefix or self.number
+            if prefix:
+                stream.prefix, stream.last_prefix = prefix_pattern(prefix), prefix.rstrip()
+            elif text == line.rstrip():
+                stream.prefix = None
+            if stream.key != _UNKNOWN:
+                self.header = stream, self.number
             return True
         if text.startswith(SKIPPED):
             return True
@@ -334,12 +377,15 @@ class FailureReader:
     def _frame(self, stream: _RankStream, text: str) -> bool:
         """A frame without the beginning of its traceback, such as that of a quoted error."""
         is_quoted = stream.chain and stream.chain[-1].event.role == CONSEQUENCE
-        is_frame = _FRAME.match(text) or _FRAME_WITHIN.search(text)
-        if (stream.chain and not is_quoted) or not is_frame:
+        match = _FRAME_WITHIN.search(text)
+        if (stream.chain and not is_quoted) or not (match or _FRAME.match(text)):
             return False
         self._end_chain(stream)
-        stream.mode, stream.frames, stream.prefix = "traceback", [], None
-        return self._in_traceback(stream, _without_prefix(stream, text))
+        stream.mode, stream.frames = "traceback", []
+        if match and match.start():
+            stream.prefix = prefix_pattern(text[: match.start()])
+            text = _without_prefix(stream, text)
+        return self._in_traceback(stream, text)
 
     def _detail(self, stream: _RankStream, text: str) -> bool:
         """A further line of an exception's message."""
@@ -364,7 +410,7 @@ class FailureReader:
         if _C_NAME.match(text):
             return False  # Slurm and other programs write into the same file.
         stream.mode = ""
-        if _HEADER.search(text) or not _RAISED.match(text) or _FRAME_WITHIN.search(text):
+        if _HEADER.match(text) or not _RAISED.match(text) or _FRAME_WITHIN.search(text):
             return False
         if stream.is_ignored:
             stream.is_ignored = False
@@ -645,6 +691,13 @@ class FailureReader:
                 )
                 for event in stream.events
             ]
+        # Before 2.2, only the watchdog's own words name the rank: not if two groups contradict.
+        file_reports = reports(self.candidates)
+        waiting = {report.rank for report in file_reports if report.kind == "timeout"}
+        for index, event in enumerate(events):
+            match = None if event.ranks else _WATCHDOG.match(event.text)
+            if match and int(match[1]) in waiting:
+                events[index] = replace(event, ranks=(int(match[1]),))
         events.sort(key=lambda event: event.line)
         half = _MAX_EVENTS // 2
         if len(events) > _MAX_EVENTS:
@@ -658,36 +711,34 @@ class FailureReader:
             for stream in self.streams.values()
         )
         return FileFailures(
-            "", events=tuple(events), streams=streams, reports=reports(self.candidates),
-            left_out=self.left_out,
+            "", events=tuple(events), streams=streams, reports=file_reports,
+            left_out=self.left_out, unknown_prefix=self.unknown_prefix,
         )  # fmt: skip
 
 
 #: The beginnings of the parts of torchrun's report.
 _BLOCK = re.compile(r"^(?:Failures|Other Failures|Root Cause(?: \(first observed failure\))?):$")
+
+
+def _without_prefix(stream: _RankStream, text: str) -> str:
+    """A line of a traceback without the prefix of its first line."""
+    match = stream.prefix.match(text) if stream.prefix else None
+    if match is None:
+        if _FRAME.match(text):
+            # Only the first line has it.
+            stream.prefix = None
+        return text
+    last, stream.last_prefix = stream.last_prefix, match[0].rstrip()
+    # After the exception, a line of another time is no further line of its message.
+    return text if stream.mode == "details" and last != stream.last_prefix else text[match.end() :]
+
+
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 
 
 def _is_effect(item: _Exception) -> bool:
     """Whether an exception of a chain says that its cause is elsewhere, without saying where."""
     return item.event.role == CONSEQUENCE and not item.explains
-
-
-def _without_prefix(stream: _RankStream, text: str) -> str:
-    """A line of a traceback without what a logger or a launcher writes before each of its lines,
-    which is learned from the first frame.
-    """
-    if stream.prefix is None and stream.mode == "traceback" and not _FRAME.match(text):
-        match = _FRAME_WITHIN.search(text)
-        head = text[: match.start()] if match else ""
-        if head.strip():
-            shape = re.escape(head.rstrip())
-            # A time changes from line to line.
-            shape = re.sub(r"\d+", r"\\d+", shape) if TIMED.search(head) else shape
-            blanks = len(head) - len(head.rstrip())
-            stream.prefix = re.compile(rf"{shape}(?: {{{blanks}}}|\s*$)")
-    match = stream.prefix.match(text) if stream.prefix else None
-    return text[match.end() :] if match else text
 
 
 def _shape(text: str) -> str:
@@ -755,23 +806,6 @@ def _structured(line: str) -> list[str]:
 _LEARNED = 2000
 
 
-#: What a container engine writes before a line: CRI, `kubectl logs --timestamps`.
-_CONTAINER = re.compile(
-    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6,9}(?:Z|[+-]\d\d:\d\d)) (?:std(?:out|err) [FP] )?"
-)
-
-
-def _unwrapped(line: str) -> tuple[str, str]:
-    """A line as its program wrote it, and the time that a container engine added; ""."""
-    if match := _CONTAINER.match(line):
-        return line[match.end() :], match[1]
-    if line.startswith('{"log":'):
-        with contextlib.suppress(wire.DecodeError):
-            row = wire.load_json(line)
-            return str(row["log"]).rstrip("\n"), str(row.get("time", ""))
-    return line, ""
-
-
 def read_lines(
     lines: Sequence[str],
     year: int,
@@ -780,15 +814,14 @@ def read_lines(
     rank_pattern: str = "",
 ) -> FileFailures:
     """What the lines of one file report. rank_pattern: as of `learn_ranks`"""
-    moments: Sequence[str] = ()
-    if lines and _unwrapped(lines[0])[1]:
-        lines, moments = zip(*map(_unwrapped, lines))
     learned = lines if len(lines) < 2 * _LEARNED else [*lines[:_LEARNED], *lines[-_LEARNED:]]
     ranks = learn_ranks(learned, pattern=rank_pattern, path=path)
-    reader = FailureReader(year, calendar, ranks.split if ranks.is_mixed else split_plain)
-    for line, moment in zip_longest(lines, moments, fillvalue=""):
-        reader.feed(line, moment)
-    return replace(reader.failures(), path=path, facts=read_facts(lines, reader.split))
+    reader = FailureReader(year, calendar, ranks)
+    for line in lines:
+        reader.feed(line)
+    failures = replace(reader.failures(), path=path, facts=read_facts(lines, ranks.read))
+    is_of_rank = path_ranks(path) != FileRanks(None, None)
+    return replace(failures, unknown_prefix=0) if is_of_rank else failures
 
 
 # --- The error files of torchelastic (TORCHELASTIC_ERROR_FILE).

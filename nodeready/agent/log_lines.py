@@ -31,7 +31,8 @@ def text_lines(data: bytes, *, is_whole: bool, keeps_states: bool = False) -> li
 
     is_whole: the data is the whole file; otherwise the first line is incomplete, and is left out
               unless it is the only line
-    keeps_states: keep all states of a progress bar, with the carriage returns
+    keeps_states: keep the first and the last state of a progress bar, and a carriage return
+              between them: either may have a prefix
     """
     rows: list[bytes] = []
     first, *further = data.split(b"\n")
@@ -47,7 +48,8 @@ def _add(rows: list[bytes], line: bytes, keeps_states: bool) -> bool:
     line_states = line.lstrip(b"\0").split(b"\r")
     row = next((state for state in reversed(line_states) if state.strip()), b"")
     if row and keeps_states:
-        row = line.lstrip(b"\0").rstrip(b"\r")
+        first = next(state for state in line_states if state.strip())
+        row = row if first is row else first + b"\r" + row
     if row:
         rows.append(row)
     return b"\0" not in row
@@ -137,7 +139,7 @@ def read_ranks(
     number = 0
     for is_last, rows in _blocks(handle, size, max_bytes or MAX_BYTES):
         for row in reversed(rows):
-            origin = _read_origin(reader, row)
+            origin = reader.split(_text(row))
             if not origin.text.strip():
                 continue
             number += 1
@@ -170,15 +172,11 @@ def read_ranks(
     return sorted(writers, key=lambda rank: _order(rank.origin))
 
 
-def _read_origin(reader: RankReader, row: bytes) -> LineOrigin:
-    """The origin and text of a line; of a progress bar, only the first state has the prefix."""
-    first, *states = (state for state in row.split(b"\r") if state.strip())
-    origin = reader.split(_text(first))
-    return origin._replace(text=reader.split(_text(states[-1])).text) if states else origin
-
-
 def _text(row: bytes) -> str:
-    return row[: 4 * _MAX_CHARACTERS].decode("utf-8", "replace")
+    states = (
+        state[: 4 * _MAX_CHARACTERS].decode("utf-8", "replace") for state in row.split(b"\r")
+    )
+    return "\r".join(states)
 
 
 def _order(origin: LineOrigin) -> tuple[object, ...]:

@@ -1,30 +1,35 @@
-"""The rank of each line of a log in which many ranks write, and the rank of a rank's own log.
+"""The origin of each line of a log in which many processes write: its rank, node or process.
 
-The prefixes of launchers and loggers differ, so a reader learns them from the file's own lines::
+A reader learns the prefixes from the lines of a file, and gives the origin of each line::
 
     reader = learn_ranks(lines)             # of the file's beginning and its end
     if reader.is_mixed:
-        host, rank, local_rank, text = reader.split(line)
+        host, rank, local_rank, text, time = reader.read(line)
 
-A prefix that says what it is (``[rank3]:``, ``[1,3]<stdout>:``) counts at once. A bare number
-(``3:``) counts if the numbers are ranks: from 0 on without large gaps, several lines each, the
-same numbers at the beginning and at the end, in no order; or if srun itself reports these tasks.
-Numbers that only grow are steps, dates or line numbers; numbers in turns may be GPUs. A
-launcher's number outranks one ``[rank3]:``, which any program may print.
+A prefix is a column: it repeats over the lines with few values, also behind a time, colours or a
+progress bar. The rows of ``nodeready/knowledge/launchers.toml`` say what its values are. A prefix
+that says what it is (``[rank3]:``, ``[1,3]<stdout>:``) counts at once. A bare number (``3:``)
+counts if the numbers are ranks: from 0 on without large gaps, several lines each, the same numbers
+at the beginning and at the end, in no order; or if srun itself reports these tasks. Numbers that
+only grow are steps, dates or line numbers; numbers in turns may be GPUs. A launcher's number
+outranks one ``[rank3]:``, which any program may print.
 
 Pure, bounded by the lines that it is given; its patterns cannot backtrack without a bound.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
+from nodeready import knowledge
 from nodeready.agent.failure_rules import ranks_in
+from nodeready.core import wire
 
 # --- The rank of a log file, by its path and its lines.
 
@@ -38,7 +43,13 @@ class FileRanks(NamedTuple):
 
 _RANK_NAME = re.compile(r"(?i)(?<![a-z])(?:([a-z]+)[_-]|(local))?rank[._=-]?(\d{1,7})(?!\d)")
 #: Words before "rank" for numbers that are not the global rank.
-_LOCAL, _GROUP_WORDS = "local", ("node", "group", "dp", "tp", "pp", "cp", "ep", "mp", "sp")
+_LOCAL, _GROUP_WORDS = (
+    "local",
+    (
+        *("node", "machine", "group", "dp", "tp", "pp", "cp", "ep", "mp", "sp"),
+        *("data", "tensor", "pipeline", "context", "expert", "model", "parallel", "stage"),
+    ),
+)
 #: torchrun --log-dir: RUN/attempt_0/LOCAL_RANK/stdout.log
 _TORCHRUN = re.compile(r"/attempt_\d+/(\d{1,7})/(?:stdout\.log|stderr\.log|error\.json)$")
 #: train.7.out; more digits are a date or a job.
@@ -58,15 +69,19 @@ def path_ranks(path: str) -> FileRanks:
 def named_ranks(path: str) -> FileRanks:
     """The ranks of a path that says that they are ranks."""
     rank = local = None
-    for before, joined, number in _RANK_NAME.findall(path):
-        word = (before or joined).lower()
-        if word == _LOCAL:
-            local = int(number)
-        elif word not in _GROUP_WORDS:
-            rank = int(number)
+    for name in _RANK_NAME.finditer(path):
+        if _is_global(name):
+            rank = int(name[3])
+        elif (name[1] or name[2]).lower() == _LOCAL:
+            local = int(name[3])
     if match := _TORCHRUN.search(path):
         local = int(match[1])
     return FileRanks(rank, local)
+
+
+def _is_global(name: re.Match[str]) -> bool:
+    """Whether a match of `_RANK_NAME` is of the global rank."""
+    return (name[1] or name[2] or "").lower() not in (_LOCAL, *_GROUP_WORDS)
 
 
 # PyTorch's logging and its excepthook (2.2 on) put the global rank before each line.
@@ -81,7 +96,12 @@ def file_ranks(path: str, lines: Iterable[str]) -> FileRanks:
     rank, and ``rank_0.log`` may be on each node.
     """
     by_path = path_ranks(path)
-    global_ranks = {int(match[1]) for line in lines if (match := GLOBAL_RANK.search(line))}
+    reader = RankReader()
+    ranks = (
+        int(match[1]) if (match := GLOBAL_RANK.search(line)) else reader.read(line).rank
+        for line in lines
+    )
+    global_ranks = {rank for rank in ranks if rank is not None}
     if len(global_ranks) != 1:
         return by_path
     (rank,) = global_ranks
@@ -101,6 +121,7 @@ class LineOrigin(NamedTuple):
     rank: int | None  # the global rank; None: not known
     local_rank: int | None  # the rank on its node; None: not known
     text: str  # the line without the prefixes
+    time: str = ""  # that stands before a prefix
 
     @property
     def is_known(self) -> bool:
@@ -113,7 +134,8 @@ class LineOrigin(NamedTuple):
         return (self.host, None, self.local_rank) if self.rank is None else ("", self.rank, None)
 
 
-_PROCESS = re.compile(r"(?:^| )(?:pid|task) \d{1,10}$")
+#: What a `LineOrigin.host` has beside the node: a process, or a column of unknown meaning.
+_PROCESS = re.compile(r"(?:^| )(?:(?:pid|task) \d{1,10}|\[.*\])$")
 
 
 def host_node(host: str) -> str:
@@ -125,127 +147,82 @@ def host_node(host: str) -> str:
     return _PROCESS.sub("", host)
 
 
-_NUMBER = r"\d{1,7}"
-_COLOUR = r"(?:\x1b\[[\d;]{0,16}m)*"
+#: A number; colours, and those that lost their escape in a copy.
+_NUMBER, _COLOUR = r"\d{1,7}", r"(?:\x1b\[[\d;?]{0,16}[A-Za-z]|\[(?:\d{1,2};){0,4}\d{1,2}m)*"
 _ONE_COLOUR = re.compile(_COLOUR[:-1])
-#: A time before a prefix: ISO 8601 as log shippers write it, ctime(3) as Open MPI does, ts(1).
+_CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?![.,:]?\d)"
+#: A time before a prefix: ISO 8601 as log shippers write it, ctime(3) as Open MPI and syslog do,
+#: ts(1), a time of the day; a container engine names the stream, too.
 _TIME = (
-    r"(?P<time>\[?(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
-    r"|(?:[A-Z][a-z]{2} ){1,2}[ \d]\d \d\d:\d\d:\d\d(?: \d{4})?)\]?(?: \|)? ?)?"
+    rf"(?P<time>\[?(?:\d{{4}}[-/]\d\d[-/]\d\d[T _]{_CLOCK}(?:Z|[+-]\d\d:?\d\d)?"
+    rf"|(?:[A-Z][a-z]{{2}} ){{1,2}}[ \d]\d {_CLOCK}(?: \d{{4}})?|(?:\d\d[-/]\d\d )?{_CLOCK})"
+    r"\]?(?: \||:| -)? ?)?(?:std(?:out|err) [FP] )?"
 )
-#: A node's name: with a digit, unlike a word or a file of a program.
-_HOST = r"(?=[A-Za-z.-]{0,60}\d)(?=[\d.-]{0,60}[A-Za-z])[A-Za-z0-9][\w.-]{0,200}"
-_NAME = r"(?=[\d.-]{0,60}[A-Za-z])[A-Za-z0-9][\w.-]{0,200}"
-_NO_FILE = r"(?<!\.py)(?<!\.cc)(?<!\.cu)(?<!\.cpp)(?<!\.hpp)(?<!\.c)(?<!\.h)(?<!\.rs)(?<!\.go)"
+_FILES = "py", "cc", "cu", "cpp", "hpp", "c", "h", "rs", "go"
+_LEVELS = "TRACE|DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|CRITICAL|FATAL|SUCCESS"
+#: A value of a column that a logger writes: a level, or a file of the program.
+_LOGGER = re.compile(rf"^\[?(?:{_LEVELS})\]?$|\.(?:{'|'.join(_FILES)})\b", re.I)
+#: The words of the patterns of `nodeready/knowledge/launchers.toml`.
+_WORDS = {
+    "number": _NUMBER,
+    "colour": _COLOUR,
+    "host": r"(?!(?i:epoch|step|iter|iteration|batch|layer|stage|phase|round|fold|seed)[_-]?\d)"
+    r"(?=[A-Za-z.-]{0,60}\d)(?=[\d.-]{0,60}[A-Za-z])[A-Za-z0-9][\w.-]{0,200}",
+    "name": r"(?=[\d.-]{0,60}[A-Za-z])[A-Za-z0-9][\w.-]{0,200}",
+    "address": r"(?:\d{1,3}\.){3}\d{1,3}",
+    "file": "".join(rf"(?<!\.{end})" for end in _FILES),
+    "level": rf"(?:[\[(<]?(?:{_LEVELS})[\])>]?:? {{1,4}}(?:- )?)?",
+}
 
 
 class _Form(NamedTuple):
-    """A form of prefix."""
+    """A form of prefix: a row of `nodeready/knowledge/launchers.toml`."""
 
     name: str
-    # with the groups ``rank``; ``local``: the local rank; ``label``: a number that is the rank, or
-    # the number of the node or on the node; ``host``; ``pid``; ``time``: stays before the text;
-    # ``tag``: is removed from the text, too (Open MPI 4 tags each write)
     pattern: re.Pattern[str]
-    # None: its text says what it is. Otherwise its numbers must be ranks, and these are the forms
-    # that may stand before it
-    within: tuple[str, ...] | None
+    learned: str = ""
+    within: frozenset[str] = frozenset()
+    is_process: bool = False
+    is_inside: bool = False
+    values: frozenset[str] = frozenset()  # of the column, that count; empty: all
+
+    def match(self, text: str) -> re.Match[str] | None:
+        """The prefix of a line."""
+        match = self.pattern.match(text)
+        return None if match and self.values and _value(match) not in self.values else match
 
 
-def _form(name: str, pattern: str, within: tuple[str, ...] | None = None) -> _Form:
-    return _Form(name, re.compile(_COLOUR + _TIME + pattern + _COLOUR), within)
+def _form(name: str, row: Mapping[str, Any]) -> _Form:
+    pattern = re.sub(r"%(\w+)%", lambda match: _WORDS[match[1]], row["pattern"])
+    is_inside = row.get("inside", False)
+    compiled = re.compile(pattern if is_inside else _COLOUR + _TIME + pattern + _COLOUR)
+    within, is_process = frozenset(row.get("within", ())), row.get("process", False)
+    return _Form(name, compiled, row.get("learned", ""), within, is_process, is_inside)
 
 
-_NODES, _TASKS = ("pdsh",), ("pdsh", "srun", "torchx")
-#: PyTorch's logging and excepthook; a text before it would be quoted.
-_TORCH = _form("torch", rf" ?\[rank(?P<rank>{_NUMBER})\]: ?")
+FORMS = tuple(_form(name, row) for name, row in knowledge.rows("launchers").items())
 #: Prefixes, which are removed from the text. A line may have several, the launcher's outermost.
-_PREFIXES = (
-    # Open MPI 1 to 4, Horovod: [1,3]<stdout>:  Thu Jan 23 11:55:50 2025[1,3]<stdout>:
-    # SageMaker: [1,mpirank:3,algo-1]<stdout>:
-    # Open MPI 5 (pmix_iof.c): [prterun-gpu1-7@1,3][gpu1:4711]<stdout>:  [3]<stdout>:
-    _form("mpirun",
-          rf"(?P<tag>\[(?:[^\]\[,\s]{{1,120}},)?(?:mpirank:)?(?P<rank>{_NUMBER})"
-          r"(?:,(?P<instance>[\w.-]{1,200}))?\](?:\[(?P<host>[\w.-]{1,200}):\w{1,10}\])?"
-          r"<std(?:out|err|diag)>:)(?: (?=\S))?"),
-    # Ray: (RayTrainWorker pid=364, ip=10.0.0.1)  vLLM: (VllmWorker rank=1 pid=80)
-    _form("ray",
-          rf"\((?:[\w.:<>-]{{1,80}} )?(?:rank=(?P<rank>{_NUMBER}) )?pid=(?P<pid>\d{{1,10}})"
-          rf"(?:, ip=(?P<host>[0-9A-Fa-f.:]{{2,45}}))?\){_COLOUR} ?"),
-    # kubectl logs --prefix
-    _form("kubectl", r"\[pod/(?P<host>[\w.-]{1,253})/[\w.-]{1,253}\] "),
-    _TORCH,
-    # torchrun --tee 3; of torch.distributed.launch and accelerate, too
-    _form("torchrun", r"\[(?:default|default_role|trainer|worker)(?P<local>\d{1,4})\]:"),
-    # torchrun --role ROLE --tee 3
-    _form("role",
-          r"\[(?!rank\d)(?P<role>[A-Za-z_](?:[\w.-]{0,40}[A-Za-z_.-])?)(?P<local>0|[1-9]\d{0,3})\]:",
-          _TASKS),
-    # torchrun --role $(hostname -s): --tee 3
-    _form("host:local", rf"\[(?P<host>{_NAME}{_NO_FILE}):(?P<label>{_NUMBER})\]:", _TASKS),
-    # nodeready run: [gpu1:3] , [gpu1:local3]
-    _form("host:rank",
-          rf"\[(?P<host>{_NAME}{_NO_FILE}):(?:local(?P<local>\d{{1,4}})|(?P<label>{_NUMBER}))\] ",
-          _TASKS),
-    # srun --label (write_labelled_message.c): "%*d: ", of a heterogeneous job "P%u %*d: "; flux
-    _form("srun", rf"(?:P\d{{1,4}} )? {{0,6}}(?P<label>{_NUMBER}): ", _NODES),
-    # MPICH's and Intel's -prepend-rank; torchrun with the template [${rank}]:
-    _form("hydra", rf"\[(?P<label>{_NUMBER})\](?:: ?| )", _NODES),
-    # PALS: mpiexec --label
-    _form("pals", rf"(?P<host>{_HOST}) {{1,6}}(?P<label>{_NUMBER}): ", ()),
-    _form("torchx", rf"[A-Za-z][\w.-]{{0,60}}/(?P<label>{_NUMBER}){_COLOUR} ", _NODES),
-    # pdsh, clush, DeepSpeed's launcher
-    _form("pdsh", rf"(?P<host>{_HOST}{_NO_FILE}): ", ()),
-)  # fmt: skip
-
+_PREFIXES = tuple(form for form in FORMS if not form.is_inside)
+#: Prefixes that a process writes itself, and that count where nothing was learned.
+_EXACT = tuple(form for form in _PREFIXES if form.is_process and not form.learned)
 #: The own rank within a line, in the order of preference. These stay in the text.
 _HEAD = 240
-_FIELDS = (
-    # Of the default group; other groups count their own ranks.
-    re.compile(rf"\[PG (?:ID 0 PG )?(?:GUID )?0 ?\(default_pg\) Rank (?P<rank>{_NUMBER})\]"),
-    # DeepSpeed: [INFO] [logging.py:96:log_dist] [Rank 3] ; Megatron: [Rank 3] (after 1 iterations)
-    # [rank=3, world_size=8], [pid:17 rank:3], [rank 3/8]; not PyTorch's rank in a process group.
-    re.compile(
-        r"^(?!.{0,80}ProcessGroup\w{1,20}\.cpp)[^\"']{0,160}?"
-        rf"\[(?:[^\]\[]{{0,60}}[ ,|])?(?:rank|Rank|RANK|R)[ =:_-]?(?P<rank>{_NUMBER})"
-        r"(?:/\d{1,7})?(?:[ ,|][^\]\[]{0,60})?\]"
-    ),
-    # loguru: | rank:3/8 - , | R3 |
-    re.compile(
-        rf"^[^\"']{{0,160}}?\| {{0,4}}(?:rank|Rank|RANK|R)[ :=]?(?P<rank>{_NUMBER})(?:/\d{{1,7}})?"
-        r" {0,4}(?:\||- )"
-    ),
-    # Composer: 2023-07-20 22:50:00,580: rank3[181][MainThread]: DEBUG:
-    re.compile(rf"^[\d :,.-]{{0,40}}\brank(?P<rank>{_NUMBER})\[\d{{1,10}}\]\["),
-    # Rank 0: Completed ..., rank=3 step=7
-    re.compile(rf"^(?:rank|Rank|RANK)[ =:_]?(?P<rank>{_NUMBER})(?:/\d{{1,7}})?(?::| \||\]) "),
+_FIELDS = tuple(form for form in FORMS if form.is_inside and not form.learned)
+#: A progress bar, after which a prefix may stand on the same line: | 12/100 [00:03<00:20, 4.1it/s]
+_BAR = re.compile(r"[^\[\]]{0,300}\[[\d:?]{4,12}[<,][^\[\]]{1,200}\] ?")
+#: The beginning of a traceback, behind a prefix.
+_TRACEBACK = re.compile(r"(?P<prefix>[^\"']{1,120}?)Traceback \(most recent call last\):")
+#: What a line itself says of its process, of a rank, or of its launcher.
+_NCCL, _NCCL_RANK, _RAY_WORKER, _SRUN_TASKS, _AGENT, _LAUNCHER = (
+    form.pattern for form in FORMS if form.learned == "facts"
 )
-#: NCCL and RCCL: host:pid:thread [device] NCCL INFO
-_NCCL = re.compile(
-    r"(?P<host>[\w.-]{1,200}):(?P<pid>\d{1,10}):\d{1,10} \[(?P<local>\d{1,4})\] "
-    r"(?:\S{1,80}:\d{1,6} )?NCCL "
-)
-_NCCL_RANK = re.compile(rf"\brank ({_NUMBER}) n[rR]anks ({_NUMBER})\b")
-#: Ray Train's list of its workers, each with its process and its rank.
-_RAY_WORKER = re.compile(
-    rf"\((?:node_id=\w{{1,80}}, )?ip=([0-9A-Fa-f.:]{{2,45}}), pid=(\d{{1,10}})\) "
-    rf"(?:world_)?rank=({_NUMBER}), local_rank=(\d{{1,4}})"
-)
-#: What srun reports of its tasks: srun: error: gpu[3-4]: tasks 2-3: Exited with exit code 1
-_SRUN_TASKS = re.compile(r"srun: error: \S{1,255}: tasks? (\d{1,7}(?:[,-]\d{1,7}){0,100}): ")
-#: What torchrun's agent writes, one for the ranks of a node.
-_AGENT = re.compile(
-    r"torch\.distributed\.elastic\.(?:agent|multiprocessing\.api)|ChildFailedError"
-    r"|torch/distributed/(?:run|launch)\.py\"?[:,]|Root Cause \(first observed"
-)
-#: Lines of the launcher itself, which have no prefix.
-_LAUNCHER = re.compile(r"(?:srun|slurmstepd|sbatch|pdsh@[\w.-]+|clush|mpirun|mpiexec|prterun)\b")
 
 
 # --- Learning.
 
-#: Maximum lines that are learned from, the first and the last; maximum prefixes of a line.
-MAX_LINES, _MAX_DEPTH = 20_000, 3
+#: Maximum lines that are learned from, the first and the last; maximum prefixes of a line; maximum
+#: forms of prefixes of tracebacks.
+MAX_LINES, _MAX_DEPTH, _MAX_FORMS = 20_000, 3, 16
 
 
 class _Writer(NamedTuple):
@@ -271,6 +248,7 @@ class _Prefixes(NamedTuple):
     writer: _Writer
     rank: int | None
     text: str
+    time: str
 
 
 @dataclass(frozen=True)
@@ -282,8 +260,10 @@ class RankReader:
     # the known origins of the lines that were learned, with an empty text, each with its number of
     # lines
     origins: Mapping[LineOrigin, int] = field(default_factory=dict)
-    layers: tuple[tuple[_Form, ...], ...] = ()  # the forms of prefixes, the outermost first
-    fields: tuple[re.Pattern[str], ...] = ()  # the patterns of the own rank within a line
+    layers: tuple[tuple[_Form, ...], ...] = (_EXACT,)  # the forms of prefixes, the outermost first
+    fields: tuple[_Form, ...] = ()  # of the own rank within a line
+    is_contained: bool = False  # a container engine puts a time before each line
+    reads_within: bool = False  # a line may name its process or rank within itself
     pattern: re.Pattern[str] | None = None  # of the user, in place of all others
     # the rank of each process that is known
     ranks: Mapping[_Writer, int] = field(default_factory=dict)
@@ -291,14 +271,47 @@ class RankReader:
     label_kind: str = "rank"
     has_devices: bool = True  # whether NCCL's device tells the processes of a node apart
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether no line that was learned has an origin."""
+        return not self.origins and self.pattern is None
+
+    def read(self, line: str) -> LineOrigin:
+        """The time, the origin and the text of a line. A line without a prefix has no rank.
+
+        Of a progress bar, it is the text of the last state; the first has the prefix, or the last.
+        """
+        line, moment = unwrapped(line) if self.is_contained else (line, "")
+        states = [state for state in line.split("\r") if state.strip()] or [line]
+        origin = self._read_state(states[0])
+        if len(states) > 1:
+            last = self._read_state(states[-1])
+            origin = last if last.is_known else origin._replace(text=last.text)
+        return origin._replace(time=moment) if moment else origin
+
+    def _read_state(self, line: str) -> LineOrigin:
+        origin = self._read(line)
+        if not origin.is_known and ("/s" in line or "s/" in line):
+            text = line
+            while match := _BAR.match(text):
+                text = text[match.end() :]
+            if text and text is not line and (after := self._read(text)).is_known:
+                return after
+        return origin
+
     def split(self, line: str) -> LineOrigin:
-        """The origin of a line, and its text. A line without a prefix has no rank."""
+        """As `read`, with the time in the text."""
+        origin = self.read(line)
+        text = f"{origin.time} {origin.text}" if origin.time else origin.text
+        return origin._replace(text=text, time="")
+
+    def _read(self, line: str) -> LineOrigin:
         if self.pattern:
             return _split_by_pattern(self.pattern, line)
-        writer, rank, text = _strip(self.layers, line)
+        writer, rank, text, moment = _strip(self.layers, line)
         if writer.label is not None and self.label_kind == "rank":
             rank = writer.label
-        elif rank is None and writer.is_node(self.label_kind):
+        elif rank is None and self.reads_within and writer.is_node(self.label_kind):
             inner, rank = _within(self.fields, text)
             writer = inner if inner.host else writer
         if rank is None:
@@ -312,7 +325,7 @@ class RankReader:
             host = f"task {label}"
         if rank is None and local is None and pid is not None:
             host = f"{host} pid {pid}".lstrip()
-        return LineOrigin(host, rank, local, text)
+        return LineOrigin(host, rank, local, text, moment)
 
 
 def learn_ranks(lines: Iterable[str], *, pattern: str = "", path: str = "") -> RankReader:
@@ -325,40 +338,80 @@ def learn_ranks(lines: Iterable[str], *, pattern: str = "", path: str = "") -> R
     """
     lines = iter(lines)
     rows = [*islice(lines, MAX_LINES // 2), *deque(lines, MAX_LINES // 2)]
+    if rows and unwrapped(rows[0])[1]:
+        bare = (unwrapped(row)[0] for row in rows)
+        return replace(learn_ranks(bare, pattern=pattern, path=path), is_contained=True)
     if pattern:
         return _with_origins(RankReader(pattern=re.compile(pattern)), rows)
     is_of_rank = named_ranks(path) != FileRanks(None, None)
     layers = _learn_layers(rows, 0.9 if is_of_rank else 0.25)
-    is_launchers = any(form.name not in ("torch", "ray") for layer in layers for form in layer)
+    is_launchers = any(not form.is_process for layer in layers for form in layer)
     if not is_launchers and is_of_rank:
         return RankReader()
     # An exception may stand where nothing was learned.
-    layers = layers if (_TORCH,) in layers else (*layers, (_TORCH,))
+    layers = (
+        *layers,
+        (*_EXACT, *islice(dict.fromkeys(_traceback_forms(rows, layers)), _MAX_FORMS)),
+    )
     stripped = [_strip(layers, row) for row in rows]
-    reader = RankReader(is_launchers, layers=layers, fields=_learn_fields(stripped))
+    fields = _learn_fields(stripped)
+    reader = RankReader(is_launchers, layers=layers, fields=fields, reads_within=True)
     return _with_origins(_learn_processes(reader, stripped), rows)
 
 
-#: Of a file without prefixes but PyTorch's own.
-_PLAIN = RankReader(layers=((_TORCH,),))
+def _traceback_forms(rows: Iterable[str], layers: Sequence[tuple[_Form, ...]]) -> Iterator[_Form]:
+    """The prefixes of tracebacks that name their rank by that word. The further lines of a
+    traceback have the prefix of its first line.
+    """
+    for row in rows:
+        stripped = _strip((*layers, _EXACT), row) if "Traceback (" in row else None
+        if stripped and stripped.rank is None and (match := _TRACEBACK.match(stripped.text)):
+            prefix = re.sub(_COLOUR + _TIME, "", match["prefix"], count=1)
+            if word := _rank_word(prefix):
+                begin, end = word.span(3)
+                before, after = map(_any_number, (prefix[:begin], prefix[end:].rstrip()))
+                blank = "(?: |$)" if prefix.endswith(" ") else ""
+                pattern = rf"{_COLOUR}{_TIME}{before}(?P<rank>{_NUMBER}){after}{blank}"
+                yield _Form("traceback", re.compile(pattern), is_process=True)
 
 
-def split_plain(line: str) -> LineOrigin:
-    """The origin of a line, and its text, in a file that is not mixed: by ``[rank3]:`` alone."""
-    return _PLAIN.split(line) if "[rank" in line[:8] else LineOrigin("", None, None, line)
+#: As `_RANK_NAME`, in a line.
+_RANK_WORD = re.compile(
+    r"(?i)(?<![a-z])(?:([a-z]+)[ _-]|(local))?rank[ :._=-]{0,2}(\d{1,7})(?!\d)"
+)
+
+
+def _rank_word(prefix: str) -> re.Match[str] | None:
+    """The place of a prefix that names one global rank by that word; None: it names none."""
+    words = [word for word in _RANK_WORD.finditer(prefix) if _is_global(word)]
+    return words[0] if len(words) == 1 else None
+
+
+def _any_number(text: str) -> str:
+    """The pattern of a text whose numbers may be others."""
+    parts = (re.sub(r"\d+", r"\\d{1,20}", re.escape(part)) for part in _ONE_COLOUR.split(text))
+    return _COLOUR.join(parts)
 
 
 def _with_origins(reader: RankReader, rows: Sequence[str]) -> RankReader:
     """The reader, with the origins that these lines have."""
-    counts = Counter(reader.split(row)._replace(text="") for row in rows)
-    origins = {origin: count for origin, count in counts.items() if origin.is_known}
+    origins = _origins(reader, rows)
     ranks = {origin.rank for origin in origins if origin.rank is not None}
     rankless = [origin for origin in origins if origin.rank is None]
     local = {origin[:3] for origin in rankless if origin.local_rank is not None}
     hosts = {origin.host for origin in rankless if origin.host}
     is_mixed = reader.is_mixed or bool(reader.pattern and ranks)
     is_mixed = is_mixed or any(len(names) > 1 for names in (ranks, local, hosts))
+    if not is_mixed:
+        reader = replace(reader, reads_within=False)
+        origins = _origins(reader, rows)
     return replace(reader, is_mixed=is_mixed, origins=origins)
+
+
+def _origins(reader: RankReader, rows: Sequence[str]) -> dict[LineOrigin, int]:
+    """The known origins of these lines, each with its number of lines."""
+    counts = Counter(reader.read(row)._replace(text="", time="") for row in rows)
+    return {origin: count for origin, count in counts.items() if origin.is_known}
 
 
 def _learn_layers(rows: Sequence[str], share: float) -> tuple[tuple[_Form, ...], ...]:
@@ -373,17 +426,23 @@ def _learn_layers(rows: Sequence[str], share: float) -> tuple[tuple[_Form, ...],
         task
         for row in rows
         if (match := _SRUN_TASKS.match(row))
-        for task in ranks_in(match[1])
+        for task in ranks_in(match["tasks"])
     }  # fmt: skip
     while texts and len(layers) < _MAX_DEPTH:
-        bare = (form for form in _PREFIXES if form.within is not None and outer <= {*form.within})
-        layer = tuple(
-            islice((form for form in bare if _are_ranks(form, texts, share, tasks)), 1)
-        ) or tuple(
+        explicit = tuple(
             form
             for form in _PREFIXES
-            if form.within is None and any(form.pattern.match(text) for text in texts)
+            if not form.learned and any(form.pattern.match(text) for text in texts)
         )
+        count = sum(any(form.pattern.match(text) for form in explicit) for text in texts)
+        # A column of unknown words is weaker than prefixes that most lines have.
+        learned = (
+            form for form in _PREFIXES
+            if form.learned and outer <= form.within
+            and not (form.learned == "words" and 2 * count > len(texts))
+        )  # fmt: skip
+        columns = (_column(form, texts, share, tasks) for form in learned)
+        layer = tuple(islice(filter(None, columns), 1)) or explicit
         if not layer:
             break
         layers.append(layer)
@@ -392,20 +451,46 @@ def _learn_layers(rows: Sequence[str], share: float) -> tuple[tuple[_Form, ...],
     return tuple(layers)
 
 
-def _are_ranks(form: _Form, texts: Sequence[str], share: float, tasks: Set[int]) -> bool:
-    """Whether the numbers that a form finds are ranks, or nodes' numbers.
+def _column(form: _Form, texts: Sequence[str], share: float, tasks: Set[int]) -> _Form | None:
+    """The form if what it finds are ranks, nodes, or processes: a column of a launcher.
     tasks: that srun itself reports
     """
+    # A column stands in many lines, so that a sample tells quickly that there is none.
+    sample = texts[:: max(1, len(texts) // 256)]
+    if 4 * sum(map(bool, map(form.pattern.match, sample))) < share * len(sample):
+        return None
+    if form.learned != "words":
+        return form if _is_column(form, texts, share, tasks) else None
+    counts = Counter(_value(match) for text in texts if (match := form.pattern.match(text)))
+    largest = max(counts.values(), default=0)
+    form = form._replace(
+        values=frozenset(value for value, count in counts.items() if 3 * count >= largest)
+    )
+    is_logger = any(_LOGGER.search(value) for value in form.values)
+    return form if not is_logger and _is_column(form, texts, share, tasks) else None
+
+
+def _value(match: re.Match[str]) -> str:
+    """The value of a column of names."""
+    return _host(match.groupdict()) + (match.groupdict().get("pid") or "")
+
+
+def _is_column(form: _Form, texts: Sequence[str], share: float, tasks: Set[int]) -> bool:
+    """Whether the values that a form finds repeat like those of a launcher; see `_column`."""
     numbers: list[int] = []
     names: set[str] = set()
     is_word = False
     owners: dict[str, set[int]] = defaultdict(set)
+    values: dict[str, int] = {}
     for text in texts:
-        if match := form.pattern.match(text):
+        if match := form.match(text):
             groups = match.groupdict()
-            digits = groups.get("label") or groups.get("local") or _host_number(groups["host"])
-            numbers.append(number := int(digits))
-            names.add(groups.get("role") or "")
+            if form.learned == "numbers":
+                number = int(groups.get("label") or groups.get("local") or groups["rank"])
+            else:
+                number = values.setdefault(_value(match), len(values))
+            numbers.append(number)
+            names.add(groups.get("role") or groups.get("world") or "")
             is_word = is_word or not re.search(r"\d", groups.get("host") or "0")
             owners[text[match.end() :]].add(number)
     distinct = set(numbers)
@@ -414,30 +499,44 @@ def _are_ranks(form: _Form, texts: Sequence[str], share: float, tasks: Set[int])
     if form.name == "srun" and distinct and distinct <= tasks:
         # Three that only grow may be steps.
         return len(numbers) >= share * len(texts) and (len(distinct) < 3 or bool(falls))
-    # pdsh writes all lines.
-    share = max(share, 0.8) if form.name == "pdsh" else share
+    # Such a launcher writes all lines.
+    share = share if form.learned == "numbers" else max(share, 0.8)
     is_frequent = len(numbers) >= max(2 * len(distinct), share * len(texts))
     # A word before a number may be a module, and the number that of its line.
     gaps = 1 if is_word else 4
     # A number of one line may be no rank's.
     counts = Counter(numbers)
     largest = max((number for number in distinct if counts[number] > 1), default=0)
-    is_dense = form.name == "pdsh" or gaps * len(distinct) > largest
+    is_dense = form.learned != "numbers" or gaps * len(distinct) > largest
     if len(distinct) < 2 or not is_frequent or not is_dense or len(names) > 2:
+        return False
+    if form.name == "world" and (len(names) > 1 or max(distinct) >= int(*names)):
         return False
     half = len(numbers) // 2
     first, last = set(numbers[:half]), set(numbers[half:])
     if 2 * len(first & last) < min(len(first), len(last)):
         return False
+    if form.learned == "words":
+        return 4 * len(falls) > len(changes) and _say_the_same(owners, len(counts))
     turn = numbers[: len(distinct)]
     is_table = turn in (sorted(turn), sorted(turn, reverse=True)) and (
         numbers[len(turn) :] == numbers[: -len(turn)]
     )
     if is_table or (4 * len(falls) < len(changes) and {*falls} <= {min(distinct)}):
         # In turns: ranks, the steps of epochs, or the GPUs of a monitor. Ranks say the same words.
+        if form.name == "world" and not any("Traceback (" in text for text in owners):
+            return False
         shared = [text for text, numbers in owners.items() if len(numbers) > 1]
         return bool(falls) and 5 * sum(map(_is_sentence, shared)) >= len(owners)
     return bool(falls)
+
+
+def _say_the_same(owners: Mapping[str, Set[int]], count: int) -> bool:
+    """Whether most values of a column stand before the same texts.
+    owners: text -> the values before it; count: of all values
+    """
+    shared = [text for text, values in owners.items() if 3 * len(values) > 2 * count]
+    return len(shared) > 2 and 2 * len(shared) >= len(owners) / count
 
 
 def _is_sentence(text: str) -> bool:
@@ -445,23 +544,17 @@ def _is_sentence(text: str) -> bool:
     return "%" not in text and len(re.findall(r"[A-Za-z]{3,}", text[:_HEAD])) > 1
 
 
-def _host_number(host: str) -> str:
-    """The last number in the first label of a node's name; "0": it has none."""
-    *_, number = ("0", *re.findall(r"\d{1,9}", host.partition(".")[0]))
-    return str(number)
-
-
-def _learn_fields(stripped: Iterable[_Prefixes]) -> tuple[re.Pattern[str], ...]:
+def _learn_fields(stripped: Iterable[_Prefixes]) -> tuple[_Form, ...]:
     """The fields with the own rank that lines without a rank have, with at least two ranks."""
-    texts = [text for _, rank, text in stripped if rank is None]
+    texts = [prefixes.text for prefixes in stripped if prefixes.rank is None]
     fields = []
-    for pattern in _FIELDS:
-        line_ranks = (_within((pattern,), text)[1] for text in texts)
+    for form in _FIELDS:
+        line_ranks = (_within((form,), text)[1] for text in texts)
         ranks = [rank for rank in line_ranks if rank is not None]
         distinct = set(ranks)
         falls = any(after < before for before, after in zip(ranks, ranks[1:]))
         if falls and 4 * len(distinct) > max(distinct):
-            fields.append(pattern)
+            fields.append(form)
     return tuple(fields)
 
 
@@ -472,10 +565,10 @@ def _learn_processes(reader: RankReader, stripped: Sequence[_Prefixes]) -> RankR
     likely: dict[_Writer, set[int]] = defaultdict(set)
     communicators: dict[int, dict[_Writer, set[int]]] = defaultdict(lambda: defaultdict(set))
     pids: dict[tuple[str, int | None], set[int | None]] = defaultdict(set)
-    for outer, rank, text in stripped:
+    for outer, rank, text, _ in stripped:
         if worker := _RAY_WORKER.search(text):
-            for host in (worker[1], ""):
-                certain[_Writer(host, pid=int(worker[2]))].add(int(worker[3]))
+            for host in (worker["host"], ""):
+                certain[_Writer(host, pid=int(worker["pid"]))].add(int(worker["rank"]))
         inner, field_rank = _within(_FIELDS, text)
         writer = inner if outer.is_node(kind) else outer
         if inner.host:
@@ -485,7 +578,7 @@ def _learn_processes(reader: RankReader, stripped: Sequence[_Prefixes]) -> RankR
         if rank is not None:
             certain[writer].add(rank)
         elif "NCCL" in text and (match := _NCCL_RANK.search(text)):
-            communicators[int(match[2])][writer].add(int(match[1]))
+            communicators[int(match["world"])][writer].add(int(match["rank"]))
         elif field_rank is not None:
             likely[writer].add(field_rank)
     # The largest communicator is that of the whole job.
@@ -516,7 +609,7 @@ def _label_kind(layers: Iterable[Iterable[_Form]], stripped: Iterable[_Prefixes]
     hosts: dict[int, set[str]] = defaultdict(set)
     processes: dict[int, set[int | None]] = defaultdict(set)
     differ, same, is_agent = 0, 0, False
-    for (host, label, local, _), rank, text in stripped:
+    for (host, label, local, _), rank, text, _ in stripped:
         if label is None:
             continue
         hosts[label].add(host)
@@ -535,55 +628,105 @@ def _label_kind(layers: Iterable[Iterable[_Form]], stripped: Iterable[_Prefixes]
         return "task"
     if len(names) == 1:
         # torchrun's prefix has the local rank, the others' the rank.
-        is_local = any(form.name == "host:local" for layer in layers for form in layer)
+        is_local = any(form.name == "host-local" for layer in layers for form in layer)
     else:
         is_local = any(len(labelled) > 1 for labelled in hosts.values())
     return "local" if is_local else "rank"
 
 
+# --- The prefix of a traceback that is not learned.
+
+#: What tells no rank in a prefix: times, levels, files with their lines.
+_DATE = r"\d{4}[-/]\d\d[-/]\d\d|(?<!\d)\d\d[-/]\d\d(?= \d\d:)"
+_NO_RANK = re.compile(
+    rf"{_DATE}|{_CLOCK}|[IWEF]\d{{4}} |\b[A-Z][a-z]{{2}} [ \d]\d |(?i:pid|line)\W{{0,2}}\d+"
+    rf"|\w+\.(?:{'|'.join(_FILES)})\b[ :(]*\d+"
+)
+_MOMENT = re.compile(rf"(?:{_DATE}|{_CLOCK})")
+
+
+def may_tell_rank(prefix: str) -> bool:
+    """Whether a prefix has a number that is no part of a time, of a file or of a process."""
+    return any(map(str.isdigit, _NO_RANK.sub("", prefix)))
+
+
+def prefix_pattern(prefix: str) -> re.Pattern[str]:
+    """The pattern of the prefix of the further lines of a traceback: that of its first line, at
+    another time.
+    """
+    blank = prefix[-1:] == " "
+    parts = map(re.escape, _MOMENT.split(prefix[:-1] if blank else prefix))
+    return re.compile(r"[\d:.,/-]{4,20}".join(parts) + ("(?: |$)" if blank else ""))
+
+
 # --- Reading a line.
+
+#: What a container engine writes before a line: CRI, `kubectl logs --timestamps`.
+_CONTAINER = re.compile(
+    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6,9}(?:Z|[+-]\d\d:\d\d)) (?:std(?:out|err) [FP] )?"
+)
+
+
+def unwrapped(line: str) -> tuple[str, str]:
+    """A line as its program wrote it, and the time that a container engine added; ""."""
+    if match := _CONTAINER.match(line):
+        return line[match.end() :], match[1]
+    if line.startswith('{"log":'):
+        with contextlib.suppress(wire.DecodeError):
+            row = wire.load_json(line)
+            return str(row["log"]).rstrip("\n"), str(row.get("time", ""))
+    return line, ""
+
+
+def _host(groups: Mapping[str, str | None]) -> str:
+    """The host of a prefix, or its column of unknown meaning in brackets."""
+    column = (groups.get("column") or "").strip("[]()<> ")
+    return groups.get("host") or groups.get("instance") or (f"[{column}]" if column else "")
 
 
 def _strip_layer(layer: Iterable[_Form], text: str) -> _Prefixes | None:
     """The text without a prefix of these forms; None: it has none."""
     for form in layer:
-        if match := form.pattern.match(text):
+        if match := form.match(text):
             groups = match.groupdict()
             label, local, pid, rank = (
                 None if groups.get(name) is None else int(groups[name])
                 for name in ("label", "local", "pid", "rank")
             )
-            host = groups.get("host") or groups.get("instance") or ""
-            writer = _Writer(host, label, local, pid)
-            moment = f"{groups['time'].rstrip()} " if groups.get("time") else ""
+            host, word = _host(groups), _rank_word(groups.get("column") or "")
+            host, rank = ("", int(word[3])) if word else (host, rank)
             rest_of_line = text[match.end() :]
             if tag := groups.get("tag"):
                 rest_of_line = rest_of_line.replace(tag, "")
-            return _Prefixes(writer, rank, moment + rest_of_line)
+            moment = (groups["time"] or "").rstrip()
+            # SGLang has the rank within the brackets.
+            moment += "]" if moment[:1] == "[" and "]" not in moment else ""
+            return _Prefixes(_Writer(host, label, local, pid), rank, rest_of_line, moment)
     return None
 
 
 def _strip(layers: Iterable[Iterable[_Form]], line: str) -> _Prefixes:
     """The line without its prefixes; an inner prefix knows more than an outer one."""
     values: list[Any] = [*_UNKNOWN, None]
-    text = line
+    text, moments = line, []
     for layer in layers:
         if stripped := _strip_layer(layer, text):
             text = stripped.text
+            moments.append(stripped.time)
             for index, value in enumerate((*stripped.writer, stripped.rank)):
                 if value not in (None, ""):
                     values[index] = value
-    return _Prefixes(_Writer(*values[:-1]), values[-1], text)
+    return _Prefixes(_Writer(*values[:-1]), values[-1], text, " ".join(filter(None, moments)))
 
 
-def _within(patterns: Iterable[re.Pattern[str]], text: str) -> tuple[_Writer, int | None]:
+def _within(fields: Iterable[_Form], text: str) -> tuple[_Writer, int | None]:
     """The process, or the rank, that a line names within itself."""
     # loguru colours each word.
     head = _ONE_COLOUR.sub("", text[: 2 * _HEAD])[:_HEAD] if "\x1b" in text else text[:_HEAD]
     if "NCCL " in head and (match := _NCCL.match(head)):
         return _Writer(match["host"], local=int(match["local"]), pid=int(match["pid"])), None
-    for pattern in patterns:
-        if match := pattern.search(head):
+    for form in fields:
+        if match := form.pattern.search(head):
             return _UNKNOWN, int(match["rank"])
     return _UNKNOWN, None
 

@@ -260,8 +260,8 @@ def file_failures(
             return FileFailures(path, size, status.st_mtime, recording=replace(dump, path=path))
     head_bytes = min(HEAD_BYTES, room // 4)
     log = read_bytes(handle, head_bytes, min(END_BYTES, room - head_bytes), limit_s)
-    rows = text_lines(log.head, is_whole=True)
-    end = text_lines(log.end, is_whole=False) if log.end else []
+    rows = text_lines(log.head, is_whole=True, keeps_states=True)
+    end = text_lines(log.end, is_whole=False, keeps_states=True) if log.end else []
     if rows is None or end is None:
         raise UnreadableLogError("is no text")
     on_read()

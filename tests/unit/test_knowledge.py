@@ -7,7 +7,7 @@ import re
 import pytest
 
 from nodeready import knowledge
-from nodeready.agent import failure_rules, payload
+from nodeready.agent import failure_rules, log_ranks, payload
 from nodeready.agent.witnesses import kernel_log, nccl_errors
 from nodeready.subjects.environment_rules import RankEnvironment, judge
 from nodeready.subjects.environment_table import BAD_VALUES, EnvironmentFacts, HcaPort
@@ -71,6 +71,13 @@ def test_a_kernels_line_that_begins_with_a_process_is_of_the_first_rows_or_of_no
                 assert _kernel_line(example[:15] + tail) == "of-a-process"
 
 
+def _launcher(line):
+    # A column of unknown words is the weakest.
+    forms = sorted(log_ranks.FORMS, key=lambda form: form.learned == "words")
+    found = (f for f in forms if (f.pattern.search if f.is_inside else f.pattern.match)(line))
+    return next((form.name for form in found), None)
+
+
 def _environment_value(example):
     """example: ``NAME=VALUE`` of variables, and of what is known about the node"""
     words = dict(word.split("=", 1) for word in example.split())
@@ -98,6 +105,7 @@ ENGINES = {
     "driver_messages": _driver_message,
     "kernel_lines": _kernel_line,
     "environment_values": _environment_value,
+    "launchers": _launcher,
 }
 #: Fields that find a row; a row without them is known by its key. Of the Xids, each has a line.
 WORDS = {"needles", "pattern", "values", "nccl", "cuda"}

@@ -137,7 +137,7 @@ class RankFailure(NamedTuple):
 
 
 def left_out(files: Sequence[JobFile]) -> dict[str, str]:
-    """What was not read of these files -> why."""
+    """What was not read, or not understood, of these files -> why."""
     failures = [file.failures for file in files]
     skipped, count = (sum(f.skipped for f in failures), sum(f.left_out for f in failures))
     texts = {
@@ -150,6 +150,10 @@ def left_out(files: Sequence[JobFile]) -> dict[str, str]:
         logs = counted(sum(f.left_out > 0 for f in failures), "log")
         reason = "beyond the first and the last of a rank and of a log"
         texts[f"{counted(count, 'failure')} in {logs}"] = reason
+    unknown = [file for file in files if file.failures.unknown_prefix]
+    for node, file in unknown[:1]:
+        place = place_text(node, file.path, file.unknown_prefix)
+        texts[f"the rank of {place}"] = "a Traceback with an unknown prefix: --rank-pattern REGEX"
     return texts
 
 

@@ -702,9 +702,13 @@ class FirstFailureFinder:
             failures = file.failures
             if not failures.reports and failures.recording is None:
                 continue
-            place = RankPlace(file.node or "node", number, self.finder.file_rank(file))
-            reports = failures.reports, failures.recording
-            evidence.keep_log(place[:2], failures.path, *reports)
+            reports, rank = failures.reports, self.finder.file_rank(file)
+            if rank is None and self.waited:
+                # In a log of many ranks, a report has its own. Alone, it is no sign of a failure.
+                reports = tuple(report for report in reports if report.rank is not None)
+                rank = next((report.rank for report in reports), None)
+            place = RankPlace(file.node or "node", number, rank)
+            evidence.keep_log(place[:2], failures.path, reports, failures.recording)
             places.append(place)
         named = {place.rank for place in places}
         places += [RankPlace("node", -rank - 1, rank) for rank in sorted(self.ranks - named)]
@@ -716,7 +720,9 @@ class FirstFailureFinder:
         ]
         for witness in report.witnesses:
             for statement in witness.statements:
-                if statement.weight and not statement.against and statement.ranks and not rows:
+                # What most ranks say of themselves is no sign that one of them is late.
+                is_few = 0 < 2 * len(statement.ranks) <= max(2, len(self.ranks))
+                if statement.weight and not statement.against and is_few and not rows:
                     rows.append((set(statement.ranks), statement.text))
         return rows
 

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from nodeready.agent.log_lines import learn_file, read_ranks, text_lines
 from nodeready.agent.log_ranks import LineOrigin, learn_ranks
-from tests.cases import read_table
+from nodeready.agent.postmortem import file_failures
+from tests.cases import cases, read_table
 
 LOGS = sorted((Path(__file__).parent / "cases" / "mixed_logs").glob("*.log"))
 
@@ -26,6 +28,100 @@ def test_the_origin_of_each_line(path):
     assert [reader.split(line)._replace(text="") for line in lines] == list(origins)
     assert reader.is_mixed == (not path.stem.startswith("not_"))
     assert all(line.endswith(reader.split(line).text[-8:]) for line in lines)
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
+def test_tail_and_postmortem_know_the_same_writers(path, tmp_path):
+    _, *rows = path.read_text().splitlines()
+    log = tmp_path / "job.log"
+    log.write_text("\n".join(row.partition("\t")[2] for row in rows) + "\n")
+    data = log.read_bytes()
+    with log.open("rb") as file:
+        lines = text_lines(data, is_whole=True)
+        reader = learn_file(file.fileno(), len(data), lines, path=str(log))
+        ranks = read_ranks(file.fileno(), len(data), reader, 10)
+        failures = file_failures(file.fileno(), str(log), 1 << 20)
+    writers = {rank.origin.key for rank in ranks if rank.origin.is_known}
+    streams = {LineOrigin(s.host, s.rank, s.local_rank, "").key for s in failures.streams}
+    assert streams - {("", None, None)} == (
+        writers if reader.is_mixed else {origin.key for origin in reader.origins}
+    )
+
+
+_ERROR = ['  File "/srv/train.py", line 9, in main', '    x = y["a"]', "KeyError: 'a'"]
+_LOST = [
+    '  File "/srv/train.py", line 12, in main',
+    "RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.2]:4711",
+]
+
+
+def prefixed(case, rank, rows):
+    """The lines of a rank."""
+    values = {"r": rank, "next": rank + 1, "half": rank // 2, "odd": rank % 2, "pid": 8810 + rank}
+    prefix = case["prefix"].format(**values, name=["alpha", "beta", "gamma", "delta"][rank])
+    return [prefix + row for row in rows]
+
+
+def own_error(lines, tmp_path):
+    """The failures of a log, the rank that its only error of its own has, and tail's writers."""
+    log = tmp_path / "job.log"
+    log.write_bytes("\n".join(lines).encode())
+    with log.open("rb") as file:
+        failures = file_failures(file.fileno(), str(log), 1 << 20)
+        rows = text_lines(log.read_bytes(), is_whole=True)
+        reader = learn_file(file.fileno(), log.stat().st_size, rows, path=str(log))
+    (event,) = (event for event in failures.events if event.role == "failed")
+    assert (event.text, event.frame) == ("KeyError: 'a'", "train.py:9 in main")
+    number = event.local_rank if event.ranks == () else event.ranks[0]
+    word = "" if number is None else "local " if event.ranks == () else ""
+    return failures, word + ("" if number is None else str(number)), reader
+
+
+@pytest.mark.parametrize("case", cases(__file__, "cases/prefixes.toml"))
+def test_a_traceback_behind_a_prefix(case, tmp_path):
+    header = "Traceback (most recent call last):"
+    lines = [
+        line
+        for step in range(6)
+        for rank in range(4)
+        for line in prefixed(case, rank, [f"step {step} loss 2.{(step * 7 + rank * 3) % 10}"])
+    ]
+    lines += prefixed(case, 2, [header, *_ERROR])
+    lines += [line for rank in (0, 1, 3) for line in prefixed(case, rank, [header, *_LOST])]
+    _, rank, reader = own_error(lines, tmp_path)
+    assert rank == case["rank"]
+    known = {origin.rank for origin in reader.origins if origin.rank is not None}
+    assert known == ({0, 1, 2, 3} if rank.isdigit() else set())
+    failures, rank, _ = own_error(prefixed(case, 3, [header, *_ERROR]), tmp_path)
+    assert rank == case["alone"]
+    assert failures.unknown_prefix == case["unknown"]
+
+
+FIRST_LINES = {
+    "[2025-01-29 08:52:11 TP2] Scheduler hit an exception: ": "2",
+    "2025-03-10 10:41:43,105 [rank 2] ERROR ": "2",
+    "[2025-03-10 10:41:11,105][rank2][ERROR] - ": "2",
+    "2025-03-10 10:41:43,105 ERROR train: ": "",
+    "2025-03-10 10:41:43,105 ERROR local_rank 2: ": "",
+    "[rank0]: Error of rank 3: ": "0",
+}
+
+
+@pytest.mark.parametrize(("prefix", "rank"), FIRST_LINES.items())
+def test_a_logger_puts_its_prefix_before_the_first_line_alone(prefix, rank, tmp_path):
+    traceback = ["Traceback (most recent call last):", *_ERROR]
+    end = "2025-03-10 10:41:59 INFO done"
+    failures, told, _ = own_error([prefix + traceback[0], *traceback[1:], end], tmp_path)
+    assert told == rank
+    assert [s.last for s in failures.streams if s.last.endswith("done")] == [end]
+
+
+@pytest.mark.parametrize("case", cases(__file__, "cases/no_writers.toml"))
+def test_columns_that_tell_no_writer(case):
+    rnd = random.Random(1)
+    rows = case["lines"] * 6
+    lines = [row.replace("#", str(rnd.randrange(90))) for row in rows]
+    assert not learn_ranks(lines).is_mixed, learn_ranks(lines).origins
 
 
 @pytest.mark.parametrize(("line", "text"), read_table(__file__, "the_text_without_its_prefixes"))
