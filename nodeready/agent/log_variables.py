@@ -57,6 +57,7 @@ class LogFacts:
     variables: tuple[LogVariable, ...] = ()  # the last value of each
     nccl: wire.Name = ""  # the version of NCCL; "": not known
     addresses: tuple[wire.Name, ...] = ()  # of the node, that NCCL tells its peers
+    finished: wire.Number = 0  # the last line that says that the job has ended well; 0: none
 
 
 def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogFacts:

@@ -23,6 +23,7 @@ from nodeready.agent.postmortem import END_BYTES, HEAD_BYTES, file_failures
 from nodeready.agent.witnesses.kernel_log import message_of
 from nodeready.core.text import counted
 from nodeready.runs.incident import DOCUMENT
+from nodeready.runs.postmortem.clocks import ClockStep, clock_step
 from nodeready.runs.postmortem.evidence import JobEvidence, JobFile, NodeFault
 from nodeready.runs.postmortem.slurm_records import job_step, parse_sacct, parse_scontrol, steps_of
 from nodeready.runs.stacks.evidence import Evidence
@@ -197,6 +198,9 @@ def _add_kernel(evidence: JobEvidence, node: str, text: str, mtime_s: float) -> 
         if words.startswith("oom-kill:"):
             # Its cgroup may have the number of Slurm's task; the line of the kill follows.
             cgroup = words
+        if (step_s := clock_step(words)) is not None:
+            step = ClockStep(stamp(row, year, utc_calendar), step_s)
+            evidence.clock_steps.setdefault(node, []).append(step)
         message = message_of(words, 0)
         if message is not None:
             moment = stamp(row, year, utc_calendar)

@@ -14,10 +14,10 @@ from nodeready.agent.postmortem import END_BYTES, HEAD_BYTES, JobNode, NodeFailu
 from nodeready.agent.witnesses.kernel_log import KernelLog, KernelMessage
 from nodeready.reports import json_report
 from nodeready.reports.registry import Options, find_format
+from nodeready.runs.postmortem.clocks import NodeClock
 from nodeready.runs.postmortem.collect import EvidenceBuilder, NodeEvidence, postmortem_of
 from nodeready.runs.postmortem.directory import read_directory
 from nodeready.runs.postmortem.document import KERNEL, LOG, Postmortem
-from nodeready.runs.postmortem.evidence import NodeClock
 from nodeready.runs.postmortem.slurm_records import log_patterns, parse_scontrol
 from tests.cases import tomllib
 from tests.paths import schema
