@@ -1,16 +1,19 @@
-"""The variables of a job's environment that its logs and its batch script show. Pure.
+"""What the lines of a log show beside failures: the variables of the job's environment, the
+processes of ranks, and that a job has ended well. Pure.
 
-Such lines are NCCL's with NCCL_DEBUG=INFO (``NCCL_SOCKET_IFNAME set by environment to lo``, its
-src/misc/param.cc), the output of ``env`` and of ``set -x``, torchrun's report of its rendezvous,
-and those of PyTorch's TCPStore, which names MASTER_ADDR where it cannot connect (socket.cpp).
+Lines with variables are NCCL's with NCCL_DEBUG=INFO (``NCCL_SOCKET_IFNAME set by environment to
+lo``, its src/misc/param.cc), the output of ``env`` and of ``set -x``, torchrun's report of its
+rendezvous, and those of PyTorch's TCPStore, which names MASTER_ADDR where it cannot connect
+(socket.cpp).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from nodeready import knowledge
 from nodeready.agent.log_ranks import LineOrigin
 from nodeready.agent.secrets import redact
 from nodeready.agent.witnesses.environment import NAMES
@@ -31,8 +34,18 @@ _TORCHRUN = re.compile(r"^\s*master_(addr|port)=(\S{1,253})\s*$")
 #: The address that NCCL tells its peers.
 _ADDRESS = re.compile(r"(?:Bootstrap ?: Using|OOB) \S{1,40}?:([0-9a-fA-F.:]{2,45})(?:%\w{1,32})?<")
 _VERSION = re.compile(r"\bNCCL version ?:? ?(\d{1,3}\.\d{1,4}\.\d{1,4})")
+#: The process that a line says that it is of; a worker of a data loader is another one.
+_PID = re.compile(r"(?i)(?<![\w.])pid[ =:]{1,3}(\d{1,10})\b")
+_OTHER = re.compile(r"(?i)worker|child|process|launch|agent|kill|core")
+_MAX_PIDS = 1024
+#: Words, and the line that says with one of them that a job has ended well.
+ENDS = tuple(
+    (tuple(row["needles"].split("|")), re.compile(row["pattern"]))
+    for row in knowledge.rows("job_ends").values()
+)
 #: Each such line has one of these words; a search for words is ten times faster.
 _NEEDLES = (
+    "pid ", "pid=", "pid:", "PID ", *dict.fromkeys(word for words, _ in ENDS for word in words),
     "NCCL", "master_", "MASTER_", "client socket", "TCP client", "_IFNAME=", "_DEVICES=",
     "_include=", "_BLOCKING=", "_THREADS=", "FI_PROVIDER=",
 )  # fmt: skip
@@ -58,6 +71,8 @@ class LogFacts:
     nccl: wire.Name = ""  # the version of NCCL; "": not known
     addresses: tuple[wire.Name, ...] = ()  # of the node, that NCCL tells its peers
     finished: wire.Number = 0  # the last line that says that the job has ended well; 0: none
+    # rank and process of lines that name their process; rank None: the lines name none
+    pids: tuple[tuple[wire.Number | None, wire.Number], ...] = ()
 
 
 def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogFacts:
@@ -66,11 +81,17 @@ def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogF
     """
     variables: dict[tuple[object, str], LogVariable] = {}
     addresses: dict[str, None] = {}
-    version = ""
+    version, finished = "", 0
+    pids: dict[tuple[int | None, int], None] = {}
     for number, line in enumerate(lines, 1):
         if not any(map(line.__contains__, _NEEDLES)):
             continue
         origin = split(line[:_MAX_LINE])
+        if ends_well(origin.text):
+            finished = number
+        match = _PID.search(origin.text)
+        if match and len(pids) < _MAX_PIDS and not _OTHER.search(origin.text):
+            pids.setdefault((origin.key[1], int(match[1])))
         if not version and (match := _VERSION.search(origin.text)):
             version = match[1]
         if (match := _ADDRESS.search(origin.text)) and len(addresses) < _MAX_ADDRESSES:
@@ -81,7 +102,15 @@ def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogF
                 variables[origin.key, name] = LogVariable(
                     name, redact(name, value[:_MAX_VALUE]), number, rank, local_rank, host
                 )
-    return LogFacts(tuple(variables.values()), version, tuple(addresses))
+    values = tuple(variables.values()), version, tuple(addresses)
+    return LogFacts(*values, finished, tuple(pids))
+
+
+def ends_well(text: str, ends: Sequence[tuple[tuple[str, ...], re.Pattern[str]]] = ENDS) -> bool:
+    """Whether a line says that its job has ended well."""
+    return any(
+        any(map(text.__contains__, needles)) and pattern.search(text) for needles, pattern in ends
+    )
 
 
 def _shown(text: str) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeready import knowledge
-from nodeready.agent import payload
+from nodeready.agent import log_variables, payload
 from nodeready.agent.witnesses import kernel_log, nccl_errors
 from nodeready.subjects.environment_rules import RankEnvironment, judge
 from nodeready.subjects.environment_table import BAD_VALUES, EnvironmentFacts, HcaPort
@@ -52,11 +52,17 @@ def _environment_value(example):
     return ", ".join(keys)
 
 
+def _job_end(line):
+    ends = zip(knowledge.read("job_ends"), log_variables.ENDS, strict=True)
+    return next((key for key, end in ends if log_variables.ends_well(line, [end])), None)
+
+
 #: table -> what finds the key of the row that explains a line.
 ENGINES = {
     "nccl_errors": _nccl_error,
     "login_failures": _login_failure,
     "xids": _xid,
+    "job_ends": _job_end,
     "driver_messages": _driver_message,
     "environment_values": _environment_value,
 }

@@ -185,14 +185,17 @@ class RankFinder:
             lasts = [s.last_s for s in file.failures.streams if s.last_s is not None]
             ends.setdefault(file.node, []).extend(lasts)
         self.clocks = JobClocks(evidence.clocks, evidence.clock_steps, ends)
-        blocks = [
-            (event.ranks, (event.local_rank,))
-            for file in evidence.files
+        launchers = [
+            (file.node or number, event.ranks, event.local_rank)
+            for number, file in enumerate(evidence.files)
             for event in file.failures.events
-            if event.role == REPORT and event.ranks and event.local_rank is not None
+            if event.role == REPORT and event.local_rank is not None
         ]
         #: Whether a local rank may be the rank.
-        self.is_one_node = len(self.nodes) < 2 and all(ranks == local for ranks, local in blocks)
+        self.is_one_node = (
+            max(len(self.nodes), len({place for place, *_ in launchers})) < 2
+            and all(ranks in ((), (local,)) for _, ranks, local in launchers)
+        )  # fmt: skip
         for file in evidence.files:
             for event in file.failures.events:
                 if len(event.ranks) != 1:
@@ -202,6 +205,17 @@ class RankFinder:
                     self.by_local.setdefault((_label(node), event.local_rank), event.ranks[0])
                 if event.pid:
                     self.by_pid.setdefault((_label(node), event.pid), event.ranks[0])
+
+        # A process that a line itself names is of the rank of its line, or of its file.
+        owners: dict[tuple[str, int], set[int | None]] = {}
+        for file in evidence.files:
+            for line_rank, pid in file.failures.facts.pids:
+                rank = self.file_rank(file) if line_rank is None else line_rank
+                owners.setdefault((_label(file.node), pid), set()).add(rank)
+        for key, ranks in owners.items():
+            rank = ranks.pop()
+            if rank is not None and not ranks:
+                self.by_pid.setdefault(key, rank)
 
     def node_of(self, file: JobFile, line_host: str, *, is_report: bool = False) -> str:
         """The node of a line: the host in it if a launcher reports it or the host is known."""

@@ -431,7 +431,8 @@ def _in_order(
     # Of several torchruns, each sees only its node's ranks.
     root = job.roots[0] if len(job.roots) == 1 else None
     if root is not None and root.rank is not None and is_clear_root(root, job.reports):
-        for group in groups:
+        nodes = {node for group in groups for node in (*group.nodes, *job.nodes_of(group.ranks))}
+        for group in groups if nodes <= {root.node} else ():
             if root.rank in group.ranks:
                 remaining = [other for other in groups if other is not group]
                 return [group, *remaining], "torchrun saw its end first", ""
@@ -534,6 +535,9 @@ def killed(job: JobFailures) -> Finding | None:
         # A signal that torchrun did not send came from outside.
         is_torchrun = failure.event.source.startswith("torchrun") and bool(agent_pids)
         is_ended = is_ended or (number in _OUTSIDE and not is_torchrun)
+        # Of a rank without a log, nobody knows whether it lost a peer, as others did.
+        has_log = failure.rank in (None, *job.logged) or not (job.logged and excused)
+        is_ended = is_ended or not (number or has_log or failure in job.roots)
         if not is_ended and failure.rank not in excused:
             order.append(failure)
     if not order:
@@ -818,7 +822,7 @@ def _signal_name(failures: Sequence[RankFailure], default: str = "a signal (Ctrl
         return "SIGINT (Ctrl-C)"
     if not event.code and (match := re.search(r"got signal: (\d{1,2})\b", event.text)):
         return SIGNAL_NAMES.get(int(match[1]), default)
-    return SIGNAL_NAMES.get(signal_of(event.code), default)
+    return SIGNAL_NAMES.get(signal_of(event.code) or abs(event.code), default)
 
 
 def fabric(job: JobFailures) -> Finding | None:
@@ -876,7 +880,7 @@ def _link_text(links: Sequence[tuple[str, str]]) -> str:
 
 def consequence(job: JobFailures) -> Finding | None:
     """An error that says itself that its cause is elsewhere, where nothing else is known."""
-    failures = job.consequences
+    failures = job.consequences or job.late
     if not failures:
         return None
     who = _subject(ranks_in(failures), _nodes_in(failures))

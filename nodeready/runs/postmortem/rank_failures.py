@@ -263,7 +263,16 @@ class JobFailures:
         last_errors = [f for f in self.own_errors if f.file in self.last_files]
         self.own_errors = last_errors or self.own_errors
         own_errors = [f for f in self.own_errors if is_final(f)]
-        self.final = deadly(own_errors, (*self.lost, *self.waited))
+        final = deadly(own_errors, (*self.lost, *self.waited))
+        #: The errors that may have ended the job, and those that came when peers had lost a rank.
+        losses = [
+            f for f in self.lost
+            if f.rank is not None and not f.event.lines_after and f.event.source != "warning"
+        ]  # fmt: skip
+        loss = min(losses, key=lambda f: f.latest_s, default=None)
+        self.late = [f for f in final if loss and f.file != loss.file and precedes(loss, f)]
+        late = set(map(id, self.late))
+        self.final = [f for f in final if id(f) not in late]
 
     def _is_victim(self, failure: RankFailure) -> bool:
         """Whether an error follows a lost peer, a timeout or a signal of the same rank."""
