@@ -129,6 +129,11 @@ class RankFailure(NamedTuple):
     slack_s: float = 0.0  # uncertainty of the clock
 
     @property
+    def went_on(self) -> bool:
+        # In a log that several ranks share, another rank may have written on.
+        return self.event.went_on and self.rank is not None
+
+    @property
     def earliest_s(self) -> float:
         return self.early_s - self.slack_s
 

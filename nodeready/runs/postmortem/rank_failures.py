@@ -202,9 +202,7 @@ def _reported(failures: Sequence[RankFailure]) -> set[int]:
 
 def is_final(failure: RankFailure) -> bool:
     """Whether an error may have ended its rank."""
-    # In a log that several ranks share, another rank may have written on.
-    went_on = failure.event.went_on and failure.rank is not None
-    return failure.event.lines_after <= FINAL_LINES and not went_on
+    return failure.event.lines_after <= FINAL_LINES and not failure.went_on
 
 
 def is_same_clock(failure: RankFailure, other: RankFailure) -> bool:

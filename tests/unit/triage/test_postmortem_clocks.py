@@ -104,7 +104,7 @@ def test_of_two_errors_on_two_clocks_the_first_is_named_or_none():
     verdicts = Counter(Job(random_values).verdict() for _ in range(JOBS))
     decidable = verdicts[True, "right"] + verdicts[True, "undecided"]
     assert verdicts == {
-        (True, "right"): 90, (False, "undecided"): 110,
+        (True, "right"): 90, (False, "right"): 1, (False, "undecided"): 109,
     }  # fmt: skip
     assert verdicts[True, "right"] >= 0.98 * decidable
 
