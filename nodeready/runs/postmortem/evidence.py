@@ -333,10 +333,13 @@ def _ranks_of_names(files: Iterable[JobFile]) -> dict[tuple[str, str], FileRanks
         for key, value in _varying_numbers(named).items() if not _is_named(ranks, named) else ():
             ranks[key] = value
         inside = {key: named_inside[key] for key in named if named_inside[key]}
-        wrong = [key for key, lines in inside.items() if lines - {ranks[key].rank}]
+        contradicted = [key for key, lines in inside.items() if lines - {ranks[key].rank}]
         # A name says "rank"; one log may quote another one.
         is_said = all(named_ranks(path).rank is not None for _, path in named)
-        if wrong and (not is_said or (len(wrong) == len(inside) and 2 * len(wrong) > len(named))):
+        if contradicted and (
+            not is_said
+            or (len(contradicted) == len(inside) and 2 * len(contradicted) > len(named))
+        ):
             unnamed = {key for key in named if ranks[key].rank is not None}
             ranks |= dict.fromkeys(unnamed, FileRanks(None, None))
     return ranks

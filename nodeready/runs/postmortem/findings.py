@@ -40,7 +40,7 @@ class Finding:
     frame: str = ""
     suspects: Sequence[Suspect] = ()  # all; (): the ranks and nodes are the only one
     kind: str = ""  # "": as of the rule
-    says: str = ""  # likewise
+    sentence: str = ""  # likewise
 
 
 class Rule(NamedTuple):
@@ -48,20 +48,20 @@ class Rule(NamedTuple):
 
     kind: str
     evidence: Callable[[JobFailures], Finding | None]
-    says: str
+    sentence: str
 
-    def cause(self, found: Finding) -> FirstFailure:
-        """The cause that the rule has found, in words."""
-        suspect = suspect_of(found.ranks, found.nodes, found.for_, found.against)
-        words = {"who": subject(suspect.ranks, suspect.nodes), **found.words}
+    def cause(self, finding: Finding) -> FirstFailure:
+        """The cause of this rule, in words."""
+        suspect = suspect_of(finding.ranks, finding.nodes, finding.for_, finding.against)
+        words = {"who": subject(suspect.ranks, suspect.nodes), **finding.words}
         number = 2 if words["who"].startswith("all ") else max(1, len(suspect.ranks))
-        moments = [f.time_s for f in found.failures if f.time_s is not None]
-        suspects = tuple(found.suspects) or (suspect,) * (suspect != Suspect((), (), (), ()))
+        text = say(finding.sentence or self.sentence, number, **words)
+        moments = [f.time_s for f in finding.failures if f.time_s is not None]
+        suspects = tuple(finding.suspects) or (suspect,) * (suspect != Suspect((), (), (), ()))
         return FirstFailure(
-            found.kind or self.kind, say(found.says or self.says, number, **words), suspect.ranks,
-            suspect.nodes, found.frame, moment_text(min(moments, default=None)), suspects,
-            found.missing,
-        )  # fmt: skip
+            *(finding.kind or self.kind, text, suspect.ranks, suspect.nodes, finding.frame),
+            *(moment_text(min(moments, default=None)), suspects, finding.missing),
+        )
 
 
 def moment_text(seconds: float | None) -> str:
@@ -93,7 +93,7 @@ def undecided(suspects: Sequence[Suspect], *missing: str) -> Finding:
     ranks = {rank for suspect in suspects for rank in suspect.ranks}
     nodes = {node for suspect in suspects for node in suspect.nodes}
     return Finding(
-        ranks, nodes, kind="unclear", says="{names}: which failed first is not known",
+        ranks, nodes, kind="unclear", sentence="{names}: which failed first is not known",
         words={"names": " or ".join(names)}, suspects=suspects[:MAX_SUSPECTS], missing=missing,
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ connection. Times decide between own errors only beyond the uncertainty of the c
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -79,6 +80,8 @@ _OUTSIDE, _SIGNAL = (1, 2, 15), re.compile(r"got signal: (\d{1,2})\b")
 #: Seconds by which the ends that two launchers see may be in another order: torchrun reports whole
 #: seconds, and looks every 0.1 s.
 _SEEN_S = 1.1
+#: Lines after the end of a job in which a lost connection belongs to it.
+_END_LINES = 20
 #: Plain lines after an error in a log of unknown ranks from which on its rank went on.
 _FURTHER_LINES = 5
 
@@ -112,6 +115,8 @@ def survived(job: JobFailures) -> Finding | None:
     fatal = [
         f for f in bad
         if f.event.line > ends.get(f.file, 0) and (f.file in job.last_files or not has_end)
+        # Connections close when ranks end.
+        and not (f.event.role == LOST and 0 < ends.get(f.file, 0) >= f.event.line - _END_LINES)
         and not f.went_on and not (f.event.went_on and f.event.lines_after >= _FURTHER_LINES)
     ]  # fmt: skip
     how = "" if fatal or not bad else "its rank went on after it"
@@ -128,8 +133,8 @@ def survived(job: JobFailures) -> Finding | None:
     ):  # fmt: skip
         how = "Slurm: COMPLETED 0:0"
     groups = equal_failures(bad)
-    seen = "; ".join(f"{subject(g.ranks, g.nodes)}: {g.first.event.text}" for g in groups)
-    words = {"how": how, "seen": f"; seen and survived: {seen[:MAX_TEXT]}" if seen else ""}
+    text = "; ".join(f"{subject(g.ranks, g.nodes)}: {g.first.event.text}" for g in groups)
+    words = {"how": how, "seen": f"; seen and survived: {text[:MAX_TEXT]}" if text else ""}
     return Finding(for_=lines_of(bad), words=words) if how else None
 
 
@@ -163,9 +168,11 @@ def out_of_memory(job: JobFailures) -> Finding | None:
         ranks = {rank for rank in ended if rank is not None}
         if faults and not (slurm or steps):
             against.append("no log has the number of the process that the kernel killed")
-    others = [f for f in job.final if f.event.kind != "oom" and _KILLED_WORKER not in f.event.text]
+    other_errors = [
+        f for f in job.final if f.event.kind != "oom" and _KILLED_WORKER not in f.event.text
+    ]
     # Otherwise the kernel may have killed a process of another job.
-    if not (faults or is_known) or (not ranks and (others or not is_known)):
+    if not (faults or is_known) or (not ranks and (other_errors or not is_known)):
         return None
     evidence = [*kernel_lines(faults), *(f"Slurm: {f.event.text}" for f in slurm[:2]), *step_lines]
     evidence += [report_text(f) for f in srun[:2]]
@@ -196,6 +203,9 @@ def killed(job: JobFailures) -> Finding | None:
     """A rank that ended by a signal or with a status, without an error in its log."""
     excused = ranks_in((*job.lost, *job.waited, *job.consequences))
     agent_pids = {(f.node, f.event.pid) for f in job.ended if f.event.source == "torchrun"}
+    # All reported ranks of a file may have lost a peer.
+    unknown = Counter(f.file for f in (*job.lost, *job.waited) if f.rank is None)
+    reported = Counter(file for file, _ in {(f.file, f.rank) for f in job.reports})
     order: list[RankFailure] = []
     for failure in job.reports:
         number = signal_of(failure.event.code)
@@ -203,9 +213,11 @@ def killed(job: JobFailures) -> Finding | None:
         # A signal that torchrun did not send came from outside.
         is_torchrun = failure.event.source.startswith("torchrun") and bool(agent_pids)
         is_ended |= number in _OUTSIDE and not is_torchrun
-        # Of a rank without a log, nobody knows whether it lost a peer, as others did.
-        has_log = failure.rank in (None, *job.logged) or not (job.logged and excused)
-        if not is_ended and (number or has_log or failure in job.roots):
+        is_ended |= not number and unknown[failure.file] >= reported[failure.file]
+        # Of a rank without a log, it is not known whether it lost a peer, as others did.
+        is_unlogged = failure.rank is not None and failure.rank not in job.logged
+        is_unlogged &= bool(job.logged and excused) and failure.event.source != "torchrun-root"
+        if not is_ended and (number or not is_unlogged):
             order.append(failure)
     if not order:
         return None
@@ -239,14 +251,14 @@ def killed(job: JobFailures) -> Finding | None:
     evidence = [report_text(f) for f in (first, *roots)]
     evidence += _last_lines(job, ranks, 1) if len(ranks) == 1 else []
     evidence += lines_of([first]) if first.event.text else []
-    found = Finding(ranks, nodes, evidence, failures=[first], kind=kind_of_code(code))
+    finding = Finding(ranks, nodes, evidence, failures=[first], kind=kind_of_code(code))
     if not number:
-        says = "{who} ended with exit code {code}, without an error in its log"
-        found = replace(found, kind="unclear", says=says, words={"code": f"{code}"})
-        return replace(found, missing=("why it exited: its log does not say",))
-    found.words = {"signal": f"{SIGNAL_NAMES.get(number, f'signal {number}')} (signal {number})"}
+        sentence = "{who} ended with exit code {code}, without an error in its log"
+        finding = replace(finding, kind="unclear", sentence=sentence, words={"code": f"{code}"})
+        return replace(finding, missing=("why it exited: its log does not say",))
+    finding.words = {"signal": f"{SIGNAL_NAMES.get(number, f'signal {number}')} (signal {number})"}
     if number in (4, 6, 7, 8, 11):
-        found.missing = ("where it crashed: nodeready cores",)
+        finding.missing = ("where it crashed: nodeready cores",)
     if number == 9:
         reasons = [reason for name, reason in job.evidence.missing.items() if "kernel" in name]
         against = "a person may have killed it, or the kernel for memory: its log was not read"
@@ -254,10 +266,10 @@ def killed(job: JobFailures) -> Finding | None:
             against = f"a person, or the kernel for memory: {reasons[0]}"
         elif any("kernel" in name for name in job.evidence.sources):
             against = "not for memory by the kernel: its log has no such line"
-        found.against = (against,)
+        finding.against = (against,)
         if "not for" not in against:
-            found.missing = ("the kernel's log would tell whether it was killed for memory",)
-    return found
+            finding.missing = ("the kernel's log would tell whether it was killed for memory",)
+    return finding
 
 
 def gpu_fault(job: JobFailures) -> Finding | None:
@@ -269,8 +281,8 @@ def node_fault(job: JobFailures) -> Finding | None:
     """A fault of a node in the kernel's log, where the ranks only lost a peer."""
     order, faults = list(_FAULTS), [f for f in job.evidence.kernel if f.kind in _FAULTS]
     first = sorted(faults, key=lambda fault: order.index(fault.kind))[:1]
-    found = _of_kernel(job, first, faults)
-    return found and replace(found, kind=_FAULTS[first[0].kind])
+    finding = _of_kernel(job, first, faults)
+    return finding and replace(finding, kind=_FAULTS[first[0].kind])
 
 
 def _of_kernel(
@@ -284,9 +296,9 @@ def _of_kernel(
 
 def hang_by_node(job: JobFailures) -> Finding | None:
     """A hang; where nothing tells who was late, a fault of a node."""
-    found = hang(job)
-    fault = node_fault(job) if found and not found.ranks and job.waited else None
-    return replace(fault, says=_ERROR) if fault else found
+    finding = hang(job)
+    fault = node_fault(job) if finding and not finding.ranks and job.waited else None
+    return replace(fault, sentence=_ERROR) if fault else finding
 
 
 def silent(job: JobFailures) -> Finding | None:
@@ -321,19 +333,19 @@ def ended(job: JobFailures) -> Finding | None:
     steps, lines = _steps(job, "CANCELLED")
     is_cancelled = any(not s.signal or kind_of_code(-s.signal) == "signal" for s in steps)
     if launchers or is_cancelled:
-        says, name = "the job was cancelled", ""
+        sentence, name = "the job was cancelled", ""
         if sent := {signal_of(f.event.code) for f in job.reports} & {10, 12}:
-            says, name = "{signal} of Slurm ended the ranks", SIGNAL_NAMES[min(sent)]
+            sentence, name = "{signal} of Slurm ended the ranks", SIGNAL_NAMES[min(sent)]
         if not (is_cancelled or launchers[0].event.source == "slurm-job"):
-            says = "{signal} ended the launcher, from outside"
+            sentence = "{signal} ended the launcher, from outside"
             name = _signal_name(launchers[0], "a signal (Ctrl-C)")
-        return Finding(for_=lines_of(launchers) + lines, says=says, words={"signal": name})
-    own = [f for f in job.ended if f.event.source in ("", "error-file", "shell")]
-    failures = own or [f for f in job.reports if signal_of(f.event.code) in _OUTSIDE]
+        return Finding(for_=lines_of(launchers) + lines, sentence=sentence, words={"signal": name})
+    own_ends = [f for f in job.ended if f.event.source in ("", "error-file", "shell")]
+    failures = own_ends or [f for f in job.reports if signal_of(f.event.code) in _OUTSIDE]
     if not failures:
         return None
     first = min(failures, key=lambda f: (f.time_s or 0.0, f.event.line))
-    failures = own or failures[:1]
+    failures = own_ends or failures[:1]
     ranks, words = ranks_in(failures), {"signal": _signal_name(first, "SIGTERM")}
     words |= {"who": "all ranks"} if len(job.ranks) > 1 and ranks == job.ranks else {}
     return Finding(ranks, nodes_in(failures), lines_of([first]), (), [first], words)
@@ -353,11 +365,11 @@ def consequence(job: JobFailures) -> Finding | None:
     peer, where nothing else is known.
     """
     failures = job.consequences or job.late
-    who = subject(ranks_in(failures), nodes_in(failures))
+    name = subject(ranks_in(failures), nodes_in(failures))
     missing = ("the log of the process that failed first",)
-    words = {"who": who, "error": failures[0].event.text[:MAX_TEXT]} if failures else {}
-    found = Finding(for_=lines_of(failures), failures=failures[:1], words=words, missing=missing)
-    return found if failures else None
+    words = {"who": name, "error": failures[0].event.text[:MAX_TEXT]} if failures else {}
+    values = failures[:1], words, missing
+    return Finding((), (), lines_of(failures), (), *values) if failures else None
 
 
 def lost_peers(job: JobFailures) -> Finding | None:
@@ -371,7 +383,7 @@ def exit_status(job: JobFailures) -> Finding | None:
     steps = [step for step in job.evidence.steps if step.code or step.signal]
     if job.reports or not steps:
         text = "; ".join(dict.fromkeys(report_text(f) for f in job.reports[:3]))
-        return Finding(says="{error}", words={"error": text}) if text else None
+        return Finding(sentence="{error}", words={"error": text}) if text else None
     step, kind, how = steps[-1], "", f"exit code {steps[-1].code}"
     if step.signal:
         kind = kind_of_code(-step.signal)
@@ -416,8 +428,8 @@ class FirstFailureFinder:
 
     def find(self) -> FirstFailure:
         """The first failure."""
-        found = ((rule, rule.evidence(self.job)) for rule in RULES)
-        cause = next(rule.cause(finding) for rule, finding in found if finding)
+        findings = ((rule, rule.evidence(self.job)) for rule in RULES)
+        cause = next(rule.cause(finding) for rule, finding in findings if finding)
         cause = self._by_environment(cause)
         ranks, nodes = set(cause.ranks), set(cause.nodes)
         records = [

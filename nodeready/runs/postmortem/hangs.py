@@ -30,26 +30,26 @@ def hang(job: JobFailures) -> Finding | None:
         calls = {f.rank: f.event.call for f in (*job.lost, *job.waited) if f.event.call}
         calls_of = {rank: call for rank, call in calls.items() if rank is not None}
         is_known = 2 * len(calls_of) > len(job.ranks) and _PAIRWISE.isdisjoint(calls_of.values())
-        if is_known and (found := odd_call(job, calls_of, job.waited)):
-            return replace(found, kind=found.kind or "timeout")
+        if is_known and (finding := odd_call(job, calls_of, job.waited)):
+            return replace(finding, kind=finding.kind or "timeout")
         ranks, reason = _late_ranks(job)
         evidence = [reason] if ranks else []
     # The lagging rank's own words, if it has some.
     waited = sorted(job.waited, key=lambda f: (f.rank not in ranks, f.file, f.event.line))[:1]
     text = waited[0].event.text if waited else lags[0][1] if lags else stuck
-    found = Finding(
+    finding = Finding(
         ranks, job.nodes_of(ranks), evidence + lines_of(waited), failures=waited,
         words={"error": text[:MAX_TEXT]},
     )  # fmt: skip
     missing = "which rank was late: the flight recorder's dumps would tell"
-    says = "a timeout, and no rank is known to be late: {error}"
-    return found if ranks else replace(found, says=says, missing=(missing,))
+    sentence = "a timeout, and no rank is known to be late: {error}"
+    return finding if ranks else replace(finding, sentence=sentence, missing=(missing,))
 
 
 def _late_ranks(job: JobFailures) -> tuple[set[int], str]:
     """The ranks that came late or never, and how that is known."""
     waiting = ranks_in(job.waited)
-    # The few ranks that came when the timeout of the others was over.
+    # The few ranks that came when the timeout of their peers was over.
     ends = [f.latest_s for f in job.waited if f.time_s is not None]
     end_s = max(ends, default=math.inf)
     late = ranks_in(f for f in job.lost if f.time_s and f.earliest_s > end_s) - waiting

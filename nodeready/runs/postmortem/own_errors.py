@@ -94,12 +94,12 @@ def first_error(job: JobFailures, errors: Sequence[RankFailure], *notes: str) ->
     for_ += [f.event.text for f in asserts[:1] if f is not first.first]
     for_ += [report_text(f) for f in job.roots if f.rank in ranks][:1]
     for_ += kernel_lines(job.xids(first.nodes)) if kind == "gpu" else []
-    who = subject(ranks, nodes)
+    name = subject(ranks, nodes)
     if len(job.ranks) > 1 and ranks == job.ranks:
-        who = f"all {len(ranks)} ranks"
+        name = f"all {len(ranks)} ranks"
         for_.append("every rank raised it: a mistake that all share, not one rank's")
     elif not ranks and len(first.failures) > 1:
-        who = f"{len(first.failures)} ranks"
+        name = f"{len(first.failures)} ranks"
     roots, against = [f.rank for f in job.roots if f.rank is not None], list[str]()
     if ranks and roots and ranks.isdisjoint(roots):
         text = "torchrun names rank {} as its first observed failure, which only says that {}"
@@ -112,7 +112,7 @@ def first_error(job: JobFailures, errors: Sequence[RankFailure], *notes: str) ->
     suspects = [suspect_of(ranks, nodes, for_, (*against, *notes))]
     return Finding(
         ranks, nodes, failures=first.failures, kind=event.kind, frame=event.frame,
-        says="{who}: {error}", words={"who": who, "error": event.text[:MAX_TEXT]},
+        sentence="{who}: {error}", words={"who": name, "error": event.text[:MAX_TEXT]},
         suspects=suspects + [_suspect(job, group, notes) for group in groups[1:4]],
     )  # fmt: skip
 
@@ -138,14 +138,14 @@ def _in_order(
     if len(timed) == len(groups):
         timed.sort(key=lambda row: row[0].time_s or 0.0)
         earliest, first = min(timed, key=lambda row: row[0].latest_s)
-        others = [row for row in timed if row[1] is not first]
+        later = [row for row in timed if row[1] is not first]
         rivals = [
-            group for _, group in others
+            group for _, group in later
             if not all(precedes(earliest, f) for f in group.failures if f.time_s is not None)
         ]  # fmt: skip
-        groups = [first, *(rivals or [group for _, group in others])]
+        groups = [first, *(rivals or [group for _, group in later])]
         if not rivals:
-            gap_s = (others[0][0].time_s or 0.0) - (earliest.time_s or 0.0)
+            gap_s = (later[0][0].time_s or 0.0) - (earliest.time_s or 0.0)
             return groups, f"{gap_s:.1f} s before the next error", ""
         missing = "the clocks may differ by more than the time between the errors"
     # Of several torchruns, each sees only its node's ranks.
@@ -177,8 +177,8 @@ def mismatch(job: JobFailures) -> Finding | None:
         if match and failure.rank in (None, int(match[1])):
             calls[int(match[1])], peers[int(match[3])] = match[2], match[4]
     # A rank whose call has another form reads its peers' wrongly.
-    if found := odd_call(job, {**peers, **calls}, failures):
-        return replace(found, kind=found.kind or "exception")
+    if finding := odd_call(job, {**peers, **calls}, failures):
+        return replace(finding, kind=finding.kind or "exception")
     words = {"error": failures[0].event.text.rpartition("] ")[2][:MAX_TEXT]} if failures else {}
     return Finding(
         ranks_in(failures), nodes_in(failures), [f"in {f.example}" for f in failures[:3]],
@@ -205,8 +205,8 @@ def odd_call(
     suspects = []
     for call, ranks in sides.items():
         if call != usual or not is_usual:
-            known = [by_rank[rank] for rank in ranks if rank in by_rank]
-            first = min(known, key=lambda f: (f.file, f.event.line), default=None)
+            known_failures = [by_rank[rank] for rank in ranks if rank in by_rank]
+            first = min(known_failures, key=lambda f: (f.file, f.event.line), default=None)
             places = (f"in {first.example}",) if first else ()
             evidence = f"{ranks_of(ranks)} called {call}", *places
             suspects.append(suspect_of(ranks, job.nodes_of(ranks), evidence))
@@ -217,6 +217,6 @@ def odd_call(
     return Finding(
         odd, {node for suspect in suspects for node in suspect.nodes}, failures=failures,
         words={"odd": calls_of_odd, "usual": f"{ranks_of(sides[usual])} {usual}"},
-        says="{who} called {odd}, {usual}: the calls must agree", suspects=suspects,
+        sentence="{who} called {odd}, {usual}: the calls must agree", suspects=suspects,
         frame=next((f.event.frame for f in failures if f.rank in odd), ""),
     )  # fmt: skip
