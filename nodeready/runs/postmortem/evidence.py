@@ -168,10 +168,9 @@ def place_text(node: str, path: str, line: int) -> str:
     return f"{prefix}{path}{f':{line}' if line else ''}"
 
 
-#: Seconds that an event without a time may be after the line before it.
-_AFTER_S = 10.0
-#: Seconds between an error and the last write of its log.
-_END_S = 1.0
+#: Seconds that an event without a time may be after the line before it, and before the last write
+#: of its log.
+_AFTER_S, _END_S = 10.0, 1.0
 #: Seconds after, and before, its last line at which a log's time is that of a copy.
 _COPIED_S, _EARLY_S = 3600, 5.0
 
@@ -210,7 +209,6 @@ class RankFinder:
                     self.by_local.setdefault((_label(node), event.local_rank), event.ranks[0])
                 if event.pid:
                     self.by_pid.setdefault((_label(node), event.pid), event.ranks[0])
-
         # A process that a line itself names is of the rank of its line, or of its file.
         owners: dict[tuple[str, int], set[int | None]] = {}
         for file in evidence.files:
@@ -324,35 +322,28 @@ def _ranks_of_names(files: Iterable[JobFile]) -> dict[tuple[str, str], FileRanks
     """
     ranks = {(f.node, f.failures.path): path_ranks(f.failures.path) for f in files}
     similar_names: dict[str, dict[tuple[str, str], list[int]]] = {}
+    # The ranks that the prefixes of a file's lines, or a launcher's reports in it, name.
+    inside = {
+        (f.node, f.failures.path): f.failures.ranks.union(
+            *(event.ranks for event in f.failures.events if event.role == REPORT)
+        )
+        for f in files
+    }
     for key in ranks:
         name = key[1].removeprefix(f"{key[0]}/")
         numbers = [int(digits) for digits in _DIGITS.findall(name) if len(digits) < 6]
         similar_names.setdefault(_DIGITS.sub("#", name), {})[key] = numbers
-    named_inside = {(f.node, f.failures.path): _ranks_inside(f.failures) for f in files}
     for named in similar_names.values():
-        for key, value in _varying_numbers(named).items() if not _is_named(ranks, named) else ():
-            ranks[key] = value
-        inside = {key: named_inside[key] for key in named if named_inside[key]}
-        contradicted = [key for key, lines in inside.items() if lines - {ranks[key].rank}]
+        is_named = any(ranks[key] != _UNNAMED or _ROTATED.search(key[1]) for key in named)
+        ranks |= {} if is_named else _varying_numbers(named)
+        with_ranks = [key for key in named if inside[key]]
+        contradicted = [key for key in with_ranks if inside[key] - {ranks[key].rank}]
         # A name says "rank"; one log may quote another one.
-        is_said = all(named_ranks(path).rank is not None for _, path in named)
-        if contradicted and (
-            not is_said
-            or (len(contradicted) == len(inside) and 2 * len(contradicted) > len(named))
-        ):
-            unnamed = {key for key in named if ranks[key].rank is not None}
-            ranks |= dict.fromkeys(unnamed, FileRanks(None, None))
+        is_rank = all(named_ranks(path).rank is not None for _, path in named)
+        is_quoted = contradicted != with_ranks or 2 * len(contradicted) <= len(named)
+        if contradicted and not (is_rank and is_quoted):
+            ranks |= {key: _UNNAMED for key in named if ranks[key].rank is not None}
     return ranks
-
-
-def _is_named(ranks: Mapping[tuple[str, str], FileRanks], keys: Iterable[tuple[str, str]]) -> bool:
-    return any(ranks[key] != FileRanks(None, None) or _ROTATED.search(key[1]) for key in keys)
-
-
-def _ranks_inside(failures: FileFailures) -> frozenset[int]:
-    """The ranks that the prefixes of a file's lines, or a launcher's reports in it, name."""
-    ranks = {rank for event in failures.events if event.role == REPORT for rank in event.ranks}
-    return failures.ranks | ranks
 
 
 def _varying_numbers(
@@ -376,5 +367,5 @@ def _varying_numbers(
     }
 
 
-_DIGITS = re.compile(r"\d+")
+_UNNAMED, _DIGITS = FileRanks(None, None), re.compile(r"\d+")
 _ROTATED = re.compile(r"\.(?:log|out|err|txt)\.\d+$")

@@ -55,8 +55,6 @@ from nodeready.runs.stacks.document import Suspect
 from nodeready.runs.stacks.statements import ranks_of
 from nodeready.subjects.gpus import xids
 
-#: Maximum records of nodes beside a suspect.
-_MAX_RECORDS = 4
 #: Kind of a kernel's fault of hardware -> the kind of its cause.
 HARDWARE = {"xid": "gpu", "link": "network"}
 #: Kind of a kernel's fault -> the kind of the cause, where the ranks only lost a peer.
@@ -80,10 +78,9 @@ _OUTSIDE, _SIGNAL = (1, 2, 15), re.compile(r"got signal: (\d{1,2})\b")
 #: Seconds by which the ends that two launchers see may be in another order: torchrun reports whole
 #: seconds, and looks every 0.1 s.
 _SEEN_S = 1.1
-#: Lines after the end of a job in which a lost connection belongs to it.
-_END_LINES = 20
-#: Plain lines after an error in a log of unknown ranks from which on its rank went on.
-_FURTHER_LINES = 5
+#: Lines after the end of a job in which a lost connection belongs to it; plain lines after an
+#: error in a log of unknown ranks from which on its rank went on.
+_END_LINES, _FURTHER_LINES = 20, 5
 
 
 def _steps(job: JobFailures, *states: str) -> tuple[list[SlurmStep], list[str]]:
@@ -103,9 +100,6 @@ def _last_lines(job: JobFailures, ranks: set[int], maximum: int = 3) -> list[str
     return list(dict.fromkeys(lines))[:maximum]
 
 
-# --- The evidence of each rule.
-
-
 def survived(job: JobFailures) -> Finding | None:
     """All that failed was survived: by Slurm, by the end of the log, by more steps after it."""
     kinds = job.own_errors, job.reports, job.ended, job.lost, job.waited, job.consequences
@@ -119,7 +113,7 @@ def survived(job: JobFailures) -> Finding | None:
         and not (f.event.role == LOST and 0 < ends.get(f.file, 0) >= f.event.line - _END_LINES)
         and not f.went_on and not (f.event.went_on and f.event.lines_after >= _FURTHER_LINES)
     ]  # fmt: skip
-    how = "" if fatal or not bad else "its rank went on after it"
+    how = "its rank went on after it" if bad and not fatal else ""
     how = "the log says afterwards that the job has ended well" if how and has_end else how
     last = {step.step: step for step in job.evidence.steps}
     numbers = {name: int(number) for name in last if (number := name.partition(".")[2]).isdigit()}
@@ -142,9 +136,8 @@ def out_of_memory(job: JobFailures) -> Finding | None:
     """The kernel or Slurm killed a process of the job for its memory."""
     faults = [fault for fault in job.evidence.kernel if fault.kind == "oom"]
     slurm = [f for f in job.own_errors if (f.event.kind, f.event.source) == ("oom", "slurm")]
-    (steps, step_lines), srun = _steps(job, "OUT_OF_ME"), [
-        f for f in job.reports if f.event.kind == "oom"
-    ]  # fmt: skip
+    steps, step_lines = _steps(job, "OUT_OF_ME")
+    srun = [f for f in job.reports if f.event.kind == "oom"]
     is_known = bool(slurm or steps or srun)
     killed = [f for f in job.reports if signal_of(f.event.code) == 9]
     workers = [f for f in job.own_errors if _KILLED_WORKER in f.event.text]
@@ -192,11 +185,10 @@ def limit(job: JobFailures) -> Finding | None:
     """Slurm ended the job by its limit."""
     events = [f for f in job.ended if f.event.kind == "limit"]
     steps, lines = _steps(job, "TIMEOUT", "PREEMPTED", "DEADLINE")
-    words = [f.event.text for f in events] + [step.state for step in steps]
-    if not words:
-        return None
-    reason = next((reason for key, reason in _LIMITS.items() if key in words[0]), words[0])
-    return Finding(for_=lines_of(events) + lines, words={"reason": reason})
+    for word in [f.event.text for f in events] + [step.state for step in steps]:
+        reason = next((reason for key, reason in _LIMITS.items() if key in word), word)
+        return Finding(for_=lines_of(events) + lines, words={"reason": reason})
+    return None
 
 
 def killed(job: JobFailures) -> Finding | None:
@@ -440,7 +432,7 @@ class FirstFailureFinder:
         if not records or not cause.suspects:
             return cause
         first, *further = cause.suspects
-        first = replace(first, for_=(*first.for_, *records[:_MAX_RECORDS]))
+        first = replace(first, for_=(*first.for_, *records[:4]))
         return replace(cause, suspects=(first, *further))
 
     def _by_environment(self, cause: FirstFailure) -> FirstFailure:
