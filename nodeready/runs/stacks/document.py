@@ -265,8 +265,10 @@ def say(template: str, number: int, **words: str) -> str:
     """
 
     def word(match: re.Match[str]) -> str:
-        one, several = match.groups()
-        return words[one] if several is None else one if number == 1 else several
+        singular, plural = match.groups()
+        if plural is None:
+            return words[singular]
+        return singular if number == 1 else plural
 
     return _CHOICE.sub(word, template)
 
