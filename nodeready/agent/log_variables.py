@@ -1,16 +1,19 @@
-"""The variables of a job's environment that its logs and its batch script show. Pure.
+"""What the lines of a log show beside failures: the variables of the job's environment, the
+processes of ranks, and that a job has ended well. Pure.
 
-Such lines are NCCL's with NCCL_DEBUG=INFO (``NCCL_SOCKET_IFNAME set by environment to lo``, its
-src/misc/param.cc), the output of ``env`` and of ``set -x``, torchrun's report of its rendezvous,
-and those of PyTorch's TCPStore, which names MASTER_ADDR where it cannot connect (socket.cpp).
+Lines with variables are NCCL's with NCCL_DEBUG=INFO (``NCCL_SOCKET_IFNAME set by environment to
+lo``, its src/misc/param.cc), the output of ``env`` and of ``set -x``, torchrun's report of its
+rendezvous, and those of PyTorch's TCPStore, which names MASTER_ADDR where it cannot connect
+(socket.cpp).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from nodeready import knowledge
 from nodeready.agent.log_ranks import LineOrigin
 from nodeready.agent.secrets import redact
 from nodeready.agent.witnesses.environment import NAMES
@@ -37,8 +40,14 @@ _PID = re.compile(
 )
 #: Words of such lines, and the maximum of them in which a number is searched.
 _PID_NEEDLES, _MAX_PID_LINES = ("pid", "PID", "Pid", " NCCL "), 5000
+#: Words, and the line that says with one of them that a job has ended well.
+ENDS = tuple(
+    (tuple(row["needles"].split("|")), re.compile(row["pattern"]))
+    for row in knowledge.rows("job_ends").values()
+)
 #: Each such line has one of these words; a search for words is ten times faster.
 _NEEDLES = (
+    *dict.fromkeys(word for words, _ in ENDS for word in words),
     "NCCL", "master_", "MASTER_", "client socket", "TCP client", "_IFNAME=", "_DEVICES=",
     "_include=", "_BLOCKING=", "_THREADS=", "FI_PROVIDER=",
 )  # fmt: skip
@@ -74,6 +83,7 @@ class LogFacts:
     nccl: wire.Name = ""  # the version of NCCL; "": not known
     addresses: tuple[wire.Name, ...] = ()  # of the node, that NCCL tells its peers
     pids: tuple[LogPid, ...] = ()  # the first ones
+    finished: wire.Number = 0  # the last line that says that the job has ended well; 0: none
 
 
 def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogFacts:
@@ -83,7 +93,7 @@ def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogF
     variables: dict[tuple[object, str], LogVariable] = {}
     addresses: dict[str, None] = {}
     pids: dict[str, LogPid] = {}
-    version, room = "", _MAX_PID_LINES
+    version, room, finished = "", _MAX_PID_LINES, 0
     for number, line in enumerate(lines, 1):
         if room and any(map(line.__contains__, _PID_NEEDLES)):
             room -= 1
@@ -94,6 +104,8 @@ def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogF
         if not any(map(line.__contains__, _NEEDLES)):
             continue
         origin = split(line[:_MAX_LINE])
+        if ends_well(origin.text):
+            finished = number
         if not version and (match := _VERSION.search(origin.text)):
             version = match[1]
         if (match := _ADDRESS.search(origin.text)) and len(addresses) < _MAX_ADDRESSES:
@@ -104,7 +116,15 @@ def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogF
                 variables[origin.key, name] = LogVariable(
                     name, redact(name, value[:_MAX_VALUE]), number, rank, local_rank, host
                 )
-    return LogFacts(tuple(variables.values()), version, tuple(addresses), tuple(pids.values()))
+    values = tuple(variables.values()), version, tuple(addresses), tuple(pids.values())
+    return LogFacts(*values, finished)
+
+
+def ends_well(text: str, ends: Sequence[tuple[tuple[str, ...], re.Pattern[str]]] = ENDS) -> bool:
+    """Whether a line says that its job has ended well."""
+    return any(
+        any(map(text.__contains__, needles)) and pattern.search(text) for needles, pattern in ends
+    )
 
 
 def _shown(text: str) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from nodeready import knowledge
-from nodeready.agent import failure_rules, log_ranks, payload
+from nodeready.agent import failure_rules, log_ranks, log_variables, payload
 from nodeready.agent.witnesses import kernel_log, nccl_errors
 from nodeready.subjects.environment_rules import RankEnvironment, judge
 from nodeready.subjects.environment_table import BAD_VALUES, EnvironmentFacts, HcaPort
@@ -95,6 +95,11 @@ def _environment_value(example):
     return ", ".join(keys)
 
 
+def _job_end(line):
+    ends = zip(knowledge.read("job_ends"), log_variables.ENDS, strict=True)
+    return next((key for key, end in ends if log_variables.ends_well(line, [end])), None)
+
+
 #: table -> what finds the key of the row that explains a line.
 ENGINES = {
     "nccl_errors": _nccl_error,
@@ -102,6 +107,7 @@ ENGINES = {
     "launcher_reports": _failure,
     "login_failures": _login_failure,
     "xids": _xid,
+    "job_ends": _job_end,
     "driver_messages": _driver_message,
     "kernel_lines": _kernel_line,
     "environment_values": _environment_value,

@@ -14,12 +14,12 @@ from nodeready.core.base import ProbeError
 from nodeready.core.outcome import INCOMPLETE, INVALID, Gap, GapError, NodeGaps
 from nodeready.core.text import counted, utc_now
 from nodeready.fleet.inventory.nodeset import fold
+from nodeready.runs.postmortem.clocks import NodeClock
 from nodeready.runs.postmortem.document import ClockOffset, Postmortem
 from nodeready.runs.postmortem.evidence import (
     JobEvidence,
     JobFile,
     LiveRank,
-    NodeClock,
     NodeFault,
     NodeRecord,
     left_out,
@@ -70,8 +70,10 @@ def _clock(failures: NodeFailures, received_s: float, seconds: float) -> NodeClo
     sent_s = received_s - seconds
     offset_s = ((failures.started_s - sent_s) + (failures.finished_s - received_s)) / 2
     slack_s = max(0.0, seconds - (failures.finished_s - failures.started_s)) / 2
-    # An offset within the uncertainty proves nothing.
-    return NodeClock(offset_s if abs(offset_s) > slack_s else 0.0, slack_s)
+    if abs(offset_s) <= slack_s:
+        # An offset within the uncertainty proves nothing.
+        return NodeClock(0.0, slack_s + abs(offset_s), received_s)
+    return NodeClock(offset_s, slack_s, received_s)
 
 
 @dataclass

@@ -28,6 +28,7 @@ from nodeready.runs.incident import DOCUMENT
 from nodeready.runs.postmortem.evidence import JobEvidence, JobFile
 from nodeready.runs.postmortem.kernel_files import (
     KernelFile,
+    clock_steps,
     faults,
     has_kernel_lines,
     is_certain,
@@ -257,3 +258,5 @@ def _add_faults(evidence: JobEvidence, kernels: list[KernelFile]) -> None:
         if end_s is None or fault.time_s is None or abs(fault.time_s - end_s) < _FAULT_S
     ]  # fmt: skip
     evidence.sources["kernel's log"] = counted(len(evidence.kernel), "fault")
+    for node, step in clock_steps(kernels, nodes, end_s):
+        evidence.clock_steps.setdefault(node, []).append(step)

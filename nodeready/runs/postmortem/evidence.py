@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from nodeready.agent.failure_events import FailureEvent, FileFailures
 from nodeready.agent.failure_rules import REPORT
-from nodeready.agent.log_ranks import FileRanks, host_node, path_ranks
+from nodeready.agent.log_ranks import FileRanks, host_node, named_ranks, path_ranks
 from nodeready.agent.log_variables import script_variables
 from nodeready.core.text import counted
+from nodeready.runs.postmortem.clocks import ClockStep, JobClocks, NodeClock
 from nodeready.subjects.environment_rules import EnvironmentFinding
 from nodeready.subjects.environment_table import EnvironmentFacts, RankVariables
 
@@ -60,13 +61,6 @@ class SlurmRecords:
     script: str = ""  # the job's batch script; "": not known
 
 
-class NodeClock(NamedTuple):
-    """A node's clock beside this machine's."""
-
-    offset_s: float  # seconds that it is ahead
-    uncertainty_s: float  # of the offset, half of the measured round trip
-
-
 class LiveRank(NamedTuple):
     """A rank of the job that still ran when its node was asked, and its environment."""
 
@@ -98,6 +92,7 @@ class JobEvidence:
     kernel: list[NodeFault] = field(default_factory=list)
     steps: list[SlurmStep] = field(default_factory=list)
     clocks: dict[str, NodeClock] = field(default_factory=dict)
+    clock_steps: dict[str, list[ClockStep]] = field(default_factory=dict)  # node -> its steps
     # name of a source -> what it gave, in words
     sources: dict[str, str] = field(default_factory=dict)
     # name of a source -> why it gave nothing
@@ -128,7 +123,23 @@ class RankFailure(NamedTuple):
     event: FailureEvent
     # of the event, at least the time of the line before it, by this machine's clock
     time_s: float | None
-    slack_s: float  # uncertainty of the time
+    # the bounds of the time, if the clock is right; infinite: not known
+    early_s: float = -math.inf
+    late_s: float = math.inf
+    slack_s: float = 0.0  # uncertainty of the clock
+
+    @property
+    def went_on(self) -> bool:
+        # In a log that several ranks share, another rank may have written on.
+        return self.event.went_on and self.rank is not None
+
+    @property
+    def earliest_s(self) -> float:
+        return self.early_s - self.slack_s
+
+    @property
+    def latest_s(self) -> float:
+        return self.late_s + self.slack_s
 
     @property
     def example(self) -> str:
@@ -163,12 +174,11 @@ def place_text(node: str, path: str, line: int) -> str:
     return f"{prefix}{path}{f':{line}' if line else ''}"
 
 
-#: Seconds that an event without a time may be after the line before it.
-_AFTER_S = 5.0
-#: Seconds between an error and the last write of its log.
-_END_S = 1.0
-#: Seconds after its last line from which on a log's time is that of a copy.
-_COPIED_S = 3600
+#: Seconds that an event without a time may be after the line before it, and before the last write
+#: of its log.
+_AFTER_S, _END_S = 10.0, 1.0
+#: Seconds after, and before, its last line at which a log's time is that of a copy.
+_COPIED_S, _EARLY_S = 3600, 5.0
 
 
 class RankFinder:
@@ -180,7 +190,22 @@ class RankFinder:
         self.by_pid: dict[tuple[str, int], int] = {}
         self.nodes = {_label(file.node) for file in evidence.files if file.node}
         self.by_path = _ranks_of_names(evidence.files)
-        self.skew_s = _clock_differences(evidence)
+        ends: dict[str, list[float]] = {}
+        for file in evidence.files:
+            lasts = [s.last_s for s in file.failures.streams if s.last_s is not None]
+            ends.setdefault(file.node, []).extend(lasts)
+        self.clocks = JobClocks(evidence.clocks, evidence.clock_steps, ends)
+        launchers = [
+            (file.node or number, event.ranks, event.local_rank)
+            for number, file in enumerate(evidence.files)
+            for event in file.failures.events
+            if event.role == REPORT and event.local_rank is not None
+        ]
+        #: Whether a local rank may be the rank.
+        self.is_one_node = (
+            max(len(self.nodes), len({place for place, *_ in launchers})) < 2
+            and all(ranks in ((), (local,)) for _, ranks, local in launchers)
+        )  # fmt: skip
         for file in evidence.files:
             for event in file.failures.events:
                 if len(event.ranks) != 1:
@@ -228,35 +253,37 @@ class RankFinder:
         """Every event, once for each of its ranks."""
         for number, file in enumerate(self.evidence.files):
             by_path = self.by_path[file.node, file.failures.path]
-            clock = self.evidence.clocks.get(file.node)
-            offset, slack = (clock.offset_s, clock.uncertainty_s) if clock else (0.0, 0.0)
-            slack += self.skew_s.get(file.node, 0.0)
-            for event in file.failures.events:
+            for read_event in file.failures.events:
+                # DeepSpeed's launcher prints the command of the rank that it started last.
+                is_last_started = read_event.source == "deepspeed"
+                event = replace(read_event, local_rank=None) if is_last_started else read_event
                 is_foreign = bool(event.ranks) and by_path.rank not in (None, *event.ranks)
                 if is_foreign and event.source:
                     continue  # A rank's own log is no launcher's.
                 node = self._node_of(file, event)
-                moment, own_slack_s = self._moment(file, event)
-                time_s, slack_s = None if moment is None else moment - offset, slack + own_slack_s
+                time_s, *bounds = self._moments(file, event)
+                offset_s, slack_s = self.clocks.at(file.node, time_s)
+                shown_s = None if time_s is None else time_s - offset_s
+                early_s, late_s = (bound - offset_s for bound in bounds)
                 for rank in event.ranks or (self.rank_of(node, event, by_path),):
-                    # In a log that several ranks share, another rank may have written on.
-                    ranked = replace(event, went_on=event.went_on and rank is not None)
-                    yield RankFailure(
-                        *(rank, node, number, file.failures.path, ranked, time_s, slack_s)
-                    )
+                    place = rank, node, number, file.failures.path
+                    yield RankFailure(*place, event, shown_s, early_s, late_s, slack_s)
 
     @staticmethod
-    def _moment(file: JobFile, event: FailureEvent) -> tuple[float | None, float]:
-        """The time of an event by its node's clock, and its uncertainty."""
+    def _moments(file: JobFile, event: FailureEvent) -> tuple[float | None, float, float]:
+        """The time of an event by its node's clock, and its bounds."""
         if event.time_s is not None:
-            return event.time_s, 0.0
-        end_s, is_last = file.failures.mtime_s, event.lines_after == 0
-        after_s = end_s if event.after_s is None else event.after_s
-        is_copy = not -_AFTER_S < end_s - after_s < _COPIED_S
-        if end_s and is_last and not is_copy and len(file.failures.ranks) < 2:
-            # A rank's log ends with its error.
-            return end_s, _END_S
-        return event.after_s, _AFTER_S
+            return event.time_s, event.time_s, event.time_s
+        end_s, after_s = file.failures.mtime_s, event.after_s
+        early_s = -math.inf if after_s is None else after_s
+        is_copy = not end_s or not -_EARLY_S < end_s - (after_s or end_s) < _COPIED_S
+        if event.lines_after == 0 and not is_copy and len(file.failures.ranks) < 2:
+            # A rank's log ends with its error. The clock of a shared file system is another one.
+            early_s = early_s if file.node else -math.inf
+            if event.line == file.failures.events[-1].line:
+                early_s = max(early_s, end_s - _END_S)
+            return end_s, min(early_s, end_s), end_s
+        return after_s, early_s, math.inf if after_s is None else after_s + _AFTER_S
 
     def file_rank(self, file: JobFile) -> int | None:
         """The rank that writes a file; None: several, or not known."""
@@ -274,7 +301,7 @@ class RankFinder:
     def global_rank(self, node: str, local_rank: int) -> int | None:
         """The rank of a node's local rank: by a report; on the only node, the same number."""
         known_rank = self.by_local.get((_label(node), local_rank))
-        return local_rank if known_rank is None and len(self.nodes) < 2 else known_rank
+        return local_rank if known_rank is None and self.is_one_node else known_rank
 
     def rank_of(self, node: str, event: FailureEvent, by_path: FileRanks) -> int | None:
         """The rank of an event whose line names none; None: not known."""
@@ -308,49 +335,54 @@ def _ranks_of_names(files: Iterable[JobFile]) -> dict[tuple[str, str], FileRanks
 
     Of names that differ in one number alone (``train-0.log`` to ``train-7.log``), that is the rank
     if the numbers begin with 0 and have no gap; on several nodes with the same numbers, the local
-    rank.
+    rank. Where the lines of such a file name another rank, the numbers are those of nodes.
     """
     ranks = {(f.node, f.failures.path): path_ranks(f.failures.path) for f in files}
     similar_names: dict[str, dict[tuple[str, str], list[int]]] = {}
-    for key, by_path in ranks.items():
-        if by_path == FileRanks(None, None) and not _ROTATED.search(key[1]):
-            name = key[1].removeprefix(f"{key[0]}/")
-            numbers = [int(digits) for digits in _DIGITS.findall(name) if len(digits) < 6]
-            similar_names.setdefault(_DIGITS.sub("#", name), {})[key] = numbers
+    # The ranks that the prefixes of a file's lines, or a launcher's reports in it, name.
+    inside = {
+        (f.node, f.failures.path): f.failures.ranks.union(
+            *(event.ranks for event in f.failures.events if event.role == REPORT)
+        )
+        for f in files
+    }
+    for key in ranks:
+        name = key[1].removeprefix(f"{key[0]}/")
+        numbers = [int(digits) for digits in _DIGITS.findall(name) if len(digits) < 6]
+        similar_names.setdefault(_DIGITS.sub("#", name), {})[key] = numbers
     for named in similar_names.values():
-        if len({len(numbers) for numbers in named.values()}) > 1:
-            continue
-        columns = list(zip(*named.values(), strict=True))
-        varying = [at for at, column in enumerate(columns) if len(set(column)) > 1]
-        if len(varying) != 1:
-            continue
-        values = {key: numbers[varying[0]] for key, numbers in named.items()}
-        if set(values.values()) == set(range(len(set(values.values())))):
-            is_global = (
-                len(set(values.values())) == len(values) or len({n for n, _ in values}) == 1
-            )
-            for key, value in values.items():
-                ranks[key] = FileRanks(value, None) if is_global else FileRanks(None, value)
+        is_named = any(ranks[key] != _UNNAMED or _ROTATED.search(key[1]) for key in named)
+        ranks |= {} if is_named else _varying_numbers(named)
+        with_ranks = [key for key in named if inside[key]]
+        contradicted = [key for key in with_ranks if inside[key] - {ranks[key].rank}]
+        # A name says "rank"; one log may quote another one.
+        is_rank = all(named_ranks(path).rank is not None for _, path in named)
+        is_quoted = contradicted != with_ranks or 2 * len(contradicted) <= len(named)
+        if contradicted and not (is_rank and is_quoted):
+            ranks |= {key: _UNNAMED for key in named if ranks[key].rank is not None}
     return ranks
 
 
-_DIGITS = re.compile(r"\d+")
-_ROTATED = re.compile(r"\.(?:log|out|err|txt)\.\d+$")
-
-
-def _clock_differences(evidence: JobEvidence) -> dict[str, float]:
-    """Node -> seconds by which its logs end before or after most, where no clock was measured.
-
-    The ranks of a job end nearly at once, so nodes whose logs end at other times may have another
-    clock: the difference is an uncertainty.
-    """
-    ends: dict[str, list[float]] = {}
-    for file in evidence.files:
-        if file.node not in evidence.clocks:
-            lasts = [s.last_s for s in file.failures.streams if s.last_s is not None]
-            ends.setdefault(file.node, []).extend(lasts)
-    medians = {node: statistics.median(times) for node, times in ends.items() if times}
-    if len(medians) < 2:
+def _varying_numbers(
+    named: Mapping[tuple[str, str], list[int]],
+) -> dict[tuple[str, str], FileRanks]:
+    """The ranks of names that differ in one number alone; {}: it is no rank."""
+    if len({len(numbers) for numbers in named.values()}) > 1:
         return {}
-    middle = statistics.median_low(medians.values())
-    return {node: abs(end_s - middle) for node, end_s in medians.items()}
+    columns = list(zip(*named.values(), strict=True))
+    varying = [at for at, column in enumerate(columns) if len(set(column)) > 1]
+    if len(varying) != 1:
+        return {}
+    values = {key: numbers[varying[0]] for key, numbers in named.items()}
+    different = set(values.values())
+    if different != set(range(len(different))):
+        return {}
+    is_global = len(different) == len(values) or len({node for node, _ in values}) == 1
+    return {
+        key: FileRanks(value, None) if is_global else FileRanks(None, value)
+        for key, value in values.items()
+    }
+
+
+_UNNAMED, _DIGITS = FileRanks(None, None), re.compile(r"\d+")
+_ROTATED = re.compile(r"\.(?:log|out|err|txt)\.\d+$")

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from nodeready.agent.log_lines import stamp, utc_calendar
 from nodeready.agent.witnesses.kernel_log import LogLine, message_of, record_lines, split_line
+from nodeready.runs.postmortem.clocks import ClockStep, clock_step
 from nodeready.runs.postmortem.evidence import NodeFault
 
 #: The names of such files; the first two are believed whatever their lines are.
@@ -105,6 +106,18 @@ def faults(
                 is_known = node.partition(".")[0].lower() in names
                 name = (node if is_known else by_host or node) or host or only
                 yield fault._replace(node=name)
+
+
+def clock_steps(
+    files: Iterable[KernelFile], nodes: Set[str], end_s: float | None
+) -> Iterator[tuple[str, ClockStep]]:
+    """The node and each step of its clock that a syslog reports; arguments: see `faults`."""
+    only = next(iter(nodes)) if len(nodes) == 1 else ""
+    for file in files:
+        for line in file.lines:
+            if (seconds := clock_step(line.head + line.text)) is not None:
+                moment = _moment(line, file.mtime_s, end_s)
+                yield file.node or line.host or only, ClockStep(moment, seconds)
 
 
 def _boot_moment(file: KernelFile, end_s: float | None, boot_s: float | None) -> float | None:

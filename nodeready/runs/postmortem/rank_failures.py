@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from nodeready.agent.failure_rules import FAILED, REPORT, WAITED, signal_of
+from nodeready.agent.failure_events import FailureEvent
+from nodeready.agent.failure_rules import (
+    CONSEQUENCE,
+    ENDED,
+    FAILED,
+    LOST,
+    REPORT,
+    ROLES,
+    WAITED,
+    kind_of_code,
+    signal_of,
+)
 from nodeready.fleet.inventory.nodeset import natural
-from nodeready.runs.postmortem.evidence import JobEvidence, RankFailure
+from nodeready.runs.postmortem.evidence import (
+    JobEvidence,
+    NodeFault,
+    NodeRecord,
+    RankFailure,
+    RankFinder,
+)
 
 #: Lines of the same rank after an error from which on the rank went on after it.
 FINAL_LINES = 40
@@ -43,7 +60,7 @@ class EqualFailures:
     def earliest(self) -> RankFailure | None:
         """The failure with the earliest time; None: none has a time."""
         timed = [f for f in self.failures if f.time_s is not None]
-        return min(timed, key=lambda f: (f.time_s or 0.0) + f.slack_s, default=None)
+        return min(timed, key=lambda f: f.latest_s, default=None)
 
 
 def equal_failures(failures: Iterable[RankFailure]) -> list[EqualFailures]:
@@ -116,6 +133,10 @@ def once_per_rank(failures: Iterable[RankFailure]) -> list[RankFailure]:
         event, rank = failure.event, failure.rank
         first = by_rank.get(rank)
         if rank is None:
+            if event.text.startswith(ASSERT):
+                # A kernel on one GPU writes a line for each of its threads.
+                by_rank.setdefault((failure.file, failure.node, ASSERT), failure)
+                continue
             if event.source and _shape(event.text) in texts:
                 continue
             by_rank[failure.file, event.line] = failure
@@ -123,7 +144,10 @@ def once_per_rank(failures: Iterable[RankFailure]) -> list[RankFailure]:
             by_rank[rank] = failure
         elif event.source == "error-file" and _shape(event.text) == _shape(first.event.text):
             # The error file has whole seconds.
-            by_rank[rank] = first._replace(time_s=failure.time_s, slack_s=failure.slack_s + 1.0)
+            early_s, late_s = failure.early_s - 1.0, failure.late_s + 1.0
+            by_rank[rank] = first._replace(
+                time_s=failure.time_s, early_s=early_s, late_s=late_s, slack_s=failure.slack_s
+            )
         texts.add(_shape(event.text))
     return list(by_rank.values())
 
@@ -174,6 +198,129 @@ def _reported(failures: Sequence[RankFailure]) -> set[int]:
             return {root.rank} if is_clear and root.rank is not None else set()
     first = [f for f in reports if f.event.source in ("srun", "mpirun")][:1]
     return {f.rank for f in first or reports if f.rank is not None}
+
+
+def is_final(failure: RankFailure) -> bool:
+    """Whether an error may have ended its rank."""
+    return failure.event.lines_after <= FINAL_LINES and not failure.went_on
+
+
+def is_same_clock(failure: RankFailure, other: RankFailure) -> bool:
+    """Whether the times of two failures are of one clock."""
+    return failure.file == other.file or bool(failure.node and failure.node == other.node)
+
+
+def precedes(failure: RankFailure, other: RankFailure) -> bool:
+    """Whether a failure is earlier by more than the clocks may differ."""
+    if is_same_clock(failure, other):
+        return failure.late_s < other.early_s
+    return failure.latest_s < other.earliest_s
+
+
+def ranks_in(failures: Iterable[RankFailure]) -> set[int]:
+    return {f.rank for f in failures if f.rank is not None}
+
+
+class JobFailures:
+    """The failures of a job by their roles, without those that follow from others."""
+
+    def __init__(self, evidence: JobEvidence) -> None:
+        self.evidence, self.finder = evidence, RankFinder(evidence)
+        self.all = with_reported_ranks(list(self.finder.failures())) + self._core_reports()
+        self.ranks = self.finder.ranks(ranks_in(self.all))
+        #: The ranks that have a log.
+        self.logged: set[int] = set()
+        self.node_of: dict[int, str] = {}
+        for failure in self.all:
+            if failure.rank is not None and failure.node:
+                self.node_of.setdefault(failure.rank, failure.node)
+        for file in evidence.files:
+            for rank in (self.finder.file_rank(file), *(s.rank for s in file.failures.streams)):
+                if rank is not None:
+                    self.logged.add(rank)
+                    if file.node:
+                        self.node_of.setdefault(rank, file.node)
+        by_role = {role: [f for f in self.all if f.event.role == role] for role in ROLES}
+        self.lost, self.waited, self.ended = by_role[LOST], by_role[WAITED], by_role[ENDED]
+        self.consequences = by_role[CONSEQUENCE]
+        self.reports = [f for f in by_role[REPORT] if f.event.code]
+        self.roots = [f for f in self.reports if f.event.source == "torchrun-root"]
+        #: (index of a file, rank; None: any) -> the first line of what others have caused.
+        self.victim_at: dict[tuple[int, int | None], int] = {}
+        for failure in (*self.lost, *self.waited, *self.ended, *self.consequences):
+            event, keys = failure.event, [(failure.file, failure.rank)]
+            # c10d warns of connections that it tries again.
+            if event.lines_after <= FINAL_LINES and event.source != "warning":
+                keys += [(failure.file, None)] if event.role in (LOST, WAITED) else []
+                for key in keys if failure.rank is not None or len(keys) > 1 else ():
+                    self.victim_at[key] = min(event.line, self.victim_at.get(key, event.line))
+        #: The errors of ranks' own. An error of an earlier attempt counts where the last attempt
+        #: has none.
+        self.own_errors = [f for f in by_role[FAILED] if not self._is_victim(f)]
+        self.last_files = last_attempt(evidence)
+        last_errors = [f for f in self.own_errors if f.file in self.last_files]
+        self.own_errors = last_errors or self.own_errors
+        own_errors = [f for f in self.own_errors if is_final(f)]
+        final = deadly(own_errors, (*self.lost, *self.waited))
+        #: The errors that may have ended the job, and those that came when peers had lost a rank.
+        losses = [
+            f for f in self.lost
+            if f.rank is not None and not f.event.lines_after and f.event.source != "warning"
+        ]  # fmt: skip
+        loss = min(losses, key=lambda f: f.latest_s, default=None)
+        self.late = [f for f in final if loss and f.file != loss.file and precedes(loss, f)]
+        late = set(map(id, self.late))
+        self.final = [f for f in final if id(f) not in late]
+
+    def _is_victim(self, failure: RankFailure) -> bool:
+        """Whether an error follows a lost peer, a timeout or a signal of the same rank."""
+        event = failure.event
+        if failure.rank is not None:
+            return self.victim_at.get((failure.file, failure.rank), event.line) < event.line
+        # A shared log may have the lines of several ranks: only a crash follows there.
+        first = self.victim_at.get((failure.file, None), event.line)
+        return not event.frame and first < event.line
+
+    def _core_reports(self) -> list[RankFailure]:
+        """The ends of ranks that cores report."""
+        reports = []
+        for number, (record, rank) in enumerate(self.ranked_records()):
+            if rank is not None and record.signal:
+                code, place = -record.signal, (record.node, -1 - number, record.path)
+                event = FailureEvent(
+                    *(kind_of_code(code), REPORT, "core", record.text, "", (rank,), None),
+                    *(record.node, record.pid or 0, code, record.time_s, None, 0, 0),
+                )
+                times = record.time_s, record.time_s, record.time_s
+                reports.append(RankFailure(rank, *place, event, *times))
+        return reports
+
+    def ranked_records(self) -> Iterator[tuple[NodeRecord, int | None]]:
+        """What the nodes keep beside the logs, each with its rank; None: not known."""
+        for record in self.evidence.records:
+            rank = self.finder.by_pid.get((record.node, record.pid or 0))
+            yield record, rank if record.rank is None else record.rank
+
+    def nodes_of(self, ranks: Iterable[int]) -> set[str]:
+        return {self.node_of[rank] for rank in ranks if rank in self.node_of}
+
+    def silent_ranks(self) -> list[int]:
+        """The ranks whose logs have no failure, unlike their peers'; [] for more than half."""
+        failed = {f.rank for f in self.all if f.rank is not None and f.event.role != REPORT}
+        silent = sorted(self.ranks - failed)
+        nodes = {self.node_of.get(rank, "") for rank in silent}
+        # A node that was lost takes all of its ranks.
+        on_nodes = [rank for rank in self.ranks if self.node_of.get(rank, "") in nodes]
+        is_node = len(nodes) == 1 and "" not in nodes and silent == sorted(on_nodes)
+        is_few = 2 * len(silent) < len(self.ranks) or (is_node and len(silent) < len(self.ranks))
+        # A rank without a log says nothing.
+        return silent if is_few and self.logged.issuperset(silent) else []
+
+    def xids(self, nodes: Iterable[str] = ()) -> list[NodeFault]:
+        """The kernel's messages about GPUs of these nodes; (): of all."""
+        names = set(nodes)
+        xids = [fault for fault in self.evidence.kernel if fault.kind == "xid"]
+        return [fault for fault in xids if not names or fault.node in names][:3]
 
 
 def is_clear_root(root: RankFailure, reports: Sequence[RankFailure]) -> bool:

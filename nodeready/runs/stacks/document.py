@@ -253,13 +253,24 @@ def fold_ranks(ranks: Iterable[int]) -> str:
     return ",".join(parts)
 
 
-#: Words for one, and for several.
-_CHOICE = re.compile(r"\{([\w ]+)\|([\w ]+)\}")
+#: Words for one, and for several, or the name of a word.
+_CHOICE = re.compile(r"\{([\w ]+)(?:\|([\w ]+))?\}")
 
 
-def say(template: str, number: int) -> str:
-    """The sentence with its verbs and nouns, ``{is|are}``, as the number asks."""
-    return _CHOICE.sub(r"\1" if number == 1 else r"\2", template)
+def say(template: str, number: int, **words: str) -> str:
+    """The sentence with its verbs and nouns, ``{is|are}``, as the number asks, and its words.
+
+    >>> say("{who} {was|were} killed", 1, who="rank 3")
+    'rank 3 was killed'
+    """
+
+    def word(match: re.Match[str]) -> str:
+        singular, plural = match.groups()
+        if plural is None:
+            return words[singular]
+        return singular if number == 1 else plural
+
+    return _CHOICE.sub(word, template)
 
 
 #: A node without stacks is a finding about the job; only an internal error is a failure.

@@ -9,15 +9,17 @@ import jsonschema
 import pytest
 
 from nodeready.agent.failure_events import FileFailures, read_error_file, read_lines
+from nodeready.agent.failure_rules import CONSEQUENCE
 from nodeready.agent.log_lines import utc_calendar
 from nodeready.agent.postmortem import END_BYTES, HEAD_BYTES, JobNode, NodeFailures, file_failures
 from nodeready.agent.witnesses.kernel_log import KernelLog, KernelMessage
 from nodeready.reports import json_report
 from nodeready.reports.registry import Options, find_format
+from nodeready.runs.postmortem.clocks import NodeClock
 from nodeready.runs.postmortem.collect import EvidenceBuilder, NodeEvidence, postmortem_of
 from nodeready.runs.postmortem.directory import read_directory
 from nodeready.runs.postmortem.document import KERNEL, LOG, Postmortem
-from nodeready.runs.postmortem.evidence import NodeClock
+from nodeready.runs.postmortem.evidence import JobEvidence, JobFile
 from nodeready.runs.postmortem.slurm_records import log_patterns, parse_scontrol
 from tests.cases import tomllib
 from tests.paths import schema
@@ -46,7 +48,7 @@ def test_the_first_failure_is_named_and_never_a_victim(path, tmp_path):
     found = document(lay(tmp_path, case["files"]), case.get("rank_pattern", ""))
     cause = found.cause
     assert cause.kind == case["kind"], found
-    if case["ranks"]:
+    if case["ranks"] or case.get("unnamed"):
         assert list(cause.ranks) == case["ranks"], found
     VALIDATOR.validate(json.loads("".join(json_report.render(found))))
     shown = "".join(find_format("postmortem", "table").render(found, Options(verbose=1)))
@@ -221,3 +223,30 @@ def test_a_rank_that_loses_its_peers_after_their_timeout_was_late(after_s, ranks
         builder.add(f"gpu{rank}", NodeEvidence(node, NodeClock(0, 0.1)))
     cause = postmortem_of(builder.complete(), started="", source="").cause
     assert (cause.kind, cause.ranks) == ("timeout", ranks)
+
+
+DIED = (
+    "EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause."
+)
+
+
+@pytest.mark.parametrize(("texts", "kind", "ranks", "text"), [
+    pytest.param([DIED, ""], "unclear", (), f"rank 0: {DIED}: the cause is elsewhere", id="alone"),
+    pytest.param([DIED, "KeyError: 'x'"], "exception", (1,), "rank 1: KeyError: 'x'", id="error"),
+    pytest.param([f"{DIED}\n\nstep\nValueError: no result", ""], "unclear", (),
+                 f"rank 0: {DIED}: the cause is elsewhere", id="its error follows"),
+    pytest.param([DIED, "RuntimeError: Connection closed by peer"], "unclear", (),
+                 f"rank 0: {DIED}: the cause is elsewhere", id="lost peer"),
+])  # fmt: skip
+def test_a_consequence_is_named_only_where_nothing_else_is(texts, kind, ranks, text):
+    evidence = JobEvidence()
+    for rank, words in enumerate(texts):
+        lines = [f"step {number}" for number in range(4)] + words.split("\n")
+        found = read_lines(lines, 2026, utc_calendar, f"rank_{rank}.log")
+        events = tuple(
+            replace(event, role=CONSEQUENCE) if event.text.startswith(DIED[:15]) else event
+            for event in found.events
+        )
+        evidence.files.append(JobFile("", replace(found, events=events)))
+    cause = postmortem_of(evidence, started="", source="").cause
+    assert (cause.kind, cause.ranks, cause.text) == (kind, ranks, text)

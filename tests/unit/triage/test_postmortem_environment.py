@@ -23,9 +23,9 @@ from nodeready.agent.postmortem import (
 )
 from nodeready.agent.witnesses.kernel_log import KernelLog
 from nodeready.runs.incident import DOCUMENT
+from nodeready.runs.postmortem.clocks import NodeClock
 from nodeready.runs.postmortem.collect import EvidenceBuilder, NodeEvidence, postmortem_of
 from nodeready.runs.postmortem.directory import read_directory
-from nodeready.runs.postmortem.evidence import NodeClock
 from nodeready.subjects.environment_table import EnvironmentFacts, NodeInterface
 from tests.builders.traces import document, process
 from tests.builders.witnesses import variables

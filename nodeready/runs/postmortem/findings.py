@@ -1,0 +1,126 @@
+"""What a rule about a dead job finds, and the words for it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from nodeready.agent.failure_rules import SIGNAL_NAMES, signal_of
+from nodeready.core.text import utc_moment
+from nodeready.fleet.inventory.nodeset import fold, natural
+from nodeready.runs.postmortem.document import FirstFailure
+from nodeready.runs.postmortem.evidence import NodeFault, RankFailure
+from nodeready.runs.postmortem.rank_failures import JobFailures
+from nodeready.runs.stacks.document import Suspect, say
+from nodeready.runs.stacks.evidence import ranks_of
+
+#: Maximum characters of a failure in the first line; suspects in the document, and in that line.
+MAX_TEXT, MAX_SUSPECTS, _NAMED = 240, 32, 4
+#: Source of an event -> its name in reports.
+_LAUNCHERS = {
+    "torchrun": "torchrun", "torchrun-root": "torchrun", "srun": "srun", "mpirun": "mpirun",
+    "deepspeed": "DeepSpeed's launcher", "shell": "the shell", "spawn": "torch.multiprocessing",
+    "slurm": "Slurm", "slurm-job": "Slurm", "agent": "the launcher",
+    "error-file": "its error file", "core": "a core file",
+}  # fmt: skip
+
+
+@dataclass
+class Finding:
+    """What a rule has found: the ranks and nodes of the cause, with the evidence."""
+
+    ranks: Iterable[int] = ()
+    nodes: Iterable[str] = ()
+    for_: Iterable[str] = ()
+    against: Iterable[str] = ()
+    failures: Sequence[RankFailure] = ()  # the first time of these is that of the cause
+    words: Mapping[str, str] = field(default_factory=dict)  # of the rule's sentence
+    missing: tuple[str, ...] = ()
+    frame: str = ""
+    suspects: Sequence[Suspect] = ()  # all; (): the ranks and nodes are the only one
+    kind: str = ""  # "": as of the rule
+    sentence: str = ""  # likewise
+
+
+class Rule(NamedTuple):
+    """A kind of cause, what finds it, and its sentence (`say`); ``{who}``: its ranks and nodes."""
+
+    kind: str
+    evidence: Callable[[JobFailures], Finding | None]
+    sentence: str
+
+    def cause(self, finding: Finding) -> FirstFailure:
+        """The cause of this rule, in words."""
+        suspect = suspect_of(finding.ranks, finding.nodes, finding.for_, finding.against)
+        words = {"who": subject(suspect.ranks, suspect.nodes), **finding.words}
+        number = 2 if words["who"].startswith("all ") else max(1, len(suspect.ranks))
+        text = say(finding.sentence or self.sentence, number, **words)
+        moments = [f.time_s for f in finding.failures if f.time_s is not None]
+        suspects = tuple(finding.suspects) or (suspect,) * (suspect != Suspect((), (), (), ()))
+        return FirstFailure(
+            *(finding.kind or self.kind, text, suspect.ranks, suspect.nodes, finding.frame),
+            *(moment_text(min(moments, default=None)), suspects, finding.missing),
+        )
+
+
+def moment_text(seconds: float | None) -> str:
+    """A time as the reports write it; "" for none."""
+    return utc_moment(seconds) if seconds is not None and 0 < seconds < 1e11 else ""
+
+
+def subject(ranks: Iterable[int], nodes: Iterable[str]) -> str:
+    """The ranks and their nodes in words: ``rank 3 (gpu2)``, ``a rank on gpu2``, ``a rank``."""
+    ranks, names = set(ranks), sorted(filter(None, set(nodes)), key=natural)
+    place = fold(names) if names else ""
+    if ranks:
+        return f"{ranks_of(ranks)}{f' ({place})' if place and len(place) < 60 else ''}"
+    return f"a rank on {place}" if place else "a rank"
+
+
+def suspect_of(
+    ranks: Iterable[int], nodes: Iterable[str], for_: Iterable[str], against: Iterable[str] = ()
+) -> Suspect:
+    names = tuple(sorted(filter(None, set(nodes)), key=natural))
+    evidence = tuple(dict.fromkeys(for_)), tuple(dict.fromkeys(against))
+    return Suspect(tuple(sorted(set(ranks))), names, *evidence)
+
+
+def undecided(suspects: Sequence[Suspect], *missing: str) -> Finding:
+    """The cause where the evidence does not tell which of the suspects failed first."""
+    names = [subject(suspect.ranks, suspect.nodes) for suspect in suspects]
+    names[_NAMED:] = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
+    ranks = {rank for suspect in suspects for rank in suspect.ranks}
+    nodes = {node for suspect in suspects for node in suspect.nodes}
+    return Finding(
+        ranks, nodes, kind="unclear", sentence="{names}: which failed first is not known",
+        words={"names": " or ".join(names)}, suspects=suspects[:MAX_SUSPECTS], missing=missing,
+    )  # fmt: skip
+
+
+def report_text(failure: RankFailure) -> str:
+    """How a rank ended, as a launcher reports it."""
+    event, number = failure.event, signal_of(failure.event.code)
+    how = f"ended with exit code {event.code}"
+    how = f"ended by {SIGNAL_NAMES.get(number, number)}" if number else how
+    how = "out of memory" if event.kind == "oom" else how
+    name = f"process {event.pid}" if event.pid else "a process"
+    name = name if event.local_rank is None else f"local rank {event.local_rank}"
+    name = name if failure.rank is None else f"rank {failure.rank}"
+    root = ", as its first observed failure" if event.source == "torchrun-root" else ""
+    return f"{_LAUNCHERS.get(event.source, event.source)} reports: {name} {how}{root}"
+
+
+def lines_of(failures: Sequence[RankFailure], maximum: int = 2) -> list[str]:
+    return [f"{f.example}: {f.event.text}" for f in failures[:maximum]]
+
+
+def kernel_lines(faults: Sequence[NodeFault]) -> list[str]:
+    return [
+        f"the kernel{f' of {fault.node}' if fault.node else ''}: {fault.text}"
+        for fault in faults[:3]
+    ]
+
+
+def nodes_in(failures: Iterable[RankFailure]) -> set[str]:
+    return {f.node for f in failures if f.node}

@@ -1,0 +1,97 @@
+"""Hangs that a watchdog ended, and which rank was late: by the watchdogs' reports and the flight
+recorder's dumps, by the calls and times of the ranks, by what is missing. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+from nodeready.runs.postmortem.findings import MAX_TEXT, Finding, lines_of
+from nodeready.runs.postmortem.own_errors import odd_call
+from nodeready.runs.postmortem.rank_failures import JobFailures, ranks_in
+from nodeready.runs.stacks.evidence import Evidence, RankPlace, ranks_of
+from nodeready.runs.stacks.witness_reader import read_witnesses
+
+#: Functions of torch.distributed in which the ranks of a group rightly differ.
+_PAIRWISE = frozenset(("send", "recv", "isend", "irecv", "batch_isend_irecv"))
+_JOINED = re.compile(r"(\d{1,5})/(\d{1,5}) clients joined")
+
+
+def hang(job: JobFailures) -> Finding | None:
+    """A hang that a watchdog ended: the rank that lags behind is the suspect."""
+    lags, stuck = _lags(job)
+    if not (job.waited or lags or stuck):
+        return None
+    ranks, evidence = lags[0][0] if lags else set[int](), [reason for _, reason in lags[:3]]
+    if not lags:
+        calls = {f.rank: f.event.call for f in (*job.lost, *job.waited) if f.event.call}
+        calls_of = {rank: call for rank, call in calls.items() if rank is not None}
+        is_known = 2 * len(calls_of) > len(job.ranks) and _PAIRWISE.isdisjoint(calls_of.values())
+        if is_known and (finding := odd_call(job, calls_of, job.waited)):
+            return replace(finding, kind=finding.kind or "timeout")
+        ranks, reason = _late_ranks(job)
+        evidence = [reason] if ranks else []
+    # The lagging rank's own words, if it has some.
+    waited = sorted(job.waited, key=lambda f: (f.rank not in ranks, f.file, f.event.line))[:1]
+    text = waited[0].event.text if waited else lags[0][1] if lags else stuck
+    finding = Finding(
+        ranks, job.nodes_of(ranks), evidence + lines_of(waited), failures=waited,
+        words={"error": text[:MAX_TEXT]},
+    )  # fmt: skip
+    missing = "which rank was late: the flight recorder's dumps would tell"
+    sentence = "a timeout, and no rank is known to be late: {error}"
+    return finding if ranks else replace(finding, sentence=sentence, missing=(missing,))
+
+
+def _late_ranks(job: JobFailures) -> tuple[set[int], str]:
+    """The ranks that came late or never, and how that is known."""
+    waiting = ranks_in(job.waited)
+    # The few ranks that came when the timeout of their peers was over.
+    ends = [f.latest_s for f in job.waited if f.time_s is not None]
+    end_s = max(ends, default=math.inf)
+    late = ranks_in(f for f in job.lost if f.time_s and f.earliest_s > end_s) - waiting
+    if late and len(late) < len(waiting):
+        return late, f"{ranks_of(late)} lost a peer only after the timeout of the others"
+    # The store names the size of the job.
+    match = next(filter(None, (_JOINED.search(f.event.text) for f in job.waited)), None)
+    absent = set(range(int(match[2]))) - job.ranks if match else set[int]()
+    if match and absent and len(absent) == int(match[2]) - int(match[1]):
+        return absent, f"no log names {ranks_of(absent)}, and only the others had come"
+    silent = set(job.silent_ranks()) if job.waited else set[int]()
+    return silent, f"{ranks_of(waiting)} waited; the log of {ranks_of(silent)} just ends"
+
+
+def _lags(job: JobFailures) -> tuple[list[tuple[set[int], str]], str]:
+    """The ranks that lag behind by the watchdogs' reports and the flight recorder's dumps, each
+    with the reason; what the watchdogs of most ranks say.
+    """
+    evidence, places, ranks = Evidence(), list[RankPlace](), set(job.ranks)
+    for number, file in enumerate(job.evidence.files, 1):
+        reports, recording = file.failures.reports, file.failures.recording
+        rank, named = job.finder.file_rank(file), [r for r in reports if r.rank is not None]
+        if rank is None and named:
+            # The log of several ranks: only the reports that name one count.
+            reports, rank = tuple(named), named[0].rank
+        if reports or recording:
+            ranks |= {report.rank for report in named if report.rank is not None}
+            place = RankPlace(file.node or "node", number, rank)
+            evidence.keep_log(place[:2], file.failures.path, reports, recording)
+            places.append(place)
+    placed = {place.rank for place in places}
+    places += [RankPlace("node", -rank - 1, rank) for rank in sorted(ranks - placed)]
+    report = read_witnesses(evidence, places, False)
+    lags = sorted(report.lags, key=lambda lag: -lag.weight)
+    rows = [
+        (set(lag.ranks), f"{ranks_of(lag.ranks)} has not called {lag.call}")
+        for lag in lags if lag.ranks and not lag.chained
+    ]  # fmt: skip
+    stuck = ""
+    for statement in (s for witness in report.witnesses for s in witness.statements):
+        if statement.weight and not statement.against and statement.ranks and not rows:
+            if 2 * len(statement.ranks) <= len(ranks) or len(ranks) == 1:
+                rows.append((set(statement.ranks), statement.text))
+            else:
+                stuck = stuck or f"{ranks_of(statement.ranks)}: {statement.text}"
+    return rows, stuck

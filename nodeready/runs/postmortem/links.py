@@ -1,0 +1,72 @@
+"""The network between nodes, by the errors of ranks that lost a peer. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from nodeready.agent.witnesses import nccl_errors
+from nodeready.core.text import counted
+from nodeready.fleet.inventory.nodeset import natural
+from nodeready.runs.postmortem.evidence import RankFailure
+from nodeready.runs.postmortem.findings import MAX_TEXT, Finding, lines_of, nodes_in, subject
+from nodeready.runs.postmortem.rank_failures import JobFailures, ranks_in
+
+#: Errors of NCCL that mean the network between nodes, if no rank has failed.
+_FABRIC = ("ib-retry", "ib-rnr", "ib-completion", "ib-remote-operation", "connect-timeout",
+           "connect-no-route", "gloo-connect")  # fmt: skip
+#: Where NCCL's lines have the addresses of a connection (net_ib.cc, socket.cc).
+_ADDRESS = re.compile(r"[0-9a-fA-F.:]+")
+_LOCAL = re.compile(r"localGid:? ?(?:::ffff:)?([0-9a-fA-F.:]{2,45})")
+_PEER = re.compile(
+    r"remoteGids?:? ?(?:::ffff:)?([0-9a-fA-F.:]{2,45})"
+    r"|(?:peer|[Cc]onnect to) \[?([\w.:-]{2,60}?)(?:\]:\d|<\d)"
+)
+_NO_ROUTE = re.compile(r"No route to host|Network is unreachable|errno: (?:101|110|113)\b")
+
+
+def fabric(job: JobFailures) -> Finding | None:
+    """The network between nodes: a peer's port, or the store's address, does not answer."""
+    errors = [(f, nccl_errors.meaning(f.event.text)) for f in job.lost]
+    rows = [(f, e.meaning, e.step) for f, e in errors if e and e.key in _FABRIC]
+    rows = rows or [
+        (f, "an address does not answer", "MASTER_ADDR and the route to it: nodeready ready")
+        for f in job.lost
+        if _NO_ROUTE.search(f.event.text)
+    ]
+    if not rows:
+        return None
+    first, meaning, step = rows[0]
+    failures = [f for f, *_ in rows]
+    ranks, nodes, links = ranks_in(failures), nodes_in(failures), _links(job, failures)
+    place = ""
+    if links and (shared := set(links[0]).intersection(*links)):
+        peers = sorted({end for link in links for end in link} - {min(shared)}, key=natural)
+        place = f"{min(shared)} to {', '.join(peers[:8])}: "
+    elif links:
+        place = f"{counted(len(links), 'pair')} of nodes, such as {' to '.join(links[0])}: "
+    error = f"{place}{meaning}: {first.event.text[-MAX_TEXT:]}"
+    words = {"who": subject(ranks, nodes), "error": error}
+    nodes |= {end for link in links for end in link if not _ADDRESS.fullmatch(end)}
+    return Finding(ranks, nodes, lines_of(failures, 3), words=words, missing=(step,))
+
+
+def _links(job: JobFailures, failures: Sequence[RankFailure]) -> list[tuple[str, str]]:
+    """The pairs of nodes between which the errors are; a peer that is not known by address."""
+    node_of = {
+        text.partition("/")[0]: node
+        for node, facts in job.evidence.environment_facts.items()
+        for interface in facts.interfaces
+        for text in interface.addresses or ()
+    }
+    for file in job.evidence.files:
+        node_of |= dict.fromkeys(file.failures.facts.addresses if file.node else (), file.node)
+    ends = [(f, _LOCAL.search(f.event.text), _PEER.search(f.event.text)) for f in failures]
+    node_of |= {local[1]: f.node for f, local, _ in ends if local and f.node}
+    links: dict[tuple[str, str], None] = {}
+    for failure, _, peer in ends:
+        if peer and failure.node:
+            address = peer[1] or peer[2]
+            first, second = sorted((failure.node, node_of.get(address, address)))
+            links[first, second] = None
+    return list(links)

@@ -1,0 +1,222 @@
+"""Which of the errors of ranks' own was the first: by times beyond the clocks' uncertainty, by the
+launcher, by the lines of one log; and ranks that call different collectives. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from nodeready.core.text import counted
+from nodeready.runs.postmortem.evidence import RankFailure
+from nodeready.runs.postmortem.findings import (
+    MAX_TEXT,
+    Finding,
+    kernel_lines,
+    nodes_in,
+    report_text,
+    subject,
+    suspect_of,
+    undecided,
+)
+from nodeready.runs.postmortem.rank_failures import (
+    ASSERT,
+    FINAL_LINES,
+    EqualFailures,
+    JobFailures,
+    equal_failures,
+    is_clear_root,
+    is_final,
+    once_per_rank,
+    precedes,
+    ranks_in,
+)
+from nodeready.runs.stacks.document import Suspect
+from nodeready.runs.stacks.evidence import ranks_of
+
+#: Errors of CUDA that a later call reports.
+_ASYNCHRONOUS = re.compile(
+    r"CUDA.*(?:illegal|assert|misaligned|unspecified|launch|ECC|unknown error)"
+)
+#: Errors of ranks that call different collectives: of ProcessGroupWrapper.cpp, gloo's pair.cc, and
+#: NCCL's and MPI's transports. The ranks that see it are not always those that differ.
+_MISMATCH = re.compile(
+    r"mismatch between collectives|op\.preamble\.length|[Mm]essage truncated|ismatched collective"
+)
+#: The text that `nodeready.agent.failure_events` makes of the first.
+_TWO_CALLS = re.compile(r": rank (\d{1,7}) calls (.{1,120}), rank (\d{1,7}) calls (.{1,120})$")
+#: Python's own errors of a connection, which no library of collectives raised.
+_OWN_CONNECTION = re.compile(
+    r"^(?:ConnectionResetError|ConnectionRefusedError|BrokenPipeError|ConnectionAbortedError)\b"
+)
+WENT_ON = "its rank wrote further lines after it"
+
+
+def own_error(job: JobFailures) -> Finding | None:
+    """An error that no other rank's end has caused."""
+    return first_error(job, [f for f in job.final if not _MISMATCH.search(f.event.text)])
+
+
+def earlier_error(job: JobFailures) -> Finding | None:
+    """An error after which its rank went on, such as that of a thread."""
+    died_later = {
+        (f.file, f.rank) for f in job.lost if f.event.call and f.event.lines_after <= FINAL_LINES
+    }
+    later = [f for f in job.own_errors if not is_final(f) and (f.file, f.rank) not in died_later]
+    groups = equal_failures(later)
+    few = [f for g in groups if 2 * len(g.ranks) <= len(job.ranks) for f in g.failures]
+    return first_error(job, few, WENT_ON) if job.lost or job.waited else None
+
+
+def own_connection(job: JobFailures) -> Finding | None:
+    """A connection of the user's own code, where its peers lost a rank of the job."""
+    errors = [f for f in job.lost if _OWN_CONNECTION.match(f.event.text) and not f.went_on]
+    is_rare = 2 * len({f.rank for f in errors}) <= len(job.ranks) and len(errors) < len(job.lost)
+    return first_error(job, errors) if errors and is_rare else None
+
+
+def first_error(job: JobFailures, errors: Sequence[RankFailure], *notes: str) -> Finding | None:
+    """The first of these errors. notes: what speaks against each of them"""
+    groups = equal_failures(once_per_rank(errors))
+    if not groups:
+        return None
+    groups, reason, missing = _in_order(job, groups)
+    if not reason:
+        return undecided([_suspect(job, group, notes) for group in groups], missing)
+    first = groups[0]
+    ranks, event, kind = set(first.ranks), first.first.event, first.first.event.kind
+    nodes = {*first.nodes} | job.nodes_of(ranks)
+    if not event.frame:
+        event = next((f.event for f in first.failures if f.event.frame), event)
+    asserts = [f for f in job.own_errors if f.event.text.startswith(ASSERT)]
+    for_ = [f"in {first.first.example}", reason]
+    for_ += [f.event.text for f in asserts[:1] if f is not first.first]
+    for_ += [report_text(f) for f in job.roots if f.rank in ranks][:1]
+    for_ += kernel_lines(job.xids(first.nodes)) if kind == "gpu" else []
+    name = subject(ranks, nodes)
+    if len(job.ranks) > 1 and ranks == job.ranks:
+        name = f"all {len(ranks)} ranks"
+        for_.append("every rank raised it: a mistake that all share, not one rank's")
+    elif not ranks and len(first.failures) > 1:
+        name = f"{len(first.failures)} ranks"
+    roots, against = [f.rank for f in job.roots if f.rank is not None], list[str]()
+    if ranks and roots and ranks.isdisjoint(roots):
+        text = "torchrun names rank {} as its first observed failure, which only says that {}"
+        against.append(text.format(roots[0], "its end was seen first"))
+    if first.first.file not in job.last_files:
+        against.append("torchrun started the ranks again after it")
+    if event.kind == "gpu" and _ASYNCHRONOUS.search(event.text):
+        text = "CUDA reports errors late: the frame may be wrong; {} shows the call"
+        against.append(text.format("CUDA_LAUNCH_BLOCKING=1"))
+    suspects = [suspect_of(ranks, nodes, for_, (*against, *notes))]
+    return Finding(
+        ranks, nodes, failures=first.failures, kind=event.kind, frame=event.frame,
+        sentence="{who}: {error}", words={"who": name, "error": event.text[:MAX_TEXT]},
+        suspects=suspects + [_suspect(job, group, notes) for group in groups[1:4]],
+    )  # fmt: skip
+
+
+def _suspect(job: JobFailures, group: EqualFailures, notes: Iterable[str]) -> Suspect:
+    """The ranks with this error, as one of several suspects."""
+    event, nodes = group.first.event, {*group.nodes} | job.nodes_of(group.ranks)
+    frame = (f"at {event.frame}",) if event.frame else ()
+    return suspect_of(group.ranks, nodes, (event.text, *frame, f"in {group.first.example}"), notes)
+
+
+def _in_order(
+    job: JobFailures, groups: list[EqualFailures]
+) -> tuple[list[EqualFailures], str, str]:
+    """The groups, the first failure first, and how that is known; "": it is not known, and what
+    would tell.
+    """
+    if len(groups) == 1:
+        lost = ranks_in(job.lost) - {*groups[0].ranks}
+        return groups, f"{ranks_of(lost)} only lost a peer" if lost else "no other error", ""
+    missing = "times in the logs would tell which error was first"
+    timed = [(earliest, group) for group in groups if (earliest := group.earliest)]
+    if len(timed) == len(groups):
+        timed.sort(key=lambda row: row[0].time_s or 0.0)
+        earliest, first = min(timed, key=lambda row: row[0].latest_s)
+        later = [row for row in timed if row[1] is not first]
+        rivals = [
+            group for _, group in later
+            if not all(precedes(earliest, f) for f in group.failures if f.time_s is not None)
+        ]  # fmt: skip
+        groups = [first, *(rivals or [group for _, group in later])]
+        if not rivals:
+            gap_s = (later[0][0].time_s or 0.0) - (earliest.time_s or 0.0)
+            return groups, f"{gap_s:.1f} s before the next error", ""
+        missing = "the clocks may differ by more than the time between the errors"
+    # Of several torchruns, each sees only its node's ranks.
+    root = job.roots[0] if len(job.roots) == 1 else None
+    nodes = {node for group in groups for node in (*group.nodes, *job.nodes_of(group.ranks))}
+    if root is not None and nodes <= {root.node} and is_clear_root(root, job.reports):
+        for group in groups:
+            if root.rank in group.ranks:
+                others_of_node = [other for other in groups if other is not group]
+                return [group, *others_of_node], "torchrun saw its end first", ""
+    if len({f.file for group in groups for f in group.failures}) == 1:
+        groups = sorted(groups, key=lambda group: group.first.event.line)
+        return groups, "its lines come first in the log", ""
+    by_size = sorted(groups, key=lambda group: len(group.ranks) or 1)
+    few, many = len(by_size[0].ranks), len(by_size[-1].ranks)
+    if few < len(by_size[1].ranks) and 2 * many > len(job.ranks):
+        return by_size, f"{counted(many, 'other rank')} share one error, as victims do", ""
+    return by_size, "", missing
+
+
+def mismatch(job: JobFailures) -> Finding | None:
+    """Ranks that call different collectives: those unlike most, if the errors name them."""
+    failures = [f for f in job.final if _MISMATCH.search(f.event.text)]
+    calls: dict[int, str] = {}
+    peers: dict[int, str] = {}
+    for failure in failures:
+        match = _TWO_CALLS.search(failure.event.text)
+        # Other numbers are those of a process group.
+        if match and failure.rank in (None, int(match[1])):
+            calls[int(match[1])], peers[int(match[3])] = match[2], match[4]
+    # A rank whose call has another form reads its peers' wrongly.
+    if finding := odd_call(job, {**peers, **calls}, failures):
+        return replace(finding, kind=finding.kind or "exception")
+    words = {"error": failures[0].event.text.rpartition("] ")[2][:MAX_TEXT]} if failures else {}
+    return Finding(
+        ranks_in(failures), nodes_in(failures), [f"in {f.example}" for f in failures[:3]],
+        failures=failures, words=words,
+        missing=("TORCH_DISTRIBUTED_DEBUG=DETAIL names the rank and its call",),
+    ) if failures else None  # fmt: skip
+
+
+def odd_call(
+    job: JobFailures, calls: Mapping[int, str], failures: Sequence[RankFailure]
+) -> Finding | None:
+    """The ranks that call another collective than most; None: all call the same.
+
+    calls: rank -> its call
+    """
+    sides: dict[str, set[int]] = {}
+    for rank, call in calls.items():
+        sides.setdefault(call, set()).add(rank)
+    if len(sides) < 2:
+        return None
+    usual = max(sides, key=lambda call: len(sides[call]))
+    is_usual = 2 * len(sides[usual]) > len(calls)
+    by_rank = {f.rank: f for f in reversed(failures) if f.rank in calls}
+    suspects = []
+    for call, ranks in sides.items():
+        if call != usual or not is_usual:
+            known_failures = [by_rank[rank] for rank in ranks if rank in by_rank]
+            first = min(known_failures, key=lambda f: (f.file, f.event.line), default=None)
+            places = (f"in {first.example}",) if first else ()
+            evidence = f"{ranks_of(ranks)} called {call}", *places
+            suspects.append(suspect_of(ranks, job.nodes_of(ranks), evidence))
+    if not is_usual:
+        return undecided(suspects)
+    odd = {rank for suspect in suspects for rank in suspect.ranks}
+    calls_of_odd = " and ".join(call for call in sides if call != usual)[:MAX_TEXT]
+    return Finding(
+        odd, {node for suspect in suspects for node in suspect.nodes}, failures=failures,
+        words={"odd": calls_of_odd, "usual": f"{ranks_of(sides[usual])} {usual}"},
+        sentence="{who} called {odd}, {usual}: the calls must agree", suspects=suspects,
+        frame=next((f.event.frame for f in failures if f.rank in odd), ""),
+    )  # fmt: skip
