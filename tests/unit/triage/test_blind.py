@@ -43,7 +43,8 @@ def outcome(job: dict[str, Any], cause: FirstFailure) -> str:
         return "innocent"
     answers = job.get("ranks_any") or [job.get("ranks")]
     is_rank = None in answers or list(cause.ranks) in answers
-    is_text = re.search(job.get("text", ""), cause.text, re.I) is not None
+    # As the first line shows it.
+    is_text = re.search(job.get("text", ""), f"{cause.kind}: {cause.text}", re.I) is not None
     is_right = cause.kind in job["kinds"] and is_rank and is_text
     return "right" if is_right else "wrong"
 
