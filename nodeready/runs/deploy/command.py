@@ -206,7 +206,7 @@ def run(
         plans = {name: plan for name, plan in plans.items() if plan.changes or plan.refused}
         for name, done in _run_plans(targeted, tell, subjects, judged, plans).items():
             node = replace(nodes[name], outcome=done.outcome, gap=done.node.gap)
-        nodes[name] = node.judged(done.node.results)
+            nodes[name] = node.judged(done.node.results)
         _remember(targeted, nodes.values())
         return document(nodes.values(), check=False, complete=not transport.interrupted)
 

@@ -130,6 +130,8 @@ def _read(path: Path, root: str, rank_pattern: str) -> JobEvidence:
     if kernels:
         _add_faults(evidence, kernels)
     if not (logs or evidence.steps or kernels):
+        if evidence.missing.get(path.name) and not path.is_dir():
+            raise NoEvidenceError(f"{path}: {evidence.missing[path.name]}")
         reasons = [f"\n  {name}: {reason}" for name, reason in evidence.missing.items()]
         if len(reasons) > _NAMED:
             reasons[_NAMED:] = [f"\n  and {len(reasons) - _NAMED} more"]

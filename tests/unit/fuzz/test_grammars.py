@@ -33,7 +33,7 @@ from nodeready.runs import tail as logs
 from nodeready.runs.audit.learned import read_settings
 from nodeready.runs.memory import diff
 from nodeready.runs.memory.history import parse_drains, parse_jobs
-from nodeready.runs.postmortem import slurm_records
+from nodeready.runs.postmortem import kernel_files, slurm_records
 from nodeready.runs.ready.environment import read_installed
 from nodeready.runs.stacks import trace
 from nodeready.subjects import snapshot
@@ -217,6 +217,12 @@ PARSERS: dict[str, Any] = {
     "torchrun's error file": (failure_events.read_error_file,),
     "sacct's rows": (lambda text: slurm_records.steps_of(slurm_records.parse_sacct(text)),),
     "a job by scontrol": (slurm_records.parse_scontrol,),
+    "a record of Slurm": (lambda text: slurm_records.read_records(text, is_certain=True),),
+    "a kernel's log": (
+        lambda text: [
+            *kernel_files.faults([kernel_files.read_kernel_file("n", text, 0.0)], {"n"}, 1.0)
+        ],
+    ),
     "log lines": (words,),
     "a text": (safe,),
     "node names": (folded,),
@@ -256,6 +262,16 @@ TEXTS: dict[str, Any] = {
         for comma in (True, False)
     ),
     "py-spy's text": tuple(path.read_text() for path in sorted(_DUMPS.iterdir())),
+    "a record of Slurm": (
+        "JobID|State|ExitCode|NodeList\n77|FAILED|1:0|gpu[1-2]\n77.0|FAILED|1:0|gpu1\n",
+        "Job ID: 77\nCluster: c\nUser/Group: u/u\nState: FAILED (exit code 1)\nNodes: 2\n",
+        '{"jobs": [{"job_id": 77, "state": {"current": ["FAILED"]}, "steps": []}]}',
+    ),
+    "a kernel's log": (
+        "[ 12.5] rtc: setting system clock to 2026-03-01T12:00:00 UTC (1772366400)\n"
+        "[Sun Mar  1 12:00:09 2026] Out of memory: Killed process 4711 (python3)\n"
+        "Mar  1 12:00:09 n kernel: [ 21.5] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, lost\n",
+    ),
     "a recorder's dump": tuple(
         path.read_bytes().decode("latin-1") for path in sorted(_RECORDS.glob("late*"))
     ),
@@ -359,6 +375,7 @@ ELSEWHERE = {
     "runs/values.py:read_gpus runs/values.py:read_ports runs/values.py:read_prefix "
     "runs/values.py:read_python runs/postmortem/command.py:_read_directory",
     "values that were decoded": "runs/ready/reach.py:_answers",
+    "test_postmortem_files.py": "agent/log_bytes.py:_unpack_by",
 }
 
 
