@@ -22,23 +22,31 @@ _PEER = re.compile(
     r"remoteGids?:? ?(?:::ffff:)?([0-9a-fA-F.:]{2,45})"
     r"|(?:peer|[Cc]onnect to) \[?([\w.:-]{2,60}?)(?:\]:\d|<\d)"
 )
+#: Errors that a peer's end may have caused, too: they mean the network where several nodes have
+#: them, each with another peer.
+_MUTUAL = ("ib-flush", "connect-refused")
 _NO_ROUTE = re.compile(r"No route to host|Network is unreachable|errno: (?:101|110|113)\b")
+#: The function in which torchrun connects to the store before it starts a rank.
+_NEW_STORE = "_create_tcp_store"
 
 
 def fabric(job: JobFailures) -> Finding | None:
     """The network between nodes: a peer's port, or the store's address, does not answer."""
-    errors = [(f, nccl_errors.meaning(f.event.text)) for f in job.lost]
-    rows = [(f, e.meaning, e.step) for f, e in errors if e and e.key in _FABRIC]
+    rows = _errors(job, _FABRIC)
+    witnesses = [] if rows else _mutual(job) + _errors(job, ("rank-twice",))
+    rows = rows or witnesses
     rows = rows or [
         (f, "an address does not answer", "MASTER_ADDR and the route to it: nodeready ready")
         for f in job.lost
-        if _NO_ROUTE.search(f.event.text)
+        if _NO_ROUTE.search(f.event.text) or _NEW_STORE in f.event.frame
     ]
     if not rows:
         return None
     first, meaning, step = rows[0]
     failures = [f for f, *_ in rows]
-    ranks, nodes, links = ranks_in(failures), nodes_in(failures), _links(job, failures)
+    # Both ends of a connection that never was, and who only reports, are no suspects.
+    ranks = set[int]() if witnesses else ranks_in(failures)
+    nodes, links = nodes_in(failures), _links(job, failures)
     place = ""
     if links and (shared := set(links[0]).intersection(*links)):
         peers = sorted({end for link in links for end in link} - {min(shared)}, key=natural)
@@ -49,6 +57,24 @@ def fabric(job: JobFailures) -> Finding | None:
     words = {"who": subject(ranks, nodes), "error": error}
     nodes |= {end for link in links for end in link if not _ADDRESS.fullmatch(end)}
     return Finding(ranks, nodes, lines_of(failures, 3), words=words, missing=(step,))
+
+
+def _errors(job: JobFailures, keys: Sequence[str]) -> list[tuple[RankFailure, str, str]]:
+    """The lost peers by these rows of the table, each with its meaning and the next step."""
+    errors = [(f, nccl_errors.meaning(f.event.text)) for f in job.lost]
+    return [(f, e.meaning, e.step) for f, e in errors if e and e.key in keys]
+
+
+def _mutual(job: JobFailures) -> list[tuple[RankFailure, str, str]]:
+    """The errors of connections that two nodes or more have, each with another peer."""
+    rows = _errors(job, _MUTUAL)
+    peers: dict[str, set[str]] = {}
+    for failure, *_ in rows:
+        if failure.node and (peer := _PEER.search(failure.event.text)):
+            peers.setdefault(failure.node, set()).add(peer[1] or peer[2])
+    # One peer of all may have ended.
+    is_mutual = len(peers) > 1 and not set.intersection(*peers.values())
+    return rows if is_mutual else []
 
 
 def _links(job: JobFailures, failures: Sequence[RankFailure]) -> list[tuple[str, str]]:
