@@ -83,6 +83,7 @@ class FailureEvent:
     lines_after: wire.Number  # lines of the same rank after it that belong to no failure
     call: wire.Name = ""  # function of torch.distributed that raised it, ``all_reduce``; "": none
     went_on: bool = False  # its rank wrote lines after it like those before it
+    steps_on: bool = False  # the lines that it stands in end with growing steps
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,18 @@ _GROUP = re.compile(r"(?:\S+\.)?(?:Base)?ExceptionGroup: ")
 #: Plain lines before a failure with which those after it are compared, the number of the latter,
 #: and letters of such a line.
 _RECENT, _WATCHED, _LETTERS = 8, 500, 8
+#: A number of a step, an epoch or a progress bar; the different ones that show a job at work.
+_STEP = re.compile(
+    r"(?i)\b(?:(?:global_?|time)?step|iter(?:ation)?|epoch|batch)s?\b\W{0,8}(\d{1,12}(?:\.\d+)?)"
+    r"|(\d{1,12})/\d+ \["
+)
+_STEPS = 4
+#: What a program does about an error that it has handled; the outermost calls of one that it has
+#: not, whose traceback may come before steps that were still in a buffer.
+_HANDLES = re.compile(
+    r"(?:Attempting to re|Skipping|Retrying|Ignoring|Continuing|Falling back)\w*\b"
+)
+_OUTERMOST = "<module>", "_bootstrap", "_wrap"
 #: Characters in which a line's time ends, if it begins with it.
 _TIME_END = 28
 
@@ -196,12 +209,16 @@ class _RankStream:
     repeated: dict[tuple[str, str], int] = field(default_factory=dict)
     is_root: bool = False
     in_group: bool = False
-    #: The last plain lines; number of an event's line -> the shapes of the plain lines before it;
-    #: the events after which such a line came.
+    #: The last plain lines; number of an event's line -> the shapes of the plain lines before it,
+    #: each with such a line; the events after which a line of such a shape came that is no copy.
     recent: deque[str] = field(default_factory=lambda: deque(maxlen=_RECENT))
-    watched: dict[int, frozenset[str]] = field(default_factory=dict)
+    watched: dict[int, dict[str, str]] = field(default_factory=dict)
     went_on: set[int] = field(default_factory=set)
     watched_until: int = 0
+    #: Number of plain lines with text since the last event.
+    since: int = 0
+    #: The lines of exceptions that no code has handled.
+    unhandled: set[int] = field(default_factory=set)
 
     def add_plain(self, text: str) -> None:
         """Count a line that belongs to no failure."""
@@ -209,15 +226,27 @@ class _RankStream:
         if not text.strip():
             return
         self.last = text
+        self.since += 1
         if self.watched and self.plain > self.watched_until:
             self.watched = {}
         if self.watched:
             shape = _shape(text)
-            self.went_on |= {line for line, shapes in self.watched.items() if shape in shapes}
+            self.went_on |= {
+                line for line, shapes in self.watched.items() if shapes.get(shape, text) != text
+            }
             self.watched = {
                 line: shapes for line, shapes in self.watched.items() if line not in self.went_on
             }
         self.recent.append(text)
+
+    @property
+    def steps_on(self) -> bool:
+        """Whether the last lines, all after the last event, are of growing steps."""
+        matches = [[float(a or b) for a, b in _STEP.findall(text[:400])] for text in self.recent]
+        steps = [numbers for numbers in matches if numbers]
+        is_growing = all(a <= b for a, b in zip(steps, steps[1:]))
+        is_long = self.since >= _RECENT and len(set(map(tuple, steps))) >= _STEPS
+        return is_long and is_growing and bool(matches[-1] or matches[-2])
 
 
 #: The stream of lines without a prefix; the reader of a log in which they are not known.
@@ -391,8 +420,12 @@ class FailureReader:
         """A further line of an exception's message."""
         if stream.mode != "details":
             return False
-        # A line that begins with a time is no further line of a message.
-        if len(stream.details) >= _DETAILS or TIMED.search(text, 0, _TIME_END):
+        # A line that begins with a time, or of a step, is no further line of a message.
+        is_vague = (
+            not stream.details and stream.chain and VAGUE.search(stream.chain[-1].event.text)
+        )
+        is_plain = not is_vague and (_STEP.search(text) or _HANDLES.match(text))
+        if len(stream.details) >= _DETAILS or is_plain or TIMED.search(text, 0, _TIME_END):
             self._end_chain(stream)
             return False
         stream.details.append(text.strip())
@@ -434,6 +467,8 @@ class FailureReader:
         text_meaning = meaning(text)
         event = self._event(stream, text_meaning.role, text_meaning.kind, _compact(text))
         event = replace(event, frame=frame, call=_collective(stream.frames))
+        if stream.frames and stream.frames[0][2] in _OUTERMOST:
+            stream.unhandled.add(event.line)
         if stream.spawned is not None:
             event = replace(event, local_rank=stream.spawned)
             stream.spawned = None
@@ -648,9 +683,10 @@ class FailureReader:
             event = replace(event, ranks=())
         self.room -= len(event.ranks)
         if event.role != REPORT and len(stream.watched) < _MAX_OF_STREAM:
-            shapes = frozenset(filter(None, map(_shape, stream.recent)))
-            stream.watched[event.line] = shapes
+            lines = {shape: text for text in stream.recent if (shape := _shape(text))}
+            stream.watched[event.line] = lines
             stream.watched_until = stream.plain + _WATCHED
+        stream.since = self.streams.get(_UNKNOWN, stream).since = 0
         stream.events.append(event)
         if len(stream.events) > 2 * _MAX_OF_STREAM:
             del stream.events[_MAX_OF_STREAM]
@@ -682,12 +718,17 @@ class FailureReader:
                 ]
             # An error like one after which the rank went on was handled, too.
             handled = {event.text for event in stream.events if event.line in stream.went_on}
+            steps_on = stream.steps_on
+            # A connection is tried again before the first step.
+            job_steps_on = self.streams.get(_UNKNOWN, stream).steps_on
             # An event keeps the number of plain lines before it until now.
             events += [
                 replace(
                     event,
                     lines_after=stream.plain - event.lines_after,
                     went_on=event.text in handled,
+                    steps_on=event.line not in stream.unhandled
+                    and (steps_on or (job_steps_on and event.role == LOST)),
                 )
                 for event in stream.events
             ]

@@ -106,9 +106,13 @@ def survived(job: JobFailures) -> Finding | None:
     bad = [f for failures in kinds for f in failures if f.event.source != "warning"]
     ends = {at: file.failures.facts.finished for at, file in enumerate(job.evidence.files)}
     has_end = any(ends[at] for at in job.last_files)
+    # Steps go on after all failures, and nothing else reports an end.
+    is_ended = job.reports or job.ended or job.evidence.kernel
+    is_ended = is_ended or any(step.code or step.signal for step in job.evidence.steps)
     fatal = [
         f for f in bad
         if f.event.line > ends.get(f.file, 0) and (f.file in job.last_files or not has_end)
+        and not (f.event.steps_on and not is_ended)
         # Connections close when ranks end.
         and not (f.event.role == LOST and 0 < ends.get(f.file, 0) >= f.event.line - _END_LINES)
         and not f.went_on and not (f.event.went_on and f.event.lines_after >= _FURTHER_LINES)
