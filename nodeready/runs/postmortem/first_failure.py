@@ -107,7 +107,7 @@ def survived(job: JobFailures) -> Finding | None:
     ends = {at: file.failures.facts.finished for at, file in enumerate(job.evidence.files)}
     has_end = any(ends[at] for at in job.last_files)
     # Steps go on after all failures, and nothing else reports an end.
-    is_ended = job.reports or job.ended or job.evidence.kernel
+    is_ended = bool(job.reports or job.ended or job.evidence.kernel)
     is_ended = is_ended or any(step.code or step.signal for step in job.evidence.steps)
     fatal = [
         f for f in bad
