@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from nodeready.agent.failure_events import FailureEvent
@@ -161,7 +162,11 @@ def with_reported_ranks(failures: list[RankFailure]) -> list[RankFailure]:
         by_place[failure.file, failure.node].append(failure)
     reported = {place: _reported(placed) for place, placed in by_place.items()}
     copies: dict[str, set[int]] = defaultdict(set)
+    #: The index of a file and the first error of a chain -> the ranks that have it.
+    chains: dict[tuple[int, str], set[int | None]] = defaultdict(set)
     for failure in failures:
+        if failure.event.role == FAILED:
+            chains[failure.file, _chain(failure)].add(failure.rank)
         if failure.event.source in _COPIES and failure.event.role != REPORT:
             copies[_shape(failure.event.text)] |= set() if failure.rank is None else {failure.rank}
     attributed = []
@@ -172,32 +177,75 @@ def with_reported_ranks(failures: list[RankFailure]) -> list[RankFailure]:
             ranks = {int(barrier[1])} if barrier else set()
         elif failure.rank is None and event.role == FAILED and not event.source:
             place = failure.file, failure.node if event.host else None
-            ranks = copies.get(_shape(event.text)) or reported[place]
-        is_clear = len(ranks) == 1
-        attributed.append(failure._replace(rank=next(iter(ranks))) if is_clear else failure)
+            ranks = copies.get(_shape(event.text)) or reported[place].get(event.line, set())
+            ranks = ranks or {r for r in chains[failure.file, _chain(failure)] if r is not None}
+        if len(ranks) == 1:
+            # Another rank may have written the lines after it.
+            event = replace(event, went_on=False)
+            attributed.append(failure._replace(rank=next(iter(ranks)), event=event))
+        else:
+            attributed.append(failure)
     return attributed
 
 
 _COPIES = ("torchrun", "torchrun-root", "error-file")
 
 
-def _reported(failures: Sequence[RankFailure]) -> set[int]:
-    """The rank of the only own error in a log, by a launcher's reports in it; more: not known."""
+def _chain(failure: RankFailure) -> str:
+    """The first error of a chain of exceptions."""
+    return _shape(failure.event.text.partition("; then ")[0])
+
+
+def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
+    """The line of an own error in a log -> its rank, by a launcher's reports; more: not known."""
     own_errors = [
         f for f in failures
         if f.rank is None and f.event.role == FAILED
         and f.event.lines_after <= FINAL_LINES and not f.event.source
     ]  # fmt: skip
-    reports = [f for f in failures if f.event.role == REPORT and f.event.code > 0
-               and not signal_of(f.event.code) and f.rank is not None]  # fmt: skip
-    if len(own_errors) != 1:
-        return set()
-    for root in reports:
+    reports = [f for f in failures if f.event.role == REPORT and f.event.code
+               and f.rank is not None]  # fmt: skip
+    by_pid: dict[int, set[int]] = defaultdict(set)
+    for report in reports:
+        by_pid[report.event.pid] |= ranks_in([report])
+    of_pids = {f.event.line: by_pid[f.event.pid] for f in own_errors if f.event.pid}
+    exits = [f for f in reports if f.event.code > 0 and not signal_of(f.event.code)]
+    if len(own_errors) == 1:
+        return {own_errors[0].event.line: _only(own_errors[0], exits, reports), **of_pids}
+    ranks = sorted(ranks_in(reports))
+    roots = [f for f in reports if f.event.source == "torchrun-root"]
+    is_lost = any(
+        f.event.role in (LOST, WAITED) and f.event.source != "warning" for f in failures
+    )  # fmt: skip
+    if is_lost or len(roots) > 1 or len({f.event.code for f in reports}) != 1:
+        return of_pids
+    texts = {_shape(f.event.text) for f in own_errors}
+    if len(texts) == 1 and len(own_errors) == len(ranks) and exits:
+        # As many equal errors as ranks with the same exit code.
+        pairs = zip(own_errors, ranks, strict=True)
+        return {f.event.line: {rank} for f, rank in pairs}
+    # Several lines of one fault; a process with an exception of its own may be another one.
+    kinds = {f.event.kind for f in own_errors}
+    is_fault = len(kinds) == 1 and "exception" not in kinds and len(texts) == len(own_errors)
+    is_end = bool(exits) or signal_of(reports[0].event.code) == signal.SIGABRT
+    if is_fault and is_end and len(ranks) == 1:
+        return {f.event.line: {*ranks} for f in own_errors} | of_pids
+    return of_pids
+
+
+def _only(
+    error: RankFailure, exits: Sequence[RankFailure], reports: Sequence[RankFailure]
+) -> set[int]:
+    """The rank of the only own error in a log; more: not known."""
+    crashed = ranks_in(reports) if error.event.kind == "segfault" else set()
+    if crashed and all(f.event.kind == "segfault" for f in reports):
+        return crashed
+    for root in exits:
         if root.event.source == "torchrun-root":
-            is_clear = is_clear_root(root, reports)
+            is_clear = is_clear_root(root, exits)
             return {root.rank} if is_clear and root.rank is not None else set()
-    first = [f for f in reports if f.event.source in ("srun", "mpirun")][:1]
-    return {f.rank for f in first or reports if f.rank is not None}
+    first = [f for f in exits if f.event.source in ("srun", "mpirun")][:1]
+    return ranks_in(first or exits)
 
 
 def is_final(failure: RankFailure) -> bool:
