@@ -52,17 +52,18 @@ _LOCAL, _GROUP_WORDS = (
 )
 #: torchrun --log-dir: RUN/attempt_0/LOCAL_RANK/stdout.log
 _TORCHRUN = re.compile(r"/attempt_\d+/(\d{1,7})/(?:stdout\.log|stderr\.log|error\.json)$")
-#: train.7.out; more digits are a date or a job.
-_NUMBERED = re.compile(r"\.(\d{1,5})\.(?:out|err|log|txt)$")
+#: train.7.out; more digits are a date or a job; rsl.error.0007 of WRF.
+_NUMBERED = re.compile(r"\.(\d{1,5})\.(?:out|err|log|txt)$|(?:^|/)rsl\.(?:error|out)\.(\d{4,7})$")
 
 
 def path_ranks(path: str) -> FileRanks:
     """The ranks in ``rank_7.log``, ``nccl_trace_rank_7``, ``rank.07/stdout``, ``local_rank3.err``,
-    ``attempt_0/3/stdout.log`` (torchrun) and ``train.7.out``; of several, the last.
+    ``attempt_0/3/stdout.log`` (torchrun), ``train.7.out`` and ``rsl.error.0007`` (WRF); of several,
+    the last.
     """
     ranks = named_ranks(path)
     if ranks == FileRanks(None, None) and (match := _NUMBERED.search(path)):
-        return FileRanks(int(match[1]), None)
+        return FileRanks(int(match[1] or match[2]), None)
     return ranks
 
 

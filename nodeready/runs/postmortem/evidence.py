@@ -131,7 +131,8 @@ class RankFailure(NamedTuple):
     @property
     def went_on(self) -> bool:
         # In a log that several ranks share, another rank may have written on.
-        return self.event.went_on and self.rank is not None
+        # MPI's report of an abort is the last word of its rank.
+        return self.event.went_on and self.rank is not None and self.event.source != "mpirun"
 
     @property
     def earliest_s(self) -> float:

@@ -124,8 +124,10 @@ def once_per_rank(failures: Iterable[RankFailure]) -> list[RankFailure]:
 
     def order(failure: RankFailure) -> tuple[object, ...]:
         event = failure.event
-        # After a failed assertion on the GPU, the exception has the call.
-        return event.source not in ("", "mpirun"), event.text.startswith(ASSERT), event.line
+        is_abort, is_assert = event.source == "mpirun", event.text.startswith(ASSERT)
+        # After a failed assertion on the GPU, the exception has the call; MPI's report of an abort
+        # only has the rank.
+        return event.source not in (*_OWN, "mpirun"), is_abort, is_assert, event.line
 
     ordered = sorted(failures, key=order)
     by_rank: dict[object, RankFailure] = {}
@@ -175,7 +177,7 @@ def with_reported_ranks(failures: list[RankFailure]) -> list[RankFailure]:
         if failure.rank is None and event.role == WAITED:
             barrier = _BARRIER.search(event.text)
             ranks = {int(barrier[1])} if barrier else set()
-        elif failure.rank is None and event.role == FAILED and not event.source:
+        elif failure.rank is None and event.role == FAILED and event.source in _OWN:
             place = failure.file, failure.node if event.host else None
             ranks = copies.get(_shape(event.text)) or reported[place].get(event.line, set())
             ranks = ranks or {r for r in chains[failure.file, _chain(failure)] if r is not None}
@@ -189,6 +191,8 @@ def with_reported_ranks(failures: list[RankFailure]) -> list[RankFailure]:
 
 
 _COPIES = ("torchrun", "torchrun-root", "error-file")
+#: The writers of errors of a rank itself.
+_OWN = ("", "cp2k")
 
 
 def _chain(failure: RankFailure) -> str:
@@ -205,6 +209,8 @@ def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
     ]  # fmt: skip
     reports = [f for f in failures if f.event.role == REPORT and f.event.code
                and f.rank is not None]  # fmt: skip
+    if by_abort := _aborted(failures):
+        return by_abort
     by_pid: dict[int, set[int]] = defaultdict(set)
     for report in reports:
         by_pid[report.event.pid] |= ranks_in([report])
@@ -231,6 +237,19 @@ def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
     if is_fault and is_end and len(ranks) == 1:
         return {f.event.line: {*ranks} for f in own_errors} | of_pids
     return of_pids
+
+
+def _aborted(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
+    """The line of an own error in a log -> its rank, by MPI's reports of as many aborts."""
+    aborts = [f for f in failures if f.event.role == FAILED and f.event.source == "mpirun"]
+    errors = [
+        f for f in failures
+        if f.rank is None and f.event.role == FAILED and f.event.source in _OWN
+        and f.event.kind != "signal"
+    ]  # fmt: skip
+    ranks = sorted(ranks_in(aborts))
+    is_equal = len({_shape(f.event.text) for f in errors}) == 1 and len(errors) == len(ranks)
+    return {f.event.line: {r} for f, r in zip(errors, ranks, strict=True)} if is_equal else {}
 
 
 def _only(
