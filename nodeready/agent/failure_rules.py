@@ -212,7 +212,8 @@ def code_of(groups: Mapping[str, str]) -> int:
     if "signal" in groups:
         name = groups["signal"]
         return -(int(name) if name.isdigit() else _NUMBERS.get(name, 0))
-    return int(groups.get("code", 0))
+    # A status of Windows says no more than that its process failed.
+    return int(groups.get("code", 1 if "status" in groups else 0))
 
 
 def ranks_in(text: str) -> tuple[int, ...]:

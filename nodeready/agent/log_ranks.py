@@ -58,8 +58,8 @@ _NUMBERED = re.compile(r"\.(\d{1,5})\.(?:out|err|log|txt)$|(?:^|/)rsl\.(?:error|
 
 def path_ranks(path: str) -> FileRanks:
     """The ranks in ``rank_7.log``, ``nccl_trace_rank_7``, ``rank.07/stdout``, ``local_rank3.err``,
-    ``attempt_0/3/stdout.log`` (torchrun), ``train.7.out`` and ``rsl.error.0007`` (WRF); of several,
-    the last.
+    ``attempt_0/3/stdout.log`` (torchrun), ``train.7.out`` and ``rsl.error.0007`` (WRF); of
+    several, the last.
     """
     ranks = named_ranks(path)
     if ranks == FileRanks(None, None) and (match := _NUMBERED.search(path)):

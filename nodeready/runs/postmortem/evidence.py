@@ -131,8 +131,9 @@ class RankFailure(NamedTuple):
     @property
     def went_on(self) -> bool:
         # In a log that several ranks share, another rank may have written on.
-        # MPI's report of an abort is the last word of its rank.
-        return self.event.went_on and self.rank is not None and self.event.source != "mpirun"
+        # A launcher's report of an end is the last word of its rank.
+        is_end = self.event.source in ("mpirun", "the launcher")
+        return self.event.went_on and self.rank is not None and not is_end
 
     @property
     def earliest_s(self) -> float:

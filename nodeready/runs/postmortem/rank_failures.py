@@ -195,9 +195,13 @@ _COPIES = ("torchrun", "torchrun-root", "error-file")
 _OWN = ("", "cp2k")
 
 
+#: The name of an error of PyTorch's C++, in C++ and in Python, and the place in the former.
+_NAME = re.compile(r"^(?:c10::Error|RuntimeError): | \(\w+ at /.*")
+
+
 def _chain(failure: RankFailure) -> str:
     """The first error of a chain of exceptions."""
-    return _shape(failure.event.text.partition("; then ")[0])
+    return _shape(_NAME.sub("", failure.event.text.partition("; then ")[0]))
 
 
 def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
@@ -216,13 +220,17 @@ def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
         by_pid[report.event.pid] |= ranks_in([report])
     of_pids = {f.event.line: by_pid[f.event.pid] for f in own_errors if f.event.pid}
     exits = [f for f in reports if f.event.code > 0 and not signal_of(f.event.code)]
-    if len(own_errors) == 1:
-        return {own_errors[0].event.line: _only(own_errors[0], exits, reports), **of_pids}
-    ranks = sorted(ranks_in(reports))
-    roots = [f for f in reports if f.event.source == "torchrun-root"]
     is_lost = any(
         f.event.role in (LOST, WAITED) and f.event.source != "warning" for f in failures
     )  # fmt: skip
+    aborted = ranks_in(f for f in reports if signal_of(f.event.code) == signal.SIGABRT)
+    if len(own_errors) == 1:
+        error, is_alone = own_errors[0], len(aborted) == 1 and not (exits or is_lost)
+        # An exception of C++ that nothing catches aborts its process.
+        is_abort = is_alone and error.event.text.startswith("c10::Error: ")
+        return {error.event.line: aborted if is_abort else _only(error, exits, reports), **of_pids}
+    ranks = sorted(ranks_in(reports))
+    roots = [f for f in reports if f.event.source == "torchrun-root"]
     if is_lost or len(roots) > 1 or len({f.event.code for f in reports}) != 1:
         return of_pids
     texts = {_shape(f.event.text) for f in own_errors}
@@ -232,6 +240,7 @@ def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
         return {f.event.line: {rank} for f, rank in pairs}
     # Several lines of one fault; a process with an exception of its own may be another one.
     kinds = {f.event.kind for f in own_errors}
+    kinds = kinds - {"signal"} or kinds
     is_fault = len(kinds) == 1 and "exception" not in kinds and len(texts) == len(own_errors)
     is_end = bool(exits) or signal_of(reports[0].event.code) == signal.SIGABRT
     if is_fault and is_end and len(ranks) == 1:
@@ -256,8 +265,10 @@ def _only(
     error: RankFailure, exits: Sequence[RankFailure], reports: Sequence[RankFailure]
 ) -> set[int]:
     """The rank of the only own error in a log; more: not known."""
-    crashed = ranks_in(reports) if error.event.kind == "segfault" else set()
-    if crashed and all(f.event.kind == "segfault" for f in reports):
+    # The others are ended after it.
+    first = [f for f in reports if signal_of(f.event.code) not in (signal.SIGTERM, signal.SIGKILL)]
+    crashed = ranks_in(first) if error.event.kind == "segfault" else set()
+    if crashed and all(f.event.kind == "segfault" for f in first):
         return crashed
     for root in exits:
         if root.event.source == "torchrun-root":
@@ -342,6 +353,8 @@ class JobFailures:
     def _is_victim(self, failure: RankFailure) -> bool:
         """Whether an error follows a lost peer, a timeout or a signal of the same rank."""
         event = failure.event
+        if event.source == "the launcher" and failure.rank in ranks_in((*self.lost, *self.waited)):
+            return True
         if failure.rank is not None:
             return self.victim_at.get((failure.file, failure.rank), event.line) < event.line
         # A shared log may have the lines of several ranks: only a crash follows there.
