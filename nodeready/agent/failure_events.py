@@ -242,10 +242,16 @@ class _RankStream:
     @property
     def steps_on(self) -> bool:
         """Whether the last lines, all after the last event, are of growing steps."""
-        matches = [[float(a or b) for a, b in _STEP.findall(text[:400])] for text in self.recent]
-        steps = [numbers for numbers in matches if numbers]
-        is_growing = all(a <= b for a, b in zip(steps, steps[1:]))
-        is_long = self.since >= _RECENT and len(set(map(tuple, steps))) >= _STEPS
+        # A bar, an epoch and a loop count each for itself.
+        counts: dict[str, list[float]] = {}
+        matches = [list(_STEP.finditer(text[:400])) for text in self.recent]
+        for match in (match for row in matches for match in row):
+            word = match[0][: match.start(1) - match.start()].lower() if match[1] else ""
+            counts.setdefault(word, []).append(float(match[1] or match[2]))
+        is_growing = all(a <= b for c in counts.values() for a, b in zip(c, c[1:]))
+        is_long = (
+            self.since >= _RECENT and max(map(len, map(set, counts.values())), default=0) >= _STEPS
+        )
         return is_long and is_growing and bool(matches[-1] or matches[-2])
 
 
