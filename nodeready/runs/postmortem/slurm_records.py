@@ -60,6 +60,8 @@ def parse_sacct(text: str) -> list[dict[str, str]]:
     ):
         # Both forms of a table, with and without steps, cut a long value.
         cells = [[row[a:b].strip() for a, b in widths] for row in (head, *rows[1:])]
+        if len(columns := head.split()) == len(widths):
+            cells[0] = columns
     else:
         delimiter = re.search(r"[^\w%]+", head.strip())
         words = delimiter[0] if delimiter else "|"
