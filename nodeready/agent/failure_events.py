@@ -250,9 +250,7 @@ class _RankStream:
             counts.setdefault(word, []).append(float(match[1] or match[2]))
         is_growing = all(a <= b for c in counts.values() for a, b in zip(c, c[1:]))
         most = max((len(set(numbers)) for numbers in counts.values()), default=0)
-        # A bar redraws itself on one line of the stream that tracebacks are written to.
-        bar = {match[2] for match in matches[-1] if match[2]} if matches and self.since else set()
-        is_long = (self.since >= _RECENT and most >= _STEPS) or len(bar) >= _STEPS
+        is_long = self.since >= _RECENT and most >= _STEPS
         return is_long and is_growing and any(matches[-2:])
 
 

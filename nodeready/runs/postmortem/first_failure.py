@@ -114,10 +114,16 @@ def survived(job: JobFailures) -> Finding | None:
     # has ended well was not of it.
     judged = bad or seen
     is_beside = has_end and bool(job.evidence.kernel) and not job.silent_ranks()
+    lengths = [sum(s.lines for s in file.failures.streams) for file in job.evidence.files]
     fatal = [
         f for f in judged
         if f.event.line > ends.get(f.file, 0) and (f.file in job.last_files or not has_end)
         and not (f.event.steps_on and not is_ended)
+        # A connection is tried again, and the other lines of its file tell that it came.
+        and not (
+            (f.event.role, f.event.source, is_ended) == (LOST, "warning", False)
+            and f.file >= 0 and lengths[f.file] - f.event.line >= _FURTHER_LINES
+        )
         # Connections close when ranks end.
         and not (f.event.role == LOST and 0 < ends.get(f.file, 0) >= f.event.line - _END_LINES)
         and not f.went_on and not (f.event.went_on and f.event.lines_after >= _FURTHER_LINES)
