@@ -242,11 +242,16 @@ class _RankStream:
     @property
     def steps_on(self) -> bool:
         """Whether the last lines, all after the last event, are of growing steps."""
-        matches = [[float(a or b) for a, b in _STEP.findall(text[:400])] for text in self.recent]
-        steps = [numbers for numbers in matches if numbers]
-        is_growing = all(a <= b for a, b in zip(steps, steps[1:]))
-        is_long = self.since >= _RECENT and len(set(map(tuple, steps))) >= _STEPS
-        return is_long and is_growing and bool(matches[-1] or matches[-2])
+        # A bar, an epoch and a loop count each for itself.
+        counts: dict[str, list[float]] = {}
+        matches = [list(_STEP.finditer(text[:400])) for text in self.recent]
+        for match in (match for row in matches for match in row):
+            word = match[0][: match.start(1) - match.start()].lower() if match[1] else ""
+            counts.setdefault(word, []).append(float(match[1] or match[2]))
+        is_growing = all(a <= b for c in counts.values() for a, b in zip(c, c[1:]))
+        most = max((len(set(numbers)) for numbers in counts.values()), default=0)
+        is_long = self.since >= _RECENT and most >= _STEPS
+        return is_long and is_growing and any(matches[-2:])
 
 
 #: The stream of lines without a prefix; the reader of a log in which they are not known.
@@ -424,7 +429,9 @@ class FailureReader:
         is_vague = (
             not stream.details and stream.chain and VAGUE.search(stream.chain[-1].event.text)
         )
-        is_plain = not is_vague and (_STEP.search(text) or _HANDLES.match(text))
+        shape = _shape(text)
+        is_usual = shape and any(_shape(line) == shape for line in stream.recent)
+        is_plain = not is_vague and (is_usual or _STEP.search(text) or _HANDLES.match(text))
         if len(stream.details) >= _DETAILS or is_plain or TIMED.search(text, 0, _TIME_END):
             self._end_chain(stream)
             return False
@@ -717,7 +724,11 @@ class FailureReader:
                     for event in stream.events
                 ]
             # An error like one after which the rank went on was handled, too.
-            handled = {event.text for event in stream.events if event.line in stream.went_on}
+            handled: dict[str, int] = {}
+            for event in stream.events:
+                if event.line in stream.went_on:
+                    handled.setdefault(event.text, event.lines_after)
+            again = stream.went_on - stream.unhandled
             steps_on = stream.steps_on
             # A connection is tried again before the first step.
             job_steps_on = self.streams.get(_UNKNOWN, stream).steps_on
@@ -725,7 +736,8 @@ class FailureReader:
             events += [
                 replace(
                     event,
-                    lines_after=stream.plain - event.lines_after,
+                    lines_after=stream.plain
+                    - (handled[event.text] if event.line in again else event.lines_after),
                     went_on=event.text in handled,
                     steps_on=event.line not in stream.unhandled
                     and (steps_on or (job_steps_on and event.role == LOST)),

@@ -103,21 +103,32 @@ def _last_lines(job: JobFailures, ranks: set[int], maximum: int = 3) -> list[str
 def survived(job: JobFailures) -> Finding | None:
     """All that failed was survived: by Slurm, by the end of the log, by more steps after it."""
     kinds = job.own_errors, job.reports, job.ended, job.lost, job.waited, job.consequences
-    bad = [f for failures in kinds for f in failures if f.event.source != "warning"]
+    seen = [f for failures in kinds for f in failures]
+    bad = [f for f in seen if f.event.source != "warning"]
     ends = {at: file.failures.facts.finished for at, file in enumerate(job.evidence.files)}
     has_end = any(ends[at] for at in job.last_files)
     # Steps go on after all failures, and nothing else reports an end.
     is_ended = bool(job.reports or job.ended or job.evidence.kernel)
     is_ended = is_ended or any(step.code or step.signal for step in job.evidence.steps)
+    # A log with nothing but warnings is judged by them; what the kernel killed beside a job that
+    # has ended well was not of it.
+    judged = bad or seen
+    is_beside = has_end and bool(job.evidence.kernel) and not job.silent_ranks()
+    lengths = [sum(s.lines for s in file.failures.streams) for file in job.evidence.files]
     fatal = [
-        f for f in bad
+        f for f in judged
         if f.event.line > ends.get(f.file, 0) and (f.file in job.last_files or not has_end)
         and not (f.event.steps_on and not is_ended)
+        # A connection is tried again, and the other lines of its file tell that it came.
+        and not (
+            (f.event.role, f.event.source, is_ended) == (LOST, "warning", False)
+            and f.file >= 0 and lengths[f.file] - f.event.line >= _FURTHER_LINES
+        )
         # Connections close when ranks end.
         and not (f.event.role == LOST and 0 < ends.get(f.file, 0) >= f.event.line - _END_LINES)
         and not f.went_on and not (f.event.went_on and f.event.lines_after >= _FURTHER_LINES)
     ]  # fmt: skip
-    how = "its rank went on after it" if bad and not fatal else ""
+    how = "its rank went on after it" if (judged or is_beside) and not fatal else ""
     how = "the log says afterwards that the job has ended well" if how and has_end else how
     last = {step.step: step for step in job.evidence.steps}
     numbers = {name: int(number) for name in last if (number := name.partition(".")[2]).isdigit()}

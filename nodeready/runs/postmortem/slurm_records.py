@@ -32,6 +32,22 @@ _USERS_FIELD = re.compile(r"(?:^|\s)(JobName|\w*Comment|Command|WorkDir|Std(?:Er
 _STATUS = re.compile(r"(\d{1,5}):(\d{1,3})")
 
 
+#: A row of ``sacct --noheader --parsable2`` that has a state and an exit status.
+_HEADLESS = re.compile(
+    r"\d+[\w.+\[\]%,-]*\|(?:[^|]*\|)*[A-Z_]{6,}[^|]*\|(?:[^|]*\|)*\d+:\d+(?:\||$)"
+)
+_STATE = re.compile(
+    r"(?:COMPLETED|CANCELLED|FAILED|TIMEOUT|RUNNING|NODE_FAIL|PREEMPTED|OUT_OF_ME)"
+)
+
+
+def _column(at: int, cell: str) -> str:
+    """The name of a column that has no header, by what stands in it; "": not known."""
+    if at == 0:
+        return "JobID"
+    return "State" if _STATE.match(cell) else "ExitCode" if _STATUS.fullmatch(cell) else ""
+
+
 def parse_sacct(text: str) -> list[dict[str, str]]:
     """The rows of ``sacct``, by the names in its first line: with delimiters (``--parsable2``,
     ``--parsable``, ``--delimiter``), or as a table.
@@ -44,6 +60,8 @@ def parse_sacct(text: str) -> list[dict[str, str]]:
     ):
         # Both forms of a table, with and without steps, cut a long value.
         cells = [[row[a:b].strip() for a, b in widths] for row in (head, *rows[1:])]
+        if len(columns := head.split()) == len(widths):
+            cells[0] = columns
     else:
         delimiter = re.search(r"[^\w%]+", head.strip())
         words = delimiter[0] if delimiter else "|"
@@ -52,6 +70,8 @@ def parse_sacct(text: str) -> list[dict[str, str]]:
         is_closed = head.endswith(words)
         cells = [[*row[:-1], row[-1].removesuffix(words)] if is_closed else row for row in cells]
     names, *values = cells or [[]]
+    if _HEADLESS.match(head):
+        values, names = cells, [_column(at, cell) for at, cell in enumerate(names)]
     names = ["JobID" if name == "JobIDRaw" and "JobID" not in names else name for name in names]
     if "JobID" not in names or "State" not in names:
         return []
@@ -111,7 +131,8 @@ _SCONTROL_ROW = re.compile(r"\s*(?:[A-Za-z:/_]+=|$)")
 _SEFF_ROW = re.compile(r"[A-Z][A-Za-z /-]*: |\s*$|WARNING|Efficiency not available|The task")
 _SEFF_STATE = re.compile(r"(?m)^State: (\w+)(?: \(exit code (\d{1,5})\))?")
 _FIRST = re.compile(
-    rb"\s*(?:JobId=\d|Job ID: \d|JobID(?:Raw)?\W(?:.*\W)?State\b|\{\s*\"(?:jobs|meta)\")"
+    rb"\s*(?:JobId=\d|Job ID: \d|JobID(?:Raw)?\W(?:.*\W)?State\b"
+    rb"|\d+[^|\s]*\|(?:[^|\n]*\|)*[A-Z_]{6,}|\{\s*\"(?:jobs|meta)\")"
 )
 
 
@@ -126,7 +147,7 @@ def read_records(text: str, *, is_certain: bool) -> FileRecords | None:
 
     is_certain: the file's name says that it is
     """
-    rows = text.splitlines()
+    rows = text.rstrip().splitlines()
     begin = text.lstrip()[:8]
     if begin.startswith("{"):
         return _json_records(text)
