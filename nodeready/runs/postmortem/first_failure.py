@@ -201,7 +201,9 @@ def killed(job: JobFailures) -> Finding | None:
     agent_pids = {(f.node, f.event.pid) for f in job.ended if f.event.source == "torchrun"}
     # All reported ranks of a file may have lost a peer.
     unknown = Counter(f.file for f in (*job.lost, *job.waited) if f.rank is None)
-    waited = Counter(f.file for f in job.waited if f.rank is None)
+    aborting = Counter(
+        f.file for f in (*job.lost, *job.waited) if f.rank is None and f.event.source != "warning"
+    )
     reported = Counter(file for file, _ in {(f.file, f.rank) for f in job.reports})
     order: list[RankFailure] = []
     for failure in job.reports:
@@ -211,8 +213,8 @@ def killed(job: JobFailures) -> Finding | None:
         is_torchrun = failure.event.source.startswith("torchrun") and bool(agent_pids)
         is_ended |= number in _OUTSIDE and not is_torchrun
         is_ended |= not number and unknown[failure.file] >= reported[failure.file]
-        # A watchdog's timeout aborts its process.
-        is_ended |= number == 6 and waited[failure.file] >= reported[failure.file]
+        # A watchdog's timeout aborts its process, and so may a lost peer.
+        is_ended |= number == 6 and aborting[failure.file] >= reported[failure.file]
         # Of a rank without a log, it is not known whether it lost a peer, as others did.
         is_unlogged = failure.rank is not None and failure.rank not in job.logged
         is_unlogged &= bool(job.logged and excused) and failure.event.source != "torchrun-root"
