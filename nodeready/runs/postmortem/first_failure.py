@@ -215,9 +215,13 @@ def killed(job: JobFailures) -> Finding | None:
     agent_pids = {(f.node, f.event.pid) for f in job.ended if f.event.source == "torchrun"}
     # All reported ranks of a file may have lost a peer.
     unknown = Counter(f.file for f in (*job.lost, *job.waited) if f.rank is None)
+    #: (index of a file, whether a report names no rank) -> failures that its rank may have had.
     aborting = Counter(
-        f.file for f in (*job.lost, *job.waited) if f.rank is None and f.event.source != "warning"
-    )
+        (f.file, is_unnamed)
+        for f in (*job.lost, *job.waited) if f.event.source != "warning"
+        for is_unnamed in (True, False)
+        if f.rank is None or (is_unnamed and f.event.role == WAITED)
+    )  # fmt: skip
     reported = Counter(file for file, _ in {(f.file, f.rank) for f in job.reports})
     order: list[RankFailure] = []
     for failure in job.reports:
@@ -228,7 +232,9 @@ def killed(job: JobFailures) -> Finding | None:
         is_ended |= number in _OUTSIDE and not is_torchrun
         is_ended |= not number and unknown[failure.file] >= reported[failure.file]
         # A watchdog's timeout aborts its process, and so may a lost peer.
-        is_ended |= number == 6 and aborting[failure.file] >= reported[failure.file]
+        is_ended |= (
+            number == 6 and aborting[failure.file, failure.rank is None] >= reported[failure.file]
+        )
         # Of a rank without a log, it is not known whether it lost a peer, as others did.
         is_unlogged = failure.rank is not None and failure.rank not in job.logged
         is_unlogged &= bool(job.logged and excused) and failure.event.source != "torchrun-root"
