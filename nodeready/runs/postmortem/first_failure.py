@@ -78,6 +78,17 @@ _OUTSIDE, _SIGNAL = (1, 2, 15), re.compile(r"got signal: (\d{1,2})\b")
 #: Seconds by which the ends that two launchers see may be in another order: torchrun reports whole
 #: seconds, and looks every 0.1 s.
 _SEEN_S = 1.1
+#: Who says that it ended a process for its memory; the launchers whose own words a report shows.
+_MANAGERS = {"slurm": "Slurm", "kubectl": "Kubernetes"}
+_QUOTED = "Lightning", "kubectl"
+#: What quotes a worker's error or only points to it; that a process has ended; errors of a
+#: connection that name no peer: NCCL's of its system, torchrun's of its store.
+_WRAPPER = re.compile(r"^\S*(?:TaskError\(|TrainingFailedError)")
+_DIED = re.compile(r"\bdied\b|dead because|[Kk]illed|abruptly")
+_NO_PEER = re.compile(
+    r"unhandled system error|NCCL error.{0,200}internal error|nccl(?:System|Internal)Error"
+    r"|RendezvousConnectionError"
+)
 #: Lines after the end of a job in which a lost connection belongs to it; plain lines after an
 #: error in a log of unknown ranks from which on its rank went on.
 _END_LINES, _FURTHER_LINES = 20, 5
@@ -150,7 +161,7 @@ def survived(job: JobFailures) -> Finding | None:
 def out_of_memory(job: JobFailures) -> Finding | None:
     """The kernel or Slurm killed a process of the job for its memory."""
     faults = [fault for fault in job.evidence.kernel if fault.kind == "oom"]
-    slurm = [f for f in job.own_errors if (f.event.kind, f.event.source) == ("oom", "slurm")]
+    slurm = [f for f in job.own_errors if f.event.kind == "oom" and f.event.source in _MANAGERS]
     steps, step_lines = _steps(job, "OUT_OF_ME")
     srun = [f for f in job.reports if f.event.kind == "oom"]
     is_known = bool(slurm or steps or srun)
@@ -180,12 +191,15 @@ def out_of_memory(job: JobFailures) -> Finding | None:
         f for f in job.final if f.event.kind != "oom" and _KILLED_WORKER not in f.event.text
     ]
     # Otherwise the kernel may have killed a process of another job.
+    is_known |= bool(faults) and any(not nodes or f.node in nodes for f in killed)
     if not (faults or is_known) or (not ranks and (other_errors or not is_known)):
         return None
-    evidence = [*kernel_lines(faults), *(f"Slurm: {f.event.text}" for f in slurm[:2]), *step_lines]
+    evidence = [*kernel_lines(faults), *step_lines]
+    evidence += [f"{_MANAGERS[f.event.source]}: {f.event.text}" for f in slurm[:2]]
     evidence += [report_text(f) for f in srun[:2]]
     evidence += [report_text(f) for f in killed[:1] if f.rank in ranks]
     words = {"process": "a worker of its data loader" if workers else "it"}
+    words["quoted"] = " (OOMKilled)" if any(f.event.source == "kubectl" for f in slurm) else ""
     nodes |= job.nodes_of(ranks)
     return Finding(ranks, nodes, evidence, against, (workers or killed)[:1], words)
 
@@ -212,7 +226,13 @@ def killed(job: JobFailures) -> Finding | None:
     agent_pids = {(f.node, f.event.pid) for f in job.ended if f.event.source == "torchrun"}
     # All reported ranks of a file may have lost a peer.
     unknown = Counter(f.file for f in (*job.lost, *job.waited) if f.rank is None)
-    waited = Counter(f.file for f in job.waited if f.rank is None)
+    #: (index of a file, whether a report names no rank) -> failures that its rank may have had.
+    aborting = Counter(
+        (f.file, is_unnamed)
+        for f in (*job.lost, *job.waited) if f.event.source != "warning"
+        for is_unnamed in (True, False)
+        if f.rank is None or (is_unnamed and f.event.role == WAITED)
+    )  # fmt: skip
     reported = Counter(file for file, _ in {(f.file, f.rank) for f in job.reports})
     order: list[RankFailure] = []
     for failure in job.reports:
@@ -222,8 +242,10 @@ def killed(job: JobFailures) -> Finding | None:
         is_torchrun = failure.event.source.startswith("torchrun") and bool(agent_pids)
         is_ended |= number in _OUTSIDE and not is_torchrun
         is_ended |= not number and unknown[failure.file] >= reported[failure.file]
-        # A watchdog's timeout aborts its process.
-        is_ended |= number == 6 and waited[failure.file] >= reported[failure.file]
+        # A watchdog's timeout aborts its process, and so may a lost peer.
+        is_ended |= (
+            number == 6 and aborting[failure.file, failure.rank is None] >= reported[failure.file]
+        )
         # Of a rank without a log, it is not known whether it lost a peer, as others did.
         is_unlogged = failure.rank is not None and failure.rank not in job.logged
         is_unlogged &= bool(job.logged and excused) and failure.event.source != "torchrun-root"
@@ -262,11 +284,18 @@ def killed(job: JobFailures) -> Finding | None:
     evidence += _last_lines(job, ranks, 1) if len(ranks) == 1 else []
     evidence += lines_of([first]) if first.event.text else []
     finding = Finding(ranks, nodes, evidence, failures=[first], kind=kind_of_code(code))
+    quoted = f": {first.event.text}" if first.event.source in _QUOTED else ""
     if not number:
-        sentence = "{who} ended with exit code {code}, without an error in its log"
-        finding = replace(finding, kind="unclear", sentence=sentence, words={"code": f"{code}"})
-        return replace(finding, missing=("why it exited: its log does not say",))
-    finding.words = {"signal": f"{SIGNAL_NAMES.get(number, f'signal {number}')} (signal {number})"}
+        sentence = "{who} ended with exit code {code}, without an error in its log{quoted}"
+        words = {"code": f"{code}", "quoted": quoted}
+        return replace(
+            finding, kind="unclear", sentence=sentence, words=words,
+            missing=("why it exited: its log does not say",),
+        )  # fmt: skip
+    finding.words = {
+        "signal": f"{SIGNAL_NAMES.get(number, f'signal {number}')} (signal {number})",
+        "quoted": quoted,
+    }
     if number in (4, 6, 7, 8, 11):
         finding.missing = ("where it crashed: nodeready cores",)
     if number == 9:
@@ -374,7 +403,16 @@ def consequence(job: JobFailures) -> Finding | None:
     """An error that says itself that its cause is elsewhere, or that came when others had lost a
     peer, where nothing else is known.
     """
-    failures = job.consequences or job.late
+    texts = [f.event.text for f in job.consequences or job.late]
+    losses = [f.event.text for f in job.lost if f.event.source != "warning"]
+    is_quoted = all(map(_WRAPPER.match, texts))
+    is_told = all(map(_NO_PEER.search, losses)) and not any(map(_DIED.search, texts))
+    if losses and (is_quoted or is_told):
+        return None
+    # One that says a reason says more than what quotes it.
+    failures = sorted(job.consequences or job.late, key=lambda f: (
+        bool(_WRAPPER.match(f.event.text)), " because " not in f.event.text
+    ))  # fmt: skip
     name = subject(ranks_in(failures), nodes_in(failures))
     missing = ("the log of the process that failed first",)
     words = {"who": name, "error": failures[0].event.text[:MAX_TEXT]} if failures else {}
@@ -385,7 +423,14 @@ def consequence(job: JobFailures) -> Finding | None:
 def lost_peers(job: JobFailures) -> Finding | None:
     """Every rank lost a peer."""
     missing = ("the log of the rank that ended first, its exit status",)
-    return Finding(for_=lines_of(job.lost), missing=missing) if job.lost else None
+    errors = [f for f in job.lost if f.event.source != "warning"] or job.lost
+    if not errors:
+        return None
+    words = {"error": errors[0].event.text[:MAX_TEXT]}
+    finding = Finding(for_=lines_of(errors), words=words, missing=missing)
+    if all(_NO_PEER.search(f.event.text) for f in errors):
+        return replace(finding, kind="network", sentence="no rank is known to be first: {error}")
+    return finding
 
 
 def exit_status(job: JobFailures) -> Finding | None:
@@ -407,13 +452,14 @@ _ERROR = "{who}: {error}"
 #: The rules in their order.
 RULES = (
     Rule("unclear", survived, "no failure: {how}{seen}"),
-    Rule("oom", out_of_memory, "{who}: the kernel killed {process} for memory"),
+    Rule("oom", out_of_memory, "{who}: the kernel killed {process} for memory{quoted}"),
     Rule("signal", ended_first, "{who} {was|were} ended by {signal}, from outside"),
     Rule("exception", own_error, _ERROR),
     Rule("unclear", mismatch, "{who} or a peer called with another size: {error}"),
     Rule("network", lost_node, "Slurm lost a node of the job ({nodes})"),
     Rule("limit", limit, "Slurm ended the job: {reason}"),
-    Rule("signal", killed, "{who} {was|were} ended by {signal}, without an error in its log"),
+    Rule("signal", killed,
+         "{who} {was|were} ended by {signal}, without an error in its log{quoted}"),
     Rule("gpu", gpu_fault, _ERROR),
     Rule("exception", earlier_error, _ERROR),
     Rule("network", own_connection, _ERROR),
@@ -424,7 +470,7 @@ RULES = (
     Rule("network", fabric, _ERROR),
     Rule("unclear", consequence, "{who}: {error}: the cause is elsewhere"),
     Rule("unclear", lost_peers,
-         "every failure is a lost peer: the rank that failed first left no trace"),
+         "every failure is a lost peer: the rank that failed first left no trace: {error}"),
     Rule("unclear", exit_status, "Slurm: {error}, and no log says why"),
     Rule("unclear", lambda job: Finding(), "no failure in the evidence"),
 )  # fmt: skip
