@@ -237,9 +237,11 @@ def test_the_store_of_shared_observations_is_bounded(monkeypatch):
     monkeypatch.setattr(snapshot, "_MOST_SHARED", 20)
     monkeypatch.setattr(snapshot, "_SHARED", {})
     monkeypatch.setattr(snapshot, "_shared_bytes", 0)
+    # Observations are shared within one policy.
+    policy = Policy()
     for number in range(24):
         answer = look(own("h100", number // 3), "ab" * 8)
-        snapshot.read(answer, snapshot.PROBES, Policy(), "ab" * 8)
+        snapshot.read(answer, snapshot.PROBES, policy, "ab" * 8)
         held = sum(map(snapshot._size, snapshot._SHARED))
         assert held == snapshot._shared_bytes <= 200_000
         assert len(snapshot._SHARED) <= 20
