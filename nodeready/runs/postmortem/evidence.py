@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nodeready.agent.failure_events import FailureEvent, FileFailures
@@ -130,8 +130,8 @@ class RankFailure(NamedTuple):
 
     @property
     def went_on(self) -> bool:
-        # In a log that several ranks share, another rank may have written on.
-        # A launcher's report of an end is the last word of its rank.
+        # In a log that several ranks share, another rank may have written on. A launcher's report
+        # of an end is the last word of its rank.
         is_end = self.event.source in ("mpirun", "the launcher")
         return self.event.went_on and self.rank is not None and not is_end
 
@@ -255,10 +255,7 @@ class RankFinder:
         """Every event, once for each of its ranks."""
         for number, file in enumerate(self.evidence.files):
             by_path = self.by_path[file.node, file.failures.path]
-            for read_event in file.failures.events:
-                # DeepSpeed's launcher prints the command of the rank that it started last.
-                is_last_started = read_event.source == "deepspeed"
-                event = replace(read_event, local_rank=None) if is_last_started else read_event
+            for event in file.failures.events:
                 is_foreign = bool(event.ranks) and by_path.rank not in (None, *event.ranks)
                 if is_foreign and event.source:
                     continue  # A rank's own log is no launcher's.

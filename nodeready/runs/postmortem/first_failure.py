@@ -114,8 +114,8 @@ def _last_lines(job: JobFailures, ranks: set[int], maximum: int = 3) -> list[str
 def survived(job: JobFailures) -> Finding | None:
     """All that failed was survived: by Slurm, by the end of the log, by more steps after it."""
     kinds = job.own_errors, job.reports, job.ended, job.lost, job.waited, job.consequences
-    seen = [f for failures in kinds for f in failures]
-    bad = [f for f in seen if f.event.source != "warning"]
+    failures = [f for kind in kinds for f in kind]
+    bad = [f for f in failures if f.event.source != "warning"]
     ends = {at: file.failures.facts.finished for at, file in enumerate(job.evidence.files)}
     has_end = any(ends[at] for at in job.last_files)
     # Steps go on after all failures, and nothing else reports an end.
@@ -123,7 +123,7 @@ def survived(job: JobFailures) -> Finding | None:
     is_ended = is_ended or any(step.code or step.signal for step in job.evidence.steps)
     # A log with nothing but warnings is judged by them; what the kernel killed beside a job that
     # has ended well was not of it.
-    judged = bad or seen
+    judged = bad or failures
     is_beside = has_end and bool(job.evidence.kernel) and not job.silent_ranks()
     lengths = [sum(s.lines for s in file.failures.streams) for file in job.evidence.files]
     fatal = [
@@ -313,7 +313,8 @@ def killed(job: JobFailures) -> Finding | None:
 
 def gpu_fault(job: JobFailures) -> Finding | None:
     """A GPU's fault in the kernel's log, where no rank has an own error."""
-    return _of_kernel(job, job.xids(), job.xids())
+    faults = job.xids()
+    return _of_kernel(job, faults, faults)
 
 
 def node_fault(job: JobFailures) -> Finding | None:
