@@ -204,78 +204,67 @@ def _chain(failure: RankFailure) -> str:
     return _shape(_NAME.sub("", failure.event.text.partition("; then ")[0]))
 
 
+#: What launchers send to the ranks that have not failed.
+_SENT = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
+
+
 def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
-    """The line of an own error in a log -> its rank, by a launcher's reports; more: not known."""
-    own_errors = [
-        f for f in failures
-        if f.rank is None and f.event.role == FAILED
-        and f.event.lines_after <= FINAL_LINES and not f.event.source
-    ]  # fmt: skip
-    reports = [f for f in failures if f.event.role == REPORT and f.event.code
-               and f.rank is not None]  # fmt: skip
-    if by_abort := _aborted(failures):
-        return by_abort
-    by_pid: dict[int, set[int]] = defaultdict(set)
-    for report in reports:
-        by_pid[report.event.pid] |= ranks_in([report])
-    of_pids = {f.event.line: by_pid[f.event.pid] for f in own_errors if f.event.pid}
-    exits = [f for f in reports if f.event.code > 0 and not signal_of(f.event.code)]
-    is_lost = any(
-        f.event.role in (LOST, WAITED) and f.event.source != "warning" for f in failures
-    )  # fmt: skip
-    aborted = ranks_in(f for f in reports if signal_of(f.event.code) == signal.SIGABRT)
-    if len(own_errors) == 1:
-        error, is_alone = own_errors[0], len(aborted) == 1 and not (exits or is_lost)
-        # An exception of C++ that nothing catches aborts its process.
-        is_abort = is_alone and error.event.text.startswith("c10::Error: ")
-        return {error.event.line: aborted if is_abort else _only(error, exits, reports), **of_pids}
-    ranks = sorted(ranks_in(reports))
-    roots = [f for f in reports if f.event.source == "torchrun-root"]
-    if is_lost or len(roots) > 1 or len({f.event.code for f in reports}) != 1:
-        return of_pids
-    texts = {_shape(f.event.text) for f in own_errors}
-    if len(texts) == 1 and len(own_errors) == len(ranks) and exits:
-        # As many equal errors as ranks with the same exit code.
-        pairs = zip(own_errors, ranks, strict=True)
-        return {f.event.line: {rank} for f, rank in pairs}
-    # Several lines of one fault; a process with an exception of its own may be another one.
-    kinds = {f.event.kind for f in own_errors}
-    kinds = kinds - {"signal"} or kinds
-    is_fault = len(kinds) == 1 and "exception" not in kinds and len(texts) == len(own_errors)
-    is_end = bool(exits) or signal_of(reports[0].event.code) == signal.SIGABRT
-    if is_fault and is_end and len(ranks) == 1:
-        return {f.event.line: {*ranks} for f in own_errors} | of_pids
-    return of_pids
+    """The line of an own error in a log -> its rank, by the ends that launchers report there; more:
+    not known.
 
-
-def _aborted(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
-    """The line of an own error in a log -> its rank, by MPI's reports of as many aborts."""
-    aborts = [f for f in failures if f.event.role == FAILED and f.event.source == "mpirun"]
+    The ends by which an error ends its process are as many as the errors or fewer: each is one of
+    them. A rank that lost a peer ends like one that failed: then only the first end is one.
+    """
     errors = [
         f for f in failures
         if f.rank is None and f.event.role == FAILED and f.event.source in _OWN
-        and f.event.kind != "signal"
+        and f.event.lines_after <= FINAL_LINES
     ]  # fmt: skip
-    ranks = sorted(ranks_in(aborts))
-    is_equal = len({_shape(f.event.text) for f in errors}) == 1 and len(errors) == len(ranks)
-    return {f.event.line: {r} for f, r in zip(errors, ranks, strict=True)} if is_equal else {}
+    aborts = [f for f in failures if f.event.role == FAILED and f.event.source == "mpirun"]
+    reports = [f for f in failures if f.event.role == REPORT and f.event.code]
+    ends = [f for f in (*reports, *aborts)
+            if f.rank is not None and signal_of(f.event.code) not in _SENT]  # fmt: skip
+    of_pids: dict[int, set[int]] = {}
+    for error in errors if reports else ():
+        ranks = ranks_in(f for f in reports if f.event.pid and f.event.pid == error.event.pid)
+        of_pids |= {error.event.line: ranks} if ranks else {}
+    is_lost = any(
+        f.event.role in (LOST, WAITED) and f.event.source != "warning" for f in failures
+    )  # fmt: skip
+    exits = [f for f in ends if not signal_of(f.event.code)]
+    killed = [f for f in ends if signal_of(f.event.code)]
+    aborted = [f for f in killed if signal_of(f.event.code) == signal.SIGABRT]
+    crashed = [f for f in killed if f not in aborted]
+    crashes = [f for f in errors if f.event.kind == "segfault"]
+    notices = [f for f in errors if f.event.kind == "signal"]
+    # A process that aborts says so after its error.
+    others = [f for f in errors if f not in crashes and f not in notices]
+    # A program may end by SIGABRT or with a status after a crash; and an exception of C++ that
+    # nothing catches ends by SIGABRT, as may a rank that lost a peer.
+    of_crash = crashed or ([] if others else aborted or exits)
+    of_other = (exits if others else []) or ([] if crashes or is_lost else aborted)
+    of_lines = _assigned(crashes, of_crash, is_lost=is_lost)
+    return of_lines | _assigned(others or notices, of_other, is_lost=is_lost) | of_pids
 
 
-def _only(
-    error: RankFailure, exits: Sequence[RankFailure], reports: Sequence[RankFailure]
-) -> set[int]:
-    """The rank of the only own error in a log; more: not known."""
-    # The others are ended after it.
-    first = [f for f in reports if signal_of(f.event.code) not in (signal.SIGTERM, signal.SIGKILL)]
-    crashed = ranks_in(first) if error.event.kind == "segfault" else set()
-    if crashed and all(f.event.kind == "segfault" for f in first):
-        return crashed
-    for root in exits:
-        if root.event.source == "torchrun-root":
-            is_clear = is_clear_root(root, exits)
-            return {root.rank} if is_clear and root.rank is not None else set()
-    first = [f for f in exits if f.event.source in ("srun", "mpirun")][:1]
-    return ranks_in(first or exits)
+def _assigned(
+    errors: Sequence[RankFailure], ends: Sequence[RankFailure], *, is_lost: bool
+) -> dict[int, set[int]]:
+    """The line of an error -> its rank, of the errors and ends of one kind in a log."""
+    roots = [f for f in ends if f.event.source == "torchrun-root"]
+    ranks = sorted(ranks_in(ends))
+    texts = {_chain(f) for f in errors if not f.event.text.startswith(ASSERT)}
+    if is_lost or len(errors) < len(ranks):
+        if len(errors) != 1 or not all(is_clear_root(root, ends) for root in roots):
+            return {}
+        first = roots or [f for f in ends if f.event.source in ("srun", "mpirun")][:1]
+        return {errors[0].event.line: ranks_in(first or ends)}
+    if len(texts) == 1 and all(f.event.text[:8] != ASSERT for f in errors):
+        return {f.event.line: {rank} for f, rank in zip(errors, ranks, strict=False)}
+    # Several lines of one fault; a process with an exception of its own may be another one.
+    kinds = {f.event.kind for f in errors}
+    is_fault = len(texts) < 2 or (len(kinds) == 1 and "exception" not in kinds)
+    return {f.event.line: {*ranks} for f in errors} if is_fault and len(ranks) == 1 else {}
 
 
 def is_final(failure: RankFailure) -> bool:
