@@ -211,8 +211,9 @@ _SENT = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
     """The line of an own error in a log -> its rank, by the ends that launchers report there.
 
-    More than one rank: not known. The ends by which an error ends its process are as many as the errors or fewer: each is one of
-    them. A rank that lost a peer ends like one that failed: then only the first end is one.
+    More than one rank: not known. The ends by which an error ends its process are as many as the
+    errors or fewer: each is one of them. A rank that lost a peer ends like one that failed: then
+    only the first end is one.
     """
     errors = [
         f for f in failures
