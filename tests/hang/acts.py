@@ -24,6 +24,7 @@ import threading
 import time
 from datetime import timedelta
 
+import plans
 import protocols
 import talks
 import torch
@@ -613,7 +614,8 @@ def follow(number, steps_made):
 
 
 def act_of_module(name):
-    return getattr(talks, name, None) or getattr(protocols, name)
+    modules = talks, protocols, plans
+    return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 
 def kill_children():

@@ -1,5 +1,6 @@
 """Real hangs of torch: the culprit first, nobody accused wrongly, nobody harmed."""
 
+import datetime
 import itertools
 import json
 import os
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.command import Done, Tool, wait_for
+from tests.hang.generated import generated
 from tests.hang.play import Play, Stable, held
 from tests.hang.pythons import Python, found, needed
 from tests.hang.scenarios import SCENARIOS, Scenario
@@ -137,3 +139,32 @@ def test_the_culprit_is_first(python, scenario, stable, tool, tmp_path):
     finally:
         play.end()
         shutil.rmtree(place, ignore_errors=True)
+
+
+def drawn() -> Iterator[Any]:
+    """The seeds of a night, never the same: SEED or the day, and a number."""
+    night = os.environ.get("SEED") or datetime.datetime.now(datetime.UTC).date().isoformat()
+    for number in range(300):
+        group = pytest.mark.xdist_group(f"torch-{number % 2}")
+        yield pytest.param(f"{night}-{number}", id=f"drawn-{number}", marks=[group])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", drawn())
+def test_of_a_drawn_hang_nobody_but_the_first_is_accused(seed, stable, tool, tmp_path):
+    scenario, plan = generated(seed)
+    place = tmp_path / "job"
+    place.mkdir()
+    (place / "plan.json").write_text(json.dumps(plan))
+    play = Play(scenario, stable(needed(next(iter(found()), None))), place)
+    try:
+        play.start()
+        play.hangs()
+        with play.fault():
+            verdict = look(tool, play)[1]["verdict"]
+    finally:
+        play.end()
+        shutil.rmtree(place, ignore_errors=True)
+    accused = {rank for suspect in verdict["suspects"] for rank in suspect["ranks"]}
+    assert accused <= set(scenario.suspects[0]), (seed, scenario.what, plan, verdict)
+    assert verdict["kind"] in (*scenario.kinds, "unclear"), (seed, scenario.what, plan, verdict)

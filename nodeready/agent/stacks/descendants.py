@@ -71,6 +71,8 @@ EXITING = "is exiting: the kernel takes its memory and its files down"
 NO_TIME = "no time left"
 OTHERS_TOOK = "no time left: its owner's other processes took it"
 _MAX_COMMAND = 200
+#: Maximum of a process's threads that are probed.
+_MAX_THREADS = 32
 
 
 @dataclass
@@ -108,6 +110,14 @@ class StackTarget:
     def thread(self) -> int:
         """The thread that is probed; 0: the main thread."""
         return next((dump.thread for dump in reversed(self.dumps) if dump.thread), 0)
+
+    @property
+    def thread_names(self) -> dict[int, str]:
+        """Number -> name of its further threads by the last dump."""
+        rows = self.dumps[-1].threads if self.dumps else ()
+        main = (0, self.pid, self.thread)
+        names = {row.number: row.name for row in rows if row.number not in main}
+        return dict(list(names.items())[:_MAX_THREADS])
 
     @property
     def owner(self) -> str:

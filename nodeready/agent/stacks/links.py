@@ -11,7 +11,7 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from nodeready.agent.stacks import waits
@@ -21,16 +21,16 @@ from nodeready.agent.stacks.processes import HANGS, contents, probe_each
 #: What of a rank waits: its main thread (named as in `threading`), the whole process, or its
 #: descendants.
 MAIN, WHOLE_PROCESS, DESCENDANTS = "MainThread", "(whole)", "(below)"
-#: Maximum of a process's threads that are probed, of its rows, and of its connections that are
-#: reported: a process with more is part of a full mesh.
-_MAX_THREADS, _MAX_ROWS, _MAX_ENDS = 32, 64, 64
+#: Maximum of a process's rows, and of its connections that are reported: a process with more is
+#: part of a full mesh.
+_MAX_ROWS, _MAX_ENDS = 64, 64
 _LOOPBACK = re.compile(r"127\.|\[::1\]")
 _LOCAL = re.compile(r"\|-- ([0-9.]{7,15})\n\s+/32 host LOCAL")
 
 
 @dataclass(frozen=True)
 class _ProcessEnds:
-    """The ends of connections that a process has and waits for; plain data from a fork."""
+    """The ends of connections that a process has; plain data from a fork."""
 
     space: int = 0  # number of its network namespace
     local: Sequence[str] = ()  # addresses of that namespace
@@ -38,19 +38,10 @@ class _ProcessEnds:
     sockets: Sequence[Sequence[str]] = ()
     # its shared memory files, among those in which a process waits for a lock
     maps: Sequence[str] = ()
-    # thread -> the connections that the thread waits for, as in `sockets`
-    waits: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
 
 
-def _probe(
-    pid: int, threads: Mapping[int, str], shared: frozenset[str], unix_peers: Mapping[str, str]
-) -> dict[str, Any]:
-    """The fields of `_ProcessEnds`. threads: number -> name; shared: files of shared memory"""
-    waits_by_thread: dict[str, list[Any]] = {}
-    for thread, name in threads.items():
-        row = waits.probe_thread(pid, thread)
-        if row and (pairs := waits.WaitCall(*row).sockets):
-            waits_by_thread.setdefault(name, []).extend(pairs)
+def _probe(pid: int, shared: frozenset[str], unix_peers: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of `_ProcessEnds`. shared: files of shared memory"""
     maps_text = contents(f"/proc/{pid}/maps", waits.MAPS_BYTES) if shared else ""
     maps = waits.shared_maps(maps_text)
     return {
@@ -58,7 +49,6 @@ def _probe(
         "local": _addresses(pid),
         "sockets": waits.sockets(pid, unix_peers),
         "maps": [file for file in shared if file in maps],
-        "waits": waits_by_thread,
     }
 
 
@@ -73,29 +63,29 @@ def _addresses(pid: int) -> list[str]:
 
 
 def observe(
-    targets: Sequence[StackTarget], calls: Mapping[int, waits.WaitCall], deadline: float
+    targets: Sequence[StackTarget],
+    calls: Mapping[tuple[int, int], waits.WaitCall],
+    deadline: float,
 ) -> None:
     """Set each target's `waits_for` and `ends`.
-    calls: the calls of the targets and of their descendants (`waits.observe`)
+    calls: (process, thread) -> its call (`waits.observe`)
     """
     target_by_pid: dict[int, StackTarget] = {}
-    threads: dict[int, dict[int, str]] = {}
+    names: dict[int, dict[int, str]] = {}
     for target in targets:
         if target.rank.stranger or not target.facts:
             continue
-        listed_threads = target.dumps[-1].threads if target.dumps else ()
-        thread_names = [(thread.number, thread.name) for thread in listed_threads if thread.number]
-        threads[target.pid] = dict(thread_names[:_MAX_THREADS])
+        names[target.pid] = {target.thread: MAIN, **target.thread_names}
         family = [target, *(child for child in target.descendants if child.facts)]
         target_by_pid.update((process.pid, target) for process in family)
     # A single rank waits for other ranks only if its job has some on other nodes.
-    if len(threads) < 2 and not any(target.rank.identity.world_size for target in targets):
+    if len(names) < 2 and not any(target.rank.identity.world_size for target in targets):
         return
     shared = frozenset(call.shared for call in calls.values() if call.shared)
     owner_by_pid = {pid: target.owner for pid, target in target_by_pid.items()}
     unix_peers = waits.unix_peers()
     answers = probe_each(
-        lambda pid: _probe(pid, threads.get(pid, {}), shared, unix_peers),
+        lambda pid: _probe(pid, shared, unix_peers),
         list(target_by_pid),
         deadline,
         owner_by_pid,
@@ -104,15 +94,16 @@ def observe(
         pid: _ProcessEnds(**row) for pid, row in answers.items() if row and row is not HANGS
     }
     node_ends = _NodeEnds(process_ends, target_by_pid, unix_peers)
-    for target in (target_by_pid[pid] for pid in threads):
+    calls_by_pid: dict[int, dict[int, waits.WaitCall]] = {}
+    for (pid, thread), call in calls.items():
+        calls_by_pid.setdefault(pid, {})[thread] = call
+    for target in (target_by_pid[pid] for pid in names):
         family_pids = [pid for pid in process_ends if target_by_pid[pid] is target]
         rows: list[tuple[str, str]] = []
         for pid in family_pids:
-            if call := calls.get(pid):
-                name = MAIN if pid == target.pid else DESCENDANTS
+            for thread, call in calls_by_pid.get(pid, {}).items():
+                name = names[pid][thread] if pid == target.pid else DESCENDANTS
                 rows += [(name, peer) for peer in node_ends.waits_of_call(pid, call)]
-            for thread, pairs in process_ends[pid].waits.items():
-                rows += [(thread, peer) for peer in node_ends.peers(pid, pairs)]
             pairs = [pair for pair in process_ends[pid].sockets if pair[1]]
             peers = node_ends.peers(pid, pairs)
             rows += [(WHOLE_PROCESS, peer) for peer in peers if peer.startswith("pid ")]

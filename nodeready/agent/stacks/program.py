@@ -434,8 +434,10 @@ def _observe_descendants(
     supervisor: ProcessSupervisor,
     targets: Sequence[StackTarget],
     scanned: Sequence[processes.ScannedProcess],
-) -> dict[int, waits.WaitCall]:
-    """Observe the descendants, and set `waits_on` of all targets. Returns the calls by pid."""
+) -> dict[tuple[int, int], waits.WaitCall]:
+    """Observe the descendants, and set `waits_on` of all targets. Returns the calls of all
+    threads, by process and thread.
+    """
     own_pids = ranks.own_processes(scanned, os.getpid())
     descendants.find(targets, scanned, own_pids, _deadline(supervisor, supervisor.left_s / 2))
     started = [descendant for target in targets for descendant in target.descendants]
@@ -447,7 +449,6 @@ def _observe_descendants(
     for process in scanned:
         pids_by_uid.setdefault(process.uid, []).append(process.pid)
     likely_holders: dict[int, Sequence[int]] = {}
-    calls: dict[int, waits.WaitCall] = {}
     for target in targets:
         process = target.rank.process
         family = [target.pid, *(descendant.pid for descendant in target.descendants)]
@@ -455,16 +456,16 @@ def _observe_descendants(
         likely_holders.update(dict.fromkeys(family, holders))
     probed = [*targets, *started]
     threads = {
-        target.pid: target.thread for target in probed if target.facts and not target.rank.stranger
-    }
+        target.pid: (target.thread, *target.thread_names)
+        for target in probed if target.facts and not target.rank.stranger
+    }  # fmt: skip
     deadline = _deadline(supervisor, supervisor.left_s / 2)
     call_and_phrase = waits.observe(threads, likely_holders, deadline)
     for target in probed:
-        if target.pid in call_and_phrase:
-            call, target.waits_on = call_and_phrase[target.pid]
-            calls[target.pid] = call
+        if (target.pid, target.thread) in call_and_phrase:
+            call, target.waits_on = call_and_phrase[target.pid, target.thread]
             target.timed_lock = call.verb == "futex" and call.timed
-    return calls
+    return {key: call for key, (call, _) in call_and_phrase.items()}
 
 
 def _take_dumps(

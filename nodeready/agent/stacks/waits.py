@@ -476,29 +476,38 @@ def find_pipe_ends(pipes: Iterable[int | str], pids: Sequence[int], deadline: fl
 
 
 def observe(
-    threads: Mapping[int, int], near: Mapping[int, Sequence[int]], deadline: float
-) -> dict[int, tuple[WaitCall, str]]:
-    """Process -> the call in which it waits, and the phrase for it.
+    threads: Mapping[int, Sequence[int]], near: Mapping[int, Sequence[int]], deadline: float
+) -> dict[tuple[int, int], tuple[WaitCall, str]]:
+    """(Process, thread) -> the call in which it waits, and the phrase for it.
 
-    threads: process -> its thread to probe; 0: the main thread
+    threads: process -> its threads to probe; 0: the main thread
     near:    process -> processes that may hold the awaited ends of its pipes, likeliest first
     """
     pids = list(threads)
-    rows = probe_each(lambda pid: probe_thread(pid, threads[pid]), pids, deadline, owners(pids))
-    call_by_pid = {pid: WaitCall(*row) for pid, row in rows.items() if row and row is not HANGS}
-    inodes = {inode for call in call_by_pid.values() for _, inode, _ in call.pipes}
+    rows = probe_each(
+        lambda pid: [(thread, probe_thread(pid, thread)) for thread in threads[pid]],
+        pids, deadline, owners(pids),
+    )  # fmt: skip
+    calls = {
+        (pid, thread): WaitCall(*row)
+        for pid, answers in rows.items() if answers is not HANGS
+        for thread, row in answers or () if row
+    }  # fmt: skip
+    inodes = {inode for call in calls.values() for _, inode, _ in call.pipes}
     likely_pids: dict[int, None] = {}
-    for pid, call in call_by_pid.items():
+    for (pid, _), call in calls.items():
         if call.pipes:
             likely_pids.update(dict.fromkeys(near.get(pid, ())))
     deadline_of_ends = min(deadline, time.monotonic() + _ENDS_S)
     pipe_ends = find_pipe_ends(inodes, list(likely_pids), deadline_of_ends)
-    locks = contents("/proc/locks") if any(call.lock for call in call_by_pid.values()) else ""
-    answers = {}
-    for pid, call in call_by_pid.items():
-        holders = _holders(pid, call, pipe_ends, locks)
-        answers[pid] = replace(call, holders=holders), phrase(pid, call, pipe_ends, locks)
-    return answers
+    locks = contents("/proc/locks") if any(call.lock for call in calls.values()) else ""
+    return {
+        key: (
+            replace(call, holders=_holders(key[0], call, pipe_ends, locks)),
+            phrase(key[0], call, pipe_ends, locks),
+        )
+        for key, call in calls.items()
+    }
 
 
 def _holders(pid: int, call: WaitCall, pipe_ends: PipeEnds, locks: str) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ def waiting(code, *words, **how):
 def phrase_of(pid, near=()):
     """What the process waits for, now; "": nothing."""
     near = near or [os.getpid(), pid]
-    return waits.observe({pid: 0}, {pid: near}, time.monotonic() + 9).get(pid, ("", ""))[1]
+    return waits.observe({pid: [0]}, {pid: near}, time.monotonic() + 9).get((pid, 0), ("", ""))[1]
 
 
 def is_told(pid, pattern, near=()):
@@ -238,8 +238,8 @@ kinds[int(kind)]()
             words = (name, port, theirs.fileno(), kind)
             with waiting(code, *words, pass_fds=[theirs.fileno()]) as process:
                 is_told(process.pid, ".*(a socket of this machine|127.0.0.1|flock).*")
-                seen = waits.observe({process.pid: 0}, {}, time.monotonic() + 9)
-                call = seen[process.pid][0]
+                seen = waits.observe({process.pid: [0]}, {}, time.monotonic() + 9)
+                call = seen[process.pid, 0][0]
                 if kind == 0:
                     assert call.sockets[0][0] in own
                 elif kind == 1:

@@ -1,0 +1,165 @@
+"""What the ranks of a generated job do: `plan.json` says for whom each waits, and how.
+
+Acts for `acts.py`; `tests/hang/generated.py` makes the plans.
+"""
+
+import concurrent.futures
+import contextlib
+import fcntl
+import json
+import os
+import queue
+import socket
+import subprocess
+import threading
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from protocols import touch, wait_for_file
+from talks import clients, connect, listen, rank
+
+#: What `set_up` has made, kept until the end; and the one call that waits.
+_KEPT = []
+_WAIT = []
+
+
+def plan():
+    with open("plan.json") as file:
+        return json.load(file)
+
+
+def set_up():
+    """Make all connections of this rank, and what stands beside its work."""
+    waits = plan()["waits"]
+    below = {int(child): way for child, (parent, way) in waits.items() if parent == rank()}
+    parent, way = waits.get(str(rank()), (None, ""))
+    groups = sorted({parent for parent, way in waits.values() if way == "collective"})
+    if groups:
+        dist.init_process_group("gloo", timeout=timedelta(hours=1))
+    for first in groups:
+        ranks = sorted(int(r) for r, row in waits.items() if row == [first, "collective"])
+        group = dist.new_group([first, *ranks])
+        if way == "collective" and parent == first:
+            _WAIT.append(lambda group=group: dist.all_reduce(torch.ones(4), group=group))
+    _serve(below)
+    if way in _CONNECTS:
+        _WAIT.append(_CONNECTS[way](parent))
+    for name in plan()["beside"][rank()]:
+        _BESIDE[name]()
+
+
+def _serve(below):
+    """The ends of all that wait for this rank."""
+    by_way = {way: [child for child, other in below.items() if other == way] for way in _CONNECTS}
+    if by_way["tcp"]:
+        server = listen()
+        _KEPT.append((server, clients(server, len(by_way["tcp"]))))
+    if by_way["unix"]:
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(f"unix-{rank()}.new")
+        server.listen(16)
+        os.rename(f"unix-{rank()}.new", f"unix-{rank()}")
+        _KEPT.append((server, [server.accept() for _ in by_way["unix"]]))
+    for child in by_way["pipe"]:
+        os.mkfifo(f"pipe-{child}.new")
+        _KEPT.append(os.open(f"pipe-{child}.new", os.O_RDWR))
+        os.rename(f"pipe-{child}.new", f"pipe-{child}")
+    if by_way["flock"]:
+        _KEPT.append(os.open(f"lock-{rank()}", os.O_CREAT | os.O_WRONLY))
+        fcntl.flock(_KEPT[-1], fcntl.LOCK_EX)
+        touch(f"locked-{rank()}")
+
+
+def _ask_tcp(parent):
+    connection = connect(parent)
+    return lambda: connection.recv(1)
+
+
+def _ask_unix(parent):
+    wait_for_file(f"unix-{parent}")
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(f"unix-{parent}")
+    return lambda: connection.recv(1)
+
+
+def _read_pipe(parent):
+    wait_for_file(f"pipe-{rank()}")
+    end = os.open(f"pipe-{rank()}", os.O_RDONLY)
+    return lambda: os.read(end, 1)
+
+
+def _take_lock(parent):
+    wait_for_file(f"locked-{parent}")
+    lock = os.open(f"lock-{parent}", os.O_RDONLY)
+    return lambda: fcntl.flock(lock, fcntl.LOCK_SH)
+
+
+_CONNECTS = {"tcp": _ask_tcp, "unix": _ask_unix, "pipe": _read_pipe, "flock": _take_lock}
+
+
+# --- What stands beside a rank's work, and is no fault.
+
+
+def _heartbeat():
+    stop = threading.Event()
+
+    def beat():
+        while not stop.wait(5):
+            pass
+
+    threading.Thread(target=beat, daemon=True, name="heartbeat").start()
+
+
+def _idle_pool():
+    pool = concurrent.futures.ThreadPoolExecutor(2)
+    list(pool.map(abs, (1, 2)))
+    _KEPT.append(pool)
+
+
+def _helper():
+    _KEPT.append(subprocess.Popen(["sleep", "3600"]))
+
+
+def _writer():
+    lines = queue.Queue()
+
+    def write_lines():
+        while True:
+            lines.get()
+
+    threading.Thread(target=write_lines, daemon=True, name="writer").start()
+    _KEPT.append(lines)
+
+
+_BESIDE = {"heartbeat": _heartbeat, "pool": _idle_pool, "helper": _helper, "writer": _writer}
+
+
+# --- The wait.
+
+
+def exchange():
+    """Wait for the rank above, in the main thread or in one that the main thread awaits."""
+    with contextlib.suppress(OSError):
+        _PLACES[plan()["where"][rank()]](_WAIT[0])
+
+
+def _in_thread(wait):
+    thread = threading.Thread(target=wait, daemon=True, name="exchange")
+    thread.start()
+    thread.join()
+
+
+def _in_future(wait):
+    concurrent.futures.ThreadPoolExecutor(1).submit(wait).result()
+
+
+def _in_queue(wait):
+    results = queue.Queue()
+    threading.Thread(target=lambda: results.put(wait()), daemon=True, name="exchange").start()
+    results.get()
+
+
+_PLACES = {
+    "main": lambda wait: wait(), "thread": _in_thread, "future": _in_future, "queue": _in_queue,
+}  # fmt: skip
