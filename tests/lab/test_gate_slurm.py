@@ -210,19 +210,19 @@ def evidence(node: LabNode) -> list[str]:
 def drained_with_evidence(node: LabNode) -> str:
     """Have the node drained; the whole evidence of that.
 
-    It has eight seconds, at the lowest priority: on a machine that is full, the stacks may be
-    missing, and the node is drained anew.
+    The stacks come last.
     """
-    for _ in range(10):
-        told(node, "reset")
-        healthcheck(node)
-        assert is_drained(node)
-        for _ in range(100):
-            traces = node.run(f"ls -d {PLACE}/*/trace-*", check=False).stdout.split()
-            if traces:
-                return traces[0].rpartition("/")[0]
-            time.sleep(0.1)
-    raise AssertionError("no evidence is whole")
+    traces: list[str] = []
+
+    def is_whole() -> bool:
+        traces[:] = node.run(f"ls -d {PLACE}/*/trace-*", check=False).stdout.split()
+        return bool(traces)
+
+    told(node, "reset")
+    healthcheck(node)
+    assert is_drained(node)
+    wait_for(is_whole)
+    return traces[0].rpartition("/")[0]
 
 
 def test_a_node_keeps_the_evidence_before_it_is_drained(good):

@@ -357,8 +357,9 @@ SCHEMA = "nodeready.agent-incident/1"
 INCIDENTS = "/var/lib/nodeready/incidents"
 #: Incidents that are oldest_first.
 MAX_INCIDENTS = 5
-#: Seconds to keep an incident, and the part of them for the stacks.
-LIMIT_S, STACKS_S = 8, 5
+#: Seconds to keep an incident, and the part of them for the stacks. The job still runs: where it
+#: uses every core, the lowest priority leaves a few hundredths of one.
+LIMIT_S, STACKS_S = 40, 30
 #: Maximum bytes of the trace, and maximum lines and bytes of the kernel's log.
 _TRACE_BYTES, _KERNEL_LINES, _KERNEL_BYTES = 4 << 20, 200, 256 << 10
 #: Bytes of one record of /dev/kmsg (Linux: PRINTK_MESSAGE_MAX and its prefix).
