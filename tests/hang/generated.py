@@ -2,7 +2,8 @@
 
 Each rank waits for one that was drawn before it, by a connection, a pipe, a lock of a file or a
 collective of a group; it waits in its main thread or in another one, and has threads and children
-beside. So the rank that was drawn first is the only one that waits for no other.
+beside. So the rank that was drawn first is the only one that waits for no other; or it waits for
+one of the others, and nobody is the cause.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from tests.hang.scenarios import Scenario
 
-WAYS = ("tcp", "unix", "pipe", "flock", "collective")
+WAYS = ("tcp", "timeout", "select", "asyncio", "unix", "pipe", "flock", "collective")
 WHERE = ("main", "main", "main", "thread", "future", "queue")
 BESIDE = ("heartbeat", "pool", "helper", "writer")
 #: What the first rank does, what of it the processor sees, and what the test does to it.
@@ -23,7 +24,7 @@ FAULTS: tuple[tuple[str, bool, str], ...] = (
     ("wait_condition", False, "none"), ("wait_event", False, "none"),
     ("join_process", False, "none"), ("prefetch", False, "none"), ("debug", False, "none"),
     ("map_in_processes", False, "none"), ("back_off", False, "stopped"),
-    ("back_off", False, "traced"),
+    ("back_off", False, "traced"), ("exchange", False, "none"),
 )  # fmt: skip
 
 
@@ -41,6 +42,9 @@ def generated(seed: str) -> tuple[Scenario, dict[str, Any]]:
         str(rank): [draw.choice(order[: at + 1]), draw.choice(ways)]
         for at, rank in enumerate(others)
     }
+    is_cycle = act == "exchange"
+    if is_cycle:
+        waits[str(first)] = [draw.choice(others), "pipe"]
     plan = {
         "waits": waits,
         "where": [draw.choice(WHERE) for _ in order],
@@ -50,8 +54,9 @@ def generated(seed: str) -> tuple[Scenario, dict[str, Any]]:
         name=f"seed-{seed}",
         what=f"{world} ranks wait by {' and '.join(ways)}, rank {first}: {act}, {fault}",
         acts={str(first): f"- set_up {act}!", "*": "- set_up exchange!"},
-        kinds=("late", "storage", "loader"),
-        suspects=((first,),),
+        kinds=("unclear", "disagree", "quiet") if is_cycle else ("late", "storage", "loader"),
+        suspects=() if is_cycle else ((first,),),
+        first=((first,),) if is_cycle else (),
         world=world,
         fault=(fault, (first,) if fault != "none" else ()),
         ends=False,

@@ -3,12 +3,14 @@
 Acts for `acts.py`; `tests/hang/generated.py` makes the plans.
 """
 
+import asyncio
 import concurrent.futures
 import contextlib
 import fcntl
 import json
 import os
 import queue
+import select
 import socket
 import subprocess
 import threading
@@ -52,9 +54,9 @@ def set_up():
 def _serve(below):
     """The ends of all that wait for this rank."""
     by_way = {way: [child for child, other in below.items() if other == way] for way in _CONNECTS}
-    if by_way["tcp"]:
+    if over_tcp := [child for way in _TCP for child in by_way[way]]:
         server = listen()
-        _KEPT.append((server, clients(server, len(by_way["tcp"]))))
+        _KEPT.append((server, clients(server, len(over_tcp))))
     if by_way["unix"]:
         server = socket.socket(socket.AF_UNIX)
         server.bind(f"unix-{rank()}.new")
@@ -76,6 +78,39 @@ def _ask_tcp(parent):
     return lambda: connection.recv(1)
 
 
+def _look_at_tcp(parent):
+    """Looks again and again, as a loop does that also wants to hear of its end."""
+    connection = connect(parent)
+    connection.settimeout(0.7)
+
+    def look():
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return connection.recv(1)
+
+    return look
+
+
+def _select_tcp(parent):
+    connection = connect(parent)
+
+    def look():
+        while not select.select([connection], [], [], 0.7)[0]:
+            pass
+
+    return look
+
+
+def _await_tcp(parent):
+    connection = connect(parent)
+    connection.setblocking(False)
+
+    async def fetch():
+        await asyncio.get_running_loop().sock_recv(connection, 1)
+
+    return lambda: asyncio.run(fetch())
+
+
 def _ask_unix(parent):
     wait_for_file(f"unix-{parent}")
     connection = socket.socket(socket.AF_UNIX)
@@ -95,7 +130,8 @@ def _take_lock(parent):
     return lambda: fcntl.flock(lock, fcntl.LOCK_SH)
 
 
-_CONNECTS = {"tcp": _ask_tcp, "unix": _ask_unix, "pipe": _read_pipe, "flock": _take_lock}
+_TCP = {"tcp": _ask_tcp, "timeout": _look_at_tcp, "select": _select_tcp, "asyncio": _await_tcp}
+_CONNECTS = {**_TCP, "unix": _ask_unix, "pipe": _read_pipe, "flock": _take_lock}
 
 
 # --- What stands beside a rank's work, and is no fault.

@@ -61,6 +61,8 @@ _NUMBERS = re.compile(r"\d+")
 _PIDS = re.compile(r"\b(pids?|child) \d+(, \d+)*")
 #: Maximum different values of a field that are kept of a group.
 _MAX_TEXTS, _MAX_ROWS = 64, 64
+#: Maximum different values of a variable that are kept of a group; the words for all further ones.
+_MAX_VALUES, OTHER_VALUES = 8, "other values"
 
 
 @dataclass
@@ -84,8 +86,8 @@ class Bucket:
     states: Counter[tuple[str, str]] = field(default_factory=Counter)
     waits_on: dict[str, tuple[int, str]] = field(default_factory=dict)
     children: dict[tuple[Any, ...], _ProcessRow] = field(default_factory=dict)  # of the ranks
-    # a variable with its value -> the ranks with that value
-    locals: dict[str, list[int | None]] = field(default_factory=dict)
+    # a variable -> its value, `OTHER_VALUES` beyond the maximum -> the ranks with that value
+    locals: dict[str, dict[str, list[int | None]]] = field(default_factory=dict)
     # connections and pipes to other ranks for which they wait
     ends: dict[links.Place, links.LinkEnds] = field(default_factory=dict)
     waits_for: tuple[int, ...] = ()  # the ranks for which all of them wait
@@ -111,10 +113,17 @@ class Bucket:
         count, first = self.waits_on.get(text, (0, waits_on))
         if count or len(self.waits_on) < _MAX_TEXTS:
             self.waits_on[text] = (count + 1, first)
-        for text in process.locals if len(self.locals) < _MAX_TEXTS else ():
-            self.locals.setdefault(text, []).append(process.rank)
+        for text in process.locals:
+            name, _, value = text.partition(" = ")
+            if name in self.locals or len(self.locals) < _MAX_TEXTS:
+                self._add_local(name, value, [process.rank])
         if not self.master:
             self.kernel, self.master = in_kernel(process), process.master
+
+    def _add_local(self, name: str, value: str, ranks: Iterable[int | None]) -> None:
+        values = self.locals.setdefault(name, {})
+        is_kept = value in values or len(values) < _MAX_VALUES
+        values.setdefault(value if is_kept else OTHER_VALUES, []).extend(ranks)
 
     def add_below(
         self,
@@ -170,8 +179,9 @@ class Bucket:
                 own_row.ranks |= row.ranks
                 own_row.stacks |= row.stacks
                 own_row.waits_on |= row.waits_on
-        for text, ranks in other.locals.items():
-            self.locals.setdefault(text, []).extend(ranks)
+        for name, values in other.locals.items():
+            for value, ranks in values.items():
+                self._add_local(name, value, ranks)
         self.natives |= other.natives
         self.thread_stacks |= other.thread_stacks
         self.ends.update(other.ends)
@@ -549,12 +559,21 @@ def _native_coverage(bucket: Bucket) -> str:
 
 
 def _locals(bucket: Bucket) -> tuple[str, ...]:
-    """The variables; a value that not all ranks share comes with its ranks."""
+    """The variables, as in ``i = 7``; where not all ranks have one value, ``i = 4 (ranks 1-2), 7
+    (rank 3)``.
+    """
     texts = []
-    for text, value_ranks in bucket.locals.items():
-        ranks = sorted({rank for rank in value_ranks if rank is not None})
-        is_equal = len(value_ranks) == len(bucket.processes) or not ranks
-        texts.append(text if is_equal else f"{advise.few_ranks(ranks)}: {text}")
+    for name, values in bucket.locals.items():
+        rows = [
+            (value == OTHER_VALUES, sorted({rank for rank in ranks if rank is not None}), value)
+            for value, ranks in values.items()
+        ]
+        is_equal = len(rows) == 1 and len(next(iter(values.values()))) == len(bucket.processes)
+        parts = [
+            value if is_equal or not ranks else f"{value} ({advise.few_ranks(ranks)})"
+            for _, ranks, value in sorted(rows)
+        ]
+        texts.append(f"{name} = {', '.join(parts)}")
     return tuple(texts)
 
 

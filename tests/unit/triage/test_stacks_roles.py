@@ -198,6 +198,19 @@ def test_states_and_what_is_waited_for_have_their_counts():
     assert group.waits_on == ("recv from 10.0.0.9:4711 (3)",)
 
 
+def test_a_variable_is_shown_once_with_the_ranks_of_each_value():
+    rows = [
+        row
+        for rank in range(12)
+        for row in ranks(REDUCE, rank, locals=[f"step: i = {4 + (rank == 3)}", f"f: n = {rank}"])
+    ]
+    (group,) = look(*rows).groups
+    values = ", ".join(f"{number} (rank {number})" for number in range(8))
+    assert group.locals == (
+        "step: i = 4 (ranks 0-2,4-11), 5 (rank 3)", f"f: n = {values}, other values (ranks 8-11)"
+    )  # fmt: skip
+
+
 def test_what_one_rank_has_shown_is_its_own():
     native = "step train.py 4 > c10d::Work::wait libtorch_cpu.so 0"
     rows = [
@@ -205,7 +218,7 @@ def test_what_one_rank_has_shown_is_its_own():
         *ranks(REDUCE, 1, 2, locals=["step: number = 7"]),
     ]
     (group,) = look(*rows).groups
-    assert group.locals == ("step: number = 7", "rank 0: step: rank = 0")
+    assert group.locals == ("step: number = 7", "step: rank = 0 (rank 0)")
     assert group.native
     assert "native frames are of rank 0 alone" in group.reason
     # Two of which native frames tell different things are no group; the third is of neither.
