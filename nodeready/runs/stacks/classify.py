@@ -7,7 +7,7 @@ and classified once.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from nodeready.agent.stacks.links import DESCENDANTS, WHOLE_PROCESS
@@ -441,7 +441,7 @@ def _mains(
     """
     mains: list[int] = []
     thread, before = MAIN, None
-    waits = any(name == MAIN for name, _ in process.waits_for)
+    waits = {name for name, _ in process.waits_for}
     for sample in process.samples:
         if sample.main is None:
             continue
@@ -454,9 +454,12 @@ def _mains(
         reading = table.reading(main)
         other = None
         if reading.delegates:
-            other = _awaited(reading, sample, stacks, table)
-        if other is None and (reading.for_ranks or reading.delegates or waits):
-            other = _dispatched(process, sample, stacks, table)
+            other = _awaited(reading, sample, stacks, table, waits)
+            # A connection to another rank says more than a thread that waits for a thread, too.
+            if other and MAIN in waits and table.reading(other[1]).delegates:
+                other = None
+        if other is None and (reading.for_ranks or reading.delegates or MAIN in waits):
+            other = _dispatched(waits, sample, stacks, table)
         if other is not None:
             thread, stack = other
             main = table.joined(main, stack)
@@ -465,10 +468,12 @@ def _mains(
 
 
 def _awaited(
-    main: StackReading, sample: StackSample, stacks: Sequence[int], table: StackNumbers
-) -> tuple[str, int] | None:
+    main: StackReading, sample: StackSample, stacks: Sequence[int], table: StackNumbers,
+    waits: Collection[str],
+) -> tuple[str, int] | None:  # fmt: skip
     """Name and stack of the only thread for which a main thread can wait; None: not known.
 
+    waits: the names of threads that wait for other ranks by connections, pipes or locks
     Autograd's threads do not come from Python: their outermost call is not of threading.
     """
     candidates: dict[int, str] = {}
@@ -479,15 +484,15 @@ def _awaited(
             candidates[stacks[at]] = name
     readings = {stack: table.reading(stack) for stack in candidates}
     # Threads that work in the awaited pool; that wait for no other thread; that wait for ranks.
-    preferences: list[Callable[[StackReading], bool]] = [
-        lambda reading: reading.pooled == main.pooled,
-        lambda reading: not reading.delegates,
-        lambda reading: reading.for_ranks,
+    preferences: list[Callable[[int], bool]] = [
+        lambda stack: readings[stack].pooled == main.pooled,
+        lambda stack: candidates[stack] in waits or not readings[stack].delegates,
+        lambda stack: candidates[stack] in waits or readings[stack].for_ranks,
     ]
     for fits in preferences:
         if len(candidates) > 1:
             candidates = {
-                stack: candidates[stack] for stack in candidates if fits(readings[stack])
+                stack: name for stack, name in candidates.items() if fits(stack)
             } or candidates
     # If several all wait for ranks, any of them shows what the main thread waits for.
     is_single = len(candidates) == 1 or all(readings[stack].for_ranks for stack in candidates)
@@ -495,13 +500,11 @@ def _awaited(
 
 
 def _dispatched(
-    process: TracedProcess, sample: StackSample, stacks: Sequence[int],
-    table: StackNumbers,
-) -> tuple[str, int] | None:  # fmt: skip
+    waits: Collection[str], sample: StackSample, stacks: Sequence[int], table: StackNumbers
+) -> tuple[str, int] | None:
     """Name and stack of a thread that works on a request of another rank and waits for no rank;
-    None: no such thread.
+    None: no such thread. waits: as of `_awaited`
     """
-    waits = {name for name, _ in process.waits_for}
     for name, at in sample.threads:
         reading = table.reading(stacks[at])
         if name not in waits and reading.dispatched and not reading.for_ranks:
