@@ -599,6 +599,7 @@ NUMBERED = {
     "first_evaluates_busy": lambda number: steps(number, lambda: rank() == 0 and busy_for(20)),
     "first_saves": lambda number: steps(number, lambda: rank() == 0 and time.sleep(20)),
     "load_slowly": lambda number: loading(number, 12),
+    "drawn_steps": lambda number: follow(number, plans.steps()),
     "one_loads_slowly": lambda number: loading(number, 15 if rank() == last_rank() else 0.02),
 }
 

@@ -3,7 +3,7 @@
 Each rank waits for one that was drawn before it, by a connection, a pipe, a lock of a file or a
 collective of a group; it waits in its main thread or in another one, and has threads and children
 beside. So the rank that was drawn first is the only one that waits for no other; or it waits for
-one of the others, and nobody is the cause.
+one of the others, and nobody is the cause; or all make steps.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 from tests.hang.scenarios import Scenario
 
 WAYS = ("tcp", "timeout", "select", "asyncio", "unix", "pipe", "flock", "collective")
+#: Those by which a word comes again and again.
+WORDS = ("tcp", "timeout", "select", "asyncio", "unix")
 WHERE = ("main", "main", "main", "thread", "future", "queue")
 BESIDE = ("heartbeat", "pool", "helper", "writer")
 #: What the first rank does, what of it the processor sees, and what the test does to it.
@@ -24,7 +26,8 @@ FAULTS: tuple[tuple[str, bool, str], ...] = (
     ("wait_condition", False, "none"), ("wait_event", False, "none"),
     ("join_process", False, "none"), ("prefetch", False, "none"), ("debug", False, "none"),
     ("map_in_processes", False, "none"), ("back_off", False, "stopped"),
-    ("back_off", False, "traced"), ("exchange", False, "none"),
+    ("back_off", False, "traced"), ("exchange", False, "none"), ("drawn_steps", False, "none"),
+    ("drawn_steps", False, "none"),
 )  # fmt: skip
 
 
@@ -34,31 +37,35 @@ def generated(seed: str) -> tuple[Scenario, dict[str, Any]]:
     world = draw.randint(3, 8)
     order = list(range(world))
     draw.shuffle(order)
-    # One way between most, as in a program that somebody has written.
-    ways = draw.sample(WAYS, draw.randint(1, 2))
     first, *others = order
     act, moves, fault = draw.choice(FAULTS)
+    is_cycle, is_well = act == "exchange", act == "drawn_steps"
+    # Few ways, as in a program that somebody has written.
+    ways = draw.sample(WORDS if is_well else WAYS, draw.randint(1, 2))
     waits = {
         str(rank): [draw.choice(order[: at + 1]), draw.choice(ways)]
         for at, rank in enumerate(others)
     }
-    is_cycle = act == "exchange"
     if is_cycle:
         waits[str(first)] = [draw.choice(others), "pipe"]
     plan = {
         "waits": waits,
+        "step_s": draw.choice((0.01, 0.2, 1, 4, 9)),
         "where": [draw.choice(WHERE) for _ in order],
         "beside": [draw.sample(BESIDE, draw.choice((0, 0, 1, 2))) for _ in order],
     }
+    causes = () if is_cycle or is_well else ((first,),)
+    kinds = ("late", "storage", "loader") if causes else ("unclear", "disagree", "quiet")
     return Scenario(
         name=f"seed-{seed}",
         what=f"{world} ranks wait by {' and '.join(ways)}, rank {first}: {act}, {fault}",
-        acts={str(first): f"- set_up {act}!", "*": "- set_up exchange!"},
-        kinds=("unclear", "disagree", "quiet") if is_cycle else ("late", "storage", "loader"),
-        suspects=() if is_cycle else ((first,),),
+        acts={"*": "- set_up drawn_steps!"} if is_well
+        else {str(first): f"- set_up {act}!", "*": "- set_up exchange!"},
+        kinds=("not-stuck", "unclear", "moving") if is_well else kinds,
+        suspects=causes,
         first=((first,),) if is_cycle else (),
         world=world,
         fault=(fault, (first,) if fault != "none" else ()),
         ends=False,
         moves=(first,) if moves else (),
-    ), plan
+    ), plan  # fmt: skip

@@ -7,6 +7,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import queue
@@ -14,6 +15,7 @@ import select
 import socket
 import subprocess
 import threading
+import time
 from datetime import timedelta
 
 import torch
@@ -21,8 +23,10 @@ import torch.distributed as dist
 from protocols import touch, wait_for_file
 from talks import clients, connect, listen, rank
 
-#: What `set_up` has made, kept until the end; and the one call that waits.
+#: What `set_up` has made, kept until the end; the connections of those that wait for this rank;
+#: and the one call that waits.
 _KEPT = []
+_BELOW = []
 _WAIT = []
 
 
@@ -56,13 +60,15 @@ def _serve(below):
     by_way = {way: [child for child, other in below.items() if other == way] for way in _CONNECTS}
     if over_tcp := [child for way in _TCP for child in by_way[way]]:
         server = listen()
-        _KEPT.append((server, clients(server, len(over_tcp))))
+        _KEPT.append(server)
+        _BELOW.extend(clients(server, len(over_tcp)).values())
     if by_way["unix"]:
         server = socket.socket(socket.AF_UNIX)
         server.bind(f"unix-{rank()}.new")
         server.listen(16)
         os.rename(f"unix-{rank()}.new", f"unix-{rank()}")
-        _KEPT.append((server, [server.accept() for _ in by_way["unix"]]))
+        _KEPT.append(server)
+        _BELOW.extend(server.accept()[0] for _ in by_way["unix"])
     for child in by_way["pipe"]:
         os.mkfifo(f"pipe-{child}.new")
         _KEPT.append(os.open(f"pipe-{child}.new", os.O_RDWR))
@@ -97,6 +103,7 @@ def _select_tcp(parent):
     def look():
         while not select.select([connection], [], [], 0.7)[0]:
             pass
+        return connection.recv(1)
 
     return look
 
@@ -172,6 +179,18 @@ _BESIDE = {"heartbeat": _heartbeat, "pool": _idle_pool, "helper": _helper, "writ
 
 
 # --- The wait.
+
+
+def steps():
+    """The first rank gives a word every few seconds, and each passes it on: a job that is well."""
+    for step in itertools.count(1):
+        if _WAIT:
+            _PLACES[plan()["where"][rank()]](_WAIT[0])
+        else:
+            time.sleep(plan()["step_s"])
+        for connection in _BELOW:
+            connection.sendall(b"x")
+        yield step
 
 
 def exchange():

@@ -92,9 +92,12 @@ class StackTarget:
     calls: list[int | None] = field(default_factory=list)
     waits_on: str = ""  # what its main thread waits for; "": not known
     timed_lock: bool = False  # `waits_on` is a lock, for a limited time
+    is_untimed: bool = False  # `waits_on` ends by another's act alone
     descendants: list[StackTarget] = field(default_factory=list)
     # (thread, rank that it waits for), from `links.observe`
     waits_for: list[tuple[str, str]] = field(default_factory=list)
+    # threads that wait for data of other ranks, and got some since the first sample; likewise
+    heard: list[str] = field(default_factory=list)
     # connections and listeners that other nodes' ranks may wait for, from `links.observe`
     ends: list[str] = field(default_factory=list)
     witnesses: dict[str, Any] = field(default_factory=dict)
@@ -223,6 +226,8 @@ class StackTarget:
             "calls": [] if None in self.calls else self.calls,
             "waits_on": self.waits_on,
             "waits_for": self.waits_for,
+            "heard": self.heard,
+            "untimed": self.is_untimed,
             "ends": self.ends,
         }
 

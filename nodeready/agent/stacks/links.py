@@ -7,10 +7,12 @@ addresses, by which the control machine finds the peer in the answers of all nod
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +26,7 @@ MAIN, WHOLE_PROCESS, DESCENDANTS = "MainThread", "(whole)", "(below)"
 #: Maximum of a process's rows, and of its connections that are reported: a process with more is
 #: part of a full mesh.
 _MAX_ROWS, _MAX_ENDS = 64, 64
+_NEW_NET = 0x40000000  # CLONE_NEWNET of linux/sched.h
 _LOOPBACK = re.compile(r"127\.|\[::1\]")
 _LOCAL = re.compile(r"\|-- ([0-9.]{7,15})\n\s+/32 host LOCAL")
 
@@ -38,10 +41,21 @@ class _ProcessEnds:
     sockets: Sequence[Sequence[str]] = ()
     # its shared memory files, among those in which a process waits for a lock
     maps: Sequence[str] = ()
+    # the connections, among those for which a thread waits, by which data has come of late
+    heard: Sequence[Sequence[str]] = ()
 
 
-def _probe(pid: int, shared: frozenset[str], unix_peers: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of `_ProcessEnds`. shared: files of shared memory"""
+def _probe(
+    pid: int,
+    shared: frozenset[str],
+    unix_peers: Mapping[str, str],
+    awaited: Collection[tuple[str, str]],
+    late_s: float,
+) -> dict[str, Any]:
+    """The fields of `_ProcessEnds`. shared: files of shared memory; awaited: the connections for
+    which its threads wait; late_s: seconds ago from which on data came of late
+    """
+    ages = waits.received_ages() if awaited and _enter_network(pid) else {}
     maps_text = contents(f"/proc/{pid}/maps", waits.MAPS_BYTES) if shared else ""
     maps = waits.shared_maps(maps_text)
     return {
@@ -49,7 +63,16 @@ def _probe(pid: int, shared: frozenset[str], unix_peers: Mapping[str, str]) -> d
         "local": _addresses(pid),
         "sockets": waits.sockets(pid, unix_peers),
         "maps": [file for file in shared if file in maps],
+        "heard": [pair for pair in awaited if ages.get(pair, late_s) < late_s],
     }
+
+
+def _enter_network(pid: int) -> bool:
+    """Go into the network namespace of a process; False: the kernel refuses (setns(2))."""
+    if os.path.samefile(f"/proc/{pid}/ns/net", "/proc/self/ns/net"):
+        return True
+    with open(f"/proc/{pid}/ns/net") as namespace:
+        return not ctypes.CDLL(None).setns(namespace.fileno(), _NEW_NET)
 
 
 def _addresses(pid: int) -> list[str]:
@@ -65,10 +88,12 @@ def _addresses(pid: int) -> list[str]:
 def observe(
     targets: Sequence[StackTarget],
     calls: Mapping[tuple[int, int], waits.WaitCall],
+    began: float,
     deadline: float,
 ) -> None:
-    """Set each target's `waits_for` and `ends`.
+    """Set each target's `waits_for`, `heard` and `ends`.
     calls: (process, thread) -> its call (`waits.observe`)
+    began: time.monotonic() of the first sample
     """
     target_by_pid: dict[int, StackTarget] = {}
     names: dict[int, dict[int, str]] = {}
@@ -84,8 +109,15 @@ def observe(
     shared = frozenset(call.shared for call in calls.values() if call.shared)
     owner_by_pid = {pid: target.owner for pid, target in target_by_pid.items()}
     unix_peers = waits.unix_peers()
+    calls_by_pid: dict[int, dict[int, waits.WaitCall]] = {}
+    awaited: dict[int, set[tuple[str, str]]] = {}
+    for (pid, thread), call in calls.items():
+        calls_by_pid.setdefault(pid, {})[thread] = call
+        awaited.setdefault(pid, set()).update((own, peer) for own, peer in call.sockets if peer)
     answers = probe_each(
-        lambda pid: _probe(pid, shared, unix_peers),
+        lambda pid: _probe(
+            pid, shared, unix_peers, awaited.get(pid, ()), time.monotonic() - began
+        ),
         list(target_by_pid),
         deadline,
         owner_by_pid,
@@ -94,20 +126,24 @@ def observe(
         pid: _ProcessEnds(**row) for pid, row in answers.items() if row and row is not HANGS
     }
     node_ends = _NodeEnds(process_ends, target_by_pid, unix_peers)
-    calls_by_pid: dict[int, dict[int, waits.WaitCall]] = {}
-    for (pid, thread), call in calls.items():
-        calls_by_pid.setdefault(pid, {})[thread] = call
     for target in (target_by_pid[pid] for pid in names):
         family_pids = [pid for pid in process_ends if target_by_pid[pid] is target]
         rows: list[tuple[str, str]] = []
+        heard: dict[str, None] = {}
         for pid in family_pids:
+            heard_pairs = {(own, peer) for own, peer in process_ends[pid].heard}
             for thread, call in calls_by_pid.get(pid, {}).items():
                 name = names[pid][thread] if pid == target.pid else DESCENDANTS
                 rows += [(name, peer) for peer in node_ends.waits_of_call(pid, call)]
+                if node_ends.peers(
+                    pid, heard_pairs.intersection((own, peer) for own, peer in call.sockets)
+                ):
+                    heard[name] = None
             pairs = [pair for pair in process_ends[pid].sockets if pair[1]]
             peers = node_ends.peers(pid, pairs)
             rows += [(WHOLE_PROCESS, peer) for peer in peers if peer.startswith("pid ")]
         target.waits_for = list(dict.fromkeys(rows))[:_MAX_ROWS]
+        target.heard = list(heard)
         target.ends = node_ends.ends(family_pids)
 
 

@@ -341,7 +341,7 @@ def _capture(
         number += 1
     seconds = next_sample - began
     calls = _observe_descendants(supervisor, targets, scanned)
-    links.observe(targets, calls, _deadline(supervisor, supervisor.left_s / 2))
+    links.observe(targets, calls, began, _deadline(supervisor, supervisor.left_s / 2))
     for target in targets:
         target.note_interpreter_lock(seconds)
     deadline = time.monotonic() + max(_DESCENDANTS_S, dumped_s)
@@ -465,6 +465,7 @@ def _observe_descendants(
         if (target.pid, target.thread) in call_and_phrase:
             call, target.waits_on = call_and_phrase[target.pid, target.thread]
             target.timed_lock = call.verb == "futex" and call.timed
+            target.is_untimed = not call.timed
     return {key: call for key, (call, _) in call_and_phrase.items()}
 
 

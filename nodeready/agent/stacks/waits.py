@@ -16,7 +16,7 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from nodeready.agent.stacks.processes import HANGS, contents, owners, probe_each
 # include/uapi/asm-generic/unistd.h of Linux): shown name, kind of the arguments, number on x86_64,
 # number on aarch64 (-1: none). Kinds: `fd` a descriptor (first argument), `path` (first), `at` a
 # directory's descriptor and a path, `second` a path (second argument), `connect`, `lock`, `fcntl`,
-# `child`, `waitid`, `poll`, `select`, `epoll`; "": the arguments name no object.
+# `child`, `waitid`, and those of `_SETS`; "": the arguments name no object.
 
 _CALLS: tuple[tuple[str, str, int, int], ...] = (
     ("read", "fd", 0, 63), ("write", "fd", 1, 64), ("open", "path", 2, -1),
@@ -52,12 +52,12 @@ _CALLS: tuple[tuple[str, str, int, int], ...] = (
     ("wait", "waitid", 247, 95), ("open", "at", 257, 56), ("mkdir", "at", 258, 34),
     ("stat", "at", 262, 79), ("unlink", "at", 263, 35), ("rename", "at", 264, 38),
     ("readlink", "at", 267, 78), ("access", "at", 269, 48), ("select", "select", 270, 72),
-    ("poll", "poll", 271, 73), ("splice", "fd", 275, 76), ("epoll", "epoll", 281, 22),
+    ("poll", "ppoll", 271, 73), ("splice", "fd", 275, 76), ("epoll", "epoll", 281, 22),
     ("fallocate", "fd", 285, 47), ("accept", "fd", 288, 242), ("read", "fd", 295, 69),
     ("write", "fd", 296, 70), ("recv", "fd", 299, 243), ("syncfs", "fd", 306, 267),
     ("send", "fd", 307, 269), ("rename", "at", 316, 276), ("copy_file_range", "fd", 326, 285),
     ("stat", "at", 332, 291), ("io_uring_enter", "fd", 426, 426), ("open", "at", 437, 437),
-    ("access", "at", 439, 439), ("epoll", "epoll", 441, 441), ("futex", "", 449, 449),
+    ("access", "at", 439, 439), ("epoll", "epoll2", 441, 441), ("futex", "", 449, 449),
 )  # fmt: skip
 _COLUMNS = {"x86_64": 0, "aarch64": 1}
 #: Commands of fcntl(2) that wait for a lock: F_SETLKW and F_OFD_SETLKW.
@@ -70,13 +70,15 @@ _ESTABLISHED, _SYN_SENT, _LISTEN = 1, 2, 10
 _TCP = ("tcp", "tcp6")
 #: Prefix of the inode of a Unix socket.
 UNIX = "unix "
-# Constants of linux/netlink.h, sock_diag.h, unix_diag.h.
-_SOCK_DIAG, _BY_FAMILY, _DUMP, _PEER = 4, 20, 0x301, 4
+# Constants of linux/netlink.h, sock_diag.h, unix_diag.h, inet_diag.h.
+_SOCK_DIAG, _BY_FAMILY, _DUMP, _PEER, _INFO = 4, 20, 0x301, 4, 2
 _PIPED = re.compile(r"pipe_(read|write)")
 _FUTEX_PRIVATE = 128  # futex(2): not shared between processes
 #: Maximum bytes of /proc/PID/net/tcp that are read (some 50,000 sockets), and of /proc/PID/maps.
 _TABLE_BYTES, MAPS_BYTES = 8 << 20, 4 << 20
 
+#: Kinds of calls with a set of descriptors -> the argument that limits their time.
+_SETS = {"poll": 2, "ppoll": 2, "select": 4, "epoll": 3, "epoll2": 3}
 # Maximum bytes of a path, and descriptors of a set, that are read of a process's memory.
 _PATH_BYTES, _MAX_POLLED, _SELECT_BITS = 4096, 16, 1024
 #: Maximum objects of a set, and processes at a pipe's other end, that are named.
@@ -111,7 +113,8 @@ class WaitCall:
     pipes: tuple[tuple[int, int | str, str], ...] = ()
     child: int = 0  # process that it waits for; -1: any; 0: none
     lock: bool = False  # it waits for a lock of a file
-    timed: bool = False  # a futex(2) with a timeout, as Python takes the interpreter's lock
+    # it may end by itself, after a time, as Python's wait for the interpreter's lock
+    timed: bool = True
     # the connections among the objects: (own address, peer's)
     sockets: tuple[tuple[str, str], ...] = ()
     # the memory of a futex(2) that is shared with other processes; "": not shared
@@ -156,7 +159,8 @@ class _WaitingThread:
     def call(self, verb: str, kind: str) -> list[Any]:
         """The fields of `WaitCall`."""
         first = _c_int(self.arguments[0])
-        child, lock, timed, shared = 0, False, False, ""
+        child, lock, shared = 0, False, ""
+        timed = self._is_timed(verb, kind)
         if kind == "fd":
             verb = self._descriptor(first, verb) or verb
         elif kind in ("path", "second"):
@@ -172,16 +176,23 @@ class _WaitingThread:
             child = first if first > 0 else -1
         elif kind == "waitid":
             child = self.arguments[1] if first == _P_PID else -1
-        elif kind in ("poll", "select", "epoll"):
-            self._descriptor_set(kind)
-        elif verb == "futex":
-            timed = self.arguments[3] != 0
-            if not self.arguments[1] & _FUTEX_PRIVATE:
-                maps = contents(f"/proc/{self.pid}/maps", MAPS_BYTES)
-                mappings = shared_maps(maps).items()
-                address = self.arguments[0]
-                shared = next((n for n, (low, end) in mappings if low <= address < end), "")
+        elif kind in _SETS:
+            self._descriptor_set(verb)
+        elif verb == "futex" and not self.arguments[1] & _FUTEX_PRIVATE:
+            mappings = shared_maps(contents(f"/proc/{self.pid}/maps", MAPS_BYTES)).items()
+            address = self.arguments[0]
+            shared = next((n for n, (low, end) in mappings if low <= address < end), "")
         return [verb, self.objects, self.pipes, child, lock, timed, self.sockets, shared]
+
+    def _is_timed(self, verb: str, kind: str) -> bool:
+        """Whether the call may end by itself: a number of ms, or the address of a time."""
+        if kind in ("poll", "epoll"):
+            return _c_int(self.arguments[_SETS[kind]]) >= 0
+        if kind in _SETS:
+            return self.arguments[_SETS[kind]] != 0
+        if verb == "futex":
+            return self.arguments[3] != 0
+        return kind not in ("fd", "lock", "fcntl", "child", "waitid")
 
     def _text(self, address: int) -> str:
         """The text in its memory that ends with a zero, at most a path's length."""
@@ -313,13 +324,18 @@ def _host(text: str) -> str:
     words, _, port = text.partition(":")
     data = bytes.fromhex(words)
     data = b"".join(struct.pack(">I", value) for (value,) in struct.iter_unpack("=I", data))
+    return _end(data, int(port, 16))
+
+
+def _end(data: bytes, port: int) -> str:
+    """The end of a connection, by the bytes of its address."""
     if len(data) == 4:
         name = socket.inet_ntop(socket.AF_INET, data)
     elif data[:12] == b"\0" * 10 + b"\xff\xff":
         name = socket.inet_ntop(socket.AF_INET, data[12:])
     else:
         name = f"[{socket.inet_ntop(socket.AF_INET6, data)}]"
-    return f"{name}:{int(port, 16)}"
+    return f"{name}:{port}"
 
 
 def tcp_row(text: str, inode: int) -> tuple[str, str, int] | None:
@@ -358,29 +374,59 @@ def sockets(pid: int, local: Mapping[str, str]) -> list[tuple[str, str]]:
 
 def unix_peers() -> dict[str, str]:
     """Connected Unix socket (unix(7)) -> its other end, named as in `sockets`. The kernel lists
-    them by their inodes (sock_diag(7)).
+    them by their inodes.
     """
     peers: dict[str, str] = {}
+    request = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _PEER, 0, 0)
+    for message in _socket_rows(request):
+        (inode,) = struct.unpack_from("=I", message, 4)
+        # After the header come attributes: length, kind (2: UNIX_DIAG_PEER), value.
+        if len(message) >= 24 and struct.unpack_from("=HH", message, 16) == (8, 2):
+            (peer,) = struct.unpack_from("=I", message, 20)
+            peers[f"{UNIX}{inode}"] = f"{UNIX}{peer}"
+    return peers
+
+
+def received_ages() -> dict[tuple[str, str], float]:
+    """Own address and peer's of each TCP connection of this network namespace -> the seconds since
+    data came by it.
+    """
+    ages: dict[tuple[str, str], float] = {}
+    for family, width in ((socket.AF_INET, 4), (socket.AF_INET6, 16)):
+        # The bit of an attribute in a request is one less than its number.
+        head = family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, 1 << _ESTABLISHED
+        for message in _socket_rows(struct.pack("=BBBBI48x", *head)):
+            own_port, peer_port = struct.unpack_from(">HH", message, 4)
+            pair = (
+                _end(message[8 : 8 + width], own_port),
+                _end(message[24 : 24 + width], peer_port),
+            )
+            place = 72
+            while place + 4 <= len(message):
+                length, kind = struct.unpack_from("=HH", message, place)
+                if kind == _INFO and length >= 60:
+                    # tcpi_last_data_recv of struct tcp_info, in milliseconds (linux/tcp.h)
+                    ages[pair] = struct.unpack_from("=I", message, place + 4 + 52)[0] / 1000
+                place += max(4, length + -length % 4)
+    return ages
+
+
+def _socket_rows(request: bytes) -> Iterator[bytes]:
+    """The kernel's answers to a request for all sockets of a kind (sock_diag(7))."""
     with (
         contextlib.suppress(OSError, struct.error),
         socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel,
     ):
         kernel.settimeout(_ENDS_S)
-        request = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _PEER, 0, 0)
         kernel.send(struct.pack("=IHHII", 16 + len(request), _BY_FAMILY, _DUMP, 1, 0) + request)
         while True:
             data, offset = kernel.recv(1 << 16), 0
             while offset < len(data):
                 length, kind = struct.unpack_from("=IH", data, offset)
                 if kind != _BY_FAMILY:
-                    return peers
-                (inode,) = struct.unpack_from("=I", data, offset + 20)
-                # After the two headers come attributes: length, kind (2: UNIX_DIAG_PEER), value.
-                if length >= 40 and struct.unpack_from("=HH", data, offset + 32) == (8, 2):
-                    (peer,) = struct.unpack_from("=I", data, offset + 36)
-                    peers[f"{UNIX}{inode}"] = f"{UNIX}{peer}"
+                    return
+                yield data[offset + 16 : offset + length]
                 offset += length + -length % 4
-    return peers
 
 
 def shared_maps(maps: str) -> dict[str, tuple[int, int]]:

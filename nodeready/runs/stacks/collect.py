@@ -97,7 +97,9 @@ def _with_claims(trace: Trace, job: str) -> Trace:
 
     Its processes only claim the job, so their stacks and witnesses are removed.
     """
-    bare: dict[str, Any] = dict.fromkeys(("samples", "below", "ends", "waits_for", "locals"), ())
+    bare: dict[str, Any] = dict.fromkeys(
+        ("samples", "below", "ends", "waits_for", "heard", "locals"), ()
+    )
     note = claim_note(job, True)
     processes = tuple(
         replace(process, **bare, native=None, witnesses={}, note=note)

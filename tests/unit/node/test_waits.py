@@ -109,6 +109,42 @@ def test_the_phrase_of_a_wait(tmp_path, code):
             is_told(process.pid, PHRASES[code].replace("{at}", str(tmp_path)).format(peer=peer))
 
 
+#: What a process runs -> whether its wait may end by itself.
+TIMED = {
+    "import time; time.sleep(100)": True,
+    "import select; select.select([0], [], [], 100)": True,
+    "import select; select.select([0], [], [])": False,
+    "import select; p = select.poll(); p.register(0, 1); p.poll(99999)": True,
+    POLL: False,
+    f"import select; {EPOLL}": False,
+    "a, b = socket.socketpair(); a.settimeout(100); a.recv(1)": True,
+    "a, b = socket.socketpair(); a.recv(1)": False,
+    "import threading; threading.Event().wait(100)": True,
+    "import threading; threading.Event().wait()": False,
+}
+
+
+@pytest.mark.parametrize("code", TIMED, ids=lambda code: code[-40:])
+def test_a_wait_that_may_end_by_itself(code):
+    with waiting(code) as process:
+        verbs = "sleep", "select", "poll", "epoll", "recv", "futex"
+        wait_for(lambda: (waits.probe_thread(process.pid) or [""])[0] in verbs)
+        assert waits.WaitCall(*waits.probe_thread(process.pid)).timed == TIMED[code]
+
+
+def test_the_age_of_what_came_by_a_connection():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as ours,
+        server.accept()[0] as theirs,
+    ):
+        theirs.sendall(b"x")
+        ours.recv(1)
+        time.sleep(0.3)
+        names = ["{}:{}".format(*end) for end in (ours.getsockname(), ours.getpeername())]
+        assert 0.25 < waits.received_ages()[names[0], names[1]] < 5
+
+
 def test_a_full_pipe_whose_reader_is_stopped():
     with subprocess.Popen(["sleep", "100"], stdin=subprocess.PIPE) as reader:
         os.kill(reader.pid, signal.SIGSTOP)

@@ -87,6 +87,12 @@ ALL = [("stack", "blocked", "0-7")]
 @pytest.mark.parametrize(("odd", "kind", "verdict", "reason"), [
     (process(3, LOAD, LOAD), "stack", "blocked", ""),
     (process(3, LOAD, LOAD, cpu=1.9), "stack", "spinning", ""),
+    # It got data of another rank, or what only another can end has ended, and waits for more.
+    (process(3, LOAD, LOAD, heard=["MainThread"]), "stack", "progressing", ""),
+    (process(3, LOAD, LOAD, heard=["writer"]), "stack", "blocked", ""),
+    (process(3, LOAD, LOAD, switches=[5, 6], untimed=True), "stack", "progressing", ""),
+    (process(3, LOAD, LOAD, switches=[5, 6]), "stack", "unsure", ""),
+    (process(3, LOAD, LOAD, switches=[5, 5], untimed=True), "stack", "blocked", ""),
     (process(3, REDUCE, LOAD), "stack", "progressing", ""),
     # Of a rank that has stayed only the last line may differ.
     (process(3, LOAD, LOAD.replace("359", "360")), "stack", "blocked", ""),
