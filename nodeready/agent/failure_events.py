@@ -15,8 +15,10 @@ from functools import cached_property
 from nodeready.agent.failure_rules import (
     COLLECTIVE_FILES,
     CONSEQUENCE,
+    EXIT_STATUS,
     FAILED,
     INDENTED_ROWS,
+    LAUNCHER_FILES,
     LIBRARY_FILES,
     LINE_ROWS,
     LOST,
@@ -26,6 +28,7 @@ from nodeready.agent.failure_rules import (
     REPORT,
     REPORT_ROWS,
     SKIPPED,
+    STANDARD_FILES,
     TEXT,
     VAGUE,
     WAITED,
@@ -53,6 +56,8 @@ from nodeready.agent.witnesses.flight_recorder import Recording
 from nodeready.agent.witnesses.logs import WatchdogReport, reports
 from nodeready.core import wire
 
+#: The source of an error that a launcher, or a script that starts the ranks, raises itself.
+LAUNCHERS_OWN = "launcher's own"
 #: Maximum characters of an event's text.
 MAX_TEXT = 300
 #: Maximum events of one file; of one stream, the first and the last.
@@ -474,6 +479,9 @@ class FailureReader:
         text_meaning = meaning(text)
         event = self._event(stream, text_meaning.role, text_meaning.kind, _compact(text))
         event = replace(event, frame=frame, call=_collective(stream.frames))
+        called = [path for path, _, _ in stream.frames if not STANDARD_FILES.search(path)][-1:]
+        if EXIT_STATUS.search(text) or any(map(LAUNCHER_FILES.search, called)):
+            event = replace(event, source=LAUNCHERS_OWN)
         if stream.frames and stream.frames[0][2] in _OUTERMOST:
             stream.unhandled.add(event.line)
         if stream.spawned is not None:
