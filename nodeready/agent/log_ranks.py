@@ -52,8 +52,10 @@ _LOCAL, _GROUP_WORDS = (
 )
 #: torchrun --log-dir: RUN/attempt_0/LOCAL_RANK/stdout.log
 _TORCHRUN = re.compile(r"/attempt_\d+/(\d{1,7})/(?:stdout\.log|stderr\.log|error\.json)$")
-#: train.7.out; more digits are a date or a job; rsl.error.0007 of WRF.
-_NUMBERED = re.compile(r"\.(\d{1,5})\.(?:out|err|log|txt)$|(?:^|/)rsl\.(?:error|out)\.(\d{4,7})$")
+#: train.7.out, and no address; more digits are a date or a job; rsl.error.0007 of WRF.
+_NUMBERED = re.compile(
+    r"(?:\d{1,3}\.){3}\d{1,3}\.\w+$|\.(\d{1,5})\.(?:out|err|log|txt)$|(?:^|/)rsl\.(?:error|out)\.(\d{4,7})$"
+)
 
 
 def path_ranks(path: str) -> FileRanks:
@@ -62,9 +64,9 @@ def path_ranks(path: str) -> FileRanks:
     several, the last.
     """
     ranks = named_ranks(path)
-    if ranks == FileRanks(None, None) and (match := _NUMBERED.search(path)):
-        return FileRanks(int(match[1] or match[2]), None)
-    return ranks
+    match = _NUMBERED.search(path) if ranks == FileRanks(None, None) else None
+    number = match and (match[1] or match[2])
+    return FileRanks(int(number), None) if number else ranks
 
 
 def named_ranks(path: str) -> FileRanks:

@@ -342,7 +342,7 @@ class JobFailures:
     def _is_victim(self, failure: RankFailure) -> bool:
         """Whether an error follows a lost peer, a timeout or a signal of the same rank."""
         event = failure.event
-        if event.source == LAUNCHERS_OWN and failure.rank is None and self._is_after(failure):
+        if event.source == LAUNCHERS_OWN and failure.rank is None and self.is_after(failure):
             return True
         if event.source == "the launcher" and failure.rank in ranks_in((*self.lost, *self.waited)):
             return True
@@ -351,18 +351,6 @@ class JobFailures:
         # A shared log may have the lines of several ranks: only a crash follows there.
         first = self.victim_at.get((failure.file, None), event.line)
         return not event.frame and first < event.line
-
-    def _is_after(self, failure: RankFailure) -> bool:
-        """Whether something else is known to have failed before a launcher did."""
-        others = (
-            f for f in self.all
-            if f.event.source not in (LAUNCHERS_OWN, "warning") and not f.event.went_on
-        )  # fmt: skip
-        return any(
-            f.event.line < failure.event.line if f.file == failure.file
-            else f.rank is not None and f.event.role == FAILED
-            for f in others
-        )  # fmt: skip
 
     def _core_reports(self) -> list[RankFailure]:
         """The ends of ranks that cores report."""
@@ -377,6 +365,19 @@ class JobFailures:
                 times = record.time_s, record.time_s, record.time_s
                 reports.append(RankFailure(rank, *place, event, *times))
         return reports
+
+    def is_after(self, failure: RankFailure) -> bool:
+        """Whether something else is known to have failed before what a launcher reports."""
+        others = (
+            f for f in self.all
+            if f.event.source not in (LAUNCHERS_OWN, "warning") and is_final(f)
+            and not f.event.went_on
+        )  # fmt: skip
+        return any(
+            f.event.line < failure.event.line if f.file == failure.file
+            else f.rank is not None and f.event.role == FAILED
+            for f in others
+        )  # fmt: skip
 
     def ranked_records(self) -> Iterator[tuple[NodeRecord, int | None]]:
         """What the nodes keep beside the logs, each with its rank; None: not known."""
