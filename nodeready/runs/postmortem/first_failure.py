@@ -82,6 +82,8 @@ _SEEN_S = 1.1
 #: Who says that it ended a process for its memory; the launchers whose own words a report shows.
 _MANAGERS = {"slurm": "Slurm", "kubectl": "Kubernetes"}
 _QUOTED = "Lightning", "kubectl", EXECUTOR
+#: Who sees the ranks of all nodes.
+_OF_ALL = "srun", "mpirun", "GASNet"
 #: Who reports the end of the program that it started, which may be the launcher.
 _SHELLS = "shell", "kubectl"
 #: What quotes a worker's error or only points to it; that a process has ended; errors of a
@@ -438,13 +440,16 @@ def lost_peers(job: JobFailures) -> Finding | None:
     errors = [f for f in job.lost if f.event.source != "warning"] or job.lost
     if not errors:
         return None
-    words = {"error": errors[0].event.text[:MAX_TEXT]}
-    finding = Finding(for_=lines_of(errors), words=words, missing=missing)
     told = [f for f in errors if _NO_PEER.search(f.event.text)]
-    if told and all(f in told or precedes(told[0], f) for f in errors):
-        words = {"error": told[0].event.text[:MAX_TEXT]}
-        sentence = "no rank is known to be first: {error}"
-        return replace(finding, kind="network", sentence=sentence, words=words)
+    is_told = bool(told) and all(f in told or precedes(told[0], f) for f in errors)
+    # Who sees all ranks saw each end after a loss: none of them died without a word.
+    seen = ranks_in(f for f in job.reports if f.event.source in _OF_ALL)
+    losers = {(f.rank, f.rank is None and f.event.line) for f in errors}
+    is_told |= 1 < len(job.ranks) == len(seen) <= len(losers)
+    words = {"error": (told or errors)[0].event.text[:MAX_TEXT]}
+    finding = Finding(for_=lines_of(errors), words=words, missing=missing)
+    if is_told:
+        return replace(finding, kind="network", sentence="no rank is known to be first: {error}")
     return finding
 
 

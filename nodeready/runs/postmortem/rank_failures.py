@@ -344,12 +344,15 @@ class JobFailures:
         event = failure.event
         if event.source == LAUNCHERS_OWN and failure.rank is None and self.is_after(failure):
             return True
+        first = self.victim_at.get((failure.file, None), event.line)
+        if event.source == "mpirun" and first < event.line:
+            # Every error ends in MPI_Abort: whose it is, nothing tells.
+            return True
         if event.source == "the launcher" and failure.rank in ranks_in((*self.lost, *self.waited)):
             return True
         if failure.rank is not None:
             return self.victim_at.get((failure.file, failure.rank), event.line) < event.line
         # A shared log may have the lines of several ranks: only a crash follows there.
-        first = self.victim_at.get((failure.file, None), event.line)
         return not event.frame and first < event.line
 
     def _core_reports(self) -> list[RankFailure]:
