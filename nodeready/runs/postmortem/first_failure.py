@@ -51,7 +51,13 @@ from nodeready.runs.postmortem.own_errors import (
     own_connection,
     own_error,
 )
-from nodeready.runs.postmortem.rank_failures import JobFailures, equal_failures, precedes, ranks_in
+from nodeready.runs.postmortem.rank_failures import (
+    JobFailures,
+    equal_failures,
+    is_after,
+    precedes,
+    ranks_in,
+)
 from nodeready.runs.stacks.document import Suspect
 from nodeready.runs.stacks.evidence import ranks_of
 from nodeready.subjects.gpus import xids
@@ -321,7 +327,7 @@ def killed(job: JobFailures) -> Finding | None:
 def _ended_itself(job: JobFailures, failure: RankFailure) -> bool:
     """Whether a program that a shell started has ended itself after a failure of its processes."""
     is_own = failure.rank is None and failure.event.source in _SHELLS
-    return is_own and signal_of(failure.event.code) == 9 and job.is_after(failure)
+    return is_own and signal_of(failure.event.code) == 9 and is_after(failure, job.all)
 
 
 def gpu_fault(job: JobFailures) -> Finding | None:
