@@ -455,8 +455,8 @@ class FailureReader:
                 stream.frames.append((match[1], match[2], match[3] or ""))
             return True
         if not text.strip() or text[0] in " \t│╰":
-            raised = _RAISES.search(text)
-            stream.raised = f"{raised[1]}: {raised[3]}" if raised else stream.raised
+            if call := _RAISES.search(text):
+                stream.raised = f"{call[1]}: {call[3]}"
             return True
         if _C_NAME.match(text):
             return False  # Slurm and other programs write into the same file.
