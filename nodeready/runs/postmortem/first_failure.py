@@ -446,13 +446,15 @@ def lost_peers(job: JobFailures) -> Finding | None:
     errors = [f for f in job.lost if f.event.source != "warning"] or job.lost
     if not errors:
         return None
-    told = [f for f in errors if _NO_PEER.search(f.event.text)]
-    is_told = bool(told) and all(f in told or precedes(told[0], f) for f in errors)
+    peerless = [f for f in errors if _NO_PEER.search(f.event.text)]
+    is_told = bool(peerless) and all(
+        _NO_PEER.search(f.event.text) or precedes(peerless[0], f) for f in errors
+    )
     # Who sees all ranks saw each end after a loss: none of them died without a word.
-    seen = ranks_in(f for f in job.reports if f.event.source in _OF_ALL)
-    losers = {(f.rank, f.rank is None and f.event.line) for f in errors}
-    is_told |= 1 < len(job.ranks) == len(seen) <= len(losers)
-    words = {"error": (told or errors)[0].event.text[:MAX_TEXT]}
+    ended_ranks = ranks_in(f for f in job.reports if f.event.source in _OF_ALL)
+    lost_ranks = {(f.rank, f.rank is None and f.event.line) for f in errors}
+    is_told |= 1 < len(job.ranks) == len(ended_ranks) <= len(lost_ranks)
+    words = {"error": (peerless or errors)[0].event.text[:MAX_TEXT]}
     finding = Finding(for_=lines_of(errors), words=words, missing=missing)
     if is_told:
         return replace(finding, kind="network", sentence="no rank is known to be first: {error}")
