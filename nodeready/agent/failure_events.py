@@ -15,8 +15,10 @@ from functools import cached_property
 from nodeready.agent.failure_rules import (
     COLLECTIVE_FILES,
     CONSEQUENCE,
+    EXIT_STATUS,
     FAILED,
     INDENTED_ROWS,
+    LAUNCHER_FILES,
     LIBRARY_FILES,
     LINE_ROWS,
     LOST,
@@ -26,6 +28,7 @@ from nodeready.agent.failure_rules import (
     REPORT,
     REPORT_ROWS,
     SKIPPED,
+    STANDARD_FILES,
     TEXT,
     VAGUE,
     WAITED,
@@ -53,6 +56,8 @@ from nodeready.agent.witnesses.flight_recorder import Recording
 from nodeready.agent.witnesses.logs import WatchdogReport, reports
 from nodeready.core import wire
 
+#: The source of an error that a launcher, or a script that starts the ranks, raises itself.
+LAUNCHERS_OWN = "launcher's own"
 #: Maximum characters of an event's text.
 MAX_TEXT = 300
 #: Maximum events of one file; of one stream, the first and the last.
@@ -147,6 +152,8 @@ _SPAWNED = re.compile(r"^-- Process (\d{1,7}) terminated with the following erro
 #: An exception that only announces a quoted one.
 _ANNOUNCES = re.compile(r"(?:^|\.)(?:Exception|[A-Z]\w+Exception):\s*$")
 _WATCHDOG = re.compile(r"(?:\[E[^\]]{1,80}\] )?\[Rank (\d{1,7})\] Watchdog caught")
+#: The line of the program that raises an exception with a message.
+_RAISES = re.compile(r"""\braise (\w[\w.]{0,100})\((["'])([^"'{}%]{1,200})\2\)\s*$""")
 #: Maximum further lines of an exception's message.
 _DETAILS = 12
 #: The margin of an exception group's lines, and its exception.
@@ -198,6 +205,8 @@ class _RankStream:
     frames: list[tuple[str, str, str]] = field(default_factory=list)
     #: The exceptions of a chain; the details of the last one.
     chain: list[_Exception] = field(default_factory=list)
+    #: The exception that the last lines of a traceback raise; "".
+    raised: str = ""
     is_chained: bool = False
     is_ignored: bool = False
     details: list[str] = field(default_factory=list)
@@ -446,11 +455,19 @@ class FailureReader:
                 stream.frames.append((match[1], match[2], match[3] or ""))
             return True
         if not text.strip() or text[0] in " \t│╰":
+            if call := _RAISES.search(text):
+                stream.raised = f"{call[1]}: {call[3]}"
             return True
         if _C_NAME.match(text):
             return False  # Slurm and other programs write into the same file.
         stream.mode = ""
-        if _HEADER.match(text) or not _RAISED.match(text) or _FRAME_WITHIN.search(text):
+        raised, stream.raised = stream.raised, ""
+        message = raised.partition(": ")[2]
+        is_other = not _RAISED.match(text) or _FRAME_WITHIN.search(text) is not None
+        if raised and message in text and (is_other or text.count(message) > 1):
+            # The words of several ranks are mixed.
+            is_other, text = False, raised
+        if _HEADER.match(text) or is_other:
             return False
         if stream.is_ignored:
             stream.is_ignored = False
@@ -474,6 +491,9 @@ class FailureReader:
         text_meaning = meaning(text)
         event = self._event(stream, text_meaning.role, text_meaning.kind, _compact(text))
         event = replace(event, frame=frame, call=_collective(stream.frames))
+        called = [path for path, _, _ in stream.frames if not STANDARD_FILES.search(path)][-1:]
+        if EXIT_STATUS.search(text) or any(map(LAUNCHER_FILES.search, called)):
+            event = replace(event, source=LAUNCHERS_OWN)
         if stream.frames and stream.frames[0][2] in _OUTERMOST:
             stream.unhandled.add(event.line)
         if stream.spawned is not None:
@@ -501,7 +521,8 @@ class FailureReader:
             text_meaning = meaning("\n".join(lines))
             # NCCL repeats its last warning at the end.
             after = lines.index("Last error:") + 1 if "Last error:" in lines else 0
-            text = f"{last.event.text} {lines[min(after, len(lines) - 1)]}"
+            told = [line for line in lines[after:] if not VAGUE.search(line)] or lines[-1:]
+            text = f"{last.event.text} {told[0]}"
             last.event = replace(last.event, text=text)
             if text_meaning.is_known and (not last.is_known or text_meaning.role == FAILED):
                 last.event = replace(last.event, role=text_meaning.role, kind=text_meaning.kind)

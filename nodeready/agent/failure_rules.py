@@ -108,6 +108,9 @@ TEXT_ROWS = _by_needle(row for row in _ROWS if row.kind or row.role in (COLLECTI
 SKIPPED = tuple(_FAILURES["skipped"])
 #: Files of calls that are not of the user's code; the end of the file of the collectives.
 LIBRARY_FILES = re.compile(_FAILURES["library_files"])
+LAUNCHER_FILES = re.compile(_FAILURES["launcher_files"])
+EXIT_STATUS = re.compile(_FAILURES["exit_status"])
+STANDARD_FILES = re.compile(_FAILURES["standard_files"])
 COLLECTIVE_FILES = _FAILURES["collective_files"]
 _QUICK_WORDS = tuple(_FAILURES["words"])
 #: A first line that says nothing; the lines after it do.

@@ -52,8 +52,10 @@ _LOCAL, _GROUP_WORDS = (
 )
 #: torchrun --log-dir: RUN/attempt_0/LOCAL_RANK/stdout.log
 _TORCHRUN = re.compile(r"/attempt_\d+/(\d{1,7})/(?:stdout\.log|stderr\.log|error\.json)$")
-#: train.7.out; more digits are a date or a job; rsl.error.0007 of WRF.
-_NUMBERED = re.compile(r"\.(\d{1,5})\.(?:out|err|log|txt)$|(?:^|/)rsl\.(?:error|out)\.(\d{4,7})$")
+#: train.7.out, and no address; more digits are a date or a job; rsl.error.0007 of WRF.
+_NUMBERED = re.compile(
+    r"(?:\d{1,3}\.){3}\d{1,3}\.\w+$|\.(\d{1,5})\.(?:out|err|log|txt)$|(?:^|/)rsl\.(?:error|out)\.(\d{4,7})$"
+)
 
 
 def path_ranks(path: str) -> FileRanks:
@@ -62,9 +64,9 @@ def path_ranks(path: str) -> FileRanks:
     several, the last.
     """
     ranks = named_ranks(path)
-    if ranks == FileRanks(None, None) and (match := _NUMBERED.search(path)):
-        return FileRanks(int(match[1] or match[2]), None)
-    return ranks
+    match = _NUMBERED.search(path) if ranks == FileRanks(None, None) else None
+    number = match and (match[1] or match[2])
+    return FileRanks(int(number), None) if number else ranks
 
 
 def named_ranks(path: str) -> FileRanks:
@@ -480,6 +482,7 @@ def _is_column(form: _Form, texts: Sequence[str], share: float, tasks: Set[int])
     """Whether the values that a form finds repeat like those of a launcher; see `_column`."""
     numbers: list[int] = []
     names: set[str] = set()
+    hosts: set[str] = set()
     is_word = False
     owners: dict[str, set[int]] = defaultdict(set)
     values: dict[str, int] = {}
@@ -492,6 +495,7 @@ def _is_column(form: _Form, texts: Sequence[str], share: float, tasks: Set[int])
                 number = values.setdefault(_value(match), len(values))
             numbers.append(number)
             names.add(groups.get("role") or groups.get("world") or "")
+            hosts.add(groups.get("host") or "")
             is_word = is_word or not re.search(r"\d", groups.get("host") or "0")
             owners[text[match.end() :]].add(number)
     distinct = set(numbers)
@@ -515,7 +519,12 @@ def _is_column(form: _Form, texts: Sequence[str], share: float, tasks: Set[int])
         return False
     half = len(numbers) // 2
     first, last = set(numbers[:half]), set(numbers[half:])
-    if 2 * len(first & last) < min(len(first), len(last)):
+    # Ranks of named nodes that all say the same need not say it twice.
+    is_same = len(hosts) > 1 and any(
+        _is_sentence(text) and 3 * len(values) > 2 * len(distinct) > 4
+        for text, values in owners.items()
+    )
+    if not is_same and 2 * len(first & last) < min(len(first), len(last)):
         return False
     if form.learned == "words":
         return 4 * len(falls) > len(changes) and _say_the_same(owners, len(counts))

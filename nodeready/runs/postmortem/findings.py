@@ -17,6 +17,8 @@ from nodeready.runs.stacks.evidence import ranks_of
 
 #: Maximum characters of a failure in the first line; suspects in the document, and in that line.
 MAX_TEXT, MAX_SUSPECTS, _NAMED = 240, 32, 4
+#: Who sees that a process has ended, and not how.
+EXECUTOR = "the executor"
 #: Source of an event -> its name in reports.
 _LAUNCHERS = {
     "torchrun": "torchrun", "torchrun-root": "torchrun", "srun": "srun", "mpirun": "mpirun",
@@ -103,6 +105,7 @@ def report_text(failure: RankFailure) -> str:
     event, number = failure.event, signal_of(failure.event.code)
     how = f"ended with exit code {event.code}"
     how = f"ended by {SIGNAL_NAMES.get(number, number)}" if number else how
+    how = "ended" if event.source == EXECUTOR else how
     how = "out of memory" if event.kind == "oom" else how
     name = f"process {event.pid}" if event.pid else "a process"
     name = name if event.local_rank is None else f"local rank {event.local_rank}"

@@ -27,6 +27,7 @@ from nodeready.runs.postmortem.document import KERNEL, LOG, FailureGroup, FirstF
 from nodeready.runs.postmortem.environment import explaining_faults
 from nodeready.runs.postmortem.evidence import JobEvidence, NodeFault, RankFailure, SlurmStep
 from nodeready.runs.postmortem.findings import (
+    EXECUTOR,
     MAX_SUSPECTS,
     MAX_TEXT,
     Finding,
@@ -50,7 +51,13 @@ from nodeready.runs.postmortem.own_errors import (
     own_connection,
     own_error,
 )
-from nodeready.runs.postmortem.rank_failures import JobFailures, equal_failures, precedes, ranks_in
+from nodeready.runs.postmortem.rank_failures import (
+    JobFailures,
+    equal_failures,
+    is_after,
+    precedes,
+    ranks_in,
+)
 from nodeready.runs.stacks.document import Suspect
 from nodeready.runs.stacks.evidence import ranks_of
 from nodeready.subjects.gpus import xids
@@ -80,14 +87,18 @@ _OUTSIDE, _SIGNAL = (1, 2, 15), re.compile(r"got signal: (\d{1,2})\b")
 _SEEN_S = 1.1
 #: Who says that it ended a process for its memory; the launchers whose own words a report shows.
 _MANAGERS = {"slurm": "Slurm", "kubectl": "Kubernetes"}
-_QUOTED = "Lightning", "kubectl"
+_QUOTED = "Lightning", "kubectl", EXECUTOR
+#: Who sees the ranks of all nodes.
+_OF_ALL = "srun", "mpirun", "GASNet"
+#: Who reports the end of the program that it started, which may be the launcher.
+_SHELLS = "shell", "kubectl"
 #: What quotes a worker's error or only points to it; that a process has ended; errors of a
 #: connection that name no peer: NCCL's of its system, torchrun's of its store.
 _WRAPPER = re.compile(r"^\S*(?:TaskError\(|TrainingFailedError)")
 _DIED = re.compile(r"\bdied\b|dead because|[Kk]illed|abruptly")
 _NO_PEER = re.compile(
     r"unhandled system error|NCCL error.{0,200}internal error|nccl(?:System|Internal)Error"
-    r"|RendezvousConnectionError"
+    r"|RendezvousConnectionError|Endpoint timeout"
 )
 #: Lines after the end of a job in which a lost connection belongs to it; plain lines after an
 #: error in a log of unknown ranks from which on its rank went on.
@@ -240,7 +251,7 @@ def killed(job: JobFailures) -> Finding | None:
         is_ended = failure.rank in excused or (failure.node, failure.event.pid) in agent_pids
         # A signal that torchrun did not send came from outside.
         is_torchrun = failure.event.source.startswith("torchrun") and bool(agent_pids)
-        is_ended |= number in _OUTSIDE and not is_torchrun
+        is_ended |= (number in _OUTSIDE and not is_torchrun) or _ended_itself(job, failure)
         is_ended |= not number and unknown[failure.file] >= reported[failure.file]
         # A watchdog's timeout aborts its process, and so may a lost peer.
         is_ended |= (
@@ -257,6 +268,8 @@ def killed(job: JobFailures) -> Finding | None:
     order.sort(key=lambda f: (
         has_signals and not signal_of(f.event.code) and f.event.source != "srun",
         f.rank is None,
+        # mpirun kills the other ranks, and tells it of them, too.
+        (f.rank is None or f.event.source == "mpirun") and signal_of(f.event.code) == 9,
         f.time_s or 0.0,
         f.event.source not in ("torchrun-root", "srun", "mpirun"),
         f.event.line,
@@ -284,12 +297,12 @@ def killed(job: JobFailures) -> Finding | None:
     evidence += _last_lines(job, ranks, 1) if len(ranks) == 1 else []
     evidence += lines_of([first]) if first.event.text else []
     finding = Finding(ranks, nodes, evidence, failures=[first], kind=kind_of_code(code))
-    quoted = f": {first.event.text}" if first.event.source in _QUOTED else ""
+    quoted = f": {first.event.text}" if first.event.source in _QUOTED or not ranks else ""
     if not number:
-        sentence = "{who} ended with exit code {code}, without an error in its log{quoted}"
-        words = {"code": f"{code}", "quoted": quoted}
+        sentence = "{who} ended{code}, without an error in its log{quoted}"
+        how = "" if first.event.source == EXECUTOR else f" with exit code {code}"
         return replace(
-            finding, kind="unclear", sentence=sentence, words=words,
+            finding, kind="unclear", sentence=sentence, words={"code": how, "quoted": quoted},
             missing=("why it exited: its log does not say",),
         )  # fmt: skip
     finding.words = {
@@ -309,6 +322,12 @@ def killed(job: JobFailures) -> Finding | None:
         if "not for" not in against:
             finding.missing = ("the kernel's log would tell whether it was killed for memory",)
     return finding
+
+
+def _ended_itself(job: JobFailures, failure: RankFailure) -> bool:
+    """Whether a program that a shell started has ended itself after a failure of its processes."""
+    is_own = failure.rank is None and failure.event.source in _SHELLS
+    return is_own and signal_of(failure.event.code) == 9 and is_after(failure, job.all)
 
 
 def gpu_fault(job: JobFailures) -> Finding | None:
@@ -427,9 +446,17 @@ def lost_peers(job: JobFailures) -> Finding | None:
     errors = [f for f in job.lost if f.event.source != "warning"] or job.lost
     if not errors:
         return None
-    words = {"error": errors[0].event.text[:MAX_TEXT]}
+    peerless = [f for f in errors if _NO_PEER.search(f.event.text)]
+    is_told = bool(peerless) and all(
+        _NO_PEER.search(f.event.text) or precedes(peerless[0], f) for f in errors
+    )
+    # Who sees all ranks saw each end after a loss: none of them died without a word.
+    ended_ranks = ranks_in(f for f in job.reports if f.event.source in _OF_ALL)
+    lost_ranks = {(f.rank, f.rank is None and f.event.line) for f in errors}
+    is_told |= 1 < len(job.ranks) == len(ended_ranks) <= len(lost_ranks)
+    words = {"error": (peerless or errors)[0].event.text[:MAX_TEXT]}
     finding = Finding(for_=lines_of(errors), words=words, missing=missing)
-    if all(_NO_PEER.search(f.event.text) for f in errors):
+    if is_told:
         return replace(finding, kind="network", sentence="no rank is known to be first: {error}")
     return finding
 

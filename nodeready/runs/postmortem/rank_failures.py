@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from nodeready.agent.failure_events import FailureEvent
+from nodeready.agent.failure_events import LAUNCHERS_OWN, FailureEvent
 from nodeready.agent.failure_rules import (
     CONSEQUENCE,
     ENDED,
@@ -155,6 +155,26 @@ def once_per_rank(failures: Iterable[RankFailure]) -> list[RankFailure]:
     return list(by_rank.values())
 
 
+def is_after(failure: RankFailure, failures: Iterable[RankFailure]) -> bool:
+    """Whether something else is known to have failed before what a launcher reports."""
+    return any(
+        f.event.line < failure.event.line if f.file == failure.file
+        else f.rank is not None and f.event.role == FAILED
+        for f in failures
+        if f.event.source not in (LAUNCHERS_OWN, "warning") and is_final(f) and not f.event.went_on
+    )  # fmt: skip
+
+
+def _by_launchers(failures: Sequence[RankFailure]) -> list[RankFailure]:
+    """The failures; an error of a launcher's own after no other is as one of a rank."""
+    return [
+        f._replace(event=replace(f.event, source=""))
+        if f.event.source == LAUNCHERS_OWN and (f.rank is not None or not is_after(f, failures))
+        else f
+        for f in failures
+    ]
+
+
 def with_reported_ranks(failures: list[RankFailure]) -> list[RankFailure]:
     """The failures; an error in a shared log gets the rank whose end a launcher reports there."""
     #: The index of a file, and the node of a line of a file of several nodes -> failures.
@@ -293,7 +313,8 @@ class JobFailures:
 
     def __init__(self, evidence: JobEvidence) -> None:
         self.evidence, self.finder = evidence, RankFinder(evidence)
-        self.all = with_reported_ranks(list(self.finder.failures())) + self._core_reports()
+        self.all = with_reported_ranks(_by_launchers(list(self.finder.failures())))
+        self.all += self._core_reports()
         self.ranks = self.finder.ranks(ranks_in(self.all))
         #: The ranks that have a log.
         self.logged: set[int] = set()
@@ -342,6 +363,14 @@ class JobFailures:
     def _is_victim(self, failure: RankFailure) -> bool:
         """Whether an error follows a lost peer, a timeout or a signal of the same rank."""
         event = failure.event
+        if event.source == LAUNCHERS_OWN:
+            return True
+        # A rank that lost a peer ends in MPI_Abort, too.
+        if event.source == "mpirun" and any(
+            (f.file, f.rank) == (failure.file, None) and f.event.line < event.line and is_final(f)
+            for f in (*self.lost, *self.waited) if f.event.source != "warning"
+        ):  # fmt: skip
+            return True
         if event.source == "the launcher" and failure.rank in ranks_in((*self.lost, *self.waited)):
             return True
         if failure.rank is not None:
