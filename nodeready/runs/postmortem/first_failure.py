@@ -198,7 +198,8 @@ def out_of_memory(job: JobFailures) -> Finding | None:
     evidence += [f"{_MANAGERS[f.event.source]}: {f.event.text}" for f in slurm[:2]]
     evidence += [report_text(f) for f in srun[:2]]
     evidence += [report_text(f) for f in killed[:1] if f.rank in ranks]
-    words = {"process": "a worker of its data loader" if workers else "it"}
+    process = "them" if len(ranks) > 1 else "it"
+    words = {"process": "a worker of its data loader" if workers else process}
     words["quoted"] = " (OOMKilled)" if any(f.event.source == "kubectl" for f in slurm) else ""
     nodes |= job.nodes_of(ranks)
     return Finding(ranks, nodes, evidence, against, (workers or killed)[:1], words)
@@ -453,7 +454,7 @@ _ERROR = "{who}: {error}"
 #: The rules in their order.
 RULES = (
     Rule("unclear", survived, "no failure: {how}{seen}"),
-    Rule("oom", out_of_memory, "{who}: the kernel killed {process} for memory{quoted}"),
+    Rule("oom", out_of_memory, "{who}: out of memory: the kernel killed {process}{quoted}"),
     Rule("signal", ended_first, "{who} {was|were} ended by {signal}, from outside"),
     Rule("exception", own_error, _ERROR),
     Rule("unclear", mismatch, "{who} or a peer called with another size: {error}"),
