@@ -227,6 +227,11 @@ class RankFinder:
             for pid in file.failures.facts.pids:
                 key = _label(self.node_of(file, pid.host)), pid.pid
                 ranks_of.setdefault(key, set()).add(file_rank if pid.rank is None else pid.rank)
+            for event in file.failures.events:
+                if event.pid:
+                    ranks_of.setdefault((_label(self._node_of(file, event)), event.pid), {None})
+        #: The node, "" for not known, and the number of each process that a log names.
+        self.pids = frozenset(ranks_of)
         for key, ranks in ranks_of.items():
             if len(ranks) == 1 and (rank := ranks.pop()) is not None:
                 self.by_pid.setdefault(key, rank)
@@ -238,6 +243,15 @@ class RankFinder:
             nodes = (_label(fault.node), "") if fault.node else tuple(named)[: len(named) == 1]
             for node in (node for node in nodes if node in named):
                 self.by_pid.setdefault((fault.node, fault.pid), named[node])
+        # A launcher's line without its node, of a process that only one node's report names.
+        for number, named in by_node.items():
+            if len(named) == 1:
+                self.by_pid.setdefault(("", number), *named.values())
+
+    def is_named(self, fault: NodeFault) -> bool:
+        """Whether a log names the process of a kernel's fault."""
+        nodes = {_label(fault.node), ""} if fault.node else {node for node, _ in self.pids}
+        return any((node, fault.pid) in self.pids for node in nodes)
 
     def node_of(self, file: JobFile, line_host: str, *, is_report: bool = False) -> str:
         """The node of a line: the host in it if a launcher reports it or the host is known."""
