@@ -189,15 +189,15 @@ def out_of_memory(job: JobFailures) -> Finding | None:
     if not ranks and (faults or is_known):
         # The ranks that SIGKILL ended there, if the kernel killed as many; or whose log just ends.
         dead = [f for f in (*workers, *killed) if not nodes or f.node in places]
-        ended = [rank for rank in dict.fromkeys(f.rank for f in dead) if rank is not None]
+        ended = [*ranks_in(dead)]
         if len(ended) > max(1, len({fault.pid for fault in faults})):
             rivals = {(f.time_s, f.rank) for f in dead if f.rank is not None}
             times = Counter(time_s for time_s, _ in rivals)
-            ended = [f.rank for f in dead if f in job.roots and times[f.time_s] == 1]
+            ended = [*ranks_in(f for f in dead if f in job.roots and times[f.time_s] == 1)]
         if not (dead or job.final):
             at = {"", *nodes}
             ended = [rank for rank in job.silent_ranks() if job.node_of.get(rank, "") in at]
-        ranks = {rank for rank in ended if rank is not None}
+        ranks = set(ended)
         if faults and not (slurm or steps or is_named):
             against.append("no log has the number of the process that the kernel killed")
     other_errors = [
@@ -308,8 +308,9 @@ def killed(job: JobFailures) -> Finding | None:
             missing=("why it exited: its log does not say",),
         )  # fmt: skip
     name = SIGNAL_NAMES.get(number, f"signal {number}")
-    words = (launcher_words(f) for f in order if f.event.code == code and f.rank in (None, *ranks))
-    quoted_end = next((f"; {text}" for text in words if text not in ("", f"signal {number}")), "")
+    alike = [f for f in order if f.event.code == code and f.rank in (None, *ranks)]
+    ends = map(launcher_words, alike)
+    quoted_end = next((f"; {text}" for text in ends if text not in ("", f"signal {number}")), "")
     finding.words = {"signal": f"{name} (signal {number}{quoted_end})", "quoted": quoted}
     against, finding.missing = _doubts(job, number)
     finding.against = (against,) if against else ()
@@ -318,7 +319,7 @@ def killed(job: JobFailures) -> Finding | None:
 
 def _doubts(job: JobFailures, number: int) -> tuple[str, tuple[str, ...]]:
     """What speaks against a signal as a cause of its own, "": nothing; what would tell more."""
-    missing = ("where it crashed: nodeready cores",) if number in (4, 6, 7, 8, 11) else ()
+    missing = ("where it crashed: nodeready cores",) * (number in (4, 6, 7, 8, 11))
     if number == signal.SIGBUS:
         # A process gets it where a file that it has mapped cannot be written or read.
         missing += ("how full /dev/shm and the disks of the node were: df, dmesg",)
