@@ -183,6 +183,10 @@ _AFTER_S, _END_S = 10.0, 1.0
 _COPIED_S, _EARLY_S = 3600, 5.0
 
 
+#: The launchers that start the ranks of a node.
+_NODE_LAUNCHERS = ("torchrun", "torchrun-root", "deepspeed")
+
+
 class RankFinder:
     """Finds the rank of each event: by its line, its file's name, or a launcher's report."""
 
@@ -197,6 +201,11 @@ class RankFinder:
             lasts = [s.last_s for s in file.failures.streams if s.last_s is not None]
             ends.setdefault(file.node, []).extend(lasts)
         self.clocks = JobClocks(evidence.clocks, evidence.clock_steps, ends)
+        #: Whether each task of Slurm starts the ranks of its node, and so is none itself.
+        self.has_node_launchers = any(
+            event.source in _NODE_LAUNCHERS
+            for file in evidence.files for event in file.failures.events
+        )  # fmt: skip
         launchers = [
             (file.node or number, event.ranks, event.local_rank)
             for number, file in enumerate(evidence.files)
@@ -278,7 +287,9 @@ class RankFinder:
                 offset_s, slack_s = self.clocks.at(file.node, time_s)
                 shown_s = None if time_s is None else time_s - offset_s
                 early_s, late_s = (bound - offset_s for bound in bounds)
-                for rank in event.ranks or (self.rank_of(node, event, by_path),):
+                is_task = event.source == "srun" and self.has_node_launchers
+                ranks = (None,) if is_task else event.ranks
+                for rank in ranks or (self.rank_of(node, event, by_path),):
                     place = rank, node, number, file.failures.path
                     yield RankFailure(*place, event, shown_s, early_s, late_s, slack_s)
 

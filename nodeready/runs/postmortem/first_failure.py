@@ -171,7 +171,7 @@ def out_of_memory(job: JobFailures) -> Finding | None:
     workers = [f for f in job.own_errors if _KILLED_WORKER in f.event.text]
     nodes = {fault.node for fault in faults if fault.node} | nodes_in(slurm)
     ranks, against = ranks_in(srun), list[str]()
-    ended_ranks = {f.event.pid: f.rank for f in (*killed, *workers)}
+    ended_ranks = {f.event.pid: f.rank for f in (*killed, *workers) if f.rank is not None}
     matches = [(f.rank, _WORKER.search(f.event.text)) for f in workers]
     ended_ranks |= {int(match[1]): rank for rank, match in matches if match}
     seen = set[str]()
