@@ -173,7 +173,7 @@ def out_of_memory(job: JobFailures) -> Finding | None:
     ranks, against = ranks_in(srun), list[str]()
     ended_ranks = {f.event.pid: f.rank for f in (*killed, *workers) if f.rank is not None}
     matches = [(f.rank, _WORKER.search(f.event.text)) for f in workers]
-    ended_ranks |= {int(match[1]): rank for rank, match in matches if match}
+    ended_ranks |= {int(match[1]): rank for rank, match in matches if match and rank is not None}
     seen = set[str]()
     for fault in faults:
         rank, task = job.finder.by_pid.get((fault.node, fault.pid)), _TASK.search(fault.text)
@@ -215,7 +215,8 @@ def out_of_memory(job: JobFailures) -> Finding | None:
     process = "them" if len(ranks) > 1 else "it"
     words = {"process": "a worker of its data loader" if workers else process}
     words["quoted"] = " (OOMKilled)" if any(f.event.source == "kubectl" for f in slurm) else ""
-    nodes |= job.nodes_of(ranks)
+    # Slurm may write the name of a node in another case than its kernel.
+    nodes = {*{node.lower(): node for node in (*nodes, *job.nodes_of(ranks))}.values()}
     return Finding(ranks, nodes, evidence, against, (workers or killed)[:1], words)
 
 
@@ -301,8 +302,11 @@ def killed(job: JobFailures) -> Finding | None:
     finding = Finding(ranks, nodes, evidence, failures=[first], kind=kind_of_code(code))
     quoted = f": {first.event.text}" if first.event.source in _QUOTED else ""
     if not number:
-        sentence = "{who} ended with exit code {code}, without an error in its log{quoted}"
-        words = {"code": f"{code}", "quoted": quoted}
+        is_told = not first.event.text or launcher_words(first)
+        sentence = "{who} {how}, without an error in its log{quoted}"
+        words = {"how": f"ended with exit code {code}", "quoted": quoted}
+        if not is_told:
+            words = {"how": "failed", "quoted": f": {first.event.text[:MAX_TEXT]}"}
         return replace(
             finding, kind="unclear", sentence=sentence, words=words,
             missing=("why it exited: its log does not say",),
