@@ -25,7 +25,7 @@ from nodeready.agent.log_lines import utc_calendar
 from nodeready.agent.postmortem import END_BYTES, HEAD_BYTES, file_failures
 from nodeready.core.text import counted
 from nodeready.runs.incident import DOCUMENT
-from nodeready.runs.postmortem.evidence import JobEvidence, JobFile, NodeFault
+from nodeready.runs.postmortem.evidence import JobEvidence, JobFile
 from nodeready.runs.postmortem.kernel_files import (
     KernelFile,
     clock_steps,
@@ -53,8 +53,8 @@ _NO_LOGS = (".npy", ".npz", ".pt", ".pth", ".pkl", ".safetensors")
 #: What a name ends with, if the file is compressed.
 _PACKED = re.compile(r"\.(?:gz|xz|bz2|zst)$")
 _SCRIPTS = (".sh", ".sbatch", ".slurm")
-#: Seconds around the end of the logs in which the kernel's faults count, and of a year.
-_FAULT_S, _YEAR_S = 86400, 365.25 * 86400
+#: Seconds around the end of the logs in which the kernel's faults count.
+_FAULT_S = 86400
 #: The first line of an incident's log: ``gpu1:/var/log/train/rank_0.log (ranks 0)``.
 _INCIDENT_HEAD = re.compile(r"([\w.-]+):(/\S+)(?: \(ranks? [\d,/-]+\))?$")
 #: Seconds for unpacking logs and for counting their lines: of one, and of all.
@@ -254,17 +254,11 @@ def _add_faults(evidence: JobEvidence, kernels: list[KernelFile]) -> None:
     moments = [stream.last_s for file in files for stream in file.streams]
     moments += [event.time_s for file in files for event in file.events]
     end_s = max((moment for moment in moments if moment is not None), default=None)
-    pids = {event.pid for file in files for event in file.events}
-    pids |= {named.pid for file in files for named in file.facts.pids}
     nodes = {file.node for file in evidence.files}
-
-    def is_of_job(fault: NodeFault) -> bool:
-        gap_s = 0.0 if end_s is None or fault.time_s is None else abs(fault.time_s - end_s)
-        # Times without a year may have that of a copy.
-        is_same_day = abs(gap_s - round(gap_s / _YEAR_S) * _YEAR_S) < 2 * _FAULT_S
-        return gap_s < _FAULT_S or (is_same_day and fault.pid in pids - {0})
-
-    evidence.kernel = [*filter(is_of_job, faults(kernels, nodes, end_s))]
+    evidence.kernel = [
+        fault for fault in faults(kernels, nodes, end_s)
+        if end_s is None or fault.time_s is None or abs(fault.time_s - end_s) < _FAULT_S
+    ]  # fmt: skip
     evidence.sources["kernel's log"] = counted(len(evidence.kernel), "fault")
     for node, step in clock_steps(kernels, nodes, end_s):
         evidence.clock_steps.setdefault(node, []).append(step)
