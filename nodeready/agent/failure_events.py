@@ -402,10 +402,12 @@ class FailureReader:
             if stream.chain and _ANNOUNCES.search(stream.chain[-1].event.text):
                 stream.chain.pop()
             return True
-        if _BLOCK.match(text):
+        if block := _BLOCK.match(text):
             self._end_chain(stream)
             stream.mode, stream.block = "block", {}
-            stream.is_root = text.startswith("Root")
+            stream.is_root = block["name"].startswith("Root")
+            if block["prefix"]:
+                stream.prefix = prefix_pattern(block["prefix"])
             return True
         if self._frame(stream, text) or self._line(stream, text, LINE_ROWS):
             return True
@@ -553,8 +555,10 @@ class FailureReader:
             elif last.explains or (
                 not first.is_known and not first.has_user_frame and last.is_known
             ):
-                # The loader finds its worker dead behind a broken pipe between them.
-                event = last.event
+                # The loader finds its worker dead behind a broken pipe between them, or says first
+                # which signal ended it.
+                told = (item for item in chain if item.explains and item.event.role == FAILED)
+                event = next(told, last).event
             text = event.text
             if last.event.text != text and event is first.event:
                 text = f"{text[:200]}; then {last.event.text}"[:MAX_TEXT]
@@ -790,8 +794,11 @@ class FailureReader:
         )  # fmt: skip
 
 
-#: The beginnings of the parts of torchrun's report.
-_BLOCK = re.compile(r"^(?:Failures|Other Failures|Root Cause(?: \(first observed failure\))?):$")
+#: The beginnings of the parts of torchrun's report, also behind a time or a name.
+_BLOCK = re.compile(
+    r"^(?P<prefix>(?=.{0,120}[\d|[]).{0,120}[\s|\]:>])?"
+    r"(?P<name>Failures|Other Failures|Root Cause(?: \(first observed failure\))?):$"
+)
 
 
 def _without_prefix(stream: _RankStream, text: str) -> str:
@@ -876,8 +883,9 @@ def _structured(line: str) -> list[str]:
     return [prefix + row for row in (head, *rows)]
 
 
-#: Lines at the beginning and at the end of a file from which its prefixes are learned.
+#: Lines at the beginning and at the end of a file from which its prefixes and year are learned.
 _LEARNED = 2000
+_YEAR = re.compile(r"\b(20\d\d)[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d")
 
 
 def read_lines(
@@ -887,9 +895,14 @@ def read_lines(
     path: str = "",
     rank_pattern: str = "",
 ) -> FileFailures:
-    """What the lines of one file report. rank_pattern: as of `learn_ranks`"""
+    """What the lines of one file report. year: of times without one, where no line has one;
+    rank_pattern: as of `learn_ranks`
+    """
     learned = lines if len(lines) < 2 * _LEARNED else [*lines[:_LEARNED], *lines[-_LEARNED:]]
     ranks = learn_ranks(learned, pattern=rank_pattern, path=path)
+    # A file has the time of its copy: the year of its own lines says more.
+    matches = (_YEAR.search(line, 0, STAMP_CHARACTERS) for line in reversed(learned))
+    year = next((int(match[1]) for match in matches if match), year)
     reader = FailureReader(year, calendar, ranks)
     for line in lines:
         reader.feed(line)

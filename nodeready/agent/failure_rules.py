@@ -33,8 +33,7 @@ MAX_LINE = 4096
 MAX_RANKS = 100_000
 
 #: Signal -> kind, and its words in a shell and in srun.
-#: A bus error mostly comes from a mapping of a full file system, such as /dev/shm.
-_SIGNAL_KINDS = {4: "segfault", 7: "storage", 8: "segfault", 11: "segfault"}
+_SIGNAL_KINDS = {4: "segfault", 8: "segfault", 11: "segfault"}
 SIGNAL_NAMES = {
     1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
     9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM",

@@ -652,7 +652,8 @@ _NO_RANK = re.compile(
     rf"{_DATE}|{_CLOCK}|[IWEF]\d{{4}} |\b[A-Z][a-z]{{2}} [ \d]\d |(?i:pid|line)\W{{0,2}}\d+"
     rf"|\w+\.(?:{'|'.join(_FILES)})\b[ :(]*\d+"
 )
-_MOMENT = re.compile(rf"(?:{_DATE}|{_CLOCK})")
+#: Likewise the end of a time that was torn: ``056444Z``.
+_MOMENT = re.compile(rf"(?:{_DATE}|{_CLOCK}|\b\d{{6,9}}(?=Z))")
 
 
 def may_tell_rank(prefix: str) -> bool:

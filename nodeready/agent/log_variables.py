@@ -38,6 +38,11 @@ _VERSION = re.compile(r"\bNCCL version ?:? ?(\d{1,3}\.\d{1,4}\.\d{1,4})")
 _PID = re.compile(
     r"\b[Pp][Ii][Dd](?::? |[=:(])'?(\d{1,9})\b|[\w.-]:(\d{1,9}):\d{1,9} \[\d{1,3}\] NCCL "
 )
+#: The number of a rank beside that of its process: ``rank 3 (pid 4711)``, ``rank 3: 4711``.
+_RANK_PID = re.compile(
+    r"(?<!ocal )(?<!ode )(?<!roup )\b[Rr]ank[ =:#]{0,2}(\d{1,7})\b\W{1,4}"
+    r"(?:[Pp][Ii][Dd][ =:]{1,2})?(\d{2,9})\b(?![.:/])"
+)
 #: Words of such lines, and the maximum of them in which a number is searched.
 _PID_NEEDLES, _MAX_PID_LINES = ("pid", "PID", "Pid", " NCCL "), 5000
 #: Words, and the line that says with one of them that a job has ended well.
@@ -97,6 +102,8 @@ def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogF
     for number, line in enumerate(lines, 1):
         if room and any(map(line.__contains__, _PID_NEEDLES)):
             room -= 1
+            for rank, pid in _RANK_PID.findall(line[:_MAX_LINE]):
+                pids.setdefault(pid, LogPid(int(pid), int(rank), None, ""))
             match = _PID.search(line[:_MAX_LINE])
             if match and (pid := match[1] or match[2]) not in pids:
                 origin = split(line[:_MAX_LINE])

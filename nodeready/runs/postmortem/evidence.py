@@ -183,6 +183,10 @@ _AFTER_S, _END_S = 10.0, 1.0
 _COPIED_S, _EARLY_S = 3600, 5.0
 
 
+#: The launchers that start the ranks of a node.
+_NODE_LAUNCHERS = ("torchrun", "torchrun-root", "deepspeed")
+
+
 class RankFinder:
     """Finds the rank of each event: by its line, its file's name, or a launcher's report."""
 
@@ -197,6 +201,11 @@ class RankFinder:
             lasts = [s.last_s for s in file.failures.streams if s.last_s is not None]
             ends.setdefault(file.node, []).extend(lasts)
         self.clocks = JobClocks(evidence.clocks, evidence.clock_steps, ends)
+        #: Whether each task of Slurm starts the ranks of its node, and so is none itself.
+        self.has_node_launchers = any(
+            event.source in _NODE_LAUNCHERS
+            for file in evidence.files for event in file.failures.events
+        )  # fmt: skip
         launchers = [
             (file.node or number, event.ranks, event.local_rank)
             for number, file in enumerate(evidence.files)
@@ -227,6 +236,11 @@ class RankFinder:
             for pid in file.failures.facts.pids:
                 key = _label(self.node_of(file, pid.host)), pid.pid
                 ranks_of.setdefault(key, set()).add(file_rank if pid.rank is None else pid.rank)
+            for event in file.failures.events:
+                if event.pid:
+                    ranks_of.setdefault((_label(self._node_of(file, event)), event.pid), {None})
+        #: The node, "" for not known, and the number of each process that a log names.
+        self.pids = frozenset(ranks_of)
         for key, ranks in ranks_of.items():
             if len(ranks) == 1 and (rank := ranks.pop()) is not None:
                 self.by_pid.setdefault(key, rank)
@@ -238,6 +252,15 @@ class RankFinder:
             nodes = (_label(fault.node), "") if fault.node else tuple(named)[: len(named) == 1]
             for node in (node for node in nodes if node in named):
                 self.by_pid.setdefault((fault.node, fault.pid), named[node])
+        # A launcher's line without its node, of a process that only one node's report names.
+        for number, named in by_node.items():
+            if len(named) == 1:
+                self.by_pid.setdefault(("", number), *named.values())
+
+    def is_named(self, fault: NodeFault) -> bool:
+        """Whether a log names the process of a kernel's fault."""
+        nodes = {_label(fault.node), ""} if fault.node else {node for node, _ in self.pids}
+        return any((node, fault.pid) in self.pids for node in nodes)
 
     def node_of(self, file: JobFile, line_host: str, *, is_report: bool = False) -> str:
         """The node of a line: the host in it if a launcher reports it or the host is known."""
@@ -264,7 +287,9 @@ class RankFinder:
                 offset_s, slack_s = self.clocks.at(file.node, time_s)
                 shown_s = None if time_s is None else time_s - offset_s
                 early_s, late_s = (bound - offset_s for bound in bounds)
-                for rank in event.ranks or (self.rank_of(node, event, by_path),):
+                is_task = event.source == "srun" and self.has_node_launchers
+                ranks = (None,) if is_task else event.ranks
+                for rank in ranks or (self.rank_of(node, event, by_path),):
                     place = rank, node, number, file.failures.path
                     yield RankFailure(*place, event, shown_s, early_s, late_s, slack_s)
 

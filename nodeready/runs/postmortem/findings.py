@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -112,6 +113,18 @@ def report_text(failure: RankFailure) -> str:
     name = name if failure.rank is None else f"rank {failure.rank}"
     root = ", as its first observed failure" if event.source == "torchrun-root" else ""
     return f"{_LAUNCHERS.get(event.source, event.source)} reports: {name} {how}{root}"
+
+
+#: The words about an end's number: ``exitcode: -9``, ``return code = -7``, ``EXIT CODE: 9``.
+_NUMBERED_END = re.compile(
+    r"(?i)(?:\b(?:exit|return|status|error)\w*[ _])*\w*(?:code|status|signal)\W{1,4}-?\d{1,3}\b"
+)
+
+
+def launcher_words(failure: RankFailure) -> str:
+    """The words in which a launcher reports the number of an end; ""."""
+    match = _NUMBERED_END.search(failure.event.text)
+    return match[0] if match else ""
 
 
 def lines_of(failures: Sequence[RankFailure], maximum: int = 2) -> list[str]:

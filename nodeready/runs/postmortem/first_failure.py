@@ -8,6 +8,7 @@ connection. Times decide between own errors only beyond the uncertainty of the c
 from __future__ import annotations
 
 import re
+import signal
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,6 +34,7 @@ from nodeready.runs.postmortem.findings import (
     Finding,
     Rule,
     kernel_lines,
+    launcher_words,
     lines_of,
     moment_text,
     nodes_in,
@@ -180,38 +182,52 @@ def out_of_memory(job: JobFailures) -> Finding | None:
     workers = [f for f in job.own_errors if _KILLED_WORKER in f.event.text]
     nodes = {fault.node for fault in faults if fault.node} | nodes_in(slurm)
     ranks, against = ranks_in(srun), list[str]()
-    ended_ranks = {f.event.pid: f.rank for f in (*killed, *workers)}
+    ended_ranks = {f.event.pid: f.rank for f in (*killed, *workers) if f.rank is not None}
     matches = [(f.rank, _WORKER.search(f.event.text)) for f in workers]
-    ended_ranks |= {int(match[1]): rank for rank, match in matches if match}
+    ended_ranks |= {int(match[1]): rank for rank, match in matches if match and rank is not None}
+    seen = set[str]()
     for fault in faults:
         rank, task = job.finder.by_pid.get((fault.node, fault.pid)), _TASK.search(fault.text)
         if rank is None and task and not srun:
             rank = job.finder.global_rank(fault.node, int(task[1]))
         rank = ended_ranks.get(fault.pid, rank) if fault.pid else rank
-        ranks |= {rank} if rank is not None else set()
+        # The kernel's log has its kills in their order: on each node, the first one.
+        ranks |= {rank} if rank is not None and fault.node not in seen else set()
+        seen |= {fault.node} if rank is not None else set()
+    is_named = any(map(job.finder.is_named, faults))
+    # Logs that name no node are of the only one whose kernel's log there is.
+    places = nodes | ({""} if len(nodes) == 1 and not job.finder.nodes else set())
     if not ranks and (faults or is_known):
-        # A rank that SIGKILL ended there, or whose log just ends.
-        ended = [f.rank for f in (*workers, *killed) if not nodes or f.node in nodes][:1]
-        if not (ended or job.final):
+        # The ranks that SIGKILL ended there, if the kernel killed as many; or whose log just ends.
+        dead = [f for f in (*workers, *killed) if not nodes or f.node in places]
+        ended = [*ranks_in(dead)]
+        if len(ended) > max(1, len({fault.pid for fault in faults})):
+            rivals = {(f.time_s, f.rank) for f in dead if f.rank is not None}
+            times = Counter(time_s for time_s, _ in rivals)
+            ended = [*ranks_in(f for f in dead if f in job.roots and times[f.time_s] == 1)]
+        if not (dead or job.final):
             at = {"", *nodes}
             ended = [rank for rank in job.silent_ranks() if job.node_of.get(rank, "") in at]
-        ranks = {rank for rank in ended if rank is not None}
-        if faults and not (slurm or steps):
+        ranks = set(ended)
+        if faults and not (slurm or steps or is_named):
             against.append("no log has the number of the process that the kernel killed")
     other_errors = [
         f for f in job.final if f.event.kind != "oom" and _KILLED_WORKER not in f.event.text
     ]
     # Otherwise the kernel may have killed a process of another job.
-    is_known |= bool(faults) and any(not nodes or f.node in nodes for f in killed)
-    if not (faults or is_known) or (not ranks and (other_errors or not is_known)):
+    is_known |= bool(faults) and any(not nodes or f.node in places for f in killed)
+    is_doubtful = not (ranks or is_named) and (bool(other_errors) or not is_known)
+    if not (faults or is_known) or is_doubtful:
         return None
     evidence = [*kernel_lines(faults), *step_lines]
     evidence += [f"{_MANAGERS[f.event.source]}: {f.event.text}" for f in slurm[:2]]
     evidence += [report_text(f) for f in srun[:2]]
     evidence += [report_text(f) for f in killed[:1] if f.rank in ranks]
-    words = {"process": "a worker of its data loader" if workers else "it"}
+    process = "them" if len(ranks) > 1 else "it"
+    words = {"process": "a worker of its data loader" if workers else process}
     words["quoted"] = " (OOMKilled)" if any(f.event.source == "kubectl" for f in slurm) else ""
-    nodes |= job.nodes_of(ranks)
+    # Slurm may write the name of a node in another case than its kernel.
+    nodes = {*{node.lower(): node for node in (*nodes, *job.nodes_of(ranks))}.values()}
     return Finding(ranks, nodes, evidence, against, (workers or killed)[:1], words)
 
 
@@ -299,28 +315,22 @@ def killed(job: JobFailures) -> Finding | None:
     finding = Finding(ranks, nodes, evidence, failures=[first], kind=kind_of_code(code))
     quoted = f": {first.event.text}" if first.event.source in _QUOTED or not ranks else ""
     if not number:
-        sentence = "{who} ended{code}, without an error in its log{quoted}"
-        how = "" if first.event.source == EXECUTOR else f" with exit code {code}"
+        is_told = not first.event.text or launcher_words(first)
+        how = f"ended with exit code {code}" if is_told else "failed"
+        how = "ended" if first.event.source == EXECUTOR else how
+        quoted = quoted if is_told else f": {first.event.text[:MAX_TEXT]}"
         return replace(
-            finding, kind="unclear", sentence=sentence, words={"code": how, "quoted": quoted},
+            finding, kind="unclear", words={"how": how, "quoted": quoted},
+            sentence="{who} {how}, without an error in its log{quoted}",
             missing=("why it exited: its log does not say",),
         )  # fmt: skip
-    finding.words = {
-        "signal": f"{SIGNAL_NAMES.get(number, f'signal {number}')} (signal {number})",
-        "quoted": quoted,
-    }
-    if number in (4, 6, 7, 8, 11):
-        finding.missing = ("where it crashed: nodeready cores",)
-    if number == 9:
-        reasons = [reason for name, reason in job.evidence.missing.items() if "kernel" in name]
-        against = "a person may have killed it, or the kernel for memory: its log was not read"
-        if reasons:
-            against = f"a person, or the kernel for memory: {reasons[0]}"
-        elif any("kernel" in name for name in job.evidence.sources):
-            against = "not for memory by the kernel: its log has no such line"
-        finding.against = (against,)
-        if "not for" not in against:
-            finding.missing = ("the kernel's log would tell whether it was killed for memory",)
+    name = SIGNAL_NAMES.get(number, f"signal {number}")
+    alike = [f for f in order if f.event.code == code and f.rank in (None, *ranks)]
+    ends = map(launcher_words, alike)
+    quoted_end = next((f"; {text}" for text in ends if text not in ("", f"signal {number}")), "")
+    finding.words = {"signal": f"{name} (signal {number}{quoted_end})", "quoted": quoted}
+    against, finding.missing = _doubts(job, number)
+    finding.against = (against,) if against else ()
     return finding
 
 
@@ -328,6 +338,23 @@ def _ended_itself(job: JobFailures, failure: RankFailure) -> bool:
     """Whether a program that a shell started has ended itself after a failure of its processes."""
     is_own = failure.rank is None and failure.event.source in _SHELLS
     return is_own and signal_of(failure.event.code) == 9 and is_after(failure, job.all)
+
+
+def _doubts(job: JobFailures, number: int) -> tuple[str, tuple[str, ...]]:
+    """What speaks against a signal as a cause of its own, "": nothing; what would tell more."""
+    missing = ("where it crashed: nodeready cores",) * (number in (4, 6, 7, 8, 11))
+    if number == signal.SIGBUS:
+        # A process gets it where a file that it has mapped cannot be written or read.
+        missing += ("how full /dev/shm and the disks of the node were: df, dmesg",)
+    if number != signal.SIGKILL:
+        return "", missing
+    if any("kernel" in name for name in job.evidence.sources):
+        return "not for memory by the kernel: its log has no such line", ()
+    reasons = [reason for name, reason in job.evidence.missing.items() if "kernel" in name]
+    missing = ("the kernel's log would tell whether it was killed for memory",)
+    if reasons:
+        return f"a person, or the kernel for memory: {reasons[0]}", missing
+    return "a person may have killed it, or the kernel for memory: its log was not read", missing
 
 
 def gpu_fault(job: JobFailures) -> Finding | None:
@@ -480,7 +507,7 @@ _ERROR = "{who}: {error}"
 #: The rules in their order.
 RULES = (
     Rule("unclear", survived, "no failure: {how}{seen}"),
-    Rule("oom", out_of_memory, "{who}: the kernel killed {process} for memory{quoted}"),
+    Rule("oom", out_of_memory, "{who}: out of memory: the kernel killed {process}{quoted}"),
     Rule("signal", ended_first, "{who} {was|were} ended by {signal}, from outside"),
     Rule("exception", own_error, _ERROR),
     Rule("unclear", mismatch, "{who} or a peer called with another size: {error}"),

@@ -12,7 +12,13 @@ from collections.abc import Iterable, Iterator, Set
 from typing import NamedTuple
 
 from nodeready.agent.log_lines import stamp, utc_calendar
-from nodeready.agent.witnesses.kernel_log import LogLine, message_of, record_lines, split_line
+from nodeready.agent.witnesses.kernel_log import (
+    KernelMessage,
+    LogLine,
+    message_of,
+    record_lines,
+    split_line,
+)
 from nodeready.runs.postmortem.clocks import ClockStep, clock_step
 from nodeready.runs.postmortem.evidence import NodeFault
 
@@ -33,6 +39,8 @@ _DMESG = re.compile(
     r"(?:<\d+>|[a-z]+ *:[a-z]+ *: )?"
     r"(?:\[\w{3} \w{3} +\d+ [\d:]{8} \d{4}\]|\d{4}-\d\d-\d\dT[\d:]{8},\d{6}[+-])"
 )
+#: What follows the line of a kill before Linux 5.0: it may be a child of that process.
+_KILLED = re.compile(r"Killed process (\d{1,9})(?:,| \().{0,200}total-vm:")
 #: Lines of a file whose form says whether it is a kernel's log, and their least share.
 _SAMPLE, _SHARE = 200, 0.8
 #: Seconds after the end of the logs from which on a time is of another year.
@@ -136,7 +144,7 @@ def _faults(
     file: KernelFile, end_s: float | None, boot_s: float | None
 ) -> Iterator[tuple[str, NodeFault]]:
     """The host that each line names, and the fault."""
-    cgroup = ""
+    cgroup, victim = "", 0
     # Lines without seconds since boot are records of their own.
     rows = [
         (-number if line.boot_s is None else line.boot_s, line.text, line)
@@ -146,12 +154,14 @@ def _faults(
         if line.text.startswith("oom-kill:"):
             # Its cgroup may have the number of Slurm's task; the line of the kill follows.
             cgroup = line.text
-        message = message_of(line.text, 0)
-        if message is None:
+        match = _KILLED.match(line.text)
+        message = KernelMessage("oom", 0, int(match[1]), line.text) if match else None
+        message = message or message_of(line.text, 0)
+        if message is None or (match and victim == message.pid):
             continue
         text = message.text
         if message.kind == "oom":
-            text, cgroup = f"{text} {cgroup}"[:600], ""
+            text, cgroup, victim = f"{text} {cgroup}"[:600], "", message.pid
         moment = _moment(line, file.mtime_s, end_s)
         if moment is None and None not in (boot_s, line.boot_s):
             moment = boot_s + line.boot_s  # type: ignore[operator]

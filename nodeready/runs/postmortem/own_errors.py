@@ -50,8 +50,11 @@ _TWO_CALLS = re.compile(r": rank (\d{1,7}) calls (.{1,120}), rank (\d{1,7}) call
 _OWN_CONNECTION = re.compile(
     r"^(?:ConnectionResetError|ConnectionRefusedError|BrokenPipeError|ConnectionAbortedError)\b"
 )
-#: An error of torch.save after a write that failed: another line says why it did.
-_AFTER_WRITE = re.compile(r"inline_container\.cc:\d+\] \. unexpected pos")
+#: An error of torch.save after a write that failed: another line says why it did. The words of a
+#: loader's worker, which has no rank: the error of its rank says them too.
+_TOLD_BY_ANOTHER = re.compile(
+    r"inline_container\.cc:\d+\] \. unexpected pos|error encountered in worker"
+)
 WENT_ON = "its rank wrote further lines after it"
 
 
@@ -160,7 +163,7 @@ def _in_order(
                 return [group, *others_of_node], "torchrun saw its end first", ""
     if len({f.file for group in groups for f in group.failures}) == 1:
         groups = sorted(groups, key=lambda group: (
-            bool(_AFTER_WRITE.search(group.first.event.text)), group.first.event.line
+            bool(_TOLD_BY_ANOTHER.search(group.first.event.text)), group.first.event.line
         ))  # fmt: skip
         return groups, "its lines come first in the log", ""
     by_size = sorted(groups, key=lambda group: len(group.ranks) or 1)

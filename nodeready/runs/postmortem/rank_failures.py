@@ -240,7 +240,10 @@ def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
         if f.rank is None and f.event.role == FAILED and f.event.source in _OWN
         and f.event.lines_after <= FINAL_LINES
     ]  # fmt: skip
-    aborts = [f for f in failures if f.event.role == FAILED and f.event.source == "mpirun"]
+    aborts = [
+        f for f in failures
+        if f.event.role == FAILED and f.event.source in ("mpirun", "the launcher")
+    ]  # fmt: skip
     reports = [f for f in failures if f.event.role == REPORT and f.event.code]
     ends = [f for f in (*reports, *aborts)
             if f.rank is not None and signal_of(f.event.code) not in _SENT]  # fmt: skip
@@ -255,9 +258,9 @@ def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
     killed = [f for f in ends if signal_of(f.event.code)]
     aborted = [f for f in killed if signal_of(f.event.code) == signal.SIGABRT]
     crashed = [f for f in killed if f not in aborted]
-    crashes = [f for f in errors if f.event.kind == "segfault"]
-    notices = [f for f in errors if f.event.kind == "signal"]
     # A process that aborts says so after its error.
+    notices = [f for f in errors if signal_of(f.event.code) == signal.SIGABRT]
+    crashes = [f for f in errors if f not in notices and f.event.kind in ("segfault", "signal")]
     others = [f for f in errors if f not in crashes and f not in notices]
     # A program may end by SIGABRT or with a status after a crash; and an exception of C++ that
     # nothing catches ends by SIGABRT, as may a rank that lost a peer.
