@@ -65,7 +65,10 @@ def earlier_error(job: JobFailures) -> Finding | None:
     died_later = {
         (f.file, f.rank) for f in job.lost if f.event.call and f.event.lines_after <= FINAL_LINES
     }
-    later = [f for f in job.own_errors if not is_final(f) and (f.file, f.rank) not in died_later]
+    later = [
+        f for f in job.own_errors
+        if not (is_final(f) or f.event.handled or (f.file, f.rank) in died_later)
+    ]  # fmt: skip
     groups = equal_failures(later)
     few = [f for g in groups if 2 * len(g.ranks) <= len(job.ranks) for f in g.failures]
     return first_error(job, few, WENT_ON) if job.lost or job.waited else None

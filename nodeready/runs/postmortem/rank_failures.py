@@ -209,7 +209,7 @@ _SENT = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 
 
 def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
-    """The line of an own error in a log -> its rank, by the ends that launchers report there; more:
+    """The line of an own error in a log -> its rank, by the ends that launchers report; several:
     not known.
 
     The ends by which an error ends its process are as many as the errors or fewer: each is one of
@@ -218,7 +218,7 @@ def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
     errors = [
         f for f in failures
         if f.rank is None and f.event.role == FAILED and f.event.source in _OWN
-        and f.event.lines_after <= FINAL_LINES
+        and f.event.lines_after <= FINAL_LINES and not f.event.handled
     ]  # fmt: skip
     aborts = [f for f in failures if f.event.role == FAILED and f.event.source == "mpirun"]
     reports = [f for f in failures if f.event.role == REPORT and f.event.code]
@@ -269,7 +269,8 @@ def _assigned(
 
 def is_final(failure: RankFailure) -> bool:
     """Whether an error may have ended its rank."""
-    return failure.event.lines_after <= FINAL_LINES and not failure.went_on
+    event = failure.event
+    return event.lines_after <= FINAL_LINES and not (failure.went_on or event.handled)
 
 
 def is_same_clock(failure: RankFailure, other: RankFailure) -> bool:
