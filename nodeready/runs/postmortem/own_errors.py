@@ -52,6 +52,7 @@ _OWN_CONNECTION = re.compile(
 )
 #: An error of torch.save after a write that failed: another line says why it did.
 _AFTER_WRITE = re.compile(r"inline_container\.cc:\d+\] \. unexpected pos")
+_DIFFERENT = "a mismatch between collectives"
 WENT_ON = "its rank wrote further lines after it"
 
 
@@ -184,8 +185,16 @@ def mismatch(job: JobFailures) -> Finding | None:
         if match and failure.rank in (None, int(match[1])):
             calls[int(match[1])], peers[int(match[3])] = match[2], match[4]
     # A rank whose call has another form reads its peers' wrongly.
-    if finding := odd_call(job, {**peers, **calls}, failures):
-        return replace(finding, kind=finding.kind or "exception")
+    calls = {**peers, **calls}
+    if finding := odd_call(job, calls, failures):
+        if not finding.kind:
+            return replace(finding, kind="exception")
+        # Each side may be the wrong one: the error is known, its rank is not.
+        words = {"calls": ", ".join(f"rank {r} called {calls[r]}" for r in sorted(calls)[:3])}
+        sentence = f"{_DIFFERENT}, and which is wrong is not known: {{calls}}"
+        return replace(
+            finding, kind="exception", ranks=(), nodes=(), sentence=sentence, words=words
+        )
     words = {"error": failures[0].event.text.rpartition("] ")[2][:MAX_TEXT]} if failures else {}
     return Finding(
         ranks_in(failures), nodes_in(failures), [f"in {f.example}" for f in failures[:3]],
@@ -224,6 +233,6 @@ def odd_call(
     return Finding(
         odd, {node for suspect in suspects for node in suspect.nodes}, failures=failures,
         words={"odd": calls_of_odd, "usual": f"{ranks_of(sides[usual])} {usual}"},
-        sentence="{who} called {odd}, {usual}: the calls must agree", suspects=suspects,
+        sentence=f"{{who}} called {{odd}}, {{usual}}: {_DIFFERENT}", suspects=suspects,
         frame=next((f.event.frame for f in failures if f.rank in odd), ""),
     )  # fmt: skip

@@ -34,7 +34,10 @@ from nodeready.runs.postmortem.evidence import (
 FINAL_LINES = 40
 #: The line of an assertion in a kernel on the GPU.
 ASSERT = "block: ["
-_SHAPE = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)*|\b[0-9a-f]{8,}\b")
+#: A number: of an address, of a device on its bus (9d000), of a version.
+_SHAPE = re.compile(
+    r"0x[0-9a-fA-F]+|\b(?=[a-f]*\d[0-9a-f]*\b)[0-9a-f]{4,}\b|\d+(?:\.\d+)*|\b[0-9a-f]{8,}\b"
+)
 
 
 @dataclass
