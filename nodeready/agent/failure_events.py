@@ -148,6 +148,7 @@ _SPAWNED = re.compile(r"^-- Process (\d{1,7}) terminated with the following erro
 #: An exception that only announces a quoted one.
 _ANNOUNCES = re.compile(r"(?:^|\.)(?:Exception|[A-Z]\w+Exception):\s*$")
 _WATCHDOG = re.compile(r"(?:\[E[^\]]{1,80}\] )?\[Rank (\d{1,7})\] Watchdog caught")
+_CODE = re.compile(r" {4}[A-Za-z_]\w*(?:\(| = |\.\w+[(.])")
 #: Maximum further lines of an exception's message.
 _DETAILS = 12
 #: The margin of an exception group's lines, and its exception.
@@ -460,7 +461,9 @@ class FailureReader:
         if len(stream.details) >= _DETAILS or is_plain or TIMED.search(text, 0, _TIME_END):
             self._end_chain(stream)
             return False
-        stream.details.append(text.strip())
+        # Code, as below a frame, is of another rank's traceback, whose lines are between these.
+        if not _CODE.match(text):
+            stream.details.append(text.strip())
         return True
 
     # --- Tracebacks.

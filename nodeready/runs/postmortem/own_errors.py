@@ -101,7 +101,9 @@ def first_error(job: JobFailures, errors: Sequence[RankFailure], *notes: str) ->
     for_ += [report_text(f) for f in job.roots if f.rank in ranks][:1]
     for_ += kernel_lines(job.xids(first.nodes)) if kind == "gpu" else []
     name = subject(ranks, nodes)
-    if len(job.ranks) > 1 and ranks == job.ranks:
+    # A process that torchrun ended may be of a rank that no line names.
+    is_all = ranks == job.ranks and not any(f.event.source == "torchrun" for f in job.ended)
+    if len(job.ranks) > 1 and is_all:
         name = f"all {len(ranks)} ranks"
         for_.append("every rank raised it: a mistake that all share, not one rank's")
     elif not ranks and len(first.failures) > 1:
