@@ -47,6 +47,7 @@ from nodeready.runs.postmortem.own_errors import (
     earlier_error,
     first_error,
     mismatch,
+    not_launched,
     own_connection,
     own_error,
 )
@@ -461,6 +462,7 @@ _ERROR = "{who}: {error}"
 RULES = (
     Rule("unclear", survived, "no failure: {how}{seen}"),
     Rule("oom", out_of_memory, "{who}: the kernel killed {process} for memory{quoted}"),
+    Rule("environment", not_launched, "no rank was started: {error}"),
     Rule("signal", ended_first, "{who} {was|were} ended by {signal}, from outside"),
     Rule("exception", own_error, _ERROR),
     Rule("unclear", mismatch, "{who} or a peer called with another size: {error}"),

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from nodeready.core.text import counted
-from nodeready.runs.postmortem.evidence import RankFailure
+from nodeready.runs.postmortem.evidence import COORDINATOR, RankFailure
 from nodeready.runs.postmortem.findings import (
     MAX_TEXT,
     Finding,
     kernel_lines,
+    lines_of,
     nodes_in,
     report_text,
     subject,
@@ -58,7 +59,18 @@ WENT_ON = "its rank wrote further lines after it"
 
 def own_error(job: JobFailures) -> Finding | None:
     """An error that no other rank's end has caused."""
-    return first_error(job, [f for f in job.final if not _MISMATCH.search(f.event.text)])
+    errors = [f for f in job.final if not _MISMATCH.search(f.event.text)]
+    # A task that its coordinator misses may be a victim of one that says why it ended.
+    return first_error(job, [f for f in errors if f.event.source != COORDINATOR] or errors)
+
+
+def not_launched(job: JobFailures) -> Finding | None:
+    """A launcher that could not start the ranks, where none of them has an error."""
+    errors = [f for f in job.final if f.event.source == "not launched"]
+    if not errors or len(errors) < len(job.final):
+        return None
+    words = {"error": errors[0].event.text[:MAX_TEXT]}
+    return Finding(for_=lines_of(errors), failures=errors[:1], words=words)
 
 
 def earlier_error(job: JobFailures) -> Finding | None:

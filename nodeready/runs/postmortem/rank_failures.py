@@ -268,7 +268,8 @@ def _assigned(
     if is_lost or len(errors) < len(ranks):
         if len(errors) != 1 or not all(is_clear_root(root, ends) for root in roots):
             return {}
-        first = roots or [f for f in ends if f.event.source in ("srun", "mpirun")][:1]
+        seen = [f for f in ends if f.event.source in ("srun", "mpirun")]
+        first = roots or [f for f in seen if f.event.line == seen[0].event.line]
         named = ranks_in(first or ends)
         return {errors[0].event.line: named} if len(named) == 1 else {}
     if len(texts) == 1 and all(f.event.text[:8] != ASSERT for f in errors):
@@ -334,6 +335,11 @@ class JobFailures:
                 keys += [(failure.file, None)] if event.role in (LOST, WAITED) else []
                 for key in keys if failure.rank is not None or len(keys) > 1 else ():
                     self.victim_at[key] = min(event.line, self.victim_at.get(key, event.line))
+        #: Index of a file -> its first line of an error that says that its cause is elsewhere.
+        self.consequence_at: dict[int, int] = {}
+        for failure in self.consequences:
+            at, line = failure.file, failure.event.line
+            self.consequence_at[at] = min(line, self.consequence_at.get(at, line))
         #: The errors of ranks' own. An error of an earlier attempt counts where the last attempt
         #: has none.
         self.own_errors = [f for f in by_role[FAILED] if not self._is_victim(f)]
@@ -355,6 +361,10 @@ class JobFailures:
     def _is_victim(self, failure: RankFailure) -> bool:
         """Whether an error follows a lost peer, a timeout or a signal of the same rank."""
         event = failure.event
+        # A process that says that its cause is elsewhere may abort itself then.
+        is_abort = event.code == -signal.SIGABRT
+        if is_abort and self.consequence_at.get(failure.file, event.line) < event.line:
+            return True
         if event.source == "the launcher" and failure.rank in ranks_in((*self.lost, *self.waited)):
             return True
         if failure.rank is not None:
