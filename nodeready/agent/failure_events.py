@@ -164,14 +164,15 @@ _STEP = re.compile(
 )
 _STEPS = 4
 #: What a program does about an error that it has handled, and words of one that ends for it; the
-#: level of a warning; the outermost calls of an error that nothing has handled, after which come
-#: at most the steps that were still in a buffer.
+#: level of a warning, and characters of a line that have it; the outermost calls of an error that
+#: nothing has handled, after which come at most the steps that were still in a buffer.
 _HANDLES = re.compile(
     r"(?i)(?<!not )(?<!no )(?<!\bto )(?<!cannot )\b(?:f(?:alls?|alling|ell) back|retrying"
     r"|attempting to re\w+|(?:ignor|skipp|continu)ing|(?:ignor|skipp|dropp)ed|counted as"
     r"|will (?:be |now )?(?:re-?tr(?:y|ied)|try again)|using .{1,60} instead)\b"
 )
 _ENDS = re.compile(r"(?i)\b(?:exit|abort|shut|terminat|giv(?:e|ing) up|stopp|fatal|kill)")
+_LEVEL = 60
 _WARNS = re.compile(r"\bW\d{4} |\bWARN(?:ING)?\b|\[W\b")
 _OUTERMOST = "<module>", "_bootstrap", "_wrap", "_run_module_as_main"
 #: Characters in which a line's time ends, if it begins with it.
@@ -226,18 +227,27 @@ class _RankStream:
     since: int = 0
     #: The lines of exceptions that no code has handled.
     unhandled: set[int] = field(default_factory=set)
-    #: Number of an event's line -> number of plain lines when it was handled; the level of the
-    #: traceback that is read is of a warning; the numbers of the recent lines.
+    #: Number of an event's line -> number of plain lines when it was handled; whether the level of
+    #: the traceback that is read is of a warning; the numbers of the recent lines and of the last.
     handled: dict[int, int] = field(default_factory=dict)
     is_warning: bool = False
     recent_at: deque[int] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    last_at: int = 0
+
+    def has_handled(self, line: int) -> bool:
+        """Whether an event's error was handled, and the rank went on then: a line of a step, two
+        other lines or another failure came.
+        """
+        further = self.plain - self.handled.get(line, self.plain)
+        is_next = any(event.line > line and event.role == FAILED for event in self.events)
+        return further > 1 or (further == 1 and (is_next or bool(_STEP.search(self.last))))
 
     def add_plain(self, text: str, number: int) -> None:
         """Count a line that belongs to no failure."""
         self.plain += 1
         if not text.strip():
             return
-        self.last = text
+        self.last, self.last_at = text, number
         self.since += 1
         if self.since == 1 and self.events and is_handled(text):
             self.handled[self.events[-1].line] = self.plain
@@ -253,6 +263,11 @@ class _RankStream:
             }
         self.recent.append(text)
         self.recent_at.append(number)
+
+    @property
+    def is_process(self) -> bool:
+        """Whether the prefix of the lines has the number of a process alone."""
+        return self.key[0].startswith("pid ") and self.key[1] is None
 
     def steps_since(self, line: int) -> bool:
         """Whether the last lines, those after a line of the file, are of growing steps."""
@@ -399,7 +414,9 @@ class FailureReader:
                 stream.is_chained = True
             stream.mode, stream.frames = "traceback", []
             prefix = header["prefix"] if header else ""
-            stream.is_warning = bool(_WARNS.search(prefix))
+            # A logger writes the traceback below its line.
+            before = stream.last if stream.last_at == self.number - 1 else ""
+            stream.is_warning = bool(_WARNS.search(prefix or before[:_LEVEL]))
             host, rank, local = stream.key
             is_unknown = (rank, local) == (None, None) and host[:1] in ("", "[")
             if is_unknown and (host or may_tell_rank(prefix)):
@@ -767,9 +784,10 @@ class FailureReader:
             steps_on = stream.steps_on
             # A connection is tried again before the first step.
             job_steps_on = self.streams.get(_UNKNOWN, stream).steps_on
-            # A helper of the program, whose other processes go on.
-            others = [s for s in self.streams.values() if s is not stream and s.key[1] is None]
-            others = others if stream.key[1] is None else []
+            # A helper of a program, of whose other processes a step is written; nodes and pods go
+            # on until they miss one of them.
+            others = [s for s in self.streams.values() if s is not stream and s.is_process]
+            others = others if stream.is_process else []
             # An event keeps the number of plain lines before it until now.
             events += [
                 replace(
@@ -783,8 +801,7 @@ class FailureReader:
                         or (job_steps_on and event.role == LOST)
                         or any(other.steps_since(event.line) for other in others)
                     ),
-                    handled=event.line not in stream.unhandled
-                    and stream.plain - stream.handled.get(event.line, stream.plain) > 0,
+                    handled=event.line not in stream.unhandled and stream.has_handled(event.line),
                 )
                 for event in stream.events
             ]
