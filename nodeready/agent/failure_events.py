@@ -163,6 +163,8 @@ _STEP = re.compile(
     r"|(\d{1,12})/\d+ \["
 )
 _STEPS = 4
+#: Maximum processes that are asked whether a program goes on.
+_WRITERS = 4
 #: What a program does about an error that it has handled, and words of one that ends for it; the
 #: level of a warning, and characters of a line that have it; the outermost calls of an error that
 #: nothing has handled, after which come at most the steps that were still in a buffer.
@@ -238,6 +240,8 @@ class _RankStream:
         """Whether an event's error was handled, and the rank went on then: a line of a step, two
         other lines or another failure came.
         """
+        if line in self.unhandled:
+            return False
         further = self.plain - self.handled.get(line, self.plain)
         is_next = any(event.line > line and event.role == FAILED for event in self.events)
         return further > 1 or (further == 1 and (is_next or bool(_STEP.search(self.last))))
@@ -767,6 +771,12 @@ class FailureReader:
             for event in stream.events
             if event.source == "torchrun-root" and stream.key[0]
         }
+        # Some processes of a program, beside its helpers, write its steps. Nodes and pods go on
+        # until they miss one of them.
+        step_writers = [
+            stream for stream in self.streams.values()
+            if stream.is_process and stream.steps_since(0)
+        ][:_WRITERS]  # fmt: skip
         for stream in self.streams.values():
             host, rank, local = stream.key
             if task_host := task_hosts.get(host):
@@ -784,10 +794,6 @@ class FailureReader:
             steps_on = stream.steps_on
             # A connection is tried again before the first step.
             job_steps_on = self.streams.get(_UNKNOWN, stream).steps_on
-            # A helper of a program, of whose other processes a step is written; nodes and pods go
-            # on until they miss one of them.
-            others = [s for s in self.streams.values() if s is not stream and s.is_process]
-            others = others if stream.is_process else []
             # An event keeps the number of plain lines before it until now.
             events += [
                 replace(
@@ -799,9 +805,12 @@ class FailureReader:
                     and (
                         steps_on
                         or (job_steps_on and event.role == LOST)
-                        or any(other.steps_since(event.line) for other in others)
+                        or any(
+                            writer is not stream and writer.steps_since(event.line)
+                            for writer in (step_writers if stream.is_process else ())
+                        )
                     ),
-                    handled=event.line not in stream.unhandled and stream.has_handled(event.line),
+                    handled=stream.has_handled(event.line),
                 )
                 for event in stream.events
             ]
