@@ -7,7 +7,7 @@ reports, and never more.
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -89,6 +89,7 @@ class FailureEvent:
     call: wire.Name = ""  # function of torch.distributed that raised it, ``all_reduce``; "": none
     went_on: bool = False  # its rank wrote lines after it like those before it
     steps_on: bool = False  # the lines that it stands in end with growing steps
+    handled: bool = False  # the line after it, or its level, says so, and the log goes on
 
 
 @dataclass(frozen=True)
@@ -154,26 +155,35 @@ _ANNOUNCES = re.compile(r"(?:^|\.)(?:Exception|[A-Z]\w+Exception):\s*$")
 _WATCHDOG = re.compile(r"(?:\[E[^\]]{1,80}\] )?\[Rank (\d{1,7})\] Watchdog caught")
 #: The line of the program that raises an exception with a message.
 _RAISES = re.compile(r"""\braise (\w[\w.]{0,100})\((["'])([^"'{}%]{1,200})\2\)\s*$""")
+_CODE = re.compile(r" {4}[A-Za-z_]\w*(?:\(| = |\.\w+[(.])")
 #: Maximum further lines of an exception's message.
 _DETAILS = 12
 #: The margin of an exception group's lines, and its exception.
 _MARGIN = re.compile(r" *(?:\| ?|\+ ?)+")
 _GROUP = re.compile(r"(?:\S+\.)?(?:Base)?ExceptionGroup: ")
 #: Plain lines before a failure with which those after it are compared, the number of the latter,
-#: and letters of such a line.
-_RECENT, _WATCHED, _LETTERS = 8, 500, 8
+#: and letters of such a line; how often a line with fewer letters comes in a log of such lines.
+_RECENT, _WATCHED, _LETTERS, _USUAL = 8, 500, 8, 3
 #: A number of a step, an epoch or a progress bar; the different ones that show a job at work.
 _STEP = re.compile(
-    r"(?i)\b(?:(?:global_?|time)?step|iter(?:ation)?|epoch|batch)s?\b\W{0,8}(\d{1,12}(?:\.\d+)?)"
+    r"(?i)(?<!/)\b(?:(?:global_?|time)?step|iter(?:ation)?|epoch|batch)s?\b\W{0,8}(\d{1,12}(?:\.\d+)?)"
     r"|(\d{1,12})/\d+ \["
 )
 _STEPS = 4
-#: What a program does about an error that it has handled; the outermost calls of one that it has
-#: not, whose traceback may come before steps that were still in a buffer.
+#: Maximum processes that are asked whether a program goes on.
+_WRITERS = 4
+#: What a program does about an error that it has handled, and words of one that ends for it; the
+#: level of a warning, and characters of a line that have it; the outermost calls of an error that
+#: nothing has handled, after which come at most the steps that were still in a buffer.
 _HANDLES = re.compile(
-    r"(?:Attempting to re|Skipping|Retrying|Ignoring|Continuing|Falling back)\w*\b"
+    r"(?i)(?<!not )(?<!no )(?<!\bto )(?<!cannot )\b(?:f(?:alls?|alling|ell) back|retrying"
+    r"|attempting to re\w+|(?:ignor|skipp|continu)ing|(?:ignor|skipp|dropp)ed|counted as"
+    r"|will (?:be |now )?(?:re-?tr(?:y|ied)|try again)|using .{1,60} instead)\b"
 )
-_OUTERMOST = "<module>", "_bootstrap", "_wrap"
+_ENDS = re.compile(r"(?i)\b(?:exit|abort|shut|terminat|giv(?:e|ing) up|stopp|fatal|kill)")
+_LEVEL = 60
+_WARNS = re.compile(r"\bW\d{4} |\bWARN(?:ING)?\b|\[W\b")
+_OUTERMOST = "<module>", "_bootstrap", "_wrap", "_run_module_as_main"
 #: Characters in which a line's time ends, if it begins with it.
 _TIME_END = 28
 
@@ -228,18 +238,36 @@ class _RankStream:
     since: int = 0
     #: The lines of exceptions that no code has handled.
     unhandled: set[int] = field(default_factory=set)
+    #: Number of an event's line -> number of plain lines when it was handled; whether the level of
+    #: the traceback that is read is of a warning; the numbers of the recent lines and of the last.
+    handled: dict[int, int] = field(default_factory=dict)
+    is_warning: bool = False
+    recent_at: deque[int] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    last_at: int = 0
 
-    def add_plain(self, text: str) -> None:
+    def has_handled(self, line: int) -> bool:
+        """Whether an event's error was handled, and the rank went on then: a line of a step, two
+        other lines or another failure came.
+        """
+        if line in self.unhandled:
+            return False
+        further = self.plain - self.handled.get(line, self.plain)
+        is_next = any(event.line > line and event.role == FAILED for event in self.events)
+        return further > 1 or (further == 1 and (is_next or bool(_STEP.search(self.last))))
+
+    def add_plain(self, text: str, number: int) -> None:
         """Count a line that belongs to no failure."""
         self.plain += 1
         if not text.strip():
             return
-        self.last = text
+        self.last, self.last_at = text, number
         self.since += 1
+        if self.since == 1 and self.events and is_handled(text):
+            self.handled[self.events[-1].line] = self.plain
         if self.watched and self.plain > self.watched_until:
             self.watched = {}
         if self.watched:
-            shape = _shape(text)
+            shape = _shape(text, 0)
             self.went_on |= {
                 line for line, shapes in self.watched.items() if shapes.get(shape, text) != text
             }
@@ -247,20 +275,35 @@ class _RankStream:
                 line: shapes for line, shapes in self.watched.items() if line not in self.went_on
             }
         self.recent.append(text)
+        self.recent_at.append(number)
 
     @property
-    def steps_on(self) -> bool:
-        """Whether the last lines, all after the last event, are of growing steps."""
+    def is_process(self) -> bool:
+        """Whether the prefix of the lines has the number of a process alone."""
+        return self.key[0].startswith("pid ") and self.key[1] is None
+
+    def steps_since(self, line: int) -> bool:
+        """Whether the last lines, those after a line of the file, are of growing steps."""
         # A bar, an epoch and a loop count each for itself.
         counts: dict[str, list[float]] = {}
-        matches = [list(_STEP.finditer(text[:400])) for text in self.recent]
+        texts = [text for at, text in zip(self.recent_at, self.recent) if at > line]
+        matches = [list(_STEP.finditer(text[:400])) for text in texts]
         for match in (match for row in matches for match in row):
             word = match[0][: match.start(1) - match.start()].lower() if match[1] else ""
             counts.setdefault(word, []).append(float(match[1] or match[2]))
         is_growing = all(a <= b for c in counts.values() for a, b in zip(c, c[1:]))
         most = max((len(set(numbers)) for numbers in counts.values()), default=0)
-        is_long = self.since >= _RECENT and most >= _STEPS
-        return is_long and is_growing and any(matches[-2:])
+        return most >= _STEPS and is_growing and any(matches[-2:])
+
+    @property
+    def steps_on(self) -> bool:
+        """Whether the last lines, all after the last event, are of growing steps."""
+        return self.since >= _RECENT and self.steps_since(0)
+
+
+def is_handled(text: str) -> bool:
+    """Whether a line says that its program has handled an error, and goes on."""
+    return bool(_HANDLES.search(text[:400])) and not _ENDS.search(text[:400])
 
 
 #: The stream of lines without a prefix; the reader of a log in which they are not known.
@@ -311,7 +354,7 @@ class FailureReader:
         ):
             # Nearly all lines of most logs.
             plain.lines += 1
-            plain.add_plain(line)
+            plain.add_plain(line, self.number)
             if TIMED.search(moment or line, 0, STAMP_CHARACTERS):
                 plain.timed = moment or line
             return
@@ -331,7 +374,7 @@ class FailureReader:
             text = _without_prefix(stream, text)
         is_plain = not stream.mode and not has_needle(text) and not text.startswith(SKIPPED)
         if is_plain or not self._read(stream, text, line):
-            stream.add_plain(text)
+            stream.add_plain(text, self.number)
         # Parsed only when an event needs it.
         if TIMED.search(moment or text, 0, STAMP_CHARACTERS):
             stream.timed = moment or text
@@ -384,6 +427,9 @@ class FailureReader:
                 stream.is_chained = True
             stream.mode, stream.frames = "traceback", []
             prefix = header["prefix"] if header else ""
+            # A logger writes the traceback below its line.
+            before = stream.last if stream.last_at == self.number - 1 else ""
+            stream.is_warning = bool(_WARNS.search(prefix or before[:_LEVEL]))
             host, rank, local = stream.key
             is_unknown = (rank, local) == (None, None) and host[:1] in ("", "[")
             if is_unknown and (host or may_tell_rank(prefix)):
@@ -412,7 +458,8 @@ class FailureReader:
         if self._frame(stream, text) or self._line(stream, text, LINE_ROWS):
             return True
         # A result of a C library explains the exception before it.
-        if _NAMED.match(text) and not (stream.mode == "details" and _C_NAME.match(text)):
+        is_named = _NAMED.match(text) and not (stream.mode == "details" and _C_NAME.match(text))
+        if is_named and not is_handled(text):
             self._end_chain(stream)
             self._add_exception(stream, text)
             stream.mode = "details"
@@ -442,11 +489,13 @@ class FailureReader:
         )
         shape = _shape(text)
         is_usual = shape and any(_shape(line) == shape for line in stream.recent)
-        is_plain = not is_vague and (is_usual or _STEP.search(text) or _HANDLES.match(text))
+        is_plain = not is_vague and (is_usual or _STEP.search(text) or is_handled(text))
         if len(stream.details) >= _DETAILS or is_plain or TIMED.search(text, 0, _TIME_END):
             self._end_chain(stream)
             return False
-        stream.details.append(text.strip())
+        # Code, as below a frame, is of another rank's traceback, whose lines are between these.
+        if not _CODE.match(text):
+            stream.details.append(text.strip())
         return True
 
     # --- Tracebacks.
@@ -498,6 +547,8 @@ class FailureReader:
             event = replace(event, source=LAUNCHERS_OWN)
         if stream.frames and stream.frames[0][2] in _OUTERMOST:
             stream.unhandled.add(event.line)
+        elif stream.frames and stream.is_warning:
+            stream.handled[event.line] = stream.plain
         if stream.spawned is not None:
             event = replace(event, local_rank=stream.spawned)
             stream.spawned = None
@@ -662,6 +713,8 @@ class FailureReader:
         text_meaning = meaning(words)
         if row.role == TEXT and not (text_meaning.is_known or row.details):
             return False
+        if row.role in (TEXT, FAILED, LOST) and is_handled(words):
+            return False
         self._end_chain(stream)
         if row.completes and "code" in groups:
             words = f"exit status {groups['code']}"
@@ -715,8 +768,11 @@ class FailureReader:
             event = replace(event, ranks=())
         self.room -= len(event.ranks)
         if event.role != REPORT and len(stream.watched) < _MAX_OF_STREAM:
-            lines = {shape: text for text in stream.recent if (shape := _shape(text))}
-            stream.watched[event.line] = lines
+            shapes = Counter(_shape(text, 0) for text in stream.recent)
+            stream.watched[event.line] = {
+                shape: text for text in stream.recent
+                if (shape := _shape(text)) or shapes[shape := _shape(text, 0)] >= _USUAL
+            }  # fmt: skip
             stream.watched_until = stream.plain + _WATCHED
         stream.since = self.streams.get(_UNKNOWN, stream).since = 0
         stream.events.append(event)
@@ -740,6 +796,12 @@ class FailureReader:
             for event in stream.events
             if event.source == "torchrun-root" and stream.key[0]
         }
+        # Some processes of a program, beside its helpers, write its steps. Nodes and pods go on
+        # until they miss one of them.
+        step_writers = [
+            stream for stream in self.streams.values()
+            if stream.is_process and stream.steps_since(0)
+        ][:_WRITERS]  # fmt: skip
         for stream in self.streams.values():
             host, rank, local = stream.key
             if task_host := task_hosts.get(host):
@@ -765,7 +827,15 @@ class FailureReader:
                     - (handled[event.text] if event.line in again else event.lines_after),
                     went_on=event.text in handled,
                     steps_on=event.line not in stream.unhandled
-                    and (steps_on or (job_steps_on and event.role == LOST)),
+                    and (
+                        steps_on
+                        or (job_steps_on and event.role == LOST)
+                        or any(
+                            writer is not stream and writer.steps_since(event.line)
+                            for writer in (step_writers if stream.is_process else ())
+                        )
+                    ),
+                    handled=stream.has_handled(event.line),
                 )
                 for event in stream.events
             ]
@@ -822,10 +892,10 @@ def _is_effect(item: _Exception) -> bool:
     return item.event.role == CONSEQUENCE and not item.explains
 
 
-def _shape(text: str) -> str:
-    """A line without its numbers, to compare it with others; "": too short for that."""
+def _shape(text: str, letters: int = _LETTERS) -> str:
+    """A line without its numbers, to compare it with others; "": it has fewer letters."""
     shape = _DIGITS.sub("0", text[:160])
-    return shape if sum(map(str.isalpha, shape)) >= _LETTERS else ""
+    return shape if sum(map(str.isalpha, shape)) >= letters else ""
 
 
 def _collective(frames: Sequence[tuple[str, str, str]]) -> str:

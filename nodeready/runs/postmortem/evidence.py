@@ -113,6 +113,10 @@ class JobEvidence:
             self.sources[name] = counted(len(variables), "variable")
 
 
+#: Who reports a rank of which it heard nothing.
+COORDINATOR = "the coordinator"
+
+
 class RankFailure(NamedTuple):
     """An event with its place."""
 
@@ -280,9 +284,10 @@ class RankFinder:
             by_path = self.by_path[file.node, file.failures.path]
             for event in file.failures.events:
                 is_foreign = bool(event.ranks) and by_path.rank not in (None, *event.ranks)
-                if is_foreign and event.source:
+                if is_foreign and event.source and event.source != COORDINATOR:
                     continue  # A rank's own log is no launcher's.
-                node = self._node_of(file, event)
+                # A coordinator is a process of a rank, and names one that is elsewhere.
+                node = "" if event.source == COORDINATOR else self._node_of(file, event)
                 time_s, *bounds = self._moments(file, event)
                 offset_s, slack_s = self.clocks.at(file.node, time_s)
                 shown_s = None if time_s is None else time_s - offset_s

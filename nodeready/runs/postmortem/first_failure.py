@@ -50,6 +50,7 @@ from nodeready.runs.postmortem.own_errors import (
     earlier_error,
     first_error,
     mismatch,
+    not_launched,
     own_connection,
     own_error,
 )
@@ -102,6 +103,8 @@ _NO_PEER = re.compile(
     r"unhandled system error|NCCL error.{0,200}internal error|nccl(?:System|Internal)Error"
     r"|RendezvousConnectionError|Endpoint timeout"
 )
+#: What its manager says about a worker that it starts again, and how often it does so in vain.
+_RESTARTS, _RESTARTS_IN_VAIN = re.compile(r"\b[Rr]estart(?:ing|ed)\b"), 3
 #: Lines after the end of a job in which a lost connection belongs to it; plain lines after an
 #: error in a log of unknown ranks from which on its rank went on.
 _END_LINES, _FURTHER_LINES = 20, 5
@@ -138,19 +141,24 @@ def survived(job: JobFailures) -> Finding | None:
     # has ended well was not of it.
     judged = bad or failures
     is_beside = has_end and bool(job.evidence.kernel) and not job.silent_ranks()
+    # A worker that is started again and again does not come.
+    is_rare = len([f for f in bad if _RESTARTS.search(f.event.text)]) < _RESTARTS_IN_VAIN
     lengths = [sum(s.lines for s in file.failures.streams) for file in job.evidence.files]
     fatal = [
         f for f in judged
         if f.event.line > ends.get(f.file, 0) and (f.file in job.last_files or not has_end)
         and not (f.event.steps_on and not is_ended)
-        # A connection is tried again, and the other lines of its file tell that it came.
+        # A connection is tried again, or a worker started again, and the other lines of its file
+        # tell that it came.
         and not (
-            (f.event.role, f.event.source, is_ended) == (LOST, "warning", False)
+            (f.event.source == "warning" or (_RESTARTS.search(f.event.text) and is_rare))
+            and not is_ended
             and f.file >= 0 and lengths[f.file] - f.event.line >= _FURTHER_LINES
         )
         # Connections close when ranks end.
         and not (f.event.role == LOST and 0 < ends.get(f.file, 0) >= f.event.line - _END_LINES)
-        and not f.went_on and not (f.event.went_on and f.event.lines_after >= _FURTHER_LINES)
+        and not (f.went_on or f.event.handled)
+        and not (f.event.went_on and f.event.lines_after >= _FURTHER_LINES)
     ]  # fmt: skip
     how = "its rank went on after it" if (judged or is_beside) and not fatal else ""
     how = "the log says afterwards that the job has ended well" if how and has_end else how
@@ -508,6 +516,7 @@ _ERROR = "{who}: {error}"
 RULES = (
     Rule("unclear", survived, "no failure: {how}{seen}"),
     Rule("oom", out_of_memory, "{who}: out of memory: the kernel killed {process}{quoted}"),
+    Rule("environment", not_launched, "no rank was started: {error}"),
     Rule("signal", ended_first, "{who} {was|were} ended by {signal}, from outside"),
     Rule("exception", own_error, _ERROR),
     Rule("unclear", mismatch, "{who} or a peer called with another size: {error}"),

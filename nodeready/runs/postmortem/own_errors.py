@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from nodeready.core.text import counted
-from nodeready.runs.postmortem.evidence import RankFailure
+from nodeready.runs.postmortem.evidence import COORDINATOR, RankFailure
 from nodeready.runs.postmortem.findings import (
     MAX_TEXT,
     Finding,
     kernel_lines,
+    lines_of,
     nodes_in,
     report_text,
     subject,
@@ -55,12 +56,24 @@ _OWN_CONNECTION = re.compile(
 _TOLD_BY_ANOTHER = re.compile(
     r"inline_container\.cc:\d+\] \. unexpected pos|error encountered in worker"
 )
+_DIFFERENT = "a mismatch between collectives"
 WENT_ON = "its rank wrote further lines after it"
 
 
 def own_error(job: JobFailures) -> Finding | None:
     """An error that no other rank's end has caused."""
-    return first_error(job, [f for f in job.final if not _MISMATCH.search(f.event.text)])
+    errors = [f for f in job.final if not _MISMATCH.search(f.event.text)]
+    # A task that its coordinator misses may be a victim of one that says why it ended.
+    return first_error(job, [f for f in errors if f.event.source != COORDINATOR] or errors)
+
+
+def not_launched(job: JobFailures) -> Finding | None:
+    """A launcher that could not start the ranks, where none of them has an error."""
+    errors = [f for f in job.final if f.event.source == "not launched"]
+    if not errors or len(errors) < len(job.final):
+        return None
+    words = {"error": errors[0].event.text[:MAX_TEXT]}
+    return Finding(for_=lines_of(errors), failures=errors[:1], words=words)
 
 
 def earlier_error(job: JobFailures) -> Finding | None:
@@ -68,7 +81,10 @@ def earlier_error(job: JobFailures) -> Finding | None:
     died_later = {
         (f.file, f.rank) for f in job.lost if f.event.call and f.event.lines_after <= FINAL_LINES
     }
-    later = [f for f in job.own_errors if not is_final(f) and (f.file, f.rank) not in died_later]
+    later = [
+        f for f in job.own_errors
+        if not (is_final(f) or f.event.handled or (f.file, f.rank) in died_later)
+    ]  # fmt: skip
     groups = equal_failures(later)
     few = [f for g in groups if 2 * len(g.ranks) <= len(job.ranks) for f in g.failures]
     return first_error(job, few, WENT_ON) if job.lost or job.waited else None
@@ -100,7 +116,9 @@ def first_error(job: JobFailures, errors: Sequence[RankFailure], *notes: str) ->
     for_ += [report_text(f) for f in job.roots if f.rank in ranks][:1]
     for_ += kernel_lines(job.xids(first.nodes)) if kind == "gpu" else []
     name = subject(ranks, nodes)
-    if len(job.ranks) > 1 and ranks == job.ranks:
+    # A process that torchrun ended may be of a rank that no line names.
+    is_all = ranks == job.ranks and not any(f.event.source == "torchrun" for f in job.ended)
+    if len(job.ranks) > 1 and is_all:
         name = f"all {len(ranks)} ranks"
         for_.append("every rank raised it: a mistake that all share, not one rank's")
     elif not ranks and len(first.failures) > 1:
@@ -184,8 +202,16 @@ def mismatch(job: JobFailures) -> Finding | None:
         if match and failure.rank in (None, int(match[1])):
             calls[int(match[1])], peers[int(match[3])] = match[2], match[4]
     # A rank whose call has another form reads its peers' wrongly.
-    if finding := odd_call(job, {**peers, **calls}, failures):
-        return replace(finding, kind=finding.kind or "exception")
+    calls = {**peers, **calls}
+    if finding := odd_call(job, calls, failures):
+        if not finding.kind:
+            return replace(finding, kind="exception")
+        # Each side may be the wrong one: the error is known, its rank is not.
+        words = {"calls": ", ".join(f"rank {r} called {calls[r]}" for r in sorted(calls)[:3])}
+        sentence = f"{_DIFFERENT}, and which is wrong is not known: {{calls}}"
+        return replace(
+            finding, kind="exception", ranks=(), nodes=(), sentence=sentence, words=words
+        )
     words = {"error": failures[0].event.text.rpartition("] ")[2][:MAX_TEXT]} if failures else {}
     return Finding(
         ranks_in(failures), nodes_in(failures), [f"in {f.example}" for f in failures[:3]],
@@ -224,6 +250,6 @@ def odd_call(
     return Finding(
         odd, {node for suspect in suspects for node in suspect.nodes}, failures=failures,
         words={"odd": calls_of_odd, "usual": f"{ranks_of(sides[usual])} {usual}"},
-        sentence="{who} called {odd}, {usual}: the calls must agree", suspects=suspects,
+        sentence=f"{{who}} called {{odd}}, {{usual}}: {_DIFFERENT}", suspects=suspects,
         frame=next((f.event.frame for f in failures if f.rank in odd), ""),
     )  # fmt: skip

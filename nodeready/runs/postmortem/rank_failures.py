@@ -34,7 +34,10 @@ from nodeready.runs.postmortem.evidence import (
 FINAL_LINES = 40
 #: The line of an assertion in a kernel on the GPU.
 ASSERT = "block: ["
-_SHAPE = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)*|\b[0-9a-f]{8,}\b")
+#: A number: of an address, of a device on its bus (9d000), of a version.
+_SHAPE = re.compile(
+    r"0x[0-9a-fA-F]+|\b(?=[a-f]*\d[0-9a-f]*\b)[0-9a-f]{4,}\b|\d+(?:\.\d+)*|\b[0-9a-f]{8,}\b"
+)
 
 
 @dataclass
@@ -199,14 +202,16 @@ def with_reported_ranks(failures: list[RankFailure]) -> list[RankFailure]:
             ranks = {int(barrier[1])} if barrier else set()
         elif failure.rank is None and event.role == FAILED and event.source in _OWN:
             place = failure.file, failure.node if event.host else None
-            ranks = copies.get(_shape(event.text)) or reported[place].get(event.line, set())
+            known = reported[place].get(event.line, set())
+            ranks = copies.get(_shape(event.text)) or known
             ranks = ranks or {r for r in chains[failure.file, _chain(failure)] if r is not None}
-        if len(ranks) == 1:
-            # Another rank may have written the lines after it.
-            event = replace(event, went_on=False)
-            attributed.append(failure._replace(rank=next(iter(ranks)), event=event))
-        else:
+            ranks = known if len(ranks) > 1 else ranks
+        if not ranks or (event.role == WAITED and len(ranks) > 1):
             attributed.append(failure)
+            continue
+        # Another rank may have written the lines after it.
+        event = replace(event, went_on=False)
+        attributed += [failure._replace(rank=rank, event=event) for rank in sorted(ranks)]
     return attributed
 
 
@@ -229,7 +234,8 @@ _SENT = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 
 
 def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
-    """The line of an own error in a log -> its rank, by the ends that launchers report there.
+    """The line of an own error in a log -> the ranks that have it, by the ends that launchers
+    report there; none: not known.
 
     More than one rank: not known. The ends by which an error ends its process are as many as the
     errors or fewer: each is one of them. A rank that lost a peer ends like one that failed: then
@@ -238,7 +244,7 @@ def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
     errors = [
         f for f in failures
         if f.rank is None and f.event.role == FAILED and f.event.source in _OWN
-        and f.event.lines_after <= FINAL_LINES
+        and f.event.lines_after <= FINAL_LINES and not f.event.handled
     ]  # fmt: skip
     aborts = [
         f for f in failures
@@ -250,7 +256,7 @@ def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
     of_pids: dict[int, set[int]] = {}
     for error in errors if reports else ():
         ranks = ranks_in(f for f in reports if f.event.pid and f.event.pid == error.event.pid)
-        of_pids |= {error.event.line: ranks} if ranks else {}
+        of_pids |= {error.event.line: ranks} if len(ranks) == 1 else {}
     is_lost = any(
         f.event.role in (LOST, WAITED) and f.event.source != "warning" for f in failures
     )  # fmt: skip
@@ -273,15 +279,23 @@ def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
 def _assigned(
     errors: Sequence[RankFailure], ends: Sequence[RankFailure], *, is_lost: bool
 ) -> dict[int, set[int]]:
-    """The line of an error -> its rank, of the errors and ends of one kind in a log."""
+    """The line of an error -> its ranks, of the errors and ends of one kind in a log."""
     roots = [f for f in ends if f.event.source == "torchrun-root"]
     ranks = sorted(ranks_in(ends))
     texts = {_chain(f) for f in errors if not f.event.text.startswith(ASSERT)}
+    codes = {f.event.code for f in ends}
+    is_shared = not is_lost and len(texts) == len(codes) == 1 and 2 * len(errors) >= len(ranks)
+    if is_shared and 1 < len(errors) < len(ranks):
+        # The lines of the others are lost, or mixed with these.
+        ranks_of_lines = {f.event.line: {rank} for f, rank in zip(errors, ranks, strict=False)}
+        return ranks_of_lines | {errors[-1].event.line: {*ranks[len(errors) - 1 :]}}
     if is_lost or len(errors) < len(ranks):
         if len(errors) != 1 or not all(is_clear_root(root, ends) for root in roots):
             return {}
-        first = roots or [f for f in ends if f.event.source in ("srun", "mpirun")][:1]
-        return {errors[0].event.line: ranks_in(first or ends)}
+        seen = [f for f in ends if f.event.source in ("srun", "mpirun")]
+        first = roots or [f for f in seen if f.event.line == seen[0].event.line]
+        named = ranks_in(first or ends)
+        return {errors[0].event.line: named} if len(named) == 1 else {}
     if len(texts) == 1 and all(f.event.text[:8] != ASSERT for f in errors):
         return {f.event.line: {rank} for f, rank in zip(errors, ranks, strict=False)}
     # Several lines of one fault; a process with an exception of its own may be another one.
@@ -292,7 +306,8 @@ def _assigned(
 
 def is_final(failure: RankFailure) -> bool:
     """Whether an error may have ended its rank."""
-    return failure.event.lines_after <= FINAL_LINES and not failure.went_on
+    event = failure.event
+    return event.lines_after <= FINAL_LINES and not (failure.went_on or event.handled)
 
 
 def is_same_clock(failure: RankFailure, other: RankFailure) -> bool:
@@ -345,6 +360,11 @@ class JobFailures:
                 keys += [(failure.file, None)] if event.role in (LOST, WAITED) else []
                 for key in keys if failure.rank is not None or len(keys) > 1 else ():
                     self.victim_at[key] = min(event.line, self.victim_at.get(key, event.line))
+        #: Index of a file -> its first line of an error that says that its cause is elsewhere.
+        self.consequence_at: dict[int, int] = {}
+        for failure in self.consequences:
+            at, line = failure.file, failure.event.line
+            self.consequence_at[at] = min(line, self.consequence_at.get(at, line))
         #: The errors of ranks' own. An error of an earlier attempt counts where the last attempt
         #: has none.
         self.own_errors = [f for f in by_role[FAILED] if not self._is_victim(f)]
@@ -373,6 +393,10 @@ class JobFailures:
             (f.file, f.rank) == (failure.file, None) and f.event.line < event.line and is_final(f)
             for f in (*self.lost, *self.waited) if f.event.source != "warning"
         ):  # fmt: skip
+            return True
+        # A process that says that its cause is elsewhere may abort itself then.
+        is_abort = event.code == -signal.SIGABRT
+        if is_abort and self.consequence_at.get(failure.file, event.line) < event.line:
             return True
         if event.source == "the launcher" and failure.rank in ranks_in((*self.lost, *self.waited)):
             return True

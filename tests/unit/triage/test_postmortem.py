@@ -26,6 +26,7 @@ from tests.paths import schema
 
 VALIDATOR = jsonschema.Draft202012Validator(schema("postmortem"))
 CASES = sorted((Path(__file__).parent / "postmortem_cases").glob("*.toml"))
+HANDLED = tomllib.loads((Path(__file__).parent / "handled.toml").read_text())
 
 
 def lay(directory: Path, files: dict[str, str]) -> Path:
@@ -55,6 +56,15 @@ def test_the_first_failure_is_named_and_never_a_victim(path, tmp_path):
     assert case["text"].lower() in shown.lower(), found
     assert shown.startswith(case["kind"])
     assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize("name", HANDLED)
+def test_an_error_that_the_job_handles_is_not_its_death(name, tmp_path):
+    case = HANDLED[name]
+    cause = document(lay(tmp_path, {"job.log": case["log"]})).cause
+    assert cause.kind == case.get("kind", "unclear"), cause
+    assert ("no failure" in cause.text) == ("kind" not in case), cause
+    assert case.get("text", "") in cause.text, cause
 
 
 def test_of_a_long_log_the_beginning_and_the_end_are_read(tmp_path):
