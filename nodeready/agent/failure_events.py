@@ -420,26 +420,7 @@ class FailureReader:
             self.candidates.append(line if rank is None else f"[rank{rank}]: {text}")
         header = _HEADER.match(text)
         if header or (text.startswith(_RICH[0]) and _RICH[1] in text):
-            self._end_details(stream)
-            is_original = "Original Traceback" in text or stream.in_group
-            stream.in_group = stream.in_group or "Exception Group Traceback" in text
-            if is_original and stream.chain:
-                stream.is_chained = True
-            stream.mode, stream.frames = "traceback", []
-            prefix = header["prefix"] if header else ""
-            # A logger writes the traceback below its line.
-            before = stream.last if stream.last_at == self.number - 1 else ""
-            stream.is_warning = bool(_WARNS.search(prefix or before[:_LEVEL]))
-            host, rank, local = stream.key
-            is_unknown = (rank, local) == (None, None) and host[:1] in ("", "[")
-            if is_unknown and (host or may_tell_rank(prefix)):
-                self.unknown_prefix = self.unknown_prefix or self.number
-            if prefix:
-                stream.prefix, stream.last_prefix = prefix_pattern(prefix), prefix.rstrip()
-            elif text == line.rstrip():
-                stream.prefix = None
-            if stream.key != _UNKNOWN:
-                self.header = stream, self.number
+            self._begin_traceback(stream, text, line, header["prefix"] if header else "")
             return True
         if text.startswith(SKIPPED):
             return True
@@ -465,6 +446,28 @@ class FailureReader:
             stream.mode = "details"
             return True
         return self._detail(stream, text)
+
+    def _begin_traceback(self, stream: _RankStream, text: str, line: str, prefix: str) -> None:
+        """The first line of a traceback. prefix: what stands before it"""
+        self._end_details(stream)
+        is_original = "Original Traceback" in text or stream.in_group
+        stream.in_group = stream.in_group or "Exception Group Traceback" in text
+        if is_original and stream.chain:
+            stream.is_chained = True
+        stream.mode, stream.frames = "traceback", []
+        # A logger writes the traceback below its line.
+        before = stream.last if stream.last_at == self.number - 1 else ""
+        stream.is_warning = bool(_WARNS.search(prefix or before[:_LEVEL]))
+        host, rank, local = stream.key
+        is_unknown = (rank, local) == (None, None) and host[:1] in ("", "[")
+        if is_unknown and (host or may_tell_rank(prefix)):
+            self.unknown_prefix = self.unknown_prefix or self.number
+        if prefix:
+            stream.prefix, stream.last_prefix = prefix_pattern(prefix), prefix.rstrip()
+        elif text == line.rstrip():
+            stream.prefix = None
+        if stream.key != _UNKNOWN:
+            self.header = stream, self.number
 
     def _frame(self, stream: _RankStream, text: str) -> bool:
         """A frame without the beginning of its traceback, such as that of a quoted error."""
