@@ -62,6 +62,22 @@ _JOB = re.compile(
     re.M,
 )
 _LOGIN = re.compile(r"/(user\.slice|user@)")
+#: State of a process that its cgroup has frozen; the kernel shows D (cgroup v1) or S (v2) instead.
+FROZEN = "F"
+# Where a frozen process waits (kernel/freezer.c before Linux 6.1; do_freezer_trap() of
+# kernel/signal.c, which the compiler may put into get_signal()).
+_FREEZER_TRAPS = ("__refrigerator", "do_freezer_trap", "get_signal")
+# Controllers and path in /proc/PID/cgroup; cgroup v2 has no controllers there.
+_CGROUP = re.compile(r"^\d+:(freezer)?:(/.*)$", re.M)
+# By controller: the file of a cgroup, below the usual mounts, and the text of a frozen cgroup.
+# Both files of a cgroup count the cgroups above it.
+_FREEZERS = {
+    "freezer": (("/sys/fs/cgroup/freezer{}/freezer.state",), re.compile(r"FROZEN|FREEZING")),
+    "": (
+        ("/sys/fs/cgroup{}/cgroup.events", "/sys/fs/cgroup/unified{}/cgroup.events"),
+        re.compile(r"^frozen 1$", re.M),
+    ),
+}
 
 #: In place of a result: the process gave no answer.
 HANGS: Any = "hangs"
@@ -114,7 +130,7 @@ class ScannedProcess:
 class Facts:
     """A process's state, which the kernel shows without touching the process."""
 
-    state: str
+    state: str  # as in /proc/PID/stat, or FROZEN
     wait_channel: str  # the kernel function in which it waits; "": in none, or not shown
     kernel_stack: tuple[str, ...]  # leaf first; () when not permitted
     cpu_s: float
@@ -172,6 +188,20 @@ def slurm_job(text: str) -> str:
         if not _LOGIN.search(prefix):
             return str(job)
     return ""
+
+
+def is_frozen(cgroups: str, wait_channel: str) -> bool:
+    """Whether a cgroup in this text of /proc/PID/cgroup is frozen, such as by `docker pause`; or
+    its process waits where only a frozen one does.
+    """
+    if wait_channel.partition("+")[0] in _FREEZER_TRAPS:
+        return True
+    return any(
+        pattern.search(contents(file.format(path)))
+        for controller, path in _CGROUP.findall(cgroups)
+        for files, pattern in [_FREEZERS[controller]]
+        for file in files
+    )
 
 
 def kernel_stack(text: str) -> tuple[str, ...]:
@@ -324,7 +354,10 @@ def _facts(pid: int, locked: bool = True, thread: int = 0) -> dict[str, Any] | N
     if process_facts is None:
         return None
     thread_stat = stat(task_stat) if thread else None
-    return {**vars(process_facts), **({"state": thread_stat.state} if thread_stat else {})}
+    state = thread_stat.state if thread_stat else process_facts.state
+    if state in "DS" and is_frozen(contents(f"/proc/{pid}/cgroup"), process_facts.wait_channel):
+        state = FROZEN
+    return {**vars(process_facts), "state": state}
 
 
 def owners(numbers: Iterable[int]) -> dict[int, int]:

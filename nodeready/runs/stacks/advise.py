@@ -96,6 +96,7 @@ _STANDING_TEXTS = {
     "missing": "it was not found",
     "dead": "it has ended",
     "stopped": "a signal holds it",
+    "frozen": "its cgroup holds it",
     "traced": "a debugger holds it",
     "uninterruptible": "it waits in the kernel, not for a rank",
     "no-data": "its stack is unknown",
@@ -361,6 +362,10 @@ _KIND_ADVICE = {
     "stopped": (
         "{ranks}: `kill -CONT PID` lets them go on, once it is known who stopped them: a "
         "suspended job, a debugger, Ctrl-Z"
+    ),
+    "frozen": (
+        "{ranks}: thaw the cgroup (`docker unpause`, `scontrol resume`, or the freezer files of "
+        "/proc/PID/cgroup), once it is known who froze it"
     ),
     "traced": "{ranks}: a process that is traced stands still: see who holds it (ps -p TRACER)",
     "uninterruptible": (

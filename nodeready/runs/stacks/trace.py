@@ -73,7 +73,7 @@ class TracedProcess:
     master: Line  # MASTER_ADDR:MASTER_PORT
     user: Line
     command: Line  # its beginning
-    state: Line  # as in /proc/PID/stat
+    state: Line  # as in /proc/PID/stat; F: its cgroup is frozen
     wait_channel: Line  # as in /proc/PID/wchan
     kernel_stack: tuple[Line, ...]
     start_s: Seconds

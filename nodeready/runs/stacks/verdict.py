@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from nodeready.agent.stacks.processes import FROZEN
 from nodeready.agent.witnesses.software import NO_NCCL
 from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import fold, natural
@@ -198,6 +199,7 @@ _GONE = _RankCause("gone", "{is|are} gone", "see dmesg and `nodeready cores`")
 _KIND_CAUSES = {
     "missing": _GONE, "dead": _GONE,
     "stopped": _RankCause("late", "stopped by a signal", "find the sender, then `kill -CONT PID`"),
+    "frozen": _RankCause("late", "frozen by its cgroup", "find who froze it, then thaw it"),
     "traced": _RankCause("late", "held by a tracer", "find the tracer: ps -p TRACER"),
 }  # fmt: skip
 #: Verdict of the samples -> (action, advice).
@@ -207,7 +209,8 @@ _VERDICT_TEXTS = {
 }
 #: State of proc(5) in which a process does nothing -> its cause.
 _HELD_STATES = {
-    "T": "a signal has stopped", "t": "a tracer holds", "Z": "has ended", "X": "has ended",
+    "T": "a signal has stopped", FROZEN: "its cgroup has frozen", "t": "a tracer holds",
+    "Z": "has ended", "X": "has ended",
 }  # fmt: skip
 #: Waits that add nothing to the state.
 _TRIVIAL_WAITS = ("futex", "sleep")

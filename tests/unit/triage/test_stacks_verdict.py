@@ -184,6 +184,8 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("one saves a checkpoint", job({0: (SAVE, SAVE)}), "storage", (0,), ("rank 0", "file"), ()),
     ("one in state D", job({5: process(5, SLEEP, SLEEP, state="D", wait_channel="nfs_wait_on_request")}), "storage", (5,), ("rank 5 (gpu2)", "state D", "nfs_wait_on_request"), ()),
     ("one stopped", job({5: process(5, None, state="T")}), "late", (5,), ("stopped by a signal", "kill -CONT"), ("may be slow",)),
+    ("one frozen", job({5: process(5, REDUCE, REDUCE, state="F")}), "late", (5,), ("rank 5 (gpu2): frozen by its cgroup", "7 ranks wait for it"), ("may be slow", "mounts")),
+    ("all frozen", job({r: process(r, REDUCE, REDUCE, state="F") for r in range(8)}), "late", tuple(range(8)), ("all 8 ranks: frozen by its cgroup",), ()),
     ("one traced", job({5: process(5, None, state="t", tracer=77)}), "late", (5,), ("tracer",), ()),
     ("one a zombie", job({5: process(5, None, state="Z")}), "gone", (5,), ("rank 5 (gpu2) has ended", "zombie"), ()),
     ("one missing", job({5: None}), "gone", (5,), ("rank 5", "no node has it"), ()),
@@ -221,6 +223,7 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("calls of RPC need not agree", job({0: (REDUCE, REDUCE)}, usual=(RPC, RPC)), "unclear", (), ("wait for each other",), ("must agree",)),
     # --- Processes below a rank.
     ("a wrapper whose child is stopped", job({3: {**process(3, RUN, RUN), "below": [below("T")]}}), "late", (3,), ("a signal has stopped: python train.py", "7 ranks wait"), ()),
+    ("a wrapper whose child is frozen", job({3: {**process(3, RUN, RUN), "below": [below("F")]}}), "late", (3,), ("its cgroup has frozen: python train.py",), ()),
     ("a wrapper whose child has ended", job({3: {**process(3, RUN, RUN), "below": [below("Z")]}}), "late", (3,), ("has ended", "7 ranks wait"), ()),
     ("wrappers of which one's child can be seen", job({0: {**process(0, RUN, RUN), "below": [below("S", main=0, error="")]}}, usual=(RUN, RUN), ranks=2), "unclear", (0, 1), ("its child process in step train.py:", "(rank 0)"), ()),
     ("a wrapper whose child is traced", job({3: {**process(3, RUN, RUN), "below": [below("t")]}}), "late", (3,), ("a tracer holds",), ()),
