@@ -29,6 +29,7 @@ from nodeready.agent.stacks.processes import (
 )
 from nodeready.agent.stacks.py_spy import HUNG, Dump, Frame
 from nodeready.agent.stacks.ranks import (
+    ORPHANED,
     Computes,
     JobRank,
     RankIdentity,
@@ -157,7 +158,7 @@ class StackTarget:
         """Why py-spy must not read the process now; "": it may."""
         if ENDED in self.notes:
             return ENDED
-        if self.rank.stranger:
+        if self.rank.stranger or self.rank.note.startswith(ORPHANED):
             return self.rank.note
         if not self.facts:
             return NO_TIME

@@ -51,7 +51,8 @@ _COMMAND_BYTES, _ENVIRONMENT_BYTES = 4096, 1 << 20
 _VALUE_BYTES = 256
 #: Seconds for the reads of one process, and the same after one has hung: more will hang.
 _PATIENCE_S, _NEXT_PATIENCE_S = 1.0, 0.3
-_EXITING, _KERNEL_THREAD = 0x4, 0x00200000  # PF_EXITING and PF_KTHREAD of linux/sched.h
+# PF_EXITING, PF_FORKNOEXEC and PF_KTHREAD of linux/sched.h.
+_EXITING, _FORKED, _KERNEL_THREAD = 0x4, 0x40, 0x00200000
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STAT = re.compile(r"(\d+) \((.*)\) (\S)((?: -?\d+){19,})", re.S)
 # The cgroups that slurmd makes for a job (Slurm's cgroup.conf(5)), below slurmd's, v1 or v2. Users
@@ -96,6 +97,9 @@ class Stat:
     threads: int
     start_s: float  # seconds since boot
     exiting: bool = False  # the main thread has left the program
+    group: int = 0  # pid of the leader of its process group; 0: of another namespace
+    session: int = 0  # likewise, of its session
+    is_forked: bool = False  # it runs the program of its parent: it has not called execve(2)
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,9 @@ class ScannedProcess:
     # it
     uid: int | None = None
     main_uid: int | None = None  # the same for all ids of that user (`users_file.main_uid`)
+    # the pid of the leader of its process group or session, which has ended; 0: neither has
+    lost_leader: int = 0
+    is_forked: bool = False  # as of a Stat
 
     @property
     def python(self) -> bool:
@@ -164,6 +171,9 @@ def stat(text: str) -> Stat | None:
         threads=numbers[16],
         start_s=round(numbers[18] / _TICKS, 2),
         exiting=bool(numbers[5] & _EXITING),
+        group=numbers[1],
+        session=numbers[2],
+        is_forked=bool(numbers[5] & _FORKED),
     )
 
 
@@ -323,7 +333,15 @@ def _outer_fields(pid: int) -> dict[str, Any] | None:
         "cpu_s": parsed.cpu_s,
         "program": program,
         "uid": int(uid[1]) if uid else None,
+        "is_forked": parsed.is_forked,
+        "lost_leader": next(filter(_has_ended, (parsed.group, parsed.session)), 0),
     }
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether no process has this number, or a zombie. A number of 0 is of no process."""
+    parsed = stat(contents(f"/proc/{pid}/stat")) if pid else None
+    return pid > 0 and (parsed is None or parsed.state in "ZXx")
 
 
 def _scan_one(pid: int) -> dict[str, Any] | None:

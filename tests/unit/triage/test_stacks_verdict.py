@@ -188,6 +188,7 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("all frozen", job({r: process(r, REDUCE, REDUCE, state="F") for r in range(8)}), "late", tuple(range(8)), ("all 8 ranks: frozen by its cgroup",), ()),
     ("one traced", job({5: process(5, None, state="t", tracer=77)}), "late", (5,), ("tracer",), ()),
     ("one a zombie", job({5: process(5, None, state="Z")}), "gone", (5,), ("rank 5 (gpu2) has ended", "zombie"), ()),
+    ("one has ended, and rank 0 waits for what is left of it", job({0: asks(0, "pid 1003"), 3: process(3, None, note="ended, and has left pid 1003, which may hold its connections")}), "gone", (3,), ("has left pid 1003", "7 ranks wait"), ()),
     ("one missing", job({5: None}), "gone", (5,), ("rank 5", "no node has it"), ()),
     ("one process wide", job({5: BLOCKED, 6: BLOCKED}), "late", (5, 6), ("ranks 5-6",), ()),
     ("two places", job({5: BLOCKED, 2: (ELSEWHERE, ELSEWHERE)}), "late", (2,), ("1 other group",), ()),
