@@ -382,7 +382,10 @@ _SILENT_NODES_ADVICE = (
 
 def _kind_advice(groups: Sequence[Group]) -> Iterator[str]:
     for kind, text in _KIND_ADVICE.items():
-        kind_groups = [group for group in groups if group.kind == kind]
+        # A group without a role and with a reason for it is none to look at.
+        kind_groups = [
+            group for group in groups if group.kind == kind and (group.role or not group.reason)
+        ]
         if kind_groups:
             silent = kind == "missing" and kind_groups[0].no_stack_reason.endswith(SILENT)
             yield (_SILENT_NODES_ADVICE if silent else text).format(ranks=_ranks(*kind_groups))

@@ -187,6 +187,18 @@ def in_pipeline(frames: Sequence[Frame]) -> bool:
     return any(word in frame.file for frame in frames for word in _PIPELINES)
 
 
+def is_at_exit(frames: Sequence[Frame]) -> bool:
+    """Whether a main thread with this stack is past the last line of its program. The interpreter
+    itself calls exit handlers: no module is their caller.
+    """
+    known_hints = (_find(frame, _FUNCTION_HINTS) for frame in frames)
+    if any(hint and hint.activity == "exit" for hint in known_hints):
+        return True
+    # A process that a thread has forked begins with that thread's calls.
+    roots = (*_RUNNERS, "threading.py")
+    return bool(frames) and frames[0].function != _MAIN_MODULE and frames[0].file not in roots
+
+
 # --- Main threads that only wait for another thread, whose stack shows the awaited object.
 
 _DELEGATES = _places("delegates")

@@ -14,11 +14,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from nodeready.agent.stacks.descendants import EXITING
 from nodeready.agent.stacks.processes import FROZEN
+from nodeready.agent.stacks.py_spy import ENDED_INTERPRETER, NO_CALL
 from nodeready.agent.witnesses.software import NO_NCCL
 from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import fold, natural
 from nodeready.runs.stacks import advise, hints, witness_reader
+from nodeready.runs.stacks.classify import THREAD
 from nodeready.runs.stacks.document import (
     ChildProcess,
     Frame,
@@ -252,6 +255,12 @@ def _is_pausing(group: Group) -> bool:
     return group.activity == "sleep" and not group.role
 
 
+def _is_at_exit(group: Group) -> bool:
+    """Whether the ranks of a group are at the ends of their programs."""
+    main = group.frames[: group.frames.index(THREAD)] if THREAD in group.frames else group.frames
+    return group.no_stack_reason in (ENDED_INTERPRETER, EXITING, NO_CALL) or hints.is_at_exit(main)
+
+
 #: Activities that keep no rank waiting.
 _NEUTRAL_ACTIVITIES = ("idle", "agent", "worker")
 
@@ -365,6 +374,8 @@ class _VerdictBuilder:
         unexplained = not any(map(self._why_gone, gone))
         if gone and raised and unexplained:
             return self.ended_others(raised[0], gone)
+        if gone and unexplained and not self.victims and (ending := self._at_exit(gone)):
+            return self.cannot_end(ending, gone)
         if not alive and not lags and unexplained and (findings := self._unworkable(gone)):
             return self.environment(findings)
         if named or (gone and not alive and not lags):
@@ -523,6 +534,32 @@ class _VerdictBuilder:
         text = f"{ranks_text([rank], self.nodes_of([rank]))} raised {error}; {ranks_text(ended)} "
         text += say("{has|have} ended since", len(ended))
         return self.build("gone", text, [self.of_ranks([rank], action)])
+
+    def _at_exit(self, gone: Sequence[int]) -> list[int]:
+        """The groups that are not gone, if all of them are at the ends of their programs."""
+        rest = [at for at in range(len(self.groups)) if at not in gone]
+        is_known = not any(map(self._is_silent, gone))
+        return rest if is_known and all(_is_at_exit(self.groups[at]) for at in rest) else []
+
+    def cannot_end(self, ending: Sequence[int], gone: Sequence[int]) -> Verdict:
+        """Ranks have ended, and the others are at the ends of their programs, too."""
+        self.reorder = True
+        for at in gone:
+            self.set_role(at, None, "has ended, as all ranks are about to")
+        for at in ending:
+            self.set_role(at, "suspect", "is at the end of its program, and does not end")
+        group, ranks = self.groups[ending[0]], {r for at in gone for r in self.groups[at].ranks}
+        child = (
+            None if THREAD in group.frames else _child_cause(replace(group, activity="child"), "")
+        )
+        action = child.action if child else _cause(group).action
+        if THREAD in group.frames:
+            action = f"waits for its thread at {_position(group)}"
+        elif not group.frames:
+            action = group.no_stack_reason
+        text = f"{_name(group)}{_further(ending)}: is at the end of its program, and {action}; "
+        text += f"{ranks_text(ranks)} {say('{has|have}', len(ranks))} ended: look there"
+        return self.build("late", text, [self.of_group(at) for at in ending])
 
     def waits(self) -> str:
         return f"{self.waiting} {say('{rank waits|ranks wait}', self.waiting)} for it"

@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from nodeready.agent.stacks.py_spy import ENDED_INTERPRETER
 from nodeready.agent.witnesses.flight_recorder import parse
 from nodeready.agent.witnesses.logs import WatchdogReport
 from nodeready.agent.witnesses.nccl_log import NcclError, NcclRank
@@ -165,6 +166,8 @@ def below(state: str, command: str = "python train.py", **more: Any) -> dict[str
 
 
 RUN = f"{TRAIN} > wait subprocess.py 1264"
+EXIT, UPLOAD = "_shutdown threading.py 1590", f"{THREAD} > upload train.py 3"
+ENDED = dict.fromkeys(range(1, 8))
 OTHER_REDUCE = f"{THREAD} > average train.py 12 > all_reduce {C10D} 2806"
 LOADER_IDLE = (
     "_worker_loop torch/utils/data/_utils/worker.py 275 > get multiprocessing/queues.py 113"
@@ -190,6 +193,13 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("one a zombie", job({5: process(5, None, state="Z")}), "gone", (5,), ("rank 5 (gpu2) has ended", "zombie"), ()),
     ("one has ended, and rank 0 waits for what is left of it", job({0: asks(0, "pid 1003"), 3: process(3, None, note="ended, and has left pid 1003, which may hold its connections")}), "gone", (3,), ("has left pid 1003", "7 ranks wait"), ()),
     ("one missing", job({5: None}), "gone", (5,), ("rank 5", "no node has it"), ()),
+    ("all have ended, and one waits for its thread at its end", job({**ENDED, 0: process(0, EXIT, EXIT, threads_at={"Thread-1": UPLOAD})}), "late", (0,), ("rank 0 (gpu1)", "waits for its thread at upload train.py:3", "ranks 1-7 have ended"), ("no node has",)),
+    ("... and one is in a handler of its end", job({**ENDED, 0: process(0, *["flush train.py 7"] * 2)}), "late", (0,), ("at the end of its program, and stands in flush train.py:7",), ()),
+    ("... and one waits for its child at its end", job({**ENDED, 0: {**process(0, *["_exit_function multiprocessing/util.py 360 > join multiprocessing/process.py 149"] * 2), "below": [below("S", main=0, error="")]}}), "late", (0,), ("waits for its child process",), ()),
+    ("... and one has no Python any more", job({**ENDED, 0: process(0, None, error=ENDED_INTERPRETER)}), "late", (0,), ("C or C++ on its way out",), ()),
+    ("... and one waits in a thread for the others", job({**ENDED, 0: process(0, EXIT, EXIT, threads_at={"Thread-1": OTHER_REDUCE})}), "gone", tuple(range(1, 8)), ("no node has them",), ()),
+    ("... and one is not at its end", job({**ENDED, 0: BLOCKED}), "gone", tuple(range(1, 8)), ("no node has them",), ()),
+    ("... and one at its end was killed for memory", job({**ENDED, 0: process(0, EXIT, EXIT)}, by_node={"gpu1": kernel(OOM)}), "gone", tuple(range(1, 8)), ("killed for memory",), ()),
     ("one process wide", job({5: BLOCKED, 6: BLOCKED}), "late", (5, 6), ("ranks 5-6",), ()),
     ("two places", job({5: BLOCKED, 2: (ELSEWHERE, ELSEWHERE)}), "late", (2,), ("1 other group",), ()),
     ("all wait at one place", job(), "quiet", (), ("all 8 ranks wait in all_reduce", "network"), ("rank 0 ",)),
