@@ -497,6 +497,10 @@ def _call(group: Group) -> str:
 
 def _no_waiting_advice(groups: Sequence[Group], total: int) -> Iterator[str]:
     """Advice where no group is known to wait for another one."""
+    idle = [group for group in groups if group.activity == "idle"]
+    if idle:
+        yield f"{_ranks(*idle)}: idle: look whether a client or a task should have come"
+        return
     sizes = [group.processes for group in groups]
     if all(hints.in_pipeline(group.frames) for group in groups):
         yield (

@@ -27,6 +27,7 @@ _TABLES = knowledge.rows("hints")
 _HINTS = {name: Hint(name.partition(" ")[0], text) for name, text in _TABLES["hints"].items()}
 _GIL, _DATA, _RANK, _IDLE_WORKER = (_HINTS[name] for name in ("gil", "data", "rank", "worker"))
 _NETWORK, _LOCK, _CHILD, _LOOP = (_HINTS[name] for name in ("network", "lock", "child", "asyncio"))
+_CLIENT = _HINTS["idle client"]
 #: Activities of ranks that wait for other ranks.
 FOR_RANKS = frozenset({"collective", "peer", "start", "store", "end", "backward", "gpu", "rank"})
 #: Vague hints, which any more exact source overrides.
@@ -355,7 +356,7 @@ def _in_python(frames: Sequence[Frame]) -> _PythonStack:
             known_frames += 1
             if common is None and place is not None and place.text and not unknown:
                 common = place
-            elif (common is _NETWORK and place in (_LOOP, _CHILD)) or (
+            elif (common is _NETWORK and place in (_LOOP, _CHILD, _CLIENT)) or (
                 common is _LOCK and place in (_CHILD, _NETWORK)
             ):
                 # It waits in select(), or at a lock, for another thread or process.
@@ -425,6 +426,9 @@ def find(
     if native_hint:
         return native_hint
     hint = python_stack.called or python_stack.common
+    if hint in (None, _NETWORK, _LOOP) and _SYSTEM_CALL_HINTS[0][0].match(waits_on):
+        # Python only knows that it waits for any of its sockets.
+        hint = _CLIENT
     if hint is None and frames:
         hint = _sleeping_hint(channel, waits_on, master)
     if python_stack.caller:

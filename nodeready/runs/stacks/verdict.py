@@ -191,10 +191,17 @@ def _cause(group: Group) -> _RankCause:
     if of_verdict:
         return _RankCause("late", f"{of_verdict[0]} {at}", of_verdict[1])
     action, advice = _ACTIVITY_TEXTS.get(activity, ("stands in", "look there"))
-    # A group with different waits has no common one.
-    held = _COUNT_SUFFIX.sub("", group.waits_on[0]) if len(group.waits_on) == 1 else ""
-    waits = f", waiting for {_cut(held, MAX_LINE)}" if held and held not in _TRIVIAL_WAITS else ""
+    held = _awaited_object(group)
+    waits = f", waiting for {held}" if held else ""
     return _RankCause("late", f"{action} {at}{waits}", advice)
+
+
+def _awaited_object(group: Group) -> str:
+    """What all ranks of a group wait for in the kernel; "": nothing worth a word, or different
+    objects.
+    """
+    held = _COUNT_SUFFIX.sub("", group.waits_on[0]) if len(group.waits_on) == 1 else ""
+    return "" if held in _TRIVIAL_WAITS else _cut(held, MAX_LINE)
 
 
 _GONE = _RankCause("gone", "{is|are} gone", "see dmesg and `nodeready cores`")
@@ -687,6 +694,8 @@ class _VerdictBuilder:
         unknown = [
             at for at in unknown if self.groups[at].activity not in _NEUTRAL_ACTIVITIES
         ] or unknown
+        if unknown and all(self.groups[at].activity == "idle" for at in unknown):
+            return self.idle(unknown)
         if unknown and not self.victims and self.groups[unknown[0]].frames:
             return self.nobody_waits(unknown)
         if unknown:
@@ -726,6 +735,16 @@ class _VerdictBuilder:
         if len(places) > 1 and not self.report.common:
             return self.disagree(places)
         return self.together()
+
+    def idle(self, indexes: Sequence[int]) -> Verdict:
+        """Ranks have nothing to do, and the others wait for them."""
+        first = self.groups[indexes[0]]
+        number = max(1, len(first.ranks))
+        held = f" ({_awaited_object(first)})" if _awaited_object(first) else ""
+        text = f"{_name(first)}{_further(indexes)} {say('{is|are}', number)} idle: "
+        text += f"{say('{it|they}', number)} {first.hint.partition(':')[0]}{held}"
+        wait = f"; {self.waits()}" if self.victims else ""
+        return self.build("unclear", f"{text}{wait}: a hang only if there should be work")
 
     def _unworkable(self, gone: Sequence[int]) -> list[EnvironmentFinding]:
         """The variables that may keep the ranks apart, where all that are alive wait.

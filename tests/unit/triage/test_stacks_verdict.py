@@ -166,6 +166,10 @@ def below(state: str, command: str = "python train.py", **more: Any) -> dict[str
 
 
 RUN = f"{TRAIN} > wait subprocess.py 1264"
+READS = f"{TRAIN} > load data.py 3 > read_text pathlib.py 1027"
+ACCEPT = f"{TRAIN} > accept socket.py 294"
+QUEUE = f"{TRAIN} > get queue.py 171 > wait threading.py 320"
+ASYNCIO = f"{TRAIN} > run asyncio/runners.py 190 > _run_once asyncio/base_events.py 1905 > select selectors.py 468"
 EXIT, UPLOAD = "_shutdown threading.py 1590", f"{THREAD} > upload train.py 3"
 ENDED = dict.fromkeys(range(1, 8))
 OTHER_REDUCE = f"{THREAD} > average train.py 12 > all_reduce {C10D} 2806"
@@ -226,6 +230,13 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("ranks that ask one that is in a collective, for which another one is late", job({1: asks(1, "pid 1000"), 3: BLOCKED}), "late", (3,), ("rank 3", "7 ranks wait"), ()),
     ("a pipe that all have, and one waits at", job({3: asks(3, "may pid 1000", "may pid 1001")}), "late", (3,), ("rank 3",), ()),
     ("memory that all share, and one does not wait at", job({r: asks(r, *(f"may pid {1000 + other}" for other in range(4) if other != r)) for r in range(3)} | {3: BLOCKED}, ranks=4), "late", (3,), ("rank 3", "3 ranks wait"), ()),
+    ("a server without a client", job({0: process(0, ACCEPT, ACCEPT, waits_on="accept of connections to 0.0.0.0:80")}), "unclear", (), ("rank 0 (gpu1) is idle", "(accept of connections to 0.0.0.0:80)", "7 ranks wait for it"), ()),
+    ("... whose thread takes its clients", job({0: process(0, QUEUE, QUEUE, threads_at={"t": f"{THREAD} > take net.py 3 > accept socket.py 294"}, waits_on="futex")}), "unclear", (), ("is idle",), ("futex",)),
+    ("... and another rank is elsewhere", job({0: process(0, ACCEPT, ACCEPT), 3: (READS, READS)}), "storage", (3,), ("rank 3", "6 ranks wait"), ()),
+    ("... of which another rank is the client", job({**of_rank_0(), 0: first(ACCEPT), 3: (READS, READS)}), "storage", (3,), ("rank 3",), ()),
+    ("servers without clients", job(usual=(ACCEPT, ACCEPT)), "unclear", (), ("ranks 0-7", "are idle"), ()),
+    ("a loop of asyncio without a client", job({0: process(0, ASYNCIO, ASYNCIO, waits_on="epoll of a socket of this machine, connections to [::]:80")}), "unclear", (), ("is idle",), ()),
+    ("a loop of asyncio, which may wait for anything", job({0: process(0, ASYNCIO, ASYNCIO, waits_on="epoll of a socket of this machine")}), "late", (0,), ("asyncio's loop",), ("idle",)),
     ("a connection that two nodes claim", job({3: asks(3, "10.0.0.9:5 10.0.0.1:6"), 1: process(1, REDUCE, REDUCE, ends=["10.0.0.9:5"]), 5: process(5, REDUCE, REDUCE, ends=["10.0.0.9:5"])}), "late", (3,), ("rank 3",), ()),
     ("a thread of a pool waits for rank 0", job({r: asks(r, "pid 1000", stack=FUTURE, thread="pool", threads_at={"pool": f"{THREAD} > _worker concurrent/futures/thread.py 83 > run concurrent/futures/thread.py 58 > fetch net.py 8 > readinto socket.py 706"}) for r in range(1, 4)} | {0: BLOCKED}, ranks=4), "late", (0,), ("rank 0", "3 ranks wait"), ()),
     ("rank 0 has all connections and waits for any, and one rank does not wait", job({0: asks(0, "pid 1001", "pid 1002", "pid 1003", thread="(whole)"), **{r: asks(r, "pid 1000", thread="(whole)") for r in (1, 2)}, 3: BLOCKED}, ranks=4), "late", (3,), ("rank 3", "3 ranks wait"), ("other group",)),
