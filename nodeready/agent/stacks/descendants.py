@@ -99,6 +99,7 @@ class StackTarget:
     waits_on: str = ""  # what its main thread waits for; "": not known
     timed_lock: bool = False  # `waits_on` is a lock, for a limited time
     descendants: list[StackTarget] = field(default_factory=list)
+    has_store: bool = True  # its main thread may wait for the job's store at MASTER_PORT
     # (thread, rank that it waits for), from `links.observe`
     waits_for: list[tuple[str, str]] = field(default_factory=list)
     # connections and listeners that other nodes' ranks may wait for, from `links.observe`
@@ -204,7 +205,7 @@ class StackTarget:
             "local_rank": identity.local_rank,
             "world_size": identity.world_size,
             "job": identity.job,
-            "master": identity.master,
+            "master": identity.master if self.has_store else "",
             "user": self.user,
             "command": process.command[:_MAX_COMMAND] or process.name,
             "state": facts.state if facts else "",

@@ -10,7 +10,8 @@ import contextlib
 import os
 import re
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,8 @@ MAIN, WHOLE_PROCESS, DESCENDANTS = "MainThread", "(whole)", "(below)"
 #: Maximum of a process's threads that are probed, of its rows, and of its connections that are
 #: reported: a process with more is part of a full mesh.
 _MAX_THREADS, _MAX_ROWS, _MAX_ENDS = 32, 64, 64
+#: How often a thread of the store is looked for, and the seconds between.
+_STORE_LOOKS, _STORE_PAUSE_S = 3, 0.005
 _LOOPBACK = re.compile(r"127\.|\[::1\]")
 _LOCAL = re.compile(r"\|-- ([0-9.]{7,15})\n\s+/32 host LOCAL")
 
@@ -40,26 +43,67 @@ class _ProcessEnds:
     maps: Sequence[str] = ()
     # thread -> the connections that the thread waits for, as in `sockets`
     waits: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
+    has_torch: bool = False  # in memory; read only if it has a socket at the port of the store
+    serves_store: bool = False  # it has torch's store at that port
 
 
 def _probe(
-    pid: int, threads: Mapping[int, str], shared: frozenset[str], unix_peers: Mapping[str, str]
-) -> dict[str, Any]:
-    """The fields of `_ProcessEnds`. threads: number -> name; shared: files of shared memory"""
+    pid: int, threads: Mapping[int, str], port: str, shared: frozenset[str],
+    unix_peers: Mapping[str, str],
+) -> dict[str, Any]:  # fmt: skip
+    """The fields of `_ProcessEnds`.
+
+    threads: number -> name, of the threads that Python knows
+    port:    of the job's store; "": not known
+    shared:  files of shared memory
+    """
     waits_by_thread: dict[str, list[Any]] = {}
-    for thread, name in threads.items():
+    for thread, name in list(threads.items())[:_MAX_THREADS]:
         row = waits.probe_thread(pid, thread)
         if row and (pairs := waits.WaitCall(*row).sockets):
             waits_by_thread.setdefault(name, []).extend(pairs)
-    maps_text = contents(f"/proc/{pid}/maps", waits.MAPS_BYTES) if shared else ""
+    sockets = waits.sockets(pid, unix_peers)
+    uses_port = any(_store_end(pair, port) for pair in sockets)
+    needs_maps = shared or uses_port
+    maps_text = contents(f"/proc/{pid}/maps", waits.MAPS_BYTES) if needs_maps else ""
     maps = waits.shared_maps(maps_text)
+    has_torch = uses_port and "/libtorch" in maps_text
     return {
         "space": os.stat(f"/proc/{pid}/ns/net").st_ino,
         "local": _addresses(pid),
-        "sockets": waits.sockets(pid, unix_peers),
+        "sockets": sockets,
         "maps": [file for file in shared if file in maps],
         "waits": waits_by_thread,
+        "has_torch": has_torch,
+        "serves_store": has_torch and _serves_store(pid, threads, port),
     }
+
+
+def _store_end(pair: Sequence[str], port: str) -> str:
+    """The end of a connection that has this port; "": neither has."""
+    return next((address for address in pair if port and address.endswith(f":{port}")), "")
+
+
+def _serves_store(pid: int, threads: Container[int], port: str) -> bool:
+    """Whether a thread that Python does not know waits for clients at this port, as that of
+    torch's store does (TCPStoreBackend.cpp and TCPStoreLibUvBackend.cpp).
+    """
+    numbers = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    numbers = [number for number in numbers if number != pid and number not in threads]
+    for _ in range(_STORE_LOOKS):
+        for number in numbers:
+            row = waits.probe_thread(pid, number)
+            objects = waits.WaitCall(*row).objects if row else ()
+            name = contents(f"/proc/{pid}/task/{number}/comm")
+            is_listening = any(
+                text.startswith("connections to ") and text.endswith(f":{port}")
+                for text in objects
+            )
+            if is_listening or name.startswith("pt_tcpstore"):
+                return True
+        # It may have been at work for a client.
+        time.sleep(_STORE_PAUSE_S)
+    return False
 
 
 def _addresses(pid: int) -> list[str]:
@@ -85,7 +129,7 @@ def observe(
             continue
         listed_threads = target.dumps[-1].threads if target.dumps else ()
         thread_names = [(thread.number, thread.name) for thread in listed_threads if thread.number]
-        threads[target.pid] = dict(thread_names[:_MAX_THREADS])
+        threads[target.pid] = dict(thread_names)
         family = [target, *(child for child in target.descendants if child.facts)]
         target_by_pid.update((process.pid, target) for process in family)
     # A single rank waits for other ranks only if its job has some on other nodes.
@@ -95,7 +139,9 @@ def observe(
     owner_by_pid = {pid: target.owner for pid, target in target_by_pid.items()}
     unix_peers = waits.unix_peers()
     answers = probe_each(
-        lambda pid: _probe(pid, threads.get(pid, {}), shared, unix_peers),
+        lambda pid: _probe(
+            pid, threads.get(pid, {}), _port(target_by_pid[pid]), shared, unix_peers
+        ),
         list(target_by_pid),
         deadline,
         owner_by_pid,
@@ -109,6 +155,7 @@ def observe(
         rows: list[tuple[str, str]] = []
         for pid in family_pids:
             if call := calls.get(pid):
+                target.has_store &= pid != target.pid or node_ends.may_be_store(pid, call)
                 name = MAIN if pid == target.pid else DESCENDANTS
                 rows += [(name, peer) for peer in node_ends.waits_of_call(pid, call)]
             for thread, pairs in process_ends[pid].waits.items():
@@ -118,6 +165,11 @@ def observe(
             rows += [(WHOLE_PROCESS, peer) for peer in peers if peer.startswith("pid ")]
         target.waits_for = list(dict.fromkeys(rows))[:_MAX_ROWS]
         target.ends = node_ends.ends(family_pids)
+
+
+def _port(target: StackTarget) -> str:
+    """The port of the job's store; "": not known."""
+    return target.rank.identity.master.rpartition(":")[2]
 
 
 class _NodeEnds:
@@ -157,10 +209,38 @@ class _NodeEnds:
         host = address.rpartition(":")[0]
         return bool(host) and host not in self.process_ends[pid].local
 
+    def _server(self, pid: int, pair: Sequence[str]) -> int | None:
+        """The process of a rank of this node that has the end of this connection at the port of
+        the job's store.
+        """
+        end = _store_end(pair, _port(self.target_by_pid[pid]))
+        if not end or end == pair[0]:
+            return pid if end else None
+        return self._owner(self._space(pid, end), end, pair[0])
+
+    def _owner(self, space: int, address: str, peer: str) -> int | None:
+        """The process that has this end of a connection, or that listens at this address."""
+        listener_pid = self.pid_by_pair.get((space, address, ""))
+        return self.pid_by_pair.get((space, address, peer), listener_pid)
+
     def _is_store(self, pid: int, pair: Sequence[str]) -> bool:
-        """Whether a connection is to the job's store, which its rank serves in another thread."""
-        port = self.target_by_pid[pid].rank.identity.master.rpartition(":")[2]
-        return bool(port) and any(address.endswith(f":{port}") for address in pair)
+        """Whether a connection is to the job's store, which a rank of this node serves in a thread
+        of C++. The port alone proves nothing: a program may use it for its own connections.
+        """
+        server = self._server(pid, pair)
+        return server is not None and self.process_ends[server].serves_store
+
+    def may_be_store(self, pid: int, call: waits.WaitCall) -> bool:
+        """Whether a call that waits at the port of the job's store may wait for the store. A
+        process that is no rank, or on another node, serves it to processes that have torch.
+        """
+        port = _port(self.target_by_pid[pid])
+        pairs = [pair for pair in call.sockets if _store_end(pair, port)]
+        return all(
+            self.process_ends[pid].has_torch
+            and (self._server(pid, pair) is None or self._is_store(pid, pair))
+            for pair in pairs
+        )
 
     def peers(self, pid: int, pairs: Iterable[Sequence[str]]) -> list[str]:
         """The peers of connections: ``pid 55``, or the peer's address and the own address.
@@ -171,9 +251,7 @@ class _NodeEnds:
             peer = listed_peer or self.unix_peers.get(address, "")
             if self._is_store(pid, (address, peer)):
                 continue
-            space = self._space(pid, peer)
-            listener_pid = self.pid_by_pair.get((space, peer, ""))
-            peer_pid = self.pid_by_pair.get((space, peer, address), listener_pid)
+            peer_pid = self._owner(self._space(pid, peer), peer, address)
             if peer_pid is None:
                 if self._is_remote(pid, peer):
                     peers[f"{peer} {address}"] = None
