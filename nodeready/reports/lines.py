@@ -30,6 +30,7 @@ STYLES = {
     "no-data": "bold red",
     "uninterruptible": "bold red",
     "stopped": "red",
+    "frozen": "red",
     "traced": "magenta",
     "blocked": "yellow",
     "spinning": "yellow",

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -248,6 +249,24 @@ class Play:
         undo.callback(os.kill, pid, signal.SIGCONT)
         os.kill(pid, signal.SIGSTOP)
         wait_for(lambda: fields(pid)[0] == "T")
+
+    def _frozen(self, pid: int, undo: contextlib.ExitStack) -> None:
+        # The freezer of cgroup v1, else v2.
+        mounts = (Path("/sys/fs/cgroup", name) for name in ("freezer", "unified", ""))
+        mount = next(filter(Path.is_dir, mounts))
+        is_v1 = mount.name == "freezer"
+        home = re.search(f":{'freezer' * is_v1}:(.*)", Path(f"/proc/{pid}/cgroup").read_text())
+        assert home
+        cgroup = mount / f"nodeready-hang-{pid}"
+        cgroup.mkdir()
+        undo.callback(cgroup.rmdir)
+        (cgroup / "cgroup.procs").write_text(str(pid))
+        undo.callback(Path(f"{mount}{home[1]}", "cgroup.procs").write_text, str(pid))
+        switch = cgroup / ("freezer.state" if is_v1 else "cgroup.freeze")
+        undo.callback(switch.write_text, "THAWED" if is_v1 else "0")
+        switch.write_text("FROZEN" if is_v1 else "1")
+        state = switch if is_v1 else cgroup / "cgroup.events"
+        wait_for(lambda: re.search("FROZEN|frozen 1", state.read_text()))
 
     def _traced(self, pid: int, undo: contextlib.ExitStack) -> None:
         words = ["strace", "-o", "/dev/null", "-p", str(pid)]

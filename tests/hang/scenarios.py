@@ -33,7 +33,7 @@ class Scenario:
     suspects: the groups that are suspects, all of them; one of them is on top. (): none
     must, never: words that the table must and must not have
     first:    where the stacks alone make nobody a suspect: any of these ranks is first
-    fault:    what the test does to ranks: stopped, traced, killed, dead_mount
+    fault:    what the test does to ranks: stopped, frozen, traced, killed, dead_mount
     ends:     whether it can go on after the look; else it is ended
     status:   of the command
     native:   the look takes native stacks, too

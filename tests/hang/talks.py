@@ -52,8 +52,8 @@ def port_of(name):
 # --- Own protocols over TCP.
 
 
-def listen():
-    server = socket.create_server(("127.0.0.1", 0), backlog=64)
+def listen(port=0):
+    server = socket.create_server(("127.0.0.1", port), backlog=64)
     publish(server.getsockname()[1])
     return server
 
@@ -89,10 +89,15 @@ def connect_and_read():
     read_shard()
 
 
-def gather_in_order():
+def gather_in_order(port=0):
     """Rank 0 takes a part of each rank, one after the other."""
-    for _rank, connection in sorted(clients(listen()).items()):
+    for _rank, connection in sorted(clients(listen(port)).items()):
         connection.recv(2)
+
+
+def gather_at_master_port():
+    """The same where torch would have its store."""
+    gather_in_order(int(os.environ["MASTER_PORT"]))
 
 
 def send_part():

@@ -19,9 +19,17 @@ from typing import Any
 
 from nodeready.agent.runtime import ProcessSupervisor
 from nodeready.agent.stacks import processes, py_spy, waits
-from nodeready.agent.stacks.processes import HANGS, Facts, ScannedProcess, contents, probe_each
+from nodeready.agent.stacks.processes import (
+    FROZEN,
+    HANGS,
+    Facts,
+    ScannedProcess,
+    contents,
+    probe_each,
+)
 from nodeready.agent.stacks.py_spy import HUNG, Dump, Frame
 from nodeready.agent.stacks.ranks import (
+    ORPHANED,
     Computes,
     JobRank,
     RankIdentity,
@@ -94,6 +102,7 @@ class StackTarget:
     timed_lock: bool = False  # `waits_on` is a lock, for a limited time
     is_untimed: bool = False  # `waits_on` ends by another's act alone
     descendants: list[StackTarget] = field(default_factory=list)
+    has_store: bool = True  # its main thread may wait for the job's store at MASTER_PORT
     # (thread, rank that it waits for), from `links.observe`
     waits_for: list[tuple[str, str]] = field(default_factory=list)
     # threads that wait for data of other ranks, and got some since the first sample; likewise
@@ -163,7 +172,7 @@ class StackTarget:
         """Why py-spy must not read the process now; "": it may."""
         if ENDED in self.notes:
             return ENDED
-        if self.rank.stranger:
+        if self.rank.stranger or self.rank.note.startswith(ORPHANED):
             return self.rank.note
         if not self.facts:
             return NO_TIME
@@ -176,6 +185,8 @@ class StackTarget:
             return "stopped by a signal: not looked into"
         if native and facts.state == "D":
             return "in state D: a native look would wait with it"
+        if native and facts.state == FROZEN:
+            return "frozen by its cgroup: a native look would wait with it"
         if euid not in (0, facts.uid):
             return "another user's: only that user and root may look into it"
         if any(dump.error == HUNG for dump in self.dumps):
@@ -207,7 +218,7 @@ class StackTarget:
             "local_rank": identity.local_rank,
             "world_size": identity.world_size,
             "job": identity.job,
-            "master": identity.master,
+            "master": identity.master if self.has_store else "",
             "user": self.user,
             "command": process.command[:_MAX_COMMAND] or process.name,
             "state": facts.state if facts else "",

@@ -12,7 +12,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ MAIN, WHOLE_PROCESS, DESCENDANTS = "MainThread", "(whole)", "(below)"
 #: part of a full mesh.
 _MAX_ROWS, _MAX_ENDS = 64, 64
 _NEW_NET = 0x40000000  # CLONE_NEWNET of linux/sched.h
+#: How often a thread of the store is looked for, and the seconds between.
+_STORE_LOOKS, _STORE_PAUSE_S = 3, 0.005
 _LOOPBACK = re.compile(r"127\.|\[::1\]")
 _LOCAL = re.compile(r"\|-- ([0-9.]{7,15})\n\s+/32 host LOCAL")
 
@@ -43,27 +45,43 @@ class _ProcessEnds:
     maps: Sequence[str] = ()
     # the connections, among those for which a thread waits, by which data has come of late
     heard: Sequence[Sequence[str]] = ()
+    has_torch: bool = False  # in memory; read only if it has a socket at the port of the store
+    serves_store: bool = False  # it has torch's store at that port
 
 
 def _probe(
     pid: int,
+    *,
+    threads: Container[int],
+    port: str,
     shared: frozenset[str],
     unix_peers: Mapping[str, str],
     awaited: Collection[tuple[str, str]],
     late_s: float,
 ) -> dict[str, Any]:
-    """The fields of `_ProcessEnds`. shared: files of shared memory; awaited: the connections for
-    which its threads wait; late_s: seconds ago from which on data came of late
+    """The fields of `_ProcessEnds`.
+
+    threads: that Python knows
+    port:    of the job's store; "": not known
+    shared:  files of shared memory
+    awaited: the connections for which its threads wait
+    late_s:  seconds ago from which on data came of late
     """
     ages = waits.received_ages() if awaited and _enter_network(pid) else {}
-    maps_text = contents(f"/proc/{pid}/maps", waits.MAPS_BYTES) if shared else ""
+    sockets = waits.sockets(pid, unix_peers)
+    uses_port = any(_store_end(pair, port) for pair in sockets)
+    needs_maps = shared or uses_port
+    maps_text = contents(f"/proc/{pid}/maps", waits.MAPS_BYTES) if needs_maps else ""
     maps = waits.shared_maps(maps_text)
+    has_torch = uses_port and "/libtorch" in maps_text
     return {
         "space": os.stat(f"/proc/{pid}/ns/net").st_ino,
         "local": _addresses(pid),
-        "sockets": waits.sockets(pid, unix_peers),
+        "sockets": sockets,
         "maps": [file for file in shared if file in maps],
         "heard": [pair for pair in awaited if ages.get(pair, late_s) < late_s],
+        "has_torch": has_torch,
+        "serves_store": has_torch and _serves_store(pid, threads, port),
     }
 
 
@@ -73,6 +91,33 @@ def _enter_network(pid: int) -> bool:
         return True
     with open(f"/proc/{pid}/ns/net") as namespace:
         return not ctypes.CDLL(None).setns(namespace.fileno(), _NEW_NET)
+
+
+def _store_end(pair: Sequence[str], port: str) -> str:
+    """The end of a connection that has this port; "": neither has."""
+    return next((address for address in pair if port and address.endswith(f":{port}")), "")
+
+
+def _serves_store(pid: int, threads: Container[int], port: str) -> bool:
+    """Whether a thread that Python does not know waits for clients at this port, as that of
+    torch's store does (TCPStoreBackend.cpp and TCPStoreLibUvBackend.cpp).
+    """
+    numbers = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    numbers = [number for number in numbers if number != pid and number not in threads]
+    for _ in range(_STORE_LOOKS):
+        for number in numbers:
+            row = waits.probe_thread(pid, number)
+            objects = waits.WaitCall(*row).objects if row else ()
+            name = contents(f"/proc/{pid}/task/{number}/comm")
+            is_listening = any(
+                text.startswith("connections to ") and text.endswith(f":{port}")
+                for text in objects
+            )
+            if is_listening or name.startswith("pt_tcpstore"):
+                return True
+        # It may have been at work for a client.
+        time.sleep(_STORE_PAUSE_S)
+    return False
 
 
 def _addresses(pid: int) -> list[str]:
@@ -97,9 +142,12 @@ def observe(
     """
     target_by_pid: dict[int, StackTarget] = {}
     names: dict[int, dict[int, str]] = {}
+    listed: dict[int, set[int]] = {}
     for target in targets:
         if target.rank.stranger or not target.facts:
             continue
+        rows_of_dump = target.dumps[-1].threads if target.dumps else ()
+        listed[target.pid] = {row.number for row in rows_of_dump}
         names[target.pid] = {target.thread: MAIN, **target.thread_names}
         family = [target, *(child for child in target.descendants if child.facts)]
         target_by_pid.update((process.pid, target) for process in family)
@@ -116,7 +164,13 @@ def observe(
         awaited.setdefault(pid, set()).update((own, peer) for own, peer in call.sockets if peer)
     answers = probe_each(
         lambda pid: _probe(
-            pid, shared, unix_peers, awaited.get(pid, ()), time.monotonic() - began
+            pid,
+            threads=listed.get(pid, ()),
+            port=_port(target_by_pid[pid]),
+            shared=shared,
+            unix_peers=unix_peers,
+            awaited=awaited.get(pid, ()),
+            late_s=time.monotonic() - began,
         ),
         list(target_by_pid),
         deadline,
@@ -134,6 +188,8 @@ def observe(
             heard_pairs = {(own, peer) for own, peer in process_ends[pid].heard}
             for thread, call in calls_by_pid.get(pid, {}).items():
                 name = names[pid][thread] if pid == target.pid else DESCENDANTS
+                if (pid, thread) == (target.pid, target.thread):
+                    target.has_store &= node_ends.may_be_store(pid, call)
                 rows += [(name, peer) for peer in node_ends.waits_of_call(pid, call)]
                 if node_ends.peers(
                     pid, heard_pairs.intersection((own, peer) for own, peer in call.sockets)
@@ -145,6 +201,11 @@ def observe(
         target.waits_for = list(dict.fromkeys(rows))[:_MAX_ROWS]
         target.heard = list(heard)
         target.ends = node_ends.ends(family_pids)
+
+
+def _port(target: StackTarget) -> str:
+    """The port of the job's store; "": not known."""
+    return target.rank.identity.master.rpartition(":")[2]
 
 
 class _NodeEnds:
@@ -184,10 +245,38 @@ class _NodeEnds:
         host = address.rpartition(":")[0]
         return bool(host) and host not in self.process_ends[pid].local
 
+    def _server(self, pid: int, pair: Sequence[str]) -> int | None:
+        """The process of a rank of this node that has the end of this connection at the port of
+        the job's store.
+        """
+        end = _store_end(pair, _port(self.target_by_pid[pid]))
+        if not end or end == pair[0]:
+            return pid if end else None
+        return self._owner(self._space(pid, end), end, pair[0])
+
+    def _owner(self, space: int, address: str, peer: str) -> int | None:
+        """The process that has this end of a connection, or that listens at this address."""
+        listener_pid = self.pid_by_pair.get((space, address, ""))
+        return self.pid_by_pair.get((space, address, peer), listener_pid)
+
     def _is_store(self, pid: int, pair: Sequence[str]) -> bool:
-        """Whether a connection is to the job's store, which its rank serves in another thread."""
-        port = self.target_by_pid[pid].rank.identity.master.rpartition(":")[2]
-        return bool(port) and any(address.endswith(f":{port}") for address in pair)
+        """Whether a connection is to the job's store, which a rank of this node serves in a thread
+        of C++. The port alone proves nothing: a program may use it for its own connections.
+        """
+        server = self._server(pid, pair)
+        return server is not None and self.process_ends[server].serves_store
+
+    def may_be_store(self, pid: int, call: waits.WaitCall) -> bool:
+        """Whether a call that waits at the port of the job's store may wait for the store. A
+        process that is no rank, or on another node, serves it to processes that have torch.
+        """
+        port = _port(self.target_by_pid[pid])
+        pairs = [pair for pair in call.sockets if _store_end(pair, port)]
+        return all(
+            self.process_ends[pid].has_torch
+            and (self._server(pid, pair) is None or self._is_store(pid, pair))
+            for pair in pairs
+        )
 
     def peers(self, pid: int, pairs: Iterable[Sequence[str]]) -> list[str]:
         """The peers of connections: ``pid 55``, or the peer's address and the own address.
@@ -198,9 +287,7 @@ class _NodeEnds:
             peer = listed_peer or self.unix_peers.get(address, "")
             if self._is_store(pid, (address, peer)):
                 continue
-            space = self._space(pid, peer)
-            listener_pid = self.pid_by_pair.get((space, peer, ""))
-            peer_pid = self.pid_by_pair.get((space, peer, address), listener_pid)
+            peer_pid = self._owner(self._space(pid, peer), peer, address)
             if peer_pid is None:
                 if self._is_remote(pid, peer):
                     peers[f"{peer} {address}"] = None

@@ -51,7 +51,8 @@ _COMMAND_BYTES, _ENVIRONMENT_BYTES = 4096, 1 << 20
 _VALUE_BYTES = 256
 #: Seconds for the reads of one process, and the same after one has hung: more will hang.
 _PATIENCE_S, _NEXT_PATIENCE_S = 1.0, 0.3
-_EXITING, _KERNEL_THREAD = 0x4, 0x00200000  # PF_EXITING and PF_KTHREAD of linux/sched.h
+# PF_EXITING, PF_FORKNOEXEC and PF_KTHREAD of linux/sched.h.
+_EXITING, _FORKED, _KERNEL_THREAD = 0x4, 0x40, 0x00200000
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STAT = re.compile(r"(\d+) \((.*)\) (\S)((?: -?\d+){19,})", re.S)
 # The cgroups that slurmd makes for a job (Slurm's cgroup.conf(5)), below slurmd's, v1 or v2. Users
@@ -62,6 +63,22 @@ _JOB = re.compile(
     re.M,
 )
 _LOGIN = re.compile(r"/(user\.slice|user@)")
+#: State of a process that its cgroup has frozen; the kernel shows D (cgroup v1) or S (v2) instead.
+FROZEN = "F"
+# Where a frozen process waits (kernel/freezer.c before Linux 6.1; do_freezer_trap() of
+# kernel/signal.c, which the compiler may put into get_signal()).
+_FREEZER_TRAPS = ("__refrigerator", "do_freezer_trap", "get_signal")
+# Controllers and path in /proc/PID/cgroup; cgroup v2 has no controllers there.
+_CGROUP = re.compile(r"^\d+:(freezer)?:(/.*)$", re.M)
+# By controller: the file of a cgroup, below the usual mounts, and the text of a frozen cgroup.
+# Both files of a cgroup count the cgroups above it.
+_FREEZERS = {
+    "freezer": (("/sys/fs/cgroup/freezer{}/freezer.state",), re.compile(r"FROZEN|FREEZING")),
+    "": (
+        ("/sys/fs/cgroup{}/cgroup.events", "/sys/fs/cgroup/unified{}/cgroup.events"),
+        re.compile(r"^frozen 1$", re.M),
+    ),
+}
 
 #: In place of a result: the process gave no answer.
 HANGS: Any = "hangs"
@@ -80,6 +97,9 @@ class Stat:
     threads: int
     start_s: float  # seconds since boot
     exiting: bool = False  # the main thread has left the program
+    group: int = 0  # pid of the leader of its process group; 0: of another namespace
+    session: int = 0  # likewise, of its session
+    is_forked: bool = False  # it runs the program of its parent: it has not called execve(2)
 
 
 @dataclass(frozen=True)
@@ -101,6 +121,9 @@ class ScannedProcess:
     # it
     uid: int | None = None
     main_uid: int | None = None  # the same for all ids of that user (`users_file.main_uid`)
+    # the pid of the leader of its process group or session, which has ended; 0: neither has
+    lost_leader: int = 0
+    is_forked: bool = False  # as of a Stat
 
     @property
     def python(self) -> bool:
@@ -114,7 +137,7 @@ class ScannedProcess:
 class Facts:
     """A process's state, which the kernel shows without touching the process."""
 
-    state: str
+    state: str  # as in /proc/PID/stat, or FROZEN
     wait_channel: str  # the kernel function in which it waits; "": in none, or not shown
     kernel_stack: tuple[str, ...]  # leaf first; () when not permitted
     cpu_s: float
@@ -148,6 +171,9 @@ def stat(text: str) -> Stat | None:
         threads=numbers[16],
         start_s=round(numbers[18] / _TICKS, 2),
         exiting=bool(numbers[5] & _EXITING),
+        group=numbers[1],
+        session=numbers[2],
+        is_forked=bool(numbers[5] & _FORKED),
     )
 
 
@@ -172,6 +198,20 @@ def slurm_job(text: str) -> str:
         if not _LOGIN.search(prefix):
             return str(job)
     return ""
+
+
+def is_frozen(cgroups: str, wait_channel: str) -> bool:
+    """Whether a cgroup in this text of /proc/PID/cgroup is frozen, such as by `docker pause`; or
+    its process waits where only a frozen one does.
+    """
+    if wait_channel.partition("+")[0] in _FREEZER_TRAPS:
+        return True
+    return any(
+        pattern.search(contents(file.format(path)))
+        for controller, path in _CGROUP.findall(cgroups)
+        for files, pattern in [_FREEZERS[controller]]
+        for file in files
+    )
 
 
 def kernel_stack(text: str) -> tuple[str, ...]:
@@ -293,7 +333,15 @@ def _outer_fields(pid: int) -> dict[str, Any] | None:
         "cpu_s": parsed.cpu_s,
         "program": program,
         "uid": int(uid[1]) if uid else None,
+        "is_forked": parsed.is_forked,
+        "lost_leader": next(filter(_has_ended, (parsed.group, parsed.session)), 0),
     }
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether no process has this number, or a zombie. A number of 0 is of no process."""
+    parsed = stat(contents(f"/proc/{pid}/stat")) if pid else None
+    return pid > 0 and (parsed is None or parsed.state in "ZXx")
 
 
 def _scan_one(pid: int) -> dict[str, Any] | None:
@@ -324,7 +372,10 @@ def _facts(pid: int, locked: bool = True, thread: int = 0) -> dict[str, Any] | N
     if process_facts is None:
         return None
     thread_stat = stat(task_stat) if thread else None
-    return {**vars(process_facts), **({"state": thread_stat.state} if thread_stat else {})}
+    state = thread_stat.state if thread_stat else process_facts.state
+    if state in "DS" and is_frozen(contents(f"/proc/{pid}/cgroup"), process_facts.wait_channel):
+        state = FROZEN
+    return {**vars(process_facts), "state": state}
 
 
 def owners(numbers: Iterable[int]) -> dict[int, int]:

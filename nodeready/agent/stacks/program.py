@@ -355,7 +355,9 @@ def _may_be_slow(targets: Sequence[StackTarget]) -> bool:
     stands still if its step takes longer than the samples.
     """
     live = [target for target in targets if target.facts and not target.rank.stranger]
-    if any(target.refusal(0) or target.facts[-1].state == "D" for target in live):
+    if any(
+        target.refusal(0) or target.facts[-1].state in ("D", processes.FROZEN) for target in live
+    ):
         return False
     pythons = [target for target in live if target.rank.process.python]
     stacks = [[dump.main for dump in target.dumps] for target in pythons]

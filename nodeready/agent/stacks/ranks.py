@@ -6,8 +6,9 @@ job of another owner is a stranger, and so is one that claims a job on a node wh
 run it. A stranger is named, not probed, and does not affect the job's ranks.
 
 A rank is recognised by its environment, and is the topmost process of its (job, rank): data-loader
-workers inherit the environment. A launcher has no rank, or that of an outer step; a shell around a
-rank has the same rank. A variable set after the start of a program is not in /proc/PID/environ.
+workers inherit the environment, and may outlive a rank that is killed (`_orphans`). A launcher has
+no rank, or that of an outer step; a shell around a rank has the same rank. A variable set after
+the start of a program is not in /proc/PID/environ.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ _CHILD_CPU_FACTOR, _IMPORT_S = 2, 1.0
 _NO_ID = "none"
 # How the command line of nodeready's programs on a node begins: see nodeready.agent.payload.
 _NODEREADY_PROGRAM = "MAIN='nodeready."
+#: Beginning of the note of an ended rank.
+ORPHANED = "ended, and has left"
 #: How the note of a stranger begins, and how it ends where Slurm does not run the job on the node.
 CLAIMS, ELSEWHERE = "claims job ", ", which Slurm runs on other nodes: not looked into"
 #: Maximum strangers of a node that are named.
@@ -417,6 +420,34 @@ def _select_ranked(tree: _Tree, candidates: Sequence[int]) -> Iterator[int]:
         yield from [pid for pid in real if tree.identities[pid].family == best] or chosen
 
 
+def _orphans(tree: _Tree, pids: Iterable[int]) -> dict[int, bool]:
+    """The processes among these that an ended rank has left behind with its environment; and
+    whether the process is shown for its rank: the first one is if the rank has no other process.
+
+    An orphan has lost the leader of its process group or session, as a rank has whose launcher has
+    ended. But an orphan was forked from a rank, or runs another program than the ranks that have
+    their leaders; and it is younger than these, or its rank has another process.
+    """
+    orphans: dict[int, bool] = {}
+    job_pids: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for pid in pids:
+        job_pids[tree.job(pid)].append(pid)
+    for members in job_pids.values():
+        processes = [tree.processes[pid] for pid in sorted(members)]
+        peers = [process for process in processes if not process.lost_leader]
+        ranks = {tree.identities[peer.pid].rank for peer in peers}
+        programs = set(map(program, peers))
+        last_start_s = max((peer.start_s for peer in peers), default=float("inf"))
+        for process in processes:
+            rank = tree.identities[process.pid].rank
+            is_odd = process.is_forked or program(process) not in programs
+            is_late = process.start_s > last_start_s or rank in ranks
+            if process.lost_leader and is_odd and is_late:
+                orphans[process.pid] = rank not in ranks
+                ranks.add(rank)
+    return orphans
+
+
 def _without_other_steps(tree: _Tree, pids: Sequence[int]) -> list[int]:
     """These ranks without a person's programs in another step of a job of Pythons."""
 
@@ -520,9 +551,12 @@ def select(
     trainers = [pid for pid in candidates if pid in tree.trainers]
     trainer_jobs = {tree.job(pid) for pid in trainers}
     # A step's rank in the job of Ray's workers is Ray's driver.
+    ranked = list(_select_ranked(tree, candidates))
+    orphans = _orphans(tree, ranked)
+    ranked = [pid for pid in ranked if orphans.get(pid, True)]
     chosen = [
         pid
-        for pid in _without_other_steps(tree, list(_select_ranked(tree, candidates)))
+        for pid in _without_other_steps(tree, ranked)
         if not tree.identities[pid].family or tree.job(pid) not in trainer_jobs
     ]
     chosen += trainers
@@ -534,7 +568,7 @@ def select(
 
     ordered = sorted(set(chosen), key=order)
     strangers = _strangers(tree, ordered, selection)
-    own_ranks = [_rank(tree, pid) for pid in ordered if pid not in strangers]
+    own_ranks = [_rank(tree, pid, pid in orphans) for pid in ordered if pid not in strangers]
     stranger_ranks = []
     for pid in [pid for pid in ordered if pid in strangers][:MAX_STRANGERS]:
         identity = tree.identities[pid]
@@ -543,10 +577,12 @@ def select(
     return own_ranks + stranger_ranks
 
 
-def _rank(tree: _Tree, pid: int) -> JobRank:
+def _rank(tree: _Tree, pid: int, is_orphan: bool = False) -> JobRank:
     process = tree.processes[pid]
-    note = "its memory cannot be read: the read hangs in the kernel"
-    return JobRank(process, tree.identities[pid], note if process.hangs else "")
+    note = "its memory cannot be read: the read hangs in the kernel" if process.hangs else ""
+    if is_orphan:
+        note = f"{ORPHANED} pid {pid}, which may hold its connections"
+    return JobRank(process, tree.identities[pid], note)
 
 
 def claim_note(job: str, is_elsewhere: bool) -> str:

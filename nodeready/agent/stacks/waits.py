@@ -68,6 +68,8 @@ _P_PID = 1  # waitid(2)
 #: States of /proc/net/tcp (include/net/tcp_states.h).
 _ESTABLISHED, _SYN_SENT, _LISTEN = 1, 2, 10
 _TCP = ("tcp", "tcp6")
+#: Flag of a listener in /proc/net/unix (__SO_ACCEPTCON of linux/net.h).
+_ACCEPTS = 1 << 16
 #: Prefix of the inode of a Unix socket.
 UNIX = "unix "
 # Constants of linux/netlink.h, sock_diag.h, unix_diag.h, inet_diag.h.
@@ -277,6 +279,8 @@ class _WaitingThread:
         for row in contents(f"/proc/{self.pid}/net/unix").splitlines()[1:]:
             words = row.split(None, 7)
             if len(words) > 6 and words[6] == str(inode):
+                if int(words[3], 16) & _ACCEPTS:
+                    return verb, f"connections to {words[-1][:_WIDE]}"
                 self.sockets.append((f"{UNIX}{inode}", ""))
                 name = words[7][:_WIDE] if len(words) > 7 else ""
                 return verb, f"the socket {name}" if name else "a socket of this machine"

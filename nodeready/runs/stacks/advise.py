@@ -96,6 +96,7 @@ _STANDING_TEXTS = {
     "missing": "it was not found",
     "dead": "it has ended",
     "stopped": "a signal holds it",
+    "frozen": "its cgroup holds it",
     "traced": "a debugger holds it",
     "uninterruptible": "it waits in the kernel, not for a rank",
     "no-data": "its stack is unknown",
@@ -362,6 +363,10 @@ _KIND_ADVICE = {
         "{ranks}: `kill -CONT PID` lets them go on, once it is known who stopped them: a "
         "suspended job, a debugger, Ctrl-Z"
     ),
+    "frozen": (
+        "{ranks}: thaw the cgroup (`docker unpause`, `scontrol resume`, or the freezer files of "
+        "/proc/PID/cgroup), once it is known who froze it"
+    ),
     "traced": "{ranks}: a process that is traced stands still: see who holds it (ps -p TRACER)",
     "uninterruptible": (
         "{ranks}: state D waits in the kernel, for storage or for a driver: look at dmesg and at "
@@ -377,7 +382,10 @@ _SILENT_NODES_ADVICE = (
 
 def _kind_advice(groups: Sequence[Group]) -> Iterator[str]:
     for kind, text in _KIND_ADVICE.items():
-        kind_groups = [group for group in groups if group.kind == kind]
+        # A group without a role and with a reason for it is none to look at.
+        kind_groups = [
+            group for group in groups if group.kind == kind and (group.role or not group.reason)
+        ]
         if kind_groups:
             silent = kind == "missing" and kind_groups[0].no_stack_reason.endswith(SILENT)
             yield (_SILENT_NODES_ADVICE if silent else text).format(ranks=_ranks(*kind_groups))
@@ -489,6 +497,10 @@ def _call(group: Group) -> str:
 
 def _no_waiting_advice(groups: Sequence[Group], total: int) -> Iterator[str]:
     """Advice where no group is known to wait for another one."""
+    idle = [group for group in groups if group.activity == "idle"]
+    if idle:
+        yield f"{_ranks(*idle)}: idle: look whether a client or a task should have come"
+        return
     sizes = [group.processes for group in groups]
     if all(hints.in_pipeline(group.frames) for group in groups):
         yield (

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from nodeready.agent.stacks.links import DESCENDANTS, WHOLE_PROCESS
+from nodeready.agent.stacks.processes import FROZEN
 from nodeready.runs.stacks import hints
 from nodeready.runs.stacks.document import Frame
 from nodeready.runs.stacks.trace import StackSample, Trace, TracedProcess
@@ -363,6 +364,8 @@ def classify(
     if state == "T":
         reason = "stopped by a signal (SIGSTOP) or by the scheduler"
         return Classification("stopped", None, reason, stack, used)
+    if state == FROZEN:
+        return Classification("frozen", None, "its cgroup is frozen", stack, used)
     if state == "t" or process.tracer:
         reason = "another process traces it: a debugger, strace"
         return Classification("traced", None, reason, stack, used)

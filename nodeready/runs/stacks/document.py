@@ -12,8 +12,11 @@ from nodeready.core.outcome import FAILED, NodeGaps, gaps_code
 
 #: Kinds of groups. `stack`: ranks with the same stack; all further kinds have no stack: ranks that
 #: WORLD_SIZE counts and no node has; processes that ended during the capture; nodes or processes
-#: without a stack; processes in state D, stopped by a signal, or traced by another process.
-KINDS = ("missing", "dead", "stopped", "traced", "uninterruptible", "no-data", "stack")
+#: without a stack; processes in state D, stopped by a signal, frozen by their cgroup, or traced by
+#: another process.
+KINDS = (
+    "missing", "dead", "stopped", "frozen", "traced", "uninterruptible", "no-data", "stack",
+)  # fmt: skip
 
 #: Results of the samples of a stack group: the main thread stood still at the same place; it used
 #: CPU time there; it has moved. `unsure`: the same place and hardly any CPU time, but the thread
@@ -68,7 +71,7 @@ class ChildProcess:
     command: str
     processes: Annotated[int, {"minimum": 1}]  # how many
     ranks: tuple[int, ...]  # the ranks that have started them
-    state: str  # as in /proc
+    state: str  # as in /proc; F: its cgroup is frozen
     wait_channel: str  # likewise
     waits_on: str  # the file, pipe, socket or peer that it waits for; "": not known
     frames: tuple[Frame, ...] = ()  # root to leaf; () where it has no stack
@@ -88,7 +91,8 @@ class Group:
     }
 
     # missing: WORLD_SIZE counts them and no node has them; dead: ended during the capture;
-    # uninterruptible: state D; no-data: no stack, or a node without an answer
+    # frozen: its cgroup is frozen; uninterruptible: state D; no-data: no stack, or a node without
+    # an answer
     kind: Annotated[str, {"enum": KINDS}]
     # from all samples: the main thread stood still; it used CPU time at the same place; it woke up
     # there now and then; it has moved. None: one sample, or none
@@ -138,7 +142,7 @@ class Rank(NamedTuple):
     pid: Annotated[int, {"minimum": 0}]
     rank: Annotated[int | None, {"minimum": 0}]
     local_rank: Annotated[int | None, {"minimum": 0}]
-    state: str  # as in /proc/PID/stat
+    state: str  # as in /proc/PID/stat; F: its cgroup is frozen
     wait_channel: str  # as in /proc/PID/wchan
     # CPU seconds between the first and the last sample; None: one sample
     cpu_s: Annotated[float | None, {"minimum": 0}]

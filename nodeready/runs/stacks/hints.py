@@ -27,6 +27,7 @@ _TABLES = knowledge.rows("hints")
 _HINTS = {name: Hint(name.partition(" ")[0], text) for name, text in _TABLES["hints"].items()}
 _GIL, _DATA, _RANK, _IDLE_WORKER = (_HINTS[name] for name in ("gil", "data", "rank", "worker"))
 _NETWORK, _LOCK, _CHILD, _LOOP = (_HINTS[name] for name in ("network", "lock", "child", "asyncio"))
+_CLIENT = _HINTS["idle client"]
 #: Activities of ranks that wait for other ranks.
 FOR_RANKS = frozenset({"collective", "peer", "start", "store", "end", "backward", "gpu", "rank"})
 #: Vague hints, which any more exact source overrides.
@@ -187,6 +188,18 @@ def in_pipeline(frames: Sequence[Frame]) -> bool:
     return any(word in frame.file for frame in frames for word in _PIPELINES)
 
 
+def is_at_exit(frames: Sequence[Frame]) -> bool:
+    """Whether a main thread with this stack is past the last line of its program. The interpreter
+    itself calls exit handlers: no module is their caller.
+    """
+    known_hints = (_find(frame, _FUNCTION_HINTS) for frame in frames)
+    if any(hint and hint.activity == "exit" for hint in known_hints):
+        return True
+    # A process that a thread has forked begins with that thread's calls.
+    roots = (*_RUNNERS, "threading.py")
+    return bool(frames) and frames[0].function != _MAIN_MODULE and frames[0].file not in roots
+
+
 # --- Main threads that only wait for another thread, whose stack shows the awaited object.
 
 _DELEGATES = _places("delegates")
@@ -343,7 +356,7 @@ def _in_python(frames: Sequence[Frame]) -> _PythonStack:
             known_frames += 1
             if common is None and place is not None and place.text and not unknown:
                 common = place
-            elif (common is _NETWORK and place in (_LOOP, _CHILD)) or (
+            elif (common is _NETWORK and place in (_LOOP, _CHILD, _CLIENT)) or (
                 common is _LOCK and place in (_CHILD, _NETWORK)
             ):
                 # It waits in select(), or at a lock, for another thread or process.
@@ -413,6 +426,9 @@ def find(
     if native_hint:
         return native_hint
     hint = python_stack.called or python_stack.common
+    if hint in (None, _NETWORK, _LOOP) and _SYSTEM_CALL_HINTS[0][0].match(waits_on):
+        # Python only knows that it waits for any of its sockets.
+        hint = _CLIENT
     if hint is None and frames:
         hint = _sleeping_hint(channel, waits_on, master)
     if python_stack.caller:

@@ -70,10 +70,10 @@ class TracedProcess:
     local_rank: Rank | None
     world_size: Rank | None
     job: Line
-    master: Line  # MASTER_ADDR:MASTER_PORT
+    master: Line  # MASTER_ADDR:MASTER_PORT; "": also where it waits there for no store
     user: Line
     command: Line  # its beginning
-    state: Line  # as in /proc/PID/stat
+    state: Line  # as in /proc/PID/stat; F: its cgroup is frozen
     wait_channel: Line  # as in /proc/PID/wchan
     kernel_stack: tuple[Line, ...]
     start_s: Seconds

@@ -14,10 +14,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from nodeready.agent.stacks.descendants import EXITING
+from nodeready.agent.stacks.processes import FROZEN
+from nodeready.agent.stacks.py_spy import ENDED_INTERPRETER, NO_CALL
 from nodeready.agent.witnesses.software import NO_NCCL
 from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import fold, natural
 from nodeready.runs.stacks import advise, hints, witness_reader
+from nodeready.runs.stacks.classify import THREAD
 from nodeready.runs.stacks.document import (
     ChildProcess,
     Frame,
@@ -187,10 +191,17 @@ def _cause(group: Group) -> _RankCause:
     if of_verdict:
         return _RankCause("late", f"{of_verdict[0]} {at}", of_verdict[1])
     action, advice = _ACTIVITY_TEXTS.get(activity, ("stands in", "look there"))
-    # A group with different waits has no common one.
-    held = _COUNT_SUFFIX.sub("", group.waits_on[0]) if len(group.waits_on) == 1 else ""
-    waits = f", waiting for {_cut(held, MAX_LINE)}" if held and held not in _TRIVIAL_WAITS else ""
+    held = _awaited_object(group)
+    waits = f", waiting for {held}" if held else ""
     return _RankCause("late", f"{action} {at}{waits}", advice)
+
+
+def _awaited_object(group: Group) -> str:
+    """What all ranks of a group wait for in the kernel; "": nothing worth a word, or different
+    objects.
+    """
+    held = _COUNT_SUFFIX.sub("", group.waits_on[0]) if len(group.waits_on) == 1 else ""
+    return "" if held in _TRIVIAL_WAITS else _cut(held, MAX_LINE)
 
 
 _GONE = _RankCause("gone", "{is|are} gone", "see dmesg and `nodeready cores`")
@@ -198,6 +209,7 @@ _GONE = _RankCause("gone", "{is|are} gone", "see dmesg and `nodeready cores`")
 _KIND_CAUSES = {
     "missing": _GONE, "dead": _GONE,
     "stopped": _RankCause("late", "stopped by a signal", "find the sender, then `kill -CONT PID`"),
+    "frozen": _RankCause("late", "frozen by its cgroup", "find who froze it, then thaw it"),
     "traced": _RankCause("late", "held by a tracer", "find the tracer: ps -p TRACER"),
 }  # fmt: skip
 #: Verdict of the samples -> (action, advice).
@@ -207,7 +219,8 @@ _VERDICT_TEXTS = {
 }
 #: State of proc(5) in which a process does nothing -> its cause.
 _HELD_STATES = {
-    "T": "a signal has stopped", "t": "a tracer holds", "Z": "has ended", "X": "has ended",
+    "T": "a signal has stopped", FROZEN: "its cgroup has frozen", "t": "a tracer holds",
+    "Z": "has ended", "X": "has ended",
 }  # fmt: skip
 #: Waits that add nothing to the state.
 _TRIVIAL_WAITS = ("futex", "sleep")
@@ -247,6 +260,12 @@ _ACTIVE_VERDICTS = ("unsure", "spinning", "progressing")
 def _is_pausing(group: Group) -> bool:
     """Whether a group sleeps for a time, and waits for no rank."""
     return group.activity == "sleep" and not group.role
+
+
+def _is_at_exit(group: Group) -> bool:
+    """Whether the ranks of a group are at the ends of their programs."""
+    main = group.frames[: group.frames.index(THREAD)] if THREAD in group.frames else group.frames
+    return group.no_stack_reason in (ENDED_INTERPRETER, EXITING, NO_CALL) or hints.is_at_exit(main)
 
 
 #: Activities that keep no rank waiting.
@@ -362,6 +381,8 @@ class _VerdictBuilder:
         unexplained = not any(map(self._why_gone, gone))
         if gone and raised and unexplained:
             return self.ended_others(raised[0], gone)
+        if gone and unexplained and not self.victims and (ending := self._at_exit(gone)):
+            return self.cannot_end(ending, gone)
         if not alive and not lags and unexplained and (findings := self._unworkable(gone)):
             return self.environment(findings)
         if named or (gone and not alive and not lags):
@@ -521,6 +542,32 @@ class _VerdictBuilder:
         text += say("{has|have} ended since", len(ended))
         return self.build("gone", text, [self.of_ranks([rank], action)])
 
+    def _at_exit(self, gone: Sequence[int]) -> list[int]:
+        """The groups that are not gone, if all of them are at the ends of their programs."""
+        rest = [at for at in range(len(self.groups)) if at not in gone]
+        is_known = not any(map(self._is_silent, gone))
+        return rest if is_known and all(_is_at_exit(self.groups[at]) for at in rest) else []
+
+    def cannot_end(self, ending: Sequence[int], gone: Sequence[int]) -> Verdict:
+        """Ranks have ended, and the others are at the ends of their programs, too."""
+        self.reorder = True
+        for at in gone:
+            self.set_role(at, None, "has ended, as all ranks are about to")
+        for at in ending:
+            self.set_role(at, "suspect", "is at the end of its program, and does not end")
+        group, ranks = self.groups[ending[0]], {r for at in gone for r in self.groups[at].ranks}
+        child = (
+            None if THREAD in group.frames else _child_cause(replace(group, activity="child"), "")
+        )
+        action = child.action if child else _cause(group).action
+        if THREAD in group.frames:
+            action = f"waits for its thread at {_position(group)}"
+        elif not group.frames:
+            action = group.no_stack_reason
+        text = f"{_name(group)}{_further(ending)}: is at the end of its program, and {action}; "
+        text += f"{ranks_text(ranks)} {say('{has|have}', len(ranks))} ended: look there"
+        return self.build("late", text, [self.of_group(at) for at in ending])
+
     def waits(self) -> str:
         return f"{self.waiting} {say('{rank waits|ranks wait}', self.waiting)} for it"
 
@@ -647,6 +694,8 @@ class _VerdictBuilder:
         unknown = [
             at for at in unknown if self.groups[at].activity not in _NEUTRAL_ACTIVITIES
         ] or unknown
+        if unknown and all(self.groups[at].activity == "idle" for at in unknown):
+            return self.idle(unknown)
         if unknown and not self.victims and self.groups[unknown[0]].frames:
             return self.nobody_waits(unknown)
         if unknown:
@@ -686,6 +735,16 @@ class _VerdictBuilder:
         if len(places) > 1 and not self.report.common:
             return self.disagree(places)
         return self.together()
+
+    def idle(self, indexes: Sequence[int]) -> Verdict:
+        """Ranks have nothing to do, and the others wait for them."""
+        first = self.groups[indexes[0]]
+        number = max(1, len(first.ranks))
+        held = f" ({_awaited_object(first)})" if _awaited_object(first) else ""
+        text = f"{_name(first)}{_further(indexes)} {say('{is|are}', number)} idle: "
+        text += f"{say('{it|they}', number)} {first.hint.partition(':')[0]}{held}"
+        wait = f"; {self.waits()}" if self.victims else ""
+        return self.build("unclear", f"{text}{wait}: a hang only if there should be work")
 
     def _unworkable(self, gone: Sequence[int]) -> list[EnvironmentFinding]:
         """The variables that may keep the ranks apart, where all that are alive wait.

@@ -53,6 +53,10 @@ FACTS = {
     "cpu": lambda seconds: {"cpu_s": float(seconds)},
     "uid": lambda uid: {"uid": int(uid)},
     "cgroup": lambda job: {"cgroup_job": job},
+    "start": lambda seconds: {"start_s": float(seconds)},
+    # The leader of its group or session has ended.
+    "lost": lambda leader: {"lost_leader": int(leader)},
+    "forked": lambda: {"is_forked": True},
 }
 
 
@@ -91,6 +95,31 @@ def test_ranks_of_a_tree_of_processes(case):
             computes=lambda above, child: [above.pid, child.pid] in case.get("computes", ()),
         )  # fmt: skip
         assert [[rank.process.pid, rank.identity.rank] for rank in ranks] == case["ranks"]
+
+
+TWO = ["10 1 python t.py | torch 0", "11 1 python t.py | torch 1"]
+
+
+@pytest.mark.parametrize(("rows", "found"), [
+    (["20 1 python t.py | torch 2 | lost 12 | forked | start 9"], [(20, "ended")]),
+    (["20 1 sleep 999 | torch 2 | lost 12 | start 9"], [(20, "ended")]),
+    # Two loader workers of the ended rank; one of a rank that has been started again.
+    ([f"{pid} 1 python t.py | torch 2 | lost 12 | forked | start 9" for pid in (20, 21)],
+     [(20, "ended")]),
+    (["20 1 python t.py | torch 1 | lost 12 | forked | start 0"], []),
+    # A rank whose launcher has ended, a rank that was started by multiprocessing, an older one.
+    (["20 1 python t.py | torch 2 | lost 12 | start 9"], [(20, "")]),
+    (["20 1 python t.py | torch 2 | forked | start 9"], [(20, "")]),
+    (["20 1 python server.py | torch 2 | lost 12 | start 0"], [(20, "")]),
+])  # fmt: skip
+def test_what_an_ended_rank_has_left_is_no_rank(rows, found):
+    ranks = select(processes(*TWO, *rows), Selection(), OWN)
+    assert [(rank.process.pid, rank.note.partition(",")[0]) for rank in ranks[2:]] == found
+
+
+def test_all_ranks_that_an_ended_launcher_has_left_are_ranks():
+    rows = [f"{row} | lost 9 | forked | start {number}" for number, row in enumerate(TWO)]
+    assert [rank.note for rank in select(processes(*rows), Selection(), OWN)] == ["", ""]
 
 
 JOBS = processes(

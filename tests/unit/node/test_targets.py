@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from nodeready.agent.stacks import processes
 from nodeready.agent.stacks import program as answer
 from nodeready.agent.stacks.descendants import ENDED, EXITING, NO_TIME, StackTable, StackTarget
-from nodeready.agent.stacks.processes import Facts, ScannedProcess
+from nodeready.agent.stacks.processes import FROZEN, Facts, ScannedProcess, is_frozen
 from nodeready.agent.stacks.py_spy import HUNG, Dump, PySpyThread
 from nodeready.agent.stacks.ranks import JobRank, RankIdentity
 from nodeready.runs.stacks.classify import StackNumbers, classify
@@ -15,6 +16,7 @@ from tests.builders.traces import checked
 
 FACTS = Facts("S", "futex_wait_queue", ("futex_wait_queue",), 1.0, 5.0, 3, 0, 1000)
 ASLEEP = replace(FACTS, state="D", wait_channel="nfs_wait", kernel_stack=("nfs_wait",))
+WAITS = "a native look would wait with it"
 MAIN = (("main", "t.py", 1), ("wait", "t.py", 2))
 DUMP = Dump(MAIN, tuple(PySpyThread(f"t{n}", (("f", "t.py", n),)) for n in range(20)))
 HEAD = {"schema": answer.SCHEMA, "node": "n", "started": "", "interval_s": 2.0, "error": ""}
@@ -42,8 +44,10 @@ def trace_of(*targets):
     ([FACTS], False, 0, ""),
     ([FACTS], True, 1000, ""),
     ([ASLEEP], False, 0, ""),
-    ([ASLEEP], True, 0, "in state D: a native look would wait with it"),
+    ([ASLEEP], True, 0, f"in state D: {WAITS}"),
     ([FACTS], False, 1001, "another user's: only that user and root may look into it"),
+    ([replace(FACTS, state=FROZEN)], False, 0, ""),
+    ([replace(FACTS, state=FROZEN)], True, 0, f"frozen by its cgroup: {WAITS}"),
     ([replace(FACTS, state="T")], False, 0, "stopped by a signal: not looked into"),
     ([replace(FACTS, tracer=9)], False, 0, "traced by process 9: not looked into"),
     ([replace(FACTS, state="t", tracer=9)], False, 0, "traced by process 9: not looked into"),
@@ -93,6 +97,7 @@ def test_a_state_of_a_moment_counts_only_where_there_is_no_other(facts, settled)
     ([FACTS, ASLEEP], "S", "stack"),
     ([ASLEEP, ASLEEP], "D", "uninterruptible"),
     ([FACTS, replace(FACTS, state="T")], "T", "stopped"),
+    ([FACTS, replace(FACTS, state=FROZEN)], FROZEN, "frozen"),
     ([FACTS, replace(FACTS, tracer=9)], "S", "traced"),
     ([FACTS, replace(FACTS, state="Z")], "Z", "dead"),
     ([FACTS, None], "S", "dead"),
@@ -108,6 +113,23 @@ def test_the_kind_of_a_rank(facts, state, kind):
     assert process.wait_channel == {"D": "nfs_wait", "": ""}.get(state, "futex_wait_queue")
     assert len(process.command) == 200
     assert classify(process, places.numbers(trace), places, 2.0).kind == kind
+
+
+@pytest.mark.parametrize(("cgroups", "files", "channel", "frozen"), [
+    ("6:freezer:/docker/1\n0::/\n", {"freezer/docker/1/freezer.state": "FROZEN\n"}, "", True),
+    ("6:freezer:/docker/1\n", {"freezer/docker/1/freezer.state": "FREEZING\n"}, "", True),
+    ("6:freezer:/docker/1\n", {"freezer/docker/1/freezer.state": "THAWED\n"}, "", False),
+    ("0::/a.slice/b\n", {"a.slice/b/cgroup.events": "populated 1\nfrozen 1\n"}, "", True),
+    ("9:cpu:/x\n0::/b\n", {"unified/b/cgroup.events": "populated 1\nfrozen 1\n"}, "", True),
+    ("0::/b\n", {"b/cgroup.events": "populated 1\nfrozen 0\n"}, "futex_wait_queue", False),
+    # The node's files are not those of the container that this runs in.
+    ("0::/../b\n", {}, "do_freezer_trap", True),
+    ("", {}, "__refrigerator", True),
+])  # fmt: skip
+def test_whether_the_cgroup_of_a_process_is_frozen(monkeypatch, cgroups, files, channel, frozen):
+    texts = {f"/sys/fs/cgroup/{name}": text for name, text in files.items()}
+    monkeypatch.setattr(processes, "contents", lambda path: texts.get(path, ""))
+    assert is_frozen(cgroups, channel) == frozen
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ PHRASES = {
     f"import select; {EPOLL}": "epoll of a socket of this machine",
     "socket.create_connection(('127.0.0.1', int(sys.argv[1]))).recv(1)": "recv from {peer}",
     "socket.create_server(('127.0.0.1', 0)).accept()": r"accept of connections to 127.0.0.1:\d+",
+    "s = socket.socket(1); s.bind('x'); s.listen(); s.accept()": "accept of connections to x",
     CONNECT: r"connect to 127.0.0.1:\d+",
     LOCK.format("flock"): rf"flock of {{at}}/locked \(.*\), held by {ME}",
     LOCK.format("lockf"): rf"lock of {{at}}/locked \(.*\), held by {ME}",

@@ -109,6 +109,7 @@ ALL = [("stack", "blocked", "0-7")]
      "uninterruptible", None, "in rpc_wait_bit_killable"),
     (process(3, REDUCE, LOAD, state="D"), "stack", "progressing", ""),
     (process(3, None, state="T"), "stopped", None, "by a signal"),
+    (process(3, LOAD, LOAD, state="F"), "frozen", None, "its cgroup"),
     (process(3, LOAD, LOAD, state="t"), "traced", None, "a debugger"),
     (process(3, None, tracer=4711), "traced", None, "a debugger"),
     (process(3, LOAD, note="ended while it was looked at"), "dead", None, "ended while"),

@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from nodeready.agent.stacks.py_spy import ENDED_INTERPRETER
 from nodeready.agent.witnesses.flight_recorder import parse
 from nodeready.agent.witnesses.logs import WatchdogReport
 from nodeready.agent.witnesses.nccl_log import NcclError, NcclRank
@@ -165,6 +166,12 @@ def below(state: str, command: str = "python train.py", **more: Any) -> dict[str
 
 
 RUN = f"{TRAIN} > wait subprocess.py 1264"
+READS = f"{TRAIN} > load data.py 3 > read_text pathlib.py 1027"
+ACCEPT = f"{TRAIN} > accept socket.py 294"
+QUEUE = f"{TRAIN} > get queue.py 171 > wait threading.py 320"
+ASYNCIO = f"{TRAIN} > run asyncio/runners.py 190 > _run_once asyncio/base_events.py 1905 > select selectors.py 468"
+EXIT, UPLOAD = "_shutdown threading.py 1590", f"{THREAD} > upload train.py 3"
+ENDED = dict.fromkeys(range(1, 8))
 OTHER_REDUCE = f"{THREAD} > average train.py 12 > all_reduce {C10D} 2806"
 LOADER_IDLE = (
     "_worker_loop torch/utils/data/_utils/worker.py 275 > get multiprocessing/queues.py 113"
@@ -184,9 +191,19 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("one saves a checkpoint", job({0: (SAVE, SAVE)}), "storage", (0,), ("rank 0", "file"), ()),
     ("one in state D", job({5: process(5, SLEEP, SLEEP, state="D", wait_channel="nfs_wait_on_request")}), "storage", (5,), ("rank 5 (gpu2)", "state D", "nfs_wait_on_request"), ()),
     ("one stopped", job({5: process(5, None, state="T")}), "late", (5,), ("stopped by a signal", "kill -CONT"), ("may be slow",)),
+    ("one frozen", job({5: process(5, REDUCE, REDUCE, state="F")}), "late", (5,), ("rank 5 (gpu2): frozen by its cgroup", "7 ranks wait for it"), ("may be slow", "mounts")),
+    ("all frozen", job({r: process(r, REDUCE, REDUCE, state="F") for r in range(8)}), "late", tuple(range(8)), ("all 8 ranks: frozen by its cgroup",), ()),
     ("one traced", job({5: process(5, None, state="t", tracer=77)}), "late", (5,), ("tracer",), ()),
     ("one a zombie", job({5: process(5, None, state="Z")}), "gone", (5,), ("rank 5 (gpu2) has ended", "zombie"), ()),
+    ("one has ended, and rank 0 waits for what is left of it", job({0: asks(0, "pid 1003"), 3: process(3, None, note="ended, and has left pid 1003, which may hold its connections")}), "gone", (3,), ("has left pid 1003", "7 ranks wait"), ()),
     ("one missing", job({5: None}), "gone", (5,), ("rank 5", "no node has it"), ()),
+    ("all have ended, and one waits for its thread at its end", job({**ENDED, 0: process(0, EXIT, EXIT, threads_at={"Thread-1": UPLOAD})}), "late", (0,), ("rank 0 (gpu1)", "waits for its thread at upload train.py:3", "ranks 1-7 have ended"), ("no node has",)),
+    ("... and one is in a handler of its end", job({**ENDED, 0: process(0, *["flush train.py 7"] * 2)}), "late", (0,), ("at the end of its program, and stands in flush train.py:7",), ()),
+    ("... and one waits for its child at its end", job({**ENDED, 0: {**process(0, *["_exit_function multiprocessing/util.py 360 > join multiprocessing/process.py 149"] * 2), "below": [below("S", main=0, error="")]}}), "late", (0,), ("waits for its child process",), ()),
+    ("... and one has no Python any more", job({**ENDED, 0: process(0, None, error=ENDED_INTERPRETER)}), "late", (0,), ("C or C++ on its way out",), ()),
+    ("... and one waits in a thread for the others", job({**ENDED, 0: process(0, EXIT, EXIT, threads_at={"Thread-1": OTHER_REDUCE})}), "gone", tuple(range(1, 8)), ("no node has them",), ()),
+    ("... and one is not at its end", job({**ENDED, 0: BLOCKED}), "gone", tuple(range(1, 8)), ("no node has them",), ()),
+    ("... and one at its end was killed for memory", job({**ENDED, 0: process(0, EXIT, EXIT)}, by_node={"gpu1": kernel(OOM)}), "gone", tuple(range(1, 8)), ("killed for memory",), ()),
     ("one process wide", job({5: BLOCKED, 6: BLOCKED}), "late", (5, 6), ("ranks 5-6",), ()),
     ("two places", job({5: BLOCKED, 2: (ELSEWHERE, ELSEWHERE)}), "late", (2,), ("1 other group",), ()),
     ("all wait at one place", job(), "quiet", (), ("all 8 ranks wait in all_reduce", "network"), ("rank 0 ",)),
@@ -213,6 +230,13 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("ranks that ask one that is in a collective, for which another one is late", job({1: asks(1, "pid 1000"), 3: BLOCKED}), "late", (3,), ("rank 3", "7 ranks wait"), ()),
     ("a pipe that all have, and one waits at", job({3: asks(3, "may pid 1000", "may pid 1001")}), "late", (3,), ("rank 3",), ()),
     ("memory that all share, and one does not wait at", job({r: asks(r, *(f"may pid {1000 + other}" for other in range(4) if other != r)) for r in range(3)} | {3: BLOCKED}, ranks=4), "late", (3,), ("rank 3", "3 ranks wait"), ()),
+    ("a server without a client", job({0: process(0, ACCEPT, ACCEPT, waits_on="accept of connections to 0.0.0.0:80")}), "unclear", (), ("rank 0 (gpu1) is idle", "(accept of connections to 0.0.0.0:80)", "7 ranks wait for it"), ()),
+    ("... whose thread takes its clients", job({0: process(0, QUEUE, QUEUE, threads_at={"t": f"{THREAD} > take net.py 3 > accept socket.py 294"}, waits_on="futex")}), "unclear", (), ("is idle",), ("futex",)),
+    ("... and another rank is elsewhere", job({0: process(0, ACCEPT, ACCEPT), 3: (READS, READS)}), "storage", (3,), ("rank 3", "6 ranks wait"), ()),
+    ("... of which another rank is the client", job({**of_rank_0(), 0: first(ACCEPT), 3: (READS, READS)}), "storage", (3,), ("rank 3",), ()),
+    ("servers without clients", job(usual=(ACCEPT, ACCEPT)), "unclear", (), ("ranks 0-7", "are idle"), ()),
+    ("a loop of asyncio without a client", job({0: process(0, ASYNCIO, ASYNCIO, waits_on="epoll of a socket of this machine, connections to [::]:80")}), "unclear", (), ("is idle",), ()),
+    ("a loop of asyncio, which may wait for anything", job({0: process(0, ASYNCIO, ASYNCIO, waits_on="epoll of a socket of this machine")}), "late", (0,), ("asyncio's loop",), ("idle",)),
     ("a connection that two nodes claim", job({3: asks(3, "10.0.0.9:5 10.0.0.1:6"), 1: process(1, REDUCE, REDUCE, ends=["10.0.0.9:5"]), 5: process(5, REDUCE, REDUCE, ends=["10.0.0.9:5"])}), "late", (3,), ("rank 3",), ()),
     ("a thread of a pool waits for rank 0", job({r: asks(r, "pid 1000", stack=FUTURE, thread="pool", threads_at={"pool": f"{THREAD} > _worker concurrent/futures/thread.py 83 > run concurrent/futures/thread.py 58 > fetch net.py 8 > readinto socket.py 706"}) for r in range(1, 4)} | {0: BLOCKED}, ranks=4), "late", (0,), ("rank 0", "3 ranks wait"), ()),
     ("rank 0 has all connections and waits for any, and one rank does not wait", job({0: asks(0, "pid 1001", "pid 1002", "pid 1003", thread="(whole)"), **{r: asks(r, "pid 1000", thread="(whole)") for r in (1, 2)}, 3: BLOCKED}, ranks=4), "late", (3,), ("rank 3", "3 ranks wait"), ("other group",)),
@@ -221,6 +245,7 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("calls of RPC need not agree", job({0: (REDUCE, REDUCE)}, usual=(RPC, RPC)), "unclear", (), ("wait for each other",), ("must agree",)),
     # --- Processes below a rank.
     ("a wrapper whose child is stopped", job({3: {**process(3, RUN, RUN), "below": [below("T")]}}), "late", (3,), ("a signal has stopped: python train.py", "7 ranks wait"), ()),
+    ("a wrapper whose child is frozen", job({3: {**process(3, RUN, RUN), "below": [below("F")]}}), "late", (3,), ("its cgroup has frozen: python train.py",), ()),
     ("a wrapper whose child has ended", job({3: {**process(3, RUN, RUN), "below": [below("Z")]}}), "late", (3,), ("has ended", "7 ranks wait"), ()),
     ("wrappers of which one's child can be seen", job({0: {**process(0, RUN, RUN), "below": [below("S", main=0, error="")]}}, usual=(RUN, RUN), ranks=2), "unclear", (0, 1), ("its child process in step train.py:", "(rank 0)"), ()),
     ("a wrapper whose child is traced", job({3: {**process(3, RUN, RUN), "below": [below("t")]}}), "late", (3,), ("a tracer holds",), ()),
