@@ -180,6 +180,8 @@ class StackReading(NamedTuple):
     serves: bool  # it is of a serving thread, for which no thread waits
     dispatched: bool  # it is of a thread that works on a request of another rank
     root: str  # the file of its outermost call
+    lock: str  # the kind of lock that it waits for, whose holder a stack shows; "": none
+    holds: frozenset[str]  # the kinds of such locks that it holds
 
 
 def _read_stack(frames: tuple[Frame, ...]) -> StackReading:
@@ -195,6 +197,7 @@ def _read_stack(frames: tuple[Frame, ...]) -> StackReading:
         hints.serves(frames),
         hints.dispatched(frames),
         frames[0].file if frames else "",
+        *hints.locks(frames),
     )
 
 
@@ -453,7 +456,7 @@ def _mains(
         main, thread = stacks[sample.main], MAIN
         reading = table.reading(main)
         other = None
-        if reading.delegates:
+        if reading.delegates or reading.lock:
             other = _awaited(reading, sample, stacks, table)
         if other is None and (reading.for_ranks or reading.delegates or waits):
             other = _dispatched(process, sample, stacks, table)
@@ -475,9 +478,15 @@ def _awaited(
     for name, at in sample.threads:
         reading = table.reading(stacks[at])
         python = reading.root.endswith("threading.py")
-        if name != MAIN and not reading.serves and python != main.backward:
+        follows = python != main.backward or main.lock in reading.holds
+        if name != MAIN and not reading.serves and follows:
             candidates[stacks[at]] = name
     readings = {stack: table.reading(stack) for stack in candidates}
+    if main.lock:
+        # No other thread can release it.
+        candidates = {
+            at: name for at, name in candidates.items() if main.lock in readings[at].holds
+        }
     # Threads that work in the awaited pool; that wait for no other thread; that wait for ranks.
     preferences: list[Callable[[StackReading], bool]] = [
         lambda reading: reading.pooled == main.pooled,
