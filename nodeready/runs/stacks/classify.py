@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from nodeready.agent.stacks.links import DESCENDANTS, WHOLE_PROCESS
+from nodeready.agent.stacks.waits import OWN_LOCK
 from nodeready.runs.stacks import hints
 from nodeready.runs.stacks.document import Frame
 from nodeready.runs.stacks.trace import StackSample, Trace, TracedProcess
@@ -501,6 +502,22 @@ def _awaited(
     # If several all wait for ranks, any of them shows what the main thread waits for.
     is_single = len(candidates) == 1 or all(readings[stack].for_ranks for stack in candidates)
     return next(((candidates[stack], stack) for stack in candidates), None) if is_single else None
+
+
+def possible_holder(process: TracedProcess, stacks: Sequence[int], table: StackNumbers) -> str:
+    """The only other thread of a process whose main thread waits for a lock of that process: it
+    may have the lock. "": not known
+    """
+    if not process.waits_on.endswith(OWN_LOCK) or not process.samples:
+        return ""
+    others = [(name, stacks[at]) for name, at in process.samples[-1].threads if name != MAIN]
+    others = [(name, stack) for name, stack in others if not table.reading(stack).serves]
+    if len(others) != 1:
+        return ""
+    ((name, stack),) = others
+    frame = hints.user_frame(table.calls(stack)) or table.calls(stack)[-1]
+    file = frame.file.rpartition("/")[2]
+    return f"thread {name}, in {frame.function} {file}:{frame.line}, may have the lock"
 
 
 def _dispatched(

@@ -103,6 +103,8 @@ class Bucket:
     thread_stacks: set[int] = field(default_factory=set)
     # the command lines of its processes without a rank
     commands: set[str] = field(default_factory=set)
+    # the threads that may have the locks for which the main threads wait, in words
+    holders: set[str] = field(default_factory=set)
     # the threads for which the main threads wait
     awaited_threads: set[str] = field(default_factory=set)
 
@@ -193,6 +195,7 @@ class Bucket:
         self.natives |= other.natives
         self.thread_stacks |= other.thread_stacks
         self.awaited_threads |= other.awaited_threads
+        self.holders |= other.holders
         self.commands |= other.commands
         self.ends.update(other.ends)
         self.waits_for = tuple(sorted({*self.waits_for, *other.waits_for}))
@@ -321,6 +324,8 @@ class TraceCollector:
             if native is not None:
                 bucket.natives.add(rank)
                 bucket.native = native if bucket.native is None else bucket.native
+            if classification.thread == MAIN:
+                bucket.holders.add(links.possible_holder(process, numbers, self.stacks))
             bucket.thread_stacks |= self._waiting_threads(process, numbers, classification.thread)
             if process.below:
                 bucket.add_below(process.below, rank, numbers, self.stacks)
@@ -586,8 +591,8 @@ def _hint(
 
 
 def _place_text(bucket: Bucket) -> str:
-    """The program of processes without a rank, and the thread whose stack follows that of the main
-    thread, if all have the same.
+    """The program of processes without a rank, the thread whose stack follows that of the main
+    thread, and the thread that may have its lock: each if all have the same.
     """
     commands = bucket.commands
     if len(commands) > 1:
@@ -596,6 +601,7 @@ def _place_text(bucket: Bucket) -> str:
     (thread, *other_threads) = bucket.awaited_threads or ("",)
     texts = [f"it is {command}" if command and not other_commands else ""]
     texts += [f"it stands in thread {thread}" if thread and not other_threads else ""]
+    texts += bucket.holders if len(bucket.holders) == 1 else ()
     return "; ".join(filter(None, texts))
 
 

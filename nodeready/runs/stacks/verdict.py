@@ -579,8 +579,8 @@ class _VerdictBuilder:
                 self.notes.append("its stack waits as the others' do")
         reason = cause.action if cause and is_suspect else ""
         suspects = [self.of_ranks(ranks, reason)]
-        if lag.other and len(lag.waiting) <= len(ranks):
-            self.notes.append("equally many ranks have made each call")
+        if lag.other:
+            self.notes.append("the calls alone do not show which side is wrong")
             suspects = [self.of_ranks(side, reason) for side in (ranks, lag.waiting)]
         for other in lags:
             if other is not lag and set(other.ranks) - set(ranks):
@@ -901,11 +901,12 @@ def _called(group: Group) -> str:
 
 
 def _place_of_call(group: Group) -> tuple[str, tuple[int, ...]]:
-    """The collective that a group waits in, and the lines of the user's calls that lead to it: one
-    collective at two places is called twice. A send and its receive are at two places.
+    """The call that a group waits in, and of a collective the lines of the user's calls that lead
+    to it: one collective at two places is called twice. A send and its receive are at two places,
+    and ranks may wait for their GPUs anywhere.
     """
-    call = _call(group)
-    return call, () if _PAIRWISE.match(call) else hints.call_site(group.frames)
+    is_paired = group.activity != "collective" or hints.in_pipeline(group.frames)
+    return _call(group), () if is_paired else hints.call_site(group.frames)
 
 
 def _call(group: Group) -> str:

@@ -159,6 +159,17 @@ def test_a_main_thread_that_waits_for_a_thread_of_its_own_is_shown_with_it(
     assert gil or group.reason.startswith("it stands in thread ")
 
 
+@pytest.mark.parametrize(("threads", "reason"), [
+    ({"t": WORKS, "tqdm": TQDM}, "thread t, in work mine.py:3, may have the lock"),
+    ({"t": WORKS, "u": OUTER}, ""),
+    ({}, ""),
+])  # fmt: skip
+def test_the_only_thread_beside_the_main_one_may_have_its_lock(threads, reason):
+    lock = "futex of a lock of its own process"
+    (group,) = look(*ranks(OWN, 0, threads_at=threads, waits_on=lock)).groups
+    assert (group.activity, group.reason) == ("lock", reason)
+
+
 WORKER = "_worker_loop torch/utils/data/_utils/worker.py 348"
 BUSY = f"{WORKER} > fetch torch/utils/data/_utils/fetch.py 54 > __getitem__ mine.py 3"
 IDLE = f"{WORKER} > get multiprocessing/queues.py 113"

@@ -53,6 +53,7 @@ FUTURE = f"{TRAIN} > result concurrent/futures/_base.py 451 > wait threading.py 
 START = "<module> train.py 90 > init_process_group torch/distributed/distributed_c10d.py 1700"
 OTHER_PLACE = REDUCE.replace("train.py 40", "train.py 44")
 CALLER = REDUCE.replace("> step", "> sync train.py 9 > step")
+OTHER_SYNC = f"{TRAIN[:-2]}44 > synchronize torch/cuda/__init__.py 800"
 BARRIER = f"{TRAIN} > barrier {C10D} 3152"
 SYNC = f"{TRAIN} > synchronize torch/cuda/__init__.py 800"
 
@@ -201,6 +202,7 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("all wait in two places", job({3: (GATHER, GATHER)}), "disagree", (), ("rank 3", "all_gather", "all_reduce", "must agree"), ()),
     ("... of one collective", job(dict.fromkeys((1, 2), (OTHER_PLACE, OTHER_PLACE)), ranks=4), "disagree", (), ("ranks 0,3 (gpu1) wait in all_reduce at step train.py:40", "ranks 1-2 in all_reduce at step train.py:44", "order in several groups"), ("network",)),
     ("... which one function calls", job(dict.fromkeys((1, 2), (CALLER, CALLER)), ranks=4), "disagree", (), ("ranks 1-2", "ranks 0,3"), ("network",)),
+    ("all wait for their GPUs at two places", job({3: (OTHER_SYNC, OTHER_SYNC)}, usual=(SYNC, SYNC)), "quiet", (), ("all 8 ranks wait in synchronize", "several groups"), ()),
     ("a handle that may be waited for, and a barrier", job({3: (BARRIER, BARRIER)}, usual=BELOW, ranks=4), "unclear", (), ("ranks 0-2 (gpu1) stand in preprocess data.py:12, and may wait", "rank 3 waits in barrier", "--native"), ("late",)),
     ("... of one, and a barrier of most", job({3: BELOW}, usual=(BARRIER, BARRIER)), "unclear", (), ("rank 3 (gpu1) stands in", "ranks 0-2,4-7 wait in barrier"), ()),
     ("... and the barrier is seen in native frames alone", job({r: process(r, SLEEP, SLEEP, native_at=f"{SLEEP} > c10d::Work::wait libtorch_cpu.so 0") for r in range(3)} | {3: (BARRIER, BARRIER)}, ranks=4), "disagree", (), ("rank 3 (gpu1) waits in barrier", "ranks 0-2 in preprocess data.py:12"), ()),
