@@ -1,6 +1,7 @@
 """Raw traces to try things on: processes with stacks that are written as words."""
 
 import json
+import re
 from typing import Any
 
 from nodeready.agent.stacks.program import SCHEMA
@@ -15,8 +16,12 @@ LOAD = f"{TRAIN} > _try_get_data torch/utils/data/dataloader.py 1251 > wait thre
 
 def frames(text: str) -> list[list[Any]]:
     """``main train.py 9 > step train.py 4`` as frames, root to leaf."""
-    rows = (part.rsplit(" ", 2) for part in text.split(" > ") if part)
-    return [[function, file, int(line)] for function, file, line in rows]
+    rows = (_FRAME.fullmatch(part) for part in text.split(" > ") if part)
+    return [[row[1], row[2], int(row[3])] for row in rows if row]
+
+
+#: A frozen module has a space in its name.
+_FRAME = re.compile(r"(.*?) (<frozen [^>]+>|\S*) (-?\d+)")
 
 
 def process(rank: int | None, *stacks: str | None, **more: Any) -> dict[str, Any]:

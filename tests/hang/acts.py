@@ -379,6 +379,42 @@ def reduce_in_two_orders():
         dist.all_reduce(torch.ones(4), group=group)
 
 
+def wait_for_handles():
+    """Rank 3 has issued one collective less, and waits in a barrier."""
+    is_last = rank() == last_rank()
+    calls = range(2 if is_last else 3)
+    for handle in [dist.all_reduce(torch.ones(4), async_op=True) for _ in calls]:
+        handle.wait()
+    if is_last:
+        dist.barrier()
+
+
+def reduce_in_a_cycle():
+    """Ranks 1 and 2 reduce in their second group first: each waits for the next one."""
+    pairs = {pair: dist.new_group(list(pair)) for pair in ((0, 1), (2, 3), (0, 2), (1, 3))}
+
+    def reduce_first():
+        dist.all_reduce(torch.ones(4), group=pairs[(0, 1) if rank() < 2 else (2, 3)])
+
+    def reduce_second():
+        dist.all_reduce(torch.ones(4), group=pairs[(0, 2) if rank() in (0, 2) else (1, 3)])
+
+    for call in (
+        (reduce_second, reduce_first) if rank() in (1, 2) else (reduce_first, reduce_second)
+    ):
+        call()
+
+
+def import_beside_a_thread():
+    """A thread imports what reads, and the main thread imports it, too."""
+    with open("plugins.py", "w") as file:
+        file.write("import talks\ntalks.read_shard()\n")
+    sys.path.insert(0, os.getcwd())
+    threading.Thread(target=__import__, args=("plugins",), name="warmup", daemon=True).start()
+    time.sleep(0.5)
+    __import__("plugins")
+
+
 def ask_rpc_in_group():
     rpc = start_rpc()
     join_by_file()

@@ -302,6 +302,8 @@ class _NodeEnds:
         """
         peers = self.peers(pid, call.sockets)
         rank_pid = self.target_by_pid[pid].pid
+        child = self.target_by_pid.get(call.child)
+        peers += [f"pid {child.pid}"] if child and child.pid != rank_pid else []
         holders = {
             self.target_by_pid[holder].pid if holder in self.target_by_pid else 0
             for holder in call.holders

@@ -237,7 +237,7 @@ def _snapshot(
     """
     # The search for the ranks must leave time to probe them.
     every_process, left_out = processes.scan(_deadline(supervisor, supervisor.left_s / 2))
-    scanned = ranks.with_parts(every_process, config.job, config.parts)
+    scanned = ranks.with_parts(ranks.with_ray_jobs(every_process), config.job, config.parts)
     problems = [f"{left_out} processes were not looked at: no time left"] if left_out else []
     selection = ranks.Selection(
         config.job,

@@ -34,6 +34,8 @@ _RAY = re.compile(
     r"ray::|(\S*/)?(raylet|gcs_server)\b"
     r"|\S*python\S* (-u )?\S*/ray/(_private|autoscaler|dashboard)/"
 )
+#: Beginning of the title of a worker of Ray, and its RAY_JOB_ID if it was started before its job.
+RAY_WORKER, NO_RAY_JOB = "ray::", "ffffffff"
 # A worker of Ray Train. Its forks, such as a loader's workers, have the same command line.
 _RAY_WORKER = re.compile(r"ray::\w*TrainWorker\b")
 # Programs that pass their environment to one child, and wait for it.
@@ -140,7 +142,7 @@ def identify(process: ScannedProcess) -> RankIdentity:
             continue
         # The step or mpirun that started Ray has numbered the nodes, and Ray's processes inherit
         # that number. Only RANK may be the worker's, from the environment of its actor.
-        if _RAY.match(process.command) and (family or not process.command.startswith("ray::")):
+        if _RAY.match(process.command) and (family or not process.command.startswith(RAY_WORKER)):
             continue
         sizes = [size for world in worlds if (size := _number(values.get(world))) is not None]
         size = sizes[0] if sizes else None
@@ -160,6 +162,30 @@ def with_parts(
         replace(process, cgroup_job=job) if process.cgroup_job in parts else process
         for process in processes
     ]
+
+
+def with_ray_jobs(processes: Sequence[ScannedProcess]) -> list[ScannedProcess]:
+    """The processes; workers that Ray has started before their job was known are in the only job
+    that their user's other workers have here.
+    """
+    jobs_by_uid: dict[int | None, set[str]] = defaultdict(set)
+    for process in processes:
+        jobs_by_uid[process.uid].add(_ray_job(process))
+
+    def named(process: ScannedProcess) -> ScannedProcess:
+        names = jobs_by_uid[process.uid] - {"", NO_RAY_JOB}
+        if _ray_job(process) != NO_RAY_JOB or len(names) != 1:
+            return process
+        environment = {**(process.environment or {}), "RAY_JOB_ID": names.pop()}
+        return replace(process, environment=environment)
+
+    return list(map(named, processes))
+
+
+def _ray_job(process: ScannedProcess) -> str:
+    """The job in the environment of a worker of Ray; "": another process."""
+    is_worker = process.command.startswith(RAY_WORKER)
+    return (process.environment or {}).get("RAY_JOB_ID", "") if is_worker else ""
 
 
 def owner_of(process: ScannedProcess) -> str:
@@ -209,6 +235,12 @@ def _lightning(process: ScannedProcess, identity: RankIdentity) -> _Lightning | 
 def _ranks_per_node(least: int, world_size: int) -> int:
     """Ranks of a node: the least number with which all nodes have the same number."""
     return next((n for n in range(least, min(world_size, 64) + 1) if world_size % n == 0), least)
+
+
+def has_title(process: ScannedProcess) -> bool:
+    """Whether a Python has written a title over its command line, as the parts of a server do."""
+    word = os.path.basename(process.command.split(" ", 1)[0])
+    return process.python and bool(word) and not word.startswith(("python", "pypy"))
 
 
 def only_tracks(process: ScannedProcess) -> bool:
@@ -369,6 +401,7 @@ class _Tree:
             if is_candidate(child) and self.processes[child].python
             and not only_tracks(self.processes[child])
             and self.processes[child].command not in ("", parent.command)
+            and not (has_title(parent) and has_title(self.processes[child]))
             and not _FORKED.search(self.processes[child].command)
         ]  # fmt: skip
         words = parent.command.split(" ")[2:]
@@ -517,6 +550,15 @@ def _select_unranked(
     return [pid for pid in inner if pid is not None and pid not in covered]
 
 
+def _select_titled(tree: _Tree, candidates: Sequence[int]) -> Iterator[int]:
+    """The processes with a title of their own among these: none hides another one below it."""
+    for pid in candidates:
+        process = tree.processes[pid]
+        above = (tree.processes.get(parent) for parent in tree.ancestors(pid))
+        if has_title(process) and all(p is None or p.command != process.command for p in above):
+            yield pid
+
+
 def select(
     processes: Sequence[ScannedProcess],
     selection: Selection,
@@ -561,6 +603,11 @@ def select(
     ]
     chosen += trainers
     chosen += _select_unranked(tree, candidates, chosen, selection)
+    if selection.match:
+        for pid in set(_select_titled(tree, candidates)).difference(chosen, tree.launchers):
+            # The number is that of the process which it is below.
+            tree.identities[pid] = replace(tree.identities[pid], rank=None, local_rank=None)
+            chosen.append(pid)
 
     def order(pid: int) -> tuple[bool, int, int]:
         rank = tree.identities[pid].rank

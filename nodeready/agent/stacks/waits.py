@@ -76,6 +76,11 @@ UNIX = "unix "
 _SOCK_DIAG, _BY_FAMILY, _DUMP, _PEER, _INFO = 4, 20, 0x301, 4, 2
 _PIPED = re.compile(r"pipe_(read|write)")
 _FUTEX_PRIVATE = 128  # futex(2): not shared between processes
+#: A futex that is a lock which a thread of the same process must release.
+OWN_LOCK = "a lock of its own process"
+# glibc's mutex with waiters (lowlevellock.h); bytes of malloc's piece for a sem_t, with its head;
+# maximum threads that wait for one semaphore.
+_CONTENDED, _SEMAPHORE_BYTES, _MAX_WAITERS = 2, 48, 1 << 16
 #: Maximum bytes of /proc/PID/net/tcp that are read (some 50,000 sockets), and of /proc/PID/maps.
 _TABLE_BYTES, MAPS_BYTES = 8 << 20, 4 << 20
 
@@ -184,6 +189,8 @@ class _WaitingThread:
             mappings = shared_maps(contents(f"/proc/{self.pid}/maps", MAPS_BYTES)).items()
             address = self.arguments[0]
             shared = next((n for n, (low, end) in mappings if low <= address < end), "")
+        elif verb == "futex" and self._is_own_lock(self.arguments[0]):
+            self.objects.append(OWN_LOCK)
         return [verb, self.objects, self.pipes, child, lock, timed, self.sockets, shared]
 
     def _is_timed(self, verb: str, kind: str) -> bool:
@@ -195,6 +202,20 @@ class _WaitingThread:
         if verb == "futex":
             return self.arguments[3] != 0
         return kind not in ("fd", "lock", "fcntl", "child", "waitid")
+
+    def _is_own_lock(self, address: int) -> bool:
+        """Whether a futex(2) is surely a lock that a thread of the same process must release: a
+        mutex of pthreads, which names its owner, or a lock of Python up to 3.12, which is a
+        semaphore with waiters in a piece of malloc's of its own (PyThread_allocate_lock).
+        """
+        data = self._memory(address - 8, 24)
+        if len(data) < 24 or address % 8:
+            return False
+        piece, value, waiters, owner, _ = struct.unpack("=QiiiI", data)
+        if value == _CONTENDED and owner > 0:
+            return os.path.exists(f"/proc/{self.pid}/task/{owner}")
+        is_semaphore = not value and 0 < waiters <= _MAX_WAITERS and not owner
+        return is_semaphore and address % 16 == 0 and piece & ~7 == _SEMAPHORE_BYTES
 
     def _text(self, address: int) -> str:
         """The text in its memory that ends with a zero, at most a path's length."""

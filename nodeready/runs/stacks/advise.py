@@ -133,6 +133,7 @@ class _WaitingJob(NamedTuple):
     standing: bool
     moving: bool  # some of the job's processes move
     everything: int  # number of processes, and of ranks and nodes without one
+    certain: bool  # of each waiting process it is known for which processes it waits
 
     def waits(self, and_maybe: bool = False) -> str:
         """``3 ranks wait``."""
@@ -144,27 +145,36 @@ def _size(groups: Iterable[Group]) -> int:
     return sum(group.processes for group in groups)
 
 
-def with_roles(groups: Sequence[Group], everything: int) -> list[Group]:
+def with_roles(
+    groups: Sequence[Group], everything: int, awaited: Collection[int] | None = None
+) -> list[Group]:
     """The groups, each with its role in the hang, and why.
 
     everything: number of processes, and of ranks and nodes without one
+    awaited: indexes of the groups for which others wait; None: any group, because of some waiting
+        processes it is not known for which they wait
     """
     job = _WaitingJob(
         _size(filter(is_waiting, groups)),
-        _size(filter(_may_wait, groups)),
+        _size(filter(may_wait, groups)),
         any(is_waiting(group) and stands_still(group) for group in groups),
         any(group.verdict == "progressing" for group in groups),
         everything,
+        awaited is not None,
     )
     with_role = []
-    for group in groups:
+    for at, group in enumerate(groups):
         role, reason = _role(group, job)
+        polls = group.kind == "stack" and group.verdict == "unsure"
+        if role == "suspect" and polls and awaited is not None and at not in awaited:
+            role, reason = None, "wakes up again and again, and no other process waits for it"
         reason = "; ".join(filter(None, (reason, group.reason)))
         with_role.append(dataclasses.replace(group, role=role, reason=reason))
     return with_role
 
 
-def _may_wait(group: Group) -> bool:
+def may_wait(group: Group) -> bool:
+    """Whether a group stands in a call of C below the user's code, which may wait for ranks."""
     stands = group.verdict in ("blocked", "unsure", None)
     return group.kind == "stack" and group.activity == "native" and stands
 
@@ -187,10 +197,8 @@ def _role(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
     if waiting and group.verdict in ("spinning", "unsure") and not job.standing:
         wake = say("{it wakes|all of them wake} up", waiting)
         return None, f"awake, and {job.waits()} for others, and {wake}: slow, or hung"
-    if _may_wait(group):
-        if not waiting or maybe + waiting < job.everything:
-            return None, "may wait for other ranks below its own code: --native tells"
-        return "suspect", f"{job.waits()} for others; whether it does, --native tells"
+    if may_wait(group) and not job.certain:
+        return None, "may wait for other ranks below its own code: --native tells"
     wait_text = f", and {job.waits()}"
     if not waiting:
         wait_text = f"; {counted(maybe, 'rank')} may (--native tells)"
@@ -404,8 +412,9 @@ def _same_place_advice(group: Group, several: bool) -> Iterator[str]:
     if is_waiting(group) and several:
         noun = _ACTIVITY_NOUNS.get(activity, "collective")
         yield (
-            f"all {group.processes} ranks stand in the same {noun} and no rank is elsewhere: "
-            "look at the network: `nodeready audit INVENTORY --only rdma.errors,nics.errors`, "
+            f"all {group.processes} ranks stand in the same {noun}: if its process group is the "
+            "only one, look at the network: "
+            "`nodeready audit INVENTORY --only rdma.errors,nics.errors`, "
             "`nodeready ready INVENTORY --ports FIRST-LAST`"
         )
         if activity in ("collective", "backward", "gpu", "peer"):

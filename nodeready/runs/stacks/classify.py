@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from nodeready.agent.stacks.links import DESCENDANTS, WHOLE_PROCESS
 from nodeready.agent.stacks.processes import FROZEN
+from nodeready.agent.stacks.waits import OWN_LOCK
 from nodeready.runs.stacks import hints
 from nodeready.runs.stacks.document import Frame
 from nodeready.runs.stacks.trace import StackSample, Trace, TracedProcess
@@ -181,6 +182,8 @@ class StackReading(NamedTuple):
     serves: bool  # it is of a serving thread, for which no thread waits
     dispatched: bool  # it is of a thread that works on a request of another rank
     root: str  # the file of its outermost call
+    lock: str  # the kind of lock that it waits for, whose holder a stack shows; "": none
+    holds: frozenset[str]  # the kinds of such locks that it holds
 
 
 def _read_stack(frames: tuple[Frame, ...]) -> StackReading:
@@ -196,6 +199,7 @@ def _read_stack(frames: tuple[Frame, ...]) -> StackReading:
         hints.serves(frames),
         hints.dispatched(frames),
         frames[0].file if frames else "",
+        *hints.locks(frames),
     )
 
 
@@ -460,7 +464,7 @@ def _mains(
         main, thread = stacks[sample.main], MAIN
         reading = table.reading(main)
         other = None
-        if reading.delegates:
+        if reading.delegates or reading.lock:
             other = _awaited(reading, sample, stacks, table, waits)
             # A connection to another rank says more than a thread that waits for a thread, too.
             if other and MAIN in waits and table.reading(other[1]).delegates:
@@ -487,9 +491,15 @@ def _awaited(
     for name, at in sample.threads:
         reading = table.reading(stacks[at])
         python = reading.root.endswith("threading.py")
-        if name != MAIN and not reading.serves and python != main.backward:
+        follows = python != main.backward or main.lock in reading.holds
+        if name != MAIN and not reading.serves and follows:
             candidates[stacks[at]] = name
     readings = {stack: table.reading(stack) for stack in candidates}
+    if main.lock:
+        # No other thread can release it.
+        candidates = {
+            at: name for at, name in candidates.items() if main.lock in readings[at].holds
+        }
     # Threads that work in the awaited pool; that wait for no other thread; that wait for ranks.
     preferences: list[Callable[[int], bool]] = [
         lambda stack: readings[stack].pooled == main.pooled,
@@ -504,6 +514,22 @@ def _awaited(
     # If several all wait for ranks, any of them shows what the main thread waits for.
     is_single = len(candidates) == 1 or all(readings[stack].for_ranks for stack in candidates)
     return next(((candidates[stack], stack) for stack in candidates), None) if is_single else None
+
+
+def possible_holder(process: TracedProcess, stacks: Sequence[int], table: StackNumbers) -> str:
+    """The only other thread of a process whose main thread waits for a lock of that process: it
+    may have the lock. "": not known
+    """
+    if not process.waits_on.endswith(OWN_LOCK) or not process.samples:
+        return ""
+    others = [(name, stacks[at]) for name, at in process.samples[-1].threads if name != MAIN]
+    others = [(name, stack) for name, stack in others if not table.reading(stack).serves]
+    if len(others) != 1:
+        return ""
+    ((name, stack),) = others
+    frame = hints.user_frame(table.calls(stack)) or table.calls(stack)[-1]
+    file = frame.file.rpartition("/")[2]
+    return f"thread {name}, in {frame.function} {file}:{frame.line}, may have the lock"
 
 
 def _dispatched(

@@ -11,7 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodeready.agent.stacks.ranks import CLAIMS, ELSEWHERE, claimed_job
+from nodeready.agent.stacks.ranks import (
+    CLAIMS,
+    ELSEWHERE,
+    NO_RAY_JOB,
+    RAY_WORKER,
+    claimed_job,
+)
 from nodeready.core.outcome import INCOMPLETE, Gap, node_gaps
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory.nodeset import natural
@@ -63,6 +69,8 @@ _PIDS = re.compile(r"\b(pids?|child) \d+(, \d+)*")
 _MAX_TEXTS, _MAX_ROWS = 64, 64
 #: Maximum different values of a variable that are kept of a group; the words for all further ones.
 _MAX_VALUES, OTHER_VALUES = 8, "other values"
+#: Maximum characters of a command line in a reason.
+_MAX_COMMAND = 60
 
 
 @dataclass
@@ -90,9 +98,17 @@ class Bucket:
     locals: dict[str, dict[str, list[int | None]]] = field(default_factory=dict)
     # connections and pipes to other ranks for which they wait
     ends: dict[links.Place, links.LinkEnds] = field(default_factory=dict)
-    waits_for: tuple[int, ...] = ()  # the ranks for which all of them wait
+    # the ranks for which all of them wait; a process without a rank has a negative number
+    waits_for: tuple[int, ...] = ()
+    numbers: set[int] = field(default_factory=set)  # its own processes, likewise
     # the stacks of further threads that wait for ranks
     thread_stacks: set[int] = field(default_factory=set)
+    # the command lines of its processes without a rank
+    commands: set[str] = field(default_factory=set)
+    # the threads that may have the locks for which the main threads wait, in words
+    holders: set[str] = field(default_factory=set)
+    # the threads for which the main threads wait
+    awaited_threads: set[str] = field(default_factory=set)
 
     def _add_wakeups(self, wakeups: tuple[int, int] | None) -> None:
         if wakeups and self.wakeups:
@@ -106,6 +122,10 @@ class Bucket:
             self.by_node.setdefault(node, set()).add(stack)
         if wakeups is not None:
             self._add_wakeups((wakeups, wakeups))
+        if process.rank is None and len(self.commands) < _MAX_TEXTS:
+            self.commands.add(process.command[:_MAX_COMMAND])
+        if classification.thread != MAIN:
+            self.awaited_threads.add(classification.thread)
         channel = process.wait_channel
         self.states[process.state[:1], "" if channel in ("0", "-") else channel] += 1
         waits_on = process.waits_on
@@ -184,8 +204,12 @@ class Bucket:
                 self._add_local(name, value, ranks)
         self.natives |= other.natives
         self.thread_stacks |= other.thread_stacks
+        self.awaited_threads |= other.awaited_threads
+        self.holders |= other.holders
+        self.commands |= other.commands
         self.ends.update(other.ends)
         self.waits_for = tuple(sorted({*self.waits_for, *other.waits_for}))
+        self.numbers |= other.numbers
 
 
 @dataclass
@@ -197,6 +221,7 @@ class TracedJob:
     slurm: bool = False
     # its processes only claim the job: it is another user's, or runs on other nodes
     is_claim: bool = False
+    ray: bool = False  # it has workers of Ray
     buckets: dict[tuple[Any, ...], Bucket] = field(default_factory=dict)
     # WORLD_SIZE -> the rank of each process with it; None: it has no number
     worlds: dict[int, list[int | None]] = field(default_factory=dict)
@@ -282,6 +307,7 @@ class TraceCollector:
         for process in trace.processes:
             job = self._job_of(process, node)
             job.count += 1
+            job.ray |= process.command.startswith(RAY_WORKER)
             rank, world_size = _rank(process.rank), process.world_size
             if world_size is not None:
                 job.worlds.setdefault(world_size, []).append(rank)
@@ -308,6 +334,8 @@ class TraceCollector:
             if native is not None:
                 bucket.natives.add(rank)
                 bucket.native = native if bucket.native is None else bucket.native
+            if classification.thread == MAIN:
+                bucket.holders.add(links.possible_holder(process, numbers, self.stacks))
             bucket.thread_stacks |= self._waiting_threads(process, numbers, classification.thread)
             if process.below:
                 bucket.add_below(process.below, rank, numbers, self.stacks)
@@ -371,8 +399,7 @@ class TraceCollector:
         for job in self.jobs.values():
             if job.slurm:
                 continue
-            home = None if job.is_claim else by_name.get(job.name)
-            if home is not None and job.user in home.users:
+            if home := self._home(job, by_name):
                 home.join(job)
             else:
                 jobs.append(job)
@@ -383,6 +410,22 @@ class TraceCollector:
             return job.is_claim, not is_believed, *(-count for count in job.size), *names
 
         return sorted(jobs, key=order)
+
+    def _home(self, job: TracedJob, slurm_jobs: Mapping[str, TracedJob]) -> TracedJob | None:
+        """The job to which a user's processes outside of its cgroup belong, or to which workers do
+        that Ray has started before their job was known; None: they are a job themselves.
+        """
+        if job.is_claim:
+            return None
+        if job.ray and job.name == NO_RAY_JOB:
+            others = [
+                other
+                for other in self.jobs.values()
+                if other.ray and other.user == job.user and not other.is_claim and other is not job
+            ]
+            return others[0] if len(others) == 1 else None
+        home = slurm_jobs.get(job.name)
+        return home if home and job.user in home.users else None
 
     def _waiting_threads(
         self, process: TracedProcess, numbers: Sequence[int], thread: str
@@ -470,8 +513,12 @@ def _set_awaited_ranks(job: TracedJob, reader: TraceCollector) -> None:
     rank_of: dict[links.Place, int] = {}
     groups = []
     for bucket in job.buckets.values():
-        ranks = {(p.node, p.pid): p.rank for p in bucket.processes if p.rank is not None}
+        ranks: dict[links.Place, int] = {}
+        for p in bucket.processes:
+            number = -1 - len(rank_of) - len(ranks) if p.rank is None else p.rank
+            ranks[p.node, p.pid] = number
         rank_of |= ranks
+        bucket.numbers = {*ranks.values()}
         hint = _hint(bucket, _frames(bucket, reader.stacks), ())
         activity = hint.activity if hint else ""
         if activity == "sleep" and bucket.verdict != "unsure":
@@ -485,12 +532,22 @@ def _set_awaited_ranks(job: TracedJob, reader: TraceCollector) -> None:
         bucket.waits_for = waited_ranks if bucket.verdict != "progressing" else ()
 
 
+def _awaited(pairs: Sequence[tuple[Group, Bucket | None]]) -> set[int] | None:
+    """Indexes of the groups for which others wait, by what the kernel shows; None: not known."""
+    waiting = [bucket for group, bucket in pairs if bucket and advise.is_waiting(group)]
+    if not waiting or not all(bucket.waits_for for bucket in waiting):
+        return None
+    numbers = {number for bucket in waiting for number in bucket.waits_for}
+    return {at for at, (_, bucket) in enumerate(pairs) if bucket and bucket.numbers & numbers}
+
+
 def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Group:
     frames = _frames(bucket, table)
     native = () if bucket.native is None else table.frames([bucket.native])
     hint = _hint(bucket, frames, native)
     if bucket.waits_for:
-        hint = hints.for_rank(advise.few_ranks(bucket.waits_for))
+        ranks = [number for number in bucket.waits_for if number >= 0]
+        hint = hints.for_rank(advise.few_ranks(ranks) if ranks else "another process")
     nodes = {process.node for process in bucket.processes}
     return Group(
         bucket.kind,
@@ -505,7 +562,9 @@ def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Gro
         len(bucket.processes),
         native,
         tuple(StackThread(name, table.frames([stack])) for name, stack in bucket.threads),
-        reason="; ".join(filter(None, (_switches_text(bucket), _native_coverage(bucket)))),
+        reason="; ".join(
+            filter(None, (_place_text(bucket), _switches_text(bucket), _native_coverage(bucket)))
+        ),
         user_frame=hints.user_frame(frames),
         states=_states(bucket),
         waits_on=_waits_on(bucket),
@@ -530,13 +589,30 @@ def _hint(
             return hints.of_thread(frames[:at], frames[at + 1 :], native, lock=mark == HOLDER)
     channels = {channel for _, channel in bucket.states}
     waits = {text.partition(" ")[0]: text for text in bucket.waits_on}
-    return hints.find(
+    hint = hints.find(
         frames,
         native,
         channel=channels.pop() if len(channels) == 1 else "",
         waits_on=next(iter(waits.values())) if len(waits) == 1 else "",
         master=bucket.master,
     )
+    # A thread that waits for ranks may hold the lock.
+    return hints.NATIVE if hint and hint.activity == "lock" and bucket.thread_stacks else hint
+
+
+def _place_text(bucket: Bucket) -> str:
+    """The program of processes without a rank, the thread whose stack follows that of the main
+    thread, and the thread that may have its lock: each if all have the same.
+    """
+    commands = bucket.commands
+    if len(commands) > 1:
+        commands = {_NUMBERS.sub("N", command) for command in commands}
+    (command, *other_commands) = commands or ("",)
+    (thread, *other_threads) = bucket.awaited_threads or ("",)
+    texts = [f"it is {command}" if command and not other_commands else ""]
+    texts += [f"it stands in thread {thread}" if thread and not other_threads else ""]
+    texts += bucket.holders if len(bucket.holders) == 1 else ()
+    return "; ".join(filter(None, texts))
 
 
 def _switches_text(bucket: Bucket) -> str:
@@ -826,7 +902,7 @@ def _grouped(
         pairs.append((lost, None))
     forks = _forks([member for member, _ in pairs])
     everything = job.count + len(silent) + len(lost.ranks if lost else ())
-    judged = advise.with_roles([member for member, _ in pairs], everything)
+    judged = advise.with_roles([member for member, _ in pairs], everything, _awaited(pairs))
     pairs = [
         (dataclasses.replace(judged_group, fork=fork), bucket)
         for judged_group, (_, bucket), fork in zip(judged, pairs, forks, strict=True)

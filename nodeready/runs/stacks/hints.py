@@ -28,6 +28,8 @@ _HINTS = {name: Hint(name.partition(" ")[0], text) for name, text in _TABLES["hi
 _GIL, _DATA, _RANK, _IDLE_WORKER = (_HINTS[name] for name in ("gil", "data", "rank", "worker"))
 _NETWORK, _LOCK, _CHILD, _LOOP = (_HINTS[name] for name in ("network", "lock", "child", "asyncio"))
 _CLIENT = _HINTS["idle client"]
+#: A wait in C, which may be for other ranks.
+NATIVE = _HINTS["native"]
 #: Activities of ranks that wait for other ranks.
 FOR_RANKS = frozenset({"collective", "peer", "start", "store", "end", "backward", "gpu", "rank"})
 #: Vague hints, which any more exact source overrides.
@@ -52,6 +54,10 @@ def _functions(table: str) -> dict[tuple[str, str], Hint]:
 
 def _places(table: str) -> dict[tuple[str, str], bool]:
     return {(name, file): True for file, names in _TABLES[table] for name in names.split()}
+
+
+def _kinds(table: str) -> dict[tuple[str, str], str]:
+    return {(name, file): kind for kind, file, names in _TABLES[table] for name in names.split()}
 
 
 def _patterns(table: str) -> tuple[tuple[re.Pattern[str], Hint], ...]:
@@ -205,6 +211,7 @@ def is_at_exit(frames: Sequence[Frame]) -> bool:
 _DELEGATES = _places("delegates")
 _DISPATCHERS, _HANDLERS = _places("dispatchers"), _places("handlers")
 _IDLE_WORKERS = _places("idle_workers")
+_LOCK_WAITS, _LOCK_HOLDERS = _kinds("lock_waits"), _kinds("lock_holders")
 #: Frame of a working thread of a pool.
 _POOL = {("run", "concurrent/futures/thread.py"): True}
 #: Serving threads, for which no program waits.
@@ -223,6 +230,16 @@ def delegates(frames: Sequence[Frame]) -> bool:
     if last and last[0].function.endswith("select") and last[0].file == "selectors.py":
         last = frames[-2:-1]
     return bool(last and _find(last[0], _DELEGATES))
+
+
+def locks(frames: Sequence[Frame]) -> tuple[str, frozenset[str]]:
+    """The kind of lock that a stack waits for, and the kinds that it holds: the calls between
+    which Python takes and releases a lock of its own.
+    """
+    awaited = _find(frames[-1], _LOCK_WAITS) if frames else None
+    outer = frames[:-1] if awaited else frames
+    held = {_find(frame, _LOCK_HOLDERS) for frame in outer} - {None, awaited}
+    return awaited or "", frozenset(filter(None, held))
 
 
 def pooled(frames: Sequence[Frame]) -> bool:

@@ -201,7 +201,7 @@ def _awaited_object(group: Group) -> str:
     objects.
     """
     held = _COUNT_SUFFIX.sub("", group.waits_on[0]) if len(group.waits_on) == 1 else ""
-    return "" if held in _TRIVIAL_WAITS else _cut(held, MAX_LINE)
+    return "" if held.startswith(_TRIVIAL_WAITS) else _cut(held, MAX_LINE)
 
 
 _GONE = _RankCause("gone", "{is|are} gone", "see dmesg and `nodeready cores`")
@@ -622,8 +622,8 @@ class _VerdictBuilder:
                 self.notes.append("its stack waits as the others' do")
         reason = cause.action if cause and is_suspect else ""
         suspects = [self.of_ranks(ranks, reason)]
-        if lag.other and len(lag.waiting) <= len(ranks):
-            self.notes.append("equally many ranks have made each call")
+        if lag.other:
+            self.notes.append("the calls alone do not show which side is wrong")
             suspects = [self.of_ranks(side, reason) for side in (ranks, lag.waiting)]
         for other in lags:
             if other is not lag and set(other.ranks) - set(ranks):
@@ -687,6 +687,10 @@ class _VerdictBuilder:
     # --- All wait.
 
     def all_wait(self) -> Verdict:
+        may_wait = [at for at, role in enumerate(self.roles)
+                    if role is None and advise.may_wait(self.groups[at])]  # fmt: skip
+        if may_wait and self.victims:
+            return self.may_wait_too(may_wait)
         unknown = [
             at for at, role in enumerate(self.roles)
             if role is None and self.groups[at].processes and not self._is_exonerated(at)
@@ -729,9 +733,9 @@ class _VerdictBuilder:
             return self.build("disagree", text, [self.of_ranks(lag.ranks) for lag in chained[:2]])
         if any(self.groups[at].activity in _RANK_ACTIVITIES for at in self.victims):
             return self.each_other()
-        places: dict[str, list[int]] = {}
+        places: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for at in self.victims:
-            places.setdefault(_call(self.groups[at]), []).append(at)
+            places.setdefault(_place_of_call(self.groups[at]), []).append(at)
         if len(places) > 1 and not self.report.common:
             return self.disagree(places)
         return self.together()
@@ -745,6 +749,14 @@ class _VerdictBuilder:
         text += f"{say('{it|they}', number)} {first.hint.partition(':')[0]}{held}"
         wait = f"; {self.waits()}" if self.victims else ""
         return self.build("unclear", f"{text}{wait}: a hang only if there should be work")
+    def may_wait_too(self, indexes: Sequence[int]) -> Verdict:
+        """Ranks that may wait for those that wait: neither side is known to be late."""
+        first, waiting = self.groups[indexes[0]], self.groups[self.victims[0]]
+        text = f"{_name(first)}{_further(indexes)} {say('{stands|stand}', len(first.ranks))} in "
+        text += f"{_position(first)}, and may wait there, as for an asynchronous collective; "
+        text += f"{ranks_text(waiting.ranks)}{_further(self.victims)} "
+        text += f"{say('{waits|wait}', len(waiting.ranks))} in {_called(waiting)}: --native tells"
+        return self.build("unclear", text, [], ("flight_recorder", "logs"))
 
     def _unworkable(self, gone: Sequence[int]) -> list[EnvironmentFinding]:
         """The variables that may keep the ranks apart, where all that are alive wait.
@@ -787,29 +799,34 @@ class _VerdictBuilder:
         text += f"{_further(order[1:])}: all wait for each other: look at what they asked"
         return self.build("unclear", text, [], ("flight_recorder", "nccl_ras"))
 
-    def disagree(self, places: Mapping[str, Sequence[int]]) -> Verdict:
-        """The ranks wait in different calls."""
+    def disagree(self, places: Mapping[tuple[str, tuple[int, ...]], Sequence[int]]) -> Verdict:
+        """The ranks wait in different calls. How many wait in each is no evidence."""
         order = sorted(places.values(), key=self.size)
         few, many = self.groups[order[0][0]], self.groups[order[-1][0]]
-        pairwise = any(_PAIRWISE.match(name) for name in places)
+        names = {name for name, _ in places}
         calls = self.thread_calls
-        if calls and any(calls[at] & places.keys() for at in self.victims):
+        if calls and any(calls[at] & names for at in self.victims):
             text = (
                 f"{ranks_text(few.ranks)} in {_called(few)}, "
                 f"{ranks_text(many.ranks)} in {_called(many)}, "
                 "threads in the same: another order of two communicators?"
             )
             return self.build("unclear", text, [], ("flight_recorder", "nccl_ras"))
-        text = f"{_name(few)} waits in {_called(few)}, {ranks_text(many.ranks)} in {_called(many)}"
-        if pairwise or len(places) > 2:
+        text = f"{_name(few)} {say('{waits|wait}', len(few.ranks))} in {_called(few)}, "
+        text += f"{ranks_text(many.ranks)} in {_called(many)}"
+        if any(map(_PAIRWISE.match, names)) or len(places) > 2:
             text += ": all wait; the flight recorder would show for which rank"
             return self.build("unclear", text, [], ("flight_recorder", "nccl_ras"))
-        text += ": the calls must agree"
-        suspects = []
-        if few.processes < many.processes:
-            self.notes.append("by the stacks alone, the majority may be wrong")
-            suspects = [self.of_group(at) for at in order[0]]
-        return self.build("disagree", text, suspects, ("flight_recorder",))
+        if _called(few) == _called(many):
+            # One function makes the call for two callers.
+            pairs = zip(few.frames, many.frames, strict=False)
+            callers = next((pair for pair in pairs if pair[0] != pair[1]), None)
+            if callers:
+                text = f"{_name(few)} {say('{waits|wait}', len(few.ranks))} in {_called(few)} for "
+                text += f"{_place(callers[0])}, {ranks_text(many.ranks)} for {_place(callers[1])}"
+        order_too = ", or their order in several groups," if len(names) == 1 else ""
+        text += f": the calls{order_too} must agree"
+        return self.build("disagree", text, [], ("flight_recorder",))
 
     def together(self) -> Verdict:
         """All wait in the same call: evidence of network, GPUs and kernel about single nodes."""
@@ -868,7 +885,8 @@ class _VerdictBuilder:
         advice = "look at the network and its ports"
         if first.activity in ("start", "store"):
             advice = "look at MASTER_ADDR:MASTER_PORT, the launchers and the network"
-        text = f"{summary}{quiet}: no rank is elsewhere: {advice}"
+        # Python's frames do not show how many process groups the job has.
+        text = f"{summary}{quiet}: {advice}, and at the order of calls in several groups"
         return self.build("quiet", text, missing=("flight_recorder", "network", "nccl_ras"))
 
     def _signs(self) -> list[tuple[int, set[int], set[str], list[str]]]:
@@ -930,7 +948,19 @@ _OPTION_HINTS = {"flight_recorder": "; --dump asks for a live one", "nccl_ras": 
 
 def _called(group: Group) -> str:
     """A call with the user's line, as in ``all_gather at step train.py:40``."""
-    return f"{_call(group)} at {_place(group.user_frame)}" if group.user_frame else _call(group)
+    if group.user_frame is None:
+        return _call(group)
+    place = _place(group.user_frame)
+    return place if group.frames[-1] == group.user_frame else f"{_call(group)} at {place}"
+
+
+def _place_of_call(group: Group) -> tuple[str, tuple[int, ...]]:
+    """The call that a group waits in, and of a collective the lines of the user's calls that lead
+    to it: one collective at two places is called twice. A send and its receive are at two places,
+    and ranks may wait for their GPUs anywhere.
+    """
+    is_paired = group.activity != "collective" or hints.in_pipeline(group.frames)
+    return _call(group), () if is_paired else hints.call_site(group.frames)
 
 
 def _call(group: Group) -> str:

@@ -21,6 +21,7 @@ from nodeready.agent.stacks.ranks import (
     program,
     select,
     with_parts,
+    with_ray_jobs,
 )
 from tests.cases import cases, read_table
 
@@ -57,6 +58,8 @@ FACTS = {
     # The leader of its group or session has ended.
     "lost": lambda leader: {"lost_leader": int(leader)},
     "forked": lambda: {"is_forked": True},
+    # A Python that has written over its command line.
+    "titled": lambda: {"program": "python3.11"},
 }
 
 
@@ -211,6 +214,15 @@ def on_ray(*above: str, services: int, fact: str = "") -> list[ScannedProcess]:
     # A loader's worker of 33.
     tree += ["35 33 ray::RayTrainWorker | RAY_JOB_ID=01000000"]
     return processes(*above, *(f"{row} | {fact}" if fact else row for row in tree))
+
+
+def test_a_worker_that_ray_has_started_before_its_job_is_in_the_only_job_of_its_user():
+    early = "ray::Rollout | RAY_JOB_ID=ffffffff"
+    rows = ["30 24 ray::Rollout | RAY_JOB_ID=01000000", f"31 24 {early}", f"32 24 {early} | uid 7"]
+    for further, job in (([], "01000000"), (["33 24 ray::A | RAY_JOB_ID=02000000"], "ffffffff")):
+        made = {p.pid: (p.environment or {})["RAY_JOB_ID"]
+                for p in with_ray_jobs(processes(*rows, *further))}  # fmt: skip
+        assert (made[30], made[31], made[32]) == ("01000000", job, "ffffffff")
 
 
 DRIVER = "10 1 python driver.py"

@@ -65,6 +65,13 @@ def is_told(pid, pattern, near=()):
 ME = rf"pid {os.getpid()} \([^)]*\)"
 POLL = "import select; p = select.poll(); p.register(0, select.POLLIN); p.poll()"
 EPOLL = "a, b = socket.socketpair(); e = select.epoll(); e.register(a.fileno(), 1); e.poll()"
+MUTEX = (
+    "import ctypes; c = ctypes.CDLL(None); m = ctypes.create_string_buffer(64); "
+    "c.pthread_mutex_lock(m)"
+)
+OWN_LOCK = "futex of a lock of its own process"
+# Python 3.13 and newer keep no semaphore for each lock.
+PYTHON_LOCK = OWN_LOCK if sys.version_info < (3, 13) else "futex.*"
 LOCK = "import fcntl; f = open('locked', 'r+'); fcntl.{}(f, fcntl.LOCK_EX)"
 #: A listener whose queue is full answers nobody.
 CONNECT = """
@@ -93,7 +100,9 @@ PHRASES = {
     # A name that is no text is one that an answer can hold.
     "os.mkfifo(b'\\xff\\x1b'); open(os.path.abspath(b'\\xff\\x1b'))": "open of {at}/\ufffd\x1b .*",
     "import subprocess; subprocess.run(['cat'])": r"wait for child .*\d+ \(cat\)",
-    "import _thread; n = _thread.allocate_lock(); n.acquire(); n.acquire()": "futex",
+    "import _thread; n = _thread.allocate_lock(); n.acquire(); n.acquire()": PYTHON_LOCK,
+    f"{MUTEX}; c.pthread_mutex_lock(m)": OWN_LOCK,
+    f"{MUTEX}; c.pthread_cond_wait(ctypes.create_string_buffer(64), m)": "futex",
     # select(2) before Python 3.11, which then names nothing
     "import time; time.sleep(100)": "s.*",
 }

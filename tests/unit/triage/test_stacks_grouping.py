@@ -50,6 +50,8 @@ from tests.unit.commands import program
 
 VALID = jsonschema.Draft202012Validator(schema("stacks"))
 TWICE = (REDUCE, REDUCE)
+WAIT = f"{TRAIN} > wait multiprocessing/popen_fork.py 43"
+ELSEWHERE = "<module> serve.py 9 > work serve.py 5"
 
 
 def fleet(*odd: dict[str, Any], ranks: int = 8, size: int = 4, **more: Any) -> list[Any]:
@@ -280,6 +282,28 @@ def test_a_node_without_an_answer_is_no_suspect_where_every_rank_was_found():
     assert made.gaps == node_gaps(refused)
     lacking = group(fleet(ranks=7, world_size=8), refused)
     assert "gpu9" in {node for one in lacking.groups for node in one.nodes}
+
+
+EARLY = {"job": "ffffffff", "command": "ray::Rollout"}
+
+
+@pytest.mark.parametrize(("jobs", "shown"), [(("01000000",), 2), (("01000000", "02000000"), 1)])
+def test_a_worker_that_ray_has_started_before_its_job_is_of_the_only_job_of_its_user(jobs, shown):
+    rows = [process(None, LOAD, pid=50 + n, **EARLY | {"job": job}) for n, job in enumerate(jobs)]
+    made = grouping.group([trace("a", *rows), trace("b", process(None, LOAD, **EARLY))], {})
+    assert (made.job, len(made.processes)) == (jobs[0], shown)
+
+
+def test_a_process_for_which_no_other_one_waits_is_no_suspect():
+    """A server waits for its engine, and a worker has nothing to do."""
+    nap = {"wait_channel": "hrtimer_nanosleep", "switches": [0, 40], "main_cpu_s": [0.0, 0.001]}
+    server = process(None, WAIT, WAIT, pid=1, waits_for=[["MainThread", "pid 2"]], command="api 1")
+    engine = process(None, LOAD, LOAD, pid=2, command="engine 1")
+    idle = process(None, ELSEWHERE, ELSEWHERE, pid=3, command="worker 1", **nap)
+    made = grouping.group([trace("a", server, engine, idle)], {})
+    roles = {group.reason.partition("it is ")[2][:5]: group.role for group in made.groups}
+    assert roles == {"api 1": "victim", "engin": "suspect", "worke": None}
+    assert made.verdict.kind == "loader"
 
 
 def test_what_another_user_claims_is_no_rank_of_the_job():

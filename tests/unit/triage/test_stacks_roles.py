@@ -46,7 +46,7 @@ S, V = "suspect", "victim"
 @pytest.mark.parametrize(("rows", "roles"), [
     ([*ranks(REDUCE, 0), *sleeps(1)], {"1": S, "0": V}),
     # The most of them are in I/O, and one waits for them.
-    ([*ranks(SLEEP, *range(7)), *ranks(REDUCE, 7)], {"0-6": S, "7": V}),
+    ([*sleeps(*range(7)), *ranks(REDUCE, 7)], {"0-6": S, "7": V}),
     ([*ranks(RECV, 1, 2, 3), *sleeps(0)], {"0": S, "1-3": V}),
     # A rank that spins in a collective waits; one that spins elsewhere does not.
     ([*ranks(REDUCE, 0, cpu=2.0), *ranks(SLEEP, 1, cpu=2.0)], {"1": S, "0": V}),
@@ -64,7 +64,7 @@ S, V = "suspect", "victim"
     (ranks(REDUCE, 0), {"0": None}),
     # A call of C below the user's own code may wait for ranks, or not.
     ([*sleeps(0), *ranks(OWN, 1, 2, 3)], {"0": S, "1-3": None}),
-    ([*ranks(OWN, 0), *ranks(REDUCE, 1)], {"0": S, "1": V}),
+    ([*ranks(OWN, 0), *ranks(REDUCE, 1)], {"0": None, "1": V}),
     ([*ranks(OWN, 0), *ranks(REDUCE, 1), *sleeps(2)], {"2": S, "0": None, "1": V}),
     # Without a stack.
     ([process(0, None, state="T"), *ranks(REDUCE, 1)], {"0": S, "1": V}),
@@ -112,6 +112,11 @@ def test_a_loop_that_polls_stays_where_it_is_though_its_last_calls_differ():
 
 LOOP = "<module> ray/w.py 1 > main_loop ray/_private/worker.py 1071"
 REDUCES, WORKS = (f"{BOOT} > work mine.py 3{end}" for end in (f" > all_reduce {C10D} 9", ""))
+IMPORT, LOG = "<frozen importlib._bootstrap>", "logging/__init__.py"
+LOCKED_MODULE = f"{OWN} > _ModuleLock.acquire {IMPORT} 120"
+IMPORTS = f"{BOOT} > _find_and_load_unlocked {IMPORT} 1149 > load mine.py 3"
+LOCKED_LOG = f"{OWN} > Handler.handle {LOG} 968 > acquire {LOG} 922"
+LOGS = f"{BOOT} > Handler.handle {LOG} 970 > emit mine.py 3"
 CONDITION = "Condition.wait threading.py 320"
 OUTER = f"{BOOT} > outer mine.py 5 > join threading.py 1112"
 FUTURE = f"{OWN} > Future.result concurrent/futures/_base.py 451 > {CONDITION}"
@@ -137,6 +142,9 @@ HOOK = "apply torch/autograd/function.py 307 > backward mine.py 8"
     (f"{OWN} > Queue.get queue.py 171 > {CONDITION}", {"worker": WORKS}, "", "", "work"),
     (FUTURE, {"pool": POOL, "heartbeat": WORKS, "idle": IDLE_POOL}, "", "", "fetch"),
     (f"{OWN} > wait grpc/_common.py 150 > {CONDITION}", {"": GRPC, "pool": POOL}, "", "", "fetch"),
+    # What holds a lock of Python's library is on its stack.
+    (LOCKED_MODULE, {"bystander": WORKS, "warmup": IMPORTS}, "", "", "load"),
+    (LOCKED_LOG, {"bystander": WORKS, "metrics": LOGS}, "", "", "emit"),
     # A thread that waits for another one is not the one that is waited for.
     (JOIN, {"worker": WORKS, "outer": OUTER}, "", "", "work"),
 ])  # fmt: skip
@@ -148,6 +156,18 @@ def test_a_main_thread_that_waits_for_a_thread_of_its_own_is_shown_with_it(
         sample["gil"] = gil
     (group,) = look(row).groups
     assert (group.activity, group.user_frame.function, group.verdict) == (activity, own, "blocked")
+    assert gil or group.reason.startswith("it stands in thread ")
+
+
+@pytest.mark.parametrize(("threads", "reason"), [
+    ({"t": WORKS, "tqdm": TQDM}, "thread t, in work mine.py:3, may have the lock"),
+    ({"t": WORKS, "u": OUTER}, ""),
+    ({}, ""),
+])  # fmt: skip
+def test_the_only_thread_beside_the_main_one_may_have_its_lock(threads, reason):
+    lock = "futex of a lock of its own process"
+    (group,) = look(*ranks(OWN, 0, threads_at=threads, waits_on=lock)).groups
+    assert (group.activity, group.reason) == ("lock", reason)
 
 
 WORKER = "_worker_loop torch/utils/data/_utils/worker.py 348"

@@ -52,6 +52,10 @@ SAVE = f"{TRAIN} > save torch/serialization.py 900"
 RPC = f"{TRAIN} > rpc_sync torch/distributed/rpc/api.py 809"
 FUTURE = f"{TRAIN} > result concurrent/futures/_base.py 451 > wait threading.py 320"
 START = "<module> train.py 90 > init_process_group torch/distributed/distributed_c10d.py 1700"
+OTHER_PLACE = REDUCE.replace("train.py 40", "train.py 44")
+CALLER = REDUCE.replace("> step", "> sync train.py 9 > step")
+OTHER_SYNC = f"{TRAIN[:-2]}44 > synchronize torch/cuda/__init__.py 800"
+BARRIER = f"{TRAIN} > barrier {C10D} 3152"
 SYNC = f"{TRAIN} > synchronize torch/cuda/__init__.py 800"
 
 Witnesses = Mapping[str, Any]
@@ -79,7 +83,8 @@ def job(
         for rank in range(first, min(first + 4, ranks)):
             own = (stacks or {}).get(rank, usual)
             if own is not None:
-                row = own if isinstance(own, dict) else process(rank, *own)
+                more = OWN_CODE if own == BLOCKED else {}
+                row = own if isinstance(own, dict) else process(rank, *own, **more)
                 witnesses = {**(every or {}), **(by_rank or {}).get(rank, {})}
                 size = world or ranks
                 size = row["world_size"] or size
@@ -122,6 +127,10 @@ QUIET = {name: network(port(0)) for name in ("gpu1", "gpu2")}
 MOVING = {name: network(port(800_000_000)) for name in ("gpu1", "gpu2")}
 OOM = ("oom", 312, 1003, "Out of memory: Killed process 1003 (python)")
 BLOCKED = (SLEEP, SLEEP)
+#: A call of C waits at memory of its process, which may be for another rank.
+BELOW = [*BLOCKED]
+#: It waits for nothing that another rank could have.
+OWN_CODE = {"wait_channel": ""}
 
 
 def worker(**more: Any) -> dict[str, Any]:
@@ -205,9 +214,17 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("... and one is not at its end", job({**ENDED, 0: BLOCKED}), "gone", tuple(range(1, 8)), ("no node has them",), ()),
     ("... and one at its end was killed for memory", job({**ENDED, 0: process(0, EXIT, EXIT)}, by_node={"gpu1": kernel(OOM)}), "gone", tuple(range(1, 8)), ("killed for memory",), ()),
     ("one process wide", job({5: BLOCKED, 6: BLOCKED}), "late", (5, 6), ("ranks 5-6",), ()),
-    ("two places", job({5: BLOCKED, 2: (ELSEWHERE, ELSEWHERE)}), "late", (2,), ("1 other group",), ()),
+    ("two places", job({5: BLOCKED, 2: process(2, ELSEWHERE, ELSEWHERE, **OWN_CODE)}), "late", (2,), ("1 other group",), ()),
     ("all wait at one place", job(), "quiet", (), ("all 8 ranks wait in all_reduce", "network"), ("rank 0 ",)),
-    ("all wait in two places", job({3: (GATHER, GATHER)}), "disagree", (3,), ("rank 3", "all_gather", "all_reduce", "must agree"), ()),
+    ("all wait in two places", job({3: (GATHER, GATHER)}), "disagree", (), ("rank 3", "all_gather", "all_reduce", "must agree"), ()),
+    ("... of one collective", job(dict.fromkeys((1, 2), (OTHER_PLACE, OTHER_PLACE)), ranks=4), "disagree", (), ("ranks 0,3 (gpu1) wait in all_reduce at step train.py:40", "ranks 1-2 in all_reduce at step train.py:44", "order in several groups"), ("network",)),
+    ("... which one function calls", job(dict.fromkeys((1, 2), (CALLER, CALLER)), ranks=4), "disagree", (), ("ranks 1-2", "ranks 0,3"), ("network",)),
+    ("all wait for their GPUs at two places", job({3: (OTHER_SYNC, OTHER_SYNC)}, usual=(SYNC, SYNC)), "quiet", (), ("all 8 ranks wait in synchronize", "several groups"), ()),
+    ("a handle that may be waited for, and a barrier", job({3: (BARRIER, BARRIER)}, usual=BELOW, ranks=4), "unclear", (), ("ranks 0-2 (gpu1) stand in preprocess data.py:12, and may wait", "rank 3 waits in barrier", "--native"), ("late",)),
+    ("... of one, and a barrier of most", job({3: BELOW}, usual=(BARRIER, BARRIER)), "unclear", (), ("rank 3 (gpu1) stands in", "ranks 0-2,4-7 wait in barrier"), ()),
+    ("... and the barrier is seen in native frames alone", job({r: process(r, SLEEP, SLEEP, native_at=f"{SLEEP} > c10d::Work::wait libtorch_cpu.so 0") for r in range(3)} | {3: (BARRIER, BARRIER)}, ranks=4), "disagree", (), ("rank 3 (gpu1) waits in barrier", "ranks 0-2 in preprocess data.py:12"), ()),
+    ("a lock of its own process is nobody else's", job({3: process(3, SLEEP, SLEEP, waits_on="futex of a lock of its own process")}), "late", (3,), ("rank 3", "a lock or a thread at preprocess data.py:12"), ("futex",)),
+    ("... unless a thread that waits for ranks may hold it", job({3: process(3, SLEEP, SLEEP, waits_on="futex of a lock of its own process", threads_at={"t": OTHER_REDUCE})}), "unclear", (), ("rank 3", "may wait"), ()),
     ("two threads in two collectives, in another order", job({3: process(3, GATHER, GATHER, threads_at={"t": OTHER_REDUCE})}), "unclear", (), ("all_gather", "all_reduce", "another order"), ("must agree",)),
     ("a receive among collectives", job({3: (RECV, RECV)}), "unclear", (), ("recv", "recorder would show"), ()),
     ("all wait, looked at once", job(usual=(REDUCE,)), "unclear", (), ("one look cannot tell",), ()),
@@ -288,7 +305,7 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     }), "quiet", (), ("all_reduce #1 of tp",), ()),
     ("the logs name one that waits, and the stacks one that does not", job({3: BLOCKED}, behind(6)), "late", (3,), ("rank 3",), ("rank 6",)),
     ("a loader's worker in its own code", job({3: {**process(3, LOAD, LOAD), "below": [worker()]}}), "loader", (3,), ("rank 3", "loader worker"), ()),
-    ("idle loader workers of one in its own code", job({3: {**process(3, SLEEP, SLEEP), "below": [worker(), worker(pid=2001)]}}), "late", (3,), ("preprocess data.py:12",), ("loader",)),
+    ("idle loader workers of one in its own code", job({3: {**process(3, SLEEP, SLEEP, **OWN_CODE), "below": [worker(), worker(pid=2001)]}}), "late", (3,), ("preprocess data.py:12",), ("loader",)),
     ("a loader's worker in state D", job({3: {**process(3, LOAD, LOAD), "below": [worker(state="D", wait_channel="rpc_wait_bit_killable")]}}), "storage", (3,), ("loader worker", "rpc_wait_bit_killable"), ()),
     ("another collective, behind one whose end is not recorded yet", job(by_rank={
         **{r: waits() for r in range(1, 8)},
@@ -397,9 +414,9 @@ def test_the_verdict(traces, kind, ranks, words, never):
 
 #: what a process names at length, and words that still follow the name
 LONG = {
-    "a function and a file": (process(3, *[f"{TRAIN} > {'f' * 4000} {'d' * 2000}/{'g' * 2000}.py 12"] * 2), "...:12; 7 ranks wait"),
+    "a function and a file": (process(3, *[f"{TRAIN} > {'f' * 4000} {'d' * 2000}/{'g' * 2000}.py 12"] * 2, **OWN_CODE), "...:12; 7 ranks wait"),
     "a child's command": ({**process(3, RUN, RUN), "below": [below("T", "c" * 4000)]}, "...; 7 ranks wait"),
-    "a wait": (process(3, f"{TRAIN} > read data.py 12", f"{TRAIN} > read data.py 12", waits_on=f"a lock of {'w' * 4000}"), "...; 7 ranks wait"),
+    "a wait": (process(3, f"{TRAIN} > read data.py 12", f"{TRAIN} > read data.py 12", waits_on=f"a lock of {'w' * 4000}", **OWN_CODE), "...; 7 ranks wait"),
     "a channel in the kernel": (process(3, SLEEP, SLEEP, state="D", wait_channel="n" * 4000), "... at preprocess data.py:12; 7 ranks wait"),
 }  # fmt: skip
 
