@@ -749,6 +749,7 @@ class _VerdictBuilder:
         text += f"{say('{it|they}', number)} {first.hint.partition(':')[0]}{held}"
         wait = f"; {self.waits()}" if self.victims else ""
         return self.build("unclear", f"{text}{wait}: a hang only if there should be work")
+
     def may_wait_too(self, indexes: Sequence[int]) -> Verdict:
         """Ranks that may wait for those that wait: neither side is known to be late."""
         first, waiting = self.groups[indexes[0]], self.groups[self.victims[0]]
