@@ -106,7 +106,7 @@ class StackTarget:
     # (thread, rank that it waits for), from `links.observe`
     waits_for: list[tuple[str, str]] = field(default_factory=list)
     # threads that wait for data of other ranks, and got some since the first sample; likewise
-    heard: list[str] = field(default_factory=list)
+    received: list[str] = field(default_factory=list)
     # connections and listeners that other nodes' ranks may wait for, from `links.observe`
     ends: list[str] = field(default_factory=list)
     witnesses: dict[str, Any] = field(default_factory=dict)
@@ -237,7 +237,7 @@ class StackTarget:
             "calls": [] if None in self.calls else self.calls,
             "waits_on": self.waits_on,
             "waits_for": self.waits_for,
-            "heard": self.heard,
+            "received": self.received,
             "untimed": self.is_untimed,
             "ends": self.ends,
         }

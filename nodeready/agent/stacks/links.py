@@ -44,7 +44,7 @@ class _ProcessEnds:
     # its shared memory files, among those in which a process waits for a lock
     maps: Sequence[str] = ()
     # the connections, among those for which a thread waits, by which data has come of late
-    heard: Sequence[Sequence[str]] = ()
+    received: Sequence[Sequence[str]] = ()
     has_torch: bool = False  # in memory; read only if it has a socket at the port of the store
     serves_store: bool = False  # it has torch's store at that port
 
@@ -79,7 +79,7 @@ def _probe(
         "local": _addresses(pid),
         "sockets": sockets,
         "maps": [file for file in shared if file in maps],
-        "heard": [pair for pair in awaited if ages.get(pair, late_s) < late_s],
+        "received": [pair for pair in awaited if ages.get(pair, late_s) < late_s],
         "has_torch": has_torch,
         "serves_store": has_torch and _serves_store(pid, threads, port),
     }
@@ -136,7 +136,7 @@ def observe(
     began: float,
     deadline: float,
 ) -> None:
-    """Set each target's `waits_for`, `heard` and `ends`.
+    """Set each target's `waits_for`, `received` and `ends`.
     calls: (process, thread) -> its call (`waits.observe`)
     began: time.monotonic() of the first sample
     """
@@ -183,23 +183,23 @@ def observe(
     for target in (target_by_pid[pid] for pid in names):
         family_pids = [pid for pid in process_ends if target_by_pid[pid] is target]
         rows: list[tuple[str, str]] = []
-        heard: dict[str, None] = {}
+        received: dict[str, None] = {}
         for pid in family_pids:
-            heard_pairs = {(own, peer) for own, peer in process_ends[pid].heard}
+            received_pairs = {(own, peer) for own, peer in process_ends[pid].received}
             for thread, call in calls_by_pid.get(pid, {}).items():
                 name = names[pid][thread] if pid == target.pid else DESCENDANTS
                 if (pid, thread) == (target.pid, target.thread):
                     target.has_store &= node_ends.may_be_store(pid, call)
                 rows += [(name, peer) for peer in node_ends.waits_of_call(pid, call)]
                 if node_ends.peers(
-                    pid, heard_pairs.intersection((own, peer) for own, peer in call.sockets)
+                    pid, received_pairs.intersection((own, peer) for own, peer in call.sockets)
                 ):
-                    heard[name] = None
+                    received[name] = None
             pairs = [pair for pair in process_ends[pid].sockets if pair[1]]
             peers = node_ends.peers(pid, pairs)
             rows += [(WHOLE_PROCESS, peer) for peer in peers if peer.startswith("pid ")]
         target.waits_for = list(dict.fromkeys(rows))[:_MAX_ROWS]
-        target.heard = list(heard)
+        target.received = list(received)
         target.ends = node_ends.ends(family_pids)
 
 

@@ -392,7 +392,7 @@ def classify(
                 stack = table.joined(mains[-1], holder, HOLDER)
                 wakeups, verdict = None, _verdict(used, None, False, seconds)
     has_woken = process.untimed and bool(_range(process.switches))
-    if verdict is not None and (thread in process.heard or has_woken):
+    if verdict is not None and (thread in process.received or has_woken):
         # It got what it had waited for, and waits for more.
         verdict = "progressing"
     # A process that has moved since was in state D for a moment only.

@@ -98,7 +98,7 @@ def _with_claims(trace: Trace, job: str) -> Trace:
     Its processes only claim the job, so their stacks and witnesses are removed.
     """
     bare: dict[str, Any] = dict.fromkeys(
-        ("samples", "below", "ends", "waits_for", "heard", "locals"), ()
+        ("samples", "below", "ends", "waits_for", "received", "locals"), ()
     )
     note = claim_note(job, True)
     processes = tuple(

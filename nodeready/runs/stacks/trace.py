@@ -24,7 +24,7 @@ from nodeready.runs.user_files import output_directory
 #: Maximum bytes of one file: thousands of times the trace of a node with eight ranks.
 MAX_BYTES = 256 << 20
 #: Maximum items of a rank's fields.
-_MAX_ITEMS = {"below": 64, "locals": 200, "waits_for": 128, "ends": 128, "heard": 128}
+_MAX_ITEMS = {"below": 64, "locals": 200, "waits_for": 128, "ends": 128, "received": 128}
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class TracedProcess:
     waits_for: tuple[tuple[Line, Line], ...] = ()  # thread, and the end that it waits for
     ends: tuple[Line, ...] = ()  # of connections for which other ranks may wait
     # threads that wait for data of other ranks, and got some since the first sample
-    heard: tuple[Line, ...] = ()
+    received: tuple[Line, ...] = ()
     untimed: bool = False  # what the main thread waits for ends by another's act alone
 
 

@@ -90,8 +90,8 @@ ALL = [("stack", "blocked", "0-7")]
     (process(3, LOAD, LOAD), "stack", "blocked", ""),
     (process(3, LOAD, LOAD, cpu=1.9), "stack", "spinning", ""),
     # It got data of another rank, or what only another can end has ended, and waits for more.
-    (process(3, LOAD, LOAD, heard=["MainThread"]), "stack", "progressing", ""),
-    (process(3, LOAD, LOAD, heard=["writer"]), "stack", "blocked", ""),
+    (process(3, LOAD, LOAD, received=["MainThread"]), "stack", "progressing", ""),
+    (process(3, LOAD, LOAD, received=["writer"]), "stack", "blocked", ""),
     (process(3, LOAD, LOAD, switches=[5, 6], untimed=True), "stack", "progressing", ""),
     (process(3, LOAD, LOAD, switches=[5, 6]), "stack", "unsure", ""),
     (process(3, LOAD, LOAD, switches=[5, 5], untimed=True), "stack", "blocked", ""),

@@ -278,7 +278,7 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     # --- The recorder.
     ("the recorder knows who has not called", job(by_rank=recorder(3)), "late", (3,), ("rank 3", "has not called all_reduce #42 of default_pg", "train.py:88 step", "7 ranks wait in"), ()),
     ("recorder and stack agree", job({3: BLOCKED}, recorder(3)), "late", (3,), ("has not called all_reduce #42", "preprocess data.py:12", "may be slow"), ()),
-    ("a recorder that has not heard yet that its last call ended", job({3: BLOCKED}, {r: waits(41 if r == 3 else 42) for r in range(8)}), "late", (3,), ("has not called all_reduce #42", "7 ranks wait in"), ()),
+    ("a recorder that has not received yet that its last call ended", job({3: BLOCKED}, {r: waits(41 if r == 3 else 42) for r in range(8)}), "late", (3,), ("has not called all_reduce #42", "7 ranks wait in"), ()),
 
     ("a group without a name", job(by_rank={r: recording(process_group(41 if r == 3 else 42, 41, desc=""), entries=[entry(42)][r == 3 :]) for r in range(8)}), "late", (3,), ("#42 of group 0",), ()),
     ("calls of a group that is not listed", job(by_rank={r: recording(entries=[entry(42)]) for r in range(8)}), "quiet", (), ("all_reduce #42",), ()),
