@@ -36,10 +36,6 @@ from nodeready.runs.postmortem.rank_failures import (
 from nodeready.runs.stacks.document import Suspect
 from nodeready.runs.stacks.evidence import ranks_of
 
-#: Errors of CUDA that a later call reports.
-_ASYNCHRONOUS = re.compile(
-    r"CUDA.*(?:illegal|assert|misaligned|unspecified|launch|ECC|unknown error)"
-)
 #: Errors of ranks that call different collectives: of ProcessGroupWrapper.cpp, gloo's pair.cc, and
 #: NCCL's and MPI's transports. The ranks that see it are not always those that differ.
 _MISMATCH = re.compile(
@@ -47,15 +43,6 @@ _MISMATCH = re.compile(
 )
 #: The text that `nodeready.agent.failure_events` makes of the first.
 _TWO_CALLS = re.compile(r": rank (\d{1,7}) calls (.{1,120}), rank (\d{1,7}) calls (.{1,120})$")
-#: Python's own errors of a connection, which no library of collectives raised.
-_OWN_CONNECTION = re.compile(
-    r"^(?:ConnectionResetError|ConnectionRefusedError|BrokenPipeError|ConnectionAbortedError)\b"
-)
-#: An error of torch.save after a write that failed: another line says why it did. The words of a
-#: loader's worker, which has no rank: the error of its rank says them too.
-_TOLD_BY_ANOTHER = re.compile(
-    r"inline_container\.cc:\d+\] \. unexpected pos|error encountered in worker"
-)
 _DIFFERENT = "a mismatch between collectives"
 WENT_ON = "its rank wrote further lines after it"
 
@@ -92,7 +79,7 @@ def earlier_error(job: JobFailures) -> Finding | None:
 
 def own_connection(job: JobFailures) -> Finding | None:
     """A connection of the user's own code, where its peers lost a rank of the job."""
-    errors = [f for f in job.lost if _OWN_CONNECTION.match(f.event.text) and not f.went_on]
+    errors = [f for f in job.lost if f.event.has_phrase("own-connection") and not f.went_on]
     is_rare = 2 * len({f.rank for f in errors}) <= len(job.ranks) and len(errors) < len(job.lost)
     return first_error(job, errors) if errors and is_rare else None
 
@@ -129,7 +116,7 @@ def first_error(job: JobFailures, errors: Sequence[RankFailure], *notes: str) ->
         against.append(text.format(roots[0], "its end was seen first"))
     if first.first.file not in job.last_files:
         against.append("torchrun started the ranks again after it")
-    if event.kind == "gpu" and _ASYNCHRONOUS.search(event.text):
+    if event.kind == "gpu" and event.has_phrase("reported-late"):
         text = "CUDA reports errors late: the frame may be wrong; {} shows the call"
         against.append(text.format("CUDA_LAUNCH_BLOCKING=1"))
     suspects = [suspect_of(ranks, nodes, for_, (*against, *notes))]
@@ -181,7 +168,7 @@ def _in_order(
                 return [group, *others_of_node], "torchrun saw its end first", ""
     if len({f.file for group in groups for f in group.failures}) == 1:
         groups = sorted(groups, key=lambda group: (
-            bool(_TOLD_BY_ANOTHER.search(group.first.event.text)), group.first.event.line
+            group.first.event.has_phrase("told-by-another"), group.first.event.line
         ))  # fmt: skip
         return groups, "its lines come first in the log", ""
     by_size = sorted(groups, key=lambda group: len(group.ranks) or 1)
