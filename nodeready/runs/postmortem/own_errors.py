@@ -36,12 +36,7 @@ from nodeready.runs.postmortem.rank_failures import (
 from nodeready.runs.stacks.document import Suspect
 from nodeready.runs.stacks.evidence import ranks_of
 
-#: Errors of ranks that call different collectives: of ProcessGroupWrapper.cpp, gloo's pair.cc, and
-#: NCCL's and MPI's transports. The ranks that see it are not always those that differ.
-_MISMATCH = re.compile(
-    r"mismatch between collectives|op\.preamble\.length|[Mm]essage truncated|ismatched collective"
-)
-#: The text that `nodeready.agent.failure_events` makes of the first.
+#: The text that `nodeready.agent.failure_events` makes of a mismatch of ProcessGroupWrapper.cpp.
 _TWO_CALLS = re.compile(r": rank (\d{1,7}) calls (.{1,120}), rank (\d{1,7}) calls (.{1,120})$")
 _DIFFERENT = "a mismatch between collectives"
 WENT_ON = "its rank wrote further lines after it"
@@ -49,9 +44,15 @@ WENT_ON = "its rank wrote further lines after it"
 
 def own_error(job: JobFailures) -> Finding | None:
     """An error that no other rank's end has caused."""
-    errors = [f for f in job.final if not _MISMATCH.search(f.event.text)]
+    errors = [f for f in job.final if not _is_mismatch(f)]
     # A task that its coordinator misses may be a victim of one that says why it ended.
     return first_error(job, [f for f in errors if f.event.source != COORDINATOR] or errors)
+
+
+def _is_mismatch(failure: RankFailure) -> bool:
+    """Whether ranks call different collectives. Those that see it are not always the odd ones."""
+    event = failure.event
+    return event.has_phrase("collective-mismatch") or event.has_phrase("other-size")
 
 
 def not_launched(job: JobFailures) -> Finding | None:
@@ -180,7 +181,7 @@ def _in_order(
 
 def mismatch(job: JobFailures) -> Finding | None:
     """Ranks that call different collectives: those unlike most, if the errors name them."""
-    failures = [f for f in job.final if _MISMATCH.search(f.event.text)]
+    failures = [f for f in job.final if _is_mismatch(f)]
     calls: dict[int, str] = {}
     peers: dict[int, str] = {}
     for failure in failures:
@@ -199,6 +200,14 @@ def mismatch(job: JobFailures) -> Finding | None:
         return replace(
             finding, kind="exception", ranks=(), nodes=(), sentence=sentence, words=words
         )
+    named = [f for f in failures if f.event.has_phrase("collective-mismatch")]
+    if named:
+        words = {"error": named[0].event.text[:MAX_TEXT]}
+        sentence = f"{_DIFFERENT}, and which rank is wrong is not known: {{error}}"
+        places = [f"in {f.example}" for f in named[:3]]
+        return Finding(
+            for_=places, failures=named, words=words, kind="exception", sentence=sentence,
+        )  # fmt: skip
     words = {"error": failures[0].event.text.rpartition("] ")[2][:MAX_TEXT]} if failures else {}
     return Finding(
         ranks_in(failures), nodes_in(failures), [f"in {f.example}" for f in failures[:3]],
