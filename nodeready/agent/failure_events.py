@@ -195,6 +195,7 @@ class _Exception:
     is_known: bool
     has_user_frame: bool
     explains: bool  # the errors before it are its effects
+    is_cause: bool = False  # the next one names it as its direct cause
 
 
 @dataclass
@@ -411,6 +412,8 @@ class FailureReader:
         if text.startswith(_CHAINED):
             stream.is_chained = True
             self._end_details(stream)
+            for item in stream.chain[-1:]:
+                item.is_cause = text.startswith(_CHAINED[1])
             return True
         if text.startswith(_IGNORED):
             stream.is_ignored = True
@@ -594,8 +597,9 @@ class FailureReader:
         chain, stream.chain = stream.chain, []
         if not chain:
             return
-        if any(item.is_known or item.has_user_frame for item in chain if not _is_effect(item)):
-            chain = [item for item in chain if not _is_effect(item)]
+        causes = [item for item in chain if not _is_effect(item)]
+        if any(item.is_known or item.has_user_frame or item.is_cause for item in causes):
+            chain = causes
         first, last = chain[0], chain[-1]
         event = first.event
         if first is not last:
@@ -611,8 +615,8 @@ class FailureReader:
             ):
                 # The loader finds its worker dead behind a broken pipe between them, or says first
                 # which signal ended it.
-                causes = (item for item in chain if item.explains and item.event.role == FAILED)
-                event = next(causes, last).event
+                signals = (item for item in chain if item.explains and item.event.role == FAILED)
+                event = next(signals, last).event
             text = event.text
             if last.event.text != text and event is first.event:
                 text = f"{text[:200]}; then {last.event.text}"[:MAX_TEXT]
