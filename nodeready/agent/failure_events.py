@@ -778,7 +778,7 @@ class FailureReader:
             shapes = Counter(_shape(text, 0) for text in stream.recent)
             stream.watched[event.line] = {
                 shape: text for text in stream.recent
-                if (shape := _shape(text)) or shapes[shape := _shape(text, 0)] >= _USUAL
+                if (shape := _shape(text)) or shapes[(shape := _shape(text, 0))] >= _USUAL
             }  # fmt: skip
             stream.watched_until = stream.plain + _WATCHED
         stream.since = self.streams.get(_UNKNOWN, stream).since = 0
