@@ -75,8 +75,8 @@ class FailureEvent:
 
     kind: wire.Name  # see `failure_rules`
     role: wire.Name  # likewise
-    # who reports it: a reporter of launcher_reports.toml, ``torchrun-root`` (its first observed
-    # failure), ``error-file``; "": the rank itself; ``warning``: it only warns
+    # who reports it: a reporter of the tables, ``torchrun-root`` (its first observed failure),
+    # ``error-file``; "": the rank itself; `WARNING`: it only warns
     source: wire.Name
     text: wire.Line  # the exception or the line
     frame: wire.Line  # innermost call of the user's code, ``train.py:12 in step``; "": none
