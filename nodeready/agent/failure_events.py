@@ -25,6 +25,7 @@ from nodeready.agent.failure_rules import (
     MAX_LINE,
     MAX_RANKS,
     PART,
+    PHRASES,
     REPORT,
     REPORT_ROWS,
     SKIPPED,
@@ -58,6 +59,8 @@ from nodeready.core import wire
 
 #: The source of an error that a launcher, or a script that starts the ranks, raises itself.
 LAUNCHERS_OWN = "launcher's own"
+#: The source of an event that only warns.
+WARNING = "warning"
 #: Maximum characters of an event's text.
 MAX_TEXT = 300
 #: Maximum events of one file; of one stream, the first and the last.
@@ -72,8 +75,8 @@ class FailureEvent:
 
     kind: wire.Name  # see `failure_rules`
     role: wire.Name  # likewise
-    # who reports it: a reporter of launcher_reports.toml, ``torchrun-root`` (its first observed
-    # failure), ``error-file``; "": the rank itself; ``warning``: it only warns
+    # who reports it: a reporter of the tables, ``torchrun-root`` (its first observed failure),
+    # ``error-file``; "": the rank itself; `WARNING`: it only warns
     source: wire.Name
     text: wire.Line  # the exception or the line
     frame: wire.Line  # innermost call of the user's code, ``train.py:12 in step``; "": none
@@ -90,6 +93,14 @@ class FailureEvent:
     went_on: bool = False  # its rank wrote lines after it like those before it
     steps_on: bool = False  # the lines that it stands in end with growing steps
     handled: bool = False  # the line after it, or its level, says so, and the log goes on
+
+    @property
+    def is_warning(self) -> bool:
+        return self.source == WARNING
+
+    def has_phrase(self, phrase: str) -> bool:
+        """Whether its text has the words of a row of `PHRASES`."""
+        return PHRASES[phrase].search(self.text) is not None
 
 
 @dataclass(frozen=True)
@@ -164,25 +175,13 @@ _GROUP = re.compile(r"(?:\S+\.)?(?:Base)?ExceptionGroup: ")
 #: Plain lines before a failure with which those after it are compared, the number of the latter,
 #: and letters of such a line; how often a line with fewer letters comes in a log of such lines.
 _RECENT, _WATCHED, _LETTERS, _USUAL = 8, 500, 8, 3
-#: A number of a step, an epoch or a progress bar; the different ones that show a job at work.
-_STEP = re.compile(
-    r"(?i)(?<!/)\b(?:(?:global_?|time)?step|iter(?:ation)?|epoch|batch)s?\b\W{0,8}(\d{1,12}(?:\.\d+)?)"
-    r"|(\d{1,12})/\d+ \["
-)
-_STEPS = 4
+#: The different numbers of steps that show a job at work.
+_STEP, _STEPS = PHRASES["step"], 4
 #: Maximum processes that are asked whether a program goes on.
 _WRITERS = 4
-#: What a program does about an error that it has handled, and words of one that ends for it; the
-#: level of a warning, and characters of a line that have it; the outermost calls of an error that
-#: nothing has handled, after which come at most the steps that were still in a buffer.
-_HANDLES = re.compile(
-    r"(?i)(?<!not )(?<!no )(?<!\bto )(?<!cannot )\b(?:f(?:alls?|alling|ell) back|retrying"
-    r"|attempting to re\w+|(?:ignor|skipp|continu)ing|(?:ignor|skipp|dropp)ed|counted as"
-    r"|will (?:be |now )?(?:re-?tr(?:y|ied)|try again)|using .{1,60} instead)\b"
-)
-_ENDS = re.compile(r"(?i)\b(?:exit|abort|shut|terminat|giv(?:e|ing) up|stopp|fatal|kill)")
+#: Characters of a line that have its level; the outermost calls of an error that nothing has
+#: handled, after which come at most the steps that were still in a buffer.
 _LEVEL = 60
-_WARNS = re.compile(r"\bW\d{4} |\bWARN(?:ING)?\b|\[W\b")
 _OUTERMOST = "<module>", "_bootstrap", "_wrap", "_run_module_as_main"
 #: Characters in which a line's time ends, if it begins with it.
 _TIME_END = 28
@@ -196,6 +195,7 @@ class _Exception:
     is_known: bool
     has_user_frame: bool
     explains: bool  # the errors before it are its effects
+    is_cause: bool = False  # the next one names it as its direct cause
 
 
 @dataclass
@@ -292,8 +292,8 @@ class _RankStream:
             word = match[0][: match.start(1) - match.start()].lower() if match[1] else ""
             counts.setdefault(word, []).append(float(match[1] or match[2]))
         is_growing = all(a <= b for c in counts.values() for a, b in zip(c, c[1:]))
-        most = max((len(set(numbers)) for numbers in counts.values()), default=0)
-        return most >= _STEPS and is_growing and any(matches[-2:])
+        has_steps = any(len(set(numbers)) >= _STEPS for numbers in counts.values())
+        return has_steps and is_growing and any(matches[-2:])
 
     @property
     def steps_on(self) -> bool:
@@ -303,7 +303,8 @@ class _RankStream:
 
 def is_handled(text: str) -> bool:
     """Whether a line says that its program has handled an error, and goes on."""
-    return bool(_HANDLES.search(text[:400])) and not _ENDS.search(text[:400])
+    head = text[:400]
+    return bool(PHRASES["handles"].search(head)) and not PHRASES["ends"].search(head)
 
 
 #: The stream of lines without a prefix; the reader of a log in which they are not known.
@@ -411,6 +412,8 @@ class FailureReader:
         if text.startswith(_CHAINED):
             stream.is_chained = True
             self._end_details(stream)
+            for item in stream.chain[-1:]:
+                item.is_cause = text.startswith(_CHAINED[1])
             return True
         if text.startswith(_IGNORED):
             stream.is_ignored = True
@@ -457,7 +460,7 @@ class FailureReader:
         stream.mode, stream.frames = "traceback", []
         # A logger writes the traceback below its line.
         before = stream.last if stream.last_at == self.number - 1 else ""
-        stream.is_warning = bool(_WARNS.search(prefix or before[:_LEVEL]))
+        stream.is_warning = bool(PHRASES["warns"].search(prefix or before[:_LEVEL]))
         host, rank, local = stream.key
         is_unknown = (rank, local) == (None, None) and host[:1] in ("", "[")
         if is_unknown and (host or may_tell_rank(prefix)):
@@ -577,8 +580,8 @@ class FailureReader:
             text_meaning = meaning("\n".join(lines))
             # NCCL repeats its last warning at the end.
             after = lines.index("Last error:") + 1 if "Last error:" in lines else 0
-            told = [line for line in lines[after:] if not VAGUE.search(line)] or lines[-1:]
-            text = f"{last.event.text} {told[0]}"
+            messages = [line for line in lines[after:] if not VAGUE.search(line)] or lines[-1:]
+            text = f"{last.event.text} {messages[0]}"
             last.event = replace(last.event, text=text)
             if text_meaning.is_known and (not last.is_known or text_meaning.role == FAILED):
                 last.event = replace(last.event, role=text_meaning.role, kind=text_meaning.kind)
@@ -594,8 +597,9 @@ class FailureReader:
         chain, stream.chain = stream.chain, []
         if not chain:
             return
-        if any(item.is_known or item.has_user_frame for item in chain if not _is_effect(item)):
-            chain = [item for item in chain if not _is_effect(item)]
+        causes = [item for item in chain if not _is_effect(item)]
+        if any(item.is_known or item.has_user_frame or item.is_cause for item in causes):
+            chain = causes
         first, last = chain[0], chain[-1]
         event = first.event
         if first is not last:
@@ -611,8 +615,8 @@ class FailureReader:
             ):
                 # The loader finds its worker dead behind a broken pipe between them, or says first
                 # which signal ended it.
-                told = (item for item in chain if item.explains and item.event.role == FAILED)
-                event = next(told, last).event
+                signals = (item for item in chain if item.explains and item.event.role == FAILED)
+                event = next(signals, last).event
             text = event.text
             if last.event.text != text and event is first.event:
                 text = f"{text[:200]}; then {last.event.text}"[:MAX_TEXT]
@@ -729,7 +733,7 @@ class FailureReader:
         event = replace(
             self._event(stream, row.role, row.kind, words),
             time_s=self._moment(text),
-            source=row.reporter,
+            source="" if row.is_own else row.reporter,
             ranks=ranks_in(groups["ranks"]) if "ranks" in groups else _stream_ranks(stream),
             local_rank=int(groups["local"]) if "local" in groups else stream.key[2],
             host=groups.get("host", stream.key[0]),
@@ -774,7 +778,7 @@ class FailureReader:
             shapes = Counter(_shape(text, 0) for text in stream.recent)
             stream.watched[event.line] = {
                 shape: text for text in stream.recent
-                if (shape := _shape(text)) or shapes[shape := _shape(text, 0)] >= _USUAL
+                if (shape := _shape(text)) or shapes[(shape := _shape(text, 0))] >= _USUAL
             }  # fmt: skip
             stream.watched_until = stream.plain + _WATCHED
         stream.since = self.streams.get(_UNKNOWN, stream).since = 0

@@ -1,6 +1,7 @@
 """What the words of an error mean: a rank's own failure, a lost peer, a timeout; its kind.
 
-The words are rows of knowledge: failures.toml, launcher_reports.toml and nccl_errors.toml.
+The words are rows of knowledge: failures.toml, failure_phrases.toml, launcher_reports.toml and
+nccl_errors.toml.
 A line is data of a job's user.
 """
 
@@ -114,6 +115,9 @@ COLLECTIVE_FILES = _FAILURES["collective_files"]
 _QUICK_WORDS = tuple(_FAILURES["words"])
 #: A first line that says nothing; the lines after it do.
 VAGUE = re.compile(_FAILURES["vague"])
+#: A row of failure_phrases or failures -> the words by which a line or an error says so.
+PHRASES = {row.key: row.pattern for row in _ROWS}
+PHRASES.update((k, re.compile(r["pattern"])) for k, r in knowledge.rows("failure_phrases").items())
 
 
 def has_needle(text: str) -> bool:

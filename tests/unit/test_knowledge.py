@@ -27,6 +27,12 @@ def _failure(line):
     return found[0].key if found else failure_rules.explain(line)[0]
 
 
+def _phrase(line):
+    return ", ".join(
+        key for key in knowledge.read("failure_phrases") if failure_rules.PHRASES[key].search(line)
+    )
+
+
 def _login_failure(messages):
     return checks.cause_of(messages)[0]
 
@@ -112,11 +118,12 @@ ENGINES = {
     "kernel_lines": _kernel_line,
     "environment_values": _environment_value,
     "launchers": _launcher,
+    "failure_phrases": _phrase,
 }
 #: Fields that find a row; a row without them is known by its key. Of the Xids, each has a line.
 WORDS = {"needles", "pattern", "values", "nccl", "cuda"}
 #: Tables without examples; hints.json and wrong_environments.json have their cases.
-OTHERS = {"hints", "environment_rules"}
+OTHERS = {"hints", "environment_rules", "reporters"}
 ROWS = [
     pytest.param(table, key, row, id=f"{table}-{key}")
     for table in ENGINES

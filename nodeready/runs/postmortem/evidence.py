@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from nodeready import knowledge
 from nodeready.agent.failure_events import FailureEvent, FileFailures
 from nodeready.agent.failure_rules import REPORT
 from nodeready.agent.log_ranks import FileRanks, host_node, named_ranks, path_ranks
@@ -113,6 +114,8 @@ class JobEvidence:
             self.sources[name] = counted(len(variables), "variable")
 
 
+#: Who reports failures: source of an event -> what it sees.
+REPORTERS = knowledge.rows("reporters")
 #: Who reports a rank of which it heard nothing.
 COORDINATOR = "the coordinator"
 
@@ -131,6 +134,10 @@ class RankFailure(NamedTuple):
     early_s: float = -math.inf
     late_s: float = math.inf
     slack_s: float = 0.0  # uncertainty of the clock
+
+    def is_by(self, property_: str) -> bool:
+        """Whether its reporter has a property: see the table of reporters."""
+        return bool(REPORTERS.get(self.event.source, {}).get(property_))
 
     @property
     def went_on(self) -> bool:
@@ -187,10 +194,6 @@ _AFTER_S, _END_S = 10.0, 1.0
 _COPIED_S, _EARLY_S = 3600, 5.0
 
 
-#: The launchers that start the ranks of a node.
-_NODE_LAUNCHERS = ("torchrun", "torchrun-root", "deepspeed")
-
-
 class RankFinder:
     """Finds the rank of each event: by its line, its file's name, or a launcher's report."""
 
@@ -207,7 +210,7 @@ class RankFinder:
         self.clocks = JobClocks(evidence.clocks, evidence.clock_steps, ends)
         #: Whether each task of Slurm starts the ranks of its node, and so is none itself.
         self.has_node_launchers = any(
-            event.source in _NODE_LAUNCHERS
+            REPORTERS.get(event.source, {}).get("of_node")
             for file in evidence.files for event in file.failures.events
         )  # fmt: skip
         launchers = [

@@ -11,22 +11,13 @@ from nodeready.agent.failure_rules import SIGNAL_NAMES, signal_of
 from nodeready.core.text import utc_moment
 from nodeready.fleet.inventory.nodeset import fold, natural
 from nodeready.runs.postmortem.document import FirstFailure
-from nodeready.runs.postmortem.evidence import NodeFault, RankFailure
+from nodeready.runs.postmortem.evidence import REPORTERS, NodeFault, RankFailure
 from nodeready.runs.postmortem.rank_failures import JobFailures
 from nodeready.runs.stacks.document import Suspect, say
 from nodeready.runs.stacks.evidence import ranks_of
 
 #: Maximum characters of a failure in the first line; suspects in the document, and in that line.
 MAX_TEXT, MAX_SUSPECTS, _NAMED = 240, 32, 4
-#: Who sees that a process has ended, and not how.
-EXECUTOR = "the executor"
-#: Source of an event -> its name in reports.
-_LAUNCHERS = {
-    "torchrun": "torchrun", "torchrun-root": "torchrun", "srun": "srun", "mpirun": "mpirun",
-    "deepspeed": "DeepSpeed's launcher", "shell": "the shell", "spawn": "torch.multiprocessing",
-    "slurm": "Slurm", "slurm-job": "Slurm", "agent": "the launcher",
-    "error-file": "its error file", "core": "a core file",
-}  # fmt: skip
 
 
 @dataclass
@@ -106,13 +97,14 @@ def report_text(failure: RankFailure) -> str:
     event, number = failure.event, signal_of(failure.event.code)
     how = f"ended with exit code {event.code}"
     how = f"ended by {SIGNAL_NAMES.get(number, number)}" if number else how
-    how = "ended" if event.source == EXECUTOR else how
+    how = "ended" if failure.is_by("is_blind") else how
     how = "out of memory" if event.kind == "oom" else how
     name = f"process {event.pid}" if event.pid else "a process"
     name = name if event.local_rank is None else f"local rank {event.local_rank}"
     name = name if failure.rank is None else f"rank {failure.rank}"
     root = ", as its first observed failure" if event.source == "torchrun-root" else ""
-    return f"{_LAUNCHERS.get(event.source, event.source)} reports: {name} {how}{root}"
+    reporter = REPORTERS.get(event.source, {}).get("name", event.source)
+    return f"{reporter} reports: {name} {how}{root}"
 
 
 #: The words about an end's number: ``exitcode: -9``, ``return code = -7``, ``EXIT CODE: 9``.

@@ -26,9 +26,14 @@ from nodeready.agent.failure_rules import (
 )
 from nodeready.runs.postmortem.document import KERNEL, LOG, FailureGroup, FirstFailure, NodeEvent
 from nodeready.runs.postmortem.environment import explaining_faults
-from nodeready.runs.postmortem.evidence import JobEvidence, NodeFault, RankFailure, SlurmStep
+from nodeready.runs.postmortem.evidence import (
+    REPORTERS,
+    JobEvidence,
+    NodeFault,
+    RankFailure,
+    SlurmStep,
+)
 from nodeready.runs.postmortem.findings import (
-    EXECUTOR,
     MAX_SUSPECTS,
     MAX_TEXT,
     Finding,
@@ -88,23 +93,8 @@ _OUTSIDE, _SIGNAL = (1, 2, 15), re.compile(r"got signal: (\d{1,2})\b")
 #: Seconds by which the ends that two launchers see may be in another order: torchrun reports whole
 #: seconds, and looks every 0.1 s.
 _SEEN_S = 1.1
-#: Who says that it ended a process for its memory; the launchers whose own words a report shows.
-_MANAGERS = {"slurm": "Slurm", "kubectl": "Kubernetes"}
-_QUOTED = "Lightning", "kubectl", EXECUTOR
-#: Who sees the ranks of all nodes.
-_OF_ALL = "srun", "mpirun", "GASNet"
-#: Who reports the end of the program that it started, which may be the launcher.
-_SHELLS = "shell", "kubectl"
-#: What quotes a worker's error or only points to it; that a process has ended; errors of a
-#: connection that name no peer: NCCL's of its system, torchrun's of its store.
-_WRAPPER = re.compile(r"^\S*(?:TaskError\(|TrainingFailedError)")
-_DIED = re.compile(r"\bdied\b|dead because|[Kk]illed|abruptly")
-_NO_PEER = re.compile(
-    r"unhandled system error|NCCL error.{0,200}internal error|nccl(?:System|Internal)Error"
-    r"|RendezvousConnectionError|Endpoint timeout"
-)
-#: What its manager says about a worker that it starts again, and how often it does so in vain.
-_RESTARTS, _RESTARTS_IN_VAIN = re.compile(r"\b[Rr]estart(?:ing|ed)\b"), 3
+#: How often a worker is started again in vain.
+_RESTARTS_IN_VAIN = 3
 #: Lines after the end of a job in which a lost connection belongs to it; plain lines after an
 #: error in a log of unknown ranks from which on its rank went on.
 _END_LINES, _FURTHER_LINES = 20, 5
@@ -131,7 +121,7 @@ def survived(job: JobFailures) -> Finding | None:
     """All that failed was survived: by Slurm, by the end of the log, by more steps after it."""
     kinds = job.own_errors, job.reports, job.ended, job.lost, job.waited, job.consequences
     failures = [f for kind in kinds for f in kind]
-    bad = [f for f in failures if f.event.source != "warning"]
+    bad = [f for f in failures if not f.event.is_warning]
     ends = {at: file.failures.facts.finished for at, file in enumerate(job.evidence.files)}
     has_end = any(ends[at] for at in job.last_files)
     # Steps go on after all failures, and nothing else reports an end.
@@ -142,7 +132,7 @@ def survived(job: JobFailures) -> Finding | None:
     judged = bad or failures
     is_beside = has_end and bool(job.evidence.kernel) and not job.silent_ranks()
     # A worker that is started again and again does not come.
-    is_rare = len([f for f in bad if _RESTARTS.search(f.event.text)]) < _RESTARTS_IN_VAIN
+    is_rare = len([f for f in bad if f.event.has_phrase("restarts")]) < _RESTARTS_IN_VAIN
     lengths = [sum(s.lines for s in file.failures.streams) for file in job.evidence.files]
     fatal = [
         f for f in judged
@@ -151,7 +141,7 @@ def survived(job: JobFailures) -> Finding | None:
         # A connection is tried again, or a worker started again, and the other lines of its file
         # tell that it came.
         and not (
-            (f.event.source == "warning" or (_RESTARTS.search(f.event.text) and is_rare))
+            (f.event.is_warning or (f.event.has_phrase("restarts") and is_rare))
             and not is_ended
             and f.file >= 0 and lengths[f.file] - f.event.line >= _FURTHER_LINES
         )
@@ -182,7 +172,7 @@ def survived(job: JobFailures) -> Finding | None:
 def out_of_memory(job: JobFailures) -> Finding | None:
     """The kernel or Slurm killed a process of the job for its memory."""
     faults = [fault for fault in job.evidence.kernel if fault.kind == "oom"]
-    slurm = [f for f in job.own_errors if f.event.kind == "oom" and f.event.source in _MANAGERS]
+    slurm = [f for f in job.own_errors if f.event.kind == "oom" and f.is_by("manager")]
     steps, step_lines = _steps(job, "OUT_OF_ME")
     srun = [f for f in job.reports if f.event.kind == "oom"]
     is_known = bool(slurm or steps or srun)
@@ -228,7 +218,7 @@ def out_of_memory(job: JobFailures) -> Finding | None:
     if not (faults or is_known) or is_doubtful:
         return None
     evidence = [*kernel_lines(faults), *step_lines]
-    evidence += [f"{_MANAGERS[f.event.source]}: {f.event.text}" for f in slurm[:2]]
+    evidence += [f"{REPORTERS[f.event.source]['manager']}: {f.event.text}" for f in slurm[:2]]
     evidence += [report_text(f) for f in srun[:2]]
     evidence += [report_text(f) for f in killed[:1] if f.rank in ranks]
     process = "them" if len(ranks) > 1 else "it"
@@ -264,7 +254,7 @@ def killed(job: JobFailures) -> Finding | None:
     #: (index of a file, whether a report names no rank) -> failures that its rank may have had.
     aborting = Counter(
         (f.file, is_unnamed)
-        for f in (*job.lost, *job.waited) if f.event.source != "warning"
+        for f in job.victims
         for is_unnamed in (True, False)
         if f.rank is None or (is_unnamed and f.event.role == WAITED)
     )  # fmt: skip
@@ -321,11 +311,11 @@ def killed(job: JobFailures) -> Finding | None:
     evidence += _last_lines(job, ranks, 1) if len(ranks) == 1 else []
     evidence += lines_of([first]) if first.event.text else []
     finding = Finding(ranks, nodes, evidence, failures=[first], kind=kind_of_code(code))
-    quoted = f": {first.event.text}" if first.event.source in _QUOTED or not ranks else ""
+    quoted = f": {first.event.text}" if first.is_by("is_quoted") or not ranks else ""
     if not number:
         is_told = not first.event.text or launcher_words(first)
         how = f"ended with exit code {code}" if is_told else "failed"
-        how = "ended" if first.event.source == EXECUTOR else how
+        how = "ended" if first.is_by("is_blind") else how
         quoted = quoted if is_told else f": {first.event.text[:MAX_TEXT]}"
         return replace(
             finding, kind="unclear", words={"how": how, "quoted": quoted},
@@ -344,7 +334,7 @@ def killed(job: JobFailures) -> Finding | None:
 
 def _ended_itself(job: JobFailures, failure: RankFailure) -> bool:
     """Whether a program that a shell started has ended itself after a failure of its processes."""
-    is_own = failure.rank is None and failure.event.source in _SHELLS
+    is_own = failure.rank is None and failure.is_by("of_program")
     return is_own and signal_of(failure.event.code) == 9 and is_after(failure, job.all)
 
 
@@ -458,15 +448,15 @@ def consequence(job: JobFailures) -> Finding | None:
     """An error that says itself that its cause is elsewhere, or that came when others had lost a
     peer, where nothing else is known.
     """
-    texts = [f.event.text for f in job.consequences or job.late]
-    losses = [f.event.text for f in job.lost if f.event.source != "warning"]
-    is_quoted = all(map(_WRAPPER.match, texts))
-    is_told = all(map(_NO_PEER.search, losses)) and not any(map(_DIED.search, texts))
-    if losses and (is_quoted or is_told):
+    events = [f.event for f in job.consequences or job.late]
+    is_quoted = all(event.has_phrase("wraps") for event in events)
+    is_told = all(f.event.has_phrase("no-peer") for f in job.losses)
+    is_told = is_told and not any(event.has_phrase("died") for event in events)
+    if job.losses and (is_quoted or is_told):
         return None
     # One that says a reason says more than what quotes it.
     failures = sorted(job.consequences or job.late, key=lambda f: (
-        bool(_WRAPPER.match(f.event.text)), " because " not in f.event.text
+        f.event.has_phrase("wraps"), " because " not in f.event.text
     ))  # fmt: skip
     name = subject(ranks_in(failures), nodes_in(failures))
     missing = ("the log of the process that failed first",)
@@ -478,15 +468,15 @@ def consequence(job: JobFailures) -> Finding | None:
 def lost_peers(job: JobFailures) -> Finding | None:
     """Every rank lost a peer."""
     missing = ("the log of the rank that ended first, its exit status",)
-    errors = [f for f in job.lost if f.event.source != "warning"] or job.lost
+    errors = job.losses or job.lost
     if not errors:
         return None
-    peerless = [f for f in errors if _NO_PEER.search(f.event.text)]
+    peerless = [f for f in errors if f.event.has_phrase("no-peer")]
     is_told = bool(peerless) and all(
-        _NO_PEER.search(f.event.text) or precedes(peerless[0], f) for f in errors
+        f.event.has_phrase("no-peer") or precedes(peerless[0], f) for f in errors
     )
     # Who sees all ranks saw each end after a loss: none of them died without a word.
-    ended_ranks = ranks_in(f for f in job.reports if f.event.source in _OF_ALL)
+    ended_ranks = ranks_in(f for f in job.reports if f.is_by("of_all"))
     lost_ranks = {(f.rank, f.rank is None and f.event.line) for f in errors}
     is_told |= 1 < len(job.ranks) == len(ended_ranks) <= len(lost_ranks)
     words = {"error": (peerless or errors)[0].event.text[:MAX_TEXT]}

@@ -36,35 +36,23 @@ from nodeready.runs.postmortem.rank_failures import (
 from nodeready.runs.stacks.document import Suspect
 from nodeready.runs.stacks.evidence import ranks_of
 
-#: Errors of CUDA that a later call reports.
-_ASYNCHRONOUS = re.compile(
-    r"CUDA.*(?:illegal|assert|misaligned|unspecified|launch|ECC|unknown error)"
-)
-#: Errors of ranks that call different collectives: of ProcessGroupWrapper.cpp, gloo's pair.cc, and
-#: NCCL's and MPI's transports. The ranks that see it are not always those that differ.
-_MISMATCH = re.compile(
-    r"mismatch between collectives|op\.preamble\.length|[Mm]essage truncated|ismatched collective"
-)
-#: The text that `nodeready.agent.failure_events` makes of the first.
+#: The text that `nodeready.agent.failure_events` makes of a mismatch of ProcessGroupWrapper.cpp.
 _TWO_CALLS = re.compile(r": rank (\d{1,7}) calls (.{1,120}), rank (\d{1,7}) calls (.{1,120})$")
-#: Python's own errors of a connection, which no library of collectives raised.
-_OWN_CONNECTION = re.compile(
-    r"^(?:ConnectionResetError|ConnectionRefusedError|BrokenPipeError|ConnectionAbortedError)\b"
-)
-#: An error of torch.save after a write that failed: another line says why it did. The words of a
-#: loader's worker, which has no rank: the error of its rank says them too.
-_TOLD_BY_ANOTHER = re.compile(
-    r"inline_container\.cc:\d+\] \. unexpected pos|error encountered in worker"
-)
 _DIFFERENT = "a mismatch between collectives"
 WENT_ON = "its rank wrote further lines after it"
 
 
 def own_error(job: JobFailures) -> Finding | None:
     """An error that no other rank's end has caused."""
-    errors = [f for f in job.final if not _MISMATCH.search(f.event.text)]
+    errors = [f for f in job.final if not _is_mismatch(f)]
     # A task that its coordinator misses may be a victim of one that says why it ended.
     return first_error(job, [f for f in errors if f.event.source != COORDINATOR] or errors)
+
+
+def _is_mismatch(failure: RankFailure) -> bool:
+    """Whether ranks call different collectives. Those that see it are not always the odd ones."""
+    event = failure.event
+    return event.has_phrase("collective-mismatch") or event.has_phrase("other-size")
 
 
 def not_launched(job: JobFailures) -> Finding | None:
@@ -92,7 +80,7 @@ def earlier_error(job: JobFailures) -> Finding | None:
 
 def own_connection(job: JobFailures) -> Finding | None:
     """A connection of the user's own code, where its peers lost a rank of the job."""
-    errors = [f for f in job.lost if _OWN_CONNECTION.match(f.event.text) and not f.went_on]
+    errors = [f for f in job.lost if f.event.has_phrase("own-connection") and not f.went_on]
     is_rare = 2 * len({f.rank for f in errors}) <= len(job.ranks) and len(errors) < len(job.lost)
     return first_error(job, errors) if errors and is_rare else None
 
@@ -129,7 +117,7 @@ def first_error(job: JobFailures, errors: Sequence[RankFailure], *notes: str) ->
         against.append(text.format(roots[0], "its end was seen first"))
     if first.first.file not in job.last_files:
         against.append("torchrun started the ranks again after it")
-    if event.kind == "gpu" and _ASYNCHRONOUS.search(event.text):
+    if event.kind == "gpu" and event.has_phrase("reported-late"):
         text = "CUDA reports errors late: the frame may be wrong; {} shows the call"
         against.append(text.format("CUDA_LAUNCH_BLOCKING=1"))
     suspects = [suspect_of(ranks, nodes, for_, (*against, *notes))]
@@ -181,7 +169,7 @@ def _in_order(
                 return [group, *others_of_node], "torchrun saw its end first", ""
     if len({f.file for group in groups for f in group.failures}) == 1:
         groups = sorted(groups, key=lambda group: (
-            bool(_TOLD_BY_ANOTHER.search(group.first.event.text)), group.first.event.line
+            group.first.event.has_phrase("told-by-another"), group.first.event.line
         ))  # fmt: skip
         return groups, "its lines come first in the log", ""
     by_size = sorted(groups, key=lambda group: len(group.ranks) or 1)
@@ -193,7 +181,7 @@ def _in_order(
 
 def mismatch(job: JobFailures) -> Finding | None:
     """Ranks that call different collectives: those unlike most, if the errors name them."""
-    failures = [f for f in job.final if _MISMATCH.search(f.event.text)]
+    failures = [f for f in job.final if _is_mismatch(f)]
     calls: dict[int, str] = {}
     peers: dict[int, str] = {}
     for failure in failures:
@@ -212,6 +200,14 @@ def mismatch(job: JobFailures) -> Finding | None:
         return replace(
             finding, kind="exception", ranks=(), nodes=(), sentence=sentence, words=words
         )
+    named = [f for f in failures if f.event.has_phrase("collective-mismatch")]
+    if named:
+        words = {"error": named[0].event.text[:MAX_TEXT]}
+        sentence = f"{_DIFFERENT}, and which rank is wrong is not known: {{error}}"
+        places = [f"in {f.example}" for f in named[:3]]
+        return Finding(
+            for_=places, failures=named, words=words, kind="exception", sentence=sentence,
+        )  # fmt: skip
     words = {"error": failures[0].event.text.rpartition("] ")[2][:MAX_TEXT]} if failures else {}
     return Finding(
         ranks_in(failures), nodes_in(failures), [f"in {f.example}" for f in failures[:3]],

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from nodeready.agent.failure_events import LAUNCHERS_OWN, FailureEvent
+from nodeready.agent.failure_events import LAUNCHERS_OWN, WARNING, FailureEvent
 from nodeready.agent.failure_rules import (
     CONSEQUENCE,
     ENDED,
@@ -130,7 +130,7 @@ def once_per_rank(failures: Iterable[RankFailure]) -> list[RankFailure]:
         is_abort, is_assert = event.source == "mpirun", event.text.startswith(ASSERT)
         # After a failed assertion on the GPU, the exception has the call; MPI's report of an abort
         # only has the rank.
-        return event.source not in (*_OWN, "mpirun"), is_abort, is_assert, event.line
+        return event.source not in ("", "mpirun"), is_abort, is_assert, event.line
 
     ordered = sorted(failures, key=order)
     by_rank: dict[object, RankFailure] = {}
@@ -164,7 +164,7 @@ def is_after(failure: RankFailure, failures: Iterable[RankFailure]) -> bool:
         f.event.line < failure.event.line if f.file == failure.file
         else f.rank is not None and f.event.role == FAILED
         for f in failures
-        if f.event.source not in (LAUNCHERS_OWN, "warning") and is_final(f) and not f.event.went_on
+        if f.event.source not in (LAUNCHERS_OWN, WARNING) and is_final(f) and not f.event.went_on
     )  # fmt: skip
 
 
@@ -192,7 +192,7 @@ def with_reported_ranks(failures: list[RankFailure]) -> list[RankFailure]:
     for failure in failures:
         if failure.event.role == FAILED:
             chains[failure.file, _chain(failure)].add(failure.rank)
-        if failure.event.source in _COPIES and failure.event.role != REPORT:
+        if failure.is_by("is_copy") and failure.event.role != REPORT:
             copies[_shape(failure.event.text)] |= set() if failure.rank is None else {failure.rank}
     attributed = []
     for failure in failures:
@@ -200,7 +200,7 @@ def with_reported_ranks(failures: list[RankFailure]) -> list[RankFailure]:
         if failure.rank is None and event.role == WAITED:
             barrier = _BARRIER.search(event.text)
             ranks = {int(barrier[1])} if barrier else set()
-        elif failure.rank is None and event.role == FAILED and event.source in _OWN:
+        elif failure.rank is None and event.role == FAILED and not event.source:
             place = failure.file, failure.node if event.host else None
             known = reported[place].get(event.line, set())
             ranks = copies.get(_shape(event.text)) or known
@@ -213,11 +213,6 @@ def with_reported_ranks(failures: list[RankFailure]) -> list[RankFailure]:
         event = replace(event, went_on=False)
         attributed += [failure._replace(rank=rank, event=event) for rank in sorted(ranks)]
     return attributed
-
-
-_COPIES = ("torchrun", "torchrun-root", "error-file")
-#: The writers of errors of a rank itself.
-_OWN = ("", "cp2k")
 
 
 #: The name of an error of PyTorch's C++, in C++ and in Python, and the place in the former.
@@ -243,7 +238,7 @@ def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
     """
     errors = [
         f for f in failures
-        if f.rank is None and f.event.role == FAILED and f.event.source in _OWN
+        if f.rank is None and f.event.role == FAILED and not f.event.source
         and f.event.lines_after <= FINAL_LINES and not f.event.handled
     ]  # fmt: skip
     aborts = [
@@ -257,9 +252,7 @@ def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
     for error in errors if reports else ():
         ranks = ranks_in(f for f in reports if f.event.pid and f.event.pid == error.event.pid)
         of_pids |= {error.event.line: ranks} if len(ranks) == 1 else {}
-    is_lost = any(
-        f.event.role in (LOST, WAITED) and f.event.source != "warning" for f in failures
-    )  # fmt: skip
+    is_lost = any(f.event.role in (LOST, WAITED) and not f.event.is_warning for f in failures)
     exits = [f for f in ends if not signal_of(f.event.code)]
     killed = [f for f in ends if signal_of(f.event.code)]
     aborted = [f for f in killed if signal_of(f.event.code) == signal.SIGABRT]
@@ -349,6 +342,9 @@ class JobFailures:
         by_role = {role: [f for f in self.all if f.event.role == role] for role in ROLES}
         self.lost, self.waited, self.ended = by_role[LOST], by_role[WAITED], by_role[ENDED]
         self.consequences = by_role[CONSEQUENCE]
+        #: The lost peers, and all that others have caused, that are more than a warning.
+        self.losses = [f for f in self.lost if not f.event.is_warning]
+        self.victims = self.losses + [f for f in self.waited if not f.event.is_warning]
         self.reports = [f for f in by_role[REPORT] if f.event.code]
         self.roots = [f for f in self.reports if f.event.source == "torchrun-root"]
         #: (index of a file, rank; None: any) -> the first line of what others have caused.
@@ -356,7 +352,7 @@ class JobFailures:
         for failure in (*self.lost, *self.waited, *self.ended, *self.consequences):
             event, keys = failure.event, [(failure.file, failure.rank)]
             # c10d warns of connections that it tries again.
-            if event.lines_after <= FINAL_LINES and event.source != "warning":
+            if event.lines_after <= FINAL_LINES and not event.is_warning:
                 keys += [(failure.file, None)] if event.role in (LOST, WAITED) else []
                 for key in keys if failure.rank is not None or len(keys) > 1 else ():
                     self.victim_at[key] = min(event.line, self.victim_at.get(key, event.line))
@@ -374,10 +370,7 @@ class JobFailures:
         own_errors = [f for f in self.own_errors if is_final(f)]
         final = deadly(own_errors, (*self.lost, *self.waited))
         #: The errors that may have ended the job, and those that came when peers had lost a rank.
-        losses = [
-            f for f in self.lost
-            if f.rank is not None and not f.event.lines_after and f.event.source != "warning"
-        ]  # fmt: skip
+        losses = [f for f in self.losses if f.rank is not None and not f.event.lines_after]
         loss = min(losses, key=lambda f: f.latest_s, default=None)
         self.late = [f for f in final if loss and f.file != loss.file and precedes(loss, f)]
         late = set(map(id, self.late))
@@ -391,8 +384,8 @@ class JobFailures:
         # A rank that lost a peer ends in MPI_Abort, too.
         if event.source == "mpirun" and any(
             (f.file, f.rank) == (failure.file, None) and f.event.line < event.line and is_final(f)
-            for f in (*self.lost, *self.waited) if f.event.source != "warning"
-        ):  # fmt: skip
+            for f in self.victims
+        ):
             return True
         # A process that says that its cause is elsewhere may abort itself then.
         is_abort = event.code == -signal.SIGABRT
