@@ -82,7 +82,7 @@ _ROLE_ORDER = (FAILED, WAITED, LOST, CONSEQUENCE, ENDED, REPORT)
 _TASK = re.compile(r"/step_\S*?/task_(\d{1,6})")
 #: The words of an error about a worker of a data loader, and its process.
 _KILLED_WORKER = "is killed by signal: Killed"
-_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? (\d{1,10})")
+_WORKER = re.compile(r"DataLoader (?:worker|process) \(pid(?:\(s\))? (\d{1,10})")
 #: The signals that end a job from outside; the words of one in an exception of torchrun.
 _OUTSIDE, _SIGNAL = (1, 2, 15), re.compile(r"got signal: (\d{1,2})\b")
 #: Seconds by which the ends that two launchers see may be in another order: torchrun reports whole

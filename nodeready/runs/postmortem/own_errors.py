@@ -24,6 +24,7 @@ from nodeready.runs.postmortem.findings import (
 from nodeready.runs.postmortem.rank_failures import (
     ASSERT,
     FINAL_LINES,
+    TOLD_BY_ANOTHER,
     EqualFailures,
     JobFailures,
     equal_failures,
@@ -50,11 +51,6 @@ _TWO_CALLS = re.compile(r": rank (\d{1,7}) calls (.{1,120}), rank (\d{1,7}) call
 #: Python's own errors of a connection, which no library of collectives raised.
 _OWN_CONNECTION = re.compile(
     r"^(?:ConnectionResetError|ConnectionRefusedError|BrokenPipeError|ConnectionAbortedError)\b"
-)
-#: An error of torch.save after a write that failed: another line says why it did. The words of a
-#: loader's worker, which has no rank: the error of its rank says them too.
-_TOLD_BY_ANOTHER = re.compile(
-    r"inline_container\.cc:\d+\] \. unexpected pos|error encountered in worker"
 )
 _DIFFERENT = "a mismatch between collectives"
 WENT_ON = "its rank wrote further lines after it"
@@ -181,7 +177,7 @@ def _in_order(
                 return [group, *others_of_node], "torchrun saw its end first", ""
     if len({f.file for group in groups for f in group.failures}) == 1:
         groups = sorted(groups, key=lambda group: (
-            bool(_TOLD_BY_ANOTHER.search(group.first.event.text)), group.first.event.line
+            bool(TOLD_BY_ANOTHER.search(group.first.event.text)), group.first.event.line
         ))  # fmt: skip
         return groups, "its lines come first in the log", ""
     by_size = sorted(groups, key=lambda group: len(group.ranks) or 1)

@@ -34,6 +34,13 @@ from nodeready.runs.postmortem.evidence import (
 FINAL_LINES = 40
 #: The line of an assertion in a kernel on the GPU.
 ASSERT = "block: ["
+#: An error of torch.save after a write that failed: another line says why it did. The words of a
+#: loader's worker, which has no rank: the error of its rank says them too. A process that ends so
+#: raises nothing after it, and a child of a rank's process may have written it.
+TOLD_BY_ANOTHER = re.compile(
+    r"inline_container\.cc:\d+\] \. unexpected pos|error encountered in worker"
+    r"|^terminate called (?:without|recursively)"
+)
 #: A number: of an address, of a device on its bus (9d000), of a version.
 _SHAPE = re.compile(
     r"0x[0-9a-fA-F]+|\b(?=[a-f]*\d[0-9a-f]*\b)[0-9a-f]{4,}\b|\d+(?:\.\d+)*|\b[0-9a-f]{8,}\b"
@@ -130,7 +137,8 @@ def once_per_rank(failures: Iterable[RankFailure]) -> list[RankFailure]:
         is_abort, is_assert = event.source == "mpirun", event.text.startswith(ASSERT)
         # After a failed assertion on the GPU, the exception has the call; MPI's report of an abort
         # only has the rank.
-        return event.source not in (*_OWN, "mpirun"), is_abort, is_assert, event.line
+        is_told = bool(TOLD_BY_ANOTHER.search(event.text))
+        return event.source not in (*_OWN, "mpirun"), is_abort, is_assert, is_told, event.line
 
     ordered = sorted(failures, key=order)
     by_rank: dict[object, RankFailure] = {}
