@@ -389,6 +389,17 @@ def _ranks_of_names(files: Iterable[JobFile]) -> dict[tuple[str, str], FileRanks
         is_quoted = contradicted != with_ranks or 2 * len(contradicted) <= len(named)
         if contradicted and not (is_rank and is_quoted):
             ranks |= {key: _UNNAMED for key in named if ranks[key].rank is not None}
+    # Each log names one rank, and these have no gap: of several ranks on a node, more would write,
+    # or the first of the next node would not have the next number.
+    by_lines = {(f.node, f.failures.path): f.failures.ranks for f in files}
+    ones = {
+        key: next(iter(named))
+        for key, named in inside.items() if len(named) == 1 and named == by_lines[key]
+    }  # fmt: skip
+    is_one_each = len(ones) == len(files) > 1 and {*ones.values()} == {*range(len(files))}
+    events = [event for file in files for event in file.failures.events]
+    if is_one_each and not any(event.local_rank for event in events):
+        ranks |= {key: FileRanks(rank, None) for key, rank in ones.items()}
     return ranks
 
 

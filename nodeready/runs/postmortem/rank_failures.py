@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -237,6 +237,57 @@ def _chain(failure: RankFailure) -> str:
     return _shape(_NAME.sub("", failure.event.text.partition("; then ")[0]))
 
 
+#: The device that PyTorch's allocator names; the local rank of a rank's command.
+_DEVICE = re.compile(
+    r"(?:CUDA|HIP|NPU|XPU) out of memory\..{0,80}?\b[GN]PU (\d{1,3})(?:; | has a total capac)"
+)
+_LOCAL_RANK = re.compile(r"--local[_-]rank[=' ,]{1,4}(\d{1,3})\b")
+#: The devices of most nodes: more ranks are likely on several nodes, although no line names them.
+_DEVICES = 8
+
+
+def with_ranks_of_devices(
+    failures: list[RankFailure], finder: RankFinder, known: Iterable[int]
+) -> list[RankFailure]:
+    """The failures; an error of unknown rank that names its device gets the rank that has it.
+
+    A process that sees all devices of its node uses that of its local rank. Device 0 proves that
+    only beside an equal error of another device: it may be the only one that the process sees.
+
+    known: the ranks of the job
+    """
+    devices = {
+        at: int(match[1]) for at, failure in enumerate(failures)
+        if (failure.rank, failure.event.role) == (None, FAILED)
+        and (match := _DEVICE.search(failure.event.text))
+    }  # fmt: skip
+    # The programs of which a process sees a further device.
+    seen = {(failures[at].file, _chain(failures[at])) for at, device in devices.items() if device}
+    counts = Counter(devices.values())
+    texts = (match for f in failures if (match := _LOCAL_RANK.search(f.event.text)))
+    named = {*known, *(int(match[1]) for match in texts)}
+    # The one that failed may have written no line with its rank.
+    last = max(named, default=0) + (len(named) > 1)
+    ends = ranks_in(
+        f for f in failures
+        if f.event.role == REPORT and f.event.code and signal_of(f.event.code) not in _SENT
+    )  # fmt: skip
+    others = ranks_in(f for f in failures if f.event.role in (FAILED, LOST, WAITED))
+    ranked = list(failures)
+    for at, device in devices.items():
+        failure = failures[at]
+        rank = finder.global_rank(failure.node, device)
+        is_one_log = len(finder.evidence.files) == 1
+        is_local = device <= last <= _DEVICES if finder.is_one_node else bool(failure.node)
+        is_told_otherwise = rank in others or (ends and rank not in ends)
+        # Two errors of one device may be of two nodes.
+        is_clear = (failure.file, _chain(failure)) in seen and counts[device] == 1
+        if is_local and (failure.node or is_one_log) and is_clear and not is_told_otherwise:
+            event = replace(failure.event, went_on=False)
+            ranked[at] = failure._replace(rank=rank, event=event)
+    return ranked
+
+
 #: What launchers send to the ranks that have not failed.
 _SENT = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 
@@ -261,6 +312,7 @@ def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
     reports = [f for f in failures if f.event.role == REPORT and f.event.code]
     ends = [f for f in (*reports, *aborts)
             if f.rank is not None and signal_of(f.event.code) not in _SENT]  # fmt: skip
+    errors = [f for f in errors if not TOLD_BY_ANOTHER.search(f.event.text)] or errors
     of_pids: dict[int, set[int]] = {}
     for error in errors if reports else ():
         ranks = ranks_in(f for f in reports if f.event.pid and f.event.pid == error.event.pid)
@@ -289,6 +341,8 @@ def _assigned(
 ) -> dict[int, set[int]]:
     """The line of an error -> its ranks, of the errors and ends of one kind in a log."""
     roots = [f for f in ends if f.event.source == "torchrun-root"]
+    # Of several launchers, the one whose ranks ended first.
+    roots = [f for f in roots if all(f is other or precedes(f, other) for other in roots)] or roots
     ranks = sorted(ranks_in(ends))
     texts = {_chain(f) for f in errors if not f.event.text.startswith(ASSERT)}
     codes = {f.event.code for f in ends}
@@ -341,7 +395,9 @@ class JobFailures:
         self.evidence, self.finder = evidence, RankFinder(evidence)
         self.all = with_reported_ranks(_by_launchers(list(self.finder.failures())))
         self.all += self._core_reports()
-        self.ranks = self.finder.ranks(ranks_in(self.all))
+        ranks = self.finder.ranks(ranks_in(self.all))
+        self.all = with_ranks_of_devices(self.all, self.finder, ranks)
+        self.ranks = ranks | ranks_in(self.all)
         #: The ranks that have a log.
         self.logged: set[int] = set()
         self.node_of: dict[int, str] = {}
