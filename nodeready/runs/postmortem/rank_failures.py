@@ -243,7 +243,7 @@ _DEVICE = re.compile(
 )
 _LOCAL_RANK = re.compile(r"--local[_-]rank[=' ,]{1,4}(\d{1,3})\b")
 #: The devices of most nodes: more ranks are likely on several nodes, although no line names them.
-_DEVICES = 8
+_DEVICES, _PAIR = 8, 2
 
 
 def with_ranks_of_devices(
@@ -286,6 +286,33 @@ def with_ranks_of_devices(
             event = replace(failure.event, went_on=False)
             ranked[at] = failure._replace(rank=rank, event=event)
     return ranked
+
+
+def with_all_ranks(failures: list[RankFailure], finder: RankFinder) -> list[RankFailure]:
+    """The failures; equal errors of unknown rank, as many as a node's launcher has started ranks,
+    get these ranks.
+
+    The command that it quotes is that of its last rank. Of two, one rank may have written both.
+    """
+    groups: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for at, failure in enumerate(failures):
+        event = failure.event
+        if event.role == FAILED and event.source in _OWN and event.lines_after <= FINAL_LINES:
+            groups[failure.file, _chain(failure)].append(at)
+    lasts = {
+        int(match[1]) for f in failures
+        if f.event.source in ("deepspeed", "the launcher")
+        and (match := _LOCAL_RANK.search(f.event.text))
+    }  # fmt: skip
+    is_one_log = finder.is_one_node and len(finder.evidence.files) == 1
+    if len(groups) != 1 or len(lasts) != 1 or not is_one_log:
+        return failures
+    (places,) = groups.values()
+    is_unknown = all(failures[at].rank is None for at in places)
+    if not (is_unknown and len(places) == max(lasts) + 1 > _PAIR):
+        return failures
+    ranks = {at: rank for rank, at in enumerate(places)}
+    return [f._replace(rank=ranks.get(at, f.rank)) for at, f in enumerate(failures)]
 
 
 #: What launchers send to the ranks that have not failed.
@@ -394,6 +421,7 @@ class JobFailures:
     def __init__(self, evidence: JobEvidence) -> None:
         self.evidence, self.finder = evidence, RankFinder(evidence)
         self.all = with_reported_ranks(_by_launchers(list(self.finder.failures())))
+        self.all = with_all_ranks(self.all, self.finder)
         self.all += self._core_reports()
         ranks = self.finder.ranks(ranks_in(self.all))
         self.all = with_ranks_of_devices(self.all, self.finder, ranks)
