@@ -359,7 +359,7 @@ def _label(name: str) -> str:
     return name if name[:1].isdigit() else name.partition(".")[0].lower()
 
 
-def _ranks_of_names(files: Iterable[JobFile]) -> dict[tuple[str, str], FileRanks]:
+def _ranks_of_names(files: Sequence[JobFile]) -> dict[tuple[str, str], FileRanks]:
     """Node and path -> the ranks of a file's name.
 
     Of names that differ in one number alone (``train-0.log`` to ``train-7.log``), that is the rank
