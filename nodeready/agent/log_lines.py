@@ -207,8 +207,8 @@ _MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 _STAMPS = (
     # 2026-03-01T12:00:00.123Z, 2026-03-01 12:00:00,123, torchrun's 2026-03-01_12:00:00
     re.compile(rf"(\d{{4}})[-/](\d\d)[-/](\d\d)[T _]{_CLOCK}(Z|[+-]\d\d:?\d\d)?"),
-    # glog: E0301 12:00:00.123456, E20260301 12:00:00.123456
-    re.compile(rf"\b[IWEFDV](\d{{4}})?(\d\d)(\d\d) {_CLOCK}"),
+    # glog: E0301 12:00:00.123456, E20260301 12:00:00.123456; PyTorch: E301 12:00:00.123456
+    re.compile(rf"\b[IWEFDV](\d{{4}})?(\d?\d)(\d\d) {_CLOCK}"),
     # syslog, and dmesg -T with a year: Mar  1 12:00:00
     re.compile(rf"\b({'|'.join(_MONTHS)}) +(\d{{1,2}}) {_CLOCK}(?: (\d{{4}}))?"),
 )

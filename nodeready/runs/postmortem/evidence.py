@@ -362,7 +362,7 @@ def _label(name: str) -> str:
     return name if name[:1].isdigit() else name.partition(".")[0].lower()
 
 
-def _ranks_of_names(files: Iterable[JobFile]) -> dict[tuple[str, str], FileRanks]:
+def _ranks_of_names(files: Sequence[JobFile]) -> dict[tuple[str, str], FileRanks]:
     """Node and path -> the ranks of a file's name.
 
     Of names that differ in one number alone (``train-0.log`` to ``train-7.log``), that is the rank
@@ -392,6 +392,17 @@ def _ranks_of_names(files: Iterable[JobFile]) -> dict[tuple[str, str], FileRanks
         is_quoted = contradicted != with_ranks or 2 * len(contradicted) <= len(named)
         if contradicted and not (is_rank and is_quoted):
             ranks |= {key: _UNNAMED for key in named if ranks[key].rank is not None}
+    # Each log names one rank, and these have no gap: of several ranks on a node, more would write,
+    # or the first of the next node would not have the next number.
+    by_lines = {(f.node, f.failures.path): f.failures.ranks for f in files}
+    ones = {
+        key: next(iter(named))
+        for key, named in inside.items() if len(named) == 1 and named == by_lines[key]
+    }  # fmt: skip
+    is_one_each = len(ones) == len(files) > 1 and {*ones.values()} == {*range(len(files))}
+    events = [event for file in files for event in file.failures.events]
+    if is_one_each and not any(event.local_rank for event in events):
+        ranks |= {key: FileRanks(rank, None) for key, rank in ones.items()}
     return ranks
 
 

@@ -76,18 +76,21 @@ HARDWARE = {"xid": "gpu", "link": "network"}
 _FAULTS = {"link": "network", "filesystem": "storage", "segfault": "segfault",
            "oom": "oom", "memory": "signal"}  # fmt: skip
 _XID = re.compile(r"NVRM: Xid \([^)]*\): (\d{1,5})\b")
+_CLEANUP = re.compile(r"NVRM: Xid \([^)]*\): 45\b")
 #: Word of Slurm -> why it ended a job.
 _LIMITS = {
     "TIME": "its time limit was reached", "PREEMPT": "it was preempted",
     "DEADLINE": "its deadline was reached", "REQUEUE": "it was requeued",
 }  # fmt: skip
+#: The sentence about an error.
+_ERROR = "{who}: {error}"
 #: Order of the groups of failures.
 _ROLE_ORDER = (FAILED, WAITED, LOST, CONSEQUENCE, ENDED, REPORT)
 #: Slurm's number of a task in the name of a cgroup, which it counts on each node.
 _TASK = re.compile(r"/step_\S*?/task_(\d{1,6})")
 #: The words of an error about a worker of a data loader, and its process.
 _KILLED_WORKER = "is killed by signal: Killed"
-_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? (\d{1,10})")
+_WORKER = re.compile(r"DataLoader (?:worker|process) \(pid(?:\(s\))? (\d{1,10})")
 #: The signals that end a job from outside; the words of one in an exception of torchrun.
 _OUTSIDE, _SIGNAL = (1, 2, 15), re.compile(r"got signal: (\d{1,2})\b")
 #: Seconds by which the ends that two launchers see may be in another order: torchrun reports whole
@@ -322,6 +325,19 @@ def killed(job: JobFailures) -> Finding | None:
             sentence="{who} {how}, without an error in its log{quoted}",
             missing=("why it exited: its log does not say",),
         )  # fmt: skip
+    # The kernel names the process of a GPU's fault, which ends it. Xid 45 follows an end.
+    pids = {(f.node, f.event.pid) for f in same if f.event.pid}
+    faults = [
+        fault for fault in job.xids()
+        if not pids.isdisjoint([(fault.node, fault.pid), ("", fault.pid)])
+        and not _CLEANUP.match(fault.text)
+    ]  # fmt: skip
+    if faults and number not in (*_OUTSIDE, signal.SIGKILL):
+        on_gpu = _of_kernel(job, faults, faults)
+        return on_gpu and replace(
+            on_gpu, ranks=ranks, nodes=nodes | {*on_gpu.nodes}, for_=[*on_gpu.for_, *evidence],
+            failures=[first], kind="gpu", sentence=_ERROR,
+        )  # fmt: skip
     name = SIGNAL_NAMES.get(number, f"signal {number}")
     alike = [f for f in order if f.event.code == code and f.rank in (None, *ranks)]
     ends = map(launcher_words, alike)
@@ -501,7 +517,6 @@ def exit_status(job: JobFailures) -> Finding | None:
     return Finding(for_=lines, words=words, kind=kind, missing=("the logs of the ranks",))
 
 
-_ERROR = "{who}: {error}"
 #: The rules in their order.
 RULES = (
     Rule("unclear", survived, "no failure: {how}{seen}"),
@@ -610,7 +625,9 @@ class FirstFailureFinder:
         for fault in self.evidence.kernel:
             code = _XID.match(fault.text)
             # Any program causes some of a GPU's faults.
-            action = xids.action_of(int(code[1]), fault.text) if code else ""
+            rule = xids.find_rule(fault.text)
+            action = rule.action if rule else ""
+            action = xids.action_of(int(code[1]), fault.text) if code else action
             if HARDWARE.get(fault.kind) == cause.kind and action != xids.APPLICATION:
                 sources_of[fault.node] = KERNEL
         return {node: by for node, by in sources_of.items() if node in cause.nodes}

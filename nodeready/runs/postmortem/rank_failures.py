@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -130,7 +130,8 @@ def once_per_rank(failures: Iterable[RankFailure]) -> list[RankFailure]:
         is_abort, is_assert = event.source == "mpirun", event.text.startswith(ASSERT)
         # After a failed assertion on the GPU, the exception has the call; MPI's report of an abort
         # only has the rank.
-        return event.source not in ("", "mpirun"), is_abort, is_assert, event.line
+        is_told = event.has_phrase("told-by-another")
+        return event.source not in ("", "mpirun"), is_abort, is_assert, is_told, event.line
 
     ordered = sorted(failures, key=order)
     by_rank: dict[object, RankFailure] = {}
@@ -224,6 +225,84 @@ def _chain(failure: RankFailure) -> str:
     return _shape(_NAME.sub("", failure.event.text.partition("; then ")[0]))
 
 
+#: The device that PyTorch's allocator names; the local rank of a rank's command.
+_DEVICE = re.compile(
+    r"(?:CUDA|HIP|NPU|XPU) out of memory\..{0,80}?\b[GN]PU (\d{1,3})(?:; | has a total capac)"
+)
+_LOCAL_RANK = re.compile(r"--local[_-]rank[=' ,]{1,4}(\d{1,3})\b")
+#: The devices of most nodes: more ranks are likely on several nodes, although no line names them.
+_DEVICES, _PAIR = 8, 2
+
+
+def with_ranks_of_devices(
+    failures: list[RankFailure], finder: RankFinder, known: Iterable[int]
+) -> list[RankFailure]:
+    """The failures; an error of unknown rank that names its device gets the rank that has it.
+
+    A process that sees all devices of its node uses that of its local rank. Device 0 proves that
+    only beside an equal error of another device: it may be the only one that the process sees.
+
+    known: the ranks of the job
+    """
+    devices = {
+        at: int(match[1]) for at, failure in enumerate(failures)
+        if (failure.rank, failure.event.role) == (None, FAILED)
+        and (match := _DEVICE.search(failure.event.text))
+    }  # fmt: skip
+    # The programs of which a process sees a further device.
+    seen = {(failures[at].file, _chain(failures[at])) for at, device in devices.items() if device}
+    counts = Counter(devices.values())
+    texts = (match for f in failures if (match := _LOCAL_RANK.search(f.event.text)))
+    named = {*known, *(int(match[1]) for match in texts)}
+    # The one that failed may have written no line with its rank.
+    last = max(named, default=0) + (len(named) > 1)
+    ends = ranks_in(
+        f for f in failures
+        if f.event.role == REPORT and f.event.code and signal_of(f.event.code) not in _SENT
+    )  # fmt: skip
+    others = ranks_in(f for f in failures if f.event.role in (FAILED, LOST, WAITED))
+    ranked = list(failures)
+    for at, device in devices.items():
+        failure = failures[at]
+        rank = finder.global_rank(failure.node, device)
+        is_one_log = len(finder.evidence.files) == 1
+        is_local = device <= last <= _DEVICES if finder.is_one_node else bool(failure.node)
+        is_told_otherwise = rank in others or (ends and rank not in ends)
+        # Two errors of one device may be of two nodes.
+        is_clear = (failure.file, _chain(failure)) in seen and counts[device] == 1
+        if is_local and (failure.node or is_one_log) and is_clear and not is_told_otherwise:
+            event = replace(failure.event, went_on=False)
+            ranked[at] = failure._replace(rank=rank, event=event)
+    return ranked
+
+
+def with_all_ranks(failures: list[RankFailure], finder: RankFinder) -> list[RankFailure]:
+    """The failures; equal errors of unknown rank, as many as a node's launcher has started ranks,
+    get these ranks.
+
+    The command that it quotes is that of its last rank. Of two, one rank may have written both.
+    """
+    groups: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for at, failure in enumerate(failures):
+        event = failure.event
+        if event.role == FAILED and not event.source and event.lines_after <= FINAL_LINES:
+            groups[failure.file, _chain(failure)].append(at)
+    lasts = {
+        int(match[1]) for f in failures
+        if f.event.source in ("deepspeed", "the launcher")
+        and (match := _LOCAL_RANK.search(f.event.text))
+    }  # fmt: skip
+    is_one_log = finder.is_one_node and len(finder.evidence.files) == 1
+    if len(groups) != 1 or len(lasts) != 1 or not is_one_log:
+        return failures
+    (places,) = groups.values()
+    is_unknown = all(failures[at].rank is None for at in places)
+    if not (is_unknown and len(places) == max(lasts) + 1 > _PAIR):
+        return failures
+    ranks = {at: rank for rank, at in enumerate(places)}
+    return [f._replace(rank=ranks.get(at, f.rank)) for at, f in enumerate(failures)]
+
+
 #: What launchers send to the ranks that have not failed.
 _SENT = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 
@@ -248,6 +327,7 @@ def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
     reports = [f for f in failures if f.event.role == REPORT and f.event.code]
     ends = [f for f in (*reports, *aborts)
             if f.rank is not None and signal_of(f.event.code) not in _SENT]  # fmt: skip
+    errors = [f for f in errors if not f.event.has_phrase("told-by-another")] or errors
     of_pids: dict[int, set[int]] = {}
     for error in errors if reports else ():
         ranks = ranks_in(f for f in reports if f.event.pid and f.event.pid == error.event.pid)
@@ -274,6 +354,8 @@ def _assigned(
 ) -> dict[int, set[int]]:
     """The line of an error -> its ranks, of the errors and ends of one kind in a log."""
     roots = [f for f in ends if f.event.source == "torchrun-root"]
+    # Of several launchers, the one whose ranks ended first.
+    roots = [f for f in roots if all(f is other or precedes(f, other) for other in roots)] or roots
     ranks = sorted(ranks_in(ends))
     texts = {_chain(f) for f in errors if not f.event.text.startswith(ASSERT)}
     codes = {f.event.code for f in ends}
@@ -325,8 +407,11 @@ class JobFailures:
     def __init__(self, evidence: JobEvidence) -> None:
         self.evidence, self.finder = evidence, RankFinder(evidence)
         self.all = with_reported_ranks(_by_launchers(list(self.finder.failures())))
+        self.all = with_all_ranks(self.all, self.finder)
         self.all += self._core_reports()
-        self.ranks = self.finder.ranks(ranks_in(self.all))
+        ranks = self.finder.ranks(ranks_in(self.all))
+        self.all = with_ranks_of_devices(self.all, self.finder, ranks)
+        self.ranks = ranks | ranks_in(self.all)
         #: The ranks that have a log.
         self.logged: set[int] = set()
         self.node_of: dict[int, str] = {}
