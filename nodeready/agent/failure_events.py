@@ -578,7 +578,8 @@ class FailureReader:
             # NCCL repeats its last warning at the end.
             after = lines.index("Last error:") + 1 if "Last error:" in lines else 0
             told = [line for line in lines[after:] if not VAGUE.search(line)] or lines[-1:]
-            text = f"{last.event.text} {told[0]}"
+            known = next((line for line in told if meaning(line).is_known), told[0])
+            text = f"{last.event.text} {known}"
             last.event = replace(last.event, text=text)
             if text_meaning.is_known and (not last.is_known or text_meaning.role == FAILED):
                 last.event = replace(last.event, role=text_meaning.role, kind=text_meaning.kind)
@@ -701,17 +702,16 @@ class FailureReader:
 
     def _line(self, stream: _RankStream, text: str, rows: Rows) -> bool:
         """A line that a row explains."""
-        match = find_row(rows, text)
+        match = find_row(rows, text, stream.parts)
         if match is None:
             return False
         row, groups = match
-        if row.role == PART:
-            stream.parts[row.reporter] = groups
-            return True
         if row.completes:
-            if row.reporter not in stream.parts:
-                return False
             groups = {**stream.parts.pop(row.reporter), **groups}
+        if row.role == PART or row.begins:
+            stream.parts[row.reporter] = groups
+        if row.role == PART:
+            return True
         words = groups.get("text", text)
         text_meaning = meaning(words)
         if row.role == TEXT and not (text_meaning.is_known or row.details):

@@ -7,7 +7,7 @@ A line is data of a job's user.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 
 from nodeready import knowledge
@@ -71,6 +71,7 @@ class FailureRow(NamedTuple):
     explains: bool = False
     is_own: bool = False
     completes: bool = False
+    begins: bool = False
 
 
 #: Rows, each once for each of its needles: a loop over them is the quickest search.
@@ -176,10 +177,17 @@ def _collective(text: str) -> tuple[str, str] | None:
     return None
 
 
-def find_row(rows: Rows, text: str) -> tuple[FailureRow, dict[str, str]] | None:
-    """The first row that matches, and the named groups of its pattern."""
+def find_row(
+    rows: Rows, text: str, parts: Container[str] | None = None
+) -> tuple[FailureRow, dict[str, str]] | None:
+    """The first row that matches, and the named groups of its pattern.
+
+    parts: the reporters of which there is a part; None: any
+    """
     for needle, row in rows:
-        if needle in text and (match := row.pattern.search(text)):
+        if needle not in text or not (match := row.pattern.search(text)):
+            continue
+        if parts is None or not row.completes or row.reporter in parts:
             return row, {name: value for name, value in match.groupdict().items() if value}
     return None
 

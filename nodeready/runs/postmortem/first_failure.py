@@ -88,10 +88,13 @@ _OUTSIDE, _SIGNAL = (1, 2, 15), re.compile(r"got signal: (\d{1,2})\b")
 #: Seconds by which the ends that two launchers see may be in another order: torchrun reports whole
 #: seconds, and looks every 0.1 s.
 _SEEN_S = 1.1
-#: Who says that it ended a process for its memory; the launchers whose own words a report shows.
-_MANAGERS = {"slurm": "Slurm", "kubectl": "Kubernetes"}
+#: Who says that it ended a process for its memory or its time; the launchers whose own words a
+#: report shows.
+_SCHEDULER = "the scheduler"
+_MANAGERS = {"slurm": "Slurm", "kubectl": "Kubernetes", _SCHEDULER: _SCHEDULER}
 _QUOTED = "Lightning", "kubectl", EXECUTOR
-#: Who sees the ranks of all nodes.
+#: Who says that a whole job was cancelled; who sees the ranks of all nodes.
+_CANCELLERS = "slurm-job", _SCHEDULER
 _OF_ALL = "srun", "mpirun", "GASNet"
 #: Who reports the end of the program that it started, which may be the launcher.
 _SHELLS = "shell", "kubectl"
@@ -219,12 +222,9 @@ def out_of_memory(job: JobFailures) -> Finding | None:
         ranks = set(ended)
         if faults and not (slurm or steps or is_named):
             against.append("no log has the number of the process that the kernel killed")
-    other_errors = [
-        f for f in job.final if f.event.kind != "oom" and _KILLED_WORKER not in f.event.text
-    ]
     # Otherwise the kernel may have killed a process of another job.
     is_known |= bool(faults) and any(not nodes or f.node in places for f in killed)
-    is_doubtful = not (ranks or is_named) and (bool(other_errors) or not is_known)
+    is_doubtful = not (ranks or is_named) and (_has_other_error(job) or not is_known)
     if not (faults or is_known) or is_doubtful:
         return None
     evidence = [*kernel_lines(faults), *step_lines]
@@ -234,9 +234,23 @@ def out_of_memory(job: JobFailures) -> Finding | None:
     process = "them" if len(ranks) > 1 else "it"
     words = {"process": "a worker of its data loader" if workers else process}
     words["quoted"] = " (OOMKilled)" if any(f.event.source == "kubectl" for f in slurm) else ""
+    words["by"] = "the kernel"
+    if slurm and slurm[0].event.source == _SCHEDULER:
+        words |= {"by": _SCHEDULER, "quoted": f" ({slurm[0].event.text[:MAX_TEXT]})"}
     # Slurm may write the name of a node in another case than its kernel.
     nodes = {*{node.lower(): node for node in (*nodes, *job.nodes_of(ranks))}.values()}
     return Finding(ranks, nodes, evidence, against, (workers or killed)[:1], words)
+
+
+def _has_other_error(job: JobFailures) -> bool:
+    """Whether a rank has an error that no kill for memory explains."""
+    # What a program says after a process of its own has died is of that.
+    died = {f.file: f.event.line for f in job.consequences if _DIED.search(f.event.text)}
+    return any(
+        f.event.kind != "oom" and _KILLED_WORKER not in f.event.text
+        and not died.get(f.file, f.event.line) < f.event.line
+        for f in job.final
+    )  # fmt: skip
 
 
 def lost_node(job: JobFailures) -> Finding | None:
@@ -246,12 +260,14 @@ def lost_node(job: JobFailures) -> Finding | None:
 
 
 def limit(job: JobFailures) -> Finding | None:
-    """Slurm ended the job by its limit."""
+    """Slurm, or another scheduler, ended the job by its limit."""
     events = [f for f in job.ended if f.event.kind == "limit"]
     steps, lines = _steps(job, "TIMEOUT", "PREEMPTED", "DEADLINE")
     for word in [f.event.text for f in events] + [step.state for step in steps]:
         reason = next((reason for key, reason in _LIMITS.items() if key in word), word)
-        return Finding(for_=lines_of(events) + lines, words={"reason": reason})
+        source = events[0].event.source if events else "slurm"
+        words = {"by": _MANAGERS.get(source, _SCHEDULER), "reason": reason}
+        return Finding(for_=lines_of(events) + lines, words=words)
     return None
 
 
@@ -422,7 +438,7 @@ def ended_first(job: JobFailures) -> Finding | None:
 
 def ended(job: JobFailures) -> Finding | None:
     """A signal ended the launcher or the ranks."""
-    launchers = [f for f in job.ended if f.event.source in ("slurm-job", "agent")]
+    launchers = [f for f in job.ended if f.event.source in (*_CANCELLERS, "agent")]
     # Slurm also says CANCELLED of a batch script that crashed (22.05): 0:11.
     steps, lines = _steps(job, "CANCELLED")
     is_cancelled = any(not s.signal or kind_of_code(-s.signal) == "signal" for s in steps)
@@ -430,7 +446,7 @@ def ended(job: JobFailures) -> Finding | None:
         sentence, name = "the job was cancelled", ""
         if sent := {signal_of(f.event.code) for f in job.reports} & {10, 12}:
             sentence, name = "{signal} of Slurm ended the ranks", SIGNAL_NAMES[min(sent)]
-        if not (is_cancelled or launchers[0].event.source == "slurm-job"):
+        if not (is_cancelled or launchers[0].event.source in _CANCELLERS):
             sentence = "{signal} ended the launcher, from outside"
             name = _signal_name(launchers[0], "a signal (Ctrl-C)")
         return Finding(for_=lines_of(launchers) + lines, sentence=sentence, words={"signal": name})
@@ -515,13 +531,13 @@ _ERROR = "{who}: {error}"
 #: The rules in their order.
 RULES = (
     Rule("unclear", survived, "no failure: {how}{seen}"),
-    Rule("oom", out_of_memory, "{who}: out of memory: the kernel killed {process}{quoted}"),
+    Rule("oom", out_of_memory, "{who}: out of memory: {by} killed {process}{quoted}"),
     Rule("environment", not_launched, "no rank was started: {error}"),
     Rule("signal", ended_first, "{who} {was|were} ended by {signal}, from outside"),
     Rule("exception", own_error, _ERROR),
     Rule("unclear", mismatch, "{who} or a peer called with another size: {error}"),
     Rule("network", lost_node, "Slurm lost a node of the job ({nodes})"),
-    Rule("limit", limit, "Slurm ended the job: {reason}"),
+    Rule("limit", limit, "{by} ended the job: {reason}"),
     Rule("signal", killed,
          "{who} {was|were} ended by {signal}, without an error in its log{quoted}"),
     Rule("gpu", gpu_fault, _ERROR),
