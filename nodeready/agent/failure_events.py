@@ -170,6 +170,17 @@ _STEP = re.compile(
     r"|(\d{1,12})/\d+ \["
 )
 _STEPS = 4
+#: Words of an error in a line that no row explains, and those of a line that is none; plain lines
+#: of a rank after it in which it may be the reason why the rank ends itself.
+_COMPLAINT = re.compile(
+    r"\b(?:ERROR|FATAL|Error|Fatal|fatal error)\b"
+    r"|\b(?i:cannot|can't|could not|unable to|failed to|not found|no such file|permission denied"
+    r"|does not exist)\b"
+)
+_NO_COMPLAINT = re.compile(
+    r"(?i)\bwarn|\b(?:no|0) errors?\b|\berrors? (?:is|are|norm|estimate)\b|\binfo\b|MPI_Abort"
+)
+_LAST_WORDS = 40
 #: Maximum processes that are asked whether a program goes on.
 _WRITERS = 4
 #: What a program does about an error that it has handled, and words of one that ends for it; the
@@ -226,6 +237,8 @@ class _RankStream:
     parts: dict[str, dict[str, str]] = field(default_factory=dict)
     #: Key of a row and its ranks -> number of plain lines before its last line.
     repeated: dict[tuple[str, str], int] = field(default_factory=dict)
+    #: The last plain line with words of an error, and the number of plain lines then.
+    complaint: tuple[str, int] = "", 0
     is_root: bool = False
     in_group: bool = False
     #: The last plain lines; number of an event's line -> the shapes of the plain lines before it,
@@ -375,6 +388,8 @@ class FailureReader:
         is_plain = not stream.mode and not has_needle(text) and not text.startswith(SKIPPED)
         if is_plain or not self._read(stream, text, line):
             stream.add_plain(text, self.number)
+            if not is_plain and _COMPLAINT.search(text) and not _NO_COMPLAINT.search(text):
+                stream.complaint = text.strip(), stream.plain
         # Parsed only when an event needs it.
         if TIMED.search(moment or text, 0, STAMP_CHARACTERS):
             stream.timed = moment or text
@@ -721,13 +736,17 @@ class FailureReader:
         self._end_chain(stream)
         if row.completes and "code" in groups:
             words = f"exit status {groups['code']}"
+        role, kind = row.role, row.kind
+        if row.aborts and (complaint := self._last_words(stream, groups.get("ranks", ""))):
+            words, complained = f"{complaint[:200]}; then {words}", meaning(complaint)
+            role, kind = complained.role, complained.kind
         code = code_of(groups)
         if row.role == REPORT and not code:
             return True
         if row.repeats and self._is_repeated(stream, row.key, groups.get("ranks", "")):
             return True
         event = replace(
-            self._event(stream, row.role, row.kind, words),
+            self._event(stream, role, kind, words),
             time_s=self._moment(text),
             source=row.reporter,
             ranks=ranks_in(groups["ranks"]) if "ranks" in groups else _stream_ranks(stream),
@@ -747,6 +766,14 @@ class FailureReader:
             self._add(stream, event)
         stream.mode = "details" if row.details else "fatal" if row.stack else stream.mode
         return True
+
+    def _last_words(self, stream: _RankStream, rank: str) -> str:
+        """The last words of an error before a rank ends itself: of the rank, or of a log in which
+        the ranks are not known; "".
+        """
+        own = [s for s in self.streams.values() if rank and s.key[1] == int(rank)]
+        said = [s for s in own or [stream] if s.plain - s.complaint[1] < _LAST_WORDS]
+        return next((s.complaint[0] for s in said if s.complaint[0]), "")
 
     @staticmethod
     def _is_repeated(stream: _RankStream, key: str, ranks: str) -> bool:

@@ -72,6 +72,7 @@ class FailureRow(NamedTuple):
     is_own: bool = False
     completes: bool = False
     begins: bool = False
+    aborts: bool = False
 
 
 #: Rows, each once for each of its needles: a loop over them is the quickest search.
