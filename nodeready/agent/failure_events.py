@@ -11,8 +11,10 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import takewhile
 
 from nodeready.agent.failure_rules import (
+    BEFORE_RANKS,
     COLLECTIVE_FILES,
     CONSEQUENCE,
     EXIT_STATUS,
@@ -21,6 +23,7 @@ from nodeready.agent.failure_rules import (
     LAUNCHER_FILES,
     LIBRARY_FILES,
     LINE_ROWS,
+    LISTS,
     LOST,
     MAX_LINE,
     MAX_RANKS,
@@ -58,6 +61,8 @@ from nodeready.core import wire
 
 #: The source of an error that a launcher, or a script that starts the ranks, raises itself.
 LAUNCHERS_OWN = "launcher's own"
+#: The source of an error before any rank is started.
+NOT_LAUNCHED = "not launched"
 #: Maximum characters of an event's text.
 MAX_TEXT = 300
 #: Maximum events of one file; of one stream, the first and the last.
@@ -563,6 +568,8 @@ class FailureReader:
         called = [path for path, _, _ in stream.frames if not STANDARD_FILES.search(path)][-1:]
         if EXIT_STATUS.search(text) or any(map(LAUNCHER_FILES.search, called)):
             event = replace(event, source=LAUNCHERS_OWN)
+        if not user and any(BEFORE_RANKS.fullmatch(frame[2]) for frame in stream.frames):
+            event = replace(event, source=NOT_LAUNCHED)
         if stream.frames and stream.frames[0][2] in _OUTERMOST:
             stream.unhandled.add(event.line)
         elif stream.frames and stream.is_warning:
@@ -580,6 +587,7 @@ class FailureReader:
         if not stream.chain:
             return
         last, lines = stream.chain[-1], [line for line in stream.details if line]
+        message = last.event.text
         is_vague = bool(VAGUE.search(last.event.text))
         if lines and lines[0].startswith("what():"):
             text = f"{last.event.text}: {lines[0][7:].strip()}"
@@ -599,7 +607,9 @@ class FailureReader:
             if text_meaning.is_known and (not last.is_known or text_meaning.role == FAILED):
                 last.event = replace(last.event, role=text_meaning.role, kind=text_meaning.kind)
                 last.is_known = True
-        last.event = replace(last.event, text=last.event.text[:MAX_TEXT])
+        names = _named([message, *lines])
+        text = f"{last.event.text[: MAX_TEXT // 2]} {names}" if names else last.event.text
+        last.event = replace(last.event, text=text[:MAX_TEXT])
         stream.details = []
         if stream.mode == "details":
             stream.mode = ""
@@ -614,6 +624,8 @@ class FailureReader:
             chain = [item for item in chain if not _is_effect(item)]
         first, last = chain[0], chain[-1]
         event = first.event
+        if last.event.source == NOT_LAUNCHED:
+            first.event = event = replace(event, source=NOT_LAUNCHED)
         if first is not last:
             # A loader's worker reports the original exception after its own.
             is_wrapped = event.text.partition(": ")[2].startswith("Caught ") or bool(
@@ -915,6 +927,17 @@ def _without_prefix(stream: _RankStream, text: str) -> str:
 
 
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
+
+
+def _named(lines: Sequence[str]) -> str:
+    """The names in the lines of a message below the beginning of a list; ""."""
+    at = next((at for at, line in enumerate(lines[:-1], 1) if LISTS.search(line)), 0)
+    match = LISTS.search(lines[at - 1])
+    if not at or not match:
+        return ""
+    shape = _shape(lines[at])
+    names = takewhile(lambda name: _shape(name) == shape, lines[at:])
+    return f"{match[0]} {', '.join(names)}"
 
 
 def _is_effect(item: _Exception) -> bool:

@@ -110,12 +110,14 @@ SKIPPED = tuple(_FAILURES["skipped"])
 #: Files of calls that are not of the user's code; the end of the file of the collectives.
 LIBRARY_FILES = re.compile(_FAILURES["library_files"])
 LAUNCHER_FILES = re.compile(_FAILURES["launcher_files"])
+BEFORE_RANKS = re.compile(_FAILURES["before_ranks"])
 EXIT_STATUS = re.compile(_FAILURES["exit_status"])
 STANDARD_FILES = re.compile(_FAILURES["standard_files"])
 COLLECTIVE_FILES = _FAILURES["collective_files"]
 _QUICK_WORDS = tuple(_FAILURES["words"])
-#: A first line that says nothing; the lines after it do.
+#: A first line that says nothing, where the lines after it do; the beginning of a list of names.
 VAGUE = re.compile(_FAILURES["vague"])
+LISTS = re.compile(_FAILURES["lists"])
 
 
 def has_needle(text: str) -> bool:

@@ -92,6 +92,8 @@ def suspect_of(
 def undecided(suspects: Sequence[Suspect], *missing: str) -> Finding:
     """The cause where the evidence does not tell which of the suspects failed first."""
     names = [subject(suspect.ranks, suspect.nodes) for suspect in suspects]
+    if len({*names}) < len(names) == names.count("a rank"):
+        names = [f"one of {len(names)} errors of unknown ranks"]
     names[_NAMED:] = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
     ranks = {rank for suspect in suspects for rank in suspect.ranks}
     nodes = {node for suspect in suspects for node in suspect.nodes}

@@ -96,6 +96,8 @@ _QUOTED = "Lightning", "kubectl", EXECUTOR
 #: Who says that a whole job was cancelled; who sees the ranks of all nodes.
 _CANCELLERS = "slurm-job", _SCHEDULER
 _OF_ALL = "srun", "mpirun", "GASNet"
+#: Launchers whose report of an end may name no rank.
+_UNNAMED = "the launcher", "deepspeed"
 #: Who reports the end of the program that it started, which may be the launcher.
 _SHELLS = "shell", "kubectl"
 #: What quotes a worker's error or only points to it; that a process has ended; errors of a
@@ -104,7 +106,7 @@ _WRAPPER = re.compile(r"^\S*(?:TaskError\(|TrainingFailedError)")
 _DIED = re.compile(r"\bdied\b|dead because|[Kk]illed|abruptly")
 _NO_PEER = re.compile(
     r"unhandled system error|NCCL error.{0,200}internal error|nccl(?:System|Internal)Error"
-    r"|RendezvousConnectionError|Endpoint timeout"
+    r"|RendezvousConnectionError|Endpoint timeout|Connect to \S{1,80} failed : Connection refused"
 )
 #: What its manager says about a worker that it starts again, and how often it does so in vain.
 _RESTARTS, _RESTARTS_IN_VAIN = re.compile(r"\b[Rr]estart(?:ing|ed)\b"), 3
@@ -476,7 +478,11 @@ def consequence(job: JobFailures) -> Finding | None:
     """
     texts = [f.event.text for f in job.consequences or job.late]
     losses = [f.event.text for f in job.lost if f.event.source != "warning"]
-    is_quoted = all(map(_WRAPPER.match, texts))
+    # A launcher knows no more than that one of its ranks has ended.
+    is_quoted = all(
+        f.event.source in _UNNAMED or _WRAPPER.match(f.event.text)
+        for f in job.consequences or job.late
+    )
     is_told = all(map(_NO_PEER.search, losses)) and not any(map(_DIED.search, texts))
     if losses and (is_quoted or is_told):
         return None
