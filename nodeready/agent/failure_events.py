@@ -11,8 +11,10 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import takewhile
 
 from nodeready.agent.failure_rules import (
+    BEFORE_RANKS,
     COLLECTIVE_FILES,
     CONSEQUENCE,
     EXIT_STATUS,
@@ -21,6 +23,7 @@ from nodeready.agent.failure_rules import (
     LAUNCHER_FILES,
     LIBRARY_FILES,
     LINE_ROWS,
+    LISTS,
     LOST,
     MAX_LINE,
     MAX_RANKS,
@@ -61,6 +64,8 @@ from nodeready.core import wire
 LAUNCHERS_OWN = "launcher's own"
 #: The source of an event that only warns.
 WARNING = "warning"
+#: The source of an error before any rank is started.
+NOT_LAUNCHED = "not launched"
 #: Maximum characters of an event's text.
 MAX_TEXT = 300
 #: Maximum events of one file; of one stream, the first and the last.
@@ -177,6 +182,8 @@ _GROUP = re.compile(r"(?:\S+\.)?(?:Base)?ExceptionGroup: ")
 _RECENT, _WATCHED, _LETTERS, _USUAL = 8, 500, 8, 3
 #: The different numbers of steps that show a job at work.
 _STEP, _STEPS = PHRASES["step"], 4
+#: Plain lines of a rank after words of an error in which these may be why it ends itself.
+_LAST_WORDS = 40
 #: Maximum processes that are asked whether a program goes on.
 _WRITERS = 4
 #: Characters of a line that have its level; the outermost calls of an error that nothing has
@@ -226,6 +233,8 @@ class _RankStream:
     parts: dict[str, dict[str, str]] = field(default_factory=dict)
     #: Key of a row and its ranks -> number of plain lines before its last line.
     repeated: dict[tuple[str, str], int] = field(default_factory=dict)
+    #: The last plain line with words of an error, and the number of plain lines then.
+    complaint: tuple[str, int] = "", 0
     is_root: bool = False
     in_group: bool = False
     #: The last plain lines; number of an event's line -> the shapes of the plain lines before it,
@@ -376,6 +385,9 @@ class FailureReader:
         is_plain = not stream.mode and not has_needle(text) and not text.startswith(SKIPPED)
         if is_plain or not self._read(stream, text, line):
             stream.add_plain(text, self.number)
+            is_complaint = not is_plain and PHRASES["complains"].search(text)
+            if is_complaint and not PHRASES["no-complaint"].search(text):
+                stream.complaint = text.strip(), stream.plain
         # Parsed only when an event needs it.
         if TIMED.search(moment or text, 0, STAMP_CHARACTERS):
             stream.timed = moment or text
@@ -551,6 +563,8 @@ class FailureReader:
         called = [path for path, _, _ in stream.frames if not STANDARD_FILES.search(path)][-1:]
         if EXIT_STATUS.search(text) or any(map(LAUNCHER_FILES.search, called)):
             event = replace(event, source=LAUNCHERS_OWN)
+        if not user and any(BEFORE_RANKS.fullmatch(frame[2]) for frame in stream.frames):
+            event = replace(event, source=NOT_LAUNCHED)
         if stream.frames and stream.frames[0][2] in _OUTERMOST:
             stream.unhandled.add(event.line)
         elif stream.frames and stream.is_warning:
@@ -568,6 +582,7 @@ class FailureReader:
         if not stream.chain:
             return
         last, lines = stream.chain[-1], [line for line in stream.details if line]
+        message = last.event.text
         is_vague = bool(VAGUE.search(last.event.text))
         if lines and lines[0].startswith("what():"):
             text = f"{last.event.text}: {lines[0][7:].strip()}"
@@ -581,12 +596,15 @@ class FailureReader:
             # NCCL repeats its last warning at the end.
             after = lines.index("Last error:") + 1 if "Last error:" in lines else 0
             messages = [line for line in lines[after:] if not VAGUE.search(line)] or lines[-1:]
-            text = f"{last.event.text} {messages[0]}"
+            known = next((line for line in messages if meaning(line).is_known), messages[0])
+            text = f"{last.event.text} {known}"
             last.event = replace(last.event, text=text)
             if text_meaning.is_known and (not last.is_known or text_meaning.role == FAILED):
                 last.event = replace(last.event, role=text_meaning.role, kind=text_meaning.kind)
                 last.is_known = True
-        last.event = replace(last.event, text=last.event.text[:MAX_TEXT])
+        names = _named([message, *lines])
+        text = f"{last.event.text[: MAX_TEXT // 2]} {names}" if names else last.event.text
+        last.event = replace(last.event, text=text[:MAX_TEXT])
         stream.details = []
         if stream.mode == "details":
             stream.mode = ""
@@ -602,6 +620,8 @@ class FailureReader:
             chain = causes
         first, last = chain[0], chain[-1]
         event = first.event
+        if last.event.source == NOT_LAUNCHED:
+            first.event = event = replace(event, source=NOT_LAUNCHED)
         if first is not last:
             # A loader's worker reports the original exception after its own.
             is_wrapped = event.text.partition(": ")[2].startswith("Caught ") or bool(
@@ -705,17 +725,16 @@ class FailureReader:
 
     def _line(self, stream: _RankStream, text: str, rows: Rows) -> bool:
         """A line that a row explains."""
-        match = find_row(rows, text)
+        match = find_row(rows, text, stream.parts)
         if match is None:
             return False
         row, groups = match
-        if row.role == PART:
-            stream.parts[row.reporter] = groups
-            return True
         if row.completes:
-            if row.reporter not in stream.parts:
-                return False
             groups = {**stream.parts.pop(row.reporter), **groups}
+        if row.role == PART or row.begins:
+            stream.parts[row.reporter] = groups
+        if row.role == PART:
+            return True
         words = groups.get("text", text)
         text_meaning = meaning(words)
         if row.role == TEXT and not (text_meaning.is_known or row.details):
@@ -725,13 +744,17 @@ class FailureReader:
         self._end_chain(stream)
         if row.completes and "code" in groups:
             words = f"exit status {groups['code']}"
+        role, kind = row.role, row.kind
+        if row.aborts and (complaint := self._last_words(stream, groups.get("ranks", ""))):
+            words, complained = f"{complaint[:200]}; then {words}", meaning(complaint)
+            role, kind = complained.role, complained.kind
         code = code_of(groups)
         if row.role == REPORT and not code:
             return True
         if row.repeats and self._is_repeated(stream, row.key, groups.get("ranks", "")):
             return True
         event = replace(
-            self._event(stream, row.role, row.kind, words),
+            self._event(stream, role, kind, words),
             time_s=self._moment(text),
             source="" if row.is_own else row.reporter,
             ranks=ranks_in(groups["ranks"]) if "ranks" in groups else _stream_ranks(stream),
@@ -751,6 +774,14 @@ class FailureReader:
             self._add(stream, event)
         stream.mode = "details" if row.details else "fatal" if row.stack else stream.mode
         return True
+
+    def _last_words(self, stream: _RankStream, rank: str) -> str:
+        """The last words of an error before a rank ends itself: of the rank, or of a log in which
+        the ranks are not known; "".
+        """
+        own = [s for s in self.streams.values() if rank and s.key[1] == int(rank)]
+        said = [s for s in own or [stream] if s.plain - s.complaint[1] < _LAST_WORDS]
+        return next((s.complaint[0] for s in said if s.complaint[0]), "")
 
     @staticmethod
     def _is_repeated(stream: _RankStream, key: str, ranks: str) -> bool:
@@ -892,6 +923,17 @@ def _without_prefix(stream: _RankStream, text: str) -> str:
 
 
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
+
+
+def _named(lines: Sequence[str]) -> str:
+    """The names in the lines of a message below the beginning of a list; ""."""
+    at = next((at for at, line in enumerate(lines[:-1], 1) if LISTS.search(line)), 0)
+    match = LISTS.search(lines[at - 1])
+    if not at or not match:
+        return ""
+    shape = _shape(lines[at])
+    names = takewhile(lambda name: _shape(name) == shape, lines[at:])
+    return f"{match[0]} {', '.join(names)}"
 
 
 def _is_effect(item: _Exception) -> bool:

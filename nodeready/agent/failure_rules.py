@@ -8,7 +8,7 @@ A line is data of a job's user.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 
 from nodeready import knowledge
@@ -72,6 +72,8 @@ class FailureRow(NamedTuple):
     explains: bool = False
     is_own: bool = False
     completes: bool = False
+    begins: bool = False
+    aborts: bool = False
 
 
 #: Rows, each once for each of its needles: a loop over them is the quickest search.
@@ -109,15 +111,17 @@ SKIPPED = tuple(_FAILURES["skipped"])
 #: Files of calls that are not of the user's code; the end of the file of the collectives.
 LIBRARY_FILES = re.compile(_FAILURES["library_files"])
 LAUNCHER_FILES = re.compile(_FAILURES["launcher_files"])
+BEFORE_RANKS = re.compile(_FAILURES["before_ranks"])
 EXIT_STATUS = re.compile(_FAILURES["exit_status"])
 STANDARD_FILES = re.compile(_FAILURES["standard_files"])
 COLLECTIVE_FILES = _FAILURES["collective_files"]
 _QUICK_WORDS = tuple(_FAILURES["words"])
-#: A first line that says nothing; the lines after it do.
+#: A first line that says nothing, where the lines after it do; the beginning of a list of names.
 VAGUE = re.compile(_FAILURES["vague"])
 #: A row of failure_phrases or failures -> the words by which a line or an error says so.
 PHRASES = {row.key: row.pattern for row in _ROWS}
 PHRASES.update((k, re.compile(r["pattern"])) for k, r in knowledge.rows("failure_phrases").items())
+LISTS = re.compile(_FAILURES["lists"])
 
 
 def has_needle(text: str) -> bool:
@@ -180,10 +184,17 @@ def _collective(text: str) -> tuple[str, str] | None:
     return None
 
 
-def find_row(rows: Rows, text: str) -> tuple[FailureRow, dict[str, str]] | None:
-    """The first row that matches, and the named groups of its pattern."""
+def find_row(
+    rows: Rows, text: str, parts: Container[str] | None = None
+) -> tuple[FailureRow, dict[str, str]] | None:
+    """The first row that matches, and the named groups of its pattern.
+
+    parts: the reporters of which there is a part; None: any
+    """
     for needle, row in rows:
-        if needle in text and (match := row.pattern.search(text)):
+        if needle not in text or not (match := row.pattern.search(text)):
+            continue
+        if parts is None or not row.completes or row.reporter in parts:
             return row, {name: value for name, value in match.groupdict().items() if value}
     return None
 

@@ -83,6 +83,8 @@ def suspect_of(
 def undecided(suspects: Sequence[Suspect], *missing: str) -> Finding:
     """The cause where the evidence does not tell which of the suspects failed first."""
     names = [subject(suspect.ranks, suspect.nodes) for suspect in suspects]
+    if len({*names}) < len(names) == names.count("a rank"):
+        names = [f"one of {len(names)} errors of unknown ranks"]
     names[_NAMED:] = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
     ranks = {rank for suspect in suspects for rank in suspect.ranks}
     nodes = {node for suspect in suspects for node in suspect.nodes}
@@ -107,9 +109,11 @@ def report_text(failure: RankFailure) -> str:
     return f"{reporter} reports: {name} {how}{root}"
 
 
-#: The words about an end's number: ``exitcode: -9``, ``return code = -7``, ``EXIT CODE: 9``.
+#: The words about an end's number, or in place of it: ``exitcode: -9``, ``return code = -7``,
+#: ``EXIT CODE: 9``, ``Aborted``.
 _NUMBERED_END = re.compile(
-    r"(?i)(?:\b(?:exit|return|status|error)\w*[ _])*\w*(?:code|status|signal)\W{1,4}-?\d{1,3}\b"
+    r"(?<=: )(?:Aborted|Killed|Segmentation fault|Bus error|Floating point exception)\b"
+    r"|(?i:(?:\b(?:exit|return|status|error)\w*[ _])*\w*(?:code|status|signal)\W{1,4}-?\d{1,3}\b)"
 )
 
 

@@ -212,12 +212,9 @@ def out_of_memory(job: JobFailures) -> Finding | None:
         ranks = set(ended)
         if faults and not (slurm or steps or is_named):
             against.append("no log has the number of the process that the kernel killed")
-    other_errors = [
-        f for f in job.final if f.event.kind != "oom" and _KILLED_WORKER not in f.event.text
-    ]
     # Otherwise the kernel may have killed a process of another job.
     is_known |= bool(faults) and any(not nodes or f.node in places for f in killed)
-    is_doubtful = not (ranks or is_named) and (bool(other_errors) or not is_known)
+    is_doubtful = not (ranks or is_named) and (_has_other_error(job) or not is_known)
     if not (faults or is_known) or is_doubtful:
         return None
     evidence = [*kernel_lines(faults), *step_lines]
@@ -227,9 +224,24 @@ def out_of_memory(job: JobFailures) -> Finding | None:
     process = "them" if len(ranks) > 1 else "it"
     words = {"process": "a worker of its data loader" if workers else process}
     words["quoted"] = " (OOMKilled)" if any(f.event.source == "kubectl" for f in slurm) else ""
+    words["by"] = "the kernel"
+    if slurm and slurm[0].is_by("cancels"):
+        by = REPORTERS[slurm[0].event.source]["manager"]
+        words |= {"by": by, "quoted": f" ({slurm[0].event.text[:MAX_TEXT]})"}
     # Slurm may write the name of a node in another case than its kernel.
     nodes = {*{node.lower(): node for node in (*nodes, *job.nodes_of(ranks))}.values()}
     return Finding(ranks, nodes, evidence, against, (workers or killed)[:1], words)
+
+
+def _has_other_error(job: JobFailures) -> bool:
+    """Whether a rank has an error that no kill for memory explains."""
+    # What a program says after a process of its own has died is of that.
+    died = {f.file: f.event.line for f in job.consequences if f.event.has_phrase("died")}
+    return any(
+        f.event.kind != "oom" and _KILLED_WORKER not in f.event.text
+        and not died.get(f.file, f.event.line) < f.event.line
+        for f in job.final
+    )  # fmt: skip
 
 
 def lost_node(job: JobFailures) -> Finding | None:
@@ -239,12 +251,15 @@ def lost_node(job: JobFailures) -> Finding | None:
 
 
 def limit(job: JobFailures) -> Finding | None:
-    """Slurm ended the job by its limit."""
+    """Slurm, or another scheduler, ended the job by its limit."""
     events = [f for f in job.ended if f.event.kind == "limit"]
     steps, lines = _steps(job, "TIMEOUT", "PREEMPTED", "DEADLINE")
     for word in [f.event.text for f in events] + [step.state for step in steps]:
         reason = next((reason for key, reason in _LIMITS.items() if key in word), word)
-        return Finding(for_=lines_of(events) + lines, words={"reason": reason})
+        source = events[0].event.source if events else "slurm"
+        manager = REPORTERS.get(source, {}).get("manager", "the scheduler")
+        words = {"by": manager, "reason": reason}
+        return Finding(for_=lines_of(events) + lines, words=words)
     return None
 
 
@@ -428,7 +443,7 @@ def ended_first(job: JobFailures) -> Finding | None:
 
 def ended(job: JobFailures) -> Finding | None:
     """A signal ended the launcher or the ranks."""
-    launchers = [f for f in job.ended if f.event.source in ("slurm-job", "agent")]
+    launchers = [f for f in job.ended if f.is_by("cancels") or f.event.source == "agent"]
     # Slurm also says CANCELLED of a batch script that crashed (22.05): 0:11.
     steps, lines = _steps(job, "CANCELLED")
     is_cancelled = any(not s.signal or kind_of_code(-s.signal) == "signal" for s in steps)
@@ -436,7 +451,7 @@ def ended(job: JobFailures) -> Finding | None:
         sentence, name = "the job was cancelled", ""
         if sent := {signal_of(f.event.code) for f in job.reports} & {10, 12}:
             sentence, name = "{signal} of Slurm ended the ranks", SIGNAL_NAMES[min(sent)]
-        if not (is_cancelled or launchers[0].event.source == "slurm-job"):
+        if not (is_cancelled or launchers[0].is_by("cancels")):
             sentence = "{signal} ended the launcher, from outside"
             name = _signal_name(launchers[0], "a signal (Ctrl-C)")
         return Finding(for_=lines_of(launchers) + lines, sentence=sentence, words={"signal": name})
@@ -465,7 +480,10 @@ def consequence(job: JobFailures) -> Finding | None:
     peer, where nothing else is known.
     """
     events = [f.event for f in job.consequences or job.late]
-    is_quoted = all(event.has_phrase("wraps") for event in events)
+    # A launcher knows no more than that one of its ranks has ended.
+    is_quoted = all(
+        f.is_by("is_unnamed") or f.event.has_phrase("wraps") for f in job.consequences or job.late
+    )
     is_told = all(f.event.has_phrase("no-peer") for f in job.losses)
     is_told = is_told and not any(event.has_phrase("died") for event in events)
     if job.losses and (is_quoted or is_told):
@@ -520,13 +538,13 @@ def exit_status(job: JobFailures) -> Finding | None:
 #: The rules in their order.
 RULES = (
     Rule("unclear", survived, "no failure: {how}{seen}"),
-    Rule("oom", out_of_memory, "{who}: out of memory: the kernel killed {process}{quoted}"),
+    Rule("oom", out_of_memory, "{who}: out of memory: {by} killed {process}{quoted}"),
     Rule("environment", not_launched, "no rank was started: {error}"),
     Rule("signal", ended_first, "{who} {was|were} ended by {signal}, from outside"),
     Rule("exception", own_error, _ERROR),
     Rule("unclear", mismatch, "{who} or a peer called with another size: {error}"),
     Rule("network", lost_node, "Slurm lost a node of the job ({nodes})"),
-    Rule("limit", limit, "Slurm ended the job: {reason}"),
+    Rule("limit", limit, "{by} ended the job: {reason}"),
     Rule("signal", killed,
          "{who} {was|were} ended by {signal}, without an error in its log{quoted}"),
     Rule("gpu", gpu_fault, _ERROR),

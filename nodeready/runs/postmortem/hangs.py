@@ -17,6 +17,8 @@ from nodeready.runs.stacks.witness_reader import read_witnesses
 #: Functions of torch.distributed in which the ranks of a group rightly differ.
 _PAIRWISE = frozenset(("send", "recv", "isend", "irecv", "batch_isend_irecv"))
 _JOINED = re.compile(r"(\d{1,5})/(\d{1,5}) clients joined")
+#: The tasks that did not come to a barrier, as its service names them, and the number of one.
+_MISSED, _TASK = re.compile(r"imed out task names: (.*)"), re.compile(r"/task:(\d{1,7})")
 
 
 def hang(job: JobFailures) -> Finding | None:
@@ -59,6 +61,10 @@ def _late_ranks(job: JobFailures) -> tuple[set[int], str]:
     absent = set(range(int(match[2]))) - job.ranks if match else set[int]()
     if match and absent and len(absent) == int(match[2]) - int(match[1]):
         return absent, f"no log names {ranks_of(absent)}, and only the others had come"
+    names = next(filter(None, (_MISSED.search(f.event.text) for f in job.waited)), None)
+    missed = set(map(int, _TASK.findall(names[1]))) - waiting if names else set[int]()
+    if missed:
+        return missed, f"the service of the barrier says that {ranks_of(missed)} did not come"
     silent = set(job.silent_ranks()) if job.waited else set[int]()
     return silent, f"{ranks_of(waiting)} waited; the log of {ranks_of(silent)} just ends"
 

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from nodeready.agent.failure_events import NOT_LAUNCHED
+from nodeready.agent.failure_rules import FAILED
 from nodeready.core.text import counted
 from nodeready.runs.postmortem.evidence import COORDINATOR, RankFailure
 from nodeready.runs.postmortem.findings import (
@@ -45,8 +47,10 @@ WENT_ON = "its rank wrote further lines after it"
 def own_error(job: JobFailures) -> Finding | None:
     """An error that no other rank's end has caused."""
     errors = [f for f in job.final if not _is_mismatch(f)]
-    # A task that its coordinator misses may be a victim of one that says why it ended.
-    return first_error(job, [f for f in errors if f.event.source != COORDINATOR] or errors)
+    # A task that its coordinator misses may be a victim of one that says why it ended, and so may
+    # a launcher that finds no peer.
+    named = [f for f in errors if f.event.source not in (COORDINATOR, NOT_LAUNCHED)]
+    return first_error(job, named or errors)
 
 
 def _is_mismatch(failure: RankFailure) -> bool:
@@ -57,11 +61,18 @@ def _is_mismatch(failure: RankFailure) -> bool:
 
 def not_launched(job: JobFailures) -> Finding | None:
     """A launcher that could not start the ranks, where none of them has an error."""
-    errors = [f for f in job.final if f.event.source == "not launched"]
-    if not errors or len(errors) < len(job.final):
+    errors = [f for f in job.all if f.event.source == NOT_LAUNCHED]
+    files = {f.file for f in errors}
+    others = [f for f in job.final if f.event.source not in (NOT_LAUNCHED, "warning")]
+    # A launcher that finds no peer may be late: then the ranks of others tell more.
+    if any(f.event.role != FAILED or f.event.kind == "network" for f in errors):
+        failures = *job.reports, *job.lost, *job.waited
+        others += [f for f in failures if f.file not in files and f.event.source != "warning"]
+    if not errors or others:
         return None
-    words = {"error": errors[0].event.text[:MAX_TEXT]}
-    return Finding(for_=lines_of(errors), failures=errors[:1], words=words)
+    words, kind = {"error": errors[0].event.text[:MAX_TEXT]}, errors[0].event.kind
+    kind = "network" if kind in ("network", "timeout") else ""
+    return Finding(for_=lines_of(errors), failures=errors[:1], words=words, kind=kind)
 
 
 def earlier_error(job: JobFailures) -> Finding | None:
