@@ -534,7 +534,9 @@ class FailureReader:
         is_usual = shape and any(_shape(line) == shape for line in stream.recent)
         says = _STEP.search(text) or is_handled(text) or PHRASES["answers"].search(text)
         is_plain = not is_vague and (is_usual or says)
-        if len(stream.details) >= _DETAILS or is_plain or TIMED.search(text, 0, _TIME_END):
+        is_listed = bool(shape) and [_shape(line) for line in stream.details[-1:]] == [shape]
+        is_full = len(stream.details) >= (MAX_RANKS if is_listed else _DETAILS)
+        if is_full or is_plain or TIMED.search(text, 0, _TIME_END):
             self._end_chain(stream)
             return False
         # Code, as below a frame, is of another rank's traceback, whose lines are between these.
@@ -631,7 +633,10 @@ class FailureReader:
                 last.event = replace(last.event, role=text_meaning.role, kind=text_meaning.kind)
                 last.is_known = True
         names = _named([message, *lines])
-        text = f"{last.event.text[: MAX_TEXT // 2]} {names}" if names else last.event.text
+        text = f"{last.event.text[: MAX_TEXT // 2]} {names}"
+        if not names or len(text) > MAX_TEXT:
+            # A part of the names would be wrong.
+            text = message if names else last.event.text
         last.event = replace(last.event, text=text[:MAX_TEXT])
         stream.details = []
         if stream.mode == "details":
@@ -966,8 +971,12 @@ def _named(lines: Sequence[str]) -> str:
     if not at or not match:
         return ""
     shape = _shape(lines[at])
-    names = takewhile(lambda name: _shape(name) == shape, lines[at:])
-    return f"{match[0]} {', '.join(names)}"
+    names = list(takewhile(lambda name: _shape(name) == shape, lines[at:]))
+    prefix = names[0].rstrip("0123456789")
+    numbers = [name[len(prefix) :] for name in names if name.startswith(prefix)]
+    if len(numbers) < len(names) or not all(map(str.isdigit, numbers)):
+        return f"{match[0]} {', '.join(names)}"
+    return f"{match[0]} {prefix}{','.join(map(str, sorted(map(int, numbers))))}"
 
 
 def _is_effect(item: _Exception) -> bool:
