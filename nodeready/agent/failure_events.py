@@ -910,7 +910,8 @@ class FailureReader:
                     handled=stream.has_handled(event.line)
                     # A helper says so, and the program goes on.
                     or (
-                        event.line in stream.handled.keys() - stream.unhandled
+                        stream.is_process
+                        and event.line in stream.handled.keys() - stream.unhandled
                         and any(s.last_at > event.line for s in writers_of_steps)
                     ),
                 )
