@@ -184,6 +184,9 @@ _RECENT, _WATCHED, _LETTERS, _USUAL = 8, 500, 8, 3
 _STEP, _STEPS = PHRASES["step"], 4
 #: Plain lines of a rank after words of an error in which these may be why it ends itself.
 _LAST_WORDS = 40
+#: Lines after the error of a request in which its answer comes; the kinds of errors after which a
+#: process serves no further one.
+_ANSWERED, _OF_PROCESS = 3, ("gpu", "segfault")
 #: Maximum processes that are asked whether a program goes on.
 _WRITERS = 4
 #: Characters of a line that have its level; the outermost calls of an error that nothing has
@@ -251,6 +254,9 @@ class _RankStream:
     #: the traceback that is read is of a warning; the numbers of the recent lines and of the last.
     handled: dict[int, int] = field(default_factory=dict)
     is_warning: bool = False
+    #: The lines of errors of requests, of which no other was served since then.
+    requests: set[int] = field(default_factory=set)
+    is_of_request: bool = False
     recent_at: deque[int] = field(default_factory=lambda: deque(maxlen=_RECENT))
     last_at: int = 0
 
@@ -273,6 +279,8 @@ class _RankStream:
         self.since += 1
         if self.since == 1 and self.events and is_handled(text):
             self.handled[self.events[-1].line] = self.plain
+        if self.requests or (self.events and self.since <= _ANSWERED):
+            self.add_answer(text)
         if self.watched and self.plain > self.watched_until:
             self.watched = {}
         if self.watched:
@@ -285,6 +293,19 @@ class _RankStream:
             }
         self.recent.append(text)
         self.recent_at.append(number)
+
+    def add_answer(self, text: str) -> None:
+        """Count a line that may be a server's answer: of the request that failed, or later."""
+        answer = PHRASES["answers"].search(text[:600])
+        status = answer[answer.lastindex or 0] if answer else ""
+        last = self.events[-1:] if self.since <= _ANSWERED and status in ("4", "5") else []
+        for event in (e for e in last if e.role != REPORT and e.kind not in _OF_PROCESS):
+            self.requests.add(event.line)
+            if status == "4":
+                self.handled[event.line] = self.plain
+        if answer and status == "2" and "POST" in answer[0]:
+            self.handled |= dict.fromkeys(self.requests, self.plain - 2)
+            self.requests = set()
 
     @property
     def is_process(self) -> bool:
@@ -472,7 +493,11 @@ class FailureReader:
         stream.mode, stream.frames = "traceback", []
         # A logger writes the traceback below its line.
         before = stream.last if stream.last_at == self.number - 1 else ""
-        stream.is_warning = bool(PHRASES["warns"].search(prefix or before[:_LEVEL]))
+        is_warning = bool(PHRASES["warns"].search(prefix or before[:_LEVEL]))
+        stream.is_warning = is_warning or is_handled(before)
+        answer = PHRASES["answers"].search(before)
+        is_refused = answer is not None and answer[answer.lastindex or 0] in ("4", "5")
+        stream.is_of_request = is_refused or bool(PHRASES["of-a-request"].search(before))
         host, rank, local = stream.key
         is_unknown = (rank, local) == (None, None) and host[:1] in ("", "[")
         if is_unknown and (host or may_tell_rank(prefix)):
@@ -507,8 +532,11 @@ class FailureReader:
         )
         shape = _shape(text)
         is_usual = shape and any(_shape(line) == shape for line in stream.recent)
-        is_plain = not is_vague and (is_usual or _STEP.search(text) or is_handled(text))
-        if len(stream.details) >= _DETAILS or is_plain or TIMED.search(text, 0, _TIME_END):
+        says = _STEP.search(text) or is_handled(text) or PHRASES["answers"].search(text)
+        is_plain = not is_vague and (is_usual or says)
+        is_listed = bool(shape) and [_shape(line) for line in stream.details[-1:]] == [shape]
+        is_full = len(stream.details) >= (MAX_RANKS if is_listed else _DETAILS)
+        if is_full or is_plain or TIMED.search(text, 0, _TIME_END):
             self._end_chain(stream)
             return False
         # Code, as below a frame, is of another rank's traceback, whose lines are between these.
@@ -569,6 +597,8 @@ class FailureReader:
             stream.unhandled.add(event.line)
         elif stream.frames and stream.is_warning:
             stream.handled[event.line] = stream.plain
+        elif stream.frames and stream.is_of_request and event.kind not in _OF_PROCESS:
+            stream.requests.add(event.line)
         if stream.spawned is not None:
             event = replace(event, local_rank=stream.spawned)
             stream.spawned = None
@@ -603,7 +633,10 @@ class FailureReader:
                 last.event = replace(last.event, role=text_meaning.role, kind=text_meaning.kind)
                 last.is_known = True
         names = _named([message, *lines])
-        text = f"{last.event.text[: MAX_TEXT // 2]} {names}" if names else last.event.text
+        text = f"{last.event.text[: MAX_TEXT // 2]} {names}"
+        if not names or len(text) > MAX_TEXT:
+            # A part of the names would be wrong.
+            text = message if names else last.event.text
         last.event = replace(last.event, text=text[:MAX_TEXT])
         stream.details = []
         if stream.mode == "details":
@@ -840,6 +873,7 @@ class FailureReader:
             stream for stream in self.streams.values()
             if stream.is_process and stream.steps_since(0)
         ][:_WRITERS]  # fmt: skip
+        writers_of_steps = [s for s in self.streams.values() if _STEP.search(s.last)]
         for stream in self.streams.values():
             host, rank, local = stream.key
             if task_host := task_hosts.get(host):
@@ -873,7 +907,13 @@ class FailureReader:
                             for writer in (step_writers if stream.is_process else ())
                         )
                     ),
-                    handled=stream.has_handled(event.line),
+                    handled=stream.has_handled(event.line)
+                    # A helper says so, and the program goes on.
+                    or (
+                        stream.is_process
+                        and event.line in stream.handled.keys() - stream.unhandled
+                        and any(s.last_at > event.line for s in writers_of_steps)
+                    ),
                 )
                 for event in stream.events
             ]
@@ -932,8 +972,12 @@ def _named(lines: Sequence[str]) -> str:
     if not at or not match:
         return ""
     shape = _shape(lines[at])
-    names = takewhile(lambda name: _shape(name) == shape, lines[at:])
-    return f"{match[0]} {', '.join(names)}"
+    names = list(takewhile(lambda name: _shape(name) == shape, lines[at:]))
+    prefix = names[0].rstrip("0123456789")
+    numbers = [name[len(prefix) :] for name in names if name.startswith(prefix)]
+    if len(numbers) < len(names) or not all(map(str.isdigit, numbers)):
+        return f"{match[0]} {', '.join(names)}"
+    return f"{match[0]} {prefix}{','.join(map(str, sorted(map(int, numbers))))}"
 
 
 def _is_effect(item: _Exception) -> bool:

@@ -42,11 +42,12 @@ class FileRanks(NamedTuple):
 
 
 _RANK_NAME = re.compile(r"(?i)(?<![a-z])(?:([a-z]+)[_-]|(local))?rank[._=-]?(\d{1,7})(?!\d)")
-#: Words before "rank" for numbers that are not the global rank.
+#: Words before "rank" for numbers that are not the global rank; of a name, a node's number.
+NODE_WORDS = "node", "host", "machine", "nid"
 _LOCAL, _GROUP_WORDS = (
     "local",
     (
-        *("node", "machine", "group", "dp", "tp", "pp", "cp", "ep", "mp", "sp"),
+        *(*NODE_WORDS, "group", "dp", "tp", "pp", "cp", "ep", "mp", "sp"),
         *("data", "tensor", "pipeline", "context", "expert", "model", "parallel", "stage"),
     ),
 )

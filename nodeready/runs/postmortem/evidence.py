@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from nodeready import knowledge
 from nodeready.agent.failure_events import FailureEvent, FileFailures
-from nodeready.agent.failure_rules import REPORT
-from nodeready.agent.log_ranks import FileRanks, host_node, named_ranks, path_ranks
+from nodeready.agent.failure_rules import PHRASES, REPORT
+from nodeready.agent.log_ranks import NODE_WORDS, FileRanks, host_node, named_ranks, path_ranks
 from nodeready.agent.log_variables import script_variables
 from nodeready.core.text import counted
 from nodeready.runs.postmortem.clocks import ClockStep, JobClocks, NodeClock
@@ -202,7 +202,7 @@ class RankFinder:
         self.by_local: dict[tuple[str, int], int] = {}
         self.by_pid: dict[tuple[str, int], int] = {}
         self.nodes = {_label(file.node) for file in evidence.files if file.node}
-        self.by_path = _ranks_of_names(evidence.files)
+        self.by_path, is_of_nodes = _ranks_of_names(evidence.files)
         ends: dict[str, list[float]] = {}
         for file in evidence.files:
             lasts = [s.last_s for s in file.failures.streams if s.last_s is not None]
@@ -221,7 +221,8 @@ class RankFinder:
         ]
         #: Whether a local rank may be the rank.
         self.is_one_node = (
-            max(len(self.nodes), len({place for place, *_ in launchers})) < 2
+            not is_of_nodes
+            and max(len(self.nodes), len({place for place, *_ in launchers})) < 2
             and all(ranks in ((), (local,)) for _, ranks, local in launchers)
         )  # fmt: skip
         for file in evidence.files:
@@ -362,31 +363,45 @@ def _label(name: str) -> str:
     return name if name[:1].isdigit() else name.partition(".")[0].lower()
 
 
-def _ranks_of_names(files: Sequence[JobFile]) -> dict[tuple[str, str], FileRanks]:
+def _ranks_of_names(
+    files: Sequence[JobFile],
+) -> tuple[dict[tuple[str, str], FileRanks], bool]:
     """Node and path -> the ranks of a file's name.
 
     Of names that differ in one number alone (``train-0.log`` to ``train-7.log``), that is the rank
     if the numbers begin with 0 and have no gap; on several nodes with the same numbers, the local
-    rank. Where the lines of such a file name another rank, the numbers are those of nodes.
+    rank. Where the lines of such a file name another rank, or its name says so, the numbers are of
+    nodes: then the second result is that there are several.
     """
     ranks = {(f.node, f.failures.path): path_ranks(f.failures.path) for f in files}
-    similar_names: dict[str, dict[tuple[str, str], list[int]]] = {}
+    similar_names: dict[str, dict[tuple[str, str], list[tuple[str, int]]]] = {}
     # The ranks that the prefixes of a file's lines, or a launcher's reports in it, name.
     inside = {
         (f.node, f.failures.path): f.failures.ranks.union(
-            *(event.ranks for event in f.failures.events if event.role == REPORT)
+            *(event.ranks for event in f.failures.events if event.role == REPORT),
+            (int(match[1]) for event in f.failures.events if (match := _OWN.search(event.text))),
         )
         for f in files
     }
+    #: The files in which a launcher reports another rank of its node than the first.
+    of_nodes = {
+        (f.node, f.failures.path)
+        for f in files for event in f.failures.events
+        if event.role == REPORT and event.local_rank and not event.ranks
+    }  # fmt: skip
     for key in ranks:
         name = key[1].removeprefix(f"{key[0]}/")
-        numbers = [int(digits) for digits in _DIGITS.findall(name) if len(digits) < 6]
+        numbers = [(word, int(digits)) for word, digits in _NUMBERS.findall(name)]
         similar_names.setdefault(_DIGITS.sub("#", name), {})[key] = numbers
+    is_of_nodes = False
     for named in similar_names.values():
         is_named = any(ranks[key] != _UNNAMED or _ROTATED.search(key[1]) for key in named)
         ranks |= {} if is_named else _varying_numbers(named)
         with_ranks = [key for key in named if inside[key]]
         contradicted = [key for key in with_ranks if inside[key] - {ranks[key].rank}]
+        reported = [key for key in named if key in of_nodes and len(named) > 1]
+        contradicted += reported
+        is_of_nodes |= bool(reported) or _is_of_nodes(named)
         # A name says "rank"; one log may quote another one.
         is_rank = all(named_ranks(path).rank is not None for _, path in named)
         is_quoted = contradicted != with_ranks or 2 * len(contradicted) <= len(named)
@@ -403,22 +418,35 @@ def _ranks_of_names(files: Sequence[JobFile]) -> dict[tuple[str, str], FileRanks
     events = [event for file in files for event in file.failures.events]
     if is_one_each and not any(event.local_rank for event in events):
         ranks |= {key: FileRanks(rank, None) for key, rank in ones.items()}
-    return ranks
+    return ranks, is_of_nodes
 
 
-def _varying_numbers(
-    named: Mapping[tuple[str, str], list[int]],
-) -> dict[tuple[str, str], FileRanks]:
-    """The ranks of names that differ in one number alone; {}: it is no rank."""
+def _varying(
+    named: Mapping[tuple[str, str], list[tuple[str, int]]],
+) -> tuple[str, dict[tuple[str, str], int]]:
+    """The one number in which names differ, and the word before it; {}: there is none."""
     if len({len(numbers) for numbers in named.values()}) > 1:
-        return {}
+        return "", {}
     columns = list(zip(*named.values(), strict=True))
     varying = [at for at, column in enumerate(columns) if len(set(column)) > 1]
     if len(varying) != 1:
-        return {}
-    values = {key: numbers[varying[0]] for key, numbers in named.items()}
+        return "", {}
+    at = varying[0]
+    return columns[at][0][0].lower(), {key: numbers[at][1] for key, numbers in named.items()}
+
+
+def _is_of_nodes(named: Mapping[tuple[str, str], list[tuple[str, int]]]) -> bool:
+    """Whether names differ in the number of a node."""
+    return _varying(named)[0] in NODE_WORDS
+
+
+def _varying_numbers(
+    named: Mapping[tuple[str, str], list[tuple[str, int]]],
+) -> dict[tuple[str, str], FileRanks]:
+    """The ranks of names that differ in one number alone; {}: it is no rank."""
+    word, values = _varying(named)
     different = set(values.values())
-    if different != set(range(len(different))):
+    if word in NODE_WORDS or different != set(range(len(different))):
         return {}
     is_global = len(different) == len(values) or len({node for node, _ in values}) == 1
     return {
@@ -428,4 +456,8 @@ def _varying_numbers(
 
 
 _UNNAMED, _DIGITS = FileRanks(None, None), re.compile(r"\d+")
+#: The numbers of a name, each with the word before it; no date and no job.
+_NUMBERS = re.compile(r"([A-Za-z]*)[._-]?(?<!\d)(\d{1,5})(?!\d)")
+#: The words of an error with the rank that writes them.
+_OWN = PHRASES["own-rank"]
 _ROTATED = re.compile(r"\.(?:log|out|err|txt)\.\d+$")

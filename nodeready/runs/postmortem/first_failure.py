@@ -284,7 +284,9 @@ def killed(job: JobFailures) -> Finding | None:
         # A signal that torchrun did not send came from outside.
         is_torchrun = failure.event.source.startswith("torchrun") and bool(agent_pids)
         is_ended |= (number in _OUTSIDE and not is_torchrun) or _ended_itself(job, failure)
-        is_ended |= not number and unknown[failure.file] >= reported[failure.file]
+        is_ended |= not number and (
+            unknown[failure.file] >= reported[failure.file] or _is_launcher(job, failure)
+        )
         # A watchdog's timeout aborts its process, and so may a lost peer.
         is_ended |= (
             number == 6 and aborting[failure.file, failure.rank is None] >= reported[failure.file]
@@ -367,6 +369,12 @@ def _ended_itself(job: JobFailures, failure: RankFailure) -> bool:
     """Whether a program that a shell started has ended itself after a failure of its processes."""
     is_own = failure.rank is None and failure.is_by("of_program")
     return is_own and signal_of(failure.event.code) == 9 and is_after(failure, job.all)
+
+
+def _is_launcher(job: JobFailures, failure: RankFailure) -> bool:
+    """Whether Slurm's task of a node is a launcher, which fails with the ranks that it names."""
+    is_task = failure.event.source == "srun" and job.finder.has_node_launchers
+    return is_task and any(f.rank is not None for f in job.reports)
 
 
 def _doubts(job: JobFailures, number: int) -> tuple[str, tuple[str, ...]]:

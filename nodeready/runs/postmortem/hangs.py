@@ -8,6 +8,7 @@ import math
 import re
 from dataclasses import replace
 
+from nodeready.agent.failure_rules import ranks_in as numbers_in
 from nodeready.runs.postmortem.findings import MAX_TEXT, Finding, lines_of
 from nodeready.runs.postmortem.own_errors import odd_call
 from nodeready.runs.postmortem.rank_failures import JobFailures, ranks_in
@@ -18,7 +19,10 @@ from nodeready.runs.stacks.witness_reader import read_witnesses
 _PAIRWISE = frozenset(("send", "recv", "isend", "irecv", "batch_isend_irecv"))
 _JOINED = re.compile(r"(\d{1,5})/(\d{1,5}) clients joined")
 #: The tasks that did not come to a barrier, as its service names them, and the number of one.
-_MISSED, _TASK = re.compile(r"imed out task names: (.*)"), re.compile(r"/task:(\d{1,7})")
+_MISSED, _TASK = (
+    re.compile(r"imed out task names: (.*)"),
+    re.compile(r"/task:(\d{1,7}(?:,\d{1,7})*)"),
+)
 
 
 def hang(job: JobFailures) -> Finding | None:
@@ -62,7 +66,8 @@ def _late_ranks(job: JobFailures) -> tuple[set[int], str]:
     if match and absent and len(absent) == int(match[2]) - int(match[1]):
         return absent, f"no log names {ranks_of(absent)}, and only the others had come"
     names = next(filter(None, (_MISSED.search(f.event.text) for f in job.waited)), None)
-    missed = set(map(int, _TASK.findall(names[1]))) - waiting if names else set[int]()
+    tasks = ",".join(_TASK.findall(names[1])) if names else ""
+    missed = set(numbers_in(tasks)) - waiting if tasks else set[int]()
     if missed:
         return missed, f"the service of the barrier says that {ranks_of(missed)} did not come"
     silent = set(job.silent_ranks()) if job.waited else set[int]()
