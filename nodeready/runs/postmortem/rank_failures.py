@@ -217,7 +217,7 @@ def with_reported_ranks(failures: list[RankFailure]) -> list[RankFailure]:
 
 
 #: The name of an error of PyTorch's C++, in C++ and in Python, and the place in the former.
-_NAME = re.compile(r"^(?:c10::Error|RuntimeError): | \(\w+ at /.*")
+_NAME = re.compile(r"^(?:c10::\w*Error|RuntimeError|torch\.AcceleratorError): | \(\w+ at /.*")
 
 
 def _chain(failure: RankFailure) -> str:
