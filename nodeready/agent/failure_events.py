@@ -230,6 +230,8 @@ class _RankStream:
     is_ignored: bool = False
     details: list[str] = field(default_factory=list)
     spawned: int | None = None
+    #: Whether the traceback is one that an exception of this process quotes.
+    is_quoted: bool = False
     #: The fields of torchrun's report; the parts of the next report of each reporter.
     block: dict[str, str] = field(default_factory=dict)
     parts: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -471,7 +473,7 @@ class FailureReader:
         stream.in_group = stream.in_group or "Exception Group Traceback" in text
         if is_original and stream.chain:
             stream.is_chained = True
-        stream.mode, stream.frames = "traceback", []
+        stream.mode, stream.frames, stream.is_quoted = "traceback", [], False
         # A logger writes the traceback below its line.
         before = stream.last if stream.last_at == self.number - 1 else ""
         stream.is_warning = bool(PHRASES["warns"].search(prefix or before[:_LEVEL]))
@@ -492,6 +494,7 @@ class FailureReader:
         match = _FRAME_WITHIN.search(text)
         if (stream.chain and not is_quoted) or not (match or _FRAME.match(text)):
             return False
+        stream.is_quoted = any(item.event.has_phrase("wraps") for item in stream.chain[-1:])
         self._end_chain(stream)
         stream.mode, stream.frames = "traceback", []
         if match and match.start():
@@ -577,6 +580,10 @@ class FailureReader:
         if stream.spawned is not None:
             event = replace(event, local_rank=stream.spawned)
             stream.spawned = None
+        if stream.is_quoted:
+            # It is of the process of another rank, or of none.
+            event = replace(event, ranks=(), local_rank=None, host="")
+            stream.is_quoted = False
         stream.chain.append(
             _Exception(event, text_meaning.is_known, bool(user), text_meaning.explains)
         )
