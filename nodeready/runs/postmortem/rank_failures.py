@@ -437,7 +437,9 @@ class JobFailures:
         for failure in (*self.lost, *self.waited, *self.ended, *self.consequences):
             event, keys = failure.event, [(failure.file, failure.rank)]
             # c10d warns of connections that it tries again.
-            if event.lines_after <= FINAL_LINES and not event.is_warning:
+            # The error that Paddle announces stands below its stack.
+            is_announced = event.has_phrase("paddle-error")
+            if event.lines_after <= FINAL_LINES and not (event.is_warning or is_announced):
                 keys += [(failure.file, None)] if event.role in (LOST, WAITED) else []
                 for key in keys if failure.rank is not None or len(keys) > 1 else ():
                     self.victim_at[key] = min(event.line, self.victim_at.get(key, event.line))
