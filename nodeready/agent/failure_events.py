@@ -172,6 +172,8 @@ _WATCHDOG = re.compile(r"(?:\[E[^\]]{1,80}\] )?\[Rank (\d{1,7})\] Watchdog caugh
 #: The line of the program that raises an exception with a message.
 _RAISES = re.compile(r"""\braise (\w[\w.]{0,100})\((["'])([^"'{}%]{1,200})\2\)\s*$""")
 _CODE = re.compile(r" {4}[A-Za-z_]\w*(?:\(| = |\.\w+[(.])")
+#: The text of an exception of C++, without a time at its beginning.
+_WHAT = re.compile(r"^\s*what\(\):\s*(?:\[\d\d:\d\d:\d\d\] )?(?P<text>.*)")
 #: Maximum further lines of an exception's message.
 _DETAILS = 12
 #: The margin of an exception group's lines, and its exception.
@@ -231,6 +233,8 @@ class _RankStream:
     is_ignored: bool = False
     details: list[str] = field(default_factory=list)
     spawned: int | None = None
+    #: Whether the traceback is one that an exception of this process quotes.
+    is_quoted: bool = False
     #: The fields of torchrun's report; the parts of the next report of each reporter.
     block: dict[str, str] = field(default_factory=dict)
     parts: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -490,7 +494,7 @@ class FailureReader:
         stream.in_group = stream.in_group or "Exception Group Traceback" in text
         if is_original and stream.chain:
             stream.is_chained = True
-        stream.mode, stream.frames = "traceback", []
+        stream.mode, stream.frames, stream.is_quoted = "traceback", [], False
         # A logger writes the traceback below its line.
         before = stream.last if stream.last_at == self.number - 1 else ""
         is_warning = bool(PHRASES["warns"].search(prefix or before[:_LEVEL]))
@@ -515,6 +519,7 @@ class FailureReader:
         match = _FRAME_WITHIN.search(text)
         if (stream.chain and not is_quoted) or not (match or _FRAME.match(text)):
             return False
+        stream.is_quoted = any(item.event.has_phrase("wraps") for item in stream.chain[-1:])
         self._end_chain(stream)
         stream.mode, stream.frames = "traceback", []
         if match and match.start():
@@ -534,9 +539,12 @@ class FailureReader:
         is_usual = shape and any(_shape(line) == shape for line in stream.recent)
         says = _STEP.search(text) or is_handled(text) or PHRASES["answers"].search(text)
         is_plain = not is_vague and (is_usual or says)
+        is_plain = bool(is_plain or TIMED.search(text, 0, _TIME_END))
+        # The text of an exception of C++ may begin with a time itself.
+        is_plain = is_plain and (bool(stream.details) or not _WHAT.match(text))
         is_listed = bool(shape) and [_shape(line) for line in stream.details[-1:]] == [shape]
         is_full = len(stream.details) >= (MAX_RANKS if is_listed else _DETAILS)
-        if is_full or is_plain or TIMED.search(text, 0, _TIME_END):
+        if is_full or is_plain:
             self._end_chain(stream)
             return False
         # Code, as below a frame, is of another rank's traceback, whose lines are between these.
@@ -602,6 +610,10 @@ class FailureReader:
         if stream.spawned is not None:
             event = replace(event, local_rank=stream.spawned)
             stream.spawned = None
+        if stream.is_quoted:
+            # It is of the process of another rank, or of none.
+            event = replace(event, ranks=(), local_rank=None, host="")
+            stream.is_quoted = False
         stream.chain.append(
             _Exception(event, text_meaning.is_known, bool(user), text_meaning.explains)
         )
@@ -614,19 +626,23 @@ class FailureReader:
         last, lines = stream.chain[-1], [line for line in stream.details if line]
         message = last.event.text
         is_vague = bool(VAGUE.search(last.event.text))
-        if lines and lines[0].startswith("what():"):
-            text = f"{last.event.text}: {lines[0][7:].strip()}"
+        if lines and (what := _WHAT.match(lines[0])):
+            text = f"{last.event.text}: {what['text']}"
             text_meaning = meaning("\n".join([text, *lines[1:]]))
             last.event = replace(
                 last.event, role=text_meaning.role, kind=text_meaning.kind, text=text
             )
-            last.is_known, is_vague = text_meaning.is_known, bool(VAGUE.search(text))
+            is_vague = bool(VAGUE.search(text)) and not PHRASES["check"].search(text)
+            last.is_known, lines = text_meaning.is_known, lines[1:]
         if lines and is_vague:
             text_meaning = meaning("\n".join(lines))
             # NCCL repeats its last warning at the end.
             after = lines.index("Last error:") + 1 if "Last error:" in lines else 0
-            messages = [line for line in lines[after:] if not VAGUE.search(line)] or lines[-1:]
-            known = next((line for line in messages if meaning(line).is_known), messages[0])
+            said = [line for line in lines[after:] if any(map(str.isalpha, line))]
+            messages = [line for line in said if not VAGUE.search(line)] or lines[-1:]
+            checks = [line for line in messages if PHRASES["check"].search(line)]
+            known = next((line for line in messages if meaning(line).is_known), None)
+            known = known or (checks or messages)[0]
             text = f"{last.event.text} {known}"
             last.event = replace(last.event, text=text)
             if text_meaning.is_known and (not last.is_known or text_meaning.role == FAILED):

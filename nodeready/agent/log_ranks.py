@@ -487,9 +487,12 @@ def _is_column(form: _Form, texts: Sequence[str], share: float, tasks: Set[int])
     is_word = False
     owners: dict[str, set[int]] = defaultdict(set)
     values: dict[str, int] = {}
+    widths: set[int] = set()
     for text in texts:
         if match := form.match(text):
             groups = match.groupdict()
+            before = text[: match.start("label")] if form.name == "srun" else ""
+            widths.add(len(before) - len(before.rstrip()) + len(groups.get("label") or ""))
             if form.learned == "numbers":
                 number = int(groups.get("label") or groups.get("local") or groups["rank"])
             else:
@@ -502,7 +505,10 @@ def _is_column(form: _Form, texts: Sequence[str], share: float, tasks: Set[int])
     distinct = set(numbers)
     changes = [pair for pair in zip(numbers, numbers[1:]) if pair[0] != pair[1]]
     falls = [after for before, after in changes if after < before]
-    if form.name == "srun" and distinct and distinct <= tasks:
+    # srun writes all labels as wide as its last one, and reports the ends of some tasks alone.
+    width = len(str(max(tasks, default=0)))
+    is_padded = bool(falls) and width > 1 and widths == {width}
+    if form.name == "srun" and distinct and (distinct <= tasks or (tasks and is_padded)):
         # Three that only grow may be steps.
         return len(numbers) >= share * len(texts) and (len(distinct) < 3 or bool(falls))
     # Such a launcher writes all lines.

@@ -96,6 +96,8 @@ _OUTSIDE, _SIGNAL = (1, 2, 15), re.compile(r"got signal: (\d{1,2})\b")
 #: Seconds by which the ends that two launchers see may be in another order: torchrun reports whole
 #: seconds, and looks every 0.1 s.
 _SEEN_S = 1.1
+#: The function of torch.distributed that connects the ranks.
+_FIRST_CALL = "init_process_group"
 #: How often a worker is started again in vain.
 _RESTARTS_IN_VAIN = 3
 #: Lines after the end of a job in which a lost connection belongs to it; plain lines after an
@@ -517,6 +519,8 @@ def lost_peers(job: JobFailures) -> Finding | None:
     is_told = bool(peerless) and all(
         f.event.has_phrase("no-peer") or precedes(peerless[0], f) for f in errors
     )
+    # No rank has begun to work: the connections of the job itself failed.
+    is_told |= all(f.event.call == _FIRST_CALL and not f.event.is_warning for f in errors)
     # Who sees all ranks saw each end after a loss: none of them died without a word.
     ended_ranks = ranks_in(f for f in job.reports if f.is_by("of_all"))
     lost_ranks = {(f.rank, f.rank is None and f.event.line) for f in errors}
@@ -524,7 +528,16 @@ def lost_peers(job: JobFailures) -> Finding | None:
     words = {"error": (peerless or errors)[0].event.text[:MAX_TEXT]}
     finding = Finding(for_=lines_of(errors), words=words, missing=missing)
     if is_told:
-        return replace(finding, kind="network", sentence="no rank is known to be first: {error}")
+        finding = replace(
+            finding, kind="network", sentence="no rank is known to be first: {error}"
+        )
+    # A launcher of all ranks says that these ended by it, and none of the others.
+    ranks = ranks_in(peerless)
+    is_whole = job.finder.is_one_node and set() < ranks < job.ranks
+    if errors == peerless and is_whole and ranks == ranks_in(job.reports):
+        nodes = job.nodes_of(ranks)
+        words |= {"who": subject(ranks, nodes)}
+        return replace(finding, ranks=ranks, nodes=nodes, words=words, sentence=_ERROR)
     return finding
 
 

@@ -217,7 +217,7 @@ def with_reported_ranks(failures: list[RankFailure]) -> list[RankFailure]:
 
 
 #: The name of an error of PyTorch's C++, in C++ and in Python, and the place in the former.
-_NAME = re.compile(r"^(?:c10::Error|RuntimeError): | \(\w+ at /.*")
+_NAME = re.compile(r"^(?:c10::\w*Error|RuntimeError|torch\.AcceleratorError): | \(\w+ at /.*")
 
 
 def _chain(failure: RankFailure) -> str:
@@ -437,7 +437,9 @@ class JobFailures:
         for failure in (*self.lost, *self.waited, *self.ended, *self.consequences):
             event, keys = failure.event, [(failure.file, failure.rank)]
             # c10d warns of connections that it tries again.
-            if event.lines_after <= FINAL_LINES and not event.is_warning:
+            # The error that Paddle announces stands below its stack.
+            is_announced = event.has_phrase("paddle-error")
+            if event.lines_after <= FINAL_LINES and not (event.is_warning or is_announced):
                 keys += [(failure.file, None)] if event.role in (LOST, WAITED) else []
                 for key in keys if failure.rank is not None or len(keys) > 1 else ():
                     self.victim_at[key] = min(event.line, self.victim_at.get(key, event.line))
