@@ -219,10 +219,16 @@ class RankFinder:
             for event in file.failures.events
             if event.role == REPORT and event.local_rank is not None
         ]
+        # Of the prefixes of lines.
+        hosts = {
+            _label(name) for file in evidence.files for stream in file.failures.streams
+            if (name := host_node(stream.host)) and "[" not in name
+        }  # fmt: skip
+        places = {place for place, *_ in launchers}
         #: Whether a local rank may be the rank.
         self.is_one_node = (
             not is_of_nodes
-            and max(len(self.nodes), len({place for place, *_ in launchers})) < 2
+            and max(len(self.nodes), len(places), len(hosts)) < 2
             and all(ranks in ((), (local,)) for _, ranks, local in launchers)
         )  # fmt: skip
         for file in evidence.files:
