@@ -342,7 +342,8 @@ def learn_ranks(lines: Iterable[str], *, pattern: str = "", path: str = "") -> R
     """
     lines = iter(lines)
     rows = [*islice(lines, MAX_LINES // 2), *deque(lines, MAX_LINES // 2)]
-    if rows and unwrapped(rows[0])[1]:
+    # The first line may be the head of a table.
+    if any(unwrapped(row)[1] for row in rows[:3]):
         bare = (unwrapped(row)[0] for row in rows)
         return replace(learn_ranks(bare, pattern=pattern, path=path), is_contained=True)
     if pattern:
@@ -679,9 +680,11 @@ def prefix_pattern(prefix: str) -> re.Pattern[str]:
 
 # --- Reading a line.
 
-#: What a container engine writes before a line: CRI, `kubectl logs --timestamps`.
+#: What a container engine writes before a line: CRI, `kubectl logs --timestamps`; and a table of a
+#: cloud's console.
 _CONTAINER = re.compile(
-    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6,9}(?:Z|[+-]\d\d:\d\d)) (?:std(?:out|err) [FP] )?"
+    r"(?: *\| (?=.{20,32} \| ))?(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3,9}(?:Z|[+-]\d\d:\d\d)) "
+    r"(?:\| |std(?:out|err) [FP] )?"
 )
 
 
