@@ -53,8 +53,11 @@ def strangers():
                 yield int(path[6:])
         except OSError:
             pass
-def words():
+def words(hurries=False):
     for path in glob.glob("/proc/[0-9]*/cmdline") + glob.glob("/proc/[0-9]*/environ"):
+        if hurries and broken:
+            # Whoever opens the file waits for three seconds only.
+            return
         try:
             data = open(path, "rb").read()
         except OSError:
@@ -62,7 +65,7 @@ def words():
         nonces.update(re.findall(rb"(?<![0-9a-f])[0-9a-f]{16}(?![0-9a-f])", data))
 until = time.monotonic() + 60
 while time.monotonic() < until:
-    words()
+    words(hurries=True)
     if broken and not passes:
         break
     if broken:

@@ -150,7 +150,7 @@ def drawn() -> Iterator[Any]:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", drawn())
+@pytest.mark.parametrize("seed", list(drawn()))
 def test_of_a_drawn_hang_nobody_but_the_first_is_accused(seed, stable, tool, tmp_path):
     scenario, plan = generated(seed)
     place = tmp_path / "job"

@@ -33,8 +33,12 @@ LAB = f"test-pages-{WORKER}"
 TRAIN_PYTHON = Path("/opt/train/bin/python")
 #: Sections that are followed from the first line on, with nodes of their own: their number.
 FIRST_HOURS = {"docs/install.md#a-slurm-site": 4, "docs/install.md#cloud-machines": 3}
-#: Pages that take a minute and a half; and the overview, with the other pages' commands.
-NIGHTLY = {"docs/README.md", "docs/smoke.md", "docs/install.md#a-slurm-site"}
+#: The README has the four uses, and hangs and deaths have no other page: all others wait a night.
+NIGHTLY = {
+    "docs/README.md", "docs/audit.md", "docs/deploy.md", "docs/env.md", "docs/history.md",
+    "docs/lab.md", "docs/options.md", "docs/ready.md", "docs/smoke.md",
+    "docs/install.md#a-slurm-site",
+}  # fmt: skip
 WAIVERS = {"proof.core": "shared kernel", "proof.backtrace": "shared kernel"}
 
 
