@@ -113,7 +113,8 @@ def test_nothing_is_left_of_a_test(pair):
     wait_for(lambda: states(order.target.port) == ["0A"])
     before = len(os.listdir("/proc/self/fd"))
     assert run().outcome == "ok"
-    wait_for(lambda: len(os.listdir("/proc/self/fd")) == before)
+    # What earlier tests have left may be closed meanwhile.
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
 def test_strangers_cost_nothing(pair, monkeypatch):
