@@ -57,6 +57,7 @@ def _probe(
     shared: frozenset[str],
     unix_peers: Mapping[str, str],
     awaited: Collection[tuple[str, str]],
+    ages: Mapping[tuple[str, str], float],
     late_s: float,
 ) -> dict[str, Any]:
     """The fields of `_ProcessEnds`.
@@ -65,9 +66,11 @@ def _probe(
     port:    of the job's store; "": not known
     shared:  files of shared memory
     awaited: the connections for which its threads wait
+    ages:    of the connections of this network namespace (`waits.received_ages`)
     late_s:  seconds ago from which on data came of late
     """
-    ages = waits.received_ages() if awaited and _enter_network(pid) else {}
+    if awaited and not os.path.samefile(f"/proc/{pid}/ns/net", "/proc/self/ns/net"):
+        ages = waits.received_ages() if _enter_network(pid) else {}
     sockets = waits.sockets(pid, unix_peers)
     uses_port = any(_store_end(pair, port) for pair in sockets)
     needs_maps = shared or uses_port
@@ -87,8 +90,6 @@ def _probe(
 
 def _enter_network(pid: int) -> bool:
     """Go into the network namespace of a process; False: the kernel refuses (setns(2))."""
-    if os.path.samefile(f"/proc/{pid}/ns/net", "/proc/self/ns/net"):
-        return True
     with open(f"/proc/{pid}/ns/net") as namespace:
         return not ctypes.CDLL(None).setns(namespace.fileno(), _NEW_NET)
 
@@ -161,7 +162,9 @@ def observe(
     awaited: dict[int, set[tuple[str, str]]] = {}
     for (pid, thread), call in calls.items():
         calls_by_pid.setdefault(pid, {})[thread] = call
-        awaited.setdefault(pid, set()).update((own, peer) for own, peer in call.sockets if peer)
+        with_peers = ((address, peer) for address, peer in call.sockets if peer)
+        awaited.setdefault(pid, set()).update(with_peers)
+    ages = waits.received_ages() if any(awaited.values()) else {}
     answers = probe_each(
         lambda pid: _probe(
             pid,
@@ -170,6 +173,7 @@ def observe(
             shared=shared,
             unix_peers=unix_peers,
             awaited=awaited.get(pid, ()),
+            ages=ages,
             late_s=time.monotonic() - began,
         ),
         list(target_by_pid),
@@ -185,15 +189,13 @@ def observe(
         rows: list[tuple[str, str]] = []
         received: dict[str, None] = {}
         for pid in family_pids:
-            received_pairs = {(own, peer) for own, peer in process_ends[pid].received}
+            received_pairs = set(map(tuple, process_ends[pid].received))
             for thread, call in calls_by_pid.get(pid, {}).items():
                 name = names[pid][thread] if pid == target.pid else DESCENDANTS
                 if (pid, thread) == (target.pid, target.thread):
                     target.has_store &= node_ends.may_be_store(pid, call)
                 rows += [(name, peer) for peer in node_ends.waits_of_call(pid, call)]
-                if node_ends.peers(
-                    pid, received_pairs.intersection((own, peer) for own, peer in call.sockets)
-                ):
+                if node_ends.peers(pid, received_pairs.intersection(map(tuple, call.sockets))):
                     received[name] = None
             pairs = [pair for pair in process_ends[pid].sockets if pair[1]]
             peers = node_ends.peers(pid, pairs)

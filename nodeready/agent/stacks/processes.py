@@ -325,6 +325,7 @@ def _outer_fields(pid: int) -> dict[str, Any] | None:
     program = ""
     with contextlib.suppress(OSError):
         program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    leaders = (leader for leader in (parsed.group, parsed.session) if leader != pid)
     return {
         "pid": pid,
         "parent": parsed.parent,
@@ -334,7 +335,7 @@ def _outer_fields(pid: int) -> dict[str, Any] | None:
         "program": program,
         "uid": int(uid[1]) if uid else None,
         "is_forked": parsed.is_forked,
-        "lost_leader": next(filter(_has_ended, (parsed.group, parsed.session)), 0),
+        "lost_leader": next(filter(_has_ended, leaders), 0),
     }
 
 

@@ -554,8 +554,10 @@ def _select_titled(tree: _Tree, candidates: Sequence[int]) -> Iterator[int]:
     """The processes with a title of their own among these: none hides another one below it."""
     for pid in candidates:
         process = tree.processes[pid]
-        above = (tree.processes.get(parent) for parent in tree.ancestors(pid))
-        if has_title(process) and all(p is None or p.command != process.command for p in above):
+        ancestors = (tree.processes.get(parent) for parent in tree.ancestors(pid))
+        if has_title(process) and all(
+            parent is None or parent.command != process.command for parent in ancestors
+        ):
             yield pid
 
 

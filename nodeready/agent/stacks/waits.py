@@ -211,11 +211,11 @@ class _WaitingThread:
         data = self._memory(address - 8, 24)
         if len(data) < 24 or address % 8:
             return False
-        piece, value, waiters, owner, _ = struct.unpack("=QiiiI", data)
+        size, value, waiters, owner, _ = struct.unpack("=QiiiI", data)
         if value == _CONTENDED and owner > 0:
             return os.path.exists(f"/proc/{self.pid}/task/{owner}")
         is_semaphore = not value and 0 < waiters <= _MAX_WAITERS and not owner
-        return is_semaphore and address % 16 == 0 and piece & ~7 == _SEMAPHORE_BYTES
+        return is_semaphore and address % 16 == 0 and size & ~7 == _SEMAPHORE_BYTES
 
     def _text(self, address: int) -> str:
         """The text in its memory that ends with a zero, at most a path's length."""
@@ -549,9 +549,10 @@ def find_pipe_ends(pipes: Iterable[int | str], pids: Sequence[int], deadline: fl
 def observe(
     threads: Mapping[int, Sequence[int]], near: Mapping[int, Sequence[int]], deadline: float
 ) -> dict[tuple[int, int], tuple[WaitCall, str]]:
-    """(Process, thread) -> the call in which it waits, and the phrase for it.
+    """(Process, thread) -> the call in which it waits, and the phrase for it; "": of a further
+    thread.
 
-    threads: process -> its threads to probe; 0: the main thread
+    threads: process -> its threads to probe, the main thread first; 0: that of the process
     near:    process -> processes that may hold the awaited ends of its pipes, likeliest first
     """
     pids = list(threads)
@@ -575,7 +576,7 @@ def observe(
     return {
         key: (
             replace(call, holders=_holders(key[0], call, pipe_ends, locks)),
-            phrase(key[0], call, pipe_ends, locks),
+            phrase(key[0], call, pipe_ends, locks) if key[1] == threads[key[0]][0] else "",
         )
         for key, call in calls.items()
     }

@@ -522,11 +522,11 @@ def possible_holder(process: TracedProcess, stacks: Sequence[int], table: StackN
     """
     if not process.waits_on.endswith(OWN_LOCK) or not process.samples:
         return ""
-    others = [(name, stacks[at]) for name, at in process.samples[-1].threads if name != MAIN]
-    others = [(name, stack) for name, stack in others if not table.reading(stack).serves]
-    if len(others) != 1:
+    threads = [(name, stacks[at]) for name, at in process.samples[-1].threads if name != MAIN]
+    threads = [(name, stack) for name, stack in threads if not table.reading(stack).serves]
+    if len(threads) != 1:
         return ""
-    ((name, stack),) = others
+    ((name, stack),) = threads
     frame = hints.user_frame(table.calls(stack)) or table.calls(stack)[-1]
     file = frame.file.rpartition("/")[2]
     return f"thread {name}, in {frame.function} {file}:{frame.line}, may have the lock"

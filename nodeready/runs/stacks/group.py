@@ -418,12 +418,12 @@ class TraceCollector:
         if job.is_claim:
             return None
         if job.ray and job.name == NO_RAY_JOB:
-            others = [
+            ray_jobs = [
                 other
                 for other in self.jobs.values()
                 if other.ray and other.user == job.user and not other.is_claim and other is not job
             ]
-            return others[0] if len(others) == 1 else None
+            return ray_jobs[0] if len(ray_jobs) == 1 else None
         home = slurm_jobs.get(job.name)
         return home if home and job.user in home.users else None
 

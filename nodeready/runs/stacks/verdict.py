@@ -544,9 +544,9 @@ class _VerdictBuilder:
 
     def _at_exit(self, gone: Sequence[int]) -> list[int]:
         """The groups that are not gone, if all of them are at the ends of their programs."""
-        rest = [at for at in range(len(self.groups)) if at not in gone]
+        alive = [at for at in range(len(self.groups)) if at not in gone]
         is_known = not any(map(self._is_silent, gone))
-        return rest if is_known and all(_is_at_exit(self.groups[at]) for at in rest) else []
+        return alive if is_known and all(_is_at_exit(self.groups[at]) for at in alive) else []
 
     def cannot_end(self, ending: Sequence[int], gone: Sequence[int]) -> Verdict:
         """Ranks have ended, and the others are at the ends of their programs, too."""
