@@ -300,14 +300,13 @@ class _RankStream:
 
     def add_answer(self, text: str) -> None:
         """Count a line that may be a server's answer: of the request that failed, or later."""
-        answer = PHRASES["answers"].search(text[:600])
-        status = answer[answer.lastindex or 0] if answer else ""
+        status, request = _answer(text)
         last = self.events[-1:] if self.since <= _ANSWERED and status in ("4", "5") else []
         for event in (e for e in last if e.role != REPORT and e.kind not in _OF_PROCESS):
             self.requests.add(event.line)
             if status == "4":
                 self.handled[event.line] = self.plain
-        if answer and status == "2" and "POST" in answer[0]:
+        if status == "2" and "POST" in request:
             self.handled |= dict.fromkeys(self.requests, self.plain - 2)
             self.requests = set()
 
@@ -335,6 +334,12 @@ class _RankStream:
         return self.since >= _RECENT and self.steps_since(0)
 
 
+def _answer(text: str) -> tuple[str, str]:
+    """The first digit of the status in a server's answer, and the words; "": it is none."""
+    match = PHRASES["answers"].search(text[:600])
+    return (match[match.lastindex or 0], match[0]) if match else ("", "")
+
+
 def is_handled(text: str) -> bool:
     """Whether a line says that its program has handled an error, and goes on."""
     head = text[:400]
@@ -359,6 +364,7 @@ class FailureReader:
     ) -> None:
         self.year, self.calendar, self.reader = year, calendar, reader
         self.streams: dict[tuple[str, int | None, int | None], _RankStream] = {}
+        self.streams_of_rank: dict[int | None, list[_RankStream]] = {}
         self.number = 0
         self.candidates: list[str] = []
         self.room = MAX_RANKS
@@ -400,6 +406,7 @@ class FailureReader:
         stream = self._continued(origin.key, text) or self.streams.get(origin.key)
         if stream is None:
             stream = self.streams[origin.key] = _RankStream(origin.key)
+            self.streams_of_rank.setdefault(origin.key[1], []).append(stream)
         stream.lines += 1
         if stream.in_group:
             margin = _MARGIN.match(text)
@@ -499,8 +506,7 @@ class FailureReader:
         before = stream.last if stream.last_at == self.number - 1 else ""
         is_warning = bool(PHRASES["warns"].search(prefix or before[:_LEVEL]))
         stream.is_warning = is_warning or is_handled(before)
-        answer = PHRASES["answers"].search(before)
-        is_refused = answer is not None and answer[answer.lastindex or 0] in ("4", "5")
+        is_refused = _answer(before)[0] in ("4", "5")
         stream.is_of_request = is_refused or bool(PHRASES["of-a-request"].search(before))
         host, rank, local = stream.key
         is_unknown = (rank, local) == (None, None) and host[:1] in ("", "[")
@@ -537,8 +543,8 @@ class FailureReader:
         )
         shape = _shape(text)
         is_usual = shape and any(_shape(line) == shape for line in stream.recent)
-        says = _STEP.search(text) or is_handled(text) or PHRASES["answers"].search(text)
-        is_plain = not is_vague and (is_usual or says)
+        is_step = _STEP.search(text) or is_handled(text) or PHRASES["answers"].search(text)
+        is_plain = not is_vague and (is_usual or is_step)
         is_plain = bool(is_plain or TIMED.search(text, 0, _TIME_END))
         # The text of an exception of C++ may begin with a time itself.
         is_plain = is_plain and (bool(stream.details) or not _WHAT.match(text))
@@ -626,8 +632,8 @@ class FailureReader:
         last, lines = stream.chain[-1], [line for line in stream.details if line]
         message = last.event.text
         is_vague = bool(VAGUE.search(last.event.text))
-        if lines and (what := _WHAT.match(lines[0])):
-            text = f"{last.event.text}: {what['text']}"
+        if lines and (match := _WHAT.match(lines[0])):
+            text = f"{last.event.text}: {match['text']}"
             text_meaning = meaning("\n".join([text, *lines[1:]]))
             last.event = replace(
                 last.event, role=text_meaning.role, kind=text_meaning.kind, text=text
@@ -638,17 +644,16 @@ class FailureReader:
             text_meaning = meaning("\n".join(lines))
             # NCCL repeats its last warning at the end.
             after = lines.index("Last error:") + 1 if "Last error:" in lines else 0
-            said = [line for line in lines[after:] if any(map(str.isalpha, line))]
-            messages = [line for line in said if not VAGUE.search(line)] or lines[-1:]
+            words = [line for line in lines[after:] if any(map(str.isalpha, line))]
+            messages = [line for line in words if not VAGUE.search(line)] or lines[-1:]
             checks = [line for line in messages if PHRASES["check"].search(line)]
-            known = next((line for line in messages if meaning(line).is_known), None)
-            known = known or (checks or messages)[0]
-            text = f"{last.event.text} {known}"
+            explained = (line for line in messages if meaning(line).is_known)
+            text = f"{last.event.text} {next(explained, (checks or messages)[0])}"
             last.event = replace(last.event, text=text)
             if text_meaning.is_known and (not last.is_known or text_meaning.role == FAILED):
                 last.event = replace(last.event, role=text_meaning.role, kind=text_meaning.kind)
                 last.is_known = True
-        names = _named([message, *lines])
+        names = _listed_names([message, *lines])
         text = f"{last.event.text[: MAX_TEXT // 2]} {names}"
         if not names or len(text) > MAX_TEXT:
             # A part of the names would be wrong.
@@ -828,9 +833,9 @@ class FailureReader:
         """The last words of an error before a rank ends itself: of the rank, or of a log in which
         the ranks are not known; "".
         """
-        own = [s for s in self.streams.values() if rank and s.key[1] == int(rank)]
-        said = [s for s in own or [stream] if s.plain - s.complaint[1] < _LAST_WORDS]
-        return next((s.complaint[0] for s in said if s.complaint[0]), "")
+        streams = self.streams_of_rank.get(int(rank), [stream]) if rank else [stream]
+        recent = (s.complaint[0] for s in streams if s.plain - s.complaint[1] < _LAST_WORDS)
+        return next(filter(None, recent), "")
 
     @staticmethod
     def _is_repeated(stream: _RankStream, key: str, ranks: str) -> bool:
@@ -889,7 +894,8 @@ class FailureReader:
             stream for stream in self.streams.values()
             if stream.is_process and stream.steps_since(0)
         ][:_WRITERS]  # fmt: skip
-        writers_of_steps = [s for s in self.streams.values() if _STEP.search(s.last)]
+        last_steps = (s.last_at for s in self.streams.values() if _STEP.search(s.last))
+        last_step_at = max(last_steps, default=0)
         for stream in self.streams.values():
             host, rank, local = stream.key
             if task_host := task_hosts.get(host):
@@ -928,7 +934,7 @@ class FailureReader:
                     or (
                         stream.is_process
                         and event.line in stream.handled.keys() - stream.unhandled
-                        and any(s.last_at > event.line for s in writers_of_steps)
+                        and last_step_at > event.line
                     ),
                 )
                 for event in stream.events
@@ -981,7 +987,7 @@ def _without_prefix(stream: _RankStream, text: str) -> str:
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 
 
-def _named(lines: Sequence[str]) -> str:
+def _listed_names(lines: Sequence[str]) -> str:
     """The names in the lines of a message below the beginning of a list; ""."""
     at = next((at for at, line in enumerate(lines[:-1], 1) if LISTS.search(line)), 0)
     match = LISTS.search(lines[at - 1])

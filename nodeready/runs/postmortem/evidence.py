@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nodeready import knowledge
 from nodeready.agent.failure_events import FailureEvent, FileFailures
@@ -115,9 +115,15 @@ class JobEvidence:
 
 
 #: Who reports failures: source of an event -> what it sees.
-REPORTERS = knowledge.rows("reporters")
+_REPORTERS = knowledge.rows("reporters")
 #: Who reports a rank of which it heard nothing.
 COORDINATOR = "the coordinator"
+
+
+def reporter_of(source: str) -> Mapping[str, Any]:
+    """The properties of who reports events of this source; {}: it has none."""
+    properties: Mapping[str, Any] = _REPORTERS.get(source, {})
+    return properties
 
 
 class RankFailure(NamedTuple):
@@ -137,7 +143,7 @@ class RankFailure(NamedTuple):
 
     def is_by(self, property_: str) -> bool:
         """Whether its reporter has a property: see the table of reporters."""
-        return bool(REPORTERS.get(self.event.source, {}).get(property_))
+        return bool(reporter_of(self.event.source).get(property_))
 
     @property
     def went_on(self) -> bool:
@@ -210,7 +216,7 @@ class RankFinder:
         self.clocks = JobClocks(evidence.clocks, evidence.clock_steps, ends)
         #: Whether each task of Slurm starts the ranks of its node, and so is none itself.
         self.has_node_launchers = any(
-            REPORTERS.get(event.source, {}).get("of_node")
+            reporter_of(event.source).get("of_node")
             for file in evidence.files for event in file.failures.events
         )  # fmt: skip
         launchers = [
@@ -416,21 +422,22 @@ def _ranks_of_names(
     # Each log names one rank, and these have no gap: of several ranks on a node, more would write,
     # or the first of the next node would not have the next number.
     by_lines = {(f.node, f.failures.path): f.failures.ranks for f in files}
-    ones = {
+    rank_by_log = {
         key: next(iter(named))
         for key, named in inside.items() if len(named) == 1 and named == by_lines[key]
     }  # fmt: skip
-    is_one_each = len(ones) == len(files) > 1 and {*ones.values()} == {*range(len(files))}
+    is_one_each = len(rank_by_log) == len(files) > 1
+    is_one_each &= {*rank_by_log.values()} == {*range(len(files))}
     events = [event for file in files for event in file.failures.events]
     if is_one_each and not any(event.local_rank for event in events):
-        ranks |= {key: FileRanks(rank, None) for key, rank in ones.items()}
+        ranks |= {key: FileRanks(rank, None) for key, rank in rank_by_log.items()}
     return ranks, is_of_nodes
 
 
 def _varying(
     named: Mapping[tuple[str, str], list[tuple[str, int]]],
 ) -> tuple[str, dict[tuple[str, str], int]]:
-    """The one number in which names differ, and the word before it; {}: there is none."""
+    """The only number in which names differ, and the word before it; {}: several, or no number."""
     if len({len(numbers) for numbers in named.values()}) > 1:
         return "", {}
     columns = list(zip(*named.values(), strict=True))

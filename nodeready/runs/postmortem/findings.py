@@ -11,7 +11,7 @@ from nodeready.agent.failure_rules import SIGNAL_NAMES, signal_of
 from nodeready.core.text import utc_moment
 from nodeready.fleet.inventory.nodeset import fold, natural
 from nodeready.runs.postmortem.document import FirstFailure
-from nodeready.runs.postmortem.evidence import REPORTERS, NodeFault, RankFailure
+from nodeready.runs.postmortem.evidence import NodeFault, RankFailure, reporter_of
 from nodeready.runs.postmortem.rank_failures import JobFailures
 from nodeready.runs.stacks.document import Suspect, say
 from nodeready.runs.stacks.evidence import ranks_of
@@ -105,7 +105,7 @@ def report_text(failure: RankFailure) -> str:
     name = name if event.local_rank is None else f"local rank {event.local_rank}"
     name = name if failure.rank is None else f"rank {failure.rank}"
     root = ", as its first observed failure" if event.source == "torchrun-root" else ""
-    reporter = REPORTERS.get(event.source, {}).get("name", event.source)
+    reporter = reporter_of(event.source).get("name", event.source)
     return f"{reporter} reports: {name} {how}{root}"
 
 

@@ -27,11 +27,11 @@ from nodeready.agent.failure_rules import (
 from nodeready.runs.postmortem.document import KERNEL, LOG, FailureGroup, FirstFailure, NodeEvent
 from nodeready.runs.postmortem.environment import explaining_faults
 from nodeready.runs.postmortem.evidence import (
-    REPORTERS,
     JobEvidence,
     NodeFault,
     RankFailure,
     SlurmStep,
+    reporter_of,
 )
 from nodeready.runs.postmortem.findings import (
     MAX_SUSPECTS,
@@ -76,7 +76,8 @@ HARDWARE = {"xid": "gpu", "link": "network"}
 _FAULTS = {"link": "network", "filesystem": "storage", "segfault": "segfault",
            "oom": "oom", "memory": "signal"}  # fmt: skip
 _XID = re.compile(r"NVRM: Xid \([^)]*\): (\d{1,5})\b")
-_CLEANUP = re.compile(r"NVRM: Xid \([^)]*\): 45\b")
+#: The Xid of a process that has ended.
+_CLEANUP = "45"
 #: Word of Slurm -> why it ended a job.
 _LIMITS = {
     "TIME": "its time limit was reached", "PREEMPT": "it was preempted",
@@ -188,15 +189,15 @@ def out_of_memory(job: JobFailures) -> Finding | None:
     ended_ranks = {f.event.pid: f.rank for f in (*killed, *workers) if f.rank is not None}
     matches = [(f.rank, _WORKER.search(f.event.text)) for f in workers]
     ended_ranks |= {int(match[1]): rank for rank, match in matches if match and rank is not None}
-    seen = set[str]()
+    killed_at = set[str]()
     for fault in faults:
         rank, task = job.finder.by_pid.get((fault.node, fault.pid)), _TASK.search(fault.text)
         if rank is None and task and not srun:
             rank = job.finder.global_rank(fault.node, int(task[1]))
         rank = ended_ranks.get(fault.pid, rank) if fault.pid else rank
         # The kernel's log has its kills in their order: on each node, the first one.
-        ranks |= {rank} if rank is not None and fault.node not in seen else set()
-        seen |= {fault.node} if rank is not None else set()
+        ranks |= {rank} if rank is not None and fault.node not in killed_at else set()
+        killed_at |= {fault.node} if rank is not None else set()
     is_named = any(map(job.finder.is_named, faults))
     # Logs that name no node are of the only one whose kernel's log there is.
     places = nodes | ({""} if len(nodes) == 1 and not job.finder.nodes else set())
@@ -207,7 +208,10 @@ def out_of_memory(job: JobFailures) -> Finding | None:
         if len(ended) > max(1, len({fault.pid for fault in faults})):
             rivals = {(f.time_s, f.rank) for f in dead if f.rank is not None}
             times = Counter(time_s for time_s, _ in rivals)
-            ended = [*ranks_in(f for f in dead if f in job.roots and times[f.time_s] == 1)]
+            ended = [*ranks_in(
+                f for f in dead
+                if f.event.source == "torchrun-root" and times[f.time_s] == 1
+            )]  # fmt: skip
         if not (dead or job.final):
             at = {"", *nodes}
             ended = [rank for rank in job.silent_ranks() if job.node_of.get(rank, "") in at]
@@ -220,7 +224,7 @@ def out_of_memory(job: JobFailures) -> Finding | None:
     if not (faults or is_known) or is_doubtful:
         return None
     evidence = [*kernel_lines(faults), *step_lines]
-    evidence += [f"{REPORTERS[f.event.source]['manager']}: {f.event.text}" for f in slurm[:2]]
+    evidence += [f"{reporter_of(f.event.source)['manager']}: {f.event.text}" for f in slurm[:2]]
     evidence += [report_text(f) for f in srun[:2]]
     evidence += [report_text(f) for f in killed[:1] if f.rank in ranks]
     process = "them" if len(ranks) > 1 else "it"
@@ -228,7 +232,7 @@ def out_of_memory(job: JobFailures) -> Finding | None:
     words["quoted"] = " (OOMKilled)" if any(f.event.source == "kubectl" for f in slurm) else ""
     words["by"] = "the kernel"
     if slurm and slurm[0].is_by("cancels"):
-        by = REPORTERS[slurm[0].event.source]["manager"]
+        by = reporter_of(slurm[0].event.source)["manager"]
         words |= {"by": by, "quoted": f" ({slurm[0].event.text[:MAX_TEXT]})"}
     # Slurm may write the name of a node in another case than its kernel.
     nodes = {*{node.lower(): node for node in (*nodes, *job.nodes_of(ranks))}.values()}
@@ -258,9 +262,8 @@ def limit(job: JobFailures) -> Finding | None:
     steps, lines = _steps(job, "TIMEOUT", "PREEMPTED", "DEADLINE")
     for word in [f.event.text for f in events] + [step.state for step in steps]:
         reason = next((reason for key, reason in _LIMITS.items() if key in word), word)
-        source = events[0].event.source if events else "slurm"
-        manager = REPORTERS.get(source, {}).get("manager", "the scheduler")
-        words = {"by": manager, "reason": reason}
+        reporter = reporter_of(events[0].event.source if events else "slurm")
+        words = {"by": reporter.get("manager", "the scheduler"), "reason": reason}
         return Finding(for_=lines_of(events) + lines, words=words)
     return None
 
@@ -349,7 +352,7 @@ def killed(job: JobFailures) -> Finding | None:
     faults = [
         fault for fault in job.xids()
         if not pids.isdisjoint([(fault.node, fault.pid), ("", fault.pid)])
-        and not _CLEANUP.match(fault.text)
+        and not ((xid := _XID.match(fault.text)) and xid[1] == _CLEANUP)
     ]  # fmt: skip
     if faults and number not in (*_OUTSIDE, signal.SIGKILL):
         on_gpu = _of_kernel(job, faults, faults)
@@ -358,8 +361,8 @@ def killed(job: JobFailures) -> Finding | None:
             failures=[first], kind="gpu", sentence=_ERROR,
         )  # fmt: skip
     name = SIGNAL_NAMES.get(number, f"signal {number}")
-    alike = [f for f in order if f.event.code == code and f.rank in (None, *ranks)]
-    ends = map(launcher_words, alike)
+    equal_ends = (f for f in order if f.event.code == code and f.rank in (None, *ranks))
+    ends = map(launcher_words, equal_ends)
     quoted_end = next((f"; {text}" for text in ends if text not in ("", f"signal {number}")), "")
     finding.words = {"signal": f"{name} (signal {number}{quoted_end})", "quoted": quoted}
     against, finding.missing = _doubts(job, number)
@@ -489,17 +492,15 @@ def consequence(job: JobFailures) -> Finding | None:
     """An error that says itself that its cause is elsewhere, or that came when others had lost a
     peer, where nothing else is known.
     """
-    events = [f.event for f in job.consequences or job.late]
+    failures = job.consequences or job.late
     # A launcher knows no more than that one of its ranks has ended.
-    is_quoted = all(
-        f.is_by("is_unnamed") or f.event.has_phrase("wraps") for f in job.consequences or job.late
-    )
+    is_quoted = all(f.is_by("is_unnamed") or f.event.has_phrase("wraps") for f in failures)
     is_told = all(f.event.has_phrase("no-peer") for f in job.losses)
-    is_told = is_told and not any(event.has_phrase("died") for event in events)
+    is_told = is_told and not any(f.event.has_phrase("died") for f in failures)
     if job.losses and (is_quoted or is_told):
         return None
     # One that says a reason says more than what quotes it.
-    failures = sorted(job.consequences or job.late, key=lambda f: (
+    failures = sorted(failures, key=lambda f: (
         f.event.has_phrase("wraps"), " because " not in f.event.text
     ))  # fmt: skip
     name = subject(ranks_in(failures), nodes_in(failures))

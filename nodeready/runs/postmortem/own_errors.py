@@ -63,12 +63,12 @@ def not_launched(job: JobFailures) -> Finding | None:
     """A launcher that could not start the ranks, where none of them has an error."""
     errors = [f for f in job.all if f.event.source == NOT_LAUNCHED]
     files = {f.file for f in errors}
-    others = [f for f in job.final if f.event.source not in (NOT_LAUNCHED, "warning")]
+    further = [f for f in job.final if not (f.event.source == NOT_LAUNCHED or f.event.is_warning)]
     # A launcher that finds no peer may be late: then the ranks of others tell more.
     if any(f.event.role != FAILED or f.event.kind == "network" for f in errors):
         failures = *job.reports, *job.lost, *job.waited
-        others += [f for f in failures if f.file not in files and f.event.source != "warning"]
-    if not errors or others:
+        further += [f for f in failures if f.file not in files and not f.event.is_warning]
+    if not errors or further:
         return None
     words, kind = {"error": errors[0].event.text[:MAX_TEXT]}, errors[0].event.kind
     kind = "network" if kind in ("network", "timeout") else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -203,10 +203,10 @@ def with_reported_ranks(failures: list[RankFailure]) -> list[RankFailure]:
             ranks = {int(barrier[1])} if barrier else set()
         elif failure.rank is None and event.role == FAILED and not event.source:
             place = failure.file, failure.node if event.host else None
-            known = reported[place].get(event.line, set())
-            ranks = copies.get(_shape(event.text)) or known
+            reported_ranks = reported[place].get(event.line, set())
+            ranks = copies.get(_shape(event.text)) or reported_ranks
             ranks = ranks or {r for r in chains[failure.file, _chain(failure)] if r is not None}
-            ranks = known if len(ranks) > 1 else ranks
+            ranks = reported_ranks if len(ranks) > 1 else ranks
         if not ranks or (event.role == WAITED and len(ranks) > 1):
             attributed.append(failure)
             continue
@@ -235,14 +235,14 @@ _DEVICES, _PAIR = 8, 2
 
 
 def with_ranks_of_devices(
-    failures: list[RankFailure], finder: RankFinder, known: Iterable[int]
+    failures: list[RankFailure], finder: RankFinder, job_ranks: Iterable[int]
 ) -> list[RankFailure]:
     """The failures; an error of unknown rank that names its device gets the rank that has it.
 
     A process that sees all devices of its node uses that of its local rank. Device 0 proves that
     only beside an equal error of another device: it may be the only one that the process sees.
 
-    known: the ranks of the job
+    job_ranks: of all lines, names of files and reports
     """
     devices = {
         at: int(match[1]) for at, failure in enumerate(failures)
@@ -250,26 +250,28 @@ def with_ranks_of_devices(
         and (match := _DEVICE.search(failure.event.text))
     }  # fmt: skip
     # The programs of which a process sees a further device.
-    seen = {(failures[at].file, _chain(failures[at])) for at, device in devices.items() if device}
+    programs = {
+        (failures[at].file, _chain(failures[at])) for at, device in devices.items() if device
+    }
     counts = Counter(devices.values())
     texts = (match for f in failures if (match := _LOCAL_RANK.search(f.event.text)))
-    named = {*known, *(int(match[1]) for match in texts)}
+    named = {*job_ranks, *(int(match[1]) for match in texts)}
     # The one that failed may have written no line with its rank.
     last = max(named, default=0) + (len(named) > 1)
     ends = ranks_in(
         f for f in failures
         if f.event.role == REPORT and f.event.code and signal_of(f.event.code) not in _SENT
     )  # fmt: skip
-    others = ranks_in(f for f in failures if f.event.role in (FAILED, LOST, WAITED))
+    failed_ranks = ranks_in(f for f in failures if f.event.role in (FAILED, LOST, WAITED))
     ranked = list(failures)
     for at, device in devices.items():
         failure = failures[at]
         rank = finder.global_rank(failure.node, device)
         is_one_log = len(finder.evidence.files) == 1
         is_local = device <= last <= _DEVICES if finder.is_one_node else bool(failure.node)
-        is_told_otherwise = rank in others or (ends and rank not in ends)
+        is_told_otherwise = rank in failed_ranks or (ends and rank not in ends)
         # Two errors of one device may be of two nodes.
-        is_clear = (failure.file, _chain(failure)) in seen and counts[device] == 1
+        is_clear = (failure.file, _chain(failure)) in programs and counts[device] == 1
         if is_local and (failure.node or is_one_log) and is_clear and not is_told_otherwise:
             event = replace(failure.event, went_on=False)
             ranked[at] = failure._replace(rank=rank, event=event)
@@ -311,9 +313,9 @@ def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
     """The line of an own error in a log -> the ranks that have it, by the ends that launchers
     report there; none: not known.
 
-    More than one rank: not known. The ends by which an error ends its process are as many as the
-    errors or fewer: each is one of them. A rank that lost a peer ends like one that failed: then
-    only the first end is one.
+    An end by which an error ends its process is that of one of the errors, if there are no more
+    ends than errors. A rank that lost a peer ends like one that failed: then only the first end
+    counts.
     """
     errors = [
         f for f in failures
@@ -328,25 +330,34 @@ def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
     ends = [f for f in (*reports, *aborts)
             if f.rank is not None and signal_of(f.event.code) not in _SENT]  # fmt: skip
     errors = [f for f in errors if not f.event.has_phrase("told-by-another")] or errors
-    of_pids: dict[int, set[int]] = {}
-    for error in errors if reports else ():
-        ranks = ranks_in(f for f in reports if f.event.pid and f.event.pid == error.event.pid)
-        of_pids |= {error.event.line: ranks} if len(ranks) == 1 else {}
+    ranks_of_pid: dict[int, set[int]] = defaultdict(set)
+    for report in reports:
+        ranks_of_pid[report.event.pid] |= ranks_in([report])
+    of_pids = {
+        f.event.line: ranks_of_pid[f.event.pid]
+        for f in errors if f.event.pid and len(ranks_of_pid[f.event.pid]) == 1
+    }  # fmt: skip
     is_lost = any(f.event.role in (LOST, WAITED) and not f.event.is_warning for f in failures)
-    exits = [f for f in ends if not signal_of(f.event.code)]
-    killed = [f for f in ends if signal_of(f.event.code)]
-    aborted = [f for f in killed if signal_of(f.event.code) == signal.SIGABRT]
-    crashed = [f for f in killed if f not in aborted]
+    exits, aborted, crashed = _by_end(ends, lambda f: bool(signal_of(f.event.code)))
     # A process that aborts says so after its error.
-    notices = [f for f in errors if signal_of(f.event.code) == signal.SIGABRT]
-    crashes = [f for f in errors if f not in notices and f.event.kind in ("segfault", "signal")]
-    others = [f for f in errors if f not in crashes and f not in notices]
+    errors, notices, crashes = _by_end(errors, lambda f: f.event.kind in ("segfault", "signal"))
     # A program may end by SIGABRT or with a status after a crash; and an exception of C++ that
     # nothing catches ends by SIGABRT, as may a rank that lost a peer.
-    of_crash = crashed or ([] if others else aborted or exits)
-    of_other = (exits if others else []) or ([] if crashes or is_lost else aborted)
+    of_crash = crashed or ([] if errors else aborted or exits)
+    of_error = (exits if errors else []) or ([] if crashes or is_lost else aborted)
     of_lines = _assigned(crashes, of_crash, is_lost=is_lost)
-    return of_lines | _assigned(others or notices, of_other, is_lost=is_lost) | of_pids
+    return of_lines | _assigned(errors or notices, of_error, is_lost=is_lost) | of_pids
+
+
+def _by_end(
+    failures: Iterable[RankFailure], is_crash: Callable[[RankFailure], bool]
+) -> tuple[list[RankFailure], list[RankFailure], list[RankFailure]]:
+    """The failures that are no crash, those by SIGABRT, and the crashes by something else."""
+    parts: tuple[list[RankFailure], ...] = [], [], []
+    for failure in failures:
+        is_abort = signal_of(failure.event.code) == signal.SIGABRT
+        parts[1 if is_abort else 2 * is_crash(failure)].append(failure)
+    return parts[0], parts[1], parts[2]
 
 
 def _assigned(
@@ -355,7 +366,9 @@ def _assigned(
     """The line of an error -> its ranks, of the errors and ends of one kind in a log."""
     roots = [f for f in ends if f.event.source == "torchrun-root"]
     # Of several launchers, the one whose ranks ended first.
-    roots = [f for f in roots if all(f is other or precedes(f, other) for other in roots)] or roots
+    earliest = min(roots, key=lambda f: f.latest_s, default=None)
+    if earliest and all(f is earliest or precedes(earliest, f) for f in roots):
+        roots = [earliest]
     ranks = sorted(ranks_in(ends))
     texts = {_chain(f) for f in errors if not f.event.text.startswith(ASSERT)}
     codes = {f.event.code for f in ends}
@@ -367,10 +380,10 @@ def _assigned(
     if is_lost or len(errors) < len(ranks):
         if len(errors) != 1 or not all(is_clear_root(root, ends) for root in roots):
             return {}
-        seen = [f for f in ends if f.event.source in ("srun", "mpirun")]
-        first = roots or [f for f in seen if f.event.line == seen[0].event.line]
-        named = ranks_in(first or ends)
-        return {errors[0].event.line: named} if len(named) == 1 else {}
+        of_all = [f for f in ends if f.event.source in ("srun", "mpirun")]
+        first = roots or [f for f in of_all if f.event.line == of_all[0].event.line]
+        first_ranks = ranks_in(first or ends)
+        return {errors[0].event.line: first_ranks} if len(first_ranks) == 1 else {}
     if len(texts) == 1 and all(f.event.text[:8] != ASSERT for f in errors):
         return {f.event.line: {rank} for f, rank in zip(errors, ranks, strict=False)}
     # Several lines of one fault; a process with an exception of its own may be another one.
@@ -437,8 +450,8 @@ class JobFailures:
         for failure in (*self.lost, *self.waited, *self.ended, *self.consequences):
             event, keys = failure.event, [(failure.file, failure.rank)]
             # c10d warns of connections that it tries again.
-            # The error that Paddle announces stands below its stack.
-            is_announced = event.has_phrase("paddle-error")
+            # The error that is announced stands below its stack.
+            is_announced = event.has_phrase("error-below")
             if event.lines_after <= FINAL_LINES and not (event.is_warning or is_announced):
                 keys += [(failure.file, None)] if event.role in (LOST, WAITED) else []
                 for key in keys if failure.rank is not None or len(keys) > 1 else ():
