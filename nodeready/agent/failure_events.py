@@ -49,6 +49,7 @@ from nodeready.agent.log_lines import STAMP_CHARACTERS, TIMED, Calendar, node_ca
 from nodeready.agent.log_ranks import (
     FileRanks,
     RankReader,
+    after_bars,
     learn_ranks,
     may_tell_rank,
     path_ranks,
@@ -146,6 +147,8 @@ class FileFailures:
 
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+#: What pytest writes before the lines of an error.
+_PYTEST = re.compile(r"^E {3}(?: {4})?")
 _HEADER = re.compile(
     r"(?P<prefix>.*(?:^|[\s|:\])>]))(?:Original )?Traceback \(most recent call last\):\s*$"
 )
@@ -401,8 +404,12 @@ class FailureReader:
             return
         if "\x1b" in line:
             line = _ANSI.sub("", line)
+        if line[:4] == "E   ":
+            line = _PYTEST.sub("", line)
         origin = self.reader.read(line[: 2 * MAX_LINE].rstrip())
         text, moment = origin.text[:MAX_LINE], moment or origin.time
+        if has_needle(text) and (after := after_bars(text)) is not text and has_needle(after):
+            text = after
         stream = self._continued(origin.key, text) or self.streams.get(origin.key)
         if stream is None:
             stream = self.streams[origin.key] = _RankStream(origin.key)
@@ -896,6 +903,9 @@ class FailureReader:
         ][:_WRITERS]  # fmt: skip
         last_steps = (s.last_at for s in self.streams.values() if _STEP.search(s.last))
         last_step_at = max(last_steps, default=0)
+        last_of_rank_at = max(
+            (s.last_at for s in self.streams.values() if s.key[1] is not None), default=0
+        )
         for stream in self.streams.values():
             host, rank, local = stream.key
             if task_host := task_hosts.get(host):
@@ -930,11 +940,13 @@ class FailureReader:
                         )
                     ),
                     handled=stream.has_handled(event.line)
-                    # A helper says so, and the program goes on.
+                    # A helper or the launcher says so, and the program goes on.
                     or (
-                        stream.is_process
-                        and event.line in stream.handled.keys() - stream.unhandled
-                        and last_step_at > event.line
+                        event.line in stream.handled.keys() - stream.unhandled
+                        and (
+                            (stream.is_process and last_step_at > event.line)
+                            or (stream.key == _UNKNOWN and last_of_rank_at > event.line)
+                        )
                     ),
                 )
                 for event in stream.events

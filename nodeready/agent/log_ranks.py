@@ -214,6 +214,16 @@ _HEAD = 240
 _FIELDS = tuple(form for form in FORMS if form.is_inside and not form.learned)
 #: A progress bar, after which a prefix may stand on the same line: | 12/100 [00:03<00:20, 4.1it/s]
 _BAR = re.compile(r"[^\[\]]{0,300}\[[\d:?]{4,12}[<,][^\[\]]{1,200}\] ?")
+
+
+def after_bars(line: str) -> str:
+    """What stands behind the progress bars of a line; the line itself if it has none."""
+    text = line
+    while ("/s" in text or "s/" in text) and (match := _BAR.match(text)):
+        text = text[match.end() :]
+    return text
+
+
 #: The beginning of a traceback, behind a prefix.
 _TRACEBACK = re.compile(r"(?P<prefix>[^\"']{1,120}?)Traceback \(most recent call last\):")
 #: What a line itself says of its process, of a rank, or of its launcher.
@@ -295,12 +305,9 @@ class RankReader:
 
     def _read_state(self, line: str) -> LineOrigin:
         origin = self._read(line)
-        if not origin.is_known and ("/s" in line or "s/" in line):
-            text = line
-            while match := _BAR.match(text):
-                text = text[match.end() :]
-            if text and text is not line and (after := self._read(text)).is_known:
-                return after
+        if not origin.is_known and (text := after_bars(line)) and text is not line:
+            after = self._read(text)
+            return after if after.is_known else origin
         return origin
 
     def split(self, line: str) -> LineOrigin:
