@@ -231,9 +231,13 @@ class RankFinder:
             if (name := host_node(stream.host)) and "[" not in name
         }  # fmt: skip
         places = {place for place, *_ in launchers}
+        # As many ranks write as there are before them: they are those of a later node.
+        named = {s.rank for f in evidence.files for s in f.failures.streams if s.rank is not None}
+        is_later = 1 < len(named) <= min(named) and not min(named) % len(named)
         #: Whether a local rank may be the rank.
         self.is_one_node = (
             not is_of_nodes
+            and not (is_later and named.isdisjoint(local for *_, local in launchers))
             and max(len(self.nodes), len(places), len(hosts)) < 2
             and all(ranks in ((), (local,)) for _, ranks, local in launchers)
         )  # fmt: skip

@@ -493,6 +493,9 @@ def consequence(job: JobFailures) -> Finding | None:
     peer, where nothing else is known.
     """
     failures = job.consequences or job.late
+    # What the job itself has ended says less than a connection that broke before.
+    if job.losses:
+        failures = [f for f in failures if not f.event.has_phrase("by-the-job")]
     # A launcher knows no more than that one of its ranks has ended.
     is_quoted = all(f.is_by("is_unnamed") or f.event.has_phrase("wraps") for f in failures)
     is_told = all(f.event.has_phrase("no-peer") for f in job.losses)
@@ -535,7 +538,10 @@ def lost_peers(job: JobFailures) -> Finding | None:
     # A launcher of all ranks says that these ended by it, and none of the others.
     ranks = ranks_in(peerless)
     is_whole = job.finder.is_one_node and set() < ranks < job.ranks
-    if errors == peerless and is_whole and ranks == ranks_in(job.reports):
+    # torch.multiprocessing says which process failed first, and has its words alone.
+    is_only = job.finder.is_one_node and not job.logged and len(errors) == len(ranks) == 1
+    is_only &= errors[0].event.local_rank is not None
+    if errors == peerless and ((is_whole and ranks == ranks_in(job.reports)) or is_only):
         nodes = job.nodes_of(ranks)
         words |= {"who": subject(ranks, nodes)}
         return replace(finding, ranks=ranks, nodes=nodes, words=words, sentence=_ERROR)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from dataclasses import replace
 
 from nodeready.agent.failure_rules import ranks_in as numbers_in
@@ -79,8 +80,17 @@ def _lags(job: JobFailures) -> tuple[list[tuple[set[int], str]], str]:
     with the reason; what the watchdogs of most ranks say.
     """
     evidence, places, ranks = Evidence(), list[RankPlace](), set(job.ranks)
+    #: The number and the operation of a call -> the process groups of the reports that name one.
+    groups: dict[tuple[int | None, str], set[str]] = defaultdict(set)
+    for row in (r for file in job.evidence.files for r in file.failures.reports if r.group):
+        groups[row.sequence, row.operation].add(row.group)
     for number, file in enumerate(job.evidence.files, 1):
         reports, recording = file.failures.reports, file.failures.recording
+        # Of one version's two lines about a timeout, only the second names the group.
+        reports = tuple(
+            replace(r, group=next(iter(names))) if not r.group and len(names) == 1 else r
+            for r in reports for names in [groups.get((r.sequence, r.operation), set())]
+        )  # fmt: skip
         rank, named = job.finder.file_rank(file), [r for r in reports if r.rank is not None]
         if rank is None and named:
             # The log of several ranks: only the reports that name one count.

@@ -216,8 +216,13 @@ def with_reported_ranks(failures: list[RankFailure]) -> list[RankFailure]:
     return attributed
 
 
-#: The name of an error of PyTorch's C++, in C++ and in Python, and the place in the former.
-_NAME = re.compile(r"^(?:c10::\w*Error|RuntimeError|torch\.AcceleratorError): | \(\w+ at /.*")
+#: The name of an error of PyTorch's C++, in C++, in Python and in the words of its watchdog, and
+#: the place in the first.
+_NAME = re.compile(
+    r"^.{0,160}\bterminated with exception: "
+    r"|^(?:(?:c10::\w*|std::runtime_)[Ee]rror|RuntimeError|torch\.AcceleratorError): "
+    r"| \(\w+ at /.*"
+)
 
 
 def _chain(failure: RankFailure) -> str:
@@ -372,7 +377,9 @@ def _assigned(
     ranks = sorted(ranks_in(ends))
     texts = {_chain(f) for f in errors if not f.event.text.startswith(ASSERT)}
     codes = {f.event.code for f in ends}
-    is_shared = not is_lost and len(texts) == len(codes) == 1 and 2 * len(errors) >= len(ranks)
+    # torchrun ends the ranks that have not failed by a signal.
+    is_most = 2 * len(errors) >= len(ranks) or all(f.is_by("is_copy") for f in ends)
+    is_shared = not is_lost and len(texts) == len(codes) == 1 and is_most
     if is_shared and 1 < len(errors) < len(ranks):
         # The lines of the others are lost, or mixed with these.
         ranks_of_lines = {f.event.line: {rank} for f, rank in zip(errors, ranks, strict=False)}
@@ -390,6 +397,18 @@ def _assigned(
     kinds = {f.event.kind for f in errors}
     is_fault = len(texts) < 2 or (len(kinds) == 1 and "exception" not in kinds)
     return {f.event.line: {*ranks} for f in errors} if is_fault and len(ranks) == 1 else {}
+
+
+def _without_reason(failures: Sequence[RankFailure]) -> list[RankFailure]:
+    """The failures; one without a reason after a wait that a watchdog has ended is a lost peer."""
+    waited = next((f for f in failures if f.event.role == WAITED and not f.event.is_warning), None)
+    return [
+        f._replace(event=replace(f.event, role=LOST))
+        if waited and f.event.role == FAILED and f.event.has_phrase("no-reason") and (
+            waited.event.line < f.event.line if waited.file == f.file else precedes(waited, f)
+        ) else f
+        for f in failures
+    ]  # fmt: skip
 
 
 def is_final(failure: RankFailure) -> bool:
@@ -437,6 +456,7 @@ class JobFailures:
                     self.logged.add(rank)
                     if file.node:
                         self.node_of.setdefault(rank, file.node)
+        self.all = _without_reason(self.all)
         by_role = {role: [f for f in self.all if f.event.role == role] for role in ROLES}
         self.lost, self.waited, self.ended = by_role[LOST], by_role[WAITED], by_role[ENDED]
         self.consequences = by_role[CONSEQUENCE]
@@ -461,6 +481,11 @@ class JobFailures:
         for failure in self.consequences:
             at, line = failure.file, failure.event.line
             self.consequence_at[at] = min(line, self.consequence_at.get(at, line))
+        #: Index of a file -> its first line about a worker of Ray that has ended without a word.
+        self.died_at: dict[int, int] = {}
+        for failure in self.consequences:
+            if failure.event.has_phrase("raylet-worker-died") and not failure.event.handled:
+                self.died_at.setdefault(failure.file, failure.event.line)
         #: The errors of ranks' own. An error of an earlier attempt counts where the last attempt
         #: has none.
         self.own_errors = [f for f in by_role[FAILED] if not self._is_victim(f)]
@@ -490,6 +515,9 @@ class JobFailures:
         # A process that says that its cause is elsewhere may abort itself then.
         is_abort = event.code == -signal.SIGABRT
         if is_abort and self.consequence_at.get(failure.file, event.line) < event.line:
+            return True
+        # What other processes miss then is of the worker that died.
+        if self.died_at.get(failure.file, event.line) < event.line:
             return True
         if event.source == "the launcher" and failure.rank in ranks_in((*self.lost, *self.waited)):
             return True
