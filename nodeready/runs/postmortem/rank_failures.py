@@ -484,7 +484,7 @@ class JobFailures:
         #: Index of a file -> its first line about a worker of Ray that has ended without a word.
         self.died_at: dict[int, int] = {}
         for failure in self.consequences:
-            if failure.event.has_phrase("raylet-worker-died") and not failure.event.handled:
+            if failure.event.has_phrase("raylet-worker-died") and is_final(failure):
                 self.died_at.setdefault(failure.file, failure.event.line)
         #: The errors of ranks' own. An error of an earlier attempt counts where the last attempt
         #: has none.
