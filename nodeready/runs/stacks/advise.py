@@ -11,6 +11,7 @@ from typing import NamedTuple
 from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import fold, natural
 from nodeready.runs.stacks import hints
+from nodeready.runs.stacks.causes import called
 from nodeready.runs.stacks.document import Frame, Group, Rank, Stacks, fold_ranks, say
 
 # --- Missing ranks, which WORLD_SIZE counts but no node has, and the nodes that should have them.
@@ -91,16 +92,6 @@ _OWN_FAILURE_WORDS = (
 )  # fmt: skip
 #: Groups about these wait for no other rank, and no rank waits for them.
 _NEUTRAL_ACTIVITIES = frozenset({"idle", "agent", "worker"})
-
-_STANDING_TEXTS = {
-    "missing": "it was not found",
-    "dead": "it has ended",
-    "stopped": "a signal holds it",
-    "frozen": "its cgroup holds it",
-    "traced": "a debugger holds it",
-    "uninterruptible": "it waits in the kernel, not for a rank",
-    "no-data": "its stack is unknown",
-}
 
 
 def is_waiting(group: Group) -> bool:
@@ -216,7 +207,7 @@ def _without_stack(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
         # Other ranks progress: no rank waits for this one.
         return None, ""
     wait_text = f"; {job.waits(and_maybe=True)} for others" if waiting else ""
-    return "suspect", _STANDING_TEXTS[group.kind] + wait_text
+    return "suspect", hints.STANDING[group.kind][0] + wait_text
 
 
 # --- Equal calls on all nodes, at different lines.
@@ -357,30 +348,6 @@ def _repeated_ranks_advice(processes: Sequence[Rank]) -> Iterator[str]:
         )
 
 
-_KIND_ADVICE = {
-    "missing": (
-        "{ranks}: no node has them: they ended or never started. Look at dmesg there (out of "
-        "memory, Xid), `nodeready cores INVENTORY`, `nodeready tail INVENTORY` and the launcher's "
-        "output"
-    ),
-    "dead": (
-        "{ranks}: look for a core (`nodeready cores INVENTORY`) and at dmesg; the other ranks "
-        "wait for them forever"
-    ),
-    "stopped": (
-        "{ranks}: `kill -CONT PID` lets them go on, once it is known who stopped them: a "
-        "suspended job, a debugger, Ctrl-Z"
-    ),
-    "frozen": (
-        "{ranks}: thaw the cgroup (`docker unpause`, `scontrol resume`, or the freezer files of "
-        "/proc/PID/cgroup), once it is known who froze it"
-    ),
-    "traced": "{ranks}: a process that is traced stands still: see who holds it (ps -p TRACER)",
-    "uninterruptible": (
-        "{ranks}: state D waits in the kernel, for storage or for a driver: look at dmesg and at "
-        "the mounts there (`nodeready audit INVENTORY --only host`)"
-    ),
-}
 _REFUSALS = ("permi", "ptrace")
 _SILENT_NODES_ADVICE = (
     "{ranks}: the nodes that should have them gave no answer: see whether those are alive, and "
@@ -389,12 +356,12 @@ _SILENT_NODES_ADVICE = (
 
 
 def _kind_advice(groups: Sequence[Group]) -> Iterator[str]:
-    for kind, text in _KIND_ADVICE.items():
+    for kind, (_, text) in hints.STANDING.items():
         # A group without a role and with a reason for it is none to look at.
         kind_groups = [
             group for group in groups if group.kind == kind and (group.role or not group.reason)
         ]
-        if kind_groups:
+        if kind_groups and text:
             silent = kind == "missing" and kind_groups[0].no_stack_reason.endswith(SILENT)
             yield (_SILENT_NODES_ADVICE if silent else text).format(ranks=_ranks(*kind_groups))
     # Only processes: a refusal by a node or Slurm does not concern py-spy.
@@ -485,23 +452,12 @@ def _all_victims_advice(groups: Sequence[Group]) -> Iterator[str]:
             "compare the stages' schedules and counts of micro-batches, then look at the network"
         )
         return
-    places = _few([f"{_ranks(group)} in {_call(group)}" for group in groups])
+    places = _few([f"{_ranks(group)} in {called(group)}" for group in groups])
     yield (
         f"all ranks wait for others, at {len(groups)} places ({places}): stacks alone "
         "blame no rank; a rank has called another collective, or has left one out or made one "
         "more (an `if rank`, uneven data); TORCH_DISTRIBUTED_DEBUG=DETAIL names the mismatch"
     )
-
-
-def _call(group: Group) -> str:
-    """A call in words, as in ``all_reduce, called at train.py:40``."""
-    skipped = ("wrapper", "decorate_context", "__call__", "wait")
-    called = next((frame for frame in group.frames[::-1] if frame.function not in skipped), None)
-    name = called.function if called else "a collective"
-    caller = group.user_frame
-    if caller is None or caller == called or not caller.line:
-        return name
-    return f"{name}, called at {caller.file}:{caller.line}"
 
 
 def _no_waiting_advice(groups: Sequence[Group], total: int) -> Iterator[str]:

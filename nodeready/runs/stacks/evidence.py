@@ -488,7 +488,10 @@ class StatementBuilder:
                 self.ranks_of_node[place.node].append(place.rank)
         self.report = WitnessReport()
         self.statements: dict[str, list[Statement]] = defaultdict(list)
-        self.absent: dict[str, dict[str, list[RankPlace | str]]] = defaultdict(dict)
+        self.absent: dict[str, dict[str, list[RankPlace | str]]]
+        self.absent = defaultdict(lambda: defaultdict(list))
+        #: The weight of evidence that would be enough for a verdict on a job that stands.
+        self.strong = 0 if moving else 2
 
     def witnesses(self, names: Iterable[str]) -> tuple[Witness, ...]:
         """The witnesses that were asked, with their statements."""
@@ -562,13 +565,20 @@ class StatementBuilder:
                 )  # fmt: skip
 
 
-def ranks_of(ranks: Iterable[int]) -> str:
-    """Ranks in words, as in ``rank 3``, ``ranks 0-2,4``; a long scattered set is counted."""
-    numbers = sorted(set(ranks))
+def ranks_of(ranks: Iterable[int], nodes: Sequence[str] = ()) -> str:
+    """Ranks, their nodes, or both in words; a long scattered set is counted.
+
+    >>> ranks_of([3], ["gpu2"]), ranks_of([0, 1, 2]), ranks_of([], ["gpu1", "gpu2"])
+    ('rank 3 (gpu2)', 'ranks 0-2', 'gpu[1-2]')
+    """
+    numbers, place = sorted(set(ranks)), nodes_of(nodes) if nodes else ""
+    if not numbers:
+        return place or "a process"
     text = fold_ranks(numbers)
+    text = f"rank{'s' if len(numbers) != 1 else ''} {text}"
     if len(text) > MAX_NAME:
-        return f"{len(numbers)} ranks"
-    return f"rank{'s' if len(numbers) != 1 else ''} {text}"
+        text = f"{len(numbers)} ranks"
+    return f"{text} ({place})" if place else text
 
 
 def nodes_of(nodes: Sequence[str]) -> str:

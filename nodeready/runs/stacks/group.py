@@ -23,6 +23,7 @@ from nodeready.core.text import sanitise
 from nodeready.fleet.inventory.nodeset import natural
 from nodeready.runs.stacks import advise, evidence, hints, verdict, witness_reader
 from nodeready.runs.stacks import classify as links
+from nodeready.runs.stacks.causes import call_of
 from nodeready.runs.stacks.classify import (
     HOLDER,
     MAIN,
@@ -42,6 +43,7 @@ from nodeready.runs.stacks.document import (
     Stacks,
     StackThread,
 )
+from nodeready.runs.stacks.hung_job import OddRanks
 from nodeready.runs.stacks.trace import Descendant, Trace, TracedProcess
 
 # --- The processes of all traces, kept by their classification until all are read.
@@ -805,7 +807,7 @@ def _read_witnesses(
 def _thread_calls(bucket: Bucket | None, table: StackNumbers) -> frozenset[str]:
     """The collectives in which further threads of these processes wait."""
     stacks = bucket.thread_stacks if bucket else ()
-    return frozenset(verdict.call_of(table.calls(stack)) for stack in stacks)
+    return frozenset(call_of(table.calls(stack)) for stack in stacks)
 
 
 def _with_stray_reason(lost: Group, job: TracedJob, jobs: Iterable[TracedJob]) -> Group:
@@ -914,7 +916,7 @@ def _grouped(
         [member for member, _ in pairs],
         report,
         places,
-        verdict.OddRanks(*_odd_world(job), unasked, reader.part),
+        OddRanks(*_odd_world(job), unasked, reader.part),
         [_thread_calls(bucket, reader.stacks) for _, bucket in pairs],
     )
     pairs = [(decided.groups[at], pairs[at][1]) for at in decided.order]

@@ -82,6 +82,27 @@ _CALLER_TEXTS = {
 _CHANNEL_HINTS, _SLEEPING_HINTS = _patterns("channels"), _patterns("sleeping")
 _SYSTEM_CALL_HINTS = _patterns("calls")
 
+
+class Cause(NamedTuple):
+    """What a rank does that waits for no rank."""
+
+    kind: str  # of the verdict
+    action: str  # ``stands in {place}``
+    advice: str
+
+
+#: Kind of a group, result of its samples or activity -> its cause
+CAUSES = {key: Cause(*words) for key, *words in _TABLES["causes"]}
+#: Kind of a group without a stack -> (reason of its role, what to look at)
+STANDING = {kind: (reason, advice) for kind, reason, advice in _TABLES["standing"]}
+#: Wait channels and files of file systems and block devices.
+STORAGE_WORDS = re.compile("".join(_TABLES["storage_words"].split()))
+#: Ends of the files with the collectives' functions.
+COLLECTIVE_FILES = tuple(_TABLES["collective_files"].split())
+#: Collectives in which sizes rightly differ between ranks; and those that need equal ones.
+UNEVEN_OPERATIONS = frozenset(_TABLES["uneven_operations"].split())
+EVEN_OPERATIONS = frozenset(_TABLES["even_operations"].split())
+
 # --- Whose code a frame is.
 
 #: Packages that are no user's program.

@@ -20,9 +20,7 @@ from nodeready.agent.witnesses.nccl_errors import (
 )
 from nodeready.agent.witnesses.nccl_log import NcclRank
 from nodeready.core.text import counted
-from nodeready.fleet.inventory.nodeset import fold
 from nodeready.runs.stacks.collective_lag import CollectiveReader
-from nodeready.runs.stacks.document import fold_ranks
 from nodeready.runs.stacks.evidence import (
     MAX_LINE,
     MAX_NAME,
@@ -150,18 +148,6 @@ def fold_errors(ranks: Iterable[PlacedRank]) -> tuple[FoldedError, ...]:
     )
 
 
-def names(ranks: Sequence[int], nodes: Sequence[str]) -> str:
-    """Ranks with their nodes in a sentence.
-
-    >>> names([3], ["gpu2"]), names([], ["gpu1", "gpu2"])
-    ('rank 3 (gpu2)', 'gpu[1-2]')
-    """
-    node_set = fold(nodes)
-    if not ranks:
-        return node_set
-    return f"rank{'s' * (len(ranks) > 1)} {fold_ranks(ranks)} ({node_set})"
-
-
 def _numbers(group: Iterable[PlacedRank]) -> tuple[int, ...]:
     return tuple(sorted({rank.rank for rank in group if rank.rank is not None}))
 
@@ -239,7 +225,7 @@ class WitnessReader(CollectiveReader):
         for node in self.nodes:
             absent, devices = self.evidence.gpus.get(node, ("", ()))
             if absent:
-                self.absent["gpu"].setdefault(absent, []).append(node)
+                self.absent["gpu"][absent].append(node)
             for device in devices:
                 head = heads[device.head]
                 ranks = [
@@ -298,7 +284,7 @@ class WitnessReader(CollectiveReader):
             if network is None:
                 continue
             if network.absent:
-                self.absent["network"].setdefault(network.absent, []).append(node)
+                self.absent["network"][network.absent].append(node)
                 continue
             rdma = any(ports[at].kind in _RDMA for at, _ in network.ports)
             carry, silent = 0, []
@@ -361,7 +347,7 @@ class WitnessReader(CollectiveReader):
         for node, number in self.evidence.kernels.items():
             log = logs[number]
             if log.absent and node in self.ranks_of_node:
-                self.absent["kernel"].setdefault(log.absent, []).append(node)
+                self.absent["kernel"][log.absent].append(node)
             for message in log.messages:
                 self._message(message, node)
 
@@ -388,7 +374,7 @@ class WitnessReader(CollectiveReader):
             number = self.evidence.environments.get((place.node, place.pid))
             absent = self.evidence.rank_variables.all[number].absent if number is not None else ""
             if absent:
-                self.absent["environment"].setdefault(absent, []).append(place)
+                self.absent["environment"][absent].append(place)
         findings = judge_environments(self.evidence, self.places)
         for finding in findings:
             text = f"{finding.text}; {finding.advice}"

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from nodeready.agent.witnesses.nccl_log import NcclError, NcclRank, read_log
-from nodeready.runs.stacks.witness_reader import PlacedRank, differences, fold_errors, names
+from nodeready.runs.stacks.evidence import ranks_of
+from nodeready.runs.stacks.witness_reader import PlacedRank, differences, fold_errors
 
 RANK = NcclRank(network="IB", gdr=True, version="NCCL 2.21.5", state="ready",
                 hcas=("mlx5_0:1/IB", "mlx5_1:1/IB"))  # fmt: skip
@@ -20,7 +21,7 @@ def job(*changes):
 def test_the_rank_that_fell_back_to_sockets_is_named_with_its_node():
     ranks = job({}, {}, {}, {"network": "Socket", "gdr": False, "hcas": ()})
     network, gdr = differences(ranks)
-    assert (network.line, names(network.ranks, network.nodes)) == (
+    assert (network.line, ranks_of(network.ranks, network.nodes)) == (
         "network Socket, its peers IB",
         "rank 3 (gpu2)",
     )

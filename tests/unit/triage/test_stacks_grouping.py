@@ -164,7 +164,7 @@ def test_lines_of_a_library_are_equal_and_lines_of_the_user_are_not():
     assert [frame.line for frame in made.groups[0].frames] == [90, 70, 40, 0]
     made = group(fleet(process(3, CALLED_LATER, CALLED_LATER)))
     assert brief(made) == [("stack", "blocked", "3"), REST]
-    assert "rank 3 in all_reduce, called at train.py:44, ranks 0-2,4-7 in all_red" in advice(made)
+    assert "rank 3 in all_reduce at step train.py:44, ranks 0-2,4-7 in all_red" in advice(made)
 
 
 def test_a_fork_is_where_a_group_leaves_all_larger_ones():
@@ -204,7 +204,7 @@ def test_stages_of_a_pipeline_are_no_suspects():
 def test_different_collectives_are_a_mismatch_and_blame_no_rank():
     other = f"{TRAIN} > broadcast {C10D} 2000"
     made = group(fleet(process(3, other, other)))
-    assert "all ranks wait for others, at 2 places (rank 3 in broadcast, called" in advice(made)
+    assert "all ranks wait for others, at 2 places (rank 3 in broadcast at step" in advice(made)
     assert "blame no rank" in advice(made)
     assert "suspect" not in advice(made)
     assert {one.role for one in made.groups} == {"victim"}
