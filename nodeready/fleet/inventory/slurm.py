@@ -111,7 +111,8 @@ def inventory(
         )
     elif partition:
         if partition not in partitions:
-            raise InventoryError(_no_partition(partition, partitions))
+            hint = f"no partition {sanitise(partition, 80)}; {suggestion(partition, partitions)}"
+            raise InventoryError(f"NODEREADY_PARTITION: {hint}")
         chosen = partitions[partition]
     else:
         chosen = sorted({name for part in partitions.values() for name in part}, key=natural)
@@ -233,11 +234,6 @@ def _partitions(out: str) -> dict[str, list[str]]:
     return {
         name: sorted(set(names_of[name]), key=natural) for name in sorted(names_of, key=natural)
     }
-
-
-def _no_partition(partition: str, partitions: Mapping[str, object]) -> str:
-    hint = suggestion(partition, partitions)
-    return f"NODEREADY_PARTITION: no partition {sanitise(partition, 80)}; {hint}"
 
 
 def ask(command: list[str], path: str, timeout_s: float) -> str:

@@ -94,13 +94,14 @@ class HandshakeLimiter:
 
     failed: when the address failed for every connection, and why
     shared: several names of the run have this address
+    sshd_dropped: it dropped this turn's connection: too many handshakes at once
     """
 
     def __init__(self) -> None:
         self._turns = Semaphore(HANDSHAKES)
         self._turn_count = HANDSHAKES
         self._clients: set[int] = set()
-        self._sshd_dropped = False
+        self.sshd_dropped = False
         self.failed: tuple[float, str] | None = None
 
     @property
@@ -130,16 +131,12 @@ class HandshakeLimiter:
                 self.failed = (time.monotonic(), str(problem))
             raise
         finally:
-            if self._sshd_dropped and self._turn_count > 1:
+            if self.sshd_dropped and self._turn_count > 1:
                 # One turn less from now on.
                 self._turn_count -= 1
             else:
                 self._turns.release()
-            self._sshd_dropped = False
-
-    def note_drop(self) -> None:
-        """Note that the sshd dropped this turn's connection: too many handshakes at once."""
-        self._sshd_dropped = True
+            self.sshd_dropped = False
 
 
 # --- One login, and the jump host in front of it.
@@ -388,7 +385,7 @@ class SshLogins:
                 except (SSHException, OSError, EOFError) as problem:
                     if client.stage != connection.BANNER:
                         raise
-                    limiter.note_drop()
+                    limiter.sshd_dropped = True
                     max_tries = TRIES_ALONE if str(problem).startswith(connection.HUNG_UP) else 1
                     if shared or limiter.shared:
                         max_tries = TRIES
