@@ -9,6 +9,7 @@ from pyinfra.facts.server import Command
 from pyinfra.operations import apt, files, server
 
 data = host.data
+SERVICE = ["[Service]", "LimitCORE=infinity", "LimitMEMLOCK=infinity"]
 
 
 def put(name: str, dest: str, *lines: str):  # type: ignore[no-untyped-def]
@@ -37,7 +38,6 @@ for key, value in (
     )
 
 files.directory(name="Directory of core files", path=data.nr_core_directory, mode="1777")
-SERVICE = ["[Service]", "LimitCORE=infinity", "LimitMEMLOCK=infinity"]
 put(
     "Directory of core files at boot, and their end",
     "/etc/tmpfiles.d/00-cores.conf",
