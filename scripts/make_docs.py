@@ -25,14 +25,13 @@ import nodeready
 from nodeready.cli import cli
 from nodeready.cli.options import options_in_groups
 from nodeready.core.exit_codes import OK, exit_code
-from nodeready.core.json_types import json_fields
 from nodeready.core.policy import Policy, reason, setting_kind
 from nodeready.core.result import Check, no_facts
 from nodeready.core.severity import ACTIONS, SEVERITIES, words
 from nodeready.lab.hardware import tomllib
 from nodeready.operations import STEPS
 from nodeready.reports import schema
-from nodeready.reports.schema import SchemaWriter, meanings
+from nodeready.reports.schema import SchemaWriter
 from nodeready.subjects.environment_table import ANY, BAD_VALUES, RULES, VersionRange
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS
 
@@ -275,25 +274,6 @@ def observations(subject: str) -> Iterator[Any]:
     derived: Any = SUBJECTS[subject].derived
     if derived is not no_facts:
         yield typing.get_type_hints(inspect.unwrap(derived))["return"]
-
-
-def classes() -> list[Any]:
-    """The classes of all facts."""
-    found: dict[Any, None] = {}
-    todo = [kind for subject in LOOKED_AT for kind in observations(subject)]
-    while todo:
-        kind = todo.pop()
-        todo += typing.get_args(kind)
-        if kind not in found and (json_fields(kind) or typing.is_typeddict(kind)):
-            found[kind] = None
-            todo += typing.get_type_hints(kind).values()
-    return list(found)
-
-
-def missing_meanings(kind: Any) -> list[str]:
-    """The fields of a class that its docstring does not describe."""
-    names = [field.path for field in json_fields(kind)] or [*typing.get_type_hints(kind)]
-    return [name for name in names if not meanings(kind)[1].get(name)]
 
 
 def _subject(writer: SchemaWriter, subject: str) -> dict[str, Any]:
