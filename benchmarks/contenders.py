@@ -13,7 +13,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
@@ -225,47 +225,6 @@ class Sample:
     most_logins: float  # connections to the node with most of them
 
 
-def run(
-    nodes: Cluster,
-    argv: Sequence[str],
-    environment: Mapping[str, str],
-    accept: Callable[[int, str], bool],
-    cwd: Path,
-) -> Sample:
-    """Run a command against the cluster. Raises BenchmarkError unless ``accept(status, output)``.
-
-    Its output goes to a file: a terminal or a pipe that is read slowly would be measured too.
-    """
-    result, log = nodes.directory / "cost.json", nodes.directory / "output"
-    before = nodes.traffic()
-    wrapper = [sys.executable, "-S", str(Path(timed.__file__)), str(result), "--"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*wrapper, *argv],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=dict(environment),
-            cwd=cwd,
-        )
-        try:
-            status = process.wait()
-        except BaseException:
-            process.terminate()
-            process.wait()
-            raise
-    text = log.read_text(errors="replace")
-    if not accept(status, text):
-        tail = "\n".join(text.splitlines()[-40:])
-        raise BenchmarkError(f"{' '.join(argv)}: exit {status}, not what is measured:\n{tail}")
-    cost = json.loads(result.read_text())
-    pairs = zip(before, nodes.traffic(), strict=True)
-    counts = [(later[0] - first[0], later[1] - first[1]) for first, later in pairs]
-    logins, sessions = zip(*counts, strict=True)
-    means = sum(sessions) / nodes.size, sum(logins) / nodes.size
-    return Sample(cost["wall_s"], cost["cpu_s"], *means, max(logins))
-
-
 def median(samples: Sequence[Sample]) -> Sample:
     """The median of each value by itself."""
     return Sample(*map(statistics.median, zip(*map(astuple, samples), strict=True)))
@@ -338,16 +297,40 @@ class Contender:
     def run(self, cluster: Cluster, *, matches: bool = True) -> Sample:
         """Run it once. Raises BenchmarkError for another exit status or output.
 
+        Its output goes to a file: a terminal or a pipe that is read slowly would be measured too.
+
         matches: whether the output must match the pattern, else it must not
         """
+        result, log = cluster.directory / "cost.json", cluster.directory / "output"
         inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-        environment = {**inherited, "LC_ALL": "C.UTF-8", "TERM": "dumb", **self.environment}
-
-        def accept(status: int, output: str) -> bool:
-            is_found = re.search(self.pattern, output) is not None
-            return status in self.good and is_found == matches
-
-        sample = run(cluster, self.argv, environment, accept, self.cwd)
+        before = cluster.traffic()
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-S", str(Path(timed.__file__)), str(result), "--", *self.argv],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**inherited, "LC_ALL": "C.UTF-8", "TERM": "dumb", **self.environment},
+                cwd=self.cwd,
+            )
+            try:
+                status = process.wait()
+            except BaseException:
+                process.terminate()
+                process.wait()
+                raise
+        text = log.read_text(errors="replace")
+        is_found = re.search(self.pattern, text) is not None
+        if status not in self.good or is_found != matches:
+            tail = "\n".join(text.splitlines()[-40:])
+            argv = " ".join(self.argv)
+            raise BenchmarkError(f"{argv}: exit {status}, not what is measured:\n{tail}")
+        cost = json.loads(result.read_text())
+        pairs = zip(before, cluster.traffic(), strict=True)
+        counts = [(later[0] - first[0], later[1] - first[1]) for first, later in pairs]
+        logins, sessions = zip(*counts, strict=True)
+        means = sum(sessions) / cluster.size, sum(logins) / cluster.size
+        sample = Sample(cost["wall_s"], cost["cpu_s"], *means, max(logins))
         say(f"  {self.name}: {sample.wall_s:.2f} s, CPU {sample.cpu_s:.2f} s")
         return sample
 

@@ -14,8 +14,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
-from html import escape
 from pathlib import Path
+
+from jinja2 import Template
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "nodeready"
@@ -160,7 +161,7 @@ def without_implied(graph: Mapping[str, set[str]]) -> Graph:
 
 _WIDTH, _HEIGHT = 190, 58
 _GAP, _STOREY, _EDGE, _MARGIN = 22, 104, 28, 36
-_INK, _PALE, _LINE, _FAINT = "#1c2733", "#f6f8fa", "#4a6785", "#8b9bab"
+_TEMPLATE = Path(__file__).with_name("house.svg.j2")
 
 
 def picture(rooms: Mapping[str, HouseRoom], about: Mapping[str, str], order: list[str]) -> str:
@@ -176,65 +177,39 @@ def picture(rooms: Mapping[str, HouseRoom], about: Mapping[str, str], order: lis
         for level, row in enumerate(storeys)
         for number, name in enumerate(row)
     }
+    width = round(max(x for x, _ in place.values()) + _WIDTH / 2 + _MARGIN + _EDGE)
     arrows = [
-        (place[name], place[target])
+        _arrow(place[name], place[target], width - _EDGE)
         for name, targets in without_implied(graph).items()
         for target in sorted(targets, key=order.index)
     ]
-    width = round(max(x for x, _ in place.values()) + _WIDTH / 2 + _MARGIN + _EDGE)
-    height = 2 * _EDGE + top * _STOREY + _HEIGHT
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'width="{width}" height="{height}" role="img" '
-        "font-family=\"system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif\">",
-        "<title>The rooms of nodeready and what they import</title>",
-        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
-        f'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" fill="{_LINE}"/></marker></defs>',
-        f'<rect width="{width}" height="{height}" rx="10" fill="#ffffff"/>',
+    boxes = [
+        {"name": name, "room": rooms[name], "about": about.get(name, ""), "x": x, "y": y}
+        for name, (x, y) in place.items()
     ]
-    for level in range(top + 1):
-        y = _EDGE + (top - level) * _STOREY + _HEIGHT / 2 + 6
-        parts.append(
-            f'<text x="{_EDGE}" y="{y:.0f}" font-size="18" fill="{_FAINT}">{level}</text>'
-        )
-    parts += [_arrow(*ends, width - _EDGE) for ends in arrows]
-    parts += [_box(name, rooms[name], about.get(name, ""), *place[name]) for name in graph]
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    heights = [_EDGE + (top - level) * _STOREY + _HEIGHT / 2 + 6 for level in range(top + 1)]
+    template = Template(_TEMPLATE.read_text(), autoescape=True, trim_blocks=True)
+    text = template.render(
+        width=width, height=2 * _EDGE + top * _STOREY + _HEIGHT, edge=_EDGE,
+        levels=enumerate(heights), arrows=arrows, boxes=boxes,
+        box_width=_WIDTH, box_height=_HEIGHT, INK="#1c2733", LINE="#4a6785",
+    )  # fmt: skip
+    return f"{text}\n"
 
 
 def _arrow(start: tuple[float, float], end: tuple[float, float], right: float) -> str:
-    """From the bottom of a room to the top of one on the next floor; to a room further down, along
-    the right edge of the picture.
+    """The path from the bottom of a room to the top of one on the next floor; to a room further
+    down, along the right edge of the picture.
     """
     (x1, y1), (x2, y2) = start, end
     if y2 - y1 > _STOREY:
         middle = y1 + _HEIGHT / 2, y2 + _HEIGHT / 2
-        path = f"M{x1:.0f} {middle[0]:.0f}H{right:.0f}V{middle[1]:.0f}H{x2 + _WIDTH / 2:.0f}"
-    else:
-        # The arrows of a room spread at both ends, so that they stay apart.
-        shift = max(-_WIDTH / 3, min(_WIDTH / 3, (x2 - x1) / 5))
-        x1, x2, y1 = x1 + shift, x2 - shift, y1 + _HEIGHT
-        bend = (y1 + y2) / 2
-        path = f"M{x1:.0f} {y1:.0f}C{x1:.0f} {bend:.0f} {x2:.0f} {bend:.0f} {x2:.0f} {y2:.0f}"
-    return (
-        f'<path d="{path}" fill="none" stroke="{_LINE}" stroke-width="1.5" '
-        'marker-end="url(#tip)"/>'
-    )
-
-
-def _box(name: str, room: HouseRoom, about: str, x: float, y: float) -> str:
-    left_x = x - _WIDTH / 2
-    files = f"{room.modules} file{'s' if room.modules > 1 else ''}, {room.lines} lines"
-    return (
-        f'<rect x="{left_x:.0f}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="6" '
-        f'fill="{_PALE}" stroke="{_LINE}"/>'
-        f'<text x="{x:.0f}" y="{y + 20:.0f}" text-anchor="middle" font-size="15" '
-        f'font-weight="600" fill="{_INK}">{escape(name)}</text>'
-        f'<text x="{x:.0f}" y="{y + 36:.0f}" text-anchor="middle" font-size="10.5" '
-        f'fill="{_INK}">{escape(about)}</text>'
-        f'<text x="{x:.0f}" y="{y + 50:.0f}" text-anchor="middle" font-size="10.5" '
-        f'fill="{_LINE}">{files}</text>'
-    )
+        return f"M{x1:.0f} {middle[0]:.0f}H{right:.0f}V{middle[1]:.0f}H{x2 + _WIDTH / 2:.0f}"
+    # The arrows of a room spread at both ends, so that they stay apart.
+    shift = max(-_WIDTH / 3, min(_WIDTH / 3, (x2 - x1) / 5))
+    x1, x2, y1 = x1 + shift, x2 - shift, y1 + _HEIGHT
+    bend = (y1 + y2) / 2
+    return f"M{x1:.0f} {y1:.0f}C{x1:.0f} {bend:.0f} {x2:.0f} {bend:.0f} {x2:.0f} {y2:.0f}"
 
 
 def _rooms() -> dict[str, str]:

@@ -19,19 +19,19 @@ from pathlib import Path
 from typing import Any
 
 import click
+import jinja2
 
 import nodeready
 from nodeready.cli import cli
 from nodeready.cli.options import options_in_groups
 from nodeready.core.exit_codes import OK, exit_code
-from nodeready.core.json_types import json_fields
 from nodeready.core.policy import Policy, reason, setting_kind
 from nodeready.core.result import Check, no_facts
 from nodeready.core.severity import ACTIONS, SEVERITIES, words
 from nodeready.lab.hardware import tomllib
 from nodeready.operations import STEPS
 from nodeready.reports import schema
-from nodeready.reports.schema import SchemaWriter, meanings
+from nodeready.reports.schema import SchemaWriter
 from nodeready.subjects.environment_table import ANY, BAD_VALUES, RULES, VersionRange
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS
 
@@ -202,9 +202,6 @@ def _row(check: Check) -> tuple[str, ...]:
 
 # --- docs/nodeready.1, from the commands' own help: synopsis, options, variables, examples.
 
-#: The sections that no command's help has.
-_SECTIONS = tomllib.loads((ROOT / "scripts/man_page.toml").read_text(encoding="utf-8"))
-
 
 def escape(text: str) -> str:
     """``text`` for roff, without requests and escapes."""
@@ -213,37 +210,10 @@ def escape(text: str) -> str:
     return re.sub(r"^\.", r"\\&.", text, flags=re.M)
 
 
-def tagged(items: Iterable[tuple[str, str]], font: str = "B") -> list[str]:
-    """A list of terms and what they mean."""
-    lines = []
-    for term, text in items:
-        lines += [".TP", f".{font} {escape(term)}" if font else escape(term), escape(text)]
-    return lines
-
-
-def paragraphs(text: str) -> list[str]:
-    """Help text as roff; a paragraph that begins with \\b keeps its lines, as in click."""
-    lines: list[str] = []
-    for block in re.split(r"\n\s*\n", text.strip()):
-        rows = [row.strip() for row in block.splitlines()]
-        if rows[0] == "\b":
-            lines += [".PP", ".nf", *(escape(row) for row in rows[1:]), ".fi"]
-        else:
-            lines += [".PP", escape(" ".join(rows))]
-    return lines
-
-
-def without_examples(text: str) -> str:
-    """Help text without its examples, which have their own section."""
-    return "\n\n".join(block for block in re.split(r"\n\s*\n", text) if "Examples:" not in block)
-
-
-def examples(text: str) -> list[str]:
-    """The lines of a help text's examples."""
-    for block in re.split(r"\n\s*\n", text):
-        if "Examples:" in block:
-            return [row.strip() for row in block.split("Examples:")[1].splitlines() if row.strip()]
-    return []
+def paragraphs(text: str) -> list[list[str]]:
+    """The rows of each paragraph of a help text; where \\b is the first, they stay apart."""
+    blocks = re.split(r"\n\s*\n", text.strip())
+    return [[row.strip() for row in block.splitlines()] for block in blocks]
 
 
 def option(parameter: click.Option) -> tuple[str, str]:
@@ -264,53 +234,27 @@ def option(parameter: click.Option) -> tuple[str, str]:
     return names, text
 
 
+def arguments(command: click.Command) -> str:
+    """The arguments of a command, as its usage names them."""
+    context = click.Context(command)
+    return " ".join(
+        p.make_metavar(context) for p in command.params if isinstance(p, click.Argument)
+    )
+
+
 def man_page() -> str:
     """The whole manual page."""
-    head = (cli.help or "").split("\n\n")
-    title = head[0].strip().rstrip(".")
-    lines = [
-        f'.TH NODEREADY 1 "" "nodeready {nodeready.__version__}" "User Commands"',
-        ".SH NAME",
-        f"nodeready \\- {escape(title[:1].lower() + title[1:])}",
-        ".SH SYNOPSIS",
-    ]
-    commands = list(leaves())
-    for name, command in commands:
-        arguments = " ".join(
-            p.make_metavar(click.Context(command))
-            for p in command.params
-            if isinstance(p, click.Argument)
-        )
-        usage = f".B nodeready {' '.join(name)}\n[options] {escape(arguments)}".rstrip()
-        lines += [usage, ".br"]
-    lines.append(".SH DESCRIPTION")
-    lines += paragraphs("\n\n".join(part for part in head if "Exit status" not in part))
-    shown: list[str] = []
-    for name, command in commands:
-        lines.append(f".SH NODEREADY {' '.join(name).upper()}")
-        lines += paragraphs(without_examples(command.help or ""))
-        for group, options in options_in_groups(command).items():
-            lines += [] if group == "Options" else [f".SS {group}"]
-            lines += tagged(map(option, options))
-        shown += examples(command.help or "")
-    lines.append(".SH EXIT STATUS")
-    lines += tagged((str(code), f"{when}.") for code, when in exit_meanings())
-    lines += [".PP", "The first of these that holds is the exit status."]
-    lines.append(".SH ENVIRONMENT")
-    lines += [
-        ".PP",
-        escape(
-            "An option is taken from the command line, else from its variable, else from the "
-            "user's configuration file, else from the system's, else it has its default."
-        ),
-    ]
-    lines += tagged(_SECTIONS["environment"].items())
-    lines.append(".SH FILES")
-    lines += tagged(_SECTIONS["files"].items(), "I")
-    lines += [".SH EXAMPLES", ".nf", *(escape(row) for row in shown), ".fi"]
-    lines += [".SH SEE ALSO", ".BR pyinfra (1),", ".BR pdsh (1),", ".BR ssh (1),"]
-    lines += [".BR core (5),", ".BR sysctl.d (5),", ".BR limits.conf (5)"]
-    return "\n".join(lines) + "\n"
+    environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True)
+    environment.filters |= {"roff": escape, "paragraphs": paragraphs, "option": option}
+    environment.globals |= {"arguments": arguments, "options_in_groups": options_in_groups}
+    page = environment.from_string((ROOT / "scripts/nodeready.1.j2").read_text(encoding="utf-8"))
+    return page.render(
+        version=nodeready.__version__,
+        about=cli.help,
+        commands=list(leaves()),
+        exit_codes=exit_meanings(),
+        **tomllib.loads((ROOT / "scripts/man_page.toml").read_text(encoding="utf-8")),
+    )
 
 
 # --- docs/schema/facts-1.json: each fact of each subject, its type and its meaning.
@@ -330,25 +274,6 @@ def observations(subject: str) -> Iterator[Any]:
     derived: Any = SUBJECTS[subject].derived
     if derived is not no_facts:
         yield typing.get_type_hints(inspect.unwrap(derived))["return"]
-
-
-def classes() -> list[Any]:
-    """The classes of all facts."""
-    found: dict[Any, None] = {}
-    todo = [kind for subject in LOOKED_AT for kind in observations(subject)]
-    while todo:
-        kind = todo.pop()
-        todo += typing.get_args(kind)
-        if kind not in found and (json_fields(kind) or typing.is_typeddict(kind)):
-            found[kind] = None
-            todo += typing.get_type_hints(kind).values()
-    return list(found)
-
-
-def missing_meanings(kind: Any) -> list[str]:
-    """The fields of a class that its docstring does not describe."""
-    names = [field.path for field in json_fields(kind)] or [*typing.get_type_hints(kind)]
-    return [name for name in names if not meanings(kind)[1].get(name)]
 
 
 def _subject(writer: SchemaWriter, subject: str) -> dict[str, Any]:

@@ -9,10 +9,13 @@ from pyinfra.facts.server import Command
 from pyinfra.operations import apt, files, server
 
 data = host.data
+SERVICE = ["[Service]", "LimitCORE=infinity", "LimitMEMLOCK=infinity"]
 
 
-def text(lines: list[str]) -> StringIO:
-    return StringIO("".join(f"{line}\n" for line in lines))
+def put(name: str, dest: str, *lines: str):  # type: ignore[no-untyped-def]
+    """A file with these lines."""
+    text = StringIO("".join(f"{line}\n" for line in lines))
+    return files.put(name=name, src=text, dest=dest, mode="644")
 
 
 apt.packages(
@@ -35,52 +38,34 @@ for key, value in (
     )
 
 files.directory(name="Directory of core files", path=data.nr_core_directory, mode="1777")
-files.put(
-    name="Directory of core files at boot, and their end",
-    src=text([f"d {data.nr_core_directory} 1777 root root {data.nr_core_retention_days}d"]),
-    dest="/etc/tmpfiles.d/00-cores.conf",
-    mode="644",
+put(
+    "Directory of core files at boot, and their end",
+    "/etc/tmpfiles.d/00-cores.conf",
+    f"d {data.nr_core_directory} 1777 root root {data.nr_core_retention_days}d",
 )
-files.put(
-    name="Limits of logins",
-    src=text(
-        [
-            f"{domain} - {item} {data.get(f'nr_limit_{item}')}"
-            for domain in data.nr_limit_domains
-            for item in ("core", "memlock", "nofile")
-        ]
+put(
+    "Limits of logins",
+    "/etc/security/limits.d/zz-debug.conf",
+    *(
+        f"{domain} - {item} {data.get(f'nr_limit_{item}')}"
+        for domain in data.nr_limit_domains
+        for item in ("core", "memlock", "nofile")
     ),
-    dest="/etc/security/limits.d/zz-debug.conf",
-    mode="644",
 )
 for service in data.nr_limit_services:
     if host.get_fact(File, f"/lib/systemd/system/{service}.service"):
-        files.put(
-            name=f"Limits of {service}",
-            src=text(
-                [
-                    "[Service]",
-                    "LimitCORE=infinity",
-                    "LimitMEMLOCK=infinity",
-                    f"LimitNOFILE={data.nr_limit_nofile}",
-                ]
-            ),
-            dest=f"/etc/systemd/system/{service}.service.d/zz-debug.conf",
-            mode="644",
-        )
-files.put(name="ssh for pdsh", src=text(["ssh"]), dest="/etc/pdsh/rcmd_default", mode="644")
-files.put(
-    name="ssh for pdsh, for login shells",
-    src=text(["export PDSH_RCMD_TYPE=ssh"]),
-    dest="/etc/profile.d/zz-pdsh.sh",
-    mode="644",
-)
-files.put(
-    name="ssh for pdsh, for login shells of the other kind",
-    src=text(["setenv PDSH_RCMD_TYPE ssh"]),
-    dest="/etc/profile.d/zz-pdsh.csh",
-    mode="644",
-)
+        path = f"/etc/systemd/system/{service}.service.d/zz-debug.conf"
+        put(f"Limits of {service}", path, *SERVICE, f"LimitNOFILE={data.nr_limit_nofile}")
+for shells, dest, line in (
+    ("", "/etc/pdsh/rcmd_default", "ssh"),
+    (", for login shells", "/etc/profile.d/zz-pdsh.sh", "export PDSH_RCMD_TYPE=ssh"),
+    (
+        ", for login shells of the other kind",
+        "/etc/profile.d/zz-pdsh.csh",
+        "setenv PDSH_RCMD_TYPE ssh",
+    ),
+):
+    put(f"ssh for pdsh{shells}", dest, line)
 files.line(
     name="ssh for pdsh, for all sessions",
     path="/etc/environment",
@@ -101,23 +86,13 @@ for user in data.nr_pdshrc_users:
         group=user,
         mode="644",
     )
-files.put(
-    name="Known hosts",
-    src=text(keys.known_hosts()),
-    dest="/etc/ssh/ssh_known_hosts",
-    mode="644",
-)
-files.put(
-    name="ssh client",
-    src=text(
-        [
-            f"Host {' '.join(data.nr_ssh_client_hosts)}",
-            "    StrictHostKeyChecking yes",
-            "    GlobalKnownHostsFile /etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2",
-        ]
-    ),
-    dest="/etc/ssh/ssh_config.d/00-cluster.conf",
-    mode="644",
+put("Known hosts", "/etc/ssh/ssh_known_hosts", *keys.known_hosts())
+put(
+    "ssh client",
+    "/etc/ssh/ssh_config.d/00-cluster.conf",
+    f"Host {' '.join(data.nr_ssh_client_hosts)}",
+    "    StrictHostKeyChecking yes",
+    "    GlobalKnownHostsFile /etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2",
 )
 instinct = host.get_fact(
     Command,
@@ -126,10 +101,6 @@ instinct = host.get_fact(
     "'0x1002 0x0380'*|'0x1002 0x1200'*) echo yes; break ;; esac; done; echo",
 )
 if instinct and "yes" in instinct:
-    grub = files.put(
-        name="IOMMU arguments",
-        src=text(['GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX iommu=pt"']),
-        dest="/etc/default/grub.d/zz-iommu.cfg",
-        mode="644",
-    )
+    arguments = 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX iommu=pt"'
+    grub = put("IOMMU arguments", "/etc/default/grub.d/zz-iommu.cfg", arguments)
     server.shell(name="update-grub", commands=["update-grub"], _if=grub.did_change)

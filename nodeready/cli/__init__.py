@@ -238,7 +238,7 @@ def main(arguments: list[str] | None = None) -> Any:
     # Programs are found in the system's directories, never in the current one. `run` starts the
     # user's program with the original PATH.
     original_path = os.environ.get("PATH")
-    os.environ["PATH"] = search_path(os.environ.get("PATH", ""))
+    os.environ["PATH"] = search_path()
     _Commands.is_the_command = True
     try:
         status = cli.main(

@@ -38,15 +38,23 @@ def join(words: list[str] | tuple[str, ...]) -> str:
     return " ".join(quote(word) for word in words)
 
 
-def search_path(path: str) -> str:
-    """The absolute directories of a ``$PATH``; the system's path without any.
+def search_path(path: str | None = None) -> str:
+    """The absolute directories of a ``$PATH``, None: of ours; the system's path without any.
 
     An empty or relative one means the current directory, which any user may own.
     """
+    path = os.environ.get("PATH", "") if path is None else path
     return (
         ":".join(directory for directory in path.split(":") if directory.startswith("/"))
         or os.defpath
     )
+
+
+def find_program(name: str) -> str | None:
+    """Where a program is in our `search_path`; None: nowhere."""
+    from shutil import which
+
+    return which(name, path=search_path())
 
 
 @cache

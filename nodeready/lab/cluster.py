@@ -16,20 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodeready.lab import faults, host, image, processes, state
+from nodeready.lab import faults, host, image, machines, processes, state
 from nodeready.lab.host import Done, check_kernel, check_needs, listening, port, run
 from nodeready.lab.image import new_key
-from nodeready.lab.machines import (
-    Progress,
-    clean,
-    down,
-    grow,
-    kill,
-    login_data,
-    remove,
-    remove_empty,
-    start,
-)
 from nodeready.lab.processes import Content, Files, is_alive
 from nodeready.lab.profiles import PROFILES
 from nodeready.lab.state import LabError, LabState, NodeState
@@ -130,7 +119,7 @@ class LabNode:
 
     def inventory_data(self) -> tuple[str, dict[str, Any]]:
         """The node as a pyinfra host, with the data for logins."""
-        return self.name, login_data(self.lab.state, self._state)
+        return self.name, machines.login_data(self.lab.state, self._state)
 
     def testinfra(self) -> Any:
         """A testinfra host for this node, over plain ssh."""
@@ -142,7 +131,7 @@ class LabNode:
 
     def kill(self) -> None:
         """Cut the node's power: nothing answers at its address."""
-        kill(self._state)
+        machines.kill(self._state)
 
     def freeze(self) -> None:
         """Pull the cable: connections neither answer nor close."""
@@ -232,7 +221,7 @@ class Lab:
         profile: str | None = None,
         files: Files | None = None,
         *,
-        progress: Progress | None = None,
+        progress: machines.Progress | None = None,
         fault: str | None = None,
     ) -> Lab:
         """A lab of at least this many nodes, all running; `files` go to the new ones.
@@ -261,21 +250,21 @@ class Lab:
                             f"the lab {name} runs with profile {lab.profile}; end it first: "
                             f"nodeready lab down --name {name}"
                         )
-                    lab.started = grow(lab.state, nodes, files, progress, fault)
+                    lab.started = machines.grow(lab.state, nodes, files, progress, fault)
                     return lab
                 try:
                     check_kernel()
-                    clean(directory)
+                    machines.clean(directory)
                     lab = cls(_create(name, profile))
-                    lab.started = grow(lab.state, nodes, files, progress, fault)
+                    lab.started = machines.grow(lab.state, nodes, files, progress, fault)
                     lab.state.complete = True
                     state.save(lab.state)
                 except BaseException:
-                    remove(directory)
+                    machines.remove(directory)
                     raise
                 return lab
         except BaseException:
-            remove_empty(directory)
+            machines.remove_empty(directory)
             raise
 
     @property
@@ -292,7 +281,7 @@ class Lab:
             count_before = len(self.state.nodes)
             if count_before + count > host.MAX_NODES:
                 raise LabError(f"a lab has at most {host.MAX_NODES} nodes")
-            grow(self.state, count_before + count, files)
+            machines.grow(self.state, count_before + count, files)
             return self.nodes[count_before:]
 
     def state_of(self, name: str) -> NodeState:
@@ -308,7 +297,7 @@ class Lab:
         with state.locked(self.directory):
             current = state.load(self.name)
             if current is None:
-                remove(self.directory)
+                machines.remove(self.directory)
                 raise LabError(f"there is no lab {self.name} any more")
             self.state = current
             yield
@@ -336,12 +325,12 @@ class Lab:
         with self.changing():
             restarted = [self.state_of(name) for name in names]
             for node in restarted:
-                kill(node)
+                machines.kill(node)
                 node.fault = new_faults.get(node.name, node.fault)
                 if new_host_key:
                     key = new_key(f"root@{node.name}")
                     node.host_key, node.host_key_public = key.private, key.public
-            start(self.state, restarted, files, keep_disk=keep_disk)
+            machines.start(self.state, restarted, files, keep_disk=keep_disk)
 
     def switch_ip(self, *commands: str) -> None:
         """Run `ip` commands where the lab's bridge and the nodes' wires (n1, n2, …) are."""
@@ -353,7 +342,7 @@ class Lab:
 
     def down(self) -> None:
         """End it and remove every trace of it."""
-        down(self.name)
+        machines.down(self.name)
 
 
 def _create(name: str, profile: str) -> LabState:

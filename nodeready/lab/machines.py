@@ -91,8 +91,9 @@ def grow(
         start(lab, dead, None, progress, keep_disk=True)
         lab.nodes = old + new
         start(lab, new, files, progress)
-        if new:
-            _add_hosts(old, new)
+        # Appended, so that a person's lines stay.
+        for node in old if new else []:
+            processes.enter(node.pid, ["sh", "-c", "cat >> /etc/hosts"], _host_lines(new))
     except BaseException:
         if new:
             processes.end_all(state.directory(lab.name), [node.name for node in new])
@@ -202,12 +203,6 @@ def _node_files(lab: LabState, node: NodeState) -> Files:
 
 def _host_lines(nodes: Sequence[NodeState]) -> str:
     return "".join(f"{node.address} {node.name}\n" for node in nodes)
-
-
-def _add_hosts(old: Sequence[NodeState], new: Sequence[NodeState]) -> None:
-    """Append the new nodes to /etc/hosts of the old ones, so that a person's lines stay."""
-    for node in old:
-        processes.enter(node.pid, ["sh", "-c", "cat >> /etc/hosts"], _host_lines(new))
 
 
 def _write_ssh(lab: LabState) -> None:

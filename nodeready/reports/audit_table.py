@@ -193,7 +193,9 @@ def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[StyledLine]:
     tail.append(line(_counts("node", audit.summary["nodes"])))
     tail.append(line(_counts("result", audit.summary["results"])))
     if repaired:
-        tail.append(_next_line(repaired, options.inventory))
+        # A deploy changes only what fails: of many subjects, the choice is a long way to say all.
+        only = f" --only {','.join(repaired)}" if len(repaired) <= _MAX_SUBJECTS else ""
+        tail.append(line("next: ", (f"nodeready deploy {options.inventory}{only}", "cyan")))
     sections = [
         *table.gaps(audit.gaps),
         table.section(bad),
@@ -207,13 +209,6 @@ def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[StyledLine]:
     yield from tail
     if table.is_cut:
         yield line((MORE_TEXT, "dim"))
-
-
-def _next_line(subjects: Sequence[str], inventory: str) -> StyledLine:
-    """The command that repairs what a deploy can repair."""
-    # A deploy changes only what fails: of many subjects, the choice is a long way to say all.
-    only = f" --only {','.join(subjects)}" if len(subjects) <= _MAX_SUBJECTS else ""
-    return line("next: ", (f"nodeready deploy {inventory}{only}", "cyan"))
 
 
 def _recorded(audit: Audit, recorded: Recorded, verbose: int) -> Iterator[StyledLine]:

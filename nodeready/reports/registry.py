@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 SCREEN = 40
 
 
-def _no_history(node: str) -> Sequence[Any]:
-    return ()
-
-
 @dataclass(frozen=True)
 class Options:
     """Options of a report. A format ignores the options that it does not need."""
@@ -42,7 +38,7 @@ class Options:
     # gives the kept looks at this inventory, the oldest first
     looks: Callable[[], Sequence[Look]] = tuple
     # node -> the HistoryEntry objects of the node and of its parts, the newest first
-    history: Callable[[str], Sequence[Any]] = _no_history
+    history: Callable[[str], Sequence[Any]] = lambda node: ()
 
 
 #: The options of a command line without any.

@@ -338,8 +338,7 @@ def _own_job(hosts: Iterable[Host]) -> str:
     if not number or not nodelist:
         return ""
     try:
-        path = os.environ.get("PATH", os.defpath)
-        job_nodes = {*slurm.job_nodes(nodelist, path, slurm.TIMEOUT_S)}
+        job_nodes = {*slurm.job_nodes(nodelist)}
     except InventoryError:
         return ""
     return number if {host.name for host in hosts} <= job_nodes else ""

@@ -264,7 +264,7 @@ def _scontrol(words: list[str], deadline: float) -> str:
             cwd="/",
             env={
                 **os.environ,
-                "PATH": search_path(os.environ.get("PATH", "")),
+                "PATH": search_path(),
                 "LC_ALL": "C",
                 # Times that sort, also when the clocks go back.
                 **{"TZ": "UTC", "SLURM_TIME_FORMAT": "standard"},

@@ -37,48 +37,38 @@ from nodeready.subjects.ssh_client.known_hosts import Endpoint, Names
 
 _NOT_A_USER = re.compile(r"-|.*[\s\x00-\x1f\x7f]")
 
-# Each function returns the problem of one key's value, or "".
+
+def _is_port(value: object) -> bool:
+    return type(value) is int and 0 < value < 65536
 
 
-def _port_problem(value: object) -> str:
-    if type(value) is int and 0 < value < 65536:
-        return ""
-    return "must be a whole number from 1 to 65535, without quotes"
+def _is_user(value: object) -> bool:
+    return isinstance(value, str) and value != "" and not _NOT_A_USER.match(value)
 
 
-def _user_problem(value: object) -> str:
-    if isinstance(value, str) and value and not _NOT_A_USER.match(value):
-        return ""
-    return "must be the name of a user"
+def _is_path(value: object) -> bool:
+    return isinstance(value, str | os.PathLike) and str(value) != "" and "\0" not in str(value)
 
 
-def _key_problem(value: object) -> str:
-    if isinstance(value, str | os.PathLike) and str(value) and "\0" not in str(value):
-        return ""
-    return "must be the path of a private key"
-
-
-def _host_problem(value: object) -> str:
+def _is_host(value: object) -> bool:
     try:
         # A name with an @ is one of pyinfra's connectors.
-        is_host = not host_name(value if isinstance(value, str) else "").startswith("@")
+        return not host_name(value if isinstance(value, str) else "").startswith("@")
     except NodeSetError:
-        is_host = False
-    return "" if is_host else "must be a host name or an address"
+        return False
 
 
-def _names_problem(value: object) -> str:
-    if isinstance(value, list | tuple) and not any(map(_host_problem, value)):
-        return ""
-    return "must be a list of host names and addresses"
+def _are_hosts(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(map(_is_host, value))
 
 
-_PROBLEM_OF_KEY: dict[str, Callable[[object], str]] = {
-    "ssh_port": _port_problem,
-    "ssh_user": _user_problem,
-    "ssh_key": _key_problem,
-    "ssh_hostname": _host_problem,
-    "ssh_names": _names_problem,
+#: Key for ssh -> whether a value is right, and what it must be.
+_KEYS: dict[str, tuple[Callable[[object], bool], str]] = {
+    "ssh_port": (_is_port, "a whole number from 1 to 65535, without quotes"),
+    "ssh_user": (_is_user, "the name of a user"),
+    "ssh_key": (_is_path, "the path of a private key"),
+    "ssh_hostname": (_is_host, "a host name or an address"),
+    "ssh_names": (_are_hosts, "a list of host names and addresses"),
 }
 
 
@@ -88,10 +78,10 @@ def connection_problems(data: Mapping[str, Any], source: str) -> list[str]:
     A key with None or "" is as if it were missing.
     """
     problems = []
-    for key, problem_of in _PROBLEM_OF_KEY.items():
+    for key, (is_right, words) in _KEYS.items():
         value = data.get(key)
-        if value not in (None, "") and (problem := problem_of(value)):
-            problems.append(f"{source}: {key} = {value_text(value)}: {problem}")
+        if value not in (None, "") and not is_right(value):
+            problems.append(f"{source}: {key} = {value_text(value)}: must be {words}")
     return problems
 
 
@@ -103,9 +93,9 @@ def endpoint(host: Host) -> Endpoint:
     data = host.data
     address, port, names = data.get("ssh_hostname"), data.get("ssh_port"), data.get("ssh_names")
     return Endpoint(
-        "" if _host_problem(address) else str(address),
-        22 if _port_problem(port) else int(port),
-        () if _names_problem(names) else tuple(names),
+        str(address) if _is_host(address) else "",
+        int(port) if _is_port(port) else 22,
+        tuple(names) if _are_hosts(names) else (),
         local=issubclass(host.connector_cls, LocalConnector),
     )
 

@@ -14,12 +14,11 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from shutil import which
 
 from pyinfra.api.exceptions import InventoryError
 
 from nodeready.core.settings import suggestion
-from nodeready.core.shell import search_path
+from nodeready.core.shell import find_program, search_path
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory.nodeset import NodeSetError, expand, host_name, natural, unique
 
@@ -84,9 +83,7 @@ _NODE_LIST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]*")
 _NO_GROUPS = frozenset({"all", "self", "names_data", "override_data"})
 
 
-def inventory(
-    environ: Mapping[str, str] = os.environ, timeout_s: float = TIMEOUT_S
-) -> dict[str, list[str]]:
+def inventory() -> dict[str, list[str]]:
     """The chosen nodes under "all", and the nodes among them of each partition under its name.
 
     The nodes are those of the job ($SLURM_JOB_NODELIST, $SLURM_NODELIST), else of the partition
@@ -94,16 +91,15 @@ def inventory(
     own partition ($SLURM_JOB_PARTITION) is the only one.
     Raises InventoryError, one line.
     """
-    text = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST") or ""
-    partition = environ.get("NODEREADY_PARTITION", "")
-    path = search_path(environ.get("PATH", ""))
+    text = os.environ.get("SLURM_JOB_NODELIST") or os.environ.get("SLURM_NODELIST") or ""
+    partition = os.environ.get("NODEREADY_PARTITION", "")
     partitions: dict[str, list[str]] = {}
-    if which("sinfo", path=path):
-        partitions = _partitions(ask(["sinfo", "-a", "-h", "-N", "-o", "%N %R"], path, timeout_s))
+    if find_program("sinfo"):
+        partitions = _partitions(ask(["sinfo", "-a", "-h", "-N", "-o", "%N %R"]))
     if text:
-        chosen = job_nodes(text, path, timeout_s)
-        if not partitions and environ.get("SLURM_JOB_PARTITION"):
-            partitions = {environ["SLURM_JOB_PARTITION"]: chosen}
+        chosen = job_nodes(text)
+        if not partitions and os.environ.get("SLURM_JOB_PARTITION"):
+            partitions = {os.environ["SLURM_JOB_PARTITION"]: chosen}
     elif not partitions:
         raise InventoryError(
             "no Slurm here: run inside a job (SLURM_JOB_NODELIST is not set), or where sinfo "
@@ -111,7 +107,8 @@ def inventory(
         )
     elif partition:
         if partition not in partitions:
-            raise InventoryError(_no_partition(partition, partitions))
+            hint = f"no partition {sanitise(partition, 80)}; {suggestion(partition, partitions)}"
+            raise InventoryError(f"NODEREADY_PARTITION: {hint}")
         chosen = partitions[partition]
     else:
         chosen = sorted({name for part in partitions.values() for name in part}, key=natural)
@@ -124,25 +121,20 @@ def inventory(
     return {"all": chosen, **{group: members for group, members in groups.items() if members}}
 
 
-def job_nodes(text: str, path: str, timeout_s: float) -> list[str]:
-    """The nodes in a job's node list, by `scontrol` where it is installed. Raises InventoryError.
-
-    path: where programs are looked for, as in $PATH
-    """
+def job_nodes(text: str) -> list[str]:
+    """The nodes in a job's node list, by `scontrol` if it is installed. Raises InventoryError."""
     if not _NODE_LIST.fullmatch(text):
         raise InventoryError(f"SLURM_JOB_NODELIST is no list of nodes: {sanitise(text, 80)!r}")
     try:
-        if which("scontrol", path=path):
-            out = ask(["scontrol", "show", "hostnames", text], path, timeout_s)
+        if find_program("scontrol"):
+            out = ask(["scontrol", "show", "hostnames", text])
             return unique(host_name(name) for name in out.split())
         return expand(text)
     except NodeSetError as error:
         raise InventoryError(f"SLURM_JOB_NODELIST: {error}") from None
 
 
-def job_inventory(
-    job: str, environ: Mapping[str, str] = os.environ, timeout_s: float = TIMEOUT_S
-) -> dict[str, list[str]]:
+def job_inventory(job: str) -> dict[str, list[str]]:
     """The job's nodes under "all", and those of each of its partitions under its name.
 
     job: a job, a task of an array job or a part of a heterogeneous job; the number of an array or
@@ -151,18 +143,15 @@ def job_inventory(
     """
     if not re.fullmatch(r"[0-9]{1,10}([_+][0-9]{1,10})?", job):
         raise InventoryError(f"@slurm/{sanitise(job, 60)}: is no number of a Slurm job")
-    path = search_path(environ.get("PATH", ""))
     try:
-        out = ask(
-            ["squeue", "-h", "-a", "-t", "all", "-j", job, "-o", "%T|%P|%N"], path, timeout_s
-        )
+        out = ask(["squeue", "-h", "-a", "-t", "all", "-j", job, "-o", "%T|%P|%N"])
     except InventoryError as error:
         unknown = "Slurm knows no such job" if "Invalid job id" in str(error) else error
         raise InventoryError(f"@slurm/{job}: {unknown}") from None
     rows = [row.split("|") for row in out.split()]
     groups: dict[str, list[str]] = {"all": []}
     for _, partition, nodes in (row for row in rows if len(row) == 3 and row[2]):
-        names = job_nodes(nodes, path, timeout_s)
+        names = job_nodes(nodes)
         groups["all"] = unique([*groups["all"], *names])
         if partition not in _NO_GROUPS:
             groups[partition] = unique([*groups.get(partition, []), *names])
@@ -172,19 +161,16 @@ def job_inventory(
     return groups
 
 
-def job_placement(
-    job: str, names: Iterable[str], environ: Mapping[str, str] = os.environ
-) -> JobPlacement:
+def job_placement(job: str, names: Iterable[str]) -> JobPlacement:
     """The job's user and nodes by Slurm's tools, and the nodes among ``names`` without the job.
 
     Clusters without Slurm also have numbered jobs (torchrun's run id), so nothing is an error.
     """
-    path = search_path(environ.get("PATH", ""))
-    if not re.fullmatch(r"\d{1,10}", job) or not which("squeue", path=path):
+    if not re.fullmatch(r"\d{1,10}", job) or not find_program("squeue"):
         return JobPlacement()
     try:
         argv = ["squeue", "-h", "-a", "-t", "all", "-j", job, "-o", "%A|%i|%U|%N"]
-        rows = [row.split("|") for row in ask(argv, path, TIMEOUT_S).splitlines()]
+        rows = [row.split("|") for row in ask(argv).splitlines()]
     except InventoryError:
         return JobPlacement()
     rows = [row for row in rows if len(row) == 4 and row[2].isdecimal()]
@@ -202,17 +188,17 @@ def job_placement(
     try:
         is_complete = all(texts.values())
         nodes = unique(n for text in texts.values() for n in expand(text)) if is_complete else []
-        aliases = _aliases(path) if nodes else {}
+        aliases = _aliases() if nodes else {}
     except (NodeSetError, InventoryError):
         return JobPlacement(user, parts=parts)
     return JobPlacement(user, tuple(nodes), other_nodes(names, nodes, aliases), parts)
 
 
-def _aliases(path: str) -> dict[str, list[str]]:
+def _aliases() -> dict[str, list[str]]:
     """Slurm's name of each node -> its host name and its address. Raises InventoryError."""
-    if not which("sinfo", path=path):
+    if not find_program("sinfo"):
         return {}
-    out = ask(["sinfo", "-h", "-a", "-N", "-o", "%N|%n|%o"], path, TIMEOUT_S)
+    out = ask(["sinfo", "-h", "-a", "-N", "-o", "%N|%n|%o"])
     rows = [row.split("|") for row in out.split()]
     return {row[0]: row[1:] for row in rows if len(row) == 3}
 
@@ -235,12 +221,7 @@ def _partitions(out: str) -> dict[str, list[str]]:
     }
 
 
-def _no_partition(partition: str, partitions: Mapping[str, object]) -> str:
-    hint = suggestion(partition, partitions)
-    return f"NODEREADY_PARTITION: no partition {sanitise(partition, 80)}; {hint}"
-
-
-def ask(command: list[str], path: str, timeout_s: float) -> str:
+def ask(command: list[str], timeout_s: float = TIMEOUT_S) -> str:
     """What the command prints. Raises InventoryError when it fails or takes too long."""
     shown = " ".join(command[:3])
     try:
@@ -250,7 +231,7 @@ def ask(command: list[str], path: str, timeout_s: float) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd="/",
-            env={**os.environ, "PATH": search_path(path), "LC_ALL": "C"},
+            env={**os.environ, "PATH": search_path(), "LC_ALL": "C"},
             start_new_session=True,
         )
     except OSError as error:

@@ -14,13 +14,13 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from shutil import which
 
 import gevent
 from gevent import subprocess
 from pyinfra.api.exceptions import InventoryError
 
 from nodeready.agent.asking import TransportUnavailable
+from nodeready.core.shell import find_program
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory import slurm
 from nodeready.fleet.inventory.nodeset import fold
@@ -70,15 +70,14 @@ def running(job_id: str) -> RunningJob:
     """The running job that ``--job`` names. Raises SrunError."""
     if not _JOB.fullmatch(job_id):
         raise SrunError(f"--job {job_id}: is no number of a Slurm job")
-    path = os.environ.get("PATH", os.defpath)
     for tool in ("srun", "squeue"):
-        if not which(tool):
+        if not find_program(tool):
             raise SrunError(
                 f"{tool} is not installed here: --via srun is for where jobs are submitted"
             )
     argv = ["squeue", "-h", "-a", "-t", "all", "-j", job_id, "-o", "%A|%T|%u|%N"]
     try:
-        rows = slurm.ask(argv, path, slurm.TIMEOUT_S).split()
+        rows = slurm.ask(argv).split()
         jobs = [tuple(row.split("|")) for row in rows if row.count("|") == 3]
         running_jobs = [job for job in jobs if job[1] == "RUNNING"]
         if len(running_jobs) == 1:
@@ -89,7 +88,7 @@ def running(job_id: str) -> RunningJob:
                     f"--job {job_id}: is {user}'s: Slurm starts a step in it for nobody but "
                     f"{user}; ask as {user} (sudo -u {user} ...), or over ssh as root"
                 )
-            return RunningJob(number, tuple(slurm.job_nodes(nodes, path, slurm.TIMEOUT_S)))
+            return RunningJob(number, tuple(slurm.job_nodes(nodes)))
     except InventoryError as error:
         if "Invalid job id" in str(error):
             raise SrunError(f"--job {job_id}: Slurm knows no such job") from None
@@ -138,11 +137,11 @@ class _SlurmNodeState:
 _GONE = _SlurmNodeState("gone", 0, "none", ())
 
 
-def _state_of(nodes: Sequence[str], path: str) -> dict[str, _SlurmNodeState]:
+def _state_of(nodes: Sequence[str]) -> dict[str, _SlurmNodeState]:
     """Node -> its state, for the nodes that Slurm knows."""
     argv = ["sinfo", "-h", "-a", "-N", "-n", fold(nodes), "-o", "%N|%R|%a|%T|%C|%E"]
     states: dict[str, _SlurmNodeState] = {}
-    for row in slurm.ask(argv, path, slurm.TIMEOUT_S).splitlines():
+    for row in slurm.ask(argv).splitlines():
         name, partition, availability, state, cpus, reason = (*row.split("|", 5), *[""] * 6)[:6]
         # %C is "allocated/idle/other/total".
         idle_cpus = (*cpus.split("/"), "", "")[1]
@@ -163,10 +162,9 @@ def unusable_nodes(job: RunningJob, nodes: Sequence[str]) -> dict[str, str]:
 
     {} if Slurm does not answer. A node that Slurm has lost leaves the job.
     """
-    path = os.environ.get("PATH", os.defpath)
     try:
         job_nodes = {*running(job.number).nodes}
-        states = _state_of(nodes, path)
+        states = _state_of(nodes)
     except SrunError as problem:
         return dict.fromkeys(nodes, str(problem).removeprefix("--"))
     except InventoryError:
@@ -190,9 +188,8 @@ def allocate(
 
     Raises SrunError if Slurm does not answer, or refuses the options.
     """
-    path = os.environ.get("PATH", os.defpath)
     for tool in ("srun", "salloc", "sinfo", "scancel"):
-        if not which(tool):
+        if not find_program(tool):
             raise SrunError(f"{tool} is not installed here: --via srun needs Slurm's commands")
     try:
         arguments = shlex.split(options)
@@ -200,14 +197,14 @@ def allocate(
         raise SrunError(f"--salloc {options}: {str(problem).lower()}") from None
     number, error = "", ""
     try:
-        refused, partition = _refused_nodes(nodes, arguments, path)
+        refused, partition = _refused_nodes(nodes, arguments)
         arguments += [f"--partition={partition}"] if partition else []
         free = [name for name in nodes if name not in refused]
         if free:
             number, error = _run_salloc(free, arguments, notify)
         if "Unable to allocate" in error:
             # Another job got some of the nodes, or waits for them: try again with the idle nodes.
-            states = _state_of(free, path)
+            states = _state_of(free)
             for name in free:
                 state = states.get(name, _GONE).state
                 if state != _FREE:
@@ -225,14 +222,12 @@ def allocate(
         raise SrunError(str(problem)) from None
 
 
-def _refused_nodes(
-    nodes: Sequence[str], arguments: Sequence[str], path: str
-) -> tuple[dict[str, str], str]:
+def _refused_nodes(nodes: Sequence[str], arguments: Sequence[str]) -> tuple[dict[str, str], str]:
     """The nodes that Slurm cannot give now, each with the reason, and the partition for the job.
 
     A job has one partition: here the partition with the most nodes; "" if the options name one.
     """
-    states = _state_of(nodes, path)
+    states = _state_of(nodes)
     refused = {name: "knows no node of this name" for name in nodes if name not in states}
     reserved = any(word.startswith("--reservation") for word in arguments)
     for name, state in states.items():
@@ -296,13 +291,12 @@ def release(job: RunningJob, notify: Callable[[str], None] = lambda text: None) 
     """End a job of `allocate`. notify: shows the user a line when Slurm does not answer"""
     if not job.number:
         return
-    path = os.environ.get("PATH", os.defpath)
     try:
         # squeue first: a slurmctld that hangs must not get scancel's request. When it resumes, it
         # would act on the request before the slurmds report that the steps have ended, consider
         # the steps unkillable, and drain the nodes.
-        slurm.ask(["squeue", "-h", "-j", job.number, "-o", "%A"], path, _RELEASE_S)
-        slurm.ask(["scancel", job.number], path, _RELEASE_S)
+        slurm.ask(["squeue", "-h", "-j", job.number, "-o", "%A"], _RELEASE_S)
+        slurm.ask(["scancel", job.number], _RELEASE_S)
     except InventoryError as problem:
         if "Invalid job id" not in str(problem):
             notify(

@@ -15,7 +15,6 @@ import math
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
 import stat
@@ -343,8 +342,7 @@ class Proxy:
         self.sock, child_end = socket.socketpair()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         user_shell = os.environ.get("SHELL") or "/bin/sh"
-        environment = dict(os.environ)
-        environment["PATH"] = shell.search_path(os.environ.get("PATH", ""))
+        environment = {**os.environ, "PATH": shell.search_path()}
         try:
             self._process = subprocess.Popen(
                 [user_shell, "-c", f"exec {command}"],
@@ -392,8 +390,7 @@ def master_socket(settings: SshSettings) -> str:
 
 def master_argv(settings: SshSettings, path: str) -> list[str]:
     """The command line of an ssh over the master's connection; it never connects by itself."""
-    search = shell.search_path(os.environ.get("PATH", ""))
-    argv = [shutil.which("ssh", path=search) or "ssh", "-F", "/dev/null", "-T", "-a", "-x"]
+    argv = [shell.find_program("ssh") or "ssh", "-F", "/dev/null", "-T", "-a", "-x"]
     for option in ("ControlMaster=no", "BatchMode=yes", "ProxyCommand=false"):
         argv += ["-o", option]
     argv += ["-S", path.replace("%", "%%"), "-l", settings.user, "-p", str(settings.port)]

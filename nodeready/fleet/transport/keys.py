@@ -185,9 +185,8 @@ def _certificate_problem(certificate: _Certificate, name: str) -> str:
 # --- The policy for a host key.
 
 
-def _algorithms(kind: str) -> tuple[str, ...]:
-    """The signature algorithms of a kind of key."""
-    return ("rsa-sha2-512", "rsa-sha2-256", "ssh-rsa") if kind == "ssh-rsa" else (kind,)
+#: The signature algorithms of a kind of key that has several.
+_ALGORITHMS = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256", "ssh-rsa")}
 
 
 class HostKeyError(SSHException):
@@ -215,7 +214,10 @@ class HostKeyPolicy(MissingHostKeyPolicy):
             certified = [f"{algorithm}-cert-v01@openssh.com" for algorithm in plain]
         kinds = [line.kind for line in self.lines or self.portless_lines if not line.mark]
         known_first = [
-            algorithm for kind in kinds for algorithm in _algorithms(kind) if algorithm in plain
+            algorithm
+            for kind in kinds
+            for algorithm in _ALGORITHMS.get(kind, (kind,))
+            if algorithm in plain
         ]
         return tuple(dict.fromkeys([*certified, *known_first, *plain]))
 

@@ -27,24 +27,7 @@ from pyinfra.api.exceptions import ConnectError
 from pyinfra.connectors.ssh_util import _patch_paramiko_sk_key_support
 
 from nodeready.core import shell
-from nodeready.fleet.transport.connection import (
-    BANNER,
-    CONNECTING,
-    HUNG_UP,
-    TALKING,
-    BoundedTransport,
-    JumpRefusal,
-    Neighbours,
-    Proxy,
-    connect_error,
-    error_text,
-    lift_byte_limit,
-    master_argv,
-    master_socket,
-    open_tcp,
-    restrict_algorithms,
-    set_keepalive,
-)
+from nodeready.fleet.transport import connection
 from nodeready.fleet.transport.keys import Agent, HostKeyPolicy, KnownHostsFiles, LoginKeys
 from nodeready.fleet.transport.ssh_config import (
     Login,
@@ -111,13 +94,14 @@ class HandshakeLimiter:
 
     failed: when the address failed for every connection, and why
     shared: several names of the run have this address
+    sshd_dropped: it dropped this turn's connection: too many handshakes at once
     """
 
     def __init__(self) -> None:
         self._turns = Semaphore(HANDSHAKES)
         self._turn_count = HANDSHAKES
         self._clients: set[int] = set()
-        self._sshd_dropped = False
+        self.sshd_dropped = False
         self.failed: tuple[float, str] | None = None
 
     @property
@@ -139,24 +123,20 @@ class HandshakeLimiter:
                 raise OSError(self.failed[1])
             yield
         except gevent.Timeout:
-            if client.stage in (CONNECTING, BANNER):
+            if client.stage in (connection.CONNECTING, connection.BANNER):
                 self.failed = (time.monotonic(), client.stage)
             raise
         except OSError as problem:
-            if client.stage == CONNECTING and problem.errno in _ADDRESS_ERRORS:
+            if client.stage == connection.CONNECTING and problem.errno in _ADDRESS_ERRORS:
                 self.failed = (time.monotonic(), str(problem))
             raise
         finally:
-            if self._sshd_dropped and self._turn_count > 1:
+            if self.sshd_dropped and self._turn_count > 1:
                 # One turn less from now on.
                 self._turn_count -= 1
             else:
                 self._turns.release()
-            self._sshd_dropped = False
-
-    def note_drop(self) -> None:
-        """Note that the sshd dropped this turn's connection: too many handshakes at once."""
-        self._sshd_dropped = True
+            self.sshd_dropped = False
 
 
 # --- One login, and the jump host in front of it.
@@ -172,13 +152,13 @@ class Client(SSHClient):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stage = CONNECTING
+        self.stage = connection.CONNECTING
         self.settings: SshSettings | None = None
         self.known_hosts_file = ""
         self.tried_keys = ""
         self.jump_host: JumpHost | None = None
         self.jump_client: Client | None = None
-        self.proxy: Proxy | None = None
+        self.proxy: connection.Proxy | None = None
 
     @property
     def jump_is_gone(self) -> bool:
@@ -247,11 +227,11 @@ class JumpHost:
         except SshConfigError as problem:
             reason = str(problem)
         except (ConnectError, SSHException, OSError, EOFError, ValueError) as problem:
-            reason = self._logins.failure_text(client, self._login, error_text(problem))
+            reason = self._logins.failure_text(client, self._login, connection.error_text(problem))
         else:
             transport = client.get_transport()
-            set_keepalive(transport)
-            lift_byte_limit(transport)
+            connection.set_keepalive(transport)
+            connection.lift_byte_limit(transport)
             return client
         client.close()
         if client.settings is not None:
@@ -262,26 +242,30 @@ class JumpHost:
             reason if reason.startswith("jump host ") else f"jump host {self.name}: {reason}"
         )
 
-    def proxy_by_master(self, target: SshSettings) -> Proxy | None:
+    def proxy_by_master(self, target: SshSettings) -> connection.Proxy | None:
         """A proxy over ssh's own connection to the jump host; None: ssh has none."""
         settings = self._logins.settings(self._login)
-        path = master_socket(settings)
+        path = connection.master_socket(settings)
         if not path:
             return None
-        argv = [*master_argv(settings, path), "-W", f"[{target.hostname}]:{target.port}"]
+        argv = [
+            *connection.master_argv(settings, path),
+            "-W",
+            f"[{target.hostname}]:{target.port}",
+        ]
         error = f"jump host {self.name}: the master of ssh does not let us through"
-        return Proxy(shell.join([*argv, "--", settings.name]), error)
+        return connection.Proxy(shell.join([*argv, "--", settings.name]), error)
 
     def open(self, settings: SshSettings, client: Client, deadline: PausableDeadline) -> Channel:
         """A channel to the host. Raises SshConfigError, SSHException, OSError, EOFError."""
         host = settings.hostname
         while True:
             jump_client = self._client_with_room(deadline)
-            transport = cast("BoundedTransport", jump_client.get_transport())
+            transport = cast("connection.BoundedTransport", jump_client.get_transport())
             client.jump_host = self
             try:
                 channel = transport.open_forward(host, settings.port, self._logins.limit_s)
-            except JumpRefusal as refusal:
+            except connection.JumpRefusal as refusal:
                 count = self.forward_count(jump_client)
                 if refusal.code != _CONNECT_FAILED and count > 0:
                     # The jump host refuses one more forward, to any target.
@@ -296,7 +280,7 @@ class JumpHost:
                 if not _alive(jump_client):
                     raise SshConfigError(f"jump host {self.name}: connection lost") from None
                 raise
-            client.jump_client, client.stage = jump_client, BANNER
+            client.jump_client, client.stage = jump_client, connection.BANNER
             return channel
 
     def close(self) -> None:
@@ -334,7 +318,7 @@ class SshLogins:
         self._limiters: dict[Any, HandshakeLimiter] = {}
         self._jump_hosts: dict[Login, JumpHost] = {}
         self._agents: dict[str, Agent] = {}
-        self._neighbours = Neighbours(notify)
+        self._neighbours = connection.Neighbours(notify)
         pool = gevent.get_hub().threadpool
         pool.maxsize = max(pool.maxsize, _MAX_LOOKUPS)
 
@@ -358,7 +342,7 @@ class SshLogins:
         settings = client.settings
         port = login.port or (settings.port if settings else 22)
         host = settings.hostname if settings else login.name
-        return connect_error(
+        return connection.connect_error(
             text,
             host if port == 22 else f"[{host}]:{port}",
             user=login.user or (settings.user if settings else "") or getpass.getuser(),
@@ -393,16 +377,16 @@ class SshLogins:
         _patch_paramiko_sk_key_support()
         settings = client.settings = self.settings(login)
         for attempt in range(1, TRIES + 1):
-            client.stage = CONNECTING
+            client.stage = connection.CONNECTING
             with self._open_socket(client, login, settings, deadline, route) as (sock, limiter):
                 try:
                     self._log_in(client, login, settings, sock, arguments)
                     return
                 except (SSHException, OSError, EOFError) as problem:
-                    if client.stage != BANNER:
+                    if client.stage != connection.BANNER:
                         raise
-                    limiter.note_drop()
-                    max_tries = TRIES_ALONE if str(problem).startswith(HUNG_UP) else 1
+                    limiter.sshd_dropped = True
+                    max_tries = TRIES_ALONE if str(problem).startswith(connection.HUNG_UP) else 1
                     if shared or limiter.shared:
                         max_tries = TRIES
                     if attempt >= max_tries:
@@ -436,9 +420,9 @@ class SshLogins:
             )
             with limiter.turn(client, deadline):
                 client.proxy = jump.proxy_by_master(settings)
-                client.stage = BANNER
+                client.stage = connection.BANNER
                 if client.proxy is None:
-                    client.stage = CONNECTING
+                    client.stage = connection.CONNECTING
                     yield jump.open(settings, client, deadline), limiter
                 else:
                     yield client.proxy.sock, limiter
@@ -449,16 +433,16 @@ class SshLogins:
             limiter = self._limiters.setdefault(("command", command), HandshakeLimiter())
             with limiter.turn(client, deadline):
                 error = f"{login.name}: the ProxyCommand of the ssh configuration here fails"
-                client.proxy = Proxy(expand(command, settings.tokens()), error)
-                client.stage = BANNER
+                client.proxy = connection.Proxy(expand(command, settings.tokens()), error)
+                client.stage = connection.BANNER
                 yield client.proxy.sock, limiter
             return
         addresses = self._addresses(settings)
         binding = settings.value("bindaddress"), settings.value("bindinterface")
         limiter = self._limiters.setdefault((addresses[0][1][:2], binding), HandshakeLimiter())
         with limiter.turn(client, deadline):
-            sock = open_tcp(addresses, settings, self.limit_s)
-            client.stage = BANNER
+            sock = connection.open_tcp(addresses, settings, self.limit_s)
+            client.stage = connection.BANNER
             yield sock, limiter
 
     def _addresses(self, settings: SshSettings) -> list[tuple[int, Any]]:
@@ -532,9 +516,11 @@ class SshLogins:
         client.known_hosts_file = policy.known_hosts.files[0] if policy.known_hosts.files else ""
 
         def bounded_transport(sock: Any, **options: Any) -> Any:
-            transport = (arguments.get("transport_factory") or BoundedTransport)(sock, **options)
-            restrict_algorithms(transport, settings)
-            if isinstance(transport, BoundedTransport):
+            transport = (arguments.get("transport_factory") or connection.BoundedTransport)(
+                sock, **options
+            )
+            connection.restrict_algorithms(transport, settings)
+            if isinstance(transport, connection.BoundedTransport):
                 transport.host_key_order = policy.order(transport._preferred_keys)
             return transport
 
@@ -553,7 +539,7 @@ class SshLogins:
         finally:
             transport = client.get_transport()
             if transport is not None and transport.remote_version:
-                client.stage = TALKING
+                client.stage = connection.TALKING
             client.tried_keys = ", ".join(keys.names)
 
 

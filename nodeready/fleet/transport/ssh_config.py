@@ -14,7 +14,6 @@ import os
 import pwd
 import re
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -191,9 +190,8 @@ class SshConfig:
 
     def __init__(self, file: str = "") -> None:
         self.file = os.path.abspath(os.path.expanduser(file)) if file else ""
-        path = shell.search_path(os.environ.get("PATH", ""))
-        self._env = {**os.environ, "PATH": path}
-        self._ssh = shutil.which("ssh", path=path)
+        self._env = {**os.environ, "PATH": shell.search_path()}
+        self._ssh = shell.find_program("ssh")
         sources = [(self.file, _USER_CONFIG[1])] if file else [_USER_CONFIG, _SYSTEM_CONFIG]
         self._lines = [
             line for name, base in sources for line in ssh_lines(os.path.expanduser(name), base)

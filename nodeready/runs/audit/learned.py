@@ -42,10 +42,6 @@ class LearnedSetting:
     notes: list[str] = field(default_factory=list)
 
 
-def _countable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _majority(values: Mapping[str, Any]) -> tuple[Any, str]:
     """The value that more than half of the nodes have, or None; and a note on the counts."""
     counts = Counter(values.values())
@@ -114,7 +110,11 @@ def majority(snapshots: Mapping[str, Snapshot]) -> list[LearnedSetting]:
         if setting_kind(key).named:
             setting = _table(key, values)
         else:
-            value, note = _majority({node: _countable(value) for node, value in values.items()})
+            countable = {
+                node: tuple(value) if isinstance(value, list) else value
+                for node, value in values.items()
+            }
+            value, note = _majority(countable)
             setting = LearnedSetting(key, value, [note])
         _drop_invalid(setting)
         learned.append(setting)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import pairwise
-from shutil import which
 from typing import Annotated, ClassVar
 
 from nodeready.agent.audit_document import FAILED, UNREACHABLE
 from nodeready.core.json_types import Count, Moment, MomentOrEmpty, Name
 from nodeready.core.result import STATUSES, worst
-from nodeready.core.shell import search_path
+from nodeready.core.shell import find_program
 from nodeready.core.text import sanitise, utc_moment
 from nodeready.runs.memory.changes import ANSWER, POLICY, RESULT, Change, changes
 from nodeready.runs.memory.look import Event, Look, NodeLook, PartSpan, shown_value
@@ -301,30 +299,25 @@ class NodeJob:
     end_s: float | None  # likewise; None: it runs
 
 
-def node_jobs(
-    node: str, since_s: float, environ: Mapping[str, str] = os.environ
-) -> tuple[tuple[NodeJob, ...], str]:
+def node_jobs(node: str, since_s: float) -> tuple[tuple[NodeJob, ...], str]:
     """The newest jobs on a node since a time, the oldest first; why there are none, or ""."""
     words = ["sacct", f"--nodelist={node}", f"--starttime={_time(since_s)}", "--allusers"]
     words += ["--allocations", "--parsable2", f"--format={_FIELDS}"]
-    text, problem = _run(words, environ)
+    text, problem = _run(words)
     return parse_jobs(text)[-_MAX_JOBS:], problem
 
 
-def node_drains(
-    since_s: float, nodes: Collection[str], environ: Mapping[str, str] = os.environ
-) -> tuple[list[Event], str]:
+def node_drains(since_s: float, nodes: Collection[str]) -> tuple[list[Event], str]:
     """Slurm's records of drains and losses of nodes since a time; what failed, or ""."""
     words = ["sacctmgr", "--noheader", "--parsable2", "list", "event", f"start={_time(since_s)}"]
     words += [f"nodes={','.join(nodes)}", "format=NodeName,Start,State,Reason"]
-    text, problem = _run(words, environ)
+    text, problem = _run(words)
     return parse_drains(text), problem
 
 
-def _run(argv: list[str], environ: Mapping[str, str]) -> tuple[str, str]:
+def _run(argv: list[str]) -> tuple[str, str]:
     """What a command of Slurm prints; why it prints nothing, or ""."""
-    path = search_path(environ.get("PATH", ""))
-    if not which(argv[0], path=path):
+    if not find_program(argv[0]):
         return "", f"{argv[0]} is not installed here"
     # Imported only here, because they import pyinfra, which is slow.
     from pyinfra.api.exceptions import InventoryError
@@ -332,7 +325,7 @@ def _run(argv: list[str], environ: Mapping[str, str]) -> tuple[str, str]:
     from nodeready.fleet.inventory.slurm import ask
 
     try:
-        return ask(argv, path, _TIMEOUT_S), ""
+        return ask(argv, _TIMEOUT_S), ""
     except InventoryError as error:
         return "", str(error)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from nodeready.agent.audit_document import Audit, NodeReport
 from nodeready.core.exit_codes import Refused
@@ -26,6 +26,7 @@ from nodeready.runs.memory.look import (
     Event,
     Look,
     NodeSections,
+    PartSpan,
     SectionText,
     SectionWriter,
     error_text,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from nodeready.runs.postmortem.document import Postmortem
     from nodeready.runs.smoke.document import SmokeReport
 
+ReadT = TypeVar("ReadT")
 #: The value of NODEREADY_MEMORY with which nothing is kept.
 OFF = "off"
 #: Days and megabytes after which the oldest looks are removed: docs/history.md has the size of
@@ -139,28 +141,26 @@ class LookKeeper:
                 pass  # `keep` says why
         return SectionWriter(self._checks, digests)
 
+    def _read(self, read: Callable[[Memory], ReadT], missing: ReadT) -> ReadT:
+        """What the memory has; ``missing`` where it cannot be read: `keep` says why."""
+        try:
+            return read(self._earlier) if self._earlier else missing
+        except MemoryUnavailable:
+            return missing
+
     def earlier_counters(self, name: str) -> str:
         """The counters of the last look at the node, as JSON; "": there are none."""
-        try:
-            return self._earlier.earlier_counters(name) if self._earlier else ""
-        except MemoryUnavailable:
-            return ""
+        return self._read(lambda memory: memory.earlier_counters(name), "")
 
     def looks(self) -> list[Look]:
         """The kept looks of this command at its inventory, the oldest first."""
-        try:
-            looks = self._earlier.looks() if self._earlier else []
-        except MemoryUnavailable:
-            return []
+        looks: list[Look] = self._read(lambda memory: memory.looks(), [])
         run = self._command, self._inventory
         return [look for look in reversed(looks) if (look.command, look.inventory) == run]
 
     def history(self, node: str) -> list[HistoryEntry]:
         """The kept history of a node and of its parts, the newest first."""
-        try:
-            return read_parts_history(self._earlier, node) if self._earlier else []
-        except MemoryUnavailable:
-            return []
+        return self._read(lambda memory: read_parts_history(memory, node), [])
 
     def keep_audit(self, audit: Audit, code: int, workers: AuditWorkers | None) -> None:
         """Keep an audit. workers: that have judged it; None: it is one of recorded verdicts"""
@@ -224,12 +224,9 @@ class LookKeeper:
 
         The vendors' tools number GPUs in the order of their PCI addresses.
         """
-        if gpu is None or self._earlier is None:
+        if gpu is None:
             return ""
-        try:
-            parts = self._earlier.parts_of(node)
-        except MemoryUnavailable:
-            return ""
+        parts: list[PartSpan] = self._read(lambda memory: memory.parts_of(node), [])
         gpus = [part for part in parts if part.kind == "gpu" and part.is_there]
         serials = [serial for _, serial in sorted((part.slot, part.serial) for part in gpus)]
         return serials[gpu] if gpu < len(serials) else ""

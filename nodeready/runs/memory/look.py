@@ -441,35 +441,17 @@ def _parts(observation: Any) -> list[tuple[str, str, str, str]]:
     return []
 
 
-def _subject_texts(
-    subject: str,
-    observation: Any,
-    shown: Any,
-    results: Iterable[Result],
-    *,
-    checks: Collection[str],
-    words: Mapping[str, str],
-) -> dict[str, bytes]:
-    """Section -> its text, of one subject of a node; of an Unknown, only the results."""
-    by_owner = {subject: [*results]}
-    if not SUBJECTS[subject].checks:
-        by_owner = {row.check: [row] for row in by_owner[subject] if row.check in checks}
-    texts = {
-        f"{owner}{RESULTS}": results_text(owned, checks, words.get(owner, ""))
-        for owner, owned in by_owner.items()
-    }
-    if not isinstance(observation, Unknown):
-        stable, totals = compared_facts(subject, plain(shown))
-        texts[f"{subject}{FACTS}"] = facts_text(stable)
-        if totals:
-            start = len(subject) + 1
-            named = {name[start:]: total for name, total in totals.items()}
-            texts[f"{subject}{COUNTERS}"] = dump(named)
-        if parts := _parts(observation):
-            texts[f"{subject}{PARTS}"] = dump(parts)
-        if isinstance(observation, Host) and observation.boot_id:
-            texts[BOOT] = dump(observation.boot_id)
-    return {name: text for name, text in texts.items() if len(text) <= MAX_BYTES}
+def _observed_texts(subject: str, observation: Any, shown: Any) -> Iterator[tuple[str, bytes]]:
+    """Section and text of what was observed of one subject of a node."""
+    stable, totals = compared_facts(subject, plain(shown))
+    yield f"{subject}{FACTS}", facts_text(stable)
+    if totals:
+        start = len(subject) + 1
+        yield f"{subject}{COUNTERS}", dump({name[start:]: n for name, n in totals.items()})
+    if parts := _parts(observation):
+        yield f"{subject}{PARTS}", dump(parts)
+    if isinstance(observation, Host) and observation.boot_id:
+        yield BOOT, dump(observation.boot_id)
 
 
 class SectionWriter:
@@ -499,11 +481,19 @@ class SectionWriter:
         if key not in self._words:
             self._words[key] = policy, policy_words(subject, policy)
         words = self._words[key][1]
+        by_owner = {subject: [*results]}
+        if not SUBJECTS[subject].checks:
+            by_owner = {row.check: [row] for row in by_owner[subject] if row.check in self._checks}
+        texts = [
+            (f"{owner}{RESULTS}", results_text(owned, self._checks, words.get(owner, "")))
+            for owner, owned in by_owner.items()
+        ]
+        if not isinstance(observation, Unknown):
+            texts += _observed_texts(subject, observation, shown)
         sections = []
-        for name, text in _subject_texts(
-            subject, observation, shown, results, checks=self._checks, words=words
-        ).items():
-            text_digest = digest(text)
-            packed = None if text_digest in self._digests else zlib.compress(text)
-            sections.append((name, text_digest, packed))
+        for name, text in texts:
+            if len(text) <= MAX_BYTES:
+                text_digest = digest(text)
+                packed = None if text_digest in self._digests else zlib.compress(text)
+                sections.append((name, text_digest, packed))
         return sections

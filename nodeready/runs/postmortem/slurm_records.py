@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 from glob import escape
-from shutil import which
 from typing import Any, NamedTuple
 
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready.core.shell import search_path
+from nodeready.core.shell import find_program
 from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import NodeSetError, expand
-from nodeready.fleet.inventory.slurm import TIMEOUT_S, ask
+from nodeready.fleet.inventory.slurm import ask
 from nodeready.runs.postmortem.evidence import SlurmRecords, SlurmStep
 
 #: Its user chooses the last two, which may have any character.
@@ -228,23 +226,22 @@ def log_patterns(path: str, job: str, record: Mapping[str, str]) -> str:
     return path if path.startswith("/") else ""
 
 
-def slurm_records(job: str, environ: Mapping[str, str] = os.environ) -> SlurmRecords:
+def slurm_records(job: str) -> SlurmRecords:
     """What `sacct` and `scontrol` know of this job; without Slurm, nothing."""
     records = SlurmRecords()
     if not re.fullmatch(r"\d{1,10}([_+.]\d{1,10})?", job):
         return records
-    path = search_path(environ.get("PATH", ""))
     record: dict[str, str] = {}
     texts: dict[str, str] = {}
     for name, argv in (
         ("scontrol", ["scontrol", "show", "job", job]),
         ("sacct", ["sacct", "-j", job, "--parsable2", f"--format={_FIELDS}"]),
     ):
-        if not which(name, path=path):
+        if not find_program(name):
             records.missing[name] = "is not installed here"
             continue
         try:
-            texts[name] = ask(argv, path, TIMEOUT_S)
+            texts[name] = ask(argv)
         except InventoryError as error:
             records.missing[name] = str(error)
     if "scontrol" in texts:
@@ -265,7 +262,7 @@ def slurm_records(job: str, environ: Mapping[str, str] = os.environ) -> SlurmRec
             record.setdefault("UserId", f"{rows[0].get('User', '')}({rows[0].get('UID', '')})")
         else:
             records.missing["sacct"] = f"knows no job {job}"
-    records.script = _batch_script(job, path, step_known="scontrol" in texts)
+    records.script = _batch_script(job, step_known="scontrol" in texts)
     records.since_s = _epoch(record.get("StartTime", ""))
     if user := re.search(r"\((\d{1,10})\)$", record.get("UserId", "")):
         records.uid = int(user[1])
@@ -281,15 +278,15 @@ def slurm_records(job: str, environ: Mapping[str, str] = os.environ) -> SlurmRec
     return records
 
 
-def _batch_script(job: str, path: str, *, step_known: bool) -> str:
+def _batch_script(job: str, *, step_known: bool) -> str:
     """The batch script of a job; "": it has none, or it is not kept, or not shown to this user."""
     argv = ["scontrol", "write", "batch_script", job, "-"]
     if not step_known:
         # Only if AccountingStoreFlags has job_script.
         argv = ["sacct", "-j", job, "--batch-script"]
-    if which(argv[0], path=path):
+    if find_program(argv[0]):
         with contextlib.suppress(InventoryError):
-            return ask(argv, path, TIMEOUT_S)
+            return ask(argv)
     return ""
 
 

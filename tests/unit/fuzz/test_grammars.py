@@ -177,7 +177,9 @@ def amd_tools(text: str) -> None:
 
 
 def job(text: str) -> None:
-    slurm.job_nodes(text[:100_000], "/nonexistent", 1)
+    with pytest.MonkeyPatch.context() as without_scontrol:
+        without_scontrol.setenv("PATH", "/nonexistent")
+        slurm.job_nodes(text[:100_000])
 
 
 def short(problem: Exception) -> None:

@@ -5,11 +5,12 @@ from datetime import datetime
 from nodeready.runs.memory.history import node_drains, node_jobs, parse_drains
 
 
-def test_a_failing_sacct_is_no_error(tmp_path):
+def test_a_failing_sacct_is_no_error(tmp_path, monkeypatch):
     sacct = tmp_path / "sacct"
     sacct.write_text("#!/bin/sh\necho 'slurmdbd is down' >&2; exit 1\n")
     sacct.chmod(0o755)
-    jobs, problem = node_jobs("a", 0.0, {"PATH": str(tmp_path)})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    jobs, problem = node_jobs("a", 0.0)
     assert (jobs, problem.rpartition(" failed: ")[2]) == ((), "slurmdbd is down")
 
 
@@ -27,8 +28,6 @@ def test_drains_are_read_with_any_reason():
     assert drain.text == "DRAIN: nodeready: loses job, reset GPU: gpus.ecc|errors x"
 
 
-def test_without_accounting_there_is_no_drain(tmp_path):
-    assert node_drains(0.0, ["a"], {"PATH": str(tmp_path)}) == (
-        [],
-        "sacctmgr is not installed here",
-    )
+def test_without_accounting_there_is_no_drain(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert node_drains(0.0, ["a"]) == ([], "sacctmgr is not installed here")
