@@ -26,7 +26,6 @@ from nodeready.agent.failure_rules import (
     LISTS,
     LOST,
     MAX_LINE,
-    MAX_RANKS,
     PART,
     PHRASES,
     REPORT,
@@ -43,10 +42,10 @@ from nodeready.agent.failure_rules import (
     kind_of_code,
     kind_of_groups,
     meaning,
-    ranks_in,
 )
 from nodeready.agent.log_lines import STAMP_CHARACTERS, TIMED, Calendar, node_calendar, stamp
 from nodeready.agent.log_ranks import (
+    MAX_RANKS,
     FileRanks,
     RankReader,
     after_bars,
@@ -54,6 +53,7 @@ from nodeready.agent.log_ranks import (
     may_tell_rank,
     path_ranks,
     prefix_pattern,
+    ranks_in,
     unwrapped,
 )
 from nodeready.agent.log_variables import LogFacts, read_facts

@@ -30,8 +30,6 @@ KINDS = (
 #: Maximum characters of a line that are searched. The patterns bound what stands between two
 #: words, so that a line takes milliseconds at most.
 MAX_LINE = 4096
-#: Maximum ranks that the launchers' reports in a file name.
-MAX_RANKS = 100_000
 
 #: Signal -> kind, and its words in a shell and in srun.
 _SIGNAL_KINDS = {4: "segfault", 8: "segfault", 11: "segfault"}
@@ -231,13 +229,3 @@ def code_of(groups: Mapping[str, str]) -> int:
         return -(int(name) if name.isdigit() else _NUMBERS.get(name, 0))
     # A status of Windows says no more than that its process failed.
     return int(groups.get("code", 1 if "status" in groups else 0))
-
-
-def ranks_in(text: str) -> tuple[int, ...]:
-    """The ranks of ``3``, ``0-2,5``; at most MAX_RANKS."""
-    numbers: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        end = min(int(last or first) + 1, int(first) + MAX_RANKS - len(numbers))
-        numbers += range(int(first), end)
-    return tuple(numbers)

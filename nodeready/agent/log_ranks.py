@@ -28,8 +28,21 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from nodeready import knowledge
-from nodeready.agent.failure_rules import ranks_in
 from nodeready.core import wire
+
+#: Maximum ranks that a text, or the launchers' reports in a file, name.
+MAX_RANKS = 100_000
+
+
+def ranks_in(text: str) -> tuple[int, ...]:
+    """The ranks of ``3``, ``0-2,5``; at most MAX_RANKS."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        end = min(int(last or first) + 1, int(first) + MAX_RANKS - len(numbers))
+        numbers += range(int(first), end)
+    return tuple(numbers)
+
 
 # --- The rank of a log file, by its path and its lines.
 

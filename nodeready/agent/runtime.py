@@ -524,7 +524,7 @@ class ForkedWorker:
         # In a process with gevent, gevent takes the status of every child.
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(self.pid, os.WNOHANG)[0] == 0 and time.monotonic() < until:
-                time.sleep(0.01)
+                time.sleep(0.001)
         os.close(self.pipe)
 
 

@@ -166,6 +166,53 @@ def test_ranks_of_all_nodes_wait_for_the_one_that_has_the_other_ends(job, where,
     assert "7 ranks wait for it, or it may be slow" in json.loads(done.out)["verdict"]["text"]
 
 
+#: A thread without Python waits in a semaphore, on rank 5 in pause(2).
+NATIVE = f"""
+import ctypes, os, threading
+libc, semaphore = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+libc.pthread_create.argtypes = [ctypes.c_void_p] * 4
+libc.pthread_setname_np.argtypes = [ctypes.c_ulong, ctypes.c_char_p]
+rank, thread = int(os.environ["RANK"]), ctypes.c_ulong()
+for number in range(3):
+    name = "pause" if (rank, number) == (5, 1) else "sem_wait"
+    call = ctypes.cast(getattr(libc, name), ctypes.c_void_p).value
+    place = ctypes.addressof(thread), None, call, ctypes.addressof(semaphore)
+    libc.pthread_create(*place)
+    libc.pthread_setname_np(thread.value, f"rt-worker-{{number}}".encode())
+def train():
+    open(f"{HERE}/at-{{rank}}", "w").write("")
+    threading.Event().wait()
+train()
+"""
+
+
+def test_a_thread_without_python_that_waits_differently_is_possible(job, where, tool):
+    for node in job.nodes:
+        node.write(f"{HERE}/native.py", NATIVE)
+        node.enter(["rm", "-f", *(f"{HERE}/at-{rank}" for rank in range(8))])
+    for rank in range(8):
+        words = f"RANK={rank} WORLD_SIZE=8 MASTER_ADDR=native MASTER_PORT=1 setsid"
+        line = f"/usr/bin/python3 {HERE}/native.py </dev/null >/dev/null 2>&1 &"
+        job.node(rank).run(f"{words} {line}")
+    try:
+        at = {r: Path(f"/proc/{job.node(r).pid}/root{HERE}/at-{r}") for r in range(8)}
+        wait_for(lambda: all(path.exists() for path in at.values()))
+        words = ("stacks", where, *QUICK, "--job", "native:1", "--format", "json")
+        done = tool(*words)
+        native = tool(*words, "--native")
+    finally:
+        for node in job.nodes:
+            node.enter(["pkill", "-KILL", "-f", "native.py"], check=False)
+    found, unwound = json.loads(done.out), json.loads(native.out)
+    (odd,) = found["odd_threads"]
+    assert (odd["rank"], odd["node"], odd["name"]) == (5, job.node(5).name, "rt-worker-N")
+    assert "pause" in odd["wait"]
+    (text,) = (text for text in found["advice"] if text.startswith("possible: rank 5 "))
+    assert f"`gdb -p {odd['thread']} " in text
+    assert found["verdict"]["kind"] == "unclear"
+    assert any("pause" in name for name in unwound["odd_threads"][0]["native"]), native
+
+
 def test_this_machine_without_any_connection(tool, tmp_path):
     program = tmp_path / "train.py"
     program.write_text(TRAIN.replace(HERE, str(tmp_path)))

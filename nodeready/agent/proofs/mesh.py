@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nodeready.agent.resolver import resolve
 from nodeready.core import wire
 from nodeready.subjects.proof.facts import Busy, ProofConfig
 
@@ -150,7 +151,6 @@ CONNECT_S = 1.5
 #: Seconds for the token; longer, because the target's program may be busy after its kernel
 #: answered.
 TOKEN_S = 3.0
-RESOLVE_S = 3.0
 #: After this number of time-outs in a row, from the first port on, no further port is tried.
 MAX_TIMEOUTS = 3
 
@@ -247,31 +247,6 @@ def ready(connection: socket.socket, events: int, seconds: float) -> bool:
     poll = select.poll()
     poll.register(connection, events)
     return bool(poll.poll(max(0, math.ceil(seconds * 1000))))
-
-
-def resolve(
-    name: str, wait: Callable[[threading.Thread, float], None] = threading.Thread.join
-) -> tuple[tuple[str, ...], str]:
-    """The addresses of a name, in the resolver's order, or why it has none.
-
-    A name service that hangs is left behind in its thread.
-
-    wait: waits for a thread, at most these seconds; it may raise an exception
-    """
-    resolutions: list[tuple[tuple[str, ...], str]] = []
-
-    def ask() -> None:
-        try:
-            rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            addresses = (str(row[4][0]).partition("%")[0] for row in rows)
-            resolutions.append((tuple(dict.fromkeys(addresses)), ""))
-        except (OSError, ValueError) as problem:
-            resolutions.append(((), getattr(problem, "strerror", None) or str(problem)))
-
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    wait(asking, RESOLVE_S)
-    return resolutions[0] if resolutions else ((), f"no answer in {RESOLVE_S:.0f} s")
 
 
 def connect_to_listener(

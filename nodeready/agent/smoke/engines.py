@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nodeready.agent.proofs.mesh import resolve
+from nodeready.agent.resolver import resolve
 from nodeready.agent.runtime import ProcessSupervisor, end_all
 from nodeready.agent.smoke import torch_ranks
 from nodeready.agent.smoke.orders import (

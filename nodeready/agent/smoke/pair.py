@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 from nodeready.agent.proofs import mesh
 from nodeready.agent.proofs.mesh import Try
+from nodeready.agent.resolver import resolve
 from nodeready.agent.smoke.orders import PairAnswer, PairOrder, SmokePeer
 
 NONCE_SIZE, _GREETING_SIZE, WELCOME = 16, 16, b"+"
@@ -435,7 +436,7 @@ def run_pair(
     tries: list[Try] = []
     # When the time is over, the answer has the results so far.
     with contextlib.suppress(TestOver, OSError):
-        resolved, error = mesh.resolve(peer.name, deadline.join)
+        resolved, error = resolve(peer.name, deadline.join)
         address = mesh.peer_address(resolved, peer.addresses, own_addresses)
         # Half of the time is for the data.
         half = deadline.began + order.limit_s / 2

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nodeready.agent.runtime import ProcessSupervisor
-from nodeready.agent.stacks import processes, py_spy, waits
+from nodeready.agent.stacks import processes, py_spy, threads, waits
 from nodeready.agent.stacks.processes import (
     FROZEN,
     HANGS,
@@ -110,6 +110,7 @@ class StackTarget:
     # connections and listeners that other nodes' ranks may wait for, from `links.observe`
     ends: list[str] = field(default_factory=list)
     witnesses: dict[str, Any] = field(default_factory=dict)
+    thread_rows: list[threads.Row] = field(default_factory=list)  # of its further threads
 
     def __post_init__(self) -> None:
         self.add_note(self.rank.note)

@@ -30,6 +30,7 @@ from nodeready.agent.stacks import (
     processes,
     py_spy,
     ranks,
+    threads,
     waits,
 )
 from nodeready.agent.stacks.descendants import NO_TIME, OTHERS_TOOK, StackTable, StackTarget
@@ -92,6 +93,9 @@ _LEVELS = (
 )
 #: Minimum seconds for the stacks of all descendants; they get as many as the ranks' stacks took.
 _DESCENDANTS_S = 1.0
+#: Seconds without a step after which one more sample of a rank that stands tells nothing: few jobs
+#: have longer steps.
+_STOOD_S = 60.0
 _NO_TIME_LEFT = "no time left: the stacks of other descendants took it"
 #: Maximum characters of all frames of one owner that are kept for the answer.
 _MAX_CHARACTERS = 64 << 20
@@ -112,6 +116,7 @@ class StacksConfig:
     samples: int = 2
     interval_s: float = 2.0  # likewise
     native: tuple[int, ...] = ()  # only take the native stacks of these processes, one at a time
+    native_threads: tuple[int, ...] = ()  # and those of these threads of theirs
     # its path; if that is missing, the session's py-spy is used
     py_spy: str = "/usr/local/bin/py-spy"
     user: str = ""  # only this user's processes; "": those of all users
@@ -189,16 +194,26 @@ def _pack_within_limits(
 def _stacks(targets: Sequence[StackTarget], levels: Mapping[str, int]) -> dict[str, Any]:
     """The frames, stacks and processes of these targets in the trace."""
     table = StackTable()
+    thread_waits: dict[threads.ThreadWait, int] = {}
     rows = []
     for target in targets:
-        main, threads, with_details, _ = _LEVELS[levels[target.owner]]
-        row = target.plain(table, main, threads)
+        main, with_threads, with_details, _ = _LEVELS[levels[target.owner]]
+        row = target.plain(table, main, with_threads)
         if with_details:
             row["below"] = descendants.plain(target, table)
             row["locals"] = target.dumps[-1].locals if target.dumps else ()
             row["witnesses"] = target.witnesses
+            row["thread_rows"] = [
+                (thread_waits.setdefault(wait, len(thread_waits)), count)
+                for wait, count in target.thread_rows
+            ]
         rows.append(row)
-    return {"frames": table.frames, "stacks": table.stacks, "processes": rows}
+    return {
+        "frames": table.frames,
+        "stacks": table.stacks,
+        "processes": rows,
+        "thread_waits": list(map(vars, thread_waits)),
+    }
 
 
 def _shares(stacks: Mapping[str, Any]) -> tuple[float, ...]:
@@ -269,7 +284,8 @@ def _snapshot(
     if not targets:
         return [], _describe(supervisor, ranks.busiest_pythons(scanned, os.getpid())), problem
     if config.native:
-        _take_native_stacks(supervisor, py_spy.find(config.py_spy), targets)
+        path = py_spy.find(config.py_spy)
+        _take_native_stacks(supervisor, path, targets, config.native_threads)
     elif config.samples:
         trace["witnesses"], trace["interval_s"] = _capture(supervisor, config, targets, scanned)
     _observe(supervisor, targets)
@@ -321,9 +337,10 @@ def _capture(
     witnesses = ask_witnesses.Witnesses(
         supervisor, targets, ras=config.ras, dump=config.dump, check=config.check
     )
-    began = next_sample = time.monotonic()
+    began = since = next_sample = time.monotonic()
     samples, number = max(1, config.samples), 0
     kept_characters: Counter[str] = Counter()
+    thread_calls: dict[int, dict[str, str]] = {}
     while True:
         time.sleep(max(0.0, min(next_sample - time.monotonic(), supervisor.left_s)))
         _observe_sample(supervisor, targets)
@@ -334,15 +351,28 @@ def _capture(
         if number == 0:
             _observe_threads(supervisor, targets)
             witnesses.ask()
+            pids = [target.pid for target in targets if target.facts and not target.rank.stranger]
+            thread_calls = threads.first_look(pids, _deadline(supervisor, supervisor.left_s / 4))
         is_extendable = number == samples - 1 and 0 < 2 * config.longer_s < supervisor.left_s
         if is_last and not (is_extendable and _may_be_slow(targets)):
+            break
+        if is_last and _have_stood(targets, _deadline(supervisor, supervisor.left_s / 4)):
+            # The kernel tells already what one more sample would.
+            since -= config.longer_s
             break
         next_sample += config.longer_s if is_last else config.interval_s
         number += 1
     seconds = next_sample - began
     calls = _observe_descendants(supervisor, targets, scanned)
-    links.observe(targets, calls, began, _deadline(supervisor, supervisor.left_s / 2))
+    links.observe(targets, calls, since, _deadline(supervisor, supervisor.left_s / 2))
+    mains = {target.pid: target.thread or target.pid for target in targets}
+    thread_rows = threads.observe(
+        {pid: mains[pid] for pid in thread_calls},
+        thread_calls,
+        _deadline(supervisor, supervisor.left_s / 4),
+    )
     for target in targets:
+        target.thread_rows = thread_rows.get(target.pid, [])
         target.note_interpreter_lock(seconds)
     deadline = time.monotonic() + max(_DESCENDANTS_S, dumped_s)
     started, limit_s = descendants.dump_order(targets), supervisor.left_s / 2
@@ -364,6 +394,21 @@ def _may_be_slow(targets: Sequence[StackTarget]) -> bool:
     return bool(stacks) and all(
         len(mains) > 1 and mains[0] is not None and len({*mains}) == 1 for mains in stacks
     )
+
+
+def _have_stood(targets: Sequence[StackTarget], deadline: float) -> bool:
+    """Whether no thread of Python has run for `_STOOD_S` on any rank of Python."""
+    numbers = {
+        target.pid: [target.pid, *(row.number for row in target.dumps[-1].threads if row.number)]
+        for target in targets
+        if target.facts and target.rank.process.python and not target.rank.stranger
+    }
+    answers = processes.probe_each(
+        lambda pid: all(threads.stood_s(pid, number) >= _STOOD_S for number in numbers[pid]),
+        list(numbers),
+        deadline,
+    )
+    return all(answers.get(pid) is True for pid in numbers)
 
 
 def _match_commands(
@@ -524,7 +569,10 @@ def _take_dumps(
 
 
 def _take_native_stacks(
-    supervisor: ProcessSupervisor, path: str, targets: Sequence[StackTarget]
+    supervisor: ProcessSupervisor,
+    path: str,
+    targets: Sequence[StackTarget],
+    native_threads: Sequence[int],
 ) -> None:
     """Take the native stacks, one at a time: each dump reads the symbols of all libraries."""
     for target in targets:
@@ -547,7 +595,23 @@ def _take_native_stacks(
                 target.native = py_spy.Dump(tuple(frames) or None, error=reason)
             if may_be_stopped:
                 _resume(supervisor, target)
+            _take_native_threads(supervisor, target, native_threads)
         target.add_note(f"no native stack: {reason}" if reason else "")
+
+
+def _take_native_threads(
+    supervisor: ProcessSupervisor, target: StackTarget, numbers: Iterable[int]
+) -> None:
+    """Take the native calls of those threads that the target has; gdb stops each alone."""
+    for number in numbers:
+        state = threads.state_of(target.pid, number)
+        if state and state in "RS" and supervisor.left_s > 1:
+            frames, _, may_be_stopped = gdb.live_stack(supervisor, number, supervisor.left_s)
+            names = tuple(function for function, _, _ in reversed(frames))
+            wait = threads.ThreadWait(str(number), number=number, native=names)
+            target.thread_rows.append((wait, 1))
+            if may_be_stopped:
+                _resume(supervisor, target)
 
 
 def _resume(supervisor: ProcessSupervisor, target: StackTarget) -> None:

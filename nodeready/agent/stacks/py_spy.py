@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeready.agent.cores import gdb
-from nodeready.agent.proofs.attach import environment
 from nodeready.agent.runtime import Ended, ProcessSupervisor, changeable_by_root_only
 from nodeready.agent.secrets import redact
 from nodeready.agent.stacks.processes import contents, stat
@@ -256,8 +255,8 @@ def failure_reason(ended: Ended) -> tuple[str, bool]:
     return f"py-spy: {message or ending}", True
 
 
-#: Variables of py-spy: no backtrace of its own, and only warnings in its log.
-_RUST = {"RUST_BACKTRACE": "0", "RUST_LOG": "py_spy=warn"}
+#: Variables of py-spy: English messages, no backtrace of its own, and only warnings in its log.
+_VARIABLES = {"LC_ALL": "C", "RUST_BACKTRACE": "0", "RUST_LOG": "py_spy=warn"}
 
 
 def _run(
@@ -270,7 +269,7 @@ def _run(
         if stream == 1 and len(output) <= MAX_BYTES:
             output.extend(chunk)
 
-    return supervisor.run(argv, limit_s, on_output, env={**environment(), **_RUST}), output
+    return supervisor.run(argv, limit_s, on_output, env={**os.environ, **_VARIABLES}), output
 
 
 def _start_s(pid: int) -> float:

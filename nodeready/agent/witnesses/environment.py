@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import islice
 
 from nodeready.agent.proc import holder_text, list_directory, listeners, socket_inodes
-from nodeready.agent.proofs.mesh import resolve
+from nodeready.agent.resolver import resolve
 from nodeready.agent.secrets import redact
 from nodeready.agent.stacks import processes
 from nodeready.agent.users_file import opened_path

@@ -9,7 +9,7 @@ import re
 from collections import defaultdict
 from dataclasses import replace
 
-from nodeready.agent.failure_rules import ranks_in as numbers_in
+from nodeready.agent.log_ranks import ranks_in as numbers_in
 from nodeready.runs.postmortem.findings import MAX_TEXT, Finding, lines_of
 from nodeready.runs.postmortem.own_errors import odd_call
 from nodeready.runs.postmortem.rank_failures import JobFailures, ranks_in

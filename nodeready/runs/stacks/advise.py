@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import fold, natural
-from nodeready.runs.stacks import hints
+from nodeready.runs.stacks import hints, odd_threads
 from nodeready.runs.stacks.causes import called
 from nodeready.runs.stacks.document import Frame, Group, Rank, Stacks, fold_ranks, say
 
@@ -393,7 +393,7 @@ def _same_place_advice(group: Group, several: bool) -> Iterator[str]:
     elif group.verdict == "progressing":
         yield "all ranks move: between the samples each of them has come to another place"
     elif several:
-        yield f"all {group.processes} ranks stand at the same place: no rank is the odd one"
+        yield f"all {group.processes} ranks stand at the same place: no main thread is the odd one"
 
 
 _ACTIVITY_NOUNS = {
@@ -556,6 +556,7 @@ def with_advice(
         lines += _same_place_advice(groups[0], len(stacks.processes) > 1) if is_single else []
     elif len(groups) > 1 and not by_witness:
         lines += _several_groups_advice(stacks)
+    lines += odd_threads.sentences(stacks)
     lines += _different_code_advice(differences)
     lines += _other_processes_advice(stacks, disputed)
     if not stacks.processes and instead:

@@ -98,7 +98,7 @@ def _with_claims(trace: Trace, job: str) -> Trace:
     Its processes only claim the job, so their stacks and witnesses are removed.
     """
     bare: dict[str, Any] = dict.fromkeys(
-        ("samples", "below", "ends", "waits_for", "received", "locals"), ()
+        ("samples", "below", "ends", "waits_for", "received", "locals", "thread_rows"), ()
     )
     note = claim_note(job, True)
     processes = tuple(
@@ -200,8 +200,9 @@ def _has_native(group: Group) -> bool:
 def choose_native(stacks: Stacks, maximum: int = MAX_UNWOUND) -> dict[str, list[int]]:
     """Node -> the pids of the processes to unwind.
 
-    First one process of each group with native calls, then the other processes of these groups
-    without the largest group. The most suspicious group is first; at most ``maximum`` processes.
+    First the processes with odd threads, then one process of each group with native calls, then
+    the other processes of these groups without the largest group. The most suspicious group is
+    first; at most ``maximum`` processes.
     """
     groups = [index for index, group in enumerate(stacks.groups) if _has_native(group)]
     if not groups:
@@ -211,10 +212,12 @@ def choose_native(stacks: Stacks, maximum: int = MAX_UNWOUND) -> dict[str, list[
     for process in stacks.processes:
         if process.group in members and process.state[:1] not in _UNPAUSABLE_STATES:
             members[process.group].append(process)
-    chosen = [member for index in groups for member in members[index][:1]]
+    odd = {(thread.node, thread.pid) for thread in stacks.odd_threads}
+    chosen = [row for rows in members.values() for row in rows if (row.node, row.pid) in odd]
+    chosen += [member for index in groups for member in members[index][:1]]
     chosen += [member for index in groups if index != largest for member in members[index][1:]]
     pids_of: dict[str, list[int]] = {}
-    for process in chosen[:maximum]:
+    for process in list(dict.fromkeys(chosen))[:maximum]:
         pids_of.setdefault(process.node, []).append(process.pid)
     return pids_of
 
@@ -231,7 +234,16 @@ def unwind(captured: Captured, ask: Asks, stacks: Stacks) -> list[str]:
     )
     second = Captured(config, list(pids))
     requests = {
-        name: request_for(name, replace(config, native=tuple(numbers)))
+        name: request_for(
+            name,
+            replace(
+                config,
+                native=tuple(numbers),
+                native_threads=tuple(
+                    odd.thread for odd in stacks.odd_threads if odd.node == name and odd.thread
+                ),
+            ),
+        )
         for name, numbers in pids.items()
     }
     add_answers(second, ask, "native", requests)
@@ -274,11 +286,16 @@ def merged(
             path.append(frame_indexes[frame])
         index_of[pid] = len(stacks)
         stacks.append(tuple(path))
+    calls = {wait.number: wait.native for wait in native.thread_waits}
+    waits = (replace(wait, native=calls.get(wait.number, ())) for wait in trace.thread_waits)
     processes = tuple(
         replace(process, native=index_of.get(process.pid, process.native))
         for process in trace.processes
     )
-    complete = replace(trace, frames=tuple(frames), stacks=tuple(stacks), processes=processes)
+    complete = replace(
+        trace, frames=tuple(frames), stacks=tuple(stacks), processes=processes,
+        thread_waits=tuple(waits),
+    )  # fmt: skip
     return complete, missing
 
 

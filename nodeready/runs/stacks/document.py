@@ -207,6 +207,20 @@ class Verdict:
     missing: tuple[str, ...] = ()  # evidence that was missing and would help: one line each
 
 
+class OddThread(NamedTuple):
+    """A thread that waits differently on one rank than on all other ranks: a possible cause."""
+
+    rank: Annotated[int | None, {"minimum": 0}]
+    node: str
+    pid: Annotated[int, {"minimum": 0}]
+    name: str  # with N in place of each number
+    thread: Annotated[int, {"minimum": 0}]  # its number; 0: the rank has no thread in that wait
+    wait: str  # the wait that no other rank has; "": none
+    peers: str  # the wait that each other rank has, and this one has not; "": none
+    kernel_stack: tuple[str, ...] = ()  # leaf first; () when not permitted
+    native: tuple[str, ...] = ()  # its native calls, leaf first; () when not taken
+
+
 @dataclass(frozen=True)
 class Stacks:
     """The document of `nodeready stacks`: where every rank of a job stands, grouped, the most
@@ -218,6 +232,7 @@ class Stacks:
     JSON: ClassVar = (
         *("started", "finished", "job", "user", "world_size", "complete", "verdict"),
         *("groups", "witnesses", "processes", "gaps", "other_jobs", "advice"),
+        "odd_threads",
     )
     JSON_KEYS: ClassVar = {"other_jobs": "others"}
 
@@ -235,6 +250,7 @@ class Stacks:
     other_jobs: tuple[OtherJob, ...] = ()  # the jobs that are not shown, the largest first
     verdict: Verdict | None = None  # None: no rank was found
     witnesses: tuple[Witness, ...] = ()  # the witnesses beside the stacks
+    odd_threads: tuple[OddThread, ...] = ()  # threads that wait differently on one rank
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:

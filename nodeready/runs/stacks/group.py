@@ -44,6 +44,7 @@ from nodeready.runs.stacks.document import (
     StackThread,
 )
 from nodeready.runs.stacks.hung_job import OddRanks
+from nodeready.runs.stacks.odd_threads import ThreadTable
 from nodeready.runs.stacks.trace import Descendant, Trace, TracedProcess
 
 # --- The processes of all traces, kept by their classification until all are read.
@@ -228,6 +229,7 @@ class TracedJob:
     # WORLD_SIZE -> the rank of each process with it; None: it has no number
     worlds: dict[int, list[int | None]] = field(default_factory=dict)
     count: int = 0
+    threads: ThreadTable = field(default_factory=ThreadTable)
 
     def __post_init__(self) -> None:
         #: The users of a Slurm job.
@@ -242,6 +244,7 @@ class TracedJob:
         for size, ranks in other.worlds.items():
             self.worlds.setdefault(size, []).extend(ranks)
         self.count += other.count
+        self.threads.join(other.threads)
 
     @property
     def _all_processes(self) -> list[Rank]:
@@ -313,6 +316,7 @@ class TraceCollector:
             rank, world_size = _rank(process.rank), process.world_size
             if world_size is not None:
                 job.worlds.setdefault(world_size, []).append(rank)
+            job.threads.read((rank, node, process.pid), process.thread_rows, trace.thread_waits)
             classification = classify(process, numbers, self.stacks, interval)
             threads = self._threads(process, numbers) if self.all_threads else []
             ends = (
@@ -948,6 +952,7 @@ def _grouped(
         ),
         decided.verdict if ranks else None,
         report.witnesses,
+        job.threads.odd_threads() if ranks else (),
     )
     return advise.with_advice(
         stacks,

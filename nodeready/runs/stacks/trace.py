@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from nodeready.agent.stacks.program import MAX_COST, SCHEMA
+from nodeready.agent.stacks.threads import MAX_ROWS, ThreadWait
 from nodeready.core import wire
 from nodeready.core.files import only_regular, remove, write_atomically
 from nodeready.core.outcome import INVALID, Gap
@@ -24,7 +25,10 @@ from nodeready.runs.user_files import output_directory
 #: Maximum bytes of one file: thousands of times the trace of a node with eight ranks.
 MAX_BYTES = 256 << 20
 #: Maximum items of a rank's fields.
-_MAX_ITEMS = {"below": 64, "locals": 200, "waits_for": 128, "ends": 128, "received": 128}
+_MAX_ITEMS = {
+    "below": 64, "locals": 200, "waits_for": 128, "ends": 128, "received": 128,
+    "thread_rows": MAX_ROWS,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,8 @@ class TracedProcess:
     # threads that wait for data of other ranks, and got some since the first sample
     received: tuple[Line, ...] = ()
     untimed: bool = False  # what the main thread waits for ends by another's act alone
+    # how its further threads wait: index of the trace's `thread_waits`, and their count
+    thread_rows: tuple[tuple[Count, Count], ...] = ()
 
 
 @dataclass
@@ -114,6 +120,7 @@ class Trace:
     witnesses: Objects = field(default_factory=dict)  # as of a process
     part: Line = ""  # why only a part of the job was asked for; "": all was
     uptime_s: Seconds = 0.0  # since the node's boot, when the capture began; 0: not known
+    thread_waits: tuple[ThreadWait, ...] = ()  # how threads of its processes wait
 
 
 class TraceError(ValueError):
@@ -146,6 +153,8 @@ def _decoded(data: Any) -> Trace:
         used += [process.native, *(child.main for child in process.below)]
         for sample in process.samples:
             used += [sample.main, *(stack for _, stack in sample.threads)]
+    rows = [row for process in trace.processes for row in process.thread_rows]
+    _check_indexes([at for at, _ in rows], len(trace.thread_waits), "a row of threads")
     _check_indexes(
         [index for index in used if index is not None], len(trace.stacks), "a sample's stack"
     )

@@ -37,9 +37,14 @@ def good() -> dict[str, Any]:
         kernel_stack=["futex"], below=[worker, {**worker, "main": None, "error": "not Python"}],
         switches=[7, 2**40], calls=[7, 2**40], main_cpu_s=[0.5, 1], waits_on="futex",
         locals=["step: number = 7"], witnesses={"logs": {"absent": "no log"}},
+        received=["MainThread"], untimed=True, thread_rows=[[0, 2]],
     )  # fmt: skip
     whole = document(
-        "gpu003", rank, process(None, None, start_s=7), instead=["python3 x.py (pid 7, user bob)"]
+        "gpu003",
+        rank,
+        process(None, None, start_s=7),
+        instead=["python3 x.py (pid 7, user bob)"],
+        thread_waits=[{"name": "nccl", "state": "S", "number": 8, "kernel_stack": ["futex"]}],
     )
     return json.loads(json.dumps(whole))
 

@@ -16,6 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from nodeready.agent import resolver
 from nodeready.agent.proofs import mesh
 from nodeready.agent.smoke import pair as smoke_listeners
 from nodeready.agent.smoke import pair as smoke_pair
@@ -172,7 +173,7 @@ def test_the_token_of_another_run(pair):
     ("gpu03", lambda *_, **__: time.sleep(2) or [], "no answer"),
 ])  # fmt: skip
 def test_a_name_that_does_not_lead_to_the_target(pair, monkeypatch, name, resolve, error):
-    monkeypatch.setattr(mesh, "RESOLVE_S", 0.3)
+    monkeypatch.setattr(resolver, "RESOLVE_S", 0.3)
     look = Mock(wraps=socket.getaddrinfo, side_effect=resolve)
     monkeypatch.setattr(socket, "getaddrinfo", look)
     answer = pair(target=SmokePeer(name, ("10.9.8.7",), 1, "token"))[0]()
