@@ -14,16 +14,8 @@ from functools import cached_property
 from itertools import takewhile
 
 from nodeready.agent import failure_rules as rules
+from nodeready.agent import log_ranks
 from nodeready.agent.log_lines import STAMP_CHARACTERS, TIMED, Calendar, node_calendar, stamp
-from nodeready.agent.log_ranks import (
-    FileRanks,
-    RankReader,
-    learn_ranks,
-    may_tell_rank,
-    path_ranks,
-    prefix_pattern,
-    unwrapped,
-)
 from nodeready.agent.log_variables import LogFacts, read_facts
 from nodeready.agent.witnesses.flight_recorder import Recording
 from nodeready.agent.witnesses.logs import WatchdogReport, reports
@@ -316,7 +308,7 @@ def is_handled(text: str) -> bool:
 
 
 #: The stream of lines without a prefix; the reader of a log in which they are not known.
-_UNKNOWN, _NO_PREFIXES = ("", None, None), RankReader()
+_UNKNOWN, _NO_PREFIXES = ("", None, None), log_ranks.RankReader()
 
 
 class FailureReader:
@@ -329,7 +321,10 @@ class FailureReader:
     """
 
     def __init__(
-        self, year: int, calendar: Calendar = node_calendar, reader: RankReader = _NO_PREFIXES
+        self,
+        year: int,
+        calendar: Calendar = node_calendar,
+        reader: log_ranks.RankReader = _NO_PREFIXES,
     ) -> None:
         self.year, self.calendar, self.reader = year, calendar, reader
         self.streams: dict[tuple[str, int | None, int | None], _RankStream] = {}
@@ -345,7 +340,7 @@ class FailureReader:
     def feed(self, line: str) -> None:
         """Read one line."""
         self.number += 1
-        line, moment = unwrapped(line) if self.reader.is_contained else (line, "")
+        line, moment = log_ranks.unwrapped(line) if self.reader.is_contained else (line, "")
         if line[:1] == "{" and (rows := _structured(line)):
             for row in rows:
                 self._feed(row, moment)
@@ -452,7 +447,7 @@ class FailureReader:
             stream.mode, stream.block = "block", {}
             stream.is_root = block["name"].startswith("Root")
             if block["prefix"]:
-                stream.prefix = prefix_pattern(block["prefix"])
+                stream.prefix = log_ranks.prefix_pattern(block["prefix"])
             return True
         if self._frame(stream, text) or self._line(stream, text, rules.LINE_ROWS):
             return True
@@ -481,10 +476,10 @@ class FailureReader:
         stream.is_of_request = is_refused or bool(rules.PHRASES["of-a-request"].search(before))
         host, rank, local = stream.key
         is_unknown = (rank, local) == (None, None) and host[:1] in ("", "[")
-        if is_unknown and (host or may_tell_rank(prefix)):
+        if is_unknown and (host or log_ranks.may_tell_rank(prefix)):
             self.unknown_prefix = self.unknown_prefix or self.number
         if prefix:
-            stream.prefix, stream.last_prefix = prefix_pattern(prefix), prefix.rstrip()
+            stream.prefix, stream.last_prefix = log_ranks.prefix_pattern(prefix), prefix.rstrip()
         elif text == line.rstrip():
             stream.prefix = None
         if stream.key != _UNKNOWN:
@@ -500,7 +495,7 @@ class FailureReader:
         self._end_chain(stream)
         stream.mode, stream.frames = "traceback", []
         if match and match.start():
-            stream.prefix = prefix_pattern(text[: match.start()])
+            stream.prefix = log_ranks.prefix_pattern(text[: match.start()])
             text = _without_prefix(stream, text)
         return self._in_traceback(stream, text)
 
@@ -640,7 +635,8 @@ class FailureReader:
         chain, stream.chain = stream.chain, []
         if not chain:
             return
-        causes = [item for item in chain if not _is_effect(item)]
+        # The others say that their cause is elsewhere, without saying where.
+        causes = [item for item in chain if item.event.role != rules.CONSEQUENCE or item.explains]
         if any(item.is_known or item.has_user_frame or item.is_cause for item in causes):
             chain = causes
         first, last = chain[0], chain[-1]
@@ -975,11 +971,6 @@ def _listed_names(lines: Sequence[str]) -> str:
     return f"{match[0]} {prefix}{','.join(map(str, sorted(map(int, numbers))))}"
 
 
-def _is_effect(item: _Exception) -> bool:
-    """Whether an exception of a chain says that its cause is elsewhere, without saying where."""
-    return item.event.role == rules.CONSEQUENCE and not item.explains
-
-
 def _shape(text: str, letters: int = _LETTERS) -> str:
     """A line without its numbers, to compare it with others; "": it has fewer letters."""
     shape = _DIGITS.sub("0", text[:160])
@@ -1057,7 +1048,7 @@ def read_lines(
     rank_pattern: as of `learn_ranks`
     """
     learned = lines if len(lines) < 2 * _LEARNED else [*lines[:_LEARNED], *lines[-_LEARNED:]]
-    ranks = learn_ranks(learned, pattern=rank_pattern, path=path)
+    ranks = log_ranks.learn_ranks(learned, pattern=rank_pattern, path=path)
     # A file has the time of its copy: the year of its own lines says more.
     matches = (_YEAR.search(line, 0, STAMP_CHARACTERS) for line in reversed(learned))
     year = next((int(match[1]) for match in matches if match), year)
@@ -1065,7 +1056,7 @@ def read_lines(
     for line in lines:
         reader.feed(line)
     failures = replace(reader.failures(), path=path, facts=read_facts(lines, ranks.read))
-    is_of_rank = path_ranks(path) != FileRanks(None, None)
+    is_of_rank = log_ranks.path_ranks(path) != log_ranks.FileRanks(None, None)
     return replace(failures, unknown_prefix=0) if is_of_rank else failures
 
 
