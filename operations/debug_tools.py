@@ -11,18 +11,7 @@ from nodeready.core.policy import Policy
 from nodeready.runs.deploy import actions, py_spy_binary
 from nodeready.runs.deploy.pyinfra import step
 from nodeready.subjects.access import COMPANIONS, FOLDERS
-from nodeready.subjects.debug_tools.facts import (
-    DIGESTS,
-    MANAGERS,
-    PY_SPY,
-    PY_SPY_NOTE,
-    RUN,
-    DebugTools,
-    UnusablePackage,
-    content,
-    digest,
-    unusable,
-)
+from nodeready.subjects.debug_tools import facts
 from nodeready.subjects.snapshot import Snapshot
 
 #: Seconds for a whole installation, the wait for the package manager's lock included.
@@ -35,22 +24,24 @@ def py_spy(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
 
     Raises PlanError when the control machine has no py-spy for the node's kind of machine.
     """
-    tools: DebugTools = snapshot["debug_tools"]
+    tools: facts.DebugTools = snapshot["debug_tools"]
     is_installed = tools.py_spy is not None
     # What a node reports counts only where it is a parent directory of this constant path.
-    parents = set(map(str, PurePosixPath(PY_SPY).parents))
+    parents = set(map(str, PurePosixPath(facts.PY_SPY).parents))
     yield from (
         actions.RunCommand(("chmod", "a+rx", path)) for path in tools.closed if path in parents
     )
-    note = actions.Script("note", ("nr_note", PY_SPY, PY_SPY_NOTE), f"note the sha256 of {PY_SPY}")
-    digest = DIGESTS.get((policy.py_spy_version, tools.machine))
+    note = actions.Script(
+        "note", ("nr_note", facts.PY_SPY, facts.PY_SPY_NOTE), f"note the sha256 of {facts.PY_SPY}"
+    )
+    digest = facts.DIGESTS.get((policy.py_spy_version, tools.machine))
     if is_installed and (tools.exposed or (tools.linked and not tools.mode)):
         # No link of another user, and no broken link, is followed; no file keeps its owner.
-        yield actions.RemoveFile(PY_SPY)
+        yield actions.RemoveFile(facts.PY_SPY)
         is_installed = False
     elif is_installed and tools.mode & 0o555 != 0o555:
         # An existing file keeps its mode when it is written.
-        yield actions.RunCommand(("chmod", "0755", PY_SPY))
+        yield actions.RunCommand(("chmod", "0755", facts.PY_SPY))
         if tools.py_spy == policy.py_spy_version and digest in (None, tools.sha256):
             yield note
             return
@@ -60,7 +51,7 @@ def py_spy(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
         raise actions.PlanError(str(error)) from None
     test = f'[ "$("$1" --version)" = "py-spy {policy.py_spy_version}" ]'
     yield actions.WriteFile(
-        PY_SPY,
+        facts.PY_SPY,
         content,
         b"" if is_installed else None,
         mode="0755",
@@ -75,12 +66,12 @@ def packages(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
     """Install the missing packages with one refresh of the index at most; open programs that users
     cannot run, and reinstall packages whose programs are gone or do not start.
     """
-    tools: DebugTools = snapshot["debug_tools"]
+    tools: facts.DebugTools = snapshot["debug_tools"]
     wait_s = min(policy.package_lock_wait_s, _TIMEOUT_S - 60)
     # The node's answer only chooses among names of the policy and of this program.
-    manager = next((name for name in MANAGERS if name == tools.manager), "")
+    manager = next((name for name in facts.MANAGERS if name == tools.manager), "")
     missing = [name for name in policy.packages if name in tools.missing]
-    troubles = tuple(unusable(tools, policy))
+    troubles = tuple(facts.unusable(tools, policy))
     closed = dict.fromkeys(
         trouble.program.path for trouble in troubles if trouble.program.repair == "chmod"
     )
@@ -104,7 +95,7 @@ def packages(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
         )
 
 
-def _program(trouble: UnusablePackage) -> str:
+def _program(trouble: facts.UnusablePackage) -> str:
     """The program's path where it is one that the policy names; "-": another of its package."""
     folder, _, name = trouble.program.path.rpartition("/")
     packages_ = (trouble.package, *COMPANIONS.get(trouble.package, ()))
@@ -114,19 +105,21 @@ def _program(trouble: UnusablePackage) -> str:
 @step()
 def run(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
     """Write `nodeready run` as one file, which needs only the node's Python."""
-    tools: DebugTools = snapshot["debug_tools"]
+    tools: facts.DebugTools = snapshot["debug_tools"]
     program = tools.run
     if program is not None and program.owner:
         # A file keeps its owner when it is written.
-        yield actions.RemoveFile(RUN)
+        yield actions.RemoveFile(facts.RUN)
         program = None
-    if program is None or program.sha256 != digest():
+    if program is None or program.sha256 != facts.digest():
         test = 'sh "$0" --help >/dev/null || { echo "it does not run"; exit 1; }'
         old = None if program is None else b""
         validator = ("sh", "-c", test)
-        yield actions.WriteFile(RUN, content(), old, mode="0755", validator=validator, large=True)
+        yield actions.WriteFile(
+            facts.RUN, facts.content(), old, mode="0755", validator=validator, large=True
+        )
     if program is not None and program.mode != 0o755:
-        yield actions.RunCommand(("chmod", "0755", RUN))
+        yield actions.RunCommand(("chmod", "0755", facts.RUN))
 
 
 STEPS = (py_spy, run, packages)
