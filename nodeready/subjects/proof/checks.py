@@ -20,7 +20,16 @@ from nodeready.core.text import range_text
 from nodeready.subjects.pdsh.checks import MODULE_FIX
 from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, VARIABLE
 from nodeready.subjects.ports.checks import ports_text
-from nodeready.subjects.proof import debugging, facts
+from nodeready.subjects.proof import facts
+from nodeready.subjects.proof.debugging import (
+    attach,
+    attach_native,
+    attach_nonblocking,
+    backtrace,
+    core,
+    gdb,
+    strace,
+)
 from nodeready.subjects.proof.session import DEPLOY_ONLY, limits, observation, resources, user
 from nodeready.subjects.ssh_client import checks
 from nodeready.subjects.ssh_client.checks import CAUSES
@@ -382,8 +391,7 @@ def history(observed: facts.Proved, policy: Policy) -> Result:
 
 #: In the order of the reports.
 _CHECKS = (
-    user, limits, debugging.attach, debugging.attach_nonblocking, debugging.attach_native,
-    debugging.gdb, debugging.strace, debugging.core, debugging.backtrace,
+    user, limits, attach, attach_nonblocking, attach_native, gdb, strace, core, backtrace,
     resources, ssh, pdsh, ports, mesh, collective, history,
 )  # fmt: skip
 
