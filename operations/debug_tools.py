@@ -8,29 +8,10 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from nodeready.core.policy import Policy
-from nodeready.runs.deploy import py_spy_binary
-from nodeready.runs.deploy.actions import (
-    Action,
-    PlanError,
-    RemoveFile,
-    RunCommand,
-    Script,
-    WriteFile,
-)
+from nodeready.runs.deploy import actions, py_spy_binary
 from nodeready.runs.deploy.pyinfra import step
 from nodeready.subjects.access import COMPANIONS, FOLDERS
-from nodeready.subjects.debug_tools.facts import (
-    DIGESTS,
-    MANAGERS,
-    PY_SPY,
-    PY_SPY_NOTE,
-    RUN,
-    DebugTools,
-    UnusablePackage,
-    content,
-    digest,
-    unusable,
-)
+from nodeready.subjects.debug_tools import facts
 from nodeready.subjects.snapshot import Snapshot
 
 #: Seconds for a whole installation, the wait for the package manager's lock included.
@@ -38,35 +19,39 @@ _TIMEOUT_S = 600
 
 
 @step(timeout_s=120)
-def py_spy(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
+def py_spy(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
     """Put the control machine's static py-spy into /usr/local/bin: the node needs no network.
 
     Raises PlanError when the control machine has no py-spy for the node's kind of machine.
     """
-    tools: DebugTools = snapshot["debug_tools"]
+    tools: facts.DebugTools = snapshot["debug_tools"]
     is_installed = tools.py_spy is not None
     # What a node reports counts only where it is a parent directory of this constant path.
-    parents = set(map(str, PurePosixPath(PY_SPY).parents))
-    yield from (RunCommand(("chmod", "a+rx", path)) for path in tools.closed if path in parents)
-    note = Script("note", ("nr_note", PY_SPY, PY_SPY_NOTE), f"note the sha256 of {PY_SPY}")
-    digest = DIGESTS.get((policy.py_spy_version, tools.machine))
+    parents = set(map(str, PurePosixPath(facts.PY_SPY).parents))
+    yield from (
+        actions.RunCommand(("chmod", "a+rx", path)) for path in tools.closed if path in parents
+    )
+    note = actions.Script(
+        "note", ("nr_note", facts.PY_SPY, facts.PY_SPY_NOTE), f"note the sha256 of {facts.PY_SPY}"
+    )
+    digest = facts.DIGESTS.get((policy.py_spy_version, tools.machine))
     if is_installed and (tools.exposed or (tools.linked and not tools.mode)):
         # No link of another user, and no broken link, is followed; no file keeps its owner.
-        yield RemoveFile(PY_SPY)
+        yield actions.RemoveFile(facts.PY_SPY)
         is_installed = False
     elif is_installed and tools.mode & 0o555 != 0o555:
         # An existing file keeps its mode when it is written.
-        yield RunCommand(("chmod", "0755", PY_SPY))
+        yield actions.RunCommand(("chmod", "0755", facts.PY_SPY))
         if tools.py_spy == policy.py_spy_version and digest in (None, tools.sha256):
             yield note
             return
     try:
         content = py_spy_binary.binary(policy.py_spy_version, tools.machine)
     except py_spy_binary.PySpyError as error:
-        raise PlanError(str(error)) from None
+        raise actions.PlanError(str(error)) from None
     test = f'[ "$("$1" --version)" = "py-spy {policy.py_spy_version}" ]'
-    yield WriteFile(
-        PY_SPY,
+    yield actions.WriteFile(
+        facts.PY_SPY,
         content,
         b"" if is_installed else None,
         mode="0755",
@@ -77,24 +62,24 @@ def py_spy(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
 
 
 @step(touches=["pdsh", "ssh_client"], timeout_s=_TIMEOUT_S, settings=("package_lock_wait_s",))
-def packages(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
+def packages(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
     """Install the missing packages with one refresh of the index at most; open programs that users
     cannot run, and reinstall packages whose programs are gone or do not start.
     """
-    tools: DebugTools = snapshot["debug_tools"]
+    tools: facts.DebugTools = snapshot["debug_tools"]
     wait_s = min(policy.package_lock_wait_s, _TIMEOUT_S - 60)
     # The node's answer only chooses among names of the policy and of this program.
-    manager = next((name for name in MANAGERS if name == tools.manager), "")
+    manager = next((name for name in facts.MANAGERS if name == tools.manager), "")
     missing = [name for name in policy.packages if name in tools.missing]
-    troubles = tuple(unusable(tools, policy))
+    troubles = tuple(facts.unusable(tools, policy))
     closed = dict.fromkeys(
         trouble.program.path for trouble in troubles if trouble.program.repair == "chmod"
     )
-    yield from (RunCommand(("chmod", "a+rx", path)) for path in closed)
+    yield from (actions.RunCommand(("chmod", "a+rx", path)) for path in closed)
     if not manager:
         return
     if missing:
-        yield Script(
+        yield actions.Script(
             "packages",
             ("nr_packages", manager, str(wait_s), *missing),
             f"install {' '.join(missing)} with {manager}",
@@ -103,14 +88,14 @@ def packages(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     if reinstalled:
         names = " ".join(dict.fromkeys(trouble.package for trouble in reinstalled))
         pairs = [word for trouble in reinstalled for word in (trouble.package, _program(trouble))]
-        yield Script(
+        yield actions.Script(
             "packages",
             ("nr_again", manager, str(wait_s), *pairs),
             f"install {names} again with {manager}",
         )
 
 
-def _program(trouble: UnusablePackage) -> str:
+def _program(trouble: facts.UnusablePackage) -> str:
     """The program's path where it is one that the policy names; "-": another of its package."""
     folder, _, name = trouble.program.path.rpartition("/")
     packages_ = (trouble.package, *COMPANIONS.get(trouble.package, ()))
@@ -118,21 +103,23 @@ def _program(trouble: UnusablePackage) -> str:
 
 
 @step()
-def run(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
+def run(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
     """Write `nodeready run` as one file, which needs only the node's Python."""
-    tools: DebugTools = snapshot["debug_tools"]
+    tools: facts.DebugTools = snapshot["debug_tools"]
     program = tools.run
     if program is not None and program.owner:
         # A file keeps its owner when it is written.
-        yield RemoveFile(RUN)
+        yield actions.RemoveFile(facts.RUN)
         program = None
-    if program is None or program.sha256 != digest():
+    if program is None or program.sha256 != facts.digest():
         test = 'sh "$0" --help >/dev/null || { echo "it does not run"; exit 1; }'
         old = None if program is None else b""
         validator = ("sh", "-c", test)
-        yield WriteFile(RUN, content(), old, mode="0755", validator=validator, large=True)
+        yield actions.WriteFile(
+            facts.RUN, facts.content(), old, mode="0755", validator=validator, large=True
+        )
     if program is not None and program.mode != 0o755:
-        yield RunCommand(("chmod", "0755", RUN))
+        yield actions.RunCommand(("chmod", "0755", facts.RUN))
 
 
 STEPS = (py_spy, run, packages)

@@ -17,17 +17,8 @@ from nodeready.runs.deploy.actions import (
     own_file,
 )
 from nodeready.runs.deploy.pyinfra import step
+from nodeready.subjects.iommu import facts
 from nodeready.subjects.iommu.checks import own_line, required_arguments, tool
-from nodeready.subjects.iommu.facts import (
-    DEFAULT_GRUB,
-    GRUB_D,
-    OWN_VARIABLE,
-    PASSTHROUGH,
-    REPEATABLE,
-    Iommu,
-    contradicting,
-    option,
-)
 from nodeready.subjects.snapshot import Snapshot
 
 _DROPIN = "zz-nodeready.cfg"
@@ -41,9 +32,9 @@ def _pattern(token: str) -> str:
     """The shell patterns of the tokens that ``token`` replaces; only ``*`` is special in them."""
     name = token.partition("=")[0]
     spelt = "".join("[-_]" if char in "-_" else char for char in name)
-    if option(token) in REPEATABLE:
+    if facts.option(token) in facts.REPEATABLE:
         return shell.quote(token)
-    other = f" | {PASSTHROUGH}=*" if option(token) == "iommu" else ""
+    other = f" | {facts.PASSTHROUGH}=*" if facts.option(token) == "iommu" else ""
     return f"{spelt} | {spelt}=*{other}"
 
 
@@ -52,36 +43,38 @@ def grub_piece(args: tuple[str, ...]) -> bytes:
     patterns = dict.fromkeys(_pattern(token) for token in args)
     return render(
         "iommu/grub.cfg.j2",
-        variable=OWN_VARIABLE,
+        variable=facts.OWN_VARIABLE,
         args=own_line(args).partition("=")[2],
         patterns=" | ".join(patterns),
     )
 
 
-def _debian(snapshot: Snapshot, iommu: Iommu, content: bytes) -> Iterator[Action]:
+def _debian(snapshot: Snapshot, iommu: facts.Iommu, content: bytes) -> Iterator[Action]:
     """A drop-in that is read last, for update-grub."""
-    names = [line.path.rpartition("/")[2] for line in iommu.config if line.path != DEFAULT_GRUB]
+    names = [
+        line.path.rpartition("/")[2] for line in iommu.config if line.path != facts.DEFAULT_GRUB
+    ]
     names = [name for name in names if "nodeready" not in name]
-    path = f"{GRUB_D}/{name_after(_DROPIN, max(names, default=''))}"
+    path = f"{facts.GRUB_D}/{name_after(_DROPIN, max(names, default=''))}"
     yield from own_file(snapshot, path, content, validator=_VALIDATOR, instead_of=_DROPIN)
 
 
-def _suse(iommu: Iommu, block: bytes) -> Iterator[Action]:
+def _suse(iommu: facts.Iommu, block: bytes) -> Iterator[Action]:
     """A block at the end of /etc/default/grub, the only file that SUSE's grub2-mkconfig reads."""
     if iommu.default_grub is None:
-        raise PlanError(f"{DEFAULT_GRUB} is not there; is GRUB this node's boot loader?")
+        raise PlanError(f"{facts.DEFAULT_GRUB} is not there; is GRUB this node's boot loader?")
     content = own_files.put_block(iommu.default_grub, block, "end")
     if content != iommu.default_grub:
-        yield WriteFile(DEFAULT_GRUB, content, iommu.default_grub, validator=_VALIDATOR)
+        yield WriteFile(facts.DEFAULT_GRUB, content, iommu.default_grub, validator=_VALIDATOR)
 
 
-def _redhat(iommu: Iommu, args: tuple[str, ...]) -> RunCommand:
+def _redhat(iommu: facts.Iommu, args: tuple[str, ...]) -> RunCommand:
     """grubby edits every boot loader entry, and the arguments that new kernels get.
 
     Raises PlanError for an argument that is no plain word.
     """
     tokens = [token for entry in (*iommu.boot, *iommu.entries) for token in entry.tokens]
-    remove = contradicting(tokens, args)
+    remove = facts.contradicting(tokens, args)
     words = ["grubby", "--update-kernel=ALL", f"--args={' '.join(args)}"]
     for token in remove:
         if not _PLAIN.fullmatch(token):
@@ -94,7 +87,7 @@ def _redhat(iommu: Iommu, args: tuple[str, ...]) -> RunCommand:
 @step(timeout_s=300)
 def args(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Put the arguments on the kernel's command line of the next boot. Never reboots."""
-    iommu: Iommu = snapshot["iommu"]
+    iommu: facts.Iommu = snapshot["iommu"]
     wants = required_arguments(iommu, policy)
     if isinstance(wants, str):
         return

@@ -9,24 +9,10 @@ from nodeready.core import own_files
 from nodeready.core.own_files import is_own
 from nodeready.core.policy import Policy
 from nodeready.core.templates import render
-from nodeready.runs.deploy.actions import (
-    Action,
-    PlanError,
-    RunCommand,
-    WriteFile,
-    name_after,
-    own_file,
-)
+from nodeready.runs.deploy import actions
 from nodeready.runs.deploy.pyinfra import step
 from nodeready.subjects.access import chmod_mends
-from nodeready.subjects.pdsh.checks import (
-    TYPE,
-    has_block,
-    last_in_profile,
-    pdshrc_lines,
-    read_by_users,
-    suffixes,
-)
+from nodeready.subjects.pdsh import checks
 from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, RCMD_DEFAULT, VARIABLE, Pdsh
 from nodeready.subjects.snapshot import Snapshot
 
@@ -43,45 +29,45 @@ def _is_own_profile(path: str) -> bool:
 
 
 @step()
-def rcmd(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
+def rcmd(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
     """Set ssh as the remote command: Debian's file, the environment, the login shells."""
     pdsh: Pdsh = snapshot["pdsh"]
-    for path in filter(_is_own_profile, read_by_users(pdsh)):
+    for path in filter(_is_own_profile, checks.read_by_users(pdsh)):
         for barrier in pdsh.access.barriers(path):
             if barrier.path == path or chmod_mends(barrier, path):
-                yield RunCommand(
+                yield actions.RunCommand(
                     ("chmod", "a+r" if barrier.path == path else "a+rx", barrier.path)
                 )
     # The file is one word for Debian's wrapper and has no room for nodeready's mark.
-    word = f"{TYPE}\n".encode()
+    word = f"{checks.TYPE}\n".encode()
     if pdsh.debian and pdsh.rcmd_default != word:
-        yield WriteFile(RCMD_DEFAULT, word, pdsh.rcmd_default)
+        yield actions.WriteFile(RCMD_DEFAULT, word, pdsh.rcmd_default)
     old = pdsh.environment or b""
-    content = own_files.put_block(old, f"{VARIABLE}={TYPE}\n".encode(), "end")
+    content = own_files.put_block(old, f"{VARIABLE}={checks.TYPE}\n".encode(), "end")
     if content != old:
-        yield WriteFile(ENVIRONMENT, content, pdsh.environment)
-    for suffix in suffixes(pdsh):
+        yield actions.WriteFile(ENVIRONMENT, content, pdsh.environment)
+    for suffix in checks.suffixes(pdsh):
         default = f"zz-nodeready-pdsh{suffix}"
-        path = f"{PROFILE_D}/{name_after(default, last_in_profile(pdsh, suffix))}"
-        text = render(f"pdsh/profile{suffix}.j2", variable=VARIABLE, type=TYPE)
-        yield from own_file(snapshot, path, text, instead_of=default)
+        path = f"{PROFILE_D}/{actions.name_after(default, checks.last_in_profile(pdsh, suffix))}"
+        text = render(f"pdsh/profile{suffix}.j2", variable=VARIABLE, type=checks.TYPE)
+        yield from actions.own_file(snapshot, path, text, instead_of=default)
 
 
 @step()
-def pdshrc(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
+def pdshrc(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
     """Put our block into the ~/.pdshrc of the policy's users; what is theirs stays.
 
     Raises PlanError for lines that make no block.
     """
-    inner = render("pdsh/pdshrc.j2", lines=pdshrc_lines(policy))
+    inner = render("pdsh/pdshrc.j2", lines=checks.pdshrc_lines(policy))
     for user in snapshot["pdsh"].users:
-        if user.name not in policy.pdshrc_users or user.trouble or has_block(user, policy):
+        if user.name not in policy.pdshrc_users or user.trouble or checks.has_block(user, policy):
             continue
         try:
             content = own_files.put_block(user.pdshrc or b"", inner, "keep")
         except ValueError as error:
-            raise PlanError(f"pdshrc_lines: {error}") from None
-        yield WriteFile(user.path, content, user.pdshrc, user=user.name)
+            raise actions.PlanError(f"pdshrc_lines: {error}") from None
+        yield actions.WriteFile(user.path, content, user.pdshrc, user=user.name)
 
 
 STEPS = (rcmd, pdshrc)

@@ -9,25 +9,11 @@ from nodeready.core import own_files
 from nodeready.core.policy import Policy
 from nodeready.core.result import FleetFacts
 from nodeready.core.templates import render
-from nodeready.runs.deploy.actions import (
-    Action,
-    PlanError,
-    RemoveFile,
-    RunCommand,
-    Script,
-    WriteFile,
-)
+from nodeready.runs.deploy import actions
 from nodeready.runs.deploy.pyinfra import step
 from nodeready.subjects.access import READ, chmod_mends
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.subjects.ssh_client.checks import (
-    expected_lines,
-    fleet_block,
-    option_lines,
-    our_lines,
-    trouble_of,
-    wanted_options,
-)
+from nodeready.subjects.ssh_client import checks
 from nodeready.subjects.ssh_client.config import DROPIN, MAIN, VENDOR, speaks_first
 from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SSH, SshClient
 
@@ -60,32 +46,32 @@ def _with_block(content: bytes, inner: bytes) -> bytes:
     return own_files.put_block(content, inner, "keep")
 
 
-def _open(client: SshClient, path: str) -> Iterator[Action]:
+def _open(client: SshClient, path: str) -> Iterator[actions.Action]:
     """Let every user read the file, which is root's: its mode, and that of the directories of
     root's on the way to it.
     """
     observed = client.access.inodes.get(path)
     for barrier in client.access.barriers(path):
         if barrier.path != path and chmod_mends(barrier, path):
-            yield RunCommand(("chmod", "a+rx", barrier.path))
+            yield actions.RunCommand(("chmod", "a+rx", barrier.path))
     if observed is not None and (
         observed.uid or observed.mode & 0o022 or not observed.mode & READ
     ):
-        yield RunCommand(("chown", "root:root", path))
-        yield RunCommand(("chmod", "0644", path))
+        yield actions.RunCommand(("chown", "root:root", path))
+        yield actions.RunCommand(("chmod", "0644", path))
 
 
 @step(timeout_s=600, settings=("package_lock_wait_s",))
-def installed(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
+def installed(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
     """Let users run ssh; reinstall its package where the program is gone or does not start."""
     client: SshClient = snapshot["ssh_client"]
-    trouble = trouble_of(client)
+    trouble = checks.trouble_of(client)
     if trouble is not None and trouble.repair == "chmod":
-        yield RunCommand(("chmod", "a+rx", trouble.path))
+        yield actions.RunCommand(("chmod", "a+rx", trouble.path))
         return
     wait_s = min(policy.package_lock_wait_s, 540)
     package = next((name for name in PACKAGES if name == client.package), PACKAGES[0])
-    yield Script(
+    yield actions.Script(
         "packages",
         ("nr_again", "", str(wait_s), package, SSH),
         f"install the package of {SSH} again",
@@ -93,36 +79,37 @@ def installed(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
 
 
 @step(timeout_s=120, needs_fleet=True)
-def known_hosts(snapshot: Snapshot, policy: Policy, fleet: FleetFacts) -> Iterator[Action]:
+def known_hosts(snapshot: Snapshot, policy: Policy, fleet: FleetFacts) -> Iterator[actions.Action]:
     """Write every node's host keys into our block of /etc/ssh/ssh_known_hosts.
 
     Raises PlanError for lines that make no block.
     """
     client: SshClient = snapshot["ssh_client"]
     yield from _open(client, KNOWN_HOSTS)
-    old, block = client.known_hosts.content, fleet_block(expected_lines(policy, fleet))
+    old = client.known_hosts.content
+    block = checks.fleet_block(checks.expected_lines(policy, fleet))
     if client.known_hosts.digest == block.digest:
         return
     try:
         new = _with_block(old or b"", block.inner)
     except ValueError as error:
-        raise PlanError(f"ssh_known_hosts: {error}") from None
+        raise actions.PlanError(f"ssh_known_hosts: {error}") from None
     yield _write(client, new)
 
 
 @step(timeout_s=120)
-def leftover(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
+def leftover(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
     """Take our block out of /etc/ssh/ssh_known_hosts: comes after the options."""
     client: SshClient = snapshot["ssh_client"]
     old = client.known_hosts.content or b""
     new = own_files.remove_block(old)
-    yield _write(client, new) if new else RemoveFile(KNOWN_HOSTS, old)
+    yield _write(client, new) if new else actions.RemoveFile(KNOWN_HOSTS, old)
 
 
-def _write(client: SshClient, new: bytes) -> WriteFile:
+def _write(client: SshClient, new: bytes) -> actions.WriteFile:
     old = client.known_hosts.content
     large = not client.known_hosts.sent or max(len(new), len(old or b"")) > LARGE_BYTES
-    return WriteFile(KNOWN_HOSTS, new, old, large=large)
+    return actions.WriteFile(KNOWN_HOSTS, new, old, large=large)
 
 
 def _goes_into_dropin(client: SshClient, policy: Policy) -> bool:
@@ -130,30 +117,30 @@ def _goes_into_dropin(client: SshClient, policy: Policy) -> bool:
 
     A drop-in with the right lines and no effect is overridden by an unobserved file.
     """
-    block = our_lines(client)
-    if block.block is not None or block.dropin == option_lines(policy):
+    block = checks.our_lines(client)
+    if block.block is not None or block.dropin == checks.option_lines(policy):
         return False
     main = MAIN if MAIN in client.config else VENDOR
-    return speaks_first(main, client.files, wanted_options(policy))
+    return speaks_first(main, client.files, checks.wanted_options(policy))
 
 
-def _without_block(client: SshClient, policy: Policy) -> Iterator[Action]:
+def _without_block(client: SshClient, policy: Policy) -> Iterator[actions.Action]:
     """Take our block out of the main file; remove a main file that held nothing else."""
     old = client.config.get(MAIN, b"")
     if own_files.find_block(old) is None:
         return
     remaining = own_files.remove_block(old)
     if remaining.strip():
-        yield WriteFile(MAIN, remaining, old, validator=validator(policy))
+        yield actions.WriteFile(MAIN, remaining, old, validator=validator(policy))
     else:
-        yield RemoveFile(MAIN, old)
+        yield actions.RemoveFile(MAIN, old)
 
 
 @step()
-def options(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
+def options(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
     """Set the options of the mode for the policy's hosts where the first value wins."""
     client: SshClient = snapshot["ssh_client"]
-    lines = option_lines(policy)
+    lines = checks.option_lines(policy)
     opened = [
         *(_open(client, MAIN) if client.access.barrier(MAIN) is not None else ()),
         *(_open(client, DROPIN) if DROPIN in client.config else ()),
@@ -166,7 +153,7 @@ def options(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
         content = render("ssh_client/ssh_config.conf.j2", lines=lines)
         old = client.config.get(DROPIN)
         if old != content:
-            yield WriteFile(DROPIN, content, old, validator=validator(policy))
+            yield actions.WriteFile(DROPIN, content, old, validator=validator(policy))
         return
     if policy.ssh_client_hosts:
         old = client.config.get(MAIN)
@@ -175,11 +162,11 @@ def options(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
         inner = render("ssh_client/block.j2", lines=lines, vendor=vendor)
         new = own_files.put_block(old or b"", inner, "top")
         if new != old:
-            yield WriteFile(MAIN, new, old, validator=validator(policy))
+            yield actions.WriteFile(MAIN, new, old, validator=validator(policy))
     else:
         yield from _without_block(client, policy)
     if DROPIN in client.config:
-        yield RemoveFile(DROPIN, client.config[DROPIN])
+        yield actions.RemoveFile(DROPIN, client.config[DROPIN])
 
 
 # The keys are taken out last: until the options are gone, ssh refuses a node without a key.

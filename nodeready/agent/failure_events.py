@@ -13,49 +13,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import takewhile
 
-from nodeready.agent.failure_rules import (
-    BEFORE_RANKS,
-    COLLECTIVE_FILES,
-    CONSEQUENCE,
-    EXIT_STATUS,
-    FAILED,
-    INDENTED_ROWS,
-    LAUNCHER_FILES,
-    LIBRARY_FILES,
-    LINE_ROWS,
-    LISTS,
-    LOST,
-    MAX_LINE,
-    PART,
-    PHRASES,
-    REPORT,
-    REPORT_ROWS,
-    SKIPPED,
-    STANDARD_FILES,
-    TEXT,
-    VAGUE,
-    WAITED,
-    Rows,
-    code_of,
-    find_row,
-    has_needle,
-    kind_of_code,
-    kind_of_groups,
-    meaning,
-)
+from nodeready.agent import failure_rules as rules
+from nodeready.agent import log_ranks
 from nodeready.agent.log_lines import STAMP_CHARACTERS, TIMED, Calendar, node_calendar, stamp
-from nodeready.agent.log_ranks import (
-    MAX_RANKS,
-    FileRanks,
-    RankReader,
-    after_bars,
-    learn_ranks,
-    may_tell_rank,
-    path_ranks,
-    prefix_pattern,
-    ranks_in,
-    unwrapped,
-)
 from nodeready.agent.log_variables import LogFacts, read_facts
 from nodeready.agent.witnesses.flight_recorder import Recording
 from nodeready.agent.witnesses.logs import WatchdogReport, reports
@@ -106,7 +66,7 @@ class FailureEvent:
 
     def has_phrase(self, phrase: str) -> bool:
         """Whether its text has the words of a row of `PHRASES`."""
-        return PHRASES[phrase].search(self.text) is not None
+        return rules.PHRASES[phrase].search(self.text) is not None
 
 
 @dataclass(frozen=True)
@@ -186,7 +146,7 @@ _GROUP = re.compile(r"(?:\S+\.)?(?:Base)?ExceptionGroup: ")
 #: and letters of such a line; how often a line with fewer letters comes in a log of such lines.
 _RECENT, _WATCHED, _LETTERS, _USUAL = 8, 500, 8, 3
 #: The different numbers of steps that show a job at work.
-_STEP, _STEPS = PHRASES["step"], 4
+_STEP, _STEPS = rules.PHRASES["step"], 4
 #: Plain lines of a rank after words of an error in which these may be why it ends itself.
 _LAST_WORDS = 40
 #: Lines after the error of a request in which its answer comes; the kinds of errors after which a
@@ -274,7 +234,7 @@ class _RankStream:
         if line in self.unhandled:
             return False
         further = self.plain - self.handled.get(line, self.plain)
-        is_next = any(event.line > line and event.role == FAILED for event in self.events)
+        is_next = any(event.line > line and event.role == rules.FAILED for event in self.events)
         return further > 1 or (further == 1 and (is_next or bool(_STEP.search(self.last))))
 
     def add_plain(self, text: str, number: int) -> None:
@@ -305,7 +265,7 @@ class _RankStream:
         """Count a line that may be a server's answer: of the request that failed, or later."""
         status, request = _answer(text)
         last = self.events[-1:] if self.since <= _ANSWERED and status in ("4", "5") else []
-        for event in (e for e in last if e.role != REPORT and e.kind not in _OF_PROCESS):
+        for event in (e for e in last if e.role != rules.REPORT and e.kind not in _OF_PROCESS):
             self.requests.add(event.line)
             if status == "4":
                 self.handled[event.line] = self.plain
@@ -339,18 +299,18 @@ class _RankStream:
 
 def _answer(text: str) -> tuple[str, str]:
     """The first digit of the status in a server's answer, and the words; "": it is none."""
-    match = PHRASES["answers"].search(text[:600])
+    match = rules.PHRASES["answers"].search(text[:600])
     return (match[match.lastindex or 0], match[0]) if match else ("", "")
 
 
 def is_handled(text: str) -> bool:
     """Whether a line says that its program has handled an error, and goes on."""
     head = text[:400]
-    return bool(PHRASES["handles"].search(head)) and not PHRASES["ends"].search(head)
+    return bool(rules.PHRASES["handles"].search(head)) and not rules.PHRASES["ends"].search(head)
 
 
 #: The stream of lines without a prefix; the reader of a log in which they are not known.
-_UNKNOWN, _NO_PREFIXES = ("", None, None), RankReader()
+_UNKNOWN, _NO_PREFIXES = ("", None, None), log_ranks.RankReader()
 
 
 class FailureReader:
@@ -363,14 +323,17 @@ class FailureReader:
     """
 
     def __init__(
-        self, year: int, calendar: Calendar = node_calendar, reader: RankReader = _NO_PREFIXES
+        self,
+        year: int,
+        calendar: Calendar = node_calendar,
+        reader: log_ranks.RankReader = _NO_PREFIXES,
     ) -> None:
         self.year, self.calendar, self.reader = year, calendar, reader
         self.streams: dict[tuple[str, int | None, int | None], _RankStream] = {}
         self.streams_of_rank: dict[int | None, list[_RankStream]] = {}
         self.number = 0
         self.candidates: list[str] = []
-        self.room = MAX_RANKS
+        self.room = log_ranks.MAX_RANKS
         self.left_out = self.unknown_prefix = 0
         #: The stream of the last traceback behind a prefix, and the number of its first line; 0:
         #: its further lines have no prefix.
@@ -379,7 +342,7 @@ class FailureReader:
     def feed(self, line: str) -> None:
         """Read one line."""
         self.number += 1
-        line, moment = unwrapped(line) if self.reader.is_contained else (line, "")
+        line, moment = log_ranks.unwrapped(line) if self.reader.is_contained else (line, "")
         if line[:1] == "{" and (rows := _structured(line)):
             for row in rows:
                 self._feed(row, moment)
@@ -394,7 +357,7 @@ class FailureReader:
             and is_quiet
             and line[:1] not in ("[", "(", "f", "w")
             and "\r" not in line
-            and not has_needle(line)
+            and not rules.has_needle(line)
         ):
             # Nearly all lines of most logs.
             plain.lines += 1
@@ -404,12 +367,8 @@ class FailureReader:
             return
         if "\x1b" in line:
             line = _ANSI.sub("", line)
-        if line[:4] == "E   ":
-            line = _PYTEST.sub("", line)
-        origin = self.reader.read(line[: 2 * MAX_LINE].rstrip())
-        text, moment = origin.text[:MAX_LINE], moment or origin.time
-        if has_needle(text) and (after := after_bars(text)) is not text and has_needle(after):
-            text = after
+        origin = self.reader.read(line[: 2 * rules.MAX_LINE].rstrip())
+        text, moment = origin.text[: rules.MAX_LINE], moment or origin.time
         stream = self._continued(origin.key, text) or self.streams.get(origin.key)
         if stream is None:
             stream = self.streams[origin.key] = _RankStream(origin.key)
@@ -421,11 +380,13 @@ class FailureReader:
             text = text[margin.end() :] if margin else text
         if stream.mode and stream.prefix:
             text = _without_prefix(stream, text)
-        is_plain = not stream.mode and not has_needle(text) and not text.startswith(SKIPPED)
+        is_plain = (
+            not stream.mode and not rules.has_needle(text) and not text.startswith(rules.SKIPPED)
+        )
         if is_plain or not self._read(stream, text, line):
             stream.add_plain(text, self.number)
-            is_complaint = not is_plain and PHRASES["complains"].search(text)
-            if is_complaint and not PHRASES["no-complaint"].search(text):
+            is_complaint = not is_plain and rules.PHRASES["complains"].search(text)
+            if is_complaint and not rules.PHRASES["no-complaint"].search(text):
                 stream.complaint = text.strip(), stream.plain
         # Parsed only when an event needs it.
         if TIMED.search(moment or text, 0, STAMP_CHARACTERS):
@@ -457,7 +418,7 @@ class FailureReader:
         if is_indented and "raceback" not in text:
             return (
                 self._frame(stream, text)
-                or self._line(stream, text, INDENTED_ROWS)
+                or self._line(stream, text, rules.INDENTED_ROWS)
                 or self._detail(stream, text)
             )
         if text.startswith(_CHAINED):
@@ -476,7 +437,7 @@ class FailureReader:
         if header or (text.startswith(_RICH[0]) and _RICH[1] in text):
             self._begin_traceback(stream, text, line, header["prefix"] if header else "")
             return True
-        if text.startswith(SKIPPED):
+        if text.startswith(rules.SKIPPED):
             return True
         if match := _SPAWNED.match(text):
             stream.spawned = int(match[1])
@@ -488,9 +449,9 @@ class FailureReader:
             stream.mode, stream.block = "block", {}
             stream.is_root = block["name"].startswith("Root")
             if block["prefix"]:
-                stream.prefix = prefix_pattern(block["prefix"])
+                stream.prefix = log_ranks.prefix_pattern(block["prefix"])
             return True
-        if self._frame(stream, text) or self._line(stream, text, LINE_ROWS):
+        if self._frame(stream, text) or self._line(stream, text, rules.LINE_ROWS):
             return True
         # A result of a C library explains the exception before it.
         is_named = _NAMED.match(text) and not (stream.mode == "details" and _C_NAME.match(text))
@@ -511,16 +472,16 @@ class FailureReader:
         stream.mode, stream.frames, stream.is_quoted = "traceback", [], False
         # A logger writes the traceback below its line.
         before = stream.last if stream.last_at == self.number - 1 else ""
-        is_warning = bool(PHRASES["warns"].search(prefix or before[:_LEVEL]))
+        is_warning = bool(rules.PHRASES["warns"].search(prefix or before[:_LEVEL]))
         stream.is_warning = is_warning or is_handled(before)
         is_refused = _answer(before)[0] in ("4", "5")
-        stream.is_of_request = is_refused or bool(PHRASES["of-a-request"].search(before))
+        stream.is_of_request = is_refused or bool(rules.PHRASES["of-a-request"].search(before))
         host, rank, local = stream.key
         is_unknown = (rank, local) == (None, None) and host[:1] in ("", "[")
-        if is_unknown and (host or may_tell_rank(prefix)):
+        if is_unknown and (host or log_ranks.may_tell_rank(prefix)):
             self.unknown_prefix = self.unknown_prefix or self.number
         if prefix:
-            stream.prefix, stream.last_prefix = prefix_pattern(prefix), prefix.rstrip()
+            stream.prefix, stream.last_prefix = log_ranks.prefix_pattern(prefix), prefix.rstrip()
         elif text == line.rstrip():
             stream.prefix = None
         if stream.key != _UNKNOWN:
@@ -528,7 +489,7 @@ class FailureReader:
 
     def _frame(self, stream: _RankStream, text: str) -> bool:
         """A frame without the beginning of its traceback, such as that of a quoted error."""
-        is_quoted = stream.chain and stream.chain[-1].event.role == CONSEQUENCE
+        is_quoted = stream.chain and stream.chain[-1].event.role == rules.CONSEQUENCE
         match = _FRAME_WITHIN.search(text)
         if (stream.chain and not is_quoted) or not (match or _FRAME.match(text)):
             return False
@@ -536,7 +497,7 @@ class FailureReader:
         self._end_chain(stream)
         stream.mode, stream.frames = "traceback", []
         if match and match.start():
-            stream.prefix = prefix_pattern(text[: match.start()])
+            stream.prefix = log_ranks.prefix_pattern(text[: match.start()])
             text = _without_prefix(stream, text)
         return self._in_traceback(stream, text)
 
@@ -546,17 +507,17 @@ class FailureReader:
             return False
         # A line that begins with a time, or of a step, is no further line of a message.
         is_vague = (
-            not stream.details and stream.chain and VAGUE.search(stream.chain[-1].event.text)
+            not stream.details and stream.chain and rules.VAGUE.search(stream.chain[-1].event.text)
         )
         shape = _shape(text)
         is_usual = shape and any(_shape(line) == shape for line in stream.recent)
-        is_step = _STEP.search(text) or is_handled(text) or PHRASES["answers"].search(text)
+        is_step = _STEP.search(text) or is_handled(text) or rules.PHRASES["answers"].search(text)
         is_plain = not is_vague and (is_usual or is_step)
         is_plain = bool(is_plain or TIMED.search(text, 0, _TIME_END))
         # The text of an exception of C++ may begin with a time itself.
         is_plain = is_plain and (bool(stream.details) or not _WHAT.match(text))
         is_listed = bool(shape) and [_shape(line) for line in stream.details[-1:]] == [shape]
-        is_full = len(stream.details) >= (MAX_RANKS if is_listed else _DETAILS)
+        is_full = len(stream.details) >= (log_ranks.MAX_RANKS if is_listed else _DETAILS)
         if is_full or is_plain:
             self._end_chain(stream)
             return False
@@ -590,12 +551,12 @@ class FailureReader:
         if stream.is_ignored:
             stream.is_ignored = False
             return True
-        has_user_frame = any(not LIBRARY_FILES.search(path) for path, _, _ in stream.frames)
-        report = find_row(REPORT_ROWS, text)
+        has_user_frame = any(not rules.LIBRARY_FILES.search(path) for path, _, _ in stream.frames)
+        report = rules.find_row(rules.REPORT_ROWS, text)
         if report and not (report[0].is_own and has_user_frame):
             # A launcher's own traceback, below the errors of its ranks.
             stream.is_chained, stream.frames = False, []
-            return self._line(stream, text, REPORT_ROWS)
+            return self._line(stream, text, rules.REPORT_ROWS)
         self._add_exception(stream, text)
         stream.mode = "details"
         return True
@@ -604,15 +565,15 @@ class FailureReader:
         if not stream.is_chained:
             self._end_chain(stream)
         stream.is_chained = False
-        user = [frame for frame in stream.frames if not LIBRARY_FILES.search(frame[0])]
+        user = [frame for frame in stream.frames if not rules.LIBRARY_FILES.search(frame[0])]
         frame = _frame_text(*(user or stream.frames or [("", "", "")])[-1])
-        text_meaning = meaning(text)
+        text_meaning = rules.meaning(text)
         event = self._event(stream, text_meaning.role, text_meaning.kind, _compact(text))
         event = replace(event, frame=frame, call=_collective(stream.frames))
-        called = [path for path, _, _ in stream.frames if not STANDARD_FILES.search(path)][-1:]
-        if EXIT_STATUS.search(text) or any(map(LAUNCHER_FILES.search, called)):
+        paths = [path for path, _, _ in stream.frames if not rules.STANDARD_FILES.search(path)]
+        if rules.EXIT_STATUS.search(text) or any(map(rules.LAUNCHER_FILES.search, paths[-1:])):
             event = replace(event, source=LAUNCHERS_OWN)
-        if not user and any(BEFORE_RANKS.fullmatch(frame[2]) for frame in stream.frames):
+        if not user and any(rules.BEFORE_RANKS.fullmatch(frame[2]) for frame in stream.frames):
             event = replace(event, source=NOT_LAUNCHED)
         if stream.frames and stream.frames[0][2] in _OUTERMOST:
             stream.unhandled.add(event.line)
@@ -638,26 +599,26 @@ class FailureReader:
             return
         last, lines = stream.chain[-1], [line for line in stream.details if line]
         message = last.event.text
-        is_vague = bool(VAGUE.search(last.event.text))
+        is_vague = bool(rules.VAGUE.search(last.event.text))
         if lines and (match := _WHAT.match(lines[0])):
             text = f"{last.event.text}: {match['text']}"
-            text_meaning = meaning("\n".join([text, *lines[1:]]))
+            text_meaning = rules.meaning("\n".join([text, *lines[1:]]))
             last.event = replace(
                 last.event, role=text_meaning.role, kind=text_meaning.kind, text=text
             )
-            is_vague = bool(VAGUE.search(text)) and not PHRASES["check"].search(text)
+            is_vague = bool(rules.VAGUE.search(text)) and not rules.PHRASES["check"].search(text)
             last.is_known, lines = text_meaning.is_known, lines[1:]
         if lines and is_vague:
-            text_meaning = meaning("\n".join(lines))
+            text_meaning = rules.meaning("\n".join(lines))
             # NCCL repeats its last warning at the end.
             after = lines.index("Last error:") + 1 if "Last error:" in lines else 0
             words = [line for line in lines[after:] if any(map(str.isalpha, line))]
-            messages = [line for line in words if not VAGUE.search(line)] or lines[-1:]
-            checks = [line for line in messages if PHRASES["check"].search(line)]
-            explained = (line for line in messages if meaning(line).is_known)
+            messages = [line for line in words if not rules.VAGUE.search(line)] or lines[-1:]
+            checks = [line for line in messages if rules.PHRASES["check"].search(line)]
+            explained = (line for line in messages if rules.meaning(line).is_known)
             text = f"{last.event.text} {next(explained, (checks or messages)[0])}"
             last.event = replace(last.event, text=text)
-            if text_meaning.is_known and (not last.is_known or text_meaning.role == FAILED):
+            if text_meaning.is_known and (not last.is_known or text_meaning.role == rules.FAILED):
                 last.event = replace(last.event, role=text_meaning.role, kind=text_meaning.kind)
                 last.is_known = True
         names = _listed_names([message, *lines])
@@ -676,7 +637,8 @@ class FailureReader:
         chain, stream.chain = stream.chain, []
         if not chain:
             return
-        causes = [item for item in chain if not _is_effect(item)]
+        # The others say that their cause is elsewhere, without saying where.
+        causes = [item for item in chain if item.event.role != rules.CONSEQUENCE or item.explains]
         if any(item.is_known or item.has_user_frame or item.is_cause for item in causes):
             chain = causes
         first, last = chain[0], chain[-1]
@@ -696,7 +658,7 @@ class FailureReader:
             ):
                 # The loader finds its worker dead behind a broken pipe between them, or says first
                 # which signal ended it.
-                signals = (item for item in chain if item.explains and item.event.role == FAILED)
+                signals = (i for i in chain if i.explains and i.event.role == rules.FAILED)
                 event = next(signals, last).event
             text = event.text
             if last.event.text != text and event is first.event:
@@ -705,7 +667,9 @@ class FailureReader:
             event = replace(event, frame=next(iter(frames), event.frame))
             kinds = [item.event.kind for item in chain if item.event.role == event.role]
             kind = next((kind for kind in kinds if kind != "exception"), event.kind)
-            event = replace(event, text=text, kind=kind if event.role == FAILED else event.kind)
+            event = replace(
+                event, text=text, kind=kind if event.role == rules.FAILED else event.kind
+            )
         self._add(stream, event)
 
     def _end_cut(self, stream: _RankStream) -> None:
@@ -715,7 +679,7 @@ class FailureReader:
         frame = _frame_text(*stream.frames[-1])
         text = f"a traceback that is cut off at {frame}"
         if call := _collective(stream.frames):
-            event = self._event(stream, LOST, "network", text)
+            event = self._event(stream, rules.LOST, "network", text)
             self._add(stream, replace(event, frame=frame, call=call))
         else:
             stream.last = text
@@ -724,10 +688,10 @@ class FailureReader:
         """The stack that faulthandler writes: the innermost call first."""
         match = _FRAME.match(text)
         if match and stream.events:
-            if match[1].endswith(COLLECTIVE_FILES) and stream.events[-1].kind == "timeout":
-                waits = replace(stream.events[-1], role=WAITED, call=match[3] or "")
+            if match[1].endswith(rules.COLLECTIVE_FILES) and stream.events[-1].kind == "timeout":
+                waits = replace(stream.events[-1], role=rules.WAITED, call=match[3] or "")
                 stream.events[-1] = waits
-            if not LIBRARY_FILES.search(match[1]) and not stream.events[-1].frame:
+            if not rules.LIBRARY_FILES.search(match[1]) and not stream.events[-1].frame:
                 frame = _frame_text(match[1], match[2], match[3] or "")
                 stream.events[-1] = replace(stream.events[-1], frame=frame)
             return True
@@ -766,7 +730,7 @@ class FailureReader:
         status = int(code[1])
         text = block.get("exception", "")
         event = replace(
-            self._event(stream, REPORT, kind_of_code(status), text),
+            self._event(stream, rules.REPORT, rules.kind_of_code(status), text),
             source="torchrun-root" if stream.is_root else "torchrun",
             ranks=(int(rank[1]),),
             local_rank=int(rank[2]) if rank[2] else None,
@@ -777,40 +741,40 @@ class FailureReader:
         )
         self._add(stream, event)
         if text:
-            text_meaning = meaning(text)
+            text_meaning = rules.meaning(text)
             self._add(
                 stream, replace(event, role=text_meaning.role, kind=text_meaning.kind, code=0)
             )
 
     # --- Events.
 
-    def _line(self, stream: _RankStream, text: str, rows: Rows) -> bool:
+    def _line(self, stream: _RankStream, text: str, rows: rules.Rows) -> bool:
         """A line that a row explains."""
-        match = find_row(rows, text, stream.parts)
+        match = rules.find_row(rows, text, stream.parts)
         if match is None:
             return False
         row, groups = match
         if row.completes:
             groups = {**stream.parts.pop(row.reporter), **groups}
-        if row.role == PART or row.begins:
+        if row.role == rules.PART or row.begins:
             stream.parts[row.reporter] = groups
-        if row.role == PART:
+        if row.role == rules.PART:
             return True
         words = groups.get("text", text)
-        text_meaning = meaning(words)
-        if row.role == TEXT and not (text_meaning.is_known or row.details):
+        text_meaning = rules.meaning(words)
+        if row.role == rules.TEXT and not (text_meaning.is_known or row.details):
             return False
-        if row.role in (TEXT, FAILED, LOST) and is_handled(words):
+        if row.role in (rules.TEXT, rules.FAILED, rules.LOST) and is_handled(words):
             return False
         self._end_chain(stream)
         if row.completes and "code" in groups:
             words = f"exit status {groups['code']}"
         role, kind = row.role, row.kind
         if row.aborts and (complaint := self._last_words(stream, groups.get("ranks", ""))):
-            words, complained = f"{complaint[:200]}; then {words}", meaning(complaint)
+            words, complained = f"{complaint[:200]}; then {words}", rules.meaning(complaint)
             role, kind = complained.role, complained.kind
-        code = code_of(groups)
-        if row.role == REPORT and not code:
+        code = rules.code_of(groups)
+        if row.role == rules.REPORT and not code:
             return True
         if row.repeats and self._is_repeated(stream, row.key, groups.get("ranks", "")):
             return True
@@ -818,16 +782,18 @@ class FailureReader:
             self._event(stream, role, kind, words),
             time_s=self._moment(text),
             source="" if row.is_own else row.reporter,
-            ranks=ranks_in(groups["ranks"]) if "ranks" in groups else _stream_ranks(stream),
+            ranks=log_ranks.ranks_in(groups["ranks"])
+            if "ranks" in groups
+            else _stream_ranks(stream),
             local_rank=int(groups["local"]) if "local" in groups else stream.key[2],
             host=groups.get("host", stream.key[0]),
             pid=int(groups.get("pid", 0)),
             code=code,
         )
-        if row.role == TEXT:
+        if row.role == rules.TEXT:
             event = replace(event, role=text_meaning.role)
         if not row.kind:
-            event = replace(event, kind=kind_of_groups(groups, text_meaning.kind))
+            event = replace(event, kind=rules.kind_of_groups(groups, text_meaning.kind))
         if row.details:
             stream.chain = [_Exception(event, text_meaning.is_known, False, False)]
             stream.frames, stream.details = [], []
@@ -866,7 +832,7 @@ class FailureReader:
         if len(event.ranks) > self.room:
             event = replace(event, ranks=())
         self.room -= len(event.ranks)
-        if event.role != REPORT and len(stream.watched) < _MAX_OF_STREAM:
+        if event.role != rules.REPORT and len(stream.watched) < _MAX_OF_STREAM:
             shapes = Counter(_shape(text, 0) for text in stream.recent)
             stream.watched[event.line] = {
                 shape: text for text in stream.recent
@@ -933,7 +899,7 @@ class FailureReader:
                     steps_on=event.line not in stream.unhandled
                     and (
                         steps_on
-                        or (job_steps_on and event.role == LOST)
+                        or (job_steps_on and event.role == rules.LOST)
                         or any(
                             writer is not stream and writer.steps_since(event.line)
                             for writer in (step_writers if stream.is_process else ())
@@ -1001,8 +967,8 @@ _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 
 def _listed_names(lines: Sequence[str]) -> str:
     """The names in the lines of a message below the beginning of a list; ""."""
-    at = next((at for at, line in enumerate(lines[:-1], 1) if LISTS.search(line)), 0)
-    match = LISTS.search(lines[at - 1])
+    at = next((at for at, line in enumerate(lines[:-1], 1) if rules.LISTS.search(line)), 0)
+    match = rules.LISTS.search(lines[at - 1])
     if not at or not match:
         return ""
     shape = _shape(lines[at])
@@ -1014,11 +980,6 @@ def _listed_names(lines: Sequence[str]) -> str:
     return f"{match[0]} {prefix}{','.join(map(str, sorted(map(int, numbers))))}"
 
 
-def _is_effect(item: _Exception) -> bool:
-    """Whether an exception of a chain says that its cause is elsewhere, without saying where."""
-    return item.event.role == CONSEQUENCE and not item.explains
-
-
 def _shape(text: str, letters: int = _LETTERS) -> str:
     """A line without its numbers, to compare it with others; "": it has fewer letters."""
     shape = _DIGITS.sub("0", text[:160])
@@ -1027,7 +988,7 @@ def _shape(text: str, letters: int = _LETTERS) -> str:
 
 def _collective(frames: Sequence[tuple[str, str, str]]) -> str:
     """The function of torch.distributed in which a traceback ends; ""."""
-    names = [name for path, _, name in frames if path.endswith(COLLECTIVE_FILES)]
+    names = [name for path, _, name in frames if path.endswith(rules.COLLECTIVE_FILES)]
     return next((name for name in reversed(names) if not name.startswith("_")), "")
 
 
@@ -1065,7 +1026,7 @@ _MAX_JSON, _RANK_KEYS = 1 << 16, ("rank", "global_rank", "RANK")
 
 def _structured(line: str) -> list[str]:
     """The lines in the texts of a logger's JSON object, with its rank; []: it has none."""
-    if len(line) > _MAX_JSON or not has_needle(line):
+    if len(line) > _MAX_JSON or not rules.has_needle(line):
         return []
     try:
         data = wire.load_json(line)
@@ -1096,7 +1057,7 @@ def read_lines(
     rank_pattern: as of `learn_ranks`
     """
     learned = lines if len(lines) < 2 * _LEARNED else [*lines[:_LEARNED], *lines[-_LEARNED:]]
-    ranks = learn_ranks(learned, pattern=rank_pattern, path=path)
+    ranks = log_ranks.learn_ranks(learned, pattern=rank_pattern, path=path)
     # A file has the time of its copy: the year of its own lines says more.
     matches = (_YEAR.search(line, 0, STAMP_CHARACTERS) for line in reversed(learned))
     year = next((int(match[1]) for match in matches if match), year)
@@ -1104,7 +1065,7 @@ def read_lines(
     for line in lines:
         reader.feed(line)
     failures = replace(reader.failures(), path=path, facts=read_facts(lines, ranks.read))
-    is_of_rank = path_ranks(path) != FileRanks(None, None)
+    is_of_rank = log_ranks.path_ranks(path) != log_ranks.FileRanks(None, None)
     return replace(failures, unknown_prefix=0) if is_of_rank else failures
 
 
@@ -1126,7 +1087,7 @@ def read_error_file(text: str, calendar: Calendar = node_calendar) -> FileFailur
     moment = str((extra if isinstance(extra, dict) else data).get("timestamp", ""))
     candidates = read_lines(stack.splitlines() or [words], 1970, calendar)
     seconds = float(moment) if re.fullmatch(r"\d{9,11}", moment) else None
-    events = [event for event in candidates.events if event.role != REPORT][-1:]
+    events = [event for event in candidates.events if event.role != rules.REPORT][-1:]
     if not events:
         return None
     event = replace(events[0], source="error-file", time_s=seconds)

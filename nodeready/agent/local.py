@@ -499,7 +499,9 @@ class Pipes:
 
     def read(self, limit_s: float | None) -> bytes:
         """See Stream; None: without a limit. Raises TimeoutError, OSError."""
-        return read_piece(self._out, limit_s)
+        if not select.select([self._out], [], [], limit_s)[0]:
+            raise TimeoutError
+        return os.read(self._out.fileno(), READ_BYTES)
 
     def write(self, data: bytes, limit_s: float | None) -> None:
         """See Stream; None: without a limit. Raises TimeoutError, OSError."""
@@ -511,21 +513,11 @@ class Pipes:
                 raise TimeoutError
             remaining = remaining[os.write(self._stdin.fileno(), remaining[:PIPE_BUF]) :]
 
-    def end_input(self) -> None:
+    def close(self) -> None:
         with contextlib.suppress(OSError):
             self._stdin.close()
-
-    def close(self) -> None:
-        self.end_input()
         end_session(self._process)
         self._out.close()
-
-
-def read_piece(file: IO[bytes], limit_s: float | None) -> bytes:
-    """The next bytes of a pipe. Raises TimeoutError after limit_s without any."""
-    if not select.select([file], [], [], limit_s)[0]:
-        raise TimeoutError
-    return os.read(file.fileno(), READ_BYTES)
 
 
 def piped(line: str) -> Pipes:

@@ -89,7 +89,9 @@ def read_bytes(handle: int, head_bytes: int, end_bytes: int, limit_s: float) -> 
         end = os.pread(handle, end_bytes, size - end_bytes)
         skipped = size - head_bytes - end_bytes
         log = LogBytes(_whole_lines(head), _without_nuls(end), skipped)
-    _refuse_archive(log.head)
+    for magic, place, name, command in _ARCHIVES:
+        if log.head.startswith(magic, place):
+            raise UnreadableLogError(f"is packed by {name}: unpack it with {command} FILE")
     for data in (log.head, log.end):
         if _MOST_CONTROLS * (len(data) - len(data.translate(None, _CONTROLS))) > len(data):
             raise UnreadableLogError("is no text")
@@ -103,13 +105,6 @@ def _whole_lines(data: bytes) -> bytes:
 def _without_nuls(data: bytes) -> bytes:
     """The data without the few NUL bytes that a crash may leave in a text."""
     return data.replace(b"\0", b"") if 10 * data.count(b"\0") < len(data) else data
-
-
-def _refuse_archive(begin: bytes) -> None:
-    """Raises UnreadableLogError for a file that has files in it."""
-    for magic, place, name, command in _ARCHIVES:
-        if begin.startswith(magic, place):
-            raise UnreadableLogError(f"is packed by {name}: unpack it with {command} FILE")
 
 
 def count_lines(handle: int, start: int, end: int, limit_s: float) -> int | None:

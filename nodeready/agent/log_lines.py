@@ -60,15 +60,13 @@ def last_lines(
 ) -> LastLines:
     """The last ``count`` of these lines, or of the lines that contain the expression."""
     if expression is None:
-        return LastLines(tuple(_line_text(row) for row in rows[-count:]), None)
+        # At most four bytes are one character.
+        longest = 4 * (MAX_LINE + 1)
+        texts = (row[:longest].decode("utf-8", "replace") for row in rows[-count:])
+        return LastLines(tuple(map(cut, texts)), None)
     texts = (row.decode("utf-8", "replace") for row in rows)
     hits = [text for text in texts if expression.search(text)]
     return LastLines(tuple(cut(text) for text in hits[-count:]), len(hits))
-
-
-def _line_text(row: bytes) -> str:
-    # At most four bytes are one character.
-    return cut(row[: 4 * (MAX_LINE + 1)].decode("utf-8", "replace"))
 
 
 def cut(text: str) -> str:

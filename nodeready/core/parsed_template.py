@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import compress, count
 from operator import ne
@@ -17,11 +17,6 @@ def fast_replace(instance: T, **fields: Any) -> T:
     copy: T = object.__new__(type(instance))
     vars(copy).update(vars(instance), **fields)
     return copy
-
-
-def differing_lines(lines: Iterable[str], other_lines: Iterable[str]) -> list[int]:
-    """The indexes at which two equally long lists of lines differ."""
-    return [*compress(count(), map(ne, lines, other_lines))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +45,7 @@ class ParsedTemplate(Generic[T]):
     def differing(self, lines: list[str]) -> dict[str, str] | None:
         """Name -> differing value, for equally many lines; None where anything else differs."""
         differing_values: dict[str, str] = {}
-        for index in differing_lines(lines, self.lines):
+        for index in compress(count(), map(ne, lines, self.lines)):
             start, name = self.varies.get(index, ("", ""))
             if not start or not lines[index].startswith(start):
                 return None

@@ -345,13 +345,6 @@ def _limit_launcher() -> None:
         confine(_memory_bytes(), LIMIT_S, 0, executes=True)
 
 
-def _sealed_command(core: int, argv: list[str]) -> tuple[list[str], dict[str, object]]:
-    """The words and the options with which uid 65534 reads a core of root's."""
-    rights = Rights(NOBODY, NOBODY, ())
-    sealed = tool_command(rights, (READ_FILES,), _memory_bytes(), argv)
-    return sealed, {**start_options(core), "preexec_fn": _limit_launcher}
-
-
 def backtrace(
     supervisor: ProcessSupervisor,
     gdb: str,
@@ -381,7 +374,9 @@ def backtrace(
     argv = [ionice, "-c", "3", "-t", *argv] if ionice else argv
     options = _limited_options(core, rights)
     if sealed:
-        argv, options = _sealed_command(core, argv)
+        # Uid 65534 reads the core, which is root's.
+        argv = tool_command(Rights(NOBODY, NOBODY, ()), (READ_FILES,), _memory_bytes(), argv)
+        options = {**start_options(core), "preexec_fn": _limit_launcher}
     output = _GdbOutput()
     limit_s = min(LIMIT_S, supervisor.left_s)
     try:

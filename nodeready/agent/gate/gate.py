@@ -12,8 +12,9 @@ import os
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 from nodeready import __version__
 from nodeready.agent import audit_document as document
@@ -226,7 +227,7 @@ def prolog(policy: Policy, arguments: Namespace) -> int:
         # call it once for every node.
         # Nor does a node that the share kept in service: until its health check asks again, or for
         # as long as a verdict is accepted.
-        before_drain = _evidence_keeper(verdict, audit)
+        before_drain = partial(_keep_evidence, verdict, audit)
         deadline = BEGAN + policy.gate_budget_s + _LATE_S
         problem = update_slurm(
             verdict, policy.gate_drain_max, deadline, before_drain, policy.gate_max_age_s
@@ -240,17 +241,12 @@ def prolog(policy: Policy, arguments: Namespace) -> int:
     return exit_codes.exit_code(check=not verdict.go)
 
 
-def _evidence_keeper(verdict: NodeVerdict, audit: Audit) -> Callable[[], None]:
-    """A function that starts to keep the evidence of this node, to call before a drain."""
+def _keep_evidence(verdict: NodeVerdict, audit: Audit) -> None:
+    """Start to keep the evidence of this node, before a drain, which no failure here prevents."""
+    with contextlib.suppress(Exception):
+        from nodeready.agent.gate.drain import keep_evidence
 
-    def start_keeping() -> None:
-        # A failure here must not keep the node from being drained.
-        with contextlib.suppress(Exception):
-            from nodeready.agent.gate.drain import keep_evidence
-
-            keep_evidence(verdict.reasons, audit.nodes[0].results)
-
-    return start_keeping
+        keep_evidence(verdict.reasons, audit.nodes[0].results)
 
 
 def healthcheck(policy: Policy, arguments: Namespace) -> int:
@@ -267,7 +263,7 @@ def healthcheck(policy: Policy, arguments: Namespace) -> int:
             node_verdict(audit, policy),
             policy.gate_drain_max,
             deadline,
-            _evidence_keeper(verdict, audit),
+            partial(_keep_evidence, verdict, audit),
         )
         verdict, problems = write_files(audit, policy)
         problems += [problem] if problem else []

@@ -18,27 +18,12 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 
-from nodeready.agent.cores import gdb
-from nodeready.agent.cores.core_pattern import (
-    UNKNOWN,
-    existing_files,
-    expand,
-    handler_of,
-    names_process,
-    printable,
-)
+from nodeready.agent.cores import core_pattern, gdb
 from nodeready.agent.proc import first_number
 from nodeready.agent.proofs.attach import environment
 from nodeready.agent.runtime import ProcessSupervisor
 from nodeready.agent.users_file import ROOT, follow, open_regular
-from nodeready.subjects.proof.facts import (
-    DUMP_S,
-    PROGRAM,
-    REPORTERS,
-    CoreDirectory,
-    ProofConfig,
-    ProvedCore,
-)
+from nodeready.subjects.proof import facts
 
 # --- The canary's core file: found among other cores, measured, removed.
 
@@ -201,7 +186,7 @@ class CrashCanary:
     @property
     def has_unique_path(self) -> bool:
         """Whether no other canary's core can have the same path at the same time."""
-        if handler_of(self.pattern) or not os.path.isabs(self.pattern):
+        if core_pattern.handler_of(self.pattern) or not os.path.isabs(self.pattern):
             return True
         return self._uses_pid or re.search("%[pPiI]", self.pattern) is not None
 
@@ -209,7 +194,7 @@ class CrashCanary:
         """Crash the shell. Returns whether the kernel dumped a core; None: it is still dumping."""
         how = os.WEXITED | os.WNOHANG | os.WNOWAIT
         os.kill(self.pid, signal.SIGSEGV)
-        until = time.monotonic() + min(DUMP_S, self.supervisor.left_s)
+        until = time.monotonic() + min(facts.DUMP_S, self.supervisor.left_s)
         # Popen.wait() drops the bit of the status that tells about the dump.
         while (status := os.waitid(os.P_PID, self.pid, how)) is None:
             if time.monotonic() > until:
@@ -223,7 +208,7 @@ class CrashCanary:
         second: of the crash, for a pattern with the time
         """
         values = self._values if second is None else {**self._values, "t": str(second)}
-        path = expand(self.pattern, values, uses_pid=self._uses_pid)
+        path = core_pattern.expand(self.pattern, values, uses_pid=self._uses_pid)
         return os.path.join(self.home or "/", path)
 
     def cores(self) -> list[CanaryCore]:
@@ -233,10 +218,10 @@ class CrashCanary:
             with contextlib.suppress(OSError):
                 paths = [entry.path for entry in os.scandir(self.home)]
                 core_files = [find_core(path, self.mark, named=True) for path in paths]
-        if self._values and self.pattern and not handler_of(self.pattern):
-            named = names_process(self.pattern, self._values, uses_pid=self._uses_pid)
+        if self._values and self.pattern and not core_pattern.handler_of(self.pattern):
+            named = core_pattern.names_process(self.pattern, self._values, uses_pid=self._uses_pid)
             for path in dict.fromkeys(self.expected_path(second) for second in self._seconds()):
-                for name in existing_files(path):
+                for name in core_pattern.existing_files(path):
                     # The name has the host's pid, which we know only in the host's namespace.
                     is_ours = named and "P" in self._values
                     core_files.append(find_core(name, self.mark, named=is_ours))
@@ -263,7 +248,9 @@ class CrashCanary:
         if self.home:
             with contextlib.suppress(OSError):
                 os.rmdir(self.home)
-        return "; ".join(f"{printable(path)}: {reason}" for path, reason in problems if reason)
+        return "; ".join(
+            f"{core_pattern.printable(path)}: {reason}" for path, reason in problems if reason
+        )
 
 
 def _private(word: str) -> str:
@@ -340,17 +327,17 @@ _PATTERN = "/proc/sys/kernel/core_pattern"
 _GDB_S = 60
 
 
-def _directory(path: str) -> CoreDirectory | None:
+def _directory(path: str) -> facts.CoreDirectory | None:
     """The directory as this user sees it; None: its name is not known."""
-    if UNKNOWN in path:
+    if core_pattern.UNKNOWN in path:
         return None
-    shown = printable(path)
+    shown = core_pattern.printable(path)
     try:
         mode = os.stat(os.path.join(path, "")).st_mode
         room = os.statvfs(path)
     except OSError as problem:
-        return CoreDirectory(shown, problem.strerror or str(problem))
-    return CoreDirectory(
+        return facts.CoreDirectory(shown, problem.strerror or str(problem))
+    return facts.CoreDirectory(
         shown,
         mode=mode & 0o7777,
         writable=os.access(path, os.W_OK | os.X_OK),
@@ -385,16 +372,16 @@ def _backtrace(
     return frames, "" if frames else ended.first or f"exit status {ended.rc}"
 
 
-def _before_crash(canary: CrashCanary) -> ProvedCore:
+def _before_crash(canary: CrashCanary) -> facts.ProvedCore:
     """The proof's values that are known before the crash."""
-    handler = handler_of(canary.pattern)
+    handler = core_pattern.handler_of(canary.pattern)
     limit = resource.getrlimit(resource.RLIMIT_CORE)[0]
-    expected = "" if handler else printable(canary.expected_path())
+    expected = "" if handler else core_pattern.printable(canary.expected_path())
     # A crash replaces a file with this path, if the path has no time in it (fs/coredump.c).
     existed = not handler and canary.pattern and os.path.lexists(canary.expected_path())
-    return ProvedCore(
-        pattern=printable(canary.pattern),
-        handler=printable(handler),
+    return facts.ProvedCore(
+        pattern=core_pattern.printable(canary.pattern),
+        handler=core_pattern.printable(handler),
         handler_there=not handler or os.access(handler, os.X_OK),
         skipped=f"{expected} is there, and a crash would replace it" if existed else "",
         # The files in /proc/PID of a process that is not dumpable belong to root.
@@ -405,14 +392,14 @@ def _before_crash(canary: CrashCanary) -> ProvedCore:
     )
 
 
-def _after_crash(canary: CrashCanary, observed: ProvedCore) -> ProvedCore:
+def _after_crash(canary: CrashCanary, observed: facts.ProvedCore) -> facts.ProvedCore:
     """Crash the canary, and add its core on the disk. Nothing is removed here."""
     observed = replace(observed, dumped=canary.crash())
     if not observed.handler:
         observed = replace(observed, directory=_directory(os.path.dirname(canary.expected_path())))
-    elif os.path.basename(observed.handler) == PROGRAM and observed.dumped:
+    elif os.path.basename(observed.handler) == facts.PROGRAM and observed.dumped:
         path, error = stored_core(canary.supervisor, canary.pid, canary.mark, canary.home)
-        observed = replace(observed, path=printable(path), gdb_said=error)
+        observed = replace(observed, path=core_pattern.printable(path), gdb_said=error)
     core_files = canary.cores()
     if not core_files:
         return observed
@@ -421,7 +408,7 @@ def _after_crash(canary: CrashCanary, observed: ProvedCore) -> ProvedCore:
     relative = not observed.handler and not os.path.isabs(canary.pattern)
     observed = replace(
         observed,
-        path=observed.path or printable(core.path),
+        path=observed.path or core_pattern.printable(core.path),
         stray=at_home and not relative and not observed.path,
         size_bytes=core.size_bytes,
         whole_bytes=core.whole_bytes,
@@ -432,21 +419,23 @@ def _after_crash(canary: CrashCanary, observed: ProvedCore) -> ProvedCore:
     return observed
 
 
-def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> ProvedCore:
+def prove(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> facts.ProvedCore:
     """Crash a canary, and examine its core."""
     with open(_PATTERN, encoding="utf-8", errors="surrogateescape") as file:
         pattern = file.read().rstrip("\n")
-    handler = handler_of(pattern)
-    if os.path.basename(handler) in REPORTERS:
-        shown = printable(handler)
+    handler = core_pattern.handler_of(pattern)
+    if os.path.basename(handler) in facts.REPORTERS:
+        shown = core_pattern.printable(handler)
         reason = f"{shown} reports each crash to somebody, so nothing was crashed"
-        return ProvedCore(printable(pattern), shown, skipped=reason)
+        return facts.ProvedCore(core_pattern.printable(pattern), shown, skipped=reason)
     canary = CrashCanary(supervisor, pattern)
     supervisor.at_end(canary.clean_up)
     try:
         canary.begin()
         if config.machine and not canary.has_unique_path:
-            return ProvedCore(printable(pattern), skipped="one core at a time has this name")
+            return facts.ProvedCore(
+                core_pattern.printable(pattern), skipped="one core at a time has this name"
+            )
         observed = _before_crash(canary)
         if config.machine:
             observed = replace(observed, gdb="")

@@ -37,22 +37,7 @@ from nodeready.agent.proofs import attach, core, session
 from nodeready.agent.runtime import Ended, ProcessSupervisor, bug_text, hold_streams
 from nodeready.core import wire
 from nodeready.core.shell import quote
-from nodeready.subjects.proof.facts import (
-    FURTHER_SESSIONS,
-    IN_EACH_SESSION,
-    SHM,
-    DeviceNode,
-    JobDirectory,
-    PdshAnswer,
-    PdshRun,
-    Peers,
-    ProofConfig,
-    RcmdDefault,
-    Resources,
-    SessionProof,
-    SshTry,
-    User,
-)
+from nodeready.subjects.proof import facts
 
 # --- The proof that ssh and pdsh work from this node to its peers, in the user's own session.
 
@@ -77,7 +62,7 @@ _MAX_OPTIONS = 8
 _FORCED = re.compile(r"^debug1: Remote: (/\S+:\d+): key options: (?:.* )?command\b", re.M)
 
 
-def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Peers:
+def prove(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> facts.Peers:
     """Log in to every peer as a person would. The user's configuration, keys and known hosts are
     used, and no prompt is answered.
     """
@@ -100,9 +85,9 @@ def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Peers:
         thread.join()
     shells = {kind: shells[kind] for kind in _SHELLS if kind in shells}
     if not (reached and has_pdsh):
-        return Peers(os.uname().nodename, has_ssh, tries, has_pdsh, None)
+        return facts.Peers(os.uname().nodename, has_ssh, tries, has_pdsh, None)
     login = shells.get("login", _Shell("", dict(os.environ), ""))
-    runs: dict[str, PdshRun] = {}
+    runs: dict[str, facts.PdshRun] = {}
     for shell in shells.values():
         # rshd is obsolete, and root's rsh waits for a minute.
         if shell.rcmd not in ("", "ssh", "rsh") and shell.rcmd not in runs:
@@ -111,7 +96,7 @@ def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Peers:
     if run is None or not run.answers:
         run = _pdsh(supervisor, reached, "ssh", login.environment)
     defaults = tuple(
-        RcmdDefault(
+        facts.RcmdDefault(
             kind=kind,
             rcmd=shell.rcmd[:80],
             value=shell.value,
@@ -122,14 +107,14 @@ def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Peers:
         for kind, shell in shells.items()
     )
     pdshrc = _pdshrc(supervisor)
-    return Peers(os.uname().nodename, has_ssh, tries, has_pdsh, run, defaults, pdshrc)
+    return facts.Peers(os.uname().nodename, has_ssh, tries, has_pdsh, run, defaults, pdshrc)
 
 
-def _logins(supervisor: ProcessSupervisor, names: tuple[str, ...]) -> tuple[SshTry, ...]:
+def _logins(supervisor: ProcessSupervisor, names: tuple[str, ...]) -> tuple[facts.SshTry, ...]:
     """Log in to the peers, AT_ONCE in parallel, so that a peer that hangs delays no other peer.
     Peers for which no time is left are not tried.
     """
-    tries: dict[str, SshTry] = {}
+    tries: dict[str, facts.SshTry] = {}
     waiting = list(reversed(names))
 
     def work() -> None:
@@ -147,12 +132,12 @@ def _logins(supervisor: ProcessSupervisor, names: tuple[str, ...]) -> tuple[SshT
     return tuple(tries[name] for name in names if name in tries)
 
 
-def _login(supervisor: ProcessSupervisor, name: str) -> SshTry:
+def _login(supervisor: ProcessSupervisor, name: str) -> facts.SshTry:
     try:
         ended = _ssh(supervisor, name)
         answer = _answer(ended)
         if ended.rc == 0 and answer.partition(".")[0] == name.partition(".")[0]:
-            return SshTry(name, 0, answer, "")
+            return facts.SshTry(name, 0, answer, "")
         overrides, forced = _own_options(supervisor, name), ""
         if overrides:
             again = _ssh(supervisor, name, "-F", _SYSTEM)
@@ -162,8 +147,8 @@ def _login(supervisor: ProcessSupervisor, name: str) -> SshTry:
             match = _FORCED.search(_ssh(supervisor, name, "-v").err)
             forced = match[1][:200] if match else ""
     except OSError as problem:
-        return SshTry(name, 255, "", f"ssh: {problem.strerror}")
-    return SshTry(name, ended.rc, answer, _messages(ended), overrides, forced)
+        return facts.SshTry(name, 255, "", f"ssh: {problem.strerror}")
+    return facts.SshTry(name, ended.rc, answer, _messages(ended), overrides, forced)
 
 
 def _ssh(supervisor: ProcessSupervisor, name: str, *words: str) -> Ended:
@@ -195,7 +180,7 @@ def _messages(ended: Ended) -> str:
 
 def _pdsh(
     supervisor: ProcessSupervisor, names: tuple[str, ...], rcmd: str, variables: Mapping[str, str]
-) -> PdshRun:
+) -> facts.PdshRun:
     """Ask all peers in one run of pdsh, by this remote command, in this environment. -S appends
     ``;echo …$?`` to the command, which fish and the BSD csh refuse. If no peer answers, pdsh runs
     once more without -S.
@@ -206,19 +191,19 @@ def _pdsh(
     append = f"{variables.get('PDSH_SSH_ARGS_APPEND', '')} {options}".strip()
     environment = {**variables, "PDSH_SSH_ARGS_APPEND": append}
     program = shutil.which("pdsh", path=variables.get("PATH")) or "pdsh"
-    run = PdshRun(names, (), None, "")
+    run = facts.PdshRun(names, (), None, "")
     for status in (["-S"], []):
         argv = [program, *status, "-R", rcmd, *limits, "-w", ",".join(names), _COMMAND]
         try:
             ended = supervisor.run(argv, CONNECT_S + _COMMAND_S, env=environment)
         except OSError as problem:
-            return PdshRun(names, (), 127, f"pdsh: {problem.strerror}")
+            return facts.PdshRun(names, (), 127, f"pdsh: {problem.strerror}")
         parts = (row.partition(": ") for row in ended.out.splitlines())
         answers = tuple(
-            PdshAnswer(label[:200], text[:200]) for label, colon, text in parts if colon
+            facts.PdshAnswer(label[:200], text[:200]) for label, colon, text in parts if colon
         )
         # Not `_messages`: pdsh exits with 0 even after errors.
-        run = PdshRun(names, answers, ended.rc, ended.err.strip()[-_KEPT:])
+        run = facts.PdshRun(names, answers, ended.rc, ended.err.strip()[-_KEPT:])
         if answers or ended.rc is None or "command timeout" in ended.err:
             break
     return run
@@ -344,14 +329,14 @@ _DEVICES = (
 _BYTES = 1 << 20
 
 
-def prove_resources(supervisor: ProcessSupervisor, config: ProofConfig) -> Resources:
+def prove_resources(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> facts.Resources:
     """Write to the directories, map the files, and try to open the device files."""
     home = pwd.getpwuid(os.geteuid()).pw_dir
-    places = dict.fromkeys(("/tmp", SHM, home))
+    places = dict.fromkeys(("/tmp", facts.SHM, home))
     devices = sorted(path for pattern in _DEVICES for path in glob.glob(pattern))
     if os.path.exists("/dev/kfd"):
         devices += sorted(glob.glob("/dev/dri/renderD*"))
-    return Resources(
+    return facts.Resources(
         tuple(_place(path) for path in places if os.path.isabs(path)),
         tuple(filter(None, map(_device, devices))),
         home,
@@ -359,7 +344,7 @@ def prove_resources(supervisor: ProcessSupervisor, config: ProofConfig) -> Resou
     )
 
 
-def _place(path: str) -> JobDirectory:
+def _place(path: str) -> facts.JobDirectory:
     """Whether files in a directory can be written, mapped and executed."""
     number = -1
     try:
@@ -368,7 +353,7 @@ def _place(path: str) -> JobDirectory:
     except OSError as problem:
         # Network file systems do not support files without a name.
         if isinstance(problem, (PermissionError, FileNotFoundError, NotADirectoryError)):
-            return JobDirectory(path, _words(problem))
+            return facts.JobDirectory(path, _words(problem))
     try:
         if number < 0:
             number, name = tempfile.mkstemp(prefix=".nodeready-", dir=path)
@@ -378,9 +363,9 @@ def _place(path: str) -> JobDirectory:
             shared[:1] = b"x"
         free = os.fstatvfs(number)
     except OSError as problem:
-        return JobDirectory(path, _words(problem))
+        return facts.JobDirectory(path, _words(problem))
     else:
-        return JobDirectory(path, "", _executes(number), free.f_bavail * free.f_frsize)
+        return facts.JobDirectory(path, "", _executes(number), free.f_bavail * free.f_frsize)
     finally:
         if number >= 0:
             os.close(number)
@@ -425,7 +410,7 @@ def _words(problem: OSError) -> str:
     return problem.strerror or str(problem)
 
 
-def _device(path: str) -> DeviceNode | None:
+def _device(path: str) -> facts.DeviceNode | None:
     """A device file whose mode or ACL excludes the user; None: the user may open it. A cgroup that
     reserves a device for other jobs gives EPERM, which is no fault of the file.
     """
@@ -439,7 +424,7 @@ def _device(path: str) -> DeviceNode | None:
             return None
         status = os.stat(path)
         owner = f"{user_name(status.st_uid)}:{_group(status.st_gid)}"
-        return DeviceNode(path, f"{stat.S_IMODE(status.st_mode):04o} {owner}")
+        return facts.DeviceNode(path, f"{stat.S_IMODE(status.st_mode):04o} {owner}")
     except OSError:
         return None
     return None
@@ -454,7 +439,7 @@ def _group(gid: int) -> str:
 
 # --- The program.
 
-_PROVE: dict[str, Callable[[ProcessSupervisor, ProofConfig], Any]] = {
+_PROVE: dict[str, Callable[[ProcessSupervisor, facts.ProofConfig], Any]] = {
     "limits": session.prove,
     "attach": attach.prove,
     "tracers": attach.prove_tracers,
@@ -469,12 +454,12 @@ _LOGIN_S = 5
 _printing = threading.Lock()
 
 
-def _say(config: ProofConfig, name: str, observed: Any) -> None:
+def _say(config: facts.ProofConfig, name: str, observed: Any) -> None:
     with _printing:
         print(wire.line(config.nonce, name, observed), flush=True)
 
 
-def _observe(config: ProofConfig, name: str, observe: Callable[[], Any]) -> None:
+def _observe(config: facts.ProofConfig, name: str, observe: Callable[[], Any]) -> None:
     """Make and print one observation. An exception is printed as an observation, so it costs no
     other proof.
     """
@@ -485,14 +470,18 @@ def _observe(config: ProofConfig, name: str, observe: Callable[[], Any]) -> None
     _say(config, name, observed)
 
 
-def _in_thread(config: ProofConfig, name: str, observe: Callable[[], Any]) -> threading.Thread:
+def _in_thread(
+    config: facts.ProofConfig, name: str, observe: Callable[[], Any]
+) -> threading.Thread:
     thread = threading.Thread(target=_observe, args=(config, name, observe), daemon=True)
     thread.start()
     return thread
 
 
 def _proofs(
-    supervisor: ProcessSupervisor, config: ProofConfig, further: Mapping[str, Callable[[], Any]]
+    supervisor: ProcessSupervisor,
+    config: facts.ProofConfig,
+    further: Mapping[str, Callable[[], Any]],
 ) -> None:
     """Run the requested proofs in parallel: py-spy's native unwinding alone takes seconds."""
     proofs = {name: partial(_PROVE[name], supervisor, config) for name in config.proofs}
@@ -514,7 +503,7 @@ def _end_with_parent(supervisor: ProcessSupervisor) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def main(config: ProofConfig, *, inside: bool = False) -> None:
+def main(config: facts.ProofConfig, *, inside: bool = False) -> None:
     """Run all proofs.
     inside: this is the session that root opened for the user
     """
@@ -544,7 +533,7 @@ def main(config: ProofConfig, *, inside: bool = False) -> None:
 
 def _in_own_session(
     supervisor: ProcessSupervisor,
-    config: ProofConfig,
+    config: facts.ProofConfig,
     *,
     control: bool = False,
     inside: bool = False,
@@ -557,12 +546,12 @@ def _in_own_session(
     login = user_name(uid)
     if config.user and login != config.user:
         reason = session.cannot_become(login, config.user)
-        _say(config, "user", User(config.user, uid, True, reason))
+        _say(config, "user", facts.User(config.user, uid, True, reason))
         return
     if config.machine and session.identity() != config.machine:
-        _say(config, "user", User(login, uid, True, f"{os.uname().nodename} answers"))
+        _say(config, "user", facts.User(login, uid, True, f"{os.uname().nodename} answers"))
         return
-    _say(config, "user", User(login, uid, bool(config.user), ""))
+    _say(config, "user", facts.User(login, uid, bool(config.user), ""))
     parallel: dict[str, Callable[[], Any]] = {}
     if control:
         parallel["control"] = partial(attach.control, supervisor, config)
@@ -573,13 +562,13 @@ def _in_own_session(
     _proofs(supervisor, config, parallel)
 
 
-def _depends_on_session(config: ProofConfig) -> bool:
+def _depends_on_session(config: facts.ProofConfig) -> bool:
     """Whether a proof is requested whose result depends on how the session was opened."""
-    return not {*IN_EACH_SESSION}.isdisjoint(config.proofs)
+    return not {*facts.IN_EACH_SESSION}.isdisjoint(config.proofs)
 
 
 def _other_sessions(
-    supervisor: ProcessSupervisor, config: ProofConfig
+    supervisor: ProcessSupervisor, config: facts.ProofConfig
 ) -> dict[str, Callable[[], Any]]:
     """The proofs in further sessions that this session can open, by name."""
     sessions: dict[str, Callable[[], Any]] = {}
@@ -594,12 +583,12 @@ def _other_sessions(
     return sessions
 
 
-def _as_user(supervisor: ProcessSupervisor, config: ProofConfig) -> None:
+def _as_user(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> None:
     """Run the user's session, and root's control in parallel."""
     try:
         uid = pwd.getpwnam(config.user).pw_uid
     except KeyError:
-        _say(config, "user", User(config.user, -1, True, f"no such user: {config.user}"))
+        _say(config, "user", facts.User(config.user, -1, True, f"no such user: {config.user}"))
         return
     threads = []
     if "attach" in config.proofs:
@@ -621,11 +610,13 @@ def _as_user(supervisor: ProcessSupervisor, config: ProofConfig) -> None:
         try:
             rows = dict(wire.lines(text, config.nonce))
             by_ssh_session = (
-                wire.decode(SessionProof, rows["ssh"]) if "ssh" in rows else SessionProof("")
+                wire.decode(facts.SessionProof, rows["ssh"])
+                if "ssh" in rows
+                else facts.SessionProof("")
             )
         except wire.DecodeError:
             return
-        if not rows or not {*rows} <= {"user", *inner.proofs, *FURTHER_SESSIONS}:
+        if not rows or not {*rows} <= {"user", *inner.proofs, *facts.FURTHER_SESSIONS}:
             return
         has_begun = has_begun or "user" in rows
         if by_ssh_session.error and not by_ssh_session.ended and not by_shell:
@@ -640,6 +631,6 @@ def _as_user(supervisor: ProcessSupervisor, config: ProofConfig) -> None:
     ended = session.run(supervisor, config.user, make_program, relay)
     if not has_begun and not (ended.rc is None and config.limit_s < _LOGIN_S):
         reason = session.no_session(ended, config.user)
-        _say(config, "user", User(config.user, uid, True, reason))
+        _say(config, "user", facts.User(config.user, uid, True, reason))
     for thread in threads:
         thread.join(supervisor.left_s)

@@ -31,21 +31,7 @@ from nodeready.agent.runtime import KEPT_BYTES, Ended, ProcessSupervisor
 from nodeready.core import wire
 from nodeready.core.base import PAM_DIRECTORIES
 from nodeready.core.shell import quote
-from nodeready.subjects.proof.facts import (
-    IN_EACH_SESSION,
-    LOGIN_MODULES,
-    OTHER_ITEMS,
-    SESSION,
-    Limit,
-    LimitsLine,
-    Logins,
-    PamLine,
-    ProofConfig,
-    Service,
-    SessionLimits,
-    SessionProof,
-    User,
-)
+from nodeready.subjects.proof import facts
 
 # --- The limits of this session, and who opened it.
 
@@ -59,7 +45,7 @@ KINDS = ("soft", "hard")
 _CAP_SYS_RESOURCE = 1 << 24
 
 
-def limits_of(pid: int) -> tuple[Limit, ...]:
+def limits_of(pid: int) -> tuple[facts.Limit, ...]:
     """The limits of a process, in the order of ITEMS. Raises OSError, ValueError, KeyError. They
     are read from /proc, because prlimit() needs the right to trace the process.
     """
@@ -67,11 +53,11 @@ def limits_of(pid: int) -> tuple[Limit, ...]:
         return _limits_in(file.read())
 
 
-def _limits_in(text: str) -> tuple[Limit, ...]:
+def _limits_in(text: str) -> tuple[facts.Limit, ...]:
     """The limits of ITEMS in the text of /proc/PID/limits. Raises ValueError, KeyError."""
     rows = _limit_rows(text)
     names = ("Max core file size", "Max locked memory", "Max open files")
-    return tuple(Limit(*rows[name]) for name in names)
+    return tuple(facts.Limit(*rows[name]) for name in names)
 
 
 def _limit_rows(text: str) -> dict[str, list[int]]:
@@ -85,7 +71,7 @@ def _limit_rows(text: str) -> dict[str, list[int]]:
 def _other_limits(text: str) -> tuple[int, ...]:
     """The soft limits of OTHER_ITEMS in such a text. Raises ValueError, KeyError."""
     rows = _limit_rows(text)
-    return tuple(rows[name][0] for name in OTHER_ITEMS.values())
+    return tuple(rows[name][0] for name in facts.OTHER_ITEMS.values())
 
 
 #: The program that opens a session -> the key of SESSION_NAMES. Since OpenSSH 9.8, sshd's part of
@@ -106,7 +92,7 @@ def _parents() -> Iterator[tuple[int, str]]:
             pid = int(fields[1])
 
 
-def opened_by() -> tuple[str, tuple[Limit, ...]]:
+def opened_by() -> tuple[str, tuple[facts.Limit, ...]]:
     """How this session was opened (a key of SESSION_NAMES, or ""), and its first limits. PAM sets
     these limits before any profile runs; (): they cannot be read.
     """
@@ -132,14 +118,14 @@ def _ceiling() -> tuple[int, ...]:
         return ()
 
 
-def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> SessionLimits:
+def prove(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> facts.SessionLimits:
     """The limits of this session, after PAM and the user's profile. Nothing is changed."""
-    core, memlock, nofile = (Limit(*resource.getrlimit(number)) for number in ITEMS.values())
+    core, memlock, nofile = (facts.Limit(*resource.getrlimit(number)) for number in ITEMS.values())
     nr_open = first_number("/proc/sys/fs/nr_open")
     opener, before = opened_by()
     with open("/proc/self/limits", encoding="ascii", errors="replace") as file:
         further = _other_limits(file.read())
-    return SessionLimits(core, memlock, nofile, before, _ceiling(), nr_open, opener, further)
+    return facts.SessionLimits(core, memlock, nofile, before, _ceiling(), nr_open, opener, further)
 
 
 def cannot_become(current_user: str, user: str) -> str:
@@ -328,13 +314,13 @@ def identity() -> str:
         return f"{os.uname().nodename} {file.read().strip()}"
 
 
-def by_ssh(supervisor: ProcessSupervisor, config: ProofConfig) -> SessionProof:
+def by_ssh(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> facts.SessionProof:
     """The proofs in a session that ssh opens from the node to itself, as this user. If the user's
     key does not open the session, the result has the reason, and `by_shell` runs instead.
     """
     if not shutil.which("ssh"):
-        return SessionProof("ssh is not installed")
-    proof = SessionProof("no time left")
+        return facts.SessionProof("ssh is not installed")
+    proof = facts.SessionProof("no time left")
     # If the name resolves to an address without sshd, sshd listens on the loopback address.
     for host in (os.uname().nodename, "localhost"):
         if supervisor.left_s > _CONNECT_S:
@@ -344,7 +330,9 @@ def by_ssh(supervisor: ProcessSupervisor, config: ProofConfig) -> SessionProof:
     return proof
 
 
-def _by_ssh(supervisor: ProcessSupervisor, config: ProofConfig, host: str) -> SessionProof:
+def _by_ssh(
+    supervisor: ProcessSupervisor, config: facts.ProofConfig, host: str
+) -> facts.SessionProof:
     limit_s = min(supervisor.left_s - 1, _SESSION_S)
     name = pwd.getpwuid(os.geteuid()).pw_name
     rows = _SessionRows(config, name, limit_s)
@@ -363,7 +351,7 @@ def _by_ssh(supervisor: ProcessSupervisor, config: ProofConfig, host: str) -> Se
         if ended.rc is None:
             _end_marked(mark)
     except OSError as problem:
-        return SessionProof(f"ssh: {problem.strerror}")
+        return facts.SessionProof(f"ssh: {problem.strerror}")
     finally:
         os.close(read)
         os.close(write)
@@ -372,8 +360,8 @@ def _by_ssh(supervisor: ProcessSupervisor, config: ProofConfig, host: str) -> Se
 
 
 def by_shell(
-    supervisor: ProcessSupervisor, config: ProofConfig, user: str, opener: str
-) -> SessionProof:
+    supervisor: ProcessSupervisor, config: facts.ProofConfig, user: str, opener: str
+) -> facts.SessionProof:
     """The proofs in another session of the user's shell.
     opener: as for `run`
     """
@@ -390,15 +378,15 @@ class _SessionRows:
     start:  as ``has_begun`` of `ProcessSupervisor.run`
     """
 
-    def __init__(self, config: ProofConfig, name: str, limit_s: float) -> None:
-        repeated = tuple(name for name in IN_EACH_SESSION if name in config.proofs)
+    def __init__(self, config: facts.ProofConfig, name: str, limit_s: float) -> None:
+        repeated = tuple(name for name in facts.IN_EACH_SESSION if name in config.proofs)
         self.config = replace(
             config, user=name, proofs=repeated, peers=(), machine=identity(), step=False,
             limit_s=max(1, int(limit_s) - 1),
         )  # fmt: skip
         self._kinds: dict[str, type[Any]] = {
-            "user": User,
-            **{name: SESSION[name] for name in repeated},
+            "user": facts.User,
+            **{name: facts.SESSION[name] for name in repeated},
         }
         self._rows: dict[str, Any] = {}
         self.start = (_BEGIN_S, lambda: "user" in self._rows)
@@ -410,19 +398,19 @@ class _SessionRows:
                 if kind in self._kinds and kind not in self._rows:
                     self._rows[kind] = wire.decode(self._kinds[kind], data)
 
-    def result(self, ended: Ended, *, starts: bool) -> SessionProof:
+    def result(self, ended: Ended, *, starts: bool) -> facts.SessionProof:
         """The result of the session.
         starts: the user's shell was started, and ended by itself
         """
         user = self._rows.pop("user", None)
         if user and not user.error:
-            return SessionProof("", **self._rows)
+            return facts.SessionProof("", **self._rows)
         rows = [row.strip() for row in f"{ended.out}\n{ended.err}".splitlines() if row.strip()]
         rows = [row for row in rows if not row.startswith("Warning: Permanently added")]
         message = "; ".join(rows[-2:]) or f"exit status {ended.rc}"
         reason = user.error if user else "timed out" if ended.rc is None else message
         closed = bool(re.search(r"\b(closed|reset) by\b", message))
-        return SessionProof(reason[:300], closed, ended=starts and user is None)
+        return facts.SessionProof(reason[:300], closed, ended=starts and user is None)
 
 
 # --- A step of Slurm.
@@ -431,7 +419,7 @@ class _SessionRows:
 _IMMEDIATE_S, _STEP_S = 3, 15
 
 
-def _is_lower(limits: tuple[Limit, ...], compared: tuple[Limit, ...]) -> bool:
+def _is_lower(limits: tuple[facts.Limit, ...], compared: tuple[facts.Limit, ...]) -> bool:
     """Whether a limit is lower than the compared limit of the same item."""
     values = [
         (getattr(a, kind), getattr(b, kind)) for a, b in zip(limits, compared) for kind in KINDS
@@ -439,21 +427,21 @@ def _is_lower(limits: tuple[Limit, ...], compared: tuple[Limit, ...]) -> bool:
     return any(limit != -1 and (other == -1 or limit < other) for limit, other in values)
 
 
-def step_matters(slurmd: tuple[Limit, ...]) -> bool:
+def step_matters(slurmd: tuple[facts.Limit, ...]) -> bool:
     """Whether only a step can show the limits of jobs.
 
     A step has slurmd's hard limits. Its soft limits are slurmd's, or, by PropagateResourceLimits,
     the lower limits of the submitting user (slurm.conf(5)). If slurmd's limits are not lower than
     this session's, a step has this session's limits, and no step is started.
     """
-    own_limits = tuple(Limit(*resource.getrlimit(number)) for number in ITEMS.values())
+    own_limits = tuple(facts.Limit(*resource.getrlimit(number)) for number in ITEMS.values())
     return _is_lower(slurmd, own_limits) and "SLURM_JOB_ID" not in os.environ
 
 
-def by_srun(supervisor: ProcessSupervisor, config: ProofConfig) -> SessionProof:
+def by_srun(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> facts.SessionProof:
     """The limits of a step on this node, if Slurm can start a step at once."""
     if not shutil.which("srun"):
-        return SessionProof("srun is not installed")
+        return facts.SessionProof("srun is not installed")
     node = os.uname().nodename.partition(".")[0]
     argv = [
         "srun", f"--immediate={_IMMEDIATE_S}", f"--nodelist={node}", "--nodes=1", "--ntasks=1",
@@ -463,16 +451,16 @@ def by_srun(supervisor: ProcessSupervisor, config: ProofConfig) -> SessionProof:
     try:
         ended = supervisor.run(argv, _STEP_S)
     except OSError as problem:
-        return SessionProof(f"srun: {problem.strerror}")
+        return facts.SessionProof(f"srun: {problem.strerror}")
     try:
         core, memlock, nofile = _limits_in(ended.out)
         further = _other_limits(ended.out)
     except (ValueError, KeyError):
         message = re.sub(r"^srun: (error: )?", "", ended.first) or f"exit status {ended.rc}"
-        return SessionProof("timed out" if ended.rc is None else message)
+        return facts.SessionProof("timed out" if ended.rc is None else message)
     nr_open = first_number("/proc/sys/fs/nr_open")
-    limits = SessionLimits(core, memlock, nofile, (), _ceiling(), nr_open, "srun", further)
-    return SessionProof("", limits=limits)
+    limits = facts.SessionLimits(core, memlock, nofile, (), _ceiling(), nr_open, "srun", further)
+    return facts.SessionProof("", limits=limits)
 
 
 # --- How the node opens sessions.
@@ -496,7 +484,7 @@ def _file_of(service: str) -> str:
     return next((path for path in paths if os.path.exists(path)), "")
 
 
-def _stack(path: str, kinds: tuple[str, ...], depth: int = 0) -> Iterator[PamLine | None]:
+def _stack(path: str, kinds: tuple[str, ...], depth: int = 0) -> Iterator[facts.PamLine | None]:
     """The lines for LOGIN_MODULES in this file and in the files that it includes (pam.conf(5)).
     None stands for a file that cannot be read.
     """
@@ -518,16 +506,16 @@ def _stack(path: str, kinds: tuple[str, ...], depth: int = 0) -> Iterator[PamLin
         if match[2].lower() in ("include", "substack"):
             yield from _stack(_file_of(match[3]) or "?", (match[1].lower(),), depth + 1)
         module = re.sub(r"^pam_|\.so$", "", os.path.basename(match[3]))
-        if module in LOGIN_MODULES and (module != "limits" or match[1].lower() == "session"):
-            yield PamLine(module, " ".join(match[4].split())[:300], f"{path}:{number}")
+        if module in facts.LOGIN_MODULES and (module != "limits" or match[1].lower() == "session"):
+            yield facts.PamLine(module, " ".join(match[4].split())[:300], f"{path}:{number}")
 
 
-def _service(name: str, *files: str) -> Service:
+def _service(name: str, *files: str) -> facts.Service:
     """The lines of PAM for a service, from the first of these files that exists."""
     path = next(filter(None, map(_file_of, files)), "")
     lines = list(_stack(path, ("account", "session"))) if path else []
     readable = tuple(line for line in lines if line is not None)
-    return Service(name, path, len(readable) == len(lines), readable[:_MAX_LINES])
+    return facts.Service(name, path, len(readable) == len(lines), readable[:_MAX_LINES])
 
 
 def _daemon_pid(name: str) -> int | None:
@@ -541,7 +529,7 @@ def _daemon_pid(name: str) -> int | None:
     return min((pid for pid, parent in parents.items() if parent not in parents), default=None)
 
 
-def limits_of_daemon(name: str) -> tuple[Limit, ...]:
+def limits_of_daemon(name: str) -> tuple[facts.Limit, ...]:
     """The limits of root's daemon, which its children inherit; (): the daemon does not run."""
     pid = _daemon_pid(name)
     with contextlib.suppress(OSError, ValueError, KeyError):
@@ -572,7 +560,7 @@ def _domains(name: str) -> tuple[str, ...]:
     return tuple(domains)
 
 
-def _limits_lines() -> Iterator[LimitsLine]:
+def _limits_lines() -> Iterator[facts.LimitsLine]:
     for pattern in _LIMITS_FILES:
         for path in sorted(glob.glob(pattern)):
             with contextlib.suppress(OSError):
@@ -580,10 +568,10 @@ def _limits_lines() -> Iterator[LimitsLine]:
                     rows = file.read(1 << 20).splitlines()
                 for number, row in enumerate(rows, 1):
                     if _LIMITS_LINE.match(row):
-                        yield LimitsLine(path, number, row[:300])
+                        yield facts.LimitsLine(path, number, row[:300])
 
 
-def logins(supervisor: ProcessSupervisor, name: str) -> Logins:
+def logins(supervisor: ProcessSupervisor, name: str) -> facts.Logins:
     """How this node opens sessions for this user. Nothing is changed. It explains why a session is
     refused, or why its limits differ from another session's.
     """
@@ -594,7 +582,7 @@ def logins(supervisor: ProcessSupervisor, name: str) -> Logins:
             with open(nologin, encoding="utf-8", errors="replace") as file:
                 notice = next(row.strip() for row in file.read(4096).splitlines() if row.strip())
     services = _service("ssh", "sshd"), _service("su", "su-l", "su"), _service("slurm", "slurm")
-    return Logins(
+    return facts.Logins(
         services=services,
         use_pam=_use_pam(supervisor, name),
         nologin=nologin,

@@ -33,15 +33,6 @@ from nodeready.agent.proofs import session
 from nodeready.agent.proofs.mesh import local_addresses
 from nodeready.agent.runtime import Ended, ProcessSupervisor, bug_text, hold_streams
 from nodeready.agent.smoke import engines, orders
-from nodeready.agent.smoke.orders import (
-    CollectiveAnswer,
-    CollectiveOrder,
-    EndOrder,
-    Hello,
-    PairAnswer,
-    PairOrder,
-    SmokeConfig,
-)
 from nodeready.agent.smoke.pair import SmokeListeners, run_pair
 from nodeready.agent.stacks import processes
 from nodeready.agent.witnesses import environment, software
@@ -71,31 +62,31 @@ _MAX_LIMIT_S = 24 * 3600
 #: Maximum characters of an answer: the ranks of a node, each with an error.
 _LONGEST = 128 << 10
 
-_Work = Union[CollectiveOrder, PairOrder]
+_Work = Union[orders.CollectiveOrder, orders.PairOrder]
 
 #: The name of an answer -> its type; the type of an order -> the name of its answer.
 _ANSWERS: dict[str, type[Any]] = {
-    "hello": Hello,
-    "collective": CollectiveAnswer,
-    "pair": PairAnswer,
+    "hello": orders.Hello,
+    "collective": orders.CollectiveAnswer,
+    "pair": orders.PairAnswer,
 }
-_ANSWER = {CollectiveOrder: "collective", PairOrder: "pair"}
+_ANSWER = {orders.CollectiveOrder: "collective", orders.PairOrder: "pair"}
 
 _printing = threading.Lock()
 
 
-def _say(config: SmokeConfig, name: str, answer: Any) -> None:
+def _say(config: orders.SmokeConfig, name: str, answer: Any) -> None:
     text = wire.line(config.nonce, name, answer)
     with _printing:
         print(text, flush=True)
 
 
-def _no_hello(user: str, reason: str, busy: tuple[Busy, ...] = ()) -> Hello:
+def _no_hello(user: str, reason: str, busy: tuple[Busy, ...] = ()) -> orders.Hello:
     host = os.uname().nodename
-    return Hello(host, user, "", (), busy, local_addresses(), 0, (), reason)
+    return orders.Hello(host, user, "", (), busy, local_addresses(), 0, (), reason)
 
 
-def main(config: SmokeConfig, *, inside: bool = False) -> None:
+def main(config: orders.SmokeConfig, *, inside: bool = False) -> None:
     """Run until the input ends.
     inside: this is the session that root opened for the user
     """
@@ -133,11 +124,11 @@ def _input_lines() -> Iterator[str]:
                 yield row.decode("utf-8", "replace")
 
 
-def _order(text: str) -> _Work | EndOrder:
+def _order(text: str) -> _Work | orders.EndOrder:
     """The order in a line. Raises ValueError."""
     try:
         order = orders.read(text)
-        limit_s = 1 if isinstance(order, EndOrder) else order.limit_s
+        limit_s = 1 if isinstance(order, orders.EndOrder) else order.limit_s
         if not 0 < limit_s <= _MAX_LIMIT_S:
             raise ValueError("its numbers make no sense")
     except (wire.DecodeError, KeyError, TypeError, ValueError) as problem:
@@ -148,7 +139,7 @@ def _order(text: str) -> _Work | EndOrder:
 class _ProgramPart:
     """Root's part or the node's part, either of which can end at any moment."""
 
-    def __init__(self, supervisor: ProcessSupervisor, config: SmokeConfig) -> None:
+    def __init__(self, supervisor: ProcessSupervisor, config: orders.SmokeConfig) -> None:
         self.supervisor, self.config = supervisor, config
         self.leaving = False
 
@@ -176,7 +167,7 @@ class _ProgramPart:
 class _SessionPart(_ProgramPart):
     """The session of the job's user, from outside."""
 
-    def __init__(self, supervisor: ProcessSupervisor, config: SmokeConfig) -> None:
+    def __init__(self, supervisor: ProcessSupervisor, config: orders.SmokeConfig) -> None:
         super().__init__(supervisor, config)
         self._orders: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         #: The number of an order without an answer -> the name of its answer, and rank 0's port.
@@ -196,11 +187,11 @@ class _SessionPart(_ProgramPart):
             self.refuse(user, f"no such user: {user}")
         self._thread.start()
 
-    def take(self, order: _Work | EndOrder) -> None:
+    def take(self, order: _Work | orders.EndOrder) -> None:
         """Pass an order in."""
-        if not isinstance(order, EndOrder):
+        if not isinstance(order, orders.EndOrder):
             self._pending[order.number] = _ANSWER[type(order)]
-        if isinstance(order, CollectiveOrder):
+        if isinstance(order, orders.CollectiveOrder):
             self._heads[order.number] = order.head.port
         self._orders.put(f"{orders.line(order)}\n")
 
@@ -252,7 +243,7 @@ class _SessionPart(_ProgramPart):
             answer = wire.decode(_ANSWERS[name], data)
         except (wire.DecodeError, KeyError, ValueError):
             return
-        if isinstance(answer, Hello):
+        if isinstance(answer, orders.Hello):
             if self._has_greeted:
                 return
             # Root's own values replace those that the user can forge.
@@ -265,13 +256,13 @@ class _SessionPart(_ProgramPart):
             )  # fmt: skip
         elif self._pending.get(answer.number) != name:
             return
-        elif isinstance(answer, CollectiveAnswer) and answer.port_holder:
+        elif isinstance(answer, orders.CollectiveAnswer) and answer.port_holder:
             # Root can see which program has the port.
             port_holder = _foreign_holder(self._heads[answer.number]) or answer.port_holder
             answer = replace(answer, port_holder=port_holder)
         if len(wire.line(self.config.nonce, name, answer)) > _LONGEST:
             return
-        if isinstance(answer, Hello):
+        if isinstance(answer, orders.Hello):
             self._has_greeted, self._has_refused = True, bool(answer.reason)
         else:
             del self._pending[answer.number]
@@ -291,7 +282,7 @@ class _OrderJob:
 class _NodePart(_ProgramPart):
     """This node's part, which works one order after another in a thread that may hang."""
 
-    def __init__(self, supervisor: ProcessSupervisor, config: SmokeConfig) -> None:
+    def __init__(self, supervisor: ProcessSupervisor, config: orders.SmokeConfig) -> None:
         super().__init__(supervisor, config)
         self._lock = threading.Lock()
         self._todo: queue.SimpleQueue[_OrderJob] = queue.SimpleQueue()
@@ -321,9 +312,9 @@ class _NodePart(_ProgramPart):
         _start_timer(limit_s, partial(self._greet, _no_hello(login, reason)))
         self._start_thread(self._greet_and_work)
 
-    def take(self, order: _Work | EndOrder) -> None:
+    def take(self, order: _Work | orders.EndOrder) -> None:
         """Queue an order. Raises ValueError for an order that is in work."""
-        if isinstance(order, EndOrder):
+        if isinstance(order, orders.EndOrder):
             with self._lock:
                 job = self._jobs.get(order.number)
             if job is not None:
@@ -356,7 +347,7 @@ class _NodePart(_ProgramPart):
         self._greet(hello)
         self._work()
 
-    def _make_hello(self, login: str) -> Hello:
+    def _make_hello(self, login: str) -> orders.Hello:
         """Start the listeners, and find the engines of this node."""
         self._addresses = local_addresses()
         variables = environment.variables_of({**os.environ, **self.config.variables})
@@ -376,7 +367,7 @@ class _NodePart(_ProgramPart):
             versions = software.observe(node_engines.python_pid, os.geteuid(), nccl)
             driver = processes.contents("/sys/module/nvidia/version").strip()[:40]
             facts = replace(facts, **versions._replace(driver=driver)._asdict())
-        return Hello(
+        return orders.Hello(
             host=os.uname().nodename,
             user=login,
             token=listeners.token,
@@ -397,7 +388,7 @@ class _NodePart(_ProgramPart):
         deadline = time.monotonic() + _ENVIRONMENT_S
         return environment.observe_node(os.getpid(), masters, deadline, variables)
 
-    def _greet(self, hello: Hello) -> None:
+    def _greet(self, hello: orders.Hello) -> None:
         with self._lock:
             if self._has_greeted:
                 return
@@ -424,9 +415,9 @@ class _NodePart(_ProgramPart):
                 return
             _say(self.config, _ANSWER[type(job.order)], answer)
 
-    def _answer(self, job: _OrderJob) -> CollectiveAnswer | PairAnswer:
+    def _answer(self, job: _OrderJob) -> orders.CollectiveAnswer | orders.PairAnswer:
         order = job.order
-        if isinstance(order, PairOrder):
+        if isinstance(order, orders.PairOrder):
             return run_pair(order, self._addresses, self._listeners, job.stop)
         port, is_closed = order.head.port, False
         if order.first == 0 and port in self._listeners.ports:
@@ -438,7 +429,7 @@ class _NodePart(_ProgramPart):
             ranks = self._engines.run(order, job.stop)
             is_in_use = is_closed and any(_IN_USE.search(rank.error) for rank in ranks)
             port_holder = _foreign_holder(port) if is_in_use else ""
-            return CollectiveAnswer(order.number, "", ranks, port_holder)
+            return orders.CollectiveAnswer(order.number, "", ranks, port_holder)
         finally:
             if not job.answered:
                 self._reclaim_ports(_TAKE_S)
@@ -467,7 +458,7 @@ class _NodePart(_ProgramPart):
             return
         order = job.order
         job.stop.set()
-        has_processes = isinstance(order, CollectiveOrder)
+        has_processes = isinstance(order, orders.CollectiveOrder)
         if has_processes:
             self.supervisor.kill()
         reason = f"did not end in {order.limit_s:g} s"
@@ -498,17 +489,19 @@ def _start_timer(limit_s: float, act: Callable[[], None]) -> threading.Timer:
 
 def _empty_answer(
     order: _Work, reason: str, *, broken: bool = False
-) -> CollectiveAnswer | PairAnswer:
+) -> orders.CollectiveAnswer | orders.PairAnswer:
     """The answer to an order without a result.
     broken: the reason is a mistake in this program
     """
-    if isinstance(order, PairOrder):
-        return PairAnswer(order.number, order.target.name, (), reason, "", (), "", 0.0, 0.0, -1, 0)
+    if isinstance(order, orders.PairOrder):
+        return orders.PairAnswer(
+            order.number, order.target.name, (), reason, "", (), "", 0.0, 0.0, -1, 0
+        )
     seconds = 0.0 if broken else order.limit_s
     ranks = (
         replace(rank, seconds=seconds) for rank in orders.failed_ranks(order, "start", reason)
     )
-    return CollectiveAnswer(order.number, reason if broken else "", tuple(ranks))
+    return orders.CollectiveAnswer(order.number, reason if broken else "", tuple(ranks))
 
 
 def _no_port(ports: tuple[int, ...], busy: Iterable[Busy]) -> str:

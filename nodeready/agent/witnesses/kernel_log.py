@@ -248,7 +248,8 @@ def read_log(
         except OSError as problem:
             reason = reason or f"{argv[0]}: {problem.strerror or problem}"
             continue
-        lines = list(_timestamped_lines(text))
+        rows = map(split_line, text.splitlines())
+        lines = [(row.boot_s, row.text) for row in rows if row.boot_s is not None]
         if ended.rc != 0 or not lines:
             error = ended.err.strip().partition("\n")[0][:150]
             reason = reason or (f"{argv[0]}: {error}" if error else f"{argv[0]} shows nothing")
@@ -261,10 +262,3 @@ def read_log(
         raise LogUnreadable(f"the kernel's log cannot be read: {reason or 'there is no dmesg'}")
     begins = boot_s - since_s - _SLACK_S
     return [(max(0.0, boot_s - stamp_s), text) for stamp_s, text in best if stamp_s >= begins]
-
-
-def _timestamped_lines(text: str) -> Iterator[tuple[float, str]]:
-    """Seconds since boot and text of each line that has both."""
-    for line in map(split_line, text.splitlines()):
-        if line.boot_s is not None:
-            yield line.boot_s, line.text

@@ -122,11 +122,6 @@ def with_world_ranks(
     return tuple(replace(group, members=tuple(map(numbered, group.members))) for group in groups)
 
 
-def lists_all_members(ras: Ras) -> bool:
-    """Whether the report lists all members."""
-    return all(group.hash.startswith("0x") for group in ras.communicators)
-
-
 # --- The report as JSON (2.28.7 and newer).
 
 #: A value at the end of a line before a key or an object in the next: version 2.28.7 leaves the
@@ -550,7 +545,8 @@ def _query(
     listed_pids = {
         member.pid for group in ras.communicators for member in group.members if member.host
     }
-    if ras.communicators and lists_all_members(ras) and not listed_pids & rank_by_pid.keys():
+    lists_all_members = all(group.hash.startswith("0x") for group in ras.communicators)
+    if ras.communicators and lists_all_members and not listed_pids & rank_by_pid.keys():
         raise _Absent(f"another job has answered at {_shown(listener)}")
     groups = with_world_ranks(ras.communicators, rank_by_pid, world)
     return replace(ras, version=ras.version or version, communicators=within_limits(groups))

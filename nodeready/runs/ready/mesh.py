@@ -15,19 +15,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from nodeready.agent.asking import SshPeer
-from nodeready.agent.proofs.mesh import (
-    FOREIGN,
-    MAX_TIMEOUTS,
-    OK,
-    REFUSED,
-    SILENT,
-    SKIPPED,
-    TIMEOUT,
-    UNREACHABLE,
-    Listening,
-    MeshRound,
-    Try,
-)
+from nodeready.agent.proofs import mesh as program
 from nodeready.runs.ready.reach import (
     BOTH,
     PAIR,
@@ -44,10 +32,10 @@ from nodeready.subjects.proof.facts import Blocked, Mesh
 _DROPPED = "timed out: dropped"
 _CAUSES = {
     # Our listener is there: its kernel did not refuse the connection.
-    REFUSED: "refused: rejected on the way",
-    TIMEOUT: _DROPPED,
-    FOREIGN: "another program answers",
-    SILENT: "connected, then silence: another program answers, or the node hangs",
+    program.REFUSED: "refused: rejected on the way",
+    program.TIMEOUT: _DROPPED,
+    program.FOREIGN: "another program answers",
+    program.SILENT: "connected, then silence: another program answers, or the node hangs",
 }
 
 
@@ -59,14 +47,14 @@ def address(text: str) -> str:
         return ""
 
 
-def port_cause(attempt: Try, skipped: bool) -> str:
+def port_cause(attempt: program.Try, skipped: bool) -> str:
     """Why this connection failed.
 
     skipped: the remaining ports were not tried, because the first ones timed out
     """
-    if skipped and attempt.outcome in (TIMEOUT, SKIPPED):
-        return f"{_DROPPED}; the first {MAX_TIMEOUTS} ports stand for all"
-    if attempt.outcome == UNREACHABLE:
+    if skipped and attempt.outcome in (program.TIMEOUT, program.SKIPPED):
+        return f"{_DROPPED}; the first {program.MAX_TIMEOUTS} ports stand for all"
+    if attempt.outcome == program.UNREACHABLE:
         return f"unreachable: {attempt.error}"
     return _CAUSES.get(attempt.outcome) or attempt.error or "failed"
 
@@ -158,7 +146,7 @@ def name_cause(
     return f"{target} resolves to {first}, {reason}"
 
 
-def own_name_cause(listening: Listening) -> str:
+def own_name_cause(listening: program.Listening) -> str:
     """Why a node's host name does not lead to the node on the node itself; "": it does.
 
     gloo binds to the first bindable address of the name, which may be loopback, and else to
@@ -243,7 +231,7 @@ class Rounds:
         self,
         total: int,
         span: tuple[int, int],
-        listening: Mapping[str, Listening],
+        listening: Mapping[str, program.Listening],
         known_owners: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.total, self.span = total, span
@@ -275,7 +263,7 @@ class Rounds:
         )
 
     def add(
-        self, source: str, target: str, ordered_ports: tuple[int, ...], answer: MeshRound
+        self, source: str, target: str, ordered_ports: tuple[int, ...], answer: program.MeshRound
     ) -> None:
         """Add the source's answer about the target."""
         failing: dict[int, str] = {}
@@ -283,12 +271,12 @@ class Rounds:
         self._round_count = max(self._round_count, answer.number + 1)
         self._accepted[source] = max(self._accepted.get(source, 0), answer.accepted_count)
         times = self._times.setdefault(source, _Handshakes())
-        self.connections += sum(attempt.outcome != SKIPPED for attempt in answer.tries)
-        skipped = any(attempt.outcome == SKIPPED for attempt in answer.tries)
+        self.connections += sum(attempt.outcome != program.SKIPPED for attempt in answer.tries)
+        skipped = any(attempt.outcome == program.SKIPPED for attempt in answer.tries)
         for attempt in answer.tries:
             if attempt.port not in ordered_ports:
                 continue
-            if attempt.outcome == OK:
+            if attempt.outcome == program.OK:
                 passed.append(attempt.port)
                 times.add(attempt.ms, target)
             else:

@@ -8,19 +8,8 @@ from collections.abc import Iterable
 from nodeready.core.policy import Policy
 from nodeready.core.result import FactKinds, Result, Subject, check, join_names
 from nodeready.core.severity import GUIDELINES, XID_CATALOG, drifts, loses_job, slows_job
-from nodeready.subjects.gpus import health, xids
+from nodeready.subjects.gpus import findings, health, xids
 from nodeready.subjects.gpus.facts import PROBE, compared, learned
-from nodeready.subjects.gpus.findings import (
-    DRIVERS,
-    expected_gpus,
-    findings_text,
-    is_guest,
-    judge_each,
-    no_gpu_reason,
-    unreadable_text,
-    unshown_reason,
-    vendor_tool_of,
-)
 from nodeready.subjects.gpus.gpu import Gpu, Gpus, KernelFault
 
 # --- The faults of GPUs in the kernel's log of this boot.
@@ -145,14 +134,14 @@ def kernel_faults(observed: Gpus, policy: Policy) -> Result:
     fault that an application caused in itself (13, 31, 43, 45, a page fault) is not the node's. A
     ring buffer that begins after the boot may have lost a fault: without a journal, a warning.
     """
-    if reason := no_gpu_reason(observed):
+    if reason := findings.no_gpu_reason(observed):
         return kernel_faults.na(reason)
     log = observed.kernel_log
     if not log.works:
         return kernel_faults.unknown(log.state_text)
     source = f"{log.name} ({log.detail})"
     # Screens, a processor's own graphics, and GPUs of guests.
-    judged = {gpu.address for gpu in expected_gpus(observed)}
+    judged = {gpu.address for gpu in findings.expected_gpus(observed)}
     judged |= {gpu.pci_address for gpu in observed.gpus}
     unjudged = {gpu.address for gpu in observed.pci} - judged
     faults = [
@@ -205,19 +194,19 @@ def present(observed: Gpus, policy: Policy) -> Result:
     A GPU that the bus shows and its tool does not show has fallen off the bus, or its driver is
     broken. GPUs of virtual machines (vfio-pci) and of screens do not count.
     """
-    if reason := no_gpu_reason(observed):
+    if reason := findings.no_gpu_reason(observed):
         return present.na(reason)
-    gpus = expected_gpus(observed)
+    gpus = findings.expected_gpus(observed)
     shown = {gpu.pci_address for gpu in observed.gpus}
     lost = [gpu for gpu in gpus if gpu.address not in shown]
-    without_driver = [gpu for gpu in lost if gpu.driver != DRIVERS[gpu.vendor]]
-    not_shown = [gpu for gpu in lost if vendor_tool_of(observed, gpu.vendor).works]
+    without_driver = [gpu for gpu in lost if gpu.driver != findings.DRIVERS[gpu.vendor]]
+    not_shown = [gpu for gpu in lost if findings.vendor_tool_of(observed, gpu.vendor).works]
     words = [
         f"{gpu.address}: driver {gpu.driver}" if gpu.driver else f"{gpu.address}: no driver"
         for gpu in without_driver
     ]
     words += [
-        f"{gpu.address}: {vendor_tool_of(observed, gpu.vendor).name} does not show it"
+        f"{gpu.address}: {findings.vendor_tool_of(observed, gpu.vendor).name} does not show it"
         for gpu in not_shown
         if gpu not in without_driver
     ]
@@ -225,7 +214,7 @@ def present(observed: Gpus, policy: Policy) -> Result:
         actions = _COST_ABSENT.since("reset_gpu") if not_shown else ()
         fix = _SEE_LOG if not_shown else _LOAD
         return present.fail(join_names(words), _PCI, fix, actions=actions)
-    if hidden := unshown_reason(observed):
+    if hidden := findings.unshown_reason(observed):
         return present.unknown(hidden)
     return present.ok(f"{len(gpus) or len(observed.gpus)} GPUs", _PCI)
 
@@ -246,10 +235,10 @@ def tool(observed: Gpus, policy: Policy) -> Result:
     GPUs are not judged. An error in the place of a value that no other check reads is unknown
     here.
     """
-    if reason := no_gpu_reason(observed):
+    if reason := findings.no_gpu_reason(observed):
         return tool.na(reason)
-    vendors = [vendor for vendor in DRIVERS if expected_gpus(observed, vendor)]
-    tools = {vendor: vendor_tool_of(observed, vendor) for vendor in vendors}
+    vendors = [vendor for vendor in findings.DRIVERS if findings.expected_gpus(observed, vendor)]
+    tools = {vendor: findings.vendor_tool_of(observed, vendor) for vendor in vendors}
     broken = [tool for tool in tools.values() if tool.state in ("stuck", "timed out", "failed")]
     if broken:
         text = "; ".join(tool.state_text for tool in broken)
@@ -265,7 +254,7 @@ def tool(observed: Gpus, policy: Policy) -> Result:
             return tool.unknown(f"{vendor_tool.name}: {vendor_tool.state}: {vendor_tool.detail}")
     unread = {field for gpu in observed.gpus for field, _ in gpu.unread}
     stray_fields = {field for field in unread if field.startswith("tool ")}
-    if unreadable := unreadable_text(observed, stray_fields):
+    if unreadable := findings.unreadable_text(observed, stray_fields):
         return tool.unknown(unreadable)
     return tool.ok(", ".join(f"{tool.name} {tool.detail}".strip() for tool in tools.values()))
 
@@ -279,13 +268,13 @@ def count(observed: Gpus, policy: Policy) -> Result:
     `gpus.present` judges whether each of them works.
     """
     if policy.gpu_count is None:
-        return count.na(no_gpu_reason(observed) or "the policy sets no number")
+        return count.na(findings.no_gpu_reason(observed) or "the policy sets no number")
     expected = str(policy.gpu_count)
-    gpu_count = len(expected_gpus(observed)) or len(
+    gpu_count = len(findings.expected_gpus(observed)) or len(
         {(gpu.vendor, gpu.pci_address) for gpu in observed.gpus}
     )
     if gpu_count != policy.gpu_count:
-        guests = sum(is_guest(gpu) for gpu in observed.pci)
+        guests = sum(findings.is_guest(gpu) for gpu in observed.pci)
         guests_text = f", and {guests} of virtual machines" if guests else ""
         return count.fail(f"{gpu_count} on the PCI bus{guests_text}", _PCI, expected=expected)
     return count.ok(source=_PCI, expected=expected)
@@ -294,7 +283,7 @@ def count(observed: Gpus, policy: Policy) -> Result:
 @check("gpus.model", drifts("configure"), settings=("gpu_model",))
 def model(observed: Gpus, policy: Policy) -> Result:
     """The GPUs are of the policy's model, by the name that their tool prints."""
-    return judge_each(
+    return findings.judge_each(
         *(model, observed, "model"),
         lambda gpu: "" if policy.gpu_model in ("", gpu.model) else str(gpu.model),
         absent="no tool names a model",
@@ -309,12 +298,12 @@ _INSTALL = "install that driver, then reboot"
        fix=("install or load NAME; see dmesg", _INSTALL))  # fmt: skip
 def driver(observed: Gpus, policy: Policy) -> Result:
     """The kernel driver is loaded, in the policy's version where that names one."""
-    if reason := no_gpu_reason(observed):
+    if reason := findings.no_gpu_reason(observed):
         return driver.na(reason)
     versions = {"nvidia": observed.driver, "amd": observed.amd_driver}
     expected, words = policy.gpu_driver or "loaded", []
-    for vendor, name in DRIVERS.items():
-        gpus = expected_gpus(observed, vendor)
+    for vendor, name in findings.DRIVERS.items():
+        gpus = findings.expected_gpus(observed, vendor)
         bound, version = any(gpu.driver == name for gpu in gpus), versions[vendor]
         if gpus and not bound and version is None:
             fix = f"install or load {name}; see dmesg"
@@ -334,7 +323,7 @@ def driver(observed: Gpus, policy: Policy) -> Result:
 def vbios(observed: Gpus, policy: Policy) -> Result:
     """Each GPU's firmware is one of the policy's versions."""
     versions = policy.gpu_vbios
-    return judge_each(
+    return findings.judge_each(
         *(vbios, observed, "vbios"),
         lambda gpu: str(gpu.vbios) if versions and gpu.vbios not in versions else "",
         absent="no tool shows a VBIOS version",
@@ -374,7 +363,7 @@ def ecc_mode(observed: Gpus, policy: Policy) -> Result:
 
     faulty = [gpu for gpu in observed.gpus if gpu.ecc is not None and find_problem(gpu)]
     fix = f"nvidia-smi -e {int(expected == 'on')}, then reset the GPU or reboot"
-    return judge_each(
+    return findings.judge_each(
         *(ecc_mode, observed, "ecc", find_problem),
         absent="these GPUs have no ECC",
         expected=expected,
@@ -395,7 +384,7 @@ def persistence(observed: Gpus, policy: Policy) -> Result:
     if expected == "any":
         return persistence.na("gpu_persistence is 'any'")
     action, flag = ("enable", 1) if expected == "on" else ("disable", 0)
-    return judge_each(
+    return findings.judge_each(
         *(persistence, observed, "persistence"),
         lambda gpu: "" if gpu.persistence == expected else str(gpu.persistence),
         absent="these GPUs have no such mode",
@@ -419,11 +408,11 @@ def mig(observed: Gpus, policy: Policy) -> Result:
     partitions = [(gpu, getattr(gpu, "partition", None)) for gpu in observed.amd]
     divided = [(gpu, mode) for gpu, mode in partitions if mode is not None]
     if len({(gpu.model, mode) for gpu, mode in divided}) > len({gpu.model for gpu, _ in divided}):
-        text, name = findings_text(divided), observed.amd_tool.name
+        text, name = findings.findings_text(divided), observed.amd_tool.name
         return mig.warn(text, name, _DIVIDE, expected="one mode on all GPUs")
     if expected == "any":
         return mig.na("gpu_mig is 'any'")
-    return judge_each(
+    return findings.judge_each(
         *(mig, observed, "mig"),
         lambda gpu: _not_kept(expected, gpu.mig, gpu.mig_pending),
         absent="these GPUs have no MIG",
@@ -457,7 +446,7 @@ def processes(observed: Gpus, policy: Policy) -> Result:
             if process.kind != "G"
         )
 
-    return judge_each(
+    return findings.judge_each(
         *(processes, observed, lambda gpu: True, find_problem),
         absent="",
         shown="none",

@@ -287,12 +287,6 @@ def _scans(output: Output) -> list[_Scan]:
     return scans
 
 
-def _longest_scan(output: Output) -> _Scan | None:
-    """The readable scan that begins first; the journal's where both begin alike."""
-    readable = [scan for scan in reversed(_scans(output)) if scan.readable]
-    return min(readable, key=lambda scan: scan.begins, default=None)
-
-
 def _tool(output: Output, scan: _Scan | None) -> Tool:
     """Whether the log could be read, and from where; else why not."""
     if scan is not None:
@@ -366,7 +360,9 @@ def _fault(scan: _Scan, lines: _Lines) -> KernelFault | None:
 
 def parse(output: Output) -> tuple[tuple[KernelFault, ...], Tool]:
     """The faults of this boot, equal ones counted, and whether the log could be read at all."""
-    scan = _longest_scan(output)
+    # The readable scan that begins first; the journal's where both begin alike.
+    readable = [scan for scan in reversed(_scans(output)) if scan.readable]
+    scan = min(readable, key=lambda scan: scan.begins, default=None)
     tool = _tool(output, scan)
     if scan is None:
         return (), tool

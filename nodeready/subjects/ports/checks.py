@@ -9,14 +9,6 @@ from nodeready.core.result import FactKinds, Result, Subject, check, join_first
 from nodeready.core.severity import loses_job
 from nodeready.core.text import join_ranges, range_text
 from nodeready.subjects.ports import facts
-from nodeready.subjects.ports.facts import (
-    KERNEL_EPHEMERAL,
-    Ports,
-    Socket,
-    overlap,
-    parse_ranges,
-    without,
-)
 
 #: Maximum of ranges of ports that are named.
 _MOST_RANGES = 4
@@ -31,7 +23,7 @@ _JOB_FIX = "wait for the job, or ask its user"
 _CONNECTION_FIX = "wait for the connection to end; see ports.ephemeral"
 
 
-def _holder_text(socket: Socket) -> str:
+def _holder_text(socket: facts.Socket) -> str:
     """``python3 (pid 4711, user ada, job 42)``."""
     user = socket.user or f"uid {socket.uid}"
     pid = f"pid {socket.pid}, " if socket.pid is not None else ""
@@ -39,7 +31,7 @@ def _holder_text(socket: Socket) -> str:
     return f"{socket.process or 'a process'} ({pid}user {user}{job})"
 
 
-def _holders_text(sockets: Iterable[Socket]) -> str:
+def _holders_text(sockets: Iterable[facts.Socket]) -> str:
     """``29500-29503 by python3 (...)``: the ports of each holder."""
     by_holder: dict[str, set[int]] = {}
     for socket in sockets:
@@ -56,7 +48,7 @@ def ports_text(ports: Iterable[int]) -> str:
 
 @check("ports.range", loses_job("clean_up", "configure"), settings=("port_range",),
        fix=(_SERVICE_FIX, _JOB_FIX, _CONNECTION_FIX))  # fmt: skip
-def range(observed: Ports, policy: Policy) -> Result:
+def range(observed: facts.Ports, policy: Policy) -> Result:
     """Every port of the range is free for the next job's rendezvous.
 
     A port is held where a process listens on any address: a job that listens on all addresses is
@@ -99,7 +91,7 @@ def range(observed: Ports, policy: Policy) -> Result:
     "net.ipv4.ip_local_reserved_ports = LINE in /etc/sysctl.d, and sysctl -w; "
     "or give jobs another port_range",
 ))  # fmt: skip
-def ephemeral(observed: Ports, policy: Policy) -> Result:
+def ephemeral(observed: facts.Ports, policy: Policy) -> Result:
     """The kernel gives no port of the range to outgoing connections.
 
     It takes their ports from ip_local_port_range, without ip_local_reserved_ports
@@ -112,11 +104,13 @@ def ephemeral(observed: Ports, policy: Policy) -> Result:
         return ephemeral.unknown(f"{facts.EPHEMERAL} cannot be read")
     expected = f"{range_text(*ports)} outside the ephemeral ports, or reserved"
     reserved = observed.reserved or ()
-    live_ports = overlap(without(observed.ephemeral, reserved), *ports)
+    live_ports = facts.overlap(facts.without(observed.ephemeral, reserved), *ports)
     range_line, reserved_line = observed.ephemeral_boot.winner, observed.reserved_boot.winner
-    range_boot = (facts.parse_range(range_line.value) if range_line else None) or KERNEL_EPHEMERAL
-    reserved_boot = (parse_ranges(reserved_line.value) if reserved_line else None) or ()
-    boot_ports = overlap(without(range_boot, reserved_boot), *ports)
+    range_boot = (
+        facts.parse_range(range_line.value) if range_line else None
+    ) or facts.KERNEL_EPHEMERAL
+    reserved_boot = (facts.parse_ranges(reserved_line.value) if reserved_line else None) or ()
+    boot_ports = facts.overlap(facts.without(range_boot, reserved_boot), *ports)
     source = ", ".join(line.source for line in (range_line, reserved_line) if line)
     actual = (
         f"ephemeral {range_text(*observed.ephemeral)}, "
@@ -145,7 +139,7 @@ def ephemeral(observed: Ports, policy: Policy) -> Result:
     fix="take the range out of that rule (nft list ruleset, iptables-save), or give jobs another "
     "port_range; `nodeready ready` proves the ports",
 )
-def firewall(observed: Ports, policy: Policy) -> Result:
+def firewall(observed: facts.Ports, policy: Policy) -> Result:
     """No rule of the node's packet filter drops the range by its text.
 
     Rules with a drop or reject, or such a policy of a chain, can drop a job's connections. The
@@ -180,7 +174,7 @@ def firewall(observed: Ports, policy: Policy) -> Result:
 @check("ports.privileged", loses_job("configure"), settings=("port_range",), fix=(
     "a port_range from START on, or sysctl net.ipv4.ip_unprivileged_port_start",
 ))  # fmt: skip
-def privileged(observed: Ports, policy: Policy) -> Result:
+def privileged(observed: facts.Ports, policy: Policy) -> Result:
     """Ordinary users may listen on the range: below ip_unprivileged_port_start only root may
     (Documentation/networking/ip-sysctl.rst; 1024 by default).
     """

@@ -30,16 +30,6 @@ from nodeready.subjects.proof.debugging import (
     gdb,
     strace,
 )
-from nodeready.subjects.proof.facts import (
-    Blocked,
-    Mesh,
-    Peers,
-    Proved,
-    RcmdDefault,
-    Reach,
-    Trouble,
-    User,
-)
 from nodeready.subjects.proof.session import DEPLOY_ONLY, limits, observation, resources, user
 from nodeready.subjects.ssh_client import checks
 from nodeready.subjects.ssh_client.checks import CAUSES
@@ -56,23 +46,23 @@ _NAMESAKES_FIX = "correct the addresses of these names, in the DNS or in /etc/ho
 @check("proof.ssh", loses_job("deploy", "install"), proof="peers", settings=("job_user",),
        expects="logs in to its peers, and they to it",
        fix=(_CLIENT_FIX, deploy(f"{DEPLOY_ONLY} ssh_client")))  # fmt: skip
-def ssh(observed: Proved, policy: Policy) -> Result:
+def ssh(observed: facts.Proved, policy: Policy) -> Result:
     """The job's user logs in from this node to others and back by ssh, without being asked.
 
     A launcher (pdsh, mpirun, DeepSpeed) hangs at the first question. Each login is a user's
     ordinary login, with the user's keys and configuration, and must end at the host that
     was asked for. A node that fails with several peers is reported once; the peers are excused.
     """
-    reach = observed.reach if isinstance(observed.reach, Reach) else None
+    reach = observed.reach if isinstance(observed.reach, facts.Reach) else None
     # Peers may have seen what is wrong with a node that gave no answer itself.
     if reach is None or not reach.ssh:
-        for field, kind in (("peers", Peers), ("reach", Reach)):
+        for field, kind in (("peers", facts.Peers), ("reach", facts.Reach)):
             missing = observation(ssh, observed, field, kind)
             if isinstance(missing, Result):
                 return missing
-    elif isinstance(observed.user, User) and observed.user.error:
+    elif isinstance(observed.user, facts.User) and observed.user.error:
         return ssh.na("no session: see proof.user")
-    if isinstance(observed.peers, Peers) and not observed.peers.ssh_installed:
+    if isinstance(observed.peers, facts.Peers) and not observed.peers.ssh_installed:
         actual = "no ssh that the user can run (see ssh_client.installed)"
         return ssh.fail(actual, fix=_CLIENT_FIX)
     assert reach is not None
@@ -82,7 +72,11 @@ def ssh(observed: Proved, policy: Policy) -> Result:
         excused = f"; {', '.join(reach.excused)}: see there" if reach.excused else ""
         worked = reach.to - len(reach.excused)
         return ssh.ok(f"{worked} of {reach.to} peers{excused}")
-    user = observed.user.name if isinstance(observed.user, User) else policy.job_user or "the user"
+    user = (
+        observed.user.name
+        if isinstance(observed.user, facts.User)
+        else policy.job_user or "the user"
+    )
     actual = "; ".join(_trouble_text(trouble, user) for trouble in reach.ssh)
     first = reach.ssh[0]
     if CAUSES[first.cause].deploy:
@@ -92,7 +86,7 @@ def ssh(observed: Proved, policy: Policy) -> Result:
     return ssh.fail(actual, checks.message_source(first.message), fix)
 
 
-def _trouble_text(trouble: Trouble, user: str) -> str:
+def _trouble_text(trouble: facts.Trouble, user: str) -> str:
     """One trouble in words: which peers, how many, and the cause."""
     names = ", ".join(trouble.peers)
     cause = CAUSES[trouble.cause].words.format(user=user, said=trouble.message)
@@ -122,7 +116,7 @@ def _trouble_text(trouble: Trouble, user: str) -> str:
     _PDSHRC_FIX,
     _NAMESAKES_FIX,
 ))  # fmt: skip
-def pdsh(observed: Proved, policy: Policy) -> Result:
+def pdsh(observed: facts.Proved, policy: Policy) -> Result:
     """pdsh brings a separate answer from every peer that ssh reaches, and the peers' from it.
 
     Its exit status tells nothing (0 for a refused connection), so the answers are counted. It is
@@ -130,14 +124,14 @@ def pdsh(observed: Proved, policy: Policy) -> Result:
     interactive one. A remote command other than ssh fails when it brings no answer; rsh is not
     tried. A ~/.pdshrc, which commands over pdsh read first, does not end them.
     """
-    if isinstance(observed.reach, Reach) and observed.reach.pdsh_by:
+    if isinstance(observed.reach, facts.Reach) and observed.reach.pdsh_by:
         peers_text = join_names(observed.reach.pdsh_by)
         actual = f"does not answer the pdsh of {peers_text} as itself"
         return pdsh.fail(actual, fix=_SHELL_FIX, expected="an answer to every peer")
-    peers = observation(pdsh, observed, "peers", Peers)
+    peers = observation(pdsh, observed, "peers", facts.Peers)
     if isinstance(peers, Result):
         return peers
-    reach = observation(pdsh, observed, "reach", Reach)
+    reach = observation(pdsh, observed, "reach", facts.Reach)
     if isinstance(reach, Result):
         return reach
     expected = "an answer from every peer"
@@ -173,7 +167,7 @@ def pdsh(observed: Proved, policy: Policy) -> Result:
 
 
 def _wrong_default(
-    check: Check, expected: str, broken: list[RcmdDefault], observed: Proved
+    check: Check, expected: str, broken: list[facts.RcmdDefault], observed: facts.Proved
 ) -> Result:
     user = observed.user_name
     first = broken[0]
@@ -220,7 +214,7 @@ _NAMES_FIX = (
 )
 
 
-def _tried_ports(observed: Mesh) -> str:
+def _tried_ports(observed: facts.Mesh) -> str:
     """The ports that were tried: ``29500-29510``, ``32 ports of 20000-30000``."""
     span = range_text(observed.first, observed.last)
     tried = len(observed.listening) + len(observed.busy)
@@ -228,7 +222,7 @@ def _tried_ports(observed: Mesh) -> str:
 
 
 @check("proof.ports", loses_job("configure"), proof=facts.MESH, fix=(_PERMISSION_FIX,))
-def ports(observed: Proved, policy: Policy) -> Result:
+def ports(observed: facts.Proved, policy: Policy) -> Result:
     """A program can listen on every port of the range, as torchrun's store would.
 
     In a range of more than 32 ports, the first, the last and some between are tried. ports.range
@@ -236,7 +230,7 @@ def ports(observed: Proved, policy: Policy) -> Result:
     fail only when all are held: else one user could stop every other user's job, and
     `nodeready env` gives a job a free port.
     """
-    mesh = observation(ports, observed, "mesh", Mesh)
+    mesh = observation(ports, observed, "mesh", facts.Mesh)
     if isinstance(mesh, Result):
         return mesh
     expected = f"{_tried_ports(mesh)} can be listened on"
@@ -253,14 +247,14 @@ def ports(observed: Proved, policy: Policy) -> Result:
     return judged("; ".join(texts[:4]), "", fix, expected=expected)
 
 
-def _peers_text(blocked: Blocked) -> str:
+def _peers_text(blocked: facts.Blocked) -> str:
     """``all 5 peers that tried``, ``3 of 5 peers (gpu001, gpu002, gpu003)``."""
     if len(blocked.peers) == blocked.tried:
         return f"all {blocked.tried} peers"
     return f"{len(blocked.peers)} of {blocked.tried} peers ({join_names(blocked.peers)})"
 
 
-def _blocked_text(blocked: Blocked) -> str:
+def _blocked_text(blocked: facts.Blocked) -> str:
     """One finding in words."""
     if not blocked.ports:
         if blocked.kind == "pair":
@@ -285,7 +279,7 @@ def _blocked_text(blocked: Blocked) -> str:
 
 @check("proof.mesh", loses_job("inspect", "clean_up", "configure"), proof=facts.MESH,
        fix=(_ADDRESS_FIX, _CROWD_FIX, _SLOW_FIX, _OWN_NAME_FIX, _NAMES_FIX))  # fmt: skip
-def mesh(observed: Proved, policy: Policy) -> Result:
+def mesh(observed: facts.Proved, policy: Policy) -> Result:
     """The node reaches other nodes, and they reach it, on every port of the range.
 
     Only nodeready's own listeners are connected to. A node is named when at least half of its
@@ -296,7 +290,7 @@ def mesh(observed: Proved, policy: Policy) -> Result:
     address is a warning: on the node itself, where gloo takes the address at which its peers find
     it (Debian's 127.0.1.1), and on its peers, to which torchrun gives it as MASTER_ADDR.
     """
-    reach = observation(mesh, observed, "mesh", Mesh)
+    reach = observation(mesh, observed, "mesh", facts.Mesh)
     if isinstance(reach, Result):
         return reach
     if reach.nodes < 2:
@@ -340,7 +334,7 @@ _COUNTERS_FIX = "look at what these count with gpus.*, nics.* and rdma.*"
 
 @check("proof.collective", loses_job("inspect"), proof=facts.COLLECTIVE, opt_in=True,
        expects="all nodes together pass", fix=(_SMOKE_FIX, _COUNTERS_FIX))  # fmt: skip
-def collective(observed: Proved, policy: Policy) -> Result:
+def collective(observed: facts.Proved, policy: Policy) -> Result:
     """A collective over all nodes passes, with right results, as `nodeready smoke` makes one.
 
     It takes minutes and the idle GPUs, so it runs only by its full name, ``--only
@@ -375,7 +369,7 @@ def collective(observed: Proved, policy: Policy) -> Result:
     "proof.history for the node until its old failures are forgotten",
     expects="fails no more often than its peers",
 )
-def history(observed: Proved, policy: Policy) -> Result:
+def history(observed: facts.Proved, policy: Policy) -> Result:
     """The node and its GPUs did not fail far more often than their peers in the last 90 days.
 
     The looks that this machine has kept are read (`nodeready lemons`). A node that passes today

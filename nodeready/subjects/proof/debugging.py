@@ -13,33 +13,25 @@ from nodeready.core.severity import hides_cause
 from nodeready.subjects.access import MAY_EXECUTE, PACKAGED
 from nodeready.subjects.core_dumps.facts import core_directory
 from nodeready.subjects.limits.limit_files import ITEMS
-from nodeready.subjects.proof import facts
+from nodeready.subjects.proof import facts, session
 from nodeready.subjects.proof.facts import DebuggerAttempt, Proved, ProvedCore
-from nodeready.subjects.proof.session import (
-    CORE_SETTINGS,
-    DEPLOY_ONLY,
-    in_each_session,
-    limit_text,
-    low_limits,
-    observation,
-)
 
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 
 _COST = hides_cause("deploy", "configure", "reboot")
 _SETTINGS = ("ptrace_scope", "packages", "py_spy_version")
 _OTHER_FIX = "look for AppArmor, a seccomp filter, or file capabilities of Python (getcap)"
-_REBOOT_FIX = f"{DEPLOY_ONLY} ptrace, then reboot the node"
+_REBOOT_FIX = f"{session.DEPLOY_ONLY} ptrace, then reboot the node"
 _POLICY_FIX = "ptrace_scope: 0 in the policy lets the job's user attach"
 _CONTAINER_FIX = "give the container CAP_SYS_PTRACE (--cap-add SYS_PTRACE)"
 _FIXES = (
     "run TOOL by hand on the node, on a process that may be lost",
     MAY_EXECUTE.format("TOOL"),
     "remove TOOL, or put a program there that runs",
-    deploy(f"{DEPLOY_ONLY} debug_tools"),
+    deploy(f"{session.DEPLOY_ONLY} debug_tools"),
     _OTHER_FIX,
     _REBOOT_FIX,
-    deploy(f"{DEPLOY_ONLY} ptrace"),
+    deploy(f"{session.DEPLOY_ONLY} ptrace"),
     _POLICY_FIX,
     _CONTAINER_FIX,
 )
@@ -67,7 +59,7 @@ def _refused(check: Check, guards: facts.Guards, observed: Proved, policy: Polic
     if yama == 3:
         return check.fail(actual, _YAMA, _REBOOT_FIX)
     if yama > policy.ptrace_scope or (guards.deny_ptrace and not root):
-        return check.fixable(actual, _YAMA if yama else "", f"{DEPLOY_ONLY} ptrace")
+        return check.fixable(actual, _YAMA if yama else "", f"{session.DEPLOY_ONLY} ptrace")
     if yama:
         return check.fail(actual, _YAMA, _POLICY_FIX)
     if lacks_capability and not root:
@@ -93,7 +85,7 @@ def _missing(check: Check, tool: str, policy: Policy) -> Result:
         return check.na("no py-spy, and the policy leaves it alone")
     if tool != "py-spy" and tool not in policy.packages:
         return check.na(f"no {tool}, and it is not among the policy's packages")
-    return check.fixable(f"{tool} is not installed", "", f"{DEPLOY_ONLY} debug_tools")
+    return check.fixable(f"{tool} is not installed", "", f"{session.DEPLOY_ONLY} debug_tools")
 
 
 def _broken(check: Check, tool: str, attempt: DebuggerAttempt, root: bool | None) -> Result:
@@ -103,7 +95,7 @@ def _broken(check: Check, tool: str, attempt: DebuggerAttempt, root: bool | None
     fix = f"run {tool} by hand on the node, on a process that may be lost"
     if attempt.rc == facts.NO_START:
         actual = f"{attempt.tool} does not start: {attempt.complaint}"
-        fix = f"{DEPLOY_ONLY} debug_tools"
+        fix = f"{session.DEPLOY_ONLY} debug_tools"
         if attempt.complaint == facts.NOEXEC:
             fix = MAY_EXECUTE.format(attempt.tool)
         elif tool != "py-spy" and not attempt.tool.startswith(
@@ -129,7 +121,7 @@ def _judge(
     """
     tool, field, mode = selection
     kind: type[facts.Attach | facts.Tracers] = facts.Attach if field == "attach" else facts.Tracers
-    attempts = observation(check, observed, field, kind)
+    attempts = session.observation(check, observed, field, kind)
     if isinstance(attempts, Result):
         return attempts
     attempt: DebuggerAttempt | None = getattr(attempts, mode)
@@ -167,7 +159,7 @@ def _tool_check(
     def judged(observed: Proved, policy: Policy) -> Result:
         if not each_session:
             return _judge(judged, observed, policy, selection)
-        return in_each_session(
+        return session.in_each_session(
             observed, field, lambda proved: _judge(judged, proved, policy, selection)
         )
 
@@ -204,7 +196,7 @@ strace = _tool_check(
 )  # fmt: skip
 
 
-_core_check = partial(check, proof="core", settings=CORE_SETTINGS)
+_core_check = partial(check, proof="core", settings=session.CORE_SETTINGS)
 _LIMIT_FIX = "limit_core: 'unlimited' in the policy"
 
 
@@ -224,12 +216,12 @@ def _cut_by_limit(check: Check, expected: str, observed: Proved, policy: Policy)
         return check.fail(actual, "", _LIMIT_FIX, expected=expected)
     if isinstance(observed.limits, facts.SessionLimits):
         limits = observed.limits
-        text = {"core": limit_text(limits.core, "core")}
+        text = {"core": session.limit_text(limits.core, "core")}
         minimum = {"core": max(limit + 1, facts.MIN_CORE_LIMIT)}
-        low = low_limits(limits.opener, text, limits, minimum, observed)
+        low = session.low_limits(limits.opener, text, limits, minimum, observed)
         if low.fix:
             return check.fail(f"{actual}: {low.cause}", low.source, low.fix, expected=expected)
-    return check.fixable(actual, "", f"{DEPLOY_ONLY} limits", expected=expected)
+    return check.fixable(actual, "", f"{session.DEPLOY_ONLY} limits", expected=expected)
 
 
 def _directory_problem(
@@ -292,10 +284,10 @@ def _cause(core: ProvedCore, name: str) -> tuple[str, str]:
 
 
 @_core_check("proof.core", hides_cause("deploy", "configure"), fix=(
-    f"{DEPLOY_ONLY} core_dumps",
-    deploy(f"{DEPLOY_ONLY} core_dumps"),
+    f"{session.DEPLOY_ONLY} core_dumps",
+    deploy(f"{session.DEPLOY_ONLY} core_dumps"),
     "remove it",
-    deploy(f"{DEPLOY_ONLY} limits"),
+    deploy(f"{session.DEPLOY_ONLY} limits"),
     _LIMIT_FIX,
     "remove the ulimit of core from NAME's profile, or /etc/profile",
 ))  # fmt: skip
@@ -308,7 +300,7 @@ def core(observed: Proved, policy: Policy) -> Result:
     in the user's session and, where the user's key opens one, in a session of ssh.
     """
     # proof.limits reports a limit of a further session.
-    return in_each_session(
+    return session.in_each_session(
         observed,
         "core",
         lambda proved: _judge_crash(proved, policy),
@@ -320,7 +312,7 @@ def _judge_crash(observed: Proved, policy: Policy) -> Result:
     expected = f"a whole core in {core_directory(policy)}"
     if policy.core_handler == facts.PROGRAM:
         expected = f"a whole core in {facts.PROGRAM}'s store"
-    crash = observation(core, observed, "core", ProvedCore)
+    crash = session.observation(core, observed, "core", ProvedCore)
     if isinstance(crash, Result):
         return crash
     if crash.is_cut_by_limit:
@@ -328,7 +320,7 @@ def _judge_crash(observed: Proved, policy: Policy) -> Result:
     if crash.skipped or crash.stray or not crash.is_complete:
         actual, fix = _cause(crash, observed.user_name)
         judged = core.fail if fix else core.fixable
-        return judged(actual, "", fix or f"{DEPLOY_ONLY} core_dumps", expected=expected)
+        return judged(actual, "", fix or f"{session.DEPLOY_ONLY} core_dumps", expected=expected)
     follows_policy = crash.pattern == policy.core_pattern
     if policy.core_handler == facts.PROGRAM:
         follows_policy = crash.handler.endswith(f"/{facts.PROGRAM}")
@@ -339,7 +331,7 @@ def _judge_crash(observed: Proved, policy: Policy) -> Result:
         elif not crash.pattern.startswith("/"):
             place_text = "in whatever directory the process works in"
         actual = f"{place_text}: core_pattern is {crash.pattern}"
-        return core.fixable(actual, "", f"{DEPLOY_ONLY} core_dumps", expected=expected)
+        return core.fixable(actual, "", f"{session.DEPLOY_ONLY} core_dumps", expected=expected)
     if crash.leftover:
         return core.warn(f"our own is left: {crash.leftover}", "", "remove it", expected=expected)
     return core.ok(expected=expected)
@@ -349,7 +341,7 @@ def _judge_crash(observed: Proved, policy: Policy) -> Result:
              fix="run GDB by hand on a core")  # fmt: skip
 def backtrace(observed: Proved, policy: Policy) -> Result:
     """The debugger gdb reads a backtrace from the core that a crash left."""
-    crash = observation(backtrace, observed, "core", ProvedCore)
+    crash = session.observation(backtrace, observed, "core", ProvedCore)
     if isinstance(crash, Result):
         return crash
     if crash.skipped or not crash.is_complete:

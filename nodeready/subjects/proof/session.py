@@ -18,16 +18,6 @@ from nodeready.subjects.limits.checks import item_text, possible_limits
 from nodeready.subjects.limits.facts import Limits
 from nodeready.subjects.limits.limit_files import PamLimits
 from nodeready.subjects.proof import facts
-from nodeready.subjects.proof.facts import (
-    SHM,
-    Limit,
-    Logins,
-    Proved,
-    Service,
-    SessionLimits,
-    SessionProof,
-    User,
-)
 
 _T = TypeVar("_T")
 
@@ -35,9 +25,9 @@ _T = TypeVar("_T")
 DEPLOY_ONLY = "nodeready deploy INVENTORY --only"
 
 
-def observation(check: Check, observed: Proved, field: str, kind: type[_T]) -> _T | Result:
+def observation(check: Check, observed: facts.Proved, field: str, kind: type[_T]) -> _T | Result:
     """The observation in this field of `Proved`, or the result of a check without it."""
-    if isinstance(observed.user, User) and observed.user.error:
+    if isinstance(observed.user, facts.User) and observed.user.error:
         return check.na("no session: see proof.user")
     value = getattr(observed, field)
     if isinstance(value, Unknown):
@@ -51,18 +41,18 @@ def unknown_result(check: Check, missing: Unknown) -> Result:
     return check.unknown(f"{missing.reason}{evidence}")
 
 
-def other_sessions(observed: Proved) -> Iterator[tuple[str, SessionProof]]:
+def other_sessions(observed: facts.Proved) -> Iterator[tuple[str, facts.SessionProof]]:
     """The user's further sessions that run a shell, each with its name in a result."""
     sessions = {"ssh": observed.ssh, "shell": observed.shell, "login": observed.login}
     for name, session in sessions.items():
-        if isinstance(session, SessionProof):
+        if isinstance(session, facts.SessionProof):
             yield facts.SESSION_NAMES[name], session
 
 
 def in_each_session(
-    observed: Proved,
+    observed: facts.Proved,
     field: str,
-    judge: Callable[[Proved], Result],
+    judge: Callable[[facts.Proved], Result],
     counts: Callable[[Any], bool] = bool,
 ) -> Result:
     """The result in the first session; the failure of a further one where that is ok.
@@ -80,9 +70,9 @@ def in_each_session(
     return result
 
 
-def pam_service(observed: Proved, name: str) -> facts.Service | None:
+def pam_service(observed: facts.Proved, name: str) -> facts.Service | None:
     """The PAM stack of this kind of session; None: not seen."""
-    services = observed.logins.services if isinstance(observed.logins, Logins) else ()
+    services = observed.logins.services if isinstance(observed.logins, facts.Logins) else ()
     return next((service for service in services if service.name == name and service.path), None)
 
 
@@ -99,7 +89,7 @@ _REFUSALS = (
 _DENYING = ("access", "time", "listfile", "succeed_if")
 
 
-def _nologin(logins: Logins) -> tuple[str, str]:
+def _nologin(logins: facts.Logins) -> tuple[str, str]:
     """The file that closes logins in words, and what opens them again (pam_nologin(8))."""
     notice = f" ({logins.notice})" if logins.notice else ""
     if logins.shutdown:
@@ -107,7 +97,7 @@ def _nologin(logins: Logins) -> tuple[str, str]:
     return f"{logins.nologin} is there{notice}", f"remove {logins.nologin}"
 
 
-def _refusal(error: str, name: str, observed: Proved) -> tuple[str, str, str]:
+def _refusal(error: str, name: str, observed: facts.Proved) -> tuple[str, str, str]:
     """Why ``su -`` opened no session: the words, the file that decides, the fix."""
     fix = f"`su - {name} -c id`, as root on the node, has to work"
     service = pam_service(observed, "su")
@@ -116,7 +106,7 @@ def _refusal(error: str, name: str, observed: Proved) -> tuple[str, str, str]:
         if re.search(pattern, error):
             return error, path if "{path}" in remedy else "", remedy.format(name=name, path=path)
     logins, lines = observed.logins, service.lines if service else ()
-    if isinstance(logins, Logins) and logins.nologin:
+    if isinstance(logins, facts.Logins) and logins.nologin:
         asks_nologin = any(line.module == "nologin" for line in lines)
         if asks_nologin or (logins.notice and logins.notice in error):
             words, fix = _nologin(logins)
@@ -145,7 +135,7 @@ def _refusal(error: str, name: str, observed: Proved) -> tuple[str, str, str]:
     "look at NAME's ~/.bashrc, or at the start-up files of that shell",
     "--user NAME proves it for the job's user",
 ))  # fmt: skip
-def user(observed: Proved, policy: Policy) -> Result:
+def user(observed: facts.Proved, policy: Policy) -> Result:
     """The proofs ran in a new session of the job's user, opened as a login is.
 
     PAM opens it, and the user's own shell reads its start-up files: one that ends the shell, or
@@ -158,7 +148,7 @@ def user(observed: Proved, policy: Policy) -> Result:
     """
     account = observed.user
     expected = "a session of " + (policy.job_user or "the job's user")
-    if not isinstance(account, User):
+    if not isinstance(account, facts.User):
         return unknown_result(user, account)
     if account.uid == -1:
         fix = f"create {account.name} on the node, or name another user"
@@ -173,7 +163,11 @@ def user(observed: Proved, policy: Policy) -> Result:
     if account.uid == 0 and not account.named:
         fix = "--user NAME proves it for the job's user"
         return user.warn("proved as root, whom Yama does not stop", "", fix, expected=expected)
-    if account.uid and isinstance(observed.logins, Logins) and _closed(observed, observed.logins):
+    if (
+        account.uid
+        and isinstance(observed.logins, facts.Logins)
+        and _closed(observed, observed.logins)
+    ):
         words, fix = _nologin(observed.logins)
         actual = f"ssh is closed to {account.name}: {words}"
         return user.fail(actual, observed.logins.nologin, fix, expected=expected)
@@ -186,13 +180,13 @@ def user(observed: Proved, policy: Policy) -> Result:
     return user.ok(expected=f"a session of {account.name}")
 
 
-def _closed(observed: Proved, logins: Logins) -> bool:
+def _closed(observed: facts.Proved, logins: facts.Logins) -> bool:
     """Whether a file closes sshd to all users but root, and no login of the user's disproves it.
 
     sshd heeds the file itself where it does not ask PAM (sshd(8), FILES).
     """
-    failed = isinstance(observed.ssh, SessionProof) and bool(observed.ssh.error)
-    closed = isinstance(observed.ssh, SessionProof) and observed.ssh.closed
+    failed = isinstance(observed.ssh, facts.SessionProof) and bool(observed.ssh.error)
+    closed = isinstance(observed.ssh, facts.SessionProof) and observed.ssh.closed
     if not logins.nologin or not (failed or observed.ssh is None) or not (logins.sshd or closed):
         return False
     if isinstance(observed.limits, facts.SessionLimits) and observed.limits.opener == "ssh":
@@ -207,7 +201,7 @@ def _unusable(place: facts.JobDirectory, home: str) -> str:
     """What is wrong with a directory that only costs caches and compiled code; "": nothing."""
     if place.error:
         return f"{place.path}: {place.error}" if place.path == home else ""
-    if place.exec_error and place.path != SHM:
+    if place.exec_error and place.path != facts.SHM:
         return f"no code can be run from {place.path} ({place.exec_error}: noexec?)"
     return ""
 
@@ -230,7 +224,7 @@ _CACHE_FIX = (
     "NVreg_DeviceFileMode=0666)",
     _CACHE_FIX,
 ))  # fmt: skip
-def resources(observed: Proved, policy: Policy) -> Result:
+def resources(observed: facts.Proved, policy: Policy) -> Result:
     """The job's user can use what a job uses: /tmp, shared memory, the home, the device files.
 
     1 MiB is written and mapped in each directory: a failed write breaks jobs (NCCL and data
@@ -255,14 +249,14 @@ def resources(observed: Proved, policy: Policy) -> Result:
         actual = "; ".join(f"{place.path}: {place.error}" for place in broken)
         fix = f"chmod 1777 {quote(broken[0].path)}, or see what is full or read-only there"
         return resources.fail(actual, broken[0].path, fix)
-    free_mb = min(place.free_bytes >> 20 for place in usable.places if place.path == SHM)
+    free_mb = min(place.free_bytes >> 20 for place in usable.places if place.path == facts.SHM)
     if free_mb < policy.shm_min_mb:
         actual = f"{free_mb} MiB of shared memory are free, {policy.shm_min_mb} wanted"
-        return resources.warn(actual, SHM, _SHM_FIX)
+        return resources.warn(actual, facts.SHM, _SHM_FIX)
     if usable.memory_bytes is not None and usable.memory_bytes >> 20 < policy.shm_min_mb:
         free_mb = usable.memory_bytes >> 20
         actual = f"shared memory can grow by {free_mb} MiB of memory, {policy.shm_min_mb} wanted"
-        return resources.warn(actual, SHM, _MEMORY_FIX)
+        return resources.warn(actual, facts.SHM, _MEMORY_FIX)
     costly = [words for place in usable.places if (words := _unusable(place, usable.home))]
     if costly:
         return resources.warn("; ".join(costly), "", _CACHE_FIX)
@@ -276,11 +270,11 @@ def _kernel_units(*limits: int) -> list[int]:
     return [limit_files.UNLIMITED if limit == -1 else limit for limit in limits]
 
 
-def _lowest(limit: Limit) -> int:
+def _lowest(limit: facts.Limit) -> int:
     return min(_kernel_units(limit.soft, limit.hard))
 
 
-def _possible(observed: SessionLimits, policy: Policy) -> dict[str, int]:
+def _possible(observed: facts.SessionLimits, policy: Policy) -> dict[str, int]:
     """Item -> the policy's limit, without the limits that this node's kernel refuses."""
     ceiling = dict(zip(limit_files.ITEMS, _kernel_units(*observed.ceiling)))
     boot = BootSetting(None)
@@ -298,12 +292,12 @@ class LowLimits:
     fix: str = ""  # a person's act; "": a deploy may repair it
 
 
-def limit_text(limit: Limit, item: str) -> str:
+def limit_text(limit: facts.Limit, item: str) -> str:
     values = _kernel_units(limit.soft, limit.hard)
     return "/".join(dict.fromkeys(item_text(value, item) for value in values))
 
 
-def _limit_texts(session: SessionLimits, items: Iterable[str]) -> dict[str, str]:
+def _limit_texts(session: facts.SessionLimits, items: Iterable[str]) -> dict[str, str]:
     """Item -> the session's limit in words."""
     return {item: limit_text(getattr(session, item), item) for item in items}
 
@@ -316,16 +310,16 @@ def _openers_text(openers: Iterable[str]) -> str:
     return " and ".join(facts.SESSION_NAMES.get(opener, "this login") for opener in openers)
 
 
-def _limits_by_opener(observed: Proved) -> dict[str, SessionLimits]:
+def _limits_by_opener(observed: facts.Proved) -> dict[str, facts.SessionLimits]:
     """Key of SESSION_NAMES -> the limits of that session; the first session's come first."""
-    assert isinstance(observed.limits, SessionLimits)
+    assert isinstance(observed.limits, facts.SessionLimits)
     sessions = {observed.limits.opener: observed.limits}
     further = (observed.ssh, observed.shell, observed.login, observed.step)
     for opener, session in zip(("ssh", "shell", "login", "srun"), further):
         if isinstance(session, facts.SessionProof) and session.limits is not None:
             sessions.setdefault(opener, session.limits)
     logins = observed.logins
-    if not isinstance(logins, Logins):
+    if not isinstance(logins, facts.Logins):
         return sessions
     # ssh's sessions have sshd's own limits where sshd does not ask PAM, or PAM sets none.
     service = pam_service(observed, "ssh")
@@ -342,22 +336,24 @@ def _limits_by_opener(observed: Proved) -> dict[str, SessionLimits]:
         and not raises_limits
     ):
         # A step's hard limits are slurmd's. Only a step shows its soft limits.
-        hard = tuple(Limit(limit.hard, limit.hard) for limit in logins.slurmd)
+        hard = tuple(facts.Limit(limit.hard, limit.hard) for limit in logins.slurmd)
         sessions["slurmd"] = _with_limits(observed.limits, hard, "slurmd")
     return sessions
 
 
-def _with_limits(first: SessionLimits, limits: tuple[Limit, ...], opener: str) -> SessionLimits:
+def _with_limits(
+    first: facts.SessionLimits, limits: tuple[facts.Limit, ...], opener: str
+) -> facts.SessionLimits:
     core, memlock, nofile = limits
     first = replace(first, before=(), opener=opener, further=())
     return replace(first, core=core, memlock=memlock, nofile=nofile)
 
 
-def _pam_limits(service: Service | None) -> list[facts.PamLine]:
+def _pam_limits(service: facts.Service | None) -> list[facts.PamLine]:
     return [line for line in service.lines if line.module == "limits"] if service else []
 
 
-def _conf_option(service: Service | None) -> tuple[str, str]:
+def _conf_option(service: facts.Service | None) -> tuple[str, str]:
     """The file of pam_limits' option conf= (pam_limits(8)) and the option's line.
 
     "": pam_limits reads limits.conf and limits.d.
@@ -373,7 +369,7 @@ def _conf_fix(file: str, source: str) -> str:
     return f"take conf={file} off {source}, or set these limits in {file}"
 
 
-def _user_lines(logins: Logins) -> Iterator[tuple[str, str, str, int, str]]:
+def _user_lines(logins: facts.Logins) -> Iterator[tuple[str, str, str, int, str]]:
     """(domain, kind, item, value, line) of the limits for the user's own names; the last counts.
 
     A user's line beats a group's (limits.conf(5)).
@@ -417,9 +413,9 @@ _RAISE_FIX = (
 def low_limits(
     opener: str,
     low: Mapping[str, str],
-    session: SessionLimits,
+    session: facts.SessionLimits,
     possible: Mapping[str, int],
-    observed: Proved,
+    observed: facts.Proved,
 ) -> LowLimits:
     """The cause of too low limits of one kind of session.
 
@@ -428,7 +424,7 @@ def low_limits(
     """
     name = observed.user_name
     if opener in ("srun", "slurmd"):
-        slurmd = observed.logins.slurmd if isinstance(observed.logins, Logins) else ()
+        slurmd = observed.logins.slurmd if isinstance(observed.logins, facts.Logins) else ()
         slurmd_limits = dict(zip(limit_files.ITEMS, slurmd))
         if opener == "srun" and all(
             _lowest(slurmd_limits[item]) >= possible[item] for item in low if item in slurmd_limits
@@ -447,7 +443,7 @@ def low_limits(
     # root starts that shell through su, and a login shell is in ssh's session.
     opener = {"shell": "su", "login": "ssh"}.get(opener, opener)
     logins, service = observed.logins, pam_service(observed, opener)
-    if not isinstance(logins, Logins):
+    if not isinstance(logins, facts.Logins):
         return LowLimits(low)
     if opener == "ssh" and logins.use_pam is False:
         cause = "sshd does not ask PAM: UsePAM no"
@@ -473,9 +469,9 @@ def low_limits(
     return LowLimits(low)
 
 
-def _with_fix(opener: str, low: LowLimits, observed: Proved) -> LowLimits:
+def _with_fix(opener: str, low: LowLimits, observed: facts.Proved) -> LowLimits:
     """The limits with a fix for a session with lower limits than another, if no cause is known."""
-    if low.fix or low.cause or not isinstance(observed.logins, Logins):
+    if low.fix or low.cause or not isinstance(observed.logins, facts.Logins):
         return low
     if opener == "ssh":
         sshd = dict(zip(limit_files.ITEMS, observed.logins.sshd))
@@ -500,7 +496,7 @@ def _with_fix(opener: str, low: LowLimits, observed: Proved) -> LowLimits:
     "compare FILES",
     _RAISE_FIX,
 ))  # fmt: skip
-def limits(observed: Proved, policy: Policy) -> Result:
+def limits(observed: facts.Proved, policy: Policy) -> Result:
     """A new session of the job's user has the policy's limits, after PAM and after its profile.
 
     limit_core, limit_memlock and limit_nofile of the policy, or more; soft and hard. Each kind of
@@ -512,7 +508,7 @@ def limits(observed: Proved, policy: Policy) -> Result:
     stack, nproc, rttime. The subject limits reports a limit that this node's kernel refuses;
     proof.core, unless waived, a core limit that cost a core. Neither is repeated here.
     """
-    first = observation(limits, observed, "limits", SessionLimits)
+    first = observation(limits, observed, "limits", facts.SessionLimits)
     if isinstance(first, Result):
         return first
     possible = _possible(first, policy)
@@ -546,7 +542,7 @@ def limits(observed: Proved, policy: Policy) -> Result:
 def _too_low(
     check: Check,
     expected: str,
-    sessions: Mapping[str, SessionLimits],
+    sessions: Mapping[str, facts.SessionLimits],
     findings: Mapping[str, LowLimits],
 ) -> Result:
     kinds: list[LowLimits] = []
@@ -588,9 +584,9 @@ _LEAST = {
 def _doubts(
     check: Check,
     expected: str,
-    sessions: Mapping[str, SessionLimits],
+    sessions: Mapping[str, facts.SessionLimits],
     possible: Mapping[str, int],
-    observed: Proved,
+    observed: facts.Proved,
 ) -> Iterator[Result]:
     # A limit that the policy does not name, and that ends a job.
     low: dict[str, list[str]] = {}
@@ -627,7 +623,7 @@ def _doubts(
         yield check.warn(actual, source, _conf_fix(other, source), expected=expected)
 
 
-def _with_unproved(expected: str, observed: Proved) -> str:
+def _with_unproved(expected: str, observed: facts.Proved) -> str:
     texts = [expected]
     for opener, session in (("ssh", observed.ssh), ("srun", observed.step)):
         if isinstance(session, facts.SessionProof) and session.error:

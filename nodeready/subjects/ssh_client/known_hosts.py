@@ -26,14 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from nodeready.core import own_files
-from nodeready.subjects.ssh_client.facts import (
-    KNOWN_HOSTS,
-    SshClient,
-    block_digest,
-    clean_address,
-    clean_key,
-    clean_name,
-)
+from nodeready.subjects.ssh_client import facts
 
 if TYPE_CHECKING:
     from nodeready.subjects.snapshot import Snapshot
@@ -51,7 +44,7 @@ MAX_KEPT = 8
 
 _BEGIN, _END = own_files.BEGIN.decode(), own_files.END.decode()
 #: The shell text that prints a node's block with its marks; it only reads.
-READ_BLOCK = f"sed -n '/^{_BEGIN}$/,/^{_END}$/p' {KNOWN_HOSTS}\n"
+READ_BLOCK = f"sed -n '/^{_BEGIN}$/,/^{_END}$/p' {facts.KNOWN_HOSTS}\n"
 
 
 class Endpoint(NamedTuple):
@@ -82,9 +75,11 @@ def parse_line(line: str) -> KnownHostsEntry | None:
     names, _, key = line.partition(" ")
     words = tuple(names.split(","))
     bare_names = map(_bare, words)
-    if not key or clean_key(key) != key:
+    if not key or facts.clean_key(key) != key:
         return None
-    are_clean = all(name in (clean_name(name), clean_address(name)) for name in bare_names)
+    are_clean = all(
+        name in (facts.clean_name(name), facts.clean_address(name)) for name in bare_names
+    )
     return KnownHostsEntry(words, key) if are_clean else None
 
 
@@ -98,7 +93,7 @@ def _bare(target: str) -> str:
 
 
 def _clean(text: str) -> str:
-    return clean_name(text) or clean_address(text)
+    return facts.clean_name(text) or facts.clean_address(text)
 
 
 class Names:
@@ -118,7 +113,7 @@ class Names:
         for node, endpoint in endpoints.items():
             for target in _inventory_names(node, endpoint):
                 self.owners[target] = "" if self.owners.get(target, node) != node else node
-            for name in filter(None, map(clean_name, (node, endpoint.address))):
+            for name in filter(None, map(facts.clean_name, (node, endpoint.address))):
                 label = name.partition(".")[0]
                 self._labels[label] = "" if self._labels.get(label, node) != node else node
                 if label != name:
@@ -132,7 +127,7 @@ class Names:
         if target in self.owners:
             return self.owners[target]
         match = _WITH_PORT.fullmatch(target)
-        name = clean_name(match[1] if match else target)
+        name = facts.clean_name(match[1] if match else target)
         label = name.partition(".")[0]
         node = self._labels.get(label, "")
         if not node or (match and int(match[2]) != self._ports[node]):
@@ -148,7 +143,7 @@ class Names:
 
 def _domain(name: str) -> str:
     """The domain of a host name; "": it has none, or is an address."""
-    return "" if clean_address(name) else name.partition(".")[2]
+    return "" if facts.clean_address(name) else name.partition(".")[2]
 
 
 def _inventory_names(node: str, endpoint: Endpoint) -> set[str]:
@@ -161,10 +156,10 @@ def _inventory_names(node: str, endpoint: Endpoint) -> set[str]:
     return plain | {f"[{target}]:{endpoint.port}" for target in {*plain, address} - {""}}
 
 
-def _clients(snapshots: Mapping[str, Snapshot]) -> Iterator[tuple[str, SshClient]]:
+def _clients(snapshots: Mapping[str, Snapshot]) -> Iterator[tuple[str, facts.SshClient]]:
     for node, snapshot in snapshots.items():
         client = snapshot.subjects.get("ssh_client")
-        if isinstance(client, SshClient):
+        if isinstance(client, facts.SshClient):
             yield node, client
 
 
@@ -231,8 +226,8 @@ class FleetHostKeys:
                 owners[target] = nodes[0]
         return owners
 
-    def _claimed_names(self, node: str, client: SshClient, endpoint: Endpoint) -> set[str]:
-        identity, reached = client.identity, clean_address(endpoint.reached)
+    def _claimed_names(self, node: str, client: facts.SshClient, endpoint: Endpoint) -> set[str]:
+        identity, reached = client.identity, facts.clean_address(endpoint.reached)
         if endpoint.local:
             strangers = {
                 name for name in identity.names if self._names.owner(name) not in ("", node)
@@ -276,7 +271,7 @@ class FleetHostKeys:
             return self._names.owners[target] == node
         if target in self._owners or not self._may_have(target, (key,)):
             return False
-        return bool(clean_address(_bare(target))) or self._names.owner(target) == node
+        return bool(facts.clean_address(_bare(target))) or self._names.owner(target) == node
 
     def lines(self, retained: frozenset[str] = frozenset()) -> tuple[str, ...]:
         """The expected lines of a node, sorted; one object for all nodes that retain the same.
@@ -339,7 +334,7 @@ def unsent(
     A block must be fetched if it was too large for the snapshot and differs from the block of
     ``lines``: it may hold keys of nodes that this run did not see. READ_BLOCK prints it.
     """
-    expected_digest = block_digest("".join(f"{line}\n" for line in lines).encode())
+    expected_digest = facts.block_digest("".join(f"{line}\n" for line in lines).encode())
     holders: dict[str, list[str]] = {}
     for name, client in _clients(snapshots):
         if not client.known_hosts.sent:
@@ -353,15 +348,15 @@ def unsent(
 def read_block(text: str, digest: str) -> tuple[str, ...]:
     """The lines of the block that READ_BLOCK printed. Raises ValueError for another digest."""
     inner = own_files.find_block(text.encode("utf-8", "surrogateescape"))
-    if inner is None or block_digest(inner) != digest:
-        raise ValueError(f"{KNOWN_HOSTS} changed since it was looked at")
+    if inner is None or facts.block_digest(inner) != digest:
+        raise ValueError(f"{facts.KNOWN_HOSTS} changed since it was looked at")
     return tuple(inner.decode("utf-8", "surrogateescape").splitlines())
 
 
 def _line(names: Iterable[str], key: str) -> str:
     # Host names before addresses; of each kind, forms with a port last.
     order = sorted(
-        names, key=lambda name: (bool(clean_address(_bare(name))), name[:1] == "[", name)
+        names, key=lambda name: (bool(facts.clean_address(_bare(name))), name[:1] == "[", name)
     )
     return f"{','.join(order)} {key}"
 

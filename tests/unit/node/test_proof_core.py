@@ -93,7 +93,7 @@ def test_the_headers_of_a_core_tell_its_size(head, size):
 def test_a_clock_that_is_set_in_the_middle_makes_no_million_names(monkeypatch, since_s):
     """The names are those of the seconds after the start and before the end, by either clock."""
     asked = []
-    monkeypatch.setattr(core, "existing_files", lambda path: asked.append(path) or [])
+    monkeypatch.setattr(core_pattern, "existing_files", lambda path: asked.append(path) or [])
     with ProcessSupervisor("nodeready:x", 9) as supervisor:
         canary = CrashCanary(supervisor, "/x/core.%t")
         canary._values = {"p": "7"}
