@@ -16,6 +16,7 @@ from itertools import takewhile
 from nodeready.agent import failure_rules as rules
 from nodeready.agent import log_ranks
 from nodeready.agent.log_lines import STAMP_CHARACTERS, TIMED, Calendar, node_calendar, stamp
+from nodeready.agent.log_ranks import ranks_in
 from nodeready.agent.log_variables import LogFacts, read_facts
 from nodeready.agent.witnesses.flight_recorder import Recording
 from nodeready.agent.witnesses.logs import WatchdogReport, reports
@@ -367,8 +368,13 @@ class FailureReader:
             return
         if "\x1b" in line:
             line = _ANSI.sub("", line)
+        if line[:4] == "E   ":
+            line = _PYTEST.sub("", line)
         origin = self.reader.read(line[: 2 * rules.MAX_LINE].rstrip())
         text, moment = origin.text[: rules.MAX_LINE], moment or origin.time
+        after = log_ranks.after_bars(text) if rules.has_needle(text) else text
+        if after is not text and rules.has_needle(after):
+            text = after
         stream = self._continued(origin.key, text) or self.streams.get(origin.key)
         if stream is None:
             stream = self.streams[origin.key] = _RankStream(origin.key)
@@ -782,9 +788,7 @@ class FailureReader:
             self._event(stream, role, kind, words),
             time_s=self._moment(text),
             source="" if row.is_own else row.reporter,
-            ranks=log_ranks.ranks_in(groups["ranks"])
-            if "ranks" in groups
-            else _stream_ranks(stream),
+            ranks=ranks_in(groups["ranks"]) if "ranks" in groups else _stream_ranks(stream),
             local_rank=int(groups["local"]) if "local" in groups else stream.key[2],
             host=groups.get("host", stream.key[0]),
             pid=int(groups.get("pid", 0)),
