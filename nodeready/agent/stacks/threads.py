@@ -127,13 +127,13 @@ def stood_s(pid: int, number: int) -> float:
     fields = contents(f"/proc/{pid}/task/{number}/stat").rpartition(")")[2].split()
     try:
         os.sched_setaffinity(0, {int(fields[_CPU_FIELD])})
-        own, last = (
+        now, last_run = (
             float(_LAST_RUN.findall(contents(f"/proc/{task}/sched", 4096))[0])
             for task in ("self", f"{pid}/task/{number}")
         )
     except (OSError, ValueError, IndexError):
         return 0.0
-    return max(0.0, own - last) / 1000
+    return max(0.0, now - last_run) / 1000
 
 
 def state_of(pid: int, number: int) -> str:

@@ -94,13 +94,13 @@ class ThreadTable:
         for waits, owners in self.owners.items():
             counts.update(dict.fromkeys(waits, len(owners)))
             names.update(dict.fromkeys({wait[0] for wait in waits}, len(owners)))
-        alike = {
+        comparable = {
             name for name in names
             if names[name] == total and len(self.sizes[name]) == 1
             and not counts[name, "", "", ""]
         }  # fmt: skip
         differences = {
-            owners[0]: _differences(waits, counts, total, alike)
+            owners[0]: _differences(waits, counts, total, comparable)
             for waits, owners in self.owners.items()
             if len(owners) == 1
         }
@@ -108,40 +108,43 @@ class ThreadTable:
         if len(odd) > _MAX_OWNERS:
             return ()
         return tuple(
-            self._odd_thread(owner, name, own, usual)
+            self._odd_thread(owner, name, odd_wait, usual_wait)
             for owner, rows in odd.items()
-            for name, (own, usual) in rows.items()
+            for name, (odd_wait, usual_wait) in rows.items()
         )
 
     def _odd_thread(
-        self, owner: Owner, name: str, own: Wait | None, usual: Wait | None
+        self, owner: Owner, name: str, odd_wait: Wait | None, usual_wait: Wait | None
     ) -> OddThread:
-        row = self.first[own] if own else ThreadWait(name)
-        texts = (_text(own) if own else "", _text(usual) if usual else "")
+        row = self.first[odd_wait] if odd_wait else ThreadWait(name)
+        texts = (_text(odd_wait) if odd_wait else "", _text(usual_wait) if usual_wait else "")
         return OddThread(*owner, name, row.number, *texts, row.kernel_stack, row.native)
 
 
 def _differences(
-    waits: frozenset[Wait], counts: Counter[Wait], total: int, alike: set[str]
+    waits: frozenset[Wait], counts: Counter[Wait], total: int, comparable: set[str]
 ) -> dict[str, tuple[Wait | None, Wait | None]]:
     """Name -> the wait that only this rank has, and the wait that only this rank lacks; None:
     there is no such wait.
-    alike: names of which each rank has as many threads, and none moves
+    comparable: names of which each rank has as many threads, and none moves
     """
     names = {wait[0] for wait in waits}
     moving = {wait[0] for wait in waits if not wait[1]}
-    own = {
+    odd_waits = {
         wait[0]: wait
         for wait in sorted(waits)
-        if wait[1] and counts[wait] == 1 and (wait[0] in alike or not _rests(wait))
+        if wait[1] and counts[wait] == 1 and (wait[0] in comparable or not _rests(wait))
     }
-    usual = {
+    usual_waits = {
         wait[0]: wait
         for wait, count in sorted(counts.items())
         if wait[1] and count == total - 1 and wait not in waits and wait[0] not in moving
-        if wait[0] in alike or wait[0] not in names or not _rests(wait)
+        if wait[0] in comparable or wait[0] not in names or not _rests(wait)
     }
-    return {name: (own.get(name), usual.get(name)) for name in sorted({*own, *usual})}
+    return {
+        name: (odd_waits.get(name), usual_waits.get(name))
+        for name in sorted({*odd_waits, *usual_waits})
+    }
 
 
 def _rests(wait: Wait) -> bool:
