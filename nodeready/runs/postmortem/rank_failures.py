@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
 from nodeready.agent.failure_events import LAUNCHERS_OWN, WARNING, FailureEvent
 from nodeready.agent.failure_rules import (
@@ -396,6 +397,9 @@ def _assigned(
     # Several lines of one fault; a process with an exception of its own may be another one.
     kinds = {f.event.kind for f in errors}
     is_fault = len(texts) < 2 or (len(kinds) == 1 and "exception" not in kinds)
+    is_fault |= all(
+        b.event.line == a.event.line + 1 and not b.event.frame for a, b in pairwise(errors)
+    )
     return {f.event.line: {*ranks} for f in errors} if is_fault and len(ranks) == 1 else {}
 
 
