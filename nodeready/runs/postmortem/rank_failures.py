@@ -404,13 +404,18 @@ def _assigned(
 
 
 def _without_reason(failures: Sequence[RankFailure]) -> list[RankFailure]:
-    """The failures; one without a reason after a wait that a watchdog has ended is a lost peer."""
-    waited = next((f for f in failures if f.event.role == WAITED and not f.event.is_warning), None)
+    """The failures; one without a reason after a wait that a watchdog has ended is a lost peer.
+    The wait is of its rank, or, where its line names none, of the same log.
+    """
+    waited: dict[tuple[int, tuple[int, ...]], int] = {}
+    for failure in failures:
+        if failure.event.role == WAITED and not failure.event.is_warning:
+            for ranks in {failure.event.ranks, ()}:
+                waited.setdefault((failure.file, ranks), failure.event.line)
     return [
         f._replace(event=replace(f.event, role=LOST))
-        if waited and f.event.role == FAILED and f.event.has_phrase("no-reason") and (
-            waited.event.line < f.event.line if waited.file == f.file else precedes(waited, f)
-        ) else f
+        if f.event.role == FAILED and f.event.has_phrase("no-reason")
+        and waited.get((f.file, f.event.ranks), f.event.line) < f.event.line else f
         for f in failures
     ]  # fmt: skip
 
