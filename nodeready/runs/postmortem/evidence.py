@@ -248,8 +248,9 @@ class RankFinder:
                 node = self._node_of(file, event)
                 if event.local_rank is not None:
                     self.by_local.setdefault((_label(node), event.local_rank), event.ranks[0])
-                if event.pid:
-                    self.by_pid.setdefault((_label(node), event.pid), event.ranks[0])
+                # A launcher may name its node otherwise than the directory of its log.
+                for name in {node, file.node or node} if event.pid else ():
+                    self.by_pid.setdefault((_label(name), event.pid), event.ranks[0])
         self._add_pids_of_logs()
 
     def _add_pids_of_logs(self) -> None:
