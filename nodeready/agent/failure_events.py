@@ -131,7 +131,9 @@ _NAMED = re.compile(
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:\([\w.]+\))?(?::\s.*|:?\s*$)")
 #: A word of another program than Python, which names its exceptions with their modules.
 _C_NAME = re.compile(r"[a-z]\w*:")
-_SPAWNED = re.compile(r"^-- Process (\d{1,7}) terminated with the following error:")
+_SPAWNED = re.compile(
+    r"(?:^|.{0,160}[\s\]:|>])-- Process (\d{1,7}) terminated with the following error:"
+)
 #: An exception that only announces a quoted one.
 _ANNOUNCES = re.compile(r"(?:^|\.)(?:Exception|[A-Z]\w+Exception):\s*$")
 _WATCHDOG = re.compile(r"(?:\[E[^\]]{1,80}\] )?\[Rank (\d{1,7})\] Watchdog caught")
@@ -1000,6 +1002,8 @@ def _shape(text: str, letters: int = _LETTERS) -> str:
 
 def _collective(frames: Sequence[tuple[str, str, str]]) -> str:
     """The function of torch.distributed in which a traceback ends; ""."""
+    if any(path.endswith(rules.FIRST_CALL_FILES) for path, _, _ in frames):
+        return rules.FIRST_CALL
     names = [name for path, _, name in frames if path.endswith(rules.COLLECTIVE_FILES)]
     return next((name for name in reversed(names) if not name.startswith("_")), "")
 

@@ -17,6 +17,7 @@ from nodeready.agent.failure_rules import (
     CONSEQUENCE,
     ENDED,
     FAILED,
+    FIRST_CALL,
     LOST,
     REPORT,
     SIGNAL_NAMES,
@@ -97,8 +98,6 @@ _OUTSIDE, _SIGNAL = (1, 2, 15), re.compile(r"got signal: (\d{1,2})\b")
 #: Seconds by which the ends that two launchers see may be in another order: torchrun reports whole
 #: seconds, and looks every 0.1 s.
 _SEEN_S = 1.1
-#: The function of torch.distributed that connects the ranks.
-_FIRST_CALL = "init_process_group"
 #: How often a worker is started again in vain.
 _RESTARTS_IN_VAIN = 3
 #: Lines after the end of a job in which a lost connection belongs to it; plain lines after an
@@ -523,8 +522,13 @@ def lost_peers(job: JobFailures) -> Finding | None:
     is_told = bool(peerless) and all(
         f.event.has_phrase("no-peer") or precedes(peerless[0], f) for f in errors
     )
-    # No rank has begun to work: the connections of the job itself failed.
-    is_told |= all(f.event.call == _FIRST_CALL and not f.event.is_warning for f in errors)
+    # No rank has begun to work: the connections of the job itself failed. Of tracebacks that are
+    # mixed, one has the calls.
+    is_told |= all(
+        {FIRST_CALL} == {f.event.call for f in group.failures} - {""}
+        and not any(f.event.is_warning for f in group.failures)
+        for group in equal_failures(errors)
+    )
     # Who sees all ranks saw each end after a loss: none of them died without a word.
     ended_ranks = ranks_in(f for f in job.reports if f.is_by("of_all"))
     lost_ranks = {(f.rank, f.rank is None and f.event.line) for f in errors}
