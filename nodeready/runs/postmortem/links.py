@@ -14,7 +14,7 @@ from nodeready.runs.postmortem.rank_failures import JobFailures, ranks_in
 
 #: Errors of NCCL that mean the network between nodes, if no rank has failed.
 _FABRIC = ("ib-retry", "ib-rnr", "ib-completion", "ib-remote-operation", "connect-timeout",
-           "connect-no-route", "gloo-connect")  # fmt: skip
+           "connect-no-route", "connect-bridge", "gloo-connect")  # fmt: skip
 #: Where NCCL's lines have the addresses of a connection (net_ib.cc, socket.cc).
 _ADDRESS = re.compile(r"[0-9a-fA-F.:]+")
 _LOCAL = re.compile(r"localGid:? ?(?:::ffff:)?([0-9a-fA-F.:]{2,45})")
