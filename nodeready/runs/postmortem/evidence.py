@@ -395,6 +395,7 @@ def _ranks_of_names(
     # The ranks that the prefixes of a file's lines, or a launcher's reports in it, name.
     inside = {
         (f.node, f.failures.path): f.failures.ranks.union(
+            f.failures.facts.own_ranks,
             *(event.ranks for event in f.failures.events if event.role == REPORT),
             (int(match[1]) for event in f.failures.events if (match := _OWN.search(event.text))),
         )
@@ -426,13 +427,16 @@ def _ranks_of_names(
             ranks |= {key: _UNNAMED for key in named if ranks[key].rank is not None}
     # Each log names one rank, and these have no gap: of several ranks on a node, more would write,
     # or the first of the next node would not have the next number.
-    by_lines = {(f.node, f.failures.path): f.failures.ranks for f in files}
+    by_lines = {
+        (f.node, f.failures.path): f.failures.ranks.union(f.failures.facts.own_ranks)
+        for f in files
+    }
     rank_by_log = {
         key: next(iter(named))
         for key, named in inside.items() if len(named) == 1 and named == by_lines[key]
     }  # fmt: skip
-    is_one_each = len(rank_by_log) == len(files) > 1
-    is_one_each &= {*rank_by_log.values()} == {*range(len(files))}
+    is_one_each = len(rank_by_log) == sum(map(bool, inside.values())) > 1
+    is_one_each &= {*rank_by_log.values()} == {*range(len(rank_by_log))}
     events = [event for file in files for event in file.failures.events]
     if is_one_each and not any(event.local_rank for event in events):
         ranks |= {key: FileRanks(rank, None) for key, rank in rank_by_log.items()}
