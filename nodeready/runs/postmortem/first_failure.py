@@ -13,12 +13,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from nodeready.agent.failure_events import NOT_LAUNCHED
 from nodeready.agent.failure_rules import (
     CONSEQUENCE,
     ENDED,
     FAILED,
     FIRST_CALL,
     LOST,
+    PHRASES,
     REPORT,
     SIGNAL_NAMES,
     WAITED,
@@ -139,10 +141,17 @@ def survived(job: JobFailures) -> Finding | None:
     # A worker that is started again and again does not come.
     is_rare = len([f for f in bad if f.event.has_phrase("restarts")]) < _RESTARTS_IN_VAIN
     lengths = [sum(s.lines for s in file.failures.streams) for file in job.evidence.files]
+    #: The files of ranks whose last line is of a step: they were launched.
+    working = {
+        at for at, file in enumerate(job.evidence.files)
+        if ends[at] or any(PHRASES["step"].search(s.last) for s in file.failures.streams)
+    }  # fmt: skip
+    goes_on = has_end or (not is_ended and bool(working & job.last_files))
     fatal = [
         f for f in judged
-        if f.event.line > ends.get(f.file, 0) and (f.file in job.last_files or not has_end)
+        if f.event.line > ends.get(f.file, 0) and (f.file in job.last_files or not goes_on)
         and not (f.event.steps_on and not is_ended)
+        and not (f.event.source == NOT_LAUNCHED and not is_ended and working - {f.file})
         # A connection is tried again, or a worker started again, and the other lines of its file
         # tell that it came.
         and not (

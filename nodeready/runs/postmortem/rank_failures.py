@@ -106,10 +106,14 @@ def deadly(errors: list[RankFailure], lost: Iterable[RankFailure]) -> list[RankF
 #: monitored_barrier names the rank that reports (ProcessGroupGloo.cpp).
 _BARRIER = re.compile(r"\bRank (\d{1,7}) (?:successfully reached|timed out in) monitoredBarrier")
 _ATTEMPT = re.compile(r"^(.*/)attempt_(\d{1,4})/")
+#: The name that people give the output of ``kubectl logs --previous``.
+_PREVIOUS = re.compile(r"\bprevious\.(?:log|txt|out)$")
 
 
 def last_attempt(evidence: JobEvidence) -> frozenset[int]:
-    """Indexes of the files, without those of attempts after which torchrun started again."""
+    """Indexes of the files, without those of attempts after which torchrun, or Kubernetes, started
+    again.
+    """
     matches = [_ATTEMPT.match(file.failures.path) for file in evidence.files]
     last: dict[tuple[str, str], int] = {}
     for file, match in zip(evidence.files, matches, strict=True):
@@ -119,8 +123,9 @@ def last_attempt(evidence: JobEvidence) -> frozenset[int]:
     return frozenset(
         number
         for number, (file, match) in enumerate(zip(evidence.files, matches, strict=True))
-        if not match or int(match[2]) == last[file.node, match[1]]
-    )
+        if (int(match[2]) == last[file.node, match[1]] if match
+            else not _PREVIOUS.search(file.failures.path))
+    )  # fmt: skip
 
 
 def once_per_rank(failures: Iterable[RankFailure]) -> list[RankFailure]:
