@@ -151,7 +151,10 @@ def survived(job: JobFailures) -> Finding | None:
         f for f in judged
         if f.event.line > ends.get(f.file, 0) and (f.file in job.last_files or not goes_on)
         and not (f.event.steps_on and not is_ended)
-        and not (f.event.source == NOT_LAUNCHED and not is_ended and working - {f.file})
+        and not (f.event.source == NOT_LAUNCHED and not is_ended and (
+            # Who wants a pod tries again, and its log may be of several jobs.
+            working - {f.file} or (f.event.kind == "limit" and job.logged)
+        ))
         # A connection is tried again, or a worker started again, and the other lines of its file
         # tell that it came.
         and not (
