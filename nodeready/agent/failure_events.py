@@ -424,8 +424,10 @@ class FailureReader:
             return True
         if stream.mode == "fatal" and self._in_fatal(stream, text):
             return True
-        if _FORTRAN.match(text) and not stream.mode and self._line(
-            stream, text[1:], rules.LINE_ROWS
+        if (
+            _FORTRAN.match(text)
+            and not stream.mode
+            and self._line(stream, text[1:], rules.LINE_ROWS)
         ):
             return True
         is_indented = not text or text[0] in " \t|+"
