@@ -14,7 +14,7 @@ from nodeready.runs.postmortem.rank_failures import JobFailures, ranks_in
 
 #: Errors of NCCL that mean the network between nodes, if no rank has failed.
 _FABRIC = ("ib-retry", "ib-rnr", "ib-completion", "ib-remote-operation", "connect-timeout",
-           "connect-no-route", "connect-bridge", "gloo-connect")  # fmt: skip
+           "connect-no-route", "gloo-connect")  # fmt: skip
 #: Where NCCL's lines have the addresses of a connection (net_ib.cc, socket.cc).
 _ADDRESS = re.compile(r"[0-9a-fA-F.:]+")
 _LOCAL = re.compile(r"localGid:? ?(?:::ffff:)?([0-9a-fA-F.:]{2,45})")
@@ -33,7 +33,7 @@ _NEW_STORE = "_create_tcp_store"
 def fabric(job: JobFailures) -> Finding | None:
     """The network between nodes: a peer's port, or the store's address, does not answer."""
     rows = _errors(job, _FABRIC)
-    witnesses = [] if rows else _mutual(job) + _errors(job, ("rank-twice",))
+    witnesses = [] if rows else _mutual(job) + _errors(job, ("rank-twice", "connect-bridge"))
     rows = rows or witnesses
     rows = rows or [
         (f, "an address does not answer", "MASTER_ADDR and the route to it: nodeready ready")
