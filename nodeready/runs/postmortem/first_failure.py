@@ -153,7 +153,8 @@ def survived(job: JobFailures) -> Finding | None:
         and not (f.event.steps_on and not is_ended)
         and not (f.event.source == NOT_LAUNCHED and not is_ended and (
             # Who wants a pod tries again, and its log may be of several jobs.
-            working - {f.file} or (f.event.kind == "limit" and job.logged)
+            (f.event.kind in ("environment", "limit") and working - {f.file})
+            or (f.event.kind == "limit" and job.logged)
         ))
         # A connection is tried again, or a worker started again, and the other lines of its file
         # tell that it came.
