@@ -116,6 +116,8 @@ _HEADER = re.compile(
 _FRAME = re.compile(r'^>?\s*(?:\| *)?File "([^"]{1,1000})", line (\d{1,7})(?:,? in (.{1,200}))?')
 #: A frame behind what a logger or a launcher writes before each line.
 _FRAME_WITHIN = re.compile(r'(?:^|(?<=\s)) {2}File "[^"]{1,1000}", line \d')
+#: Fortran's list-directed output begins with one blank.
+_FORTRAN = re.compile(r" [A-Za-z*(]")
 #: The beginning and a frame of a traceback that Rich draws.
 _RICH = "╭", "Traceback (most recent call last) ─"
 _RICH_FRAME = re.compile(r"^│ (\S.{0,999}?):(\d{1,7}) in (\S{1,200})")
@@ -129,7 +131,9 @@ _NAMED = re.compile(
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:\([\w.]+\))?(?::\s.*|:?\s*$)")
 #: A word of another program than Python, which names its exceptions with their modules.
 _C_NAME = re.compile(r"[a-z]\w*:")
-_SPAWNED = re.compile(r"^-- Process (\d{1,7}) terminated with the following error:")
+_SPAWNED = re.compile(
+    r"(?:^|.{0,160}[\s\]:|>])-- Process (\d{1,7}) terminated with the following error:"
+)
 #: An exception that only announces a quoted one.
 _ANNOUNCES = re.compile(r"(?:^|\.)(?:Exception|[A-Z]\w+Exception):\s*$")
 _WATCHDOG = re.compile(r"(?:\[E[^\]]{1,80}\] )?\[Rank (\d{1,7})\] Watchdog caught")
@@ -419,6 +423,12 @@ class FailureReader:
         if stream.mode == "block" and self._in_block(stream, text):
             return True
         if stream.mode == "fatal" and self._in_fatal(stream, text):
+            return True
+        if (
+            _FORTRAN.match(text)
+            and not stream.mode
+            and self._line(stream, text[1:], rules.LINE_ROWS)
+        ):
             return True
         is_indented = not text or text[0] in " \t|+"
         if is_indented and "raceback" not in text:
@@ -796,6 +806,8 @@ class FailureReader:
         )
         if row.role == rules.TEXT:
             event = replace(event, role=text_meaning.role)
+        if not event.source and event.role == rules.FAILED and rules.EXIT_STATUS.search(words):
+            event = replace(event, source=LAUNCHERS_OWN)
         if not row.kind:
             event = replace(event, kind=rules.kind_of_groups(groups, text_meaning.kind))
         if row.details:
@@ -992,6 +1004,8 @@ def _shape(text: str, letters: int = _LETTERS) -> str:
 
 def _collective(frames: Sequence[tuple[str, str, str]]) -> str:
     """The function of torch.distributed in which a traceback ends; ""."""
+    if any(path.endswith(rules.FIRST_CALL_FILES) for path, _, _ in frames):
+        return rules.FIRST_CALL
     names = [name for path, _, name in frames if path.endswith(rules.COLLECTIVE_FILES)]
     return next((name for name in reversed(names) if not name.startswith("_")), "")
 

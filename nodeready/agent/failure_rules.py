@@ -113,6 +113,8 @@ BEFORE_RANKS = re.compile(_FAILURES["before_ranks"])
 EXIT_STATUS = re.compile(_FAILURES["exit_status"])
 STANDARD_FILES = re.compile(_FAILURES["standard_files"])
 COLLECTIVE_FILES = _FAILURES["collective_files"]
+#: The function of torch.distributed that connects the ranks, and the end of a file of its own.
+FIRST_CALL, FIRST_CALL_FILES = "init_process_group", _FAILURES["first_call_files"]
 _QUICK_WORDS = tuple(_FAILURES["words"])
 #: A first line that says nothing, where the lines after it do; the beginning of a list of names.
 VAGUE = re.compile(_FAILURES["vague"])

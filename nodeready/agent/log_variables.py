@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from nodeready import knowledge
+from nodeready.agent.failure_rules import PHRASES
 from nodeready.agent.log_ranks import LineOrigin
 from nodeready.agent.secrets import redact
 from nodeready.agent.witnesses.environment import NAMES
@@ -55,6 +56,7 @@ _NEEDLES = (
     *dict.fromkeys(word for words, _ in ENDS for word in words),
     "NCCL", "master_", "MASTER_", "client socket", "TCP client", "_IFNAME=", "_DEVICES=",
     "_include=", "_BLOCKING=", "_THREADS=", "FI_PROVIDER=",
+    "to store for rank: ", "GLOBAL_RANK: ", "distributed init (", "world_size=",
 )  # fmt: skip
 
 
@@ -89,6 +91,7 @@ class LogFacts:
     addresses: tuple[wire.Name, ...] = ()  # of the node, that NCCL tells its peers
     pids: tuple[LogPid, ...] = ()  # the first ones
     finished: wire.Number = 0  # the last line that says that the job has ended well; 0: none
+    own_ranks: tuple[wire.Number, ...] = ()  # that lines without a prefix say of their writer
 
 
 def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogFacts:
@@ -98,7 +101,7 @@ def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogF
     variables: dict[tuple[object, str], LogVariable] = {}
     addresses: dict[str, None] = {}
     pids: dict[str, LogPid] = {}
-    version, room, finished = "", _MAX_PID_LINES, 0
+    version, room, finished, own_ranks = "", _MAX_PID_LINES, 0, set[int]()
     for number, line in enumerate(lines, 1):
         if room and any(map(line.__contains__, _PID_NEEDLES)):
             room -= 1
@@ -113,6 +116,8 @@ def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogF
         origin = split(line[:_MAX_LINE])
         if ends_well(origin.text):
             finished = number
+        if origin.rank is None and (match := PHRASES["own-rank"].search(origin.text)):
+            own_ranks.add(int(match[1]))
         if not version and (match := _VERSION.search(origin.text)):
             version = match[1]
         if (match := _ADDRESS.search(origin.text)) and len(addresses) < _MAX_ADDRESSES:
@@ -124,7 +129,7 @@ def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogF
                     name, redact(name, value[:_MAX_VALUE]), number, rank, local_rank, host
                 )
     values = tuple(variables.values()), version, tuple(addresses), tuple(pids.values())
-    return LogFacts(*values, finished)
+    return LogFacts(*values, finished, tuple(sorted(own_ranks)[:_MAX_ADDRESSES]))
 
 
 def ends_well(text: str, ends: Sequence[tuple[tuple[str, ...], re.Pattern[str]]] = ENDS) -> bool:

@@ -248,8 +248,9 @@ class RankFinder:
                 node = self._node_of(file, event)
                 if event.local_rank is not None:
                     self.by_local.setdefault((_label(node), event.local_rank), event.ranks[0])
-                if event.pid:
-                    self.by_pid.setdefault((_label(node), event.pid), event.ranks[0])
+                # A launcher may name its node otherwise than the directory of its log.
+                for name in {node, file.node or node} if event.pid else ():
+                    self.by_pid.setdefault((_label(name), event.pid), event.ranks[0])
         self._add_pids_of_logs()
 
     def _add_pids_of_logs(self) -> None:
@@ -394,6 +395,7 @@ def _ranks_of_names(
     # The ranks that the prefixes of a file's lines, or a launcher's reports in it, name.
     inside = {
         (f.node, f.failures.path): f.failures.ranks.union(
+            f.failures.facts.own_ranks,
             *(event.ranks for event in f.failures.events if event.role == REPORT),
             (int(match[1]) for event in f.failures.events if (match := _OWN.search(event.text))),
         )
@@ -425,13 +427,16 @@ def _ranks_of_names(
             ranks |= {key: _UNNAMED for key in named if ranks[key].rank is not None}
     # Each log names one rank, and these have no gap: of several ranks on a node, more would write,
     # or the first of the next node would not have the next number.
-    by_lines = {(f.node, f.failures.path): f.failures.ranks for f in files}
+    by_lines = {
+        (f.node, f.failures.path): f.failures.ranks.union(f.failures.facts.own_ranks)
+        for f in files
+    }
     rank_by_log = {
         key: next(iter(named))
         for key, named in inside.items() if len(named) == 1 and named == by_lines[key]
     }  # fmt: skip
-    is_one_each = len(rank_by_log) == len(files) > 1
-    is_one_each &= {*rank_by_log.values()} == {*range(len(files))}
+    is_one_each = len(rank_by_log) == sum(map(bool, inside.values())) > 1
+    is_one_each &= {*rank_by_log.values()} == {*range(len(rank_by_log))}
     events = [event for file in files for event in file.failures.events]
     if is_one_each and not any(event.local_rank for event in events):
         ranks |= {key: FileRanks(rank, None) for key, rank in rank_by_log.items()}

@@ -13,11 +13,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from nodeready.agent.failure_events import NOT_LAUNCHED
 from nodeready.agent.failure_rules import (
     CONSEQUENCE,
     ENDED,
     FAILED,
+    FIRST_CALL,
     LOST,
+    PHRASES,
     REPORT,
     SIGNAL_NAMES,
     WAITED,
@@ -97,8 +100,6 @@ _OUTSIDE, _SIGNAL = (1, 2, 15), re.compile(r"got signal: (\d{1,2})\b")
 #: Seconds by which the ends that two launchers see may be in another order: torchrun reports whole
 #: seconds, and looks every 0.1 s.
 _SEEN_S = 1.1
-#: The function of torch.distributed that connects the ranks.
-_FIRST_CALL = "init_process_group"
 #: How often a worker is started again in vain.
 _RESTARTS_IN_VAIN = 3
 #: Lines after the end of a job in which a lost connection belongs to it; plain lines after an
@@ -140,10 +141,21 @@ def survived(job: JobFailures) -> Finding | None:
     # A worker that is started again and again does not come.
     is_rare = len([f for f in bad if f.event.has_phrase("restarts")]) < _RESTARTS_IN_VAIN
     lengths = [sum(s.lines for s in file.failures.streams) for file in job.evidence.files]
+    #: The files of ranks whose last line is of a step: they were launched.
+    working = {
+        at for at, file in enumerate(job.evidence.files)
+        if ends[at] or any(PHRASES["step"].search(s.last) for s in file.failures.streams)
+    }  # fmt: skip
+    goes_on = has_end or (not is_ended and bool(working & job.last_files))
     fatal = [
         f for f in judged
-        if f.event.line > ends.get(f.file, 0) and (f.file in job.last_files or not has_end)
+        if f.event.line > ends.get(f.file, 0) and (f.file in job.last_files or not goes_on)
         and not (f.event.steps_on and not is_ended)
+        and not (f.event.source == NOT_LAUNCHED and not is_ended and (
+            # Who wants a pod tries again, and its log may be of several jobs.
+            (f.event.kind in ("environment", "limit") and working - {f.file})
+            or (f.event.kind == "limit" and job.logged)
+        ))
         # A connection is tried again, or a worker started again, and the other lines of its file
         # tell that it came.
         and not (
@@ -523,8 +535,13 @@ def lost_peers(job: JobFailures) -> Finding | None:
     is_told = bool(peerless) and all(
         f.event.has_phrase("no-peer") or precedes(peerless[0], f) for f in errors
     )
-    # No rank has begun to work: the connections of the job itself failed.
-    is_told |= all(f.event.call == _FIRST_CALL and not f.event.is_warning for f in errors)
+    # No rank has begun to work: the connections of the job itself failed. Of tracebacks that are
+    # mixed, one has the calls.
+    is_told |= all(
+        {FIRST_CALL} == {f.event.call for f in group.failures} - {""}
+        and not any(f.event.is_warning for f in group.failures)
+        for group in equal_failures(errors)
+    )
     # Who sees all ranks saw each end after a loss: none of them died without a word.
     ended_ranks = ranks_in(f for f in job.reports if f.is_by("of_all"))
     lost_ranks = {(f.rank, f.rank is None and f.event.line) for f in errors}

@@ -33,7 +33,7 @@ _NEW_STORE = "_create_tcp_store"
 def fabric(job: JobFailures) -> Finding | None:
     """The network between nodes: a peer's port, or the store's address, does not answer."""
     rows = _errors(job, _FABRIC)
-    witnesses = [] if rows else _mutual(job) + _errors(job, ("rank-twice",))
+    witnesses = [] if rows else _mutual(job) + _errors(job, ("rank-twice", "connect-bridge"))
     rows = rows or witnesses
     rows = rows or [
         (f, "an address does not answer", "MASTER_ADDR and the route to it: nodeready ready")

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
 from nodeready.agent.failure_events import LAUNCHERS_OWN, WARNING, FailureEvent
 from nodeready.agent.failure_rules import (
@@ -105,10 +106,14 @@ def deadly(errors: list[RankFailure], lost: Iterable[RankFailure]) -> list[RankF
 #: monitored_barrier names the rank that reports (ProcessGroupGloo.cpp).
 _BARRIER = re.compile(r"\bRank (\d{1,7}) (?:successfully reached|timed out in) monitoredBarrier")
 _ATTEMPT = re.compile(r"^(.*/)attempt_(\d{1,4})/")
+#: The name that people give the output of ``kubectl logs --previous``.
+_PREVIOUS = re.compile(r"\bprevious\.(?:log|txt|out)$")
 
 
 def last_attempt(evidence: JobEvidence) -> frozenset[int]:
-    """Indexes of the files, without those of attempts after which torchrun started again."""
+    """Indexes of the files, without those of attempts after which torchrun, or Kubernetes, started
+    again.
+    """
     matches = [_ATTEMPT.match(file.failures.path) for file in evidence.files]
     last: dict[tuple[str, str], int] = {}
     for file, match in zip(evidence.files, matches, strict=True):
@@ -118,8 +123,9 @@ def last_attempt(evidence: JobEvidence) -> frozenset[int]:
     return frozenset(
         number
         for number, (file, match) in enumerate(zip(evidence.files, matches, strict=True))
-        if not match or int(match[2]) == last[file.node, match[1]]
-    )
+        if (int(match[2]) == last[file.node, match[1]] if match
+            else not _PREVIOUS.search(file.failures.path))
+    )  # fmt: skip
 
 
 def once_per_rank(failures: Iterable[RankFailure]) -> list[RankFailure]:
@@ -396,17 +402,25 @@ def _assigned(
     # Several lines of one fault; a process with an exception of its own may be another one.
     kinds = {f.event.kind for f in errors}
     is_fault = len(texts) < 2 or (len(kinds) == 1 and "exception" not in kinds)
+    is_fault |= all(
+        b.event.line == a.event.line + 1 and not b.event.frame for a, b in pairwise(errors)
+    )
     return {f.event.line: {*ranks} for f in errors} if is_fault and len(ranks) == 1 else {}
 
 
 def _without_reason(failures: Sequence[RankFailure]) -> list[RankFailure]:
-    """The failures; one without a reason after a wait that a watchdog has ended is a lost peer."""
-    waited = next((f for f in failures if f.event.role == WAITED and not f.event.is_warning), None)
+    """The failures; one without a reason after a wait that a watchdog has ended is a lost peer.
+    The wait is of its rank, or, where its line names none, of the same log.
+    """
+    waited: dict[tuple[int, tuple[int, ...]], int] = {}
+    for failure in failures:
+        if failure.event.role == WAITED and not failure.event.is_warning:
+            for ranks in {failure.event.ranks, ()}:
+                waited.setdefault((failure.file, ranks), failure.event.line)
     return [
         f._replace(event=replace(f.event, role=LOST))
-        if waited and f.event.role == FAILED and f.event.has_phrase("no-reason") and (
-            waited.event.line < f.event.line if waited.file == f.file else precedes(waited, f)
-        ) else f
+        if f.event.role == FAILED and f.event.has_phrase("no-reason")
+        and waited.get((f.file, f.event.ranks), f.event.line) < f.event.line else f
         for f in failures
     ]  # fmt: skip
 
