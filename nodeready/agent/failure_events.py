@@ -457,8 +457,6 @@ class FailureReader:
             return True
         if match := _SPAWNED.match(text):
             stream.spawned = int(match[1])
-            if stream.chain and _ANNOUNCES.search(stream.chain[-1].event.text):
-                stream.chain.pop()
             return True
         if block := _BLOCK.match(text):
             self._end_chain(stream)
@@ -474,20 +472,28 @@ class FailureReader:
         if is_named and not is_handled(text):
             self._end_chain(stream)
             self._add_exception(stream, text)
+            if is_handled(self._before(stream)):
+                stream.handled[self.number] = stream.plain
             stream.mode = "details"
             return True
         return self._detail(stream, text)
 
+    def _before(self, stream: _RankStream) -> str:
+        """The line right before, where it belongs to no failure; ""."""
+        return stream.last if stream.last_at == self.number - 1 else ""
+
     def _begin_traceback(self, stream: _RankStream, text: str, line: str, prefix: str) -> None:
         """The first line of a traceback. prefix: what stands before it"""
         self._end_details(stream)
+        if stream.chain and _ANNOUNCES.search(stream.chain[-1].event.text):
+            stream.chain.pop()
         is_original = "Original Traceback" in text or stream.in_group
         stream.in_group = stream.in_group or "Exception Group Traceback" in text
         if is_original and stream.chain:
             stream.is_chained = True
         stream.mode, stream.frames, stream.is_quoted = "traceback", [], False
         # A logger writes the traceback below its line.
-        before = stream.last if stream.last_at == self.number - 1 else ""
+        before = self._before(stream)
         is_warning = bool(rules.PHRASES["warns"].search(prefix or before[:_LEVEL]))
         stream.is_warning = is_warning or is_handled(before)
         is_refused = _answer(before)[0] in ("4", "5")
@@ -589,7 +595,7 @@ class FailureReader:
         paths = [path for path, _, _ in stream.frames if not rules.STANDARD_FILES.search(path)]
         if rules.EXIT_STATUS.search(text) or any(map(rules.LAUNCHER_FILES.search, paths[-1:])):
             event = replace(event, source=LAUNCHERS_OWN)
-        if not user and any(rules.BEFORE_RANKS.fullmatch(frame[2]) for frame in stream.frames):
+        if not user and rules.BEFORE_RANKS.search(" ".join(call for _, _, call in stream.frames)):
             event = replace(event, source=NOT_LAUNCHED)
         if stream.frames and stream.frames[0][2] in _OUTERMOST:
             stream.unhandled.add(event.line)
