@@ -60,6 +60,7 @@ class FailureEvent:
     went_on: bool = False  # its rank wrote lines after it like those before it
     steps_on: bool = False  # the lines that it stands in end with growing steps
     handled: bool = False  # the line after it, or its level, says so, and the log goes on
+    said: wire.Line = ""  # of a report: the last words of an error before it
 
     @property
     def is_warning(self) -> bool:
@@ -80,6 +81,7 @@ class LogStream:
     lines: wire.Number  # their number
     last: wire.Line  # the last line that belongs to no failure
     last_s: float | None  # time of the last line that has one; None: none has
+    complaint: wire.Line = ""  # words of an error among its last lines, after all steps; "": none
 
 
 @dataclass(frozen=True)
@@ -208,8 +210,10 @@ class _RankStream:
     parts: dict[str, dict[str, str]] = field(default_factory=dict)
     #: Key of a row and its ranks -> number of plain lines before its last line.
     repeated: dict[tuple[str, str], int] = field(default_factory=dict)
-    #: The last plain line with words of an error, and the number of plain lines then.
+    #: The last plain line with words of an error, and the number of plain lines then; the first of
+    #: the last ones that begin with such words, the same number of the last one, and its own.
     complaint: tuple[str, int] = "", 0
+    cry: tuple[str, int, int] = "", 0, 0
     is_root: bool = False
     in_group: bool = False
     #: The last plain lines; number of an event's line -> the shapes of the plain lines before it,
@@ -398,6 +402,10 @@ class FailureReader:
             is_complaint = not is_plain and rules.PHRASES["complains"].search(text)
             if is_complaint and not rules.PHRASES["no-complaint"].search(text):
                 stream.complaint = text.strip(), stream.plain
+                if rules.PHRASES["cries"].search(text) and not is_handled(text):
+                    said, before, _ = stream.cry
+                    said = said if said and stream.plain - before <= _ANSWERED else text.strip()
+                    stream.cry = said, stream.plain, self.number
         # Parsed only when an event needs it.
         if TIMED.search(moment or text, 0, STAMP_CHARACTERS):
             stream.timed = moment or text
@@ -812,6 +820,9 @@ class FailureReader:
         )
         if row.role == rules.TEXT:
             event = replace(event, role=text_meaning.role)
+        if row.role == rules.REPORT:
+            said, before, _ = stream.cry
+            event = replace(event, said=said if stream.plain - before < _LAST_WORDS else "")
         if not event.source and event.role == rules.FAILED and rules.EXIT_STATUS.search(words):
             event = replace(event, source=LAUNCHERS_OWN)
         if not row.kind:
@@ -955,6 +966,7 @@ class FailureReader:
             LogStream(
                 *(stream.key[1], stream.key[2], stream.key[0], stream.lines),
                 *(stream.last[:MAX_TEXT], self._moment(stream.timed)),
+                stream.cry[0] if last_step_at < stream.cry[2] in stream.recent_at else "",
             )
             for stream in self.streams.values()
         )

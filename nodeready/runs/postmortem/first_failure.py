@@ -25,6 +25,7 @@ from nodeready.agent.failure_rules import (
     SIGNAL_NAMES,
     WAITED,
     kind_of_code,
+    meaning,
     signal_of,
 )
 from nodeready.runs.postmortem.document import KERNEL, LOG, FailureGroup, FirstFailure, NodeEvent
@@ -349,6 +350,12 @@ def killed(job: JobFailures) -> Finding | None:
     evidence += lines_of([first]) if first.event.text else []
     finding = Finding(ranks, nodes, evidence, failures=[first], kind=kind_of_code(code))
     quoted = f": {first.event.text}" if first.is_by("is_quoted") or not ranks else ""
+    if number in (0, signal.SIGABRT) and (said := first.event.said):
+        # The first report of several says less than a log of the rank's own.
+        is_own = first.rank in job.logged or len(order) == len(same)
+        words = {"error": f"{said[:MAX_TEXT]}; then {report_text(first)}"}
+        finding = finding if is_own else replace(finding, ranks=(), nodes=())
+        return replace(finding, kind=meaning(said).kind, words=words, sentence=_ERROR)
     if not number:
         is_told = not first.event.text or launcher_words(first)
         how = f"ended with exit code {code}" if is_told else "failed"
@@ -580,6 +587,26 @@ def exit_status(job: JobFailures) -> Finding | None:
     return Finding(for_=lines, words=words, kind=kind, missing=("the logs of the ranks",))
 
 
+def complained(job: JobFailures) -> Finding | None:
+    """The last words of a log are of an error that no row explains, and no other log goes on."""
+    files = job.evidence.files
+    said = [(s, file) for file in files for s in file.failures.streams if s.complaint]
+    silent = [f for f in files if not any(s.complaint for s in f.failures.streams)]
+    going = [s.last for file in silent for s in file.failures.streams]
+    is_well = any(file.failures.facts.finished for file in files)
+    if not said or is_well or any(map(PHRASES["step"].search, going)):
+        return None
+    text = said[0][0].complaint
+    ranks = {
+        rank for s, file in said if s.complaint == text
+        for rank in [s.rank if s.rank is not None else job.finder.file_rank(file)]
+        if rank is not None
+    }  # fmt: skip
+    lines = [f"{file.failures.path}: {stream.complaint}" for stream, file in said[:2]]
+    words = {"error": text[:MAX_TEXT]}
+    return Finding(ranks, job.nodes_of(ranks), lines, words=words, kind=meaning(text).kind)
+
+
 #: The rules in their order.
 RULES = (
     Rule("unclear", survived, "no failure: {how}{seen}"),
@@ -604,6 +631,7 @@ RULES = (
     Rule("unclear", lost_peers,
          "every failure is a lost peer: the rank that failed first left no trace: {error}"),
     Rule("unclear", exit_status, "Slurm: {error}, and no log says why"),
+    Rule("exception", complained, _ERROR),
     Rule("unclear", lambda job: Finding(), "no failure in the evidence"),
 )  # fmt: skip
 
