@@ -290,7 +290,7 @@ def killed(job: JobFailures) -> Finding | None:
     #: (index of a file, whether a report names no rank) -> failures that its rank may have had.
     aborting = Counter(
         (f.file, is_unnamed)
-        for f in job.victims
+        for f in (*job.victims, *(f for f in job.consequences if not f.event.source))
         for is_unnamed in (True, False)
         if f.rank is None or (is_unnamed and f.event.role == WAITED)
     )  # fmt: skip
