@@ -282,6 +282,13 @@ class _RankStream:
             self.handled |= dict.fromkeys(self.requests, self.plain - 2)
             self.requests = set()
 
+    def last_cry(self, line: int) -> str:
+        """Words of an error among the last lines, after a line of the file; ""."""
+        is_last = line < self.cry[2] in self.recent_at
+        # A logger's error ends no program.
+        has_levels = any(rules.PHRASES["logs"].search(text, 0, _LEVEL) for text in self.recent)
+        return self.cry[0] if is_last and not has_levels else ""
+
     @property
     def is_process(self) -> bool:
         """Whether the prefix of the lines has the number of a process alone."""
@@ -966,7 +973,7 @@ class FailureReader:
             LogStream(
                 *(stream.key[1], stream.key[2], stream.key[0], stream.lines),
                 *(stream.last[:MAX_TEXT], self._moment(stream.timed)),
-                stream.cry[0] if last_step_at < stream.cry[2] in stream.recent_at else "",
+                stream.last_cry(last_step_at),
             )
             for stream in self.streams.values()
         )

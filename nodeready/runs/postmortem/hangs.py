@@ -118,14 +118,17 @@ def _lags(job: JobFailures) -> tuple[list[tuple[set[int], str]], str]:
     places += [RankPlace("node", -rank - 1, rank) for rank in sorted(ranks - placed)]
     report = read_witnesses(evidence, places, False)
     lags = sorted(report.lags, key=lambda lag: -lag.weight)
+    silent = {rank for lag in lags if lag.silent for rank in lag.ranks}
+    unseen = silent - _quiet(job, silent)
     rows = [
         (late, f"{ranks_of(late)} has not called {lag.call}")
         for lag in lags if not lag.chained
-        if (late := _quiet(job, set(lag.ranks)) if lag.silent else set(lag.ranks))
+        if (late := {*lag.ranks} - (unseen if lag.silent else set()))
     ]  # fmt: skip
     stuck = ""
     for statement in (s for witness in report.witnesses for s in witness.statements):
-        if statement.weight and not statement.against and statement.ranks and not rows:
+        is_seen = not unseen.issuperset(statement.ranks)
+        if statement.weight and not statement.against and is_seen and not rows:
             if 2 * len(statement.ranks) <= len(ranks) or len(ranks) == 1:
                 rows.append((set(statement.ranks), statement.text))
             else:
