@@ -408,7 +408,11 @@ class FailureReader:
             stream.add_plain(text, self.number)
             is_complaint = not is_plain and rules.PHRASES["complains"].search(text)
             if is_complaint and not rules.PHRASES["no-complaint"].search(text):
-                stream.complaint = text.strip(), stream.plain
+                last, before = stream.complaint
+                is_next = bool(last) and stream.plain - before <= _ANSWERED
+                # Words that a row explains say more than those after them.
+                if not (is_next and rules.meaning(last).is_known > rules.meaning(text).is_known):
+                    stream.complaint = text.strip(), stream.plain
                 if rules.PHRASES["cries"].search(text) and not is_handled(text):
                     said, before, _ = stream.cry
                     said = said if said and stream.plain - before <= _ANSWERED else text.strip()

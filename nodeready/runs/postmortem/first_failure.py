@@ -288,9 +288,11 @@ def killed(job: JobFailures) -> Finding | None:
     # All reported ranks of a file may have lost a peer.
     unknown = Counter(f.file for f in (*job.lost, *job.waited) if f.rank is None)
     #: (index of a file, whether a report names no rank) -> failures that its rank may have had.
+    # So does who ends itself since another one has died.
+    ending = [f for f in job.consequences if f.event.has_phrase("ends-since-another")]
     aborting = Counter(
         (f.file, is_unnamed)
-        for f in (*job.victims, *(f for f in job.consequences if not f.event.source))
+        for f in (*job.victims, *ending)
         for is_unnamed in (True, False)
         if f.rank is None or (is_unnamed and f.event.role == WAITED)
     )  # fmt: skip
