@@ -60,7 +60,7 @@ class FailureEvent:
     went_on: bool = False  # its rank wrote lines after it like those before it
     steps_on: bool = False  # the lines that it stands in end with growing steps
     handled: bool = False  # the line after it, or its level, says so, and the log goes on
-    said: wire.Line = ""  # of a report: the last words of an error before it
+    last_words: wire.Line = ""  # of a report: the last words of an error before it
 
     @property
     def is_warning(self) -> bool:
@@ -210,9 +210,9 @@ class _RankStream:
     parts: dict[str, dict[str, str]] = field(default_factory=dict)
     #: Key of a row and its ranks -> number of plain lines before its last line.
     repeated: dict[tuple[str, str], int] = field(default_factory=dict)
-    #: The last plain line with words of an error, and the number of plain lines then; the first of
-    #: the last ones that begin with such words, the same number of the last one, and its own.
-    complaint: tuple[str, int] = "", 0
+    #: The last plain lines with words of an error, each with the number of plain lines then; the
+    #: first of the last ones that begin with such words, that number of the last one, and its own.
+    complaints: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=_ANSWERED))
     cry: tuple[str, int, int] = "", 0, 0
     is_root: bool = False
     in_group: bool = False
@@ -408,15 +408,12 @@ class FailureReader:
             stream.add_plain(text, self.number)
             is_complaint = not is_plain and rules.PHRASES["complains"].search(text)
             if is_complaint and not rules.PHRASES["no-complaint"].search(text):
-                last, before = stream.complaint
-                is_next = bool(last) and stream.plain - before <= _ANSWERED
-                # Words that a row explains say more than those after them.
-                if not (is_next and rules.meaning(last).is_known > rules.meaning(text).is_known):
-                    stream.complaint = text.strip(), stream.plain
+                stream.complaints.append((text.strip(), stream.plain))
                 if rules.PHRASES["cries"].search(text) and not is_handled(text):
-                    said, before, _ = stream.cry
-                    said = said if said and stream.plain - before <= _ANSWERED else text.strip()
-                    stream.cry = said, stream.plain, self.number
+                    first, before, _ = stream.cry
+                    is_next = bool(first) and stream.plain - before <= _ANSWERED
+                    first = first if is_next else text.strip()
+                    stream.cry = first, stream.plain, self.number
         # Parsed only when an event needs it.
         if TIMED.search(moment or text, 0, STAMP_CHARACTERS):
             stream.timed = moment or text
@@ -832,8 +829,8 @@ class FailureReader:
         if row.role == rules.TEXT:
             event = replace(event, role=text_meaning.role)
         if row.role == rules.REPORT:
-            said, before, _ = stream.cry
-            event = replace(event, said=said if stream.plain - before < _LAST_WORDS else "")
+            words, before, _ = stream.cry
+            event = replace(event, last_words=words if stream.plain - before < _LAST_WORDS else "")
         if not event.source and event.role == rules.FAILED and rules.EXIT_STATUS.search(words):
             event = replace(event, source=LAUNCHERS_OWN)
         if not row.kind:
@@ -851,8 +848,13 @@ class FailureReader:
         the ranks are not known; "".
         """
         streams = self.streams_of_rank.get(int(rank), [stream]) if rank else [stream]
-        recent = (s.complaint[0] for s in streams if s.plain - s.complaint[1] < _LAST_WORDS)
-        return next(filter(None, recent), "")
+        for other in streams:
+            texts = [t for t, at in other.complaints if other.plain - at < _LAST_WORDS]
+            # Words that a row explains say more than those after them.
+            explained = [text for text in texts if rules.meaning(text).is_known]
+            if texts:
+                return (explained or texts)[-1]
+        return ""
 
     @staticmethod
     def _is_repeated(stream: _RankStream, key: str, ranks: str) -> bool:

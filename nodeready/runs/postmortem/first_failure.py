@@ -288,13 +288,12 @@ def killed(job: JobFailures) -> Finding | None:
     # All reported ranks of a file may have lost a peer.
     unknown = Counter(f.file for f in (*job.lost, *job.waited) if f.rank is None)
     #: (index of a file, whether a report names no rank) -> failures that its rank may have had.
-    # So does who ends itself since another one has died.
-    ending = [f for f in job.consequences if f.event.has_phrase("ends-since-another")]
     aborting = Counter(
         (f.file, is_unnamed)
-        for f in (*job.victims, *ending)
+        for f in (*job.victims, *job.consequences)
         for is_unnamed in (True, False)
         if f.rank is None or (is_unnamed and f.event.role == WAITED)
+        if f.event.role != CONSEQUENCE or f.event.has_phrase("ends-since-another")
     )  # fmt: skip
     reported = Counter(file for file, _ in {(f.file, f.rank) for f in job.reports})
     order: list[RankFailure] = []
@@ -352,22 +351,12 @@ def killed(job: JobFailures) -> Finding | None:
     evidence += lines_of([first]) if first.event.text else []
     finding = Finding(ranks, nodes, evidence, failures=[first], kind=kind_of_code(code))
     quoted = f": {first.event.text}" if first.is_by("is_quoted") or not ranks else ""
-    if number in (0, signal.SIGABRT) and (said := first.event.said):
+    if number in (0, signal.SIGABRT) and first.event.last_words:
         # The first report of several says less than a log of the rank's own.
-        is_own = first.rank in job.logged or len(order) == len(same)
-        words = {"error": f"{said[:MAX_TEXT]}; then {report_text(first)}"}
-        finding = finding if is_own else replace(finding, ranks=(), nodes=())
-        return replace(finding, kind=meaning(said).kind, words=words, sentence=_ERROR)
+        is_known = first.rank in job.logged or len(order) == len(same)
+        return _complained(finding if is_known else replace(finding, ranks=(), nodes=()), first)
     if not number:
-        is_told = not first.event.text or launcher_words(first)
-        how = f"ended with exit code {code}" if is_told else "failed"
-        how = "ended" if first.is_by("is_blind") else how
-        quoted = quoted if is_told else f": {first.event.text[:MAX_TEXT]}"
-        return replace(
-            finding, kind="unclear", words={"how": how, "quoted": quoted},
-            sentence="{who} {how}, without an error in its log{quoted}",
-            missing=("why it exited: its log does not say",),
-        )  # fmt: skip
+        return _exited(finding, first, quoted)
     # The kernel names the process of a GPU's fault, which ends it. Xid 45 follows an end.
     pids = {(f.node, f.event.pid) for f in same if f.event.pid}
     faults = [
@@ -389,6 +378,26 @@ def killed(job: JobFailures) -> Finding | None:
     against, finding.missing = _doubts(job, number)
     finding.against = (against,) if against else ()
     return finding
+
+
+def _complained(finding: Finding, first: RankFailure) -> Finding:
+    """A rank that ended itself after words of an error that no row explains."""
+    text = first.event.last_words
+    words = {"error": f"{text[:MAX_TEXT]}; then {report_text(first)}"}
+    return replace(finding, kind=meaning(text).kind, words=words, sentence=_ERROR)
+
+
+def _exited(finding: Finding, first: RankFailure, quoted: str) -> Finding:
+    """A rank that ended with an exit status, and its log does not say why."""
+    is_told = not first.event.text or launcher_words(first)
+    how = f"ended with exit code {first.event.code}" if is_told else "failed"
+    how = "ended" if first.is_by("is_blind") else how
+    quoted = quoted if is_told else f": {first.event.text[:MAX_TEXT]}"
+    return replace(
+        finding, kind="unclear", words={"how": how, "quoted": quoted},
+        sentence="{who} {how}, without an error in its log{quoted}",
+        missing=("why it exited: its log does not say",),
+    )  # fmt: skip
 
 
 def _ended_itself(job: JobFailures, failure: RankFailure) -> bool:
@@ -590,21 +599,21 @@ def exit_status(job: JobFailures) -> Finding | None:
 
 
 def complained(job: JobFailures) -> Finding | None:
-    """The last words of a log are of an error that no row explains, and no other log goes on."""
+    """The last words of a log are of an error that no row explains, and no other log has further steps."""
     files = job.evidence.files
-    said = [(s, file) for file in files for s in file.failures.streams if s.complaint]
+    rows = [(s, file) for file in files for s in file.failures.streams if s.complaint]
     silent = [f for f in files if not any(s.complaint for s in f.failures.streams)]
     going = [s.last for file in silent for s in file.failures.streams]
     is_well = any(file.failures.facts.finished for file in files)
-    if not said or is_well or any(map(PHRASES["step"].search, going)):
+    if not rows or is_well or any(map(PHRASES["step"].search, going)):
         return None
-    text = said[0][0].complaint
+    text = rows[0][0].complaint
     ranks = {
-        rank for s, file in said if s.complaint == text
+        rank for s, file in rows if s.complaint == text
         for rank in [s.rank if s.rank is not None else job.finder.file_rank(file)]
         if rank is not None
     }  # fmt: skip
-    lines = [f"{file.failures.path}: {stream.complaint}" for stream, file in said[:2]]
+    lines = [f"{file.failures.path}: {stream.complaint}" for stream, file in rows[:2]]
     words = {"error": text[:MAX_TEXT]}
     return Finding(ranks, job.nodes_of(ranks), lines, words=words, kind=meaning(text).kind)
 

@@ -76,8 +76,8 @@ def _late_ranks(job: JobFailures) -> tuple[set[int], str]:
 
 
 def _quiet(job: JobFailures, ranks: set[int]) -> set[int]:
-    """Of ranks without a word, those that are shown to say none: their log is not shared with ranks
-    that have failed, or has lines of theirs after the first wait. Others may be cut off.
+    """Of ranks without a word, those that are shown to say none: no rank that waited writes into
+    their log, or it has their lines after the first wait. Others may be cut off.
     """
     first_s = min((f.time_s for f in job.waited if f.time_s is not None), default=math.inf)
     quiet = set[int]()
