@@ -599,7 +599,7 @@ def exit_status(job: JobFailures) -> Finding | None:
 
 
 def complained(job: JobFailures) -> Finding | None:
-    """The last words of a log are of an error that no row explains, and no other log has further steps."""
+    """The last words of a log are of an error that no row explains, and no other log has steps."""
     files = job.evidence.files
     rows = [(s, file) for file in files for s in file.failures.streams if s.complaint]
     silent = [f for f in files if not any(s.complaint for s in f.failures.streams)]
