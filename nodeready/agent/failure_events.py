@@ -60,6 +60,7 @@ class FailureEvent:
     went_on: bool = False  # its rank wrote lines after it like those before it
     steps_on: bool = False  # the lines that it stands in end with growing steps
     handled: bool = False  # the line after it, or its level, says so, and the log goes on
+    last_words: wire.Line = ""  # of a report: the last words of an error before it
 
     @property
     def is_warning(self) -> bool:
@@ -80,6 +81,7 @@ class LogStream:
     lines: wire.Number  # their number
     last: wire.Line  # the last line that belongs to no failure
     last_s: float | None  # time of the last line that has one; None: none has
+    complaint: wire.Line = ""  # words of an error among its last lines, after all steps; "": none
 
 
 @dataclass(frozen=True)
@@ -208,8 +210,10 @@ class _RankStream:
     parts: dict[str, dict[str, str]] = field(default_factory=dict)
     #: Key of a row and its ranks -> number of plain lines before its last line.
     repeated: dict[tuple[str, str], int] = field(default_factory=dict)
-    #: The last plain line with words of an error, and the number of plain lines then.
-    complaint: tuple[str, int] = "", 0
+    #: The last plain lines with words of an error, each with the number of plain lines then; the
+    #: first of the last ones that begin with such words, that number of the last one, and its own.
+    complaints: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=_ANSWERED))
+    cry: tuple[str, int, int] = "", 0, 0
     is_root: bool = False
     in_group: bool = False
     #: The last plain lines; number of an event's line -> the shapes of the plain lines before it,
@@ -277,6 +281,13 @@ class _RankStream:
         if status == "2" and "POST" in request:
             self.handled |= dict.fromkeys(self.requests, self.plain - 2)
             self.requests = set()
+
+    def last_cry(self, line: int) -> str:
+        """Words of an error among the last lines, after a line of the file; ""."""
+        is_last = line < self.cry[2] in self.recent_at
+        # A logger's error ends no program.
+        has_levels = any(rules.PHRASES["logs"].search(text, 0, _LEVEL) for text in self.recent)
+        return self.cry[0] if is_last and not has_levels else ""
 
     @property
     def is_process(self) -> bool:
@@ -397,7 +408,12 @@ class FailureReader:
             stream.add_plain(text, self.number)
             is_complaint = not is_plain and rules.PHRASES["complains"].search(text)
             if is_complaint and not rules.PHRASES["no-complaint"].search(text):
-                stream.complaint = text.strip(), stream.plain
+                stream.complaints.append((text.strip(), stream.plain))
+                if rules.PHRASES["cries"].search(text) and not is_handled(text):
+                    first, before, _ = stream.cry
+                    is_next = bool(first) and stream.plain - before <= _ANSWERED
+                    first = first if is_next else text.strip()
+                    stream.cry = first, stream.plain, self.number
         # Parsed only when an event needs it.
         if TIMED.search(moment or text, 0, STAMP_CHARACTERS):
             stream.timed = moment or text
@@ -457,8 +473,6 @@ class FailureReader:
             return True
         if match := _SPAWNED.match(text):
             stream.spawned = int(match[1])
-            if stream.chain and _ANNOUNCES.search(stream.chain[-1].event.text):
-                stream.chain.pop()
             return True
         if block := _BLOCK.match(text):
             self._end_chain(stream)
@@ -474,20 +488,28 @@ class FailureReader:
         if is_named and not is_handled(text):
             self._end_chain(stream)
             self._add_exception(stream, text)
+            if is_handled(self._before(stream)):
+                stream.handled[self.number] = stream.plain
             stream.mode = "details"
             return True
         return self._detail(stream, text)
 
+    def _before(self, stream: _RankStream) -> str:
+        """The line right before, where it belongs to no failure; ""."""
+        return stream.last if stream.last_at == self.number - 1 else ""
+
     def _begin_traceback(self, stream: _RankStream, text: str, line: str, prefix: str) -> None:
         """The first line of a traceback. prefix: what stands before it"""
         self._end_details(stream)
+        if stream.chain and _ANNOUNCES.search(stream.chain[-1].event.text):
+            stream.chain.pop()
         is_original = "Original Traceback" in text or stream.in_group
         stream.in_group = stream.in_group or "Exception Group Traceback" in text
         if is_original and stream.chain:
             stream.is_chained = True
         stream.mode, stream.frames, stream.is_quoted = "traceback", [], False
         # A logger writes the traceback below its line.
-        before = stream.last if stream.last_at == self.number - 1 else ""
+        before = self._before(stream)
         is_warning = bool(rules.PHRASES["warns"].search(prefix or before[:_LEVEL]))
         stream.is_warning = is_warning or is_handled(before)
         is_refused = _answer(before)[0] in ("4", "5")
@@ -589,7 +611,7 @@ class FailureReader:
         paths = [path for path, _, _ in stream.frames if not rules.STANDARD_FILES.search(path)]
         if rules.EXIT_STATUS.search(text) or any(map(rules.LAUNCHER_FILES.search, paths[-1:])):
             event = replace(event, source=LAUNCHERS_OWN)
-        if not user and any(rules.BEFORE_RANKS.fullmatch(frame[2]) for frame in stream.frames):
+        if not user and rules.BEFORE_RANKS.search(" ".join(call for _, _, call in stream.frames)):
             event = replace(event, source=NOT_LAUNCHED)
         if stream.frames and stream.frames[0][2] in _OUTERMOST:
             stream.unhandled.add(event.line)
@@ -806,6 +828,9 @@ class FailureReader:
         )
         if row.role == rules.TEXT:
             event = replace(event, role=text_meaning.role)
+        if row.role == rules.REPORT:
+            words, before, _ = stream.cry
+            event = replace(event, last_words=words if stream.plain - before < _LAST_WORDS else "")
         if not event.source and event.role == rules.FAILED and rules.EXIT_STATUS.search(words):
             event = replace(event, source=LAUNCHERS_OWN)
         if not row.kind:
@@ -823,8 +848,13 @@ class FailureReader:
         the ranks are not known; "".
         """
         streams = self.streams_of_rank.get(int(rank), [stream]) if rank else [stream]
-        recent = (s.complaint[0] for s in streams if s.plain - s.complaint[1] < _LAST_WORDS)
-        return next(filter(None, recent), "")
+        for other in streams:
+            texts = [t for t, at in other.complaints if other.plain - at < _LAST_WORDS]
+            # Words that a row explains say more than those after them.
+            explained = [text for text in texts if rules.meaning(text).is_known]
+            if texts:
+                return (explained or texts)[-1]
+        return ""
 
     @staticmethod
     def _is_repeated(stream: _RankStream, key: str, ranks: str) -> bool:
@@ -949,6 +979,7 @@ class FailureReader:
             LogStream(
                 *(stream.key[1], stream.key[2], stream.key[0], stream.lines),
                 *(stream.last[:MAX_TEXT], self._moment(stream.timed)),
+                stream.last_cry(last_step_at),
             )
             for stream in self.streams.values()
         )

@@ -103,7 +103,10 @@ def _by_needle(rows: Iterable[FailureRow]) -> Rows:
 REPORT_ROWS = _by_needle(_row(*item) for item in knowledge.rows("launcher_reports").items())
 LINE_ROWS = (*REPORT_ROWS, *_by_needle(row for row in _ROWS if row.is_line))
 INDENTED_ROWS = tuple(pair for pair in LINE_ROWS if pair[1].pattern.pattern.startswith(r"^\s"))
-TEXT_ROWS = _by_needle(row for row in _ROWS if row.kind or row.role in (COLLECTIVES, NOTE))
+TEXT_ROWS = _by_needle(
+    row for row in _ROWS
+    if (row.kind and not row.completes) or row.role in (COLLECTIVES, NOTE)
+)  # fmt: skip
 #: The beginnings of lines that belong to the failure before them.
 SKIPPED = tuple(_FAILURES["skipped"])
 #: Files of calls that are not of the user's code; the end of the file of the collectives.

@@ -112,7 +112,8 @@ def report_text(failure: RankFailure) -> str:
 #: The words about an end's number, or in place of it: ``exitcode: -9``, ``return code = -7``,
 #: ``EXIT CODE: 9``, ``Aborted``.
 _NUMBERED_END = re.compile(
-    r"(?<=: )(?:Aborted|Killed|Segmentation fault|Bus error|Floating point exception)\b"
+    r"(?:(?<=: )|(?<=exit signal ))"
+    r"(?:Aborted|Killed|Segmentation fault|Bus error|Floating point exception)\b"
     r"|(?i:(?:\b(?:exit|return|status|error)\w*[ _])*\w*(?:code|status|signal)\W{1,4}-?\d{1,3}\b)"
 )
 

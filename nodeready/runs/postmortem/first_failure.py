@@ -25,6 +25,7 @@ from nodeready.agent.failure_rules import (
     SIGNAL_NAMES,
     WAITED,
     kind_of_code,
+    meaning,
     signal_of,
 )
 from nodeready.runs.postmortem.document import KERNEL, LOG, FailureGroup, FirstFailure, NodeEvent
@@ -289,9 +290,10 @@ def killed(job: JobFailures) -> Finding | None:
     #: (index of a file, whether a report names no rank) -> failures that its rank may have had.
     aborting = Counter(
         (f.file, is_unnamed)
-        for f in job.victims
+        for f in (*job.victims, *job.consequences)
         for is_unnamed in (True, False)
         if f.rank is None or (is_unnamed and f.event.role == WAITED)
+        if f.event.role != CONSEQUENCE or f.event.has_phrase("ends-since-another")
     )  # fmt: skip
     reported = Counter(file for file, _ in {(f.file, f.rank) for f in job.reports})
     order: list[RankFailure] = []
@@ -349,16 +351,12 @@ def killed(job: JobFailures) -> Finding | None:
     evidence += lines_of([first]) if first.event.text else []
     finding = Finding(ranks, nodes, evidence, failures=[first], kind=kind_of_code(code))
     quoted = f": {first.event.text}" if first.is_by("is_quoted") or not ranks else ""
+    if number in (0, signal.SIGABRT) and first.event.last_words:
+        # The first report of several says less than a log of the rank's own.
+        is_known = first.rank in job.logged or len(order) == len(same)
+        return _complained(finding if is_known else replace(finding, ranks=(), nodes=()), first)
     if not number:
-        is_told = not first.event.text or launcher_words(first)
-        how = f"ended with exit code {code}" if is_told else "failed"
-        how = "ended" if first.is_by("is_blind") else how
-        quoted = quoted if is_told else f": {first.event.text[:MAX_TEXT]}"
-        return replace(
-            finding, kind="unclear", words={"how": how, "quoted": quoted},
-            sentence="{who} {how}, without an error in its log{quoted}",
-            missing=("why it exited: its log does not say",),
-        )  # fmt: skip
+        return _exited(finding, first, quoted)
     # The kernel names the process of a GPU's fault, which ends it. Xid 45 follows an end.
     pids = {(f.node, f.event.pid) for f in same if f.event.pid}
     faults = [
@@ -380,6 +378,26 @@ def killed(job: JobFailures) -> Finding | None:
     against, finding.missing = _doubts(job, number)
     finding.against = (against,) if against else ()
     return finding
+
+
+def _complained(finding: Finding, first: RankFailure) -> Finding:
+    """A rank that ended itself after words of an error that no row explains."""
+    text = first.event.last_words
+    words = {"error": f"{text[:MAX_TEXT]}; then {report_text(first)}"}
+    return replace(finding, kind=meaning(text).kind, words=words, sentence=_ERROR)
+
+
+def _exited(finding: Finding, first: RankFailure, quoted: str) -> Finding:
+    """A rank that ended with an exit status, and its log does not say why."""
+    is_told = not first.event.text or launcher_words(first)
+    how = f"ended with exit code {first.event.code}" if is_told else "failed"
+    how = "ended" if first.is_by("is_blind") else how
+    quoted = quoted if is_told else f": {first.event.text[:MAX_TEXT]}"
+    return replace(
+        finding, kind="unclear", words={"how": how, "quoted": quoted},
+        sentence="{who} {how}, without an error in its log{quoted}",
+        missing=("why it exited: its log does not say",),
+    )  # fmt: skip
 
 
 def _ended_itself(job: JobFailures, failure: RankFailure) -> bool:
@@ -580,6 +598,26 @@ def exit_status(job: JobFailures) -> Finding | None:
     return Finding(for_=lines, words=words, kind=kind, missing=("the logs of the ranks",))
 
 
+def complained(job: JobFailures) -> Finding | None:
+    """The last words of a log are of an error that no row explains, and no other log has steps."""
+    files = job.evidence.files
+    rows = [(s, file) for file in files for s in file.failures.streams if s.complaint]
+    silent = [f for f in files if not any(s.complaint for s in f.failures.streams)]
+    going = [s.last for file in silent for s in file.failures.streams]
+    is_well = any(file.failures.facts.finished for file in files)
+    if not rows or is_well or any(map(PHRASES["step"].search, going)):
+        return None
+    text = rows[0][0].complaint
+    ranks = {
+        rank for s, file in rows if s.complaint == text
+        for rank in [s.rank if s.rank is not None else job.finder.file_rank(file)]
+        if rank is not None
+    }  # fmt: skip
+    lines = [f"{file.failures.path}: {stream.complaint}" for stream, file in rows[:2]]
+    words = {"error": text[:MAX_TEXT]}
+    return Finding(ranks, job.nodes_of(ranks), lines, words=words, kind=meaning(text).kind)
+
+
 #: The rules in their order.
 RULES = (
     Rule("unclear", survived, "no failure: {how}{seen}"),
@@ -604,6 +642,7 @@ RULES = (
     Rule("unclear", lost_peers,
          "every failure is a lost peer: the rank that failed first left no trace: {error}"),
     Rule("unclear", exit_status, "Slurm: {error}, and no log says why"),
+    Rule("exception", complained, _ERROR),
     Rule("unclear", lambda job: Finding(), "no failure in the evidence"),
 )  # fmt: skip
 

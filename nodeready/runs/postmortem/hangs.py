@@ -71,8 +71,22 @@ def _late_ranks(job: JobFailures) -> tuple[set[int], str]:
     missed = set(numbers_in(tasks)) - waiting if tasks else set[int]()
     if missed:
         return missed, f"the service of the barrier says that {ranks_of(missed)} did not come"
-    silent = set(job.silent_ranks()) if job.waited else set[int]()
+    silent = _quiet(job, set(job.silent_ranks())) if job.waited else set[int]()
     return silent, f"{ranks_of(waiting)} waited; the log of {ranks_of(silent)} just ends"
+
+
+def _quiet(job: JobFailures, ranks: set[int]) -> set[int]:
+    """Of ranks without a word, those that are shown to say none: no rank that waited writes into
+    their log, or it has their lines after the first wait. Others may be cut off.
+    """
+    first_s = min((f.time_s for f in job.waited if f.time_s is not None), default=math.inf)
+    quiet = set[int]()
+    for file in job.evidence.files:
+        times = {s.rank: s.last_s or 0.0 for s in file.failures.streams if s.rank is not None}
+        times |= {rank: 0.0 for rank in [job.finder.file_rank(file)] if rank is not None}
+        is_alone = ranks.issuperset(times)
+        quiet |= {rank for rank, last_s in times.items() if is_alone or last_s > first_s}
+    return quiet & ranks
 
 
 def _lags(job: JobFailures) -> tuple[list[tuple[set[int], str]], str]:
@@ -104,13 +118,17 @@ def _lags(job: JobFailures) -> tuple[list[tuple[set[int], str]], str]:
     places += [RankPlace("node", -rank - 1, rank) for rank in sorted(ranks - placed)]
     report = read_witnesses(evidence, places, False)
     lags = sorted(report.lags, key=lambda lag: -lag.weight)
+    silent = {rank for lag in lags if lag.silent for rank in lag.ranks}
+    unseen = silent - _quiet(job, silent)
     rows = [
-        (set(lag.ranks), f"{ranks_of(lag.ranks)} has not called {lag.call}")
-        for lag in lags if lag.ranks and not lag.chained
+        (late, f"{ranks_of(late)} has not called {lag.call}")
+        for lag in lags if not lag.chained
+        if (late := {*lag.ranks} - (unseen if lag.silent else set()))
     ]  # fmt: skip
     stuck = ""
     for statement in (s for witness in report.witnesses for s in witness.statements):
-        if statement.weight and not statement.against and statement.ranks and not rows:
+        is_seen = not unseen.issuperset(statement.ranks)
+        if statement.weight and not statement.against and is_seen and not rows:
             if 2 * len(statement.ranks) <= len(ranks) or len(ranks) == 1:
                 rows.append((set(statement.ranks), statement.text))
             else:

@@ -526,9 +526,10 @@ class JobFailures:
             for f in self.victims
         ):
             return True
-        # A process that says that its cause is elsewhere may abort itself then.
-        is_abort = event.code == -signal.SIGABRT
-        if is_abort and self.consequence_at.get(failure.file, event.line) < event.line:
+        # A process that says that its cause is elsewhere, or lost a peer, may abort itself then.
+        before = self.consequence_at.get(failure.file), self.victim_at.get((failure.file, None))
+        is_after_others = any(line is not None and line < event.line for line in before)
+        if event.code == -signal.SIGABRT and is_after_others:
             return True
         # What other processes miss then is of the worker that died.
         if self.died_at.get(failure.file, event.line) < event.line:

@@ -320,7 +320,10 @@ class CollectiveReader(evidence.StatementBuilder):
     def _named(self) -> None:
         """Note the ranks that an error names: of a monitored barrier, of a checked collective."""
         lags = []
-        for (kind, call), ranks in self.named.items():
+        # Who waited itself is not late: its watchdog hangs after its timeout.
+        waited = {rank for timeouts in self.caught.values() for rank in timeouts}
+        for (kind, call), named in self.named.items():
+            ranks = {r: named[r] for r in named if kind != "stuck" or r not in waited}
             come = self.named.get(("reached", call)) or self.all_ranks
             peers = set(come) - ranks.keys()
             lag = Lag("logs", tuple(sorted(ranks)), tuple(sorted(peers)), call)
