@@ -10,7 +10,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import takewhile
 
 from nodeready.agent import failure_rules as rules
@@ -60,7 +60,7 @@ class FailureEvent:
     went_on: bool = False  # its rank wrote lines after it like those before it
     steps_on: bool = False  # the lines that it stands in end with growing steps
     handled: bool = False  # the line after it, or its level, says so, and the log goes on
-    last_words: wire.Line = ""  # of a report: the last words of an error before it
+    last_words: wire.Line = ""  # of an end: why, by the last words before it
 
     @property
     def is_warning(self) -> bool:
@@ -81,7 +81,8 @@ class LogStream:
     lines: wire.Number  # their number
     last: wire.Line  # the last line that belongs to no failure
     last_s: float | None  # time of the last line that has one; None: none has
-    complaint: wire.Line = ""  # words of an error among its last lines, after all steps; "": none
+    complaint: wire.Line = ""  # the last words of an error, after all steps; "": none
+    is_cut: bool = False  # a program without a logger has written them, and the lines end then
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,8 @@ _RECENT, _WATCHED, _LETTERS, _USUAL = 8, 500, 8, 3
 _STEP, _STEPS = rules.PHRASES["step"], 4
 #: Plain lines of a rank after words of an error in which these may be why it ends itself.
 _LAST_WORDS = 40
+#: The words of an error: those that say so weigh more than those of what is not as it should be.
+_EXPLAINED, _COMPLAINTS = 3, ((2, "complains"), (1, "objects"))
 #: Lines after the error of a request in which its answer comes; the kinds of errors after which a
 #: process serves no further one.
 _ANSWERED, _OF_PROCESS = 3, ("gpu", "segfault")
@@ -210,15 +213,12 @@ class _RankStream:
     parts: dict[str, dict[str, str]] = field(default_factory=dict)
     #: Key of a row and its ranks -> number of plain lines before its last line.
     repeated: dict[tuple[str, str], int] = field(default_factory=dict)
-    #: The last plain lines with words of an error, each with the number of plain lines then; the
-    #: first of the last ones that begin with such words, that number of the last one, and its own.
-    complaints: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=_ANSWERED))
-    cry: tuple[str, int, int] = "", 0, 0
     is_root: bool = False
     in_group: bool = False
-    #: The last plain lines; number of an event's line -> the shapes of the plain lines before it,
-    #: each with such a line; the events after which a line of such a shape came that is no copy.
-    recent: deque[str] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    #: The last plain lines with text, each behind its number.
+    tail: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=_LAST_WORDS))
+    #: Number of an event's line -> the shapes of the plain lines before it, each with such a line;
+    #: the events after which a line of such a shape came that is no copy.
     watched: dict[int, dict[str, str]] = field(default_factory=dict)
     went_on: set[int] = field(default_factory=set)
     watched_until: int = 0
@@ -227,14 +227,17 @@ class _RankStream:
     #: The lines of exceptions that no code has handled.
     unhandled: set[int] = field(default_factory=set)
     #: Number of an event's line -> number of plain lines when it was handled; whether the level of
-    #: the traceback that is read is of a warning; the numbers of the recent lines and of the last.
+    #: the traceback that is read is of a warning.
     handled: dict[int, int] = field(default_factory=dict)
     is_warning: bool = False
     #: The lines of errors of requests, of which no other was served since then.
     requests: set[int] = field(default_factory=set)
     is_of_request: bool = False
-    recent_at: deque[int] = field(default_factory=lambda: deque(maxlen=_RECENT))
     last_at: int = 0
+
+    @property
+    def recent(self) -> list[tuple[int, str]]:
+        return list(self.tail)[-_RECENT:]
 
     def has_handled(self, line: int) -> bool:
         """Whether an event's error was handled, and the rank went on then: a line of a step, two
@@ -267,8 +270,7 @@ class _RankStream:
             self.watched = {
                 line: shapes for line, shapes in self.watched.items() if line not in self.went_on
             }
-        self.recent.append(text)
-        self.recent_at.append(number)
+        self.tail.append((number, text))
 
     def add_answer(self, text: str) -> None:
         """Count a line that may be a server's answer: of the request that failed, or later."""
@@ -282,12 +284,47 @@ class _RankStream:
             self.handled |= dict.fromkeys(self.requests, self.plain - 2)
             self.requests = set()
 
-    def last_cry(self, line: int) -> str:
-        """Words of an error among the last lines, after a line of the file; ""."""
-        is_last = line < self.cry[2] in self.recent_at
+    def last_words(self, line: int = 0) -> str:
+        """The last words of an error, after a line of the file; of several that stand together, the
+        first. Steps that go on have survived it. "": none.
+        """
+        lines: list[str] = []
+        steps = 0
+        for number, text in reversed(self.tail):
+            steps += bool(_STEP.search(text[:400]))
+            if number <= line or steps >= _STEPS:
+                break
+            lines.append(text.strip())
+        weights = [complaint(text) for text in lines]
+        weight = max(weights, default=0)
+        last = weights.index(weight) if weight else 0
+        run = takewhile(weight.__eq__, weights[last:])
+        return lines[last + len(list(run)) - 1] if weight else ""
+
+    def last_block(self) -> str:
+        """What a program says where its progress ends, before it ends itself; ""."""
+        counts = Counter(_shape(text, 0) for _, text in set(self.tail))
+        words = ""
+        for _, text in reversed(self.tail):
+            is_usual = counts[_shape(text, 0)] >= _USUAL or rules.PHRASES["no-complaint"].search(
+                text
+            )
+            if is_usual or _STEP.search(text[:400]):
+                return words
+            words = text.strip() if _shape(text) else words
+        return self.last.strip()
+
+    def is_cut(self, line: int) -> bool:
+        """Whether the lines end in an error of a program without a logger, after a line of the
+        file.
+        """
         # A logger's error ends no program.
-        has_levels = any(rules.PHRASES["logs"].search(text, 0, _LEVEL) for text in self.recent)
-        return self.cry[0] if is_last and not has_levels else ""
+        has_levels = any(rules.PHRASES["logs"].search(text, 0, _LEVEL) for _, text in self.recent)
+        cries = rules.PHRASES["cries"]
+        return not has_levels and any(
+            number > line and cries.search(text) and complaint(text)
+            for number, text in self.recent
+        )
 
     @property
     def is_process(self) -> bool:
@@ -298,7 +335,7 @@ class _RankStream:
         """Whether the last lines, those after a line of the file, are of growing steps."""
         # A bar, an epoch and a loop count each for itself.
         counts: dict[str, list[float]] = {}
-        texts = [text for at, text in zip(self.recent_at, self.recent) if at > line]
+        texts = [text for number, text in self.recent if number > line]
         matches = [list(_STEP.finditer(text[:400])) for text in texts]
         for match in (match for row in matches for match in row):
             word = match[0][: match.start(1) - match.start()].lower() if match[1] else ""
@@ -323,6 +360,19 @@ def is_handled(text: str) -> bool:
     """Whether a line says that its program has handled an error, and goes on."""
     head = text[:400]
     return bool(rules.PHRASES["handles"].search(head)) and not rules.PHRASES["ends"].search(head)
+
+
+@lru_cache(maxsize=_LAST_WORDS)
+def complaint(text: str) -> int:
+    """How much a line that no row explains tells of an error that ends a program: 0 for nothing."""
+    weight = next(
+        (weight for weight, words in _COMPLAINTS if rules.PHRASES[words].search(text)), 0
+    )
+    is_none = any(rules.PHRASES[name].search(text) for name in ("no-complaint", "warns"))
+    if not weight or is_none or is_handled(text):
+        return 0
+    # Words that a row explains say most.
+    return _EXPLAINED if rules.meaning(text).is_known else weight
 
 
 #: The stream of lines without a prefix; the reader of a log in which they are not known.
@@ -406,14 +456,6 @@ class FailureReader:
         )
         if is_plain or not self._read(stream, text, line):
             stream.add_plain(text, self.number)
-            is_complaint = not is_plain and rules.PHRASES["complains"].search(text)
-            if is_complaint and not rules.PHRASES["no-complaint"].search(text):
-                stream.complaints.append((text.strip(), stream.plain))
-                if rules.PHRASES["cries"].search(text) and not is_handled(text):
-                    first, before, _ = stream.cry
-                    is_next = bool(first) and stream.plain - before <= _ANSWERED
-                    first = first if is_next else text.strip()
-                    stream.cry = first, stream.plain, self.number
         # Parsed only when an event needs it.
         if TIMED.search(moment or text, 0, STAMP_CHARACTERS):
             stream.timed = moment or text
@@ -548,7 +590,7 @@ class FailureReader:
             not stream.details and stream.chain and rules.VAGUE.search(stream.chain[-1].event.text)
         )
         shape = _shape(text)
-        is_usual = shape and any(_shape(line) == shape for line in stream.recent)
+        is_usual = shape and any(_shape(line) == shape for _, line in stream.recent)
         is_step = _STEP.search(text) or is_handled(text) or rules.PHRASES["answers"].search(text)
         is_plain = not is_vague and (is_usual or is_step)
         is_plain = bool(is_plain or TIMED.search(text, 0, _TIME_END))
@@ -776,6 +818,7 @@ class FailureReader:
             pid=int(code[2] or 0),
             code=status,
             time_s=stamp(block.get("time", ""), self.year, self.calendar),
+            last_words=self._last_words(stream, (int(rank[1]),)),
         )
         self._add(stream, event)
         if text:
@@ -808,8 +851,10 @@ class FailureReader:
         if row.completes and "code" in groups:
             words = f"exit status {groups['code']}"
         role, kind = row.role, row.kind
-        if row.aborts and (complaint := self._last_words(stream, groups.get("ranks", ""))):
-            words, complained = f"{complaint[:200]}; then {words}", rules.meaning(complaint)
+        ranks = ranks_in(groups["ranks"]) if "ranks" in groups else _stream_ranks(stream)
+        last_words = self._last_words(stream, ranks) if row.aborts else ""
+        if last_words:
+            words, complained = f"{last_words[:200]}; then {words}", rules.meaning(last_words)
             role, kind = complained.role, complained.kind
         code = rules.code_of(groups)
         if row.role == rules.REPORT and not code:
@@ -820,7 +865,7 @@ class FailureReader:
             self._event(stream, role, kind, words),
             time_s=self._moment(text),
             source="" if row.is_own else row.reporter,
-            ranks=ranks_in(groups["ranks"]) if "ranks" in groups else _stream_ranks(stream),
+            ranks=ranks,
             local_rank=int(groups["local"]) if "local" in groups else stream.key[2],
             host=groups.get("host", stream.key[0]),
             pid=int(groups.get("pid", 0)),
@@ -829,8 +874,9 @@ class FailureReader:
         if row.role == rules.TEXT:
             event = replace(event, role=text_meaning.role)
         if row.role == rules.REPORT:
-            words, before, _ = stream.cry
-            event = replace(event, last_words=words if stream.plain - before < _LAST_WORDS else "")
+            event = replace(event, last_words=self._last_words(stream, ranks))
+        elif row.aborts and not last_words and all(e.is_warning for e in stream.events):
+            event = replace(event, last_words=stream.last_block())
         if not event.source and event.role == rules.FAILED and rules.EXIT_STATUS.search(words):
             event = replace(event, source=LAUNCHERS_OWN)
         if not row.kind:
@@ -843,18 +889,12 @@ class FailureReader:
         stream.mode = "details" if row.details else "fatal" if row.stack else stream.mode
         return True
 
-    def _last_words(self, stream: _RankStream, rank: str) -> str:
-        """The last words of an error before a rank ends itself: of the rank, or of a log in which
-        the ranks are not known; "".
+    def _last_words(self, stream: _RankStream, ranks: Sequence[int]) -> str:
+        """The last words of an error before ranks end: theirs, or those of a log in which they are
+        not known; "".
         """
-        streams = self.streams_of_rank.get(int(rank), [stream]) if rank else [stream]
-        for other in streams:
-            texts = [t for t, at in other.complaints if other.plain - at < _LAST_WORDS]
-            # Words that a row explains say more than those after them.
-            explained = [text for text in texts if rules.meaning(text).is_known]
-            if texts:
-                return (explained or texts)[-1]
-        return ""
+        own = [other for rank in ranks for other in self.streams_of_rank.get(rank, [])]
+        return next((words for other in own or [stream] if (words := other.last_words())), "")
 
     @staticmethod
     def _is_repeated(stream: _RankStream, key: str, ranks: str) -> bool:
@@ -879,9 +919,9 @@ class FailureReader:
             event = replace(event, ranks=())
         self.room -= len(event.ranks)
         if event.role != rules.REPORT and len(stream.watched) < _MAX_OF_STREAM:
-            shapes = Counter(_shape(text, 0) for text in stream.recent)
+            shapes = Counter(_shape(text, 0) for _, text in stream.recent)
             stream.watched[event.line] = {
-                shape: text for text in stream.recent
+                shape: text for _, text in stream.recent
                 if (shape := _shape(text)) or shapes[(shape := _shape(text, 0))] >= _USUAL
             }  # fmt: skip
             stream.watched_until = stream.plain + _WATCHED
@@ -979,7 +1019,7 @@ class FailureReader:
             LogStream(
                 *(stream.key[1], stream.key[2], stream.key[0], stream.lines),
                 *(stream.last[:MAX_TEXT], self._moment(stream.timed)),
-                stream.last_cry(last_step_at),
+                *(stream.last_words(last_step_at)[:MAX_TEXT], stream.is_cut(last_step_at)),
             )
             for stream in self.streams.values()
         )

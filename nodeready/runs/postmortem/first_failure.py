@@ -351,10 +351,12 @@ def killed(job: JobFailures) -> Finding | None:
     evidence += lines_of([first]) if first.event.text else []
     finding = Finding(ranks, nodes, evidence, failures=[first], kind=kind_of_code(code))
     quoted = f": {first.event.text}" if first.is_by("is_quoted") or not ranks else ""
-    if number in (0, signal.SIGABRT) and first.event.last_words:
+    said = first.event.last_words or _complaint(job, ranks)
+    if said and (not number or (number == signal.SIGABRT and PHRASES["cries"].search(said))):
         # The first report of several says less than a log of the rank's own.
-        is_known = first.rank in job.logged or len(order) == len(same)
-        return _complained(finding if is_known else replace(finding, ranks=(), nodes=()), first)
+        is_known = first.rank in job.logged or {f.rank for f in order} == ranks
+        finding = finding if is_known else replace(finding, ranks=(), nodes=())
+        return _complained(finding, first, said)
     if not number:
         return _exited(finding, first, quoted)
     # The kernel names the process of a GPU's fault, which ends it. Xid 45 follows an end.
@@ -380,9 +382,16 @@ def killed(job: JobFailures) -> Finding | None:
     return finding
 
 
-def _complained(finding: Finding, first: RankFailure) -> Finding:
+def _complaint(job: JobFailures, ranks: set[int]) -> str:
+    """The last words of an error in the logs of some of the ranks; "": none."""
+    return next((
+        stream.complaint for file in job.evidence.files for stream in file.failures.streams
+        if stream.complaint and ranks & {job.finder.file_rank(file), stream.rank}
+    ), "")  # fmt: skip
+
+
+def _complained(finding: Finding, first: RankFailure, text: str) -> Finding:
     """A rank that ended itself after words of an error that no row explains."""
-    text = first.event.last_words
     words = {"error": f"{text[:MAX_TEXT]}; then {report_text(first)}"}
     return replace(finding, kind=meaning(text).kind, words=words, sentence=_ERROR)
 
@@ -600,9 +609,10 @@ def exit_status(job: JobFailures) -> Finding | None:
 
 def complained(job: JobFailures) -> Finding | None:
     """The last words of a log are of an error that no row explains, and no other log has steps."""
-    files = job.evidence.files
-    rows = [(s, file) for file in files for s in file.failures.streams if s.complaint]
-    silent = [f for f in files if not any(s.complaint for s in f.failures.streams)]
+    files, has_failed = job.evidence.files, any(step.code for step in job.evidence.steps)
+    rows = [(s, file) for file in files for s in file.failures.streams
+            if s.is_cut or (has_failed and s.complaint)]  # fmt: skip
+    silent = [f for f in files if not any(s.is_cut for s in f.failures.streams)]
     going = [s.last for file in silent for s in file.failures.streams]
     is_well = any(file.failures.facts.finished for file in files)
     if not rows or is_well or any(map(PHRASES["step"].search, going)):
@@ -641,8 +651,8 @@ RULES = (
     Rule("unclear", consequence, "{who}: {error}: the cause is elsewhere"),
     Rule("unclear", lost_peers,
          "every failure is a lost peer: the rank that failed first left no trace: {error}"),
-    Rule("unclear", exit_status, "Slurm: {error}, and no log says why"),
     Rule("exception", complained, _ERROR),
+    Rule("unclear", exit_status, "Slurm: {error}, and no log says why"),
     Rule("unclear", lambda job: Finding(), "no failure in the evidence"),
 )  # fmt: skip
 

@@ -132,9 +132,10 @@ def first_error(job: JobFailures, errors: Sequence[RankFailure], *notes: str) ->
         text = "CUDA reports errors late: the frame may be wrong; {} shows the call"
         against.append(text.format("CUDA_LAUNCH_BLOCKING=1"))
     suspects = [suspect_of(ranks, nodes, for_, (*against, *notes))]
+    said = f"{event.last_words[: MAX_TEXT // 2]}; then " if event.last_words else ""
     return Finding(
         ranks, nodes, failures=first.failures, kind=event.kind, frame=event.frame,
-        sentence="{who}: {error}", words={"who": name, "error": event.text[:MAX_TEXT]},
+        sentence="{who}: {error}", words={"who": name, "error": f"{said}{event.text}"[:MAX_TEXT]},
         suspects=suspects + [_suspect(job, group, notes) for group in groups[1:4]],
     )  # fmt: skip
 
