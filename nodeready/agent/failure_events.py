@@ -233,6 +233,8 @@ class _RankStream:
     #: The lines of errors of requests, of which no other was served since then.
     requests: set[int] = field(default_factory=set)
     is_of_request: bool = False
+    #: The rank that the line before a traceback names.
+    failing: tuple[int, ...] = ()
     last_at: int = 0
 
     @property
@@ -285,8 +287,8 @@ class _RankStream:
             self.requests = set()
 
     def last_words(self, line: int = 0) -> str:
-        """The last words of an error, after a line of the file; of several that stand together, the
-        first. Steps that go on have survived it. "": none.
+        """The last words of an error after a line of the file that no steps have survived, the
+        first of several that stand together; "".
         """
         lines: list[str] = []
         steps = 0
@@ -304,11 +306,9 @@ class _RankStream:
     def last_block(self) -> str:
         """What a program says where its progress ends, before it ends itself; ""."""
         counts = Counter(_shape(text, 0) for _, text in set(self.tail))
-        words = ""
+        words, no_complaint = "", rules.PHRASES["no-complaint"]
         for _, text in reversed(self.tail):
-            is_usual = counts[_shape(text, 0)] >= _USUAL or rules.PHRASES["no-complaint"].search(
-                text
-            )
+            is_usual = counts[_shape(text, 0)] >= _USUAL or no_complaint.search(text)
             if is_usual or _STEP.search(text[:400]):
                 return words
             words = text.strip() if _shape(text) else words
@@ -320,11 +320,8 @@ class _RankStream:
         """
         # A logger's error ends no program.
         has_levels = any(rules.PHRASES["logs"].search(text, 0, _LEVEL) for _, text in self.recent)
-        cries = rules.PHRASES["cries"]
-        return not has_levels and any(
-            number > line and cries.search(text) and complaint(text)
-            for number, text in self.recent
-        )
+        texts = [text for number, text in self.recent if number > line and complaint(text)]
+        return not has_levels and any(map(rules.PHRASES["cries"].search, texts))
 
     @property
     def is_process(self) -> bool:
@@ -364,10 +361,9 @@ def is_handled(text: str) -> bool:
 
 @lru_cache(maxsize=_LAST_WORDS)
 def complaint(text: str) -> int:
-    """How much a line that no row explains tells of an error that ends a program: 0 for nothing."""
-    weight = next(
-        (weight for weight, words in _COMPLAINTS if rules.PHRASES[words].search(text)), 0
-    )
+    """How much a line that no row explains tells of an error that ends a program; 0: nothing."""
+    found = (weight for weight, words in _COMPLAINTS if rules.PHRASES[words].search(text))
+    weight = next(found, 0)
     is_none = any(rules.PHRASES[name].search(text) for name in ("no-complaint", "warns"))
     if not weight or is_none or is_handled(text):
         return 0
@@ -555,6 +551,7 @@ class FailureReader:
         is_warning = bool(rules.PHRASES["warns"].search(prefix or before[:_LEVEL]))
         stream.is_warning = is_warning or is_handled(before)
         is_refused = _answer(before)[0] in ("4", "5")
+        stream.failing = _failing(before)
         stream.is_of_request = is_refused or bool(rules.PHRASES["of-a-request"].search(before))
         host, rank, local = stream.key
         is_unknown = (rank, local) == (None, None) and host[:1] in ("", "[")
@@ -650,6 +647,8 @@ class FailureReader:
         text_meaning = rules.meaning(text)
         event = self._event(stream, text_meaning.role, text_meaning.kind, _compact(text))
         event = replace(event, frame=frame, call=_collective(stream.frames))
+        if text_meaning.role == rules.FAILED and not event.ranks:
+            event = replace(event, ranks=_failing(text) or stream.failing)
         paths = [path for path, _, _ in stream.frames if not rules.STANDARD_FILES.search(path)]
         if rules.EXIT_STATUS.search(text) or any(map(rules.LAUNCHER_FILES.search, paths[-1:])):
             event = replace(event, source=LAUNCHERS_OWN)
@@ -671,7 +670,7 @@ class FailureReader:
         stream.chain.append(
             _Exception(event, text_meaning.is_known, bool(user), text_meaning.explains)
         )
-        stream.frames, stream.details = [], []
+        stream.frames, stream.details, stream.failing = [], [], ()
 
     def _end_details(self, stream: _RankStream) -> None:
         """Complete the last exception by the lines after it."""
@@ -1107,6 +1106,12 @@ def _frame_text(path: str, number: str, function: str) -> str:
 
 def _stream_ranks(stream: _RankStream) -> tuple[int, ...]:
     return () if stream.key[1] is None else (stream.key[1],)
+
+
+def _failing(text: str) -> tuple[int, ...]:
+    """The rank that the words of an error name as the one that failed; (): none."""
+    match = rules.PHRASES["of-rank"].search(text[:MAX_TEXT])
+    return (int(match[match.lastindex or 0]),) if match else ()
 
 
 #: Maximum characters of a line of JSON, and the keys of its rank.
