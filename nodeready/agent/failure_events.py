@@ -325,11 +325,13 @@ class _RankStream:
 
     @property
     def is_process(self) -> bool:
-        """Whether the prefix of the lines has the number of a process alone."""
-        return self.key[0].startswith("pid ") and self.key[1] is None
+        """Whether the prefix of the lines has the number of a process, and no rank."""
+        return "pid " in self.key[0] and self.key[1] is None
 
-    def steps_since(self, line: int) -> bool:
-        """Whether the last lines, those after a line of the file, are of growing steps."""
+    def steps_since(self, line: int, last: int = _RECENT) -> bool:
+        """Whether the last lines, those after a line of the file, are of growing steps, one of the
+        very last, too.
+        """
         # A bar, an epoch and a loop count each for itself.
         counts: dict[str, list[float]] = {}
         texts = [text for number, text in self.recent if number > line]
@@ -339,12 +341,12 @@ class _RankStream:
             counts.setdefault(word, []).append(float(match[1] or match[2]))
         is_growing = all(a <= b for c in counts.values() for a, b in zip(c, c[1:]))
         has_steps = any(len(set(numbers)) >= _STEPS for numbers in counts.values())
-        return has_steps and is_growing and any(matches[-2:])
+        return has_steps and is_growing and any(matches[-last:])
 
     @property
     def steps_on(self) -> bool:
         """Whether the last lines, all after the last event, are of growing steps."""
-        return self.since >= _RECENT and self.steps_since(0)
+        return self.since >= _RECENT and self.steps_since(0, 2)
 
 
 def _answer(text: str) -> tuple[str, str]:
@@ -950,7 +952,7 @@ class FailureReader:
         # until they miss one of them.
         step_writers = [
             stream for stream in self.streams.values()
-            if stream.is_process and stream.steps_since(0)
+            if (stream.is_process or stream.key == _UNKNOWN) and stream.steps_since(0)
         ][:_WRITERS]  # fmt: skip
         last_steps = (s.last_at for s in self.streams.values() if _STEP.search(s.last))
         last_step_at = max(last_steps, default=0)

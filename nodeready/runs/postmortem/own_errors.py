@@ -47,6 +47,9 @@ WENT_ON = "its rank wrote further lines after it"
 def own_error(job: JobFailures) -> Finding | None:
     """An error that no other rank's end has caused."""
     errors = [f for f in job.final if not _is_mismatch(f)]
+    # What others' steps have survived, and nobody says again, is no cause beside another error.
+    texts = {f.event.text for f in errors if not f.event.steps_on}
+    errors = [f for f in errors if f.event.text in texts] or errors
     # A task that its coordinator misses may be a victim of one that says why it ended, and so may
     # a launcher that finds no peer.
     named = [f for f in errors if f.event.source not in (COORDINATOR, NOT_LAUNCHED)]
