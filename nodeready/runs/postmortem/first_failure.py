@@ -295,7 +295,7 @@ def killed(job: JobFailures) -> Finding | None:
         if f.rank is None or (is_unnamed and f.event.role == WAITED)
         if f.event.role != CONSEQUENCE or f.event.has_phrase("ends-since-another")
     )  # fmt: skip
-    reported = Counter(file for file, _ in {(f.file, f.rank) for f in job.reports})
+    reported = Counter(file for file, _ in {(f.file, f.event.pid or f.rank) for f in job.reports})
     order: list[RankFailure] = []
     for failure in job.reports:
         number = signal_of(failure.event.code)

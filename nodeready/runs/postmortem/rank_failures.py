@@ -72,7 +72,7 @@ def equal_failures(failures: Iterable[RankFailure]) -> list[EqualFailures]:
     groups: dict[tuple[str, str, str], EqualFailures] = defaultdict(EqualFailures)
     for failure in failures:
         event = failure.event
-        key = event.role, event.source if event.role == REPORT else "", _shape(event.text)
+        key = event.role, event.source if event.role == REPORT else "", _chain(failure)
         groups[key].failures.append(failure)
     return list(groups.values())
 
@@ -391,12 +391,15 @@ def _assigned(
         ranks_of_lines = {f.event.line: {rank} for f, rank in zip(errors, ranks, strict=False)}
         return ranks_of_lines | {errors[-1].event.line: {*ranks[len(errors) - 1 :]}}
     if is_lost or len(errors) < len(ranks):
-        if len(errors) != 1 or not all(is_clear_root(root, ends) for root in roots):
+        # The exception after an assertion on the GPU is of the same fault.
+        is_told = any(f.event.has_phrase("reported-late") for f in errors)
+        faults = [f for f in errors if not (is_told and f.event.text.startswith(ASSERT))]
+        if len(faults) != 1 or not all(is_clear_root(root, ends) for root in roots):
             return {}
         of_all = [f for f in ends if f.event.source in ("srun", "mpirun")]
         first = roots or [f for f in of_all if f.event.line == of_all[0].event.line]
         first_ranks = ranks_in(first or ends)
-        return {errors[0].event.line: first_ranks} if len(first_ranks) == 1 else {}
+        return {f.event.line: first_ranks for f in errors} if len(first_ranks) == 1 else {}
     if len(texts) == 1 and all(f.event.text[:8] != ASSERT for f in errors):
         return {f.event.line: {rank} for f, rank in zip(errors, ranks, strict=False)}
     # Several lines of one fault; a process with an exception of its own may be another one.
