@@ -27,6 +27,7 @@ from nodeready.agent.stacks import (
     ask_witnesses,
     descendants,
     links,
+    lock_files,
     processes,
     py_spy,
     ranks,
@@ -508,6 +509,7 @@ def _observe_descendants(
     }  # fmt: skip
     deadline = _deadline(supervisor, supervisor.left_s / 2)
     call_and_phrase = waits.observe(threads, likely_holders, deadline)
+    lock_files.observe(targets, call_and_phrase, deadline)
     for target in probed:
         if (target.pid, target.thread) in call_and_phrase:
             call, target.waits_on = call_and_phrase[target.pid, target.thread]
@@ -542,7 +544,9 @@ def _take_dumps(
             reason = _NO_TIME_LEFT
         if reason or supervisor.deadline < time.monotonic():
             return py_spy.Dump(error=reason or NO_TIME)
-        return py_spy.take(supervisor, path, target.pid, supervisor.left_s, mode)
+        polls = mode == py_spy.PLAIN and "nanosleep" in target.facts[-1].wait_channel
+        own_mode = py_spy.LOCK if polls else mode
+        return py_spy.take(supervisor, path, target.pid, supervisor.left_s, own_mode)
 
     workers = max(1, (os.cpu_count() or 1) // _CORES_PER_DUMP)
     # The last dump may take all of its limit.

@@ -484,7 +484,7 @@ def address(data: bytes) -> str:
 
 # --- The locks of files, and the ends of pipes.
 
-_LOCK = re.compile(r"^(\d+): *(->)? *(\w+) +\w+ +\w+ (-?\d+) ", re.M)
+_LOCK = re.compile(r"^(\d+): *(->)? *(\w+) +\w+ +\w+ (-?\d+) \S*:(\d+) ", re.M)
 
 
 def lock_holder(text: str, pid: int) -> int:
@@ -492,12 +492,17 @@ def lock_holder(text: str, pid: int) -> int:
     0: not listed. A waiting process is listed below the lock, with its number and an arrow.
     """
     holder: dict[str, int] = {}
-    for number, waits, _, pid_text in _LOCK.findall(text):
+    for number, waits, _, pid_text, _ in _LOCK.findall(text):
         if not waits:
             holder[number] = int(pid_text)
         elif int(pid_text) == pid:
             return max(0, holder.get(number, 0))
     return 0
+
+
+def lockers(text: str, inode: int) -> set[int]:
+    """The processes that have locked a file with this inode, from /proc/locks."""
+    return {int(row[3]) for row in _LOCK.findall(text) if not row[1] and int(row[4]) == inode}
 
 
 def _pipe_ends_of(pid: int, inodes: frozenset[int | str]) -> list[tuple[int | str, str]]:

@@ -230,7 +230,7 @@ def nobody_waits(job: HungJob, indexes: Sequence[int]) -> HangFinding:
         words["who"] = f"all {job.total} ranks"
     # Two samples of a running loop can be equal by chance.
     is_awake = all(group.verdict in _ACTIVE_VERDICTS for group in groups)
-    is_free = is_all and not any(group.role for group in groups)
+    is_free = is_all and not any(group.role or causes.left_lock(group) for group in groups)
     if is_free and (is_awake or all(group.activity == "sleep" for group in groups)):
         doubt = "all are awake: slow, or hung" if is_awake else "a pause, or a wait without an end"
         sentence = f"{{who}}: {{action}}; {doubt}: {_LOOK_LONGER}"
