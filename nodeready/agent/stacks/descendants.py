@@ -111,6 +111,7 @@ class StackTarget:
     ends: list[str] = field(default_factory=list)
     witnesses: dict[str, Any] = field(default_factory=dict)
     thread_rows: list[threads.Row] = field(default_factory=list)  # of its further threads
+    child_work: str = ""  # of its descendants between the samples (`work`)
 
     def __post_init__(self) -> None:
         self.add_note(self.rank.note)
@@ -131,6 +132,11 @@ class StackTarget:
         main = (0, self.pid, self.thread)
         names = {row.number: row.name for row in rows if row.number not in main}
         return dict(list(names.items())[:_MAX_THREADS])
+
+    @property
+    def used_s(self) -> float:
+        """CPU seconds between the first and the last sample."""
+        return self.cpu_s[-1] - self.cpu_s[0]
 
     @property
     def owner(self) -> str:
@@ -241,6 +247,7 @@ class StackTarget:
             "received": self.received,
             "untimed": self.is_untimed,
             "ends": self.ends,
+            "child_work": self.child_work,
         }
 
 
@@ -256,6 +263,9 @@ def _sample(dump: Dump, table: StackTable, main: bool, threads: bool) -> dict[st
 
 # --- The descendants of a rank.
 
+#: Minimum CPU seconds of a descendant that is at work, and their part of the time: the kernel
+#: counts ticks of 10 ms, and a shell that polls uses some.
+_MIN_CPU_S, _MIN_CPU_SHARE = 0.03, 0.05
 #: Maximum descendants of one rank that are probed.
 MAX_DESCENDANTS = 64
 
@@ -334,6 +344,7 @@ def find(
         if not target.rank.stranger and target.facts
     ]
     process_by_pid = {process.pid: process for process in scanned}
+    cpu_s_before = {process.pid: process.cpu_s for process in scanned}
     # A worker that was forked and has not called exec yet has its parent's command line.
     first_pids = [pid for _, pids in families for pid in pids[: 2 * MAX_DESCENDANTS]]
     new_processes, _ = processes.scan(
@@ -344,6 +355,8 @@ def find(
         started = [process_by_pid[pid] for pid in pids if pid in process_by_pid]
         candidates = [process for process in started if not only_tracks(process)]
         target.descendants = [_target(process, target) for process in candidates[:MAX_DESCENDANTS]]
+        for child in target.descendants:
+            child.cpu_s.append(cpu_s_before.get(child.pid, 0.0))
         if len(candidates) > MAX_DESCENDANTS:
             target.add_note(
                 f"{len(candidates) - MAX_DESCENDANTS} more of its descendants are not looked at"
@@ -352,9 +365,37 @@ def find(
 
 def _target(process: ScannedProcess, rank: StackTarget) -> StackTarget:
     """The target of a descendant, which takes its turn with the rank's owner."""
-    target = StackTarget(JobRank(process, RankIdentity(owner=rank.rank.identity.owner)))
-    target.cpu_s.append(process.cpu_s)
-    return target
+    return StackTarget(JobRank(process, RankIdentity(owner=rank.rank.identity.owner)))
+
+
+def busy(target: StackTarget, call: waits.WaitCall | None, seconds: float) -> list[StackTarget]:
+    """The descendants without Python that have used CPU time, the busiest first: compilers, and
+    those that the main thread waits for or that these have started.
+    call: of the main thread. seconds: since the first scan
+    """
+    parents = {child.pid: child.rank.process.parent for child in target.descendants}
+    awaited = {call.child, *call.holders} if call else set()
+    least_s = max(_MIN_CPU_S, _MIN_CPU_SHARE * seconds)
+    active = [
+        child
+        for child in target.descendants
+        if not child.rank.process.python and child.used_s >= least_s
+        and (kind(child.rank.process) == COMPILER
+             or awaited.intersection((child.pid, *_ancestors(child.pid, parents))))
+    ]  # fmt: skip
+    return sorted(active, key=lambda child: -child.used_s)
+
+
+def work(active: Sequence[StackTarget], seconds: float) -> str:
+    """What the first of these does that surely works, as in ``its cc1plus used 1.9 s of CPU in
+    2 s``; "": a loop uses CPU time as well, but it neither compiles, nor reads or writes.
+    """
+    for child in active:
+        calls = [facts.calls or 0 for facts in child.facts]
+        if kind(child.rank.process) == COMPILER or calls[-1:] > calls[:1]:
+            name = child.rank.process.name
+            return f"its {name} used {child.used_s:.1f} s of CPU in {seconds:.0f} s"
+    return ""
 
 
 def dump_order(targets: Sequence[StackTarget]) -> list[StackTarget]:

@@ -97,6 +97,8 @@ _DESCENDANTS_S = 1.0
 #: Seconds without a step after which one more sample of a rank that stands tells nothing: few jobs
 #: have longer steps.
 _STOOD_S = 60.0
+#: Seconds between two looks at the reads and writes of a descendant.
+_WORK_PAUSE_S = 0.2
 _NO_TIME_LEFT = "no time left: the stacks of other descendants took it"
 #: Maximum characters of all frames of one owner that are kept for the answer.
 _MAX_CHARACTERS = 64 << 20
@@ -364,7 +366,7 @@ def _capture(
         next_sample += config.longer_s if is_last else config.interval_s
         number += 1
     seconds = next_sample - began
-    calls = _observe_descendants(supervisor, targets, scanned)
+    calls = _observe_descendants(supervisor, targets, scanned, seconds)
     links.observe(targets, calls, since, _deadline(supervisor, supervisor.left_s / 2))
     mains = {target.pid: target.thread or target.pid for target in targets}
     thread_rows = threads.observe(
@@ -482,9 +484,10 @@ def _observe_descendants(
     supervisor: ProcessSupervisor,
     targets: Sequence[StackTarget],
     scanned: Sequence[processes.ScannedProcess],
+    seconds: float,
 ) -> dict[tuple[int, int], waits.WaitCall]:
-    """Observe the descendants, and set `waits_on` of all targets. Returns the calls of all
-    threads, by process and thread.
+    """Observe the descendants, and set `waits_on` and `child_work` of all targets. Returns the
+    calls of all threads, by process and thread. seconds: since the first sample
     """
     own_pids = ranks.own_processes(scanned, os.getpid())
     descendants.find(targets, scanned, own_pids, _deadline(supervisor, supervisor.left_s / 2))
@@ -515,7 +518,17 @@ def _observe_descendants(
             call, target.waits_on = call_and_phrase[target.pid, target.thread]
             target.timed_lock = call.verb == "futex" and call.timed
             target.is_untimed = not call.timed
-    return {key: call for key, (call, _) in call_and_phrase.items()}
+    calls = {key: call for key, (call, _) in call_and_phrase.items()}
+    busy = [
+        descendants.busy(target, calls.get((target.pid, target.thread)), seconds)
+        for target in targets
+    ]
+    if any(busy):
+        time.sleep(_WORK_PAUSE_S)
+        _observe(supervisor, [descendant for family in busy for descendant in family])
+    for target, family in zip(targets, busy):
+        target.child_work = descendants.work(family, seconds)
+    return calls
 
 
 def _take_dumps(

@@ -84,6 +84,21 @@ def ended_others(job: HungJob) -> HangFinding | None:
     return HangFinding(words, [job.suspect([rank], None, action)], len(ended), leads=True)
 
 
+def raised_alone(job: HungJob) -> HangFinding | None:
+    """Ranks have raised an error and wait at the ends of their programs; the others do not."""
+    ending = [at for at, group in enumerate(job.groups) if causes.ends_program(group)]
+    ranks = sorted(job.ranks_of(ending))
+    if not ranks or job.gone or len(ending) == len(job.groups) or {*ranks} - {*job.report.raised}:
+        return None
+    for at in ending:
+        job.set_role(at, "suspect", f"raised {job.report.raised[ranks[0]]}")
+    others = job.total - job.size(ending)
+    words = {"who": ranks_of(ranks, job.nodes_of(ranks)), "error": job.report.raised[ranks[0]]}
+    words["call"] = causes.called(job.groups[ending[0]])
+    words["others"] = f"{counted(others, 'rank')} {say('{is|are}', others)} not"
+    return HangFinding(words, [job.suspect(ranks)], len(ranks), leads=True)
+
+
 def cannot_end(job: HungJob) -> HangFinding | None:
     """Ranks have ended, and all that are alive are at the ends of their programs."""
     ending = [at for at in range(len(job.groups)) if at not in job.gone]
@@ -150,6 +165,20 @@ def gone(job: HungJob) -> HangFinding | None:
     suspects += job.suspects_of(job.suspects)
     words, missing = {"who": ranks_of(ranks, nodes), "reason": reason}, () if end else None
     return HangFinding(words, suspects, max(1, len(ranks)), sentence=sentence, missing=missing)
+
+
+def child_works(job: HungJob) -> HangFinding | None:
+    """A rank waits for its descendants, which work, and no other rank keeps its peers waiting."""
+    working = [at for at, group in enumerate(job.groups) if group.child_work]
+    late_ranks = {rank for lag in job.lags for rank in lag.ranks}
+    blamed = {*job.suspects, *(job.at[rank] for rank in late_ranks if rank in job.at)}
+    if not working or job.gone or not blamed <= {*working}:
+        return None
+    for at in working:
+        job.set_role(at, None, "its descendants work")
+    group = job.groups[working[0]]
+    words = {"who": job.name(working), "work": group.child_work, "at": causes.position(group)}
+    return HangFinding(words, number=max(1, len(group.ranks)), missing=())
 
 
 def late(job: HungJob) -> HangFinding | None:
@@ -335,6 +364,9 @@ def calls_differ(job: HungJob) -> HangFinding | None:
             # One function makes the call for two callers.
             call += f" for {causes.place_text(callers[0])}"
             other = f"for {causes.place_text(callers[1])}"
+    few_ends, many_end = causes.ends_program(few), causes.ends_program(many)
+    call += ", at the end of the program" if few_ends and not many_end else ""
+    other += ", at the end of the program" if many_end and not few_ends else ""
     words = {"who": ranks_of(few.ranks, few.nodes), "call": call, "end": end}
     words["others"] = f"{ranks_of(many.ranks)} {other}"
     kind, missing = ("disagree", _RECORDER) if is_odd else ("unclear", _RAS)
@@ -385,11 +417,15 @@ RULES = (
     HangRule("disagree", started_apart,
              "{who} {reason}{wait}: what they were started with must agree"),
     HangRule("gone", ended_others, "{who} raised {error}; {ended} {has|have} ended since"),
+    HangRule("late", raised_alone, "{who} raised {error}, and {is|are} at the end of {its|their} "
+             "program in {call}; {others}"),
     HangRule("late", cannot_end, "{who}: is at the end of its program, and {action}; "
              "{ended} {has|have} ended: look there"),
     HangRule("environment", unworkable, "{who}: {text}"),
     HangRule("gone", gone, "{who}: no node has {it|them}{wait}: "
              "see dmesg, `nodeready cores`, the launcher's output", ("kernel", "logs")),
+    HangRule("moving", child_works,
+             "{who} {waits|wait} at {at} for what {it has|they have} started: {work}{wait}"),
     HangRule("late", late, "{who} {has|have} not called {call}, which {count} {wait} in{place}"),
     HangRule("unclear", stands, _STANDS, _RECORDER),
     HangRule("unclear", may_wait_too, "{who} {stands|stand} in {place}, and may wait there, as "
