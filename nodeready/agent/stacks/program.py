@@ -384,7 +384,7 @@ def _capture(
 
 
 def _may_be_slow(targets: Sequence[StackTarget]) -> bool:
-    """Whether one more sample may help: all ranks stand still, and no rank is blocked. A job also
+    """Whether one more sample may help: most ranks stand still, and no rank is blocked. A job also
     stands still if its step takes longer than the samples.
     """
     live = [target for target in targets if target.facts and not target.rank.stranger]
@@ -393,18 +393,21 @@ def _may_be_slow(targets: Sequence[StackTarget]) -> bool:
     ):
         return False
     pythons = [target for target in live if target.rank.process.python]
-    stacks = [[dump.main for dump in target.dumps] for target in pythons]
-    return bool(stacks) and all(
-        len(mains) > 1 and mains[0] is not None and len({*mains}) == 1 for mains in stacks
-    )
+    return bool(pythons) and 2 * sum(map(_stands, pythons)) >= len(pythons)
+
+
+def _stands(target: StackTarget) -> bool:
+    """Whether a rank of Python has had one stack in all samples, of two at least."""
+    mains = [dump.main for dump in target.dumps if target.rank.process.python]
+    return len(mains) > 1 and mains[0] is not None and len({*mains}) == 1
 
 
 def _have_stood(targets: Sequence[StackTarget], deadline: float) -> bool:
-    """Whether no thread of Python has run for `_STOOD_S` on any rank of Python."""
+    """Whether no thread of Python has run for `_STOOD_S` on any rank that stands still."""
     numbers = {
         target.pid: [target.pid, *(row.number for row in target.dumps[-1].threads if row.number)]
         for target in targets
-        if target.facts and target.rank.process.python and not target.rank.stranger
+        if target.facts and not target.rank.stranger and _stands(target)
     }
     answers = processes.probe_each(
         lambda pid: all(threads.stood_s(pid, number) >= _STOOD_S for number in numbers[pid]),

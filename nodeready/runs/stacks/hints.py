@@ -327,7 +327,7 @@ def _sleeping_hint(channel: str, waits_on: str, master: str) -> Hint | None:
 
 def for_rank(ranks: str) -> Hint:
     """The hint on a wait for these ranks (``rank 3``), from the peers of its connections."""
-    return _RANK._replace(text=_RANK.text.replace("another rank, which has", f"{ranks}, at"))
+    return _RANK._replace(text=_RANK.text.replace("another rank", ranks))
 
 
 def _find(frame: Frame, table: Mapping[tuple[str, str], _T]) -> _T | None:
