@@ -387,14 +387,14 @@ def busy(target: StackTarget, call: waits.WaitCall | None, seconds: float) -> li
 
 
 def work(active: Sequence[StackTarget], seconds: float) -> str:
-    """What the first of these does that surely works, as in ``its cc1plus used 1.9 s of CPU in
+    """What the first of these does that surely works, as in ``cc1plus used 1.9 s of CPU in
     2 s``; "": a loop uses CPU time as well, but it neither compiles, nor reads or writes.
     """
     for child in active:
         calls = [facts.calls or 0 for facts in child.facts]
         if kind(child.rank.process) == COMPILER or calls[-1:] > calls[:1]:
             name = child.rank.process.name
-            return f"its {name} used {child.used_s:.1f} s of CPU in {seconds:.0f} s"
+            return f"{name} used {child.used_s:.1f} s of CPU in {seconds:.0f} s"
     return ""
 
 

@@ -128,6 +128,8 @@ def observe(
         text = f"lock of {file.path}" + (f" ({file.kind})" if file.kind else "")
         if known:
             text += f", held by pid {waits.process_title(known[0])}"
+        elif pids == [target.pid]:
+            text += ", which it has open itself"
         elif not pids and os.geteuid() in (0, file.owner):
             # A file of a server may be open on another node.
             is_older = file.age_s > uptime_s - target.rank.process.start_s

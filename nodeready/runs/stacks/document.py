@@ -130,7 +130,7 @@ class Group:
     activity: str = ""
     # minimum wakeups of each main thread between the samples; None: not known
     wakeups: int | None = None
-    # the work of processes that its ranks have started: `its cc1plus used 1.9 s of CPU in 2 s`
+    # the work of processes that its ranks have started: `cc1plus used 1.9 s of CPU in 2 s`
     child_work: str = ""
 
 
