@@ -111,7 +111,7 @@ class StackTarget:
     ends: list[str] = field(default_factory=list)
     witnesses: dict[str, Any] = field(default_factory=dict)
     thread_rows: list[threads.Row] = field(default_factory=list)  # of its further threads
-    child_work: str = ""  # of its descendants between the samples (`work`)
+    child_work: str = ""  # of its descendants between the samples (`set_work`)
 
     def __post_init__(self) -> None:
         self.add_note(self.rank.note)
@@ -132,11 +132,6 @@ class StackTarget:
         main = (0, self.pid, self.thread)
         names = {row.number: row.name for row in rows if row.number not in main}
         return dict(list(names.items())[:_MAX_THREADS])
-
-    @property
-    def used_s(self) -> float:
-        """CPU seconds between the first and the last sample."""
-        return self.cpu_s[-1] - self.cpu_s[0]
 
     @property
     def owner(self) -> str:
@@ -265,7 +260,7 @@ def _sample(dump: Dump, table: StackTable, main: bool, threads: bool) -> dict[st
 
 #: Minimum CPU seconds of a descendant that is at work, and their part of the time: the kernel
 #: counts ticks of 10 ms, and a shell that polls uses some.
-_MIN_CPU_S, _MIN_CPU_SHARE = 0.03, 0.05
+_MIN_CPU_S, _MIN_CPU_SHARE, _TRANSFER_S = 0.03, 0.05, 0.2
 #: Maximum descendants of one rank that are probed.
 MAX_DESCENDANTS = 64
 
@@ -368,34 +363,31 @@ def _target(process: ScannedProcess, rank: StackTarget) -> StackTarget:
     return StackTarget(JobRank(process, RankIdentity(owner=rank.rank.identity.owner)))
 
 
-def busy(target: StackTarget, call: waits.WaitCall | None, seconds: float) -> list[StackTarget]:
-    """The descendants without Python that have used CPU time, the busiest first: compilers, and
-    those that the main thread waits for or that these have started.
+def set_work(
+    target: StackTarget, call: waits.WaitCall | None, seconds: float, deadline: float
+) -> None:
+    """Set `child_work` by a descendant that has used CPU time: a compiler, or one for which the
+    main thread waits and which reads or writes, as no endless loop does.
     call: of the main thread. seconds: since the first scan
     """
     parents = {child.pid: child.rank.process.parent for child in target.descendants}
     awaited = {call.child, *call.holders} if call else set()
-    least_s = max(_MIN_CPU_S, _MIN_CPU_SHARE * seconds)
-    active = [
-        child
-        for child in target.descendants
-        if not child.rank.process.python and child.used_s >= least_s
-        and (kind(child.rank.process) == COMPILER
-             or awaited.intersection((child.pid, *_ancestors(child.pid, parents))))
-    ]  # fmt: skip
-    return sorted(active, key=lambda child: -child.used_s)
+    for child in target.descendants:
+        used_s, process = child.cpu_s[-1] - child.cpu_s[0], child.rank.process
+        if process.python or used_s < max(_MIN_CPU_S, _MIN_CPU_SHARE * seconds):
+            continue
+        is_awaited = not awaited.isdisjoint((child.pid, *_ancestors(child.pid, parents)))
+        if kind(process) == COMPILER or (
+            is_awaited and probe_each(_transfers, [child.pid], deadline).get(child.pid) is True
+        ):
+            target.child_work = f"{process.name} used {used_s:.1f} s of CPU in {seconds:.0f} s"
 
 
-def work(active: Sequence[StackTarget], seconds: float) -> str:
-    """What the first of these does that surely works, as in ``cc1plus used 1.9 s of CPU in
-    2 s``; "": a loop uses CPU time as well, but it neither compiles, nor reads or writes.
-    """
-    for child in active:
-        calls = [facts.calls or 0 for facts in child.facts]
-        if kind(child.rank.process) == COMPILER or calls[-1:] > calls[:1]:
-            name = child.rank.process.name
-            return f"{name} used {child.used_s:.1f} s of CPU in {seconds:.0f} s"
-    return ""
+def _transfers(pid: int) -> bool:
+    """Whether a process reads or writes now; for a fork."""
+    first = contents(f"/proc/{pid}/io")
+    time.sleep(_TRANSFER_S)
+    return contents(f"/proc/{pid}/io") != first != ""
 
 
 def dump_order(targets: Sequence[StackTarget]) -> list[StackTarget]:

@@ -1,9 +1,8 @@
-"""The lock file for which a rank polls, and the process that has it.
+"""The lock file for which a rank polls, and the processes that have it open.
 
-A library without a call of the kernel's that waits for the lock looks again and again (torch's
-FileBaton, filelock). The path is a variable of the rank's innermost calls (`py_spy.LOCK`). A lock
-that is the file itself lasts until the file is removed, even after its maker has been killed; the
-makers known keep it open.
+Its path is a variable of the rank's innermost calls (`py_spy.LOCK`). The lock of torch's FileBaton
+and of filelock's SoftFileLock is the file itself: its maker has it open, and if the maker is
+killed, the file remains.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import contextlib
 import os
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from nodeready.agent import users_file
 from nodeready.agent.proc import list_directory, parse_mounts
@@ -22,75 +21,42 @@ from nodeready.agent.stacks import processes, waits
 from nodeready.agent.stacks.descendants import StackTarget
 from nodeready.agent.stacks.processes import HANGS, contents, probe_each
 
-#: The end of a wait for a file that is older than the rank, and that no process has open.
-LEFT = ", left by an ended process"
-#: File systems whose files only processes of this node can have open.
-_LOCAL = frozenset(
-    ["ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "ramfs", "overlay"]
-)
-#: Seconds to a second look at a file without a holder: it may pass from one process to another.
+#: The end of a wait for a file that is left of a process that has ended, if its maker keeps it open.
+LEFT = ", older than the process and open in none"
+#: File systems whose files no other node has open.
+_LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay")
+#: Seconds between two searches, in which a file may pass from one process to another.
 _AGAIN_S = 0.3
 
 
-class _LockFile(NamedTuple):
-    """What the file system tells of a lock file."""
-
-    path: str
-    kind: str  # of its file system; "": not known
-    device: int
-    inode: int
-    owner: int
-    age_s: float  # since it was last written
-
-    @property
-    def key(self) -> tuple[int, int]:
-        return self.device, self.inode
-
-
-def _probe(pid: int, path: str) -> list[Any] | None:
-    """The fields of `_LockFile` for this path of a process, with the rights of its user; None: it
-    has no such file. It may hang with the file system: for a fork.
+def _probe(target: StackTarget) -> list[Any] | None:
+    """The path, device and inode of a target's lock file, and whether it is older than the target
+    and all processes that may have it open are visible; None: there is no such file. For a fork.
     """
+    root, path = f"/proc/{target.pid}/root", target.dumps[-1].lock_file
     with contextlib.suppress(OSError, KeyError, ValueError):
-        path = os.path.join(os.readlink(f"/proc/{pid}/cwd"), path)
-        rights = users_file.rights_of_process(pid) if os.geteuid() == 0 else None
+        path = os.path.join(os.readlink(f"/proc/{target.pid}/cwd"), path)
+        rights = users_file.rights_of_process(target.pid) if os.geteuid() == 0 else None
         with users_file.with_rights(rights):
-            status = os.stat(f"/proc/{pid}/root{path}")
+            status = os.stat(root + path)
         device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
-        mounts = parse_mounts(contents(f"/proc/{pid}/mountinfo"))
-        kind = next((mount.kind for mount in mounts if mount.device == device), "")
-        age_s = time.time() - status.st_mtime
-        return [path, kind, status.st_dev, status.st_ino, status.st_uid, age_s]
+        mounts = parse_mounts(contents(f"/proc/{target.pid}/mountinfo"))
+        is_local = any(row.device == device and row.kind in _LOCAL for row in mounts)
+        started = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + target.facts[-1].start_s
+        is_visible = is_local and os.geteuid() in (0, status.st_uid)
+        return [path, status.st_dev, status.st_ino, is_visible and status.st_mtime < started]
     return None
 
 
-def _open_files(pid: int, names: Mapping[str, str]) -> list[tuple[int, int]]:
+def _open_files(pid: int, names: Collection[str]) -> list[tuple[int, int]]:
     """Device and inode of the files with these names that a process has open."""
-    keys = []
+    files = []
     for number in list_directory(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
             if os.path.basename(os.readlink(f"/proc/{pid}/fd/{number}")) in names:
                 status = os.stat(f"/proc/{pid}/fd/{number}")
-                keys.append((status.st_dev, status.st_ino))
-    return keys
-
-
-def _holders(
-    files: Mapping[int, _LockFile], deadline: float
-) -> dict[tuple[int, int], list[int]] | None:
-    """The processes that have each file open; None: not all processes were searched in time.
-
-    Of a file that the kernel locks, that is the process with the lock; the rest waits.
-    """
-    names = {os.path.basename(file.path): "" for file in files.values()}
-    pids = processes.pids()
-    answers = probe_each(lambda pid: _open_files(pid, names), pids, deadline)
-    holders = defaultdict(list)
-    for pid, keys in answers.items():
-        for key in keys if keys is not HANGS else ():
-            holders[tuple(key)].append(pid)
-    is_complete = all(answers.get(pid, HANGS) is not HANGS for pid in pids)
-    return holders if is_complete else None
+                files.append((status.st_dev, status.st_ino))
+    return files
 
 
 def observe(
@@ -98,42 +64,30 @@ def observe(
     calls: dict[tuple[int, int], tuple[waits.WaitCall, str]],
     deadline: float,
 ) -> None:
-    """Give the calls of targets that poll for a lock file its holders, and the phrase for it.
-    calls: as of `waits.observe`; changed here
+    """Set the holders and the phrase of the calls in which targets poll for lock files.
+    calls: as of `waits.observe`
     """
-    paths = {
-        target.pid: target.dumps[-1].lock_file
-        for target in targets
-        if (target.pid, target.thread) in calls and target.dumps and target.dumps[-1].lock_file
-    }
-    if not paths:
-        return
-    rows = probe_each(lambda pid: _probe(pid, paths[pid]), list(paths), deadline)
-    files = {pid: _LockFile(*row) for pid, row in rows.items() if row and row is not HANGS}
-    holders = _holders(files, deadline)
-    if holders is not None and any(file.key not in holders for file in files.values()):
+    polling = {t.pid: t for t in targets if (t.pid, t.thread) in calls and t.dumps[-1].lock_file}
+    answers = probe_each(lambda pid: _probe(polling[pid]), list(polling), deadline)
+    files = {pid: row for pid, row in answers.items() if row and row is not HANGS}
+    names = {os.path.basename(path) for path, *_ in files.values()}
+    openers: dict[tuple[int, int], dict[int, None]] = defaultdict(dict)
+    for _ in range(2 if files else 0):
+        pids = processes.pids()
+        answers = probe_each(lambda pid: _open_files(pid, names), pids, deadline)
+        if len(answers) < len(pids) or HANGS in answers.values():
+            return
+        for pid, keys in answers.items():
+            for key in keys:
+                openers[tuple(key)][pid] = None
         time.sleep(_AGAIN_S)
-        holders = _holders(files, deadline)
     locks = contents("/proc/locks")
-    uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-    for target in targets:
-        file = files.get(target.pid)
-        if file is None or holders is None:
-            continue
-        pids = holders.get(file.key, [])
-        lockers = waits.lockers(locks, file.inode)
-        known = [pid for pid in pids if pid in lockers] or [
-            pid for pid in pids if pid not in files
-        ]
-        text = f"lock of {file.path}" + (f" ({file.kind})" if file.kind else "")
-        if known:
-            text += f", held by pid {waits.process_title(known[0])}"
-        elif pids == [target.pid]:
-            text += ", which it has open itself"
-        elif not pids and os.geteuid() in (0, file.owner):
-            # A file of a server may be open on another node.
-            is_older = file.age_s > uptime_s - target.rank.process.start_s
-            is_left = is_older and file.kind in _LOCAL
-            text += LEFT if is_left else ", which no process of this node has open"
-        key = target.pid, target.thread
-        calls[key] = replace(calls[key][0], holders=tuple(known)), text
+    for pid, (path, device, inode, is_old) in files.items():
+        pids = list(openers[device, inode])
+        # Those that wait for a lock of the kernel's may have the file open, too.
+        holders = [opener for opener in pids if opener in waits.lockers(locks, inode)]
+        holders = holders or [opener for opener in pids if opener not in files]
+        end = f", held by pid {waits.process_title(holders[0])}" if holders else ""
+        key = pid, polling[pid].thread
+        text = f"lock of {path}{LEFT if is_old and not pids else end}"
+        calls[key] = replace(calls[key][0], holders=tuple(holders)), text

@@ -97,8 +97,6 @@ _DESCENDANTS_S = 1.0
 #: Seconds without a step after which one more sample of a rank that stands tells nothing: few jobs
 #: have longer steps.
 _STOOD_S = 60.0
-#: Seconds between two looks at the reads and writes of a descendant.
-_WORK_PAUSE_S = 0.2
 _NO_TIME_LEFT = "no time left: the stacks of other descendants took it"
 #: Maximum characters of all frames of one owner that are kept for the answer.
 _MAX_CHARACTERS = 64 << 20
@@ -522,15 +520,9 @@ def _observe_descendants(
             target.timed_lock = call.verb == "futex" and call.timed
             target.is_untimed = not call.timed
     calls = {key: call for key, (call, _) in call_and_phrase.items()}
-    busy = [
-        descendants.busy(target, calls.get((target.pid, target.thread)), seconds)
-        for target in targets
-    ]
-    if any(busy):
-        time.sleep(_WORK_PAUSE_S)
-        _observe(supervisor, [descendant for family in busy for descendant in family])
-    for target, family in zip(targets, busy):
-        target.child_work = descendants.work(family, seconds)
+    for target in targets:
+        call = calls.get((target.pid, target.thread))
+        descendants.set_work(target, call, seconds, deadline)
     return calls
 
 

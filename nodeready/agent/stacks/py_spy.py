@@ -39,8 +39,6 @@ _MAX_WORD = 300
 _LOGGED = re.compile(r"\[\S+ +[A-Z]+ +[a-z_:]+\] ")
 #: Maximum calls whose variables are kept, variables of a call, characters of a name or value.
 _LOCAL_FRAMES, _LOCAL_NAMES, _LOCAL_TEXT = 3, 20, 120
-# Maximum characters of a lock file's path.
-_LOCK_BYTES = 500
 # Files of Python and of installed packages; a frozen module has no file.
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3[.\d]*/|^<frozen ")
 
@@ -48,8 +46,7 @@ _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3[.\d]*/|^<frozen
 PLAIN, NATIVE, LOCALS, LOCK = "plain", "native", "locals", "lock file"
 _OPTIONS = {
     PLAIN: ["--nonblocking"], NATIVE: ["--native"], LOCALS: ["--nonblocking", "--locals"],
-    # Each letter adds 128 characters to a value.
-    LOCK: ["--nonblocking", "-llll"],
+    LOCK: ["--nonblocking", "-llll"],  # 128 characters of a value for each letter
 }  # fmt: skip
 
 HUNG = "py-spy did not finish in time"
@@ -233,25 +230,21 @@ def _count(frames: Sequence[Any], function: str, name: str) -> int:
     return -1
 
 
-#: Variables with the path of a lock file (filelock: `lock_filename`), and names of such files.
+#: Variables with the path of a lock file (filelock: `lock_filename`), and names of such files. The
+#: directory in which torch/utils/cpp_extension.py has its lock file.
 _LOCK_VARIABLE = re.compile(r"_?lock_?(file)?_?(name|path)?", re.I)
 _LOCK_NAME = re.compile(r"(.*/)?([^/]*[^a-zA-Z/])?lock([^a-zA-Z/][^/]*)?")
-#: The directory in which torch/utils/cpp_extension.py has its lock file.
-_BUILD = ("build_directory", "torch/utils/cpp_extension.py", "/lock")
+_BUILD_DIRECTORY = "build_directory"
 
 
 def _lock_file(frames: Sequence[Any]) -> str:
     """The path of a lock file among the variables of the innermost calls; "": none."""
-    for frame in frames[:_LOCAL_FRAMES]:
-        rows = frame.get("locals")
-        for row in rows if isinstance(rows, list) else ():
-            name, text = str(row.get("name")), str(row.get("repr"))
-            path = text[1:-1] if text[:1] in ("'", '"') and "\\" not in text else ""
-            if name == _BUILD[0] and str(frame.get("short_filename")).endswith(_BUILD[1]):
-                path += _BUILD[2]
-            is_named = _LOCK_NAME.fullmatch(path) or _LOCK_VARIABLE.fullmatch(name)
-            if path and is_named and len(path) < _LOCK_BYTES and not path.endswith("..."):
-                return path
+    for row in [row for frame in frames[:_LOCAL_FRAMES] for row in frame.get("locals") or ()]:
+        name, text = str(row["name"]), str(row["repr"])
+        path = text[1:-1] + "/lock" * (name == _BUILD_DIRECTORY)
+        is_whole = text[:1] in ("'", '"') and "\\" not in text and not path.endswith("...")
+        if is_whole and (_LOCK_NAME.fullmatch(path) or _LOCK_VARIABLE.fullmatch(name)):
+            return path
     return ""
 
 

@@ -27,8 +27,7 @@ _HELD_STATES = {
 #: Waits that add nothing to the state; the number of processes behind a wait of a group.
 _TRIVIAL_WAITS, _COUNT_SUFFIX = ("futex", "sleep"), re.compile(r" \(\d+\)$")
 #: The path of a lock file that an ended process has left, in a wait; a path in any wait.
-_LEFT_LOCK = re.compile(rf"lock of (.*?)(?: \(\w+\))?{LEFT}")
-_PATH = re.compile(r"/\S*")
+_LEFT_LOCK, _PATH = re.compile(rf"lock of (.*?){LEFT}( \(\d+\))?"), re.compile(r"/\S*")
 
 
 def cut(text: str, limit: int = _MAX_NAME) -> str:
@@ -82,14 +81,11 @@ def awaited_object(group: Group) -> str:
 
 def left_lock(group: Group) -> str:
     """The lock file that all ranks of a group wait for in a library, and that an ended process has
-    left; "": none. In a program's own loop a file with such a name may be no lock.
+    left; "": none. A program's own loop may wait for something else.
     """
     is_known = group.activity == "file-lock" and group.frames[-1:] != (group.user_frame,)
-    held = (
-        _COUNT_SUFFIX.sub("", group.waits_on[0]) if is_known and len(group.waits_on) == 1 else ""
-    )
-    lock = _LEFT_LOCK.fullmatch(held)
-    return lock[1] if lock else ""
+    lock = _LEFT_LOCK.fullmatch(group.waits_on[0]) if is_known and group.waits_on else None
+    return lock[1] if lock and len(group.waits_on) == 1 else ""
 
 
 def ends_program(group: Group) -> bool:

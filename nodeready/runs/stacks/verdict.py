@@ -87,16 +87,13 @@ def ended_others(job: HungJob) -> HangFinding | None:
 def raised_alone(job: HungJob) -> HangFinding | None:
     """Ranks have raised an error and wait at the ends of their programs; the others do not."""
     ending = [at for at, group in enumerate(job.groups) if causes.ends_program(group)]
-    ranks = sorted(job.ranks_of(ending))
-    if not ranks or job.gone or len(ending) == len(job.groups) or {*ranks} - {*job.report.raised}:
+    ranks, raised = sorted(job.ranks_of(ending)), job.report.raised
+    if not ranks or job.gone or len(ending) == len(job.groups) or {*ranks} - {*raised}:
         return None
-    for at in ending:
-        job.set_role(at, "suspect", f"raised {job.report.raised[ranks[0]]}")
-    others = job.total - job.size(ending)
-    words = {"who": ranks_of(ranks, job.nodes_of(ranks)), "error": job.report.raised[ranks[0]]}
+    suspect = job.suspect(ranks, None, f"raised {raised[ranks[0]]}")
+    words = {"who": ranks_of(ranks, suspect.nodes), "error": raised[ranks[0]]}
     words["call"] = causes.called(job.groups[ending[0]])
-    words["others"] = f"{counted(others, 'rank')} {say('{is|are}', others)} not"
-    return HangFinding(words, [job.suspect(ranks)], len(ranks), leads=True)
+    return HangFinding(words, [suspect], len(ranks), leads=True)
 
 
 def cannot_end(job: HungJob) -> HangFinding | None:
@@ -171,14 +168,15 @@ def child_works(job: HungJob) -> HangFinding | None:
     """A rank waits for its descendants, which work, and no other rank keeps its peers waiting."""
     working = [at for at, group in enumerate(job.groups) if group.child_work]
     late_ranks = {rank for lag in job.lags for rank in lag.ranks}
-    blamed = {*job.suspects, *(job.at[rank] for rank in late_ranks if rank in job.at)}
-    if not working or job.gone or not blamed <= {*working}:
+    if not working or job.gone or not {*job.suspects} <= {*working} or not (
+        late_ranks <= job.ranks_of(working)
+    ):  # fmt: skip
         return None
     for at in working:
         job.set_role(at, None, "its descendants work")
     group = job.groups[working[0]]
     words = {"who": job.name(working), "work": group.child_work, "at": causes.position(group)}
-    return HangFinding(words, number=max(1, len(group.ranks)), missing=())
+    return HangFinding(words, number=max(1, len(group.ranks)))
 
 
 def late(job: HungJob) -> HangFinding | None:
@@ -418,7 +416,7 @@ RULES = (
              "{who} {reason}{wait}: what they were started with must agree"),
     HangRule("gone", ended_others, "{who} raised {error}; {ended} {has|have} ended since"),
     HangRule("late", raised_alone, "{who} raised {error}, and {is|are} at the end of {its|their} "
-             "program in {call}; {others}"),
+             "program, in {call}; the others are not"),
     HangRule("late", cannot_end, "{who}: is at the end of its program, and {action}; "
              "{ended} {has|have} ended: look there"),
     HangRule("environment", unworkable, "{who}: {text}"),
