@@ -21,7 +21,7 @@ from nodeready.agent.stacks import processes, waits
 from nodeready.agent.stacks.descendants import StackTarget
 from nodeready.agent.stacks.processes import HANGS, contents, probe_each
 
-#: The end of a wait for a file that is left of a process that has ended, if its maker keeps it open.
+#: The end of a wait for a file of an ended process, if makers of such files keep them open.
 LEFT = ", older than the process and open in none"
 #: File systems whose files no other node has open.
 _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay")

@@ -230,21 +230,21 @@ def _count(frames: Sequence[Any], function: str, name: str) -> int:
     return -1
 
 
-#: Variables with the path of a lock file (filelock: `lock_filename`), and names of such files. The
-#: directory in which torch/utils/cpp_extension.py has its lock file.
+#: Names of variables with the path of a lock file (filelock: `lock_filename`), and of such files.
 _LOCK_VARIABLE = re.compile(r"_?lock_?(file)?_?(name|path)?", re.I)
 _LOCK_NAME = re.compile(r"(.*/)?([^/]*[^a-zA-Z/])?lock([^a-zA-Z/][^/]*)?")
-_BUILD_DIRECTORY = "build_directory"
 
 
 def _lock_file(frames: Sequence[Any]) -> str:
     """The path of a lock file among the variables of the innermost calls; "": none."""
-    for row in [row for frame in frames[:_LOCAL_FRAMES] for row in frame.get("locals") or ()]:
-        name, text = str(row["name"]), str(row["repr"])
-        path = text[1:-1] + "/lock" * (name == _BUILD_DIRECTORY)
-        is_whole = text[:1] in ("'", '"') and "\\" not in text and not path.endswith("...")
-        if is_whole and (_LOCK_NAME.fullmatch(path) or _LOCK_VARIABLE.fullmatch(name)):
-            return path
+    for rows in [frame.get("locals") for frame in frames[:_LOCAL_FRAMES]]:
+        for row in rows if isinstance(rows, list) else ():
+            name, text = (str(isinstance(row, dict) and row.get(key)) for key in ("name", "repr"))
+            # torch/utils/cpp_extension.py has its lock file in this directory.
+            path = text[1:-1] + "/lock" * (name == "build_directory")
+            is_text = text[:1] in ("'", '"') and "\\" not in text and "..." not in text
+            if is_text and (_LOCK_NAME.fullmatch(path) or _LOCK_VARIABLE.fullmatch(name)):
+                return path
     return ""
 
 
