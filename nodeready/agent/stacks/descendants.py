@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nodeready import knowledge
 from nodeready.agent.runtime import ProcessSupervisor
 from nodeready.agent.stacks import processes, py_spy, threads, waits
 from nodeready.agent.stacks.processes import (
@@ -265,37 +266,19 @@ _MIN_CPU_S, _MIN_CPU_SHARE, _TRANSFER_S = 0.03, 0.05, 0.2
 MAX_DESCENDANTS = 64
 
 #: Purposes of a process; the first match counts.
-LOADER, COMPILER, SHELL, WRITER, OTHER = (
-    "loader worker", "compiler", "shell", "checkpoint writer", "process",
-)  # fmt: skip
+LOADER, COMPILER, SHELL, OTHER = "loader worker", "compiler", "shell", "process"
 
-_COMPILERS = re.compile(
-    r"ninja|make|cmake|gcc|g\+\+|cc|c\+\+|cc1|cc1plus|collect2|ld(\.\w+)?|as|clang(\+\+)?(-\d+)?"
-    r"|nvcc|cicc|ptxas|cudafe\+\+|fatbinary|nvlink|hipcc|lld|ccache|x86_64-linux-gnu-\S+"
+_WORDS = knowledge.rows("descendants")
+_COMPILERS, _COMPILE, _SHELLS, _WORKERS = (
+    re.compile("".join(_WORDS[name].split()))
+    for name in ("compilers", "compile_workers", "shells", "loader_workers")
 )
-# Modules of torch that start compilers (torch/_inductor/compile_worker/__main__.py).
-_COMPILE = re.compile(r"torch[./]_inductor[./]compile_worker")
-_SHELLS = re.compile(r"-?(ba|da|z|k|tc|c|fi)?sh|busybox")
-# torch/utils/data/_utils/worker.py names its workers since 2.6; the name is of 15 characters.
-_WORKERS = re.compile(r"pt_data_worker")
-#: (function, end of the file's name) on a stack -> the purpose of the process.
-_STACKS = (
-    # Of the loaders, only torch's has such a call; tf.data, grain and webdataset have none.
-    ("_worker_loop", "worker.py", LOADER),
-    ("_fetch_and_run", "", COMPILER),
-    # torch/distributed/checkpoint/_async_process_executor.py
-    ("_checkpointing_subprocess", "", WRITER),
-    ("_execute_save", "", WRITER),
-    # torch/_inductor/compile_worker/subproc_pool.py
-    ("do_job", "subproc_pool.py", COMPILER),
-    ("_worker_compile_triton", "", COMPILER),
-)  # fmt: skip
 
 
 def kind(process: ScannedProcess, dump: Dump | None = None) -> str:
     """The purpose of a process: by its stack if there is one, else by its name and command."""
     frames = (dump.main if dump else None) or ()
-    for function, file, kind_of_call in _STACKS:
+    for function, file, kind_of_call in _WORDS["calls"]:
         if any(name == function and path.endswith(file) for name, path, _ in frames):
             return kind_of_call
     if _WORKERS.match(process.name):
