@@ -280,7 +280,7 @@ def kind(process: ScannedProcess, dump: Dump | None = None) -> str:
     frames = (dump.main if dump else None) or ()
     for function, file, kind_of_call in _WORDS["calls"]:
         if any(name == function and path.endswith(file) for name, path, _ in frames):
-            return kind_of_call
+            return str(kind_of_call)
     if _WORKERS.match(process.name):
         return LOADER
     name = program(process)

@@ -521,8 +521,8 @@ def _observe_descendants(
             target.is_untimed = not call.timed
     calls = {key: call for key, (call, _) in call_and_phrase.items()}
     for target in targets:
-        call = calls.get((target.pid, target.thread))
-        descendants.set_work(target, call, seconds, deadline)
+        main_call = calls.get((target.pid, target.thread))
+        descendants.set_work(target, main_call, seconds, deadline)
     return calls
 
 
