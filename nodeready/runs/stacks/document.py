@@ -30,7 +30,7 @@ WITNESSES = ("logs", "flight_recorder", "nccl_ras", "gpu", "network", "kernel", 
 #: Kinds of verdicts. `late`: ranks have not called the collective in which their peers wait;
 #: `disagree`: they have called different ones; `gone`: a rank has ended or was never there;
 #: `quiet`: all wait and nothing moves; `moving`: all wait and bytes move, or a child works;
-#: `slow-node`: one node is slower than its peers; `storage`: a file system, a device or a lock file;
+#: `slow-node`: one node is slower than its peers; `storage`: a file system, a device, a lock file;
 #: `loader`: the data loader; `environment`: a variable of the job keeps its ranks apart;
 #: `not-stuck`: the job progresses; `unclear`: none of these can be determined.
 VERDICT_KINDS = (
