@@ -85,7 +85,7 @@ def ended_others(job: HungJob) -> HangFinding | None:
 
 
 def raised_alone(job: HungJob) -> HangFinding | None:
-    """Ranks have raised an error and wait at the ends of their programs; the others do not."""
+    """Ranks have raised an error and wait at the ends of their programs, unlike their peers."""
     ending = [at for at, group in enumerate(job.groups) if causes.ends_program(group)]
     ranks, raised = sorted(job.ranks_of(ending)), job.report.raised
     if not ranks or job.gone or len(ending) == len(job.groups) or {*ranks} - {*raised}:
