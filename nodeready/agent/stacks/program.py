@@ -553,8 +553,12 @@ def _take_dumps(
         if reason or supervisor.deadline < time.monotonic():
             return py_spy.Dump(error=reason or NO_TIME)
         polls = mode == py_spy.PLAIN and "nanosleep" in target.facts[-1].wait_channel
-        own_mode = py_spy.LOCK if polls else mode
-        return py_spy.take(supervisor, path, target.pid, supervisor.left_s, own_mode)
+        for own_mode in (py_spy.LOCK, mode) if polls else (mode,):
+            # The variables of many threads may be too large.
+            dumped = py_spy.take(supervisor, path, target.pid, supervisor.left_s, own_mode)
+            if dumped.error in ("", py_spy.HUNG):
+                break
+        return dumped
 
     workers = max(1, (os.cpu_count() or 1) // _CORES_PER_DUMP)
     # The last dump may take all of its limit.
