@@ -153,6 +153,17 @@ def list_dataset():
         os.stat("data/shard-5")
 
 
+def build_extension():
+    """A build that was killed long ago has left its lock file."""
+    from torch.utils import cpp_extension
+
+    os.makedirs("build", exist_ok=True)
+    for name in ("build/lock", "build/ops.cpp"):
+        with open(name, "w"):
+            os.utime(name, (1, 1))
+    cpp_extension.load("ops", ["build/ops.cpp"], build_directory=os.path.abspath("build"))
+
+
 def compile_model():
     """torch.compile, with a C++ compiler that does not end."""
     import torch._inductor.config as inductor

@@ -66,6 +66,8 @@ def generated(seed: str) -> tuple[Scenario, dict[str, Any]]:
         first=((first,),) if is_cycle else (),
         world=world,
         fault=(fault, (first,) if fault != "none" else ()),
+        # A rank that is stopped or traced shows no stack.
+        status=0 if fault == "none" else 3,
         ends=False,
         moves=(first,) if moves else (),
     ), plan  # fmt: skip

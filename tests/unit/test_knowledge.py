@@ -121,8 +121,9 @@ ENGINES = {
 }
 #: Fields that find a row; a row without them is known by its key. Of the Xids, each has a line.
 WORDS = {"needles", "pattern", "values", "nccl", "cuda"}
-#: Tables without examples; hints.json and wrong_environments.json have their cases.
-OTHERS = {"hints", "environment_rules", "reporters"}
+#: Tables without examples; hints.json, wrong_environments.json, test_waits.py and
+#: test_descendants.py have their cases.
+OTHERS = {"hints", "environment_rules", "reporters", "system_calls", "descendants"}
 ROWS = [
     pytest.param(table, key, row, id=f"{table}-{key}")
     for table in ENGINES

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nodeready import knowledge
 from nodeready.agent.runtime import ProcessSupervisor
 from nodeready.agent.stacks import processes, py_spy, threads, waits
 from nodeready.agent.stacks.processes import (
@@ -111,6 +112,7 @@ class StackTarget:
     ends: list[str] = field(default_factory=list)
     witnesses: dict[str, Any] = field(default_factory=dict)
     thread_rows: list[threads.Row] = field(default_factory=list)  # of its further threads
+    child_work: str = ""  # of its descendants between the samples (`set_work`)
 
     def __post_init__(self) -> None:
         self.add_note(self.rank.note)
@@ -241,6 +243,7 @@ class StackTarget:
             "received": self.received,
             "untimed": self.is_untimed,
             "ends": self.ends,
+            "child_work": self.child_work,
         }
 
 
@@ -256,43 +259,28 @@ def _sample(dump: Dump, table: StackTable, main: bool, threads: bool) -> dict[st
 
 # --- The descendants of a rank.
 
+#: Minimum CPU seconds of a descendant that is at work, and their part of the time: the kernel
+#: counts ticks of 10 ms, and a shell that polls uses some.
+_MIN_CPU_S, _MIN_CPU_SHARE, _TRANSFER_S = 0.03, 0.05, 0.2
 #: Maximum descendants of one rank that are probed.
 MAX_DESCENDANTS = 64
 
 #: Purposes of a process; the first match counts.
-LOADER, COMPILER, SHELL, WRITER, OTHER = (
-    "loader worker", "compiler", "shell", "checkpoint writer", "process",
-)  # fmt: skip
+LOADER, COMPILER, SHELL, OTHER = "loader worker", "compiler", "shell", "process"
 
-_COMPILERS = re.compile(
-    r"ninja|make|cmake|gcc|g\+\+|cc|c\+\+|cc1|cc1plus|collect2|ld(\.\w+)?|as|clang(\+\+)?(-\d+)?"
-    r"|nvcc|cicc|ptxas|cudafe\+\+|fatbinary|nvlink|hipcc|lld|ccache|x86_64-linux-gnu-\S+"
+_WORDS = knowledge.rows("descendants")
+_COMPILERS, _COMPILE, _SHELLS, _WORKERS = (
+    re.compile("".join(_WORDS[name].split()))
+    for name in ("compilers", "compile_workers", "shells", "loader_workers")
 )
-# Modules of torch that start compilers (torch/_inductor/compile_worker/__main__.py).
-_COMPILE = re.compile(r"torch[./]_inductor[./]compile_worker")
-_SHELLS = re.compile(r"-?(ba|da|z|k|tc|c|fi)?sh|busybox")
-# torch/utils/data/_utils/worker.py names its workers since 2.6; the name is of 15 characters.
-_WORKERS = re.compile(r"pt_data_worker")
-#: (function, end of the file's name) on a stack -> the purpose of the process.
-_STACKS = (
-    # Of the loaders, only torch's has such a call; tf.data, grain and webdataset have none.
-    ("_worker_loop", "worker.py", LOADER),
-    ("_fetch_and_run", "", COMPILER),
-    # torch/distributed/checkpoint/_async_process_executor.py
-    ("_checkpointing_subprocess", "", WRITER),
-    ("_execute_save", "", WRITER),
-    # torch/_inductor/compile_worker/subproc_pool.py
-    ("do_job", "subproc_pool.py", COMPILER),
-    ("_worker_compile_triton", "", COMPILER),
-)  # fmt: skip
 
 
 def kind(process: ScannedProcess, dump: Dump | None = None) -> str:
     """The purpose of a process: by its stack if there is one, else by its name and command."""
     frames = (dump.main if dump else None) or ()
-    for function, file, kind_of_call in _STACKS:
+    for function, file, kind_of_call in _WORDS["calls"]:
         if any(name == function and path.endswith(file) for name, path, _ in frames):
-            return kind_of_call
+            return str(kind_of_call)
     if _WORKERS.match(process.name):
         return LOADER
     name = program(process)
@@ -334,6 +322,7 @@ def find(
         if not target.rank.stranger and target.facts
     ]
     process_by_pid = {process.pid: process for process in scanned}
+    cpu_s_before = {process.pid: process.cpu_s for process in scanned}
     # A worker that was forked and has not called exec yet has its parent's command line.
     first_pids = [pid for _, pids in families for pid in pids[: 2 * MAX_DESCENDANTS]]
     new_processes, _ = processes.scan(
@@ -344,6 +333,8 @@ def find(
         started = [process_by_pid[pid] for pid in pids if pid in process_by_pid]
         candidates = [process for process in started if not only_tracks(process)]
         target.descendants = [_target(process, target) for process in candidates[:MAX_DESCENDANTS]]
+        for child in target.descendants:
+            child.cpu_s.append(cpu_s_before.get(child.pid, 0.0))
         if len(candidates) > MAX_DESCENDANTS:
             target.add_note(
                 f"{len(candidates) - MAX_DESCENDANTS} more of its descendants are not looked at"
@@ -352,9 +343,34 @@ def find(
 
 def _target(process: ScannedProcess, rank: StackTarget) -> StackTarget:
     """The target of a descendant, which takes its turn with the rank's owner."""
-    target = StackTarget(JobRank(process, RankIdentity(owner=rank.rank.identity.owner)))
-    target.cpu_s.append(process.cpu_s)
-    return target
+    return StackTarget(JobRank(process, RankIdentity(owner=rank.rank.identity.owner)))
+
+
+def set_work(
+    target: StackTarget, call: waits.WaitCall | None, seconds: float, deadline: float
+) -> None:
+    """Set `child_work` by a descendant that has used CPU time: a compiler, or one for which the
+    main thread waits and which reads or writes, as no endless loop does.
+    call: of the main thread. seconds: since the first scan
+    """
+    parents = {child.pid: child.rank.process.parent for child in target.descendants}
+    awaited = {call.child, *call.holders} if call else set()
+    for child in target.descendants:
+        used_s, process = child.cpu_s[-1] - child.cpu_s[0], child.rank.process
+        if process.python or used_s < max(_MIN_CPU_S, _MIN_CPU_SHARE * seconds):
+            continue
+        is_awaited = not awaited.isdisjoint((child.pid, *_ancestors(child.pid, parents)))
+        if kind(process) == COMPILER or (
+            is_awaited and probe_each(_transfers, [child.pid], deadline).get(child.pid) is True
+        ):
+            target.child_work = f"{process.name} used {used_s:.1f} s of CPU in {seconds:.0f} s"
+
+
+def _transfers(pid: int) -> bool:
+    """Whether a process reads or writes now; for a fork."""
+    first = contents(f"/proc/{pid}/io")
+    time.sleep(_TRANSFER_S)
+    return contents(f"/proc/{pid}/io") != first != ""
 
 
 def dump_order(targets: Sequence[StackTarget]) -> list[StackTarget]:

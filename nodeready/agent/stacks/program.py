@@ -27,6 +27,7 @@ from nodeready.agent.stacks import (
     ask_witnesses,
     descendants,
     links,
+    lock_files,
     processes,
     py_spy,
     ranks,
@@ -363,7 +364,7 @@ def _capture(
         next_sample += config.longer_s if is_last else config.interval_s
         number += 1
     seconds = next_sample - began
-    calls = _observe_descendants(supervisor, targets, scanned)
+    calls = _observe_descendants(supervisor, targets, scanned, seconds)
     links.observe(targets, calls, since, _deadline(supervisor, supervisor.left_s / 2))
     mains = {target.pid: target.thread or target.pid for target in targets}
     thread_rows = threads.observe(
@@ -381,7 +382,7 @@ def _capture(
 
 
 def _may_be_slow(targets: Sequence[StackTarget]) -> bool:
-    """Whether one more sample may help: all ranks stand still, and no rank is blocked. A job also
+    """Whether one more sample may help: most ranks stand still, and no rank is blocked. A job also
     stands still if its step takes longer than the samples.
     """
     live = [target for target in targets if target.facts and not target.rank.stranger]
@@ -390,18 +391,21 @@ def _may_be_slow(targets: Sequence[StackTarget]) -> bool:
     ):
         return False
     pythons = [target for target in live if target.rank.process.python]
-    stacks = [[dump.main for dump in target.dumps] for target in pythons]
-    return bool(stacks) and all(
-        len(mains) > 1 and mains[0] is not None and len({*mains}) == 1 for mains in stacks
-    )
+    return bool(pythons) and 2 * sum(map(_stands, pythons)) >= len(pythons)
+
+
+def _stands(target: StackTarget) -> bool:
+    """Whether a rank of Python has had one stack in all samples, of two at least."""
+    mains = [dump.main for dump in target.dumps if target.rank.process.python]
+    return len(mains) > 1 and mains[0] is not None and len({*mains}) == 1
 
 
 def _have_stood(targets: Sequence[StackTarget], deadline: float) -> bool:
-    """Whether no thread of Python has run for `_STOOD_S` on any rank of Python."""
+    """Whether no thread of Python has run for `_STOOD_S` on any rank that stands still."""
     numbers = {
         target.pid: [target.pid, *(row.number for row in target.dumps[-1].threads if row.number)]
         for target in targets
-        if target.facts and target.rank.process.python and not target.rank.stranger
+        if target.facts and not target.rank.stranger and _stands(target)
     }
     answers = processes.probe_each(
         lambda pid: all(threads.stood_s(pid, number) >= _STOOD_S for number in numbers[pid]),
@@ -481,9 +485,10 @@ def _observe_descendants(
     supervisor: ProcessSupervisor,
     targets: Sequence[StackTarget],
     scanned: Sequence[processes.ScannedProcess],
+    seconds: float,
 ) -> dict[tuple[int, int], waits.WaitCall]:
-    """Observe the descendants, and set `waits_on` of all targets. Returns the calls of all
-    threads, by process and thread.
+    """Observe the descendants, and set `waits_on` and `child_work` of all targets. Returns the
+    calls of all threads, by process and thread. seconds: since the first sample
     """
     own_pids = ranks.own_processes(scanned, os.getpid())
     descendants.find(targets, scanned, own_pids, _deadline(supervisor, supervisor.left_s / 2))
@@ -508,12 +513,17 @@ def _observe_descendants(
     }  # fmt: skip
     deadline = _deadline(supervisor, supervisor.left_s / 2)
     call_and_phrase = waits.observe(threads, likely_holders, deadline)
+    lock_files.observe(targets, call_and_phrase, deadline)
     for target in probed:
         if (target.pid, target.thread) in call_and_phrase:
             call, target.waits_on = call_and_phrase[target.pid, target.thread]
             target.timed_lock = call.verb == "futex" and call.timed
             target.is_untimed = not call.timed
-    return {key: call for key, (call, _) in call_and_phrase.items()}
+    calls = {key: call for key, (call, _) in call_and_phrase.items()}
+    for target in targets:
+        main_call = calls.get((target.pid, target.thread))
+        descendants.set_work(target, main_call, seconds, deadline)
+    return calls
 
 
 def _take_dumps(
@@ -542,7 +552,13 @@ def _take_dumps(
             reason = _NO_TIME_LEFT
         if reason or supervisor.deadline < time.monotonic():
             return py_spy.Dump(error=reason or NO_TIME)
-        return py_spy.take(supervisor, path, target.pid, supervisor.left_s, mode)
+        polls = mode == py_spy.PLAIN and "nanosleep" in target.facts[-1].wait_channel
+        for own_mode in (py_spy.LOCK, mode) if polls else (mode,):
+            # The variables of many threads may be too large.
+            dumped = py_spy.take(supervisor, path, target.pid, supervisor.left_s, own_mode)
+            if dumped.error in ("", py_spy.HUNG):
+                break
+        return dumped
 
     workers = max(1, (os.cpu_count() or 1) // _CORES_PER_DUMP)
     # The last dump may take all of its limit.

@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeready.agent.cores import gdb
@@ -43,9 +43,10 @@ _LOCAL_FRAMES, _LOCAL_NAMES, _LOCAL_TEXT = 3, 20, 120
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3[.\d]*/|^<frozen ")
 
 #: How a dump is taken, and py-spy's options for it.
-PLAIN, NATIVE, LOCALS = "plain", "native", "locals"
+PLAIN, NATIVE, LOCALS, LOCK = "plain", "native", "locals", "lock file"
 _OPTIONS = {
     PLAIN: ["--nonblocking"], NATIVE: ["--native"], LOCALS: ["--nonblocking", "--locals"],
+    LOCK: ["--nonblocking", "-llll"],  # 128 characters of a value for each letter
 }  # fmt: skip
 
 HUNG = "py-spy did not finish in time"
@@ -100,6 +101,8 @@ class Dump:
     spawned: int = -1
     # processes that it has started by torch.multiprocessing and waits for; else -1
     spawns: int = -1
+    # path of the lock file that its innermost calls use, by their variables; "": none
+    lock_file: str = ""
 
     @property
     def characters(self) -> int:
@@ -183,6 +186,7 @@ def parse(text: str, pid: int) -> Dump:
         thread=0 if trainer is None else _number(rows[main].get("os_thread_id")),
         spawned=_count(rows[main]["frames"], "_wrap", "i"),
         spawns=_count(rows[main]["frames"], "start_processes", "nprocs"),
+        lock_file=_lock_file(rows[main]["frames"]),
     )
 
 
@@ -224,6 +228,24 @@ def _count(frames: Sequence[Any], function: str, name: str) -> int:
                     value = str(row.get("repr"))
                     return int(value) if re.fullmatch(r"[0-9]{1,5}", value) else -1
     return -1
+
+
+#: Names of variables with the path of a lock file (filelock: `lock_filename`), and of such files.
+_LOCK_VARIABLE = re.compile(r"_?lock_?(file)?_?(name|path)?", re.I)
+_LOCK_NAME = re.compile(r"(.*/)?([^/]*[^a-zA-Z/])?lock([^a-zA-Z/][^/]*)?")
+
+
+def _lock_file(frames: Sequence[Any]) -> str:
+    """The path of a lock file among the variables of the innermost calls; "": none."""
+    for rows in [frame.get("locals") for frame in frames[:_LOCAL_FRAMES]]:
+        for row in rows if isinstance(rows, list) else ():
+            name, text = (str(isinstance(row, dict) and row.get(key)) for key in ("name", "repr"))
+            # torch/utils/cpp_extension.py has its lock file in this directory.
+            path = text[1:-1] + "/lock" * (name == "build_directory")
+            is_text = text[:1] in ("'", '"') and "\\" not in text and "..." not in text
+            if is_text and (_LOCK_NAME.fullmatch(path) or _LOCK_VARIABLE.fullmatch(name)):
+                return path
+    return ""
 
 
 def _locals(frames: Sequence[Any]) -> tuple[str, ...]:
@@ -285,7 +307,7 @@ def take(
 
     limit_s: seconds that are left of the run
     mode:    NATIVE: with native frames: py-spy stops its target, which must not be in state D or
-             T; LOCALS: with variables
+             T; LOCALS: with variables; LOCK: with the path of the lock file that it may poll for
 
     If no process has its pid and start time any more, the error is that it has ended, for any
     message of py-spy.
@@ -310,7 +332,8 @@ def take(
         if len(output) > MAX_BYTES:
             return Dump(error=f"its stacks are more than {MAX_BYTES >> 20} MB")
         if ended.rc == 0:
-            return parse(output.decode("utf-8", "replace"), pid)
+            dump = parse(output.decode("utf-8", "replace"), pid)
+            return replace(dump, locals=()) if mode == LOCK else dump
         error, is_retriable = failure_reason(ended)
         if _start_s(pid) != started_s or not started_s:
             return Dump(error=ENDED)

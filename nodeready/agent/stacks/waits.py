@@ -20,45 +20,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nodeready import knowledge
 from nodeready.agent.proc import MountTable, parse_mounts, socket_inodes
 from nodeready.agent.stacks.processes import HANGS, contents, owners, probe_each
 
-# --- System calls by number (arch/x86/entry/syscalls/syscall_64.tbl and
-# include/uapi/asm-generic/unistd.h of Linux): shown name, kind of the arguments, number on x86_64,
-# number on aarch64 (-1: none). Kinds: `fd` a descriptor (first argument), `path` (first), `at` a
-# directory's descriptor and a path, `second` a path (second argument), `connect`, `lock`, `fcntl`,
-# `child`, `waitid`, and those of `_SETS`; "": the arguments name no object.
+# --- System calls by number: rows of knowledge/system_calls.toml.
 
-_CALLS: tuple[tuple[str, str, int, int], ...] = (
-    ("read", "fd", 0, 63), ("write", "fd", 1, 64), ("open", "path", 2, -1),
-    ("close", "fd", 3, 57), ("stat", "path", 4, -1), ("fstat", "fd", 5, 80),
-    ("lstat", "path", 6, -1), ("poll", "poll", 7, -1), ("lseek", "fd", 8, 62),
-    ("ioctl", "fd", 16, 29), ("read", "fd", 17, 67), ("write", "fd", 18, 68),
-    ("read", "fd", 19, 65), ("write", "fd", 20, 66), ("access", "path", 21, -1),
-    ("select", "select", 23, -1), ("pause", "", 34, -1), ("sleep", "", 35, 101),
-    ("sendfile", "fd", 40, 71), ("connect", "connect", 42, 203), ("accept", "fd", 43, 202),
-    ("send", "fd", 44, 206), ("recv", "fd", 45, 207), ("send", "fd", 46, 211),
-    ("recv", "fd", 47, 212), ("execve", "path", 59, 221), ("wait", "child", 61, 260),
-    ("semop", "", 65, 193), ("msgsnd", "", 69, 189), ("msgrcv", "", 70, 188),
-    ("fcntl", "fcntl", 72, 25), ("flock", "lock", 73, 32), ("fsync", "fd", 74, 82),
-    ("fdatasync", "fd", 75, 83), ("truncate", "path", 76, 45), ("ftruncate", "fd", 77, 46),
-    ("getdents", "fd", 78, -1), ("chdir", "path", 80, 49), ("rename", "path", 82, -1),
-    ("mkdir", "path", 83, -1), ("rmdir", "path", 84, -1), ("open", "path", 85, -1),
-    ("unlink", "path", 87, -1), ("readlink", "path", 89, -1), ("signal", "", 128, 137),
-    ("signal", "", 130, 133), ("statfs", "path", 137, 43), ("fstatfs", "fd", 138, 44),
-    ("sync", "", 162, 81), ("mount", "second", 165, 40), ("umount", "path", 166, 39),
-    ("futex", "", 202, 98), ("io_getevents", "", 208, 4), ("getdents", "fd", 217, 61),
-    ("semop", "", 220, 192), ("sleep", "", 230, 115), ("epoll", "epoll", 232, -1),
-    ("wait", "waitid", 247, 95), ("open", "at", 257, 56), ("mkdir", "at", 258, 34),
-    ("stat", "at", 262, 79), ("unlink", "at", 263, 35), ("rename", "at", 264, 38),
-    ("readlink", "at", 267, 78), ("access", "at", 269, 48), ("select", "select", 270, 72),
-    ("poll", "ppoll", 271, 73), ("splice", "fd", 275, 76), ("epoll", "epoll", 281, 22),
-    ("fallocate", "fd", 285, 47), ("accept", "fd", 288, 242), ("read", "fd", 295, 69),
-    ("write", "fd", 296, 70), ("recv", "fd", 299, 243), ("syncfs", "fd", 306, 267),
-    ("send", "fd", 307, 269), ("rename", "at", 316, 276), ("copy_file_range", "fd", 326, 285),
-    ("stat", "at", 332, 291), ("io_uring_enter", "fd", 426, 426), ("open", "at", 437, 437),
-    ("access", "at", 439, 439), ("epoll", "epoll2", 441, 441), ("futex", "", 449, 449),
-)  # fmt: skip
 _COLUMNS = {"x86_64": 0, "aarch64": 1}
 #: Commands of fcntl(2) that wait for a lock: F_SETLKW and F_OFD_SETLKW.
 _LOCKING = (7, 38)
@@ -101,7 +68,9 @@ def calls(machine: str) -> dict[int, tuple[str, str]]:
     if column is None:
         return {}
     return {
-        numbers[column]: (name, kind) for name, kind, *numbers in _CALLS if numbers[column] >= 0
+        numbers[column]: (name, kind)
+        for name, kind, *numbers in knowledge.rows("system_calls")["calls"]
+        if numbers[column] >= 0
     }
 
 
@@ -484,7 +453,7 @@ def address(data: bytes) -> str:
 
 # --- The locks of files, and the ends of pipes.
 
-_LOCK = re.compile(r"^(\d+): *(->)? *(\w+) +\w+ +\w+ (-?\d+) ", re.M)
+_LOCK = re.compile(r"^(\d+): *(->)? *(\w+) +\w+ +\w+ (-?\d+) \S*:(\d+) ", re.M)
 
 
 def lock_holder(text: str, pid: int) -> int:
@@ -492,12 +461,17 @@ def lock_holder(text: str, pid: int) -> int:
     0: not listed. A waiting process is listed below the lock, with its number and an arrow.
     """
     holder: dict[str, int] = {}
-    for number, waits, _, pid_text in _LOCK.findall(text):
+    for number, waits, _, pid_text, _ in _LOCK.findall(text):
         if not waits:
             holder[number] = int(pid_text)
         elif int(pid_text) == pid:
             return max(0, holder.get(number, 0))
     return 0
+
+
+def lockers(text: str, inode: int) -> set[int]:
+    """The processes that have locked a file with this inode, from /proc/locks."""
+    return {int(row[3]) for row in _LOCK.findall(text) if not row[1] and int(row[4]) == inode}
 
 
 def _pipe_ends_of(pid: int, inodes: frozenset[int | str]) -> list[tuple[int | str, str]]:

@@ -341,18 +341,11 @@ def _repeated_ranks_advice(processes: Sequence[Rank]) -> Iterator[str]:
         claimants = _few([f"{claim.node} pid {claim.pid}" for claim in claims])
         count = len(claims_of) - 1
         suffix = f", and {count} more ranks are claimed twice" if count else ""
-        yield (
-            f"rank {rank} is claimed by {len(claims)} processes ({claimants}){suffix}: "
-            "an earlier run may not have ended, or a helper inherits RANK; name the right one "
-            "with --pid"
-        )
+        words = {"rank": rank, "count": len(claims), "claimants": claimants, "suffix": suffix}
+        yield hints.ADVICE["twice"].format(**words)
 
 
 _REFUSALS = ("permi", "ptrace")
-_SILENT_NODES_ADVICE = (
-    "{ranks}: the nodes that should have them gave no answer: see whether those are alive, and "
-    "look at them first"
-)
 
 
 def _kind_advice(groups: Sequence[Group]) -> Iterator[str]:
@@ -363,48 +356,25 @@ def _kind_advice(groups: Sequence[Group]) -> Iterator[str]:
         ]
         if kind_groups and text:
             silent = kind == "missing" and kind_groups[0].no_stack_reason.endswith(SILENT)
-            yield (_SILENT_NODES_ADVICE if silent else text).format(ranks=_ranks(*kind_groups))
+            yield (hints.ADVICE["silent"] if silent else text).format(ranks=_ranks(*kind_groups))
     # Only processes: a refusal by a node or Slurm does not concern py-spy.
     unread = [group for group in groups if group.kind == "no-data" and group.processes]
     if any(word in group.no_stack_reason.lower() for group in unread for word in _REFUSALS):
-        yield (
-            "py-spy was refused: `nodeready audit INVENTORY --only ptrace` tells by what, and "
-            "`nodeready deploy INVENTORY --only ptrace` repairs it"
-        )
+        yield hints.ADVICE["refused"]
 
 
 def _same_place_advice(group: Group, several: bool) -> Iterator[str]:
     """Advice where one group has all ranks."""
     activity = group.activity
     if is_waiting(group) and several:
-        noun = _ACTIVITY_NOUNS.get(activity, "collective")
-        yield (
-            f"all {group.processes} ranks stand in the same {noun}: if its process group is the "
-            "only one, look at the network: "
-            "`nodeready audit INVENTORY --only rdma.errors,nics.errors`, "
-            "`nodeready ready INVENTORY --ports FIRST-LAST`"
-        )
+        noun = hints.NOUNS.get(activity, "collective")
+        yield hints.ADVICE["network"].format(count=group.processes, noun=noun)
         if activity in ("collective", "backward", "gpu", "peer"):
-            yield (
-                "start the job again with NCCL_DEBUG=INFO and PyTorch's flight recorder "
-                "(TORCH_NCCL_TRACE_BUFFER_SIZE=2000, in newer versions TORCH_FR_BUFFER_SIZE; "
-                "TORCH_NCCL_DUMP_ON_TIMEOUT=1): it names the collective that each rank is in"
-            )
+            yield hints.ADVICE["recorder"]
     elif group.verdict == "progressing":
         yield "all ranks move: between the samples each of them has come to another place"
     elif several:
         yield f"all {group.processes} ranks stand at the same place: no main thread is the odd one"
-
-
-_ACTIVITY_NOUNS = {
-    "collective": "collective",
-    "peer": "wait for a peer",
-    "backward": "backward pass",
-    "gpu": "wait for the GPU",
-    "start": "start-up",
-    "store": "wait for the store",
-    "end": "end of the process group",
-}
 
 
 def _several_groups_advice(stacks: Stacks) -> Iterator[str]:
@@ -415,10 +385,7 @@ def _several_groups_advice(stacks: Stacks) -> Iterator[str]:
     total = _size(groups)
     moving = _size(group for group in groups if group.verdict == "progressing")
     if 2 * moving > total:
-        yield (
-            f"{moving} of {total} ranks move: the job is slow or was looked at in the middle "
-            "of its work; look again, with a longer --interval"
-        )
+        yield hints.ADVICE["moving"].format(moving=moving, count=total)
         if not victims:
             return
     suspected = [group for group in stacks.groups if group.role == "suspect"]
@@ -447,17 +414,10 @@ def _all_victims_advice(groups: Sequence[Group]) -> Iterator[str]:
     """Advice where all ranks wait for each other, at different places: there is no suspect."""
     calls = {group.activity for group in groups} <= {"peer", "collective"}
     if calls and all(hints.in_pipeline(group.frames) for group in groups):
-        yield (
-            "all ranks wait in a pipeline, each for its neighbour: stacks alone blame no rank; "
-            "compare the stages' schedules and counts of micro-batches, then look at the network"
-        )
+        yield hints.ADVICE["pipeline"]
         return
     places = _few([f"{_ranks(group)} in {called(group)}" for group in groups])
-    yield (
-        f"all ranks wait for others, at {len(groups)} places ({places}): stacks alone "
-        "blame no rank; a rank has called another collective, or has left one out or made one "
-        "more (an `if rank`, uneven data); TORCH_DISTRIBUTED_DEBUG=DETAIL names the mismatch"
-    )
+    yield hints.ADVICE["places"].format(count=len(groups), places=places)
 
 
 def _no_waiting_advice(groups: Sequence[Group], total: int) -> Iterator[str]:
@@ -468,27 +428,15 @@ def _no_waiting_advice(groups: Sequence[Group], total: int) -> Iterator[str]:
         return
     sizes = [group.processes for group in groups]
     if all(hints.in_pipeline(group.frames) for group in groups):
-        yield (
-            f"the {len(groups)} groups are stages of a pipeline, which stand at different places "
-            "legitimately; compare the ranks within a stage"
-        )
+        yield hints.ADVICE["stages"].format(count=len(groups))
         return
     few = min(groups, key=lambda group: group.processes)
     if any(map(is_waiting, groups)):
-        yield (
-            "the waiting ranks wake up again and again: the job may progress slowly: look again, "
-            "longer (--interval)"
-        )
+        yield hints.ADVICE["awake"]
     elif few.processes <= _MINORITY * total and max(sizes) > few.processes:
-        yield (
-            f"{_ranks(few)}: few are where the others are not, but no stack is known to wait for "
-            "other ranks: a hint at most"
-        )
+        yield hints.ADVICE["few"].format(ranks=_ranks(few))
     else:
-        yield (
-            "no stack is known to wait for other ranks: each may be at work of its own; look "
-            "again, with a longer --interval, or with --native"
-        )
+        yield hints.ADVICE["alone"]
 
 
 def _other_processes_advice(stacks: Stacks, disputed: bool) -> Iterator[str]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from nodeready.agent.stacks.descendants import EXITING
+from nodeready.agent.stacks.lock_files import LEFT
 from nodeready.agent.stacks.processes import FROZEN
 from nodeready.agent.stacks.py_spy import ENDED_INTERPRETER, NO_CALL
 from nodeready.core.text import counted
@@ -25,6 +26,8 @@ _HELD_STATES = {
 }  # fmt: skip
 #: Waits that add nothing to the state; the number of processes behind a wait of a group.
 _TRIVIAL_WAITS, _COUNT_SUFFIX = ("futex", "sleep"), re.compile(r" \(\d+\)$")
+#: The path of a lock file that an ended process has left, in a wait; a path in any wait.
+_LEFT_LOCK, _PATH = re.compile(rf"lock of (.*?){LEFT}( \(\d+\))?"), re.compile(r"/\S*")
 
 
 def cut(text: str, limit: int = _MAX_NAME) -> str:
@@ -76,6 +79,15 @@ def awaited_object(group: Group) -> str:
     return "" if held.startswith(_TRIVIAL_WAITS) else cut(held, MAX_LINE)
 
 
+def left_lock(group: Group) -> str:
+    """The lock file that all ranks of a group wait for in a library, and that an ended process has
+    left; "": none. A program's own loop may wait for something else.
+    """
+    is_known = group.activity == "file-lock" and group.frames[-1:] != (group.user_frame,)
+    lock = _LEFT_LOCK.fullmatch(group.waits_on[0]) if is_known and group.waits_on else None
+    return lock[1] if lock and len(group.waits_on) == 1 else ""
+
+
 def ends_program(group: Group) -> bool:
     """Whether the ranks of a group are at the ends of their programs."""
     main = group.frames[: group.frames.index(THREAD)] if THREAD in group.frames else group.frames
@@ -84,12 +96,14 @@ def ends_program(group: Group) -> bool:
 
 def cause_of(group: Group) -> Cause:
     """The action of a group that waits for no rank, and the advice."""
-    at, kernel = position(group), " ".join((*group.states, *group.waits_on))
+    at, kernel = position(group), _PATH.sub("", " ".join((*group.states, *group.waits_on)))
     cause, held = hints.CAUSES.get(group.kind), ""
     if cause is None and group.kind == "uninterruptible":
         _, separator, place = group.no_stack_reason.rpartition(", in ")
         held = f"{f' in {cut(place)}' if separator else ''}{f' at {at}' if at else ''}"
         cause = Cause("storage", "state D", "look at its mounts, devices and dmesg")
+    elif cause is None and (lock := left_lock(group)):
+        cause, held = hints.CAUSES["left lock"], f": {lock}"
     elif cause is None and (of_child := child_cause(group, at)):
         return of_child
     elif cause is None and hints.STORAGE_WORDS.search(f"{group.no_stack_reason} {kernel}"):

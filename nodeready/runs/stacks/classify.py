@@ -392,8 +392,9 @@ def classify(
                 stack = table.joined(mains[-1], holder, HOLDER)
                 wakeups, verdict = None, _verdict(used, None, False, seconds)
     has_woken = process.untimed and bool(_range(process.switches))
-    if verdict is not None and (thread in process.received or has_woken):
-        # It got what it had waited for, and waits for more.
+    has_work = process.child_work != "" and not (mains and table.reading(mains[-1]).for_ranks)
+    if verdict is not None and (thread in process.received or has_woken or has_work):
+        # It got what it had waited for, and waits for more; or its descendants work.
         verdict = "progressing"
     # A process that has moved since was in state D for a moment only.
     if state == "D" and verdict in (None, "blocked", "unsure"):

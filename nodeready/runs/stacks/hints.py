@@ -97,6 +97,8 @@ CAUSES = {key: Cause(*words) for key, *words in _TABLES["causes"]}
 STANDING = {kind: (reason, advice) for kind, reason, advice in _TABLES["standing"]}
 #: Wait channels and files of file systems and block devices.
 STORAGE_WORDS = re.compile("".join(_TABLES["storage_words"].split()))
+#: What to look at next: a name -> the sentence; an activity -> the noun for it.
+ADVICE, NOUNS = _TABLES["advice"], _TABLES["nouns"]
 #: Ends of the files with the collectives' functions.
 COLLECTIVE_FILES = tuple(_TABLES["collective_files"].split())
 #: Collectives in which sizes rightly differ between ranks; and those that need equal ones.
@@ -199,10 +201,7 @@ def polls(frames: Sequence[Frame]) -> int:
 
 
 #: Files of pipelines' engines and schedules.
-_PIPELINES = (
-    "torch/distributed/pipelining/", "torch/distributed/pipeline/", "deepspeed/runtime/pipe/",
-    "megatron/core/pipeline_parallel/", "fairscale/nn/pipe/",
-)  # fmt: skip
+_PIPELINES = tuple(_TABLES["pipelines"].split())
 
 
 def is_idle_worker(text: str) -> bool:
@@ -236,13 +235,7 @@ _LOCK_WAITS, _LOCK_HOLDERS = _kinds("lock_waits"), _kinds("lock_holders")
 #: Frame of a working thread of a pool.
 _POOL = {("run", "concurrent/futures/thread.py"): True}
 #: Serving threads, for which no program waits.
-_SERVERS = re.compile(
-    r"tqdm/_monitor\.py|torch/_inductor/compile_worker|wandb/|mlflow/"
-    r"|tensorboard|prometheus|ray/_private|logging/handlers\.py|multiprocessing/queues\.py"
-    r"|multiprocessing/resource_sharer\.py|torch/distributed/_watchdog\.py|_monitor_target"
-    r"|torch/distributed/elastic/|IPython|ipykernel|zmq"
-    r"|debugpy|pydevd"
-)
+_SERVERS = re.compile("".join(_TABLES["servers"].split()))
 
 
 def delegates(frames: Sequence[Frame]) -> bool:
@@ -327,7 +320,7 @@ def _sleeping_hint(channel: str, waits_on: str, master: str) -> Hint | None:
 
 def for_rank(ranks: str) -> Hint:
     """The hint on a wait for these ranks (``rank 3``), from the peers of its connections."""
-    return _RANK._replace(text=_RANK.text.replace("another rank, which has", f"{ranks}, at"))
+    return _RANK._replace(text=_RANK.text.replace("another rank", ranks))
 
 
 def _find(frame: Frame, table: Mapping[tuple[str, str], _T]) -> _T | None:

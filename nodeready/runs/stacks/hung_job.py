@@ -151,6 +151,7 @@ class HungJob:
         group = self.groups[at]
         is_certain = group.kind != "stack" or group.activity in _USER_ACTIVITIES
         is_certain |= group.verdict == "progressing" or causes.waits_for_held_child(group)
+        is_certain |= bool(causes.left_lock(group))
         pronoun = say("{it|they}", max(1, len(group.ranks)))
         return "" if is_certain else f", or {pronoun} may be slow"
 

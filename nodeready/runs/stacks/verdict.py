@@ -84,6 +84,18 @@ def ended_others(job: HungJob) -> HangFinding | None:
     return HangFinding(words, [job.suspect([rank], None, action)], len(ended), leads=True)
 
 
+def raised_alone(job: HungJob) -> HangFinding | None:
+    """Ranks have raised an error and wait at the ends of their programs, unlike their peers."""
+    ending = [at for at, group in enumerate(job.groups) if causes.ends_program(group)]
+    ranks, raised = sorted(job.ranks_of(ending)), job.report.raised
+    if not ranks or job.gone or len(ending) == len(job.groups) or {*ranks} - {*raised}:
+        return None
+    suspect = job.suspect(ranks, None, f"raised {raised[ranks[0]]}")
+    words = {"who": ranks_of(ranks, suspect.nodes), "error": raised[ranks[0]]}
+    words["call"] = causes.called(job.groups[ending[0]])
+    return HangFinding(words, [suspect], len(ranks), leads=True)
+
+
 def cannot_end(job: HungJob) -> HangFinding | None:
     """Ranks have ended, and all that are alive are at the ends of their programs."""
     ending = [at for at in range(len(job.groups)) if at not in job.gone]
@@ -150,6 +162,21 @@ def gone(job: HungJob) -> HangFinding | None:
     suspects += job.suspects_of(job.suspects)
     words, missing = {"who": ranks_of(ranks, nodes), "reason": reason}, () if end else None
     return HangFinding(words, suspects, max(1, len(ranks)), sentence=sentence, missing=missing)
+
+
+def child_works(job: HungJob) -> HangFinding | None:
+    """A rank waits for its descendants, which work, and no other rank keeps its peers waiting."""
+    working = [at for at, group in enumerate(job.groups) if group.child_work]
+    late_ranks = {rank for lag in job.lags for rank in lag.ranks}
+    if not working or job.gone or not {*job.suspects} <= {*working} or not (
+        late_ranks <= job.ranks_of(working)
+    ):  # fmt: skip
+        return None
+    for at in working:
+        job.set_role(at, None, "its descendants work")
+    group = job.groups[working[0]]
+    words = {"who": job.name(working), "work": group.child_work, "at": causes.position(group)}
+    return HangFinding(words, number=max(1, len(group.ranks)))
 
 
 def late(job: HungJob) -> HangFinding | None:
@@ -230,7 +257,7 @@ def nobody_waits(job: HungJob, indexes: Sequence[int]) -> HangFinding:
         words["who"] = f"all {job.total} ranks"
     # Two samples of a running loop can be equal by chance.
     is_awake = all(group.verdict in _ACTIVE_VERDICTS for group in groups)
-    is_free = is_all and not any(group.role for group in groups)
+    is_free = is_all and not any(group.role or causes.left_lock(group) for group in groups)
     if is_free and (is_awake or all(group.activity == "sleep" for group in groups)):
         doubt = "all are awake: slow, or hung" if is_awake else "a pause, or a wait without an end"
         sentence = f"{{who}}: {{action}}; {doubt}: {_LOOK_LONGER}"
@@ -335,6 +362,9 @@ def calls_differ(job: HungJob) -> HangFinding | None:
             # One function makes the call for two callers.
             call += f" for {causes.place_text(callers[0])}"
             other = f"for {causes.place_text(callers[1])}"
+    few_ends, many_end = causes.ends_program(few), causes.ends_program(many)
+    call += ", at the end of the program" if few_ends and not many_end else ""
+    other += ", at the end of the program" if many_end and not few_ends else ""
     words = {"who": ranks_of(few.ranks, few.nodes), "call": call, "end": end}
     words["others"] = f"{ranks_of(many.ranks)} {other}"
     kind, missing = ("disagree", _RECORDER) if is_odd else ("unclear", _RAS)
@@ -385,11 +415,15 @@ RULES = (
     HangRule("disagree", started_apart,
              "{who} {reason}{wait}: what they were started with must agree"),
     HangRule("gone", ended_others, "{who} raised {error}; {ended} {has|have} ended since"),
+    HangRule("late", raised_alone, "{who} raised {error}, and {is|are} at the end of {its|their} "
+             "program, in {call}; the others are not"),
     HangRule("late", cannot_end, "{who}: is at the end of its program, and {action}; "
              "{ended} {has|have} ended: look there"),
     HangRule("environment", unworkable, "{who}: {text}"),
     HangRule("gone", gone, "{who}: no node has {it|them}{wait}: "
              "see dmesg, `nodeready cores`, the launcher's output", ("kernel", "logs")),
+    HangRule("moving", child_works,
+             "{who} {waits|wait} at {at} for what {it has|they have} started: {work}{wait}"),
     HangRule("late", late, "{who} {has|have} not called {call}, which {count} {wait} in{place}"),
     HangRule("unclear", stands, _STANDS, _RECORDER),
     HangRule("unclear", may_wait_too, "{who} {stands|stand} in {place}, and may wait there, as "

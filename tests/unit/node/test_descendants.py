@@ -14,6 +14,7 @@ from nodeready.agent.stacks.descendants import INTERPRETER_LOCK, StackTarget
 from nodeready.agent.stacks.processes import Facts, ScannedProcess
 from nodeready.agent.stacks.py_spy import Dump, PySpyThread
 from nodeready.agent.stacks.ranks import JobRank, RankIdentity
+from nodeready.agent.stacks.waits import WaitCall
 from tests.builders.traces import checked
 from tests.cases import read_table
 
@@ -110,6 +111,32 @@ def test_the_odd_ones_are_looked_at_first():
     )
     rank.descendants.append(StackTarget(JobRank(process(27), own)))
     assert [child.pid for child in descendants.dump_order([rank])] == [20, 25, 21, 22, 23, 24]
+
+
+@pytest.mark.parametrize(("command", "awaited", "works"), [
+    ("gzip -c /dev/zero > /dev/null", True, True),
+    ("while :; do :; done", True, False),
+    ("gzip -c /dev/zero > /dev/null", False, False),
+    ("exec -a cc1plus sleep 9", False, True),
+])  # fmt: skip
+def test_whether_a_descendant_works(command, awaited, works):
+    """A compiler, and what is waited for, and reads or writes."""
+    rank = target(os.getpid())
+    with subprocess.Popen(["bash", "-c", command], start_new_session=True) as child:
+        try:
+            time.sleep(0.2)
+            rows, _ = processes.scan(time.monotonic() + 9)
+            below = [row for row in rows if child.pid in (row.pid, row.parent)]
+            rank.descendants = [
+                StackTarget(JobRank(row, RankIdentity()), [FACTS], cpu_s=[0.0, 1.9])
+                for row in below
+            ]
+            call = WaitCall("wait", child=child.pid if awaited else 0)
+            descendants.set_work(rank, call, 2.0, time.monotonic() + 9)
+        finally:
+            os.killpg(child.pid, 9)
+    assert bool(rank.child_work) == works
+    assert "used 1.9 s of CPU in 2 s" in rank.child_work or not works
 
 
 HEAD = {"schema": answer.SCHEMA, "node": "n", "started": "", "interval_s": 2.0, "error": ""}

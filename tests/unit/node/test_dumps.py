@@ -144,6 +144,23 @@ def test_variables_of_the_users_innermost_calls_without_secrets():
         assert read(thread("MainThread", frame("a", locals=bad))).main == (("a", "a.py", 1),)
 
 
+@pytest.mark.parametrize(("name", "value", "path"), [
+    ("build_directory", '"/c/ext/fused_adam"', "/c/ext/fused_adam/lock"),
+    ("lock_filename", '"data.lck"', "data.lck"),
+    ("self", "<FileBaton at 0x7f00>", ""),
+    ("path", '"/c/hub/model.lock"', "/c/hub/model.lock"),
+    ("path", '"/c/blocks"', ""),
+    ("lock", "<unlocked _thread.lock at 0x7f00>", ""),
+    ("lock_file", '"/cut/off..."', ""),
+])  # fmt: skip
+def test_the_lock_file_among_the_variables(name, value, path):
+    frames = [
+        frame("wait", locals=[local("self", "<B at 0x1>")]),
+        frame("a", locals=[local(name, value)]),
+    ]
+    assert read(thread("MainThread", *frames)).lock_file == path
+
+
 def test_py_spy_is_looked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert py_spy.find("/none") == ""

@@ -1,6 +1,7 @@
 """What a thread waits for: system calls and what is behind them, on live processes of ours."""
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import re
@@ -14,7 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.agent.stacks import waits
+from nodeready import knowledge
+from nodeready.agent.stacks import lock_files, processes, waits
+from nodeready.agent.stacks.descendants import StackTarget
+from nodeready.agent.stacks.py_spy import Dump
+from nodeready.agent.stacks.ranks import JobRank, RankIdentity
 from nodeready.agent.stacks.waits import (
     PipeEnds,
     WaitCall,
@@ -194,7 +199,8 @@ def test_looking_is_no_wait_of_the_process():
 def test_every_machine_has_each_number_once():
     for machine, futex, column in (("x86_64", 202, 2), ("aarch64", 98, 3)):
         assert calls(machine)[futex] == ("futex", "")
-        numbers = [row[column] for row in waits._CALLS if row[column] >= 0]
+        rows = knowledge.rows("system_calls")["calls"]
+        numbers = [row[column] for row in rows if row[column] >= 0]
         assert len(numbers) == len(set(numbers))
     assert calls("riscv64") == {}
 
@@ -295,6 +301,32 @@ kinds[int(kind)]()
                 else:
                     assert call.holders == (os.getpid(),)
         assert (f"127.0.0.1:{port}", "") in waits.sockets(os.getpid(), local)
+
+
+@pytest.mark.parametrize("kind", ["left", "new", "open", "locked"])
+def test_who_has_a_lock_file(kind, tmp_path):
+    """Nobody, though it is older or newer than who waits; who has it open; who has locked it."""
+    lock, pid = tmp_path / "lock", os.getpid()
+    lock.touch()
+    os.utime(lock, (1, 1) if kind == "left" else (time.time() + 60,) * 2)
+    (own,), _ = processes.scan(time.monotonic() + 9, [pid])
+    with contextlib.ExitStack() as stack, waiting("import time; time.sleep(99)") as process:
+        if kind in ("open", "locked"):
+            file = stack.enter_context(open(lock))
+            if kind == "locked":
+                fcntl.flock(file, fcntl.LOCK_EX)
+        rank = StackTarget(
+            JobRank(dataclasses.replace(own, pid=process.pid), RankIdentity(0)),
+            [processes.observe([process.pid], time.monotonic() + 9)[process.pid]],
+            dumps=[Dump(lock_file=str(lock))],
+        )
+        calls = {(process.pid, 0): (WaitCall("sleep"), "sleep")}
+        lock_files.observe([rank], calls, time.monotonic() + 9)
+    ((call, text),) = calls.values()
+    held = f"lock of {lock}, held by pid {pid} ("
+    ends = {"left": f"lock of {lock}{lock_files.LEFT}", "new": f"lock of {lock}"}
+    assert text.startswith(held) if kind in ("open", "locked") else text == ends[kind]
+    assert call.holders == ((pid,) if kind in ("open", "locked") else ())
 
 
 def test_a_pipe_with_many_at_its_other_end():

@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from nodeready.agent.stacks.lock_files import LEFT
 from nodeready.agent.stacks.py_spy import ENDED_INTERPRETER
 from nodeready.agent.witnesses.flight_recorder import parse
 from nodeready.agent.witnesses.logs import WatchdogReport
@@ -156,6 +157,16 @@ def asks(rank: int, *ends: str, stack: str = ASK, thread: str = "MainThread", **
     return process(rank, stack, stack, waits_for=[[thread, end] for end in ends], **more)
 
 
+def polls(rank: int, stack: str, end: str = LEFT) -> Any:
+    """A rank that looks again and again for a lock file."""
+    more = {
+        "wait_channel": "hrtimer_nanosleep",
+        "switches": [0, 20],
+        "waits_on": f"lock of {LOCK}{end}",
+    }
+    return process(rank, stack, stack, **more)
+
+
 def of_rank_0() -> dict[int, Any]:
     """All wait for rank 0: on its node by its process, on the other one by both addresses."""
     return {
@@ -175,6 +186,11 @@ def below(state: str, command: str = "python train.py", **more: Any) -> dict[str
 
 
 RUN = f"{TRAIN} > wait subprocess.py 1264"
+CC, LOCK = "cc1plus used 1.9 s of CPU in 2 s", "/c/ext/fused_adam/lock"
+BATON = (
+    f"{TRAIN} > _jit_compile torch/utils/cpp_extension.py 1522 > wait torch/utils/file_baton.py 42"
+)
+FINALIZE = f"Finalize mpi.py 35 > barrier {C10D} 3152"
 READS = f"{TRAIN} > load data.py 3 > read_text pathlib.py 1027"
 ACCEPT = f"{TRAIN} > accept socket.py 294"
 QUEUE = f"{TRAIN} > get queue.py 171 > wait threading.py 320"
@@ -213,6 +229,17 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("... and one waits in a thread for the others", job({**ENDED, 0: process(0, EXIT, EXIT, threads_at={"Thread-1": OTHER_REDUCE})}), "gone", tuple(range(1, 8)), ("no node has them",), ()),
     ("... and one is not at its end", job({**ENDED, 0: BLOCKED}), "gone", tuple(range(1, 8)), ("no node has them",), ()),
     ("... and one at its end was killed for memory", job({**ENDED, 0: process(0, EXIT, EXIT)}, by_node={"gpu1": kernel(OOM)}), "gone", tuple(range(1, 8)), ("killed for memory",), ()),
+    ("all wait for a lock file that is left", job({r: polls(r, BATON) for r in range(8)}), "storage", tuple(range(8)), (LOCK, "remove the file"), ("slow", "file system")),
+    ("... one does", job({0: polls(0, BATON)}), "storage", (0,), (LOCK, "remove the file", "7 ranks wait"), ("slow",)),
+    ("... or for one that is held", job({r: polls(r, BATON, ", held by pid 7 (python3)") for r in range(8)}), "unclear", (), (LOCK, "held by pid"), ("remove",)),
+    ("... or in a loop of their own", job({r: polls(r, SLEEP) for r in range(8)}), "unclear", (), (LOCK,), ("remove",)),
+    ("one waits for its compiler, which works", job({0: process(0, RUN, RUN, child_work=CC)}), "moving", (), ("rank 0", CC, "7 ranks wait for it"), ()),
+    ("... and its peers for its lock file", job({0: process(0, RUN, RUN, child_work=CC), 1: asks(1, "pid 1000", stack=BATON)}, ranks=2), "moving", (), (CC,), ()),
+    ("... and another one stands", job({0: process(0, RUN, RUN, child_work=CC), 3: BLOCKED}), "late", (3,), ("preprocess",), ()),
+    ("... of one that waits for others", job({0: process(0, REDUCE, REDUCE, child_work=CC), 3: BLOCKED}), "late", (3,), ("preprocess",), ()),
+    ("one has raised, and waits at its end", job({0: (FINALIZE, FINALIZE)}, {0: log("ValueError: too dense", path="/l/0")}), "late", (0,), ("rank 0 (gpu1) raised ValueError: too dense", "barrier at Finalize mpi.py:35"), ()),
+    ("... without an error", job({0: (FINALIZE, FINALIZE)}), "disagree", (), ("rank 0 (gpu1) waits in barrier at Finalize mpi.py:35, at the end of the program", "must agree"), ()),
+    ("... and all are at their ends", job({0: (FINALIZE, FINALIZE)}, {0: log("ValueError: too dense", path="/l/0")}, usual=(f"flush x.py 7 > all_reduce {C10D} 2806",) * 2), "disagree", (), ("must agree",), ("end of the program",)),
     ("one process wide", job({5: BLOCKED, 6: BLOCKED}), "late", (5, 6), ("ranks 5-6",), ()),
     ("two places", job({5: BLOCKED, 2: process(2, ELSEWHERE, ELSEWHERE, **OWN_CODE)}), "late", (2,), ("1 other group",), ()),
     ("all wait at one place", job(), "quiet", (), ("all 8 ranks wait in all_reduce", "network"), ("rank 0 ",)),
