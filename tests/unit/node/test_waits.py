@@ -172,7 +172,9 @@ def test_a_full_pipe_whose_reader_is_stopped():
 
 
 def test_a_process_that_runs_waits_for_nothing_and_the_kernel_may_tell_none(monkeypatch):
-    with waiting("while True: pass") as process:
+    code = "os.write(1, b'x')\nwhile True: pass"
+    with waiting(code, stdout=subprocess.PIPE) as process:
+        process.stdout.read(1)
         assert waits.probe_thread(process.pid) is None
     assert waits.probe_thread(process.pid) is None
     for text in ("", "running\n", "-1 0x0 0x0\n", "x y z a b c d e", "99999 " * 9):
