@@ -3,11 +3,14 @@
 import os
 import re
 import signal
+import socket
 
 import pytest
+from ClusterShell.Topology import TopologyParser
 
 from nodeready.agent.asking import Request
 from nodeready.fleet.transport.clush import transport as clush_transport
+from nodeready.fleet.transport.clush.gateway import gateways_by_node
 from nodeready.fleet.transport.clush.transport import Clush, ClushError
 from tests.unit.transport.test_clush import host
 
@@ -39,6 +42,27 @@ def test_a_process_that_hangs_is_ended(monkeypatch):
     assert {name: answer.gap.reason for name, answer in rows.items()} == {"n1": error, "n2": error}
 
 
+def test_the_gateways_of_names_with_several_numbers(tmp_path):
+    """ClusterShell's own tree says the same."""
+    path, here = tmp_path / "topology.conf", socket.gethostname().split(".")[0]
+    path.write_text(
+        f"[routes]\n{here}: gw[1-3]!gw3\ngw1: r1-[1-9]-a,r2-3\ngw2: s[08-11]\nr2-3: t\n"
+    )
+    tree = TopologyParser(str(path)).tree(here)
+    expected = {
+        node: tuple(row.nodeset)
+        for row in tree.groups
+        if here not in row.nodeset
+        for group in row.children()
+        for node in group.nodeset
+    }
+    found = gateways_by_node(str(path))
+    assert {node: {*names} for node, names in found.items()} == {
+        node: {*names} for node, names in expected.items()
+    }
+    assert found["t"] == ("r2-3",)
+
+
 def test_a_topology_that_is_no_tree_is_told_and_done_without(tmp_path):
     path = tmp_path / "topology.conf"
     path.write_text("[routes]\nsomebody_else: gw[1-2]\ngw[1-2]: n[1-9]\n")
@@ -47,6 +71,6 @@ def test_a_topology_that_is_no_tree_is_told_and_done_without(tmp_path):
         ((_, answer),) = transport.ask([Request("n1", "true", 9)])
     assert answer.gap.kind == "unreachable"
     (line,) = told
-    assert re.fullmatch(rf"{path}: .*is not a valid root node!: asking every node directly", line)
+    assert re.fullmatch(rf"{path}: no route begins at .*: asking every node directly", line)
     with pytest.raises(ClushError, match="nowhere: No such file or directory"):
         Clush(closed("n1"), topology=f"{tmp_path}/nowhere")

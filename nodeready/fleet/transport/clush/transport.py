@@ -50,7 +50,6 @@ from nodeready.fleet.transport.clush.gateway import (
     gateways_by_node,
     ssh_target,
     topology_file,
-    tree_of,
     without_own_keys,
 )
 from nodeready.fleet.transport.connectors import (
@@ -233,7 +232,7 @@ class ClushHosts(ParallelTransport):
         self._users: defaultdict[tuple[str, ...], set[str]] = defaultdict(set)
         if topology:
             try:
-                self._gateways_of = gateways_by_node(tree_of(topology))
+                self._gateways_of = gateways_by_node(topology)
             except Exception as problem:  # noqa: BLE001 - ClusterShell's parser raises many kinds
                 reason = sanitise(" ".join(str(problem).split())) or type(problem).__name__
                 note(f"{topology}: {reason}: asking every node directly")
