@@ -222,7 +222,7 @@ def topology_file() -> str:
 
 def gateways_by_node(path: str) -> dict[str, tuple[str, ...]]:
     """Node behind gateways -> the gateways before it, by a topology.conf, seen from this machine.
-    A gateway may itself be behind gateways. Raises what ClusterShell's parser raises.
+    A gateway may itself be behind gateways. Raises TopologyError, or what the parsers raise.
     """
     parser = configparser.ConfigParser()
     parser.optionxform = str  # type: ignore
