@@ -220,7 +220,7 @@ def test_ranks_that_share_a_pipe_tear_neither_lines_nor_blocks(script):
 
 
 def test_nothing_of_a_crash_is_lost_when_the_reader_is_slow(script):
-    """More than a pipe holds: the supervisor cannot write on, before or after the program's end."""
+    """More than a pipe holds: the supervisor cannot write on, before the end or after it."""
     path = script("import os; os.write(1, b'x' * 100_000 + b'\\nlast\\n'); os.abort()")
     with started(sys.executable, path, env=environment(PYTHONFAULTHANDLER="")) as job:
         wait_for(lambda: children(job.pid) != [])
