@@ -505,16 +505,19 @@ class SignalProbe:
 
     def has(self, number: int) -> bool:
         """Whether the signal was also sent to the probe."""
-        if self._child is None:
-            return False
-        end = time.monotonic() + self._DELIVERY_S
-        while not self._pending(number):
-            if time.monotonic() > end:
-                return False
-            time.sleep(0.002)
-        self.end()
-        self._start()
-        return True
+        # A further signal waits until the next probe is there.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            end = time.monotonic() + self._DELIVERY_S
+            while self._child is None or not self._pending(number):
+                if self._child is None or time.monotonic() > end:
+                    return False
+                time.sleep(0.002)
+            self.end()
+            self._start()
+            return True
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _pending(self, number: int) -> bool:
         path = f"/proc/{self._child.pid}/status"
