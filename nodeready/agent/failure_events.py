@@ -161,7 +161,7 @@ _LAST_WORDS = 40
 _EXPLAINED, _COMPLAINTS = 3, ((2, "complains"), (1, "objects"))
 #: Lines after the error of a request in which its answer comes; the kinds of errors after which a
 #: process serves no further one.
-_ANSWERED, _OF_PROCESS = 3, ("gpu", "segfault")
+_ANSWERED, _OF_PROCESS = 3, ("gpu", "segfault", "signal")
 #: Maximum processes that are asked whether a program goes on.
 _WRITERS = 4
 #: Characters of a line that have its level; the outermost calls of an error that nothing has
