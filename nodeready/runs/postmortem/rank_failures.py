@@ -142,13 +142,15 @@ def once_per_rank(failures: Iterable[RankFailure]) -> list[RankFailure]:
     ordered = sorted(failures, key=order)
     by_rank: dict[object, RankFailure] = {}
     texts: set[str] = set()
+    told = {f.file for f in ordered if f.rank is None and f.event.has_phrase("reported-late")}
     for failure in ordered:
         event, rank = failure.event, failure.rank
         first = by_rank.get(rank)
         if rank is None:
             if event.text.startswith(ASSERT):
                 # A kernel on one GPU writes a line for each of its threads.
-                by_rank.setdefault((failure.file, failure.node, ASSERT), failure)
+                if failure.file not in told:
+                    by_rank.setdefault((failure.file, failure.node, ASSERT), failure)
                 continue
             if event.source and _shape(event.text) in texts:
                 continue
