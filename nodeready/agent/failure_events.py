@@ -260,6 +260,10 @@ class _RankStream:
         self.since += 1
         if self.since == 1 and self.events and is_handled(text):
             self.handled[self.events[-1].line] = self.plain
+        last = self.events[-1] if self.events else None
+        if last and last.is_warning and last.role == rules.WAITED and _STEP.search(text):
+            # Those that it waited for have come.
+            self.handled[last.line] = self.plain - 2
         if self.requests or (self.events and self.since <= _ANSWERED):
             self.add_answer(text)
         if self.watched and self.plain > self.watched_until:

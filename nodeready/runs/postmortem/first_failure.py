@@ -162,7 +162,10 @@ def survived(job: JobFailures) -> Finding | None:
         and not (
             (f.event.is_warning or (f.event.has_phrase("restarts") and is_rare))
             and not is_ended
-            and f.file >= 0 and lengths[f.file] - f.event.line >= _FURTHER_LINES
+            and f.file >= 0 and _FURTHER_LINES <= (
+                f.event.lines_after if f.event.role == WAITED
+                else lengths[f.file] - f.event.line
+            )
         )
         # Connections close when ranks end.
         and not (f.event.role == LOST and 0 < ends.get(f.file, 0) >= f.event.line - _END_LINES)
@@ -283,10 +286,10 @@ def limit(job: JobFailures) -> Finding | None:
 
 def killed(job: JobFailures) -> Finding | None:
     """A rank that ended by a signal or with a status, without an error in its log."""
-    excused = ranks_in((*job.lost, *job.waited, *job.consequences))
+    excused = ranks_in((*job.victims, *job.consequences))
     agent_pids = {(f.node, f.event.pid) for f in job.ended if f.event.source == "torchrun"}
     # All reported ranks of a file may have lost a peer.
-    unknown = Counter(f.file for f in (*job.lost, *job.waited) if f.rank is None)
+    unknown = Counter(f.file for f in job.victims if f.rank is None)
     #: (index of a file, whether a report names no rank) -> failures that its rank may have had.
     aborting = Counter(
         (f.file, is_unnamed)

@@ -478,6 +478,8 @@ class JobFailures:
         self.all = _without_reason(self.all)
         by_role = {role: [f for f in self.all if f.event.role == role] for role in ROLES}
         self.lost, self.waited, self.ended = by_role[LOST], by_role[WAITED], by_role[ENDED]
+        # A warning of a wait is overcome when its rank goes on.
+        self.waited = [f for f in self.waited if is_final(f) or not f.event.is_warning]
         self.consequences = by_role[CONSEQUENCE]
         #: The lost peers, and all that others have caused, that are more than a warning.
         self.losses = [f for f in self.lost if not f.event.is_warning]
