@@ -103,8 +103,8 @@ _OUTSIDE, _SIGNAL = (1, 2, 15), re.compile(r"got signal: (\d{1,2})\b")
 _SEEN_S = 1.1
 #: How often a worker is started again in vain.
 _RESTARTS_IN_VAIN = 3
-#: Lines after the end of a job in which a lost connection belongs to it; plain lines after an
-#: error in a log of unknown ranks from which on its rank went on.
+#: Lines after the end of a job, or after a connection that closes then, in which another lost one
+#: belongs to it; plain lines after an error in a log of unknown ranks from which on its rank went on.
 _END_LINES, _FURTHER_LINES = 20, 5
 
 
@@ -132,6 +132,11 @@ def survived(job: JobFailures) -> Finding | None:
     bad = [f for f in failures if not f.event.is_warning]
     ends = {at: file.failures.facts.finished for at, file in enumerate(job.evidence.files)}
     has_end = any(ends[at] for at in job.last_files)
+    #: Index of a file -> the last line of an end, and of the connections that close then.
+    closed = dict(ends)
+    for f in sorted(job.lost, key=lambda f: f.event.line):
+        if 0 < closed.get(f.file, 0) >= f.event.line - _END_LINES:
+            closed[f.file] = max(f.event.line, closed[f.file])
     # Steps go on after all failures, and nothing else reports an end.
     is_ended = bool(job.reports or job.ended or job.evidence.kernel)
     is_ended = is_ended or any(step.code or step.signal for step in job.evidence.steps)
@@ -167,8 +172,7 @@ def survived(job: JobFailures) -> Finding | None:
                 else lengths[f.file] - f.event.line
             )
         )
-        # Connections close when ranks end.
-        and not (f.event.role == LOST and 0 < ends.get(f.file, 0) >= f.event.line - _END_LINES)
+        and not (f.event.role == LOST and f.event.line <= closed.get(f.file, 0))
         and not (f.went_on or f.event.handled)
         and not (f.event.went_on and f.event.lines_after >= _FURTHER_LINES)
     ]  # fmt: skip
@@ -354,7 +358,7 @@ def killed(job: JobFailures) -> Finding | None:
     evidence += lines_of([first]) if first.event.text else []
     finding = Finding(ranks, nodes, evidence, failures=[first], kind=kind_of_code(code))
     quoted = f": {first.event.text}" if first.is_by("is_quoted") or not ranks else ""
-    said = first.event.last_words or _complaint(job, ranks)
+    said = first.event.last_words or job.complaint(ranks)
     if said and (not number or (number == signal.SIGABRT and PHRASES["cries"].search(said))):
         # The first report of several says less than a log of the rank's own.
         is_known = first.rank in job.logged or {f.rank for f in order} == ranks
@@ -383,14 +387,6 @@ def killed(job: JobFailures) -> Finding | None:
     against, finding.missing = _doubts(job, number)
     finding.against = (against,) if against else ()
     return finding
-
-
-def _complaint(job: JobFailures, ranks: set[int]) -> str:
-    """The last words of an error in the logs of some of the ranks; "": none."""
-    return next((
-        stream.complaint for file in job.evidence.files for stream in file.failures.streams
-        if stream.complaint and ranks & {job.finder.file_rank(file), stream.rank}
-    ), "")  # fmt: skip
 
 
 def _complained(finding: Finding, first: RankFailure, text: str) -> Finding:

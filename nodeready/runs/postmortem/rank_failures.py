@@ -584,6 +584,20 @@ class JobFailures:
         # A rank without a log says nothing.
         return silent if is_few and self.logged.issuperset(silent) else []
 
+    def complaint(self, ranks: set[int]) -> str:
+        """The last words of an error in the logs of some of the ranks, or, where these have none,
+        the words with which the log of an unknown rank ends; "": none.
+        """
+        streams = [
+            (stream, {self.finder.file_rank(file), stream.rank} - {None})
+            for file in self.evidence.files for stream in file.failures.streams
+            if stream.complaint
+        ]  # fmt: skip
+        own = [stream for stream, written in streams if ranks & written]
+        if not ranks & self.logged:
+            own = [stream for stream, written in streams if stream.is_cut and not written]
+        return min(own, key=lambda s: not s.is_cut).complaint if own else ""
+
     def xids(self, nodes: Iterable[str] = ()) -> list[NodeFault]:
         """The kernel's messages about GPUs of these nodes; (): of all."""
         names = set(nodes)
