@@ -82,7 +82,7 @@ class LogStream:
     last: wire.Line  # the last line that belongs to no failure
     last_s: float | None  # time of the last line that has one; None: none has
     complaint: wire.Line = ""  # the last words of an error, after all steps; "": none
-    is_cut: bool = False  # a program without a logger has written them, and the lines end then
+    is_cut: bool = False  # they are of an error that ends its program, and the lines end then
 
 
 @dataclass(frozen=True)
@@ -319,13 +319,12 @@ class _RankStream:
         return self.last.strip()
 
     def is_cut(self, line: int) -> bool:
-        """Whether the lines end in an error of a program without a logger, after a line of the
-        file.
-        """
-        # A logger's error ends no program.
+        """Whether the lines end in an error that ends its program, after a line of the file."""
+        # A logger's error ends none, unless its level says so.
         has_levels = any(rules.PHRASES["logs"].search(text, 0, _LEVEL) for _, text in self.recent)
+        words = rules.PHRASES["last-level" if has_levels else "cries"]
         texts = [text for number, text in self.recent if number > line and complaint(text)]
-        return not has_levels and any(map(rules.PHRASES["cries"].search, texts))
+        return any(words.search(text[:MAX_TEXT]) for text in texts)
 
     @property
     def is_process(self) -> bool:

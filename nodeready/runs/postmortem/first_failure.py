@@ -538,7 +538,7 @@ def consequence(job: JobFailures) -> Finding | None:
     is_quoted = all(f.is_by("is_unnamed") or f.event.has_phrase("wraps") for f in failures)
     is_told = all(f.event.has_phrase("no-peer") for f in job.losses)
     is_told = is_told and not any(f.event.has_phrase("died") for f in failures)
-    if job.losses and (is_quoted or is_told):
+    if (job.losses and (is_quoted or is_told)) or (is_quoted and complained(job)):
         return None
     # One that says a reason says more than what quotes it.
     failures = sorted(failures, key=lambda f: (
