@@ -320,11 +320,14 @@ class _RankStream:
 
     def is_cut(self, line: int) -> bool:
         """Whether the lines end in an error that ends its program, after a line of the file."""
-        # A logger's error ends none, unless its level says so.
-        has_levels = any(rules.PHRASES["logs"].search(text, 0, _LEVEL) for _, text in self.recent)
-        words = rules.PHRASES["last-level" if has_levels else "cries"]
-        texts = [text for number, text in self.recent if number > line and complaint(text)]
-        return any(words.search(text[:MAX_TEXT]) for text in texts)
+        # A logger's error ends none, unless its level says so, and it logs nothing then.
+        logs, recent = rules.PHRASES["logs"], self.recent
+        levels = [number for number, text in recent if logs.search(text, 0, _LEVEL)]
+        words = rules.PHRASES["last-level" if levels else "cries"]
+        return any(
+            number > max([line, *levels[-1:]]) and words.search(text) and complaint(text)
+            for number, text in recent
+        )
 
     @property
     def is_process(self) -> bool:
