@@ -73,6 +73,7 @@ def not_launched(job: JobFailures) -> Finding | None:
         further += [f for f in failures if f.file not in files and not f.event.is_warning]
     if not errors or further:
         return None
+    errors.sort(key=lambda f: f.event.has_phrase("told-by-another"))
     words, kind = {"error": errors[0].event.text[:MAX_TEXT]}, errors[0].event.kind
     kind = "network" if kind in ("network", "timeout") else ""
     return Finding(for_=lines_of(errors), failures=errors[:1], words=words, kind=kind)
