@@ -261,9 +261,10 @@ class _RankStream:
         if self.since == 1 and self.events and is_handled(text):
             self.handled[self.events[-1].line] = self.plain
         last = self.events[-1] if self.events else None
-        if last and last.is_warning and last.role == rules.WAITED and _STEP.search(text):
+        if last and last.is_warning and last.role == rules.WAITED:
             # Those that it waited for have come.
-            self.handled[last.line] = self.plain - 2
+            came = _STEP.search(text) or is_handled(text)
+            self.handled |= {last.line: self.plain - 2} if came else {}
         if self.requests or (self.events and self.since <= _ANSWERED):
             self.add_answer(text)
         if self.watched and self.plain > self.watched_until:
