@@ -104,7 +104,8 @@ _SEEN_S = 1.1
 #: How often a worker is started again in vain.
 _RESTARTS_IN_VAIN = 3
 #: Lines after the end of a job, or after a connection that closes then, in which another lost one
-#: belongs to it; plain lines after an error in a log of unknown ranks from which on its rank went on.
+#: belongs to it; plain lines after an error in a log of unknown ranks from which on its rank went
+#: on.
 _END_LINES, _FURTHER_LINES = 20, 5
 
 
@@ -168,10 +169,10 @@ def survived(job: JobFailures) -> Finding | None:
         and not (
             (f.event.is_warning or (f.event.has_phrase("restarts") and is_rare))
             and not is_ended
-            and f.file >= 0 and _FURTHER_LINES <= (
+            and f.file >= 0 and (
                 f.event.lines_after if f.event.role == WAITED
                 else lengths[f.file] - f.event.line
-            )
+            ) >= _FURTHER_LINES
         )
         and not (f.event.role == LOST and f.event.line <= closed.get(f.file, 0))
         and not (f.went_on or f.event.handled)

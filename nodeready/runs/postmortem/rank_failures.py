@@ -142,14 +142,14 @@ def once_per_rank(failures: Iterable[RankFailure]) -> list[RankFailure]:
     ordered = sorted(failures, key=order)
     by_rank: dict[object, RankFailure] = {}
     texts: set[str] = set()
-    told = {f.file for f in ordered if f.rank is None and f.event.has_phrase("reported-late")}
+    told_in = {f.file for f in ordered if f.rank is None and f.event.has_phrase("reported-late")}
     for failure in ordered:
         event, rank = failure.event, failure.rank
         first = by_rank.get(rank)
         if rank is None:
             if event.text.startswith(ASSERT):
                 # A kernel on one GPU writes a line for each of its threads.
-                if failure.file not in told:
+                if failure.file not in told_in:
                     by_rank.setdefault((failure.file, failure.node, ASSERT), failure)
                 continue
             if event.source and _shape(event.text) in texts:
@@ -593,10 +593,10 @@ class JobFailures:
             for file in self.evidence.files for stream in file.failures.streams
             if stream.complaint
         ]  # fmt: skip
-        own = [stream for stream, written in streams if ranks & written]
+        ends = [stream for stream, written in streams if ranks & written]
         if not ranks & self.logged:
-            own = [stream for stream, written in streams if stream.is_cut and not written]
-        return min(own, key=lambda s: not s.is_cut).complaint if own else ""
+            ends = [stream for stream, written in streams if stream.is_cut and not written]
+        return min(ends, key=lambda s: not s.is_cut).complaint if ends else ""
 
     def xids(self, nodes: Iterable[str] = ()) -> list[NodeFault]:
         """The kernel's messages about GPUs of these nodes; (): of all."""
