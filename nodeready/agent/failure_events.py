@@ -82,7 +82,7 @@ class LogStream:
     last: wire.Line  # the last line that belongs to no failure
     last_s: float | None  # time of the last line that has one; None: none has
     complaint: wire.Line = ""  # the last words of an error, after all steps; "": none
-    is_cut: bool = False  # a program without a logger has written them, and the lines end then
+    is_cut: bool = False  # they are of an error that ends its program, and the lines end then
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ _LAST_WORDS = 40
 _EXPLAINED, _COMPLAINTS = 3, ((2, "complains"), (1, "objects"))
 #: Lines after the error of a request in which its answer comes; the kinds of errors after which a
 #: process serves no further one.
-_ANSWERED, _OF_PROCESS = 3, ("gpu", "segfault")
+_ANSWERED, _OF_PROCESS = 3, ("gpu", "segfault", "signal")
 #: Maximum processes that are asked whether a program goes on.
 _WRITERS = 4
 #: Characters of a line that have its level; the outermost calls of an error that nothing has
@@ -260,6 +260,11 @@ class _RankStream:
         self.since += 1
         if self.since == 1 and self.events and is_handled(text):
             self.handled[self.events[-1].line] = self.plain
+        last = self.events[-1] if self.events else None
+        if last and last.is_warning and last.role == rules.WAITED:
+            # Those that it waited for have come.
+            came = _STEP.search(text) or is_handled(text)
+            self.handled |= {last.line: self.plain - 2} if came else {}
         if self.requests or (self.events and self.since <= _ANSWERED):
             self.add_answer(text)
         if self.watched and self.plain > self.watched_until:
@@ -315,13 +320,15 @@ class _RankStream:
         return self.last.strip()
 
     def is_cut(self, line: int) -> bool:
-        """Whether the lines end in an error of a program without a logger, after a line of the
-        file.
-        """
-        # A logger's error ends no program.
-        has_levels = any(rules.PHRASES["logs"].search(text, 0, _LEVEL) for _, text in self.recent)
-        texts = [text for number, text in self.recent if number > line and complaint(text)]
-        return not has_levels and any(map(rules.PHRASES["cries"].search, texts))
+        """Whether the lines end in an error that ends its program, after a line of the file."""
+        # A logger's error ends none, unless its level says so, and it logs nothing then.
+        logs, recent = rules.PHRASES["logs"], self.recent
+        levels = [number for number, text in recent if logs.search(text, 0, _LEVEL)]
+        words = rules.PHRASES["last-level" if levels else "cries"]
+        return any(
+            number > max([line, *levels[-1:]]) and words.search(text) and complaint(text)
+            for number, text in recent
+        )
 
     @property
     def is_process(self) -> bool:

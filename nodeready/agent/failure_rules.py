@@ -31,8 +31,7 @@ KINDS = (
 #: words, so that a line takes milliseconds at most.
 MAX_LINE = 4096
 
-#: Signal -> kind, and its words in a shell and in srun.
-_SIGNAL_KINDS = {4: "segfault", 8: "segfault", 11: "segfault"}
+#: Signal -> its name, and its words in a shell and in srun.
 SIGNAL_NAMES = {
     1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
     9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM",
@@ -213,7 +212,7 @@ def kind_of_groups(groups: Mapping[str, str], text_kind: str) -> str:
 def kind_of_code(code: int) -> str:
     """The kind of an exit status, or of minus a signal."""
     number = -code if code < 0 else code - 128 if 128 < code < 160 else 0
-    return _SIGNAL_KINDS.get(number, "signal") if number else "exception"
+    return "segfault" if number == 11 else "signal" if number else "exception"
 
 
 def signal_of(code: int) -> int:

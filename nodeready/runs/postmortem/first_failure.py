@@ -103,8 +103,9 @@ _OUTSIDE, _SIGNAL = (1, 2, 15), re.compile(r"got signal: (\d{1,2})\b")
 _SEEN_S = 1.1
 #: How often a worker is started again in vain.
 _RESTARTS_IN_VAIN = 3
-#: Lines after the end of a job in which a lost connection belongs to it; plain lines after an
-#: error in a log of unknown ranks from which on its rank went on.
+#: Lines after the end of a job, or after a connection that closes then, in which another lost one
+#: belongs to it; plain lines after an error in a log of unknown ranks from which on its rank went
+#: on.
 _END_LINES, _FURTHER_LINES = 20, 5
 
 
@@ -132,8 +133,14 @@ def survived(job: JobFailures) -> Finding | None:
     bad = [f for f in failures if not f.event.is_warning]
     ends = {at: file.failures.facts.finished for at, file in enumerate(job.evidence.files)}
     has_end = any(ends[at] for at in job.last_files)
+    #: Index of a file -> the last line of an end, and of the connections that close then.
+    closed = dict(ends)
+    for f in sorted(job.lost, key=lambda f: f.event.line):
+        if 0 < closed.get(f.file, 0) >= f.event.line - _END_LINES:
+            closed[f.file] = max(f.event.line, closed[f.file])
     # Steps go on after all failures, and nothing else reports an end.
-    is_ended = bool(job.reports or job.ended or job.evidence.kernel)
+    reports = [f for f in job.reports if not f.event.steps_on]
+    is_ended = bool(reports or job.ended or job.evidence.kernel)
     is_ended = is_ended or any(step.code or step.signal for step in job.evidence.steps)
     # A log with nothing but warnings is judged by them; what the kernel killed beside a job that
     # has ended well was not of it.
@@ -162,10 +169,12 @@ def survived(job: JobFailures) -> Finding | None:
         and not (
             (f.event.is_warning or (f.event.has_phrase("restarts") and is_rare))
             and not is_ended
-            and f.file >= 0 and lengths[f.file] - f.event.line >= _FURTHER_LINES
+            and f.file >= 0 and (
+                f.event.lines_after if f.event.role == WAITED
+                else lengths[f.file] - f.event.line
+            ) >= _FURTHER_LINES
         )
-        # Connections close when ranks end.
-        and not (f.event.role == LOST and 0 < ends.get(f.file, 0) >= f.event.line - _END_LINES)
+        and not (f.event.role == LOST and f.event.line <= closed.get(f.file, 0))
         and not (f.went_on or f.event.handled)
         and not (f.event.went_on and f.event.lines_after >= _FURTHER_LINES)
     ]  # fmt: skip
@@ -283,10 +292,10 @@ def limit(job: JobFailures) -> Finding | None:
 
 def killed(job: JobFailures) -> Finding | None:
     """A rank that ended by a signal or with a status, without an error in its log."""
-    excused = ranks_in((*job.lost, *job.waited, *job.consequences))
+    excused = ranks_in((*job.victims, *job.consequences))
     agent_pids = {(f.node, f.event.pid) for f in job.ended if f.event.source == "torchrun"}
     # All reported ranks of a file may have lost a peer.
-    unknown = Counter(f.file for f in (*job.lost, *job.waited) if f.rank is None)
+    unknown = Counter(f.file for f in job.victims if f.rank is None)
     #: (index of a file, whether a report names no rank) -> failures that its rank may have had.
     aborting = Counter(
         (f.file, is_unnamed)
@@ -351,7 +360,7 @@ def killed(job: JobFailures) -> Finding | None:
     evidence += lines_of([first]) if first.event.text else []
     finding = Finding(ranks, nodes, evidence, failures=[first], kind=kind_of_code(code))
     quoted = f": {first.event.text}" if first.is_by("is_quoted") or not ranks else ""
-    said = first.event.last_words or _complaint(job, ranks)
+    said = first.event.last_words or job.complaint(ranks)
     if said and (not number or (number == signal.SIGABRT and PHRASES["cries"].search(said))):
         # The first report of several says less than a log of the rank's own.
         is_known = first.rank in job.logged or {f.rank for f in order} == ranks
@@ -380,14 +389,6 @@ def killed(job: JobFailures) -> Finding | None:
     against, finding.missing = _doubts(job, number)
     finding.against = (against,) if against else ()
     return finding
-
-
-def _complaint(job: JobFailures, ranks: set[int]) -> str:
-    """The last words of an error in the logs of some of the ranks; "": none."""
-    return next((
-        stream.complaint for file in job.evidence.files for stream in file.failures.streams
-        if stream.complaint and ranks & {job.finder.file_rank(file), stream.rank}
-    ), "")  # fmt: skip
 
 
 def _complained(finding: Finding, first: RankFailure, text: str) -> Finding:
@@ -539,7 +540,7 @@ def consequence(job: JobFailures) -> Finding | None:
     is_quoted = all(f.is_by("is_unnamed") or f.event.has_phrase("wraps") for f in failures)
     is_told = all(f.event.has_phrase("no-peer") for f in job.losses)
     is_told = is_told and not any(f.event.has_phrase("died") for f in failures)
-    if job.losses and (is_quoted or is_told):
+    if (job.losses and (is_quoted or is_told)) or (is_quoted and complained(job)):
         return None
     # One that says a reason says more than what quotes it.
     failures = sorted(failures, key=lambda f: (

@@ -40,8 +40,10 @@ def hang(job: JobFailures) -> Finding | None:
             return replace(finding, kind=finding.kind or "timeout")
         ranks, reason = _late_ranks(job)
         evidence = [reason] if ranks else []
-    # The lagging rank's own words, if it has some.
-    waited = sorted(job.waited, key=lambda f: (f.rank not in ranks, f.file, f.event.line))[:1]
+    # The lagging rank's own words, if it has some; what only warns says least.
+    waited = sorted(job.waited, key=lambda f: (
+        f.event.is_warning, f.rank not in ranks, f.file, f.event.line
+    ))[:1]  # fmt: skip
     text = waited[0].event.text if waited else lags[0][1] if lags else stuck
     finding = Finding(
         ranks, job.nodes_of(ranks), evidence + lines_of(waited), failures=waited,

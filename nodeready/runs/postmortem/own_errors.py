@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from nodeready.agent.failure_events import NOT_LAUNCHED
-from nodeready.agent.failure_rules import FAILED
+from nodeready.agent.failure_rules import FAILED, meaning
 from nodeready.core.text import counted
 from nodeready.runs.postmortem.evidence import COORDINATOR, RankFailure
 from nodeready.runs.postmortem.findings import (
@@ -73,6 +73,7 @@ def not_launched(job: JobFailures) -> Finding | None:
         further += [f for f in failures if f.file not in files and not f.event.is_warning]
     if not errors or further:
         return None
+    errors.sort(key=lambda f: f.event.has_phrase("told-by-another"))
     words, kind = {"error": errors[0].event.text[:MAX_TEXT]}, errors[0].event.kind
     kind = "network" if kind in ("network", "timeout") else ""
     return Finding(for_=lines_of(errors), failures=errors[:1], words=words, kind=kind)
@@ -135,9 +136,12 @@ def first_error(job: JobFailures, errors: Sequence[RankFailure], *notes: str) ->
         text = "CUDA reports errors late: the frame may be wrong; {} shows the call"
         against.append(text.format("CUDA_LAUNCH_BLOCKING=1"))
     suspects = [suspect_of(ranks, nodes, for_, (*against, *notes))]
-    said = f"{event.last_words[: MAX_TEXT // 2]}; then " if event.last_words else ""
+    complaint = job.complaint(ranks) if event.has_phrase("only-ends") else ""
+    last_words = complaint or event.last_words
+    kind = meaning(complaint).kind if complaint else event.kind
+    said = f"{last_words[: MAX_TEXT // 2]}; then " if last_words else ""
     return Finding(
-        ranks, nodes, failures=first.failures, kind=event.kind, frame=event.frame,
+        ranks, nodes, failures=first.failures, kind=kind, frame=event.frame,
         sentence="{who}: {error}", words={"who": name, "error": f"{said}{event.text}"[:MAX_TEXT]},
         suspects=suspects + [_suspect(job, group, notes) for group in groups[1:4]],
     )  # fmt: skip

@@ -142,13 +142,15 @@ def once_per_rank(failures: Iterable[RankFailure]) -> list[RankFailure]:
     ordered = sorted(failures, key=order)
     by_rank: dict[object, RankFailure] = {}
     texts: set[str] = set()
+    told_in = {f.file for f in ordered if f.rank is None and f.event.has_phrase("reported-late")}
     for failure in ordered:
         event, rank = failure.event, failure.rank
         first = by_rank.get(rank)
         if rank is None:
             if event.text.startswith(ASSERT):
                 # A kernel on one GPU writes a line for each of its threads.
-                by_rank.setdefault((failure.file, failure.node, ASSERT), failure)
+                if failure.file not in told_in:
+                    by_rank.setdefault((failure.file, failure.node, ASSERT), failure)
                 continue
             if event.source and _shape(event.text) in texts:
                 continue
@@ -476,6 +478,8 @@ class JobFailures:
         self.all = _without_reason(self.all)
         by_role = {role: [f for f in self.all if f.event.role == role] for role in ROLES}
         self.lost, self.waited, self.ended = by_role[LOST], by_role[WAITED], by_role[ENDED]
+        # A warning of a wait is overcome when its rank goes on.
+        self.waited = [f for f in self.waited if is_final(f) or not f.event.is_warning]
         self.consequences = by_role[CONSEQUENCE]
         #: The lost peers, and all that others have caused, that are more than a warning.
         self.losses = [f for f in self.lost if not f.event.is_warning]
@@ -579,6 +583,20 @@ class JobFailures:
         is_few = 2 * len(silent) < len(self.ranks) or (is_node and len(silent) < len(self.ranks))
         # A rank without a log says nothing.
         return silent if is_few and self.logged.issuperset(silent) else []
+
+    def complaint(self, ranks: set[int]) -> str:
+        """The last words of an error in the logs of some of the ranks, or, where these have none,
+        the words with which the log of an unknown rank ends; "": none.
+        """
+        streams = [
+            (stream, {self.finder.file_rank(file), stream.rank} - {None})
+            for file in self.evidence.files for stream in file.failures.streams
+            if stream.complaint
+        ]  # fmt: skip
+        ends = [stream for stream, written in streams if ranks & written]
+        if not ranks & self.logged:
+            ends = [stream for stream, written in streams if stream.is_cut and not written]
+        return min(ends, key=lambda s: not s.is_cut).complaint if ends else ""
 
     def xids(self, nodes: Iterable[str] = ()) -> list[NodeFault]:
         """The kernel's messages about GPUs of these nodes; (): of all."""
