@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -301,6 +302,27 @@ def test_an_sshd_that_takes_one_session_gets_another_connection(tool, fleet, fre
     assert 2 <= before() <= 3
     sessions = ["sh", "-c", "ps -C sshd -o args= | grep -c root@notty"]
     wait_for(lambda: fresh_node.enter(sessions, check=False).stdout == "0\n")
+
+
+def test_a_watch_keeps_its_login_and_makes_another_where_it_was_lost(tool, fleet, fresh_node):
+    sshd(fresh_node, "LogLevel VERBOSE\n")
+    before, begun = Logins(fresh_node), "Starting session: command"
+    words = ("audit", fleet([fresh_node]), "--only", "ptrace", "--watch", "1")
+    watch = tool.start(*words, stdout=subprocess.PIPE, text=True)
+
+    def looks_again() -> None:
+        seen = fresh_node.log.read_text(errors="replace").count(begun)
+        wait_for(lambda: fresh_node.log.read_text(errors="replace").count(begun) >= seen + 3)
+
+    looks_again()
+    assert before() == 1
+    fresh_node.enter(["pkill", "-f", "sshd: root@notty"])
+    looks_again()
+    assert before() == 2
+    watch.send_signal(signal.SIGINT)
+    shown, _ = watch.communicate(timeout=30)
+    assert watch.returncode == 130
+    assert "unreachable" not in shown
 
 
 Hosts = dict[str, dict[str, object]]

@@ -411,9 +411,10 @@ class ConnectedHosts(ParallelTransport):
             began = time.monotonic()
             self._slots.enter(node)
             stack.callback(self._slots.leave, node)
+            is_kept = bool(node.host.connected)
             failure = node.connect(again=connects)
             is_connected.set()
-            self._answer(node, exchange, began, failure)
+            self._answer(node, exchange, began, failure, is_kept=is_kept)
 
     def _answer(
         self,
@@ -421,8 +422,14 @@ class ConnectedHosts(ParallelTransport):
         exchange: Exchange[ResultT],
         began: float,
         failure: Gap | None,
+        *,
+        is_kept: bool,
     ) -> None:
-        """Answer all questions of the conversation; failure: why the node cannot be asked."""
+        """Answer all questions of the conversation.
+
+        failure: why the node cannot be asked
+        is_kept: an earlier conversation has made the connection: the node may have been restarted
+        """
         with ctx_host.use(node.host):
             exchange.start()
             while not exchange.is_over:
@@ -432,6 +439,11 @@ class ConnectedHosts(ParallelTransport):
                     if failure
                     else ask_host(node.host, exchange.request, self.tag, node.rights)
                 )
+                if is_kept and answer.has_gap(LOST) and exchange.request.reads:
+                    is_kept = False
+                    _disconnect(node.host)
+                    failure = node.connect()
+                    continue
                 exchange.answer(replace(answer, seconds=time.monotonic() - began))
                 began = time.monotonic()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Generator
@@ -55,6 +56,9 @@ def distinguishing_groups(inventory: Inventory, name: str, total: int) -> tuple[
 
 # --- The run.
 
+#: Seconds for which `--watch` keeps its connections: what a login gets (its limits and groups) is
+#: that of the connection's beginning.
+_KEPT_S = 600.0
 #: The statuses of the nodes that ``--limit @last-failed`` means.
 FAILING = (UNREACHABLE, FAILED, "fail", "unknown", "warn")
 
@@ -104,24 +108,32 @@ def run(
     # Of a subject that was probed, the memory has all results.
     checks = selection.results
     checks |= select(nodes.gate_policies.values(), None, options.skip).results
-    count = None
-    while True:
+    with contextlib.ExitStack() as connections:
         # The workers are forked before any connection is made.
         with AuditWorkers(
-            nodes.policies, write_facts, count, keeper.section_writer(checks)
+            nodes.policies, write_facts, None, keeper.section_writer(checks)
         ) as workers:
+            connections.enter_context(nodes.transport)
             audit = look_at_nodes(nodes, tell, selection, options.timeout, workers, keeper=keeper)
             look = AuditLook(audit, audit_code(audit, options.fail_on), keeper, workers)
-            if count is None:
-                look.keep()
-                nodes.remember_failed(look.failing)
-            elif not audit.complete:
-                return
+            look.keep()
+            nodes.remember_failed(look.failing)
             yield look
-        if options.every is None or not audit.complete:
-            return
-        count, tell = 0, tell.without_progress()
-        time.sleep(options.every)
+        connected_s, tell = time.monotonic(), tell.without_progress()
+        while options.every is not None and audit.complete:
+            time.sleep(options.every)
+            if time.monotonic() - connected_s > _KEPT_S:
+                connections.close()
+                connections.enter_context(nodes.transport)
+                connected_s = time.monotonic()
+            with AuditWorkers(
+                nodes.policies, write_facts, 0, keeper.section_writer(checks)
+            ) as workers:
+                audit = look_at_nodes(
+                    nodes, tell, selection, options.timeout, workers, keeper=keeper
+                )
+                if audit.complete:
+                    yield AuditLook(audit, audit_code(audit, options.fail_on), keeper, workers)
 
 
 def look_at_nodes(
@@ -133,16 +145,17 @@ def look_at_nodes(
     *,
     keeper: LookKeeper | None = None,
 ) -> Audit:
-    """The audit of one look at the nodes. It connects to them anew: a node may be back."""
+    """The audit of one look at the nodes, whose transport is entered. It connects to those to
+    which it has no connection, or no longer: a node may be back.
+    """
     started = utc_now()
     subjects = probed_subjects(selection)
-    with nodes.transport:
-        outcomes = probe_nodes(nodes, tell, subjects, timeout_s, read=workers.read)
-        if nodes.transport.interrupted:
-            tell.say_partial(interrupted_nodes(gaps_of(outcomes)))
-        return audit_document(
-            nodes, tell, selection, outcomes, started=started, workers=workers, keeper=keeper
-        )
+    outcomes = probe_nodes(nodes, tell, subjects, timeout_s, read=workers.read)
+    if nodes.transport.interrupted:
+        tell.say_partial(interrupted_nodes(gaps_of(outcomes)))
+    return audit_document(
+        nodes, tell, selection, outcomes, started=started, workers=workers, keeper=keeper
+    )
 
 
 def audit_document(

@@ -169,7 +169,7 @@ def run(inventory: str, options: WaiversOptions, tell: Tell) -> WaiverList:
         )
         if selection.checks:
             nodes = nodes.at(AUDIT).chosen(selection)
-            with AuditWorkers(nodes.policies) as workers:
+            with AuditWorkers(nodes.policies) as workers, nodes.transport:
                 audit = look_at_nodes(nodes, tell, selection, options.timeout, workers)
                 # The workers' files have the nodes.
                 audit = replace(audit, nodes=tuple(audit.nodes))

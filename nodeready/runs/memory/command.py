@@ -78,7 +78,7 @@ class _Nodes:
         selection = select(nodes.policies.values())
         nodes = nodes.chosen(selection)
         writer = keeper.section_writer(select(nodes.gate_policies.values()).results)
-        with AuditWorkers(nodes.policies, None, None, writer) as workers:
+        with AuditWorkers(nodes.policies, None, None, writer) as workers, nodes.transport:
             audit = look_at_nodes(
                 nodes, self.tell, selection, self.options.timeout, workers, keeper=keeper
             )
