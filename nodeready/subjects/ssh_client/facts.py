@@ -237,23 +237,25 @@ def _effective(policy: Policy) -> str:
     return rf"""
     {version}
     {_named(policy)}
+    nr_options() {{
+        # Only for a message is ssh asked again, with one more process.
+        nr_rc=0
+        nr_line=$("$@" </dev/null 2>/dev/null 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-) && return
+        nr_line=$(nr_answer "$@" </dev/null 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-) || nr_rc=$?
+    }}
     nr_ask() {{
         printf 'ask=%s %s\n' "$1" "$2"
-        nr_rc=0
         if [ "$1" = own ]; then
-            nr_line=$(nr_answer ssh -GT -- "$2" </dev/null) || nr_rc=$?
+            nr_options ssh -GT -- "$2"
         else
             nr_line='setpriv: none'
-            if [ -n "$nr_user" ]; then
-                nr_line=$(nr_answer $nr_user ssh -GT -- "$2" </dev/null \
-                    3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-) || nr_rc=$?
-            fi
+            if [ -n "$nr_user" ]; then nr_options $nr_user ssh -GT -- "$2"; fi
             # Where root may not become another user.
             case $nr_line in
             'setpriv: failed to execute'*) ;;
             'setpriv: '*)
-                nr_user='' nr_rc=0
-                nr_line=$(nr_answer ssh -GT -F {MAIN} -- "$2" </dev/null) || nr_rc=$?
+                nr_user=
+                nr_options ssh -GT -F {MAIN} -- "$2"
                 ;;
             esac
         fi
