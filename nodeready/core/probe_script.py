@@ -47,12 +47,11 @@ SEPARATOR = "//proc/sys/kernel/ostype"
 #   costs no process.
 # - A parallel section costs seven processes, more than most of them need. So the quick ones run
 #   last in the shared shell, each in a subshell with a separate pipe: a program that hangs holds
-#   this pipe and not the shell's output. They run in parallel only when the shared shell failed.
+#   this pipe and not the shell's output. The shell prints what it reads there, without empty lines.
+#   They run in parallel only when the shared shell failed.
 # - The shared shell collects the files that its sections read by nr_lines, and reads them at the
 #   end: one process per kind. The lines of a kind are the section =KIND.
 _RUN = r"""
-nr_front='cat -n'
-if [ "$nr_limit" = nr_session ]; then nr_front='sed s/^/------|/'; fi
 nr_eval='nr_text=$NR_TEXT; unset NR_TEXT; eval "$nr_text"'
 nr_shell() {
     NR_TEXT=$2
@@ -101,7 +100,6 @@ nr_empty() {
 }
 nr_together() {
     { { nr_shell "$1" "$NR_LIB$NR_BODIES
-nr_front='$nr_front'
 $NR_CALLS" 2>&1 4>&- 5>&-; echo $? >&4; } |
         head -c "$2" >&5; } 4>&1
 }
@@ -137,7 +135,14 @@ nr_read_later() {
 }
 nr_quick() {
     printf '\n@%s piped %s\n' "$NR" "$1"
-    { exec </dev/null 2>&1; nr_trap; "nr_in_$1"; } | $nr_front
+    nr_out=$(exec </dev/null 2>&1; nr_trap; "nr_in_$1")
+    set -f
+    IFS='
+'
+    # shellcheck disable=SC2086 # one word per line
+    printf '      |%s\n' '' $nr_out
+    unset IFS
+    set +f
     printf '\n@%s end\n' "$NR"
 }
 """
@@ -211,7 +216,7 @@ def make_script(
         "}",
         *_levels("nr_again", quick, idle),
         "nr_level_0() {",
-        # Twice the size, for the numbers of lines.
+        # Twice the size, for what stands in front of each line.
         f"nr_ended=$(nr_together {limit} {sum(s.cap_bytes * (1 + s.quick) for s in shared)})",
         'if [ "$nr_ended" != 0 ]; then',
         "(read -r nr_begin nr_x </proc/uptime",
