@@ -141,17 +141,20 @@ _SCRIPT = rf"""
             nr_legacy="$nr_legacy $nr_ip"
         fi
     done
+    # Only for a message is a program asked again, with one more process.
     nr_listed() {{
-        printf '@%s list %s\n' "$NR" "$1"
-        "$@" 2>/dev/null
+        nr_out=$("$@" 2>/dev/null)
         nr_rc=$?
-        # Only for a message is it asked again, with one more process.
         if [ "$nr_rc" != 0 ]; then
-            printf '\n@%s list %s\n' "$NR" "$1"
-            nr_answer "$@"
+            nr_out=$(nr_answer "$@")
             nr_rc=$?
         fi
-        printf '\n@%s status %s\n' "$NR" "$nr_rc"
+        if [ -n "$nr_out" ] || [ "$nr_rc" != 0 ]; then
+            nr_lists="$nr_lists
+@$NR list $1
+$nr_out
+@$NR status $nr_rc"
+        fi
     }}
     case $nr_caps in
     ????????????[13579bdf]???) ;;
@@ -160,16 +163,18 @@ _SCRIPT = rf"""
         exit 0
         ;;
     esac
+    nr_lists=
+    if [ -n "$nr_nft" ]; then nr_listed nft -s list ruleset; fi
+    for nr_ip in $nr_legacy; do
+        nr_save=${{nr_ip}}tables-legacy-save
+        command -v "$nr_save" >/dev/null || nr_save=${{nr_ip}}tables-save
+        nr_listed "$nr_save"
+    done
     # The mark is the run's nonce: every user of the node can read a command line.
-    {{
-        printf '@%s\n' "$NR"
-        if [ -n "$nr_nft" ]; then nr_listed nft -s list ruleset; fi
-        for nr_ip in $nr_legacy; do
-            nr_save=${{nr_ip}}tables-legacy-save
-            command -v "$nr_save" >/dev/null || nr_save=${{nr_ip}}tables-save
-            nr_listed "$nr_save"
-        done
-    }} | awk -v first=%FIRST% -v last=%LAST% '{_FIREWALL_AWK}'
+    if [ -n "$nr_lists" ]; then
+        printf '@%s%s\n' "$NR" "$nr_lists" |
+            awk -v first=%FIRST% -v last=%LAST% '{_FIREWALL_AWK}'
+    fi
 """
 
 
