@@ -49,6 +49,7 @@ SEPARATOR = "//proc/sys/kernel/ostype"
 #   last in the shared shell, each in a subshell with a separate pipe: a program that hangs holds
 #   this pipe and not the shell's output. The shell prints what it reads there, without empty lines.
 #   They run in parallel only when the shared shell failed.
+# - One process searches for the lines that sections seek by their patterns, before they run.
 # - The shared shell collects the files that its sections read by nr_lines, and reads them at the
 #   end: one process per kind. The lines of a kind are the section =KIND.
 _RUN = r"""
@@ -128,7 +129,7 @@ nr_read_later() {
     IFS='
 '
     # shellcheck disable=SC2086 # one word per file
-    { nr_read all $nr_later_all; nr_read set $nr_later_set; nr_read few $nr_later_few; }
+    { nr_read all $nr_later_all; nr_read set $nr_later_set; }
     unset IFS
     set +f
     NR_LATER=
@@ -189,8 +190,12 @@ def make_script(
     idle = {name for name, text in texts.items() if text.strip() == ":"}
     shared = [s for s in (*together, *quick) if s.name not in idle]
     bodies = "".join(f"nr_in_{s.name}() {{\n:\n{texts[s.name]}}}\n" for s in (*together, *quick))
+    seeking = {s.name: shell.minify(s.seeks(policy)) for s in together if s.seeks}
+    bodies += "".join(f"nr_seek_{name}() {{\n{text}}}\n" for name, text in seeking.items())
     calls = [
         f"NR_LATER={SEPARATOR}",
+        *(f"nr_seek_{name}" for name in seeking),
+        *(["nr_search"] if seeking else []),
         *(f"nr_run {s.name}" for s in together),
         "nr_read_later",
         *(f"nr_quick {s.name}" for s in quick),
@@ -392,7 +397,6 @@ _LATER = {
     "raw": ("all", False),
     "set": ("set", True),
     "routes": ("set", False),
-    "few": ("few", True),
 }
 
 #: A line's path, which is kept, and its number.

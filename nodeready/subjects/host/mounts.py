@@ -139,8 +139,7 @@ nr_pids=
 nr_ours=
 nr_uids=' '
 nr_cpus=' '
-nr_status Uid
-nr_me=$nr_field
+nr_self
 nr_sort() {{ nr_sorted=$(awk '{_SORT}' /proc/[0-9]*/stat 2>/dev/null); }}
 nr_sort || nr_sort || nr_sort || nr_failed=1
 printf 'processes=1\n%s\n' "$nr_sorted"
@@ -149,7 +148,7 @@ while IFS='_=' read -r nr_key nr_pid nr_id; do
     uid)
         nr_pids="$nr_pids $nr_pid"
         nr_uids="$nr_uids$nr_id "
-        if [ "$nr_id" = "$nr_me" ]; then nr_ours="$nr_ours $nr_pid"; fi
+        if [ "$nr_id" = "$nr_self_uid" ]; then nr_ours="$nr_ours $nr_pid"; fi
         ;;
     cpu) case $nr_cpus in *" $nr_id "*) ;; *) nr_cpus="$nr_cpus$nr_id " ;; esac ;;
     esac

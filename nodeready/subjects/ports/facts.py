@@ -122,8 +122,7 @@ hook == "forward" {{ next }}
 # loaded module, or built into the kernel: then there is no module file. /proc has the names of
 # legacy tables.
 _SCRIPT = rf"""
-    nr_status CapEff
-    nr_caps=$nr_field
+    nr_self
     nr_nft=1
     if [ ! -d /sys/module/nf_tables ]; then
         nr_release=
@@ -156,7 +155,7 @@ $nr_out
 @$NR status $nr_rc"
         fi
     }}
-    case $nr_caps in
+    case $nr_self_caps in
     ????????????[13579bdf]???) ;;
     *)
         if [ -n "$nr_nft$nr_legacy" ]; then echo root=1; fi
