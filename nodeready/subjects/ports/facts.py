@@ -406,8 +406,8 @@ NR_LINKS
 def script(policy: Policy) -> str:
     """The sockets, and the kernel's port settings.
 
-    The script starts two programs, a third for a long table, and some more when a port of the range
-    is held.
+    The script starts two programs, a third for a long table, and some more when a port of the
+    range is held.
     """
     first, last = policy.port_range
     sockets = _SOCKETS.replace("%FIRST%", str(first)).replace("%LAST%", str(last))

@@ -59,6 +59,14 @@ def test_the_help_of_the_daily_commands_loads_no_check():
     assert [heavy for _, _, heavy in rows] == [[]] * len(QUICK)
 
 
+@pytest.mark.parametrize(("words", "most"), [(["--version"], 60), (["audit", "--help"], 150)])
+def test_the_start_imports_few_modules(words, most):
+    argv = [sys.executable, "-X", "importtime", "-m", "nodeready", *words]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout
+    assert done.stderr.count("import time:") <= most
+
+
 def test_completion_imports_nothing_that_talks_to_nodes_and_says_what_the_help_says():
     lines = {f"nodeready {name} --": "--help" for name in _COMMANDS}
     lines |= {"nodeready au": "audit", "nodeready audit --format js": "json"}
