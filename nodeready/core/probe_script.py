@@ -47,8 +47,8 @@ SEPARATOR = "//proc/sys/kernel/ostype"
 #   costs no process.
 # - A parallel section costs seven processes, more than most of them need. So the quick ones run
 #   last in the shared shell, each in a subshell with a separate pipe: a program that hangs holds
-#   this pipe and not the shell's output. The shell prints it behind bars, without empty lines. They
-#   run in parallel only when the shared shell failed.
+#   this pipe and not the shell's output. The shell prints the text behind bars, without empty
+#   lines. They run in parallel only when the shared shell failed.
 # - One process searches for the lines that sections seek by their patterns, before they run.
 # - The shared shell collects the files that its sections read by nr_lines, and reads them at the
 #   end: one process per kind. The lines of a kind are the section =KIND.
