@@ -218,10 +218,9 @@ def undeclared_local(inventory: str, options: TargetOptions) -> Targets | None:
     """This machine under the default policy, where it is the inventory and no file or option
     declares more: without pyinfra, whose import takes longer than the look. None: select_targets.
     """
-    given = (options.limit, options.ssh_user, options.ssh_key, options.ssh_processes)
-    if inventory != LOCAL or options.via != "ssh" or any(given) or options.sudo:
-        return None
-    if _declaring() or os.path.lexists(LOCAL):
+    default = vars(TargetOptions(trust_inventory=options.trust_inventory)).items()
+    is_default = default <= vars(options).items()
+    if inventory != LOCAL or not is_default or _declaring() or os.path.lexists(LOCAL):
         return None
     return Targets(Local(LOCAL), {LOCAL: Policy()})
 

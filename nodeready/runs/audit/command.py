@@ -98,8 +98,8 @@ def run(
         nodes.remember_failed(look.failing)
         yield look
         return
-    nodes = targets.undeclared_local(inventory, options) if options.job is None else None
-    nodes = nodes or targets.select_targets(inventory, options, job=options.job, tell=tell.note)
+    local = targets.undeclared_local(inventory, options) if options.job is None else None
+    nodes = local or targets.select_targets(inventory, options, job=options.job, tell=tell.note)
     nodes = nodes.at(AUDIT)
     selection = select(nodes.policies.values(), options.only, options.skip)
     nodes = nodes.chosen(selection)
