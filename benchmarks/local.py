@@ -1,7 +1,7 @@
 """`benchmarks/run local`: the cost of the node's own program to the node, beside a bare Python.
 
 On an idle node of the lab, without ssh, in turns: a Python that does nothing, the probe alone as
-an audit from outside runs it, and the bundle's commands.
+an audit from outside runs it, and the bundle's commands. Then each section of the probe alone.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Mapping
 
 from benchmarks.command import Benchmark
 from benchmarks.contenders import (
@@ -18,13 +19,16 @@ from benchmarks.contenders import (
     budget_rows,
     cluster,
     probe_command,
+    processes_of,
 )
 from nodeready.core.policy import Policy
 from nodeready.fleet.transport import bundle
 from nodeready.lab import LabNode
+from nodeready.subjects import snapshot
 
 PYTHON, PROBE = "python3 -c pass (P)", "the probe alone"
 AUDIT, COMPILED_AUDIT = "nodeready.pyz audit", "compiled.pyz audit"
+ALL = "all together"
 
 _BUNDLE = "/usr/local/sbin/nodeready.pyz"
 _COMPILED = "/usr/local/sbin/compiled.pyz"
@@ -69,19 +73,26 @@ def _commands(probe: str) -> dict[str, list[str]]:
 
 
 def _samples(node: LabNode, turns: int) -> dict[str, tuple[float, float]]:
-    """The median wall and CPU seconds of each command. Raises BenchmarkError for another status.
-
-    A fresh node is not ready: nodeready's commands say so with exit status 3.
-    """
+    """The median wall and CPU seconds of each command."""
     node.write(_BUNDLE, bundle.build(), 0o755)
     node.enter(["python3", "-I", "-S", "-c", _COMPILE, _BUNDLE, _COMPILED, _COMPILED])
     line, stdin = probe_command(Policy())
     node.write(_SCRIPT, stdin)
-    words = ["python3", "-c", _TURNS, json.dumps(_commands(line)), str(turns)]
+    return _in_turns(node, _commands(line), turns)
+
+
+def _in_turns(
+    node: LabNode, commands: Mapping[str, list[str]], turns: int
+) -> dict[str, tuple[float, float]]:
+    """The median wall and CPU seconds of each command. Raises BenchmarkError for another status.
+
+    A fresh node is not ready: nodeready's commands say so with exit status 3.
+    """
+    words = ["python3", "-c", _TURNS, json.dumps(commands), str(turns)]
     runs_by_name = json.loads(node.enter(words, timeout=60 + 30 * turns).stdout)
     samples = {}
     for name, runs in runs_by_name.items():
-        expected = 0 if name in (PYTHON, PROBE) else 3
+        expected = 3 if ".pyz " in name else 0
         for _, _, status, output in runs:
             if status != expected:
                 raise BenchmarkError(f"{name}: exit {status}, not what is measured:\n{output}")
@@ -90,17 +101,41 @@ def _samples(node: LabNode, turns: int) -> dict[str, tuple[float, float]]:
     return samples
 
 
+def _section_rows(node: LabNode, turns: int) -> list[tuple[str, ...]]:
+    """What each section costs alone, beyond a probe without sections; at last all together."""
+    sections = snapshot.sections(snapshot.probes())
+    # A policy can leave a section nothing to do.
+    sections = tuple(s for s in sections if s.script(Policy()).strip() != ":")
+    chosen = {"": (), **{section.name: (section,) for section in sections}, ALL: sections}
+    probes = {name: probe_command(Policy(), sections=some) for name, some in chosen.items()}
+    commands = {}
+    for number, (name, command) in enumerate(probes.items()):
+        file = f"{_SCRIPT}-{number}"
+        node.write(file, command.stdin)
+        commands[name] = ["sh", "-c", f"{command.line} <{file}"]
+    samples = _in_turns(node, commands, turns)
+    counts = {name: processes_of(node, command, 1) for name, command in probes.items()}
+    rows = [
+        (name, str(counts[name] - counts[""]), f"{(cpu_s - samples[''][1]) * 1000:.1f} ms")
+        for name, (_, cpu_s) in samples.items()
+    ]
+    head = ("the probe without sections", str(counts[""]), f"{samples[''][1] * 1000:.1f} ms")
+    return [("", "processes", "CPU"), head, *rows[1:]]
+
+
 def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     tables, budgets = [], []
     for profile in ("cpu", "h100"):
         with cluster(1, arguments.name, profile=profile) as nodes:
             samples = _samples(nodes.lab.nodes[0], arguments.repeat)
-        rows = [("", "runs", "wall", "÷ P", "CPU")]
+            sections = _section_rows(nodes.lab.nodes[0], arguments.repeat)
+        rows: list[tuple[str, ...]] = [("", "runs", "wall", "÷ P", "CPU")]
         for name, (wall_s, cpu_s) in samples.items():
             ratio = wall_s / samples[PYTHON][0]
             times = f"{wall_s * 1000:.0f} ms", f"{ratio:.1f}", f"{cpu_s * 1000:.0f} ms"
             rows.append((name, str(arguments.repeat), *times))
         tables.append((f"On a node, profile {profile}", rows))
+        tables.append((f"The probe's sections, profile {profile}", sections))
         if profile == "cpu":
             wall_s, ratio = samples[AUDIT][0], samples[COMPILED_AUDIT][0] / samples[AUDIT][0]
             budgets = [

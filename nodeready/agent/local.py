@@ -401,10 +401,10 @@ def _signal(pids: Iterable[int], number: int) -> None:
 
 
 class Local(Transport):
-    """This machine, by its host name. sudo: scripts run as root"""
+    """This machine. name: "": its host name; sudo: scripts run as root"""
 
-    def __init__(self, *, sudo: bool = False) -> None:
-        super().__init__([os.uname().nodename])
+    def __init__(self, name: str = "", *, sudo: bool = False) -> None:
+        super().__init__([name or os.uname().nodename])
         self._sudo, self._password = sudo, ""
 
     def _command(self, request: Request) -> shell.ShellCommand:

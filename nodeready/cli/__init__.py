@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
-import logging
 import os
 import signal
 import sys
@@ -66,6 +64,8 @@ def patch() -> None:
 
     Call it before anything opens a socket.
     """
+    import logging
+
     from gevent import monkey
 
     monkey.patch_all()
@@ -119,6 +119,8 @@ def _refuse_unknown_command(ctx: click.Context, word: str) -> None:
     """Raises UsageError, with the most similar command. click knows only imported commands."""
     if word in _COMMANDS or word.startswith("-") or ctx.resilient_parsing:
         return
+    import difflib
+
     close = difflib.get_close_matches(word, _COMMANDS, n=1)
     hint = f"did you mean {close[0]}?" if close else "nodeready --help lists them"
     raise click.UsageError(f"No such command {word!r}: {hint}", ctx)

@@ -56,6 +56,8 @@ class Section:
     # a parallel section that is mostly fast: it is first tried in the shared shell, after the
     # sections that are not parallel
     quick: bool = False
+    # policy -> the shell text that calls nr_seek for the lines that the section reads from nr_hits
+    seeks: Callable[[Policy], str] | None = None
     # the section runs first in the shared shell: later sections use its results
     first: bool = False
     # the shell command that decides whether a parallel section runs (``command -v nvidia-smi

@@ -95,7 +95,8 @@ def _own_files_script(patterns: tuple[str, ...]) -> str:
         case $nr_file in *\**) nr_file=${{nr_file%/*}} ;; esac
         if nr_writable "$nr_file"; then set -- "$@" "$nr_at"; fi
     done
-    if nr_is_roots /proc/self; then printf 'root=1\n'; fi
+    nr_self
+    if [ "$nr_self_uid" = 0 ]; then printf 'root=1\n'; fi
     for nr_file in "$@"; do
         shift
         if nr_seen_at "$nr_file"; then

@@ -47,12 +47,12 @@ SEPARATOR = "//proc/sys/kernel/ostype"
 #   costs no process.
 # - A parallel section costs seven processes, more than most of them need. So the quick ones run
 #   last in the shared shell, each in a subshell with a separate pipe: a program that hangs holds
-#   this pipe and not the shell's output. They run in parallel only when the shared shell failed.
+#   this pipe and not the shell's output. The shell prints the text behind bars, without empty
+#   lines. They run in parallel only when the shared shell failed.
+# - One process searches for the lines that sections seek by their patterns, before they run.
 # - The shared shell collects the files that its sections read by nr_lines, and reads them at the
 #   end: one process per kind. The lines of a kind are the section =KIND.
 _RUN = r"""
-nr_front='cat -n'
-if [ "$nr_limit" = nr_session ]; then nr_front='sed s/^/------|/'; fi
 nr_eval='nr_text=$NR_TEXT; unset NR_TEXT; eval "$nr_text"'
 nr_shell() {
     NR_TEXT=$2
@@ -101,7 +101,6 @@ nr_empty() {
 }
 nr_together() {
     { { nr_shell "$1" "$NR_LIB$NR_BODIES
-nr_front='$nr_front'
 $NR_CALLS" 2>&1 4>&- 5>&-; echo $? >&4; } |
         head -c "$2" >&5; } 4>&1
 }
@@ -130,14 +129,21 @@ nr_read_later() {
     IFS='
 '
     # shellcheck disable=SC2086 # one word per file
-    { nr_read all $nr_later_all; nr_read set $nr_later_set; nr_read few $nr_later_few; }
+    { nr_read all $nr_later_all; nr_read set $nr_later_set; }
     unset IFS
     set +f
     NR_LATER=
 }
 nr_quick() {
     printf '\n@%s piped %s\n' "$NR" "$1"
-    { exec </dev/null 2>&1; nr_trap; "nr_in_$1"; } | $nr_front
+    nr_out=$(exec </dev/null 2>&1; nr_trap; "nr_in_$1")
+    set -f
+    IFS='
+'
+    # shellcheck disable=SC2086 # one word per line
+    printf '      |%s\n' '' $nr_out
+    unset IFS
+    set +f
     printf '\n@%s end\n' "$NR"
 }
 """
@@ -184,8 +190,12 @@ def make_script(
     idle = {name for name, text in texts.items() if text.strip() == ":"}
     shared = [s for s in (*together, *quick) if s.name not in idle]
     bodies = "".join(f"nr_in_{s.name}() {{\n:\n{texts[s.name]}}}\n" for s in (*together, *quick))
+    seeking = {s.name: shell.minify(s.seeks(policy)) for s in together if s.seeks}
+    bodies += "".join(f"nr_seek_{name}() {{\n{text}}}\n" for name, text in seeking.items())
     calls = [
         f"NR_LATER={SEPARATOR}",
+        *(f"nr_seek_{name}" for name in seeking),
+        *(["nr_search"] if seeking else []),
         *(f"nr_run {s.name}" for s in together),
         "nr_read_later",
         *(f"nr_quick {s.name}" for s in quick),
@@ -211,7 +221,7 @@ def make_script(
         "}",
         *_levels("nr_again", quick, idle),
         "nr_level_0() {",
-        # Twice the size, for the numbers of lines.
+        # Twice the size, for what stands in front of each line.
         f"nr_ended=$(nr_together {limit} {sum(s.cap_bytes * (1 + s.quick) for s in shared)})",
         'if [ "$nr_ended" != 0 ]; then',
         "(read -r nr_begin nr_x </proc/uptime",
@@ -387,7 +397,6 @@ _LATER = {
     "raw": ("all", False),
     "set": ("set", True),
     "routes": ("set", False),
-    "few": ("few", True),
 }
 
 #: A line's path, which is kept, and its number.

@@ -127,23 +127,50 @@ PACKAGES = {
     "yum": "python3.11",
 }
 
+#: Version -> the magic number of its compiled code, which a release never changes
+#: (Lib/importlib/_bootstrap_external.py of CPython).
+MAGICS = {
+    "3.9": "610d0d0a", "3.10": "6f0d0d0a", "3.11": "a70d0d0a", "3.12": "cb0d0d0a",
+    "3.13": "f30d0d0a", "3.14": "2b0e0d0a",
+}  # fmt: skip
+
 # A Python that is new enough also prints the magic number of its compiled code.
 _ABOUT = (
     'import sys; new = sys.version_info >= (3, 9); print("%d.%d" % sys.version_info[:2], '
     '*([__import__("_frozen_importlib_external").MAGIC_NUMBER.hex()] if new else []))'
 )
+_RELEASES = "\n".join(
+    f"'Python {version}.'[0-9] | 'Python {version}.'[0-9][0-9]) nr_said='{version} {magic}' ;;"
+    for version, magic in MAGICS.items()
+)
 #: Prints ``python=NAME VERSION [MAGIC]`` for each Python, up to the first that is new enough. The
-#: sections in one shell share its answer: a Python costs as much as all their other processes.
+#: sections in one shell share its answer. A start costs as much as ten other processes: a release
+#: that tells its version, and has the module without which no Python starts, is not started.
 SCRIPT = rf"""
     if [ -z "${{nr_pythons:-}}" ]; then
-        nr_pythons=$(for nr_name in {" ".join(PYTHONS)}; do
+        for nr_name in {" ".join(PYTHONS)}; do
             if ! command -v "$nr_name" >/dev/null 2>&1; then continue; fi
-            nr_said=$("$nr_name" -ISBc '{_ABOUT}' 2>/dev/null)
-            nr_say python "$nr_name ${{nr_said:-?}}"
+            IFS=:
+            for nr_dir in $PATH; do
+                if [ -x "$nr_dir/$nr_name" ]; then break; fi
+            done
+            unset IFS
+            nr_said=
+            case $("$nr_name" -V 2>/dev/null) in
+            {_RELEASES}
+            esac
+            for nr_file in "${{nr_dir%/*}}"/lib*/python"${{nr_said% *}}"/encodings/__init__.py; do
+                if [ ! -s "$nr_file" ]; then nr_said=; fi
+            done
+            if [ -z "$nr_said" ]; then nr_said=$("$nr_name" -ISBc '{_ABOUT}' 2>/dev/null); fi
+            nr_said=${{nr_said%%
+*}}
+            nr_pythons="${{nr_pythons:-}}python=$nr_name ${{nr_said:-?}}
+"
             case $nr_said in *' '*) break ;; esac
-        done)
+        done
     fi
-    printf '%s\n' "$nr_pythons"
+    printf '%s' "${{nr_pythons:-}}"
 """
 
 

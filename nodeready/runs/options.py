@@ -181,7 +181,7 @@ def trust() -> Any:
     return flag("--trust-inventory", "Run inventories and group_data that other users can write.")
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class ConnectionOptions:
     """The nodes of a command, and how they are logged in to."""
 
@@ -206,7 +206,7 @@ class ConnectionOptions:
         return join([inventory, *words, *(["--sudo"] if self.sudo else [])])
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class TargetOptions(ConnectionOptions):
     """The options of a command that only reads from nodes: also the transport."""
 
@@ -233,7 +233,7 @@ class TargetOptions(ConnectionOptions):
 # --- The options of each command.
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class AuditOptions(TargetOptions):
     only: Given[Words | None, str | None] = only("Only these checks or subjects: gpus,nics.mtu.")
     skip: Given[Words | None, str | None] = skip()
@@ -264,7 +264,7 @@ class AuditOptions(TargetOptions):
     job: str | None = srun_job()
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class ReadyOptions(TargetOptions):
     local: bool = local()
     budget: Given[Span, int] = span(
@@ -297,7 +297,7 @@ class ReadyOptions(TargetOptions):
     job: str | None = srun_job()
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class DeployOptions(ConnectionOptions):
     check: bool = flag("--check", "Only show what would change; write nothing.")
     only: Given[Words | None, str | None] = only(
@@ -305,7 +305,7 @@ class DeployOptions(ConnectionOptions):
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class StacksOptions(TargetOptions):
     local: bool = local()
     source: Given[Path | None, str | None] = opt(
@@ -350,7 +350,7 @@ class StacksOptions(TargetOptions):
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class CoresOptions(TargetOptions):
     local: bool = local()
     since_s: float = since("cores written", values.seconds_ago)
@@ -363,7 +363,7 @@ class CoresOptions(TargetOptions):
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class TailOptions(TargetOptions):
     local: bool = local("This machine, without any connection; no INVENTORY.")
     lines: int = opt("-n, --lines LINES", "Lines per file.", bounds=(1, 1000), default=10)
@@ -393,7 +393,7 @@ class TailOptions(TargetOptions):
     job: str | None = srun_job()
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class PostmortemOptions(TargetOptions):
     local: bool = local()
     job: str | None = opt("--job ID", "The Slurm job; its logs are found by scontrol and sacct.")
@@ -412,7 +412,7 @@ class PostmortemOptions(TargetOptions):
     timeout: int = timeout()
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class HangOptions(TargetOptions):
     """The options of `incident` and `watch`: one job, whose evidence is kept."""
 
@@ -422,14 +422,14 @@ class HangOptions(TargetOptions):
     timeout: int = timeout("Maximum time for the stacks of one node, after it is connected.")
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class IncidentOptions(HangOptions):
     output: str | None = output_directory(
         "New directory for the evidence; DIR.tar.gz gets the same.", general=False
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class WatchOptions(HangOptions):
     interval: float = span(
         "--interval", 1, 3600, "Time between two samples.", "60s", general=False
@@ -448,14 +448,14 @@ class WatchOptions(HangOptions):
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class JobsOptions(TargetOptions):
     local: bool = local()
     user: str | None = opt("--user NAME", "Only jobs of this user.")
     job: str | None = srun_job()
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class SmokeOptions(TargetOptions):
     user: str | None = opt("--user NAME", "Run the tests as this user, who will run the job.")
     gpus: tuple[int, ...] | int | None = opt(
@@ -502,7 +502,7 @@ class SmokeOptions(TargetOptions):
     job: str | None = opt("--job ID", "The nodes of this running job, by srun.", general=False)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class DiffOptions(TargetOptions):
     since: str | None = opt(
         "--since WHEN",
@@ -521,7 +521,7 @@ class DiffOptions(TargetOptions):
     job: str | None = srun_job()
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class EnvOptions(TargetOptions):
     ports: str | None = opt(
         "--ports FIRST-LAST", "Port range for MASTER_PORT; default: the policy's port_range."
@@ -542,19 +542,19 @@ class EnvOptions(TargetOptions):
     job: str | None = srun_job()
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class WaiversOptions(TargetOptions):
     offline: bool = flag("--offline", "Only the list: contact no node.", general=False)
     timeout: int = timeout()
     job: str | None = srun_job()
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class LearnOptions(TargetOptions):
     job: str | None = srun_job()
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class LemonsOptions:
     limit: str | None = limit("Show these nodes and their GPUs alone: gpu[001-064], a group.")
     since_s: float = since("incidents", values.epoch_seconds)

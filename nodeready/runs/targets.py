@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from nodeready.fleet.inventory.load import NodeInventory
     from nodeready.fleet.transport.allocation import RunningJob
+    from nodeready.subjects.context import FleetContext
     from nodeready.subjects.registry import CheckSelection
 
 
@@ -50,6 +51,8 @@ NODES_PER_PROCESS = 256
 #: (benchmarks/HISTORY.md, the transports).
 MIN_NODES_FOR_TREE = 1024
 
+#: The inventory of this machine alone: a connector of pyinfra's.
+LOCAL = "@local"
 _NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 #: Called with a line about the nodes or the transport.
 Note = Callable[[str], None]
@@ -181,13 +184,18 @@ def ssh_targets(inventory: str, options: ConnectionOptions, note: Note) -> Targe
     return Targets(SshTransport(loaded, hosts, _pyinfra_config(options)), policies, loaded)
 
 
+def _declaring() -> list[str]:
+    """What of the current directory gives every inventory its data or checks."""
+    return [name for name in ("group_data", FOLDER) if os.path.lexists(name)]
+
+
 def local_policy(options: ConnectionOptions, note: Note) -> Policy:
     """The policy of this machine: that of @local where the current directory has a policy, else
     that of the last deploy. Raises Refused.
     """
     from nodeready.agent.gate import here
 
-    directories = [name for name in ("group_data", FOLDER) if os.path.lexists(name)]
+    directories = _declaring()
     for name in directories:
         refuse_strangers(name, trusted=options.trust_inventory)
     if directories:
@@ -204,6 +212,51 @@ def local_targets(policy: Policy, *, sudo: bool = False) -> Targets:
     """This machine, without a connection. sudo: requests run as root"""
     transport = Local(sudo=sudo)
     return Targets(transport, dict.fromkeys(transport.nodes, policy))
+
+
+def undeclared_local(inventory: str, options: TargetOptions) -> Targets | None:
+    """This machine under the default policy, where it is the inventory and no file or option
+    declares more: without pyinfra, whose import takes longer than the look. None: select_targets.
+    """
+    default = vars(TargetOptions(trust_inventory=options.trust_inventory)).items()
+    is_default = default <= vars(options).items()
+    if inventory != LOCAL or not is_default or _declaring() or os.path.lexists(LOCAL):
+        return None
+    return Targets(Local(LOCAL), {LOCAL: Policy()})
+
+
+def fleet_context(
+    transport: Transport,
+    declared: Mapping[str, Policy],
+    outcomes: Iterable[Outcome[Snapshot]],
+    inventory: Iterable[Host] | None,
+) -> FleetContext:
+    """The context of these snapshots, without the nodes' addresses.
+
+    declared:  the policies of the inventory, which the gate's files have to have
+    transport: fetches a block of known hosts that was too large for a snapshot
+    inventory: None: this machine alone
+    """
+    # Imported only here, because they are slow to import.
+    from nodeready.fleet.transport import bundle
+    from nodeready.subjects.context import context_of
+    from nodeready.subjects.ssh_client.known_hosts import READ_BLOCK, Endpoint
+
+    snapshots = {outcome.node: outcome.value for outcome in outcomes if outcome.value is not None}
+
+    def read_block(name: str) -> str:
+        request = Request(name, READ_BLOCK, 30)
+        return "".join(answer.stdout for _, answer in transport.ask([request]))
+
+    if inventory is None:
+        endpoints = {LOCAL: Endpoint(local=True)}
+    else:
+        from nodeready.fleet.inventory.host_data import endpoint
+
+        endpoints = {host.name: endpoint(host) for host in inventory}
+    for name, peer in transport.ssh_peers().items():
+        endpoints[name] = endpoints[name]._replace(reached=peer.address, key=peer.key)
+    return context_of(declared, snapshots, endpoints, bundle.program, read_block)
 
 
 def select_targets(

@@ -21,11 +21,6 @@ from nodeready.core.files import (
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory import trust
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 #: The table of the memory, which is of no command.
 MEMORY = "memory"
 
@@ -61,12 +56,19 @@ def read(path: Path) -> dict[str, Any]:
     """The tables and keys of a file; none where it is missing. Raises Refused."""
     refuse_unsafe(path)
     try:
-        data: dict[str, Any] = tomllib.loads(read_regular(path).decode("utf-8"))
-        return data
+        content = read_regular(path)
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise Refused(f"{path}: {error.strerror}") from None
+    # Imported only here: most users have no file.
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        data: dict[str, Any] = tomllib.loads(content.decode("utf-8"))
+        return data
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise Refused(f"{path}: {error}") from None
 

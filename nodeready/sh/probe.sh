@@ -58,7 +58,6 @@ nr_bar_lines() {
 # - all;
 # - raw: all, without line numbers;
 # - set: without comments and empty lines;
-# - few: the lines with a pattern of nr_few, of any section;
 # - routes: of /proc/net, without line numbers; without link-local and multicast networks, routes to
 #   this node itself and to containers; of fib_trie only leaves and this node's addresses.
 # In a shell with many sections, one process reads the files of all sections at the end (NR_LATER):
@@ -69,12 +68,6 @@ nr_lines() {
     if [ -n "${NR_LATER:-}" ] && nr_later "$@"; then return; fi
     nr_grep "$@"
     :
-}
-# (The line of $NR_LATER is among the few.)
-nr_few='^Linux$'
-nr_few() {
-    nr_few="$nr_few
-$1"
 }
 # No line of a configuration file matches $nr_beside.
 nr_comment='^[[:space:]]*([#;]|$)'
@@ -87,13 +80,12 @@ nr_grep() {
     raw) grep -asH '' "$@" /dev/null ;;
     set) grep -asHnvE -e "$nr_comment" -e "$nr_beside" "$@" /dev/null ;;
     routes) grep -asHvE -e "$nr_beside" "$@" /dev/null ;;
-    few) grep -asHn -e "$nr_few" "$@" /dev/null ;;
     esac
     [ $? -le 125 ]
 }
 # nr_later FILE...: note the files for NR_LATER, after a file of one line that separates the sections.
 # Fails for a name that would not be one word in the list.
-nr_later_all='' nr_later_set='' nr_later_few=''
+nr_later_all='' nr_later_set=''
 nr_later() {
     set -f
     IFS='
@@ -112,12 +104,55 @@ $nr_joined"
     case $nr_kind in
     all | raw) nr_later_all="$nr_later_all$nr_joined" ;;
     set | routes) nr_later_set="$nr_later_set$nr_joined" ;;
-    few) nr_later_few="$nr_later_few$nr_joined" ;;
     esac
     printf '\n@%s later %s\n' "$NR" "$nr_kind"
 }
 nr_is_count() {
     [ $# = "$nr_count" ]
+}
+
+# nr_seek PATTERN FILE...: note an extended pattern, for lines in any case, and files.
+nr_patterns='' nr_places=''
+nr_seek() {
+    nr_patterns="$nr_patterns
+$1"
+    shift
+    for nr_place in "$@"; do nr_places="$nr_places
+$nr_place"; done
+}
+# nr_search: the noted files' lines with one of the noted patterns, into nr_hits: FILE:LINE:TEXT.
+nr_searched=
+nr_search() {
+    nr_searched=1
+    set -f
+    IFS='
+'
+    # shellcheck disable=SC2086 # one word per file
+    nr_hits=$(grep -asHniE -e "${nr_patterns#?}" $nr_places /dev/null) || [ $? -le 125 ] || exit 1
+    unset IFS
+    set +f
+}
+# nr_find SECTION PATTERN...: set nr_found to the rows of nr_hits that match one of these patterns of
+# rows. In a shell with this section alone, it searches first.
+nr_find() {
+    if [ -z "$nr_searched" ]; then
+        "nr_seek_$1"
+        nr_search
+    fi
+    shift
+    nr_found=
+    set -f
+    IFS='
+'
+    for nr_row in $nr_hits; do
+        for nr_like in "$@"; do
+            # shellcheck disable=SC2254 # a pattern
+            case $nr_row in $nr_like) nr_found="$nr_found$nr_row
+"; break ;; esac
+        done
+    done
+    unset IFS
+    set +f
 }
 
 # nr_exact FILE...: the bytes of each file, in base64, between two marks. Of a small file with a known
@@ -203,20 +238,34 @@ nr_there() {
     done
 }
 
-# nr_status NAME [/proc/PID]: set nr_field to the first word of this line of the file status, and nr_more
-# to the further ones; to nothing without the line.
+# nr_status NAME /proc/PID: set nr_field to the first word of this line of the file status; to nothing
+# without the line.
 nr_status() {
-    nr_field='' nr_more=''
-    while read -r nr_key nr_field nr_more; do
+    nr_field=
+    while read -r nr_key nr_field nr_x; do
         if [ "$nr_key" = "$1:" ]; then break; fi
-    done 2>/dev/null <"${2:-/proc/self}/status"
+    done 2>/dev/null <"$2/status"
+}
+
+# nr_self: set nr_self_uid and nr_self_euid, the numbers of this user, and nr_self_caps and nr_self_bound,
+# the masks CapEff and CapBnd; once in a shell, which reads the file by single bytes.
+nr_self() {
+    if [ -n "${nr_self_bound:-}" ]; then return; fi
+    nr_self_uid='' nr_self_euid='' nr_self_caps='' nr_self_bound=''
+    while read -r nr_key nr_field nr_more; do
+        case $nr_key in
+        Uid:) nr_self_uid=$nr_field nr_self_euid=${nr_more%%[!0-9]*} ;;
+        CapEff:) nr_self_caps=$nr_field ;;
+        CapBnd:) nr_self_bound=$nr_field; break ;;
+        esac
+    done 2>/dev/null </proc/self/status
 }
 
 # nr_find_setpriv: set nr_me to the number of this user, and nr_setpriv to the first setpriv of PATH; to
 # nothing without one, and for busybox's, which changes no user.
 nr_find_setpriv() {
-    nr_status Uid
-    nr_me=${nr_more%%[!0-9]*}
+    nr_self
+    nr_me=$nr_self_euid
     nr_setpriv=
     IFS=:
     for nr_dir in $PATH; do

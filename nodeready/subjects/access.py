@@ -90,10 +90,12 @@ def _access_script(policy: Policy) -> str:
             [ -n "$nr_loader" ] && [ ! -e "$nr_first.bin" ] &&
             [ "$nr_name" != ssh ] && [ "$nr_count" -lt {MAX_LOADED} ]; then
             nr_count=$((nr_count + 1))
-            nr_out=$(nr_answer "$nr_loader" --list "$nr_first") || case $nr_out in
-            *"$nr_words"*) nr_say unloaded "$nr_first ${{nr_out##*"$nr_words"}}" ;;
-            *' not found (required by '*) nr_say unloaded "$nr_first ${{nr_out#*: }}" ;;
-            esac
+            # Only for a message is it asked again, with two more processes.
+            "$nr_loader" --list "$nr_first" >/dev/null 2>&1 ||
+                nr_out=$(nr_answer "$nr_loader" --list "$nr_first") || case $nr_out in
+                *"$nr_words"*) nr_say unloaded "$nr_first ${{nr_out##*"$nr_words"}}" ;;
+                *' not found (required by '*) nr_say unloaded "$nr_first ${{nr_out#*: }}" ;;
+                esac
         fi
     done
     nr_folders='{" ".join(directories)}'

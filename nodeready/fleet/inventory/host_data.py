@@ -18,7 +18,7 @@ from pyinfra.api import Host, Inventory
 from pyinfra.api.connectors import get_all_connectors
 from pyinfra.connectors.local import LocalConnector
 
-from nodeready.agent.asking import Request, SshPeer, Transport
+from nodeready.agent.asking import SshPeer
 from nodeready.core import result
 from nodeready.core.outcome import Outcome
 from nodeready.core.policy import FOLDER, Policy, PolicyError, SiteCheck, check_settings
@@ -26,12 +26,10 @@ from nodeready.core.settings import Waiver, value_text
 from nodeready.fleet.inventory import site_files
 from nodeready.fleet.inventory.load import NodeInventory
 from nodeready.fleet.inventory.nodeset import NodeSetError, expand, host_name
-from nodeready.fleet.transport import bundle
-from nodeready.subjects.context import FleetContext, addresses_of, context_of, unique_addresses
+from nodeready.subjects.context import addresses_of, unique_addresses
 from nodeready.subjects.registry import check_ids
 from nodeready.subjects.site.facts import script_size
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.subjects.ssh_client import known_hosts
 from nodeready.subjects.ssh_client.facts import clean_address
 from nodeready.subjects.ssh_client.known_hosts import Endpoint, Names
 
@@ -298,31 +296,7 @@ def share_policies(
     return policies
 
 
-# --- The fleet's context: the nodes' host keys and addresses, and the digests of the gate's
-# files.
-
-
-def fleet_context(
-    transport: Transport,
-    declared: Mapping[str, Policy],
-    outcomes: Iterable[Outcome[Snapshot]],
-    inventory: Inventory,
-) -> FleetContext:
-    """The context of these snapshots, without the nodes' addresses.
-
-    declared:  the policies of the inventory, which the gate's files have to have
-    transport: fetches a block of known hosts that was too large for a snapshot
-    """
-    snapshots = {outcome.node: outcome.value for outcome in outcomes if outcome.value is not None}
-
-    def read_block(name: str) -> str:
-        request = Request(name, known_hosts.READ_BLOCK, 30)
-        return "".join(answer.stdout for _, answer in transport.ask([request]))
-
-    endpoints = {host.name: endpoint(host) for host in inventory}
-    for name, peer in transport.ssh_peers().items():
-        endpoints[name] = endpoints[name]._replace(reached=peer.address, key=peer.key)
-    return context_of(declared, snapshots, endpoints, bundle.program, read_block)
+# --- The nodes' addresses.
 
 
 def addresses_of_nodes(

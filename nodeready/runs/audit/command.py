@@ -48,9 +48,9 @@ def probed_subjects(selection: CheckSelection) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*subjects, "host"))) if has_counters else subjects
 
 
-def distinguishing_groups(inventory: Inventory, name: str, total: int) -> tuple[str, ...]:
+def distinguishing_groups(inventory: Inventory, name: str) -> tuple[str, ...]:
     """The node's groups, without those that contain all nodes of the inventory."""
-    groups = inventory.get_host(name).groups
+    groups, total = inventory.get_host(name).groups, len(inventory)
     return tuple(group for group in groups if len(inventory.get_group(group)) < total)
 
 
@@ -102,7 +102,9 @@ def run(
         nodes.remember_failed(look.failing)
         yield look
         return
-    nodes = targets.select_targets(inventory, options, job=options.job, tell=tell.note).at(AUDIT)
+    local = targets.undeclared_local(inventory, options) if options.job is None else None
+    nodes = local or targets.select_targets(inventory, options, job=options.job, tell=tell.note)
+    nodes = nodes.at(AUDIT)
     selection = select(nodes.policies.values(), options.only, options.skip)
     nodes = nodes.chosen(selection)
     # Of a subject that was probed, the memory has all results.
@@ -168,26 +170,24 @@ def audit_document(
     workers: AuditWorkers,
     keeper: LookKeeper | None = None,
 ) -> Audit:
-    """The audit of a probe of nodes with an inventory.
+    """The audit of a probe of nodes.
 
     outcomes: without the snapshots that the workers hold
     keeper:   has the earlier counters; None: of a look that is not kept
     """
-    from nodeready.fleet.inventory.host_data import fleet_context
     from nodeready.subjects.context import FleetContext
 
-    assert nodes.inventory is not None
     transport, inventory = nodes.transport, nodes.inventory
     outcomes = workers.settle(outcomes)
     context = FleetContext(nodes.policies)
     if not any(outcome.is_interrupted for outcome in outcomes):
-        context = fleet_context(transport, nodes.gate_policies, outcomes, inventory)
+        context = targets.fleet_context(transport, nodes.gate_policies, outcomes, inventory)
     return workers.audit(
         outcomes,
         workers.complete(context, transport.ssh_peers()),
         selection,
         started,
-        lambda name: distinguishing_groups(inventory, name, len(inventory)),
+        lambda name: () if inventory is None else distinguishing_groups(inventory, name),
         complete=not transport.interrupted,
         earlier_counters=(keeper or LookKeeper(tell)).earlier_counters,
     )
@@ -221,11 +221,10 @@ def recorded_audit(inventory: str, options: AuditOptions, tell: Tell) -> tuple[A
     except SourceError as problem:
         raise Refused(str(problem), FAILED_CODE) from None
     verdicts, strangers = assign_to_nodes(recorded_verdicts, Names(endpoints))
-    total = len(loaded)
     node_reports, about = reports(
         verdicts,
         RecordedQuestion(policies, node_policy, selection, __version__),
-        lambda name: distinguishing_groups(loaded, name, total),
+        lambda name: distinguishing_groups(loaded, name),
         sanitise(directory, 200),
         time.time(),
     )

@@ -9,13 +9,12 @@ from nodeready.agent.asking import Answer, Conversation, Request
 from nodeready.agent.snapshots import take_snapshot
 from nodeready.core.outcome import HUNG, INTERRUPTED, LOST, OVER, Gap, GapError, Outcome
 from nodeready.core.text import utc_now
-from nodeready.fleet.inventory.host_data import fleet_context
 from nodeready.operations import STEPS
 from nodeready.runs import targets
 from nodeready.runs.deploy.actions import PlanError, StepChange
 from nodeready.runs.deploy.document import Deploy, DeployedNode, DeployOutcome
 from nodeready.runs.options import DeployOptions
-from nodeready.runs.targets import Targets, converse, probe_nodes
+from nodeready.runs.targets import Targets, converse, fleet_context, probe_nodes
 from nodeready.runs.tell import Tell
 from nodeready.subjects.context import FleetContext, Judged, judge_nodes
 from nodeready.subjects.registry import CHANGED, SUBJECTS, select_whole

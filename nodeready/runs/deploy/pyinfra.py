@@ -41,11 +41,11 @@ from nodeready.fleet.inventory.host_data import (
     addresses_of_nodes,
     checked_data,
     declared_settings,
-    fleet_context,
     share_policies,
 )
 from nodeready.fleet.transport.ssh import ConnectedHosts
 from nodeready.runs.deploy.actions import Action, PlanError, RemoveFile, StepChange, WriteFile
+from nodeready.runs.targets import fleet_context
 from nodeready.subjects.context import FleetContext, Judged
 from nodeready.subjects.registry import CHANGED, SUBJECTS
 from nodeready.subjects.snapshot import Snapshot, differently_probed, judge

@@ -35,8 +35,6 @@ from nodeready.runs.memory.look import (
 )
 from nodeready.runs.memory.store import ControlClock, Memory, MemoryUnavailable
 from nodeready.runs.options import ConnectionOptions, LemonsOptions
-from nodeready.runs.postmortem.document import KERNEL, LOG
-from nodeready.runs.smoke.knowledge import PAIR
 from nodeready.runs.targets import load_targets
 from nodeready.runs.tell import Tell
 from nodeready.runs.user_files import memory_settings
@@ -181,6 +179,9 @@ class LookKeeper:
 
     def keep_smoke(self, report: SmokeReport, code: int) -> None:
         """Keep a smoke test, and each suspect as an event of its nodes and GPUs."""
+        # Imported only here, because an audit does not need it, and must be quick.
+        from nodeready.runs.smoke.knowledge import PAIR
+
         now_s = time.time()
         events = [
             Event(
@@ -202,6 +203,9 @@ class LookKeeper:
         nodes: that were asked: a log may name any node
         uid:   of the job's user, by Slurm; None: not known
         """
+        # Imported only here, because an audit does not need it, and must be quick.
+        from nodeready.runs.postmortem.document import KERNEL, LOG
+
         now_s, cause, events = time.time(), report.cause, []
         for node in (name for name in cause.nodes if name in nodes):
             witness = report.witnesses.get(node)

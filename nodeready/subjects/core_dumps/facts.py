@@ -34,11 +34,10 @@ def core_directory(policy: Policy) -> str:
 
 def _script(policy: Policy) -> str:
     directory = shell.quote(core_directory(policy))
-    pattern = shell.quote(re.sub(r"([][\\.*^$])", r"\\\1", core_directory(policy)))
-    tmpfiles = " ".join(f"{parent}/*.conf" for parent in _TMPFILES)
     return rf"""
     nr_value live /proc/sys/kernel/core_pattern
-    if nr_is_roots /proc/self; then printf 'root=1\n'; fi
+    nr_self
+    if [ "$nr_self_uid" = 0 ]; then printf 'root=1\n'; fi
     set --
     nr_dir={directory}
     # The owner of a link can change its target: a deploy follows no user's link (nr_walk).
@@ -87,10 +86,16 @@ def _script(policy: Policy) -> str:
     for nr_file in /usr/lib/systemd/systemd-coredump /lib/systemd/systemd-coredump; do
         if [ -x "$nr_file" ]; then printf 'coredump=%s\n' "$nr_file"; fi
     done
-    nr_few {pattern}
-    nr_few '^[[:space:]]*[[A-Z]'
-    nr_lines few {tmpfiles} {" ".join(_COREDUMP)}
+    nr_find core_dumps {" ".join(f"'{parent}/*'" for parent in _TMPFILES)}
+    printf '%s' "$nr_found"
+    nr_lines set {" ".join(_COREDUMP)}
     """
+
+
+def _seeks(policy: Policy) -> str:
+    """The lines of tmpfiles.d about the directory."""
+    pattern = shell.quote(re.sub(r"([][\\.*^$+?(){}|])", r"\\\1", core_directory(policy)))
+    return f"nr_seek {pattern} {' '.join(f'{parent}/*.conf' for parent in _TMPFILES)}"
 
 
 @dataclass(frozen=True)
@@ -197,4 +202,4 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> CoreDumps:
     )
 
 
-PROBE = Probe("core_dumps", (Section("core_dumps", _script), sysctl.SECTION), parse)
+PROBE = Probe("core_dumps", (Section("core_dumps", _script, seeks=_seeks), sysctl.SECTION), parse)

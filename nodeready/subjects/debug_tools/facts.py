@@ -110,13 +110,14 @@ def _py_spy(version: str) -> str:
         for nr_dir in {PY_SPY} "$nr_file"; do
             while nr_dir=${{nr_dir%/*}}; [ -n "$nr_dir" ]; do set -- "$@" "$nr_dir"; done
         done
-        nr_out=$(stat -Lc '%i %s %.9Y %.9Z at=%u %g %a %n' -- "$@" "$nr_file" 2>/dev/null)
+        nr_out=$(stat -Lc '%i %s %.9Y %.9Z at=%u %g %a %n' -- {RUN} "$@" "$nr_file" 2>/dev/null)
         nr_known='' nr_sum=''
         IFS='
 '
         for nr_row in $nr_out; do
             nr_id=${{nr_row%% at=*}}
             case ${{nr_row#* at=}} in
+            *' {RUN}') nr_rank=${{nr_row#* at=}}; continue ;;
             '0 0 644 {PY_SPY_NOTE}') nr_known=$nr_known+ ;;
             '0 0 755 {_NOTE_DIRECTORY}') nr_known=$nr_known+ ;;
             *' {PY_SPY_NOTE}'|*' {_NOTE_DIRECTORY}') ;;
@@ -147,7 +148,8 @@ def _py_spy(version: str) -> str:
 _RANK_PROGRAM = rf"""
     if [ -f {RUN} ]; then
         nr_sum=$(sha256sum <{RUN})
-        printf 'run=%s %s\n' "$(stat -Lc '%u %a' {RUN})" "${{nr_sum%% *}}"
+        set -- ${{nr_rank:-$(stat -Lc '%u %g %a' {RUN})}}
+        printf 'run=%s %s %s\n' "$1" "$3" "${{nr_sum%% *}}"
     fi
 """
 

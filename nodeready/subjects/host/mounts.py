@@ -131,7 +131,8 @@ BEGIN {{
 # mawk fails when a process ends between the opening and the reading of its file (ESRCH). Then awk
 # starts again, and a probe that never succeeds reports it.
 #
-# The script sets nr_hung: the mounts at which an earlier probe hangs, a line each.
+# The script sets nr_hung: the mounts at which an earlier probe hangs, a line each. An earlier
+# section of the same shell may have read the states once, into nr_sorted (`table_script`).
 PROCESSES_SCRIPT = rf"""
 nr_hung=
 nr_failed=
@@ -139,17 +140,16 @@ nr_pids=
 nr_ours=
 nr_uids=' '
 nr_cpus=' '
-nr_status Uid
-nr_me=$nr_field
+nr_self
 nr_sort() {{ nr_sorted=$(awk '{_SORT}' /proc/[0-9]*/stat 2>/dev/null); }}
-nr_sort || nr_sort || nr_sort || nr_failed=1
+if [ -z "${{nr_sorted:-}}" ]; then nr_sort || nr_sort || nr_sort || nr_failed=1; fi
 printf 'processes=1\n%s\n' "$nr_sorted"
 while IFS='_=' read -r nr_key nr_pid nr_id; do
     case $nr_key in
     uid)
         nr_pids="$nr_pids $nr_pid"
         nr_uids="$nr_uids$nr_id "
-        if [ "$nr_id" = "$nr_me" ]; then nr_ours="$nr_ours $nr_pid"; fi
+        if [ "$nr_id" = "$nr_self_uid" ]; then nr_ours="$nr_ours $nr_pid"; fi
         ;;
     cpu) case $nr_cpus in *" $nr_id "*) ;; *) nr_cpus="$nr_cpus$nr_id " ;; esac ;;
     esac
@@ -351,10 +351,23 @@ def unescaped(text: str) -> str:
 # will, so the mount is no part of the node, unless the policy names it. UID_MIN is 1000. A
 # thousand such mounts, each with a path of 4 KB, would fill the probe's output, so they are left
 # out before the table is read line by line. An overlay's options name all layers: they are cut.
-_READ = rf"""awk '
+_ROWS = r"""
 $3 ~ /^fuse(\.|$)/ && ("," $4) ~ /,user_id=[1-9][0-9][0-9][0-9]/ &&
-    !index(ENVIRON["NR_WANTED"], " " $2 " ") {{ next }}
-{{ print FILENAME ":" FNR ":" substr($1, 1, 1024), $2, $3, substr($4, 1, 256) }}' {TABLE}"""
+    !index(ENVIRON["NR_WANTED"], " " $2 " ") { next }
+{ print FILENAME ":" FNR ":" substr($1, 1, 1024), $2, $3, substr($4, 1, 256) }
+"""
+# The states of the processes first, and then the table: one awk less.
+_BOTH = rf"""{_SORT}
+BEGIN {{
+    print "table"
+    ARGV[1] = "{TABLE}"
+    ARGC = 2
+}}
+{_ROWS}"""
+
+
+def _wanted(policy: Policy) -> str:
+    return shell.quote(f" {' '.join(map(escaped, policy.mounts))} ")
 
 
 def _read(policy: Policy) -> str:
@@ -362,13 +375,27 @@ def _read(policy: Policy) -> str:
 
     A table that an earlier section of the same shell has read is not read again.
     """
-    paths = shell.quote(f" {' '.join(map(escaped, policy.mounts))} ")
-    return f'if [ -z "$nr_table" ]; then nr_table=$(NR_WANTED={paths} {_READ}); fi\n'
+    read = f"NR_WANTED={_wanted(policy)} awk '{_ROWS}' {TABLE}"
+    return f'if [ -z "${{nr_table:-}}" ]; then nr_table=$({read}); fi\n'
 
 
 def table_script(policy: Policy) -> str:
-    """The shell text that prints the kernel's table."""
-    return f"{_read(policy)}printf '%s\\n' \"$nr_table\"\n"
+    """The shell text that prints the kernel's table, and sets nr_sorted and nr_table."""
+    return rf"""
+    nr_look() {{
+        nr_looked=$(NR_WANTED={_wanted(policy)} awk '{_BOTH}' /proc/[0-9]*/stat 2>/dev/null)
+    }}
+    if nr_look || nr_look || nr_look; then
+        nr_table=${{nr_looked#*"
+table
+"}}
+        nr_sorted=${{nr_looked%%"
+table
+"*}}
+    fi
+    {_read(policy)}
+    printf '%s\n' "$nr_table"
+    """
 
 
 # A file system may be mounted in many places: a local one is asked once. A mount below a network

@@ -87,16 +87,17 @@ def _service_script(service: str) -> str:
 # Without CAP_SYS_RESOURCE (in a container) root may not raise a hard limit above sshd's own. A
 # strict pam_limits then refuses the login, so the probe reads the limits that root can set. The
 # capability is bit 24, in the tenth digit of CapBnd.
-_CEILING = r"""
-    nr_status CapBnd
-    case $nr_field in
-    ?????????[02468ace]??????)
+_NO_RESOURCE = "?????????[02468ace]??????"
+_CEILING = rf"""
+    nr_self
+    case $nr_self_bound in
+    {_NO_RESOURCE})
         nr_pid=1
-        { read -r nr_pid </run/sshd.pid; } 2>/dev/null
+        {{ read -r nr_pid </run/sshd.pid; }} 2>/dev/null
         printf 'ceiling=%s\n' "$nr_pid"
         set -- "$@" "/proc/$nr_pid/limits"
-        nr_few '^-\{0,1\}session[[:space:]]\{1,\}requi.*pam_limits'
-        nr_lines few /etc/pam.d/* /usr/lib/pam.d/*
+        nr_find limits '/etc/pam.d/*' '/usr/lib/pam.d/*'
+        printf '%s' "$nr_found"
         ;;
     esac
 """
@@ -120,20 +121,18 @@ def _script(policy: Policy) -> str:
         for name in (*limit_files.SERVICES, *limit_files.PAM_INCLUDED)
     )
     sshd = " ".join((*limit_files.SSHD_CONFIG, *limit_files.SSHD_INCLUDED))
-    names = " ".join(f"-e {shell.quote(service[:15])}" for service in services)
-    # Without systemd there are no cgroups of services: read the names of all processes.
+    names = "|".join(shell.quote(service[:15]) for service in services)
     scan = rf"""
-    if [ ! -d /run/systemd/system ]; then
-        for nr_file in $(grep -slxF {names} /proc/[0-9]*/comm); do
-            nr_pid=${{nr_file%/comm}}
-            nr_comm=
-            {{ read -r nr_comm <"$nr_file"; }} 2>/dev/null || continue
-            nr_pid=${{nr_pid#/proc/}}
-            {_IS_USERS_PROCESS} && continue
-            printf 'process=%s %s\n' "$nr_comm" "$nr_pid"
-            set -- "$@" "/proc/$nr_pid/limits"
-        done
-    fi
+    nr_find limits '/proc/*'
+    for nr_row in $nr_found; do
+        nr_pid=${{nr_row%%/comm:*}}
+        nr_pid=${{nr_pid#/proc/}}
+        nr_comm=${{nr_row#*:1:}}
+        case $nr_comm in {names}) ;; *) continue ;; esac
+        {_IS_USERS_PROCESS} && continue
+        printf 'process=%s %s\n' "$nr_comm" "$nr_pid"
+        set -- "$@" "/proc/$nr_pid/limits"
+    done
     """
     return rf"""
     if [ -d /run/systemd/system ]; then printf 'systemd=1\n'; fi
@@ -143,6 +142,21 @@ def _script(policy: Policy) -> str:
     {scan if services else ""}
     {_CEILING}
     nr_lines set {limits} {manager} {pam} {sshd} "$@" {_NR_OPEN_FILE}
+    """
+
+
+def _seeks(policy: Policy) -> str:
+    """The strict lines of PAM; without systemd, which has cgroups of services, the processes."""
+    names = "|".join(re.escape(service[:15]) for service in policy.limit_services)
+    pattern = shell.quote(f"^({names})$")
+    scan = rf"""
+    if [ ! -d /run/systemd/system ]; then nr_seek {pattern} /proc/[0-9]*/comm; fi
+    """
+    strict = "nr_seek '^-?session[[:space:]]+requi.*pam_limits' /etc/pam.d/* /usr/lib/pam.d/*"
+    return rf"""
+    nr_self
+    case $nr_self_bound in {_NO_RESOURCE}) {strict} ;; esac
+    {scan if names else ""}
     """
 
 
@@ -260,4 +274,4 @@ def _parse(output: Output, kernel: Output, services: Names) -> Limits:
     return observed
 
 
-PROBE = Probe("limits", (Section("limits", _script), sysctl.SECTION), parse)
+PROBE = Probe("limits", (Section("limits", _script, seeks=_seeks), sysctl.SECTION), parse)

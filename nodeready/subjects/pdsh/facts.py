@@ -38,9 +38,13 @@ def _script(policy: Policy) -> str:
         if [ -e "$nr_file" ]; then printf 'module=%s\n' "$nr_file"; fi
     done
     nr_exact {RCMD_DEFAULT} {ENVIRONMENT}
-    nr_few {VARIABLE}
-    nr_lines few {" ".join(_SHELL_FILES)} {PROFILE_D}/*.sh {PROFILE_D}/*.csh
+    nr_find pdsh {" ".join(f"'{name}:*'" for name in (*_SHELL_FILES, f"{PROFILE_D}/*"))}
+    printf '%s' "$nr_found"
     """
+
+
+def _seeks(policy: Policy) -> str:
+    return f"nr_seek {VARIABLE} {' '.join(_SHELL_FILES)} {PROFILE_D}/*.sh {PROFILE_D}/*.csh"
 
 
 # --- The ~/.pdshrc of the policy's users.
@@ -289,4 +293,4 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Pdsh:
 USERS = Section(
     "pdshrc", _users_script, timeout_s=ANSWER_S + 4, cap_bytes=_ALL_BYTES + _ALL_BYTES // 2
 )
-PROBE = Probe("pdsh", (Section("pdsh", _script), USERS, ACCESS), parse)
+PROBE = Probe("pdsh", (Section("pdsh", _script, seeks=_seeks), USERS, ACCESS), parse)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from nodeready.core import sysctl
-from nodeready.core.base import Output, Probe, ProbeError, Section, number
+from nodeready.core.base import Output, Probe, ProbeError, Section, by_path, number
 from nodeready.core.policy import Policy
 from nodeready.core.result import ALONE, FleetFacts
 from nodeready.core.text import join_ranges, range_text
@@ -122,8 +122,7 @@ hook == "forward" {{ next }}
 # loaded module, or built into the kernel: then there is no module file. /proc has the names of
 # legacy tables.
 _SCRIPT = rf"""
-    nr_status CapEff
-    nr_caps=$nr_field
+    nr_self
     nr_nft=1
     if [ ! -d /sys/module/nf_tables ]; then
         nr_release=
@@ -141,28 +140,40 @@ _SCRIPT = rf"""
             nr_legacy="$nr_legacy $nr_ip"
         fi
     done
+    # Only for a message is a program asked again, with one more process.
     nr_listed() {{
-        printf '@%s list %s\n' "$NR" "$1"
-        nr_answer "$@"
-        printf '\n@%s status %s\n' "$NR" "$?"
+        nr_out=$("$@" 2>/dev/null)
+        nr_rc=$?
+        if [ "$nr_rc" != 0 ]; then
+            nr_out=$(nr_answer "$@")
+            nr_rc=$?
+        fi
+        if [ -n "$nr_out" ] || [ "$nr_rc" != 0 ]; then
+            nr_lists="$nr_lists
+@$NR list $1
+$nr_out
+@$NR status $nr_rc"
+        fi
     }}
-    case $nr_caps in
+    case $nr_self_caps in
     ????????????[13579bdf]???) ;;
     *)
         if [ -n "$nr_nft$nr_legacy" ]; then echo root=1; fi
         exit 0
         ;;
     esac
+    nr_lists=
+    if [ -n "$nr_nft" ]; then nr_listed nft -s list ruleset; fi
+    for nr_ip in $nr_legacy; do
+        nr_save=${{nr_ip}}tables-legacy-save
+        command -v "$nr_save" >/dev/null || nr_save=${{nr_ip}}tables-save
+        nr_listed "$nr_save"
+    done
     # The mark is the run's nonce: every user of the node can read a command line.
-    {{
-        printf '@%s\n' "$NR"
-        if [ -n "$nr_nft" ]; then nr_listed nft -s list ruleset; fi
-        for nr_ip in $nr_legacy; do
-            nr_save=${{nr_ip}}tables-legacy-save
-            command -v "$nr_save" >/dev/null || nr_save=${{nr_ip}}tables-save
-            nr_listed "$nr_save"
-        done
-    }} | awk -v first=%FIRST% -v last=%LAST% '{_FIREWALL_AWK}'
+    if [ -n "$nr_lists" ]; then
+        printf '@%s%s\n' "$NR" "$nr_lists" |
+            awk -v first=%FIRST% -v last=%LAST% '{_FIREWALL_AWK}'
+    fi
 """
 
 
@@ -297,50 +308,49 @@ _STATES = {
 # For each table the kernel visits all of its hash buckets, 2 ms and more, and again for the read
 # that finds the end of the file. One read returns the complete lines that fit into a page
 # (fs/seq_file.c, seq_read_iter; net/ipv4/tcp_ipv4.c, tcp_seq_start). A table that leaves room for
-# one more line in the smallest page is complete, and only a longer table is read to its end.
+# one more line in the smallest page is complete, and the shell takes it apart: a process costs
+# more. A longer table is read to its end, by awk.
 _ONE_READ = 3584
 
 # Ports are four hexadecimal digits, so that texts compare as numbers do. The line of a socket ends
 # with the inode by which the socket's process is found.
 _AWK = rf"""
-sockets {{
-    if (/^table=/) kind = substr($0, 7)
-    else if ($0 != "") {{ bytes[kind] += length($0) + 1; rows[kind, ++lines[kind]] = $0 }}
-    next
-}}
-FILENAME ~ /ip_local_port_range$/ {{ print "ephemeral=" $1 " " $2; next }}
-FILENAME ~ /ip_local_reserved_ports$/ {{ print "reserved=" $0; next }}
-FILENAME ~ /ip_unprivileged_port_start$/ {{ print "privileged=" $1; next }}
-function socket(kind, line,  word, port, inside, name) {{
-    split(line, word, " ")
-    port = substr(word[2], length(word[2]) - 3) ""
+FNR == 1 {{ kind = FILENAME; sub(/.*\//, "", kind); print "read=" kind; next }}
+{{
+    port = substr($2, length($2) - 3) ""
     inside = port >= first "" && port <= last ""
-    if (!inside && word[4] != "0A" || word[4] == "06") return
+    if (!inside && $4 != "0A" || $4 == "06") next
     name = inside ? "held" : "socket"
-    if (count[name]++ < {MOST_SOCKETS})
-        print name "=" kind " " word[2] " " word[3] " " word[4] " " word[8] " " word[10]
-}}
-function table(kind,  n, line) {{
-    if (!lines[kind]) return
-    print "read=" kind
-    if (bytes[kind] <= {_ONE_READ}) {{
-        for (n = 2; n <= lines[kind]; n++) socket(kind, rows[kind, n])
-        return
-    }}
-    while ((getline line < ("/proc/net/" kind)) > 0) if (n++) socket(kind, line)
+    if (count[name]++ < {MOST_SOCKETS}) print name "=" kind " " $2 " " $3 " " $4 " " $8 " " $10
 }}
 END {{
-    table("tcp")
-    table("tcp6")
     if (count["held"] > {MOST_SOCKETS} || count["socket"] > {MOST_SOCKETS})
         print "more=" count["held"] + count["socket"]
 }}
 """
 
-_FILES = (
-    "/proc/sys/net/ipv4/ip_local_port_range /proc/sys/net/ipv4/ip_local_reserved_ports "
-    "/proc/sys/net/ipv4/ip_unprivileged_port_start"
-)
+# nr_sockets KIND TABLE: the same for a short table, into nr_found.
+_SOCKETS = r"""
+    nr_sockets() {
+        if [ -z "$2" ]; then return; fi
+        nr_kind=$1
+        nr_found="${nr_found}read=$nr_kind
+"
+        IFS='
+'
+        for nr_line in $2; do
+            unset IFS
+            set -- $nr_line
+            case $2 in *:????) nr_port=$((0x${2##*:})) ;; *) continue ;; esac
+            case $4 in 06) continue ;; 0A) nr_name=socket ;; *) nr_name= ;; esac
+            if [ "$nr_port" -ge %FIRST% ] && [ "$nr_port" -le %LAST% ]; then nr_name=held; fi
+            if [ -z "$nr_name" ]; then continue; fi
+            nr_found="$nr_found$nr_name=$nr_kind $2 $3 $4 $8 ${10}
+"
+        done
+        unset IFS
+    }
+"""
 
 # Only when a port of the range is held: the process of the socket. Unlike cmdline, /proc/PID/fd
 # and comm cannot hang. A process that has ended is skipped.
@@ -396,25 +406,30 @@ NR_LINKS
 def script(policy: Policy) -> str:
     """The sockets, and the kernel's port settings.
 
-    The script starts two programs at most, and some more when a port of the range is held.
+    The script starts two programs, a third for a long table, and some more when a port of the
+    range is held.
     """
-    first, last = (f"{port:04X}" for port in policy.port_range)
+    first, last = policy.port_range
+    sockets = _SOCKETS.replace("%FIRST%", str(first)).replace("%LAST%", str(last))
     return rf"""
-    set --
-    for nr_file in {_FILES}; do
-        if [ -r "$nr_file" ]; then set -- "$@" "$nr_file"; fi
-    done
-    nr_found=$(for nr_name in tcp tcp6; do
-        printf '\ntable=%s\n' "$nr_name"
-        if [ -r "/proc/net/$nr_name" ]; then dd bs=4096 count=1 <"/proc/net/$nr_name"; fi
-    done 2>/dev/null | awk -v first={first} -v last={last} '{_AWK}' "$@" sockets=1 -)
+    {sockets}
+    nr_found=
+    nr_tcp=$(dd bs=4096 count=1 2>/dev/null </proc/net/tcp)
+    nr_tcp6=$(dd bs=4096 count=1 2>/dev/null </proc/net/tcp6)
+    if [ ${{#nr_tcp}} -lt {_ONE_READ} ] && [ ${{#nr_tcp6}} -lt {_ONE_READ} ]; then
+        nr_sockets tcp "$nr_tcp"
+        nr_sockets tcp6 "$nr_tcp6"
+    else
+        nr_found=$(awk -v first={first:04X} -v last={last:04X} '{_AWK}' \
+            /proc/net/tcp ${{nr_tcp6:+/proc/net/tcp6}})
+    fi
     printf '%s\n' "$nr_found"
     case $nr_found in
     *held=*)
     {_OWNERS}
     ;;
     esac
-    :
+    nr_lines all {" ".join(_SETTINGS.values())}
     """
 
 
@@ -499,6 +514,11 @@ def parse_sockets(output: Output) -> tuple[Socket, ...] | None:
 
 EPHEMERAL = "net.ipv4.ip_local_port_range"
 RESERVED = "net.ipv4.ip_local_reserved_ports"
+_PRIVILEGED = "net.ipv4.ip_unprivileged_port_start"
+#: Setting -> its file.
+_SETTINGS = {
+    name: f"/proc/sys/{name.replace('.', '/')}" for name in (EPHEMERAL, RESERVED, _PRIVILEGED)
+}
 
 
 @dataclass(frozen=True)
@@ -538,17 +558,18 @@ def ranges_text(ranges: tuple[Range, ...]) -> str:
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:
     """The observation. Raises ProbeError when a value of the kernel is no number."""
     output = outputs["ports"]
-    values = output.values()
+    files = {path: lines[0].text for path, lines in by_path(output.lines()).items()}
+    values = {name: files[path] for name, path in _SETTINGS.items() if path in files}
     sockets = parse_sockets(output)
     first, last = policy.port_range
-    ephemeral, reserved = parse_range(values.get("ephemeral", "")), None
-    if "ephemeral" in values and ephemeral is None:
-        raise ProbeError(f"{EPHEMERAL} makes no sense", values["ephemeral"])
-    if "reserved" in values:
-        reserved = parse_ranges(values["reserved"])
+    ephemeral, reserved = parse_range(values.get(EPHEMERAL, "")), None
+    if EPHEMERAL in values and ephemeral is None:
+        raise ProbeError(f"{EPHEMERAL} makes no sense", values[EPHEMERAL])
+    if RESERVED in values:
+        reserved = parse_ranges(values[RESERVED])
         if reserved is None:
-            raise ProbeError(f"{RESERVED} makes no sense", values["reserved"])
-    files = sysctl.parse(outputs["sysctl"])
+            raise ProbeError(f"{RESERVED} makes no sense", values[RESERVED])
+    boot = sysctl.parse(outputs["sysctl"])
     listeners = connections = None
     if sockets is not None:
         listeners = tuple(socket for socket in sockets if socket.state == "listening")
@@ -557,12 +578,12 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:
     return Ports(
         listeners=listeners,
         connections=connections,
-        is_cut="more" in values,
+        is_cut=bool(output.all("more")),
         ephemeral=ephemeral,
         reserved=reserved,
-        ephemeral_boot=sysctl.boot_value(files, EPHEMERAL),
-        reserved_boot=sysctl.boot_value(files, RESERVED),
-        privileged_below=number(values.get("privileged", "1024"), "ip_unprivileged_port_start"),
+        ephemeral_boot=sysctl.boot_value(boot, EPHEMERAL),
+        reserved_boot=sysctl.boot_value(boot, RESERVED),
+        privileged_below=number(values.get(_PRIVILEGED, "1024"), _PRIVILEGED),
         firewall=parse_firewall(outputs["firewall"], policy),
     )
 

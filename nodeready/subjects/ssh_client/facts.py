@@ -52,23 +52,24 @@ MOST_KEYS = 12
 #: More such addresses are those of a load balancer's services (kube-ipvs0), which every node has.
 MOST_ALONE = 16
 _HOSTS = "/etc/hosts"
-_KEY_FILE = re.compile(r"^/etc/ssh/ssh_host_[^/:\n]{1,80}_key\.pub:(.*)$", re.M)
+_KEY_FILE = re.compile(r"^/etc/ssh/ssh_host_[^/:\n]{1,80}_key\.pub:(?:\d+:)?(.*)$", re.M)
 
 # The keys are those that sshd offers: the usual files, and those that its configuration names. The
 # full name comes from /etc/hosts, else from DNS. The addresses come from
 # nodeready.subjects.nics.nic: `ip` can wait for the kernel's network lock for ever.
-_IDENTITY_SCRIPT = rf"""
+_IDENTITY_SEEKS = rf"""
     nr_host=
     {{ IFS= read -r nr_host </proc/sys/kernel/hostname; }} 2>/dev/null
-    printf 'host=%s\n' "$nr_host"
     case $nr_host in
-    *[!A-Za-z0-9_-]*) nr_full=1 nr_line='hostkey' ;;
-    *) nr_full= nr_line="[^#]*[[:space:]]$nr_host([[:space:]#]|$)" ;;
+    *[!A-Za-z0-9_-]*) nr_full=1 ;;
+    *) nr_full= && nr_seek "^[^#]*[[:space:]]$nr_host([[:space:]#]|$)" {_HOSTS} ;;
     esac
-    nr_found=$(grep -aHsiE -e "^$nr_line" \
-        -e '^[[:space:]]*hostkey[[:space:]=]' -e '^(ssh|ecdsa)-' {_HOSTS} \
-        /etc/ssh/ssh_host_*_key.pub /etc/ssh/sshd_config /etc/ssh/sshd_config.d/*.conf)
-    printf '%s\n' "$nr_found"
+    nr_seek '^[[:space:]]*hostkey[[:space:]=]' /etc/ssh/sshd_config /etc/ssh/sshd_config.d/*.conf
+    nr_seek '^(ssh|ecdsa)-' /etc/ssh/ssh_host_*_key.pub
+"""
+_IDENTITY_SCRIPT = rf"""
+    nr_find ssh_client '{_HOSTS}:*' '/etc/ssh/ssh*'
+    printf 'host=%s\n%s\n' "$nr_host" "$nr_found"
     set -f
     for nr_file in $nr_found; do
         case $nr_file in
@@ -237,23 +238,25 @@ def _effective(policy: Policy) -> str:
     return rf"""
     {version}
     {_named(policy)}
+    nr_options() {{
+        # Only for a message is ssh asked again, with one more process.
+        nr_rc=0
+        nr_line=$("$@" </dev/null 2>/dev/null 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-) && return
+        nr_line=$(nr_answer "$@" </dev/null 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-) || nr_rc=$?
+    }}
     nr_ask() {{
         printf 'ask=%s %s\n' "$1" "$2"
-        nr_rc=0
         if [ "$1" = own ]; then
-            nr_line=$(nr_answer ssh -GT -- "$2" </dev/null) || nr_rc=$?
+            nr_options ssh -GT -- "$2"
         else
             nr_line='setpriv: none'
-            if [ -n "$nr_user" ]; then
-                nr_line=$(nr_answer $nr_user ssh -GT -- "$2" </dev/null \
-                    3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-) || nr_rc=$?
-            fi
+            if [ -n "$nr_user" ]; then nr_options $nr_user ssh -GT -- "$2"; fi
             # Where root may not become another user.
             case $nr_line in
             'setpriv: failed to execute'*) ;;
             'setpriv: '*)
-                nr_user='' nr_rc=0
-                nr_line=$(nr_answer ssh -GT -F {MAIN} -- "$2" </dev/null) || nr_rc=$?
+                nr_user=
+                nr_options ssh -GT -F {MAIN} -- "$2"
                 ;;
             esac
         fi
@@ -562,6 +565,15 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
 
 PROBE = Probe(
     "ssh_client",
-    (Section("ssh_client", _script, cap_bytes=SENT_BYTES + 262144), nic.SECTION, ACCESS),
+    (
+        Section(
+            "ssh_client",
+            _script,
+            cap_bytes=SENT_BYTES + 262144,
+            seeks=lambda policy: _IDENTITY_SEEKS,
+        ),
+        nic.SECTION,
+        ACCESS,
+    ),
     parse,
 )

@@ -59,6 +59,40 @@ def test_the_help_of_the_daily_commands_loads_no_check():
     assert [heavy for _, _, heavy in rows] == [[]] * len(QUICK)
 
 
+@pytest.mark.parametrize(("words", "most"), [(["--version"], 60), (["audit", "--help"], 150)])
+def test_the_start_imports_few_modules(words, most):
+    argv = [sys.executable, "-X", "importtime", "-m", "nodeready", *words]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout
+    assert done.stderr.count("import time:") <= most
+
+
+def test_an_audit_of_this_machine_imports_neither_pyinfra_nor_other_commands():
+    words = ["audit", "@local", "--only", "ptrace.scope"]
+    heavy = {"pyinfra", "paramiko", "jinja2", "nodeready.agent.failure_rules"}
+    ((code, out, loaded),), errors = run_lines((words, {"NODEREADY_MEMORY": "off"}), heavy=heavy)
+    assert (code in (0, 3), loaded, errors) == (True, [], "")
+    assert "@local" in out
+
+
+def test_this_machine_is_the_same_with_and_without_pyinfra(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    plain = targets.undeclared_local("@local", targets.TargetOptions())
+    assert plain is not None
+    loaded = targets.select_targets("@local", targets.TargetOptions(), job=None, tell=print)
+    assert (plain.policies, plain.transport.nodes) == (loaded.policies, loaded.transport.nodes)
+    for inventory, options in (
+        ("@local,", {}),
+        ("gpu001", {}),
+        ("@local", {"limit": "@local"}),
+        ("@local", {"via": "srun"}),
+        ("@local", {"sudo": True}),
+    ):
+        assert targets.undeclared_local(inventory, targets.TargetOptions(**options)) is None
+    (tmp_path / "group_data").mkdir()
+    assert targets.undeclared_local("@local", targets.TargetOptions()) is None
+
+
 def test_completion_imports_nothing_that_talks_to_nodes_and_says_what_the_help_says():
     lines = {f"nodeready {name} --": "--help" for name in _COMMANDS}
     lines |= {"nodeready au": "audit", "nodeready audit --format js": "json"}

@@ -1,10 +1,12 @@
 """What a node shows of its debuggers, what is judged, and what would be done: without a node."""
 
+import subprocess
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from nodeready.core import shell
 from nodeready.core.base import Output, ProbeError
 from nodeready.core.policy import Policy
 from nodeready.operations import debug_tools
@@ -180,3 +182,37 @@ def test_the_program_that_starts_a_rank(program, actions):
 
 def test_no_program_starts_a_rank_without_python():
     assert judge_all(checks, DebugTools(), Policy())[3].status == "na"
+
+
+def test_the_magic_numbers_are_those_of_the_pythons_here(pythons):
+    ask = "import importlib.util; print(importlib.util.MAGIC_NUMBER.hex())"
+    for (major, minor), python in pythons.items():
+        if (major, minor) >= shell.OLDEST:
+            done = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True)
+            # A release that is newer than the table is started.
+            magic = done.stdout.strip()
+            assert shell.MAGICS.get(f"{major}.{minor}", magic) == magic
+
+
+@pytest.mark.parametrize(("version", "has_module", "found"), [
+    ("Python 3.11.2", True, "python3 3.11 a70d0d0a"),
+    ("Python 3.11.2", False, "python3 7.7"),
+    ("Python 3.11.0rc1", True, "python3 7.7"),
+    ("Python 3.11.2+", True, "python3 7.7"),
+    ("", True, "python3 7.7"),
+])  # fmt: skip
+def test_only_a_release_with_its_files_is_not_started(
+    posix_sh, tmp_path, version, has_module, found
+):
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin/python3"
+    program.write_text(f'#!/bin/sh\nif [ "$1" = -V ]; then echo "{version}"; else echo 7.7; fi\n')
+    program.chmod(0o755)
+    module = tmp_path / "lib64/python3.11/encodings/__init__.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("1\n" if has_module else "")
+    done = subprocess.run(
+        [*(f"/bin/{word}" for word in posix_sh[:1]), *posix_sh[1:], "-c", shell.SCRIPT],
+        capture_output=True, text=True, check=True, env={"PATH": f"{tmp_path}/bin"},
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [f"python={found}"]

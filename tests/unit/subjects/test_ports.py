@@ -14,7 +14,16 @@ from tests.cases import cases
 
 POLICY = Policy()
 READ = ("read=tcp", "read=tcp6")
-SYSCTLS = ("ephemeral=32768 60999", "reserved=", "privileged=1024")
+
+
+def setting(key: str, value: str) -> str:
+    return f"/proc/sys/{key.replace('.', '/')}:1:{value}"
+
+
+ephemeral = partial(setting, ports.EPHEMERAL)
+reserved = partial(setting, ports.RESERVED)
+privileged = partial(setting, "net.ipv4.ip_unprivileged_port_start")
+SYSCTLS = (ephemeral("32768 60999"), reserved(""), privileged("1024"))
 
 
 def listens(port: int, uid: int, inode: int) -> str:
@@ -66,7 +75,7 @@ def test_addresses_are_read_as_the_kernel_writes_them():
 
 @pytest.mark.parametrize("case", cases(__file__, "data/ports/nodes.json", "ephemeral"))
 def test_the_kernel_gives_no_port_of_the_range_away(case):
-    sysctls = (f"ephemeral={case['range']}", f"reserved={case.get('reserved', '')}")
+    sysctls = (ephemeral(case["range"]), reserved(case.get("reserved", "")))
     files = "".join(map(conf, case.get("files", ())))
     results = judged(node(sysctls=sysctls, files=files))
     result = results.pop("ports.ephemeral")
@@ -77,13 +86,13 @@ def test_the_kernel_gives_no_port_of_the_range_away(case):
 
 def test_a_range_that_only_lives_until_the_next_boot_is_a_warning():
     policy = Policy(port_range=(40000, 40010))
-    observed = node(sysctls=("ephemeral=50000 60000", "reserved="), policy=policy)
+    observed = node(sysctls=(ephemeral("50000 60000"), reserved("")), policy=policy)
     result = judged(observed, policy)["ports.ephemeral"]
     assert (result.status, "no sysctl file keeps" in result.actual) == ("warn", True)
 
 
 def test_the_fix_keeps_what_is_reserved_already():
-    observed = node(sysctls=("ephemeral=1024 65535", "reserved=80,29490-29499,30000-30001"))
+    observed = node(sysctls=(ephemeral("1024 65535"), reserved("80,29490-29499,30000-30001")))
     fix = judged(observed)["ports.ephemeral"].fix
     assert fix.startswith(f"{ports.RESERVED} = 80,29490-29510,30000-30001 in")
 
@@ -91,9 +100,9 @@ def test_the_fix_keeps_what_is_reserved_already():
 def test_a_range_of_privileged_ports_is_roots():
     policy = Policy(port_range=(1000, 1030))
     assert judged(node(policy=policy), policy)["ports.privileged"].status == "fail"
-    lowered = node(sysctls=(*SYSCTLS[:2], "privileged=80"), policy=policy)
+    lowered = node(sysctls=(*SYSCTLS[:2], privileged("80")), policy=policy)
     assert judged(lowered, policy)["ports.privileged"].status == "ok"
-    raised = node(sysctls=(*SYSCTLS[:2], "privileged=29505"))
+    raised = node(sysctls=(*SYSCTLS[:2], privileged("29505")))
     assert judged(raised)["ports.privileged"].status == "fail"
 
 
@@ -112,10 +121,10 @@ def test_what_cannot_be_read_is_unknown():
     "held=tcp 00000000:733C 00000000:0000 0A 99999999999999999999999 7",
     "held=\x1b[31m\udcff",
     "socket=udp 00000000:733C 00000000:0000 0A 0 7",
-    *(f"ephemeral={value}" for value in ("", "1", "1 2 3", "one two", "-1 5", "1 999999")),
+    *(ephemeral(value) for value in ("", "1", "1 2 3", "one two", "-1 5", "1 999999")),
 ])  # fmt: skip
 def test_what_makes_no_sense_is_refused(printed):
     with pytest.raises(ProbeError, match="makes no sense"):
-        node(printed, sysctls=("reserved=",))
+        node(printed, sysctls=(reserved(""),))
     with pytest.raises(ProbeError, match="no number"):
-        node(sysctls=("privileged=many",))
+        node(sysctls=(privileged("many"),))
