@@ -140,20 +140,10 @@ _SCRIPT = rf"""
             nr_legacy="$nr_legacy $nr_ip"
         fi
     done
-    # Only for a message is a program asked again, with one more process.
     nr_listed() {{
-        nr_out=$("$@" 2>/dev/null)
-        nr_rc=$?
-        if [ "$nr_rc" != 0 ]; then
-            nr_out=$(nr_answer "$@")
-            nr_rc=$?
-        fi
-        if [ -n "$nr_out" ] || [ "$nr_rc" != 0 ]; then
-            nr_lists="$nr_lists
-@$NR list $1
-$nr_out
-@$NR status $nr_rc"
-        fi
+        printf '@%s list %s\n' "$NR" "$1"
+        nr_answer "$@"
+        printf '\n@%s status %s\n' "$NR" "$?"
     }}
     case $nr_self_caps in
     ????????????[13579bdf]???) ;;
@@ -162,18 +152,30 @@ $nr_out
         exit 0
         ;;
     esac
-    nr_lists=
-    if [ -n "$nr_nft" ]; then nr_listed nft -s list ruleset; fi
-    for nr_ip in $nr_legacy; do
-        nr_save=${{nr_ip}}tables-legacy-save
-        command -v "$nr_save" >/dev/null || nr_save=${{nr_ip}}tables-save
-        nr_listed "$nr_save"
-    done
-    # The mark is the run's nonce: every user of the node can read a command line.
-    if [ -n "$nr_lists" ]; then
-        printf '@%s%s\n' "$NR" "$nr_lists" |
-            awk -v first=%FIRST% -v last=%LAST% '{_FIREWALL_AWK}'
-    fi
+    # The mark is the run's nonce: every user of the node can read a command line. Without a rule
+    # there is nothing to take apart.
+    {{
+        if [ -n "$nr_nft" ]; then nr_listed nft -s list ruleset; fi
+        for nr_ip in $nr_legacy; do
+            nr_save=${{nr_ip}}tables-legacy-save
+            command -v "$nr_save" >/dev/null || nr_save=${{nr_ip}}tables-save
+            nr_listed "$nr_save"
+        done
+    }} | {{
+        nr_lists=
+        while IFS= read -r nr_line; do
+            nr_lists="$nr_lists
+$nr_line"
+            case $nr_line in
+            '' | "@$NR list "* | "@$NR status 0") ;;
+            *)
+                {{ printf '@%s%s\n' "$NR" "$nr_lists"; cat; }} |
+                    awk -v first=%FIRST% -v last=%LAST% '{_FIREWALL_AWK}'
+                break
+                ;;
+            esac
+        done
+    }}
 """
 
 
