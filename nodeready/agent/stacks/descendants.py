@@ -112,7 +112,8 @@ class StackTarget:
     ends: list[str] = field(default_factory=list)
     witnesses: dict[str, Any] = field(default_factory=dict)
     thread_rows: list[threads.Row] = field(default_factory=list)  # of its further threads
-    child_work: str = ""  # of its descendants between the samples (`set_work`)
+    written_bytes: list[int] = field(default_factory=list)  # of files, by all its threads
+    work: str = ""  # its own, or of its descendants, between the samples (`set_work`)
 
     def __post_init__(self) -> None:
         self.add_note(self.rank.note)
@@ -243,7 +244,7 @@ class StackTarget:
             "received": self.received,
             "untimed": self.is_untimed,
             "ends": self.ends,
-            "child_work": self.child_work,
+            "work": self.work,
         }
 
 
@@ -262,6 +263,9 @@ def _sample(dump: Dump, table: StackTable, main: bool, threads: bool) -> dict[st
 #: Minimum CPU seconds of a descendant that is at work, and their part of the time: the kernel
 #: counts ticks of 10 ms, and a shell that polls uses some.
 _MIN_CPU_S, _MIN_CPU_SHARE, _TRANSFER_S = 0.03, 0.05, 0.2
+#: Minimum bytes that a rank at work writes: a line of a log counts as a page of 4 KB (proc(5),
+#: write_bytes), and there are some logs.
+_MIN_WRITTEN_BYTES = 100_000
 #: Maximum descendants of one rank that are probed.
 MAX_DESCENDANTS = 64
 
@@ -349,10 +353,15 @@ def _target(process: ScannedProcess, rank: StackTarget) -> StackTarget:
 def set_work(
     target: StackTarget, call: waits.WaitCall | None, seconds: float, deadline: float
 ) -> None:
-    """Set `child_work` by a descendant that has used CPU time: a compiler, or one for which the
-    main thread waits and which reads or writes, as no endless loop does.
+    """Set `work`, by the files that a target has written, as of a checkpoint; or by a descendant
+    that has used CPU time: a compiler, or one for which the main thread waits and which reads or
+    writes, as no endless loop does.
     call: of the main thread. seconds: since the first scan
     """
+    written = max(target.written_bytes, default=0) - min(target.written_bytes, default=0)
+    if written >= _MIN_WRITTEN_BYTES:
+        target.work = f"it wrote {written / 1e6:.1f} MB of files in {seconds:.0f} s"
+        return
     parents = {child.pid: child.rank.process.parent for child in target.descendants}
     awaited = {call.child, *call.holders} if call else set()
     for child in target.descendants:
@@ -363,7 +372,7 @@ def set_work(
         if kind(process) == COMPILER or (
             is_awaited and probe_each(_transfers, [child.pid], deadline).get(child.pid) is True
         ):
-            target.child_work = f"{process.name} used {used_s:.1f} s of CPU in {seconds:.0f} s"
+            target.work = f"its {process.name} used {used_s:.1f} s of CPU in {seconds:.0f} s"
 
 
 def _transfers(pid: int) -> bool:

@@ -152,6 +152,7 @@ class Facts:
     calls: int | None = None
     # its main thread has left the program; the kernel frees its memory and files
     exiting: bool = False
+    written_bytes: int = 0  # of files; 0: not readable, as `calls`
 
 
 def stat(text: str) -> Stat | None:
@@ -272,6 +273,7 @@ def facts(
         main_cpu_s(*task),
         read_and_written(io, "syscr", "syscw"),
         parsed.exiting,
+        read_and_written(io, "write_bytes") or 0,
     )
 
 

@@ -469,6 +469,8 @@ def _observe_sample(supervisor: ProcessSupervisor, targets: Sequence[StackTarget
         target.switches.append(facts.switches if facts else 0)
         target.main_cpu_s.append(facts.main_cpu_s if facts else 0.0)
         target.calls.append(facts.calls if facts else None)
+        if facts:
+            target.written_bytes.append(facts.written_bytes)
 
 
 def _observe_threads(supervisor: ProcessSupervisor, targets: Sequence[StackTarget]) -> None:
@@ -487,7 +489,7 @@ def _observe_descendants(
     scanned: Sequence[processes.ScannedProcess],
     seconds: float,
 ) -> dict[tuple[int, int], waits.WaitCall]:
-    """Observe the descendants, and set `waits_on` and `child_work` of all targets. Returns the
+    """Observe the descendants, and set `waits_on` and `work` of all targets. Returns the
     calls of all threads, by process and thread. seconds: since the first sample
     """
     own_pids = ranks.own_processes(scanned, os.getpid())

@@ -392,7 +392,7 @@ def classify(
                 stack = table.joined(mains[-1], holder, HOLDER)
                 wakeups, verdict = None, _verdict(used, None, False, seconds)
     has_woken = process.untimed and bool(_range(process.switches))
-    has_work = process.child_work != "" and not (mains and table.reading(mains[-1]).for_ranks)
+    has_work = process.work != "" and not (mains and table.reading(mains[-1]).for_ranks)
     if verdict is not None and (thread in process.received or has_woken or has_work):
         # It got what it had waited for, and waits for more; or its descendants work.
         verdict = "progressing"

@@ -131,7 +131,7 @@ class Group:
     # minimum wakeups of each main thread between the samples; None: not known
     wakeups: int | None = None
     # the work of processes that its ranks have started: `cc1plus used 1.9 s of CPU in 2 s`
-    child_work: str = ""
+    work: str = ""
 
 
 class Rank(NamedTuple):

@@ -112,7 +112,7 @@ class Bucket:
     holders: set[str] = field(default_factory=set)
     # the threads for which the main threads wait
     awaited_threads: set[str] = field(default_factory=set)
-    child_work: str = ""  # of the descendants of the first process with any
+    work: str = ""  # of the first process with any
 
     def _add_wakeups(self, wakeups: tuple[int, int] | None) -> None:
         if wakeups and self.wakeups:
@@ -128,7 +128,7 @@ class Bucket:
             self._add_wakeups((wakeups, wakeups))
         if process.rank is None and len(self.commands) < _MAX_TEXTS:
             self.commands.add(process.command[:_MAX_COMMAND])
-        self.child_work = self.child_work or process.child_work
+        self.work = self.work or process.work
         if classification.thread != MAIN:
             self.awaited_threads.add(classification.thread)
         channel = process.wait_channel
@@ -211,7 +211,7 @@ class Bucket:
         self.thread_stacks |= other.thread_stacks
         self.awaited_threads |= other.awaited_threads
         self.holders |= other.holders
-        self.child_work = self.child_work or other.child_work
+        self.work = self.work or other.work
         self.commands |= other.commands
         self.ends.update(other.ends)
         self.waits_for = tuple(sorted({*self.waits_for, *other.waits_for}))
@@ -581,7 +581,7 @@ def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Gro
         locals=_locals(bucket),
         activity=hint.activity if hint else "",
         wakeups=bucket.wakeups[0] if bucket.wakeups else None,
-        child_work=bucket.child_work if bucket.verdict == "progressing" else "",
+        work=bucket.work if bucket.verdict == "progressing" else "",
     )
 
 

@@ -100,7 +100,7 @@ class TracedProcess:
     untimed: bool = False  # what the main thread waits for ends by another's act alone
     # how its further threads wait: index of the trace's `thread_waits`, and their count
     thread_rows: tuple[tuple[Count, Count], ...] = ()
-    child_work: Line = ""  # of its descendants between the samples; "": none is known
+    work: Line = ""  # its own, or of its descendants, between the samples; "": none is known
 
 
 @dataclass

@@ -164,18 +164,18 @@ def gone(job: HungJob) -> HangFinding | None:
     return HangFinding(words, suspects, max(1, len(ranks)), sentence=sentence, missing=missing)
 
 
-def child_works(job: HungJob) -> HangFinding | None:
-    """A rank waits for its descendants, which work, and no other rank keeps its peers waiting."""
-    working = [at for at, group in enumerate(job.groups) if group.child_work]
+def works(job: HungJob) -> HangFinding | None:
+    """A rank works, or its descendants, and no other rank keeps its peers waiting."""
+    working = [at for at, group in enumerate(job.groups) if group.work]
     late_ranks = {rank for lag in job.lags for rank in lag.ranks}
     if not working or job.gone or not {*job.suspects} <= {*working} or not (
         late_ranks <= job.ranks_of(working)
     ):  # fmt: skip
         return None
     for at in working:
-        job.set_role(at, None, "its descendants work")
+        job.set_role(at, None, "it works")
     group = job.groups[working[0]]
-    words = {"who": job.name(working), "work": group.child_work, "at": causes.position(group)}
+    words = {"who": job.name(working), "work": group.work, "at": causes.position(group)}
     return HangFinding(words, number=max(1, len(group.ranks)))
 
 
@@ -422,8 +422,8 @@ RULES = (
     HangRule("environment", unworkable, "{who}: {text}"),
     HangRule("gone", gone, "{who}: no node has {it|them}{wait}: "
              "see dmesg, `nodeready cores`, the launcher's output", ("kernel", "logs")),
-    HangRule("moving", child_works,
-             "{who} {waits|wait} at {at} for what {it has|they have} started: {work}{wait}"),
+    HangRule("moving", works,
+             "{who} {works|work} at {at}: {work}{wait}"),
     HangRule("late", late, "{who} {has|have} not called {call}, which {count} {wait} in{place}"),
     HangRule("unclear", stands, _STANDS, _RECORDER),
     HangRule("unclear", may_wait_too, "{who} {stands|stand} in {place}, and may wait there, as "

@@ -135,8 +135,24 @@ def test_whether_a_descendant_works(command, awaited, works):
             descendants.set_work(rank, call, 2.0, time.monotonic() + 9)
         finally:
             os.killpg(child.pid, 9)
-    assert bool(rank.child_work) == works
-    assert "used 1.9 s of CPU in 2 s" in rank.child_work or not works
+    assert bool(rank.work) == works
+    assert "used 1.9 s of CPU in 2 s" in rank.work or not works
+
+
+@pytest.mark.parametrize(("lines", "work"), [(20, ""), (100_000, "it wrote 0.7 MB of files in 2 s")])
+def test_who_writes_files_works(lines, work, tmp_path):
+    """A log grows also in a job that hangs."""
+    rank = target(os.getpid())
+    with (tmp_path / "checkpoint").open("w") as file:
+        for _ in range(2):
+            rank.written_bytes.append(
+                processes.observe([rank.pid], time.monotonic() + 9)[rank.pid].written_bytes
+            )
+            file.write("step 7\n" * lines)
+            file.flush()
+            os.fsync(file.fileno())
+    descendants.set_work(rank, None, 2.0, time.monotonic() + 9)
+    assert rank.work == work
 
 
 HEAD = {"schema": answer.SCHEMA, "node": "n", "started": "", "interval_s": 2.0, "error": ""}
