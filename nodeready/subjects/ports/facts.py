@@ -152,30 +152,20 @@ _SCRIPT = rf"""
         exit 0
         ;;
     esac
-    # The mark is the run's nonce: every user of the node can read a command line. Without a rule
-    # there is nothing to take apart.
-    {{
-        if [ -n "$nr_nft" ]; then nr_listed nft -s list ruleset; fi
-        for nr_ip in $nr_legacy; do
-            nr_save=${{nr_ip}}tables-legacy-save
-            command -v "$nr_save" >/dev/null || nr_save=${{nr_ip}}tables-save
-            nr_listed "$nr_save"
-        done
-    }} | {{
-        nr_lists=
-        while IFS= read -r nr_line; do
-            nr_lists="$nr_lists
-$nr_line"
-            case $nr_line in
-            '' | "@$NR list "* | "@$NR status 0") ;;
-            *)
-                {{ printf '@%s%s\n' "$NR" "$nr_lists"; cat; }} |
-                    awk -v first=%FIRST% -v last=%LAST% '{_FIREWALL_AWK}'
-                break
-                ;;
-            esac
-        done
-    }}
+    nr_tables=
+    if [ -n "$nr_nft" ]; then nr_tables=$(nft -s list tables 2>&1); fi
+    # The mark is the run's nonce: every user of the node can read a command line.
+    if [ -n "$nr_tables$nr_legacy" ]; then
+        {{
+            printf '@%s\n' "$NR"
+            if [ -n "$nr_nft" ]; then nr_listed nft -s list ruleset; fi
+            for nr_ip in $nr_legacy; do
+                nr_save=${{nr_ip}}tables-legacy-save
+                command -v "$nr_save" >/dev/null || nr_save=${{nr_ip}}tables-save
+                nr_listed "$nr_save"
+            done
+        }} | awk -v first=%FIRST% -v last=%LAST% '{_FIREWALL_AWK}'
+    fi
 """
 
 
