@@ -139,7 +139,9 @@ def test_whether_a_descendant_works(command, awaited, works):
     assert "used 1.9 s of CPU in 2 s" in rank.work or not works
 
 
-@pytest.mark.parametrize(("lines", "work"), [(20, ""), (100_000, "it wrote 0.7 MB of files in 2 s")])
+@pytest.mark.parametrize(("lines", "work"), [
+    (20, ""), (100_000, "it wrote 0.7 MB of files in 2 s"),
+])  # fmt: skip
 def test_who_writes_files_works(lines, work, tmp_path):
     """A log grows also in a job that hangs."""
     rank = target(os.getpid())
