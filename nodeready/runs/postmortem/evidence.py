@@ -396,7 +396,7 @@ def _ranks_of_names(
     inside = {
         (f.node, f.failures.path): f.failures.ranks.union(
             f.failures.facts.own_ranks,
-            *(event.ranks for event in f.failures.events if event.role == REPORT),
+            *(e.ranks for e in f.failures.events if e.role == REPORT or e.source),
             (int(match[1]) for event in f.failures.events if (match := _OWN.search(event.text))),
         )
         for f in files
