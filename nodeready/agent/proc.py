@@ -142,6 +142,7 @@ class MountRow:
     device: str  # ``MAJOR:MINOR``
     kind: str  # ``nfs4``
     source: str  # ``nas:/export``
+    number: str = ""  # of the mount, ``mnt_id`` in the fdinfo of a file that is open
 
     def __str__(self) -> str:
         return f"{self.path} ({self.source}, {self.kind})"
@@ -155,7 +156,7 @@ def parse_mounts(text: str) -> list[MountRow]:
         mount_words, source_words = mount_text.split(" "), source_text.split(" ")
         if len(mount_words) >= 6 and len(source_words) >= 2:
             path, source = _decode_octal(mount_words[4]), _decode_octal(source_words[1])
-            mounts.append(MountRow(path, mount_words[2], source_words[0], source))
+            mounts.append(MountRow(path, mount_words[2], source_words[0], source, mount_words[0]))
     return mounts
 
 

@@ -508,9 +508,11 @@ class SignalProbe:
         # A further signal waits until the next probe is there.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
+            if self._child is None:
+                return False
             end = time.monotonic() + self._DELIVERY_S
-            while self._child is None or not self._pending(number):
-                if self._child is None or time.monotonic() > end:
+            while not self._pending(number):
+                if time.monotonic() > end:
                     return False
                 time.sleep(0.002)
             self.end()

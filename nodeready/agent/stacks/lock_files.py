@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -17,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from nodeready.agent import users_file
-from nodeready.agent.proc import list_directory
+from nodeready.agent.proc import list_directory, parse_mounts
 from nodeready.agent.stacks import processes, waits
 from nodeready.agent.stacks.descendants import StackTarget
 from nodeready.agent.stacks.processes import HANGS, contents, probe_each
@@ -43,10 +42,9 @@ def _probe(target: StackTarget) -> list[Any] | None:
         status, about = os.stat(file), contents(f"/proc/self/fdinfo/{file}")
         # Not by its device: in an overlay a file has the device of its layer (kernel.org,
         # filesystems/overlayfs), which is no mount of the process.
-        mounts = contents(f"/proc/{target.pid}/mountinfo")
         number = about.partition("mnt_id:")[2].split()[0]
-        kind = re.search(rf"^{number} .* - (\S+)", mounts, re.MULTILINE)
-        is_local = kind is not None and kind[1] in _LOCAL
+        mounts = parse_mounts(contents(f"/proc/{target.pid}/mountinfo"))
+        is_local = any(row.number == number and row.kind in _LOCAL for row in mounts)
         started = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + target.facts[-1].start_s
         is_visible = is_local and os.geteuid() in (0, status.st_uid)
         return [path, status.st_dev, status.st_ino, is_visible and status.st_mtime < started]

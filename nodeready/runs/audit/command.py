@@ -110,32 +110,31 @@ def run(
     # Of a subject that was probed, the memory has all results.
     checks = selection.results
     checks |= select(nodes.gate_policies.values(), None, options.skip).results
+    count, connected_until_s = None, 0.0
     with contextlib.ExitStack() as connections:
-        # The workers are forked before any connection is made.
-        with AuditWorkers(
-            nodes.policies, write_facts, None, keeper.section_writer(checks)
-        ) as workers:
-            connections.enter_context(nodes.transport)
-            audit = look_at_nodes(nodes, tell, selection, options.timeout, workers, keeper=keeper)
-            look = AuditLook(audit, audit_code(audit, options.fail_on), keeper, workers)
-            look.keep()
-            nodes.remember_failed(look.failing)
-            yield look
-        connected_s, tell = time.monotonic(), tell.without_progress()
-        while options.every is not None and audit.complete:
-            time.sleep(options.every)
-            if time.monotonic() - connected_s > _KEPT_S:
-                connections.close()
-                connections.enter_context(nodes.transport)
-                connected_s = time.monotonic()
+        while True:
+            # The workers are forked before any connection is made.
             with AuditWorkers(
-                nodes.policies, write_facts, 0, keeper.section_writer(checks)
+                nodes.policies, write_facts, count, keeper.section_writer(checks)
             ) as workers:
+                if time.monotonic() > connected_until_s:
+                    connections.close()
+                    connections.enter_context(nodes.transport)
+                    connected_until_s = time.monotonic() + _KEPT_S
                 audit = look_at_nodes(
                     nodes, tell, selection, options.timeout, workers, keeper=keeper
                 )
-                if audit.complete:
-                    yield AuditLook(audit, audit_code(audit, options.fail_on), keeper, workers)
+                look = AuditLook(audit, audit_code(audit, options.fail_on), keeper, workers)
+                if count is None:
+                    look.keep()
+                    nodes.remember_failed(look.failing)
+                elif not audit.complete:
+                    return
+                yield look
+            if options.every is None or not audit.complete:
+                return
+            count, tell = 0, tell.without_progress()
+            time.sleep(options.every)
 
 
 def look_at_nodes(

@@ -394,7 +394,7 @@ def classify(
     has_woken = process.untimed and bool(_range(process.switches))
     has_work = process.work != "" and not (mains and table.reading(mains[-1]).for_ranks)
     if verdict is not None and (thread in process.received or has_woken or has_work):
-        # It got what it had waited for, and waits for more; or its descendants work.
+        # It got what it had waited for, and waits for more; or it works, or its descendants.
         verdict = "progressing"
     # A process that has moved since was in state D for a moment only.
     if state == "D" and verdict in (None, "blocked", "unsure"):

@@ -29,7 +29,7 @@ WITNESSES = ("logs", "flight_recorder", "nccl_ras", "gpu", "network", "kernel", 
 
 #: Kinds of verdicts. `late`: ranks have not called the collective in which their peers wait;
 #: `disagree`: they have called different ones; `gone`: a rank has ended or was never there;
-#: `quiet`: all wait and nothing moves; `moving`: all wait and bytes move, or a child works;
+#: `quiet`: all wait and nothing moves; `moving`: all wait and bytes move, or one rank works;
 #: `slow-node`: one node is slower than its peers; `storage`: a file system, a device, a lock file;
 #: `loader`: the data loader; `environment`: a variable of the job keeps its ranks apart;
 #: `not-stuck`: the job progresses; `unclear`: none of these can be determined.
@@ -130,7 +130,7 @@ class Group:
     activity: str = ""
     # minimum wakeups of each main thread between the samples; None: not known
     wakeups: int | None = None
-    # the work of processes that its ranks have started: `cc1plus used 1.9 s of CPU in 2 s`
+    # of its ranks, or of what they have started: `its cc1plus used 1.9 s of CPU in 2 s`
     work: str = ""
 
 

@@ -422,8 +422,7 @@ RULES = (
     HangRule("environment", unworkable, "{who}: {text}"),
     HangRule("gone", gone, "{who}: no node has {it|them}{wait}: "
              "see dmesg, `nodeready cores`, the launcher's output", ("kernel", "logs")),
-    HangRule("moving", works,
-             "{who} {works|work} at {at}: {work}{wait}"),
+    HangRule("moving", works, "{who} {works|work} at {at}: {work}{wait}"),
     HangRule("late", late, "{who} {has|have} not called {call}, which {count} {wait} in{place}"),
     HangRule("unclear", stands, _STANDS, _RECORDER),
     HangRule("unclear", may_wait_too, "{who} {stands|stand} in {place}, and may wait there, as "
