@@ -118,7 +118,8 @@ def test_a_rank_that_ends_between_finding_and_looking(node):
     for number in range(2):
         start(node, "python3", "-c", WAIT, user="ml", RANK=number, **JOB)
     node.enter(["mv", SPY, "/usr/local/bin/real"])
-    once = '[ -e /tmp/k ] || { touch /tmp/k; kill -9 "$5"; sleep 0.2; }'
+    # The last argument is the pid.
+    once = '[ -e /tmp/k ] || { touch /tmp/k; for pid; do :; done; kill -9 "$pid"; sleep 0.2; }'
     node.write(SPY, f'#!/bin/sh\n{once}\nexec /usr/local/bin/real "$@"\n', mode=0o755)
     ranks = by_rank(trace := capture(node))
     ended = [process for process in ranks.values() if process["note"]]
