@@ -157,7 +157,9 @@ def survived(job: JobFailures) -> Finding | None:
     goes_on = has_end or (not is_ended and bool(working & job.last_files))
     fatal = [
         f for f in judged
-        if f.event.line > ends.get(f.file, 0) and (f.file in job.last_files or not goes_on)
+        # What no log says has no line: a core file.
+        if (f.file < 0 or f.event.line > ends.get(f.file, 0))
+        and (f.file in job.last_files or not goes_on)
         and not (f.event.steps_on and not is_ended)
         and not (f.event.source == NOT_LAUNCHED and not is_ended and (
             # Who wants a pod tries again, and its log may be of several jobs.

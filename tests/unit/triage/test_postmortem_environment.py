@@ -153,3 +153,17 @@ def test_cores_of_the_jobs_time_are_evidence(log, core, kind, ranks):
         assert found.cause.suspects[0].for_[-2:] == (
             f"core of gpu2: {text}", "gate of gpu2: no-go: gpus.xid: Xid 79"
         )  # fmt: skip
+
+
+def test_a_core_is_no_failure_that_its_rank_has_survived():
+    """No log says anything of it."""
+    failures = read_lines(["2026-03-01 12:00:05 step 1"], 2026, utc_calendar, "/l/rank_3.log")
+    core = JobCore("/var/crash/core.77", END_S, 77, 11, 3, "python3")
+    logs = (replace(failures, size_bytes=100, mtime_s=END_S),)
+    answer = NodeFailures(
+        *("gpu1", END_S, END_S, logs, (), 0, 0, KernelLog("none"), JobNode(cores=(core,)), "")
+    )
+    builder = EvidenceBuilder()
+    builder.add("gpu1", NodeEvidence(answer, NodeClock(0, 0)))
+    cause = postmortem_of(builder.complete(), started="", source="").cause
+    assert (cause.kind, cause.ranks) == ("segfault", (3,)), cause
