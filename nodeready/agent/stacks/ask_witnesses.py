@@ -34,6 +34,7 @@ from nodeready.agent.witnesses import (
     logs,
     nccl_ras,
     ports,
+    progress,
     software,
 )
 from nodeready.core import wire
@@ -104,6 +105,8 @@ class Witnesses:
         self._answers: dict[str, Answer] = {}
         # The counters of the ports before the samples, and when they were read.
         self._first_counters, self._first_read_s = self._counters(), time.monotonic()
+        # The counters of progress in the logs after the first sample.
+        self._first_progress: dict[object, dict[str, float]] = {}
 
     @property
     def _processes_deadline(self) -> float:
@@ -140,6 +143,7 @@ class Witnesses:
         if self._dump:
             self._ask_for_dumps()
         self._ask_each("logs", _log)
+        self._first_progress = self._progress()
         if self._check:
             self._ask_each("settings", lambda target: read_settings(*_rank_values(target)))
         if not self._dump:
@@ -232,6 +236,12 @@ class Witnesses:
             else:
                 target.witnesses[name] = answer or _absent("no time left")
 
+    def _progress(self) -> dict[object, dict[str, float]]:
+        """The counters in each log; many ranks may write one."""
+        writers = {_log_key(target): target for target in self._live}
+        counters = self._probe(list(writers.values()), _progress)
+        return {_log_key(target): found for target, found in counters if isinstance(found, dict)}
+
     def _ask_for_dumps(self) -> None:
         """Have the ranks write their flight recorders; the ranks run meanwhile."""
         for target, error in self._probe(
@@ -254,6 +264,11 @@ class Witnesses:
             self._answers["network"] = _answer_of(lambda: ports.network(before, after, seconds))
         if self._dump:
             self._ask_each("flight_recorder", _recording)
+        after_progress = self._progress()
+        for target in self._live:
+            before = self._first_progress.get(_log_key(target), {})
+            change = progress.difference(before, after_progress.get(_log_key(target), {}))
+            target.work = change or target.work
         last_deadline = self._supervisor.deadline - _SPARE_S / 2
         for thread, deadline in self._tools.values():
             thread.join(max(0.0, min(deadline, last_deadline) - time.monotonic()))
@@ -268,6 +283,20 @@ def _values(target: StackTarget) -> Mapping[str, str]:
 def _log(target: StackTarget) -> logs.RankLog:
     identity = target.rank.identity
     return logs.observe(target.pid, target.facts[-1].uid, identity.rank, identity.local_rank)
+
+
+def _log_path(target: StackTarget) -> str:
+    """The file to which its output goes; "": not known."""
+    return str(target.witnesses.get("logs", {}).get("path", ""))
+
+
+def _log_key(target: StackTarget) -> object:
+    return _log_path(target) or target.pid
+
+
+def _progress(target: StackTarget) -> dict[str, float]:
+    has_log = bool(_log_path(target))
+    return progress.observe(target.pid, target.facts[-1].uid, has_log=has_log)
 
 
 def _rank_values(target: StackTarget) -> tuple[int, int, int | None, Mapping[str, str]]:

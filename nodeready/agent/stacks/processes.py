@@ -153,6 +153,9 @@ class Facts:
     # its main thread has left the program; the kernel frees its memory and files
     exiting: bool = False
     written_bytes: int = 0  # of files; 0: not readable, as `calls`
+    # by read(2) and the like, and the calls; likewise
+    read_bytes: int = 0
+    reads: int = 0
 
 
 def stat(text: str) -> Stat | None:
@@ -273,7 +276,7 @@ def facts(
         main_cpu_s(*task),
         read_and_written(io, "syscr", "syscw"),
         parsed.exiting,
-        read_and_written(io, "write_bytes") or 0,
+        *(read_and_written(io, name) or 0 for name in ("write_bytes", "rchar", "syscr")),
     )
 
 

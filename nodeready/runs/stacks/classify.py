@@ -13,6 +13,7 @@ from typing import NamedTuple
 from nodeready.agent.stacks.links import DESCENDANTS, WHOLE_PROCESS
 from nodeready.agent.stacks.processes import FROZEN
 from nodeready.agent.stacks.waits import OWN_LOCK
+from nodeready.agent.witnesses.progress import LOG_COUNTS
 from nodeready.runs.stacks import hints
 from nodeready.runs.stacks.document import Frame
 from nodeready.runs.stacks.trace import StackSample, Trace, TracedProcess
@@ -295,6 +296,13 @@ class StackNumbers:
             return False
         return self._all[first][:-1] == self._all[other][:-1]
 
+    def departs(self, first: int, other: int) -> bool:
+        """Whether two stacks lead from one call to different calls, as those of a program that
+        computes do. A loop that polls leads to one call, or to none.
+        """
+        pairs = zip(self._all[first], self._all[other], strict=False)
+        return any(self._function_of[frame] != self._function_of[at] for frame, at in pairs)
+
     def frames(self, stacks: Iterable[int]) -> tuple[Frame, ...]:
         """The frames of stacks with the same path; the line is 0 where they differ."""
         rows: Sequence[Sequence[Frame]] = [
@@ -313,6 +321,8 @@ class StackNumbers:
 #: CPU seconds per second below which a process counts as waiting: heartbeats, watchdogs and
 #: loaders of a hung process use some; a spinning loop uses a whole core.
 IDLE = 0.05
+#: ... from which a thread in changing calls computes: a loop that polls sleeps between them.
+_COMPUTES = 0.5
 #: The kernel counts CPU time in ticks of 10 ms (USER_HZ): two ticks prove nothing.
 _TICKS_S = 0.025
 #: The error of `nodeready.agent.stacks.py_spy` for a process that has ended.
@@ -348,6 +358,7 @@ class Classification(NamedTuple):
     # of the main thread between the first and the last sample; None: not known
     wakeups: int | None = None
     thread: str = MAIN  # name of the classified thread: the main one, or that for which it waits
+    work: str = ""  # as of `TracedProcess`, or of the main thread itself
 
 
 def classify(
@@ -373,12 +384,15 @@ def classify(
     if state == "t" or process.tracer:
         reason = "another process traces it: a debugger, strace"
         return Classification("traced", None, reason, stack, used)
-    verdict, wakeups = None, None
+    verdict, wakeups, work = None, None, process.work
+    seconds = interval_s * (len(process.cpu_s) - 1)
     if len(mains) > 1:
         if len({*mains}) > 1 and not all(table.same(mains[0], main) for main in mains[1:]):
             verdict = "progressing"
+            computes = used is not None and used >= _COMPUTES * seconds
+            if computes and not work and any(table.departs(mains[0], main) for main in mains[1:]):
+                work = f"it used {used:.0f} s of CPU in {seconds:.0f} s, in changing calls"
         elif used is not None:
-            seconds = interval_s * (len(process.cpu_s) - 1)
             # The state of the main thread says nothing about the thread for which it waits.
             switches = None if delegated else _range(process.switches)
             wakeups = None if switches is None else int(switches)
@@ -392,7 +406,9 @@ def classify(
                 stack = table.joined(mains[-1], holder, HOLDER)
                 wakeups, verdict = None, _verdict(used, None, False, seconds)
     has_woken = process.untimed and bool(_range(process.switches))
-    has_work = process.work != "" and not (mains and table.reading(mains[-1]).for_ranks)
+    # A log that counts shows that a rank has waited for its peers for a moment only.
+    waits_for_ranks = mains and table.reading(mains[-1]).for_ranks
+    has_work = process.work.startswith(LOG_COUNTS) or (process.work and not waits_for_ranks)
     if verdict is not None and (thread in process.received or has_woken or has_work):
         # It got what it had waited for, and waits for more; or it works, or its descendants.
         verdict = "progressing"
@@ -402,7 +418,7 @@ def classify(
     if stack is None:
         reason = _no_stack(process)
         return Classification("dead" if reason == _GONE else "no-data", None, reason, None, used)
-    return Classification("stack", verdict, "", stack, used, wakeups, thread)
+    return Classification("stack", verdict, "", stack, used, wakeups, thread, work)
 
 
 def _verdict(

@@ -128,7 +128,7 @@ class Bucket:
             self._add_wakeups((wakeups, wakeups))
         if process.rank is None and len(self.commands) < _MAX_TEXTS:
             self.commands.add(process.command[:_MAX_COMMAND])
-        self.work = self.work or process.work
+        self.work = self.work or classification.work
         if classification.thread != MAIN:
             self.awaited_threads.add(classification.thread)
         channel = process.wait_channel
