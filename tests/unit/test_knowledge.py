@@ -9,6 +9,7 @@ import pytest
 from nodeready import knowledge
 from nodeready.agent import failure_rules, log_ranks, log_variables, payload
 from nodeready.agent.witnesses import kernel_log, nccl_errors, progress
+from nodeready.runs.stacks import hints
 from nodeready.subjects.environment_rules import RankEnvironment, judge
 from nodeready.subjects.environment_table import BAD_VALUES, EnvironmentFacts, HcaPort
 from nodeready.subjects.gpus import xids
@@ -119,6 +120,7 @@ ENGINES = {
     "launchers": _launcher,
     "failure_phrases": _phrase,
     "progress": progress.row_of,
+    "roles": lambda line: hints.role_row(line)[1] or None,
 }
 #: Fields that find a row; a row without them is known by its key. Of the Xids, each has a line.
 WORDS = {"needles", "pattern", "values", "nccl", "cuda"}

@@ -123,6 +123,16 @@ _INTERACTIVE_FILE = re.compile(
 _RUNNERS = frozenset({"runpy.py", "<frozen runpy>", "<string>"})
 
 
+_ROLES = {key: (re.compile(row["pattern"]), row["role"])
+          for key, row in knowledge.rows("roles").items()}  # fmt: skip
+
+
+def role_row(command: str) -> tuple[str, str]:
+    """The role of a process in an inference engine or a trainer, and the key of its row."""
+    roles = ((role, key) for key, (words, role) in _ROLES.items() if words.search(command))
+    return next(roles, ("", ""))
+
+
 def _is_library(file: str) -> bool:
     """Whether a file belongs to Python or to an installed package, by its name.
 
