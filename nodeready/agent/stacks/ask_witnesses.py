@@ -106,7 +106,7 @@ class Witnesses:
         # The counters of the ports before the samples, and when they were read.
         self._first_counters, self._first_read_s = self._counters(), time.monotonic()
         # The counters of progress in the logs after the first sample.
-        self._first_progress: dict[object, dict[str, float]] = {}
+        self._first_progress: dict[object, progress.LogCounters] = {}
 
     @property
     def _processes_deadline(self) -> float:
@@ -236,10 +236,16 @@ class Witnesses:
             else:
                 target.witnesses[name] = answer or _absent("no time left")
 
-    def _progress(self) -> dict[object, dict[str, float]]:
+    def _progress(self) -> dict[object, progress.LogCounters]:
         """The counters in each log; many ranks may write one."""
         writers = {_log_key(target): target for target in self._live}
-        counters = self._probe(list(writers.values()), _progress)
+
+        def observe(target: StackTarget) -> progress.LogCounters:
+            before = self._first_progress.get(_log_key(target), {})
+            has_log = bool(_log_path(target))
+            return progress.observe(target.pid, target.facts[-1].uid, before, has_log=has_log)
+
+        counters = self._probe(list(writers.values()), observe)
         return {_log_key(target): found for target, found in counters if isinstance(found, dict)}
 
     def _ask_for_dumps(self) -> None:
@@ -266,9 +272,9 @@ class Witnesses:
             self._ask_each("flight_recorder", _recording)
         after_progress = self._progress()
         for target in self._live:
-            before = self._first_progress.get(_log_key(target), {})
-            change = progress.difference(before, after_progress.get(_log_key(target), {}))
-            target.work = change or target.work
+            key = _log_key(target)
+            looks = (look.get(key, {}) for look in (self._first_progress, after_progress))
+            target.work = progress.difference(*looks) or target.work
         last_deadline = self._supervisor.deadline - _SPARE_S / 2
         for thread, deadline in self._tools.values():
             thread.join(max(0.0, min(deadline, last_deadline) - time.monotonic()))
@@ -292,11 +298,6 @@ def _log_path(target: StackTarget) -> str:
 
 def _log_key(target: StackTarget) -> object:
     return _log_path(target) or target.pid
-
-
-def _progress(target: StackTarget) -> dict[str, float]:
-    has_log = bool(_log_path(target))
-    return progress.observe(target.pid, target.facts[-1].uid, has_log=has_log)
 
 
 def _rank_values(target: StackTarget) -> tuple[int, int, int | None, Mapping[str, str]]:

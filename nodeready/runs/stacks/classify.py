@@ -483,8 +483,10 @@ def _mains(
         other = None
         if reading.delegates or reading.lock:
             other = _awaited(reading, sample, stacks, table, waits)
-            # A connection to another rank says more than a thread that waits for a thread, too.
-            if other and MAIN in waits and table.reading(other[1]).delegates:
+            # A connection to another rank says more than a thread that waits for a thread, too, or
+            # than one that is of no pool: asyncio's loop waits for those alone.
+            peer = table.reading(other[1]) if other and MAIN in waits else None
+            if peer and (peer.delegates or not peer.pooled):
                 other = None
         if other is None and (reading.for_ranks or reading.delegates or MAIN in waits):
             other = _dispatched(waits, sample, stacks, table)
