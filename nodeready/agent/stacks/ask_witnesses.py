@@ -105,7 +105,6 @@ class Witnesses:
         self._answers: dict[str, Answer] = {}
         # The counters of the ports before the samples, and when they were read.
         self._first_counters, self._first_read_s = self._counters(), time.monotonic()
-        # The counters of progress in the logs after the first sample.
         self._first_progress: dict[object, progress.LogCounters] = {}
 
     @property
@@ -142,7 +141,7 @@ class Witnesses:
         self._ask_ras(limit_s)
         if self._dump:
             self._ask_for_dumps()
-        self._ask_each("logs", _log)
+        self._ask_each("logs", _rank_log)
         self._first_progress = self._progress()
         if self._check:
             self._ask_each("settings", lambda target: read_settings(*_rank_values(target)))
@@ -238,15 +237,17 @@ class Witnesses:
 
     def _progress(self) -> dict[object, progress.LogCounters]:
         """The counters in each log; many ranks may write one."""
-        writers = {_log_key(target): target for target in self._live}
 
         def observe(target: StackTarget) -> progress.LogCounters:
-            before = self._first_progress.get(_log_key(target), {})
-            has_log = bool(_log_path(target))
+            before, has_log = (
+                self._first_progress.get(_log(target), {}),
+                _log(target) != target.pid,
+            )
             return progress.observe(target.pid, target.facts[-1].uid, before, has_log=has_log)
 
+        writers = {_log(target): target for target in self._live}
         counters = self._probe(list(writers.values()), observe)
-        return {_log_key(target): found for target, found in counters if isinstance(found, dict)}
+        return {_log(target): found for target, found in counters if isinstance(found, dict)}
 
     def _ask_for_dumps(self) -> None:
         """Have the ranks write their flight recorders; the ranks run meanwhile."""
@@ -270,11 +271,10 @@ class Witnesses:
             self._answers["network"] = _answer_of(lambda: ports.network(before, after, seconds))
         if self._dump:
             self._ask_each("flight_recorder", _recording)
-        after_progress = self._progress()
+        looks = self._first_progress, self._progress()
         for target in self._live:
-            key = _log_key(target)
-            looks = (look.get(key, {}) for look in (self._first_progress, after_progress))
-            target.work = progress.difference(*looks) or target.work
+            before, after = (look.get(_log(target), {}) for look in looks)
+            target.work = progress.difference(before, after) or target.work
         last_deadline = self._supervisor.deadline - _SPARE_S / 2
         for thread, deadline in self._tools.values():
             thread.join(max(0.0, min(deadline, last_deadline) - time.monotonic()))
@@ -286,18 +286,14 @@ def _values(target: StackTarget) -> Mapping[str, str]:
     return target.rank.process.environment or {}
 
 
-def _log(target: StackTarget) -> logs.RankLog:
+def _log(target: StackTarget) -> object:
+    """The file to which its output goes; the pid: not known."""
+    return target.witnesses.get("logs", {}).get("path") or target.pid
+
+
+def _rank_log(target: StackTarget) -> logs.RankLog:
     identity = target.rank.identity
     return logs.observe(target.pid, target.facts[-1].uid, identity.rank, identity.local_rank)
-
-
-def _log_path(target: StackTarget) -> str:
-    """The file to which its output goes; "": not known."""
-    return str(target.witnesses.get("logs", {}).get("path", ""))
-
-
-def _log_key(target: StackTarget) -> object:
-    return _log_path(target) or target.pid
 
 
 def _rank_values(target: StackTarget) -> tuple[int, int, int | None, Mapping[str, str]]:

@@ -27,7 +27,6 @@ from nodeready.agent.stacks.processes import (
     ScannedProcess,
     contents,
     probe_each,
-    read_and_written,
 )
 from nodeready.agent.stacks.py_spy import HUNG, Dump, Frame
 from nodeready.agent.stacks.ranks import (
@@ -113,8 +112,7 @@ class StackTarget:
     ends: list[str] = field(default_factory=list)
     witnesses: dict[str, Any] = field(default_factory=dict)
     thread_rows: list[threads.Row] = field(default_factory=list)  # of its further threads
-    # its own, or of its descendants, between the samples (`set_work`, `progress.difference`)
-    work: str = ""
+    work: str = ""  # its own, or of its descendants, between the samples (`set_work`)
 
     def __post_init__(self) -> None:
         self.add_note(self.rank.note)
@@ -270,8 +268,6 @@ _MIN_WRITTEN_BYTES = 100_000
 #: Minimum bytes that a rank at work reads, and of each call: a loop that polls a file or /proc
 #: reads few bytes at a time.
 _MIN_READ_BYTES, _MIN_BYTES_PER_READ = 1_000_000, 4096
-#: Minimum bytes that a Python at work reads and writes in `_TRANSFER_S`.
-_MIN_TRANSFER_BYTES = 100_000
 #: Maximum descendants of one rank that are probed.
 MAX_DESCENDANTS = 64
 
@@ -364,15 +360,13 @@ def set_work(
     thread waits and which reads or writes, as no endless loop does.
     call: of the main thread. seconds: since the first scan
     """
-    written, data, reads = (
-        getattr(target.facts[-1], name) - getattr(target.facts[0], name) if target.facts else 0
-        for name in ("written_bytes", "read_bytes", "reads")
-    )
-    if written >= _MIN_WRITTEN_BYTES:
-        target.work = f"it wrote {written / 1e6:.1f} MB of files in {seconds:.0f} s"
-        return
-    if data >= max(_MIN_READ_BYTES, _MIN_BYTES_PER_READ * reads):
-        target.work = f"it read {data / 1e6:.1f} MB in {seconds:.0f} s"
+    looks = [facts.io for facts in (*target.facts[:1], *target.facts[-1:])]
+    for written, data, reads in (map(int.__sub__, looks[1], looks[0]) for _ in looks[1:]):
+        if written >= _MIN_WRITTEN_BYTES:
+            target.work = f"it wrote {written / 1e6:.1f} MB of files in {seconds:.0f} s"
+        elif data >= max(_MIN_READ_BYTES, _MIN_BYTES_PER_READ * reads):
+            target.work = f"it read {data / 1e6:.1f} MB in {seconds:.0f} s"
+    if target.work:
         return
     parents = {child.pid: child.rank.process.parent for child in target.descendants}
     awaited = {call.child, *call.holders} if call else set()
@@ -382,22 +376,18 @@ def set_work(
             continue
         is_awaited = not awaited.isdisjoint((child.pid, *_ancestors(child.pid, parents)))
         # A loader's worker that hangs polls its pipes.
-        least = _MIN_TRANSFER_BYTES if process.python else 1
-        if kind(process) == COMPILER or (is_awaited and _transfers(child.pid, least, deadline)):
+        is_awaited &= not process.python
+        if kind(process) == COMPILER or (
+            is_awaited and probe_each(_transfers, [child.pid], deadline).get(child.pid) is True
+        ):
             target.work = f"its {process.name} used {used_s:.1f} s of CPU in {seconds:.0f} s"
 
 
-def _transfers(pid: int, least: int, deadline: float) -> bool:
-    """Whether a process reads or writes at least so many bytes in `_TRANSFER_S`."""
-
-    def transferred(_: int) -> int:
-        first = read_and_written(contents(f"/proc/{pid}/io"), "rchar", "wchar")
-        time.sleep(_TRANSFER_S)
-        last = read_and_written(contents(f"/proc/{pid}/io"), "rchar", "wchar")
-        return (last or 0) - (first or 0)
-
-    count = probe_each(transferred, [pid], deadline).get(pid, HANGS)
-    return count is not HANGS and count >= least
+def _transfers(pid: int) -> bool:
+    """Whether a process reads or writes now; for a fork."""
+    first = contents(f"/proc/{pid}/io")
+    time.sleep(_TRANSFER_S)
+    return contents(f"/proc/{pid}/io") != first != ""
 
 
 def dump_order(targets: Sequence[StackTarget]) -> list[StackTarget]:

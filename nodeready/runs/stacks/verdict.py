@@ -168,25 +168,20 @@ def gone(job: HungJob) -> HangFinding | None:
     return HangFinding(words, suspects, max(1, len(ranks)), sentence=sentence, missing=missing)
 
 
-def _work_of(group: Group, job: HungJob) -> str:
-    """What a group of ranks works at, in words; "": it may stand still."""
-    is_busy = group.verdict in ("spinning", "progressing")
-    if group.work or (group.activity == "compile" and is_busy):
-        return group.work or "it compiles, and uses CPU time"
-    computes = group.role == "suspect" and group.ranks and {*group.ranks} <= _busy_gpus(job)
-    return GPU_COMPUTES if computes else ""
-
-
 def works(job: HungJob) -> HangFinding | None:
     """A rank works, or its descendants or its GPU, and no other rank keeps its peers waiting."""
-    work = {at: text for at, group in enumerate(job.groups) if (text := _work_of(group, job))}
-    working = list(work)
-    late_ranks = {rank for lag in job.lags for rank in lag.ranks}
+    work = {at: group.work for at, group in enumerate(job.groups) if group.work}
+    busy = _busy_gpus(job)
+    for at in {*job.suspects}.difference(work):
+        ranks, is_awake = {*job.groups[at].ranks}, job.groups[at].verdict == "spinning"
+        if ranks and ranks <= busy:
+            work[at] = GPU_COMPUTES
+        elif job.groups[at].activity == "compile" and is_awake:
+            work[at] = "it compiles, and uses CPU time"
+    working, late_ranks = list(work), {rank for lag in job.lags for rank in lag.ranks}
     # A rank that waits for its peers, and whose log counts, has got past a wait for all of them.
-    is_past = any(
-        text.startswith(LOG_COUNTS) and job.groups[at].activity in hints.FOR_RANKS
-        for at, text in work.items()
-    )
+    is_past = any(text.startswith(LOG_COUNTS) and job.groups[at].activity in hints.FOR_RANKS
+                  for at, text in work.items())  # fmt: skip
     is_alone = {*job.suspects} <= {*working} and late_ranks <= job.ranks_of(working)
     if not working or job.gone or not (is_alone or is_past):
         return None

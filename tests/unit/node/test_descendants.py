@@ -153,7 +153,7 @@ def test_whether_a_descendant_works(command, awaited, works):
 def test_who_writes_or_reads_files_works(io, work):
     """A log grows also in a job that hangs."""
     rank, stat = target(os.getpid()), "7 (python) S" + " 0" * 49
-    rank.facts = [processes.facts(stat, "", "", "", io=text) for text in io]
+    rank.facts = [processes.facts(stat, "", "", "", io=text, task_io=text) for text in io]
     descendants.set_work(rank, None, 2.0, time.monotonic() + 9)
     assert rank.work == work
 

@@ -15,7 +15,8 @@ BAR = "\r 45%|####   | {}/100 [00:30<00:36,  1.50it/s]"
     (BAR.format(99) + BAR.format(3), BAR.format(4), "3/100, then 4/100"),
     ("{'loss': 0.5, 'epoch': 1.03}\n", "{'loss': 0.5, 'epoch': 1.04}\n",
      "epoch 1.03, then epoch 1.04"),
-    ("Epoch: [3][ 20/5000] time 0.3\n", "Epoch: [3][ 30/5000] time 0.3\n", "20/5000, then 30/5000"),
+    ("Epoch: [3][ 20/5000] time 0.3\n", "Epoch: [3][ 30/5000] time 0.3\n",
+     "20/5000, then 30/5000"),
     ("step=45, skipped=0\n", "", ""),
     # A watchdog, a retry, a memory that grows, the lines of ranks that stand at their steps.
     ("[w] still at step 45, 9/60 s\n", "[w] still at step 45, 10/60 s\n", ""),
