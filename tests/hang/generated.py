@@ -33,7 +33,8 @@ FAULTS: tuple[tuple[str, bool, str], ...] = (
     ("back_off", False, "traced"), ("exchange", False, "none"), ("drawn_steps", False, "none"),
     ("drawn_steps", False, "none"), ("drawn_steps", False, "none"),
     ("drawn_steps", False, "none"), ("drawn_steps", False, "none"),
-    ("spin_on_lock", True, "none"), ("poll_file", True, "none"), ("retry", True, "none"),
+    ("spin_on_lock", True, "none"), ("poll_file", True, "none"),
+    ("poll_files", True, "none"), ("retry", True, "none"),
 )  # fmt: skip
 
 

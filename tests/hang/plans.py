@@ -282,6 +282,11 @@ def poll_file():
         pass
 
 
+def poll_files():
+    while not (os.path.exists("ready") or os.path.islink("failed")):
+        pass
+
+
 def retry():
     for number in itertools.count(1):
         try:

@@ -120,7 +120,7 @@ ENGINES = {
     "launchers": _launcher,
     "failure_phrases": _phrase,
     "progress": progress.row_of,
-    "roles": lambda line: hints.role_row(line)[1] or None,
+    "roles": lambda line: hints.role_of(line) or None,
 }
 #: Fields that find a row; a row without them is known by its key. Of the Xids, each has a line.
 WORDS = {"needles", "pattern", "values", "nccl", "cuda"}

@@ -105,7 +105,7 @@ class Witnesses:
         self._answers: dict[str, Answer] = {}
         # The counters of the ports before the samples, and when they were read.
         self._first_counters, self._first_read_s = self._counters(), time.monotonic()
-        self._first_progress: dict[object, progress.LogCounters] = {}
+        self._first_counts: dict[object, Any] = {}
 
     @property
     def _processes_deadline(self) -> float:
@@ -142,7 +142,7 @@ class Witnesses:
         if self._dump:
             self._ask_for_dumps()
         self._ask_each("logs", _rank_log)
-        self._first_progress = self._progress()
+        self._first_counts = self._counters_of_logs()
         if self._check:
             self._ask_each("settings", lambda target: read_settings(*_rank_values(target)))
         if not self._dump:
@@ -235,19 +235,16 @@ class Witnesses:
             else:
                 target.witnesses[name] = answer or _absent("no time left")
 
-    def _progress(self) -> dict[object, progress.LogCounters]:
-        """The counters in each log; many ranks may write one."""
-
-        def observe(target: StackTarget) -> progress.LogCounters:
-            before, has_log = (
-                self._first_progress.get(_log(target), {}),
-                _log(target) != target.pid,
-            )
-            return progress.observe(target.pid, target.facts[-1].uid, before, has_log=has_log)
-
+    def _counters_of_logs(self) -> dict[object, Any]:
+        """The counters of progress in each log; many ranks may write one."""
         writers = {_log(target): target for target in self._live}
-        counters = self._probe(list(writers.values()), observe)
-        return {_log(target): found for target, found in counters if isinstance(found, dict)}
+        answers = self._probe(
+            list(writers.values()),
+            lambda target: progress.observe(
+                target.pid, target.facts[-1].uid, has_log=_log(target) != target.pid
+            ),
+        )
+        return {_log(target): found for target, found in answers if isinstance(found, dict)}
 
     def _ask_for_dumps(self) -> None:
         """Have the ranks write their flight recorders; the ranks run meanwhile."""
@@ -271,7 +268,7 @@ class Witnesses:
             self._answers["network"] = _answer_of(lambda: ports.network(before, after, seconds))
         if self._dump:
             self._ask_each("flight_recorder", _recording)
-        looks = self._first_progress, self._progress()
+        looks = self._first_counts, self._counters_of_logs()
         for target in self._live:
             before, after = (look.get(_log(target), {}) for look in looks)
             target.work = progress.difference(before, after) or target.work

@@ -297,11 +297,14 @@ class StackNumbers:
         return self._all[first][:-1] == self._all[other][:-1]
 
     def departs(self, first: int, other: int) -> bool:
-        """Whether two stacks lead from one call to different calls, as those of a program that
-        computes do. A loop that polls leads to one call, or to none.
+        """Whether two stacks lead from one call to different calls of the program, or to further
+        calls. A loop that polls leads to one call, or to a library's that make no further ones.
         """
-        pairs = zip(self._all[first], self._all[other], strict=False)
-        return any(self._function_of[frame] != self._function_of[at] for frame, at in pairs)
+        stacks = [self.calls(stack) for stack in (first, other)]
+        pairs = enumerate(zip(*stacks, strict=False))
+        at = next((at for at, (one, two) in pairs if one[:2] != two[:2]), None)
+        users = {frame and frame[:2] for frame in map(hints.user_frame, stacks)}
+        return at is not None and (len(users) > 1 or min(map(len, stacks)) > at + 1)
 
     def frames(self, stacks: Iterable[int]) -> tuple[Frame, ...]:
         """The frames of stacks with the same path; the line is 0 where they differ."""
@@ -321,8 +324,8 @@ class StackNumbers:
 #: CPU seconds per second below which a process counts as waiting: heartbeats, watchdogs and
 #: loaders of a hung process use some; a spinning loop uses a whole core.
 IDLE = 0.05
-#: ... from which a thread in changing calls computes: a loop that polls sleeps between them.
-_COMPUTES = 0.5
+#: ... from which a process in changing calls computes, also where ranks share cores.
+_COMPUTES = 0.2
 #: The kernel counts CPU time in ticks of 10 ms (USER_HZ): two ticks prove nothing.
 _TICKS_S = 0.025
 #: The error of `nodeready.agent.stacks.py_spy` for a process that has ended.
@@ -391,7 +394,7 @@ def classify(
             verdict = "progressing"
             computes = used is not None and used >= _COMPUTES * seconds
             if computes and not work and any(table.departs(mains[0], main) for main in mains[1:]):
-                work = f"it used {used:.0f} s of CPU in {seconds:.0f} s, in changing calls"
+                work = f"it used {used:.0f} s of CPU in {seconds:.0f} s, and its calls change"
         elif used is not None:
             # The state of the main thread says nothing about the thread for which it waits.
             switches = None if delegated else _range(process.switches)

@@ -619,8 +619,8 @@ def _place_text(bucket: Bucket) -> str:
         commands = {_NUMBERS.sub("N", command) for command in commands}
     (command, *other_commands) = commands or ("",)
     (thread, *other_threads) = bucket.awaited_threads or ("",)
-    role = hints.role_row(command)[0]
-    texts = [f"it is {command}{role and f' ({role})'}" if command and not other_commands else ""]
+    command += f" ({role})" if (role := hints.role_of(command)) else ""
+    texts = [f"it is {command}" if command and not other_commands else ""]
     texts += [f"it stands in thread {thread}" if thread and not other_threads else ""]
     texts += bucket.holders if len(bucket.holders) == 1 else ()
     return "; ".join(filter(None, texts))

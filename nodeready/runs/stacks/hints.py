@@ -123,14 +123,12 @@ _INTERACTIVE_FILE = re.compile(
 _RUNNERS = frozenset({"runpy.py", "<frozen runpy>", "<string>"})
 
 
-_ROLES = {key: (re.compile(row["pattern"]), row["role"])
-          for key, row in knowledge.rows("roles").items()}  # fmt: skip
+_ROLES = {role: re.compile(row["pattern"]) for role, row in knowledge.rows("roles").items()}
 
 
-def role_row(command: str) -> tuple[str, str]:
-    """The role of a process in an inference engine or a trainer, and the key of its row."""
-    roles = ((role, key) for key, (words, role) in _ROLES.items() if words.search(command))
-    return next(roles, ("", ""))
+def role_of(command: str) -> str:
+    """The role of a process of an inference engine or a trainer; "": not known."""
+    return next((role for role, words in _ROLES.items() if words.search(command)), "")
 
 
 def _is_library(file: str) -> bool:

@@ -58,8 +58,8 @@ def moves(job: HungJob) -> HangFinding | None:
     moving = sum(group.processes for group in job.groups if group.verdict == "progressing")
     doubt = "; the others may wait for them: look again with a longer --interval"
     work = next((f": {group.work}" for group in job.groups if group.work), "")
-    words = {"moving": f"{moving} of {job.total}", "doubt": doubt if moving < job.total else ""}
-    words["work"] = work
+    words = {"moving": f"{moving} of {job.total}", "work": work}
+    words["doubt"] = doubt if moving < job.total else ""
     return HangFinding(words) if 2 * moving > job.total else None
 
 

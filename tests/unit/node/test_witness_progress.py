@@ -26,10 +26,10 @@ BAR = "\r 45%|####   | {}/100 [00:30<00:36,  1.50it/s]"
     ("", "step=45\n", ""),
 ])  # fmt: skip
 def test_a_log_that_counts_shows_progress(tmp_path, before, after, change):
+    looks = []
     with open(tmp_path / "train.log", "w") as file:
-        looks = [{}]
         for text in (before, after):
             print(text, end="", file=file, flush=True)
-            looks.append(progress.observe(os.getpid(), os.getuid(), looks[-1], has_log=False))
-    said = progress.difference(*looks[1:])
+            looks.append(progress.observe(os.getpid(), os.getuid(), has_log=False))
+    said = progress.difference(*looks)
     assert said == (progress.LOG_COUNTS + change if change else "")
