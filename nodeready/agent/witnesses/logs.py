@@ -678,9 +678,11 @@ def _output_descriptors(reader: _PipeReader, error: bool) -> list[list[int]]:
     return [[2], [1], others] if error else [[1], [2], others]
 
 
-def open_written_log(pid: int, uid: int, turns: Iterable[Sequence[int]]) -> list[_LogFile]:
-    """The file that a process writes through the first of these descriptors. The file may be the
-    common log of many ranks.
+def open_written_log(
+    pid: int, uid: int, turns: Iterable[Sequence[int]], count: int = 1
+) -> list[_LogFile]:
+    """The files, at most `count`, that a process wrote last through the first of these descriptors.
+    A file may be the common log of many ranks.
     """
     for numbers in turns:
         written_files: list[_LogFile] = []
@@ -693,10 +695,10 @@ def open_written_log(pid: int, uid: int, turns: Iterable[Sequence[int]]) -> list
                 if _access(pid, number) != os.O_RDONLY and stat.S_ISREG(os.stat(link).st_mode):
                     written_files.append(open_written(link, shown, uid))
         if written_files:
-            last, *older = sorted(written_files, key=lambda file: -file.file_stat.st_mtime_ns)
-            for file in older:
+            written_files.sort(key=lambda file: -file.file_stat.st_mtime_ns)
+            for file in written_files[count:]:
                 os.close(file.number)
-            return [last]
+            return written_files[:count]
     return []
 
 

@@ -11,6 +11,8 @@ from nodeready.agent.witnesses import logs
 
 #: Bytes at the end of a log that are read: in more of them the counts of an earlier epoch stand.
 _TAIL_BYTES = 1 << 10
+#: Maximum files that are read beside the output.
+_MAX_FILES = 4
 #: Beginning of the sentence about a log.
 LOG_COUNTS = "its log counts: "
 _ROWS = {key: (re.compile(row["pattern"], re.I), row["counter"])
@@ -23,13 +25,13 @@ def row_of(line: str) -> str | None:
 
 
 def observe(pid: int, uid: int, *, has_log: bool) -> dict[str, list[float]]:
-    """The counters at the ends of the files to which a process writes its output, and of the other
-    file that it wrote last. It runs in a fork, as `logs.observe`.
+    """The counters at the ends of the files to which a process writes its output, and of other
+    files that it wrote last. It runs in a fork, as `logs.observe`.
     has_log: its output goes to a file
     """
     counters: dict[str, list[float]] = {}
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError, logs.NoLogError):
-        files = logs.open_written_log(pid, uid, [logs.other_descriptors(pid)])
+        files = logs.open_written_log(pid, uid, [logs.other_descriptors(pid)], _MAX_FILES)
         for file in files:
             stack.callback(os.close, file.number)
         for file in [*files, *(stack.enter_context(logs.open_logs(pid, uid)) if has_log else ())]:
