@@ -681,8 +681,8 @@ def _output_descriptors(reader: _PipeReader, error: bool) -> list[list[int]]:
 def open_written_log(
     pid: int, uid: int, turns: Iterable[Sequence[int]], count: int = 1
 ) -> list[_LogFile]:
-    """The files, at most `count`, that a process writes through the first of these descriptors, the
-    last written first. A file may be the common log of many ranks.
+    """The files, at most `count`, that a process writes through the first of these descriptors.
+    They may be common logs of many ranks; the one that was written last comes first.
     """
     for numbers in turns:
         written_files: list[_LogFile] = []
