@@ -244,7 +244,7 @@ class Witnesses:
                 target.pid, target.facts[-1].uid, has_log=_log(target) != target.pid
             ),
         )
-        return {_log(target): found for target, found in answers if isinstance(found, dict)}
+        return {_log(target): row for target, row in answers if isinstance(row, dict)}
 
     def _ask_for_dumps(self) -> None:
         """Have the ranks write their flight recorders; the ranks run meanwhile."""

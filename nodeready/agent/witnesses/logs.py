@@ -672,10 +672,10 @@ def _output_descriptors(reader: _PipeReader, error: bool) -> list[list[int]]:
     filter such as tee writes to its output, or to files. A launcher such as mpirun writes output
     to its own output, and errors to its own errors.
     """
-    others = other_descriptors(reader.pid)
+    further = other_descriptors(reader.pid)
     if reader.number == 0:
-        return [[1], others, [2]]
-    return [[2], [1], others] if error else [[1], [2], others]
+        return [[1], further, [2]]
+    return [[2], [1], further] if error else [[1], [2], further]
 
 
 def open_written_log(

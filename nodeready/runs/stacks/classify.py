@@ -302,7 +302,7 @@ class StackNumbers:
         """
         stacks = [self.calls(stack) for stack in (first, other)]
         pairs = enumerate(zip(*stacks, strict=False))
-        at = next((at for at, (one, two) in pairs if one[:2] != two[:2]), None)
+        at = next((at for at, (a, b) in pairs if a[:2] != b[:2]), None)
         users = {frame and frame[:2] for frame in map(hints.user_frame, stacks)}
         return at is not None and (len(users) > 1 or min(map(len, stacks)) > at + 1)
 
