@@ -699,7 +699,8 @@ class FailureReader:
         if lines and is_vague:
             text_meaning = rules.meaning("\n".join(lines))
             # NCCL repeats its last warning at the end.
-            after = lines.index("Last error:") + 1 if "Last error:" in lines else 0
+            below = rules.PHRASES["says-below"]
+            after = max((at for at, line in enumerate(lines, 1) if below.search(line)), default=0)
             words = [line for line in lines[after:] if any(map(str.isalpha, line))]
             messages = [line for line in words if not rules.VAGUE.search(line)] or lines[-1:]
             checks = [line for line in messages if rules.PHRASES["check"].search(line)]
