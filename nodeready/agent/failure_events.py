@@ -324,10 +324,11 @@ class _RankStream:
         # A logger's error ends none, unless its level says so, and it logs nothing then.
         logs, recent = rules.PHRASES["logs"], self.recent
         levels = [number for number, text in recent if logs.search(text, 0, _LEVEL)]
-        words = rules.PHRASES["last-level" if levels else "cries"]
+        names = ("last-level",) if levels else ("last-level", "cries")
         return any(
-            number > max([line, *levels[-1:]]) and words.search(text) and complaint(text)
+            number > max([line, *levels[-1:]]) and complaint(text)
             for number, text in recent
+            if any(rules.PHRASES[name].search(text) for name in names)
         )
 
     @property
@@ -599,7 +600,8 @@ class FailureReader:
         is_usual = shape and any(_shape(line) == shape for _, line in stream.recent)
         is_step = _STEP.search(text) or is_handled(text) or rules.PHRASES["answers"].search(text)
         is_plain = not is_vague and (is_usual or is_step)
-        is_plain = bool(is_plain or TIMED.search(text, 0, _TIME_END))
+        is_item = rules.PHRASES["item"].search(text)
+        is_plain = bool(is_plain or (TIMED.search(text, 0, _TIME_END) and not is_item))
         # The text of an exception of C++ may begin with a time itself.
         is_plain = is_plain and (bool(stream.details) or not _WHAT.match(text))
         is_listed = bool(shape) and [_shape(line) for line in stream.details[-1:]] == [shape]
