@@ -241,15 +241,14 @@ class _RankStream:
     def recent(self) -> list[tuple[int, str]]:
         return list(self.tail)[-_RECENT:]
 
-    def has_handled(self, line: int) -> bool:
-        """Whether an event's error was handled, and the rank went on then: a line of a step, two
+    def has_handled(self, line: int, last_failed_at: int) -> bool:
+        """Whether an event's error was handled, and the program went on then: a line of a step, two
         other lines or another failure came.
         """
-        if line in self.unhandled:
+        if line in self.unhandled or line not in self.handled:
             return False
-        further = self.plain - self.handled.get(line, self.plain)
-        is_next = any(event.line > line and event.role == rules.FAILED for event in self.events)
-        return further > 1 or (further == 1 and (is_next or bool(_STEP.search(self.last))))
+        further = self.plain - self.handled[line]
+        return further > 1 or last_failed_at > line or (further == 1 and bool(_STEP.search(self.last)))
 
     def add_plain(self, text: str, number: int) -> None:
         """Count a line that belongs to no failure."""
@@ -293,7 +292,7 @@ class _RankStream:
 
     def last_words(self, line: int = 0) -> str:
         """The last words of an error after a line of the file that no steps have survived, the
-        first of several that stand together; "".
+        first of several that stand together, but for lines with few letters; "".
         """
         lines: list[str] = []
         steps = 0
@@ -301,7 +300,7 @@ class _RankStream:
             steps += bool(_STEP.search(text[:400]))
             if number <= line or steps >= _STEPS:
                 break
-            lines.append(text.strip())
+            lines += [text.strip()] if _shape(text) or complaint(text) else []
         weights = [complaint(text) for text in lines]
         weight = max(weights, default=0)
         last = weights.index(weight) if weight else 0
@@ -517,7 +516,7 @@ class FailureReader:
         if header or (text.startswith(_RICH[0]) and _RICH[1] in text):
             self._begin_traceback(stream, text, line, header["prefix"] if header else "")
             return True
-        if text.startswith(rules.SKIPPED):
+        if text.startswith(rules.SKIPPED) and not is_handled(text):
             return True
         if match := _SPAWNED.match(text):
             stream.spawned = int(match[1])
@@ -969,6 +968,10 @@ class FailureReader:
         last_of_rank_at = max(
             (s.last_at for s in self.streams.values() if s.key[1] is not None), default=0
         )
+        last_failed_at = max((
+            event.line for s in self.streams.values() for event in s.events
+            if event.role == rules.FAILED and event.line not in s.handled
+        ), default=0)  # fmt: skip
         for stream in self.streams.values():
             host, rank, local = stream.key
             if task_host := task_hosts.get(host):
@@ -1002,7 +1005,7 @@ class FailureReader:
                             for writer in (step_writers if stream.is_process else ())
                         )
                     ),
-                    handled=stream.has_handled(event.line)
+                    handled=stream.has_handled(event.line, last_failed_at)
                     # A helper or the launcher says so, and the program goes on.
                     or (
                         event.line in stream.handled.keys() - stream.unhandled
