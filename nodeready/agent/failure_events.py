@@ -318,7 +318,7 @@ class _RankStream:
             words = text.strip() if _shape(text) else words
         return self.last.strip()
 
-    def is_cut(self, line: int) -> bool:
+    def is_cut(self, line: int, end: int) -> bool:
         """Whether the lines end in an error that ends its program, after a line of the file."""
         # A logger's error ends none, unless its level says so, and it logs nothing then.
         logs, recent = rules.PHRASES["logs"], self.recent
@@ -328,6 +328,8 @@ class _RankStream:
             number > max([line, *levels[-1:]]) and complaint(text)
             for number, text in recent
             if any(rules.PHRASES[name].search(text) for name in names)
+            # The very last line of a program without a logger.
+            or (not levels and number == end and not TIMED.search(text) and complaint(text) >= 2)
         )
 
     @property
@@ -965,6 +967,7 @@ class FailureReader:
         ][:_WRITERS]  # fmt: skip
         last_steps = (s.last_at for s in self.streams.values() if _STEP.search(s.last))
         last_step_at = max(last_steps, default=0)
+        end_at = max((s.last_at for s in self.streams.values()), default=0)
         last_of_rank_at = max(
             (s.last_at for s in self.streams.values() if s.key[1] is not None), default=0
         )
@@ -1033,7 +1036,7 @@ class FailureReader:
             LogStream(
                 *(stream.key[1], stream.key[2], stream.key[0], stream.lines),
                 *(stream.last[:MAX_TEXT], self._moment(stream.timed)),
-                *(stream.last_words(last_step_at)[:MAX_TEXT], stream.is_cut(last_step_at)),
+                *(stream.last_words(last_step_at)[:MAX_TEXT], stream.is_cut(last_step_at, end_at)),
             )
             for stream in self.streams.values()
         )
