@@ -242,13 +242,16 @@ class _RankStream:
         return list(self.tail)[-_RECENT:]
 
     def has_handled(self, line: int, last_failed_at: int) -> bool:
-        """Whether an event's error was handled, and the program went on then: a line of a step, two
-        other lines or another failure came.
+        """Whether an event's error was handled, and the program went on then: a line of a step,
+        two other lines or another failure came.
+
+        last_failed_at: the last line of an error that no rank has handled
         """
         if line in self.unhandled or line not in self.handled:
             return False
         further = self.plain - self.handled[line]
-        return further > 1 or last_failed_at > line or (further == 1 and bool(_STEP.search(self.last)))
+        has_step = further == 1 and bool(_STEP.search(self.last))
+        return further > 1 or has_step or last_failed_at > line
 
     def add_plain(self, text: str, number: int) -> None:
         """Count a line that belongs to no failure."""
@@ -319,7 +322,9 @@ class _RankStream:
         return self.last.strip()
 
     def is_cut(self, line: int, end: int) -> bool:
-        """Whether the lines end in an error that ends its program, after a line of the file."""
+        """Whether the lines end in an error that ends its program, after a line of the file.
+        end: the last line of the file
+        """
         # A logger's error ends none, unless its level says so, and it logs nothing then.
         logs, recent = rules.PHRASES["logs"], self.recent
         levels = [number for number, text in recent if logs.search(text, 0, _LEVEL)]
