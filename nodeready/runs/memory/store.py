@@ -209,10 +209,6 @@ class StoredFacts(Mapping[str, Value]):
         facts: Mapping[str, Value] = self._memory.load(self.contents[name])
         return facts
 
-    def text(self, name: str) -> bytes:
-        """The section as `look.facts_text` made it."""
-        return self._memory.text(self.contents[name])
-
     def __getitem__(self, key: str) -> Value:
         try:
             return self.section(f"{key.partition('.')[0]}{FACTS}")[key]
@@ -557,14 +553,15 @@ class Memory:
 
     def life(self, name: str) -> Iterator[NodeLook]:
         """The node at each look at which a section changed, the oldest first."""
-        lives = self._lives("node=(SELECT id FROM nodes WHERE name=?)", _text(name))
-        return next((life for _, life in lives), iter(()))
+        for (node,) in self._rows("SELECT id FROM nodes WHERE name=?", _text(name)):
+            for _, life in self._lives("node=?", node):
+                yield from life
 
     def lives(self, sections: Collection[str]) -> Iterator[tuple[str, Iterator[NodeLook]]]:
         """Every node with its `life`, as far as these sections show it."""
         return self._lives(f"section IN ({','.join('?' * len(sections))})", *sections)
 
-    def _lives(self, condition: str, *values: str) -> Iterator[tuple[str, Iterator[NodeLook]]]:
+    def _lives(self, condition: str, *values: Any) -> Iterator[tuple[str, Iterator[NodeLook]]]:
         # Where a section begins (1) and ends (0): an end comes before the next beginning.
         changes = self._rows(
             "SELECT name, look, time, step.number, begins, section, content FROM ("
@@ -608,14 +605,10 @@ class Memory:
         return dump({"boot_id": boot, "taken": taken}).decode()
 
     def _load(self, content: int) -> Any:
-        return self._json(self.text(content))
-
-    def text(self, content: int) -> bytes:
-        """The text of a section."""
         rows = self._rows("SELECT data FROM contents WHERE id=?", content)
         with _named(self.path):
             ((data,),) = rows
-            return zlib.decompress(data)
+            return json.loads(zlib.decompress(data))
 
     def _node_look(
         self, name: str, look: int, time_s: float, number: int, contents: Mapping[str, int]
