@@ -49,6 +49,7 @@ _PARTS = {
     "nics.interfaces": _Parts("interface", ("mac",), "name"),
     "rdma.devices": _Parts("RDMA device", ("node_guid",), "name"),
 }
+_NO_PARTS = _Parts("", (), "")
 #: Interfaces with a part behind them; the kernel draws the addresses of most others at each boot.
 _PHYSICAL = ("ethernet", "infiniband", "wifi", "usb")
 #: A smaller share of memory is what the kernel keeps for itself, and differs from boot to boot;
@@ -262,13 +263,13 @@ class _FactChanges:
 
     def _identities(self, element: str) -> tuple[Value, Value] | None:
         """The different parts that are in one place before and after; None: the same part."""
-        parts = _PARTS.get(element.partition("[")[0])
-        for name in parts.identities if parts else ():
+        _, names, always, _ = _PARTS.get(element.partition("[")[0], _NO_PARTS)
+        for name in names:
             sides = self._before, self._after
             old, new = (_identity(facts, f"{element}.{name}") for facts in sides)
             if old is not None and new is not None:
                 return None if old == new else (old, new)
-            was_there, is_there = (f"{element}.{parts.always}" in facts for facts in sides)
+            was_there, is_there = (f"{element}.{always}" in facts for facts in sides)
             if old != new and was_there != is_there:
                 return old, new
         return None
