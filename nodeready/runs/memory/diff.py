@@ -476,10 +476,13 @@ class AuditFile:
         """Data of another shape in this part, as DocumentError."""
         try:
             yield
-        except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
-            defect = error.defect if isinstance(error, wire.DecodeError) else part
-            text = f"{self._source}: is no document of audit or ready ({defect})"
-            raise DocumentError(text) from None
+        except wire.DecodeError as error:
+            part = error.defect
+        except (LookupError, TypeError, AttributeError, ValueError, OverflowError):
+            pass
+        else:
+            return
+        raise DocumentError(f"{self._source}: is no document of audit or ready ({part})")
 
     def look(self, name: str) -> NodeLook:
         """The look at one of ``names``. Raises DocumentError."""
