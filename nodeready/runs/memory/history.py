@@ -238,24 +238,21 @@ def _look_count(first: NodeLook, number: int, missed: Mapping[str, int]) -> int:
 
 
 def _change(change: Change, time_s: float) -> HistoryEntry:
-    values = [
+    before, after = (
         None if value is None else shown_value(change.key, value)
         for value in (change.before, change.after)
-    ]
-    if values == [None, None]:
-        text = change.note
-    elif None in values:
-        text = (
-            f"{change.key}: {values[values[0] is None]}, {'new' if values[0] is None else 'gone'}"
-        )
-    else:
-        text = f"{change.key}: {values[0]} -> {values[1]}"
+    )
     if change.kind == POLICY:
         text = f"{change.key}: {change.note}"
-    elif change.note and text != change.note:
-        text = f"{text}: {change.note}"
-    if change.part:
-        text = f"{change.part} {text}"
+    elif before is None and after is None:
+        text = change.note
+    else:
+        text = f"{change.key}: {before} -> {after}"
+        if before is None or after is None:
+            value, word = (after, "new") if before is None else (before, "gone")
+            text = f"{change.key}: {value}, {word}"
+        text += f": {change.note}" if change.note else ""
+    text = f"{change.part} {text}" if change.part else text
     entry = HistoryEntry(utc_moment(time_s), change.kind, sanitise(text))
     if change.kind != RESULT:
         return entry
@@ -360,7 +357,7 @@ def parse_drains(text: str) -> list[Event]:
         is_pending = reason.startswith(PENDING)
         if node and start_s is not None and state.startswith(_LOST) and not is_pending:
             words = f"{state[:20]}: {reason[:200]}"
-            drains.append(Event(start_s, 0, node[:255], "", "drain", words))
+            drains.append(Event(start_s, node[:255], "", "drain", words))
     return drains
 
 

@@ -9,11 +9,13 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from nodeready.core.base import Unknown
+from nodeready.core.json_types import Moment
 from nodeready.core.policy import Policy
 from nodeready.core.result import COUNTER, STATUSES, VOLATILE, FactKinds, Result
+from nodeready.core.text import utc_moment
 from nodeready.core.wire import plain
 from nodeready.subjects.gpus.gpu import Gpus
 from nodeready.subjects.host.facts import Host
@@ -65,15 +67,23 @@ class Look:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a node or a part, and is no state."""
+    """Something that happened to a node or a part, and is no state; or a check that began to
+    fail.
+    """
 
-    time_s: float  # seconds since 1970
-    look: int  # id of the look that reported it
-    node: str
-    serial: str  # of the part; "": the node itself
-    kind: str  # one of `lemons.WITNESSES`
-    text: str  # one line
+    JSON: ClassVar = ("time", "node", "serial", "kind", "text")
+
+    time_s: float  # when it was first seen, in seconds since 1970
+    node: str  # where it was seen
+    serial: str  # of the GPU that it names; "": it is the node's
+    kind: str  # the id of the check, or the kind of the event: one of `lemons.WITNESSES`
+    text: str  # the actual value, or the event in words
     user: str = ""  # of the job in whose log it is, by Slurm; "": another source
+
+    @property
+    def time(self) -> Moment:
+        """`time_s` as UTC."""
+        return utc_moment(self.time_s)
 
 
 @dataclass(frozen=True)

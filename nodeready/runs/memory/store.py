@@ -474,8 +474,12 @@ class Memory:
 
     def events(self, name: str = "", serial: str = "") -> list[Event]:
         """The events of a node, of a part, or all of them, the newest first."""
-        query = "SELECT * FROM events WHERE ? IN ('', node) AND ? IN ('', serial)"
-        rows = self._rows(f"{query} ORDER BY time DESC, rowid DESC", _text(name), serial)
+        rows = self._rows(
+            "SELECT time, node, serial, kind, text, user FROM events"
+            " WHERE ? IN ('', node) AND ? IN ('', serial) ORDER BY time DESC, rowid DESC",
+            _text(name),
+            serial,
+        )
         return [Event(*row) for row in rows]
 
     # --- Nodes.

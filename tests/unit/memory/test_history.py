@@ -56,7 +56,7 @@ def memory(tmp_path: Path) -> Any:
             gpu1 = away() if 25 <= hour < 28 else at(**now)
             other = state("gpu2", gpus={"X": "0"} if hour < 35 else {"B": "0"})
             opened.keep(look(hour * HOUR), [gpu1, other])
-        event = Event(45 * HOUR, 0, "gpu1", "C", "smoke-suspect", "gpu: [3] fails", "smoke")
+        event = Event(45 * HOUR, "gpu1", "C", "smoke-suspect", "gpu: [3] fails", "smoke")
         opened.keep(look(45 * HOUR, command="smoke", code=3), (), [event])
         yield opened
 
