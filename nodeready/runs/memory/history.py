@@ -152,18 +152,14 @@ def node_entries(
     life: Sequence[NodeLook],
     newest: tuple[float, int, Mapping[str, int]],
     events: Iterable[Event] = (),
-    jobs: Iterable[NodeJob] = (),
+    jobs: Iterable[HistoryEntry] = (),
 ) -> list[HistoryEntry]:
     """The entries of a node, the newest first.
 
     life:   the node at each look at which something changed, the oldest first
     newest: `Memory.last_seen` of it
     """
-    entries = [*_spans(life, *newest), *map(_event, events)]
-    for job in jobs:
-        text = sanitise(f"{job.id} of {job.user}: {job.state}")
-        until = "" if job.end_s is None else utc_moment(job.end_s)
-        entries.append(HistoryEntry(utc_moment(job.start_s), JOB, text, until))
+    entries = [*_spans(life, *newest), *map(_event, events), *jobs]
     for after, before in pairwise(reversed(life)):
         if len(entries) > MAX_ENTRIES:
             break
@@ -285,18 +281,7 @@ _TIMEOUT_S = 20
 _MAX_JOBS = 1000
 
 
-@dataclass(frozen=True)
-class NodeJob:
-    """A job that ran on a node."""
-
-    id: str
-    user: str
-    state: str
-    start_s: float  # seconds since 1970
-    end_s: float | None  # likewise; None: it runs
-
-
-def node_jobs(node: str, since_s: float) -> tuple[tuple[NodeJob, ...], str]:
+def node_jobs(node: str, since_s: float) -> tuple[list[HistoryEntry], str]:
     """The newest jobs on a node since a time, the oldest first; why there are none, or ""."""
     words = ["sacct", f"--nodelist={node}", f"--starttime={_time(since_s)}", "--allusers"]
     words += ["--allocations", "--parsable2", f"--format={_FIELDS}"]
@@ -331,17 +316,18 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).isoformat(timespec="seconds")
 
 
-def parse_jobs(text: str) -> tuple[NodeJob, ...]:
+def parse_jobs(text: str) -> list[HistoryEntry]:
     """The jobs in the table of `sacct`, in order of their start. Other lines are left out."""
     jobs = []
     for line in text.splitlines()[1:]:
-        fields = line.split("|")
-        if len(fields) == len(_FIELDS.split(",")):
-            job, user, state, start, end = (field[:60] for field in fields)
-            start_s = _seconds(start)
-            if start_s is not None:
-                jobs.append(NodeJob(job, user, state, start_s, _seconds(end)))
-    return tuple(sorted(jobs, key=lambda job: job.start_s))
+        fields = [field[:60] for field in line.split("|")]
+        if len(fields) == len(_FIELDS.split(",")) and (start_s := _seconds(fields[3])) is not None:
+            job, user, state, _, end = fields
+            end_s = _seconds(end)  # None: it runs
+            until = "" if end_s is None else utc_moment(end_s)
+            words = sanitise(f"{job} of {user}: {state}")
+            jobs.append(HistoryEntry(utc_moment(start_s), JOB, words, until))
+    return sorted(jobs, key=lambda job: job.time)
 
 
 def parse_drains(text: str) -> list[Event]:
