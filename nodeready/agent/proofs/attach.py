@@ -67,7 +67,7 @@ def environment() -> dict[str, str]:
     return {**environment, "LC_ALL": "C", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-class Tool(NamedTuple):
+class DebuggerTool(NamedTuple):
     """How a debugger is tried."""
 
     words: str  # its command line without the program
@@ -80,7 +80,7 @@ def attempt(
     supervisor: ProcessSupervisor,
     canary: subprocess.Popen[bytes],
     argv: Sequence[str],
-    tool: Tool,
+    tool: DebuggerTool,
     on_output: OutputHandler | None = None,
 ) -> DebuggerAttempt:
     """Try a tool on this canary. on_output: gets the tool's output as it comes"""
@@ -156,16 +156,16 @@ def _no_calls(ended: Ended) -> str:
 
 
 _PY_SPY = {
-    "blocking": Tool("dump --json --pid {pid}", 10, _stack_error),
-    "nonblocking": Tool("dump --json --nonblocking --pid {pid}", 10, _stack_error),
+    "blocking": DebuggerTool("dump --json --pid {pid}", 10, _stack_error),
+    "nonblocking": DebuggerTool("dump --json --nonblocking --pid {pid}", 10, _stack_error),
     # Unwinding native frames reads the symbols of all libraries: up to 14 s cold on a torch
     # process.
-    "native": Tool("dump --json --native --pid {pid}", 25, _stack_error),
+    "native": DebuggerTool("dump --json --native --pid {pid}", 25, _stack_error),
 }
 # gdb reads the symbols of Python and of all its libraries first, and the system's start-up files,
 # but not the user's.
-_GDB = Tool("-nh -batch -p {pid} -ex bt", 20, _no_backtrace)
-_STRACE = Tool("-p {pid}", 10, _no_calls)
+_GDB = DebuggerTool("-nh -batch -p {pid} -ex bt", 20, _no_backtrace)
+_STRACE = DebuggerTool("-p {pid}", 10, _no_calls)
 
 
 def _interrupt_when_seen(canary: subprocess.Popen[bytes]) -> OutputHandler:
@@ -187,7 +187,7 @@ def _interrupt_when_seen(canary: subprocess.Popen[bytes]) -> OutputHandler:
 
 def _try_all(
     supervisor: ProcessSupervisor,
-    tools: Mapping[str, tuple[str, Tool]],
+    tools: Mapping[str, tuple[str, DebuggerTool]],
     uid: int | None = None,
 ) -> tuple[str, dict[str, DebuggerAttempt | None]]:
     """Try the tools in sequence, because two that stop one process collide, each on a canary that

@@ -411,9 +411,14 @@ _IMMEDIATE_S, _STEP_S = 3, 15
 
 def _is_lower(limits: tuple[facts.Limit, ...], compared: tuple[facts.Limit, ...]) -> bool:
     """Whether a limit is lower than the compared limit of the same item."""
-    pairs = [(a, b) for one, other in zip(limits, compared) for a, b in
-             ((one.soft, other.soft), (one.hard, other.hard))]  # fmt: skip
-    return any(limit != -1 and (other == -1 or limit < other) for limit, other in pairs)
+
+    def is_less(value: int, bound: int) -> bool:
+        return value != -1 and (bound == -1 or value < bound)
+
+    return any(
+        is_less(limit.soft, bound.soft) or is_less(limit.hard, bound.hard)
+        for limit, bound in zip(limits, compared)
+    )
 
 
 def step_matters(slurmd: tuple[facts.Limit, ...]) -> bool:

@@ -34,7 +34,7 @@ KINDS = (RESULT, HARDWARE, VERSION, SETTING, COUNTER, REBOOT, POLICY)
 ANSWER = "answer"
 
 
-class _Parts(NamedTuple):
+class _PartList(NamedTuple):
     """What is known of the parts in one list of facts."""
 
     noun: str
@@ -44,12 +44,12 @@ class _Parts(NamedTuple):
 
 
 _PARTS = {
-    "gpus.nvidia": _Parts("GPU", ("serial", "uuid"), "pci_address", is_named=False),
-    "gpus.amd": _Parts("GPU", ("serial", "uuid"), "pci_address", is_named=False),
-    "nics.interfaces": _Parts("interface", ("mac",), "name"),
-    "rdma.devices": _Parts("RDMA device", ("node_guid",), "name"),
+    "gpus.nvidia": _PartList("GPU", ("serial", "uuid"), "pci_address", is_named=False),
+    "gpus.amd": _PartList("GPU", ("serial", "uuid"), "pci_address", is_named=False),
+    "nics.interfaces": _PartList("interface", ("mac",), "name"),
+    "rdma.devices": _PartList("RDMA device", ("node_guid",), "name"),
 }
-_NO_PARTS = _Parts("", (), "")
+_NO_PARTS = _PartList("", (), "")
 #: Interfaces with a part behind them; the kernel draws the addresses of most others at each boot.
 _PHYSICAL = ("ethernet", "infiniband", "wifi", "usb")
 #: A smaller share of memory is what the kernel keeps for itself, and differs from boot to boot;

@@ -67,8 +67,8 @@ class Look:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a node or a part, and is no state; or a check that began to
-    fail.
+    """What happened to a node or a part at one moment: a check that began to fail, a node that was
+    lost, a suspect of a smoke test, a cause of a dead job, or a drain.
     """
 
     JSON: ClassVar = ("time", "node", "serial", "kind", "text")
@@ -76,7 +76,7 @@ class Event:
     time_s: float  # when it was first seen, in seconds since 1970
     node: str  # where it was seen
     serial: str  # of the GPU that it names; "": it is the node's
-    kind: str  # the id of the check, or the kind of the event: one of `lemons.WITNESSES`
+    kind: str  # the id of the check, or the kind of the event
     text: str  # the actual value, or the event in words
     user: str = ""  # of the job in whose log it is, by Slurm; "": another source
 

@@ -342,8 +342,8 @@ class Memory:
             current = dict(connection.execute(query, (node_id,)))
             sections = {section.name: section for section in node.read()}
             changed = [s for s in sections.values() if current.get(s.name) != s.digest]
-            others = [name for name in current if name not in sections]
-            ended, times["missing"] = _ended(others, sections, changed, declared)
+            absent = [name for name in current if name not in sections]
+            ended, times["missing"] = _ended(absent, sections, changed, declared)
             text = dump(missed)
             if (changed or ended) and missed and current.get(MISSED) != digest(text):
                 changed.append(SectionText(MISSED, digest(text), partial(zlib.compress, text)))
@@ -521,11 +521,11 @@ class Memory:
                     look,
                 )
                 if sections:
-                    seen = last_look, last_s if last_s is not None else time_s, looks
+                    newest = last_look, last_s if last_s is not None else time_s, looks
                     if look < last_look:
-                        seen = look, look_s, max(number for *_, number in sections)
+                        newest = look, look_s, max(number for *_, number in sections)
                     contents = {section: content for section, content, _ in sections}
-                    yield self._node_look(name, *seen, contents)
+                    yield self._node_look(name, *newest, contents)
 
     def changed(self, since_s: float, until_s: float = float("inf")) -> set[str]:
         """The nodes with a section that changed after one time, until another."""
@@ -685,18 +685,20 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _ended(
-    others: Iterable[str],
+    absent: Iterable[str],
     new: Collection[str],
     changed: Iterable[SectionText],
     declared: Collection[str],
 ) -> tuple[list[str], list[str]]:
-    """What a look with new sections means for the others of the node: those that it ends, and the
-    owners of the results that it did not make.
+    """The sections that a look without them ends, and the owners of the results that it did not
+    make.
+
+    absent: the node's sections that the look does not have; new: those that it has
     """
     is_new_boot = any(section.name == BOOT for section in changed)
     has_results = any(name.endswith(RESULTS) for name in new)
     ended, missing = [], []
-    for name in others:
+    for name in absent:
         owner = name.removesuffix(RESULTS)
         if name in ENDED_BY_LOOK or (is_new_boot and name.endswith(COUNTERS)):
             ended.append(name)

@@ -99,7 +99,7 @@ def test_what_was_started_ends_when_we_are_killed():
 @pytest.mark.parametrize("case", cases(__file__, "cases/refusals.json"))
 def test_what_the_tools_say_when_they_are_refused(supervisor, case):
     argv = ["sh", "-c", 'printf "%s\n" "$1" >&2; exit 1', "sh", case["name"]]
-    tool = attach.Tool("", 5, attach.complaint)
+    tool = attach.DebuggerTool("", 5, attach.complaint)
     tried = attach.attempt(supervisor, supervisor.canary(), argv, tool)
     assert (tried.refused, tried.good, tried.rc) == (case["refused"], False, 1)
     assert tried.complaint.endswith(case["name"].split("\n")[-1][-30:] or "exit status 1")
