@@ -328,7 +328,7 @@ def _is_same(key: str, before: Value, after: Value, facts: Facts) -> bool:
 def _renames(parts: str, before: Facts, after: Facts) -> dict[str, str]:
     """Old name -> new name, of the parts of a list that are the same as before."""
     end = f"].{_PARTS[parts].identities[0]}"
-    keys = [key for key in after if key.endswith((end, "].pci_address")) and key.startswith(parts)]
+    keys = [key for key in after if key.startswith(parts) and key.endswith((end, "].pci_address"))]
     if all(before.get(key) == after[key] for key in keys):
         return {}
     renamed: dict[str, str] = {}
@@ -347,7 +347,7 @@ def _names(
 ) -> dict[tuple[Value, ...], list[str]]:
     names: dict[tuple[Value, ...], list[str]] = {}
     for key, value in facts.items():
-        if not (key.endswith(end) and key.startswith(parts)) or _identity(facts, key) is None:
+        if not (key.startswith(parts) and key.endswith(end)) or _identity(facts, key) is None:
             continue
         element = key.rpartition(".")[0]
         identity = (value, facts.get(f"{element}.pci_address")) if with_slot else (value,)
