@@ -320,10 +320,12 @@ def parse_jobs(text: str) -> list[HistoryEntry]:
     """The jobs in the table of `sacct`, in order of their start. Other lines are left out."""
     jobs = []
     for line in text.splitlines()[1:]:
-        fields = [field[:60] for field in line.split("|")]
-        if len(fields) == len(_FIELDS.split(",")) and (start_s := _seconds(fields[3])) is not None:
-            job, user, state, _, end = fields
-            end_s = _seconds(end)  # None: it runs
+        fields = line.split("|")
+        if len(fields) == len(_FIELDS.split(",")):
+            job, user, state, start, end = (field[:60] for field in fields)
+            start_s, end_s = _seconds(start), _seconds(end)  # no end: it runs
+            if start_s is None:
+                continue
             until = "" if end_s is None else utc_moment(end_s)
             words = sanitise(f"{job} of {user}: {state}")
             jobs.append(HistoryEntry(utc_moment(start_s), JOB, words, until))
