@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nodeready.agent.proofs.mesh import Try
@@ -175,7 +174,6 @@ class RankResult:
     phase: wire.Name  # the last phase, of `PHASES`; ``done``: the rank came to its end
     mismatch: wire.Line  # how a result differs from the expected result; "": all are right
     error: wire.Line  # why it failed, the last line of its error; "": it did not fail
-    waits_for: int  # the rank whose data it waited for when it was ended; -1: unknown
     ms: float  # the median of its small collectives; 0: there was none
     gbps: float  # bus bandwidth of its large all_reduce, in Gbit/s; 0: there was none
     seconds: wire.Seconds  # of the whole rank
@@ -191,19 +189,14 @@ class RankResult:
 MAX_ERROR = 300
 
 
-def failed_ranks(
-    order: CollectiveOrder, phase: str, message: str, phases: Mapping[int, str] | None = None
-) -> tuple[RankResult, ...]:
-    """All ranks of this node, failed for one reason.
-    phases: the last phase of each rank that reported a phase
-    """
+def failed_ranks(order: CollectiveOrder, phase: str, message: str) -> tuple[RankResult, ...]:
+    """All ranks of this node, failed in this phase for one reason."""
     gpus = order.gpus or (-1,) * order.ranks
     numbers = range(order.first, order.first + order.ranks)
     return tuple(
-        RankResult(number, gpu, (phases or {}).get(number, phase), "", message[:MAX_ERROR], -1,
-             0.0, 0.0, 0.0)
+        RankResult(number, gpu, phase, "", message[:MAX_ERROR], 0.0, 0.0, 0.0)
         for number, gpu in zip(numbers, gpus)
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)

@@ -66,17 +66,13 @@ class SmokeListeners:
         return ""
     def take(self, port):
         return port in self.open or not self._take(port)
-    def lend(self, port, is_shared):
+    def lend(self, port):
         self.open.pop(port).close()
-    def descriptors(self):
-        return {}
     def serve(self):
         threading.Event().wait()
 def run_pair(order, own, listeners, stop):
     if order.small == 13:
         raise OSError("the pair is broken")
-    if order.small == 666:
-        time.sleep(300)
     stop.wait(min(order.small / 1000, order.limit_s))
     why = "its address is this node's own" if set(order.target.addresses) & set(own) else ""
     why = "ended" if stop.is_set() else why
@@ -90,16 +86,12 @@ from nodeready.agent.smoke.orders import Engine, RankResult
 class Engines:
     engines, gpus = (Engine("torch", "gloo", "2", "", "/x", "", ""),), 0
     python_pid = None
-    def __init__(self, supervisor, config, listeners):
-        if config.python == "hangs":
-            time.sleep(300)
+    def __init__(self, supervisor, config):
         if config.python == "raises":
             raise ValueError("what is this")
         self.supervisor = supervisor
     def close(self):
         pass
-    def keeps_listener(self, order):
-        return False
     def run(self, order, stop):
         began = time.monotonic()
         argv = ["sh", "-c", "%s; :" % order.backend, self.supervisor.tag]
@@ -107,8 +99,8 @@ class Engines:
         held = None
         if order.small == 29:
             held = socket.create_server(("0.0.0.0", order.head.port))
-        while process.poll() is None and not stop.is_set() or order.small == 666:
-            if time.monotonic() > began + order.limit_s and order.small != 666:
+        while process.poll() is None and not stop.is_set():
+            if time.monotonic() > began + order.limit_s:
                 break
             time.sleep(0.02)
         said = "ended" if process.poll() is None else ""
@@ -116,7 +108,7 @@ class Engines:
         if held:
             held.close()
         return tuple(
-            RankResult(order.first + at, -1, "done", "", said, -1, 1.0, 2.0, 0.0)
+            RankResult(order.first + at, -1, "done", "", said, 1.0, 2.0, 0.0)
             for at in range(order.ranks)
         )
 """

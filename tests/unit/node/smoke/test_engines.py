@@ -3,7 +3,6 @@
 Real torch runs in tests/lab/test_units_smoke_torch.py; here a package of a few lines stands in.
 """
 
-import ast
 import os
 import subprocess
 import sys
@@ -194,41 +193,6 @@ def test_only_gpus_of_the_session_are_visible_by_its_names(wanted, given, visibl
             torch_ranks.visible_devices(wanted, given)
 
 
-WAITING = """
-import socket
-listener = socket.create_server(("127.0.0.1", 0), backlog=0)
-name = listener.getsockname()
-kept = []
-for _ in range(4):
-    one = socket.socket()
-    one.setblocking(False)
-    one.connect_ex(name)
-    kept.append(one)
-print(unanswered_connections())
-"""
-
-
-def test_a_connection_that_is_not_answered_is_named_with_its_address():
-    """A listener whose queue is full does not answer: the kernel drops what comes (listen(2))."""
-    text = Path(torch_ranks.__file__).read_text() + WAITING
-    ast.parse(text, feature_version=(3, 8))
-    done = subprocess.run(
-        [sys.executable, "-"], input=text, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "127.0.0.1 does not answer\n"
-
-
-@pytest.mark.parametrize(
-    ("row", "address"),
-    [("0200A00A", "10.160.0.2"), ("B80D0120000000000000000001000000", "2001:db8::1")],
-)
-def test_addresses_of_the_kernels_table(row, address):
-    number = bytes.fromhex(row)
-    if sys.byteorder == "big":
-        number = b"".join(number[at : at + 4][::-1] for at in range(0, len(number), 4))
-    assert torch_ranks.table_address(number) == address
-
-
 @pytest.mark.parametrize("case", cases(__file__, "engines.json", "error"))
 def test_an_error_of_many_lines_is_the_line_that_says_what_happened(case):
     line = torch_ranks.last_line(case["text"])
@@ -295,15 +259,14 @@ def test_of_nccls_own_lines_those_about_the_network_are_kept():
 
 def test_an_answer_names_the_network_of_each_rank():
     rows = [
-        {"rank": 0, "gpu": 0, "phase": "done", "mismatch": "", "error": "", "waits_for": -1,
-         "ms": 1, "gbps": 1, "seconds": 1, **more}
+        {"rank": 0, "gpu": 0, "phase": "done", "mismatch": "", "error": "", "ms": 1, "gbps": 1,
+         "seconds": 1, "nccl": [], "address": ["", ""], **more}
         for more in ({"nccl": INFO.format(0).splitlines()}, {"address": ["eth0", "10.0.0.4"]},
-                     {"address": ["", "10.0.0.4"]}, {"nccl": []}, {})
+                     {"address": ["", "10.0.0.4"]}, {})
     ]  # fmt: skip
-    one = order(ranks=1, world=1, gpus=(0,))
-    ranks = [engines._parse_ranks(one, {"ranks": [row]})[0].network for row in rows]
+    networks = [engines.rank_result(row).network for row in rows]
     gloo = RankNetwork("gloo", "eth0")
-    assert ranks == [SOCKET, gloo, RankNetwork("gloo", "10.0.0.4"), None, None]
+    assert networks == [SOCKET, gloo, RankNetwork("gloo", "10.0.0.4"), None]
 
 
 @pytest.fixture
