@@ -45,7 +45,7 @@ STUCK = {"phase": "all_reduce"}
 
 
 def rank(number: int, phase: str = "done", **changed: Any) -> RankResult:
-    passed = RankResult(number, -1, phase, "", "", -1, 1.0 + number, 90.0 - number, 2.5)
+    passed = RankResult(number, -1, phase, "", "", 1.0 + number, 90.0 - number, 2.5)
     return replace(passed, **changed)
 
 
@@ -59,12 +59,10 @@ def orders(gpus: tuple[int, ...] = ()) -> dict[str, CollectiveOrder]:
 
 def answers(**changed: Any) -> dict[str, Any]:
     """The answers of all nodes. gpu02: that node's own, or its error; r3: what differs in rank 3,
-    every: in all ranks; waits: for whom each rank waits in all_reduce.
+    every: in all ranks.
     """
-    waits = changed.get("waits", ())
-    more = {f"r{number}": {**STUCK, "waits_for": other} for number, other in enumerate(waits)}
     ranks = [
-        rank(number, **{**changed.get("every", {}), **{**more, **changed}.get(f"r{number}", {})})
+        rank(number, **{**changed.get("every", {}), **changed.get(f"r{number}", {})})
         for number in range(8)
     ]
     found = {
@@ -123,11 +121,11 @@ def test_an_answer_that_cannot_be_costs_the_node_that_gave_it(case):
 
 
 def test_a_node_without_an_answer_is_lost():
-    every = {**STUCK, "waits_for": 4, "error": "timed out"}
+    every = {**STUCK, "error": "timed out"}
     outcome = collective_outcome(
         TEST, answers(every=every, gpu03="the connection ended"), orders()
     )
-    cause = "gpu03 is lost: the connection ended; then it hangs in all_reduce, waiting for gpu03"
+    cause = "gpu03 is lost: the connection ended; then it hangs in all_reduce"
     assert outcome == SmokeOutcome(False, cause, lost=("gpu03",))
     assert collective_outcome(TEST, answers(gpu03="bye"), orders()).cause == "gpu03 is lost: bye"
 
@@ -138,23 +136,6 @@ def test_the_cause_is_a_short_line_whatever_a_node_says():
     ).cause
     assert not {"\n", "\x1b"} & {*cause}
     assert len(cause) < 260
-
-
-def test_a_chain_of_a_thousand_waiting_ranks_ends_at_its_first():
-    names = tuple(f"n{number}" for number in range(1024))
-    chain = {
-        name: CollectiveAnswer(
-            1, "", (rank(number, "barrier", waits_for=number - 1, ms=0.0, gbps=0.0),)
-        )
-        for number, name in enumerate(names)
-    }
-    order = orders()["gpu01"]
-    each = {
-        name: replace(order, first=number, ranks=1, world=1024)
-        for number, name in enumerate(names)
-    }
-    outcome = collective_outcome(Test(1, GROUP, names), chain, each)
-    assert (outcome.cause, outcome.culprits) == ("hangs in barrier, waiting for n0", ("n0",))
 
 
 # --- Pairs.

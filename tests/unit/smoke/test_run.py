@@ -127,7 +127,7 @@ class Cluster:
             return
         gbps = 10.0 if phase == "done" else 0.0
         ranks = tuple(
-            RankResult(number, -1, phase, "", error, -1, 0.1, gbps, 0.1, self.networks.get(name))
+            RankResult(number, -1, phase, "", error, 0.1, gbps, 0.1, self.networks.get(name))
             for number in range(order.first, order.first + order.ranks)
         )
         lie = self.lies.get(name)
