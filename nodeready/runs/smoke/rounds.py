@@ -200,7 +200,7 @@ class TestRounds:
             gpus = self.nodes.gpus.get(name, ()) if kind[1] == "nccl" else ()
             if gpus:
                 gpus = chosen.get(name, gpus)
-            ranks = 1 if kind[0] == PAIRS else len(gpus) or self.task.ranks
+            ranks = 1 if kind[0] == PAIRS else len(gpus) or self.task.options.ranks
             rows.append((name, world, ranks, gpus))
             world += ranks
         return rows, world

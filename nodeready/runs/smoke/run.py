@@ -37,7 +37,6 @@ from nodeready.runs.smoke.knowledge import (
     SmokeOutcome,
     SmokeSuspect,
     Test,
-    plan,
 )
 from nodeready.runs.smoke.participants import (
     MISSING_ENGINE,
@@ -203,9 +202,6 @@ def _ports(before: Mapping[str, int], after: Mapping[str, int]) -> Iterator[str]
 
 #: Maximum suspects that are tested with another engine.
 _MAX_CONTROLS = 5
-#: Seconds of one round without a fault, for the printed plan.
-_USUAL_S = {("torch", "nccl"): 8.0, ("nccl-tests", "nccl"): 15.0, ("torch", "gloo"): 2.0}
-_USUAL_PAIRS_S = 1.0
 #: The library that an engine proves.
 _LIBRARIES = {"torch": "PyTorch or its library", "nccl-tests": "NCCL"}
 
@@ -268,8 +264,10 @@ class _SmokeRun:
         gpus = {name: self.nodes.gpus.get(name, ()) for name in names}
         self.tests_alone = self.nodes.choice.single_node[0] != PAIRS
         self._tell_plan()
-        options = {"full": task.full, "tests_alone": self.tests_alone}
-        steps = search(names, gpus, knowledge=self.knowledge, **options)
+        steps = search(
+            names, gpus, full=task.options.full, knowledge=self.knowledge,
+            tests_alone=self.tests_alone,
+        )  # fmt: skip
         try:
             tests = next(steps)
             while True:
@@ -278,11 +276,11 @@ class _SmokeRun:
             return
         except OutOfTime:
             number = self.rounds.count + 1
-            self.stopped = f"the budget of {task.budget_s} s was over in round {number}"
+            self.stopped = f"the budget of {task.options.budget} s was over in round {number}"
             doubts, untested = len(self.knowledge.doubts), len(self.knowledge.result().untested)
             if doubts:
-                verb = "was" if doubts == 1 else "were"
-                self.stopped += f": {counted(doubts, 'suspect')} {verb} not confirmed"
+                counted_doubts = counted(doubts, "suspect was", "suspects were")
+                self.stopped += f": {counted_doubts} not confirmed"
             elif untested:
                 self.stopped += f": {counted(untested, 'node')} without a result"
             self.nodes.tell(self.stopped)
@@ -293,20 +291,11 @@ class _SmokeRun:
         ranks_text = (
             counted(ranks[0], "rank") if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]} ranks"
         )
-        best = plan(len(names), full=self.task.full)
-        usual_s = best.rounds * _USUAL_S.get(choice.kind, _USUAL_PAIRS_S)
-        usual_s += best.sweeps * _USUAL_PAIRS_S
         if choice.fallback_reason:
             self.nodes.tell(f"engine {choice.name}: {choice.fallback_reason}")
-        steps = ["each alone"] if self.tests_alone else []
-        if best.tests:
-            steps.append(f"{counted(best.tests, 'test')} of several")
-        if best.sweeps:
-            steps.append(f"{counted(best.sweeps, 'round')} of pairs")
         self.nodes.tell(
-            f"{counted(len(names), 'node')} with {ranks_text} each, {choice.name}: "
-            f"{', '.join(steps)}; "
-            f"{max(1, round(usual_s))} s without a fault, budget {self.task.budget_s} s"
+            f"{counted(len(names), 'node')} with {ranks_text} each, {choice.name}; "
+            f"budget {self.task.options.budget} s"
         )
 
     def _rank_count(self, name: str) -> int:
@@ -418,7 +407,7 @@ class _SmokeRun:
             engine=choice.name,
             proves=choice.proves,
             control=self.control_engine,
-            budget_s=task.budget_s,
+            budget_s=task.options.budget,
             tests=result.tests,
             single_node_tests=sum(len(test.nodes) == 1 for test, _ in self.knowledge.finished),
             rounds=self.rounds.count,
@@ -553,16 +542,8 @@ def run(
             transport=transport,
             policies=nodes.policies,
             deadline=time.monotonic() + budget_s - min(_RESERVE_S, budget_s / 4),
-            budget_s=budget_s,
-            engine="" if options.engine == "auto" else options.engine,
-            gpus=options.gpus,
-            ranks=options.ranks,
-            busy=options.busy,
-            full=options.full,
-            python=options.python,
-            prefix=options.prefix,
-            environment=options.env,
             inventory_addresses=given_addresses(nodes.inventory) if nodes.inventory else {},
+            options=options,
         )
         report = smoke(
             task, tell.note, tell.progress, lambda names: ask_password(transport, names, tell)

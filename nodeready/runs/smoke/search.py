@@ -146,7 +146,7 @@ class _FaultSearch:
             for index, request, test in tests:
                 outcome = outcomes[test.number]
                 if not outcome.barred:
-                    knowledge.finished.append((test, outcome))
+                    knowledge.finished.append(Trial(test, outcome))
                 lost = {name for name in outcome.lost if name in knowledge.positions}
                 for name in lost - self.lost:
                     reason = f"its connection ended in test {test.number}"

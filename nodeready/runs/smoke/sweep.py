@@ -21,10 +21,10 @@ from nodeready.runs.smoke.knowledge import (
     is_failed,
     join_names,
     looks_slow,
-    one_turn,
     quartile,
     retry_alternately,
     sweep_offsets,
+    take_turns,
     with_cause,
 )
 
@@ -159,14 +159,12 @@ class Sweep:
         self, name: str, peers: Sequence[str], place: int, direction: str
     ) -> Steps[str]:
         """The evidence that this node loses packets, or ""."""
-        suspected: list[Trial] = []
-        good: list[Trial] = []
-        control = TrialRequest(SWEEP, (peers[0], peers[1]))
-        for turn in range(_RETRANSMITS_RETRIALS):
-            peer = peers[turn % 2]
-            request = TrialRequest(SWEEP, (peer, name) if place else (name, peer))
-            if not (yield from one_turn(request, control, suspected, good)):
-                return ""
+        edges = [(peer, name) if place else (name, peer) for peer in peers]
+        suspected, good = yield from take_turns(
+            edges, (peers[0], peers[1]), SWEEP, lambda _, good: len(good) < _RETRANSMITS_RETRIALS
+        )
+        if not good:
+            return ""
         count = sum(trial.outcome.retransmits for trial in suspected)
         usual = sum(trial.outcome.retransmits for trial in good)
         shown = sum(is_failed(trial) or trial.outcome.retransmits > 0 for trial in suspected)
