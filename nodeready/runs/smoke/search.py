@@ -280,8 +280,6 @@ class _FaultSearch:
         self.usual_gbps = quartile((trial.outcome.gbps for trial in passed), 3)
         self.usual_ms = quartile((trial.outcome.ms for trial in passed), 1)
         slow = [trial for trial in passed if self._is_slow(trial)]
-        again = yield [TrialRequest(GROUP, trial.test.nodes) for trial in slow]
-        slow = [trial for trial in again if trial and self._is_bad(trial)]
         slow_nodes = {name for trial in slow for name in trial.test.nodes}
         good = [[*trial.test.nodes] for trial in passed if not slow_nodes & {*trial.test.nodes}]
         failed = [trial for trial in trials if trial and not trial.outcome.ok]
@@ -365,15 +363,12 @@ class _FaultSearch:
             ]
             if any(map(self._is_bad, trials)):
                 break
-        slow = [trial.test.nodes for trial in trials if trial and self._is_slow(trial)]
-        again = yield [TrialRequest(HALF, slow_nodes) for slow_nodes in slow]
-        noise = {trial.test.nodes for trial in again if trial and not self._is_bad(trial)}
         hunts: list[Hunt] = []
         is_found = False
         for half, trial in zip(halves, trials, strict=True):
             if trial is None:
                 continue
-            if self._is_bad(trial) and trial.test.nodes not in noise:
+            if self._is_bad(trial):
                 is_found = True
                 state = mode if mode == _FLAKY else _SLOW if trial.outcome.ok else _BROKEN
                 if len(half) > 1:

@@ -86,7 +86,6 @@ class Sweep:
             if finding.kind != reach.PAIR:
                 unreached[finding.node] = {*finding.peers}
             self._suspect_finding(finding, trials)
-        self._find_intermittent(trials)
         yield from self._find_slow([of[0] for of in trials.values() if of[0].outcome.ok])
         # A node that failed to reach only faulty nodes is not suspected.
         faulty = knowledge.excluded() - unreached.keys()
@@ -113,23 +112,6 @@ class Sweep:
         }[finding.kind]
         evidence = f"{verb} {len(peers)} of {finding.tried} others: {join_names(peers)}"
         self.knowledge.suspect(NODE, [node], f"{evidence} {tests}{cause}")
-
-    def _find_intermittent(self, trials: Mapping[Edge, Sequence[Trial]]) -> None:
-        """Suspect nodes with paths that fail and pass when they are tried again."""
-        by_node: dict[str, dict[str, list[Trial]]] = defaultdict(lambda: defaultdict(list))
-        for edge, of in trials.items():
-            for name, peer in (edge, edge[::-1]):
-                if is_failed(of[0]):
-                    by_node[name][peer] += of
-        for name, by_peer in sorted(by_node.items(), key=lambda item: -len(item[1])):
-            excluded = self.knowledge.excluded()
-            peers = [peer for peer in by_peer if peer not in excluded]
-            tried = [trial for peer in peers for trial in by_peer[peer]]
-            failed = [trial for trial in tried if is_failed(trial)]
-            if len(peers) > 2 and len(failed) < len(tried):
-                evidence = f"does not always reach {join_names(peers)}, or they it"
-                cause = with_cause(failed[0].outcome.cause)
-                self.knowledge.suspect(NODE, [name], f"{evidence} {cite_trials(failed)}{cause}")
 
     def _find_packet_loss(self, trials: Sequence[Trial]) -> Steps[None]:
         """Suspect nodes that lose packets, on the way from them or to them, by the sender's
