@@ -284,7 +284,7 @@ class _FaultSearch:
         good = [[*trial.test.nodes] for trial in passed if not slow_nodes & {*trial.test.nodes}]
         failed = [trial for trial in trials if trial and not trial.outcome.ok]
         hunts = [
-            self._halve([*trial.test.nodes], trial.test, mode, trial.outcome.culprits)
+            self._halve([*trial.test.nodes], mode, trial.outcome.culprits)
             for mode, bad in ((_BROKEN, failed), (_SLOW, slow))
             for trial in bad
         ]
@@ -292,12 +292,12 @@ class _FaultSearch:
             good, unpaired = yield from self._any_pairs(live)
             if not good:
                 return
-            hunts = [self._halve([name], None, _BROKEN) for name in unpaired]
+            hunts = [self._halve([name], _BROKEN) for name in unpaired]
         yield from self._merge(good)
         if not self.good:
             return
         for _ in range(_REPEATS):
-            hunts += [self._halve(group, None, _BROKEN) for group in self.outside]
+            hunts += [self._halve(group, _BROKEN) for group in self.outside]
             self.outside = []
             yield from self._together(hunts)
             yield from self._confirm()
@@ -346,9 +346,7 @@ class _FaultSearch:
                 self.knowledge.suspect(SCALE, live, evidence)
         return [], []
 
-    def _halve(
-        self, nodes: list[str], failed: Test | None, mode: str, culprits: Collection[str] = ()
-    ) -> Hunt:
+    def _halve(self, nodes: list[str], mode: str, culprits: Collection[str] = ()) -> Hunt:
         """Halve nodes that fail together, each half beside good nodes."""
         halves = _halves(nodes, culprits)
         # One good node suffices for one node. A slow test has to be compared with whole groups.
@@ -364,15 +362,13 @@ class _FaultSearch:
             if any(map(self._is_bad, trials)):
                 break
         hunts: list[Hunt] = []
-        is_found = False
         for half, trial in zip(halves, trials, strict=True):
             if trial is None:
                 continue
             if self._is_bad(trial):
-                is_found = True
                 state = mode if mode == _FLAKY else _SLOW if trial.outcome.ok else _BROKEN
                 if len(half) > 1:
-                    hunts.append(self._halve(half, trial.test, state))
+                    hunts.append(self._halve(half, state))
                     continue
                 (node,) = half
                 self.knowledge.doubts[node] = f"fails with {trial.peers_of(node)}"
@@ -383,15 +379,7 @@ class _FaultSearch:
             elif len(half) < len(trial.test.nodes) and len(self.good) < 2 * self.group_size:
                 # It passed beside good nodes. Where these are few, more allow larger tests.
                 self.good += [name for name in half if name not in self.good]
-        if is_found or mode != _BROKEN or failed is None:
-            return hunts
-        once_more = yield [TrialRequest(HALF, failed.nodes)]
-        if any(map(is_failed, once_more)):
-            # In the same order: the position of a node may matter.
-            low = len(halves[0]) if [*failed.nodes[: len(halves[0])]] == halves[0] else 1
-            if (yield from self._pin_down(failed.nodes, low)):
-                return []
-        return [self._halve(nodes, failed, _FLAKY)]
+        return hunts
 
     def _confirm(self) -> Steps[None]:
         """Test each candidate beside a second good node, and these good nodes without it."""
@@ -416,7 +404,6 @@ class _FaultSearch:
             firsts = {trial.test.nodes[0]: trial for trial in again if trial and is_failed(trial)}
         else:
             seconds = {}
-        hunts: list[Hunt] = []
         for node, first in firsts.items():
             second = seconds.get(node)
             if second and is_failed(second):
@@ -424,8 +411,8 @@ class _FaultSearch:
                 knowledge.suspect(NODE, [node], evidence, *_passes_without(controls))
                 self.confirmed[node] = second
             else:
-                hunts.append(self._unconfirmed(node, first))
-        yield from self._together(hunts)
+                # It fails with one node and passes with another.
+                self.retrials.append((node, first, _FLAKY))
         self.candidates = {}
         waiting = {node for node, _, _ in self.retrials}
         knowledge.doubts = {n: reason for n, reason in knowledge.doubts.items() if n in waiting}
@@ -442,13 +429,6 @@ class _FaultSearch:
             suspects = self.knowledge.suspects
             self.knowledge.remove(s for s in suspects if s.kind == NODE and s.nodes[0] in nodes)
             self.confirmed = {}
-
-    def _unconfirmed(self, node: str, first: Trial) -> Hunt:
-        """A candidate that fails with one node and passes with another."""
-        peer = next((name for name in first.test.nodes if name != node), "")
-        if not peer or not (yield from self._explain_pair(node, peer)):
-            self.retrials.append((node, first, _FLAKY))
-        return []
 
     # --- The cause of a failure between good nodes: two nodes, or two sets of nodes.
 
@@ -598,22 +578,9 @@ class _FaultSearch:
                     self.outside += [group for group in groups if group not in side]
                     groups = side
                     continue
-            yield from self._together([self._halve([*order], trial.test, _FLAKY)])
+            yield from self._together([self._halve([*order], _FLAKY)])
             break
         self.set_aside |= aside
-        for name in knowledge.sorted(aside):
-            yield from self._find_partners(name)
-
-    def _find_partners(self, name: str) -> Steps[None]:
-        """Find all nodes with which a node of a faulty pair fails."""
-        for _ in range(_MAX_FAULTS):
-            out = self.knowledge.partners(name) | self.knowledge.excluded()
-            order = [*(peer for peer in self.good if peer not in out), name]
-            if name in out:
-                return
-            (trial,) = yield [TrialRequest(MERGE, tuple(order))]
-            if not is_failed(trial) or not (yield from self._pin_down(order, len(order) - 1)):
-                return
 
     # --- A GPU of a node that fails only with other nodes: each GPU may have its own port.
 
