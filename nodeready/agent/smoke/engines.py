@@ -55,11 +55,10 @@ PROVES = {
 
 
 def _engine(
-    name: str, backend: str, *, version: str = "", library: str = "", path: str = "",
-    reason: str = "",
-) -> Engine:  # fmt: skip
+    name: str, backend: str, *, version: str = "", library: str = "", reason: str = ""
+) -> Engine:
     proves = PROVES[name, backend].format(library=library or "NCCL")
-    return Engine(name, backend, version, library, path, proves, reason)
+    return Engine(name, backend, version, library, proves, reason)
 
 
 # --- What the job's Python says. It is the user's program, so that it may say anything.
@@ -69,7 +68,6 @@ def _engine(
 class TorchHello:
     """The job's Python and its PyTorch."""
 
-    executable: wire.Path
     torch: wire.Name  # its version
     library: wire.Name  # as in `Engine`; "": not known
     gpus: wire.Count  # that PyTorch sees
@@ -407,20 +405,16 @@ class Engines:
 
     def _torch(self) -> list[Engine]:
         limit_s = min(_IMPORT_S, self._supervisor.left_s * _IMPORT_SHARE)
-        path = " ".join((*self._config.prefix, self._config.python or "python3"))
         try:
             python = self._python = _TorchProcess(self._supervisor, self._config, limit_s)
         except EngineUnusable as problem:
-            reason = str(problem)
-            return [_engine(TORCH, kind, path=path, reason=reason) for kind in (_NCCL, _GLOO)]
+            return [_engine(TORCH, kind, reason=str(problem)) for kind in (_NCCL, _GLOO)]
         hello = python.hello
         self.gpus = hello.gpus
-        if not self._config.prefix:
-            path = hello.executable or path
-        about = {"version": hello.torch[:80], "path": path}
+        version, library = hello.torch[:80], hello.library[:80]
         return [
-            _engine(TORCH, _NCCL, library=hello.library[:80], reason=hello.nccl, **about),
-            _engine(TORCH, _GLOO, library="gloo", reason=hello.gloo, **about),
+            _engine(TORCH, _NCCL, version=version, library=library, reason=hello.nccl),
+            _engine(TORCH, _GLOO, version=version, library="gloo", reason=hello.gloo),
         ]
 
     def _vendor(self) -> Engine:
@@ -441,9 +435,7 @@ class Engines:
             reason = f"{self._program}: {problem.strerror}"
         if not reason and not self.gpus:
             reason = "no GPU"
-        return _engine(
-            NCCL_TESTS, _NCCL, version=version, library=library, path=self._program, reason=reason
-        )
+        return _engine(NCCL_TESTS, _NCCL, version=version, library=library, reason=reason)
 
     # --- One test.
 
@@ -465,8 +457,7 @@ class Engines:
         addresses = order.head.addresses + loopback
         reason = name_problem(order.head.name, addresses, *resolve(order.head.name))
         if reason:
-            ranks = failed_ranks(order, "init", reason)
-            return tuple(replace(rank, seconds=time.monotonic() - began) for rank in ranks)
+            return failed_ranks(order, "init", reason)
         try:
             if self._python is None or self._python.ended:
                 self._python = _TorchProcess(self._supervisor, self._config, order.limit_s / 2)
@@ -537,7 +528,7 @@ class Engines:
         return tuple(
             replace(
                 rank, mismatch=result.mismatch, ms=ms, gbps=gbps,
-                seconds=time.monotonic() - began, network=_network(lines, rank.rank),
+                network=_network(lines, rank.rank),
             )
             for rank in failed_ranks(order, phase, message)
         )  # fmt: skip

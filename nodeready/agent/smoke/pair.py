@@ -357,7 +357,6 @@ class _Echo:
 def run_pair(
     order: PairOrder,
     own_addresses: tuple[str, ...],
-    listeners: SmokeListeners,
     stop: threading.Event,
 ) -> PairAnswer:
     """Test the path from this node, which has these addresses, to the order's target."""
@@ -394,5 +393,4 @@ def run_pair(
     return PairAnswer(
         number=order.number, target=peer.name, resolved=resolved, error=error, address=address,
         tries=tuple(tries), outcome=outcome, ms=ms, gbps=gbps, retransmits=retransmits,
-        accepted_count=listeners.accepted_count,
     )  # fmt: skip

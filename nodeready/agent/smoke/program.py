@@ -75,9 +75,8 @@ def _say(config: orders.SmokeConfig, name: str, answer: Any) -> None:
         print(text, flush=True)
 
 
-def _no_hello(user: str, reason: str, busy: tuple[Busy, ...] = ()) -> orders.Hello:
-    host = os.uname().nodename
-    return orders.Hello(host, user, "", (), busy, local_addresses(), 0, (), reason)
+def _no_hello(reason: str) -> orders.Hello:
+    return orders.Hello("", (), local_addresses(), (), reason)
 
 
 def main(config: orders.SmokeConfig, *, inside: bool = False) -> None:
@@ -149,9 +148,9 @@ class _ProgramPart:
         self.supervisor.end()
         os._exit(status)
 
-    def refuse(self, user: str, reason: str) -> NoReturn:
+    def refuse(self, reason: str) -> NoReturn:
         """Say hello with the reason why nothing can be tested on this node, and leave."""
-        _say(self.config, "hello", _no_hello(user, reason))
+        _say(self.config, "hello", _no_hello(reason))
         self.leave(0)
 
 
@@ -177,7 +176,7 @@ class _SessionPart(_ProgramPart):
         try:
             pwd.getpwnam(user)
         except KeyError:
-            self.refuse(user, f"no such user: {user}")
+            self.refuse(f"no such user: {user}")
         self._thread.start()
 
     def take(self, order: _Work | orders.EndOrder) -> None:
@@ -213,7 +212,7 @@ class _SessionPart(_ProgramPart):
             # The alarm of the program inside.
             ended = replace(ended, rc=None)
         if not self._has_greeted:
-            self.refuse(config.user, session.no_session(ended, config.user))
+            self.refuse(session.no_session(ended, config.user))
         if not self._has_refused:
             rows = [row.strip() for row in ended.err.splitlines() if row.strip()]
             ending = "timed out" if ended.rc is None else f"exit status {ended.rc}"
@@ -238,11 +237,8 @@ class _SessionPart(_ProgramPart):
             if self._has_greeted:
                 return
             # Root's own values replace those that the user can forge.
-            own = _no_hello(self.config.user, "")
             ports = tuple(port for port in self.config.ports if port in answer.ports)
-            answer = replace(
-                answer, host=own.host, user=own.user, addresses=own.addresses, ports=ports
-            )
+            answer = replace(answer, addresses=local_addresses(), ports=ports)
         else:
             order = self._pending.get(answer.number)
             if order is None or order.kind != name:
@@ -281,14 +277,14 @@ class _NodePart(_ProgramPart):
             try:
                 uid = pwd.getpwnam(user).pw_uid
             except KeyError:
-                self.refuse(login, f"no such user: {user}")
+                self.refuse(f"no such user: {user}")
             # A uid may have more than one name.
             if uid != os.geteuid():
-                self.refuse(login, session.cannot_become(login, user))
+                self.refuse(session.cannot_become(login, user))
         # With a limit of 1 byte no core is written, not even through a pipe (fs/coredump.c).
         hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
         resource.setrlimit(resource.RLIMIT_CORE, (1 if hard else 0, hard))
-        threading.Thread(target=self._run, args=(login,), daemon=True).start()
+        threading.Thread(target=self._run, daemon=True).start()
 
     def take(self, order: _Work | orders.EndOrder) -> None:
         """Queue an order, or end the test of an earlier one."""
@@ -298,13 +294,13 @@ class _NodePart(_ProgramPart):
             self._stops[order.number] = threading.Event()
             self._todo.put(order)
 
-    def _run(self, login: str) -> None:
+    def _run(self) -> None:
         """Say hello, then answer the orders. A mistake in this program costs one test."""
         try:
             try:
-                hello = self._make_hello(login)
+                hello = self._make_hello()
             except Exception as problem:  # noqa: BLE001 - the hello reports it
-                hello = _no_hello(login, bug_text(problem))
+                hello = _no_hello(bug_text(problem))
             _say(self.config, "hello", hello)
             if hello.reason:
                 self.leave(0)
@@ -321,7 +317,7 @@ class _NodePart(_ProgramPart):
             print(bug_text(problem), file=sys.stderr, flush=True)
             self.leave(1)
 
-    def _make_hello(self, login: str) -> orders.Hello:
+    def _make_hello(self) -> orders.Hello:
         """Start the listeners, and find the engines of this node."""
         self._addresses = local_addresses()
         variables = environment.variables_of({**os.environ, **self.config.variables})
@@ -329,7 +325,7 @@ class _NodePart(_ProgramPart):
         facts = self._environment_facts(dict(variables))
         self._listeners = listeners = SmokeListeners(self.config.ports)
         if not listeners.ports:
-            return _no_hello(login, _no_port(self.config.ports, listeners.busy), listeners.busy)
+            return _no_hello(_no_port(self.config.ports, listeners.busy))
         threading.Thread(target=listeners.serve, daemon=True).start()
         self._engines = node_engines = engines.Engines(self.supervisor, self.config)
         self.supervisor.at_end(node_engines.close)
@@ -339,10 +335,9 @@ class _NodePart(_ProgramPart):
             versions = software.observe(node_engines.python_pid, os.geteuid(), nccl)
             driver = processes.contents("/sys/module/nvidia/version").strip()[:40]
             facts = replace(facts, **versions._replace(driver=driver)._asdict())
-        return replace(
-            _no_hello(login, "", listeners.busy), token=listeners.token, ports=listeners.ports,
-            gpus=node_engines.gpus, engines=node_engines.engines, variables=variables,
-            facts=facts,
+        return orders.Hello(
+            listeners.token, listeners.ports, self._addresses, node_engines.engines, "",
+            variables, facts,
         )  # fmt: skip
 
     def _environment_facts(self, variables: dict[str, str]) -> EnvironmentFacts:
@@ -355,9 +350,12 @@ class _NodePart(_ProgramPart):
     def _answer(self, order: _Work) -> orders.CollectiveAnswer | orders.PairAnswer:
         stop = self._stops[order.number]
         if isinstance(order, orders.PairOrder):
-            return run_pair(order, self._addresses, self._listeners, stop)
+            return run_pair(order, self._addresses, stop)
         port = order.head.port
-        is_lent = (order.engine, order.first) == (orders.TORCH, 0) and port in self._listeners.ports
+        is_lent = (order.engine, order.first) == (
+            orders.TORCH,
+            0,
+        ) and port in self._listeners.ports
         if is_lent:
             # Rank 0 is here, and listens there itself.
             self._lent.add(port)
@@ -394,7 +392,7 @@ def _empty_answer(order: _Work, reason: str) -> orders.CollectiveAnswer | orders
     """The answer to an order that a mistake in this program leaves without a result."""
     if isinstance(order, orders.PairOrder):
         return orders.PairAnswer(
-            order.number, order.target.name, (), reason, "", (), "", 0.0, 0.0, -1, 0
+            order.number, order.target.name, (), reason, "", (), "", 0.0, 0.0, -1
         )
     return orders.CollectiveAnswer(
         order.number, reason, orders.failed_ranks(order, "start", reason)

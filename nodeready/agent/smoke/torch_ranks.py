@@ -582,9 +582,8 @@ class RankProcess:
 
     def __init__(self, torch: Any, order: dict[str, Any], index: int, out: int) -> None:
         self.began = time.monotonic()
-        self.index, self.number = index, order["first"] + index
+        self.number = order["first"] + index
         self.ended: int | None = None
-        self.seconds = 0.0
         self.report: dict[str, Any] = {"phase": "start"}
         self.buffer, self.output = b"", b""
         self.killed = ""
@@ -644,7 +643,6 @@ class RankProcess:
         if self.ended is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
-                self.seconds = time.monotonic() - self.began
                 self.ended = -(status & 127) if status & 127 else status >> 8
         return self.ended is not None
 
@@ -669,15 +667,14 @@ class RankProcess:
             os.close(number)
         remove_files(self.files)
 
-    def answer(self, gpu: int) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
         """The rank's result."""
         report = self.report
         error = "" if report["phase"] == "done" else self.failure()
         return {
-            "rank": self.number, "gpu": gpu, "phase": report["phase"],
+            "rank": self.number, "phase": report["phase"],
             "mismatch": report.get("mismatch", ""), "error": error[:LONGEST],
             "ms": round(report.get("ms", 0.0), 4), "gbps": round(report.get("gbps", 0.0), 4),
-            "seconds": round(self.seconds or time.monotonic() - self.began, 3),
             "nccl": self.nccl, "address": report.get("address", ["", ""]),
         }  # fmt: skip
 
@@ -748,8 +745,7 @@ class Forker:
                 self.watch(order, ranks)
         finally:
             self.end(ranks)
-        gpus = order["gpus"] or [-1] * len(ranks)
-        answers = [] if error else [rank.answer(gpus[rank.index]) for rank in ranks]
+        answers = [] if error else [rank.answer() for rank in ranks]
         self.say({"number": order["number"], "error": error, "ranks": answers})
 
     def watch(self, order: dict[str, Any], ranks: list[RankProcess]) -> None:
@@ -897,7 +893,6 @@ def main(mark: str, limit_s: float, environment: dict[str, str]) -> None:
         os._exit(1)
     forker.say({"imported": True})
     hello = {
-        "executable": sys.executable or "",
         "torch": str(torch.__version__),
         **unusable_backends(torch, dist),
         **gpu_report(torch),

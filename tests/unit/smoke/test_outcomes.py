@@ -45,7 +45,7 @@ STUCK = {"phase": "all_reduce"}
 
 
 def rank(number: int, phase: str = "done", **changed: Any) -> RankResult:
-    passed = RankResult(number, -1, phase, "", "", 1.0 + number, 90.0 - number, 2.5)
+    passed = RankResult(number, phase, "", "", 1.0 + number, 90.0 - number)
     return replace(passed, **changed)
 
 
@@ -150,7 +150,7 @@ def tries(*outcomes: tuple[int, str]) -> tuple[Try, ...]:
 
 ALL_PORTS = tuple(range(29500, 29506))
 OPEN = tries((29500, "ok"), (29501, "ok"))
-PASSED = PairAnswer(9, "gpu02", ("10.0.0.2",), "", "10.0.0.2", OPEN, "ok", 0.2, 9.5, 0, 3)
+PASSED = PairAnswer(9, "gpu02", ("10.0.0.2",), "", "10.0.0.2", OPEN, "ok", 0.2, 9.5, 0)
 
 
 @pytest.mark.parametrize("case", rows("pair"))
@@ -207,12 +207,12 @@ def test_a_node_of_two_broken_pairs_is_a_hint_and_the_slowest_pair_counts(broken
 
 # --- Engines.
 
-GLOO = Engine("torch", "gloo", "2.13.0", "", "/usr/bin/python3", "PyTorch works", "")
+GLOO = Engine("torch", "gloo", "2.13.0", "", "PyTorch works", "")
 ENGINES = {
     "nccl": replace(GLOO, backend="nccl", library="NCCL 2.28.3"),
     "gloo": GLOO,
-    "pairs": Engine("pairs", "tcp", "", "", "", "the path works", ""),
-    "nccl-tests": Engine("nccl-tests", "nccl", "2.17", "NCCL 2.28.3", "/opt/perf", "", ""),
+    "pairs": Engine("pairs", "tcp", "", "", "the path works", ""),
+    "nccl-tests": Engine("nccl-tests", "nccl", "2.17", "NCCL 2.28.3", "", ""),
     "no-torch": replace(GLOO, version="", reason="No module named 'torch'"),
 }
 
@@ -232,8 +232,7 @@ def hellos(groups: dict[str, list[Any]]) -> dict[str, Hello]:
     """
     return {
         f"{name}{number:02}": Hello(
-            "h", "ada", "t", (29500,), (), ("10.0.0.1",), 8,
-            tuple(map(engine, words.split())), *(why or [""]),
+            "t", (29500,), ("10.0.0.1",), tuple(map(engine, words.split())), *(why or [""]),
         )
         for name, (count, words, *why) in groups.items()
         for number in range(count)

@@ -41,8 +41,8 @@ from nodeready.subjects.snapshot import Snapshot
 from tests.fake import Fake, says
 from tests.unit.smoke.simulated_time import Clock, simulated_time
 
-PAIRS = Engine("pairs", "tcp", "", "", "", "the path", "")
-GLOO = Engine("torch", "gloo", "2.13.0", "", "/opt/bin/python", "PyTorch over TCP", "")
+PAIRS = Engine("pairs", "tcp", "", "", "the path", "")
+GLOO = Engine("torch", "gloo", "2.13.0", "", "PyTorch over TCP", "")
 NCCL = replace(GLOO, backend="nccl", library="NCCL 2.28.3", proves="PyTorch over NCCL")
 PORTS = (29500, 29501, 29502)
 
@@ -128,7 +128,7 @@ class Cluster:
             return
         gbps = 10.0 if phase == "done" else 0.0
         ranks = tuple(
-            RankResult(number, -1, phase, "", error, 0.1, gbps, 0.1, self.networks.get(name))
+            RankResult(number, phase, "", error, 0.1, gbps, self.networks.get(name))
             for number in range(order.first, order.first + order.ranks)
         )
         lie = self.lies.get(name)
@@ -148,7 +148,7 @@ class Cluster:
         dropped = (name, target) in self.paths or {name, target} in stuck
         tries = tuple(Try(port, "timeout" if dropped else "ok", 0.1, "") for port in order.ports)
         data = ("", 0.1, 0.0) if dropped else ("ok", 0.1, 1.0)
-        paired = PairAnswer(order.number, target, (address,), "", address, tries, *data, 0, 1)
+        paired = PairAnswer(order.number, target, (address,), "", address, tries, *data, 0)
         self.nodes[name].say("pair", paired)
 
 
@@ -196,8 +196,8 @@ class Nodes(Fake):
         node = self.cluster.nodes[name] = SimulatedNode(self.cluster, self.clock, request)
         number = self.cluster.names.index(name) + 1
         hello = Hello(
-            host=name, user="ada", token=f"token-{name}", ports=PORTS, busy=(),
-            addresses=(f"10.0.0.{number}",), gpus=0, engines=self.cluster.engines, reason="",
+            token=f"token-{name}", ports=PORTS, addresses=(f"10.0.0.{number}",),
+            engines=self.cluster.engines, reason="",
         )  # fmt: skip
         if name not in self.cluster.silent:
             node.say("hello", replace(hello, **self.cluster.hellos.get(name, {})))
@@ -543,8 +543,7 @@ def test_gpus_are_ordered_by_their_numbers(clock, replies):
         replies[name] = Snapshot({"gpus": GPUS})
     gpus = (GPUS.nvidia[0], busy, *GPUS.nvidia[2:])
     replies["n02"] = Snapshot({"gpus": replace(GPUS, nvidia=gpus)})
-    hellos = {name: {"gpus": 4} for name in names}
-    cluster = Cluster(names, engines=(NCCL, GLOO, PAIRS), hellos=hellos)
+    cluster = Cluster(names, engines=(NCCL, GLOO, PAIRS))
     done = Run(clock, cluster, gpus=(0, 2, 3))
     assert {*done.of("passed")} == {*names}
     assert {node.gpus for node in done.found.nodes} == {(0, 2, 3)}

@@ -44,7 +44,8 @@ KINDS = {"hello": Hello, "collective": CollectiveAnswer, "pair": PairAnswer}
 #: Listeners, and a pair that waits as long as ``small`` says in ms.
 PAIR = """
 import socket, threading, time
-from nodeready.agent.smoke.orders import Busy, PairAnswer
+from nodeready.agent.smoke.orders import PairAnswer
+from nodeready.subjects.proof.facts import Busy
 class SmokeListeners:
     def __init__(self, ports):
         self.token, self.accepted_count, self.open, self.busy = "token", 0, {}, ()
@@ -70,13 +71,13 @@ class SmokeListeners:
         self.open.pop(port).close()
     def serve(self):
         threading.Event().wait()
-def run_pair(order, own, listeners, stop):
+def run_pair(order, own, stop):
     if order.small == 13:
         raise OSError("the pair is broken")
     stop.wait(min(order.small / 1000, order.limit_s))
     why = "its address is this node's own" if set(order.target.addresses) & set(own) else ""
     why = "ended" if stop.is_set() else why
-    return PairAnswer(order.number, order.target.name, (), why, "", (), "", 0.0, 0.0, -1, 0)
+    return PairAnswer(order.number, order.target.name, (), why, "", (), "", 0.0, 0.0, -1)
 """
 
 #: An engine whose ranks are real processes.
@@ -84,7 +85,7 @@ ENGINES = """
 import os, socket, time
 from nodeready.agent.smoke.orders import Engine, RankResult
 class Engines:
-    engines, gpus = (Engine("torch", "gloo", "2", "", "/x", "", ""),), 0
+    engines, gpus = (Engine("torch", "gloo", "2", "", "", ""),), 0
     python_pid = None
     def __init__(self, supervisor, config):
         if config.python == "raises":
@@ -108,7 +109,7 @@ class Engines:
         if held:
             held.close()
         return tuple(
-            RankResult(order.first + at, -1, "done", "", said, 1.0, 2.0, 0.0)
+            RankResult(order.first + at, "done", "", said, 1.0, 2.0)
             for at in range(order.ranks)
         )
 """

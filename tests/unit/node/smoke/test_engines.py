@@ -82,8 +82,6 @@ def test_a_command_that_cannot_run(supervisor, tmp_path):
     ):  # fmt: skip
         nccl, gloo = torch_engines(supervisor, **config)
         assert nccl.reason == gloo.reason == why
-        words = (*config.get("prefix", ()), config.get("python", "python3"))
-        assert nccl.path == gloo.path == " ".join(words)
 
 
 @pytest.mark.parametrize("case", cases(__file__, "engines.json", "import"))
@@ -149,8 +147,7 @@ def test_a_torch_that_has_not_everything(supervisor, package, tmp_path, case):
     prefix = (executable(tmp_path / "container", text), "env")
     found = torch_engines(supervisor, python=sys.executable, prefix=prefix, environment=words)
     assert [engine.reason for engine in found] == case["whys"]
-    where = f"{prefix[0]} env {sys.executable}"
-    assert {(engine.version, engine.path) for engine in found} == {("2.9.0+cpu", where)}
+    assert {engine.version for engine in found} == {"2.9.0+cpu"}
 
 
 @pytest.mark.nightly
@@ -259,8 +256,8 @@ def test_of_nccls_own_lines_those_about_the_network_are_kept():
 
 def test_an_answer_names_the_network_of_each_rank():
     rows = [
-        {"rank": 0, "gpu": 0, "phase": "done", "mismatch": "", "error": "", "ms": 1, "gbps": 1,
-         "seconds": 1, "nccl": [], "address": ["", ""], **more}
+        {"rank": 0, "phase": "done", "mismatch": "", "error": "", "ms": 1, "gbps": 1, "nccl": [],
+         "address": ["", ""], **more}
         for more in ({"nccl": INFO.format(0).splitlines()}, {"address": ["eth0", "10.0.0.4"]},
                      {"address": ["", "10.0.0.4"]}, {})
     ]  # fmt: skip
@@ -310,12 +307,10 @@ def test_nccl_tests_tells_the_network_from_its_own_file(vendor):
 def test_nccl_tests_runs_over_the_gpus_of_the_order(vendor, tmp_path, supervisor):
     found = vendor('echo "$CUDA_VISIBLE_DEVICES $*" >asked\ncat good')
     perf, pairs = found.engines
-    assert (perf.name, perf.reason, perf.path) == (NCCL_TESTS, "", f"{tmp_path}/all_reduce_perf")
+    assert (perf.name, perf.reason) == (NCCL_TESTS, "")
     assert (found.gpus, pairs.name) == (2, PAIRS)
     ranks = found.run(order(), threading.Event())
-    assert [(rank.gpu, rank.ok, rank.ms, rank.gbps) for rank in ranks] == [
-        (1, True, 0.0184, 1380.32), (0, True, 0.0184, 1380.32),
-    ]  # fmt: skip
+    assert [(rank.ok, rank.ms, rank.gbps) for rank in ranks] == 2 * [(True, 0.0184, 1380.32)]
     words = "1,0 -b 4096 -e 268435456 -f 65536 -g 2 -n 5 -w 2 -c 1\n"
     assert (tmp_path / "asked").read_text() == words
     nowhere = SmokeConfig("nonce", "tag", engines=(NCCL_TESTS,), environment=(f"PATH={OUTPUTS}",))

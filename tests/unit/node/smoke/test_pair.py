@@ -94,12 +94,12 @@ def pair(listen) -> Callable[..., tuple[Callable[..., PairAnswer], PairOrder, Sm
     def make(
         ports=(), **changed: Any
     ) -> tuple[Callable[..., PairAnswer], PairOrder, SmokeListeners]:
-        (source, _), (target, port) = listen(), listen()
+        target, port = listen()
         order = PairOrder(3, peer(port, target.token), (*ports, port), 4096, MIB, 20.0)
         order = dataclasses.replace(order, **changed)
 
         def run(own: tuple[str, ...] = (), stop: threading.Event | None = None) -> PairAnswer:
-            return run_pair(order, own, source, stop or threading.Event())
+            return run_pair(order, own, stop or threading.Event())
 
         return run, order, target
 
@@ -212,7 +212,7 @@ def test_a_pair_passes_at_any_size_and_many_do_at_once(pair):
     assert (answer.outcome, answer.address, answer.resolved) == ("ok", LOOPBACK, (LOOPBACK,))
     assert answer.ms > 0 < answer.gbps
     assert 0 <= answer.retransmits < 50
-    assert (tries, answer.accepted_count, target.accepted_count) == (["ok"], 0, 2)
+    assert (tries, target.accepted_count) == (["ok"], 2)
     assert wire.decode(PairAnswer, json.loads(json.dumps(dataclasses.asdict(answer)))) == answer
     wait_for(lambda: states(order.target.port) == ["0A"])
     for large in (0, 1, 65537, 3_000_001):
