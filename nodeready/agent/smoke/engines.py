@@ -70,7 +70,6 @@ class TorchHello:
 
     torch: wire.Name  # its version
     library: wire.Name  # as in `Engine`; "": not known
-    gpus: wire.Count  # that PyTorch sees
     nccl: wire.Line  # why NCCL cannot be used; "": it can
     gloo: wire.Line  # likewise
 
@@ -365,40 +364,19 @@ def performance(text: str) -> Performance:
 # --- All engines of this node.
 
 
-def _gpus_of_driver(supervisor: ProcessSupervisor) -> int:
-    """The number of GPUs that NVIDIA's tool or AMD's driver sees; 0: none."""
-    with contextlib.suppress(OSError):
-        rows = supervisor.run(["nvidia-smi", "-L"], 15).out.splitlines()
-        count = sum(row.startswith("GPU ") for row in rows)
-        if count:
-            return count
-    count = 0
-    nodes = "/sys/class/kfd/kfd/topology/nodes"
-    with contextlib.suppress(OSError):
-        for name in os.listdir(nodes):
-            # A node without SIMDs is a processor. Another user's file cannot be read.
-            with contextlib.suppress(OSError), open(f"{nodes}/{name}/properties") as file:
-                count += bool(re.search(r"^simd_count [1-9]", file.read(), re.M))
-    return count
-
-
 class Engines:
     """The engines of this node. The job's Python runs, with torch imported, until `close`.
 
     engines: the best first; unusable engines are included
-    gpus:    the number that the job's PyTorch sees, else the driver's tool
     """
 
     def __init__(self, supervisor: ProcessSupervisor, config: SmokeConfig) -> None:
         self._supervisor, self._config = supervisor, config
         self._python: _TorchProcess | None = None
         self._program = ""
-        self.gpus = 0
         engines: list[Engine] = []
         if TORCH in config.engines:
             engines += self._torch()
-        if self._python is None:
-            self.gpus = _gpus_of_driver(supervisor)
         if NCCL_TESTS in config.engines:
             engines.append(self._vendor())
         self.engines = (*engines, _engine(PAIRS, "tcp"))
@@ -410,7 +388,6 @@ class Engines:
         except EngineUnusable as problem:
             return [_engine(TORCH, kind, reason=str(problem)) for kind in (_NCCL, _GLOO)]
         hello = python.hello
-        self.gpus = hello.gpus
         version, library = hello.torch[:80], hello.library[:80]
         return [
             _engine(TORCH, _NCCL, version=version, library=library, reason=hello.nccl),
@@ -433,8 +410,6 @@ class Engines:
                 reason = f"{self._program}: {ended.first}"[:MAX_ERROR]
         except OSError as problem:
             reason = f"{self._program}: {problem.strerror}"
-        if not reason and not self.gpus:
-            reason = "no GPU"
         return _engine(NCCL_TESTS, _NCCL, version=version, library=library, reason=reason)
 
     # --- One test.

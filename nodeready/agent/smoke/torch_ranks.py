@@ -898,9 +898,10 @@ def main(mark: str, limit_s: float, environment: dict[str, str]) -> None:
         **gpu_report(torch),
     }
     reason = hello.pop("reason")
+    gpus = hello.pop("gpus")
     if torch.cuda.is_initialized():
-        reason, hello["gpus"] = "the import of torch initialises CUDA: no rank can be forked", 0
-    if not hello["nccl"] and not hello["gpus"]:
+        reason, gpus = "the import of torch initialises CUDA: no rank can be forked", 0
+    if not hello["nccl"] and not gpus:
         hello["nccl"] = "PyTorch sees no GPU" + (": " + reason if reason else "")
     gc.collect()
     gc.freeze()

@@ -85,7 +85,7 @@ ENGINES = """
 import os, socket, time
 from nodeready.agent.smoke.orders import Engine, RankResult
 class Engines:
-    engines, gpus = (Engine("torch", "gloo", "2", "", "", ""),), 0
+    engines = (Engine("torch", "gloo", "2", "", "", ""),)
     python_pid = None
     def __init__(self, supervisor, config):
         if config.python == "raises":
