@@ -484,21 +484,10 @@ class _FaultSearch:
             remaining = [group for group in peers if group not in passed]
         return []
 
-    def _good_peers(self, first: str, second: str) -> list[str]:
-        """Two good nodes, if possible of two groups other than those of the given nodes."""
-        knowledge = self.knowledge
-        out = knowledge.excluded() | {first, second}
-        out |= knowledge.partners(first) | knowledge.partners(second)
-        groups = {self.group_of.get(first, -1), self.group_of.get(second, -1)}
-        peers: list[str] = []
-        for _ in range(2):
-            able = (name for name in self.good if name not in out)
-            peer = min(able, key=lambda name: self.group_of.get(name, -2) in groups, default="")
-            if peer:
-                peers.append(peer)
-                out.add(peer)
-                groups.add(self.group_of.get(peer, -2))
-        return peers
+    def _good_peers(self, *nodes: str) -> list[str]:
+        """Two good nodes that are no partners of these nodes."""
+        out = self.knowledge.excluded().union(nodes, *map(self.knowledge.partners, nodes))
+        return [name for name in self.good if name not in out][:2]
 
     def _explain_pair(self, first: str, second: str) -> Steps[bool]:
         """Explain why two nodes fail together: suspect the pair, if each passes with good nodes;
@@ -613,7 +602,7 @@ class _FaultSearch:
         """Retry the nodes that were slow or flaky, in turns with good nodes."""
         knowledge = self.knowledge
         for node, first, mode in self.retrials:
-            peers = self._good_peers(node, node)
+            peers = self._good_peers(node)
             if node in knowledge.excluded() or knowledge.partners(node) or len(peers) < 2:
                 knowledge.doubts.pop(node, None)
                 continue
