@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import gevent
 from gevent.queue import Empty, Queue
@@ -83,7 +84,7 @@ class _OrderedTest:
     world: int
     limit_s: float  # the seconds that it may take
     is_cut: bool  # the budget allows less than the desired seconds
-    orders: Mapping[str, _Order]
+    orders: Mapping[str, Any]  # node -> its `_Order`
     # (source, target) of its pairs; (): it is a collective of an engine with ranks
     edges: tuple[tuple[str, str], ...] = ()
 
@@ -212,6 +213,7 @@ class TestRounds:
 
     def _ask(self, name: str, order: _Order) -> _Answer:
         """Send the order, and wait for the answer. The test's own deadline comes first."""
+        answer_type: type[CollectiveAnswer | PairAnswer]
         answer_type = PairAnswer if isinstance(order, PairOrder) else CollectiveAnswer
         try:
             self.channels.open[name].send_line(orders.line(order))
@@ -229,7 +231,7 @@ class TestRounds:
 
     def _answers(
         self, ordered: _OrderedTest, test_round: _TestRound, done: Callable[[str], object]
-    ) -> dict[str, _Answer]:
+    ) -> dict[str, Any]:
         """Order a test, and wait until each of its nodes has answered or is lost."""
         queue: Queue[tuple[str, _Answer]] = Queue()
         test_round.queues.append(queue)
@@ -244,7 +246,7 @@ class TestRounds:
                 channel.send_line(orders.line(EndOrder(number)))
 
         jobs = [gevent.spawn(ask, *order) for order in ordered.orders.items()]
-        answers: dict[str, _Answer] = {}
+        answers: dict[str, Any] = {}
         lost_at = test_round.began + ordered.limit_s + _MARGIN_S
         end_at, is_ended = math.inf, False
         try:
