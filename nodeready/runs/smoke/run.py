@@ -23,7 +23,7 @@ from nodeready.runs import targets
 from nodeready.runs.memory.kept_looks import LookKeeper
 from nodeready.runs.options import SmokeOptions
 from nodeready.runs.smoke import document
-from nodeready.runs.smoke.document import Floor, SmokeReport, below_floor, code, links
+from nodeready.runs.smoke.document import SmokeReport, below_floor, code, links
 from nodeready.runs.smoke.knowledge import (
     ALONE,
     CONTROL,
@@ -379,18 +379,13 @@ class _SmokeRun:
     def report(self, started: str) -> document.SmokeReport:
         """The document of what is known."""
         task, choice, result = self.task, self.nodes.choice, self.knowledge.result()
-        floors = {
-            name: Floor(policy.smoke_min_gbps, policy.smoke_min_node_gbps)
-            for name, policy in task.policies.items()
-        }
         suspects = [replace(s, evidence=self._evidence(s)) for s in result.suspects]
         blamed = {name for suspect in suspects for name in suspect.blamed}
-        slow = below_floor(self.knowledge.finished, floors, blamed)
+        slow = below_floor(self.knowledge.finished, task.policies, blamed)
         suspects += [SmokeSuspect(NODE, (name,), (), evidence) for name, evidence in slow.items()]
         blamed |= slow.keys()
         self.networks = document.network_of_nodes(self.knowledge.finished)
-        expected = {name: policy.nccl_network for name, policy in task.policies.items()}
-        for name, evidence in document.unexpected(self.networks, expected).items():
+        for name, evidence in document.unexpected(self.networks, task.policies).items():
             suspects += [] if name in blamed else [SmokeSuspect(NODE, (name,), (), evidence)]
             blamed.add(name)
         observed = {
@@ -413,7 +408,7 @@ class _SmokeRun:
             rounds=self.rounds.count,
             nodes=tuple(self._node(name, blamed, result) for name in task.policies),
             suspects=tuple(suspects),
-            links=links(self.knowledge.finished, floors),
+            links=links(self.knowledge.finished, task.policies),
             stopped=self.stopped,
             environment=self.nodes.findings,
         )

@@ -19,8 +19,9 @@ from nodeready.agent.smoke.orders import (
 )
 from nodeready.core.base import Unknown
 from nodeready.core.outcome import FAILED, Gap, Outcome
+from nodeready.core.policy import Policy
 from nodeready.runs.ready.mesh import Owners
-from nodeready.runs.smoke.document import Floor, LinkBandwidth, below_floor, links
+from nodeready.runs.smoke.document import LinkBandwidth, below_floor, links
 from nodeready.runs.smoke.knowledge import ALONE, CONTROL, GROUP, SWEEP, SmokeOutcome, Test
 from nodeready.runs.smoke.outcomes import collective_outcome, pair_outcome, pairs_outcome
 from nodeready.runs.smoke.participants import choose, idle_gpus, limit_s
@@ -412,7 +413,7 @@ OUTCOMES = [
     (Test(7, SWEEP, ("a", "b")), SmokeOutcome(True, gbps=2.0)),
     (Test(8, CONTROL, ("a", "b")), SmokeOutcome(True, gbps=2.0)),
 ]
-FLOORS = {name: Floor(between=370, inside=1000) for name in "abc"}
+FLOORS = dict.fromkeys("abc", Policy(smoke_min_gbps=370, smoke_min_node_gbps=1000))
 
 
 def test_the_bandwidth_of_each_class_with_its_slowest_test():
@@ -420,8 +421,8 @@ def test_the_bandwidth_of_each_class_with_its_slowest_test():
         LinkBandwidth("inside", 2, 1050.0, 700.0, ("b",), 1000),
         LinkBandwidth("between", 2, 335.0, 300.0, ("a", "b"), 370),
     )
-    assert links([]) == ()
-    assert [link.floor_gbps for link in links(OUTCOMES)] == [0.0, 0.0]
+    assert links([], {}) == ()
+    assert [link.floor_gbps for link in links(OUTCOMES, {})] == [0.0, 0.0]
 
 
 def test_a_node_that_reaches_the_floor_in_no_test_is_below():
