@@ -137,6 +137,7 @@ class Knowledge:
     positions:   node -> its position in the inventory
     finished:    the tests with their outcomes
     doubts:      node that is suspected and not confirmed yet -> the reason
+    lost:        nodes that are not tested again: their connection ended, or another user bars them
     is_complete: the search has ended by itself
     """
 
@@ -146,6 +147,7 @@ class Knowledge:
         self.rounds = 0
         self.suspects: list[SmokeSuspect] = []
         self.doubts: dict[str, str] = {}
+        self.lost: set[str] = set()
         self.is_complete = False
 
     def sorted(self, nodes: Iterable[str]) -> tuple[str, ...]:

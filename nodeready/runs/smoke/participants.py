@@ -52,8 +52,7 @@ MISSING_ENGINE = tuple(f"no {title}" for title in _TITLES.values())
 class EngineChoice:
     """The engine of a run."""
 
-    engine: str = ""  # "": no node has an engine
-    backend: str = ""  # likewise
+    kind: Kind = ("", "")  # engine and backend; ("", ""): no node has an engine
     name: str = ""  # such as ``torch 2.13.0 over gloo``
     proves: str = ""  # what a pass proves
     single_node: Kind = ("", "")  # engine and backend of the tests of one node
@@ -63,14 +62,9 @@ class EngineChoice:
     fallback_reason: str = ""  # why the best engine was not chosen; "": it was chosen
 
     @property
-    def kind(self) -> Kind:
-        """Engine and backend."""
-        return self.engine, self.backend
-
-    @property
     def uses_nccl(self) -> bool:
         """Whether the tests of several nodes, or of one, use NCCL."""
-        return "nccl" in (self.backend, self.single_node[1])
+        return "nccl" in (self.kind[1], self.single_node[1])
 
 
 def engine_name(engine: Engine) -> str:
@@ -136,7 +130,7 @@ def choose(
         if control != kind and all(_find(able[name], control) for name in chosen)
     )
     return EngineChoice(
-        *kind,
+        kind,
         name=engine_name(engine),
         proves=engine.proves,
         single_node=single_node,

@@ -214,7 +214,7 @@ def smoke(
 ) -> document.SmokeReport:
     """Test all nodes together, and search for the cause of a failed test.
 
-    tell:     gets the plan before the first test, and failures, a line each
+    tell:     gets the nodes and their engine before the first test, and failures, a line each
     progress: gets the title and the nodes of each round; what it returns gets each node that has
               answered
     password: asks for the sudo password of these nodes; whether there is one now
@@ -263,7 +263,7 @@ class _SmokeRun:
             return
         gpus = {name: self.nodes.gpus.get(name, ()) for name in names}
         self.tests_alone = self.nodes.choice.single_node[0] != PAIRS
-        self._tell_plan()
+        self._tell_start()
         steps = search(
             names, gpus, full=task.options.full, knowledge=self.knowledge,
             tests_alone=self.tests_alone,
@@ -285,7 +285,7 @@ class _SmokeRun:
                 self.stopped += f": {counted(untested, 'node')} without a result"
             self.nodes.tell(self.stopped)
 
-    def _tell_plan(self) -> None:
+    def _tell_start(self) -> None:
         choice, names = self.nodes.choice, self.nodes.names
         ranks = sorted({self._rank_count(name) for name in names})
         ranks_text = (
@@ -362,7 +362,7 @@ class _SmokeRun:
             return f"{engine} fails {place}, too: the path ({outcome.cause}) [{test.number}]"
         library = "NCCL or the network that it uses"
         if is_plain:
-            library = _LIBRARIES[self.nodes.choice.engine]
+            library = _LIBRARIES[self.nodes.choice.kind[0]]
         return f"{engine} passes {place}: the path is good, {library} is not [{test.number}]"
 
     # --- The end.

@@ -96,7 +96,6 @@ class _FaultSearch:
     full: bool
     knowledge: Knowledge
     tests_alone: bool
-    lost: set[str] = field(default_factory=set)
     # Nodes that passed together; other nodes are tested beside them.
     good: list[str] = field(default_factory=list)
     # A good node -> the number of the group in which it passed.
@@ -148,11 +147,11 @@ class _FaultSearch:
                 if not outcome.barred:
                     knowledge.finished.append(Trial(test, outcome))
                 lost = {name for name in outcome.lost if name in knowledge.positions}
-                for name in lost - self.lost:
+                for name in lost - self.knowledge.lost:
                     reason = f"its connection ended in test {test.number}"
                     knowledge.suspect(NODE, [name], reason)
                 lost |= {*outcome.barred}
-                self.lost |= lost
+                self.knowledge.lost |= lost
                 if not lost & {*test.nodes}:
                     trials[index] = Trial(test, outcome)
                 elif test.purpose != SWEEP:
@@ -177,7 +176,7 @@ class _FaultSearch:
         busy: set[object] = set()
         number = len(knowledge.finished)
         for index, request in waiting:
-            nodes = [name for name in request.nodes if name not in self.lost]
+            nodes = [name for name in request.nodes if name not in self.knowledge.lost]
             is_sweep = request.purpose == SWEEP
             seats: set[object] = {*enumerate(nodes)} if is_sweep else {*nodes}
             minimum = 0 if request.purpose == ALONE else max(0, 2 - len(nodes))
@@ -233,7 +232,7 @@ class _FaultSearch:
         nodes = [node for node in self.confirmed if len(self.gpus.get(node, ())) > 1]
         yield from self._together(self._gpu_with_peers(node) for node in nodes)
         if self.good:
-            yield from Sweep(self.knowledge, self._live(), self.lost).run(self.full)
+            yield from Sweep(self.knowledge, self._live()).run(self.full)
 
     def _live(self) -> list[str]:
         excluded = self.knowledge.excluded()
@@ -248,7 +247,7 @@ class _FaultSearch:
         chosen = [(gpu,) for gpu in numbers] if count > 1 else [()]
         trials = yield [TrialRequest(ALONE, (node,), gpus=gpus) for gpus in chosen]
         failed = [trial for trial in trials if trial and not trial.outcome.ok]
-        if node in self.lost or (count < 2 and not failed):
+        if node in self.knowledge.lost or (count < 2 and not failed):
             return []
         if len(failed) == len(trials):
             evidence = f"alone it fails {cite([first.test])}{with_cause(first.outcome.cause)}; "
@@ -421,7 +420,7 @@ class _FaultSearch:
         """Suspect none of the nodes that fail beside good nodes, if they are not fewer than these
         and two of them pass together: then the good nodes may be the faulty ones.
         """
-        nodes = self.knowledge.sorted(self.confirmed.keys() - self.lost)
+        nodes = self.knowledge.sorted(self.confirmed.keys() - self.knowledge.lost)
         if len(nodes) < len(self.good):
             return
         trials = yield [TrialRequest(CONFIRM, pair) for pair in pairwise(nodes)]
@@ -436,9 +435,9 @@ class _FaultSearch:
         """Search for two nodes that make these nodes fail together. The first
         ``low`` of them pass. Returns whether the cause was found.
         """
-        lost_before = len(self.lost)
-        low -= len(self.lost.intersection(order[:low]))
-        order = [name for name in order if name not in self.lost]
+        lost_before = len(self.knowledge.lost)
+        low -= len(self.knowledge.lost.intersection(order[:low]))
+        order = [name for name in order if name not in self.knowledge.lost]
         if len(order) < 2:
             return True
         # The shortest beginning that fails; its last node; then the same of that node's peers.
@@ -449,7 +448,7 @@ class _FaultSearch:
         if is_failed(pair):
             return (yield from self._explain_pair(first, second))
         # A node that was lost meanwhile may have been the cause.
-        return len(self.lost) > lost_before
+        return len(self.knowledge.lost) > lost_before
 
     def _shortest(
         self, order: Sequence[str], low: int, following: tuple[str, ...] = ()
@@ -503,7 +502,7 @@ class _FaultSearch:
             TrialRequest(CONTROL, tuple(peers)),
             *(TrialRequest(CONFIRM, edge) for edge in edges),
         ]
-        if {first, second} & self.lost:
+        if {first, second} & self.knowledge.lost:
             return True
         if pair is None or pair.outcome.ok:
             return False
@@ -582,7 +581,7 @@ class _FaultSearch:
             halves = [gpus[:middle], gpus[middle:]]
             trials = yield [TrialRequest(CONFIRM, (node,), 1, gpus=tuple(h)) for h in halves]
             failed = [(half, t) for half, t in zip(halves, trials, strict=True) if is_failed(t)]
-            if len(failed) != 1 or None in trials or node in self.lost:
+            if len(failed) != 1 or None in trials or node in self.knowledge.lost:
                 return []
             ((gpus, last),) = failed
             passed += [trial for trial in trials if trial and trial.outcome.ok]

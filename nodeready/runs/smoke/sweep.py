@@ -43,13 +43,10 @@ def _is_firm(trials: Sequence[Trial]) -> bool:
 
 
 class Sweep:
-    """One sweep over the nodes that remain.
+    """One sweep over the nodes that remain."""
 
-    lost: the nodes that are lost, as the search updates them
-    """
-
-    def __init__(self, knowledge: Knowledge, nodes: Sequence[str], lost: set[str]) -> None:
-        self.knowledge, self.nodes, self.lost = knowledge, nodes, lost
+    def __init__(self, knowledge: Knowledge, nodes: Sequence[str]) -> None:
+        self.knowledge, self.nodes = knowledge, nodes
 
     def run(self, full: bool) -> Steps[None]:
         """Test the paths, and add the suspects."""
@@ -67,7 +64,7 @@ class Sweep:
             for trial in (yield [TrialRequest(SWEEP, edge) for edge in again]):
                 if trial:
                     trials[trial.test.nodes].append(trial)
-        trials = {edge: of for edge, of in trials.items() if not {*edge} & self.lost}
+        trials = {edge: of for edge, of in trials.items() if not {*edge} & knowledge.lost}
         if trials and all(map(_is_firm, trials.values())):
             failed = [trial for of in trials.values() for trial in of]
             evidence = "they pass together, and no plain path works between any two of them "
