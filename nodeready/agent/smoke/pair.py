@@ -92,7 +92,9 @@ class SmokeListeners(mesh.MeshListeners):
             ready = [key.fileobj for key, _ in self._selector.select(0.25)]
             with self._lock:
                 # New connections last: they must not push out connections that send the token.
-                for connection in sorted(ready, key=lambda one: one not in self._guests):
+                for connection in sorted(
+                    ready, key=lambda connection: connection not in self._guests
+                ):
                     assert isinstance(connection, socket.socket)
                     # Closed meanwhile: lent, or pushed out.
                     if connection.fileno() >= 0:

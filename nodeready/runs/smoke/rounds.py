@@ -117,7 +117,7 @@ class _TestRound:
 
 
 def _ends_test(answer: _Answer) -> bool:
-    """Whether the other nodes of the test wait in vain. Pairs do not wait for each other."""
+    """Whether the test fails for its remaining nodes, too. Pairs do not wait for each other."""
     if isinstance(answer, CollectiveAnswer):
         return not all(rank.ok for rank in answer.ranks)
     return isinstance(answer, str)
