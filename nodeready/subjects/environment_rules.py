@@ -16,9 +16,9 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from nodeready.core.text import counted, sanitise
 from nodeready.subjects.environment_table import (
@@ -34,6 +34,7 @@ from nodeready.subjects.environment_table import (
     VersionRange,
 )
 
+_T = TypeVar("_T")
 _RULE = {rule.name: rule for rule in RULES}
 _UNKNOWN_FACTS = EnvironmentFacts("not known")
 #: Variables that must be equal on all ranks: a difference alone keeps a job from working. Each
@@ -111,7 +112,7 @@ class _RankRow(NamedTuple):
     node: str
     variables: Mapping[str, str]
     ranks: tuple[RankEnvironment, ...]
-    facts: EnvironmentFacts | None  # None: not known for these ranks
+    facts: EnvironmentFacts  # absent where they are not known for these ranks
     files: Mapping[str, str]  # variable -> NCCL's file that sets it, in place of the environment
 
 
@@ -137,20 +138,21 @@ class _Job:
         self.spans_nodes = len(self.nodes) > 1 or any(map(_has_other_nodes, self.rows))
         self.head = next((rank.node for rank in self.ranks if rank.rank == 0), "")
 
-    def _facts_of(self, node: str) -> EnvironmentFacts | None:
-        facts = self.facts.get(node)
-        return None if facts is None or facts.absent else facts
+    def facts_of(self, node: str) -> EnvironmentFacts:
+        """The facts of a node; absent where they are not known."""
+        facts = self.facts.get(node, _UNKNOWN_FACTS)
+        return _UNKNOWN_FACTS if facts.absent else facts
 
     def _row(
         self, node: str, ranks: tuple[RankEnvironment, ...], *, is_contained: bool
     ) -> _RankRow:
         """The ranks; the variables of NCCL's files on the node count where no rank sets them."""
-        facts, variables, files = self._facts_of(node), dict(ranks[0].variables), {}
-        for file in facts.nccl_conf if facts else ():
+        facts, variables, files = self.facts_of(node), dict(ranks[0].variables), {}
+        for file in facts.nccl_conf:
             for name, value in file.variables:
                 if variables.setdefault(name, value) is value:
                     files[name] = file.path
-        return _RankRow(node, variables, ranks, None if is_contained else facts, files)
+        return _RankRow(node, variables, ranks, _UNKNOWN_FACTS if is_contained else facts, files)
 
     def add(
         self,
@@ -273,7 +275,7 @@ def _judge_interfaces(job: _Job) -> None:
             # NCCL takes a single character for none.
             if not value or (variable == "NCCL_SOCKET_IFNAME" and len(value) < 2):
                 continue
-            interfaces = row.facts.interfaces if row.facts else ()
+            interfaces = row.facts.interfaces
             named = choose(value, interfaces or (_LO,))
             # NCCL and Open MPI pass over interfaces that do not work; Gloo takes each.
             works = [i for i in named if i.state not in _DOWN and i.addresses != ()]
@@ -300,16 +302,13 @@ def _judge_networks(
     interface in that network. Without one, a router may connect the networks.
     """
     nodes_of = Counter(network for _, interface in chosen for network in _networks(interface))
-    if not nodes_of:
-        return
-    head = {network for row, interface in chosen if row.node == job.head
-            for network in _networks(interface)}  # fmt: skip
-    usual = max(nodes_of, key=lambda network: (nodes_of[network], network in head))
-    for row, interface in chosen:
+    of_head = [_networks(interface) for row, interface in chosen if row.node == job.head]
+    usual = _usual(nodes_of, {network for networks in of_head for network in networks})
+    for row, interface in chosen if usual else ():
         local_networks = _networks(interface)
         better = [
             other.name
-            for other in (row.facts.interfaces if row.facts else ())
+            for other in row.facts.interfaces
             if other.name != interface.name and usual in _networks(other)
         ]
         if usual not in local_networks and better:
@@ -317,6 +316,11 @@ def _judge_networks(
                 f"{interface.name} is in {min(map(str, local_networks))}, {better[0]} in {usual}"
             )
             job.add("network", row, variable, detail=detail)
+
+
+def _usual(counts: Mapping[_T, int], preferred: Collection[_T] = ()) -> _T | None:
+    """The most common of these, of several the preferred one; None: there are none."""
+    return max(counts, key=lambda value: (counts[value], value in preferred), default=None)
 
 
 def _is_loopback(address: str) -> bool:
@@ -330,11 +334,11 @@ def _judge_own_names(job: _Job) -> None:
     if not job.spans_nodes:
         return
     rows = [
-        (row, row.facts.own_addresses[0])
+        (row, address)
         for row in job.rows
-        if row.facts and row.facts.own_addresses and "GLOO_SOCKET_IFNAME" not in row.variables
+        for address in row.facts.own_addresses[:1]
+        if _is_loopback(address) and "GLOO_SOCKET_IFNAME" not in row.variables
     ]
-    rows = [(row, address) for row, address in rows if _is_loopback(address)]
     # Of two nodes, one connects: only a second one with such a name cannot be reached by the
     # first. Where NCCL is loaded, the job may not use Gloo.
     several = len({row.node for row, _ in rows}) > 1
@@ -348,25 +352,21 @@ def _judge_own_names(job: _Job) -> None:
 
 def _judge_hcas(job: _Job) -> None:
     variable = "NCCL_IB_HCA"
-    rows = [row for row in job.rows if row.facts and row.variables.get(variable)]
     without: list[_RankRow] = []
-    for row in rows:
-        assert row.facts is not None
-        named = [
-            port
-            for port in row.facts.hca_ports
-            if _matches(port.device, port.port, row.variables[variable])
-        ]
+    for row in job.rows:
+        value = row.variables.get(variable, "")
+        if row.facts.absent or not value:
+            continue
+        named = [port for port in row.facts.hca_ports if _matches(port.device, port.port, value)]
         down = [f"{port.device}:{port.port} is {port.state}" for port in named
                 if port.state != "active"]  # fmt: skip
         if len(down) == len(named):
             without.append(row)
-        elif down and not row.variables[variable].startswith("^"):
+        elif down and not value.startswith("^"):
             job.add("hca-down", row, variable, detail=", ".join(down[:4]))
     # Where no node has one, all use sockets: slow. A job of both kinds does not work.
     weight = 2 if len(without) < len(job.rows) and len(job.nodes) > 1 else 1
     for row in without:
-        assert row.facts is not None
         ports = [f"{port.device}:{port.port} {port.state}" for port in row.facts.hca_ports[:8]]
         job.add("no-hca", row, variable, detail=", ".join(ports) or "it has none", weight=weight)
 
@@ -374,7 +374,7 @@ def _judge_hcas(job: _Job) -> None:
 def _judge_ucx(job: _Job) -> None:
     for row in job.rows:
         value = row.variables.get("UCX_NET_DEVICES", "")
-        if not value or value.startswith("^") or "all" in value.split(",") or not row.facts:
+        if not value or value.startswith("^") or "all" in value.split(","):
             continue
         names = {interface.name for interface in row.facts.interfaces}
         names |= {f"{port.device}:{port.port}" for port in row.facts.hca_ports}
@@ -387,23 +387,22 @@ def _judge_ucx(job: _Job) -> None:
 
 def _rendezvous(row: _RankRow) -> Rendezvous | None:
     key = row.variables.get("MASTER_ADDR", ""), row.variables.get("MASTER_PORT", "")
-    listed = row.facts.rendezvous if row.facts else ()
+    listed = row.facts.rendezvous
     return next((entry for entry in listed if (entry.address, entry.port) == key), None)
 
 
-def _own_addresses(facts: EnvironmentFacts | None) -> set[str]:
+def _own_addresses(facts: EnvironmentFacts) -> set[str]:
     """The addresses of a node that others can reach; empty: not all are known."""
-    interfaces = facts.interfaces if facts else ()
-    if any(interface.addresses is None for interface in interfaces):
+    if any(interface.addresses is None for interface in facts.interfaces):
         return set()
-    texts = (text for interface in interfaces for text in interface.addresses or ())
+    texts = (text for interface in facts.interfaces for text in interface.addresses or ())
     return {text.partition("/")[0] for text in texts if not text.startswith("127.")}
 
 
 def _master_nodes(job: _Job) -> set[str]:
     entries = filter(None, map(_rendezvous, job.rows))
     addresses = {text for entry in entries for text in entry.resolved if not _is_loopback(text)}
-    return {node for node in job.nodes if _own_addresses(job.facts.get(node)) & addresses}
+    return {node for node in job.nodes if _own_addresses(job.facts_of(node)) & addresses}
 
 
 def _judge_master(job: _Job) -> None:
@@ -424,25 +423,20 @@ def _judge_master(job: _Job) -> None:
             resolved.append((row, frozenset(addresses)))
     counts = Counter(address_set for _, address_set in resolved)
     of_head = {address_set for row, address_set in resolved if row.node == head}
-    usual = max(
-        counts,
-        key=lambda address_set: (counts[address_set], address_set in of_head),
-        default=frozenset[str](),
-    )
+    usual = _usual(counts, of_head) or frozenset()
     for row, address_set in resolved:
         if not address_set & usual:
             detail = f"{min(address_set)}, elsewhere {min(usual)}"
             job.add("master-differs", row, variable, detail=detail)
-    knows_all = all(_own_addresses(job.facts.get(node)) for node in job.nodes)
+    knows_all = all(_own_addresses(job.facts_of(node)) for node in job.nodes)
     if knows_all and not masters and not any(map(_has_other_nodes, job.rows)):
         for row, address_set in resolved:
             detail = "" if row.variables[variable] in address_set else min(address_set)
             job.add("master-nowhere", row, variable, detail=detail)
     served = (_rendezvous(row) for row in job.rows if row.node in masters)
     listens = any(entry.listener == JOB for entry in served if entry)
-    if head and masters and head not in masters and not listens and _own_addresses(
-        job.facts.get(head)
-    ):  # fmt: skip
+    is_elsewhere = head and masters and head not in masters and not listens
+    if is_elsewhere and _own_addresses(job.facts_of(head)):
         for row, address_set in resolved:
             if address_set & usual:
                 node = next(name for name in job.nodes if name in masters)
@@ -473,7 +467,7 @@ def _judge_gpus(job: _Job) -> None:
     for node_rows in job.nodes.values():
         for variable in _GPU_VARIABLES:
             rows = [row for row in node_rows if variable in row.variables]
-            if rows and not (rows[0].facts and rows[0].facts.gpus == 0):
+            if rows and rows[0].facts.gpus != 0:
                 _judge_node_gpus(job, variable, rows)
 
 
@@ -481,7 +475,7 @@ def _judge_node_gpus(job: _Job, variable: str, rows: Sequence[_RankRow]) -> None
     users: dict[str, list[tuple[_RankRow, RankEnvironment]]] = {}
     for row in rows:
         words = [word.strip() for word in row.variables[variable].split(",")]
-        count = row.facts.gpus if row.facts and variable == "CUDA_VISIBLE_DEVICES" else None
+        count = row.facts.gpus if variable == "CUDA_VISIBLE_DEVICES" else None
         if words[0] in ("", "-1", "NoDevFiles"):
             job.add("hidden-gpus", row, variable, weight=1 if count else 0)
             continue
@@ -514,7 +508,7 @@ def _judge_threads(job: _Job) -> None:
         for row, rank in numbered:
             value = row.variables.get(variable, "").partition(",")[0]
             total += int(value) if value.isdecimal() and len(value) < 6 else rank.cpus
-        if facts and 0 < facts.cpus < total and len(numbered) > 1:
+        if 0 < facts.cpus < total and len(numbered) > 1:
             for row in rows:
                 job.add("threads", row, variable, detail=f"{total} threads, {facts.cpus} CPUs")
 
@@ -546,27 +540,27 @@ def _is_in(version: tuple[int, ...], versions: VersionRange) -> bool:
 def _judge_values(job: _Job) -> None:
     nccl = _version(job.nccl)
     for row in job.rows:
-        facts = row.facts or _UNKNOWN_FACTS
+        facts = row.facts
         active = any(port.state == "active" for port in facts.hca_ports)
+        versions = {
+            "nccl": nccl,
+            "torch": _version(facts.torch),
+            "cuda": _cuda(facts.torch),
+            "driver": _version(facts.driver),
+        }
         judged = set[str]()
         for bad in BAD_VALUES:
             value = row.variables.get(bad.variable) if bad.variable else ""
-            if value is None or bad.variable in judged or not re.fullmatch(
-                bad.values, value
-            ):  # fmt: skip
-                continue
-            versions = (
-                (nccl, bad.nccl),
-                (_version(facts.torch), bad.torch),
-                (_cuda(facts.torch), bad.cuda),
-                (_version(facts.driver), bad.driver),
-            )
-            if not all(_is_in(version, version_range) for version, version_range in versions):
-                continue
-            if (bad.only_rdma and not active) or bad.machine not in ("", facts.machine):
-                continue
             name, _, avoiding = bad.unless.partition("=")
-            if name and row.variables.get(name) == avoiding:
+            if (
+                value is None
+                or bad.variable in judged
+                or not re.fullmatch(bad.values, value)
+                or not all(_is_in(versions[part], getattr(bad, part)) for part in versions)
+                or (bad.only_rdma and not active)
+                or bad.machine not in ("", facts.machine)
+                or (name and row.variables.get(name) == avoiding)
+            ):
                 continue
             # The first that applies is the gravest.
             judged |= {bad.variable} - {""}
@@ -579,17 +573,16 @@ def _judge_values(job: _Job) -> None:
 
 
 def _judge_versions(job: _Job) -> None:
-    version_by_row = [(row, row.facts.nccl) for row in job.rows if row.facts and row.facts.nccl]
-    counts = Counter(version for _, version in version_by_row)
-    usual = max(counts, key=lambda version: counts[version], default="")
-    for row, version in version_by_row:
+    rows = [(row, row.facts.nccl) for row in job.rows if row.facts.nccl]
+    usual = _usual(Counter(version for _, version in rows))
+    for row, version in rows:
         if version != usual:
-            job.add("versions", row, "", version, usual)
+            job.add("versions", row, "", version, usual or "")
 
 
 def _judge_other_nccl(job: _Job) -> None:
     for row in job.rows:
-        facts = row.facts or _UNKNOWN_FACTS
+        facts = row.facts
         loaded, expected = _version(facts.nccl), _version(facts.nccl_own)
         if facts.nccl_by and loaded and expected and loaded != expected:
             detail = f"{facts.nccl}, not {facts.nccl_own}"

@@ -106,7 +106,7 @@ def planned(started: subprocess.Popen[bytes]) -> bytes:
     """What it has said when the tests begin: its plan is the last of that."""
     assert started.stderr is not None
     said = b""
-    while b"without a fault" not in said:
+    while b"; budget " not in said:
         row = started.stderr.readline()
         assert row, said
         said += row

@@ -39,7 +39,7 @@ def node() -> None:
     for line in sys.stdin:
         order = orders.read(line)
         assert isinstance(order, PairOrder)
-        answer = run_pair(order, (), listeners, threading.Event())
+        answer = run_pair(order, (), threading.Event())
         print(json.dumps(dataclasses.asdict(answer)), flush=True)
     os._exit(0)
 

@@ -7,17 +7,15 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from nodeready.agent.proofs import mesh
-from nodeready.agent.proofs.mesh import MeshListeners
 from nodeready.agent.runtime import ProcessSupervisor, status
 from nodeready.agent.smoke import engines
 from nodeready.agent.smoke.orders import (
@@ -30,7 +28,7 @@ from nodeready.agent.smoke.orders import (
     SmokeConfig,
     SmokePeer,
 )
-from nodeready.agent.smoke.pair import SmokeListeners, listener_mark
+from nodeready.agent.smoke.pair import SmokeListeners
 from tests.cases import cases
 from tests.command import wait_for
 from tests.hang import pythons
@@ -88,16 +86,13 @@ def order(ranks: int = 2, limit_s: float = 20.0, **changed: object) -> Collectiv
 class TorchNode:
     """A node's engines over real torch, and where the faults lie."""
 
-    def __init__(
-        self, path: Path, supervisor: ProcessSupervisor, listeners: SmokeListeners | None = None
-    ) -> None:
+    def __init__(self, path: Path, supervisor: ProcessSupervisor) -> None:
         self.file, self.mark = path / "fault.py", path / "fault.py.here"
         (path / "sitecustomize.py").write_text(SITE)
         self.words = (f"PYTHONPATH={path}", f"NODEREADY_TEST_FAULT={self.file}")
         self.path = pythons.found()[0].path
         config = SmokeConfig("n", "tag", limit_s=600, python=self.path, environment=self.words)
-        given = (listeners.descriptors,) if listeners else ()
-        self.engines = engines.Engines(supervisor, config, *given)
+        self.engines = engines.Engines(supervisor, config)
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -119,10 +114,11 @@ class TorchNode:
         self.mark.unlink(missing_ok=True)
         self.file.write_text(PRELUDE + fault)
         try:
+            began = time.monotonic()
             ranks = self.engines.run(asked, stop or threading.Event())
         finally:
             self.file.write_text("")
-        assert max(rank.seconds for rank in ranks) < asked.limit_s + 1
+        assert time.monotonic() - began < asked.limit_s + 2
         assert self.processes() <= {self.process.pid}
         assert [rank.rank for rank in ranks] == [asked.first + n for n in range(asked.ranks)]
         return ranks
@@ -147,16 +143,12 @@ def node(
 
 
 def passed(ranks: tuple[RankResult, ...]) -> bool:
-    return all(rank.ok and rank.waits_for == -1 for rank in ranks)
+    return all(rank.ok for rank in ranks)
 
 
 def texts(ranks: tuple[RankResult, ...]) -> list[str]:
-    """Of each rank its phase, what is wrong or why it failed, and for whom it waits."""
-    return [
-        f"{rank.phase}: {rank.mismatch or rank.error}"
-        + f" -> {rank.waits_for}" * (rank.waits_for >= 0)
-        for rank in ranks
-    ]
+    """Of each rank its phase, and what is wrong or why it failed."""
+    return [f"{rank.phase}: {rank.mismatch or rank.error}" for rank in ranks]
 
 
 @pytest.mark.parametrize("case", cases(__file__, "smoke_torch.json"))
@@ -167,7 +159,6 @@ def test_what_ranks_answer(node, case):
     patterns = case["expect"] * (len(ranks) // len(case["expect"]))
     for text, pattern in zip(texts(ranks), patterns, strict=True):
         assert re.fullmatch(pattern, text, re.S), texts(ranks)
-    assert {rank.gpu for rank in ranks} == {-1}
     for rank in (rank for rank in ranks if rank.ok):
         assert rank.ms > 0
         assert (rank.gbps > 0) == (len(ranks) > 1)
@@ -175,12 +166,12 @@ def test_what_ranks_answer(node, case):
 
 def test_an_engine_names_its_versions(node):
     nccl, gloo, _, pairs = node.engines.engines
-    assert (gloo.name, gloo.backend, gloo.reason, gloo.path) == (TORCH, "gloo", "", node.path)
-    ask = [gloo.path, "-c", "import torch; print(torch.__version__)"]
+    assert (gloo.name, gloo.backend, gloo.reason) == (TORCH, "gloo", "")
+    ask = [node.path, "-c", "import torch; print(torch.__version__)"]
     assert gloo.version == nccl.version == subprocess.check_output(ask, text=True).strip()
     assert "send/recv" in gloo.proves
-    assert nccl.reason.startswith("PyTorch ") or node.engines.gpus
-    assert pairs == Engine(PAIRS, "tcp", "", "", "", pairs.proves, "")
+    assert nccl.reason.startswith("PyTorch ") or not nccl.reason
+    assert pairs == Engine(PAIRS, "tcp", "", "", pairs.proves, "")
 
 
 def test_tests_one_after_the_other_leave_nothing(node):
@@ -195,10 +186,10 @@ def test_tests_one_after_the_other_leave_nothing(node):
 
 
 def test_a_rank_that_reads_the_port_before_the_store_is_there_waits(node, supervisor, tmp_path):
-    """The head's listener has the port until its order comes, and sends its token."""
+    """The head's listener has the port until its order comes, and sends its mark."""
     other = TorchNode(tmp_path, supervisor)
     try:
-        listeners = MeshListeners([port := free_port()])
+        listeners = SmokeListeners([port := free_port()])
         head = SmokePeer("localhost", HOST, port, listeners.token)
         threading.Thread(target=listeners.serve, daemon=True).start()
         answers: list[tuple[RankResult, ...]] = []
@@ -206,44 +197,13 @@ def test_a_rank_that_reads_the_port_before_the_store_is_there_waits(node, superv
         thread = threading.Thread(target=lambda: answers.append(other.run(late)))
         thread.start()
         wait_for(lambda: listeners.accepted_count > 2)
-        listeners.sockets[port].shutdown(socket.SHUT_RDWR)
-        listeners.sockets[port].close()
+        assert not answers
+        listeners.lend(port)
         assert passed(node.run(order(1, world=2, head=head)))
         thread.join(20)
         assert passed(answers[0])
     finally:
         other.engines.close()
-
-
-def test_nobody_gets_the_port_before_rank_0(supervisor, tmp_path):
-    """The store takes our listener, twice, and then it is ours again."""
-    listeners = SmokeListeners([port := free_port()])
-    threading.Thread(target=listeners.serve, daemon=True).start()
-    node = TorchNode(tmp_path, supervisor, listeners)
-    got, over = [], threading.Event()
-
-    def take() -> None:
-        while not over.wait(0.001):
-            with contextlib.suppress(OSError), socket.create_server(("", port)):
-                got.append(port)
-
-    try:
-        asked = order(head=SmokePeer("localhost", HOST, port, listeners.token))
-        if not node.engines.keeps_listener(asked):
-            pytest.skip("this torch takes no listener")
-        threading.Thread(target=take, daemon=True).start()
-        for _ in range(2):
-            listeners.lend(port)
-            assert passed(node.run(asked))
-            assert listeners.take(port)
-        found, connection = mesh.connect_to_listener(
-            "127.0.0.1", port, listener_mark(listeners.token)
-        )
-        assert (found.outcome, got) == ("ok", [])
-        connection.close()
-    finally:
-        over.set()
-        node.engines.close()
 
 
 # --- Ends.
@@ -267,7 +227,7 @@ def test_a_python_that_hangs_or_dies_ends_with_its_ranks(node, number, limit_s, 
     when = lambda: (wait_for(node.mark.exists), os.kill(pid, number))  # noqa: E731
     threading.Thread(target=when, daemon=True).start()
     ranks = node.run(order(2, limit_s=limit_s), STAY)
-    assert texts(ranks) == [f"barrier: {os.path.basename(node.path)} {error}"] * 2
+    assert texts(ranks) == [f"init: {os.path.basename(node.path)} {error}"] * 2
     # The next test has another one.
     assert passed(node.run(order(2, limit_s=60)))
     assert node.process.pid != pid
@@ -348,12 +308,11 @@ torch.device = Device
 
 def test_ranks_have_the_gpus_of_their_order(node, monkeypatch):
     """Of the copy to a GPU's memory and its product only the numbers are tried here."""
-    nccl = Engine(TORCH, "nccl", "", "", "", "", "")
+    nccl = Engine(TORCH, "nccl", "", "", "", "")
     monkeypatch.setattr(node.engines, "engines", (nccl, *node.engines.engines[1:]))
     asked = {"backend": "nccl", "limit_s": 60.0}
     ranks = node.run(order(2, gpus=(3, 1), **asked), GPUS)
     assert passed(ranks), ranks
-    assert [rank.gpu for rank in ranks] == [3, 1]
     network = RankNetwork("IB", "eth0", ("mlx5_0:1/IB",), gdr=True)
     assert [rank.network for rank in ranks] == [network, network]
     ranks = node.run(order(2, gpus=(3, 1), **asked), GPUS + "dist.all_gather = lambda *a: 1 / 0")
@@ -362,4 +321,4 @@ def test_ranks_have_the_gpus_of_their_order(node, monkeypatch):
     fault = GPUS + "cuda.init = lambda: None\ncuda.device_count = lambda: 1"
     ranks = node.run(order(2, gpus=(0, 7), **asked), fault)
     wanted = [f"compute: GPU {gpu}: PyTorch sees 1 of 2 GPUs" for gpu in (0, 7)]
-    assert ([rank.gpu for rank in ranks], texts(ranks)) == ([0, 7], wanted)
+    assert texts(ranks) == wanted

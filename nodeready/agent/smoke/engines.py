@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 import secrets
@@ -19,17 +18,17 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from nodeready.agent.resolver import resolve
 from nodeready.agent.runtime import ProcessSupervisor, end_all
 from nodeready.agent.smoke import torch_ranks
 from nodeready.agent.smoke.orders import (
+    MAX_ERROR,
     NCCL_TESTS,
     PAIRS,
-    PHASES,
     TORCH,
     CollectiveOrder,
     Engine,
@@ -38,10 +37,10 @@ from nodeready.agent.smoke.orders import (
     SmokeConfig,
     failed_ranks,
 )
+from nodeready.agent.smoke.pair import listener_mark
 from nodeready.agent.witnesses import nccl_errors
 from nodeready.agent.witnesses.nccl_log import read_log
-
-_LONGEST = torch_ranks.LONGEST
+from nodeready.core import wire
 
 _NCCL, _GLOO = "nccl", "gloo"
 PROVES = {
@@ -56,22 +55,23 @@ PROVES = {
 
 
 def _engine(
-    name: str, backend: str, *, version: str = "", library: str = "", path: str = "",
-    reason: str = "",
-) -> Engine:  # fmt: skip
+    name: str, backend: str, *, version: str = "", library: str = "", reason: str = ""
+) -> Engine:
     proves = PROVES[name, backend].format(library=library or "NCCL")
-    return Engine(name, backend, version, library, path, proves, reason)
+    return Engine(name, backend, version, library, proves, reason)
 
 
-# --- A rank's answer.
+# --- What the job's Python says. It is the user's program, so that it may say anything.
 
 
-def _finite(value: Any) -> float:
-    """The number, which is neither negative nor infinite. Raises TypeError, ValueError."""
-    number = float(value)
-    if not math.isfinite(number) or number < 0:
-        raise ValueError(value)
-    return number
+@dataclass(frozen=True)
+class TorchHello:
+    """The job's Python and its PyTorch."""
+
+    torch: wire.Name  # its version
+    library: wire.Name  # as in `Engine`; "": not known
+    nccl: wire.Line  # why NCCL cannot be used; "": it can
+    gloo: wire.Line  # likewise
 
 
 def _network(lines: Iterable[str], rank: int) -> RankNetwork | None:
@@ -80,40 +80,22 @@ def _network(lines: Iterable[str], rank: int) -> RankNetwork | None:
     nccl = next((row for row in ranks if row.rank == rank), ranks[0] if ranks else None)
     if nccl is None:
         return None
-    notes = [
-        nccl_errors.by_key(error.key).meaning
-        for error in nccl.errors
-        if error.key in nccl_errors.FALLBACKS
-    ]
-    note = "; ".join(notes) if nccl.network == "Socket" else ""
-    return RankNetwork(nccl.network, nccl.interface, nccl.hcas, nccl.gdr, note)
+    keys = [error.key for error in nccl.errors if error.key in nccl_errors.FALLBACKS]
+    note = "; ".join(nccl_errors.by_key(key).meaning for key in keys)
+    return RankNetwork(
+        nccl.network, nccl.interface, nccl.hcas, nccl.gdr, note if nccl.network == "Socket" else ""
+    )
 
 
-def _rank_network(row: Mapping[str, Any]) -> RankNetwork | None:
-    """The network of a rank in an answer of the job's Python. Raises TypeError, ValueError."""
-    interface, address = (str(word)[:80] for word in row.get("address", ("", "")))
+def rank_result(row: Mapping[str, Any]) -> RankResult:
+    """A rank in an answer. Raises DecodeError, KeyError, TypeError, ValueError for nonsense."""
+    fields = {name: value for name, value in row.items() if name not in ("nccl", "address")}
+    rank = wire.decode(RankResult, {**fields, "network": None})
+    interface, address = (str(word)[:80] for word in row["address"])
     if address:
-        return RankNetwork(_GLOO, interface or address)
-    lines = [str(line) for line in row.get("nccl", ())[: torch_ranks.DEBUG_LINES]]
-    return _network(lines, int(row["rank"]))
-
-
-def _parse_ranks(order: CollectiveOrder, answer: Mapping[str, Any]) -> tuple[RankResult, ...]:
-    """The ranks in an answer of the job's Python, which is the user's program. Raises KeyError,
-    TypeError, ValueError for an answer that makes no sense.
-    """
-    ranks = tuple(
-        RankResult(
-            int(row["rank"]), int(row["gpu"]), str(row["phase"]), str(row["mismatch"])[:_LONGEST],
-            str(row["error"])[:_LONGEST], int(row["waits_for"]), _finite(row["ms"]),
-            _finite(row["gbps"]), _finite(row["seconds"]), _rank_network(row),
-        )
-        for row in answer["ranks"]
-    )  # fmt: skip
-    numbers = list(range(order.first, order.first + order.ranks))
-    if [rank.rank for rank in ranks] != numbers or not {rank.phase for rank in ranks} <= {*PHASES}:
-        raise ValueError("other ranks")
-    return ranks
+        return replace(rank, network=RankNetwork(_GLOO, interface or address))
+    lines = [str(line) for line in row["nccl"][: torch_ranks.DEBUG_LINES]]
+    return replace(rank, network=_network(lines, rank.rank))
 
 
 def name_problem(
@@ -144,38 +126,30 @@ _BOOT = (
 _IMPORT_S, _IMPORT_SHARE = 90.0, 0.5
 #: Seconds after a test's limit in which the job's Python must answer; then it is killed.
 _GRACE_S = 0.6
-#: Bytes of output that are kept.
+#: Bytes of a line that are kept.
 _OUTPUT = 1 << 20
 
 
 class _TorchProcess:
     """The job's Python with torch imported. Raises `EngineUnusable` if it cannot be started."""
 
-    def __init__(
-        self,
-        supervisor: ProcessSupervisor,
-        config: SmokeConfig,
-        limit_s: float,
-        listeners: Mapping[int, int],
-    ) -> None:
-        """listeners: port -> its listener's descriptor"""
-        self._supervisor, self._listeners = supervisor, dict(listeners)
+    def __init__(self, supervisor: ProcessSupervisor, config: SmokeConfig, limit_s: float) -> None:
+        self._supervisor = supervisor
         self._mark = "nr" + secrets.token_hex(8)
         self._partial, self._last_errors = b"", deque[str](maxlen=50)
         self.ended = False
         self.name = config.python or "python3"
         self.words = (*config.prefix, self.name)
-        variables = config.variables
-        environment = {**os.environ, **variables}
+        environment = {**os.environ, **config.variables}
         if "/" not in self.words[0] and not shutil.which(
             self.words[0], path=environment.get("PATH")
         ):
             raise EngineUnusable(f"{self.words[0]}: command not found")
         source = torch_ranks.__spec__.loader.get_source(torch_ranks.__name__)  # type: ignore
-        arguments = (self._mark, supervisor.left_s + 1, variables, self._listeners)
+        arguments = (self._mark, supervisor.left_s + 1, config.variables)
         text = f"{source}\nmain{arguments!a}\n".encode()
         argv = [*self.words, "-B", "-c", _BOOT, str(len(text))]
-        self.process = _start(supervisor, argv, environment, self._listeners.values())
+        self.process = _start(supervisor, argv, environment)
         try:
             threading.Thread(target=self._drain, daemon=True).start()
             self._write(text)
@@ -198,23 +172,23 @@ class _TorchProcess:
             self.process.stdin.write(data)
             self.process.stdin.flush()
 
-    def _wait_for_hello(self, limit_s: float) -> dict[str, Any]:
+    def _wait_for_hello(self, limit_s: float) -> TorchHello:
         until = time.monotonic() + limit_s
-        imported = False
+        reason = f"no import of torch in {limit_s:.0f} s"
         while time.monotonic() < until:
             for data in self.lines(until - time.monotonic()):
-                imported = imported or "imported" in data
-                if "reason" in data and "torch" not in data:
-                    raise EngineUnusable(f"{self.name}: {data['reason']}"[:_LONGEST])
-                if "torch" in data:
-                    return data
+                if "imported" in data:
+                    reason = f"the GPUs' driver did not answer in {limit_s:.0f} s"
+                elif "reason" in data:
+                    raise EngineUnusable(f"{self.name}: {data['reason']}"[:MAX_ERROR])
+                else:
+                    try:
+                        return wire.decode(TorchHello, data)
+                    except wire.DecodeError as problem:
+                        raise EngineUnusable(f"{self.name}: {problem.reason}") from None
             if self.ended:
                 raise EngineUnusable(self._end_reason())
-        if imported:
-            raise EngineUnusable(
-                f"{self.name}: the GPUs' driver did not answer in {limit_s:.0f} s"
-            )
-        raise EngineUnusable(f"{self.name}: no import of torch in {limit_s:.0f} s")
+        raise EngineUnusable(f"{self.name}: {reason}")
 
     def _end_reason(self) -> str:
         """Why the process ended before its hello."""
@@ -228,7 +202,7 @@ class _TorchProcess:
             how = signal.Signals(-rc).name if -rc in {*signal.Signals} else f"signal {-rc}"
         message = torch_ranks.last_line("\n".join(self._last_errors))
         name = os.path.basename(self.words[0])
-        return f"{name}: {message}"[:_LONGEST] if message else f"{name}: ended with {how}"
+        return f"{name}: {message}"[:MAX_ERROR] if message else f"{name}: ended with {how}"
 
     def lines(self, wait_s: float) -> list[dict[str, Any]]:
         """The messages that are there, else the first ones within this time."""
@@ -254,50 +228,33 @@ class _TorchProcess:
                     messages += [data] if isinstance(data, dict) else []
         return messages
 
-    def keeps_listener(self, port: int) -> bool:
-        """Whether rank 0's store takes over the listener of this port, which stays open."""
-        ports = self.hello.get("listeners")
-        return isinstance(ports, list) and port in ports and port in self._listeners
-
     def run(
         self, order: CollectiveOrder, limit_s: float, stop: threading.Event
     ) -> tuple[RankResult, ...]:
         """Run one test. Afterwards `ended` tells whether this Python can run another test."""
-        port = order.head.port
-        test = {
-            "number": order.number, "host": order.head.name, "port": port,
-            "token": order.head.token,
-            "listener": self._listeners[port] if self.keeps_listener(port) else -1,
-            "backend": order.backend, "world": order.world, "first": order.first,
-            "ranks": order.ranks, "gpus": list(order.gpus), "small": order.small,
-            "large": order.large, "seconds": max(limit_s, 1.0),
-        }  # fmt: skip
+        test = asdict(order)
+        head = test.pop("head")
+        test |= {"host": head["name"], "port": head["port"], "seconds": max(limit_s, 1.0)}
+        test["mark"] = listener_mark(order.head.token).decode()
         self._write(json.dumps(test).encode() + b"\n")
         until = time.monotonic() + limit_s + _GRACE_S
-        phases: dict[int, str] = {}
         is_end_sent = False
         while time.monotonic() < until and not self.ended:
             for data in self.lines(min(0.1, until - time.monotonic())):
                 if data.get("number") != order.number:
                     continue
-                if "phase" in data:
-                    if data["phase"] in PHASES and isinstance(data.get("rank"), int):
-                        phases[data["rank"]] = data["phase"]
-                    continue
                 try:
                     if data["error"]:
                         return failed_ranks(order, "start", str(data["error"]))
-                    return _parse_ranks(order, data)
-                except (KeyError, TypeError, ValueError):
-                    message = "the ranks' answer makes no sense"
-                    return failed_ranks(order, "start", message, phases)
+                    return tuple(map(rank_result, data["ranks"]))
+                except (wire.DecodeError, KeyError, TypeError, ValueError):
+                    return failed_ranks(order, "start", "the ranks' answer makes no sense")
             if stop.is_set() and not is_end_sent:
                 is_end_sent, until = True, min(until, time.monotonic() + 2)
                 self._write(json.dumps({"end": order.number}).encode() + b"\n")
         how = "ended in the test" if self.ended else "did not answer, and was ended"
-        message = f"{os.path.basename(self.name)} {how}"
         self.stop(at_once=True)
-        return failed_ranks(order, "start", message, phases)
+        return failed_ranks(order, "init", f"{os.path.basename(self.name)} {how}")
 
     def stop(self, *, at_once: bool = False) -> None:
         """End it with its ranks: close its input, else kill it."""
@@ -321,21 +278,16 @@ class EngineUnusable(Exception):
 
 
 def _start(
-    supervisor: ProcessSupervisor,
-    argv: list[str],
-    environment: Mapping[str, str],
-    descriptors: Iterable[int] = (),
+    supervisor: ProcessSupervisor, argv: list[str], environment: Mapping[str, str], **how: object
 ) -> subprocess.Popen[bytes]:
     """Start a process. Raises `EngineUnusable`."""
     try:
-        return supervisor.start(
-            argv, stdin=subprocess.PIPE, env=environment, pass_fds=tuple(descriptors)
-        )
+        return supervisor.start(argv, **{"stdin": subprocess.PIPE, "env": environment, **how})
     except OSError as problem:
         reason = problem.strerror or str(problem)
         if isinstance(problem, FileNotFoundError) and os.path.exists(argv[0]):
             reason = "its interpreter is not there"
-        raise EngineUnusable(f"{argv[0]}: {reason}"[:_LONGEST]) from None
+        raise EngineUnusable(f"{argv[0]}: {reason}"[:MAX_ERROR]) from None
 
 
 # --- nccl-tests, rccl-tests.
@@ -405,95 +357,42 @@ def performance(text: str) -> Performance:
         message += f" ({warning})"
     is_complete = checked and bounds is not None and not failure
     return Performance(
-        version[2] if version else "", name, is_complete, mismatch, ms, gbps, message[:_LONGEST]
+        version[2] if version else "", name, is_complete, mismatch, ms, gbps, message[:MAX_ERROR]
     )
 
 
 # --- All engines of this node.
 
 
-def _gpus_of_driver(supervisor: ProcessSupervisor) -> int:
-    """The number of GPUs that NVIDIA's tool or AMD's driver sees; 0: none."""
-    with contextlib.suppress(OSError):
-        rows = supervisor.run(["nvidia-smi", "-L"], 15).out.splitlines()
-        count = sum(row.startswith("GPU ") for row in rows)
-        if count:
-            return count
-    count = 0
-    nodes = "/sys/class/kfd/kfd/topology/nodes"
-    with contextlib.suppress(OSError):
-        for name in os.listdir(nodes):
-            # A node without SIMDs is a processor. Another user's file cannot be read.
-            with contextlib.suppress(OSError), open(f"{nodes}/{name}/properties") as file:
-                count += bool(re.search(r"^simd_count [1-9]", file.read(), re.M))
-    return count
-
-
 class Engines:
     """The engines of this node. The job's Python runs, with torch imported, until `close`.
 
     engines: the best first; unusable engines are included
-    gpus:    the number that the job's PyTorch sees, else the driver's tool
     """
 
-    def __init__(
-        self,
-        supervisor: ProcessSupervisor,
-        config: SmokeConfig,
-        listeners: Callable[[], Mapping[int, int]] = dict,
-    ) -> None:
-        """listeners: gives the descriptor of each port's listener"""
-        self._supervisor, self._config, self._listeners = supervisor, config, listeners
+    def __init__(self, supervisor: ProcessSupervisor, config: SmokeConfig) -> None:
+        self._supervisor, self._config = supervisor, config
         self._python: _TorchProcess | None = None
         self._program = ""
-        self.engines: tuple[Engine, ...] = ()
-        self.gpus = 0
         engines: list[Engine] = []
         if TORCH in config.engines:
             engines += self._torch()
-        if self._python is None:
-            self.gpus = _gpus_of_driver(supervisor)
         if NCCL_TESTS in config.engines:
             engines.append(self._vendor())
-        engines.append(_engine(PAIRS, "tcp"))
-        self.engines = tuple(engines)
+        self.engines = (*engines, _engine(PAIRS, "tcp"))
 
     def _torch(self) -> list[Engine]:
         limit_s = min(_IMPORT_S, self._supervisor.left_s * _IMPORT_SHARE)
         try:
-            python = self._python = self._start_python(limit_s)
+            python = self._python = _TorchProcess(self._supervisor, self._config, limit_s)
         except EngineUnusable as problem:
-            path = " ".join((*self._config.prefix, self._config.python or "python3"))
-            return [
-                _engine(TORCH, backend, path=path, reason=str(problem))
-                for backend in (_NCCL, _GLOO)
-            ]
+            return [_engine(TORCH, kind, reason=str(problem)) for kind in (_NCCL, _GLOO)]
         hello = python.hello
-        self.gpus = hello["gpus"] if type(hello.get("gpus")) is int else 0
-        version = str(hello["torch"])[:80]
-        path = str(hello.get("executable", ""))
-        if self._config.prefix or not path:
-            path = " ".join(python.words)
-        reasons = {_NCCL: "", _GLOO: ""}
-        if not hello.get("distributed"):
-            reason = f"PyTorch {version} is built without torch.distributed"
-            reasons = dict.fromkeys(reasons, reason)
-        else:
-            if not hello.get("gloo"):
-                reasons[_GLOO] = f"PyTorch {version} is built without gloo"
-            if not (hello.get("cuda") or hello.get("hip")):
-                reasons[_NCCL] = f"PyTorch {version} is built without CUDA and ROCm"
-            elif not hello.get("nccl"):
-                reasons[_NCCL] = f"PyTorch {version} is built without NCCL"
-            elif not self.gpus:
-                detail = str(hello.get("reason", ""))
-                reasons[_NCCL] = "PyTorch sees no GPU" + (f": {detail}" if detail else "")
-        library = str(hello.get("library", ""))[:80]
+        version, library = hello.torch[:80], hello.library[:80]
         return [
-            _engine(TORCH, backend, version=version, library=name, path=path,
-                    reason=reasons[backend])
-            for backend, name in ((_NCCL, library), (_GLOO, "gloo"))
-        ]  # fmt: skip
+            _engine(TORCH, _NCCL, version=version, library=library, reason=hello.nccl),
+            _engine(TORCH, _GLOO, version=version, library="gloo", reason=hello.gloo),
+        ]
 
     def _vendor(self) -> Engine:
         environment = {**os.environ, **self._config.variables}
@@ -508,25 +407,12 @@ class Engines:
             result = performance(f"{ended.out}\n{ended.err}")
             version, library = result.version, result.library
             if ended.rc not in (0, None) and "error while loading" in ended.err:
-                reason = f"{self._program}: {ended.first}"[:_LONGEST]
+                reason = f"{self._program}: {ended.first}"[:MAX_ERROR]
         except OSError as problem:
             reason = f"{self._program}: {problem.strerror}"
-        if not reason and not self.gpus:
-            reason = "no GPU"
-        return _engine(
-            NCCL_TESTS, _NCCL, version=version, library=library, path=self._program, reason=reason
-        )
-
-    def _start_python(self, limit_s: float) -> _TorchProcess:
-        return _TorchProcess(self._supervisor, self._config, limit_s, self._listeners())
+        return _engine(NCCL_TESTS, _NCCL, version=version, library=library, reason=reason)
 
     # --- One test.
-
-    def keeps_listener(self, order: CollectiveOrder) -> bool:
-        """Whether the head's listener stays open: rank 0 takes it over or needs no port."""
-        if order.engine != TORCH:
-            return True
-        return self._python is not None and self._python.keeps_listener(order.head.port)
 
     def run(self, order: CollectiveOrder, stop: threading.Event) -> tuple[RankResult, ...]:
         """Run this node's ranks of a test of torch or nccl-tests, and leave no process. The call
@@ -546,11 +432,10 @@ class Engines:
         addresses = order.head.addresses + loopback
         reason = name_problem(order.head.name, addresses, *resolve(order.head.name))
         if reason:
-            ranks = failed_ranks(order, "init", reason)
-            return tuple(replace(rank, seconds=time.monotonic() - began) for rank in ranks)
+            return failed_ranks(order, "init", reason)
         try:
             if self._python is None or self._python.ended:
-                self._python = self._start_python(order.limit_s / 2)
+                self._python = _TorchProcess(self._supervisor, self._config, order.limit_s / 2)
         except EngineUnusable as problem:
             return failed_ranks(order, "start", str(problem))
         remaining_s = order.limit_s - (time.monotonic() - began)
@@ -563,6 +448,8 @@ class Engines:
         debug = torch_ranks.open_debug_file()
         try:
             return self._run_program(order, stop, debug)
+        except (EngineUnusable, RuntimeError) as problem:
+            return failed_ranks(order, "start", str(problem))
         finally:
             if debug >= 0:
                 os.close(debug)
@@ -570,48 +457,52 @@ class Engines:
     def _run_program(
         self, order: CollectiveOrder, stop: threading.Event, debug: int
     ) -> tuple[RankResult, ...]:
-        """Run nccl-tests. debug: the descriptor of NCCL's file; -1: none"""
+        """Run nccl-tests. Raises EngineUnusable, RuntimeError.
+        debug: the descriptor of NCCL's file; -1: none
+        """
         began = time.monotonic()
         environment = {**os.environ, **self._config.variables}
         environment.update(torch_ranks.debug_variables(debug))
         environment.pop("NCCL_DEBUG_SUBSYS", None)
-        gpus = list(order.gpus)
-        try:
-            name = "HIP_VISIBLE_DEVICES" if os.path.exists("/dev/kfd") else "CUDA_VISIBLE_DEVICES"
-            environment[name] = torch_ranks.visible_devices(gpus, environment.get(name, ""))
-        except RuntimeError as problem:
-            return failed_ranks(order, "start", str(problem))
+        name = "HIP_VISIBLE_DEVICES" if os.path.exists("/dev/kfd") else "CUDA_VISIBLE_DEVICES"
+        environment[name] = torch_ranks.visible_devices([*order.gpus], environment.get(name, ""))
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         factor = max(2, order.large // max(1, order.small))
         argv = [
             self._program, "-b", str(order.small), "-e", str(order.large), "-f", str(factor),
             "-g", str(order.ranks), "-n", str(_REPETITIONS), "-w", str(_WARM_UPS), "-c", "1",
         ]  # fmt: skip
-        try:
-            process = _start(self._supervisor, argv, environment, [debug] if debug >= 0 else [])
-        except EngineUnusable as problem:
-            return failed_ranks(order, "start", str(problem))
-        text, reason = _watch(process, began + order.limit_s - 0.5, stop)
-        rc = process.returncode
-        files = []
-        if rc is None:
+        how = {"stdin": subprocess.DEVNULL, "pass_fds": (debug,) if debug >= 0 else ()}
+        process = _start(self._supervisor, argv, environment, **how)
+        reason = ""
+        while not reason:
+            try:
+                outputs = process.communicate(timeout=0.1)
+                break
+            except subprocess.TimeoutExpired as running:
+                outputs = running.output or b"", running.stderr or b""
+                if stop.is_set():
+                    reason = "ended: others had passed in less time"
+                elif time.monotonic() > began + order.limit_s - 0.5:
+                    reason = f"no end after {time.monotonic() - began:.1f} s"
+        if reason:
             files = torch_ranks.shared_memory_files(process.pid)
             end_all({process.pid})
+            torch_ranks.remove_files(files)
         self._supervisor.stop(process)
-        torch_ranks.remove_files(files)
         lines = torch_ranks.debug_lines(debug) if debug >= 0 else []
-        text = "\n".join((text, *lines))
+        text = "\n".join((*(output.decode("utf-8", "replace") for output in outputs), *lines))
         result = performance(text)
         message = result.error or reason
+        rc = process.returncode
         if not message and not result.mismatch and (rc or not result.is_complete):
             last = torch_ranks.output_reason(text) or torch_ranks.last_line(text)
             message = f"{_PROGRAM} ended with status {rc}" + (f": {last}" if last else "")
         phase = "done" if not message else "all_reduce" if "#wrong" in text else "init"
-        seconds = time.monotonic() - began
         ms, gbps = (0.0, 0.0) if message else (round(result.ms, 4), round(result.gbps, 4))
         return tuple(
             replace(
-                rank, mismatch=result.mismatch, ms=ms, gbps=gbps, seconds=seconds,
+                rank, mismatch=result.mismatch, ms=ms, gbps=gbps,
                 network=_network(lines, rank.rank),
             )
             for rank in failed_ranks(order, phase, message)
@@ -626,31 +517,3 @@ class Engines:
         """End the job's Python."""
         if self._python is not None:
             self._python.stop()
-
-
-def _watch(
-    process: subprocess.Popen[bytes], until: float, stop: threading.Event
-) -> tuple[str, str]:
-    """The output of a program, and why it was ended; "": it ended by itself."""
-    began = time.monotonic()
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdin.close()
-    outputs = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
-    open_ = set(outputs)
-    while open_ and not stop.is_set() and time.monotonic() < until:
-        for number in select.select(list(open_), [], [], 0.1)[0]:
-            data = os.read(number, 65536)
-            if not data:
-                open_.discard(number)
-            outputs[number] += data
-            del outputs[number][:-_OUTPUT]
-    text = "\n".join(output.decode("utf-8", "replace") for output in outputs.values())
-    if not open_:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=1)
-        return text, ""
-    if stop.is_set():
-        return text, "ended: others had passed in less time"
-    return text, f"no end after {time.monotonic() - began:.1f} s"

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nodeready.agent.proofs.mesh import Try
 from nodeready.core import wire
 from nodeready.subjects.environment_table import EnvironmentFacts
-from nodeready.subjects.proof.facts import Busy
 
 #: The engines, best first: the job's own library, the vendor's test program, plain TCP between
 #: pairs of nodes.
@@ -57,7 +55,6 @@ class Engine:
     backend: wire.Name  # ``nccl`` (RCCL with AMD's GPUs), ``gloo``, ``tcp``
     version: wire.Line  # of the engine, such as ``2.13.0+cu130``; ""
     library: wire.Line  # of the data's transport, such as ``NCCL 2.28.3``; ""
-    path: wire.Path  # of the program or of the Python
     proves: wire.Line  # what a pass proves
     reason: wire.Line  # why it cannot be used on this node; "": it can be used
 
@@ -66,13 +63,9 @@ class Engine:
 class Hello:
     """The program's first line."""
 
-    host: wire.Name  # the node's own name
-    user: wire.Name  # the user of the ranks
     token: wire.Name  # of its listeners
     ports: tuple[wire.Port, ...]  # on which it listens now
-    busy: tuple[Busy, ...]
     addresses: tuple[wire.Name, ...]  # the node's own, without loopback and link-local addresses
-    gpus: wire.Count  # the number that the job's PyTorch sees, else the driver's tool
     engines: tuple[Engine, ...]  # the best first; unusable engines are included
     reason: wire.Line  # why nothing can be tested on this node; "": something can
     # (name, value) of the ranks' environment that decide how they communicate
@@ -171,14 +164,11 @@ class RankResult:
     """The result of one rank."""
 
     rank: wire.Count
-    gpu: int  # its GPU; -1: none
     phase: wire.Name  # the last phase, of `PHASES`; ``done``: the rank came to its end
     mismatch: wire.Line  # how a result differs from the expected result; "": all are right
     error: wire.Line  # why it failed, the last line of its error; "": it did not fail
-    waits_for: int  # the rank whose data it waited for when it was ended; -1: unknown
     ms: float  # the median of its small collectives; 0: there was none
     gbps: float  # bus bandwidth of its large all_reduce, in Gbit/s; 0: there was none
-    seconds: wire.Seconds  # of the whole rank
     network: RankNetwork | None = None  # that it used between ranks; None: unknown
 
     @property
@@ -191,19 +181,12 @@ class RankResult:
 MAX_ERROR = 300
 
 
-def failed_ranks(
-    order: CollectiveOrder, phase: str, message: str, phases: Mapping[int, str] | None = None
-) -> tuple[RankResult, ...]:
-    """All ranks of this node, failed for one reason.
-    phases: the last phase of each rank that reported a phase
-    """
-    gpus = order.gpus or (-1,) * order.ranks
+def failed_ranks(order: CollectiveOrder, phase: str, message: str) -> tuple[RankResult, ...]:
+    """All ranks of this node, failed in this phase for one reason."""
     numbers = range(order.first, order.first + order.ranks)
     return tuple(
-        RankResult(number, gpu, (phases or {}).get(number, phase), "", message[:MAX_ERROR], -1,
-             0.0, 0.0, 0.0)
-        for number, gpu in zip(numbers, gpus)
-    )  # fmt: skip
+        RankResult(number, phase, "", message[:MAX_ERROR], 0.0, 0.0) for number in numbers
+    )
 
 
 @dataclass(frozen=True)
@@ -234,4 +217,3 @@ class PairAnswer:
     ms: float  # the median of the small messages' round trips
     gbps: float  # of the large message, in both directions, in Gbit/s
     retransmits: int  # TCP segments that this node sent again for it; -1: unknown
-    accepted_count: wire.Count  # connections that this node's listeners have accepted

@@ -22,7 +22,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, Union
@@ -42,13 +42,8 @@ from nodeready.subjects.proof.facts import Busy
 
 #: Seconds from a login to our program.
 _LOGIN_S = 20
-#: Seconds to find the engines, more than the engines' own limits; and the maximum part of the
-#: whole time.
-_FIND_S, _FIND_SHARE = 120, 0.75
 #: Seconds for the facts that decide about the job's variables.
 _ENVIRONMENT_S = 3.0
-#: Seconds after a test's limit in which its thread must answer; then another thread answers.
-_LATE_S = 0.9
 #: Messages of the kernel and of PyTorch for a port that another process has (EADDRINUSE).
 _IN_USE = re.compile(r"(?i)address already in use|EADDRINUSE|errno: 98\b")
 #: Seconds for a rank's port to become free.
@@ -64,13 +59,12 @@ _LONGEST = 128 << 10
 
 _Work = Union[orders.CollectiveOrder, orders.PairOrder]
 
-#: The name of an answer -> its type; the type of an order -> the name of its answer.
+#: The name of an answer -> its type. The name is the order's kind.
 _ANSWERS: dict[str, type[Any]] = {
     "hello": orders.Hello,
     "collective": orders.CollectiveAnswer,
     "pair": orders.PairAnswer,
 }
-_ANSWER = {orders.CollectiveOrder: "collective", orders.PairOrder: "pair"}
 
 _printing = threading.Lock()
 
@@ -81,9 +75,8 @@ def _say(config: orders.SmokeConfig, name: str, answer: Any) -> None:
         print(text, flush=True)
 
 
-def _no_hello(user: str, reason: str, busy: tuple[Busy, ...] = ()) -> orders.Hello:
-    host = os.uname().nodename
-    return orders.Hello(host, user, "", (), busy, local_addresses(), 0, (), reason)
+def _no_hello(reason: str) -> orders.Hello:
+    return orders.Hello("", (), local_addresses(), (), reason)
 
 
 def main(config: orders.SmokeConfig, *, inside: bool = False) -> None:
@@ -155,9 +148,9 @@ class _ProgramPart:
         self.supervisor.end()
         os._exit(status)
 
-    def refuse(self, user: str, reason: str) -> NoReturn:
+    def refuse(self, reason: str) -> NoReturn:
         """Say hello with the reason why nothing can be tested on this node, and leave."""
-        _say(self.config, "hello", _no_hello(user, reason))
+        _say(self.config, "hello", _no_hello(reason))
         self.leave(0)
 
 
@@ -170,9 +163,8 @@ class _SessionPart(_ProgramPart):
     def __init__(self, supervisor: ProcessSupervisor, config: orders.SmokeConfig) -> None:
         super().__init__(supervisor, config)
         self._orders: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        #: The number of an order without an answer -> the name of its answer, and rank 0's port.
-        self._pending: dict[int, str] = {}
-        self._heads: dict[int, int] = {}
+        #: Orders without an answer, by number.
+        self._pending: dict[int, _Work] = {}
         self._has_begun = self._has_greeted = self._has_refused = False
         # The session gets its own nonce, so that the control machine's nonce stays secret.
         self._inner = replace(config, nonce=f"inside-{os.urandom(8).hex()}")
@@ -184,15 +176,13 @@ class _SessionPart(_ProgramPart):
         try:
             pwd.getpwnam(user)
         except KeyError:
-            self.refuse(user, f"no such user: {user}")
+            self.refuse(f"no such user: {user}")
         self._thread.start()
 
     def take(self, order: _Work | orders.EndOrder) -> None:
         """Pass an order in."""
         if not isinstance(order, orders.EndOrder):
-            self._pending[order.number] = _ANSWER[type(order)]
-        if isinstance(order, orders.CollectiveOrder):
-            self._heads[order.number] = order.head.port
+            self._pending[order.number] = order
         self._orders.put(f"{orders.line(order)}\n")
 
     def prepare_end(self) -> None:
@@ -222,7 +212,7 @@ class _SessionPart(_ProgramPart):
             # The alarm of the program inside.
             ended = replace(ended, rc=None)
         if not self._has_greeted:
-            self.refuse(config.user, session.no_session(ended, config.user))
+            self.refuse(session.no_session(ended, config.user))
         if not self._has_refused:
             rows = [row.strip() for row in ended.err.splitlines() if row.strip()]
             ending = "timed out" if ended.rc is None else f"exit status {ended.rc}"
@@ -247,19 +237,16 @@ class _SessionPart(_ProgramPart):
             if self._has_greeted:
                 return
             # Root's own values replace those that the user can forge.
-            hello = _no_hello(self.config.user, "")
             ports = tuple(port for port in self.config.ports if port in answer.ports)
-            hello = replace(hello, token=answer.token, ports=ports, busy=answer.busy)
-            answer = replace(
-                hello, gpus=answer.gpus, engines=answer.engines, reason=answer.reason,
-                variables=answer.variables, facts=answer.facts,
-            )  # fmt: skip
-        elif self._pending.get(answer.number) != name:
-            return
-        elif isinstance(answer, orders.CollectiveAnswer) and answer.port_holder:
-            # Root can see which program has the port.
-            port_holder = _foreign_holder(self._heads[answer.number]) or answer.port_holder
-            answer = replace(answer, port_holder=port_holder)
+            answer = replace(answer, addresses=local_addresses(), ports=ports)
+        else:
+            order = self._pending.get(answer.number)
+            if order is None or order.kind != name:
+                return
+            if isinstance(order, orders.CollectiveOrder) and answer.port_holder:
+                # Root can see which program has the port.
+                holder = _foreign_holder(order.head.port) or answer.port_holder
+                answer = replace(answer, port_holder=holder)
         if len(wire.line(self.config.nonce, name, answer)) > _LONGEST:
             return
         if isinstance(answer, orders.Hello):
@@ -272,25 +259,15 @@ class _SessionPart(_ProgramPart):
 # --- The node's part: as the job's user, or as the user who logs in.
 
 
-class _OrderJob:
-    """An order in work. stop: set it to end the test"""
-
-    def __init__(self, order: _Work) -> None:
-        self.order, self.stop, self.answered = order, threading.Event(), False
-
-
 class _NodePart(_ProgramPart):
-    """This node's part, which works one order after another in a thread that may hang."""
+    """This node's part, which works one order after another in a thread."""
 
     def __init__(self, supervisor: ProcessSupervisor, config: orders.SmokeConfig) -> None:
         super().__init__(supervisor, config)
-        self._lock = threading.Lock()
-        self._todo: queue.SimpleQueue[_OrderJob] = queue.SimpleQueue()
-        #: Jobs without an answer, by number.
-        self._jobs: dict[int, _OrderJob] = {}
-        self._has_greeted = False
-        self._addresses: tuple[str, ...] = ()
-        #: Ports that ranks have or had, in place of our listeners.
+        self._todo: queue.SimpleQueue[_Work] = queue.SimpleQueue()
+        #: The events that end the tests, by number.
+        self._stops: dict[int, threading.Event] = {}
+        #: The port that rank 0 has or had, in place of our listener.
         self._lent: set[int] = set()
 
     def begin(self) -> None:
@@ -300,54 +277,47 @@ class _NodePart(_ProgramPart):
             try:
                 uid = pwd.getpwnam(user).pw_uid
             except KeyError:
-                self.refuse(login, f"no such user: {user}")
+                self.refuse(f"no such user: {user}")
             # A uid may have more than one name.
             if uid != os.geteuid():
-                self.refuse(login, session.cannot_become(login, user))
+                self.refuse(session.cannot_become(login, user))
         # With a limit of 1 byte no core is written, not even through a pipe (fs/coredump.c).
         hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
         resource.setrlimit(resource.RLIMIT_CORE, (1 if hard else 0, hard))
-        limit_s = min(_FIND_S, self.supervisor.left_s * _FIND_SHARE)
-        reason = f"the engines were not found in {limit_s:.0f} s"
-        _start_timer(limit_s, partial(self._greet, _no_hello(login, reason)))
-        self._start_thread(self._greet_and_work)
+        threading.Thread(target=self._run, daemon=True).start()
 
     def take(self, order: _Work | orders.EndOrder) -> None:
-        """Queue an order. Raises ValueError for an order that is in work."""
+        """Queue an order, or end the test of an earlier one."""
         if isinstance(order, orders.EndOrder):
-            with self._lock:
-                job = self._jobs.get(order.number)
-            if job is not None:
-                job.stop.set()
-            return
-        with self._lock:
-            if order.number in self._jobs:
-                raise ValueError(f"no order: there is a test {order.number}")
-            job = self._jobs[order.number] = _OrderJob(order)
-        self._todo.put(job)
+            self._stops.get(order.number, threading.Event()).set()
+        else:
+            self._stops[order.number] = threading.Event()
+            self._todo.put(order)
 
-    def _start_thread(self, work: Callable[[], None]) -> None:
-        def run() -> None:
-            try:
-                work()
-            except Exception as problem:  # noqa: BLE001 - the end tells the other side
-                print(bug_text(problem), file=sys.stderr, flush=True)
-                self.leave(1)
-
-        threading.Thread(target=run, daemon=True).start()
-
-    # --- Hello.
-
-    def _greet_and_work(self) -> None:
-        login = user_name(os.geteuid())
+    def _run(self) -> None:
+        """Say hello, then answer the orders. A mistake in this program costs one test."""
         try:
-            hello = self._make_hello(login)
-        except Exception as problem:  # noqa: BLE001 - the hello reports it
-            hello = _no_hello(login, bug_text(problem))
-        self._greet(hello)
-        self._work()
+            try:
+                hello = self._make_hello()
+            except Exception as problem:  # noqa: BLE001 - the hello reports it
+                hello = _no_hello(bug_text(problem))
+            _say(self.config, "hello", hello)
+            if hello.reason:
+                self.leave(0)
+            while True:
+                order = self._todo.get()
+                self._reclaim_ports()
+                try:
+                    answer = self._answer(order)
+                except Exception as problem:  # noqa: BLE001 - it costs this test alone
+                    answer = _empty_answer(order, bug_text(problem))
+                del self._stops[order.number]
+                _say(self.config, order.kind, answer)
+        except Exception as problem:  # noqa: BLE001 - the end tells the other side
+            print(bug_text(problem), file=sys.stderr, flush=True)
+            self.leave(1)
 
-    def _make_hello(self, login: str) -> orders.Hello:
+    def _make_hello(self) -> orders.Hello:
         """Start the listeners, and find the engines of this node."""
         self._addresses = local_addresses()
         variables = environment.variables_of({**os.environ, **self.config.variables})
@@ -355,11 +325,9 @@ class _NodePart(_ProgramPart):
         facts = self._environment_facts(dict(variables))
         self._listeners = listeners = SmokeListeners(self.config.ports)
         if not listeners.ports:
-            return _no_hello(login, _no_port(self.config.ports, listeners.busy), listeners.busy)
+            return _no_hello(_no_port(self.config.ports, listeners.busy))
         threading.Thread(target=listeners.serve, daemon=True).start()
-        self._engines = node_engines = engines.Engines(
-            self.supervisor, self.config, listeners.descriptors
-        )
+        self._engines = node_engines = engines.Engines(self.supervisor, self.config)
         self.supervisor.at_end(node_engines.close)
         if node_engines.python_pid is not None:
             libraries = (engine.library for engine in node_engines.engines)
@@ -368,18 +336,9 @@ class _NodePart(_ProgramPart):
             driver = processes.contents("/sys/module/nvidia/version").strip()[:40]
             facts = replace(facts, **versions._replace(driver=driver)._asdict())
         return orders.Hello(
-            host=os.uname().nodename,
-            user=login,
-            token=listeners.token,
-            ports=listeners.ports,
-            busy=listeners.busy,
-            addresses=self._addresses,
-            gpus=node_engines.gpus,
-            engines=node_engines.engines,
-            reason="",
-            variables=variables,
-            facts=facts,
-        )
+            listeners.token, listeners.ports, self._addresses, node_engines.engines, "",
+            variables, facts,
+        )  # fmt: skip
 
     def _environment_facts(self, variables: dict[str, str]) -> EnvironmentFacts:
         """The facts of this node that decide about the variables of the ranks."""
@@ -388,85 +347,35 @@ class _NodePart(_ProgramPart):
         deadline = time.monotonic() + _ENVIRONMENT_S
         return environment.observe_node(os.getpid(), masters, deadline, variables)
 
-    def _greet(self, hello: orders.Hello) -> None:
-        with self._lock:
-            if self._has_greeted:
-                return
-            self._has_greeted = True
-        _say(self.config, "hello", hello)
-        if hello.reason:
-            self.leave(0)
-
-    # --- Orders.
-
-    def _work(self) -> None:
-        while True:
-            job = self._todo.get()
-            self._reclaim_ports()
-            limit_s = job.order.limit_s
-            timer = _start_timer(limit_s + _LATE_S, partial(self._give_up, job))
-            try:
-                answer = self._answer(job)
-            except Exception as problem:  # noqa: BLE001 - it costs this test alone
-                answer = _empty_answer(job.order, bug_text(problem), broken=True)
-            timer.cancel()
-            if not self._claim(job):
-                # This thread was late: another thread works the orders now.
-                return
-            _say(self.config, _ANSWER[type(job.order)], answer)
-
-    def _answer(self, job: _OrderJob) -> orders.CollectiveAnswer | orders.PairAnswer:
-        order = job.order
+    def _answer(self, order: _Work) -> orders.CollectiveAnswer | orders.PairAnswer:
+        stop = self._stops[order.number]
         if isinstance(order, orders.PairOrder):
-            return run_pair(order, self._addresses, self._listeners, job.stop)
-        port, is_closed = order.head.port, False
-        if order.first == 0 and port in self._listeners.ports:
+            return run_pair(order, self._addresses, stop)
+        port = order.head.port
+        is_lent = (order.engine, order.first) == (
+            orders.TORCH,
+            0,
+        ) and port in self._listeners.ports
+        if is_lent:
             # Rank 0 is here, and listens there itself.
             self._lent.add(port)
-            is_closed = not self._engines.keeps_listener(order)
-            self._listeners.lend(port, is_shared=not is_closed)
+            self._listeners.lend(port)
         try:
-            ranks = self._engines.run(order, job.stop)
-            is_in_use = is_closed and any(_IN_USE.search(rank.error) for rank in ranks)
+            ranks = self._engines.run(order, stop)
+            is_in_use = is_lent and any(_IN_USE.search(rank.error) for rank in ranks)
             port_holder = _foreign_holder(port) if is_in_use else ""
             return orders.CollectiveAnswer(order.number, "", ranks, port_holder)
         finally:
-            if not job.answered:
-                self._reclaim_ports(_TAKE_S)
+            self._reclaim_ports(_TAKE_S)
 
     def _reclaim_ports(self, limit_s: float = 0.0) -> None:
         """Listen again on the ports that ranks had, for pairs of other nodes."""
         until = time.monotonic() + limit_s
         for port in sorted(self._lent):
-            while not (taken := self._listeners.take(port)) and time.monotonic() < until:
+            while not (is_ours := self._listeners.take(port)) and time.monotonic() < until:
                 time.sleep(0.02)
-            if taken:
+            if is_ours:
                 self._lent.discard(port)
-
-    def _claim(self, job: _OrderJob) -> bool:
-        """Whether the caller may answer this job; the first caller only."""
-        with self._lock:
-            if job.answered:
-                return False
-            job.answered = True
-            del self._jobs[job.order.number]
-            return True
-
-    def _give_up(self, job: _OrderJob) -> None:
-        """Answer for a thread that hangs, and start another thread for the next orders."""
-        if not self._claim(job):
-            return
-        order = job.order
-        job.stop.set()
-        has_processes = isinstance(order, orders.CollectiveOrder)
-        if has_processes:
-            self.supervisor.kill()
-        reason = f"did not end in {order.limit_s:g} s"
-        _say(self.config, _ANSWER[type(order)], _empty_answer(order, reason))
-        if has_processes:
-            # The job's Python was killed, too: the next test starts a new one.
-            self._engines.close()
-        self._start_thread(self._work)
 
 
 def _foreign_holder(port: int) -> str:
@@ -479,29 +388,15 @@ def _foreign_holder(port: int) -> str:
     return ""
 
 
-def _start_timer(limit_s: float, act: Callable[[], None]) -> threading.Timer:
-    """A timer that calls the function after these seconds."""
-    timer = threading.Timer(limit_s, act)
-    timer.daemon = True
-    timer.start()
-    return timer
-
-
-def _empty_answer(
-    order: _Work, reason: str, *, broken: bool = False
-) -> orders.CollectiveAnswer | orders.PairAnswer:
-    """The answer to an order without a result.
-    broken: the reason is a mistake in this program
-    """
+def _empty_answer(order: _Work, reason: str) -> orders.CollectiveAnswer | orders.PairAnswer:
+    """The answer to an order that a mistake in this program leaves without a result."""
     if isinstance(order, orders.PairOrder):
         return orders.PairAnswer(
-            order.number, order.target.name, (), reason, "", (), "", 0.0, 0.0, -1, 0
+            order.number, order.target.name, (), reason, "", (), "", 0.0, 0.0, -1
         )
-    seconds = 0.0 if broken else order.limit_s
-    ranks = (
-        replace(rank, seconds=seconds) for rank in orders.failed_ranks(order, "start", reason)
+    return orders.CollectiveAnswer(
+        order.number, reason, orders.failed_ranks(order, "start", reason)
     )
-    return orders.CollectiveAnswer(order.number, reason if broken else "", tuple(ranks))
 
 
 def _no_port(ports: tuple[int, ...], busy: Iterable[Busy]) -> str:

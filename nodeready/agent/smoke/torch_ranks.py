@@ -35,15 +35,13 @@ import signal
 import socket
 import struct
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-#: Seconds before the end of a test at which a rank is asked what it waits for; seconds for the
-#: rank's answer, after which it is killed.
-ASK_S, ANSWER_S = 0.6, 0.25
+#: Seconds before the end of a test at which its ranks are killed.
+KILL_S = 0.3
 #: Seconds for the remaining ranks of this node when one rank has failed.
 AFTER_FAILURE_S = 2.0
 #: Maximum seconds for a killed process to end, unless it hangs in the kernel.
@@ -53,8 +51,9 @@ COUNT_S = 25.0
 #: Seconds by which the store's time-out is shorter than the test, so that a rank can report
 #: missing ranks.
 STORE_S = 1.0
-#: Seconds within which our listener sends its token; seconds for one connection to the store.
-SILENT_S, CONNECT_S = 0.05, 3.0
+#: Seconds within which our listener sends its mark; seconds for one connection to the store;
+#: seconds between two of them, so that thousands of ranks are no flood.
+SILENT_S, CONNECT_S, AGAIN_S = 0.05, 3.0, 0.1
 #: Fraction of the test's time for the repetitions of the large all_reduce.
 SHARE = 0.2
 #: Maximum repetitions of the large all_reduce; repetitions of the small one.
@@ -66,9 +65,6 @@ LONGEST, KEPT = 300, 32768
 DEBUG_HEAD, DEBUG_TAIL, DEBUG_LINES, DEBUG_WIDTH = 256 << 10, 64 << 10, 64, 300
 #: Side of the matrices, on a GPU and on a CPU; bytes that are copied to a GPU's memory and back.
 SIDE, SIDE_CPU, COPIED = 2048, 64, 64 << 20
-
-_INFO = 192  # bytes of struct tcp_info that are asked for
-_ESTABLISHED, _SYN_SENT = 1, 2
 
 
 # --- Errors, in one line.
@@ -100,24 +96,24 @@ def error_line(problem: BaseException) -> str:
     return (type(problem).__name__ + (": " + message if message else ""))[:LONGEST]
 
 
+def last_match(output: str, *patterns: str) -> str:
+    """What the last line with the first of these patterns that is there says; "": none is."""
+    for pattern in patterns:
+        for match in reversed(list(re.finditer(pattern, output))):
+            if match.group(1).strip():
+                return match.group(1).strip()[:LONGEST]
+    return ""
+
+
 def output_reason(output: str) -> str:
     """Why a library ended a rank, from its output: its last warning, else its error."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    for pattern in (r"NCCL WARN (.*)", r"what\(\): *(.*)", r"(?:\w*Error|Exception): (.*)"):
-        for line in reversed(lines):
-            match = re.search(pattern, line)
-            if match and match.group(1):
-                return match.group(1)[:LONGEST]
-    return ""
+    errors = (r"what\(\): *(.*)", r"(?:\w*Error|Exception): (.*)")
+    return last_match(output, r"NCCL WARN (.*)", *errors)
 
 
 def last_warning(output: str) -> str:
     """The last warning of NCCL or of torch's network code; "" without a warning."""
-    for line in reversed(output.splitlines()):
-        match = re.search(r"NCCL WARN (.*)|(Unable to (?:resolve hostname|find address).*)", line)
-        if match:
-            return (match.group(1) or match.group(2))[:LONGEST]
-    return ""
+    return last_match(output, r"((?<=NCCL WARN ).*|Unable to (?:resolve hostname|find address).*)")
 
 
 # --- NCCL's own lines (NCCL_DEBUG=INFO), in a file in memory.
@@ -157,62 +153,19 @@ def debug_lines(number: int) -> list[str]:
 # --- TCP connections of this process.
 
 
-def tcp_sockets() -> Iterator[socket.socket]:
-    """The TCP sockets of this process, each only until the next."""
-    families = (socket.AF_INET, socket.AF_INET6)
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError, ValueError):
-            if os.readlink("/proc/self/fd/" + name).startswith("socket:"):
-                with socket.socket(fileno=os.dup(int(name))) as connection:
-                    if connection.family in families and connection.type == socket.SOCK_STREAM:
-                        yield connection
-
-
-def connections() -> Iterator[tuple[str, int, int]]:
-    """The peer, the state, and the number of stuck segments of each connection. A segment is stuck
-    if it is not acknowledged after two time-outs.
-    """
-    for connection in tcp_sockets():
-        with contextlib.suppress(OSError):
-            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO)
-            try:
-                peer = connection.getpeername()[0]
-            except OSError:
-                peer = connecting_address(str(os.fstat(connection.fileno()).st_ino))
-            # linux/tcp.h: the third byte counts the time-outs since the last acknowledgement,
-            # unacked is at 24. After one time-out a connection is slow, after two it hangs.
-            (unacked,) = struct.unpack_from("=I", info, 24)
-            yield peer.rpartition("::ffff:")[2], info[0], unacked if info[2] > 1 else 0
-
-
-def connecting_address(inode: str) -> str:
-    """The address to which a socket still connects, from the kernel's table."""
-    for path in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
-        with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
-            for words in (row.split() for row in file):
-                if len(words) > 9 and words[9] == inode:
-                    return table_address(bytes.fromhex(words[2].partition(":")[0]))
-    return "an unknown address"
-
-
-def table_address(number: bytes) -> str:
-    """An address of the kernel's table: numbers of 32 bits in the machine's order."""
-    parts = [number[start : start + 4] for start in range(0, len(number), 4)]
-    if sys.byteorder == "little":
-        parts = [part[::-1] for part in parts]
-    family = socket.AF_INET if len(number) == 4 else socket.AF_INET6
-    return socket.inet_ntop(family, b"".join(parts))
-
-
 def own_address(without: int) -> str:
     """The own address of most of this process's connections; "": no connection.
     without: the port of connections that do not count
     """
     counts: dict[str, int] = {}
-    for connection in tcp_sockets():
-        with contextlib.suppress(OSError):
-            local, peer = connection.getsockname(), connection.getpeername()
-            if without not in (local[1], peer[1]):
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError, ValueError):
+            if not os.readlink("/proc/self/fd/" + name).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6)
+                local, peer = connection.getsockname(), connection.getpeername()
+            if is_tcp and without not in (local[1], peer[1]):
                 address = local[0].rpartition("::ffff:")[2]
                 counts[address] = counts.get(address, 0) + 1
     return max(counts, key=lambda address: counts[address]) if counts else ""
@@ -228,29 +181,18 @@ def interface_of(address: str) -> str:
     return ""
 
 
-def unanswered_connections() -> str:
-    """What this process waits for: its connections without an answer."""
-    reasons = []
-    for peer, state, stuck in connections():
-        if state == _SYN_SENT:
-            reasons.append(f"{peer} does not answer")
-        elif state == _ESTABLISHED and stuck:
-            reasons.append(f"{peer} does not acknowledge {stuck} segment{'s' * (stuck > 1)}")
-    return "; ".join(dict.fromkeys(reasons))[:LONGEST]
-
-
-def store_problem(host: str, port: int, token: bytes, wait_s: float) -> str:
+def store_problem(host: str, port: int, mark: bytes, wait_s: float) -> str:
     """Why there is no store yet; "": the store is there. A store sends nothing first. Our
-    listener, which has the port before the store, sends a token.
+    listener, which has the port before the store, sends a mark.
     """
     try:
         with socket.create_connection((host, port), max(0.1, wait_s)) as connection:
             connection.settimeout(SILENT_S)
             try:
-                data = connection.recv(256)
+                data = connection.recv(len(mark))
             except socket.timeout:
                 return ""
-            return f"{host}:{port}: rank 0 has not come" if token.startswith(data) else ""
+            return f"{host}:{port}: rank 0 has not come" if mark.startswith(data) else ""
     except socket.timeout:
         return f"{host}:{port} does not answer"
     except OSError as problem:
@@ -347,62 +289,55 @@ class RankWork:
         dist, order = self.dist, self.order
         if order["first"]:
             self.reach()
-        limit = datetime.timedelta(seconds=max(0.5, self.left_s() - STORE_S))
-        # The listener itself is handed over, so no program can take the port in between.
-        listener = {}
-        if self.rank == 0 and order["listener"] >= 0:
-            listener = {"master_listen_fd": os.dup(order["listener"])}
         self.store = dist.TCPStore(
-            order["host"], order["port"], self.world, self.rank == 0, timeout=limit,
-            wait_for_workers=False, **listener,
+            order["host"], order["port"], self.world, self.rank == 0,
+            timeout=self.store_limit(), wait_for_workers=False,
         )  # fmt: skip
         self.join()
-        options: dict[str, Any] = {}
-        if order["backend"] == "nccl":
-            # Later than the test's end: the rank is killed before its own watchdog acts.
-            limit = datetime.timedelta(seconds=self.left_s() + 3600)
-            if "device_id" in inspect.signature(dist.init_process_group).parameters:
-                options["device_id"] = self.device
-        else:
-            limit = datetime.timedelta(seconds=max(0.5, self.left_s() - STORE_S))
+        is_nccl = order["backend"] == "nccl"
+        # Later than the test's end: the rank is killed before its own watchdog acts.
+        late = datetime.timedelta(seconds=self.left_s() + 3600)
+        options: dict[str, Any] = {"timeout": late if is_nccl else self.store_limit()}
+        if is_nccl and "device_id" in inspect.signature(dist.init_process_group).parameters:
+            options["device_id"] = self.device
         dist.init_process_group(
-            order["backend"], store=self.store, rank=self.rank, world_size=self.world,
-            timeout=limit, **options,
-        )  # fmt: skip
-        if order["backend"] != "nccl":
+            order["backend"], store=self.store, rank=self.rank, world_size=self.world, **options
+        )
+        if not is_nccl:
             address = own_address(order["port"])
             self.say(address=[interface_of(address), address])
-        # In init, gloo's time-out names the rank that gloo does not reach. A later time-out names
-        # no rank, and closes the connections that show it, so gloo gets none after init.
-        c10d = importlib.import_module("torch.distributed.distributed_c10d")
-        later = getattr(dist, "set_timeout", None) or getattr(c10d, "_set_pg_timeout", None)
-        if later is not None and order["backend"] != "nccl":
-            with contextlib.suppress(Exception):
-                later(datetime.timedelta(seconds=self.left_s() + 3600))
+
+    def store_limit(self) -> datetime.timedelta:
+        """The limit of the store, with time for this rank's report."""
+        return datetime.timedelta(seconds=max(0.5, self.left_s() - STORE_S))
 
     def reach(self) -> None:
         """Wait for the store of another node, which may be a moment behind. Raises RuntimeError if
         the store does not come.
         """
-        host, port = self.order["host"], self.order["port"]
+        host, port, mark = (self.order[name] for name in ("host", "port", "mark"))
         while True:
             remaining_s = self.left_s() - STORE_S
-            reason = store_problem(
-                host, port, self.order["token"].encode(), min(CONNECT_S, remaining_s)
-            )
+            reason = store_problem(host, port, mark.encode(), min(CONNECT_S, remaining_s))
             if not reason:
                 return
             if remaining_s <= 0:
-                self.say(waits_for=0)
                 raise RuntimeError(reason)
-            time.sleep(0.02)
+            time.sleep(AGAIN_S)
 
     def join(self) -> None:
-        """Rank 0 waits for all ranks, as its store would, and reports missing ones."""
+        """Rank 0 waits for all ranks, as its store would, and reports missing ones. Raises
+        RuntimeError when they do not come.
+        """
         self.store.add(f"nodeready/rank{self.rank}", 1)
         self.store.add("nodeready/ranks", 1)
         if self.rank:
-            self.wait()
+            try:
+                self.store.wait(["nodeready/all"], self.store_limit())
+            except RuntimeError:
+                if self.left_s() > STORE_S + 0.5:
+                    raise
+                raise RuntimeError("timed out: other ranks did not come") from None
             return
         while self.store.add("nodeready/ranks", 0) < self.world:
             if self.left_s() <= STORE_S:
@@ -413,23 +348,11 @@ class RankWork:
                 numbers = ", ".join(str(number) for number in missing[:8])
                 suffix = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
                 noun = "rank" if len(missing) == 1 else "ranks"
-                self.say(
-                    error=f"timed out: {noun} {numbers}{suffix} did not come", waits_for=missing[0]
-                )
+                self.say(error=f"timed out: {noun} {numbers}{suffix} did not come")
                 # The remaining ranks need the store until each has reported its own reason.
                 time.sleep(self.left_s() + 5)
             time.sleep(0.005)
         self.store.set("nodeready/all", "1")
-
-    def wait(self) -> None:
-        """Wait until rank 0 has seen all ranks. Raises RuntimeError when it does not."""
-        try:
-            limit = datetime.timedelta(seconds=max(0.5, self.left_s() - STORE_S))
-            self.store.wait(["nodeready/all"], limit)
-        except RuntimeError:
-            if self.left_s() > STORE_S + 0.5:
-                raise
-            raise RuntimeError("timed out: other ranks did not come") from None
 
     def barrier(self) -> None:
         if self.order["backend"] == "nccl":
@@ -489,7 +412,6 @@ class RankWork:
         torch, dist = self.torch, self.dist
         values = self.positions(8, self.order["small"], torch.int64)
         previous, following = (self.rank - 1) % self.world, (self.rank + 1) % self.world
-        self.say(waits_for=previous)
         sent, got = values + self.rank * 7919, torch.full_like(values, -1)
         if self.order["backend"] == "nccl":
             operations = [
@@ -502,7 +424,6 @@ class RankWork:
         for request in work:
             request.wait()
         self.sync()
-        self.say(waits_for=-1)
         self.compare(got, values + previous * 7919, f"what rank {previous} sent")
 
     def large(self) -> None:
@@ -611,22 +532,15 @@ def isolate(limit_s: float, parent: int, output: int) -> None:
         os.dup2(output, stream)
 
 
-def rank_process(torch: Any, order: dict[str, Any], index: int, tell: int, questions: int) -> None:
+def rank_process(torch: Any, order: dict[str, Any], index: int, tell: int) -> None:
     """Run a rank, and end its process."""
 
     def say(**data: Any) -> None:
         os.write(tell, json.dumps(data).encode("ascii") + b"\n")
 
-    def answer() -> None:
-        # A byte is a question; the end means that the parent has ended.
-        if not os.read(questions, 1):
-            os._exit(1)
-        say(late=unanswered_connections())
-
     failed = 0
     try:
         torch.set_num_threads(1)
-        threading.Thread(target=answer, daemon=True).start()
         prepare(order, bool(getattr(torch.version, "hip", None)))
         RankWork(order, index, torch, say).run()
     except BaseException as problem:  # noqa: BLE001
@@ -666,13 +580,10 @@ class RankProcess:
     ended:  its exit status, or the negative number of its signal; None: it runs
     """
 
-    def __init__(
-        self, torch: Any, order: dict[str, Any], index: int, siblings: list[RankProcess], out: int
-    ) -> None:
+    def __init__(self, torch: Any, order: dict[str, Any], index: int, out: int) -> None:
         self.began = time.monotonic()
-        self.index, self.number = index, order["first"] + index
+        self.number = order["first"] + index
         self.ended: int | None = None
-        self.seconds = 0.0
         self.report: dict[str, Any] = {"phase": "start"}
         self.buffer, self.output = b"", b""
         self.killed = ""
@@ -680,23 +591,18 @@ class RankProcess:
         self.nccl: list[str] = []
         self.debug = open_debug_file()
         self.messages_end, tell = os.pipe()
-        questions, self.ask_end = os.pipe()
         self.log, output = os.pipe()
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                for rank in (self, *siblings):
-                    for number in (rank.messages_end, rank.ask_end, rank.log):
-                        if number >= 0:
-                            os.close(number)
                 os.close(out)
                 isolate(order["seconds"] + 1, parent, output)
                 order["debug"] = self.debug
-                rank_process(torch, order, index, tell, questions)
+                rank_process(torch, order, index, tell)
             finally:
                 os._exit(1)
-        for number in (tell, questions, output):
+        for number in (tell, output):
             os.close(number)
         for number in (self.messages_end, self.log):
             os.set_blocking(number, False)
@@ -709,11 +615,6 @@ class RankProcess:
             return False
         return self.ended is not None or bool(message)
 
-    @property
-    def own_fault(self) -> bool:
-        """Whether the rank failed in a phase that needs no other rank, or died."""
-        return self.report["phase"] in ("start", "compute") or not self.report.get("error")
-
     def state(self) -> str:
         """The kernel's state of the process if it explains the hang; else ""."""
         with contextlib.suppress(OSError, IndexError):
@@ -723,8 +624,8 @@ class RankProcess:
             return states.get(letter, "")
         return ""
 
-    def read_messages(self) -> Iterator[dict[str, Any]]:
-        """The rank's messages since the last call; its output is kept."""
+    def read_messages(self) -> None:
+        """Read the rank's messages and its output."""
         for number, name in ((self.log, "output"), (self.messages_end, "buffer")):
             with contextlib.suppress(BlockingIOError):
                 while True:
@@ -735,22 +636,15 @@ class RankProcess:
                     setattr(self, name, text[-KEPT:] if name == "output" else text)
         *lines, self.buffer = self.buffer.split(b"\n")
         for line in lines:
-            data = json.loads(line)
-            self.report.update(data)
-            yield data
+            self.report.update(json.loads(line))
 
     def reap(self) -> bool:
         """Whether the process has ended; takes its status."""
         if self.ended is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
-                self.seconds = time.monotonic() - self.began
                 self.ended = -(status & 127) if status & 127 else status >> 8
         return self.ended is not None
-
-    def ask(self) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self.ask_end, b"?")
 
     def kill(self) -> None:
         """Kill the process with its children."""
@@ -769,21 +663,18 @@ class RankProcess:
         if self.debug >= 0:
             self.nccl = debug_lines(self.debug)
             os.close(self.debug)
-        for number in (self.messages_end, self.ask_end, self.log):
+        for number in (self.messages_end, self.log):
             os.close(number)
-        self.messages_end = self.ask_end = self.log = -1
         remove_files(self.files)
 
-    def answer(self, gpu: int) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
         """The rank's result."""
         report = self.report
         error = "" if report["phase"] == "done" else self.failure()
         return {
-            "rank": self.number, "gpu": gpu, "phase": report["phase"],
+            "rank": self.number, "phase": report["phase"],
             "mismatch": report.get("mismatch", ""), "error": error[:LONGEST],
-            "waits_for": report.get("waits_for", -1) if error else -1,
             "ms": round(report.get("ms", 0.0), 4), "gbps": round(report.get("gbps", 0.0), 4),
-            "seconds": round(self.seconds or time.monotonic() - self.began, 3),
             "nccl": self.nccl, "address": report.get("address", ["", ""]),
         }  # fmt: skip
 
@@ -794,10 +685,9 @@ class RankProcess:
         warning = last_warning(output)
         if self.ended is None:
             zombie = f"process {self.pid} does not end after SIGKILL"
-            return "; ".join(part for part in (self.killed, zombie, self.state()) if part)
+            return f"{self.killed}; {zombie}"
         if self.killed:
-            late = self.report.get("state") or self.report.get("late", "it does not answer")
-            return error or "; ".join(part for part in (self.killed, late, warning) if part)
+            return error or (f"{self.killed}; {warning}" if warning else self.killed)
         if error:
             return f"{error} ({warning})" if warning and warning not in error else error
         end = f"with status {self.ended}"
@@ -848,32 +738,29 @@ class Forker:
         try:
             try:
                 for index in range(order["ranks"]):
-                    ranks.append(RankProcess(self.torch, order, index, ranks, self.out))
+                    ranks.append(RankProcess(self.torch, order, index, self.out))
             except OSError as problem:
                 error = f"fork: {problem.strerror}"
             else:
                 self.watch(order, ranks)
         finally:
             self.end(ranks)
-        gpus = order["gpus"] or [-1] * len(ranks)
-        answers = [] if error else [rank.answer(gpus[rank.index]) for rank in ranks]
+        answers = [] if error else [rank.answer() for rank in ranks]
         self.say({"number": order["number"], "error": error, "ranks": answers})
 
     def watch(self, order: dict[str, Any], ranks: list[RankProcess]) -> None:
         """Wait until all ranks have ended, the time is over, or an order ends the test."""
-        until, reason = order["deadline"] - ASK_S, ""
-        blamed: RankProcess | None = None
+        until, reason = order["deadline"] - KILL_S, ""
         while True:
             running = [rank for rank in ranks if not rank.reap()]
             for rank in ranks:
-                self.relay_phases(order, rank)
+                rank.read_messages()
             if not running:
                 return
-            if blamed is None:
-                blamed = next((rank for rank in ranks if rank.failed), None)
-                if blamed is not None:
-                    until = min(until, time.monotonic() + AFTER_FAILURE_S)
-                    reason = f"ended: rank {blamed.number} had failed"
+            failed = next((rank for rank in ranks if rank.failed), None)
+            if failed is not None and not reason:
+                until = min(until, time.monotonic() + AFTER_FAILURE_S)
+                reason = f"ended: rank {failed.number} had failed"
             remaining_s = until - time.monotonic()
             if remaining_s <= 0:
                 break
@@ -887,23 +774,8 @@ class Forker:
                 # A pipe ends a moment before its process does.
                 time.sleep(0.001)
         for rank in running:
-            rank.killed = reason or f"no end after {time.monotonic() - rank.began:.1f} s"
-            rank.report["state"] = rank.state()
-            if blamed is not None and blamed.own_fault:
-                rank.report["waits_for"] = blamed.number
-            rank.ask()
-        until = time.monotonic() + ANSWER_S
-        while time.monotonic() < until and not all("late" in rank.report for rank in running):
-            select.select([rank.messages_end for rank in running], [], [], 0.02)
-            for rank in running:
-                self.relay_phases(order, rank)
-
-    def relay_phases(self, order: dict[str, Any], rank: RankProcess) -> None:
-        """Read a rank's messages, and report its phase."""
-        for data in rank.read_messages():
-            if "phase" in data:
-                phase = {"rank": rank.number, "phase": data["phase"]}
-                self.say({"number": order["number"], **phase})
+            late = f"no end after {time.monotonic() - rank.began:.1f} s"
+            rank.killed = "; ".join(part for part in (reason or late, rank.state()) if part)
 
     def end(self, ranks: list[RankProcess]) -> None:
         """Kill the ranks that run, and wait briefly for their end."""
@@ -913,8 +785,7 @@ class Forker:
         while sum(not rank.reap() for rank in ranks) and time.monotonic() < until:
             time.sleep(0.005)
         for rank in ranks:
-            for _ in rank.read_messages():
-                pass
+            rank.read_messages()
             rank.close()
         self.zombies = [pid for pid in self.zombies if not os.waitpid(pid, os.WNOHANG)[0]]
         self.zombies += [rank.pid for rank in ranks if rank.ended is None]
@@ -980,34 +851,24 @@ def gpu_report(torch: Any) -> dict[str, Any]:
     return result
 
 
-def listeners_for_store(dist: Any, listeners: dict[int, int]) -> list[int]:
-    """The ports whose listeners a store can take over (PyTorch 2.0 and newer).
-
-    A container's program may have closed all descriptors but the first three. Unused listeners
-    are closed, so that they hold no port.
-    """
-    ports = []
-    initializer = getattr(getattr(dist, "TCPStore", None), "__init__", None)
-    takes = "master_listen_fd" in str(getattr(initializer, "__doc__", ""))
-    for port, number in listeners.items():
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as listener:
-            if listener.getsockname()[1] != port:
-                continue
-            if takes:
-                ports.append(port)
-            else:
-                os.close(number)
-    return ports
+def unusable_backends(torch: Any, dist: Any) -> dict[str, str]:
+    """Backend -> why this PyTorch does not have it; "": it does."""
+    built = "PyTorch " + str(torch.__version__) + " is built without "
+    if not dist.is_available():
+        return dict.fromkeys(("nccl", "gloo"), built + "torch.distributed")
+    # Newer versions only.
+    has_gloo = getattr(dist, "is_gloo_available", lambda: hasattr(dist, "ProcessGroupGloo"))()
+    nccl = "" if dist.is_nccl_available() else built + "NCCL"
+    if not (getattr(torch.version, "hip", None) or getattr(torch.version, "cuda", None)):
+        nccl = built + "CUDA and ROCm"
+    return {"nccl": nccl, "gloo": "" if has_gloo else built + "gloo"}
 
 
-def main(
-    mark: str, limit_s: float, environment: dict[str, str], listeners: dict[int, int]
-) -> None:
+def main(mark: str, limit_s: float, environment: dict[str, str]) -> None:
     """Serve orders until the end of the input.
 
-    mark:      the beginning of each line of output
-    limit_s:   seconds after which this process ends
-    listeners: port -> its listener's descriptor
+    mark:    the beginning of each line of output
+    limit_s: seconds after which this process ends
     """
     # Ignored and blocked signals are inherited.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -1031,25 +892,17 @@ def main(
         forker.say({"reason": error_line(problem)})
         os._exit(1)
     forker.say({"imported": True})
-    hello: dict[str, Any] = {
-        "python": sys.version.split()[0],
-        "executable": sys.executable or "",
+    hello = {
         "torch": str(torch.__version__),
-        "distributed": bool(dist.is_available()),
-        "hip": bool(getattr(torch.version, "hip", None)),
-        "cuda": bool(getattr(torch.version, "cuda", None)),
-        "nccl": False, "gloo": False,
-    }  # fmt: skip
-    if hello["distributed"]:
-        hello["listeners"] = listeners_for_store(dist, listeners)
-        hello["nccl"] = bool(dist.is_nccl_available())
-        # Newer versions only.
-        is_available = getattr(dist, "is_gloo_available", None)
-        hello["gloo"] = bool(is_available()) if is_available else hasattr(dist, "ProcessGroupGloo")
-    hello.update(gpu_report(torch))
+        **unusable_backends(torch, dist),
+        **gpu_report(torch),
+    }
+    reason = hello.pop("reason")
+    gpus = hello.pop("gpus")
     if torch.cuda.is_initialized():
-        hello["reason"] = "the import of torch initialises CUDA: no rank can be forked"
-        hello["gpus"] = 0
+        reason, gpus = "the import of torch initialises CUDA: no rank can be forked", 0
+    if not hello["nccl"] and not gpus:
+        hello["nccl"] = "PyTorch sees no GPU" + (": " + reason if reason else "")
     gc.collect()
     gc.freeze()
     forker.say(hello)

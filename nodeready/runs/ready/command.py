@@ -19,7 +19,7 @@ from nodeready.runs import targets
 from nodeready.runs.audit.command import audit_document, probed_subjects
 from nodeready.runs.audit.workers import AuditWorkers
 from nodeready.runs.memory.kept_looks import LookKeeper, earlier_failures
-from nodeready.runs.options import ReadyOptions
+from nodeready.runs.options import ReadyOptions, SmokeOptions
 from nodeready.runs.targets import Targets, ask_password
 from nodeready.runs.tell import Tell
 from nodeready.runs.values import policy_settings
@@ -233,7 +233,7 @@ def _prove_collective(
         task.transport,
         {name: task.policies[name] for name in names},
         task.deadline,
-        task.budget_s,
-        inventory_addresses=task.inventory_addresses,
+        task.inventory_addresses,
+        SmokeOptions(budget=task.budget_s),
     )
     return smoke_run.collective_proofs(smoke_run.smoke(smoke_task, tell.note, tell.progress))

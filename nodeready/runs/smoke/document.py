@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from types import MappingProxyType
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar
 
 from nodeready.agent.smoke.orders import RankNetwork
 from nodeready.core.json_types import Count, Moment, Name, Positive
 from nodeready.core.outcome import Gap, NodeGap, NodeGaps, gaps_code
+from nodeready.core.policy import Policy
 from nodeready.core.result import join_first
 from nodeready.core.text import counted, sanitise
 from nodeready.runs.smoke.knowledge import CONTROL, PAIR, SWEEP, SmokeOutcome, SmokeSuspect, Test
@@ -248,16 +248,14 @@ def _uses(network: RankNetwork, contrast: str) -> str:
 
 
 def unexpected(
-    networks: Mapping[str, RankNetwork], expected: Mapping[str, str]
+    networks: Mapping[str, RankNetwork], policies: Mapping[str, Policy]
 ) -> dict[str, tuple[str, ...]]:
-    """The nodes whose network is not the policy's -> the evidence, a sentence.
-
-    expected: node -> the policy's nccl_network; "": any
-    """
+    """The nodes whose network is not the policy's -> the evidence, a sentence."""
     return {
-        name: (_uses(network, f"the policy wants {expected[name]} (nccl_network)"),)
+        name: (_uses(network, f"the policy wants {expected} (nccl_network)"),)
         for name, network in networks.items()
-        if expected.get(name) and network.name.lower() not in (expected[name].lower(), _GLOO)
+        if (expected := policies[name].nccl_network)
+        and network.name.lower() not in (expected.lower(), _GLOO)
     }
 
 
@@ -303,14 +301,7 @@ _TITLES = {INSIDE: "inside the node", BETWEEN: "between nodes"}
 _SETTINGS = {INSIDE: "smoke_min_node_gbps", BETWEEN: "smoke_min_gbps"}
 
 
-class Floor(NamedTuple):
-    """A node's policy, in Gbit/s of bus bandwidth; 0: it has none."""
-
-    between: float = 0.0
-    inside: float = 0.0
-
-
-Floors = Mapping[str, Floor]
+Policies = Mapping[str, Policy]
 Results = Iterable["tuple[Test, SmokeOutcome]"]
 
 
@@ -324,26 +315,27 @@ def _by_link(results: Results) -> dict[str, list[tuple[Test, float]]]:
     return tests
 
 
-def _floor(name: str, nodes: Iterable[str], floors: Floors) -> float:
+def _floor(name: str, nodes: Iterable[str], policies: Policies) -> float:
     """The lowest floor of these nodes; 0 if a node has no floor: it may be slower."""
-    return min((getattr(floors.get(node, Floor()), name) for node in nodes), default=0.0)
+    floors = (getattr(policies[node], _SETTINGS[name]) for node in nodes if node in policies)
+    return float(min(floors, default=0.0))
 
 
-def links(results: Results, floors: Floors = MappingProxyType({})) -> tuple[LinkBandwidth, ...]:
+def links(results: Results, policies: Policies) -> tuple[LinkBandwidth, ...]:
     """The bandwidth inside nodes and between them, as far as there are tests."""
     rows = []
     for name, tests in _by_link(results).items():
         if tests:
             slowest, least = min(tests, key=lambda result: result[1])
             median = statistics.median(gbps for _, gbps in tests)
-            lows = (_floor(name, test.nodes, floors) for test, _ in tests)
+            lows = (_floor(name, test.nodes, policies) for test, _ in tests)
             floor = min(filter(None, lows), default=0.0)
             rows.append(LinkBandwidth(name, len(tests), median, least, slowest.nodes, floor))
     return tuple(rows)
 
 
 def below_floor(
-    results: Results, floors: Floors, without: Iterable[str] = ()
+    results: Results, policies: Policies, without: Iterable[str] = ()
 ) -> dict[str, tuple[str, ...]]:
     """The nodes that reach the policy's floor in no test -> a sentence for each class of links.
 
@@ -359,7 +351,7 @@ def below_floor(
                 if gbps > best.get(node, (0.0, test))[0]:
                     best[node] = gbps, test
         for node, (gbps, test) in best.items():
-            floor = _floor(name, (node,), floors)
+            floor = _floor(name, (node,), policies)
             if gbps < floor:
                 sentence = (
                     f"at best {gbps:.3g} Gbit/s {_TITLES[name]}, the policy wants {floor:g} "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple, TypeVar
 
@@ -53,6 +53,18 @@ class SmokeOutcome:
     retransmits: int = 0  # TCP segments that the source of a sweep sent again; 0: none, or unknown
     # (node, the network that its ranks used), where it is known
     networks: tuple[tuple[str, RankNetwork], ...] = ()
+
+
+class Trial(NamedTuple):
+    """A finished test."""
+
+    test: Test
+    outcome: SmokeOutcome
+
+    def peers_of(self, node: str) -> str:
+        """The node's peers in this test, in words, with the number and the cause."""
+        peers = [name for name in self.test.nodes if name != node]
+        return f"{join_names(peers)} {cite([self.test])}{with_cause(self.outcome.cause)}"
 
 
 @dataclass(frozen=True)
@@ -125,28 +137,26 @@ class Knowledge:
     positions:   node -> its position in the inventory
     finished:    the tests with their outcomes
     doubts:      node that is suspected and not confirmed yet -> the reason
+    lost:        nodes that are not tested again: their connection ended, or another user bars them
     is_complete: the search has ended by itself
     """
 
     def __init__(self) -> None:
         self.positions: dict[str, int] = {}
-        self.finished: list[tuple[Test, SmokeOutcome]] = []
+        self.finished: list[Trial] = []
         self.rounds = 0
         self.suspects: list[SmokeSuspect] = []
         self.doubts: dict[str, str] = {}
+        self.lost: set[str] = set()
         self.is_complete = False
 
     def sorted(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """These nodes in the inventory's order."""
         return tuple(sorted({*nodes}, key=self.positions.__getitem__))
 
-    def collectives(self) -> list[tuple[Test, SmokeOutcome]]:
+    def collectives(self) -> list[Trial]:
         """The finished tests of several nodes, without the sweep."""
-        return [
-            (test, outcome)
-            for test, outcome in self.finished
-            if len(test.nodes) > 1 and test.purpose != SWEEP
-        ]
+        return [t for t in self.finished if len(t.test.nodes) > 1 and t.test.purpose != SWEEP]
 
     def suspect(
         self, kind: str, nodes: Collection[str], *evidence: str, gpus: Sequence[int] = ()
@@ -262,19 +272,6 @@ class TrialRequest:
     gpus: tuple[int, ...] = ()  # the GPUs of the first node that take part; (): all
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A finished test."""
-
-    test: Test
-    outcome: SmokeOutcome
-
-    def peers_of(self, node: str) -> str:
-        """The node's peers in this test, in words, with the number and the cause."""
-        peers = [name for name in self.test.nodes if name != node]
-        return f"{join_names(peers)} {cite([self.test])}{with_cause(self.outcome.cause)}"
-
-
 #: The trials of the requests; None: a node of the test is lost, or no filler remains.
 Trials = list["Trial | None"]
 Steps = Generator["list[TrialRequest]", Trials, T]
@@ -292,18 +289,28 @@ def cite_trials(trials: Iterable[Trial]) -> str:
     return cite(trial.test for trial in trials)
 
 
-def one_turn(
-    suspect: TrialRequest, control: TrialRequest, suspected: list[Trial], good: list[Trial]
-) -> Steps[bool]:
-    """Run the suspect's test, then that of good nodes, with no other test beside them, and add
-    them to the lists. Returns whether both ran.
+def take_turns(
+    suspects: Sequence[tuple[str, ...]],
+    good_nodes: tuple[str, ...],
+    purpose: str,
+    goes_on: Callable[[list[Trial], list[Trial]], bool],
+) -> Steps[tuple[list[Trial], list[Trial]]]:
+    """Test the suspect (in each of ``suspects`` beside another node) and good nodes in turns, with
+    no other test beside them. Returns the trials of both; none if a node is lost.
+
+    goes_on: whether there is another turn after these trials
     """
-    for request, trials in ((suspect, suspected), (control, good)):
-        (trial,) = yield [request]
-        if trial is None:
-            return False
-        trials.append(trial)
-    return True
+    suspected: list[Trial] = []
+    good: list[Trial] = []
+    control = TrialRequest(SWEEP if purpose == SWEEP else CONTROL, good_nodes)
+    while not good or goes_on(suspected, good):
+        request = TrialRequest(purpose, suspects[len(good) % len(suspects)])
+        for turn, trials in ((request, suspected), (control, good)):
+            (trial,) = yield [turn]
+            if trial is None:
+                return [], []
+            trials.append(trial)
+    return suspected, good
 
 
 def retry_alternately(
@@ -312,23 +319,21 @@ def retry_alternately(
     purpose: str,
     is_flaky: bool = False,
 ) -> Steps[str]:
-    """Test the suspect (in each of ``suspects`` beside another node) and good nodes in turns.
-    Returns the evidence against the suspect, or "".
-    """
-    suspected: list[Trial] = []
-    good: list[Trial] = []
-    control = TrialRequest(SWEEP if purpose == SWEEP else CONTROL, good_nodes)
-    evidence = ""
-    for turn in range(1, _RETRIALS + 1):
-        request = TrialRequest(purpose, suspects[turn % len(suspects)])
-        if not (yield from one_turn(request, control, suspected, good)):
-            return ""
-        evidence = slow_reason(suspected, good, REPORT_SHARE)
-        if any(map(is_failed, good)) or not (evidence or is_flaky):
-            return ""
-        if turn == _FEW_RETRIALS and slow_reason(suspected, good, _CLEAR_SHARE):
-            break
+    """The evidence of `take_turns` that the suspect is slow, or fails now and then; or ""."""
+
+    def goes_on(suspected: list[Trial], good: list[Trial]) -> bool:
+        if any(map(is_failed, good)):
+            return False
+        if not (is_flaky or slow_reason(suspected, good, REPORT_SHARE)):
+            return False
+        is_clear = len(good) == _FEW_RETRIALS and slow_reason(suspected, good, _CLEAR_SHARE)
+        return not is_clear and len(good) < _RETRIALS
+
+    suspected, good = yield from take_turns(suspects, good_nodes, purpose, goes_on)
+    if not good or any(map(is_failed, good)):
+        return ""
     failed = [trial for trial in suspected if is_failed(trial)]
+    evidence = slow_reason(suspected, good, REPORT_SHARE)
     # A flaky suspect has to fail with each of its partners: else the partner may be the cause.
     if not evidence and len({trial.test.nodes for trial in failed}) == len(suspects) > 1:
         return (
@@ -391,18 +396,10 @@ def looks_slow(outcome: SmokeOutcome, usual_gbps: float, usual_ms: float) -> boo
     return outcome.ok and (is_late or 0 < outcome.gbps < _INVESTIGATE_SHARE * usual_gbps)
 
 
-# --- The groups, the sweeps and the rounds of a fleet without a fault.
+# --- The groups and the sweep.
 
 #: Up to this number of nodes, a sweep has all pairs.
 _ALL_PAIRS = 64
-
-
-class SmokePlan(NamedTuple):
-    """The tests and rounds of a fleet without a fault."""
-
-    tests: int  # number of tests of several nodes, before the sweep
-    rounds: int  # number of rounds before the sweep; the first round tests each node alone
-    sweeps: int  # number of rounds of the sweep, which tests pairs of nodes
 
 
 def split_groups(nodes: Sequence[str]) -> list[list[str]]:
@@ -424,13 +421,3 @@ def sweep_offsets(count: int, full: bool) -> list[int]:
     if full or count <= _ALL_PAIRS:
         return [*mesh.full(count)]
     return [offset for skip in mesh.ring_and_skips(count) for offset in (skip, count - skip)]
-
-
-def plan(count: int, *, full: bool = False) -> SmokePlan:
-    """The plan of a fleet with this number of nodes."""
-    if count < 2:
-        return SmokePlan(0, count, 0)
-    groups = len(split_groups([""] * count))
-    merges = int(groups > 1)
-    sweeps = len({offset % count for offset in sweep_offsets(count, full)})
-    return SmokePlan(groups + merges, 2 + merges, sweeps)

@@ -1,7 +1,6 @@
 """The outcome of a test, from the answers of its nodes. Pure.
 
-An answer can prove a fault of its own node. A report about another node is only a hint, which a
-test of that node has to confirm.
+An answer can prove a fault of its own node. A report about another node proves nothing.
 """
 
 from __future__ import annotations
@@ -42,15 +41,13 @@ _UNCONNECTED = re.compile(
 )
 #: Messages of a rank with a wrong name service.
 _NAME_SERVICE = re.compile(r"(?i)resolve|resolution|name or service")
-#: A message of a connected rank that received too little, from TCP's counters.
-_PATH = re.compile(r"acknowledge")
 #: Messages of a rank that received nothing, or that nodeready ended: from gloo's pair.cc,
 #: PyTorch's TCPStore and watchdog, NCCL's ncclRemoteError and the retries of its InfiniBand part.
 _WAITED = re.compile(
     r"(?i)\btime[sd]?[ -]?out|connection (?:was )?(?:closed|reset|aborted)"
     r"|broken pipe|end of file|\bEOF\b|failed to recv|remote process|remote ?error|network error"
     r"|retry (?:counter )?exceeded|communicator was aborted|did not (?:end|finish|come)|no data"
-    r"|(?:limit of|after) [0-9.]+ m?s|others had passed in less"
+    r"|(?:limit of|after) [0-9.]+ m?s|^ended: "
 )
 _RANK = re.compile(r"\brank (\d{1,9})\b")
 
@@ -60,7 +57,7 @@ class _NamedRank:
     node: str
     title: str  # ``gpu03``, ``gpu03 GPU 5``, ``gpu03 local rank 1``: the same in all tests
     rank: RankResult
-    message: str  # the rank's error and mismatch, with titles in place of ranks' numbers
+    message: str  # the rank's error, with titles in place of ranks' numbers
     mismatch: str  # likewise
 
     @property
@@ -71,14 +68,11 @@ class _NamedRank:
     @property
     def own_failure(self) -> str:
         """The rank's own failure; "" if it passed or waited for another rank."""
-        message = self.message
+        message = self.mismatch or self.message
         if self.failed_alone:
             message = message or f"does not get beyond {self.rank.phase}"
-        elif self.rank.waits_for >= 0 or any(
-            pattern.search(message) for pattern in (_UNCONNECTED, _PATH, _WAITED)
-        ):
+        elif not self.mismatch and (_UNCONNECTED.search(message) or _WAITED.search(message)):
             message = ""
-        message = self.mismatch or message
         return f"{self.title}: {message}" if message else ""
 
 
@@ -96,29 +90,15 @@ def collective_outcome(
     lost = tuple(name for name in test.nodes if name not in received)
     loss = f"{lost[0]} is lost: {_line(str(answers[lost[0]]))}" if lost else ""
     certain = _implausible(test, received, orders)
-    node_of = {
-        number: name
-        for name in test.nodes
-        for number in range(orders[name].first, orders[name].first + orders[name].ranks)
-    }
-    titles = _rank_titles(test, orders)
-
-    def line(text: str) -> str:
-        return _line(_RANK.sub(lambda match: titles.get(int(match[1]), match[0]), text))
-
-    ranks = [
-        _NamedRank(name, titles[rank.rank], rank, line(rank.error), line(rank.mismatch))
-        for name, answer in received.items()
-        if name not in certain
-        for rank in answer.ranks
-    ]
-    ranks.sort(key=lambda named: named.rank.rank)
-    used = {name: of_node(rank.network for rank in received[name].ranks)
-            for name in test.nodes if name in received and name not in certain}  # fmt: skip
+    plausible = {name: answer for name, answer in received.items() if name not in certain}
+    ranks = _named_ranks(plausible, orders)
+    used = {name: of_node(rank.network for rank in a.ranks) for name, a in plausible.items()}
     networks = tuple((name, network) for name, network in used.items() if network)
-    for name, answer in received.items():
-        if answer.error:
-            certain.setdefault(name, f"{name}: {_line(answer.error)}")
+    certain |= {
+        name: f"{name}: {_line(answer.error)}"
+        for name, answer in plausible.items()
+        if answer.error
+    }
     likely: dict[str, str] = {}
     for named in ranks:
         if failure := named.own_failure:
@@ -130,24 +110,18 @@ def collective_outcome(
         return SmokeOutcome(False, cause, lost=lost, culprits=culprits, networks=networks)
 
     if certain:
-        return fails(next(certain[name] for name in test.nodes if name in certain), [*certain])
+        return fails(next(certain[name] for name in test.nodes if name in certain), certain)
     if likely:
         cause = next(likely[name] for name in test.nodes if name in likely)
         # If many nodes fail, the data of another rank may be the cause: a wrong sum goes around.
         are_few = 2 * len(likely) <= len(test.nodes) or len(test.nodes) == 1
-        blamed = _reported_by_two(
-            (node_of.get(int(number)), named.node)
-            for named in ranks
-            for number in _RANK.findall(named.rank.mismatch)
-        )
-        return fails(cause, blamed or ([*likely] if are_few else ()))
+        return fails(cause, likely if are_few else ())
     if failed:
-        awaited = _awaited(failed, node_of)
-        cause = _waiting_cause(failed, [name for name in test.nodes if name in awaited])
+        cause = _waiting_cause(failed)
         if lost:
-            return fails(f"{loss}; then it {cause}", awaited)
+            return fails(f"{loss}; then it {cause}", ())
         misled = {named.node for named in failed if _NAME_SERVICE.search(named.message)}
-        return fails(cause, awaited or misled or _behind(ranks))
+        return fails(cause, misled or _behind(ranks))
     if lost:
         return fails(loss, ())
     rates = [named.rank.gbps for named in ranks if named.rank.gbps > 0]
@@ -164,15 +138,26 @@ def _line(text: str) -> str:
     return sanitise(text, _MESSAGE_LENGTH)
 
 
-def _rank_titles(test: Test, orders: Mapping[str, CollectiveOrder]) -> dict[int, str]:
-    """Rank -> its title: the node's name, with the GPU or the place among the node's ranks."""
-    titles = {}
-    for name, order in ((name, orders[name]) for name in test.nodes):
+def _named_ranks(
+    answers: Mapping[str, CollectiveAnswer], orders: Mapping[str, CollectiveOrder]
+) -> list[_NamedRank]:
+    """The ranks of these answers, by their numbers."""
+    titles: dict[int, str] = {}
+    for name, order in orders.items():
         for place in range(order.ranks):
             detail = f" GPU {order.gpus[place]}" if order.gpus else f" local rank {place}"
             is_single = order.ranks == 1 and not order.gpus
             titles[order.first + place] = name if is_single else name + detail
-    return titles
+
+    def line(text: str) -> str:
+        return _line(_RANK.sub(lambda match: titles.get(int(match[1]), match[0]), text))
+
+    ranks = [
+        _NamedRank(name, titles[rank.rank], rank, line(rank.error), line(rank.mismatch))
+        for name, answer in answers.items()
+        for rank in answer.ranks
+    ]
+    return sorted(ranks, key=lambda named: named.rank.rank)
 
 
 def _implausible(
@@ -201,47 +186,14 @@ def _are_possible(ms: float, gbps: float) -> bool:
     return 0 <= ms <= _MAX_MS and 0 <= gbps <= _MAX_GBPS
 
 
-def _waiting_cause(failed: list[_NamedRank], awaited: list[str]) -> str:
-    """Why ranks that wait for other ranks fail: no connection, too little data, else the phase."""
-    for pattern in (_UNCONNECTED, _PATH):
-        counts = Counter(named.message for named in failed if pattern.search(named.message))
-        if counts:
-            return min(counts, key=lambda message: (-counts[message], message))
+def _waiting_cause(failed: list[_NamedRank]) -> str:
+    """Why ranks that wait for other ranks fail: no connection, else the phase."""
+    counts = Counter(named.message for named in failed if _UNCONNECTED.search(named.message))
+    if counts:
+        return min(counts, key=lambda message: (-counts[message], message))
     phases = Counter(named.rank.phase for named in failed)
     phase = min(phases, key=lambda name: (-phases[name], PHASES.index(name)))
-    position = "at its end" if phase == "done" else f"in {phase}"
-    return f"hangs {position}" + (f", waiting for {join_first(awaited, ', ')}" if awaited else "")
-
-
-def _reported_by_two(reports: Iterable[tuple[str | None, str]]) -> set[str]:
-    """The nodes in reports (node, reporting node) of two other nodes; one report is too weak."""
-    sources: dict[str, set[str]] = {}
-    for name, source in reports:
-        if name is not None and name != source:
-            sources.setdefault(name, set()).add(source)
-    return {name for name, names in sources.items() if len(names) > 1}
-
-
-def _awaited(failed: list[_NamedRank], node_of: Mapping[int, str]) -> set[str]:
-    """The nodes at the end of the chains of waiting ranks; a circle has no end."""
-    waits = {named.rank.rank: named.rank.waits_for for named in failed}
-    ends: dict[int, int | None] = {}
-    for start in waits:
-        rank, path = start, dict[int, None]()
-        while (
-            rank not in ends
-            and rank not in path
-            and waits.get(rank) in node_of
-            and waits[rank] != rank
-        ):
-            path[rank] = None
-            rank = waits[rank]
-        end = ends.get(rank, None if rank in path else rank)
-        ends.update(dict.fromkeys(path, end))
-        ends.setdefault(rank, end)
-    return _reported_by_two(
-        (node_of.get(end), node_of[rank]) for rank in waits if (end := ends[rank]) is not None
-    )
+    return "hangs at its end" if phase == "done" else f"hangs in {phase}"
 
 
 def _behind(ranks: list[_NamedRank]) -> set[str]:

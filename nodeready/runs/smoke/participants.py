@@ -30,6 +30,7 @@ from nodeready.core.result import join_first
 from nodeready.core.text import counted, sanitise
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.fleet.transport.channels import Channels
+from nodeready.runs.options import SmokeOptions
 from nodeready.runs.ready import mesh
 from nodeready.subjects.environment_rules import EnvironmentFinding, RankEnvironment, judge
 from nodeready.subjects.gpus import findings
@@ -51,8 +52,7 @@ MISSING_ENGINE = tuple(f"no {title}" for title in _TITLES.values())
 class EngineChoice:
     """The engine of a run."""
 
-    engine: str = ""  # "": no node has an engine
-    backend: str = ""  # likewise
+    kind: Kind = ("", "")  # engine and backend; ("", ""): no node has an engine
     name: str = ""  # such as ``torch 2.13.0 over gloo``
     proves: str = ""  # what a pass proves
     single_node: Kind = ("", "")  # engine and backend of the tests of one node
@@ -62,14 +62,9 @@ class EngineChoice:
     fallback_reason: str = ""  # why the best engine was not chosen; "": it was chosen
 
     @property
-    def kind(self) -> Kind:
-        """Engine and backend."""
-        return self.engine, self.backend
-
-    @property
     def uses_nccl(self) -> bool:
         """Whether the tests of several nodes, or of one, use NCCL."""
-        return "nccl" in (self.backend, self.single_node[1])
+        return "nccl" in (self.kind[1], self.single_node[1])
 
 
 def engine_name(engine: Engine) -> str:
@@ -135,7 +130,7 @@ def choose(
         if control != kind and all(_find(able[name], control) for name in chosen)
     )
     return EngineChoice(
-        *kind,
+        kind,
         name=engine_name(engine),
         proves=engine.proves,
         single_node=single_node,
@@ -393,19 +388,9 @@ class SmokeTask:
     transport: Transport
     policies: Mapping[str, Policy]  # node -> its policy, in the inventory's order
     deadline: float  # the moment of time.monotonic() at which everything has ended
-    budget_s: int  # the user's budget, for messages
-    # ``torch``, ``torch:gloo``, ``nccl-tests``, ``pairs``; "": the best available
-    engine: str = ""
-    # the GPUs' numbers, or their count on each node; None: all
-    gpus: tuple[int, ...] | int | None = None
-    ranks: int = 2  # the number of ranks on a node without GPUs
-    busy: bool = False  # use GPUs that other processes use
-    full: bool = False  # test every pair, not only ring and skips
-    python: str = ""  # the job's, see `orders.SmokeConfig`; empty: the policy's
-    prefix: tuple[str, ...] = ()  # likewise
-    environment: tuple[str, ...] = ()  # likewise
     # address -> its node by the inventory
     inventory_addresses: Mapping[str, str] = field(default_factory=dict)
+    options: SmokeOptions = field(default_factory=SmokeOptions)
 
     @property
     def left_s(self) -> float:
@@ -413,10 +398,9 @@ class SmokeTask:
         return self.deadline - time.monotonic()
 
     @property
-    def engines(self) -> tuple[str, ...]:
-        """The engines to search for: the requested engine and pairs."""
-        name = self.engine.partition(":")[0]
-        return tuple(engine for engine in ENGINES if not name or engine in (name, PAIRS))
+    def engine(self) -> str:
+        """``torch``, ``torch:gloo``, ``nccl-tests``, ``pairs``; "": the best available."""
+        return "" if self.options.engine == "auto" else self.options.engine
 
 
 class Participants:
@@ -496,17 +480,19 @@ class Participants:
             raise KeyboardInterrupt
 
     def _start(self, name: str) -> None:
-        task, policy = self.task, self.task.policies[name]
+        task, policy, options = self.task, self.task.policies[name], self.task.options
+        engine = task.engine.partition(":")[0]
         config = SmokeConfig(
             nonce=self.channels.nonce,
             tag=task.transport.tag,
             user=policy.job_user,
             limit_s=max(1, int(task.left_s)) + _LONGER_S,
             ports=mesh.chosen_ports(*policy.port_range),
-            engines=task.engines,
-            python=task.python or policy.smoke_python,
-            prefix=task.prefix or policy.smoke_prefix,
-            environment=task.environment or policy.smoke_environment,
+            # Pairs are also the engine of control tests.
+            engines=tuple(name for name in ENGINES if not engine or name in (engine, PAIRS)),
+            python=options.python or policy.smoke_python,
+            prefix=options.prefix or policy.smoke_prefix,
+            environment=options.env or policy.smoke_environment,
         )
         self.channels.start(request(name, _MAIN, config, mark=config.nonce, stdin=True))
         hello = self.channels.read(name, "hello", Hello, _START_S)
@@ -548,7 +534,7 @@ class Participants:
         self._assign_addresses(hellos)
         present = {name: self.before[name] for name in hellos if name not in self.excluded}
         counts = {name: task.policies[name].gpu_count for name in present}
-        self.gpus, without_gpus = idle_gpus(present, task.gpus, task.busy, counts)
+        self.gpus, without_gpus = idle_gpus(present, task.options.gpus, task.options.busy, counts)
         self.excluded |= without_gpus
         able = {name: hellos[name] for name in present if name not in without_gpus}
         if able:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any
 
 import gevent
 from gevent.queue import Empty, Queue
@@ -69,8 +70,9 @@ _TITLES = {
     CONTROL: "control",
 }
 
-#: A node and its answer, or the reason why it has none.
-_Answer = tuple[str, CollectiveAnswer | PairAnswer | str]
+_Order = CollectiveOrder | PairOrder
+#: A node's answer, or the reason why it has none.
+_Answer = CollectiveAnswer | PairAnswer | str
 #: Tests with the same engine, and with one node or with several, take as long with as many ranks.
 _Likeness = tuple[Kind, bool]
 
@@ -82,7 +84,7 @@ class _OrderedTest:
     world: int
     limit_s: float  # the seconds that it may take
     is_cut: bool  # the budget allows less than the desired seconds
-    orders: Mapping[str, CollectiveOrder | PairOrder]
+    orders: Mapping[str, Any]  # node -> its `_Order`
     # (source, target) of its pairs; (): it is a collective of an engine with ranks
     edges: tuple[tuple[str, str], ...] = ()
 
@@ -95,8 +97,8 @@ class _TestRound:
     passed: int = 0
     half_s: float = 0.0  # the seconds until half of the tests had passed
     end_at: float = math.inf  # the moment at which the remaining tests are ended
-    # each test's queue of answers; an empty answer wakes the test
-    queues: list[Queue[_Answer]] = field(default_factory=list)
+    # each test's queue of (node, answer); a row without a node wakes the test
+    queues: list[Queue[tuple[str, _Answer]]] = field(default_factory=list)
 
     def count_pass(self) -> None:
         """Count a test that passed. When half of them, and then most, have passed, the remaining
@@ -112,6 +114,13 @@ class _TestRound:
             self.end_at = end_at
             for queue in self.queues:
                 queue.put(("", ""))
+
+
+def _ends_test(answer: _Answer) -> bool:
+    """Whether the test fails for its remaining nodes, too. Pairs do not wait for each other."""
+    if isinstance(answer, CollectiveAnswer):
+        return not all(rank.ok for rank in answer.ranks)
+    return isinstance(answer, str)
 
 
 class OutOfTime(Exception):
@@ -141,19 +150,7 @@ class TestRounds:
     def _order(self, test: Test, kind: Kind, room_s: float) -> _OrderedTest:
         """The orders of a test. room_s: the seconds that the budget allows"""
         if test.purpose == SWEEP or kind[0] == PAIRS:
-            # A collective of pairs: every node sends to the next node, around all nodes.
-            is_sweep = test.purpose == SWEEP
-            targets = test.nodes[1:] if is_sweep else (*test.nodes[1:], test.nodes[0])
-            edges = tuple(zip(test.nodes, targets, strict=False))
-            limit_s = min(_PAIR_S, room_s)
-            large = _LARGE_SWEEP if is_sweep else _LARGE
-            sizes, ports = (_SMALL, large, limit_s), self.nodes.ports
-            pairs = {
-                source: PairOrder(test.number, self._peer(target), ports[target], *sizes)
-                for source, target in edges
-            }
-            likeness, is_cut = ((PAIRS, "tcp"), True), room_s < _PAIR_S
-            return _OrderedTest(test, likeness, len(edges), limit_s, is_cut, pairs, edges)
+            return self._order_pairs(test, min(_PAIR_S, room_s), room_s < _PAIR_S)
         rows, world = self.ranks_of(test, kind)
         likeness = kind, len(rows) > 1
         large = _LARGE_GPU if kind[1] == "nccl" else _LARGE
@@ -167,6 +164,21 @@ class TestRounds:
             for name, first, ranks, gpus in rows
         }  # fmt: skip
         return _OrderedTest(test, likeness, world, limit_s, room_s < desired_s, ordered)
+
+    def _order_pairs(self, test: Test, limit_s: float, is_cut: bool) -> _OrderedTest:
+        """A pair of the sweep; or a collective of pairs: every node sends to the next node, around
+        all nodes.
+        """
+        is_sweep = test.purpose == SWEEP
+        targets = test.nodes[1:] if is_sweep else (*test.nodes[1:], test.nodes[0])
+        edges = tuple(zip(test.nodes, targets, strict=False))
+        sizes = _SMALL, _LARGE_SWEEP if is_sweep else _LARGE, limit_s
+        pairs = {
+            source: PairOrder(test.number, self._peer(target), self.nodes.ports[target], *sizes)
+            for source, target in edges
+        }
+        likeness = (PAIRS, "tcp"), True
+        return _OrderedTest(test, likeness, len(edges), limit_s, is_cut, pairs, edges)
 
     def _desired_s(self, likeness: _Likeness, world: int, large: int) -> float:
         """The seconds that a test may take, by the time of like tests."""
@@ -189,7 +201,7 @@ class TestRounds:
             gpus = self.nodes.gpus.get(name, ()) if kind[1] == "nccl" else ()
             if gpus:
                 gpus = chosen.get(name, gpus)
-            ranks = 1 if kind[0] == PAIRS else len(gpus) or self.task.ranks
+            ranks = 1 if kind[0] == PAIRS else len(gpus) or self.task.options.ranks
             rows.append((name, world, ranks, gpus))
             world += ranks
         return rows, world
@@ -199,45 +211,46 @@ class TestRounds:
         port = ports[self.turn % len(ports)]
         return SmokePeer(name, self.nodes.addresses[name], port, self.nodes.hellos[name].token)
 
-    def _ask(self, name: str, order: CollectiveOrder | PairOrder, queue: Queue[_Answer]) -> None:
-        """Send the order, and queue the answer or the reason for its absence."""
-        answer: CollectiveAnswer | PairAnswer | None = None
-        # The test's own deadline comes first.
-        limit_s = order.limit_s + 2 * _MARGIN_S
+    def _ask(self, name: str, order: _Order) -> _Answer:
+        """Send the order, and wait for the answer. The test's own deadline comes first."""
+        answer_type: type[CollectiveAnswer | PairAnswer]
+        answer_type = PairAnswer if isinstance(order, PairOrder) else CollectiveAnswer
         try:
             self.channels.open[name].send_line(orders.line(order))
-            if isinstance(order, PairOrder):
-                answer = self.channels.read(name, "pair", PairAnswer, limit_s)
-            else:
-                answer = self.channels.read(name, "collective", CollectiveAnswer, limit_s)
-            if answer is not None and answer.number != order.number:
+            answer = self.channels.read(
+                name, order.kind, answer_type, order.limit_s + 2 * _MARGIN_S
+            )
+            if answer is not None and answer.number == order.number:
+                return answer
+            if answer is not None:
                 self.channels.lose(name, "the answer makes no sense (another test)")
-                answer = None
         except Exception as problem:  # noqa: BLE001 - a bug of nodeready costs this node alone
             self.channels.lose(name, bug_text(problem))
         lost = self.channels.lost.get(name)
-        queue.put((name, answer or (lost.reason if lost else "no answer in time")))
+        return lost.reason if lost else "no answer in time"
 
     def _answers(
         self, ordered: _OrderedTest, test_round: _TestRound, done: Callable[[str], object]
-    ) -> dict[str, CollectiveAnswer | PairAnswer | str]:
+    ) -> dict[str, Any]:
         """Order a test, and wait until each of its nodes has answered or is lost."""
-        queue: Queue[_Answer] = Queue()
+        queue: Queue[tuple[str, _Answer]] = Queue()
         test_round.queues.append(queue)
         number = ordered.test.number
+
+        def ask(name: str, order: _Order) -> None:
+            queue.put((name, self._ask(name, order)))
 
         def end(name: str) -> None:
             channel = self.channels.open.get(name)
             if channel is not None:
                 channel.send_line(orders.line(EndOrder(number)))
 
-        jobs = [gevent.spawn(self._ask, *order, queue) for order in ordered.orders.items()]
-        answers: dict[str, CollectiveAnswer | PairAnswer | str] = {}
+        jobs = [gevent.spawn(ask, *order) for order in ordered.orders.items()]
+        answers: dict[str, Any] = {}
         lost_at = test_round.began + ordered.limit_s + _MARGIN_S
         end_at, is_ended = math.inf, False
         try:
-            while len(answers) < len(ordered.orders):
-                remaining = [name for name in ordered.orders if name not in answers]
+            while remaining := [name for name in ordered.orders if name not in answers]:
                 now_s, end_at = time.monotonic(), min(end_at, test_round.end_at)
                 if not is_ended and now_s >= end_at:
                     is_ended, lost_at = True, min(lost_at, now_s + _MARGIN_S)
@@ -245,22 +258,15 @@ class TestRounds:
                 if now_s >= lost_at:
                     reason = f"no answer in {now_s - test_round.began:.0f} s, in test {number}"
                     self.channels.lose_all(remaining, reason)
-                    answers.update(dict.fromkeys(remaining, reason))
-                    continue
+                    return answers | dict.fromkeys(remaining, reason)
                 until = lost_at if is_ended else min(end_at, lost_at)
-                try:
+                with contextlib.suppress(Empty):
                     name, answer = queue.get(timeout=max(0.0, until - now_s))
-                except Empty:
-                    continue
-                if name:
-                    answers[name] = answer
-                    done(name)
-                    # The pairs of a test do not wait for each other.
-                    if not isinstance(answer, PairAnswer) and not (
-                        isinstance(answer, CollectiveAnswer)
-                        and all(rank.ok for rank in answer.ranks)
-                    ):
-                        end_at = min(end_at, time.monotonic() + _GRACE_S)
+                    if name:
+                        answers[name] = answer
+                        done(name)
+                        if _ends_test(answer):
+                            end_at = min(end_at, time.monotonic() + _GRACE_S)
         finally:
             gevent.killall(jobs, block=False)
         return answers
@@ -269,34 +275,27 @@ class TestRounds:
         self, ordered: _OrderedTest, test_round: _TestRound, done: Callable[[str], object]
     ) -> SmokeOutcome | None:
         """Run one test. Returns None if the budget cut it off, so that it has no outcome."""
-        test, began = ordered.test, time.monotonic()
+        test, nodes, began = ordered.test, self.nodes, time.monotonic()
+        head = test.nodes[0]
         try:
             answers = self._answers(ordered, test_round, done)
             # Another user's process has rank 0's port: that is not the node's fault.
-            head = test.nodes[0]
-            for _ in self.nodes.ports[head][1:]:
+            for _ in nodes.ports[head][1:]:
                 if not port_holder(answers[head]):
                     break
                 self.turn += 1
                 peer = self._peer(head)
-                repeated = {
-                    name: replace(cast("CollectiveOrder", order), head=peer)
-                    for name, order in ordered.orders.items()
-                }
-                ordered = replace(ordered, orders=repeated)
+                moved = {name: replace(order, head=peer) for name, order in ordered.orders.items()}
+                ordered = replace(ordered, orders=moved)
                 answers = self._answers(ordered, test_round, done)
             if reason := port_holder(answers[head]):
-                self.nodes.excluded[head] = reason
+                nodes.excluded[head] = reason
                 self.channels.lose(head, reason)
                 return SmokeOutcome(False, f"{head}: {reason}", barred=(head,))
             if ordered.edges:
-                paired = cast("Mapping[str, PairAnswer | str]", answers)
-                edges, nodes = ordered.edges, self.nodes
-                outcome = pairs_outcome(test, edges, paired, nodes.owners, nodes.ports)
+                outcome = pairs_outcome(test, ordered.edges, answers, nodes.owners, nodes.ports)
             else:
-                ran = cast("Mapping[str, CollectiveAnswer | str]", answers)
-                collectives = cast("Mapping[str, CollectiveOrder]", ordered.orders)
-                outcome = collective_outcome(test, ran, collectives)
+                outcome = collective_outcome(test, answers, ordered.orders)
         except Exception as problem:  # noqa: BLE001 - a bug of nodeready makes no suspect
             self.channels.lose_all(test.nodes, bug_text(problem))
             return SmokeOutcome(False, bug_text(problem), lost=test.nodes)

@@ -23,7 +23,7 @@ from nodeready.runs import targets
 from nodeready.runs.memory.kept_looks import LookKeeper
 from nodeready.runs.options import SmokeOptions
 from nodeready.runs.smoke import document
-from nodeready.runs.smoke.document import Floor, SmokeReport, below_floor, code, links
+from nodeready.runs.smoke.document import SmokeReport, below_floor, code, links
 from nodeready.runs.smoke.knowledge import (
     ALONE,
     CONTROL,
@@ -37,7 +37,6 @@ from nodeready.runs.smoke.knowledge import (
     SmokeOutcome,
     SmokeSuspect,
     Test,
-    plan,
 )
 from nodeready.runs.smoke.participants import (
     MISSING_ENGINE,
@@ -203,9 +202,6 @@ def _ports(before: Mapping[str, int], after: Mapping[str, int]) -> Iterator[str]
 
 #: Maximum suspects that are tested with another engine.
 _MAX_CONTROLS = 5
-#: Seconds of one round without a fault, for the printed plan.
-_USUAL_S = {("torch", "nccl"): 8.0, ("nccl-tests", "nccl"): 15.0, ("torch", "gloo"): 2.0}
-_USUAL_PAIRS_S = 1.0
 #: The library that an engine proves.
 _LIBRARIES = {"torch": "PyTorch or its library", "nccl-tests": "NCCL"}
 
@@ -218,7 +214,7 @@ def smoke(
 ) -> document.SmokeReport:
     """Test all nodes together, and search for the cause of a failed test.
 
-    tell:     gets the plan before the first test, and failures, a line each
+    tell:     gets the nodes and their engine before the first test, and failures, a line each
     progress: gets the title and the nodes of each round; what it returns gets each node that has
               answered
     password: asks for the sudo password of these nodes; whether there is one now
@@ -267,9 +263,11 @@ class _SmokeRun:
             return
         gpus = {name: self.nodes.gpus.get(name, ()) for name in names}
         self.tests_alone = self.nodes.choice.single_node[0] != PAIRS
-        self._tell_plan()
-        options = {"full": task.full, "tests_alone": self.tests_alone}
-        steps = search(names, gpus, knowledge=self.knowledge, **options)
+        self._tell_start()
+        steps = search(
+            names, gpus, full=task.options.full, knowledge=self.knowledge,
+            tests_alone=self.tests_alone,
+        )  # fmt: skip
         try:
             tests = next(steps)
             while True:
@@ -278,35 +276,26 @@ class _SmokeRun:
             return
         except OutOfTime:
             number = self.rounds.count + 1
-            self.stopped = f"the budget of {task.budget_s} s was over in round {number}"
+            self.stopped = f"the budget of {task.options.budget} s was over in round {number}"
             doubts, untested = len(self.knowledge.doubts), len(self.knowledge.result().untested)
             if doubts:
-                verb = "was" if doubts == 1 else "were"
-                self.stopped += f": {counted(doubts, 'suspect')} {verb} not confirmed"
+                counted_doubts = counted(doubts, "suspect was", "suspects were")
+                self.stopped += f": {counted_doubts} not confirmed"
             elif untested:
                 self.stopped += f": {counted(untested, 'node')} without a result"
             self.nodes.tell(self.stopped)
 
-    def _tell_plan(self) -> None:
+    def _tell_start(self) -> None:
         choice, names = self.nodes.choice, self.nodes.names
         ranks = sorted({self._rank_count(name) for name in names})
         ranks_text = (
             counted(ranks[0], "rank") if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]} ranks"
         )
-        best = plan(len(names), full=self.task.full)
-        usual_s = best.rounds * _USUAL_S.get(choice.kind, _USUAL_PAIRS_S)
-        usual_s += best.sweeps * _USUAL_PAIRS_S
         if choice.fallback_reason:
             self.nodes.tell(f"engine {choice.name}: {choice.fallback_reason}")
-        steps = ["each alone"] if self.tests_alone else []
-        if best.tests:
-            steps.append(f"{counted(best.tests, 'test')} of several")
-        if best.sweeps:
-            steps.append(f"{counted(best.sweeps, 'round')} of pairs")
         self.nodes.tell(
-            f"{counted(len(names), 'node')} with {ranks_text} each, {choice.name}: "
-            f"{', '.join(steps)}; "
-            f"{max(1, round(usual_s))} s without a fault, budget {self.task.budget_s} s"
+            f"{counted(len(names), 'node')} with {ranks_text} each, {choice.name}; "
+            f"budget {self.task.options.budget} s"
         )
 
     def _rank_count(self, name: str) -> int:
@@ -373,7 +362,7 @@ class _SmokeRun:
             return f"{engine} fails {place}, too: the path ({outcome.cause}) [{test.number}]"
         library = "NCCL or the network that it uses"
         if is_plain:
-            library = _LIBRARIES[self.nodes.choice.engine]
+            library = _LIBRARIES[self.nodes.choice.kind[0]]
         return f"{engine} passes {place}: the path is good, {library} is not [{test.number}]"
 
     # --- The end.
@@ -390,18 +379,13 @@ class _SmokeRun:
     def report(self, started: str) -> document.SmokeReport:
         """The document of what is known."""
         task, choice, result = self.task, self.nodes.choice, self.knowledge.result()
-        floors = {
-            name: Floor(policy.smoke_min_gbps, policy.smoke_min_node_gbps)
-            for name, policy in task.policies.items()
-        }
         suspects = [replace(s, evidence=self._evidence(s)) for s in result.suspects]
         blamed = {name for suspect in suspects for name in suspect.blamed}
-        slow = below_floor(self.knowledge.finished, floors, blamed)
+        slow = below_floor(self.knowledge.finished, task.policies, blamed)
         suspects += [SmokeSuspect(NODE, (name,), (), evidence) for name, evidence in slow.items()]
         blamed |= slow.keys()
         self.networks = document.network_of_nodes(self.knowledge.finished)
-        expected = {name: policy.nccl_network for name, policy in task.policies.items()}
-        for name, evidence in document.unexpected(self.networks, expected).items():
+        for name, evidence in document.unexpected(self.networks, task.policies).items():
             suspects += [] if name in blamed else [SmokeSuspect(NODE, (name,), (), evidence)]
             blamed.add(name)
         observed = {
@@ -418,13 +402,13 @@ class _SmokeRun:
             engine=choice.name,
             proves=choice.proves,
             control=self.control_engine,
-            budget_s=task.budget_s,
+            budget_s=task.options.budget,
             tests=result.tests,
             single_node_tests=sum(len(test.nodes) == 1 for test, _ in self.knowledge.finished),
             rounds=self.rounds.count,
             nodes=tuple(self._node(name, blamed, result) for name in task.policies),
             suspects=tuple(suspects),
-            links=links(self.knowledge.finished, floors),
+            links=links(self.knowledge.finished, task.policies),
             stopped=self.stopped,
             environment=self.nodes.findings,
         )
@@ -553,16 +537,8 @@ def run(
             transport=transport,
             policies=nodes.policies,
             deadline=time.monotonic() + budget_s - min(_RESERVE_S, budget_s / 4),
-            budget_s=budget_s,
-            engine="" if options.engine == "auto" else options.engine,
-            gpus=options.gpus,
-            ranks=options.ranks,
-            busy=options.busy,
-            full=options.full,
-            python=options.python,
-            prefix=options.prefix,
-            environment=options.env,
             inventory_addresses=given_addresses(nodes.inventory) if nodes.inventory else {},
+            options=options,
         )
         report = smoke(
             task, tell.note, tell.progress, lambda names: ask_password(transport, names, tell)

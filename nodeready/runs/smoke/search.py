@@ -96,7 +96,6 @@ class _FaultSearch:
     full: bool
     knowledge: Knowledge
     tests_alone: bool
-    lost: set[str] = field(default_factory=set)
     # Nodes that passed together; other nodes are tested beside them.
     good: list[str] = field(default_factory=list)
     # A good node -> the number of the group in which it passed.
@@ -146,13 +145,13 @@ class _FaultSearch:
             for index, request, test in tests:
                 outcome = outcomes[test.number]
                 if not outcome.barred:
-                    knowledge.finished.append((test, outcome))
+                    knowledge.finished.append(Trial(test, outcome))
                 lost = {name for name in outcome.lost if name in knowledge.positions}
-                for name in lost - self.lost:
+                for name in lost - self.knowledge.lost:
                     reason = f"its connection ended in test {test.number}"
                     knowledge.suspect(NODE, [name], reason)
                 lost |= {*outcome.barred}
-                self.lost |= lost
+                self.knowledge.lost |= lost
                 if not lost & {*test.nodes}:
                     trials[index] = Trial(test, outcome)
                 elif test.purpose != SWEEP:
@@ -177,7 +176,7 @@ class _FaultSearch:
         busy: set[object] = set()
         number = len(knowledge.finished)
         for index, request in waiting:
-            nodes = [name for name in request.nodes if name not in self.lost]
+            nodes = [name for name in request.nodes if name not in self.knowledge.lost]
             is_sweep = request.purpose == SWEEP
             seats: set[object] = {*enumerate(nodes)} if is_sweep else {*nodes}
             minimum = 0 if request.purpose == ALONE else max(0, 2 - len(nodes))
@@ -233,7 +232,7 @@ class _FaultSearch:
         nodes = [node for node in self.confirmed if len(self.gpus.get(node, ())) > 1]
         yield from self._together(self._gpu_with_peers(node) for node in nodes)
         if self.good:
-            yield from Sweep(self.knowledge, self._live(), self.lost).run(self.full)
+            yield from Sweep(self.knowledge, self._live()).run(self.full)
 
     def _live(self) -> list[str]:
         excluded = self.knowledge.excluded()
@@ -248,7 +247,7 @@ class _FaultSearch:
         chosen = [(gpu,) for gpu in numbers] if count > 1 else [()]
         trials = yield [TrialRequest(ALONE, (node,), gpus=gpus) for gpus in chosen]
         failed = [trial for trial in trials if trial and not trial.outcome.ok]
-        if node in self.lost or (count < 2 and not failed):
+        if node in self.knowledge.lost or (count < 2 and not failed):
             return []
         if len(failed) == len(trials):
             evidence = f"alone it fails {cite([first.test])}{with_cause(first.outcome.cause)}; "
@@ -280,13 +279,11 @@ class _FaultSearch:
         self.usual_gbps = quartile((trial.outcome.gbps for trial in passed), 3)
         self.usual_ms = quartile((trial.outcome.ms for trial in passed), 1)
         slow = [trial for trial in passed if self._is_slow(trial)]
-        again = yield [TrialRequest(GROUP, trial.test.nodes) for trial in slow]
-        slow = [trial for trial in again if trial and self._is_bad(trial)]
         slow_nodes = {name for trial in slow for name in trial.test.nodes}
         good = [[*trial.test.nodes] for trial in passed if not slow_nodes & {*trial.test.nodes}]
         failed = [trial for trial in trials if trial and not trial.outcome.ok]
         hunts = [
-            self._halve([*trial.test.nodes], trial.test, mode, trial.outcome.culprits)
+            self._halve([*trial.test.nodes], mode, trial.outcome.culprits)
             for mode, bad in ((_BROKEN, failed), (_SLOW, slow))
             for trial in bad
         ]
@@ -294,12 +291,12 @@ class _FaultSearch:
             good, unpaired = yield from self._any_pairs(live)
             if not good:
                 return
-            hunts = [self._halve([name], None, _BROKEN) for name in unpaired]
+            hunts = [self._halve([name], _BROKEN) for name in unpaired]
         yield from self._merge(good)
         if not self.good:
             return
         for _ in range(_REPEATS):
-            hunts += [self._halve(group, None, _BROKEN) for group in self.outside]
+            hunts += [self._halve(group, _BROKEN) for group in self.outside]
             self.outside = []
             yield from self._together(hunts)
             yield from self._confirm()
@@ -348,9 +345,7 @@ class _FaultSearch:
                 self.knowledge.suspect(SCALE, live, evidence)
         return [], []
 
-    def _halve(
-        self, nodes: list[str], failed: Test | None, mode: str, culprits: Collection[str] = ()
-    ) -> Hunt:
+    def _halve(self, nodes: list[str], mode: str, culprits: Collection[str] = ()) -> Hunt:
         """Halve nodes that fail together, each half beside good nodes."""
         halves = _halves(nodes, culprits)
         # One good node suffices for one node. A slow test has to be compared with whole groups.
@@ -365,19 +360,14 @@ class _FaultSearch:
             ]
             if any(map(self._is_bad, trials)):
                 break
-        slow = [trial.test.nodes for trial in trials if trial and self._is_slow(trial)]
-        again = yield [TrialRequest(HALF, slow_nodes) for slow_nodes in slow]
-        noise = {trial.test.nodes for trial in again if trial and not self._is_bad(trial)}
         hunts: list[Hunt] = []
-        is_found = False
         for half, trial in zip(halves, trials, strict=True):
             if trial is None:
                 continue
-            if self._is_bad(trial) and trial.test.nodes not in noise:
-                is_found = True
+            if self._is_bad(trial):
                 state = mode if mode == _FLAKY else _SLOW if trial.outcome.ok else _BROKEN
                 if len(half) > 1:
-                    hunts.append(self._halve(half, trial.test, state))
+                    hunts.append(self._halve(half, state))
                     continue
                 (node,) = half
                 self.knowledge.doubts[node] = f"fails with {trial.peers_of(node)}"
@@ -388,15 +378,7 @@ class _FaultSearch:
             elif len(half) < len(trial.test.nodes) and len(self.good) < 2 * self.group_size:
                 # It passed beside good nodes. Where these are few, more allow larger tests.
                 self.good += [name for name in half if name not in self.good]
-        if is_found or mode != _BROKEN or failed is None:
-            return hunts
-        once_more = yield [TrialRequest(HALF, failed.nodes)]
-        if any(map(is_failed, once_more)):
-            # In the same order: the position of a node may matter.
-            low = len(halves[0]) if [*failed.nodes[: len(halves[0])]] == halves[0] else 1
-            if (yield from self._pin_down(failed.nodes, low)):
-                return []
-        return [self._halve(nodes, failed, _FLAKY)]
+        return hunts
 
     def _confirm(self) -> Steps[None]:
         """Test each candidate beside a second good node, and these good nodes without it."""
@@ -421,7 +403,6 @@ class _FaultSearch:
             firsts = {trial.test.nodes[0]: trial for trial in again if trial and is_failed(trial)}
         else:
             seconds = {}
-        hunts: list[Hunt] = []
         for node, first in firsts.items():
             second = seconds.get(node)
             if second and is_failed(second):
@@ -429,8 +410,8 @@ class _FaultSearch:
                 knowledge.suspect(NODE, [node], evidence, *_passes_without(controls))
                 self.confirmed[node] = second
             else:
-                hunts.append(self._unconfirmed(node, first))
-        yield from self._together(hunts)
+                # It fails with one node and passes with another.
+                self.retrials.append((node, first, _FLAKY))
         self.candidates = {}
         waiting = {node for node, _, _ in self.retrials}
         knowledge.doubts = {n: reason for n, reason in knowledge.doubts.items() if n in waiting}
@@ -439,7 +420,7 @@ class _FaultSearch:
         """Suspect none of the nodes that fail beside good nodes, if they are not fewer than these
         and two of them pass together: then the good nodes may be the faulty ones.
         """
-        nodes = self.knowledge.sorted(self.confirmed.keys() - self.lost)
+        nodes = self.knowledge.sorted(self.confirmed.keys() - self.knowledge.lost)
         if len(nodes) < len(self.good):
             return
         trials = yield [TrialRequest(CONFIRM, pair) for pair in pairwise(nodes)]
@@ -448,22 +429,15 @@ class _FaultSearch:
             self.knowledge.remove(s for s in suspects if s.kind == NODE and s.nodes[0] in nodes)
             self.confirmed = {}
 
-    def _unconfirmed(self, node: str, first: Trial) -> Hunt:
-        """A candidate that fails with one node and passes with another."""
-        peer = next((name for name in first.test.nodes if name != node), "")
-        if not peer or not (yield from self._explain_pair(node, peer)):
-            self.retrials.append((node, first, _FLAKY))
-        return []
-
     # --- The cause of a failure between good nodes: two nodes, or two sets of nodes.
 
     def _pin_down(self, order: Sequence[str], low: int) -> Steps[bool]:
         """Search for two nodes that make these nodes fail together. The first
         ``low`` of them pass. Returns whether the cause was found.
         """
-        lost_before = len(self.lost)
-        low -= len(self.lost.intersection(order[:low]))
-        order = [name for name in order if name not in self.lost]
+        lost_before = len(self.knowledge.lost)
+        low -= len(self.knowledge.lost.intersection(order[:low]))
+        order = [name for name in order if name not in self.knowledge.lost]
         if len(order) < 2:
             return True
         # The shortest beginning that fails; its last node; then the same of that node's peers.
@@ -474,7 +448,7 @@ class _FaultSearch:
         if is_failed(pair):
             return (yield from self._explain_pair(first, second))
         # A node that was lost meanwhile may have been the cause.
-        return len(self.lost) > lost_before
+        return len(self.knowledge.lost) > lost_before
 
     def _shortest(
         self, order: Sequence[str], low: int, following: tuple[str, ...] = ()
@@ -509,21 +483,10 @@ class _FaultSearch:
             remaining = [group for group in peers if group not in passed]
         return []
 
-    def _good_peers(self, first: str, second: str) -> list[str]:
-        """Two good nodes, if possible of two groups other than those of the given nodes."""
-        knowledge = self.knowledge
-        out = knowledge.excluded() | {first, second}
-        out |= knowledge.partners(first) | knowledge.partners(second)
-        groups = {self.group_of.get(first, -1), self.group_of.get(second, -1)}
-        peers: list[str] = []
-        for _ in range(2):
-            able = (name for name in self.good if name not in out)
-            peer = min(able, key=lambda name: self.group_of.get(name, -2) in groups, default="")
-            if peer:
-                peers.append(peer)
-                out.add(peer)
-                groups.add(self.group_of.get(peer, -2))
-        return peers
+    def _good_peers(self, *nodes: str) -> list[str]:
+        """Two good nodes that are no partners of these nodes."""
+        out = self.knowledge.excluded().union(nodes, *map(self.knowledge.partners, nodes))
+        return [name for name in self.good if name not in out][:2]
 
     def _explain_pair(self, first: str, second: str) -> Steps[bool]:
         """Explain why two nodes fail together: suspect the pair, if each passes with good nodes;
@@ -539,7 +502,7 @@ class _FaultSearch:
             TrialRequest(CONTROL, tuple(peers)),
             *(TrialRequest(CONFIRM, edge) for edge in edges),
         ]
-        if {first, second} & self.lost:
+        if {first, second} & self.knowledge.lost:
             return True
         if pair is None or pair.outcome.ok:
             return False
@@ -603,22 +566,9 @@ class _FaultSearch:
                     self.outside += [group for group in groups if group not in side]
                     groups = side
                     continue
-            yield from self._together([self._halve([*order], trial.test, _FLAKY)])
+            yield from self._together([self._halve([*order], _FLAKY)])
             break
         self.set_aside |= aside
-        for name in knowledge.sorted(aside):
-            yield from self._find_partners(name)
-
-    def _find_partners(self, name: str) -> Steps[None]:
-        """Find all nodes with which a node of a faulty pair fails."""
-        for _ in range(_MAX_FAULTS):
-            out = self.knowledge.partners(name) | self.knowledge.excluded()
-            order = [*(peer for peer in self.good if peer not in out), name]
-            if name in out:
-                return
-            (trial,) = yield [TrialRequest(MERGE, tuple(order))]
-            if not is_failed(trial) or not (yield from self._pin_down(order, len(order) - 1)):
-                return
 
     # --- A GPU of a node that fails only with other nodes: each GPU may have its own port.
 
@@ -631,7 +581,7 @@ class _FaultSearch:
             halves = [gpus[:middle], gpus[middle:]]
             trials = yield [TrialRequest(CONFIRM, (node,), 1, gpus=tuple(h)) for h in halves]
             failed = [(half, t) for half, t in zip(halves, trials, strict=True) if is_failed(t)]
-            if len(failed) != 1 or None in trials or node in self.lost:
+            if len(failed) != 1 or None in trials or node in self.knowledge.lost:
                 return []
             ((gpus, last),) = failed
             passed += [trial for trial in trials if trial and trial.outcome.ok]
@@ -651,7 +601,7 @@ class _FaultSearch:
         """Retry the nodes that were slow or flaky, in turns with good nodes."""
         knowledge = self.knowledge
         for node, first, mode in self.retrials:
-            peers = self._good_peers(node, node)
+            peers = self._good_peers(node)
             if node in knowledge.excluded() or knowledge.partners(node) or len(peers) < 2:
                 knowledge.doubts.pop(node, None)
                 continue

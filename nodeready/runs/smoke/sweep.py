@@ -21,10 +21,10 @@ from nodeready.runs.smoke.knowledge import (
     is_failed,
     join_names,
     looks_slow,
-    one_turn,
     quartile,
     retry_alternately,
     sweep_offsets,
+    take_turns,
     with_cause,
 )
 
@@ -43,13 +43,10 @@ def _is_firm(trials: Sequence[Trial]) -> bool:
 
 
 class Sweep:
-    """One sweep over the nodes that remain.
+    """One sweep over the nodes that remain."""
 
-    lost: the nodes that are lost, as the search updates them
-    """
-
-    def __init__(self, knowledge: Knowledge, nodes: Sequence[str], lost: set[str]) -> None:
-        self.knowledge, self.nodes, self.lost = knowledge, nodes, lost
+    def __init__(self, knowledge: Knowledge, nodes: Sequence[str]) -> None:
+        self.knowledge, self.nodes = knowledge, nodes
 
     def run(self, full: bool) -> Steps[None]:
         """Test the paths, and add the suspects."""
@@ -67,7 +64,7 @@ class Sweep:
             for trial in (yield [TrialRequest(SWEEP, edge) for edge in again]):
                 if trial:
                     trials[trial.test.nodes].append(trial)
-        trials = {edge: of for edge, of in trials.items() if not {*edge} & self.lost}
+        trials = {edge: of for edge, of in trials.items() if not {*edge} & knowledge.lost}
         if trials and all(map(_is_firm, trials.values())):
             failed = [trial for of in trials.values() for trial in of]
             evidence = "they pass together, and no plain path works between any two of them "
@@ -86,7 +83,6 @@ class Sweep:
             if finding.kind != reach.PAIR:
                 unreached[finding.node] = {*finding.peers}
             self._suspect_finding(finding, trials)
-        self._find_intermittent(trials)
         yield from self._find_slow([of[0] for of in trials.values() if of[0].outcome.ok])
         # A node that failed to reach only faulty nodes is not suspected.
         faulty = knowledge.excluded() - unreached.keys()
@@ -113,23 +109,6 @@ class Sweep:
         }[finding.kind]
         evidence = f"{verb} {len(peers)} of {finding.tried} others: {join_names(peers)}"
         self.knowledge.suspect(NODE, [node], f"{evidence} {tests}{cause}")
-
-    def _find_intermittent(self, trials: Mapping[Edge, Sequence[Trial]]) -> None:
-        """Suspect nodes with paths that fail and pass when they are tried again."""
-        by_node: dict[str, dict[str, list[Trial]]] = defaultdict(lambda: defaultdict(list))
-        for edge, of in trials.items():
-            for name, peer in (edge, edge[::-1]):
-                if is_failed(of[0]):
-                    by_node[name][peer] += of
-        for name, by_peer in sorted(by_node.items(), key=lambda item: -len(item[1])):
-            excluded = self.knowledge.excluded()
-            peers = [peer for peer in by_peer if peer not in excluded]
-            tried = [trial for peer in peers for trial in by_peer[peer]]
-            failed = [trial for trial in tried if is_failed(trial)]
-            if len(peers) > 2 and len(failed) < len(tried):
-                evidence = f"does not always reach {join_names(peers)}, or they it"
-                cause = with_cause(failed[0].outcome.cause)
-                self.knowledge.suspect(NODE, [name], f"{evidence} {cite_trials(failed)}{cause}")
 
     def _find_packet_loss(self, trials: Sequence[Trial]) -> Steps[None]:
         """Suspect nodes that lose packets, on the way from them or to them, by the sender's
@@ -159,14 +138,12 @@ class Sweep:
         self, name: str, peers: Sequence[str], place: int, direction: str
     ) -> Steps[str]:
         """The evidence that this node loses packets, or ""."""
-        suspected: list[Trial] = []
-        good: list[Trial] = []
-        control = TrialRequest(SWEEP, (peers[0], peers[1]))
-        for turn in range(_RETRANSMITS_RETRIALS):
-            peer = peers[turn % 2]
-            request = TrialRequest(SWEEP, (peer, name) if place else (name, peer))
-            if not (yield from one_turn(request, control, suspected, good)):
-                return ""
+        edges = [(peer, name) if place else (name, peer) for peer in peers]
+        suspected, good = yield from take_turns(
+            edges, (peers[0], peers[1]), SWEEP, lambda _, good: len(good) < _RETRANSMITS_RETRIALS
+        )
+        if not good:
+            return ""
         count = sum(trial.outcome.retransmits for trial in suspected)
         usual = sum(trial.outcome.retransmits for trial in good)
         shown = sum(is_failed(trial) or trial.outcome.retransmits > 0 for trial in suspected)

@@ -63,9 +63,9 @@ def test_the_verdict_is_the_first_line_and_the_exit_code(smoke):
 def test_without_options_all_idle_gpus_of_the_policys_user_for_five_minutes(smoke):
     before = time.monotonic()
     _, task = smoke(GO)
-    assert (task.engine, task.gpus, task.ranks, task.budget_s) == ("", None, 2, 300)
-    assert (task.busy, task.full) == (False, False)
-    assert (task.python, task.prefix, task.environment) == ("", (), ())
+    assert (task.engine, task.options.gpus, task.options.ranks) == ("", None, 2)
+    assert (task.options.busy, task.options.full, task.options.budget) == (False, False, 300)
+    assert (task.options.python, task.options.prefix, task.options.env) == ("", (), ())
     assert list(task.policies) == ["node01", "node02", "node03"]
     # Some of the budget is kept for the report.
     assert before + 290 < task.deadline < time.monotonic() + 300
@@ -76,7 +76,7 @@ def test_without_options_all_idle_gpus_of_the_policys_user_for_five_minutes(smok
 )
 def test_an_option_is_in_the_task(smoke, words, field, value):
     _, task = smoke(GO, *shlex.split(words))
-    assert getattr(task, field) == value
+    assert getattr(task.options, field) == value
 
 
 @pytest.mark.parametrize(

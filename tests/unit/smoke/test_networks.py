@@ -3,6 +3,7 @@
 import pytest
 
 from nodeready.agent.smoke.orders import RankNetwork
+from nodeready.core.policy import Policy
 from nodeready.runs.smoke.document import describe, network_of_nodes, of_node, unexpected, warnings
 from nodeready.runs.smoke.knowledge import ALONE, CONTROL, GROUP, SmokeOutcome, Test
 
@@ -49,7 +50,9 @@ def test_loopback_leads_to_no_other_node():
 
 def test_the_policys_network_is_compared_without_regard_to_case():
     found = {"a": IB, "b": SOCKET, "c": GLOO, "d": OTHER}
-    against = unexpected(found, {"a": "ib", "b": "IB", "c": "IB", "d": ""})
+    wanted = {"a": "ib", "b": "IB", "c": "IB", "d": ""}
+    policies = {name: Policy(nccl_network=network) for name, network in wanted.items()}
+    against = unexpected(found, policies)
     assert against == {
         "b": (
             "NCCL uses Socket over eth0, the policy wants IB (nccl_network): "

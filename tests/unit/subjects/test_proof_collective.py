@@ -12,7 +12,7 @@ from nodeready.core.outcome import UNREACHABLE, Gap, Outcome
 from nodeready.core.policy import Policy
 from nodeready.runs.ready import command
 from nodeready.runs.ready import run as ready
-from nodeready.runs.smoke import document, participants, run
+from nodeready.runs.smoke import document, run
 from nodeready.runs.smoke.document import SmokeNode, SmokeReport
 from nodeready.runs.smoke.knowledge import SmokeSuspect
 from nodeready.subjects.proof import checks, facts
@@ -154,17 +154,12 @@ def test_the_command_hands_its_nodes_time_and_screen_to_the_smoke_test(monkeypat
         asked.extend([wanted, tell, progress])
         return smoke(*(SmokeNode(name, document.PASSED) for name in wanted.policies))
 
-    names = ("transport", "policies", "deadline", "budget_s")
-    monkeypatch.setattr(
-        participants,
-        "SmokeTask",
-        lambda *args, **more: SimpleNamespace(**dict(zip(names, args, strict=True)), **more),
-    )
     monkeypatch.setattr(run, "smoke", test)
     screen: Any = SimpleNamespace(note="note", progress="progress")
     given = task([], deadline=7.0, budget_s=90, inventory_addresses={"10.0.0.1": "a"})
     assert set(command._prove_collective(given, ("a", "c"), screen)) == {"a", "c"}
     wanted, *told = asked
-    assert (wanted.transport, wanted.deadline, wanted.budget_s) == (given.transport, 7.0, 90)
+    assert (wanted.transport, wanted.deadline) == (given.transport, 7.0)
+    assert wanted.options.budget == 90
     assert (list(wanted.policies), wanted.inventory_addresses) == (["a", "c"], {"10.0.0.1": "a"})
     assert told == ["note", "progress"]

@@ -44,7 +44,8 @@ KINDS = {"hello": Hello, "collective": CollectiveAnswer, "pair": PairAnswer}
 #: Listeners, and a pair that waits as long as ``small`` says in ms.
 PAIR = """
 import socket, threading, time
-from nodeready.agent.smoke.orders import Busy, PairAnswer
+from nodeready.agent.smoke.orders import PairAnswer
+from nodeready.subjects.proof.facts import Busy
 class SmokeListeners:
     def __init__(self, ports):
         self.token, self.accepted_count, self.open, self.busy = "token", 0, {}, ()
@@ -66,21 +67,17 @@ class SmokeListeners:
         return ""
     def take(self, port):
         return port in self.open or not self._take(port)
-    def lend(self, port, is_shared):
+    def lend(self, port):
         self.open.pop(port).close()
-    def descriptors(self):
-        return {}
     def serve(self):
         threading.Event().wait()
-def run_pair(order, own, listeners, stop):
+def run_pair(order, own, stop):
     if order.small == 13:
         raise OSError("the pair is broken")
-    if order.small == 666:
-        time.sleep(300)
     stop.wait(min(order.small / 1000, order.limit_s))
     why = "its address is this node's own" if set(order.target.addresses) & set(own) else ""
     why = "ended" if stop.is_set() else why
-    return PairAnswer(order.number, order.target.name, (), why, "", (), "", 0.0, 0.0, -1, 0)
+    return PairAnswer(order.number, order.target.name, (), why, "", (), "", 0.0, 0.0, -1)
 """
 
 #: An engine whose ranks are real processes.
@@ -88,18 +85,14 @@ ENGINES = """
 import os, socket, time
 from nodeready.agent.smoke.orders import Engine, RankResult
 class Engines:
-    engines, gpus = (Engine("torch", "gloo", "2", "", "/x", "", ""),), 0
+    engines = (Engine("torch", "gloo", "2", "", "", ""),)
     python_pid = None
-    def __init__(self, supervisor, config, listeners):
-        if config.python == "hangs":
-            time.sleep(300)
+    def __init__(self, supervisor, config):
         if config.python == "raises":
             raise ValueError("what is this")
         self.supervisor = supervisor
     def close(self):
         pass
-    def keeps_listener(self, order):
-        return False
     def run(self, order, stop):
         began = time.monotonic()
         argv = ["sh", "-c", "%s; :" % order.backend, self.supervisor.tag]
@@ -107,8 +100,8 @@ class Engines:
         held = None
         if order.small == 29:
             held = socket.create_server(("0.0.0.0", order.head.port))
-        while process.poll() is None and not stop.is_set() or order.small == 666:
-            if time.monotonic() > began + order.limit_s and order.small != 666:
+        while process.poll() is None and not stop.is_set():
+            if time.monotonic() > began + order.limit_s:
                 break
             time.sleep(0.02)
         said = "ended" if process.poll() is None else ""
@@ -116,7 +109,7 @@ class Engines:
         if held:
             held.close()
         return tuple(
-            RankResult(order.first + at, -1, "done", "", said, -1, 1.0, 2.0, 0.0)
+            RankResult(order.first + at, "done", "", said, 1.0, 2.0)
             for at in range(order.ranks)
         )
 """
