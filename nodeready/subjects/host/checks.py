@@ -8,6 +8,7 @@ from nodeready.core.policy import Policy
 from nodeready.core.result import Check, FactKinds, Result, Subject, check, join_first
 from nodeready.core.severity import Cost, drifts, hides_cause, loses_job, slows_job
 from nodeready.core.shell import quote
+from nodeready.subjects.hardware_log import faults_check
 from nodeready.subjects.host import facts
 from nodeready.subjects.host.facts import NO_TABLE, NUMA_BALANCING, Host
 from nodeready.subjects.host.mounts import FSTAB, TABLE, Mount, StuckProcess, is_network
@@ -496,10 +497,12 @@ pids = _used_check(
     "Threads are below kernel.pid_max and kernel.threads-max: beyond them no fork succeeds.",
 )  # fmt: skip
 
+kernel_faults = faults_check("host", "memory, processors and disks")
+
 #: In the order of the reports.
 _CHECKS = (
     kernel, os, clock, timezone, mounts, dead_mounts, read_only, space, inodes, shm, stuck,
-    zombies, memory, hugepages, swap, numa_balancing, file_handles, pids,
+    zombies, memory, hugepages, swap, numa_balancing, file_handles, pids, kernel_faults,
 )  # fmt: skip
 SUBJECT = Subject(
     "host", __doc__, checks=_CHECKS, probe=facts.PROBE, compared=facts.compared,

@@ -24,6 +24,7 @@ from nodeready.core.result import (
 from nodeready.core.settings import rows
 from nodeready.core.severity import CABLES, Cost, drifts, loses_job, slows_job
 from nodeready.core.shell import quote
+from nodeready.subjects.hardware_log import faults_check
 from nodeready.subjects.nics.facts import PROBE, Nics, compared, counters, derived, learned
 from nodeready.subjects.nics.nic import NET, Bond, Nic
 
@@ -473,12 +474,16 @@ def bond(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     return bond.ok(join_names(bond.name for bond in bonds))
 
 
+kernel_faults = faults_check("nics", "a network adapter")
+
 _ELEMENTS = {
     "interfaces": "", "bonds": "", "bonds.slaves": "name", "routes": "destination interface",
 }  # fmt: skip
 SUBJECT = Subject(
     "nics", __doc__,
-    checks=(expected, link, speed, duplex, mtu, driver, firmware, bond, flaps, errors),
+    checks=(
+        expected, link, speed, duplex, mtu, driver, firmware, bond, flaps, errors, kernel_faults,
+    ),
     probe=PROBE, compared=compared, derived=derived, learned=learned, counters=counters,
     kinds=FactKinds(
         # The peers of a run decide what the run derives; packets are dropped on healthy nodes.
