@@ -73,7 +73,7 @@ class HardwareFault:
 class HardwareLog:
     """What the kernel's log of this boot says of one subject."""
 
-    faults: tuple[HardwareFault, ...] = ()
+    faults: tuple[HardwareFault, ...] = ()  # that stand, in the order of the rows
     source: str = ""  # ``dmesg`` or ``journalctl``; "": the log was not read
     absent: str = ""  # why it could not be read
     begins_s: int = 0  # when it begins, seconds since the boot

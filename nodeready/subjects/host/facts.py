@@ -343,7 +343,7 @@ class Host:
     zombies: int  # ended processes that their parent has not reaped
     zombie_parents: tuple[Parent, ...]  # parents with the most zombies
     versions: Mapping[str, str]  # program or library -> its version
-    kernel_log: HardwareLog = HardwareLog()
+    kernel_log: HardwareLog = HardwareLog()  # faults of memory, processors and disks
 
     @property
     def os_release(self) -> str:

@@ -85,7 +85,7 @@ class Nics:
     routes: tuple[Route, ...]  # of the main tables, the widest first
     routes_cut: bool  # there are more routes than were read
     default_interface: str | None  # the interface of the default route
-    kernel_log: HardwareLog = HardwareLog()
+    kernel_log: HardwareLog = HardwareLog()  # faults of adapters
 
     def configured(self, fleet: FleetFacts = ALONE, also: Iterable[str] = ()) -> dict[str, Nic]:
         """The interfaces in use on this node, which must work:
