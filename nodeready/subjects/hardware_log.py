@@ -30,6 +30,7 @@ class _Row:
     fades: bool
     least: int
     fails_at: int | None
+    past_at_boot: bool
 
 
 ROWS = {
@@ -37,6 +38,7 @@ ROWS = {
         re.compile(row["pattern"]), row["subject"], row["words"], row["status"], row["fix"],
         re.compile(row["cured"]) if "cured" in row else None,
         row.get("fades", False), row.get("least", 1), row.get("fails_at"),
+        row.get("past_at_boot", False),
     )
     for key, row in knowledge.rows("kernel_lines").items() if "subject" in row
 }  # fmt: skip
@@ -45,6 +47,8 @@ ROWS = {
 WORDS = "|".join(dict.fromkeys(row.words for row in ROWS.values()))
 #: Seconds after which a message that `fades` counts no more.
 _FADES_S = 86400
+#: Seconds after the boot in which a record of the time before is read.
+_BOOT_S = 5
 _TEXT = 160
 
 
@@ -83,31 +87,38 @@ def _device(match: re.Match[str]) -> str:
     return match.groupdict().get("device") or ""
 
 
+def _events(row: _Row, text: str) -> int:
+    match = row.pattern.match(text)
+    return int(match["count"][:9]) if match and "count" in match.groupdict() else 1
+
+
 def faults_of(lines: Iterable[KernelLines], subject: str, uptime_s: int) -> list[HardwareFault]:
-    """The faults that stand, each row and device once, in the order of the rows.
+    """The faults that stand, each row and device once, in the order of the rows. A line is of the
+    first row that matches.
 
     uptime_s: of the node; 0: not known
     """
-    lines = tuple(lines)
-    faults = []
-    for kind, row in ROWS.items():
-        if row.subject != subject:
-            continue
+    lines, faults = tuple(lines), []
+    rows = {kind: row for kind, row in ROWS.items() if row.subject == subject}
+    by_row: dict[str, list[tuple[str, KernelLines]]] = {kind: [] for kind in rows}
+    for line in lines:
+        for kind, row in rows.items():
+            if match := row.pattern.match(line.text):
+                by_row[kind].append((_device(match), line))
+                break
+    for kind, row in rows.items():
         cures: dict[str, int] = {}
         for line in lines:
             cure = row.cured.match(line.text) if row.cured else None
             if cure:
                 cures[_device(cure)] = max(line.last, cures.get(_device(cure), 0))
         devices: dict[str, list[KernelLines]] = {}
-        for line in lines:
-            match = row.pattern.match(line.text)
-            if match is None or line.last < cures.get(_device(match), 0):
-                continue
-            if row.fades and line.last_s is not None and line.last_s < uptime_s - _FADES_S:
-                continue
-            devices.setdefault(_device(match), []).append(line)
+        for device, line in by_row[kind]:
+            is_past = row.fades and line.last_s is not None and line.last_s < uptime_s - _FADES_S
+            if line.last > cures.get(device, 0) and not is_past:
+                devices.setdefault(device, []).append(line)
         for alike in devices.values():
-            count = sum(line.count for line in alike)
+            count = sum(line.count * _events(row, line.text) for line in alike)
             if count >= row.least:
                 stamps = [line.last_s for line in alike if line.last_s is not None]
                 text = alike[0].text[:_TEXT]
@@ -117,6 +128,8 @@ def faults_of(lines: Iterable[KernelLines], subject: str, uptime_s: int) -> list
 
 def _status(fault: HardwareFault) -> str:
     row = ROWS[fault.kind]
+    if row.past_at_boot and fault.last_s is not None and fault.last_s < _BOOT_S:
+        return "warn"
     return "fail" if row.fails_at is not None and fault.count >= row.fails_at else row.status
 
 
@@ -124,12 +137,13 @@ def _text(fault: HardwareFault) -> str:
     return fault.text + (f", {fault.count} times" if fault.count > 1 else "")
 
 
-def faults_check(subject: str, devices: str) -> Check:
+def faults_check(check_id: str, devices: str) -> Check:
     """The check of the faults of a subject's devices: ``Host`` and ``Nics`` have a kernel_log."""
+    subject = check_id.partition(".")[0]
     fixes = dict.fromkeys(row.fix for row in ROWS.values() if row.subject == subject)
 
     @check(
-        f"{subject}.kernel_faults",
+        check_id,
         loses_job("monitor", "inspect", "reboot", "reseat", "replace", source=VALIDATION),
         expects="none since the boot",
         fix=tuple(fixes),

@@ -279,9 +279,20 @@ def count(observed: Gpus, policy: Policy) -> Result:
     return count.ok(source=_PCI, expected=expected)
 
 
-@check("gpus.model", drifts("configure"), settings=("gpu_model",))
+_MIXED = "set gpu_model in the policy, and replace the GPU of another variant"
+
+
+@check("gpus.model", drifts("configure"), settings=("gpu_model",), fix=_MIXED)
 def model(observed: Gpus, policy: Policy) -> Result:
-    """The GPUs are of the policy's model, by the name that their tool prints."""
+    """The GPUs are of the policy's model, by the name that their tool prints.
+
+    Without a policy, variants of one model (H20 and H20-3e, A100 with 40 and 80 GB) are a warning:
+    a job runs at the pace and in the memory of the smallest. Different models may be meant.
+    """
+    models = sorted({gpu.model for gpu in observed.gpus if gpu.model})
+    variants = {name.partition("-")[0] for name in models}
+    if not policy.gpu_model and len(variants) < len(models):
+        return model.warn(", ".join(models), expected="one variant of a model")
     return findings.judge_each(
         *(model, observed, "model"),
         lambda gpu: "" if policy.gpu_model in ("", gpu.model) else str(gpu.model),

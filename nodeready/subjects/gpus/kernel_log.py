@@ -79,7 +79,7 @@ function keep(key, text) {{
         if (kinds >= 400) {{ more++; return }}
         name[++kinds] = key
     }}
-    if (!(key in count) || key ~ /: 154$/) first[key] = substr(text, 1, 300)
+    if (!(key in count) || key ~ /: 154$|soft lockup|throttled/) first[key] = substr(text, 1, 300)
     count[key]++
     last[key] = NR
     # Seconds since the boot. dmesg -T and --time-format iso have others.
@@ -110,7 +110,8 @@ NF {{
     if (match(text, /\[[0-9]+\]: (segfault at|bad frame in) /) && RSTART <= 16)
         users = substr($0, 1, length($0) - length(text))
 }}
-!/NVRM|SXid|amdgpu|nvidia.*: probe |Uncorrect|DPC: |inaccessible|qcm fence|The cp might/ &&
+!/NVRM|SXid|amdgpu|nvidia.*: probe |Uncorrect|DPC: |inaccessible|Nvlink Core|recover .no error/ &&
+!/qcm fence|The cp might/ &&
 !/\[Hardware Error\]: .*(severity|device_id|section_type): / && !/{hardware_log.WORDS}/ {{ next }}
 users != "" && index($0, users) == 1 {{ next }}
 lead != $0 && bare(lead) !~ /{xids.ORIGIN}|{_DEVICES}|^-+\[ cut here / {{ next }}
@@ -131,7 +132,9 @@ text ~ /^[{{][0-9]+[}}]\[Hardware Error\]: / {{
     next
 }}
 match(text, /{_NAMED}/) && RSTART <= 16 {{ next }}
-text ~ /^NVRM: loading NVIDIA/ {{ loaded = NR; next }}
+# A load begins with this line; its driver takes the devices before it names itself.
+text ~ /^nvidia-nvlink: Nvlink Core is being initialized/ {{ starts = NR; next }}
+text ~ /^NVRM: loading NVIDIA/ {{ loaded = starts ? starts : NR; starts = 0; next }}
 match(text, /^NVRM: Xid \([^)]*\): [0-9]+/) {{
     key = substr(text, 1, RLENGTH)
     if (key ~ /: (14[4-9]|150)$/ && text ~ /{xids.FATAL}/) key = key " Fatal"

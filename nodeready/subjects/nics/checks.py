@@ -474,10 +474,11 @@ def bond(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     return bond.ok(join_names(bond.name for bond in bonds))
 
 
-kernel_faults = faults_check("nics", "a network adapter")
+kernel_faults = faults_check("nics.kernel_faults", "a network adapter")
 
 _ELEMENTS = {
     "interfaces": "", "bonds": "", "bonds.slaves": "name", "routes": "destination interface",
+    "kernel_log.faults": "kind text",
 }  # fmt: skip
 SUBJECT = Subject(
     "nics", __doc__,
@@ -487,8 +488,14 @@ SUBJECT = Subject(
     probe=PROBE, compared=compared, derived=derived, learned=learned, counters=counters,
     kinds=FactKinds(
         # The peers of a run decide what the run derives; packets are dropped on healthy nodes.
-        volatile="before peers_via nccl_socket_ifname container_ends rx_dropped tx_dropped",
-        counters="carrier_changes rx_errors tx_errors rx_crc_errors link_failures",
+        volatile="""
+            before peers_via nccl_socket_ifname container_ends rx_dropped tx_dropped
+            kernel_log.source kernel_log.absent kernel_log.begins_s kernel_log.faults.kind
+            kernel_log.faults.text kernel_log.faults.last_s
+        """,
+        counters="""
+            carrier_changes rx_errors tx_errors rx_crc_errors link_failures kernel_log.faults.count
+        """,
         hardware="kind mac driver pci_address numa_node",
         versions="firmware",
         unique="mac addresses partner_mac aggregator routes",
