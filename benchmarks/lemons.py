@@ -12,7 +12,8 @@ from collections import defaultdict
 
 from benchmarks.command import Benchmark
 from benchmarks.contenders import BenchmarkReport
-from nodeready.runs.memory.lemons import DAY_S, HardwareIncident, SuspectUnit, own_incidents, rank
+from nodeready.runs.memory.lemons import DAY_S, SuspectUnit, own_incidents, rank
+from nodeready.runs.memory.look import Event
 
 #: Failures of one node in a day: 6.5 and 2.34 in 1,000 node days (arXiv 2410.21680, RSC-1, RSC-2),
 #: and three times as many.
@@ -33,7 +34,7 @@ def named(random_: random.Random, nodes: int, rate: float, lemons: int = 0) -> s
         node_rate = rate * (FACTOR if node < lemons else 1)
         day = random_.expovariate(node_rate)
         while day < DAYS:
-            incidents.append(HardwareIncident(day * DAY_S, str(node), "", "gpus.recovery", ""))
+            incidents.append(Event(day * DAY_S, str(node), "", "gpus.recovery", ""))
             day += random_.expovariate(node_rate)
     observed_s = {SuspectUnit(str(node), str(node)): DAYS * DAY_S for node in range(nodes)}
     by_node = defaultdict(list)

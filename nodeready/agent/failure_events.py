@@ -241,15 +241,17 @@ class _RankStream:
     def recent(self) -> list[tuple[int, str]]:
         return list(self.tail)[-_RECENT:]
 
-    def has_handled(self, line: int) -> bool:
-        """Whether an event's error was handled, and the rank went on then: a line of a step, two
-        other lines or another failure came.
+    def has_handled(self, line: int, last_failed_at: int) -> bool:
+        """Whether an event's error was handled, and the program went on then: a line of a step,
+        two other lines or another failure came.
+
+        last_failed_at: the last line of an error that no rank has handled
         """
-        if line in self.unhandled:
+        if line in self.unhandled or line not in self.handled:
             return False
-        further = self.plain - self.handled.get(line, self.plain)
-        is_next = any(event.line > line and event.role == rules.FAILED for event in self.events)
-        return further > 1 or (further == 1 and (is_next or bool(_STEP.search(self.last))))
+        further = self.plain - self.handled[line]
+        has_step = further == 1 and bool(_STEP.search(self.last))
+        return further > 1 or has_step or last_failed_at > line
 
     def add_plain(self, text: str, number: int) -> None:
         """Count a line that belongs to no failure."""
@@ -293,7 +295,7 @@ class _RankStream:
 
     def last_words(self, line: int = 0) -> str:
         """The last words of an error after a line of the file that no steps have survived, the
-        first of several that stand together; "".
+        first of several that stand together, but for lines with few letters; "".
         """
         lines: list[str] = []
         steps = 0
@@ -301,7 +303,7 @@ class _RankStream:
             steps += bool(_STEP.search(text[:400]))
             if number <= line or steps >= _STEPS:
                 break
-            lines.append(text.strip())
+            lines += [text.strip()] if _shape(text) or complaint(text) else []
         weights = [complaint(text) for text in lines]
         weight = max(weights, default=0)
         last = weights.index(weight) if weight else 0
@@ -319,15 +321,20 @@ class _RankStream:
             words = text.strip() if _shape(text) else words
         return self.last.strip()
 
-    def is_cut(self, line: int) -> bool:
-        """Whether the lines end in an error that ends its program, after a line of the file."""
+    def is_cut(self, line: int, end: int) -> bool:
+        """Whether the lines end in an error that ends its program, after a line of the file.
+        end: the last line of the file
+        """
         # A logger's error ends none, unless its level says so, and it logs nothing then.
         logs, recent = rules.PHRASES["logs"], self.recent
         levels = [number for number, text in recent if logs.search(text, 0, _LEVEL)]
-        words = rules.PHRASES["last-level" if levels else "cries"]
+        names = ("last-level",) if levels else ("last-level", "cries")
         return any(
-            number > max([line, *levels[-1:]]) and words.search(text) and complaint(text)
+            number > max([line, *levels[-1:]]) and complaint(text)
             for number, text in recent
+            if any(rules.PHRASES[name].search(text) for name in names)
+            # The very last line of a program without a logger.
+            or (not levels and number == end and not TIMED.search(text) and complaint(text) >= 2)
         )
 
     @property
@@ -516,7 +523,7 @@ class FailureReader:
         if header or (text.startswith(_RICH[0]) and _RICH[1] in text):
             self._begin_traceback(stream, text, line, header["prefix"] if header else "")
             return True
-        if text.startswith(rules.SKIPPED):
+        if text.startswith(rules.SKIPPED) and not is_handled(text):
             return True
         if match := _SPAWNED.match(text):
             stream.spawned = int(match[1])
@@ -599,7 +606,8 @@ class FailureReader:
         is_usual = shape and any(_shape(line) == shape for _, line in stream.recent)
         is_step = _STEP.search(text) or is_handled(text) or rules.PHRASES["answers"].search(text)
         is_plain = not is_vague and (is_usual or is_step)
-        is_plain = bool(is_plain or TIMED.search(text, 0, _TIME_END))
+        is_item = rules.PHRASES["item"].search(text)
+        is_plain = bool(is_plain or (TIMED.search(text, 0, _TIME_END) and not is_item))
         # The text of an exception of C++ may begin with a time itself.
         is_plain = is_plain and (bool(stream.details) or not _WHAT.match(text))
         is_listed = bool(shape) and [_shape(line) for line in stream.details[-1:]] == [shape]
@@ -699,7 +707,8 @@ class FailureReader:
         if lines and is_vague:
             text_meaning = rules.meaning("\n".join(lines))
             # NCCL repeats its last warning at the end.
-            after = lines.index("Last error:") + 1 if "Last error:" in lines else 0
+            below = rules.PHRASES["says-below"]
+            after = max((at for at, line in enumerate(lines, 1) if below.search(line)), default=0)
             words = [line for line in lines[after:] if any(map(str.isalpha, line))]
             messages = [line for line in words if not rules.VAGUE.search(line)] or lines[-1:]
             checks = [line for line in messages if rules.PHRASES["check"].search(line)]
@@ -963,9 +972,14 @@ class FailureReader:
         ][:_WRITERS]  # fmt: skip
         last_steps = (s.last_at for s in self.streams.values() if _STEP.search(s.last))
         last_step_at = max(last_steps, default=0)
+        end_at = max((s.last_at for s in self.streams.values()), default=0)
         last_of_rank_at = max(
             (s.last_at for s in self.streams.values() if s.key[1] is not None), default=0
         )
+        last_failed_at = max((
+            event.line for s in self.streams.values() for event in s.events
+            if event.role == rules.FAILED and event.line not in s.handled
+        ), default=0)  # fmt: skip
         for stream in self.streams.values():
             host, rank, local = stream.key
             if task_host := task_hosts.get(host):
@@ -999,7 +1013,7 @@ class FailureReader:
                             for writer in (step_writers if stream.is_process else ())
                         )
                     ),
-                    handled=stream.has_handled(event.line)
+                    handled=stream.has_handled(event.line, last_failed_at)
                     # A helper or the launcher says so, and the program goes on.
                     or (
                         event.line in stream.handled.keys() - stream.unhandled
@@ -1027,7 +1041,7 @@ class FailureReader:
             LogStream(
                 *(stream.key[1], stream.key[2], stream.key[0], stream.lines),
                 *(stream.last[:MAX_TEXT], self._moment(stream.timed)),
-                *(stream.last_words(last_step_at)[:MAX_TEXT], stream.is_cut(last_step_at)),
+                *(stream.last_words(last_step_at)[:MAX_TEXT], stream.is_cut(last_step_at, end_at)),
             )
             for stream in self.streams.values()
         )

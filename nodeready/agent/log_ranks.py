@@ -526,9 +526,9 @@ def _is_column(form: _Form, texts: Sequence[str], share: float, tasks: Set[int])
     distinct = set(numbers)
     changes = [pair for pair in zip(numbers, numbers[1:]) if pair[0] != pair[1]]
     falls = [after for before, after in changes if after < before]
-    # srun writes all labels as wide as its last one, and reports the ends of some tasks alone.
+    # srun writes all labels equally wide, and reports the ends of some tasks alone.
     width = len(str(max(tasks, default=0)))
-    is_padded = bool(falls) and width > 1 and widths == {width}
+    is_padded = bool(falls) and width > 1 and len(widths) == 1 and width <= min(widths)
     if form.name == "srun" and distinct and (distinct <= tasks or (tasks and is_padded)):
         # Three that only grow may be steps.
         return len(numbers) >= share * len(texts) and (len(distinct) < 3 or bool(falls))

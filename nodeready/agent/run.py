@@ -23,9 +23,15 @@ In the job, this file is the module `nodeready_run` with `install_hooks` and `pr
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import select
 import signal
+import stat
+import struct
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -63,7 +69,6 @@ def private_directory(prefix: str) -> tuple[str, int]:
 
     This user's unused directories with the same prefix are removed. Raises OSError.
     """
-    import fcntl
     import tempfile
 
     _remove_leftovers(tempfile.gettempdir(), prefix)
@@ -80,7 +85,6 @@ _ENTRIES, _NEW_S = 10_000, 60.0
 
 
 def _remove_leftovers(parent: str, prefix: str) -> None:
-    import fcntl
     import shutil
 
     with suppress(OSError), os.scandir(parent) as entries:
@@ -139,8 +143,6 @@ class PipeLock:
     """
 
     def __init__(self, fd: int) -> None:
-        import stat
-
         mode = os.fstat(fd).st_mode
         self._fd = fd
         # A file (which may be on a network) and a terminal order their writes themselves.
@@ -149,9 +151,6 @@ class PipeLock:
     def __enter__(self) -> None:
         if not self._locks:
             return
-        import fcntl
-        import select
-
         waited, pause = 0.0, 0.001
         while True:
             try:
@@ -172,8 +171,6 @@ class PipeLock:
 
     def __exit__(self, *_: object) -> None:
         if self._locks:
-            import fcntl
-
             try:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
             except OSError:
@@ -187,8 +184,6 @@ def write_all(fd: int, data: bytes) -> None:
         try:
             remaining = remaining[os.write(fd, remaining) :]
         except BlockingIOError:
-            import select
-
             select.select([], [fd], [], 1.0)
 
 
@@ -389,10 +384,6 @@ class OutputChannel:
 
     def expected_bytes(self) -> int:
         """The total bytes after all data that is in the pipe now has been read."""
-        import fcntl
-        import struct
-        import termios
-
         try:
             waiting = fcntl.ioctl(self.source, termios.FIONREAD, b"\0" * 4)
         except OSError:
@@ -454,8 +445,6 @@ class OutputChannel:
                 for data in _batches(lines):
                     write_all(self._target, data)
         except OSError as error:
-            import errno
-
             # A full disk may get room again. A reader that has ended does not return.
             if error.errno != errno.ENOSPC:
                 self._has_reader = False
@@ -550,12 +539,12 @@ def forwarded_signals() -> list[int]:
     Excluded are signals of job control and of ended children, signals that our own instructions
     raise, and signals that our starter made us ignore (nohup).
     """
-    names = {
-        "SIGKILL", "SIGSTOP", "SIGCHLD", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGCONT", "SIGPIPE",
-        "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGWINCH",
+    excluded = {
+        signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGTSTP, signal.SIGTTIN,
+        signal.SIGTTOU, signal.SIGCONT, signal.SIGPIPE, signal.SIGSEGV, signal.SIGBUS,
+        signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS, signal.SIGWINCH,
+        32, 33,  # the C library's own
     }  # fmt: skip
-    excluded = {int(getattr(signal, name)) for name in names if hasattr(signal, name)}
-    excluded |= {32, 33}  # The C library's own.
     numbers = sorted({int(number) for number in signal.valid_signals()} - excluded)
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
@@ -674,8 +663,8 @@ def remove_own_rank() -> None:
     try:
         import ctypes
 
-        with open("/proc/self/stat", "rb") as stat:
-            words = stat.read().rpartition(b")")[2].split()
+        with open("/proc/self/stat", "rb") as stat_file:
+            words = stat_file.read().rpartition(b")")[2].split()
         start, end = int(words[47]), int(words[48])
         with open("/proc/self/environ", "rb") as environ_file:
             block = environ_file.read()
@@ -919,8 +908,6 @@ class RankSupervisor:
 
     def _relay(self) -> int:
         """Copy the output until the child has ended. Returns its status in the form of Popen."""
-        import select
-
         quiet_since = ended = 0.0
         expected: dict[OutputChannel, int] = {}
         while True:
@@ -959,9 +946,6 @@ class RankSupervisor:
 
 def _copy_terminal_size(source: int, target: int) -> None:
     """Give the source terminal the size of the target terminal."""
-    import fcntl
-    import termios
-
     with suppress(OSError):
         size = fcntl.ioctl(target, termios.TIOCGWINSZ, b"\0" * 8)
         fcntl.ioctl(source, termios.TIOCSWINSZ, size)

@@ -328,6 +328,10 @@ class Check(Page):
         """What a person does about any finding, where there is only one such text."""
         return self.remedies[0].action if len(self.remedies) == 1 else ""
 
+    def expecting(self, expected: str) -> Check:
+        """The check, with this expectation of its results."""
+        return replace(self, expects=expected)
+
     def ok(self, actual: str = "", source: str = "", *, expected: str | None = None) -> Result:
         """The value is as the policy wants it; ``actual`` defaults to the expectation."""
         expected = self.expects if expected is None else expected

@@ -35,8 +35,8 @@ from nodeready.runs.audit.waiver_list import (
 from nodeready.runs.memory.changes import ANSWER, POLICY, REBOOT, RESULT
 from nodeready.runs.memory.diff import Diff, FleetChange, Side
 from nodeready.runs.memory.history import EVENT, JOB, STATUS, History, HistoryEntry, KeptLook
-from nodeready.runs.memory.lemons import FALSE_ALARM, MIN_DAYS, HardwareIncident, Lemon, Lemons
-from nodeready.runs.memory.look import shown_value
+from nodeready.runs.memory.lemons import FALSE_ALARM, MIN_DAYS, Lemon, Lemons
+from nodeready.runs.memory.look import Event, shown_value
 
 # --- `history`: an entry per line, the newest first.
 
@@ -289,7 +289,7 @@ def _place(lemon: Lemon) -> str:
     return f"{place}, before in {node_set(earlier)}" if earlier else place
 
 
-def _last(incident: HardwareIncident) -> str:
+def _last(incident: Event) -> str:
     return f"{incident.time[:10]} {incident.kind}"
 
 

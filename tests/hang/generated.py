@@ -17,7 +17,11 @@ WAYS = ("tcp", "timeout", "select", "asyncio", "unix", "pipe", "flock", "collect
 #: Those by which a word comes again and again.
 WORDS = ("tcp", "timeout", "select", "asyncio", "unix")
 WHERE = ("main", "main", "main", "thread", "future", "queue")
-BESIDE = ("heartbeat", "pool", "helper", "writer")
+BESIDE = ("heartbeat", "pool", "helper", "writer", "watchdog", "monitor")
+#: Those that the processor sees.
+AWAKE = {"watchdog", "monitor"}
+#: What the first rank does in a step of a job that is well; all but the first are seen.
+WORK = ("nap", "bar", "lines", "own_file", "read", "write", "child", "compute")
 #: What the first rank does, what of it the processor sees, and what the test does to it.
 FAULTS: tuple[tuple[str, bool, str], ...] = (
     ("back_off", False, "none"), ("wait_for_lock", False, "none"), ("poll_queue", True, "none"),
@@ -27,7 +31,10 @@ FAULTS: tuple[tuple[str, bool, str], ...] = (
     ("join_process", False, "none"), ("prefetch", False, "none"), ("debug", False, "none"),
     ("map_in_processes", False, "none"), ("back_off", False, "stopped"),
     ("back_off", False, "traced"), ("exchange", False, "none"), ("drawn_steps", False, "none"),
-    ("drawn_steps", False, "none"),
+    ("drawn_steps", False, "none"), ("drawn_steps", False, "none"),
+    ("drawn_steps", False, "none"), ("drawn_steps", False, "none"),
+    ("spin_on_lock", True, "none"), ("poll_file", True, "none"),
+    ("poll_files", True, "none"), ("retry", True, "none"),
 )  # fmt: skip
 
 
@@ -48,20 +55,24 @@ def generated(seed: str) -> tuple[Scenario, dict[str, Any]]:
     }
     if is_cycle:
         waits[str(first)] = [draw.choice(others), "pipe"]
+    work = draw.choice(WORK)
     plan = {
         "waits": waits,
-        "step_s": draw.choice((0.01, 0.2, 1, 4, 9)),
+        "work": work,
+        "step_s": draw.choice((0.01, 0.2, 1, 4, 9) if work == "nap" else (1, 9, 20)),
         "where": [draw.choice(WHERE) for _ in order],
         "beside": [draw.sample(BESIDE, draw.choice((0, 0, 1, 2))) for _ in order],
     }
+    awake = [rank for rank in range(world) if AWAKE.intersection(plan["beside"][rank])]
     causes = () if is_cycle or is_well else ((first,),)
     kinds = ("late", "storage", "loader") if causes else ("unclear", "disagree", "quiet")
     return Scenario(
         name=f"seed-{seed}",
-        what=f"{world} ranks wait by {' and '.join(ways)}, rank {first}: {act}, {fault}",
+        what=f"{world} ranks wait by {' and '.join(ways)}, rank {first}: {act}, {fault}"
+        + f", {work} of {plan['step_s']} s" * is_well,
         acts={"*": "- set_up drawn_steps!"} if is_well
         else {str(first): f"- set_up {act}!", "*": "- set_up exchange!"},
-        kinds=("not-stuck", "unclear", "moving") if is_well else kinds,
+        kinds=("not-stuck", "moving") if is_well else kinds,
         suspects=causes,
         first=((first,),) if is_cycle else (),
         world=world,
@@ -69,5 +80,5 @@ def generated(seed: str) -> tuple[Scenario, dict[str, Any]]:
         # A rank that is stopped or traced shows no stack.
         status=0 if fault == "none" else 3,
         ends=False,
-        moves=(first,) if moves else (),
+        moves=tuple({*awake, first} if moves else awake),
     ), plan  # fmt: skip

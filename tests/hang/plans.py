@@ -17,6 +17,7 @@ import subprocess
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -175,7 +176,124 @@ def _writer():
     _KEPT.append(lines)
 
 
-_BESIDE = {"heartbeat": _heartbeat, "pool": _idle_pool, "helper": _helper, "writer": _writer}
+def _repeat(act, seconds):
+    def repeat():
+        for number in itertools.count(1):
+            act(number)
+            time.sleep(seconds)
+
+    threading.Thread(target=repeat, daemon=True).start()
+
+
+def _watchdog():
+    line = "[watchdog] rank {}: still at step 45, {}/1800 s"
+    _repeat(lambda number: print(line.format(rank(), number)), 0.5)
+
+
+def _monitor():
+    _repeat(lambda number: Path("/proc/self/status").read_text(), 0.02)
+
+
+_BESIDE = {
+    "heartbeat": _heartbeat, "pool": _idle_pool, "helper": _helper, "writer": _writer,
+    "watchdog": _watchdog, "monitor": _monitor,
+}  # fmt: skip
+
+
+# --- What the first rank does in a step of a job that is well.
+
+
+def _pieces(seconds, act, pause=0.1):
+    for number in range(int(seconds / pause)):
+        act(number)
+        time.sleep(pause)
+
+
+def _bar(seconds):
+    total = int(seconds / 0.1)
+    show = "\r{0:3}%|####    | {0}/{1} [00:30<00:36,  1.50it/s]"
+    _pieces(seconds, lambda number: print(show.format(number, total), end="", flush=True))
+
+
+def _lines(seconds):
+    _pieces(seconds, lambda number: print(f"{{'loss': 0.5, 'epoch': {1 + number / 100}}}"))
+
+
+def _own_file(seconds):
+    with open("train.log", "a") as file:
+        _pieces(seconds, lambda number: print(f"Epoch: [0][{number}/9000]", file=file, flush=True))
+
+
+def _read(seconds):
+    with open("data.bin", "wb") as file:
+        file.truncate(512 << 20)
+    with open("data.bin", "rb") as file:
+        _pieces(seconds, lambda number: file.read(1 << 20))
+
+
+def _write(seconds):
+    with open("checkpoint.bin", "wb") as file:
+        _pieces(seconds, lambda number: (file.write(b"x" * (1 << 18)), file.flush()))
+
+
+def _child(seconds):
+    words = ["timeout", str(seconds), "gzip", "-c", "/dev/zero"]
+    subprocess.run(words, stdout=subprocess.DEVNULL, check=False)
+
+
+def _compute(seconds):
+    until = time.monotonic() + seconds
+    values = list(range(1000))
+    while time.monotonic() < until:
+        for part in (_sort, _scale, _count):
+            part(values)
+
+
+def _sort(values):
+    return sorted(value * 7919 % 1000 for value in values)
+
+
+def _scale(values):
+    return [value / 7 for value in values]
+
+
+def _count(values):
+    return {value % 9: value for value in values}
+
+
+_WORK = {
+    "nap": time.sleep, "bar": _bar, "lines": _lines, "own_file": _own_file, "read": _read,
+    "write": _write, "child": _child, "compute": _compute,
+}  # fmt: skip
+
+
+# --- Faults that look like work.
+
+
+def spin_on_lock():
+    lock = threading.Lock()
+    lock.acquire()
+    while not lock.acquire(blocking=False):
+        pass
+
+
+def poll_file():
+    while not os.path.exists("ready"):
+        pass
+
+
+def poll_files():
+    while not (os.path.exists("ready") or os.path.islink("failed")):
+        pass
+
+
+def retry():
+    for number in itertools.count(1):
+        try:
+            socket.create_connection(("127.0.0.1", 1), timeout=1).close()
+        except OSError as problem:
+            print(f"Retry {number}/1000 in 0.3 s: {problem}")
+            time.sleep(0.3)
 
 
 # --- The wait.
@@ -187,7 +305,7 @@ def steps():
         if _WAIT:
             _PLACES[plan()["where"][rank()]](_WAIT[0])
         else:
-            time.sleep(plan()["step_s"])
+            _WORK[plan()["work"]](plan()["step_s"])
         for connection in _BELOW:
             connection.sendall(b"x")
         yield step

@@ -8,7 +8,8 @@ import pytest
 
 from nodeready import knowledge
 from nodeready.agent import failure_rules, log_ranks, log_variables, payload
-from nodeready.agent.witnesses import kernel_log, nccl_errors
+from nodeready.agent.witnesses import kernel_log, nccl_errors, progress
+from nodeready.runs.stacks import hints
 from nodeready.subjects.environment_rules import RankEnvironment, judge
 from nodeready.subjects.environment_table import BAD_VALUES, EnvironmentFacts, HcaPort
 from nodeready.subjects.gpus import xids
@@ -118,6 +119,8 @@ ENGINES = {
     "environment_values": _environment_value,
     "launchers": _launcher,
     "failure_phrases": _phrase,
+    "progress": progress.row_of,
+    "roles": lambda line: hints.role_of(line) or None,
 }
 #: Fields that find a row; a row without them is known by its key. Of the Xids, each has a line.
 WORDS = {"needles", "pattern", "values", "nccl", "cuda"}

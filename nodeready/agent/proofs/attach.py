@@ -13,7 +13,8 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from nodeready.agent.proc import first_number, status_fields
 from nodeready.agent.runtime import (
@@ -66,27 +67,29 @@ def environment() -> dict[str, str]:
     return {**environment, "LC_ALL": "C", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
+class DebuggerTool(NamedTuple):
+    """How a debugger is tried."""
+
+    words: str  # its command line without the program
+    limit_s: int  # maximum seconds
+    # finds the error in how the tool ended, although it may have exited with 0; "": none
+    find_error: Callable[[Ended], str]
+
+
 def attempt(
     supervisor: ProcessSupervisor,
     canary: subprocess.Popen[bytes],
     argv: Sequence[str],
-    limit_s: int,
-    *,
-    find_error: Callable[[Ended], str],
+    tool: DebuggerTool,
     on_output: OutputHandler | None = None,
 ) -> DebuggerAttempt:
-    """Try a tool on this canary.
-
-    find_error: finds the error in how the tool ended; "": none
-    on_output:  gets the tool's output as it comes
-    """
-    has_full_time = supervisor.left_s > limit_s
+    """Try a tool on this canary. on_output: gets the tool's output as it comes"""
+    has_full_time = supervisor.left_s > tool.limit_s
     try:
-        ended = supervisor.run(argv, limit_s, on_output, env=environment())
+        ended = supervisor.run(argv, tool.limit_s, on_output, env=environment())
     except OSError as problem:
         return DebuggerAttempt(argv[0], NO_START, _no_start(argv[0], problem))
-    complaint = "" if ended.rc is None else find_error(ended)
-    refused = bool(complaint and _REFUSED.search(ended.err))
+    complaint = "" if ended.rc is None else tool.find_error(ended)
     answered = responds(canary)
     if not answered:
         # A killed canary needs a moment to end.
@@ -98,8 +101,8 @@ def attempt(
         rc=ended.rc,
         complaint=complaint[:300],
         good=ended.rc is not None and not complaint,
-        refused=refused,
-        limit_s=limit_s,
+        refused=bool(complaint and _REFUSED.search(ended.err)),
+        limit_s=tool.limit_s,
         full=has_full_time,
         state=after.state,
         tracer=after.tracer,
@@ -115,6 +118,9 @@ def _no_start(program: str, problem: OSError) -> str:
     return problem.strerror or str(problem)
 
 
+# --- The tools: py-spy in its three modes, gdb and strace.
+
+
 def complaint(ended: Ended) -> str:
     """A tool's error on one line, or how the tool ended. py-spy's and gdb's errors have several
     lines. gdb prints uids first and the error last.
@@ -125,19 +131,6 @@ def complaint(ended: Ended) -> str:
     if complaint or ended.rc is None:
         return complaint
     return f"exit status {ended.rc}" if ended.rc >= 0 else f"ended by signal {-ended.rc}"
-
-
-# --- py-spy, as the user and, for comparison, as root.
-
-# The maximum seconds of each mode. Unwinding native frames reads the symbols of all libraries: up
-# to 14 s cold on a torch process.
-_LIMITS_S = {"blocking": 10, "nonblocking": 10, "native": 25}
-_OPTIONS = {"blocking": [], "nonblocking": ["--nonblocking"], "native": ["--native"]}
-
-
-def _py_spy(config: ProofConfig) -> str:
-    spy = config.py_spy or shutil.which("py-spy") or ""
-    return spy if os.path.exists(spy) and changeable_by_root_only(spy) else ""
 
 
 def _stack_error(ended: Ended) -> str:
@@ -152,89 +145,35 @@ def _stack_error(ended: Ended) -> str:
     return "" if FRAME in frames else "its stacks lack the target's function"
 
 
-def _dump(supervisor: ProcessSupervisor, config: ProofConfig, mode: str, pid: int) -> list[str]:
-    return [_py_spy(config), "dump", "--json", *_OPTIONS[mode], "--pid", str(pid)]
-
-
-def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Attach:
-    """Run the three modes in sequence, because two blocking dumps of one process collide."""
-    attempts: dict[str, DebuggerAttempt] = {}
-    if not _py_spy(config):
-        return Attach(guards(), "", *[DebuggerAttempt("")] * 3)
-    canary, error = None, ""
-    try:
-        for mode, limit_s in _LIMITS_S.items():
-            if supervisor.left_s < 1 or (config.machine and mode != "blocking"):
-                break
-            canary = canary or supervisor.canary()
-            argv = _dump(supervisor, config, mode, canary.pid)
-            attempts[mode] = attempt(supervisor, canary, argv, limit_s, find_error=_stack_error)
-            if not attempts[mode].answers or attempts[mode].tracer:
-                # The next mode gets a canary that this mode has not touched.
-                supervisor.stop(canary)
-                canary = None
-    except OSError as problem:
-        error = str(problem)
-    finally:
-        if canary is not None:
-            supervisor.stop(canary)
-    return Attach(guards(), error, *map(attempts.get, _LIMITS_S))
-
-
-def control(supervisor: ProcessSupervisor, config: ProofConfig, uid: int | None = None) -> Control:
-    """Attach as root to a canary of this user; None: to a canary of root."""
-    if not _py_spy(config):
-        return Control(guards(), "", DebuggerAttempt(""))
-    try:
-        canary = supervisor.canary(None if uid is None else rights_of(uid))
-    except OSError as problem:
-        return Control(guards(), str(problem), None)
-    try:
-        argv = _dump(supervisor, config, "nonblocking", canary.pid)
-        limit_s = _LIMITS_S["nonblocking"]
-        tried = attempt(supervisor, canary, argv, limit_s, find_error=_stack_error)
-    finally:
-        supervisor.stop(canary)
-    return Control(guards(), "", tried)
-
-
-# --- gdb and strace. The process continues when they have detached.
-
-# gdb reads the symbols of Python and of all its libraries first.
-_GDB_LIMIT_S, _STRACE_LIMIT_S = 20, 10
-
-
 def _no_backtrace(ended: Ended) -> str:
     # gdb's exit status is 0 also when it could not attach.
-    if re.search(r"^#0 ", ended.out, re.MULTILINE):
-        return ""
-    return complaint(ended)
+    return "" if re.search(r"^#0 ", ended.out, re.MULTILINE) else complaint(ended)
 
 
 def _no_calls(ended: Ended) -> str:
     # An interrupted strace ends by the signal, with the signal's number or with 0, by its version.
-    if "attached" in ended.err and "read(0," in ended.err:
-        return ""
-    return complaint(ended)
+    return "" if "attached" in ended.err and "read(0," in ended.err else complaint(ended)
 
 
-def _gdb(supervisor: ProcessSupervisor, canary: subprocess.Popen[bytes]) -> DebuggerAttempt | None:
-    # A process in state D to which gdb attaches stays stopped forever when gdb is killed.
-    if status(canary.pid).state == "D":
-        return None
-    # gdb reads the system's start-up files, but not the user's.
-    argv = [shutil.which("gdb") or "", "-nh", "-batch", "-p", str(canary.pid), "-ex", "bt"]
-    return attempt(supervisor, canary, argv, _GDB_LIMIT_S, find_error=_no_backtrace)
+_PY_SPY = {
+    "blocking": DebuggerTool("dump --json --pid {pid}", 10, _stack_error),
+    "nonblocking": DebuggerTool("dump --json --nonblocking --pid {pid}", 10, _stack_error),
+    # Unwinding native frames reads the symbols of all libraries: up to 14 s cold on a torch
+    # process.
+    "native": DebuggerTool("dump --json --native --pid {pid}", 25, _stack_error),
+}
+# gdb reads the symbols of Python and of all its libraries first, and the system's start-up files,
+# but not the user's.
+_GDB = DebuggerTool("-nh -batch -p {pid} -ex bt", 20, _no_backtrace)
+_STRACE = DebuggerTool("-p {pid}", 10, _no_calls)
 
 
-def _strace(
-    supervisor: ProcessSupervisor, canary: subprocess.Popen[bytes]
-) -> DebuggerAttempt | None:
+def _interrupt_when_seen(canary: subprocess.Popen[bytes]) -> OutputHandler:
+    """Has the canary make system calls once strace has attached, then interrupts strace."""
     text = bytearray()
     steps: list[str] = []
 
     def on_output(process: subprocess.Popen[bytes], stream: int, data: bytes) -> None:
-        """Have the canary make system calls once strace has attached, then interrupt strace."""
         text.extend(data[:4096])
         if not steps and b"attached" in text:
             steps.append("system calls")
@@ -243,34 +182,66 @@ def _strace(
             steps.append("interrupt")
             process.send_signal(signal.SIGINT)
 
-    argv = [shutil.which("strace") or "", "-p", str(canary.pid)]
-    return attempt(
-        supervisor, canary, argv, _STRACE_LIMIT_S, find_error=_no_calls, on_output=on_output
-    )
+    return on_output
 
 
-def _try(
+def _try_all(
     supervisor: ProcessSupervisor,
-    tool: str,
-    run_tool: Callable[[ProcessSupervisor, subprocess.Popen[bytes]], DebuggerAttempt | None],
-) -> DebuggerAttempt | None:
-    """Try a tool on a new canary. Raises OSError if no canary starts."""
-    if not shutil.which(tool):
-        return DebuggerAttempt("")
-    if supervisor.left_s < 1:
-        return None
-    canary = supervisor.canary()
-    try:
-        return run_tool(supervisor, canary)
-    finally:
-        supervisor.stop(canary)
+    tools: Mapping[str, tuple[str, DebuggerTool]],
+    uid: int | None = None,
+) -> tuple[str, dict[str, DebuggerAttempt | None]]:
+    """Try the tools in sequence, because two that stop one process collide, each on a canary that
+    no other tool has touched.
+
+    tools: name -> the program's path, "" if it is missing; and the tool
+    uid:   of the canaries; None: our own
+
+    Returns why a canary did not start, or "", and name -> the attempt.
+    """
+    attempts: dict[str, DebuggerAttempt | None] = {}
+    for name, (program, tool) in tools.items():
+        if not program:
+            attempts[name] = DebuggerAttempt("")
+        elif supervisor.left_s >= 1:
+            try:
+                canary = supervisor.canary(None if uid is None else rights_of(uid))
+            except OSError as problem:
+                return str(problem), attempts
+            try:
+                # A process in state D to which gdb attaches stays stopped forever when gdb is
+                # killed.
+                if tool is not _GDB or status(canary.pid).state != "D":
+                    argv = [program, *tool.words.format(pid=canary.pid).split()]
+                    on_output = _interrupt_when_seen(canary) if tool is _STRACE else None
+                    attempts[name] = attempt(supervisor, canary, argv, tool, on_output)
+            finally:
+                supervisor.stop(canary)
+    return "", attempts
+
+
+def _py_spy(config: ProofConfig) -> str:
+    spy = config.py_spy or shutil.which("py-spy") or ""
+    return spy if os.path.exists(spy) and changeable_by_root_only(spy) else ""
+
+
+def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Attach:
+    """Run the three modes; only the first one in a further session."""
+    spy = _py_spy(config)
+    modes = ["blocking"] if spy and config.machine else [*_PY_SPY]
+    error, attempts = _try_all(supervisor, {mode: (spy, _PY_SPY[mode]) for mode in modes})
+    return Attach(guards(), error, *map(attempts.get, _PY_SPY))
+
+
+def control(supervisor: ProcessSupervisor, config: ProofConfig, uid: int | None = None) -> Control:
+    """Attach as root to a canary of this user; None: to a canary of root."""
+    tools = {"nonblocking": (_py_spy(config), _PY_SPY["nonblocking"])}
+    error, attempts = _try_all(supervisor, tools, uid)
+    return Control(guards(), error, attempts.get("nonblocking"))
 
 
 def prove_tracers(supervisor: ProcessSupervisor, config: ProofConfig) -> Tracers:
-    """Run gdb and strace in sequence, each on a new canary that no other tool has touched."""
-    gdb = None
-    try:
-        gdb = _try(supervisor, "gdb", _gdb)
-        return Tracers(guards(), "", gdb, _try(supervisor, "strace", _strace))
-    except OSError as problem:
-        return Tracers(guards(), str(problem), gdb, None)
+    """Run gdb and strace. The process continues when they have detached."""
+    tools = {"gdb": _GDB, "strace": _STRACE}
+    places = {name: (shutil.which(name) or "", tool) for name, tool in tools.items()}
+    error, attempts = _try_all(supervisor, places)
+    return Tracers(guards(), error, attempts.get("gdb"), attempts.get("strace"))

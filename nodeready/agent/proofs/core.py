@@ -63,16 +63,12 @@ def find_core(path: str, mark: Mark, *, named: bool) -> CanaryCore | None:
             return None
         place = follow(ROOT, path)
         number, status = open_regular(place.path, place.owner)
+        with os.fdopen(number, "rb", buffering=0) as file:
+            head = file.read(_HEAD_BYTES)
     except OSError:
         return None
-    try:
-        if status.st_uid != mark.uid or status.st_nlink != 1:
-            return None
-        head = os.read(number, _HEAD_BYTES)
-    except OSError:
+    if status.st_uid != mark.uid or status.st_nlink != 1:
         return None
-    finally:
-        os.close(number)
     # The file server's clock may differ a little.
     is_ours = mark.word.encode() in head or (named and status.st_mtime >= mark.since - 2)
     if not is_ours:
@@ -109,19 +105,16 @@ def remove(core_file: CanaryCore) -> str:
     parent, name = os.path.split(core_file.path)
     try:
         directory = os.open(parent or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as problem:
-        return problem.strerror or str(problem)
-    try:
-        current = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        if (current.st_dev, current.st_ino) == (core_file.device, core_file.inode):
-            os.unlink(name, dir_fd=directory)
-    except FileNotFoundError:
-        pass
-    except OSError as problem:
-        return problem.strerror or str(problem)
-    finally:
-        with contextlib.suppress(OSError):
+        try:
+            current = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            if (current.st_dev, current.st_ino) == (core_file.device, core_file.inode):
+                os.unlink(name, dir_fd=directory)
+        finally:
             os.close(directory)
+    except FileNotFoundError:
+        return ""
+    except OSError as problem:
+        return problem.strerror or str(problem)
     return ""
 
 

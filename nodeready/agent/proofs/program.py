@@ -25,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -451,56 +451,153 @@ _PROVE: dict[str, Callable[[ProcessSupervisor, facts.ProofConfig], Any]] = {
 #: Minimum time limit for a login: with less, a login that hangs cannot be told from a slow one.
 _LOGIN_S = 5
 
-_printing = threading.Lock()
 
+class _ProofRun:
+    """The proofs of one session. Each observation is a line, printed when it is complete."""
 
-def _say(config: facts.ProofConfig, name: str, observed: Any) -> None:
-    with _printing:
-        print(wire.line(config.nonce, name, observed), flush=True)
+    def __init__(self, config: facts.ProofConfig) -> None:
+        self._config = config
+        self._supervisor = ProcessSupervisor(config.tag, config.limit_s)
+        self._printing = threading.Lock()
+        # Whether a proof is requested whose result depends on how the session was opened.
+        self._depends_on_session = not {*facts.IN_EACH_SESSION}.isdisjoint(config.proofs)
 
+    def run(self, *, inside: bool) -> None:
+        """Run all proofs. inside: as of `main`"""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._leave)
+        with self._supervisor:
+            if inside:
+                threading.Thread(target=self._end_with_parent, daemon=True).start()
+            if not inside and os.geteuid() == 0 and self._config.user not in ("", "root"):
+                self._as_user()
+            else:
+                self._in_own_session(inside=inside)
+            self._printing.acquire()
 
-def _observe(config: facts.ProofConfig, name: str, observe: Callable[[], Any]) -> None:
-    """Make and print one observation. An exception is printed as an observation, so it costs no
-    other proof.
-    """
-    try:
-        observed = observe()
-    except Exception as problem:  # noqa: BLE001
-        observed = session.BrokenProof(bug_text(problem))
-    _say(config, name, observed)
+    def _leave(self, number: int, frame: object) -> None:
+        # Nothing more is printed: the output of a killed tool is no observation. This thread may
+        # already hold the lock.
+        self._printing.acquire(blocking=False)
+        self._supervisor.end()
+        os._exit(128 + number)
 
-
-def _in_thread(
-    config: facts.ProofConfig, name: str, observe: Callable[[], Any]
-) -> threading.Thread:
-    thread = threading.Thread(target=_observe, args=(config, name, observe), daemon=True)
-    thread.start()
-    return thread
-
-
-def _proofs(
-    supervisor: ProcessSupervisor,
-    config: facts.ProofConfig,
-    further: Mapping[str, Callable[[], Any]],
-) -> None:
-    """Run the requested proofs in parallel: py-spy's native unwinding alone takes seconds."""
-    proofs = {name: partial(_PROVE[name], supervisor, config) for name in config.proofs}
-    observations: dict[str, Callable[[], Any]] = {**further, **proofs}
-    for thread in [_in_thread(config, name, observe) for name, observe in observations.items()]:
-        # A little longer, because a proof reports by itself that its time is over.
-        thread.join(supervisor.left_s + 0.5)
-
-
-def _end_with_parent(supervisor: ProcessSupervisor) -> None:
-    """End everything when our parent has ended: our standard input is a pipe of the parent."""
-
-    def watch() -> None:
+    def _end_with_parent(self) -> None:
+        """End everything when our parent has ended: our standard input is a pipe of the parent."""
         while os.read(0, 4096):
             pass
-        supervisor.end()
+        self._supervisor.end()
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    def _print(self, line: str) -> None:
+        with self._printing:
+            print(line, flush=True)
+
+    def _say_user(self, name: str, uid: int, error: str, *, is_named: bool = True) -> None:
+        user = facts.User(name, uid, is_named, error)
+        self._print(wire.line(self._config.nonce, "user", user))
+
+    def _start(self, name: str, observe: Callable[..., Any], *further: Any) -> threading.Thread:
+        """Make and print one observation, in a thread. An exception is printed as an observation,
+        so it costs no other proof.
+        """
+
+        def work() -> None:
+            try:
+                observed = observe(self._supervisor, *further)
+            except Exception as problem:  # noqa: BLE001
+                observed = session.BrokenProof(bug_text(problem))
+            self._print(wire.line(self._config.nonce, name, observed))
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        return thread
+
+    def _in_own_session(self, *, inside: bool) -> None:
+        """The proofs in this session.
+        inside: another nodeready program opened the session, and observes how the node opens
+                sessions
+        """
+        config, uid = self._config, os.geteuid()
+        login, error = user_name(uid), ""
+        if config.user and login != config.user:
+            login, error = config.user, session.cannot_become(login, config.user)
+        elif config.machine and session.identity() != config.machine:
+            error = f"{os.uname().nodename} answers"
+        self._say_user(login, uid, error, is_named=bool(config.user or error))
+        if error:
+            return
+        threads = []
+        if uid == 0 and not inside and "attach" in config.proofs:
+            threads.append(self._start("control", attach.control, config))
+        if self._depends_on_session and not inside:
+            threads.append(self._start("logins", session.logins, login))
+        if self._depends_on_session and not config.machine:
+            threads += self._in_other_sessions(login)
+        # In parallel: py-spy's native unwinding alone takes seconds.
+        threads += [self._start(name, _PROVE[name], config) for name in config.proofs]
+        for thread in threads:
+            # A little longer, because a proof reports by itself that its time is over.
+            thread.join(self._supervisor.left_s + 0.5)
+
+    def _in_other_sessions(self, name: str) -> Iterator[threading.Thread]:
+        """The proofs in further sessions that this session can open."""
+        config = self._config
+        if session.opened_by()[0] != "ssh":
+            yield self._start("ssh", session.by_ssh, config)
+        elif session.shell_of(name):
+            yield self._start("login", session.by_shell, config, name, "login")
+        is_step_wanted = config.step and "limits" in config.proofs
+        if is_step_wanted and session.step_matters(session.limits_of_daemon("slurmd")):
+            yield self._start("step", session.by_srun, config)
+
+    def _as_user(self) -> None:
+        """Run the user's session, and root's control in parallel."""
+        config, supervisor = self._config, self._supervisor
+        try:
+            uid = pwd.getpwnam(config.user).pw_uid
+        except KeyError:
+            self._say_user(config.user, -1, f"no such user: {config.user}")
+            return
+        threads = []
+        if "attach" in config.proofs:
+            threads.append(self._start("control", attach.control, config, uid))
+        threads.append(self._start("logins", session.logins, config.user))
+        inner = replace(
+            config,
+            limit_s=max(1, int(supervisor.left_s) - 2),
+            # Inside a job of Slurm, there may be no room for another job.
+            step=config.step and "SLURM_JOB_ID" not in os.environ,
+        )
+        has_begun = by_shell = False
+
+        def relay(text: str) -> None:
+            # The user can learn the nonce in the session and print observations of the session,
+            # but none of root's observations.
+            nonlocal has_begun, by_shell
+            by_ssh = facts.SessionProof("")
+            try:
+                rows = dict(wire.lines(text, config.nonce))
+                if "ssh" in rows:
+                    by_ssh = wire.decode(facts.SessionProof, rows["ssh"])
+            except wire.DecodeError:
+                return
+            if not rows or not {*rows} <= {"user", *inner.proofs, *facts.FURTHER_SESSIONS}:
+                return
+            has_begun = has_begun or "user" in rows
+            if by_ssh.error and not by_ssh.ended and not by_shell:
+                by_shell = True
+                further = config, config.user, "shell"
+                threads.append(self._start("shell", session.by_shell, *further))
+            # A profile's output may stand before the line.
+            self._print(text[text.index(f"{config.nonce} ") :])
+
+        make_program = partial(payload.inner_program, __name__, inner)
+        ended = session.run(supervisor, config.user, make_program, relay)
+        if not has_begun and not (ended.rc is None and config.limit_s < _LOGIN_S):
+            self._say_user(config.user, uid, session.no_session(ended, config.user))
+        for thread in threads:
+            thread.join(supervisor.left_s)
 
 
 def main(config: facts.ProofConfig, *, inside: bool = False) -> None:
@@ -508,129 +605,4 @@ def main(config: facts.ProofConfig, *, inside: bool = False) -> None:
     inside: this is the session that root opened for the user
     """
     hold_streams()
-    supervisor = ProcessSupervisor(config.tag, config.limit_s)
-
-    def leave(number: int, frame: object) -> None:
-        # Nothing more is printed: the output of a killed tool is no observation. This thread may
-        # already hold the lock.
-        _printing.acquire(blocking=False)
-        supervisor.end()
-        os._exit(128 + number)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, leave)
-    with supervisor:
-        if inside:
-            _end_with_parent(supervisor)
-            _in_own_session(supervisor, config, inside=True)
-        elif os.geteuid() == 0 and config.user not in ("", "root"):
-            _as_user(supervisor, config)
-        else:
-            control = os.geteuid() == 0 and "attach" in config.proofs
-            _in_own_session(supervisor, config, control=control)
-        _printing.acquire()
-
-
-def _in_own_session(
-    supervisor: ProcessSupervisor,
-    config: facts.ProofConfig,
-    *,
-    control: bool = False,
-    inside: bool = False,
-) -> None:
-    """The proofs in this session.
-    control: we are root, and also attach as root
-    inside:  another nodeready program opened the session, and observes how the node opens sessions
-    """
-    uid = os.geteuid()
-    login = user_name(uid)
-    if config.user and login != config.user:
-        reason = session.cannot_become(login, config.user)
-        _say(config, "user", facts.User(config.user, uid, True, reason))
-        return
-    if config.machine and session.identity() != config.machine:
-        _say(config, "user", facts.User(login, uid, True, f"{os.uname().nodename} answers"))
-        return
-    _say(config, "user", facts.User(login, uid, bool(config.user), ""))
-    parallel: dict[str, Callable[[], Any]] = {}
-    if control:
-        parallel["control"] = partial(attach.control, supervisor, config)
-    if not inside and _depends_on_session(config):
-        parallel["logins"] = partial(session.logins, supervisor, login)
-    if not config.machine and _depends_on_session(config):
-        parallel |= _other_sessions(supervisor, config)
-    _proofs(supervisor, config, parallel)
-
-
-def _depends_on_session(config: facts.ProofConfig) -> bool:
-    """Whether a proof is requested whose result depends on how the session was opened."""
-    return not {*facts.IN_EACH_SESSION}.isdisjoint(config.proofs)
-
-
-def _other_sessions(
-    supervisor: ProcessSupervisor, config: facts.ProofConfig
-) -> dict[str, Callable[[], Any]]:
-    """The proofs in further sessions that this session can open, by name."""
-    sessions: dict[str, Callable[[], Any]] = {}
-    opened_by, name = session.opened_by()[0], user_name(os.geteuid())
-    if opened_by != "ssh":
-        sessions["ssh"] = partial(session.by_ssh, supervisor, config)
-    elif session.shell_of(name):
-        sessions["login"] = partial(session.by_shell, supervisor, config, name, "login")
-    is_step_wanted = config.step and "limits" in config.proofs
-    if is_step_wanted and session.step_matters(session.limits_of_daemon("slurmd")):
-        sessions["step"] = partial(session.by_srun, supervisor, config)
-    return sessions
-
-
-def _as_user(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> None:
-    """Run the user's session, and root's control in parallel."""
-    try:
-        uid = pwd.getpwnam(config.user).pw_uid
-    except KeyError:
-        _say(config, "user", facts.User(config.user, -1, True, f"no such user: {config.user}"))
-        return
-    threads = []
-    if "attach" in config.proofs:
-        control = partial(attach.control, supervisor, config, uid)
-        threads.append(_in_thread(config, "control", control))
-    threads.append(_in_thread(config, "logins", partial(session.logins, supervisor, config.user)))
-    inner = replace(
-        config,
-        limit_s=max(1, int(supervisor.left_s) - 2),
-        # Inside a job of Slurm, there may be no room for another job.
-        step=config.step and "SLURM_JOB_ID" not in os.environ,
-    )
-    has_begun = by_shell = False
-
-    def relay(text: str) -> None:
-        # The user can learn the nonce in the session and print observations of the session, but
-        # none of root's observations.
-        nonlocal has_begun, by_shell
-        try:
-            rows = dict(wire.lines(text, config.nonce))
-            by_ssh_session = (
-                wire.decode(facts.SessionProof, rows["ssh"])
-                if "ssh" in rows
-                else facts.SessionProof("")
-            )
-        except wire.DecodeError:
-            return
-        if not rows or not {*rows} <= {"user", *inner.proofs, *facts.FURTHER_SESSIONS}:
-            return
-        has_begun = has_begun or "user" in rows
-        if by_ssh_session.error and not by_ssh_session.ended and not by_shell:
-            by_shell = True
-            observe = partial(session.by_shell, supervisor, config, config.user, "shell")
-            threads.append(_in_thread(config, "shell", observe))
-        # A profile's output may stand before the line.
-        with _printing:
-            print(text[text.index(f"{config.nonce} ") :], flush=True)
-
-    make_program = partial(payload.inner_program, __name__, inner)
-    ended = session.run(supervisor, config.user, make_program, relay)
-    if not has_begun and not (ended.rc is None and config.limit_s < _LOGIN_S):
-        reason = session.no_session(ended, config.user)
-        _say(config, "user", facts.User(config.user, uid, True, reason))
-    for thread in threads:
-        thread.join(supervisor.left_s)
+    _ProofRun(config).run(inside=inside)

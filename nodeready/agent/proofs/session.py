@@ -35,43 +35,35 @@ from nodeready.subjects.proof import facts
 
 # --- The limits of this session, and who opened it.
 
-ITEMS = {
-    "core": resource.RLIMIT_CORE,
-    "memlock": resource.RLIMIT_MEMLOCK,
-    "nofile": resource.RLIMIT_NOFILE,
-}
-KINDS = ("soft", "hard")
+# The limits of `facts.SessionLimits` in /proc/PID/limits, which prlimit() shows only to a process
+# that may trace the other one.
+_ITEMS = ("Max core file size", "Max locked memory", "Max open files")
 # Bit of CAP_SYS_RESOURCE (capabilities(7)), the right to raise a hard limit.
 _CAP_SYS_RESOURCE = 1 << 24
 
 
-def limits_of(pid: int) -> tuple[facts.Limit, ...]:
-    """The limits of a process, in the order of ITEMS. Raises OSError, ValueError, KeyError. They
-    are read from /proc, because prlimit() needs the right to trace the process.
+def _parse_limits(text: str) -> tuple[tuple[facts.Limit, ...], tuple[int, ...]]:
+    """The limits of ITEMS, and the soft ones of OTHER_ITEMS, in the text of /proc/PID/limits.
+    Raises ValueError, KeyError.
     """
-    with open(f"/proc/{pid}/limits", encoding="ascii", errors="replace") as file:
-        return _limits_in(file.read())
-
-
-def _limits_in(text: str) -> tuple[facts.Limit, ...]:
-    """The limits of ITEMS in the text of /proc/PID/limits. Raises ValueError, KeyError."""
-    rows = _limit_rows(text)
-    names = ("Max core file size", "Max locked memory", "Max open files")
-    return tuple(facts.Limit(*rows[name]) for name in names)
-
-
-def _limit_rows(text: str) -> dict[str, list[int]]:
-    """Name -> the soft and the hard limit in the text of /proc/PID/limits. Raises ValueError."""
-    return {
+    rows = {
         row[:25].strip(): [-1 if v == "unlimited" else int(v) for v in row[25:].split()[:2]]
         for row in text.splitlines()[1:]
     }
+    items = tuple(facts.Limit(*rows[name]) for name in _ITEMS)
+    return items, tuple(rows[name][0] for name in facts.OTHER_ITEMS.values())
 
 
-def _other_limits(text: str) -> tuple[int, ...]:
-    """The soft limits of OTHER_ITEMS in such a text. Raises ValueError, KeyError."""
-    rows = _limit_rows(text)
-    return tuple(rows[name][0] for name in facts.OTHER_ITEMS.values())
+def _limits_text(pid: int | str) -> str:
+    with open(f"/proc/{pid}/limits", encoding="ascii", errors="replace") as file:
+        return file.read()
+
+
+def limits_of(pid: int | str) -> tuple[facts.Limit, ...]:
+    """The limits of a process, in the order of ITEMS; (): it has ended, or they are unreadable."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return _parse_limits(_limits_text(pid))[0]
+    return ()
 
 
 #: The program that opens a session -> the key of SESSION_NAMES. Since OpenSSH 9.8, sshd's part of
@@ -100,11 +92,8 @@ def opened_by() -> tuple[str, tuple[facts.Limit, ...]]:
         # slurmstepd sets its own name, such as "slurmstepd: [1234.batch]".
         opener = "srun" if name.startswith("slurmstepd") else _OPENERS.get(name)
         if opener is not None:
-            try:
-                # slurmstepd's own limits are not those of its task.
-                return opener, () if opener in ("", "srun") else limits_of(pid)
-            except (OSError, ValueError, KeyError):
-                return opener, ()
+            # slurmstepd's own limits are not those of its task.
+            return opener, () if opener in ("", "srun") else limits_of(pid)
     return "", ()
 
 
@@ -112,20 +101,22 @@ def _ceiling() -> tuple[int, ...]:
     """The hard limits of sshd or process 1, if no process may raise them; else ()."""
     if int(status_fields("/proc/self/status")["CapBnd"], 16) & _CAP_SYS_RESOURCE:
         return ()
-    try:
-        return tuple(limit.hard for limit in limits_of(first_number("/run/sshd.pid") or 1))
-    except (OSError, ValueError, KeyError):
-        return ()
+    return tuple(limit.hard for limit in limits_of(first_number("/run/sshd.pid") or 1))
+
+
+def _session_limits(
+    text: str, before: tuple[facts.Limit, ...], opener: str
+) -> facts.SessionLimits:
+    """The limits in the text of /proc/PID/limits. Raises ValueError, KeyError."""
+    (core, memlock, nofile), further = _parse_limits(text)
+    nr_open = first_number("/proc/sys/fs/nr_open")
+    return facts.SessionLimits(core, memlock, nofile, before, _ceiling(), nr_open, opener, further)
 
 
 def prove(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> facts.SessionLimits:
     """The limits of this session, after PAM and the user's profile. Nothing is changed."""
-    core, memlock, nofile = (facts.Limit(*resource.getrlimit(number)) for number in ITEMS.values())
-    nr_open = first_number("/proc/sys/fs/nr_open")
     opener, before = opened_by()
-    with open("/proc/self/limits", encoding="ascii", errors="replace") as file:
-        further = _other_limits(file.read())
-    return facts.SessionLimits(core, memlock, nofile, before, _ceiling(), nr_open, opener, further)
+    return _session_limits(_limits_text("self"), before, opener)
 
 
 def cannot_become(current_user: str, user: str) -> str:
@@ -181,10 +172,9 @@ def run(
     setpriv sets no limits. If sudo started us, the earlier core limit is restored first.
     """
     caller = _caller_of_sudo() if "SUDO_UID" in os.environ else None
-    if caller is not None:
+    for core in limits_of(caller)[:1] if caller is not None else ():
         # In place of sudo's 0. If it cannot be raised, the check of the limits reports that.
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            core = limits_of(caller)[0]
+        with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_CORE, (core.soft, core.hard))
     name = shell_of(user)
     read, write = os.pipe()
@@ -421,10 +411,14 @@ _IMMEDIATE_S, _STEP_S = 3, 15
 
 def _is_lower(limits: tuple[facts.Limit, ...], compared: tuple[facts.Limit, ...]) -> bool:
     """Whether a limit is lower than the compared limit of the same item."""
-    values = [
-        (getattr(a, kind), getattr(b, kind)) for a, b in zip(limits, compared) for kind in KINDS
-    ]
-    return any(limit != -1 and (other == -1 or limit < other) for limit, other in values)
+
+    def is_less(value: int, bound: int) -> bool:
+        return value != -1 and (bound == -1 or value < bound)
+
+    return any(
+        is_less(limit.soft, bound.soft) or is_less(limit.hard, bound.hard)
+        for limit, bound in zip(limits, compared)
+    )
 
 
 def step_matters(slurmd: tuple[facts.Limit, ...]) -> bool:
@@ -434,8 +428,7 @@ def step_matters(slurmd: tuple[facts.Limit, ...]) -> bool:
     the lower limits of the submitting user (slurm.conf(5)). If slurmd's limits are not lower than
     this session's, a step has this session's limits, and no step is started.
     """
-    own_limits = tuple(facts.Limit(*resource.getrlimit(number)) for number in ITEMS.values())
-    return _is_lower(slurmd, own_limits) and "SLURM_JOB_ID" not in os.environ
+    return _is_lower(slurmd, limits_of("self")) and "SLURM_JOB_ID" not in os.environ
 
 
 def by_srun(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> facts.SessionProof:
@@ -453,14 +446,10 @@ def by_srun(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> facts.S
     except OSError as problem:
         return facts.SessionProof(f"srun: {problem.strerror}")
     try:
-        core, memlock, nofile = _limits_in(ended.out)
-        further = _other_limits(ended.out)
+        return facts.SessionProof("", limits=_session_limits(ended.out, (), "srun"))
     except (ValueError, KeyError):
         message = re.sub(r"^srun: (error: )?", "", ended.first) or f"exit status {ended.rc}"
         return facts.SessionProof("timed out" if ended.rc is None else message)
-    nr_open = first_number("/proc/sys/fs/nr_open")
-    limits = facts.SessionLimits(core, memlock, nofile, (), _ceiling(), nr_open, "srun", further)
-    return facts.SessionProof("", limits=limits)
 
 
 # --- How the node opens sessions.
@@ -532,9 +521,7 @@ def _daemon_pid(name: str) -> int | None:
 def limits_of_daemon(name: str) -> tuple[facts.Limit, ...]:
     """The limits of root's daemon, which its children inherit; (): the daemon does not run."""
     pid = _daemon_pid(name)
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        return limits_of(pid) if pid else ()
-    return ()
+    return limits_of(pid) if pid else ()
 
 
 def _use_pam(supervisor: ProcessSupervisor, name: str) -> bool | None:

@@ -34,6 +34,7 @@ from nodeready.agent.witnesses import (
     logs,
     nccl_ras,
     ports,
+    progress,
     software,
 )
 from nodeready.core import wire
@@ -104,6 +105,7 @@ class Witnesses:
         self._answers: dict[str, Answer] = {}
         # The counters of the ports before the samples, and when they were read.
         self._first_counters, self._first_read_s = self._counters(), time.monotonic()
+        self._first_counts: dict[object, Any] = {}
 
     @property
     def _processes_deadline(self) -> float:
@@ -139,7 +141,8 @@ class Witnesses:
         self._ask_ras(limit_s)
         if self._dump:
             self._ask_for_dumps()
-        self._ask_each("logs", _log)
+        self._ask_each("logs", _rank_log)
+        self._first_counts = self._counters_of_logs()
         if self._check:
             self._ask_each("settings", lambda target: read_settings(*_rank_values(target)))
         if not self._dump:
@@ -232,6 +235,17 @@ class Witnesses:
             else:
                 target.witnesses[name] = answer or _absent("no time left")
 
+    def _counters_of_logs(self) -> dict[object, Any]:
+        """The counters of progress in each log; many ranks may write one."""
+        writers = {_log(target): target for target in self._live}
+        answers = self._probe(
+            list(writers.values()),
+            lambda target: progress.observe(
+                target.pid, target.facts[-1].uid, has_log=_log(target) != target.pid
+            ),
+        )
+        return {_log(target): row for target, row in answers if isinstance(row, dict)}
+
     def _ask_for_dumps(self) -> None:
         """Have the ranks write their flight recorders; the ranks run meanwhile."""
         for target, error in self._probe(
@@ -254,6 +268,10 @@ class Witnesses:
             self._answers["network"] = _answer_of(lambda: ports.network(before, after, seconds))
         if self._dump:
             self._ask_each("flight_recorder", _recording)
+        looks = self._first_counts, self._counters_of_logs()
+        for target in self._live:
+            before, after = (look.get(_log(target), {}) for look in looks)
+            target.work = progress.difference(before, after) or target.work
         last_deadline = self._supervisor.deadline - _SPARE_S / 2
         for thread, deadline in self._tools.values():
             thread.join(max(0.0, min(deadline, last_deadline) - time.monotonic()))
@@ -265,7 +283,12 @@ def _values(target: StackTarget) -> Mapping[str, str]:
     return target.rank.process.environment or {}
 
 
-def _log(target: StackTarget) -> logs.RankLog:
+def _log(target: StackTarget) -> object:
+    """The file to which its output goes; the pid: not known."""
+    return target.witnesses.get("logs", {}).get("path") or target.pid
+
+
+def _rank_log(target: StackTarget) -> logs.RankLog:
     identity = target.rank.identity
     return logs.observe(target.pid, target.facts[-1].uid, identity.rank, identity.local_rank)
 

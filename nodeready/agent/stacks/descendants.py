@@ -112,7 +112,6 @@ class StackTarget:
     ends: list[str] = field(default_factory=list)
     witnesses: dict[str, Any] = field(default_factory=dict)
     thread_rows: list[threads.Row] = field(default_factory=list)  # of its further threads
-    written_bytes: list[int] = field(default_factory=list)  # of files, by all its threads
     work: str = ""  # its own, or of its descendants, between the samples (`set_work`)
 
     def __post_init__(self) -> None:
@@ -266,6 +265,9 @@ _MIN_CPU_S, _MIN_CPU_SHARE, _TRANSFER_S = 0.03, 0.05, 0.2
 #: Minimum bytes that a rank at work writes: a line of a log counts as a page of 4 KB (proc(5),
 #: write_bytes), and there are some logs.
 _MIN_WRITTEN_BYTES = 100_000
+#: Minimum bytes that a rank at work reads, and of each call: a loop that polls a file or /proc
+#: reads few bytes at a time.
+_MIN_READ_BYTES, _MIN_BYTES_PER_READ = 1_000_000, 4096
 #: Maximum descendants of one rank that are probed.
 MAX_DESCENDANTS = 64
 
@@ -353,22 +355,28 @@ def _target(process: ScannedProcess, rank: StackTarget) -> StackTarget:
 def set_work(
     target: StackTarget, call: waits.WaitCall | None, seconds: float, deadline: float
 ) -> None:
-    """Set `work`, by the files that a target has written, as of a checkpoint; or by a descendant
-    that has used CPU time: a compiler, or one for which the main thread waits and which reads or
-    writes, as no endless loop does.
+    """Set `work`, by the files that a target has written, as of a checkpoint, or the data that it
+    has read; or by a descendant that has used CPU time: a compiler, or one for which the main
+    thread waits and which reads or writes, as no endless loop does.
     call: of the main thread. seconds: since the first scan
     """
-    written = max(target.written_bytes, default=0) - min(target.written_bytes, default=0)
-    if written >= _MIN_WRITTEN_BYTES:
-        target.work = f"it wrote {written / 1e6:.1f} MB of files in {seconds:.0f} s"
+    looks = [facts.io for facts in (*target.facts[:1], *target.facts[-1:])]
+    for written, data, reads in (map(int.__sub__, looks[1], looks[0]) for _ in looks[1:]):
+        if written >= _MIN_WRITTEN_BYTES:
+            target.work = f"it wrote {written / 1e6:.1f} MB of files in {seconds:.0f} s"
+        elif data >= max(_MIN_READ_BYTES, _MIN_BYTES_PER_READ * reads):
+            target.work = f"it read {data / 1e6:.1f} MB in {seconds:.0f} s"
+    if target.work:
         return
     parents = {child.pid: child.rank.process.parent for child in target.descendants}
     awaited = {call.child, *call.holders} if call else set()
     for child in target.descendants:
         used_s, process = child.cpu_s[-1] - child.cpu_s[0], child.rank.process
-        if process.python or used_s < max(_MIN_CPU_S, _MIN_CPU_SHARE * seconds):
+        if used_s < max(_MIN_CPU_S, _MIN_CPU_SHARE * seconds):
             continue
         is_awaited = not awaited.isdisjoint((child.pid, *_ancestors(child.pid, parents)))
+        # A loader's worker that hangs polls its pipes.
+        is_awaited &= not process.python
         if kind(process) == COMPILER or (
             is_awaited and probe_each(_transfers, [child.pid], deadline).get(child.pid) is True
         ):

@@ -152,7 +152,9 @@ class Facts:
     calls: int | None = None
     # its main thread has left the program; the kernel frees its memory and files
     exiting: bool = False
-    written_bytes: int = 0  # of files; 0: not readable, as `calls`
+    # bytes written to files by all its threads; bytes and calls of read(2) and the like of its
+    # main thread; 0: not readable, as `calls`
+    io: tuple[int, ...] = (0, 0, 0)
 
 
 def stat(text: str) -> Stat | None:
@@ -246,11 +248,12 @@ def facts(
     task: tuple[str, str] = ("", ""),
     *,
     io: str = "",
+    task_io: str = "",
 ) -> Facts | None:
     """The facts of one process, from the texts of its files; None: it has ended.
 
     task: schedstat and stat of its main thread
-    io:   of the process
+    io, task_io: of the process and of its main thread
     """
     parsed = stat(stat_text)
     if parsed is None:
@@ -273,7 +276,10 @@ def facts(
         main_cpu_s(*task),
         read_and_written(io, "syscr", "syscw"),
         parsed.exiting,
-        read_and_written(io, "write_bytes") or 0,
+        (
+            read_and_written(io, "write_bytes") or 0,
+            *(read_and_written(task_io, name) or 0 for name in ("rchar", "syscr")),
+        ),
     )
 
 
@@ -369,9 +375,10 @@ def _facts(pid: int, locked: bool = True, thread: int = 0) -> dict[str, Any] | N
     if thread and not os.path.exists(task):
         task, thread = f"/proc/{pid}/task/{pid}", 0
     status, wchan, task_stat = (contents(f"{task}/{name}") for name in ("status", "wchan", "stat"))
-    stack, io = (contents(f"{task}/stack"), contents(f"/proc/{pid}/io")) if locked else ("", "")
-    times = contents(f"{task}/schedstat"), task_stat
-    process_facts = facts(contents(f"/proc/{pid}/stat"), status, wchan, stack, times, io=io)
+    locked_files = (f"{task}/stack", f"/proc/{pid}/io", f"{task}/io")
+    stack, io, task_io = (contents(path) if locked else "" for path in locked_files)
+    process_stat, times = contents(f"/proc/{pid}/stat"), (contents(f"{task}/schedstat"), task_stat)
+    process_facts = facts(process_stat, status, wchan, stack, times, io=io, task_io=task_io)
     if process_facts is None:
         return None
     thread_stat = stat(task_stat) if thread else None

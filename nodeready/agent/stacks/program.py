@@ -469,8 +469,6 @@ def _observe_sample(supervisor: ProcessSupervisor, targets: Sequence[StackTarget
         target.switches.append(facts.switches if facts else 0)
         target.main_cpu_s.append(facts.main_cpu_s if facts else 0.0)
         target.calls.append(facts.calls if facts else None)
-        if facts:
-            target.written_bytes.append(facts.written_bytes)
 
 
 def _observe_threads(supervisor: ProcessSupervisor, targets: Sequence[StackTarget]) -> None:

@@ -496,7 +496,7 @@ def _nccl(pid: int, uid: int, rank: int | None, logs: Sequence[_LogParts]) -> Nc
 
 def _inspector_lines(pid: int, uid: int) -> Iterator[str]:
     """The lines at the end of the files into which the NCCL Inspector of a process writes."""
-    for number in _other_descriptors(pid):
+    for number in other_descriptors(pid):
         link = f"/proc/{pid}/fd/{number}"
         with contextlib.suppress(OSError, NoLogError):
             shown = os.readlink(link)
@@ -652,7 +652,7 @@ def _open_behind_pipe(
             reason = f"whose reader {_SEARCH_S} s did not find"
         raise NoLogError(f"its output goes into a pipe {reason} ({shown})")
     for reader in readers:
-        if log_files := _open_written_log(reader.pid, uid, _output_descriptors(reader, error)):
+        if log_files := open_written_log(reader.pid, uid, _output_descriptors(reader, error)):
             return log_files
     for reader in readers if steps else ():
         # A filter that writes no file may write into another pipe.
@@ -672,15 +672,17 @@ def _output_descriptors(reader: _PipeReader, error: bool) -> list[list[int]]:
     filter such as tee writes to its output, or to files. A launcher such as mpirun writes output
     to its own output, and errors to its own errors.
     """
-    other_descriptors = _other_descriptors(reader.pid)
+    further = other_descriptors(reader.pid)
     if reader.number == 0:
-        return [[1], other_descriptors, [2]]
-    return [[2], [1], other_descriptors] if error else [[1], [2], other_descriptors]
+        return [[1], further, [2]]
+    return [[2], [1], further] if error else [[1], [2], further]
 
 
-def _open_written_log(pid: int, uid: int, turns: Iterable[Sequence[int]]) -> list[_LogFile]:
-    """The file that a process writes through the first of these descriptors. The file may be the
-    common log of many ranks.
+def open_written_log(
+    pid: int, uid: int, turns: Iterable[Sequence[int]], count: int = 1
+) -> list[_LogFile]:
+    """The files, at most `count`, that a process writes through the first of these descriptors.
+    They may be common logs of many ranks; the one that was written last comes first.
     """
     for numbers in turns:
         written_files: list[_LogFile] = []
@@ -693,10 +695,10 @@ def _open_written_log(pid: int, uid: int, turns: Iterable[Sequence[int]]) -> lis
                 if _access(pid, number) != os.O_RDONLY and stat.S_ISREG(os.stat(link).st_mode):
                     written_files.append(open_written(link, shown, uid))
         if written_files:
-            last, *older = sorted(written_files, key=lambda file: -file.file_stat.st_mtime_ns)
-            for file in older:
+            written_files.sort(key=lambda file: -file.file_stat.st_mtime_ns)
+            for file in written_files[count:]:
                 os.close(file.number)
-            return [last]
+            return written_files[:count]
     return []
 
 
@@ -711,7 +713,7 @@ def _open_srun_log(pid: int, uid: int, sruns: Iterable[int], *, error: bool) -> 
         if not job or _slurm_job(srun) != job:
             continue
         # srun has the file of --output open in addition to its own output.
-        files = _open_written_log(srun, uid, [_other_descriptors(srun)])
+        files = open_written_log(srun, uid, [other_descriptors(srun)])
         if not files:
             with contextlib.suppress(NoLogError):
                 files = _files(srun, uid, 2 if error else 1)
@@ -744,7 +746,7 @@ def _below_slurmstepd(pid: int) -> bool:
     return False
 
 
-def _other_descriptors(pid: int) -> list[int]:
+def other_descriptors(pid: int) -> list[int]:
     """The descriptors of a process without standard input, output and error."""
     return sorted(number for number in descriptors(pid) if number > 2)
 

@@ -6,16 +6,16 @@ everything that follows from it.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 from nodeready.agent.audit_document import STOPPING
 from nodeready.core.result import COUNTER, HARDWARE, SETTING, VERSION, join_first
 from nodeready.runs.memory.look import (
     ASKED,
-    FACTS_END,
     WAIVERS,
     NodeLook,
     Value,
@@ -33,17 +33,23 @@ KINDS = (RESULT, HARDWARE, VERSION, SETTING, COUNTER, REBOOT, POLICY)
 #: The key of a node's answer, in place of a check's id.
 ANSWER = "answer"
 
-#: List of parts -> what a part is called, and the facts that identify a part wherever it is.
-PARTS = {
-    "gpus.nvidia": ("GPU", ("serial", "uuid")),
-    "gpus.amd": ("GPU", ("serial", "uuid")),
-    "nics.interfaces": ("interface", ("mac",)),
-    "rdma.devices": ("RDMA device", ("node_guid",)),
+
+class _PartList(NamedTuple):
+    """What is known of the parts in one list of facts."""
+
+    noun: str
+    identities: tuple[str, ...]  # the facts that identify a part wherever it is
+    always: str  # a fact that each of the parts has
+    is_named: bool = True  # by names that a kernel or an administrator gives
+
+
+_PARTS = {
+    "gpus.nvidia": _PartList("GPU", ("serial", "uuid"), "pci_address", is_named=False),
+    "gpus.amd": _PartList("GPU", ("serial", "uuid"), "pci_address", is_named=False),
+    "nics.interfaces": _PartList("interface", ("mac",), "name"),
+    "rdma.devices": _PartList("RDMA device", ("node_guid",), "name"),
 }
-#: Subject -> a fact that each of its parts has.
-_ALWAYS = {"gpus": "pci_address", "nics": "name", "rdma": "name"}
-#: Lists whose parts are known by names that a kernel or an administrator gives.
-_RENAMED = ("nics.interfaces", "rdma.devices")
+_NO_PARTS = _PartList("", (), "")
 #: Interfaces with a part behind them; the kernel draws the addresses of most others at each boot.
 _PHYSICAL = ("ethernet", "infiniband", "wifi", "usb")
 #: A smaller share of memory is what the kernel keeps for itself, and differs from boot to boot;
@@ -57,9 +63,6 @@ _UUID = re.compile(r"[0-9a-fA-F]{4,8}(-[0-9a-fA-F]{4,12}){1,4}")
 _BOOT_IMAGE = re.compile(r"BOOT_IMAGE=\S*")
 _MAX_ALSO = 4
 _MAX_SETTINGS = 3
-#: The ends of the keys with which parts, and renamed parts, are recognised.
-_IDENTIFYING = ("].serial", "].uuid", "].mac", "].node_guid", "].pci_address", "].kind")
-
 Facts = Mapping[str, Value]
 
 
@@ -98,7 +101,7 @@ def changes(before: NodeLook, after: NodeLook) -> tuple[Change, ...]:
             every.append(Change(POLICY, names, None, None, f"{len(expected)} {follow}"))
         old, new = _different(before.facts, after.facts)
         words: dict[str, str] = {}
-        for parts in _RENAMED:
+        for parts in (name for name, parts in _PARTS.items() if parts.is_named):
             renamed = _renames(parts, old, new)
             words |= renamed
             every += [
@@ -108,7 +111,7 @@ def changes(before: NodeLook, after: NodeLook) -> tuple[Change, ...]:
         if words:
             before = _renamed(replace(before, facts=old), words)
             old = before.facts
-        every += _fact_changes(old, new, requested)
+        every += _FactChanges(old, new).changes(requested)
         is_same_boot = before.boot_id == after.boot_id
         if before.boot_id and after.boot_id and not is_same_boot:
             every.append(Change(REBOOT, "host.boot_id", None, None, "rebooted"))
@@ -125,7 +128,7 @@ def differences(peer: NodeLook, node: NodeLook) -> tuple[Change, ...]:
         return ()
     old, new = map(_shared, _different(peer.facts, node.facts))
     _, requested = _policy_differences(peer, node)
-    every = [*_results(peer, node), *_fact_changes(old, new, requested)]
+    every = [*_results(peer, node), *_FactChanges(old, new).changes(requested)]
     return tuple(sorted(every, key=lambda change: KINDS.index(change.kind)))
 
 
@@ -151,22 +154,10 @@ def _different(before: Facts, after: Facts) -> tuple[Facts, Facts]:
         return dict(before), dict(after)
     old: dict[str, Value] = {}
     new: dict[str, Value] = {}
-    lines: Sequence[Facts]
     for name, number in after.contents.items():
         if before.contents.get(name, number) != number:
-            texts = before.text(name), after.text(name)
-            rows = [{*text[1:-1].split(FACTS_END)} for text in texts]
-            lines = [
-                json.loads(b"{" + b",".join(filter(None, side)) + b"}")
-                for side in (rows[0] - rows[1], rows[1] - rows[0])
-            ]
-            # What a part is, or whether it is there, needs all facts.
-            if lines[0].keys() != lines[1].keys() or any(
-                k.endswith(_IDENTIFYING) for k in lines[0]
-            ):
-                lines = before.section(name), after.section(name)
-            old.update(lines[0])
-            new.update(lines[1])
+            old.update(before.section(name))
+            new.update(after.section(name))
     return old, new
 
 
@@ -209,38 +200,94 @@ def _is_of_policy(change: Change, settings: Collection[str]) -> bool:
 # --- Facts.
 
 
-def _fact_changes(
-    before: Facts, after: Facts, requested: Collection[str] = ()
-) -> Iterator[Change]:
-    """The changes of parts, of elements that came or went, and of single facts.
+class _FactChanges:
+    """The facts of a node before and after."""
 
-    requested: the subjects whose facts the two looks requested differently: a fact of one look
-           alone is no change
-    """
-    keys = [key for key, value in after.items() if before.get(key) != value]
-    keys += [key for key in before if key not in after]
-    one_sided = any(key not in before or key not in after for key in keys)
-    sides = (_groups(before), _groups(after)) if one_sided else (frozenset(), frozenset())
-    owners: dict[str, list[str]] = {}
-    for key in keys:
-        if (owner := _owner(key, before, after, *sides)) is not None:
-            owners.setdefault(owner, []).append(key)
-    for owner, changed in owners.items():
-        kind, identities = kind_of(owner), _identities(owner, before, after)
-        if identities is not None:
-            yield _part_change(owner, changed, identities, before, after)
-        elif owner.partition(".")[0] in requested and not (owner in before and owner in after):
-            continue
-        elif owner != changed[0]:
-            # The place on the PCI bus of a GPU that came or went follows from the GPU.
-            address = owner.removeprefix("gpus.pci")
-            parts = (f"gpus.nvidia{address}", f"gpus.amd{address}")
-            if owner == address or owners.keys().isdisjoint(parts):
-                was_there = changed[0] in before
-                values = ("present", "absent") if was_there else ("absent", "present")
-                yield Change(kind, owner, *values)
-        elif not _is_same(owner, before.get(owner), after.get(owner), after):
-            yield Change(kind, owner, before.get(owner), after.get(owner))
+    def __init__(self, before: Facts, after: Facts) -> None:
+        self._before, self._after = before, after
+
+    def changes(self, requested: Collection[str]) -> Iterator[Change]:
+        """The changes of parts, of elements that came or went, and of single facts.
+
+        requested: the subjects whose facts the two looks requested differently: a fact of one look
+               alone is no change
+        """
+        before, after = self._before, self._after
+        keys = [key for key, value in after.items() if before.get(key) != value]
+        keys += [key for key in before if key not in after]
+        owners: dict[str, list[str]] = {}
+        for key in keys:
+            if (owner := self._owner(key)) is not None:
+                owners.setdefault(owner, []).append(key)
+        for owner, changed in owners.items():
+            identities = self._identities(owner)
+            if identities is not None:
+                yield self._part_change(owner, changed, *identities)
+            elif owner.partition(".")[0] in requested and not (owner in before and owner in after):
+                continue
+            elif owner != changed[0]:
+                # The place on the PCI bus of a GPU that came or went follows from the GPU.
+                address = owner.removeprefix("gpus.pci")
+                parts = (f"gpus.nvidia{address}", f"gpus.amd{address}")
+                if owner == address or owners.keys().isdisjoint(parts):
+                    was_there = changed[0] in before
+                    values = ("present", "absent") if was_there else ("absent", "present")
+                    yield Change(kind_of(owner), owner, *values)
+            elif not _is_same(owner, before.get(owner), after.get(owner), after):
+                yield Change(kind_of(owner), owner, before.get(owner), after.get(owner))
+
+    @cached_property
+    def _groups_before(self) -> frozenset[str]:
+        return _groups(self._before)
+
+    @cached_property
+    def _groups_after(self) -> frozenset[str]:
+        return _groups(self._after)
+
+    def _owner(self, key: str) -> str | None:
+        """What has changed: the part, else the largest element that came or went, else the key.
+
+        None: the whole subject was observed in one look only.
+        """
+        elements = [*_elements(key)]
+        if key in self._before and key in self._after:
+            groups = None
+        else:
+            groups = self._groups_before if key in self._after else self._groups_after
+            if key.partition(".")[0] not in groups:
+                return None
+        if elements and self._identities(elements[0]) is not None:
+            return elements[0]
+        came_or_went = (e for e in elements if groups is not None and e not in groups)
+        return next(came_or_went, key)
+
+    def _identities(self, element: str) -> tuple[Value, Value] | None:
+        """The different parts that are in one place before and after; None: the same part."""
+        _, names, always, _ = _PARTS.get(element.partition("[")[0], _NO_PARTS)
+        for name in names:
+            sides = self._before, self._after
+            old, new = (_identity(facts, f"{element}.{name}") for facts in sides)
+            if old is not None and new is not None:
+                return None if old == new else (old, new)
+            was_there, is_there = (f"{element}.{always}" in facts for facts in sides)
+            if old != new and was_there != is_there:
+                return old, new
+        return None
+
+    def _part_change(self, part: str, keys: Iterable[str], old: Value, new: Value) -> Change:
+        """The change of a part, with the facts in which the new part differs from the old part."""
+        note = "new" if old is None else "gone"
+        if old is not None and new is not None:
+            differing = [
+                f"{key[len(part) + 1 :]} {shown_value(key, self._before.get(key))}"
+                f" -> {shown_value(key, self._after.get(key))}"
+                for key in keys
+                if not is_unique(key)
+            ]
+            note = "; ".join(("replaced", *differing[:_MAX_ALSO]))
+            if len(differing) > _MAX_ALSO:
+                note += f" and {len(differing) - _MAX_ALSO} more"
+        return Change(HARDWARE, part, old, new, note, _PARTS[part.partition("[")[0]].noun)
 
 
 def _groups(facts: Facts) -> frozenset[str]:
@@ -255,73 +302,11 @@ def _elements(key: str) -> Iterator[str]:
         end = key.find("]", end + 1)
 
 
-def _owner(
-    key: str,
-    before: Facts,
-    after: Facts,
-    groups_before: frozenset[str],
-    groups_after: frozenset[str],
-) -> str | None:
-    """What has changed: the part, else the largest element that came or went, else the key.
-
-    None: the whole subject was observed in one look only.
-    """
-    is_one_sided = key not in before or key not in after
-    groups = groups_before if key in after else groups_after
-    if is_one_sided and key.partition(".")[0] not in groups:
-        return None
-    elements = list(_elements(key))
-    if elements and _identities(elements[0], before, after) is not None:
-        return elements[0]
-    if not is_one_sided:
-        return key
-    return next((element for element in elements if element not in groups), key)
-
-
-def _identities(element: str, before: Facts, after: Facts) -> tuple[Value, Value] | None:
-    """The different parts that are in one place before and after; None: it is the same part."""
-    _, names = PARTS.get(element.partition("[")[0], ("", ()))
-    for name in names:
-        values = tuple(_identity(facts, f"{element}.{name}") for facts in (before, after))
-        key = f"{element}.{_ALWAYS[element.partition('.')[0]]}"
-        came_or_went = (key in before) != (key in after)
-        if values[0] != values[1] and (None not in values or came_or_went):
-            return values[0], values[1]
-        if None not in values:
-            return None
-    return None
-
-
 def _identity(facts: Facts, key: str) -> Value:
     element = key.rpartition(".")[0]
     if element.startswith("nics.") and facts.get(f"{element}.kind") not in _PHYSICAL:
         return None
     return facts.get(key)
-
-
-def _part_change(
-    part: str,
-    keys: Iterable[str],
-    identities: tuple[Value, Value],
-    before: Facts,
-    after: Facts,
-) -> Change:
-    """The change of a part, with the facts in which the new part differs from the old part."""
-    noun, _ = PARTS[part.partition("[")[0]]
-    note = "replaced"
-    if identities[0] is None or identities[1] is None:
-        note = "new" if identities[0] is None else "gone"
-    else:
-        differing = [
-            f"{key[len(part) + 1 :]} {shown_value(key, before.get(key))}"
-            f" -> {shown_value(key, after.get(key))}"
-            for key in keys
-            if not is_unique(key)
-        ]
-        note = "; ".join(("replaced", *differing[:_MAX_ALSO]))
-        if len(differing) > _MAX_ALSO:
-            note += f" and {len(differing) - _MAX_ALSO} more"
-    return Change(HARDWARE, part, *identities, note, noun)
 
 
 def _is_same(key: str, before: Value, after: Value, facts: Facts) -> bool:
@@ -342,9 +327,8 @@ def _is_same(key: str, before: Value, after: Value, facts: Facts) -> bool:
 
 def _renames(parts: str, before: Facts, after: Facts) -> dict[str, str]:
     """Old name -> new name, of the parts of a list that are the same as before."""
-    _, (name,) = PARTS[parts]
-    end = f"].{name}"
-    keys = [key for key in after if key.endswith((end, "].pci_address")) and key.startswith(parts)]
+    end = f"].{_PARTS[parts].identities[0]}"
+    keys = [key for key in after if key.startswith(parts) and key.endswith((end, "].pci_address"))]
     if all(before.get(key) == after[key] for key in keys):
         return {}
     renamed: dict[str, str] = {}
@@ -363,7 +347,7 @@ def _names(
 ) -> dict[tuple[Value, ...], list[str]]:
     names: dict[tuple[Value, ...], list[str]] = {}
     for key, value in facts.items():
-        if not (key.endswith(end) and key.startswith(parts)) or _identity(facts, key) is None:
+        if not (key.startswith(parts) and key.endswith(end)) or _identity(facts, key) is None:
             continue
         element = key.rpartition(".")[0]
         identity = (value, facts.get(f"{element}.pci_address")) if with_slot else (value,)

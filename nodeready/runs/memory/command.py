@@ -7,11 +7,11 @@ import time
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from nodeready.agent.audit_document import audit_code
 from nodeready.core.exit_codes import Refused
-from nodeready.core.outcome import NodeGaps, gaps_of
+from nodeready.core.outcome import gaps_of
 from nodeready.core.policy import AUDIT
 from nodeready.core.text import counted, utc_moment, utc_now
 from nodeready.fleet.inventory.nodeset import folded
@@ -45,13 +45,6 @@ LAST_GOOD = "last-good"
 _FOREVER = float("inf")
 
 
-class _Asked(NamedTuple):
-    """The outcome of asking the nodes: who gave no answer, and whether all were asked."""
-
-    gaps: NodeGaps = ()
-    complete: bool = True
-
-
 @dataclass(frozen=True)
 class _Nodes:
     """The nodes of one command, and how they are asked."""
@@ -70,8 +63,10 @@ class _Nodes:
             self.inventory, options, job=options.job, tell=self.tell.note
         )
 
-    def ask(self, limit: str | None) -> _Asked:
-        """Look at the nodes as an audit does, and keep the look. Raises Refused."""
+    def ask(self, limit: str | None) -> dict[str, Any]:
+        """Look at the nodes as an audit does, and keep the look: the fields of `Diff` that say who
+        gave no answer. Raises Refused.
+        """
         started_s = time.time()
         keeper = LookKeeper(self.tell, "diff", self.inventory)
         nodes = self.targets(limit).at(AUDIT)
@@ -86,7 +81,7 @@ class _Nodes:
         with open_memory() as memory:
             if not memory.looks(started_s):
                 raise Refused("the look at the nodes was not kept: there is nothing to compare")
-        return _Asked(audit.gaps, audit.complete)
+        return {"gaps": audit.gaps, "complete": audit.complete}
 
 
 def run(inventory: str, options: DiffOptions, tell: Tell) -> Diff:
@@ -193,7 +188,6 @@ def _since(memory: Memory, names: list[str], since: str, until_s: float, after: 
         since_changes(looks),
         Side(source, utc_moment(oldest_s)),
         after,
-        only_before=(),
         only_after=tuple(look.node for before, look in looks if before is None),
     )
     return dated(diff, memory, oldest_s, until_s)
@@ -209,20 +203,14 @@ def _against_peers(
         raise Refused(f"--against: {folded(peers)}: {model.error}")
     nodes = (look for look in memory.nodes(names, until_s) if len(peers) > 1 or look is not model)
     source = folded(peers) if len(peers) == 1 else f"most of {folded(peers)}"
-    return compare(
-        peer_differences(model, nodes),
-        Side(source, utc_moment(model.time_s)),
-        after,
-        only_before=(),
-        only_after=(),
-    )
+    return compare(peer_differences(model, nodes), Side(source, utc_moment(model.time_s)), after)
 
 
 def _of_memory(nodes: _Nodes, since: str | None, until: str | None, against: str | None) -> Diff:
     """The nodes against an earlier time, or against peers. Raises Refused."""
     limit = nodes.options.limit
     names, peers = nodes.names(limit), nodes.names(against) if against else []
-    answers = _Asked()
+    answers = {}
     if until is None:
         if since:
             # A mistake is refused before any node is asked.
@@ -239,7 +227,7 @@ def _of_memory(nodes: _Nodes, since: str | None, until: str | None, against: str
             document = _against_peers(memory, names, peers, until_s, after)
         else:
             document = _since(memory, names, str(since), until_s, after)
-    return replace(document, gaps=answers.gaps, complete=answers.complete)
+    return replace(document, **answers)
 
 
 def _against_settings(nodes: _Nodes, path: Path) -> Diff:
@@ -260,8 +248,6 @@ def _against_settings(nodes: _Nodes, path: Path) -> Diff:
         ),
         Side(str(path), ""),
         Side("the nodes now", started),
-        only_before=(),
-        only_after=(),
         gaps=gaps_of(outcomes),
         complete=not targeted.transport.interrupted,
     )

@@ -5,6 +5,7 @@ Equal changes of many nodes are one change. Below, the looks that are compared.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -83,7 +84,7 @@ class Side:
     time: MomentOrEmpty  # of the oldest look of it, UTC; "": it has none
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Diff:
     """The document of `nodeready diff`. Text is one line without control characters."""
 
@@ -97,8 +98,8 @@ class Diff:
     # nodes whose failure the changes may explain: they fail after, and did not before; without
     # any, the nodes that fail after
     failing: tuple[str, ...]
-    only_before: tuple[str, ...]  # nodes that only the first side has
-    only_after: tuple[str, ...]  # nodes that only the second side has
+    only_before: tuple[str, ...] = ()  # nodes that only the first side has
+    only_after: tuple[str, ...] = ()  # nodes that only the second side has
     changes: tuple[FleetChange, ...]  # suspects first, then results, then other changes
     gaps: NodeGaps = ()  # the nodes that gave no answer for this comparison
     complete: bool = True  # False when it was interrupted
@@ -115,7 +116,7 @@ def diff_code(diff: Diff, *, is_strict: bool) -> int:
 
 
 def compare(pairs: Iterable[NodeChanges], before: Side, after: Side, **values: Any) -> Diff:
-    """The document of these nodes. values: its fields without the changes"""
+    """The document of these nodes. values: of its further fields"""
     every = list(pairs)
     failing = {node.node for node in every if node.is_failing and not node.was_failing}
     failing = failing or {node.node for node in every if node.is_failing}
@@ -130,8 +131,8 @@ def compare(pairs: Iterable[NodeChanges], before: Side, after: Side, **values: A
         judged.append(replace(change, failing=bad, healthy=good, suspect=is_suspect))
     judged.sort(key=lambda change: _order(change, len(failing), len(healthy)))
     return Diff(
-        before,
-        after,
+        before=before,
+        after=after,
         compared=len(every),
         healthy=len(healthy),
         failing=tuple(node.node for node in every if node.node in failing),
@@ -425,30 +426,22 @@ class AuditFile:
 
     def __init__(self, source: str, data: bytes) -> None:
         self._source = source
+        # Node -> its row; a row that has a line in the file stays a line.
         self._rows: dict[str, Any] = {}
         document = self._decoded(self._without_rows(data), _MAX_WHOLE)
         if not isinstance(document, dict) or not _SCHEMA.match(str(document.get("schema"))):
             raise DocumentError(
                 f"{source}: no document of audit or ready: make it with --format json -o FILE"
             )
-        nodes = document.get("nodes")
-        for row in nodes if isinstance(nodes, list) else ():
-            if isinstance(row, dict):
-                self._rows[str(row.get("name"))] = row
-        gaps = document.get("gaps")
-        #: Node -> why it gave no answer; a document of version 1 has it in the node's row.
-        self._reasons = {
-            str(gap.get("node")): str(gap.get("reason"))
-            for gap in (gaps if isinstance(gaps, list) else ())
-            if isinstance(gap, dict)
-        }
-        self.started = str(document.get("started"))
+        with self._defects("nodes"):
+            self._rows |= {str(row["name"]): row for row in document["nodes"]}
+            # Node -> why it gave no answer; a document of version 1 has it in the node's row.
+            self._reasons = {gap["node"]: gap["reason"] for gap in document.get("gaps", ())}
         self.names = tuple(self._rows)
-        try:
+        self.started = str(document.get("started"))
+        with self._defects("started"):
             moment = datetime.fromisoformat(self.started.replace("Z", "+00:00"))
             self._time_s = moment.timestamp()
-        except (ValueError, OverflowError):
-            raise self._defect("started") from None
 
     @classmethod
     def read(cls, path: Path) -> AuditFile:
@@ -463,7 +456,7 @@ class AuditFile:
         return cls(str(path), data)
 
     def _without_rows(self, data: bytes) -> bytes:
-        """The document without the nodes that have a line each: these are kept as lines."""
+        """The document without the nodes that have a line each."""
         lines = data.split(b"\n")
         if _FIRST not in lines:
             return data
@@ -475,34 +468,41 @@ class AuditFile:
         return b"\n".join((*lines[:first], *lines[last:]))
 
     def _decoded(self, data: bytes, max_cost: int) -> Any:
-        try:
+        with self._defects(""):
             return wire.load_json(data, max_cost)
-        except wire.DecodeError as error:
-            raise self._defect(error.defect) from None
 
-    def _defect(self, defect: str) -> DocumentError:
-        return DocumentError(f"{self._source}: is no document of audit or ready ({defect})")
+    @contextlib.contextmanager
+    def _defects(self, part: str) -> Iterator[None]:
+        """Data of another shape in this part, as DocumentError."""
+        try:
+            yield
+        except wire.DecodeError as error:
+            part = error.defect
+        except (LookupError, TypeError, AttributeError, ValueError, OverflowError):
+            pass
+        else:
+            return
+        raise DocumentError(f"{self._source}: is no document of audit or ready ({part})")
 
     def look(self, name: str) -> NodeLook:
         """The look at one of ``names``. Raises DocumentError."""
         row = self._rows[name]
         if isinstance(row, bytes):
             row = self._decoded(row, wire.MAX_COST)
-        facts, results = row.get("facts"), row.get("results")
-        if not isinstance(facts, dict) or not isinstance(results, list):
-            raise self._defect(f"node {name[:80]}")
         stable: dict[str, Value] = {}
         totals: dict[str, int] = {}
-        for subject, subject_facts in facts.items():
-            compared = compared_facts(subject, subject_facts)
-            stable.update(compared.stable)
-            totals.update(compared.counters)
-        by_check = {}
-        for result in filter(lambda result: isinstance(result, dict), results):
-            check, status = result.get("check"), result.get("status")
-            if isinstance(check, str) and status in STATUSES:
-                by_check[check] = Result(check, status, actual=str(result.get("actual", "")))
-        host = facts.get("host")
-        boot_id = host.get("boot_id") if isinstance(host, dict) else None
-        error = self._reasons.get(name) or str(row.get("error", ""))
-        return NodeLook(name, self._time_s, str(boot_id or ""), 0, error, stable, totals, by_check)
+        with self._defects(f"node {name[:80]}"):
+            for subject, facts in row["facts"].items():
+                compared = compared_facts(subject, facts)
+                stable.update(compared.stable)
+                totals.update(compared.counters)
+            results = {
+                result["check"]: Result(
+                    result["check"], result["status"], actual=str(result.get("actual", ""))
+                )
+                for result in row["results"]
+                if result["status"] in STATUSES
+            }
+            boot_id = str(row["facts"].get("host", {}).get("boot_id") or "")
+            error = str(self._reasons.get(name) or row.get("error", ""))
+        return NodeLook(name, self._time_s, boot_id, 0, error, stable, totals, results)

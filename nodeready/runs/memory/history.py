@@ -152,18 +152,14 @@ def node_entries(
     life: Sequence[NodeLook],
     newest: tuple[float, int, Mapping[str, int]],
     events: Iterable[Event] = (),
-    jobs: Iterable[NodeJob] = (),
+    jobs: Iterable[HistoryEntry] = (),
 ) -> list[HistoryEntry]:
     """The entries of a node, the newest first.
 
     life:   the node at each look at which something changed, the oldest first
     newest: `Memory.last_seen` of it
     """
-    entries = [*_spans(life, *newest), *map(_event, events)]
-    for job in jobs:
-        text = sanitise(f"{job.id} of {job.user}: {job.state}")
-        until = "" if job.end_s is None else utc_moment(job.end_s)
-        entries.append(HistoryEntry(utc_moment(job.start_s), JOB, text, until))
+    entries = [*_spans(life, *newest), *map(_event, events), *jobs]
     for after, before in pairwise(reversed(life)):
         if len(entries) > MAX_ENTRIES:
             break
@@ -238,24 +234,21 @@ def _look_count(first: NodeLook, number: int, missed: Mapping[str, int]) -> int:
 
 
 def _change(change: Change, time_s: float) -> HistoryEntry:
-    values = [
+    before, after = (
         None if value is None else shown_value(change.key, value)
         for value in (change.before, change.after)
-    ]
-    if values == [None, None]:
-        text = change.note
-    elif None in values:
-        text = (
-            f"{change.key}: {values[values[0] is None]}, {'new' if values[0] is None else 'gone'}"
-        )
-    else:
-        text = f"{change.key}: {values[0]} -> {values[1]}"
+    )
     if change.kind == POLICY:
         text = f"{change.key}: {change.note}"
-    elif change.note and text != change.note:
-        text = f"{text}: {change.note}"
-    if change.part:
-        text = f"{change.part} {text}"
+    elif before is None and after is None:
+        text = change.note
+    else:
+        text = f"{change.key}: {before} -> {after}"
+        if before is None or after is None:
+            value, word = (after, "new") if before is None else (before, "gone")
+            text = f"{change.key}: {value}, {word}"
+        text += f": {change.note}" if change.note else ""
+    text = f"{change.part} {text}" if change.part else text
     entry = HistoryEntry(utc_moment(time_s), change.kind, sanitise(text))
     if change.kind != RESULT:
         return entry
@@ -288,18 +281,7 @@ _TIMEOUT_S = 20
 _MAX_JOBS = 1000
 
 
-@dataclass(frozen=True)
-class NodeJob:
-    """A job that ran on a node."""
-
-    id: str
-    user: str
-    state: str
-    start_s: float  # seconds since 1970
-    end_s: float | None  # likewise; None: it runs
-
-
-def node_jobs(node: str, since_s: float) -> tuple[tuple[NodeJob, ...], str]:
+def node_jobs(node: str, since_s: float) -> tuple[list[HistoryEntry], str]:
     """The newest jobs on a node since a time, the oldest first; why there are none, or ""."""
     words = ["sacct", f"--nodelist={node}", f"--starttime={_time(since_s)}", "--allusers"]
     words += ["--allocations", "--parsable2", f"--format={_FIELDS}"]
@@ -334,17 +316,20 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).isoformat(timespec="seconds")
 
 
-def parse_jobs(text: str) -> tuple[NodeJob, ...]:
+def parse_jobs(text: str) -> list[HistoryEntry]:
     """The jobs in the table of `sacct`, in order of their start. Other lines are left out."""
     jobs = []
     for line in text.splitlines()[1:]:
         fields = line.split("|")
         if len(fields) == len(_FIELDS.split(",")):
             job, user, state, start, end = (field[:60] for field in fields)
-            start_s = _seconds(start)
-            if start_s is not None:
-                jobs.append(NodeJob(job, user, state, start_s, _seconds(end)))
-    return tuple(sorted(jobs, key=lambda job: job.start_s))
+            start_s, end_s = _seconds(start), _seconds(end)  # no end: it runs
+            if start_s is None:
+                continue
+            until = "" if end_s is None else utc_moment(end_s)
+            words = sanitise(f"{job} of {user}: {state}")
+            jobs.append(HistoryEntry(utc_moment(start_s), JOB, words, until))
+    return sorted(jobs, key=lambda job: job.time)
 
 
 def parse_drains(text: str) -> list[Event]:
@@ -360,7 +345,7 @@ def parse_drains(text: str) -> list[Event]:
         is_pending = reason.startswith(PENDING)
         if node and start_s is not None and state.startswith(_LOST) and not is_pending:
             words = f"{state[:20]}: {reason[:200]}"
-            drains.append(Event(start_s, 0, node[:255], "", "drain", words))
+            drains.append(Event(start_s, node[:255], "", "drain", words))
     return drains
 
 

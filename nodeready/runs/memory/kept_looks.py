@@ -102,6 +102,16 @@ def open_memory() -> Iterator[Memory]:
         yield memory
 
 
+def _open_earlier(path: Path | None) -> Memory | None:
+    """The memory as it was before this look; None: there is none, or it cannot be read, and
+    `LookKeeper` says why when it keeps the look.
+    """
+    if path is not None and not _is_missing(path):
+        with contextlib.suppress(MemoryUnavailable):
+            return Memory.open(path)
+    return None
+
+
 class LookKeeper:
     """Keeps the looks of one command. A problem of the memory is a line on standard error."""
 
@@ -112,14 +122,7 @@ class LookKeeper:
 
     @cached_property
     def _earlier(self) -> Memory | None:
-        """The memory as it was before this look; None: there is none."""
-        path = self._settings.path
-        if path is None or _is_missing(path):
-            return None
-        try:
-            return Memory.open(path)
-        except MemoryUnavailable:
-            return None  # `keep` says why
+        return _open_earlier(self._settings.path)
 
     def section_writer(self, checks: Iterable[str]) -> SectionWriter | None:
         """Makes the sections of the nodes; None: nothing is kept.
@@ -131,20 +134,16 @@ class LookKeeper:
             return None
         digests: frozenset[bytes] = frozenset()
         # Closed before the workers are forked: SQLite's connections do not survive a fork.
-        if not _is_missing(self._settings.path):
-            try:
-                with Memory.open(self._settings.path) as memory:
-                    digests = memory.digests()
-            except MemoryUnavailable:
-                pass  # `keep` says why
+        if memory := _open_earlier(self._settings.path):
+            with contextlib.suppress(MemoryUnavailable), memory:
+                digests = memory.digests()
         return SectionWriter(self._checks, digests)
 
     def _read(self, read: Callable[[Memory], ReadT], missing: ReadT) -> ReadT:
-        """What the memory has; ``missing`` where it cannot be read: `keep` says why."""
-        try:
+        """What the memory has; ``missing`` where it cannot be read."""
+        with contextlib.suppress(MemoryUnavailable):
             return read(self._earlier) if self._earlier else missing
-        except MemoryUnavailable:
-            return missing
+        return missing
 
     def earlier_counters(self, name: str) -> str:
         """The counters of the last look at the node, as JSON; "": there are none."""
@@ -185,7 +184,7 @@ class LookKeeper:
         now_s = time.time()
         events = [
             Event(
-                *(now_s, 0, node, self._serial(node, gpu)),
+                *(now_s, node, self._serial(node, gpu)),
                 "smoke-pair" if suspect.kind == PAIR else "smoke-suspect",
                 f"{suspect.kind}: {'; '.join(suspect.evidence[:1])}",
             )
@@ -212,7 +211,7 @@ class LookKeeper:
             kind = f"{'confirmed' if witness == KERNEL else 'postmortem'}-{cause.kind}"
             user = str(uid) if witness == LOG and uid is not None else ""
             text = f"job {report.job}: {cause.text}"
-            events.append(Event(now_s, 0, node, "", kind, text, user))
+            events.append(Event(now_s, node, "", kind, text, user))
         self._keep_events(now_s, events, code, complete=report.complete)
 
     def _keep_events(
@@ -264,17 +263,13 @@ def earlier_failures(nodes: Collection[str]) -> dict[str, ProvedHistory] | None:
 
     Their peers are all nodes of the memory.
     """
-    settings = MemorySettings.load()
-    if settings.path is None or _is_missing(settings.path):
-        return None
-    now_s = time.time()
-    try:
-        with Memory.open(settings.path) as memory:
+    memory, now_s = _open_earlier(MemorySettings.load().path), time.time()
+    if memory is not None:
+        with contextlib.suppress(MemoryUnavailable), memory:
             document = find_lemons(memory, {*memory.names()}, now_s - DAYS * 86400, now_s)
-    except MemoryUnavailable:
-        return None  # `LookKeeper.keep` says why
-    lines = lemons_of_nodes(document)
-    return {node: ProvedHistory(lines.get(node, ())) for node in nodes}
+            lines = lemons_of_nodes(document)
+            return {node: ProvedHistory(lines.get(node, ())) for node in nodes}
+    return None
 
 
 def kept_lemons(inventory: str | None, options: LemonsOptions, tell: Tell) -> Lemons:

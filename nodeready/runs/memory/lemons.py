@@ -78,24 +78,6 @@ WITNESSES = {
 }
 
 
-@dataclass(frozen=True)
-class HardwareIncident:
-    """One hardware fault: a check that began to fail, an event, or a node that was lost."""
-
-    JSON: ClassVar = ("time", "node", "serial", "kind", "text")
-
-    time_s: float  # when it was first seen, in seconds since 1970
-    node: str  # where it was seen
-    serial: str  # of the GPU that it names; "": it is the node's
-    kind: str  # the id of the check, or the kind of the event
-    text: str  # the actual value, or the event in words
-
-    @property
-    def time(self) -> Moment:
-        """`time_s` as UTC."""
-        return utc_moment(self.time_s)
-
-
 class SuspectUnit(NamedTuple):
     """A node, or a GPU in one node: a node may show the serial number of any GPU."""
 
@@ -117,7 +99,7 @@ class Lemon:
     # the probability that a fleet of equal units has a unit with as many days
     chance: Annotated[float, {"minimum": 0, "maximum": 1}]
     is_lemon: bool  # whether the rule names it
-    incidents: Annotated[tuple[HardwareIncident, ...], {"minItems": 1}]  # the newest first
+    incidents: Annotated[tuple[Event, ...], {"minItems": 1}]  # the newest first
 
     def __str__(self) -> str:
         unit = f"GPU {self.unit}" if self.kind == "gpu" else self.unit
@@ -176,7 +158,7 @@ def find_lemons(memory: Memory, nodes: Collection[str], since_s: float, until_s:
     units = rank(by_gpu, gpu_s, "gpu", {unit for unit in parts if parts[unit][-1].is_there})
     # What a bad GPU did counts for the node that it was in, unless the GPU is the lemon.
     of_lemons = {incident for unit in units if unit.is_lemon for incident in unit.incidents}
-    by_node: dict[SuspectUnit, list[HardwareIncident]] = defaultdict(list)
+    by_node: dict[SuspectUnit, list[Event]] = defaultdict(list)
     for incident in unshared:
         if incident not in of_lemons:
             by_node[SuspectUnit(incident.node, incident.node)].append(incident)
@@ -192,8 +174,8 @@ def find_lemons(memory: Memory, nodes: Collection[str], since_s: float, until_s:
 
 
 def _gpu_incidents(
-    incidents: Iterable[HardwareIncident], spans: dict[SuspectUnit, list[PartSpan]]
-) -> dict[SuspectUnit, list[HardwareIncident]]:
+    incidents: Iterable[Event], spans: dict[SuspectUnit, list[PartSpan]]
+) -> dict[SuspectUnit, list[Event]]:
     """The incidents of each GPU in each node.
 
     A GPU's life in earlier nodes moves along when it fails in its new node, too: until then, one
@@ -201,7 +183,7 @@ def _gpu_incidents(
 
     spans: of each GPU in each node, the oldest first; they move along as well
     """
-    by_unit: dict[SuspectUnit, list[HardwareIncident]] = defaultdict(list)
+    by_unit: dict[SuspectUnit, list[Event]] = defaultdict(list)
     for incident in incidents:
         if (unit := SuspectUnit(incident.serial, incident.node)) in spans:
             by_unit[unit].append(incident)
@@ -244,7 +226,7 @@ def node_incidents(
     parts: Iterable[PartSpan],
     events: Iterable[Event],
     checks: Collection[str],
-) -> list[HardwareIncident]:
+) -> list[Event]:
     """The incidents of one node.
 
     A check that fails on begins no second incident, unless it names another GPU.
@@ -271,13 +253,12 @@ def node_incidents(
                 serials = _serials(result.actual, gpus, look.time_s)
                 failing.update({(check, serial): result.actual for serial in serials})
         incidents += [
-            HardwareIncident(look.time_s, look.node, serial, kind, text)
+            Event(look.time_s, look.node, serial, kind, text)
             for (kind, serial), text in failing.items()
             if (kind, serial) not in active
         ]
         active = {*failing}
-    incidents += [HardwareIncident(e.time_s, e.node, e.serial, e.kind, e.text) for e in events]
-    return incidents
+    return [*incidents, *events]
 
 
 def _serials(text: str, gpus: Mapping[str, Sequence[PartSpan]], time_s: float) -> set[str]:
@@ -336,7 +317,7 @@ def poisson_tail(mean: float, count: int) -> float:
     return min(1.0, total)
 
 
-def own_incidents(incidents: Iterable[HardwareIncident], nodes: int) -> list[HardwareIncident]:
+def own_incidents(incidents: Iterable[Event], nodes: int) -> list[Event]:
     """The incidents without those that many of ``nodes`` nodes had at the same time."""
     listed = list(incidents)
     nodes_of: dict[tuple[float, str], set[str]] = defaultdict(set)
@@ -347,7 +328,7 @@ def own_incidents(incidents: Iterable[HardwareIncident], nodes: int) -> list[Har
 
 
 def rank(
-    incidents: Mapping[SuspectUnit, Sequence[HardwareIncident]],
+    incidents: Mapping[SuspectUnit, Sequence[Event]],
     observed_s: Mapping[SuspectUnit, float],
     kind: str,
     present: Collection[SuspectUnit],

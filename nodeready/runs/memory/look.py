@@ -8,12 +8,14 @@ import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache, partial
-from typing import Any, NamedTuple
+from functools import lru_cache, partial
+from typing import Any, ClassVar, NamedTuple
 
 from nodeready.core.base import Unknown
+from nodeready.core.json_types import Moment
 from nodeready.core.policy import Policy
 from nodeready.core.result import COUNTER, STATUSES, VOLATILE, FactKinds, Result
+from nodeready.core.text import utc_moment
 from nodeready.core.wire import plain
 from nodeready.subjects.gpus.gpu import Gpus
 from nodeready.subjects.host.facts import Host
@@ -65,15 +67,23 @@ class Look:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a node or a part, and is no state."""
+    """What happened to a node or a part at one moment: a check that began to fail, a node that was
+    lost, a suspect of a smoke test, a cause of a dead job, or a drain.
+    """
 
-    time_s: float  # seconds since 1970
-    look: int  # id of the look that reported it
-    node: str
-    serial: str  # of the part; "": the node itself
-    kind: str  # one of `lemons.WITNESSES`
-    text: str  # one line
+    JSON: ClassVar = ("time", "node", "serial", "kind", "text")
+
+    time_s: float  # when it was first seen, in seconds since 1970
+    node: str  # where it was seen
+    serial: str  # of the GPU that it names; "": it is the node's
+    kind: str  # the id of the check, or the kind of the event
+    text: str  # the actual value, or the event in words
     user: str = ""  # of the job in whose log it is, by Slurm; "": another source
+
+    @property
+    def time(self) -> Moment:
+        """`time_s` as UTC."""
+        return utc_moment(self.time_s)
 
 
 @dataclass(frozen=True)
@@ -102,8 +112,6 @@ class PartSpan:
 #: Maximum characters of a value and of an element's name. A longer text ends with its digest, so
 #: that its change is seen.
 _LONGEST_VALUE, _LONGEST_NAME = 400, 120
-#: Maximum names below one path that are remembered.
-_MAX_NAMES = 256
 
 _NO_KINDS = FactKinds()
 _ELEMENT = re.compile(r"\[[^\]]*\]")
@@ -127,20 +135,47 @@ def compared_facts(subject: str, facts: Any) -> ComparedFacts:
     >>> compared_facts("nics", {"interfaces": {"eth0": {"mtu": 9000, "rx_errors": 7}}})
     ComparedFacts(stable={'nics.interfaces[eth0].mtu': 9000}, counters={'nics.eth0.rx_errors': 7})
     """
-    compared = ComparedFacts({}, {})
+    stable: dict[str, Value] = {}
+    counters: dict[str, int] = {}
+
+    def take(path: str, value: Any, key: str, elements: tuple[str, ...]) -> None:
+        if isinstance(value, dict):
+            for name, inner, member in _members(subject, path, value):
+                inner_key = f"{key}.{_bounded(name, _LONGEST_NAME)}"
+                if isinstance(member, (dict, list)) and _place(subject, inner).has_names:
+                    for element, data in _elements(subject, inner, member):
+                        take(inner, data, f"{inner_key}[{element}]", (*elements, element))
+                else:
+                    take(inner, member, inner_key, elements)
+            return
+        place = _place(subject, path)
+        if place.kind == COUNTER:
+            if type(value) is int:
+                name = f"{subject}.{'/'.join(elements)}.{key.rpartition('.')[2]}"
+                counters[name] = counters.get(name, 0) + value
+        elif not isinstance(value, (list, str)):
+            stable[key] = value
+        elif place.is_counted:
+            digest = hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
+            stable[key] = f"{len(value)} ({digest})"
+        elif value:
+            stable[key] = _bounded(_text(subject, path, value), _LONGEST_VALUE)
+
     if isinstance(facts, dict) and "unknown" not in facts:
-        _Walk(subject, compared).members(_root(subject), facts, subject, ())
-    return compared
+        take("", facts, subject, ())
+    return ComparedFacts(stable, counters)
 
 
 def kind_of(key: str) -> str:
     """``hardware``, ``version`` or ``setting``, of a key of `ComparedFacts.stable`."""
-    return _kinds_of(key.partition(".")[0]).kind(_path(key))
+    subject, _, path = _ELEMENT.sub("", key).partition(".")
+    return _kinds_of(subject).kind(path)
 
 
 def is_unique(key: str) -> bool:
     """Whether healthy peers differ in the fact with this key (serial numbers, addresses)."""
-    return _kinds_of(key.partition(".")[0]).is_unique(_path(key))
+    subject, _, path = _ELEMENT.sub("", key).partition(".")
+    return _kinds_of(subject).is_unique(path)
 
 
 def shown_value(key: str, value: Value) -> str:
@@ -158,84 +193,35 @@ def shown_value(key: str, value: Value) -> str:
     return str(value).replace(str(UNLIMITED), "unlimited")
 
 
-def _path(key: str) -> str:
-    return _ELEMENT.sub("", key).partition(".")[2]
-
-
 def _kinds_of(subject: str) -> FactKinds:
     return SUBJECTS[subject].kinds if subject in SUBJECTS else _NO_KINDS
 
 
-class _Place:
-    """One path in a subject's facts: the kind of what is there, and the places below it.
+class _Place(NamedTuple):
+    """One path in a subject's facts."""
 
-    identity: the keys that identify an element of the list or mapping here; None: it has none
-    """
-
-    def __init__(self, kinds: FactKinds, path: str) -> None:
-        self._kinds, self._path = kinds, path
-        self.kind, self.is_counted = kinds.kind(path), kinds.is_counted(path)
-        names = kinds.elements.get(path)
-        self.identity = None if names is None else names.split()
-        self._inner: dict[str, _Place] = {}
-
-    def inner(self, name: str) -> _Place:
-        place = self._inner.get(name)
-        if place is None:
-            path = f"{self._path}.{name}" if self._path else name
-            place = _Place(self._kinds, path)
-            # A node can choose the names of a mapping.
-            if len(self._inner) < _MAX_NAMES:
-                self._inner[name] = place
-        return place
+    kind: str
+    is_counted: bool
+    has_names: bool  # the elements of the list or mapping here have names
+    identity: tuple[str, ...]  # the keys whose values name an element of the list
 
 
-@cache
-def _root(subject: str) -> _Place:
-    return _Place(_kinds_of(subject), "")
+@lru_cache(1 << 14)  # A node can choose the names of a mapping.
+def _place(subject: str, path: str) -> _Place:
+    kinds = _kinds_of(subject)
+    identity = tuple(kinds.elements.get(path, "").split())
+    return _Place(kinds.kind(path), kinds.is_counted(path), path in kinds.elements, identity)
 
 
-class _Walk:
-    def __init__(self, subject: str, compared: ComparedFacts) -> None:
-        self._subject = subject
-        self._stable, self._counters = compared
-
-    def members(
-        self, place: _Place, data: dict[str, Any], key: str, elements: tuple[str, ...]
-    ) -> None:
-        """Take the facts of an object."""
-        for name, value in data.items():
-            if value is None or value == "":
-                continue
-            inner = place.inner(name)
-            if inner.kind == VOLATILE:
-                continue
-            inner_key = f"{key}.{_bounded(name, _LONGEST_NAME)}"
-            if inner.identity is not None and isinstance(value, (dict, list)):
-                for element_name, element in _named(inner, value):
-                    self._value(
-                        inner, element, f"{inner_key}[{element_name}]", (*elements, element_name)
-                    )
-            else:
-                self._value(inner, value, inner_key, elements)
-
-    def _value(self, place: _Place, value: Any, key: str, elements: tuple[str, ...]) -> None:
-        if isinstance(value, dict):
-            self.members(place, value, key, elements)
-        elif place.kind == COUNTER:
-            if type(value) is int:
-                name = f"{self._subject}.{'/'.join(elements)}.{key.rpartition('.')[2]}"
-                self._counters[name] = self._counters.get(name, 0) + value
-        elif not isinstance(value, (list, str)):
-            self._stable[key] = value
-        elif place.is_counted:
-            text = json.dumps(value).encode()
-            self._stable[key] = f"{len(value)} ({hashlib.sha256(text).hexdigest()[:8]})"
-        elif value:
-            self._stable[key] = _bounded(_text(place, value), _LONGEST_VALUE)
+def _members(subject: str, path: str, data: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """The name, path and value of each member of an object that is known and not volatile."""
+    for name, value in data.items():
+        inner = f"{path}.{name}" if path else name
+        if value is not None and value != "" and _place(subject, inner).kind != VOLATILE:
+            yield name, inner, value
 
 
-def _named(place: _Place, data: Any) -> Iterator[tuple[str, Any]]:
+def _elements(subject: str, path: str, data: Any) -> Iterator[tuple[str, Any]]:
     """The elements of a list or mapping with their names.
 
     Equal elements are one; further elements of the same name are numbered.
@@ -244,17 +230,18 @@ def _named(place: _Place, data: Any) -> Iterator[tuple[str, Any]]:
         for name, element in data.items():
             yield _element_name(name), element
         return
+    identity = _place(subject, path).identity
     same_name: dict[str, list[Any]] = {}
     for element in data:
         if isinstance(element, dict):
-            values = [element.get(key) for key in place.identity or ()]
+            values = [element.get(key) for key in identity]
             name = " ".join([str(value) for value in values if value is not None])
             same_name.setdefault(_element_name(name), []).append(element)
     for name, elements in same_name.items():
         yield name, elements[0]
         if len(elements) > 1:
-            different = {_text(place, element): element for element in reversed(elements)}
-            different.pop(_text(place, elements[0]))
+            different = {_text(subject, path, element): element for element in reversed(elements)}
+            different.pop(_text(subject, path, elements[0]))
             for number, element in enumerate(reversed(different.values()), 2):
                 yield f"{name}#{number}", element
 
@@ -265,20 +252,17 @@ def _element_name(name: str) -> str:
     return _bounded(name, _LONGEST_NAME)
 
 
-def _text(place: _Place, value: Any) -> str:
+def _text(subject: str, path: str, value: Any) -> str:
     """A value as one text, without its volatile members."""
     if isinstance(value, dict):
-        shown = {
-            name: _text(inner, member)
-            for name, member in value.items()
-            if member not in (None, "") and (inner := place.inner(name)).kind != VOLATILE
-        }
+        members = _members(subject, path, value)
+        shown = {name: _text(subject, inner, member) for name, inner, member in members}
         if len(shown) == 1:
             return next(iter(shown.values()))
         return " ".join(f"{name}={text}" for name, text in shown.items())
     if isinstance(value, list):
         joint = "; " if value and isinstance(value[0], (dict, list)) else ", "
-        return joint.join([_text(place, member) for member in value])
+        return joint.join([_text(subject, path, member) for member in value])
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -17,7 +17,7 @@ import json
 import time
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -112,6 +112,34 @@ CREATE INDEX events_serial ON events(serial);
 # jump. Not in _SCHEMA: older files are without it.
 _CLOCK = """CREATE TABLE IF NOT EXISTS clock(time REAL, boot TEXT, uptime REAL, since REAL,
     since_look INTEGER)"""
+#: The look that replaces a current section: later than every look.
+_NEVER = 1 << 62
+# Both kinds of sections: a look has those with since <= look < until.
+_SECTIONS = f"""CREATE TEMP VIEW sections AS
+    SELECT node, section, content, first_look AS since, number, {_NEVER} AS until,
+        0 AS until_number FROM current
+    UNION ALL SELECT node, section, content, first_look, number, until_look, until_number
+        FROM past"""
+_REMOVE_UNUSED = "DELETE FROM contents WHERE id NOT IN (SELECT content FROM sections)"
+# Remove what ended until a look, and the nodes without a later look.
+_FORGET = (
+    "DELETE FROM nodes WHERE last_look <= :look",
+    "DELETE FROM current WHERE node NOT IN (SELECT id FROM nodes)",
+    "DELETE FROM past WHERE until_look <= :look OR node NOT IN (SELECT id FROM nodes)",
+    "DELETE FROM parts WHERE until_look <= :look OR node NOT IN (SELECT id FROM nodes)",
+    "DELETE FROM events WHERE look <= :look",
+    "DELETE FROM looks WHERE id <= :look AND id NOT IN (SELECT since FROM sections"
+    " UNION SELECT first_look FROM parts UNION SELECT first_look FROM nodes)",
+    "UPDATE looks SET is_old=1 WHERE id <= :look",
+    _REMOVE_UNUSED,
+)
+# Keep the newest sections of each node, as many as its share of the file holds.
+_KEEP_SHARES = f"""DELETE FROM past WHERE (node, until_look) IN (
+    SELECT node, until FROM (
+        SELECT node, until, sum(length(data) + {_ROW_BYTES})
+            OVER (PARTITION BY node ORDER BY until DESC) AS size
+        FROM sections JOIN contents ON id=content)
+    WHERE size > ?)"""
 
 
 class ControlClock(NamedTuple):
@@ -163,9 +191,9 @@ def _text(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode()
 
 
-_Sections = tuple[tuple[str, int], ...]
-#: Results and words of policies, as `NodeLook` has them.
-_Judged = tuple[dict[str, Result], dict[str, str]]
+def _of_kind(contents: Mapping[str, int], kind: str) -> dict[str, int]:
+    """Owner -> content, of the sections with this end of their names."""
+    return {name[: -len(kind)]: c for name, c in contents.items() if name.endswith(kind)}
 
 
 class StoredFacts(Mapping[str, Value]):
@@ -180,10 +208,6 @@ class StoredFacts(Mapping[str, Value]):
     def section(self, name: str) -> Mapping[str, Value]:
         facts: Mapping[str, Value] = self._memory.load(self.contents[name])
         return facts
-
-    def text(self, name: str) -> bytes:
-        """The section as `look.facts_text` made it."""
-        return self._memory.text(self.contents[name])
 
     def __getitem__(self, key: str) -> Value:
         try:
@@ -202,13 +226,16 @@ class StoredFacts(Mapping[str, Value]):
 class Memory:
     """The memory in one file. A context manager that closes it.
 
+    load: returns the data of a section's text
+
     Methods raise MemoryUnavailable.
     """
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path, self._connection = path, connection
-        self._cache: dict[int, Any] = {}
-        self._made: dict[_Sections, _Judged] = {}
+        self.load = lru_cache(_MAX_CACHED)(self._load)
+        # The nodes of a fleet share most of their results.
+        self._judged = lru_cache(_MAX_CACHED)(self._judge)
 
     @classmethod
     def open(cls, path: Path, *, make: bool = False) -> Memory:
@@ -244,17 +271,21 @@ class Memory:
             try:
                 yield self._connection
                 self._connection.execute("COMMIT")
-            except BaseException:
-                self._cache.clear()
-                self._made.clear()
+            finally:
+                # A content that is removed or rolled back leaves its number to another one.
+                self.load.cache_clear()
+                self._judged.cache_clear()
                 # SQLite itself has rolled back after some errors, such as a full disk.
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
-                raise
 
     def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with _named(self.path):
             return self._connection.execute(query, values).fetchall()
+
+    def _json(self, text: str | bytes) -> Any:
+        with _named(self.path):
+            return json.loads(text)
 
     # --- Keeping a look.
 
@@ -274,9 +305,6 @@ class Memory:
 
         declared: the checks that the nodes' policies declare: the result of another one ends
         """
-        unchanged = []
-        # A check that is declared no more is a change of a node whose sections are equal.
-        checks = digest(dump(sorted(declared))) if declared else b""
         with self._transaction() as connection:
             values = look.time_s, look.command, _text(look.inventory), look.policy_digest
             look_id = connection.execute(
@@ -285,30 +313,7 @@ class Memory:
             ).lastrowid
             assert look_id is not None
             for node in nodes:
-                name = _text(node.name)
-                query = "SELECT id, state, counted, looks FROM nodes WHERE name=?"
-                if (row := connection.execute(query, (name,)).fetchone()) is None:
-                    insert = "INSERT INTO nodes VALUES(NULL,?,NULL,'{}',?,?,0)"
-                    node_id = connection.execute(insert, (name, look_id, look_id)).lastrowid
-                    row = (node_id, None, "{}", 0)
-                node_id, state, counted, count = row
-                times = json.loads(counted)
-                new_state = digest(node.digest + checks) if checks else node.digest
-                if state != new_state:
-                    words = {"missed": times.get("missed", {}), "declared": declared}
-                    missing = self._change(look_id, node_id, count + 1, node.read(), **words)
-                    times.pop("missing", None)
-                    if missing:
-                        times["missing"] = missing
-                for owner in times.get("missing", ()):
-                    missed = times.setdefault("missed", {})
-                    missed[owner] = missed.get(owner, 0) + 1
-                times.update(dict.fromkeys(node.counted, look.time_s))
-                unchanged.append((new_state, json.dumps(times), look_id, node_id))
-            connection.executemany(
-                "UPDATE nodes SET state=?, counted=?, last_look=?, looks=looks+1 WHERE id=?",
-                unchanged,
-            )
+                self._keep_node(look_id, look.time_s, node, declared)
             connection.executemany(
                 "INSERT INTO events VALUES(?,?,?,?,?,?,?)",
                 [
@@ -318,61 +323,55 @@ class Memory:
             )
         return look_id
 
-    def _change(
-        self,
-        look: int,
-        node: int,
-        number: int,
-        sections: Iterable[SectionText],
-        *,
-        missed: Mapping[str, int],
-        declared: Collection[str],
-    ) -> list[str]:
-        """Keep the sections of a node that differ from its current ones.
-
-        Returns the owners of the results that this look did not make.
-        """
-        connection = self._connection
-        query = "SELECT section, digest FROM current JOIN contents ON id=content WHERE node=?"
-        current = dict(connection.execute(query, (node,)))
-        new = {section.name: section for section in sections}
-        changed = [section for name, section in new.items() if current.get(name) != section.digest]
-        ended = [name for name in ENDED_BY_LOOK if name in current and name not in new]
-        if any(section.name == BOOT for section in changed):
-            # A total of another boot.
-            ended += [name for name in current if name.endswith(COUNTERS) and name not in new]
-        missing = []
-        if any(name.endswith(RESULTS) for name in new):
-            for name in current:
-                owner = name.removesuffix(RESULTS)
-                if owner == name or name in new or name in ended:
-                    continue
-                # SUBJECT.CHECK: a policy declares the check.
-                if "." in owner and owner not in declared:
-                    ended.append(name)
-                else:
-                    missing.append(owner)
-        if (changed or ended) and missed:
+    def _keep_node(
+        self, look: int, time_s: float, node: NodeSections, declared: Collection[str]
+    ) -> None:
+        connection, name = self._connection, _text(node.name)
+        connection.execute(
+            "INSERT OR IGNORE INTO nodes VALUES(NULL,?,NULL,'{}',?,?,0)", (name, look, look)
+        )
+        query = "SELECT id, state, counted, looks + 1 FROM nodes WHERE name=?"
+        node_id, state, counted, number = connection.execute(query, (name,)).fetchone()
+        times = json.loads(counted)
+        missed, new_state = times.pop("missed", {}), node.digest
+        if declared:
+            # A check that is declared no more is a change of a node whose sections are equal.
+            new_state = digest(new_state + digest(dump(sorted(declared))))
+        if state != new_state:
+            query = "SELECT section, digest FROM current JOIN contents ON id=content WHERE node=?"
+            current = dict(connection.execute(query, (node_id,)))
+            sections = {section.name: section for section in node.read()}
+            changed = [s for s in sections.values() if current.get(s.name) != s.digest]
+            absent = [name for name in current if name not in sections]
+            ended, times["missing"] = _ended(absent, sections, changed, declared)
             text = dump(missed)
-            section = SectionText(MISSED, digest(text), partial(zlib.compress, text))
-            if current.get(MISSED) != section.digest:
-                changed.append(section)
-        replaced = [*ended, *(section.name for section in changed if section.name in current)]
-        connection.executemany(
-            "INSERT INTO past SELECT node, section, first_look, ?, content, number, ?"
-            " FROM current WHERE node=? AND section=?",
-            [(look, number, node, name) for name in replaced],
+            if (changed or ended) and missed and current.get(MISSED) != digest(text):
+                changed.append(SectionText(MISSED, digest(text), partial(zlib.compress, text)))
+            replaced = [
+                (node_id, name)
+                for name in (*ended, *(section.name for section in changed))
+                if name in current
+            ]
+            connection.executemany(
+                f"INSERT INTO past SELECT node, section, first_look, {look}, content, number,"
+                f" {number} FROM current WHERE node=? AND section=?",
+                replaced,
+            )
+            connection.executemany("DELETE FROM current WHERE node=? AND section=?", replaced)
+            for section in changed:
+                content = _content(connection, section)
+                values = node_id, section.name, content, look, number
+                connection.execute("INSERT INTO current VALUES(?,?,?,?,?)", values)
+                if section.name.endswith(PARTS):
+                    _change_parts(connection, look, node_id, self.load(content))
+        for owner in times.get("missing", ()):
+            missed[owner] = missed.get(owner, 0) + 1
+        times.update(dict.fromkeys(node.counted, time_s), missed=missed)
+        counted = json.dumps({key: value for key, value in times.items() if value})
+        connection.execute(
+            "UPDATE nodes SET state=?, counted=?, last_look=?, looks=? WHERE id=?",
+            (new_state, counted, look, number, node_id),
         )
-        connection.executemany(
-            "DELETE FROM current WHERE node=? AND section=?", [(node, name) for name in ended]
-        )
-        for section in changed:
-            content = _content(connection, section)
-            values = node, section.name, content, look, number
-            connection.execute("INSERT OR REPLACE INTO current VALUES(?,?,?,?,?)", values)
-            if section.name.endswith(PARTS):
-                _change_parts(connection, look, node, self.load(content))
-        return missing
 
     def trim(self, clock: ControlClock, days: float, max_bytes: int) -> float:
         """Remove looks that are older than these days, and of a file that is larger the oldest
@@ -387,9 +386,29 @@ class Memory:
         limit_s = clock.time_s - days * 86400
         oldest = self._rows("SELECT time FROM looks WHERE NOT is_old ORDER BY id LIMIT 1")
         if since_s <= limit_s and oldest and oldest[0][0] < limit_s - _TRIM_EVERY_S:
-            self._forget(limit_s, since_look)
+            # Looks before the clock was right are older, also by wrong times.
+            ((look,),) = self._rows(
+                "SELECT coalesce((SELECT min(id) - 1 FROM looks WHERE id >= ? AND time >= ?),"
+                " max(id), 0) FROM looks",
+                since_look,
+                limit_s,
+            )
+            with self._transaction() as connection:
+                for statement in _FORGET:
+                    connection.execute(statement, {"look": look})
+            self._vacuum()
         if self.size_bytes > max_bytes:
-            self._keep_shares(max_bytes)
+            # The file is larger than its sections, by the room that is unused in its pages.
+            ((nodes, size),) = self._rows(
+                f"SELECT count(DISTINCT node), sum(length(data) + {_ROW_BYTES})"
+                " FROM sections JOIN contents ON id=content"
+            )
+            packing = min(1.0, (size or 0) / self.size_bytes)
+            share = max(_MIN_SHARE, _SHARED * max_bytes * packing / max(1, nodes))
+            with self._transaction() as connection:
+                connection.execute(_KEEP_SHARES, (share,))
+                connection.execute(_REMOVE_UNUSED)
+            self._vacuum()
         return jump_s
 
     def _follow(self, clock: ControlClock) -> tuple[float, float, int]:
@@ -406,61 +425,6 @@ class Memory:
             connection.execute("DELETE FROM clock")
             connection.execute("INSERT INTO clock VALUES(?,?,?,?,?)", (*clock, *since))
         return jump_s, *since
-
-    def _forget(self, limit_s: float, since_look: int) -> None:
-        """Remove what ended before this time, and the nodes that were not looked at since.
-
-        since_look: from which the clock is right: earlier looks are older, also by wrong times
-        """
-        with self._transaction() as connection:
-            (look,) = connection.execute(
-                "SELECT coalesce((SELECT min(id) - 1 FROM looks WHERE id >= ? AND time >= ?),"
-                " max(id), 0) FROM looks",
-                (since_look, limit_s),
-            ).fetchone()
-            connection.execute("DELETE FROM past WHERE until_look <= ?", (look,))
-            for table in ("current", "past", "parts"):
-                connection.execute(
-                    f"DELETE FROM {table} WHERE node IN (SELECT id FROM nodes WHERE last_look<=?)",
-                    (look,),
-                )
-            connection.execute("DELETE FROM nodes WHERE last_look <= ?", (look,))
-            connection.execute("DELETE FROM parts WHERE until_look <= ?", (look,))
-            connection.execute("DELETE FROM events WHERE look <= ?", (look,))
-            connection.execute(
-                "DELETE FROM looks WHERE id <= ? AND id NOT IN (SELECT first_look FROM current"
-                " UNION SELECT first_look FROM past UNION SELECT first_look FROM parts"
-                " UNION SELECT first_look FROM nodes)",
-                (look,),
-            )
-            connection.execute("UPDATE looks SET is_old=1 WHERE id <= ?", (look,))
-            _remove_unused(connection)
-        self._vacuum()
-
-    def _keep_shares(self, max_bytes: int) -> None:
-        """Remove the oldest past of each node with more than its share of this size."""
-        sizes = self._rows(
-            f"SELECT node, sum(length(data) + {_ROW_BYTES})"
-            " FROM (SELECT node, content FROM current UNION ALL SELECT node, content FROM past)"
-            " JOIN contents ON id=content GROUP BY node"
-        )
-        # The file is larger than its sections, by the room that is unused in its pages.
-        packing = min(1.0, sum(size for _, size in sizes) / self.size_bytes)
-        share = max(_MIN_SHARE, _SHARED * max_bytes * packing / max(1, len(sizes)))
-        with self._transaction() as connection:
-            for node, size in sizes:
-                look, excess = 0, size - share
-                for until_look, section_bytes in connection.execute(
-                    f"SELECT until_look, length(data) + {_ROW_BYTES} FROM past"
-                    " JOIN contents ON id=content WHERE node=? ORDER BY until_look",
-                    (node,),
-                ).fetchall():
-                    if excess <= 0:
-                        break
-                    look, excess = until_look, excess - section_bytes
-                connection.execute("DELETE FROM past WHERE node=? AND until_look<=?", (node, look))
-            _remove_unused(connection)
-        self._vacuum()
 
     def _vacuum(self) -> None:
         with _named(self.path):
@@ -483,23 +447,22 @@ class Memory:
             since_s,
             until_s,
         )
-        with _named(self.path):
-            return [
-                Look(*(*values, bool(complete), code, json.loads(text)))
-                for *values, complete, code, text, _ in rows
-            ]
+        return [
+            Look(*(*values, bool(complete), code, self._json(text)))
+            for *values, complete, code, text, _ in rows
+        ]
 
     def parts(self, word: str, condition: str = "? IN (serial, parts.uuid)") -> list[PartSpan]:
         """Where the part with this serial or uuid was, the newest first."""
         rows = self._rows(
-            "SELECT kind, serial, uuid, name, slot, first.time, last.time, until_look"
+            "SELECT kind, serial, uuid, name, slot, first.time, last.time, until_look IS NULL"
             " FROM parts JOIN nodes ON nodes.id=parts.node"
             " JOIN looks AS first ON first.id=parts.first_look"
             " JOIN looks AS last ON last.id=coalesce(until_look, last_look)"
             f" WHERE {condition} ORDER BY first.time DESC, slot",
             word,
         )
-        return [PartSpan(*(*values, until is None)) for *values, until in rows]
+        return [PartSpan(*(*values, bool(is_there))) for *values, is_there in rows]
 
     def parts_of(self, name: str) -> list[PartSpan]:
         """The parts that were in this node, the newest first."""
@@ -509,15 +472,15 @@ class Memory:
         """The parts of this kind in all nodes, the newest first."""
         return self.parts(kind, "kind=?")
 
-    def events(self, name: str | None = None, serial: str | None = None) -> list[Event]:
+    def events(self, name: str = "", serial: str = "") -> list[Event]:
         """The events of a node, of a part, or all of them, the newest first."""
-        condition, values = "1", []
-        for column, value in (("node", name), ("serial", serial)):
-            if value is not None:
-                condition += f" AND {column}=?"
-                values.append(_text(value))
-        query = f"SELECT * FROM events WHERE {condition} ORDER BY time DESC, rowid DESC"
-        return [Event(*row) for row in self._rows(query, *values)]
+        rows = self._rows(
+            "SELECT time, node, serial, kind, text, user FROM events"
+            " WHERE ? IN ('', node) AND ? IN ('', serial) ORDER BY time DESC, rowid DESC",
+            _text(name),
+            serial,
+        )
+        return [Event(*row) for row in rows]
 
     # --- Nodes.
 
@@ -525,21 +488,18 @@ class Memory:
         """The nodes, in the order in which they were first seen."""
         return [name for (name,) in self._rows("SELECT name FROM nodes ORDER BY id")]
 
-    def _look_at(self, time_s: float) -> int:
-        """The id of the last look until this time; 0: no look. Until ever: the newest look,
-        also where an earlier look had a wrong clock.
+    def _look_at(self, time_s: float) -> tuple[int, float]:
+        """The id and the time of the last look until this time; 0: no look. Until ever: the newest
+        look, also where an earlier look had a wrong clock.
         """
         order = "id" if time_s == float("inf") else "time DESC, id"
-        rows = self._rows(
-            f"SELECT id FROM looks WHERE time<=? AND NOT is_old ORDER BY {order} DESC LIMIT 1",
-            time_s,
-        )
-        return rows[0][0] if rows else 0
+        query = "SELECT id, time FROM looks WHERE time<=? AND NOT is_old"
+        rows = self._rows(f"{query} ORDER BY {order} DESC LIMIT 1", time_s)
+        return (rows[0][0], rows[0][1]) if rows else (0, 0.0)
 
     def time_s(self, until_s: float) -> float:
         """The time of the last look until this time; 0: no look."""
-        rows = self._rows("SELECT time FROM looks WHERE id=?", self._look_at(until_s))
-        return float(rows[0][0]) if rows else 0.0
+        return self._look_at(until_s)[1]
 
     def node(self, name: str, time_s: float) -> NodeLook | None:
         """The node as the last look until this time knows it; None: no look has seen it yet."""
@@ -547,34 +507,33 @@ class Memory:
 
     def nodes(self, names: Iterable[str], time_s: float) -> Iterator[NodeLook]:
         """Those of these nodes that a look until this time has seen, as `node`."""
-        look = self._look_at(time_s)
+        look, look_s = self._look_at(time_s)
         for name in names:
-            rows = self._rows("SELECT id, last_look, looks FROM nodes WHERE name=?", _text(name))
-            if not rows:
-                continue
-            node, last_look, looks = rows[0]
-            sections = self._rows(
-                "SELECT section, content, number FROM current WHERE node=?1 AND first_look<=?2"
-                " UNION ALL SELECT section, content, number FROM past"
-                " WHERE node=?1 AND first_look<=?2 AND until_look>?2",
-                node,
-                look,
-            )
-            if sections:
-                newest = min(look, last_look)
-                number = looks if newest == last_look else max(row[2] for row in sections)
-                contents = {section: content for section, content, _ in sections}
-                times = self._rows("SELECT time FROM looks WHERE id=?", newest) or [(time_s,)]
-                yield self._node_look(name, newest, times[0][0], number, contents)
+            for node, last_look, looks, last_s in self._rows(
+                "SELECT nodes.id, last_look, looks, time FROM nodes"
+                " LEFT JOIN looks ON looks.id=last_look WHERE name=?",
+                _text(name),
+            ):
+                sections = self._rows(
+                    "SELECT section, content, number FROM sections"
+                    " WHERE node=?1 AND since<=?2 AND until>?2",
+                    node,
+                    look,
+                )
+                if sections:
+                    newest = last_look, last_s if last_s is not None else time_s, looks
+                    if look < last_look:
+                        newest = look, look_s, max(number for *_, number in sections)
+                    contents = {section: content for section, content, _ in sections}
+                    yield self._node_look(name, *newest, contents)
 
     def changed(self, since_s: float, until_s: float = float("inf")) -> set[str]:
         """The nodes with a section that changed after one time, until another."""
         rows = self._rows(
-            "SELECT name FROM nodes WHERE id IN (SELECT node FROM current"
-            " WHERE first_look>?1 AND first_look<=?2 UNION SELECT node FROM past"
-            " WHERE (first_look>?1 AND first_look<=?2) OR (until_look>?1 AND until_look<=?2))",
-            self._look_at(since_s),
-            self._look_at(until_s),
+            "SELECT name FROM nodes WHERE id IN (SELECT node FROM sections"
+            " WHERE (since>?1 AND since<=?2) OR (until>?1 AND until<=?2))",
+            self._look_at(since_s)[0],
+            self._look_at(until_s)[0],
         )
         return {name for (name,) in rows}
 
@@ -586,8 +545,7 @@ class Memory:
             "SELECT time, looks, counted FROM nodes JOIN looks ON looks.id=last_look WHERE name=?",
             _text(name),
         )
-        with _named(self.path):
-            return (*rows[0][:2], json.loads(rows[0][2]).get("missed", {})) if rows else None
+        return (*rows[0][:2], self._json(rows[0][2]).get("missed", {})) if rows else None
 
     def spans(self) -> dict[str, tuple[float, float]]:
         """Each node's times of the first and the last look at it."""
@@ -599,48 +557,45 @@ class Memory:
 
     def life(self, name: str) -> Iterator[NodeLook]:
         """The node at each look at which a section changed, the oldest first."""
-        changes = self._changes("name=?", _text(name))
-        return self._life(name, changes, dict(self._rows("SELECT id, time FROM looks")))
+        for (node,) in self._rows("SELECT id FROM nodes WHERE name=?", _text(name)):
+            for _, life in self._lives("node=?", node):
+                yield from life
 
     def lives(self, sections: Collection[str]) -> Iterator[tuple[str, Iterator[NodeLook]]]:
         """Every node with its `life`, as far as these sections show it."""
-        changes = self._changes(f"section IN ({','.join('?' * len(sections))})", *sections)
-        times = dict(self._rows("SELECT id, time FROM looks"))
+        return self._lives(f"section IN ({','.join('?' * len(sections))})", *sections)
+
+    def _lives(self, condition: str, *values: Any) -> Iterator[tuple[str, Iterator[NodeLook]]]:
+        # Where a section begins (1) and ends (0): an end comes before the next beginning.
+        changes = self._rows(
+            "SELECT name, look, time, step.number, begins, section, content FROM ("
+            " SELECT node, since AS look, number, 1 AS begins, section, content"
+            f" FROM sections WHERE {condition}"
+            " UNION ALL SELECT node, until, until_number, 0, section, content"
+            f" FROM sections WHERE until<{_NEVER} AND {condition}) AS step"
+            " JOIN nodes ON nodes.id=node LEFT JOIN looks ON looks.id=look"
+            " ORDER BY name, look, begins",
+            *values * 2,
+        )
         for name, node_changes in groupby(changes, key=lambda change: change[0]):
-            yield name, self._life(name, node_changes, times)
+            yield name, self._life(name, node_changes)
 
-    def _changes(self, condition: str, *values: str) -> list[tuple[Any, ...]]:
-        """The (node, look, its number at the node, 1 where a section begins and 0 where it ends,
-        the section, its content), by node and look.
-        """
-        queries = [
-            f"SELECT name, {columns} FROM {table} JOIN nodes ON nodes.id=node WHERE {condition}"
-            for table, columns in (
-                ("current", "current.first_look, number, 1, section, content"),
-                ("past", "past.first_look, number, 1, section, content"),
-                ("past", "until_look, until_number, 0, section, 0"),
-            )
-        ]
-        return self._rows(f"{' UNION ALL '.join(queries)} ORDER BY 1, 2, 4", *values * 3)
-
-    def _life(
-        self, name: str, changes: Iterable[tuple[Any, ...]], times: Mapping[int, float]
-    ) -> Iterator[NodeLook]:
+    def _life(self, name: str, changes: Iterable[tuple[Any, ...]]) -> Iterator[NodeLook]:
         contents: dict[str, int] = {}
-        for (look, number), group in groupby(changes, key=lambda change: change[1:3]):
+        for (look, time_s, number), group in groupby(changes, key=lambda change: change[1:4]):
             for *_, begins, section, content in group:
                 if begins:
                     contents[section] = content
                 else:
                     contents.pop(section, None)
-            yield self._node_look(name, look, times.get(look, 0.0), number, dict(contents))
+            yield self._node_look(name, look, time_s or 0.0, number, dict(contents))
 
     def earlier_counters(self, name: str) -> str:
         """The newest counters of a node as the JSON of `audit.counters`; "": there are none."""
         rows = self._rows("SELECT id, counted FROM nodes WHERE name=?", _text(name))
         if not rows or rows[0][1] == "{}":
             return ""
-        node, counted = rows[0]
+        node, times = rows[0][0], self._json(rows[0][1])
         contents = dict(
             self._rows(
                 "SELECT section, content FROM current WHERE node=? AND"
@@ -648,103 +603,112 @@ class Memory:
                 node,
             )
         )
-        boot = self.load(contents.pop(BOOT)) if BOOT in contents else ""
-        with _named(self.path):
-            times = json.loads(counted)
-        taken = {
-            subject: (times[subject], self.load(content))
-            for section, content in contents.items()
-            if (subject := section[: -len(COUNTERS)]) in times
-        }
+        boot = self.load(contents[BOOT]) if BOOT in contents else ""
+        totals = _of_kind(contents, COUNTERS)
+        taken = {s: (times[s], self.load(c)) for s, c in totals.items() if s in times}
         return dump({"boot_id": boot, "taken": taken}).decode()
 
-    def load(self, content: int) -> Any:
-        """The data of a section's text."""
-        if content not in self._cache:
-            if len(self._cache) >= _MAX_CACHED:
-                self._cache.clear()
-            text = self.text(content)
-            with _named(self.path):
-                self._cache[content] = json.loads(text)
-        return self._cache[content]
-
-    def text(self, content: int) -> bytes:
-        """The text of a section."""
+    def _load(self, content: int) -> Any:
         rows = self._rows("SELECT data FROM contents WHERE id=?", content)
         with _named(self.path):
             ((data,),) = rows
-            return zlib.decompress(data)
+            return json.loads(zlib.decompress(data))
 
     def _node_look(
         self, name: str, look: int, time_s: float, number: int, contents: Mapping[str, int]
     ) -> NodeLook:
-        error, unreachable = self.load(contents[ERROR]) if ERROR in contents else ("", False)
-        results = [item for item in contents.items() if item[0].endswith(RESULTS)]
+        def data(section: str, missing: Any) -> Any:
+            return self.load(contents[section]) if section in contents else missing
+
+        error, unreachable = data(ERROR, ("", False))
         # The gate's own results are newer than those of the last audit.
-        results += [(GATE, contents[GATE])] if GATE in contents else []
-        boot_id = self.load(contents[BOOT]) if BOOT in contents else ""
+        results = [*_of_kind(contents, RESULTS).items(), *_of_kind(contents, GATE).items()]
         facts = StoredFacts({n: c for n, c in contents.items() if n.endswith(FACTS)}, self)
         totals = {
-            f"{section[: -len(COUNTERS)]}.{key}": value
-            for section, content in contents.items()
-            if section.endswith(COUNTERS)
+            f"{subject}.{key}": value
+            for subject, content in _of_kind(contents, COUNTERS).items()
             for key, value in self.load(content).items()
         }
-        judged, policies = self._merged(tuple(results))
-        missed = self.load(contents[MISSED]) if MISSED in contents else {}
+        judged, policies = self._judged(tuple(results))
         return NodeLook(
-            *(name, time_s, boot_id, look, error, facts, totals, judged),
-            *(unreachable, number, policies, missed),
+            *(name, time_s, data(BOOT, ""), look, error, facts, totals, judged),
+            *(unreachable, number, policies, data(MISSED, {})),
         )
 
-    def _merged(self, sections: _Sections) -> _Judged:
-        """The results and the words of policies, made once for the nodes that share them."""
-        if sections not in self._made:
-            if len(self._made) >= _MAX_CACHED:
-                self._made.clear()
-            results: dict[str, Result] = {}
-            policies: dict[str, str] = {}
-            for section, content in sections:
-                data = self.load(content)
-                results.update(parse_results(data))
-                if POLICY in data:
-                    policies[section[: -len(RESULTS)]] = data[POLICY]
-            self._made[sections] = results, policies
-        return self._made[sections]
+    def _judge(
+        self, sections: tuple[tuple[str, int], ...]
+    ) -> tuple[dict[str, Result], dict[str, str]]:
+        """The results, and the words of policies, of these (owner, content)."""
+        results: dict[str, Result] = {}
+        policies: dict[str, str] = {}
+        for owner, content in sections:
+            data = self.load(content)
+            results.update(parse_results(data))
+            if POLICY in data:
+                policies[owner] = data[POLICY]
+        return results, policies
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     """Make the tables of an empty file. Raises MemoryUnavailable for a file that is no memory."""
+
+    def values(*queries: str) -> list[int]:
+        return [connection.execute(query).fetchone()[0] for query in queries]
+
+    tables = "SELECT count(*) FROM main.sqlite_master"
     connection.execute("PRAGMA synchronous=FULL")
     # One transaction: another process may be making the tables.
     connection.execute("BEGIN")
-    is_empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
-    ((identity,), (version,)) = (
-        connection.execute(f"PRAGMA {name}").fetchone()
-        for name in ("application_id", "user_version")
-    )
+    count, identity, version = values(tables, "PRAGMA application_id", "PRAGMA user_version")
     connection.execute("COMMIT")
-    if (identity, version) == (APPLICATION_ID, VERSION):
-        return
-    if identity != APPLICATION_ID and not (is_empty and identity == version == 0):
+    if identity != APPLICATION_ID and (count or identity or version):
         raise MemoryUnavailable(
             f"{path}: is no memory of nodeready: NODEREADY_MEMORY names another file"
         )
-    if identity == APPLICATION_ID:
+    if identity == APPLICATION_ID and version != VERSION:
         raise MemoryUnavailable(
             f"{path}: is of a newer nodeready (format {version}, this one has {VERSION}): "
             "update nodeready, or name another file with NODEREADY_MEMORY"
         )
-    # Has to be set before the first table.
-    connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
-    connection.execute("BEGIN IMMEDIATE")
-    # Another process may have made the tables meanwhile.
-    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
-        for statement in _SCHEMA.split(";\n"):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version={VERSION}")
-    connection.execute("COMMIT")
+    if not identity:
+        # Has to be set before the first table.
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        connection.execute("BEGIN IMMEDIATE")
+        # Another process may have made the tables meanwhile.
+        if values(tables) == [0]:
+            for statement in _SCHEMA.split(";\n"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version={VERSION}")
+        connection.execute("COMMIT")
+    connection.execute(_SECTIONS)
+
+
+def _ended(
+    absent: Iterable[str],
+    new: Collection[str],
+    changed: Iterable[SectionText],
+    declared: Collection[str],
+) -> tuple[list[str], list[str]]:
+    """The sections that a look without them ends, and the owners of the results that it did not
+    make.
+
+    absent: the node's sections that the look does not have; new: those that it has
+    """
+    is_new_boot = any(section.name == BOOT for section in changed)
+    has_results = any(name.endswith(RESULTS) for name in new)
+    ended, missing = [], []
+    for name in absent:
+        owner = name.removesuffix(RESULTS)
+        if name in ENDED_BY_LOOK or (is_new_boot and name.endswith(COUNTERS)):
+            ended.append(name)
+        elif has_results and owner != name:
+            # SUBJECT.CHECK: a policy declares the check.
+            if "." in owner and owner not in declared:
+                ended.append(name)
+            else:
+                missing.append(owner)
+    return ended, missing
 
 
 def _content(connection: sqlite3.Connection, section: SectionText) -> int:
@@ -763,29 +727,23 @@ def _change_parts(
     connection: sqlite3.Connection, look: int, node: int, parts: list[list[str]]
 ) -> None:
     """Replace the node's parts of the kinds of these."""
-    kinds = {part[0] for part in parts}
+    query = "SELECT kind, serial, uuid, slot, rowid FROM parts WHERE node=? AND until_look IS NULL"
+    old = {tuple(part): rowid for *part, rowid in connection.execute(query, (node,))}
     new = {tuple(map(_text, part)) for part in parts}
-    for rowid, *values in connection.execute(
-        "SELECT rowid, kind, serial, uuid, slot FROM parts WHERE node=? AND until_look IS NULL",
-        (node,),
-    ).fetchall():
-        if tuple(values) in new:
-            new.discard(tuple(values))
-        elif values[0] in kinds:
-            connection.execute("UPDATE parts SET until_look=? WHERE rowid=?", (look, rowid))
+    kinds = {kind for kind, *_ in new}
+    connection.executemany(
+        "UPDATE parts SET until_look=? WHERE rowid=?",
+        [(look, old[part]) for part in old if part[0] in kinds and part not in new],
+    )
     connection.executemany(
         "INSERT INTO parts VALUES(?,?,?,?,?,?,NULL)",
-        [(serial, kind, uuid, node, slot, look) for kind, serial, uuid, slot in sorted(new)],
+        [
+            (serial, kind, uuid, node, slot, look)
+            for kind, serial, uuid, slot in sorted(new - {*old})
+        ],
     )
     connection.execute(
         "DELETE FROM parts WHERE node=?1 AND rowid NOT IN (SELECT rowid FROM parts WHERE node=?1"
         " ORDER BY until_look IS NOT NULL, until_look DESC, first_look DESC, rowid LIMIT ?2)",
         (node, MAX_PARTS),
-    )
-
-
-def _remove_unused(connection: sqlite3.Connection) -> None:
-    connection.execute(
-        "DELETE FROM contents WHERE id NOT IN"
-        " (SELECT content FROM current UNION SELECT content FROM past)"
     )

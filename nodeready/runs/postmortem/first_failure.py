@@ -139,8 +139,8 @@ def survived(job: JobFailures) -> Finding | None:
         if 0 < closed.get(f.file, 0) >= f.event.line - _END_LINES:
             closed[f.file] = max(f.event.line, closed[f.file])
     # Steps go on after all failures, and nothing else reports an end.
-    reports = [f for f in job.reports if not f.event.steps_on]
-    is_ended = bool(reports or job.ended or job.evidence.kernel)
+    ends_alone = [f for f in (*job.reports, *job.ended) if not f.event.steps_on]
+    is_ended = bool(ends_alone or job.evidence.kernel)
     is_ended = is_ended or any(step.code or step.signal for step in job.evidence.steps)
     # A log with nothing but warnings is judged by them; what the kernel killed beside a job that
     # has ended well was not of it.

@@ -106,14 +106,22 @@ def deadly(errors: list[RankFailure], lost: Iterable[RankFailure]) -> list[RankF
 #: monitored_barrier names the rank that reports (ProcessGroupGloo.cpp).
 _BARRIER = re.compile(r"\bRank (\d{1,7}) (?:successfully reached|timed out in) monitoredBarrier")
 _ATTEMPT = re.compile(r"^(.*/)attempt_(\d{1,4})/")
-#: The name that people give the output of ``kubectl logs --previous``.
+#: The name that people give the output of ``kubectl logs --previous``; Slurm's words about a job
+#: that it will start again.
 _PREVIOUS = re.compile(r"\bprevious\.(?:log|txt|out)$")
+_REQUEUED = re.compile(r" DUE TO (?:PREEMPTION|JOB REQUEUE)")
 
 
 def last_attempt(evidence: JobEvidence) -> frozenset[int]:
-    """Indexes of the files, without those of attempts after which torchrun, or Kubernetes, started
-    again.
+    """Indexes of the files, without those of attempts after which torchrun, Kubernetes or Slurm
+    started again.
     """
+    is_finished = any(file.failures.facts.finished for file in evidence.files)
+    requeued = {
+        number for number, file in enumerate(evidence.files) if is_finished
+        if not file.failures.facts.finished
+        if any(_REQUEUED.search(event.text) for event in file.failures.events)
+    }  # fmt: skip
     matches = [_ATTEMPT.match(file.failures.path) for file in evidence.files]
     last: dict[tuple[str, str], int] = {}
     for file, match in zip(evidence.files, matches, strict=True):
@@ -124,7 +132,7 @@ def last_attempt(evidence: JobEvidence) -> frozenset[int]:
         number
         for number, (file, match) in enumerate(zip(evidence.files, matches, strict=True))
         if (int(match[2]) == last[file.node, match[1]] if match
-            else not _PREVIOUS.search(file.failures.path))
+            else not (number in requeued or _PREVIOUS.search(file.failures.path)))
     )  # fmt: skip
 
 

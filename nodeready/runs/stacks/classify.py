@@ -13,6 +13,7 @@ from typing import NamedTuple
 from nodeready.agent.stacks.links import DESCENDANTS, WHOLE_PROCESS
 from nodeready.agent.stacks.processes import FROZEN
 from nodeready.agent.stacks.waits import OWN_LOCK
+from nodeready.agent.witnesses.progress import LOG_COUNTS
 from nodeready.runs.stacks import hints
 from nodeready.runs.stacks.document import Frame
 from nodeready.runs.stacks.trace import StackSample, Trace, TracedProcess
@@ -295,6 +296,16 @@ class StackNumbers:
             return False
         return self._all[first][:-1] == self._all[other][:-1]
 
+    def departs(self, first: int, other: int) -> bool:
+        """Whether two stacks lead from one call to different calls of the program, or to further
+        calls. A loop that polls leads to one call, or to a library's that make no further ones.
+        """
+        stacks = [self.calls(stack) for stack in (first, other)]
+        pairs = enumerate(zip(*stacks, strict=False))
+        at = next((at for at, (a, b) in pairs if a[:2] != b[:2]), None)
+        users = {frame and frame[:2] for frame in map(hints.user_frame, stacks)}
+        return at is not None and (len(users) > 1 or min(map(len, stacks)) > at + 1)
+
     def frames(self, stacks: Iterable[int]) -> tuple[Frame, ...]:
         """The frames of stacks with the same path; the line is 0 where they differ."""
         rows: Sequence[Sequence[Frame]] = [
@@ -313,6 +324,8 @@ class StackNumbers:
 #: CPU seconds per second below which a process counts as waiting: heartbeats, watchdogs and
 #: loaders of a hung process use some; a spinning loop uses a whole core.
 IDLE = 0.05
+#: ... from which a process in changing calls computes, also where ranks share cores.
+_COMPUTES = 0.2
 #: The kernel counts CPU time in ticks of 10 ms (USER_HZ): two ticks prove nothing.
 _TICKS_S = 0.025
 #: The error of `nodeready.agent.stacks.py_spy` for a process that has ended.
@@ -348,6 +361,7 @@ class Classification(NamedTuple):
     # of the main thread between the first and the last sample; None: not known
     wakeups: int | None = None
     thread: str = MAIN  # name of the classified thread: the main one, or that for which it waits
+    work: str = ""  # as of `TracedProcess`, or of the main thread itself
 
 
 def classify(
@@ -373,12 +387,15 @@ def classify(
     if state == "t" or process.tracer:
         reason = "another process traces it: a debugger, strace"
         return Classification("traced", None, reason, stack, used)
-    verdict, wakeups = None, None
+    verdict, wakeups, work = None, None, process.work
+    seconds = interval_s * (len(process.cpu_s) - 1)
     if len(mains) > 1:
         if len({*mains}) > 1 and not all(table.same(mains[0], main) for main in mains[1:]):
             verdict = "progressing"
+            computes = used is not None and used >= _COMPUTES * seconds
+            if computes and not work and any(table.departs(mains[0], main) for main in mains[1:]):
+                work = f"it used {used:.0f} s of CPU in {seconds:.0f} s, and its calls change"
         elif used is not None:
-            seconds = interval_s * (len(process.cpu_s) - 1)
             # The state of the main thread says nothing about the thread for which it waits.
             switches = None if delegated else _range(process.switches)
             wakeups = None if switches is None else int(switches)
@@ -392,7 +409,9 @@ def classify(
                 stack = table.joined(mains[-1], holder, HOLDER)
                 wakeups, verdict = None, _verdict(used, None, False, seconds)
     has_woken = process.untimed and bool(_range(process.switches))
-    has_work = process.work != "" and not (mains and table.reading(mains[-1]).for_ranks)
+    # A log that counts shows that a rank has waited for its peers for a moment only.
+    waits_for_ranks = mains and table.reading(mains[-1]).for_ranks
+    has_work = process.work.startswith(LOG_COUNTS) or (process.work and not waits_for_ranks)
     if verdict is not None and (thread in process.received or has_woken or has_work):
         # It got what it had waited for, and waits for more; or it works, or its descendants.
         verdict = "progressing"
@@ -402,7 +421,7 @@ def classify(
     if stack is None:
         reason = _no_stack(process)
         return Classification("dead" if reason == _GONE else "no-data", None, reason, None, used)
-    return Classification("stack", verdict, "", stack, used, wakeups, thread)
+    return Classification("stack", verdict, "", stack, used, wakeups, thread, work)
 
 
 def _verdict(
@@ -467,8 +486,10 @@ def _mains(
         other = None
         if reading.delegates or reading.lock:
             other = _awaited(reading, sample, stacks, table, waits)
-            # A connection to another rank says more than a thread that waits for a thread, too.
-            if other and MAIN in waits and table.reading(other[1]).delegates:
+            # A connection to another rank says more than a thread that waits for a thread, too, or
+            # than one that is of no pool: asyncio's loop waits for those alone.
+            peer = table.reading(other[1]) if other and MAIN in waits else None
+            if peer and (peer.delegates or not peer.pooled):
                 other = None
         if other is None and (reading.for_ranks or reading.delegates or MAIN in waits):
             other = _dispatched(waits, sample, stacks, table)

@@ -128,7 +128,7 @@ class Bucket:
             self._add_wakeups((wakeups, wakeups))
         if process.rank is None and len(self.commands) < _MAX_TEXTS:
             self.commands.add(process.command[:_MAX_COMMAND])
-        self.work = self.work or process.work
+        self.work = self.work or classification.work
         if classification.thread != MAIN:
             self.awaited_threads.add(classification.thread)
         channel = process.wait_channel
@@ -619,6 +619,7 @@ def _place_text(bucket: Bucket) -> str:
         commands = {_NUMBERS.sub("N", command) for command in commands}
     (command, *other_commands) = commands or ("",)
     (thread, *other_threads) = bucket.awaited_threads or ("",)
+    command += f" ({role})" if (role := hints.role_of(command)) else ""
     texts = [f"it is {command}" if command and not other_commands else ""]
     texts += [f"it stands in thread {thread}" if thread and not other_threads else ""]
     texts += bucket.holders if len(bucket.holders) == 1 else ()

@@ -123,6 +123,14 @@ _INTERACTIVE_FILE = re.compile(
 _RUNNERS = frozenset({"runpy.py", "<frozen runpy>", "<string>"})
 
 
+_ROLES = {role: re.compile(row["pattern"]) for role, row in knowledge.rows("roles").items()}
+
+
+def role_of(command: str) -> str:
+    """The role of a process of an inference engine or a trainer; "": not known."""
+    return next((role for role, words in _ROLES.items() if words.search(command)), "")
+
+
 def _is_library(file: str) -> bool:
     """Whether a file belongs to Python or to an installed package, by its name.
 

@@ -15,12 +15,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from nodeready.agent.witnesses.progress import LOG_COUNTS
 from nodeready.core.text import counted
 from nodeready.runs.stacks import advise, causes, hints, witness_reader
 from nodeready.runs.stacks.classify import THREAD
 from nodeready.runs.stacks.document import Group, Verdict, say
 from nodeready.runs.stacks.evidence import MAX_LINE, WitnessReport, ranks_of
 from nodeready.runs.stacks.hung_job import HangFinding, HangRule, HungJob, OddRanks
+from nodeready.runs.stacks.witness_reader import GPU_COMPUTES
 
 #: Beginning of the reason of missing ranks that run as another job.
 OTHER_JOB_START = "started as part of"
@@ -55,7 +57,9 @@ def moves(job: HungJob) -> HangFinding | None:
     """Most ranks have moved between the samples."""
     moving = sum(group.processes for group in job.groups if group.verdict == "progressing")
     doubt = "; the others may wait for them: look again with a longer --interval"
-    words = {"moving": f"{moving} of {job.total}", "doubt": doubt if moving < job.total else ""}
+    work = next((f": {group.work}" for group in job.groups if group.work), "")
+    words = {"moving": f"{moving} of {job.total}", "work": work}
+    words["doubt"] = doubt if moving < job.total else ""
     return HangFinding(words) if 2 * moving > job.total else None
 
 
@@ -165,17 +169,26 @@ def gone(job: HungJob) -> HangFinding | None:
 
 
 def works(job: HungJob) -> HangFinding | None:
-    """A rank works, or its descendants, and no other rank keeps its peers waiting."""
-    working = [at for at, group in enumerate(job.groups) if group.work]
-    late_ranks = {rank for lag in job.lags for rank in lag.ranks}
-    if not working or job.gone or not {*job.suspects} <= {*working} or not (
-        late_ranks <= job.ranks_of(working)
-    ):  # fmt: skip
+    """A rank works, or its descendants or its GPU, and no other rank keeps its peers waiting."""
+    work = {at: group.work for at, group in enumerate(job.groups) if group.work}
+    busy = _busy_gpus(job)
+    for at in {*job.suspects}.difference(work):
+        ranks, is_awake = {*job.groups[at].ranks}, job.groups[at].verdict == "spinning"
+        if ranks and ranks <= busy:
+            work[at] = GPU_COMPUTES
+        elif job.groups[at].activity == "compile" and is_awake:
+            work[at] = "it compiles, and uses CPU time"
+    working, late_ranks = list(work), {rank for lag in job.lags for rank in lag.ranks}
+    # A rank that waits for its peers, and whose log counts, has got past a wait for all of them.
+    is_past = any(text.startswith(LOG_COUNTS) and job.groups[at].activity in hints.FOR_RANKS
+                  for at, text in work.items())  # fmt: skip
+    is_alone = {*job.suspects} <= {*working} and late_ranks <= job.ranks_of(working)
+    if not working or job.gone or not (is_alone or is_past):
         return None
-    for at in working:
-        job.set_role(at, None, "it works")
+    for at in {*working, *job.suspects}:
+        job.set_role(at, None, "it works" if at in work else "the job moves")
     group = job.groups[working[0]]
-    words = {"who": job.name(working), "work": group.work, "at": causes.position(group)}
+    words = {"who": job.name(working), "work": work[working[0]], "at": causes.position(group)}
     return HangFinding(words, number=max(1, len(group.ranks)))
 
 
@@ -387,9 +400,14 @@ def sign_of_a_node(job: HungJob) -> HangFinding | None:
 
 def gpus_compute(job: HungJob) -> HangFinding | None:
     """All wait, and most GPUs compute."""
-    rows = [row for name, row in job.statements if name == "gpu"]
-    busy = {rank for row in rows if row.text == witness_reader.GPU_COMPUTES for rank in row.ranks}
+    busy = _busy_gpus(job)
     return HangFinding({"busy": str(len(busy))}) if 2 * len(busy) > job.total else None
+
+
+def _busy_gpus(job: HungJob) -> set[int]:
+    """The ranks whose GPUs compute."""
+    rows = (row for name, row in job.statements if name == "gpu")
+    return {rank for row in rows if row.text.startswith(GPU_COMPUTES) for rank in row.ranks}
 
 
 def wake_up(job: HungJob) -> HangFinding | None:
@@ -411,7 +429,8 @@ def quiet(job: HungJob) -> HangFinding:
 
 #: The rules in their order.
 RULES = (
-    HangRule("not-stuck", moves, "not stuck: {moving} ranks go on between the samples{doubt}"),
+    HangRule("not-stuck", moves,
+             "not stuck: {moving} ranks go on between the samples{work}{doubt}"),
     HangRule("disagree", started_apart,
              "{who} {reason}{wait}: what they were started with must agree"),
     HangRule("gone", ended_others, "{who} raised {error}; {ended} {has|have} ended since"),

@@ -30,7 +30,14 @@ from nodeready.subjects.proof.debugging import (
     gdb,
     strace,
 )
-from nodeready.subjects.proof.session import DEPLOY_ONLY, limits, observation, resources, user
+from nodeready.subjects.proof.session import (
+    DEPLOY_ONLY,
+    limits,
+    proof_check,
+    resources,
+    user,
+    without_proof,
+)
 from nodeready.subjects.ssh_client import checks
 from nodeready.subjects.ssh_client.checks import CAUSES
 
@@ -56,9 +63,8 @@ def ssh(observed: facts.Proved, policy: Policy) -> Result:
     reach = observed.reach if isinstance(observed.reach, facts.Reach) else None
     # Peers may have seen what is wrong with a node that gave no answer itself.
     if reach is None or not reach.ssh:
-        for field, kind in (("peers", facts.Peers), ("reach", facts.Reach)):
-            missing = observation(ssh, observed, field, kind)
-            if isinstance(missing, Result):
+        for field in ("peers", "reach"):
+            if missing := without_proof(ssh, observed, field):
                 return missing
     elif isinstance(observed.user, facts.User) and observed.user.error:
         return ssh.na("no session: see proof.user")
@@ -124,52 +130,44 @@ def pdsh(observed: facts.Proved, policy: Policy) -> Result:
     interactive one. A remote command other than ssh fails when it brings no answer; rsh is not
     tried. A ~/.pdshrc, which commands over pdsh read first, does not end them.
     """
-    if isinstance(observed.reach, facts.Reach) and observed.reach.pdsh_by:
-        peers_text = join_names(observed.reach.pdsh_by)
-        actual = f"does not answer the pdsh of {peers_text} as itself"
+    peers, reach = observed.peers, observed.reach
+    if isinstance(reach, facts.Reach) and reach.pdsh_by:
+        actual = f"does not answer the pdsh of {join_names(reach.pdsh_by)} as itself"
         return pdsh.fail(actual, fix=_SHELL_FIX, expected="an answer to every peer")
-    peers = observation(pdsh, observed, "peers", facts.Peers)
-    if isinstance(peers, Result):
-        return peers
-    reach = observation(pdsh, observed, "reach", facts.Reach)
-    if isinstance(reach, Result):
-        return reach
-    expected = "an answer from every peer"
+    for field in ("peers", "reach"):
+        if missing := without_proof(pdsh, observed, field):
+            return missing
+    assert isinstance(peers, facts.Peers)
+    assert isinstance(reach, facts.Reach)
+    check = pdsh.expecting("an answer from every peer")
     if not peers.pdsh_installed:
         if "pdsh" not in policy.packages:
-            return pdsh.na("pdsh is neither installed nor in the policy's packages")
-        return pdsh.fixable(
-            "pdsh is not installed", fix=f"{DEPLOY_ONLY} debug_tools", expected=expected
-        )
+            return check.na("pdsh is neither installed nor in the policy's packages")
+        return check.fixable("pdsh is not installed", fix=f"{DEPLOY_ONLY} debug_tools")
     if not reach.pdsh_targets:
-        return pdsh.na("ssh reaches no peer: see proof.ssh" if reach.to else _ALONE)
+        return check.na("ssh reaches no peer: see proof.ssh" if reach.to else _ALONE)
     if reach.pdsh_said and len(reach.missing) == reach.pdsh_targets:
         without_module = "No such rcmd module" in reach.pdsh_said
         fix = MODULE_FIX if without_module else "pdsh -R ssh -w NODE true"
-        return pdsh.fail(f"no answer: {reach.pdsh_said}", fix=fix, expected=expected)
-    broken = [default for default in peers.defaults if not default.works]
-    broken = [default for default in broken if default.rcmd or default.messages]
+        return check.fail(f"no answer: {reach.pdsh_said}", fix=fix)
+    broken = [d for d in peers.defaults if not d.works and (d.rcmd or d.messages)]
     if broken:
-        return _wrong_default(pdsh, expected, broken, observed)
+        return _wrong_default(check, broken, observed.user_name)
     if reach.missing:
         lost = ", ".join(f"{peer.name} ({peer.message or 'silent'})" for peer in reach.missing)
         actual = f"{len(reach.missing)} of {reach.pdsh_targets} peers did not answer: {lost}"
-        fix = f"pdsh -R ssh -w {quote(reach.missing[0].name)} true"
-        return pdsh.fail(actual, fix=fix, expected=expected)
+        return check.fail(actual, fix=f"pdsh -R ssh -w {quote(reach.missing[0].name)} true")
     if reach.same:
         pairs = "; ".join(f"{' and '.join(same.names)} say {same.answer}" for same in reach.same)
         actual = f"{reach.pdsh_targets} peers, host names: {reach.distinct}: {pairs}"
-        return pdsh.fail(actual, fix=_NAMESAKES_FIX, expected=expected)
+        return check.fail(actual, fix=_NAMESAKES_FIX)
     if peers.pdshrc:
         actual = f"no command behind `. ~/.pdshrc` runs: {peers.pdshrc}"
-        return pdsh.fail(actual, "~/.pdshrc", _PDSHRC_FIX, expected=expected)
-    return pdsh.ok(f"{reach.distinct} of {reach.pdsh_targets} peers", expected=expected)
+        return check.fail(actual, "~/.pdshrc", _PDSHRC_FIX)
+    return check.ok(f"{reach.distinct} of {reach.pdsh_targets} peers")
 
 
-def _wrong_default(
-    check: Check, expected: str, broken: list[facts.RcmdDefault], observed: facts.Proved
-) -> Result:
-    user = observed.user_name
+def _wrong_default(check: Check, broken: list[facts.RcmdDefault], user: str) -> Result:
     first = broken[0]
     kinds = [default.kind for default in broken if default.rcmd == first.rcmd]
     shells = f"{' and '.join(kinds)} shell{'s' if len(kinds) > 1 else ''}"
@@ -178,18 +176,17 @@ def _wrong_default(
     deploy_fix = f"{DEPLOY_ONLY} pdsh"
     if first.value is None and not first.set_by:
         # No file sets the remote command: this is how pdsh was built, or Debian's rcmd_default.
-        return check.fixable(f"{actual}, by default", "", deploy_fix, expected=expected)
-    value_text = f": {VARIABLE} is {first.value}" if first.value not in (None, "ssh") else ""
-    by = f" by {first.set_by}" if first.set_by else ""
-    directory, _, name = first.set_by.rpartition(":")[0].rpartition("/")
-    if f"{directory}/{name}" == ENVIRONMENT or (directory == PROFILE_D and beatable(name)):
-        return check.fixable(
-            f"{actual}{value_text}{by}", first.set_by, deploy_fix, expected=expected
-        )
+        return check.fixable(f"{actual}, by default", "", deploy_fix)
+    actual += f": {VARIABLE} is {first.value}" if first.value not in (None, "ssh") else ""
+    actual += f" by {first.set_by}" if first.set_by else ""
+    path = first.set_by.rpartition(":")[0]
+    directory, _, name = path.rpartition("/")
+    if path == ENVIRONMENT or (directory == PROFILE_D and beatable(name)):
+        return check.fixable(actual, first.set_by, deploy_fix)
     fix = f"{VARIABLE}=ssh in {user}'s start-up files"
-    if first.set_by:
-        fix = f"remove the line {first.set_by}"
-    return check.fail(f"{actual}{value_text}{by}", first.set_by, fix, expected=expected)
+    return check.fail(
+        actual, first.set_by, f"remove the line {first.set_by}" if first.set_by else fix
+    )
 
 
 # --- Whether a job's processes on different nodes can connect on the job's ports.
@@ -221,8 +218,8 @@ def _tried_ports(observed: facts.Mesh) -> str:
     return span if tried == observed.last - observed.first + 1 else f"{tried} ports of {span}"
 
 
-@check("proof.ports", loses_job("configure"), proof=facts.MESH, fix=(_PERMISSION_FIX,))
-def ports(observed: facts.Proved, policy: Policy) -> Result:
+@proof_check("proof.ports", loses_job("configure"), facts.MESH, fix=(_PERMISSION_FIX,))
+def ports(check: Check, mesh: facts.Mesh, observed: facts.Proved, policy: Policy) -> Result:
     """A program can listen on every port of the range, as torchrun's store would.
 
     In a range of more than 32 ports, the first, the last and some between are tried. ports.range
@@ -230,21 +227,18 @@ def ports(observed: facts.Proved, policy: Policy) -> Result:
     fail only when all are held: else one user could stop every other user's job, and
     `nodeready env` gives a job a free port.
     """
-    mesh = observation(ports, observed, "mesh", facts.Mesh)
-    if isinstance(mesh, Result):
-        return mesh
-    expected = f"{_tried_ports(mesh)} can be listened on"
+    check = check.expecting(f"{_tried_ports(mesh)} can be listened on")
     if not mesh.busy:
-        return ports.ok(expected=expected)
+        return check.ok()
     errors: dict[str, list[int]] = {}
     for port in mesh.busy:
         errors.setdefault(port.error, []).append(port.port)
     texts = [f"{ports_text(numbers)}: {error}" for error, numbers in errors.items()]
     fix = "ports.range names who holds them; wait for that, or give jobs another port_range"
-    if any(port.error == "Permission denied" for port in mesh.busy):
+    if "Permission denied" in errors:
         fix = _PERMISSION_FIX
-    judged = ports.warn if _HELD.issuperset(errors) and mesh.listening else ports.fail
-    return judged("; ".join(texts[:4]), "", fix, expected=expected)
+    judge = check.warn if _HELD.issuperset(errors) and mesh.listening else check.fail
+    return judge("; ".join(texts[:4]), "", fix)
 
 
 def _peers_text(blocked: facts.Blocked) -> str:
@@ -277,9 +271,9 @@ def _blocked_text(blocked: facts.Blocked) -> str:
     return f"{numbers} not reached at {peers}{back}"
 
 
-@check("proof.mesh", loses_job("inspect", "clean_up", "configure"), proof=facts.MESH,
-       fix=(_ADDRESS_FIX, _CROWD_FIX, _SLOW_FIX, _OWN_NAME_FIX, _NAMES_FIX))  # fmt: skip
-def mesh(observed: facts.Proved, policy: Policy) -> Result:
+@proof_check("proof.mesh", loses_job("inspect", "clean_up", "configure"), facts.MESH,
+             fix=(_ADDRESS_FIX, _CROWD_FIX, _SLOW_FIX, _OWN_NAME_FIX, _NAMES_FIX))  # fmt: skip
+def mesh(check: Check, reach: facts.Mesh, observed: facts.Proved, policy: Policy) -> Result:
     """The node reaches other nodes, and they reach it, on every port of the range.
 
     Only nodeready's own listeners are connected to. A node is named when at least half of its
@@ -290,38 +284,34 @@ def mesh(observed: facts.Proved, policy: Policy) -> Result:
     address is a warning: on the node itself, where gloo takes the address at which its peers find
     it (Debian's 127.0.1.1), and on its peers, to which torchrun gives it as MASTER_ADDR.
     """
-    reach = observation(mesh, observed, "mesh", facts.Mesh)
-    if isinstance(reach, Result):
-        return reach
     if reach.nodes < 2:
-        return mesh.na("one node alone")
-    expected = f"{_tried_ports(reach)} open between the nodes"
+        return check.na("one node alone")
+    check = check.expecting(f"{_tried_ports(reach)} open between the nodes")
     if reach.blocked:
         fix = "packet filters here (nft list ruleset), on the peers and between them"
         if not any(blocked.ports for blocked in reach.blocked):
             fix = _ADDRESS_FIX
-        return mesh.fail(join_first(map(_blocked_text, reach.blocked)), "", fix, expected=expected)
+        return check.fail(join_first(map(_blocked_text, reach.blocked)), "", fix)
     if reach.crowd:
         actual = f"cannot tell who reaches it: {reach.crowd} foreign connections came meanwhile"
-        return mesh.warn(actual, "", _CROWD_FIX, expected=expected)
+        return check.warn(actual, "", _CROWD_FIX)
     if not reach.to and not reach.by:
-        return mesh.unknown("no connection was tried in time")
+        return check.unknown("no connection was tried in time")
     tried = f"{reach.reached} of {reach.to} peers reached"
     tried += f", reached by {reach.reached_by} of {reach.by}"
     if not reach.reached and not reach.reached_by:
         # With two nodes, either can be at fault.
-        return mesh.unknown(f"{tried}: see what the other nodes say")
+        return check.unknown(f"{tried}: see what the other nodes say")
     if reach.median_ms is not None and reach.median_ms > _SLOW_MS:
         worst = f"(median; to {reach.worst_peer} {reach.worst_ms:.0f} ms)"
         actual = f"{tried}, but a handshake takes {reach.median_ms:.0f} ms {worst}"
-        return mesh.warn(actual, "", _SLOW_FIX, expected=expected)
+        return check.warn(actual, "", _SLOW_FIX)
     if reach.own_name:
         actual = f"on the node itself, {reach.own_name}: gloo would wait there for its peers"
-        return mesh.warn(actual, "", _OWN_NAME_FIX, expected=expected)
+        return check.warn(actual, "", _OWN_NAME_FIX)
     if reach.names:
-        actual = "; ".join(map(_blocked_text, reach.names[:4]))
-        return mesh.warn(actual, "", _NAMES_FIX, expected=expected)
-    return mesh.ok(tried, expected=expected)
+        return check.warn("; ".join(map(_blocked_text, reach.names[:4])), "", _NAMES_FIX)
+    return check.ok(tried)
 
 
 # --- A collective over all nodes, and the node's earlier failures.
@@ -332,9 +322,11 @@ _SMOKE_FIX = (
 _COUNTERS_FIX = "look at what these count with gpus.*, nics.* and rdma.*"
 
 
-@check("proof.collective", loses_job("inspect"), proof=facts.COLLECTIVE, opt_in=True,
-       expects="all nodes together pass", fix=(_SMOKE_FIX, _COUNTERS_FIX))  # fmt: skip
-def collective(observed: facts.Proved, policy: Policy) -> Result:
+@proof_check("proof.collective", loses_job("inspect"), facts.COLLECTIVE, opt_in=True,
+             expects="all nodes together pass", fix=(_SMOKE_FIX, _COUNTERS_FIX))  # fmt: skip
+def collective(
+    check: Check, result: facts.ProvedCollective, observed: facts.Proved, policy: Policy
+) -> Result:
     """A collective over all nodes passes, with right results, as `nodeready smoke` makes one.
 
     It takes minutes and the idle GPUs, so it runs only by its full name, ``--only
@@ -345,19 +337,16 @@ def collective(observed: facts.Proved, policy: Policy) -> Result:
     there than the policy's nccl_network. A slower network than on most nodes, and new errors of a
     GPU or a port on a node that passed, are a warning.
     """
-    result = observation(collective, observed, "collective", facts.ProvedCollective)
-    if isinstance(result, Result):
-        return result
     if result.nodes < 2:
-        return collective.na("one node alone")
+        return check.na("one node alone")
     if result.against:
-        return collective.fail(join_first(result.against), result.engine, _SMOKE_FIX)
+        return check.fail(join_first(result.against), result.engine, _SMOKE_FIX)
     if result.untested:
-        return (collective.na if result.lacking else collective.unknown)(result.untested)
+        return (check.na if result.lacking else check.unknown)(result.untested)
     if result.warnings:
-        return collective.warn(join_first(result.warnings), result.engine, _COUNTERS_FIX)
+        return check.warn(join_first(result.warnings), result.engine, _COUNTERS_FIX)
     network = f", network {result.network}" if result.network else ""
-    return collective.ok(f"{result.engine}{network}: {result.proves}")
+    return check.ok(f"{result.engine}{network}: {result.proves}")
 
 
 @check(

@@ -5,10 +5,10 @@ A process that hangs: by py-spy, gdb and strace. A crash: by a core that gdb can
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 from nodeready.core.policy import Policy
-from nodeready.core.result import Check, Result, check, deploy
+from nodeready.core.result import Check, Result, deploy
 from nodeready.core.severity import hides_cause
 from nodeready.subjects.access import MAY_EXECUTE, PACKAGED
 from nodeready.subjects.core_dumps.facts import core_directory
@@ -112,62 +112,41 @@ def _broken(check: Check, tool: str, attempt: DebuggerAttempt, root: bool | None
     return check.fail("; ".join(filter(None, (actual, after))), attempt.tool, fix)
 
 
-def _judge(
-    check: Check, observed: Proved, policy: Policy, selection: tuple[str, str, str]
-) -> Result:
-    """The result of one tool's attempt.
-
-    selection: the tool, the field of `Proved` with its attempts, and the attempt among them
-    """
-    tool, field, mode = selection
-    kind: type[facts.Attach | facts.Tracers] = facts.Attach if field == "attach" else facts.Tracers
-    attempts = session.observation(check, observed, field, kind)
-    if isinstance(attempts, Result):
-        return attempts
-    attempt: DebuggerAttempt | None = getattr(attempts, mode)
-    if attempt is None:
-        error = attempts.error
-        return check.unknown(f"no process to look at: {error}" if error else facts.UNFINISHED)
-    if not attempt.tool:
-        return _missing(check, tool, policy)
-    if attempt.good and not _after(attempt):
-        return check.ok()
-    if attempt.refused:
-        return _refused(check, attempts.guards, observed, policy)
-    if attempt.rc is None and not attempt.full:
-        return check.unknown(facts.UNFINISHED)
-    root = _root_can(observed) if tool == "py-spy" else None
-    return _broken(check, tool, attempt, root)
-
-
 def _tool_check(
-    noun: str,
-    expected: str,
-    selection: tuple[str, str, str],
-    meaning: str,
-    *,
-    each_session: bool = True,
+    noun: str, expected: str, tool: str, place: tuple[str, str], meaning: str
 ) -> Check:
-    """The check of one tool: in the first session, and then in the further ones.
+    """The check of one tool.
 
-    selection: the tool, the field of `Proved` with its attempts, and the attempt among them
+    place: the field of `Proved` with the tool's attempts, and the attempt among them
     """
-    field = selection[1]
+    field, mode = place
 
-    @check(*(f"proof.{noun}", _COST), settings=_SETTINGS, proof=field, expects=expected,
-           meaning=meaning, fix=_FIXES)  # fmt: skip
-    def judged(observed: Proved, policy: Policy) -> Result:
-        if not each_session:
-            return _judge(judged, observed, policy, selection)
-        return session.in_each_session(
-            observed, field, lambda proved: _judge(judged, proved, policy, selection)
-        )
+    # py-spy's other modes are tried in the first session only.
+    in_sessions = bool if mode in ("blocking", "gdb", "strace") else None
+
+    @session.proof_check(f"proof.{noun}", _COST, field, settings=_SETTINGS, expects=expected,
+                         meaning=meaning, fix=_FIXES, in_sessions=in_sessions)  # fmt: skip
+    def judged(check: Check, attempts: Any, observed: Proved, policy: Policy) -> Result:
+        attempt: DebuggerAttempt | None = getattr(attempts, mode)
+        if attempt is None:
+            error = attempts.error
+            return check.unknown(f"no process to look at: {error}" if error else facts.UNFINISHED)
+        if not attempt.tool:
+            return _missing(check, tool, policy)
+        if attempt.good and not _after(attempt):
+            return check.ok()
+        if attempt.refused:
+            return _refused(check, attempts.guards, observed, policy)
+        if attempt.rc is None and not attempt.full:
+            return check.unknown(facts.UNFINISHED)
+        root = _root_can(observed) if tool == "py-spy" else None
+        return _broken(check, tool, attempt, root)
 
     return judged
 
 
 attach = _tool_check(
-    "attach", "a stack by py-spy dump", ("py-spy", "attach", "blocking"),
+    "attach", "a stack by py-spy dump", "py-spy", ("attach", "blocking"),
     """py-spy shows the stack of a process of the job's user, to that user, without sudo.
 
     The process is a sibling of py-spy, as a rank is a sibling of a person's debugger: at Yama's
@@ -176,35 +155,30 @@ attach = _tool_check(
     """,
 )  # fmt: skip
 attach_nonblocking = _tool_check(
-    "attach_nonblocking", "a stack by py-spy dump --nonblocking",
-    ("py-spy", "attach", "nonblocking"),
+    "attach_nonblocking", "a stack by py-spy dump --nonblocking", "py-spy",
+    ("attach", "nonblocking"),
     "py-spy shows a stack without pausing its target, the only way into one in state D.",
-    each_session=False,
 )  # fmt: skip
 attach_native = _tool_check(
-    "attach_native", "a stack by py-spy dump --native", ("py-spy", "attach", "native"),
+    "attach_native", "a stack by py-spy dump --native", "py-spy", ("attach", "native"),
     "py-spy shows the frames of C libraries too: a collective hangs in NCCL, not in Python.",
-    each_session=False,
 )  # fmt: skip
 gdb = _tool_check(
-    "gdb", "a backtrace by gdb -p", ("gdb", "tracers", "gdb"),
+    "gdb", "a backtrace by gdb -p", "gdb", ("tracers", "gdb"),
     "gdb attaches to a process of the same user, shows its backtrace, and leaves it running.",
 )  # fmt: skip
 strace = _tool_check(
-    "strace", "system calls by strace -p", ("strace", "tracers", "strace"),
+    "strace", "system calls by strace -p", "strace", ("tracers", "strace"),
     "strace shows the system calls of a process of the same user, and leaves it running.",
 )  # fmt: skip
 
 
-_core_check = partial(check, proof="core", settings=session.CORE_SETTINGS)
 _LIMIT_FIX = "limit_core: 'unlimited' in the policy"
 
 
-def _cut_by_limit(check: Check, expected: str, observed: Proved, policy: Policy) -> Result:
+def _cut_by_limit(check: Check, core: ProvedCore, observed: Proved, policy: Policy) -> Result:
     """The result where the session's limit costs the core: what sets that limit."""
-    assert isinstance(observed.core, ProvedCore)
-    core, name = observed.core, observed.user_name
-    limit = core.limit_bytes or 0
+    name, limit, limits = observed.user_name, core.limit_bytes or 0, observed.limits
     actual = f"none: the core limit of {name}'s session is {limit} bytes"
     if core.path:
         total = f" of {core.whole_bytes}" if core.whole_bytes else ""
@@ -213,15 +187,14 @@ def _cut_by_limit(check: Check, expected: str, observed: Proved, policy: Policy)
     elif core.handler:
         actual = f"none: {core.handler} heeds the session's core limit, {limit} bytes"
     if policy.limit_core.isdigit() and int(policy.limit_core) * ITEMS["core"] <= limit:
-        return check.fail(actual, "", _LIMIT_FIX, expected=expected)
-    if isinstance(observed.limits, facts.SessionLimits):
-        limits = observed.limits
+        return check.fail(actual, "", _LIMIT_FIX)
+    if isinstance(limits, facts.SessionLimits):
         text = {"core": session.limit_text(limits.core, "core")}
         minimum = {"core": max(limit + 1, facts.MIN_CORE_LIMIT)}
         low = session.low_limits(limits.opener, text, limits, minimum, observed)
         if low.fix:
-            return check.fail(f"{actual}: {low.cause}", low.source, low.fix, expected=expected)
-    return check.fixable(actual, "", f"{session.DEPLOY_ONLY} limits", expected=expected)
+            return check.fail(f"{actual}: {low.cause}", low.source, low.fix)
+    return check.fixable(actual, "", f"{session.DEPLOY_ONLY} limits")
 
 
 def _directory_problem(
@@ -283,7 +256,13 @@ def _cause(core: ProvedCore, name: str) -> tuple[str, str]:
     return f"none: the kernel wrote none, and {reason}", "look into dmesg for `core dump`"
 
 
-@_core_check("proof.core", hides_cause("deploy", "configure"), fix=(
+def _counts(crash: ProvedCore) -> bool:
+    """Whether the core of a further session is judged: proof.limits reports a limit there."""
+    return not crash.skipped and not crash.is_cut_by_limit
+
+
+@session.proof_check("proof.core", hides_cause("deploy", "configure"), "core",
+                     settings=session.CORE_SETTINGS, in_sessions=_counts, fix=(
     f"{session.DEPLOY_ONLY} core_dumps",
     deploy(f"{session.DEPLOY_ONLY} core_dumps"),
     "remove it",
@@ -291,7 +270,7 @@ def _cause(core: ProvedCore, name: str) -> tuple[str, str]:
     _LIMIT_FIX,
     "remove the ulimit of core from NAME's profile, or /etc/profile",
 ))  # fmt: skip
-def core(observed: Proved, policy: Policy) -> Result:
+def core(check: Check, crash: ProvedCore, observed: Proved, policy: Policy) -> Result:
     """A crash in the job's user's session leaves a whole core where the policy says.
 
     A shell of our own crashes there. The kernel's word that it dumped (WCOREDUMP) is not enough:
@@ -299,58 +278,41 @@ def core(observed: Proved, policy: Policy) -> Result:
     is removed again; systemd-coredump's own rule removes a core that it keeps. The crash is tried
     in the user's session and, where the user's key opens one, in a session of ssh.
     """
-    # proof.limits reports a limit of a further session.
-    return session.in_each_session(
-        observed,
-        "core",
-        lambda proved: _judge_crash(proved, policy),
-        lambda crash: not crash.skipped and not crash.is_cut_by_limit,
-    )
-
-
-def _judge_crash(observed: Proved, policy: Policy) -> Result:
-    expected = f"a whole core in {core_directory(policy)}"
-    if policy.core_handler == facts.PROGRAM:
-        expected = f"a whole core in {facts.PROGRAM}'s store"
-    crash = session.observation(core, observed, "core", ProvedCore)
-    if isinstance(crash, Result):
-        return crash
+    is_stored = policy.core_handler == facts.PROGRAM
+    place = f"{facts.PROGRAM}'s store" if is_stored else core_directory(policy)
+    check = check.expecting(f"a whole core in {place}")
     if crash.is_cut_by_limit:
-        return _cut_by_limit(core, expected, observed, policy)
+        return _cut_by_limit(check, crash, observed, policy)
+    deploy_fix = f"{session.DEPLOY_ONLY} core_dumps"
     if crash.skipped or crash.stray or not crash.is_complete:
         actual, fix = _cause(crash, observed.user_name)
-        judged = core.fail if fix else core.fixable
-        return judged(actual, "", fix or f"{session.DEPLOY_ONLY} core_dumps", expected=expected)
+        return check.fail(actual, "", fix) if fix else check.fixable(actual, "", deploy_fix)
     follows_policy = crash.pattern == policy.core_pattern
-    if policy.core_handler == facts.PROGRAM:
+    if is_stored:
         follows_policy = crash.handler.endswith(f"/{facts.PROGRAM}")
     if not follows_policy:
-        place_text = f"in {crash.path.rpartition('/')[0]}"
+        place = f"in {crash.path.rpartition('/')[0]}"
         if crash.handler:
-            place_text = f"with {crash.handler}"
+            place = f"with {crash.handler}"
         elif not crash.pattern.startswith("/"):
-            place_text = "in whatever directory the process works in"
-        actual = f"{place_text}: core_pattern is {crash.pattern}"
-        return core.fixable(actual, "", f"{session.DEPLOY_ONLY} core_dumps", expected=expected)
+            place = "in whatever directory the process works in"
+        return check.fixable(f"{place}: core_pattern is {crash.pattern}", "", deploy_fix)
     if crash.leftover:
-        return core.warn(f"our own is left: {crash.leftover}", "", "remove it", expected=expected)
-    return core.ok(expected=expected)
+        return check.warn(f"our own is left: {crash.leftover}", "", "remove it")
+    return check.ok()
 
 
-@_core_check("proof.backtrace", hides_cause("inspect"), expects="a backtrace",
-             fix="run GDB by hand on a core")  # fmt: skip
-def backtrace(observed: Proved, policy: Policy) -> Result:
+@session.proof_check("proof.backtrace", hides_cause("inspect"), "core", expects="a backtrace",
+                     settings=session.CORE_SETTINGS, fix="run GDB by hand on a core")  # fmt: skip
+def backtrace(check: Check, crash: ProvedCore, observed: Proved, policy: Policy) -> Result:
     """The debugger gdb reads a backtrace from the core that a crash left."""
-    crash = session.observation(backtrace, observed, "core", ProvedCore)
-    if isinstance(crash, Result):
-        return crash
     if crash.skipped or not crash.is_complete:
-        return backtrace.na("no core: see proof.core")
+        return check.na("no core: see proof.core")
     if not crash.gdb:
-        return backtrace.na("gdb is not installed: see proof.gdb")
+        return check.na("gdb is not installed: see proof.gdb")
     if crash.frames:
-        return backtrace.ok()
+        return check.ok()
     complaint = crash.gdb_said or "no frame"
     if " does not start: " in complaint:
-        return backtrace.na("gdb does not start: see proof.gdb")
-    return backtrace.fail(complaint, crash.gdb, f"run {crash.gdb} by hand on a core")
+        return check.na("gdb does not start: see proof.gdb")
+    return check.fail(complaint, crash.gdb, f"run {crash.gdb} by hand on a core")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from nodeready.core import wire
 from nodeready.core.base import Unknown
@@ -615,37 +615,28 @@ class Proved:
         return self.user.name if isinstance(self.user, User) else "the user"
 
 
-class ProofRequest(Protocol):
-    """The part of a request that a reader of the answer has to know."""
-
-    @property
-    def nonce(self) -> str: ...
-    @property
-    def proofs(self) -> tuple[str, ...]: ...
-
-
-def all_unknown(reason: str, request: ProofRequest) -> Proved:
+def all_unknown(reason: str, config: ProofConfig) -> Proved:
     """The proofs of a node that gave no answer."""
     unknown: Any = Unknown(reason)
-    return Proved(unknown, **dict.fromkeys(request.proofs, unknown))
+    return Proved(unknown, **dict.fromkeys(config.proofs, unknown))
 
 
-def read(text: str, request: ProofRequest) -> Proved:
+def read(text: str, config: ProofConfig) -> Proved:
     """The proofs in a node's answer. Never raises: a proof that cannot be read is Unknown."""
-    if f"{request.nonce} {wire.NO_PYTHON}" in text:
-        return all_unknown(wire.PYTHON_MISSING, request)
+    if f"{config.nonce} {wire.NO_PYTHON}" in text:
+        return all_unknown(wire.PYTHON_MISSING, config)
     proofs: dict[str, Any] = {}
     try:
-        for name, data in wire.lines(text, request.nonce):
+        for name, data in wire.lines(text, config.nonce):
             if name in _KINDS and name not in proofs:
                 proofs[name] = _decode(name, data)
     except wire.DecodeError as problem:
-        return all_unknown(problem.reason, request)
+        return all_unknown(problem.reason, config)
     user = proofs.get("user", Unknown(UNFINISHED))
     if isinstance(user, User) and user.error:
         # Without a session there is nothing to prove: the reason is given once.
         return Proved(user, logins=proofs.get("logins"))
-    for name in request.proofs:
+    for name in config.proofs:
         proofs.setdefault(name, Unknown(UNFINISHED))
     return Proved(**{**proofs, "user": user})
 

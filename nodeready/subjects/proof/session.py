@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from nodeready.core.base import Line, Unknown
 from nodeready.core.policy import Policy
 from nodeready.core.result import Check, Result, check, deploy, join_first
-from nodeready.core.severity import loses_job
+from nodeready.core.severity import Cost, loses_job
 from nodeready.core.shell import quote
 from nodeready.core.sysctl import BootSetting
 from nodeready.subjects.limits import limit_files
@@ -19,20 +20,18 @@ from nodeready.subjects.limits.facts import Limits
 from nodeready.subjects.limits.limit_files import PamLimits
 from nodeready.subjects.proof import facts
 
-_T = TypeVar("_T")
-
 #: The command for a fix by another subject's deploy; the subject's name follows it.
 DEPLOY_ONLY = "nodeready deploy INVENTORY --only"
 
 
-def observation(check: Check, observed: facts.Proved, field: str, kind: type[_T]) -> _T | Result:
-    """The observation in this field of `Proved`, or the result of a check without it."""
+def without_proof(check: Check, observed: facts.Proved, field: str) -> Result | None:
+    """The result of a check without the proof in this field of `Proved`; None: it is there."""
     if isinstance(observed.user, facts.User) and observed.user.error:
         return check.na("no session: see proof.user")
     value = getattr(observed, field)
     if isinstance(value, Unknown):
         return unknown_result(check, value)
-    return value if isinstance(value, kind) else check.na("not proved")
+    return check.na("not proved") if value is None else None
 
 
 def unknown_result(check: Check, missing: Unknown) -> Result:
@@ -42,32 +41,52 @@ def unknown_result(check: Check, missing: Unknown) -> Result:
 
 
 def other_sessions(observed: facts.Proved) -> Iterator[tuple[str, facts.SessionProof]]:
-    """The user's further sessions that run a shell, each with its name in a result."""
-    sessions = {"ssh": observed.ssh, "shell": observed.shell, "login": observed.login}
-    for name, session in sessions.items():
+    """The user's further sessions that run a shell, each with its key of SESSION_NAMES."""
+    for opener in ("ssh", "shell", "login"):
+        session = getattr(observed, opener)
         if isinstance(session, facts.SessionProof):
-            yield facts.SESSION_NAMES[name], session
+            yield opener, session
 
 
-def in_each_session(
-    observed: facts.Proved,
+def proof_check(
+    id: str,
+    cost: Cost,
     field: str,
-    judge: Callable[[facts.Proved], Result],
-    counts: Callable[[Any], bool] = bool,
-) -> Result:
-    """The result in the first session; the failure of a further one where that is ok.
+    *,
+    in_sessions: Callable[[Any], bool] | None = None,
+    **declared: Any,
+) -> Callable[[Callable[[Check, Any, facts.Proved, Policy], Result]], Check]:
+    """Make a Check, as `check` does, of a function that judges the proof in this field.
 
-    field:  of `Proved` and of `SessionProof`, with the observation
-    counts: whether the observation of a further session is judged
+    The function gets the check, the proof, all observations of the node, and the policy.
+
+    in_sessions: where the first session is ok, a further one fails the check if its proof does;
+                 tells whether such a proof counts
     """
-    result = judge(observed)
-    for name, session in other_sessions(observed) if result.status == "ok" else ():
-        proved = getattr(session, field)
-        if proved is not None and counts(proved):
-            further = judge(replace(observed, **{field: proved}))
-            if further.status == "fail":
-                return replace(further, actual=f"by {name}: {further.actual}")
-    return result
+
+    def declare(judge: Callable[[Check, Any, facts.Proved, Policy], Result]) -> Check:
+        def judge_session(observed: facts.Proved, policy: Policy) -> Result:
+            missing = without_proof(made, observed, field)
+            return missing or judge(made, getattr(observed, field), observed, policy)
+
+        def judged(observed: facts.Proved, policy: Policy) -> Result:
+            result = judge_session(observed, policy)
+            further = other_sessions(observed) if in_sessions and result.status == "ok" else ()
+            for opener, session in further:
+                proved = getattr(session, field)
+                if in_sessions and proved is not None and in_sessions(proved):
+                    other = judge_session(replace(observed, **{field: proved}), policy)
+                    if other.status == "fail":
+                        name = facts.SESSION_NAMES[opener]
+                        return replace(other, actual=f"by {name}: {other.actual}")
+            return result
+
+        made = check(id, cost, **{"proof": field, "meaning": judge.__doc__ or "", **declared})(
+            judged
+        )
+        return made
+
+    return declare
 
 
 def pam_service(observed: facts.Proved, name: str) -> facts.Service | None:
@@ -146,38 +165,29 @@ def user(observed: facts.Proved, policy: Policy) -> Result:
     users only. Where /etc/nologin or /run/nologin closes ssh to all users but root, no job can
     start, although su opens a session.
     """
-    account = observed.user
-    expected = "a session of " + (policy.job_user or "the job's user")
+    account, logins = observed.user, observed.logins
+    check = user.expecting("a session of " + (policy.job_user or "the job's user"))
     if not isinstance(account, facts.User):
-        return unknown_result(user, account)
+        return unknown_result(check, account)
     if account.uid == -1:
         fix = f"create {account.name} on the node, or name another user"
-        return user.fail(account.error, "", fix, expected=expected)
+        return check.fail(account.error, "", fix)
+    if account.error.startswith("logged in as"):
+        return check.fail(account.error, "", "log in as root, or name no user")
     if account.error:
-        if account.error.startswith("logged in as"):
-            return user.fail(
-                account.error, "", "log in as root, or name no user", expected=expected
-            )
-        actual, source, fix = _refusal(account.error, account.name, observed)
-        return user.fail(actual, source, fix, expected=expected)
+        return check.fail(*_refusal(account.error, account.name, observed))
     if account.uid == 0 and not account.named:
         fix = "--user NAME proves it for the job's user"
-        return user.warn("proved as root, whom Yama does not stop", "", fix, expected=expected)
-    if (
-        account.uid
-        and isinstance(observed.logins, facts.Logins)
-        and _closed(observed, observed.logins)
-    ):
-        words, fix = _nologin(observed.logins)
-        actual = f"ssh is closed to {account.name}: {words}"
-        return user.fail(actual, observed.logins.nologin, fix, expected=expected)
-    for name, session in other_sessions(observed):
+        return check.warn("proved as root, whom Yama does not stop", "", fix)
+    if account.uid and isinstance(logins, facts.Logins) and _closed(observed, logins):
+        words, fix = _nologin(logins)
+        return check.fail(f"ssh is closed to {account.name}: {words}", logins.nologin, fix)
+    for opener, session in other_sessions(observed):
         if session.ended:
             reason = f"{account.name}'s shell ends at its start: {session.error}"
-            actual = f"no session by {name}: {reason}"
             fix = f"look at {account.name}'s ~/.bashrc, or at the start-up files of that shell"
-            return user.fail(actual, "", fix, expected=expected)
-    return user.ok(expected=f"a session of {account.name}")
+            return check.fail(f"no session by {facts.SESSION_NAMES[opener]}: {reason}", "", fix)
+    return check.ok(expected=f"a session of {account.name}")
 
 
 def _closed(observed: facts.Proved, logins: facts.Logins) -> bool:
@@ -215,8 +225,8 @@ _CACHE_FIX = (
 )
 
 
-@check("proof.resources", loses_job("clean_up", "configure"), proof="resources",
-       settings=("shm_min_mb",), expects="usable for the job's user", fix=(
+@proof_check("proof.resources", loses_job("clean_up", "configure"), "resources",
+             settings=("shm_min_mb",), expects="usable for the job's user", fix=(
     "chmod 1777 PATH, or see what is full or read-only there",
     _SHM_FIX,
     _MEMORY_FIX,
@@ -224,7 +234,9 @@ _CACHE_FIX = (
     "NVreg_DeviceFileMode=0666)",
     _CACHE_FIX,
 ))  # fmt: skip
-def resources(observed: facts.Proved, policy: Policy) -> Result:
+def resources(
+    check: Check, usable: facts.Resources, observed: facts.Proved, policy: Policy
+) -> Result:
     """The job's user can use what a job uses: /tmp, shared memory, the home, the device files.
 
     1 MiB is written and mapped in each directory: a failed write breaks jobs (NCCL and data
@@ -235,32 +247,27 @@ def resources(observed: facts.Proved, policy: Policy) -> Result:
     file of a GPU or of RDMA fails where its mode excludes this user. Not judged: quotas of a
     tmpfs, the cgroup that Slurm gives to a job, devices that a cgroup withholds from a session.
     """
-    usable = observation(resources, observed, "resources", facts.Resources)
-    if isinstance(usable, Result):
-        return usable
-    name = observed.user_name
     closed = [f"{device.path} ({device.mode})" for device in usable.devices]
     if closed:
+        name = observed.user_name
         fix = f"add {name} to the file's group, or open it with a rule of udev (NVIDIA: "
         actual = f"{name} cannot open {join_first(closed)}"
-        return resources.fail(actual, "/dev", f"{fix}NVreg_DeviceFileMode=0666)")
+        return check.fail(actual, "/dev", f"{fix}NVreg_DeviceFileMode=0666)")
     broken = [place for place in usable.places if place.error and place.path != usable.home]
     if broken:
         actual = "; ".join(f"{place.path}: {place.error}" for place in broken)
         fix = f"chmod 1777 {quote(broken[0].path)}, or see what is full or read-only there"
-        return resources.fail(actual, broken[0].path, fix)
+        return check.fail(actual, broken[0].path, fix)
     free_mb = min(place.free_bytes >> 20 for place in usable.places if place.path == facts.SHM)
     if free_mb < policy.shm_min_mb:
         actual = f"{free_mb} MiB of shared memory are free, {policy.shm_min_mb} wanted"
-        return resources.warn(actual, facts.SHM, _SHM_FIX)
+        return check.warn(actual, facts.SHM, _SHM_FIX)
     if usable.memory_bytes is not None and usable.memory_bytes >> 20 < policy.shm_min_mb:
         free_mb = usable.memory_bytes >> 20
         actual = f"shared memory can grow by {free_mb} MiB of memory, {policy.shm_min_mb} wanted"
-        return resources.warn(actual, facts.SHM, _MEMORY_FIX)
+        return check.warn(actual, facts.SHM, _MEMORY_FIX)
     costly = [words for place in usable.places if (words := _unusable(place, usable.home))]
-    if costly:
-        return resources.warn("; ".join(costly), "", _CACHE_FIX)
-    return resources.ok()
+    return check.warn("; ".join(costly), "", _CACHE_FIX) if costly else check.ok()
 
 
 # --- The resource limits of new sessions, for each kind of session.
@@ -274,6 +281,10 @@ def _lowest(limit: facts.Limit) -> int:
     return min(_kernel_units(limit.soft, limit.hard))
 
 
+def _by_item(limits: Iterable[facts.Limit]) -> dict[str, facts.Limit]:
+    return dict(zip(limit_files.ITEMS, limits))
+
+
 def _possible(observed: facts.SessionLimits, policy: Policy) -> dict[str, int]:
     """Item -> the policy's limit, without the limits that this node's kernel refuses."""
     ceiling = dict(zip(limit_files.ITEMS, _kernel_units(*observed.ceiling)))
@@ -282,8 +293,7 @@ def _possible(observed: facts.SessionLimits, policy: Policy) -> dict[str, int]:
     return possible_limits(node, policy)
 
 
-@dataclass(frozen=True)
-class LowLimits:
+class LowLimits(NamedTuple):
     """The limits of one kind of session that are too low."""
 
     items: Mapping[str, str]  # item -> its value in words
@@ -310,43 +320,34 @@ def _openers_text(openers: Iterable[str]) -> str:
     return " and ".join(facts.SESSION_NAMES.get(opener, "this login") for opener in openers)
 
 
-def _limits_by_opener(observed: facts.Proved) -> dict[str, facts.SessionLimits]:
+def _limits_by_opener(
+    first: facts.SessionLimits, observed: facts.Proved
+) -> dict[str, facts.SessionLimits]:
     """Key of SESSION_NAMES -> the limits of that session; the first session's come first."""
-    assert isinstance(observed.limits, facts.SessionLimits)
-    sessions = {observed.limits.opener: observed.limits}
-    further = (observed.ssh, observed.shell, observed.login, observed.step)
-    for opener, session in zip(("ssh", "shell", "login", "srun"), further):
+    sessions = {first.opener: first}
+    further = [*other_sessions(observed), ("srun", observed.step)]
+    for opener, session in further:
         if isinstance(session, facts.SessionProof) and session.limits is not None:
             sessions.setdefault(opener, session.limits)
     logins = observed.logins
     if not isinstance(logins, facts.Logins):
         return sessions
+
+    def add(opener: str, limits: Iterable[facts.Limit]) -> None:
+        by_item = _by_item(limits)
+        if len(by_item) == len(limit_files.ITEMS):
+            values: dict[str, Any] = {**by_item, "before": (), "opener": opener, "further": ()}
+            sessions.setdefault(opener, replace(first, **values))
+
     # ssh's sessions have sshd's own limits where sshd does not ask PAM, or PAM sets none.
     service = pam_service(observed, "ssh")
     sets_none = service is not None and service.is_complete and not _pam_limits(service)
-    without_pam = len(logins.sshd) == len(limit_files.ITEMS) and (
-        logins.use_pam is False or sets_none
-    )
-    if "ssh" not in sessions and without_pam:
-        sessions["ssh"] = _with_limits(observed.limits, logins.sshd, "ssh")
-    raises_limits = bool(_pam_limits(pam_service(observed, "slurm")))
-    if (
-        len(logins.slurmd) == len(limit_files.ITEMS)
-        and "srun" not in sessions
-        and not raises_limits
-    ):
+    if logins.use_pam is False or sets_none:
+        add("ssh", logins.sshd)
+    if "srun" not in sessions and not _pam_limits(pam_service(observed, "slurm")):
         # A step's hard limits are slurmd's. Only a step shows its soft limits.
-        hard = tuple(facts.Limit(limit.hard, limit.hard) for limit in logins.slurmd)
-        sessions["slurmd"] = _with_limits(observed.limits, hard, "slurmd")
+        add("slurmd", [facts.Limit(limit.hard, limit.hard) for limit in logins.slurmd])
     return sessions
-
-
-def _with_limits(
-    first: facts.SessionLimits, limits: tuple[facts.Limit, ...], opener: str
-) -> facts.SessionLimits:
-    core, memlock, nofile = limits
-    first = replace(first, before=(), opener=opener, further=())
-    return replace(first, core=core, memlock=memlock, nofile=nofile)
 
 
 def _pam_limits(service: facts.Service | None) -> list[facts.PamLine]:
@@ -369,10 +370,10 @@ def _conf_fix(file: str, source: str) -> str:
     return f"take conf={file} off {source}, or set these limits in {file}"
 
 
-def _user_lines(logins: facts.Logins) -> Iterator[tuple[str, str, str, int, str]]:
-    """(domain, kind, item, value, line) of the limits for the user's own names; the last counts.
+def _user_limits(logins: facts.Logins) -> dict[tuple[str, str], tuple[int, str, str]]:
+    """(kind, item) -> the value, the domain and the line of the limit for the user's own names.
 
-    A user's line beats a group's (limits.conf(5)).
+    The last one counts, and a user's line beats a group's (limits.conf(5)).
     """
     lines = (Line(line.path, line.number, line.text) for line in logins.lines)
     pam = limit_files.parse_pam_limits(lines)
@@ -386,17 +387,17 @@ def _user_lines(logins: facts.Logins) -> Iterator[tuple[str, str, str, int, str]
         matches = filter(None, (re.fullmatch(pattern, name) for name in domains))
         return any(ids[0] <= int(match[1]) <= ids[1] for match in matches)
 
-    for is_group in (True, False):
-        for entry in pam.entries:
-            if entry.domain.startswith("@") == is_group and applies(entry.domain):
-                yield entry.domain, entry.kind, entry.item, entry.value, entry.source
+    entries = sorted(pam.entries, key=lambda entry: not entry.domain.startswith("@"))
+    limits = {
+        (entry.kind, entry.item): (entry.value, entry.domain, entry.source)
+        for entry in entries
+        if applies(entry.domain)
+    }
     for domain, source in pam.exempt:
         if applies(domain):
-            yield from (
-                (domain, kind, item, -1, source)
-                for kind in limit_files.KINDS
-                for item in limit_files.ITEMS
-            )
+            every = itertools.product(limit_files.KINDS, limit_files.ITEMS)
+            limits |= dict.fromkeys(every, (-1, domain, source))
+    return limits
 
 
 #: The settings on which a core depends.
@@ -422,27 +423,28 @@ def low_limits(
     low:      item -> the session's limit in words
     possible: item -> the lowest sufficient limit
     """
-    name = observed.user_name
+
+    def enough(limits: Iterable[facts.Limit]) -> list[str]:
+        """The items of ``low`` of which these limits are sufficient."""
+        by_item = _by_item(limits)
+        return [i for i in low if i in by_item and _lowest(by_item[i]) >= possible[i]]
+
+    name, logins = observed.user_name, observed.logins
     if opener in ("srun", "slurmd"):
-        slurmd = observed.logins.slurmd if isinstance(observed.logins, facts.Logins) else ()
-        slurmd_limits = dict(zip(limit_files.ITEMS, slurmd))
-        if opener == "srun" and all(
-            _lowest(slurmd_limits[item]) >= possible[item] for item in low if item in slurmd_limits
-        ):
+        slurmd = logins.slurmd if isinstance(logins, facts.Logins) else ()
+        if opener == "srun" and (not slurmd or len(enough(slurmd)) == len(low)):
             return LowLimits(low, "slurmd itself has more", "", _SUBMIT_FIX)
         return LowLimits(low, "slurmd's own limits, which its jobs inherit", "", _SLURMD_FIX)
-    before = dict(zip(limit_files.ITEMS, session.before))
-    items = ", ".join(i for i in low if i in before and _lowest(before[i]) >= possible[i])
-    if items:
+    if lowered := ", ".join(enough(session.before)):
         files, lowering = f"{name}'s profile, or /etc/profile", "the profile"
         if opener in ("ssh", "shell"):
             files = f"{name}'s ~/.bashrc or ~/.ssh/rc, or /etc/bash.bashrc"
             lowering = "the shell's start-up"
-        fix = f"remove the ulimit of {items} from {files}"
-        return LowLimits(low, f"{lowering} lowers {items}", "", fix)
+        fix = f"remove the ulimit of {lowered} from {files}"
+        return LowLimits(low, f"{lowering} lowers {lowered}", "", fix)
     # root starts that shell through su, and a login shell is in ssh's session.
     opener = {"shell": "su", "login": "ssh"}.get(opener, opener)
-    logins, service = observed.logins, pam_service(observed, opener)
+    service = pam_service(observed, opener)
     if not isinstance(logins, facts.Logins):
         return LowLimits(low)
     if opener == "ssh" and logins.use_pam is False:
@@ -455,17 +457,13 @@ def low_limits(
     if other:
         cause = f"pam_limits reads {other} by {source}"
         return LowLimits(low, cause, source, _conf_fix(other, source))
-    deciding = {
-        (kind, item): (value, domain, source)
-        for domain, kind, item, value, source in _user_lines(logins)
-    }
-    for item in low:
-        for kind in limit_files.KINDS:
-            value, domain, source = deciding.get((kind, item), (limit_files.UNLIMITED, "", ""))
-            if value < possible[item]:
-                has = "is exempt from all limits" if value == -1 else "has limits of its own"
-                words = f"{domain} {has} ({source})"
-                return LowLimits(low, words, source, f"raise or remove the line {source}")
+    deciding = _user_limits(logins)
+    for item, kind in itertools.product(low, limit_files.KINDS):
+        value, domain, source = deciding.get((kind, item), (limit_files.UNLIMITED, "", ""))
+        if value < possible[item]:
+            has = "is exempt from all limits" if value == -1 else "has limits of its own"
+            fix = f"raise or remove the line {source}"
+            return LowLimits(low, f"{domain} {has} ({source})", source, fix)
     return LowLimits(low)
 
 
@@ -474,16 +472,16 @@ def _with_fix(opener: str, low: LowLimits, observed: facts.Proved) -> LowLimits:
     if low.fix or low.cause or not isinstance(observed.logins, facts.Logins):
         return low
     if opener == "ssh":
-        sshd = dict(zip(limit_files.ITEMS, observed.logins.sshd))
+        sshd = _by_item(observed.logins.sshd)
         if sshd and all(limit_text(sshd[item], item) == low.items[item] for item in low.items):
             fix = "journalctl -t sshd tells why pam_limits sets none; or restart sshd"
-            return replace(low, cause="these are sshd's own", fix=fix)
+            return low._replace(cause="these are sshd's own", fix=fix)
     files = " and ".join(service.path for service in observed.logins.services[:2] if service.path)
-    return replace(low, fix=f"compare {files}" if files else "compare the files of pam.d")
+    return low._replace(fix=f"compare {files}" if files else "compare the files of pam.d")
 
 
-@check("proof.limits", loses_job("deploy", "configure"), proof="limits",
-       settings=(*CORE_SETTINGS, "limit_memlock", "limit_nofile", "waivers"), fix=(
+@proof_check("proof.limits", loses_job("deploy", "configure"), "limits",
+             settings=(*CORE_SETTINGS, "limit_memlock", "limit_nofile", "waivers"), fix=(
     deploy("nodeready deploy INVENTORY --only limits"),
     "remove the ulimit of ITEMS from the user's profile, or /etc/profile",
     "remove the ulimit of ITEMS from the user's ~/.bashrc or ~/.ssh/rc, or /etc/bash.bashrc",
@@ -496,7 +494,9 @@ def _with_fix(opener: str, low: LowLimits, observed: facts.Proved) -> LowLimits:
     "compare FILES",
     _RAISE_FIX,
 ))  # fmt: skip
-def limits(observed: facts.Proved, policy: Policy) -> Result:
+def limits(
+    check: Check, first: facts.SessionLimits, observed: facts.Proved, policy: Policy
+) -> Result:
     """A new session of the job's user has the policy's limits, after PAM and after its profile.
 
     limit_core, limit_memlock and limit_nofile of the policy, or more; soft and hard. Each kind of
@@ -508,42 +508,33 @@ def limits(observed: facts.Proved, policy: Policy) -> Result:
     stack, nproc, rttime. The subject limits reports a limit that this node's kernel refuses;
     proof.core, unless waived, a core limit that cost a core. Neither is repeated here.
     """
-    first = observation(limits, observed, "limits", facts.SessionLimits)
-    if isinstance(first, Result):
-        return first
     possible = _possible(first, policy)
+    core = observed.core
     waived = any(waiver.check == "proof.core" for waiver in policy.waivers)
-    if (
-        isinstance(observed.core, facts.ProvedCore)
-        and observed.core.is_cut_by_limit
-        and not waived
-    ):
+    if isinstance(core, facts.ProvedCore) and core.is_cut_by_limit and not waived:
         possible.pop("core", None)
     if not possible:
-        return limits.na("none of the policy's limits can be had here, or proof.core tells")
+        return check.na("none of the policy's limits can be had here, or proof.core tells")
     expected = _items_text({item: item_text(limit, item) for item, limit in possible.items()})
-    sessions = _limits_by_opener(observed)
+    check = check.expecting(expected)
+    sessions = _limits_by_opener(first, observed)
     findings: dict[str, LowLimits] = {}
     for opener, has in sessions.items():
-        low = _limit_texts(
-            has, (item for item, limit in possible.items() if _lowest(getattr(has, item)) < limit)
-        )
-        if low:
+        items = [item for item, limit in possible.items() if _lowest(getattr(has, item)) < limit]
+        if items:
+            low = _limit_texts(has, items)
             findings[opener] = low_limits(opener, low, has, possible, observed)
     if not findings:
-        doubt = next(_doubts(limits, expected, sessions, possible, observed), None)
-        return doubt or limits.ok(_with_unproved(expected, observed), expected=expected)
+        doubt = next(_doubts(check, sessions, possible, observed), None)
+        return doubt or check.ok(_with_unproved(expected, observed))
     logins = [opener for opener in sessions if opener not in ("srun", "slurmd")]
     if len(logins) > 1 and len([opener for opener in logins if opener in findings]) == 1:
         findings = {opener: _with_fix(opener, low, observed) for opener, low in findings.items()}
-    return _too_low(limits, expected, sessions, findings)
+    return _too_low(check, sessions, findings)
 
 
 def _too_low(
-    check: Check,
-    expected: str,
-    sessions: Mapping[str, facts.SessionLimits],
-    findings: Mapping[str, LowLimits],
+    check: Check, sessions: Mapping[str, facts.SessionLimits], findings: Mapping[str, LowLimits]
 ) -> Result:
     kinds: list[LowLimits] = []
     for low in findings.values():
@@ -564,10 +555,8 @@ def _too_low(
     actual = "; ".join(texts)
     first = next((low for low in kinds if low.fix), None)
     if first is None:
-        return check.fixable(
-            actual, "", "nodeready deploy INVENTORY --only limits", expected=expected
-        )
-    return check.fail(actual, first.source, first.fix, expected=expected)
+        return check.fixable(actual, "", f"{DEPLOY_ONLY} limits")
+    return check.fail(actual, first.source, first.fix)
 
 
 #: The least of the limits that no policy names, in kernel units; -1: none may be set. as, data:
@@ -583,7 +572,6 @@ _LEAST = {
 
 def _doubts(
     check: Check,
-    expected: str,
     sessions: Mapping[str, facts.SessionLimits],
     possible: Mapping[str, int],
     observed: facts.Proved,
@@ -601,7 +589,7 @@ def _doubts(
             low.setdefault(words, []).append(opener)
     if low:
         actual = "; ".join(f"{words} by {_openers_text(names)}" for words, names in low.items())
-        yield check.fail(f"too little for a job: {actual}", "", _RAISE_FIX, expected=expected)
+        yield check.fail(f"too little for a job: {actual}", "", _RAISE_FIX)
     # Sessions with different limits; one that the policy does not ask for may differ.
     logins = {opener: has for opener, has in sessions.items() if opener not in ("srun", "slurmd")}
     differing = [
@@ -615,12 +603,12 @@ def _doubts(
             for opener, has in logins.items()
         )
         fix = "compare /etc/pam.d/sshd and /etc/pam.d/su, and what the user's shells run"
-        yield check.warn(actual, "", fix, expected=expected)
+        yield check.warn(actual, "", fix)
     # ssh's sessions have other limits, and no key of the user's opens one.
     other, source = _conf_option(pam_service(observed, "ssh"))
     if other and "ssh" not in sessions and other != _conf_option(pam_service(observed, "su"))[0]:
         actual = f"not seen by ssh, where pam_limits reads {other}"
-        yield check.warn(actual, source, _conf_fix(other, source), expected=expected)
+        yield check.warn(actual, source, _conf_fix(other, source))
 
 
 def _with_unproved(expected: str, observed: facts.Proved) -> str:

@@ -104,8 +104,9 @@ def test_a_gpu_that_was_moved_is_still_the_lemon(tmp_path, monkeypatch, capsys):
         "GPU A: 3 days with incidents, 0.1 expected",
         "  now in gpu2, before in gpu1",
     ]
-    assert earlier_failures(["gpu1", "gpu2"]) == {
+    assert earlier_failures(["gpu1", "gpu2", "new"]) == {
         "gpu1": ProvedHistory(),
+        "new": ProvedHistory(),
         "gpu2": ProvedHistory(("GPU A: 3 days with incidents, 0.1 expected",)),
     }
 
@@ -186,14 +187,6 @@ def test_no_memory_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with pytest.raises(Refused, match="no look was kept yet"):
         lemons()
-
-
-def test_ready_knows_the_lemons_among_its_nodes(memory):
-    found = earlier_failures(["gpu1", "new"])
-    assert found == {
-        "gpu1": ProvedHistory(("gpu1: 3 days with incidents, 0.1 expected",)),
-        "new": ProvedHistory(),
-    }
 
 
 @pytest.mark.parametrize(("lemon_nodes", "lemons", "status"), [

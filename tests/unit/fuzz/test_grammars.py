@@ -368,6 +368,7 @@ ELSEWHERE = {
     "subjects/gpus/nvidia.py:_parse_whole runs/tail.py:parse_tail runs/stacks/trace.py:parse",
     "tests/unit/node": "agent/cores/core_file.py:parse agent/smoke/orders.py:read",
     "a file of /proc": "agent/cores/gcore.py:_read agent/proofs/mesh.py:_read "
+    "agent/proofs/session.py:_parse_limits "
     "agent/stacks/processes.py:_read",
     "a path of ours": "agent/gate/here.py:_read agent/gate/gate.py:read",
     "a text of ours or of the user": "fleet/inventory/labs.py:read "

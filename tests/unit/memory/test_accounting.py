@@ -11,7 +11,7 @@ def test_a_failing_sacct_is_no_error(tmp_path, monkeypatch):
     sacct.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     jobs, problem = node_jobs("a", 0.0)
-    assert (jobs, problem.rpartition(" failed: ")[2]) == ((), "slurmdbd is down")
+    assert (jobs, problem.rpartition(" failed: ")[2]) == ([], "slurmdbd is down")
 
 
 def test_drains_are_read_with_any_reason():

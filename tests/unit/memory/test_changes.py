@@ -170,22 +170,6 @@ def document():
     return fleet(*pairs, only_before=("gpu099",))
 
 
-def test_the_cause_of_three_failing_nodes_of_64_comes_first():
-    assert document().failing == ("gpu005", "gpu017", "gpu040")
-    assert [
-        (change.kind, change.key, change.suspect, change.failing, change.healthy)
-        for change in document().changes
-    ] == [
-        ("setting", "nics.interfaces[eth0].mtu", True, 3, 0),
-        ("result", "gpus.driver", False, 3, 0),
-        ("hardware", "gpus.nvidia[0000:1a:00.0]", False, 0, 1),
-        ("version", "host.kernel_release", False, 2, 30),
-        ("counter", "nics.eth0.rx_errors", False, 0, 3),
-        ("counter", "nics.eth0.rx_errors", False, 0, 1),
-        ("reboot", "host.boot_id", False, 0, 1),
-    ]
-
-
 def test_equal_elements_and_amounts_are_one_change():
     slots = ("0000:1a:00.0", "0000:3b:00.0")
     new = {f"gpus.nvidia[{slot}].vbios": "96.00.99" for slot in slots}

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from nodeready.core.result import Result
 from nodeready.reports.registry import Options, find_format
 from nodeready.reports.schema import schema
 from nodeready.runs.memory import history
-from nodeready.runs.memory.history import NodeJob
 from nodeready.runs.memory.look import Event, dump, node_sections, results_text
 from nodeready.runs.memory.store import Memory
 from tests.unit.memory.test_store import away, look, state
@@ -56,7 +56,7 @@ def memory(tmp_path: Path) -> Any:
             gpu1 = away() if 25 <= hour < 28 else at(**now)
             other = state("gpu2", gpus={"X": "0"} if hour < 35 else {"B": "0"})
             opened.keep(look(hour * HOUR), [gpu1, other])
-        event = Event(45 * HOUR, 0, "gpu1", "C", "smoke-suspect", "gpu: [3] fails", "smoke")
+        event = Event(45 * HOUR, "gpu1", "C", "smoke-suspect", "gpu: [3] fails", "smoke")
         opened.keep(look(45 * HOUR, command="smoke", code=3), (), [event])
         yield opened
 
@@ -67,11 +67,16 @@ def lines(document: Any, **options: Any) -> list[str]:
     ]
 
 
-JOB = NodeJob("4711", "ana", "FAILED", 41 * HOUR, 44.5 * HOUR)
+SACCT = (
+    "JobID|User|State|Start|End\n"
+    f"4711|ana|FAILED|{datetime.fromtimestamp(41 * HOUR).isoformat()}|"
+    f"{datetime.fromtimestamp(44.5 * HOUR).isoformat()}\n"
+)
+JOBS = history.parse_jobs(SACCT)
 
 
 def test_a_life_names_each_change_once(memory, monkeypatch):
-    monkeypatch.setattr(history, "node_jobs", lambda node, since_s: ((JOB,), ""))
+    monkeypatch.setattr(history, "node_jobs", lambda node, since_s: (JOBS, ""))
     document = history.read_history(memory, "gpu1")
     assert (
         lines(document)
@@ -166,7 +171,7 @@ def test_the_looks_and_the_size(memory):
 
 
 def test_the_json_has_its_schema(memory, monkeypatch):
-    monkeypatch.setattr(history, "node_jobs", lambda node, since_s: ((JOB,), "no accounting"))
+    monkeypatch.setattr(history, "node_jobs", lambda node, since_s: (JOBS, "no accounting"))
     for name in ("", "gpu1", "B"):
         document = history.read_history(memory, name)
         text = "".join(find_format("history", "json").render(document))

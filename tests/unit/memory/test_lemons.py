@@ -11,7 +11,6 @@ from nodeready.reports.registry import find_format
 from nodeready.runs.memory.lemons import (
     DAY_S,
     MIN_SHARED,
-    HardwareIncident,
     Lemon,
     Lemons,
     SuspectUnit,
@@ -22,7 +21,7 @@ from nodeready.runs.memory.lemons import (
     own_incidents,
     rank,
 )
-from nodeready.runs.memory.look import NodeLook, PartSpan
+from nodeready.runs.memory.look import Event, NodeLook, PartSpan
 from tests.cases import read_data
 
 WINDOW_DAYS = 90
@@ -31,17 +30,15 @@ WINDOW_DAYS = 90
 RATES = (0.0065, 0.00234, 0.02)
 
 
-def incidents(
-    days_of: dict[str, tuple[int, ...]], kind: str = "gpus.recovery"
-) -> list[HardwareIncident]:
+def incidents(days_of: dict[str, tuple[int, ...]], kind: str = "gpus.recovery") -> list[Event]:
     return [
-        HardwareIncident(day * DAY_S + number, node, "", kind, "")
+        Event(day * DAY_S + number, node, "", kind, "")
         for number, (node, days) in enumerate(days_of.items())
         for day in days
     ]
 
 
-def rank_nodes(faults: Iterable[HardwareIncident], observed_s: Mapping[str, float]) -> list[Lemon]:
+def rank_nodes(faults: Iterable[Event], observed_s: Mapping[str, float]) -> list[Lemon]:
     by_node = defaultdict(list)
     for fault in faults:
         by_node[SuspectUnit(fault.node, fault.node)].append(fault)
@@ -60,7 +57,7 @@ def simulated(random_: random.Random, size: int, rate: float, bad: int = 0) -> s
         mean_days = 1 / (rate * (10 if number < bad else 1))
         day = random_.expovariate(1 / mean_days)
         while day < WINDOW_DAYS:
-            faults.append(HardwareIncident(day * DAY_S, f"n{number}", "", "gpus.recovery", ""))
+            faults.append(Event(day * DAY_S, f"n{number}", "", "gpus.recovery", ""))
             day += random_.expovariate(1 / mean_days)
     ranked = rank_nodes(own_incidents(faults, size), fleet(size))
     return {lemon.unit for lemon in ranked if lemon.is_lemon}
@@ -102,10 +99,8 @@ def test_a_node_that_was_observed_for_a_week_is_compared_with_a_week_of_its_peer
 
 
 def test_an_incident_of_many_nodes_at_once_is_the_fleets():
-    outage = [
-        HardwareIncident(5.0, f"n{number}", "", "host.mounts", "") for number in range(MIN_SHARED)
-    ]
-    cable = [HardwareIncident(5.0, f"n{number}", "", "rdma.errors", "") for number in range(2)]
+    outage = [Event(5.0, f"n{number}", "", "host.mounts", "") for number in range(MIN_SHARED)]
+    cable = [Event(5.0, f"n{number}", "", "rdma.errors", "") for number in range(2)]
     assert own_incidents([*outage, *cable], 40) == cable
 
 
@@ -154,12 +149,10 @@ def test_only_what_hardware_can_fail_is_an_incident():
 
 def document() -> Lemons:
     faults = [
-        HardwareIncident(
-            (18000 + day) * DAY_S, node, "1650923000123", CHECK, f"Xid 79 on {GPU_A}\x1b[2J"
-        )
+        Event((18000 + day) * DAY_S, node, "1650923000123", CHECK, f"Xid 79 on {GPU_A}\x1b[2J")
         for day, node in ((1, "gpu017"), (9, "gpu017"), (30, "gpu023"))
     ]
-    link = HardwareIncident(18010 * DAY_S, "gpu002", "", "nics.flaps", "eth0: 3 changes")
+    link = Event(18010 * DAY_S, "gpu002", "", "nics.flaps", "eth0: 3 changes")
     units = {
         SuspectUnit(f"{1650923000000 + n}", f"gpu{n % 100:03d}"): 90 * DAY_S for n in range(512)
     }

@@ -175,8 +175,8 @@ def test_the_verdict_of_the_gate_ends_with_the_next_look(memory):
 
 
 def test_events_are_of_nodes_and_parts(memory):
-    event = Event(DAY, 1, "gpu1", "A", "smoke-suspect", "slow", "smoke")
-    memory.keep(look(), (), [event, Event(DAY, 1, "gpu2", "", "drain", "by hand", "smoke")])
+    event = Event(DAY, "gpu1", "A", "smoke-suspect", "slow", "smoke")
+    memory.keep(look(), (), [event, Event(DAY, "gpu2", "", "drain", "by hand", "smoke")])
     assert memory.events("gpu1") == memory.events(serial="A") == [event]
     assert len(memory.events()) == 2
 
@@ -194,7 +194,7 @@ def at(days: float, uptime_days: float | None = None, boot: str = "b1") -> Contr
 
 def test_old_looks_go_and_newest_states_stay(memory):
     for day in range(1, 31):
-        event = Event(day * DAY, 0, "gpu1", "", "drain", "by hand", "smoke")
+        event = Event(day * DAY, "gpu1", "", "drain", "by hand", "smoke")
         memory.keep(look(day * DAY), [state("gpu1", mtu=day), state("gpu2")], [event])
         memory.trim(at(day), 10, 1 << 30)
     memory.keep(look(31 * DAY), [state("gpu1", mtu=1)])
@@ -224,7 +224,7 @@ JUMPS = {
 @pytest.mark.parametrize("name", JUMPS)
 def test_a_clock_that_jumps_removes_nothing(memory, name):
     for day in range(1, 31):
-        event = Event(day * DAY, 0, "gpu1", "", "drain", "by hand", "smoke")
+        event = Event(day * DAY, "gpu1", "", "drain", "by hand", "smoke")
         memory.keep(look(day * DAY), [state("gpu1", mtu=day), state("gpu2")], [event])
         memory.trim(at(day), 50, 1 << 30)
     moved_s = []

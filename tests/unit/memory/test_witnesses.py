@@ -29,7 +29,7 @@ def test_a_node_is_a_lemon_by_what_has_its_witnesses(tmp_path, kind, users, make
     with Memory.open(tmp_path / "memory.db", make=True) as kept:
         for day in range(0, 50, 10):
             nodes = [node_sections(f"gpu{number}", sections) for number in range(8)]
-            events = [Event(day * DAY_S, 0, "gpu1", "", kind, "a line", user) for user in users]
+            events = [Event(day * DAY_S, "gpu1", "", kind, "a line", user) for user in users]
             look = Look(0, day * DAY_S, "audit", "prod.py", "", True, 0, {})
             kept.keep(look, nodes, events)
         document = find_lemons(kept, {*kept.names()}, 0.0, 90 * DAY_S)
@@ -46,13 +46,13 @@ def test_a_node_is_a_lemon_by_what_has_its_witnesses(tmp_path, kind, users, make
 ])  # fmt: skip
 def test_days_on_which_users_logs_count(logs, days):
     events = [
-        Event(day * DAY_S, 0, "gpu1", "", "postmortem-gpu", "a line", user)
+        Event(day * DAY_S, "gpu1", "", "postmortem-gpu", "a line", user)
         for user, user_days in logs.items()
         for day in user_days
     ]
     # The same users' logs of another kind, or of another node, say nothing more.
     events += [
-        Event(DAY_S, 0, "gpu1", "", "postmortem-network", "a line", "1004"),
-        Event(DAY_S, 0, "gpu2", "", "postmortem-gpu", "a line", "1004"),
+        Event(DAY_S, "gpu1", "", "postmortem-network", "a line", "1004"),
+        Event(DAY_S, "gpu2", "", "postmortem-gpu", "a line", "1004"),
     ]
     assert len([*events_that_count(events)]) == days

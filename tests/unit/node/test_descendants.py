@@ -139,16 +139,21 @@ def test_whether_a_descendant_works(command, awaited, works):
     assert "used 1.9 s of CPU in 2 s" in rank.work or not works
 
 
-@pytest.mark.parametrize(("written", "work"), [
-    ([4096, 4096], ""), ([8192, 60_000], ""), ([9, 700_009], "it wrote 0.7 MB of files in 2 s"),
+@pytest.mark.parametrize(("io", "work"), [
+    (["write_bytes: 4096", "write_bytes: 4096"], ""),
+    (["write_bytes: 8192", "write_bytes: 60000"], ""),
+    (["wchar: 7\nwrite_bytes: 9", "wchar: 7\nwrite_bytes: 700009"],
+     "it wrote 0.7 MB of files in 2 s"),
+    (["rchar: 5\nsyscr: 1", "rchar: 40000005\nsyscr: 90"], "it read 40.0 MB in 2 s"),
+    # A loop that polls a small file reads as much, in many calls.
+    (["rchar: 5\nsyscr: 1", "rchar: 40000005\nsyscr: 900000"], ""),
+    (["rchar: 5\nsyscr: 1", "rchar: 65005\nsyscr: 2"], ""),
+    (["", ""], ""),
 ])  # fmt: skip
-def test_who_writes_files_works(written, work):
+def test_who_writes_or_reads_files_works(io, work):
     """A log grows also in a job that hangs."""
     rank, stat = target(os.getpid()), "7 (python) S" + " 0" * 49
-    rank.written_bytes = [
-        processes.facts(stat, "", "", "", io=f"wchar: 7\nwrite_bytes: {number}\n").written_bytes
-        for number in written
-    ]
+    rank.facts = [processes.facts(stat, "", "", "", io=text, task_io=text) for text in io]
     descendants.set_work(rank, None, 2.0, time.monotonic() + 9)
     assert rank.work == work
 

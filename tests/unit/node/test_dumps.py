@@ -180,11 +180,11 @@ IO = "rchar: 9000\nwchar: 800\nsyscr: 7\nsyscw: 2\nread_bytes: 4096\n"
 
 def test_the_facts_of_a_process():
     main = ("1500000000 77 12\n", STAT)
-    seen = facts(STAT, STATUS + SWITCHES, "futex_wait_queue", STACK, main, io=IO)
+    seen = facts(STAT, STATUS + SWITCHES, "futex_wait_queue", STACK, main, io=IO, task_io=IO)
     stack = ("futex_wait_queue", "do_futex")
     assert seen == Facts(
         *("S", "futex_wait_queue", stack, 2.0, 27705.5, 37, 12, 1000),
-        **{"main_cpu_s": 1.5, "switches": 163, "calls": 9},
+        **{"main_cpu_s": 1.5, "switches": 163, "calls": 9, "io": (0, 9000, 7)},
     )
     assert (stat(STAT).name, stat(STAT).parent) == ("a) R (b)", 10)
 

@@ -298,11 +298,12 @@ def test_a_process_for_which_no_other_one_waits_is_no_suspect():
     """A server waits for its engine, and a worker has nothing to do."""
     nap = {"wait_channel": "hrtimer_nanosleep", "switches": [0, 40], "main_cpu_s": [0.0, 0.001]}
     server = process(None, WAIT, WAIT, pid=1, waits_for=[["MainThread", "pid 2"]], command="api 1")
-    engine = process(None, LOAD, LOAD, pid=2, command="engine 1")
+    engine = process(None, LOAD, LOAD, pid=2, command="VLLM::EngineCore_DP0")
     idle = process(None, ELSEWHERE, ELSEWHERE, pid=3, command="worker 1", **nap)
     made = grouping.group([trace("a", server, engine, idle)], {})
+    assert any("it is VLLM::EngineCore_DP0 (engine core of vLLM)" in g.reason for g in made.groups)
     roles = {group.reason.partition("it is ")[2][:5]: group.role for group in made.groups}
-    assert roles == {"api 1": "victim", "engin": "suspect", "worke": None}
+    assert roles == {"api 1": "victim", "VLLM:": "suspect", "worke": None}
     assert made.verdict.kind == "loader"
 
 

@@ -159,6 +159,17 @@ def test_a_main_thread_that_waits_for_a_thread_of_its_own_is_shown_with_it(
     assert gil or group.reason.startswith("it stands in thread ")
 
 
+LOOP_RUNS = f"{OWN} > _run_once asyncio/base_events.py 1884 > select selectors.py 468"
+
+
+@pytest.mark.parametrize(("thread", "activity"), [(WORKS, "rank"), (POOL, "")])
+def test_asyncios_loop_waits_for_its_connection_or_its_pool_alone(thread, activity):
+    waits = {"threads_at": {"t": thread}, "waits_for": [["MainThread", "pid 1000"]]}
+    row = process(1, LOOP_RUNS, LOOP_RUNS, pid=1001, **waits)
+    made = look(process(0, SLEEP, SLEEP, pid=1000, **NAP), row)
+    assert [group.activity for group in made.groups if group.ranks == (1,)] == [activity]
+
+
 @pytest.mark.parametrize(("threads", "reason"), [
     ({"t": WORKS, "tqdm": TQDM}, "thread t, in work mine.py:3, may have the lock"),
     ({"t": WORKS, "u": OUTER}, ""),

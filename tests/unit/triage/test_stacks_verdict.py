@@ -57,6 +57,8 @@ OTHER_PLACE = REDUCE.replace("train.py 40", "train.py 44")
 CALLER = REDUCE.replace("> step", "> sync train.py 9 > step")
 OTHER_SYNC = f"{TRAIN[:-2]}44 > synchronize torch/cuda/__init__.py 800"
 BARRIER = f"{TRAIN} > barrier {C10D} 3152"
+COUNTS = "its log counts: step 4, then step 5"
+COMPILE = f"{TRAIN} > compile_fx torch/_inductor/compile_fx.py 9"
 SYNC = f"{TRAIN} > synchronize torch/cuda/__init__.py 800"
 
 Witnesses = Mapping[str, Any]
@@ -237,6 +239,14 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("... and its peers for its lock file", job({0: process(0, RUN, RUN, work=CC), 1: asks(1, "pid 1000", stack=BATON)}, ranks=2), "moving", (), (CC,), ()),
     ("... and another one stands", job({0: process(0, RUN, RUN, work=CC), 3: BLOCKED}), "late", (3,), ("preprocess",), ()),
     ("... of one that waits for others", job({0: process(0, REDUCE, REDUCE, work=CC), 3: BLOCKED}), "late", (3,), ("preprocess",), ()),
+    ("... and the log of one that waits counts", job({0: process(0, REDUCE, REDUCE, work=COUNTS), 3: BLOCKED}), "moving", (), (COUNTS,), ()),
+    ("a log that all write counts", job({3: {**process(3, *BLOCKED, **OWN_CODE), "work": COUNTS}}, usual=(REDUCE, LOAD)), "not-stuck", (), ("8 of 8", COUNTS), ()),
+    ("the GPU of the late one computes", job({3: process(3, SLEEP, SLEEP, cpu=2.0)}, by_node={"gpu1": gpus(gpu(1003, 97, 60, 650))}), "moving", (), ("rank 3", "its GPU computes"), ()),
+    ("the late one compiles", job({3: process(3, COMPILE, COMPILE, cpu=2.0)}), "moving", (), ("rank 3", "it compiles"), ()),
+    ("the late one compiles without CPU time", job({3: (COMPILE, COMPILE)}), "late", (3,), ("compiles at",), ()),
+    ("the late one computes in changing calls", job({3: process(3, SLEEP, f"{TRAIN} > score eval.py 9", cpu=2.0)}), "moving", (), ("rank 3", "2 s of CPU in 2 s, and its calls change"), ()),
+    ("... and uses no CPU time", job({3: process(3, SLEEP, f"{TRAIN} > score eval.py 9")}), "late", (3,), (), ()),
+    ("the late one polls files", job({3: process(3, f"{SLEEP} > exists genericpath.py 19", f"{SLEEP} > islink posixpath.py 167", cpu=2.0)}), "late", (3,), (), ()),
     ("one has raised, and waits at its end", job({0: (FINALIZE, FINALIZE)}, {0: log("ValueError: too dense", path="/l/0")}), "late", (0,), ("rank 0 (gpu1) raised ValueError: too dense", "barrier at Finalize mpi.py:35"), ()),
     ("... without an error", job({0: (FINALIZE, FINALIZE)}), "disagree", (), ("rank 0 (gpu1) waits in barrier at Finalize mpi.py:35, at the end of the program", "must agree"), ()),
     ("... and all are at their ends", job({0: (FINALIZE, FINALIZE)}, {0: log("ValueError: too dense", path="/l/0")}, usual=(f"flush x.py 7 > all_reduce {C10D} 2806",) * 2), "disagree", (), ("must agree",), ("end of the program",)),
