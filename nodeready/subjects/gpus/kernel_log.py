@@ -215,7 +215,8 @@ _SCRIPT = (
 )
 
 
-SECTION = Section("kernel_log", lambda policy: _SCRIPT, timeout_s=10, parallel=True)
+# Mostly quick: a journal can be slow.
+SECTION = Section("kernel_log", lambda policy: _SCRIPT, timeout_s=10, parallel=True, quick=True)
 
 
 @dataclass(frozen=True)
