@@ -25,6 +25,8 @@ def py_spy(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
     Raises PlanError when the control machine has no py-spy for the node's kind of machine.
     """
     tools: facts.DebugTools = snapshot["debug_tools"]
+    if facts.PY_SPY in tools.no_files:
+        return  # a person removes what stands there
     is_installed = tools.py_spy is not None
     # What a node reports counts only where it is a parent directory of this constant path.
     parents = set(map(str, PurePosixPath(facts.PY_SPY).parents))
@@ -106,6 +108,8 @@ def _program(trouble: facts.UnusablePackage) -> str:
 def run(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
     """Write `nodeready run` as one file, which needs only the node's Python."""
     tools: facts.DebugTools = snapshot["debug_tools"]
+    if facts.RUN in tools.no_files:
+        return  # a person removes what stands there
     program = tools.run
     if program is not None and program.owner:
         # A file keeps its owner when it is written.

@@ -17,7 +17,7 @@ from typing import Any
 #: The module with tables, which only the program of a node has.
 COMPILED = f"{__name__}.compiled"
 #: What only the tests read of a row.
-EXAMPLES = frozenset({"matches", "not_matches"})
+EXAMPLES = frozenset({"matches", "not_matches", "cures"})
 
 
 def read(table: str) -> dict[str, Any]:

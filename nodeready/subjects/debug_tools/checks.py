@@ -65,9 +65,13 @@ def packages(observed: DebugTools, policy: Policy) -> Result:
     return packages.fail(actual, source, "; ".join(fixes), expected=expected)
 
 
+_NO_FILE, _REMOVE = "a directory or a device, no file", "remove {}, then nodeready deploy"
+
+
 @check("debug_tools.py_spy", hides_cause("deploy", "configure"), settings=("py_spy_version",),
        fixed_by="debug_tools.py_spy",
-       fix=("chown root PATH; chmod go-w PATH", MAY_EXECUTE.format("PATH")))  # fmt: skip
+       fix=("chown root PATH; chmod go-w PATH", MAY_EXECUTE.format("PATH"),
+            _REMOVE.format("PATH")))  # fmt: skip
 def py_spy(observed: DebugTools, policy: Policy) -> Result:
     """/usr/local/bin/py-spy has the policy's version, and all users but root may only execute it.
 
@@ -81,6 +85,8 @@ def py_spy(observed: DebugTools, policy: Policy) -> Result:
         return py_spy.na("the policy leaves py-spy alone")
     if observed.machine not in MACHINES:
         return py_spy.na(f"no static py-spy for {observed.machine}")
+    if PY_SPY in observed.no_files:
+        return py_spy.fail(_NO_FILE, PY_SPY, _REMOVE.format(PY_SPY), expected=version)
     if observed.py_spy is None:
         return py_spy.fixable("not installed", PY_SPY, expected=version)
     if observed.lost:
@@ -138,8 +144,8 @@ def python(observed: DebugTools, policy: Policy) -> Result:
     return python.fail(observed.old_python or "none", "", fix)
 
 
-@check("debug_tools.run", hides_cause("deploy"), settings=("nodeready_run",),
-       fixed_by="debug_tools.run")  # fmt: skip
+@check("debug_tools.run", hides_cause("deploy", "configure"), settings=("nodeready_run",),
+       fixed_by="debug_tools.run", fix=_REMOVE.format("PATH"))  # fmt: skip
 def run(observed: DebugTools, policy: Policy) -> Result:
     """/usr/local/bin/nodeready-run is that of this nodeready, and all users can execute it.
 
@@ -153,6 +159,8 @@ def run(observed: DebugTools, policy: Policy) -> Result:
     if not observed.python:
         return run.na("no Python for it: see debug_tools.python")
     expected = f"nodeready {__version__}"
+    if RUN in observed.no_files:
+        return run.fail(_NO_FILE, RUN, _REMOVE.format(RUN), expected=expected)
     if program is None:
         return run.fixable("not installed", RUN, expected=expected)
     if program.owner or program.mode != 0o755:

@@ -93,6 +93,7 @@ def _py_spy(version: str) -> str:
     nr_line=
     {{ read -r nr_line </proc/sys/kernel/arch; }} 2>/dev/null
     printf 'machine=%s\n' "${{nr_line:-$(uname -m)}}"
+    if [ -e {PY_SPY} ] && [ ! -f {PY_SPY} ]; then printf 'no_file={PY_SPY}\n'; fi
     nr_file={PY_SPY} nr_alone=1
     if [ -L {PY_SPY} ]; then
         nr_file=$(readlink -f {PY_SPY})
@@ -150,6 +151,7 @@ _RANK_PROGRAM = rf"""
         nr_sum=$(sha256sum <{RUN})
         set -- ${{nr_rank:-$(stat -Lc '%u %g %a' {RUN})}}
         printf 'run=%s %s %s\n' "$1" "$3" "${{nr_sum%% *}}"
+    elif [ -e {RUN} ]; then printf 'no_file={RUN}\n'
     fi
 """
 
@@ -257,6 +259,8 @@ class DebugTools:
     old_python: str = ""
     # the file that starts a rank; None: it is missing, or the policy leaves it alone
     run: RankProgram | None = None
+    # the paths of py-spy and of that file, where a directory or a device stands
+    no_files: tuple[str, ...] = ()
 
     @property
     def lost(self) -> tuple[str, ...]:
@@ -320,6 +324,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
         python=python.name,
         old_python=python.old,
         run=run,
+        no_files=tuple(path for path in (PY_SPY, RUN) if path in output.all("no_file")),
     )
 
 

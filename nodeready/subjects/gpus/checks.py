@@ -17,8 +17,6 @@ from nodeready.subjects.gpus.gpu import Gpu, Gpus, KernelFault
 #: The actions for faults of the node; the others need none, or are an application's.
 _NODE_ACTIONS = (xids.ISOLATE, xids.REBOOT, xids.RESET)
 _VENDOR = "open a case with the vendor if it comes back"
-_RELOAD = "load the driver's module anew, or reboot: programs of another version asked for it"
-_NO_ADDRESS = "set Above 4G Decoding in the firmware's setup, or pci=realloc=on, then reboot"
 _KEEP_LOG = (
     "read the older lines by hand (/var/log/kern.log, a log server); from the next boot on: "
     "systemd-journald, or log_buf_len=16M on the kernel's command line"
@@ -77,12 +75,16 @@ def faults_in_words(observed: Gpus, faults: Iterable[KernelFault]) -> str:
     return join_names(words)
 
 
+def _own_remedy(fault: KernelFault) -> tuple[str, tuple[str, ...]] | None:
+    """The remedy that the fault's row has: what a person does, and the rungs of the ladder."""
+    rule = None if fault.source == "xid" else xids.find_rule(fault.text)
+    return (rule.fix, _COST.since(rule.rung)) if rule is not None and rule.fix else None
+
+
 def _fix(observed: Gpus, worst: KernelFault) -> str:
     device = _device_name(observed, worst)
     if worst.action == xids.ISOLATE:
         return f"drain the node and open a case with the vendor: {device}"
-    if " is 0M @" in worst.text:
-        return _NO_ADDRESS
     if worst.action == xids.REBOOT:
         return f"drain and reboot the node; {_VENDOR}: {device}"
     if worst.source == "sxid":
@@ -122,8 +124,7 @@ def _is_cleared(observed: Gpus, fault: KernelFault) -> bool:
     f"drain, then reset all GPUs and restart the fabric manager; {_VENDOR}",
     f"drain, then amd-smi reset --gpureset --gpu INDEX; {_VENDOR}",
     _VENDOR,
-    _RELOAD,
-    _NO_ADDRESS,
+    *(rule.fix for rule in xids.RULES if rule.fix),
     _KEEP_LOG,
 ))  # fmt: skip
 def kernel_faults(observed: Gpus, policy: Policy) -> Result:
@@ -157,17 +158,15 @@ def kernel_faults(observed: Gpus, policy: Policy) -> Result:
     ]
     if node_faults:
         worst = min(node_faults, key=_gravity)
-        fix, actions = _fix(observed, worst), _COST.since(_RUNGS[worst.action])
-        if fix == _NO_ADDRESS:
-            actions = ("configure",)
+        by_action = _fix(observed, worst), _COST.since(_RUNGS[worst.action])
+        fix, actions = _own_remedy(worst) or by_action
         text = faults_in_words(observed, node_faults)
         return kernel_faults.fail(text, source, fix, actions=actions)
     watched = [fault for fault in faults if fault.action != xids.APPLICATION]
     if watched:
-        is_mismatch = all(fault.text.startswith("NVRM: API mismatch") for fault in watched)
-        fix, actions = _VENDOR, ("monitor", "replace")
-        if is_mismatch:
-            fix, actions = _RELOAD, ("reload_driver", "reboot")
+        remedies = list(map(_own_remedy, watched))
+        own = remedies[0] if all(remedies) else None
+        fix, actions = own or (_VENDOR, ("monitor", "replace"))
         return kernel_faults.warn(faults_in_words(observed, watched), source, fix, actions=actions)
     start = log.detail.partition(", which ")[2]
     start_text = f" in a log that {start}" if start else ""
@@ -280,9 +279,20 @@ def count(observed: Gpus, policy: Policy) -> Result:
     return count.ok(source=_PCI, expected=expected)
 
 
-@check("gpus.model", drifts("configure"), settings=("gpu_model",))
+_MIXED = "set gpu_model in the policy, and replace the GPU of another variant"
+
+
+@check("gpus.model", drifts("configure"), settings=("gpu_model",), fix=_MIXED)
 def model(observed: Gpus, policy: Policy) -> Result:
-    """The GPUs are of the policy's model, by the name that their tool prints."""
+    """The GPUs are of the policy's model, by the name that their tool prints.
+
+    Without a policy, variants of one model (H20 and H20-3e, A100 with 40 and 80 GB) are a warning:
+    a job runs at the pace and in the memory of the smallest. Different models may be meant.
+    """
+    models = sorted({gpu.model for gpu in observed.gpus if gpu.model})
+    variants = {name.partition("-")[0] for name in models}
+    if not policy.gpu_model and len(variants) < len(models):
+        return model.warn(", ".join(models), expected="one variant of a model")
     return findings.judge_each(
         *(model, observed, "model"),
         lambda gpu: "" if policy.gpu_model in ("", gpu.model) else str(gpu.model),

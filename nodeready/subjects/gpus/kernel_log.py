@@ -1,10 +1,11 @@
-"""The faults of GPUs in the kernel's log of this boot: counted on the node, explained here.
+"""The faults in the kernel's log of this boot: counted on the node, explained here.
 
 A broken GPU can log the same line a hundred thousand times. So the node sends each kind of line
 once, with its count and the number of its last line. A kind is the code of an Xid and its device,
 or a line without its numbers; lines of different devices are different kinds.
 
-The log is read where the node has a GPU or the driver of a GPU. ``dmesg`` shows the kernel's ring
+The faults of other hardware (`nodeready.subjects.hardware_log`) are read with those of GPUs.
+``dmesg`` shows the kernel's ring
 buffer, which is short. When the ring buffer begins after the boot, or may not be read, journald's
 log of this boot is read as well.
 """
@@ -16,8 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from nodeready.core.base import Output, Section
+from nodeready.subjects import hardware_log
 from nodeready.subjects.gpus import xids
 from nodeready.subjects.gpus.gpu import KernelFault, Tool, pci_address
+from nodeready.subjects.hardware_log import HardwareLog, KernelLines
 
 NAME = "kernel log"
 #: A ring buffer that begins later than this many seconds after the boot has lost its first lines.
@@ -76,7 +79,7 @@ function keep(key, text) {{
         if (kinds >= 400) {{ more++; return }}
         name[++kinds] = key
     }}
-    if (!(key in count) || key ~ /: 154$/) first[key] = substr(text, 1, 300)
+    if (!(key in count) || key ~ /: 154$|soft lockup|throttled/) first[key] = substr(text, 1, 300)
     count[key]++
     last[key] = NR
     # Seconds since the boot. dmesg -T and --time-format iso have others.
@@ -107,17 +110,21 @@ NF {{
     if (match(text, /\[[0-9]+\]: (segfault at|bad frame in) /) && RSTART <= 16)
         users = substr($0, 1, length($0) - length(text))
 }}
-!/NVRM|SXid|amdgpu|nvidia.*: probe |Uncorrect|DPC: |inaccessible/ &&
-!/\[Hardware Error\]: .*(severity|device_id): / {{ next }}
+!/NVRM|SXid|amdgpu|nvidia.*: probe |Uncorrect|DPC: |inaccessible|Nvlink Core|recover .no error/ &&
+!/qcm fence|The cp might/ &&
+!/\[Hardware Error\]: .*(severity|device_id|section_type): / && !/{hardware_log.WORDS}/ {{ next }}
 users != "" && index($0, users) == 1 {{ next }}
-lead != $0 && bare(lead) !~ /{xids.ORIGIN}|{_DEVICES}/ {{ next }}
+lead != $0 && bare(lead) !~ /{xids.ORIGIN}|{_DEVICES}|^-+\[ cut here / {{ next }}
 inside && bare(lead) !~ /{xids.ORIGIN}/ {{ next }}
 {{ text = bare($0) }}
 inside {{ sub(/^ +/, "", text) }}
 text ~ /^[{{][0-9]+[}}]\[Hardware Error\]: / {{
     # The firmware's record of an error: its severity, and some lines later its device.
-    if (text ~ /event severity: /)
+    if (text ~ /event severity: /) {{
         grave = text ~ /: fatal/ ? "Fatal" : text ~ /: recoverable/ ? "Non-Fatal" : ""
+        record_of = text
+    }} else if (grave != "" && text ~ /section_type: memory error/)
+        keep("memory " grave, record_of)
     else if (grave != "" && text ~ /device_id: / && match(text, /{_ADDRESS}/)) {{
         device = substr(text, RSTART, RLENGTH)
         keep(device grave, "pcieport " device ".0: by the firmware: Uncorrected (" grave ") error")
@@ -125,10 +132,13 @@ text ~ /^[{{][0-9]+[}}]\[Hardware Error\]: / {{
     next
 }}
 match(text, /{_NAMED}/) && RSTART <= 16 {{ next }}
-text ~ /^NVRM: loading NVIDIA/ {{ loaded = NR; next }}
+# A load begins with this line; its driver takes the devices before it names itself.
+text ~ /^nvidia-nvlink: Nvlink Core is being initialized/ {{ starts = NR; next }}
+text ~ /^NVRM: loading NVIDIA/ {{ loaded = starts ? starts : NR; starts = 0; next }}
 match(text, /^NVRM: Xid \([^)]*\): [0-9]+/) {{
     key = substr(text, 1, RLENGTH)
     if (key ~ /: (14[4-9]|150)$/ && text ~ /{xids.FATAL}/) key = key " Fatal"
+    if (match(text, /caused by previous Xid [0-9]+$/)) key = key substr(text, RSTART)
     keep(key, text)
     next
 }}
@@ -155,14 +165,27 @@ text ~ /{xids.ORIGIN}/ && text ~ /{xids.ANY}/ {{
     gsub(/0x[0-9a-fA-F]+/, "#", key)
     gsub(/[0-9]+/, "#", key)
     keep(named(text) key, text)
+    next
+}}
+text ~ /{hardware_log.WORDS}/ {{
+    # The numbers in names of disks, ports and processors stay.
+    key = text
+    gsub(/0x[0-9a-fA-F]+/, "#", key)
+    gsub(/[] (:=,.#-][0-9]+/, "#", key)
+    key = "hardware " named(text) key
+    if (!(key in count) && hardware++ >= 100) more++
+    else keep(key, text)
 }}
 END {{
     print "scan=" from
     print "status=" status
-    print "lines=" lines + 0
+    print "lines=" (lines > 0)
     print "begins=" begins
     print "loaded=" loaded + 0
     print "more=" more + 0
+    # In whole hours, and no number of lines: nodes whose logs are well have one text, which is
+    # parsed once.
+    if ((getline up < "/proc/uptime") > 0) print "uptime=" int(up / 3600) * 3600
     print "said=" said
     for (device in recovered) print "recovered=" device " " recovered[device]
     for (device in ring) print "ring=" device " " ring[device]
@@ -192,34 +215,15 @@ _SCRIPT = (
 )
 
 
-# Read also where a driver is loaded and its GPU has left the bus.
-_WHEN = r"""nr_gpu=
-if [ -d /sys/module/nvidia ] || [ -d /sys/module/amdgpu ]; then nr_gpu=1; fi
-for nr_file in /sys/bus/pci/devices/*/vendor; do
-if [ -n "$nr_gpu" ]; then break; fi
-nr_line=
-{ read -r nr_line <"$nr_file"; } 2>/dev/null
-case $nr_line in 0x10de | 0x1002) nr_gpu=1 ;; esac
-done
-[ -n "$nr_gpu" ]"""
-
-SECTION = Section("kernel_log", lambda policy: _SCRIPT, timeout_s=10, parallel=True, when=_WHEN)
-
-
-@dataclass(frozen=True)
-class _Lines:
-    count: int
-    last: int  # number of the last line
-    text: str  # of the first line
-    first_s: int | None  # their stamps, seconds since the boot; None: stamps of another form
-    last_s: int | None  # likewise
+# Mostly quick: a journal can be slow.
+SECTION = Section("kernel_log", lambda policy: _SCRIPT, timeout_s=10, parallel=True, quick=True)
 
 
 @dataclass(frozen=True)
 class _Scan:
     source: str
     values: Mapping[str, str]
-    faults: tuple[_Lines, ...]  # the kinds of lines
+    faults: tuple[KernelLines, ...]  # the kinds of lines
     # device -> the number of the last line about the device's recovery
     recovered: Mapping[str, int]
     # device -> the number of the last line about the recovery of the device or of a ring
@@ -239,13 +243,13 @@ def _number(text: str | None) -> int:
     return int(text) if text and re.fullmatch(r"[0-9]{1,18}", text) else 0
 
 
-def _counted(lines: list[str]) -> tuple[_Lines, ...]:
+def _counted(lines: list[str]) -> tuple[KernelLines, ...]:
     """The kind of lines of each ``COUNT LAST TEXT`` or ``COUNT LAST@SECONDS-SECONDS TEXT``."""
     number = "[0-9]{1,18}"
     pattern = re.compile(rf"({number}) ({number})(?:@({number})-({number}))? (.*)", re.S)
     matches = (pattern.match(line) for line in lines)
     return tuple(
-        _Lines(int(m[1]), int(m[2]), m[5], *(int(m[g]) if m[g] else None for g in (3, 4)))
+        KernelLines(int(m[1]), int(m[2]), m[5], *(int(m[g]) if m[g] else None for g in (3, 4)))
         for m in matches
         if m
     )
@@ -298,7 +302,7 @@ def _tool(output: Output, scan: _Scan | None) -> Tool:
     if re.search(r"not permitted|denied", words, re.I):
         return Tool(NAME, "failed", "needs root")
     if output.rc == 0 and not output.text.strip():
-        return Tool(NAME, "missing", "not read where there is no GPU")
+        return Tool(NAME, "missing", "the answer has none")
     if output.rc is None:
         return Tool(NAME, "nonsense" if output.truncated else "timed out")
     if not _scans(output):
@@ -326,13 +330,17 @@ def _source(text: str) -> str | None:
     return _address(message) or _address(port)
 
 
-def _fault(scan: _Scan, lines: _Lines) -> KernelFault | None:
+def _fault(scan: _Scan, lines: KernelLines) -> KernelFault | None:
     """The fault of one kind of line; None where it was repaired, or is no fault."""
     last, text = lines.last, lines.text
     address = _address(text)
     xid = re.match(r"NVRM: Xid \(([^)]*)\): ([0-9]{1,5})\b", text)
     reloaded = last < _number(scan.values.get("loaded"))
     code = int(xid[2]) if xid else None
+    # The line of the cause may have left the log.
+    cause = re.search(r", Ch [0-9a-f]{1,8} caused by previous Xid ([0-9]{1,5})$", text)
+    if xid and cause:
+        code = int(cause[1])
     if code is not None:
         source, action = "xid", xids.action_of(code, text)
         # A new load of the driver repairs a fault, unless the fault needs a reboot or hands.
@@ -358,11 +366,27 @@ def _fault(scan: _Scan, lines: _Lines) -> KernelFault | None:
     return KernelFault(source, code, address, text[:_TEXT], action, lines.count, *stamps)
 
 
+def _best(output: Output) -> _Scan | None:
+    """The readable scan that begins first; the journal's where both begin alike."""
+    readable = [scan for scan in reversed(_scans(output)) if scan.readable]
+    return min(readable, key=lambda scan: scan.begins, default=None)
+
+
+def hardware(outputs: Mapping[str, Output], subject: str) -> HardwareLog:
+    """What the log says of a subject's devices, other than GPUs."""
+    output = outputs.get(SECTION.name, Output("", 0))
+    scan = _best(output)
+    if scan is None:
+        tool = _tool(output, scan)
+        return HardwareLog(absent="" if tool.state == "missing" else tool.state_text)
+    faults = hardware_log.faults_of(scan.faults, subject, _number(scan.values.get("uptime")))
+    begins_s = scan.begins if scan.begins > _COMPLETE_S else 0
+    return HardwareLog(tuple(faults), scan.source, begins_s=begins_s)
+
+
 def parse(output: Output) -> tuple[tuple[KernelFault, ...], Tool]:
     """The faults of this boot, equal ones counted, and whether the log could be read at all."""
-    # The readable scan that begins first; the journal's where both begin alike.
-    readable = [scan for scan in reversed(_scans(output)) if scan.readable]
-    scan = min(readable, key=lambda scan: scan.begins, default=None)
+    scan = _best(output)
     tool = _tool(output, scan)
     if scan is None:
         return (), tool

@@ -94,6 +94,8 @@ class LogRule:
     # none
     after_reset: str = ""
     ring_resets: bool = False  # the reset of one ring repairs the fault as well
+    fix: str = ""  # what a person does, where the action does not say it
+    rung: str = ""  # of the ladder, where that begins
 
 
 #: The first rule that matches is the meaning of a message.
@@ -102,7 +104,7 @@ RULES = tuple(LogRule(key, **row) for key, row in knowledge.rows("driver_message
 #: How every message begins.
 ORIGIN = (
     r"^(NVRM: |nvidia-nvswitch[0-9]+: |nvidia( [0-9a-f]+)?:|pcieport "
-    r"|amdgpu |amdgpu: |kfd kfd: |\[drm)"
+    r"|amdgpu |amdgpu: |kfd kfd: |\[drm|qcm fence wait|The cp might be in an unrecov)"
 )
 #: Any of the patterns.
 ANY = "|".join(rule.pattern for rule in RULES)
@@ -114,7 +116,8 @@ RING = r"Ring [^ ]+ reset succe"
 BEGINNINGS = {
     "nvidia": ("NVRM: ", "nvidia ", "nvidia: "),
     "sxid": ("nvidia-nvswitch",),
-    "amdgpu": ("amdgpu", "[drm", "kfd kfd: "),
+    # Older kernels print two messages of amdkfd without the driver's name.
+    "amdgpu": ("amdgpu", "[drm", "kfd kfd: ", "qcm fence wait", "The cp might be in an unrecov"),
     "pcie": ("pcieport ", "nvidia ", "amdgpu "),
 }
 

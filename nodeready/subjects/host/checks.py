@@ -8,6 +8,7 @@ from nodeready.core.policy import Policy
 from nodeready.core.result import Check, FactKinds, Result, Subject, check, join_first
 from nodeready.core.severity import Cost, drifts, hides_cause, loses_job, slows_job
 from nodeready.core.shell import quote
+from nodeready.subjects.hardware_log import faults_check
 from nodeready.subjects.host import facts
 from nodeready.subjects.host.facts import NO_TABLE, NUMA_BALANCING, Host
 from nodeready.subjects.host.mounts import FSTAB, TABLE, Mount, StuckProcess, is_network
@@ -496,10 +497,12 @@ pids = _used_check(
     "Threads are below kernel.pid_max and kernel.threads-max: beyond them no fork succeeds.",
 )  # fmt: skip
 
+kernel_faults = faults_check("host.kernel_faults", "memory, processors and disks")
+
 #: In the order of the reports.
 _CHECKS = (
     kernel, os, clock, timezone, mounts, dead_mounts, read_only, space, inodes, shm, stuck,
-    zombies, memory, hugepages, swap, numa_balancing, file_handles, pids,
+    zombies, memory, hugepages, swap, numa_balancing, file_handles, pids, kernel_faults,
 )  # fmt: skip
 SUBJECT = Subject(
     "host", __doc__, checks=_CHECKS, probe=facts.PROBE, compared=facts.compared,
@@ -509,10 +512,15 @@ SUBJECT = Subject(
             where last_name boot_id uptime_s load memory_available_mb hugepages_free file_handles
             pids offset_ms detail error_ms size_mb free_percent inodes_free_percent looked
             table_seen processes_looked stuck stuck_unseen zombies zombie_parents
+            kernel_log.source kernel_log.absent kernel_log.begins_s kernel_log.faults.kind
+            kernel_log.faults.text kernel_log.faults.last_s
         """,
+        counters="kernel_log.faults.count",
         hardware="architecture cpus cpu_model numa_nodes memory_total_mb instinct",
         versions="os_id os_version os_name kernel_release versions",
         unique="hostname",
-        elements={"mounts": "path", "fstab": "path", "versions": ""},
+        elements={
+            "mounts": "path", "fstab": "path", "versions": "", "kernel_log.faults": "kind text",
+        },
     ),
 )  # fmt: skip

@@ -22,6 +22,8 @@ from nodeready.core.base import (
 )
 from nodeready.core.policy import Policy
 from nodeready.core.result import ALONE, FleetFacts
+from nodeready.subjects.gpus import kernel_log
+from nodeready.subjects.hardware_log import HardwareLog
 from nodeready.subjects.host import mounts
 from nodeready.subjects.host.mounts import FstabEntry, Mount, Parent, StuckProcess
 from nodeready.subjects.iommu.facts import MODELS, VENDOR, count_listed, option
@@ -341,6 +343,7 @@ class Host:
     zombies: int  # ended processes that their parent has not reaped
     zombie_parents: tuple[Parent, ...]  # parents with the most zombies
     versions: Mapping[str, str]  # program or library -> its version
+    kernel_log: HardwareLog = HardwareLog()  # faults of memory, processors and disks
 
     @property
     def os_release(self) -> str:
@@ -460,6 +463,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
         zombies=process_table.zombies,
         zombie_parents=process_table.parents,
         versions=parse_versions(slow.text),
+        kernel_log=kernel_log.hardware(outputs, "host"),
     )
 
 
@@ -467,7 +471,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
 NO_TABLE = f"{mounts.TABLE} could not be read"
 
 
-PROBE = Probe("host", (SECTION, SLOW, sysctl.SECTION), parse)
+PROBE = Probe("host", (SECTION, SLOW, sysctl.SECTION, kernel_log.SECTION), parse)
 
 
 # --- What a host's peers should share with it, and the policy that the host would fit.

@@ -24,6 +24,7 @@ from nodeready.core.result import (
 from nodeready.core.settings import rows
 from nodeready.core.severity import CABLES, Cost, drifts, loses_job, slows_job
 from nodeready.core.shell import quote
+from nodeready.subjects.hardware_log import faults_check
 from nodeready.subjects.nics.facts import PROBE, Nics, compared, counters, derived, learned
 from nodeready.subjects.nics.nic import NET, Bond, Nic
 
@@ -473,17 +474,28 @@ def bond(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     return bond.ok(join_names(bond.name for bond in bonds))
 
 
+kernel_faults = faults_check("nics.kernel_faults", "a network adapter")
+
 _ELEMENTS = {
     "interfaces": "", "bonds": "", "bonds.slaves": "name", "routes": "destination interface",
+    "kernel_log.faults": "kind text",
 }  # fmt: skip
 SUBJECT = Subject(
     "nics", __doc__,
-    checks=(expected, link, speed, duplex, mtu, driver, firmware, bond, flaps, errors),
+    checks=(
+        expected, link, speed, duplex, mtu, driver, firmware, bond, flaps, errors, kernel_faults,
+    ),
     probe=PROBE, compared=compared, derived=derived, learned=learned, counters=counters,
     kinds=FactKinds(
         # The peers of a run decide what the run derives; packets are dropped on healthy nodes.
-        volatile="before peers_via nccl_socket_ifname container_ends rx_dropped tx_dropped",
-        counters="carrier_changes rx_errors tx_errors rx_crc_errors link_failures",
+        volatile="""
+            before peers_via nccl_socket_ifname container_ends rx_dropped tx_dropped
+            kernel_log.source kernel_log.absent kernel_log.begins_s kernel_log.faults.kind
+            kernel_log.faults.text kernel_log.faults.last_s
+        """,
+        counters="""
+            carrier_changes rx_errors tx_errors rx_crc_errors link_failures kernel_log.faults.count
+        """,
         hardware="kind mac driver pci_address numa_node",
         versions="firmware",
         unique="mac addresses partner_mac aggregator routes",

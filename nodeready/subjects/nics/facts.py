@@ -17,6 +17,8 @@ from nodeready.core.parsed_template import ParsedTemplate, TemplateCache, fast_r
 from nodeready.core.policy import Policy
 from nodeready.core.result import ALONE, Counters, FleetFacts
 from nodeready.core.settings import rows
+from nodeready.subjects.gpus import kernel_log
+from nodeready.subjects.hardware_log import HardwareLog
 from nodeready.subjects.nics import nic
 from nodeready.subjects.nics.nic import BOND_FILES, Bond, Nic, Route, parse_bonding
 
@@ -83,6 +85,7 @@ class Nics:
     routes: tuple[Route, ...]  # of the main tables, the widest first
     routes_cut: bool  # there are more routes than were read
     default_interface: str | None  # the interface of the default route
+    kernel_log: HardwareLog = HardwareLog()  # faults of adapters
 
     def configured(self, fleet: FleetFacts = ALONE, also: Iterable[str] = ()) -> dict[str, Nic]:
         """The interfaces in use on this node, which must work:
@@ -182,10 +185,11 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
         routes=all_routes,
         routes_cut=table.truncated,
         default_interface=nic.default_interface(all_routes),
+        kernel_log=kernel_log.hardware(outputs, "nics"),
     )
 
 
-PROBE = Probe("nics", (Section("nics", _script), nic.SECTION), parse)
+PROBE = Probe("nics", (Section("nics", _script), nic.SECTION, kernel_log.SECTION), parse)
 
 # --- The interface to peers.
 

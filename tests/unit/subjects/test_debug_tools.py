@@ -103,6 +103,10 @@ def test_missing_packages_are_one_script_of_the_preferred_manager():
      "install gdb the way this distribution does"),
     (THEIRS, debug_tools.py_spy, 1, "others can change /usr/local/bin",
      "chown root /usr/local/bin; chmod go-w /usr/local/bin"),
+    ("machine=x86_64\nno_file=/usr/local/bin/py-spy\n", debug_tools.py_spy, 1, "a directory",
+     "remove /usr/local/bin/py-spy, then nodeready deploy"),
+    (f"{PYTHON}machine=x86_64\nno_file=/usr/local/bin/nodeready-run\n", debug_tools.run, 3,
+     "a directory", "remove /usr/local/bin/nodeready-run, then nodeready deploy"),
 ])  # fmt: skip
 def test_what_no_deploy_repairs_is_a_persons(text, step, number, actual, fix):
     observed = parse(text)

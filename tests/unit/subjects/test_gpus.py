@@ -9,9 +9,11 @@ from dataclasses import replace
 import pytest
 
 from nodeready.core.base import Output
+from nodeready.core.policy import Policy
 from nodeready.lab import nvidia
 from nodeready.subjects.gpus import facts as gpus
-from nodeready.subjects.gpus.gpu import GpuLink
+from nodeready.subjects.gpus.checks import model
+from nodeready.subjects.gpus.gpu import Gpu, GpuLink, Gpus, PciGpu, Tool
 from tests.builders import gpus as built
 from tests.builders.gpus import Node, bad, h100, judged, pci, trees_of, verdict_of
 from tests.builders.gpus import node as node_of
@@ -223,3 +225,19 @@ def test_the_fabric_manager():
     assert verdict_of(h100(smi=dead, bus=guest).judged(), "fabric_manager") == ("ok", "registered")
     never = {n: {"fabric_state": "Not Started", "fabric_status": "N/A"} for n in range(8)}
     assert verdict_of(h100(never, bus=guest).judged(), "fabric_manager")[0] == "na"
+
+
+@pytest.mark.parametrize(("second", "policy", "status"), [
+    ("NVIDIA H20-3e", "", "warn"),
+    ("NVIDIA H20", "", "ok"),
+    ("NVIDIA L40S", "", "ok"),
+    ("NVIDIA H20-3e", "NVIDIA H20", "fail"),
+])  # fmt: skip
+def test_variants_of_one_model_are_a_warning_without_a_policy(second, policy, status):
+    models = ("NVIDIA H20", second)
+    shown = tuple(Gpu(n, "nvidia", f"0000:{n}a:00.0", model=m) for n, m in enumerate(models))
+    observed = Gpus(
+        pci=tuple(PciGpu(gpu.pci_address, "nvidia", "2329", "nvidia") for gpu in shown),
+        nvidia=shown, nvidia_tool=Tool("nvidia-smi", "ok"),
+    )  # fmt: skip
+    assert model(observed, Policy(gpu_model=policy)).status == status

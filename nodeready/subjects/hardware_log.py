@@ -1,0 +1,173 @@
+"""The faults of hardware and file systems in the kernel's log: what each asks for.
+
+The rows of knowledge/kernel_lines.toml that name a subject are findings of an audit. The node's
+awk sends each kind of line that may be one (`WORDS`), with its count; the pattern of a row decides
+here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nodeready import knowledge
+from nodeready.core.policy import Policy
+from nodeready.core.result import Check, Result, check, join_first
+from nodeready.core.severity import VALIDATION, loses_job
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One kind of message: the columns of knowledge/kernel_lines.toml."""
+
+    pattern: re.Pattern[str]
+    subject: str
+    words: str
+    status: str
+    fix: str
+    cured: re.Pattern[str] | None
+    fades: bool
+    least: int
+    fails_at: int | None
+    past_at_boot: bool
+
+
+ROWS = {
+    key: _Row(
+        re.compile(row["pattern"]), row["subject"], row["words"], row["status"], row["fix"],
+        re.compile(row["cured"]) if "cured" in row else None,
+        row.get("fades", False), row.get("least", 1), row.get("fails_at"),
+        row.get("past_at_boot", False),
+    )
+    for key, row in knowledge.rows("kernel_lines").items() if "subject" in row
+}  # fmt: skip
+
+#: What the node's awk looks for.
+WORDS = "|".join(dict.fromkeys(row.words for row in ROWS.values()))
+#: Seconds after which a message that `fades` counts no more.
+_FADES_S = 86400
+#: Seconds after the boot in which a record of the time before is read.
+_BOOT_S = 5
+_TEXT = 160
+
+
+@dataclass(frozen=True)
+class KernelLines:
+    """Equal lines of the kernel's log."""
+
+    count: int
+    last: int  # number of the last line
+    text: str  # of the first line
+    first_s: int | None  # their stamps, seconds since the boot; None: stamps of another form
+    last_s: int | None  # likewise
+
+
+@dataclass(frozen=True)
+class HardwareFault:
+    """One kind of fault of a device in the kernel's log since the boot."""
+
+    kind: str  # the row of knowledge/kernel_lines.toml
+    text: str  # the first such line, at most 160 characters
+    count: int  # of such lines
+    last_s: int | None  # when the last one was written, seconds since the boot; None: not known
+
+
+@dataclass(frozen=True)
+class HardwareLog:
+    """What the kernel's log of this boot says of one subject."""
+
+    faults: tuple[HardwareFault, ...] = ()  # that stand, in the order of the rows
+    source: str = ""  # ``dmesg`` or ``journalctl``; "": the log was not read
+    absent: str = ""  # why it could not be read
+    begins_s: int = 0  # when it begins, seconds since the boot
+
+
+def _device(match: re.Match[str]) -> str:
+    return match.groupdict().get("device") or ""
+
+
+def _events(row: _Row, text: str) -> int:
+    match = row.pattern.match(text)
+    return int(match["count"][:9]) if match and "count" in match.groupdict() else 1
+
+
+def faults_of(lines: Iterable[KernelLines], subject: str, uptime_s: int) -> list[HardwareFault]:
+    """The faults that stand, each row and device once, in the order of the rows. A line is of the
+    first row that matches.
+
+    uptime_s: of the node; 0: not known
+    """
+    lines, faults = tuple(lines), []
+    rows = {kind: row for kind, row in ROWS.items() if row.subject == subject}
+    by_row: dict[str, list[tuple[str, KernelLines]]] = {kind: [] for kind in rows}
+    for line in lines:
+        for kind, row in rows.items():
+            if match := row.pattern.match(line.text):
+                by_row[kind].append((_device(match), line))
+                break
+    for kind, row in rows.items():
+        cures: dict[str, int] = {}
+        for line in lines:
+            cure = row.cured.match(line.text) if row.cured else None
+            if cure:
+                cures[_device(cure)] = max(line.last, cures.get(_device(cure), 0))
+        devices: dict[str, list[KernelLines]] = {}
+        for device, line in by_row[kind]:
+            is_past = row.fades and line.last_s is not None and line.last_s < uptime_s - _FADES_S
+            if line.last > cures.get(device, 0) and not is_past:
+                devices.setdefault(device, []).append(line)
+        for alike in devices.values():
+            count = sum(line.count * _events(row, line.text) for line in alike)
+            if count >= row.least:
+                stamps = [line.last_s for line in alike if line.last_s is not None]
+                text = alike[0].text[:_TEXT]
+                faults.append(HardwareFault(kind, text, count, max(stamps, default=None)))
+    return faults
+
+
+def _status(fault: HardwareFault) -> str:
+    row = ROWS[fault.kind]
+    if row.past_at_boot and fault.last_s is not None and fault.last_s < _BOOT_S:
+        return "warn"
+    return "fail" if row.fails_at is not None and fault.count >= row.fails_at else row.status
+
+
+def _text(fault: HardwareFault) -> str:
+    return fault.text + (f", {fault.count} times" if fault.count > 1 else "")
+
+
+def faults_check(check_id: str, devices: str) -> Check:
+    """The check of the faults of a subject's devices: ``Host`` and ``Nics`` have a kernel_log."""
+    subject = check_id.partition(".")[0]
+    fixes = dict.fromkeys(row.fix for row in ROWS.values() if row.subject == subject)
+
+    @check(
+        check_id,
+        loses_job("monitor", "inspect", "reboot", "reseat", "replace", source=VALIDATION),
+        expects="none since the boot",
+        fix=tuple(fixes),
+        meaning=f"""The kernel has reported no fault of {devices} since the boot.
+
+        A fault after which its driver has started the device anew is cured. Faults that can pass,
+        such as a timeout, count for a day. The rows, each with its source, are in
+        nodeready/knowledge/kernel_lines.toml.
+        """,
+    )
+    def kernel_faults(observed: object, policy: Policy) -> Result:
+        log: HardwareLog = observed.kernel_log  # type: ignore[attr-defined]
+        if log.absent:
+            return kernel_faults.unknown(log.absent)
+        if not log.source:
+            return kernel_faults.na("the kernel's log was not asked for")
+        source = f"kernel log ({log.source})"
+        if not log.faults:
+            start = f" in a log that begins {log.begins_s} s after the boot" * bool(log.begins_s)
+            return kernel_faults.ok(f"none{start}", source)
+        faults = sorted(log.faults, key=lambda fault: _status(fault) != "fail")
+        return kernel_faults.fail(
+            join_first(map(_text, faults)), source, ROWS[faults[0].kind].fix,
+            status=_status(faults[0]),
+        )  # fmt: skip
+
+    return kernel_faults
