@@ -240,7 +240,7 @@ def after_bars(line: str) -> str:
 #: The beginning of a traceback, behind a prefix.
 _TRACEBACK = re.compile(r"(?P<prefix>[^\"']{1,120}?)Traceback \(most recent call last\):")
 #: What a line itself says of its process, of a rank, or of its launcher.
-_NCCL, _NCCL_RANK, _RAY_WORKER, _SRUN_TASKS, _AGENT, _LAUNCHER = (
+_NCCL, _NCCL_RANK, _RAY_WORKER, _SRUN_TASKS, _AGENT, _LAUNCHER, _TEST = (
     form.pattern for form in FORMS if form.learned == "facts"
 )
 
@@ -444,9 +444,11 @@ def _learn_layers(rows: Sequence[str], share: float) -> tuple[tuple[_Form, ...],
     share: the minimum part of the lines that has a bare number; a batch script may write many
            lines before the launcher's
     """
-    layers: list[tuple[_Form, ...]] = []
+    tests = {match["test"] for row in rows if (match := _TEST.match(row))}
+    runner = re.compile(rf"(?P<time>)(?:{'|'.join(tests)}): ")
+    layers = [(_Form("test", runner, is_process=True),)] if tests else []
     outer: set[str] = set()
-    texts = [row for row in rows if not _LAUNCHER.match(row)]
+    texts = [runner.sub("", row, 1) if tests else row for row in rows if not _LAUNCHER.match(row)]
     tasks = {
         task
         for row in rows

@@ -237,6 +237,7 @@ def with_reported_ranks(failures: list[RankFailure]) -> list[RankFailure]:
 _NAME = re.compile(
     r"^.{0,160}\bterminated with exception: "
     r"|^(?:(?:c10::\w*|std::runtime_)[Ee]rror|RuntimeError|torch\.AcceleratorError): "
+    r"(?:\[Rank:\d+\] FATAL ERROR :: .{0,120}? Check \S{1,60} for details)?"
     r"| \(\w+ at /.*"
 )
 
