@@ -83,6 +83,7 @@ class LogStream:
     last_s: float | None  # time of the last line that has one; None: none has
     complaint: wire.Line = ""  # the last words of an error, after all steps; "": none
     is_cut: bool = False  # they are of an error that ends its program, and the lines end then
+    is_last: bool = False  # no line of the file shows progress after the words of an error
 
 
 @dataclass(frozen=True)
@@ -948,6 +949,27 @@ class FailureReader:
             del stream.events[_MAX_OF_STREAM]
             self.left_out += 1
 
+    def _last_complaints(self, end: int) -> set[int]:
+        """The lines with words of an error after which no line of the file shows progress: none is
+        of a logger or of a step, speaks of progress or is like one before it. end: the last line
+        """
+        tails = (row for stream in self.streams.values() for row in stream.tail)
+        rows = sorted(row for row in tails if row[0] > end - _LAST_WORDS)
+        counts = Counter(_shape(text) for _, text in rows)
+        logs, progresses = rules.PHRASES["logs"], rules.PHRASES["progresses"]
+        levels = {number for number, text in rows if logs.search(text, 0, _LEVEL)}
+        lines = set[int]()
+        for number, text in reversed(rows):
+            shape, weight = _shape(text), complaint(text)
+            counts[shape] -= 1
+            if weight > 1 and not (levels and TIMED.search(text)):
+                lines.add(number)
+            is_usual = bool(shape) and counts[shape] > 0
+            is_progress = number in levels or progresses.search(text) or _STEP.search(text[:400])
+            if not weight and (is_usual or is_progress):
+                break
+        return lines
+
     def failures(self) -> FileFailures:
         """What the lines so far report."""
         events = []
@@ -973,6 +995,7 @@ class FailureReader:
         last_steps = (s.last_at for s in self.streams.values() if _STEP.search(s.last))
         last_step_at = max(last_steps, default=0)
         end_at = max((s.last_at for s in self.streams.values()), default=0)
+        last_complaints = self._last_complaints(end_at)
         last_of_rank_at = max(
             (s.last_at for s in self.streams.values() if s.key[1] is not None), default=0
         )
@@ -1042,6 +1065,7 @@ class FailureReader:
                 *(stream.key[1], stream.key[2], stream.key[0], stream.lines),
                 *(stream.last[:MAX_TEXT], self._moment(stream.timed)),
                 *(stream.last_words(last_step_at)[:MAX_TEXT], stream.is_cut(last_step_at, end_at)),
+                not last_complaints.isdisjoint(number for number, _ in stream.tail),
             )
             for stream in self.streams.values()
         )

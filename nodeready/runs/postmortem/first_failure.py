@@ -614,8 +614,8 @@ def complained(job: JobFailures) -> Finding | None:
     """The last words of a log are of an error that no row explains, and no other log has steps."""
     files, has_failed = job.evidence.files, any(step.code for step in job.evidence.steps)
     rows = [(s, file) for file in files for s in file.failures.streams
-            if s.is_cut or (has_failed and s.complaint)]  # fmt: skip
-    silent = [f for f in files if not any(s.is_cut for s in f.failures.streams)]
+            if s.is_cut or (s.complaint and (has_failed or s.is_last))]  # fmt: skip
+    silent = [f for f in files if not any(s.is_cut or s.is_last for s in f.failures.streams)]
     going = [s.last for file in silent for s in file.failures.streams]
     is_well = any(file.failures.facts.finished for file in files)
     if not rows or is_well or any(map(PHRASES["step"].search, going)):
