@@ -240,7 +240,7 @@ def after_bars(line: str) -> str:
 #: The beginning of a traceback, behind a prefix.
 _TRACEBACK = re.compile(r"(?P<prefix>[^\"']{1,120}?)Traceback \(most recent call last\):")
 #: What a line itself says of its process, of a rank, or of its launcher.
-_NCCL, _NCCL_RANK, _RAY_WORKER, _SRUN_TASKS, _AGENT, _LAUNCHER, _TEST = (
+_TEST, _NCCL, _NCCL_RANK, _RAY_WORKER, _SRUN_TASKS, _AGENT, _LAUNCHER = (
     form.pattern for form in FORMS if form.learned == "facts"
 )
 
@@ -446,7 +446,8 @@ def _learn_layers(rows: Sequence[str], share: float) -> tuple[tuple[_Form, ...],
     """
     tests = {match["test"] for row in rows if (match := _TEST.match(row))}
     runner = re.compile(rf"(?P<time>)(?:{'|'.join(tests)}): ")
-    layers = [(_Form("test", runner, is_process=True),)] if tests else []
+    layers: list[tuple[_Form, ...]] = []
+    layers += [(_Form("test", runner, is_process=True),)] if tests else []
     outer: set[str] = set()
     texts = [runner.sub("", row, 1) if tests else row for row in rows if not _LAUNCHER.match(row)]
     tasks = {
