@@ -163,6 +163,8 @@ _EXPLAINED, _COMPLAINTS = 3, ((2, "complains"), (1, "objects"))
 #: Lines after the error of a request in which its answer comes; the kinds of errors after which a
 #: process serves no further one.
 _ANSWERED, _OF_PROCESS = 3, ("gpu", "segfault", "signal")
+#: The kinds of a warning that a step ends: those that were missing have come.
+_CONNECTIONS = "network", "timeout"
 #: Maximum processes that are asked whether a program goes on.
 _WRITERS = 4
 #: Characters of a line that have its level; the outermost calls of an error that nothing has
@@ -264,10 +266,9 @@ class _RankStream:
         if self.since == 1 and self.events and is_handled(text):
             self.handled[self.events[-1].line] = self.plain
         last = self.events[-1] if self.events else None
-        if last and last.is_warning and last.role == rules.WAITED:
-            # Those that it waited for have come.
-            came = _STEP.search(text) or is_handled(text)
-            self.handled |= {last.line: self.plain - 2} if came else {}
+        if last and last.is_warning and (_STEP.search(text) or is_handled(text)):
+            lines = (e.line for e in self.events if e.is_warning and e.kind in _CONNECTIONS)
+            self.handled |= dict.fromkeys(lines, self.plain - 2)
         if self.requests or (self.events and self.since <= _ANSWERED):
             self.add_answer(text)
         if self.watched and self.plain > self.watched_until:
@@ -996,6 +997,9 @@ class FailureReader:
         last_step_at = max(last_steps, default=0)
         end_at = max((s.last_at for s in self.streams.values()), default=0)
         last_complaints = self._last_complaints(end_at)
+        rows = (row for stream in self.streams.values() for row in stream.tail)
+        shrinks = rules.PHRASES["shrinks"]
+        shrunk_at = max((number for number, text in rows if shrinks.search(text)), default=0)
         last_of_rank_at = max(
             (s.last_at for s in self.streams.values() if s.key[1] is not None), default=0
         )
@@ -1037,6 +1041,7 @@ class FailureReader:
                         )
                     ),
                     handled=stream.has_handled(event.line, last_failed_at)
+                    or event.line < shrunk_at < last_step_at
                     # A helper or the launcher says so, and the program goes on.
                     or (
                         event.line in stream.handled.keys() - stream.unhandled
