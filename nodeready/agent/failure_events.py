@@ -340,6 +340,12 @@ class _RankStream:
         )
 
     @property
+    def is_torn(self) -> bool:
+        """Whether the lines end within the traceback of an error that nothing has handled."""
+        is_handled = self.is_ignored or self.is_warning or self.is_of_request
+        return self.mode == "traceback" and bool(self.frames) and not is_handled
+
+    @property
     def is_process(self) -> bool:
         """Whether the prefix of the lines has the number of a process, and no rank."""
         return "pid " in self.key[0] and self.key[1] is None
@@ -1069,7 +1075,8 @@ class FailureReader:
             LogStream(
                 *(stream.key[1], stream.key[2], stream.key[0], stream.lines),
                 *(stream.last[:MAX_TEXT], self._moment(stream.timed)),
-                *(stream.last_words(last_step_at)[:MAX_TEXT], stream.is_cut(last_step_at, end_at)),
+                (stream.last_words(last_step_at) or stream.last * stream.is_torn)[:MAX_TEXT],
+                stream.is_torn or stream.is_cut(last_step_at, end_at),
                 not last_complaints.isdisjoint(number for number, _ in stream.tail),
             )
             for stream in self.streams.values()
