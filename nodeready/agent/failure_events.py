@@ -266,7 +266,7 @@ class _RankStream:
         if self.since == 1 and self.events and is_handled(text):
             self.handled[self.events[-1].line] = self.plain
         last = self.events[-1] if self.events else None
-        if last and last.is_warning and (_STEP.search(text) or is_handled(text)):
+        if last and last.is_warning and (_goes_on(text) or is_handled(text)):
             lines = (e.line for e in self.events if e.is_warning and e.kind in _CONNECTIONS)
             self.handled |= dict.fromkeys(lines, self.plain - 2)
         if self.requests or (self.events and self.since <= _ANSWERED):
@@ -331,8 +331,9 @@ class _RankStream:
         logs, recent = rules.PHRASES["logs"], self.recent
         levels = [number for number, text in recent if logs.search(text, 0, _LEVEL)]
         names = ("last-level",) if levels else ("last-level", "cries")
+        progress = [number for number, text in recent if _goes_on(text) and not complaint(text)]
         return any(
-            number > max([line, *levels[-1:]]) and complaint(text)
+            number > max([line, *levels[-1:], *progress[-1:]]) and complaint(text)
             for number, text in recent
             if any(rules.PHRASES[name].search(text) for name in names)
             # The very last line of a program without a logger.
@@ -381,6 +382,11 @@ def is_handled(text: str) -> bool:
     """Whether a line says that its program has handled an error, and goes on."""
     head = text[:400]
     return bool(rules.PHRASES["handles"].search(head)) and not rules.PHRASES["ends"].search(head)
+
+
+def _goes_on(text: str) -> bool:
+    """Whether a line is of a step, or speaks of progress."""
+    return bool(_STEP.search(text[:400]) or rules.PHRASES["progresses"].search(text[:400]))
 
 
 @lru_cache(maxsize=_LAST_WORDS)
@@ -963,7 +969,7 @@ class FailureReader:
         tails = (row for stream in self.streams.values() for row in stream.tail)
         rows = sorted(row for row in tails if row[0] > end - _LAST_WORDS)
         counts = Counter(_shape(text) for _, text in rows)
-        logs, progresses = rules.PHRASES["logs"], rules.PHRASES["progresses"]
+        logs = rules.PHRASES["logs"]
         levels = {number for number, text in rows if logs.search(text, 0, _LEVEL)}
         lines = set[int]()
         for number, text in reversed(rows):
@@ -972,8 +978,7 @@ class FailureReader:
             if weight > 1 and not (levels and TIMED.search(text)):
                 lines.add(number)
             is_usual = bool(shape) and counts[shape] > 0
-            is_progress = number in levels or progresses.search(text) or _STEP.search(text[:400])
-            if not weight and (is_usual or is_progress):
+            if not weight and (is_usual or number in levels or _goes_on(text)):
                 break
         return lines
 
