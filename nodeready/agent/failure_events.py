@@ -1009,8 +1009,8 @@ class FailureReader:
         end_at = max((s.last_at for s in self.streams.values()), default=0)
         last_complaints = self._last_complaints(end_at)
         rows = (row for stream in self.streams.values() for row in stream.tail)
-        shrinks = rules.PHRASES["shrinks"]
-        shrunk_at = max((number for number, text in rows if shrinks.search(text)), default=0)
+        again = rules.PHRASES["starts-again"]
+        again_at = max((number for number, text in rows if again.search(text)), default=0)
         last_of_rank_at = max(
             (s.last_at for s in self.streams.values() if s.key[1] is not None), default=0
         )
@@ -1031,7 +1031,7 @@ class FailureReader:
             for event in stream.events:
                 if event.line in stream.went_on:
                     handled.setdefault(event.text, event.lines_after)
-            again = stream.went_on - stream.unhandled
+            repeats = stream.went_on - stream.unhandled
             steps_on = stream.steps_on
             # A connection is tried again before the first step.
             job_steps_on = self.streams.get(_UNKNOWN, stream).steps_on
@@ -1040,7 +1040,7 @@ class FailureReader:
                 replace(
                     event,
                     lines_after=stream.plain
-                    - (handled[event.text] if event.line in again else event.lines_after),
+                    - (handled[event.text] if event.line in repeats else event.lines_after),
                     went_on=event.text in handled,
                     steps_on=event.line not in stream.unhandled
                     and (
@@ -1052,7 +1052,7 @@ class FailureReader:
                         )
                     ),
                     handled=stream.has_handled(event.line, last_failed_at)
-                    or event.line < shrunk_at < last_step_at
+                    or event.line < again_at < last_step_at
                     # A helper or the launcher says so, and the program goes on.
                     or (
                         event.line in stream.handled.keys() - stream.unhandled
