@@ -163,8 +163,6 @@ _EXPLAINED, _COMPLAINTS = 3, ((2, "complains"), (1, "objects"))
 #: Lines after the error of a request in which its answer comes; the kinds of errors after which a
 #: process serves no further one.
 _ANSWERED, _OF_PROCESS = 3, ("gpu", "segfault", "signal")
-#: The kinds of a warning that a step ends: those that were missing have come.
-_CONNECTIONS = "network", "timeout"
 #: Maximum processes that are asked whether a program goes on.
 _WRITERS = 4
 #: Characters of a line that have its level; the outermost calls of an error that nothing has
@@ -267,8 +265,9 @@ class _RankStream:
             self.handled[self.events[-1].line] = self.plain
         last = self.events[-1] if self.events else None
         if last and last.is_warning and (_goes_on(text) or is_handled(text)):
-            lines = (e.line for e in self.events if e.is_warning and e.kind in _CONNECTIONS)
-            self.handled |= dict.fromkeys(lines, self.plain - 2)
+            # The peers that were missing have come.
+            lost = (e for e in self.events if e.kind in ("network", "timeout"))
+            self.handled |= {e.line: self.plain - 2 for e in lost if e.is_warning}
         if self.requests or (self.events and self.since <= _ANSWERED):
             self.add_answer(text)
         if self.watched and self.plain > self.watched_until:
@@ -343,8 +342,8 @@ class _RankStream:
     @property
     def is_torn(self) -> bool:
         """Whether the lines end within the traceback of an error that nothing has handled."""
-        is_handled = self.is_ignored or self.is_warning or self.is_of_request
-        return self.mode == "traceback" and bool(self.frames) and not is_handled
+        is_fatal = not (self.is_ignored or self.is_warning or self.is_of_request)
+        return is_fatal and self.mode == "traceback" and bool(self.frames)
 
     @property
     def is_process(self) -> bool:
@@ -969,8 +968,7 @@ class FailureReader:
         tails = (row for stream in self.streams.values() for row in stream.tail)
         rows = sorted(row for row in tails if row[0] > end - _LAST_WORDS)
         counts = Counter(_shape(text) for _, text in rows)
-        logs = rules.PHRASES["logs"]
-        levels = {number for number, text in rows if logs.search(text, 0, _LEVEL)}
+        levels = {at for at, text in rows if rules.PHRASES["logs"].search(text, 0, _LEVEL)}
         lines = set[int]()
         for number, text in reversed(rows):
             shape, weight = _shape(text), complaint(text)
