@@ -74,8 +74,9 @@ def not_launched(job: JobFailures) -> Finding | None:
     if not errors or further:
         return None
     errors.sort(key=lambda f: f.event.has_phrase("told-by-another"))
-    words, kind = {"error": errors[0].event.text[:MAX_TEXT]}, errors[0].event.kind
-    kind = "network" if kind in ("network", "timeout") else ""
+    words = {"error": errors[0].event.text[:MAX_TEXT]}
+    kinds = {errors[0].event.kind, meaning(words["error"]).kind}
+    kind = "network" if kinds & {"network", "timeout"} else ""
     return Finding(for_=lines_of(errors), failures=errors[:1], words=words, kind=kind)
 
 
