@@ -30,10 +30,8 @@ _USERS_FIELD = re.compile(r"(?:^|\s)(JobName|\w*Comment|Command|WorkDir|Std(?:Er
 _STATUS = re.compile(r"(\d{1,5}):(\d{1,3})")
 
 
-#: A row of ``sacct --noheader --parsable2`` that has a state and an exit status.
-_HEADLESS = re.compile(
-    r"\d+[\w.+\[\]%,-]*\|(?:[^|]*\|)*[A-Z_]{6,}[^|]*\|(?:[^|]*\|)*\d+:\d+(?:\||$)"
-)
+#: The job's number, and any state, in a row of ``sacct --noheader --parsable2``.
+_JOB, _WORD = re.compile(r"\d[\w.+\[\]%,-]*"), re.compile("[A-Z_]{6,}")
 _STATE = re.compile(
     r"(?:COMPLETED|CANCELLED|FAILED|TIMEOUT|RUNNING|NODE_FAIL|PREEMPTED|OUT_OF_ME)"
 )
@@ -44,6 +42,13 @@ def _column(at: int, cell: str) -> str:
     if at == 0:
         return "JobID"
     return "State" if _STATE.match(cell) else "ExitCode" if _STATUS.fullmatch(cell) else ""
+
+
+def _is_headless(row: str) -> bool:
+    """Whether a row has a job, a state and an exit status instead of names."""
+    job, *cells = row.split("|")
+    state = next((at for at, cell in enumerate(cells) if _WORD.match(cell)), len(cells))
+    return bool(_JOB.fullmatch(job)) and any(map(_STATUS.fullmatch, cells[state + 1 :]))
 
 
 def parse_sacct(text: str) -> list[dict[str, str]]:
@@ -68,7 +73,7 @@ def parse_sacct(text: str) -> list[dict[str, str]]:
         is_closed = head.endswith(words)
         cells = [[*row[:-1], row[-1].removesuffix(words)] if is_closed else row for row in cells]
     names, *values = cells or [[]]
-    if _HEADLESS.match(head):
+    if _is_headless(head):
         values, names = cells, [_column(at, cell) for at, cell in enumerate(names)]
     names = ["JobID" if name == "JobIDRaw" and "JobID" not in names else name for name in names]
     if "JobID" not in names or "State" not in names:

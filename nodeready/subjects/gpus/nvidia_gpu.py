@@ -412,9 +412,9 @@ def parse_processes(gpu: Element) -> Iterator[GpuProcess]:
 
 
 def parse_name(text: str) -> str | None:
-    """A name; None for words of an error, and for a text with control characters."""
+    """A name; None for words of an error, and for a damaged text."""
     is_name = re.search("[A-Za-z0-9]", text) and plain_word(text) not in (*ERRORS, "none")
-    return text[:200] if is_name and text.isprintable() else None
+    return text[:200] if is_name and text.isascii() and text.isprintable() else None
 
 
 def _status(gpu: Element) -> str | None:
