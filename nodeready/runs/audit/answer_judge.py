@@ -153,7 +153,6 @@ class NodeOrder(NamedTuple):
     known_hosts: int | None  # likewise
     gate_files: int | None  # likewise
     host_key: str  # of `FleetFacts`
-    earlier: str  # the earlier counters, as `CounterSample.parse` takes them
 
 
 class StateRecord(NamedTuple):
@@ -469,8 +468,11 @@ class AnswerJudge:
 
     # --- The node.
 
-    def judge(self, node: NodeOrder) -> NodeOutcome:
-        """Judge what needs the fleet, and keep the texts of the facts and of the state."""
+    def judge(self, node: NodeOrder, earlier: str) -> NodeOutcome:
+        """Judge what needs the fleet, and keep the texts of the facts and of the state.
+
+        earlier: the earlier counters, as `CounterSample.parse` takes them
+        """
         start, size = node.place
         data = os.pread(self.files[node.file], size, start)
         results, facts, texts, sections, packed, refused, boot_id = pickle.loads(data)
@@ -482,7 +484,7 @@ class AnswerJudge:
             known_hosts=None if node.known_hosts is None else self.shared[node.known_hosts],
             host_key=node.host_key,
             gate_files=None if node.gate_files is None else self.shared[node.gate_files],
-            counters=earlier_counters(CounterSample.parse(node.earlier), boot_id, self.moment),
+            counters=earlier_counters(CounterSample.parse(earlier), boot_id, self.moment),
         )
         for subject in unjudged:
             number = NUMBER_OF[subject]

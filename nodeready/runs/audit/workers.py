@@ -520,14 +520,12 @@ class AuditWorkers:
                     known_hosts=self._share(about.known_hosts),
                     gate_files=self._share(about.gate_files),
                     host_key=about.host_key,
-                    earlier="",
                 )
                 if self._last_orders.get(name) != order:
                     self._last_orders[name] = order
                     self._outcomes.pop(name, None)
-                    if summary.has_counters:
-                        order = order._replace(earlier=earlier_counters(name))
-                    self._submit(name, ("judge", order))
+                    earlier = earlier_counters(name) if summary.has_counters else ""
+                    self._submit(name, ("judge", order, earlier))
         self._finish()
         rows, peers = [], dict[str, dict[str, Any]]()
         checks = {*selection.results}
