@@ -81,15 +81,15 @@ def find_bounds(text: bytes, statuses: Callable[[bytes], Sequence[str]]) -> Boun
     starts = {place: start for place, line in enumerate(lines) if (start := _ANY.match(line))}
     rows = {place: (start.lastindex or 0) - 1 for place, start in starts.items()}
     places = {place: row for place, row in rows.items() if _PATTERNS[row].match(lines[place])}
-    (digest, numbers), now = _split(lines.copy(), places), statuses(text)
+    (digest, numbers), judged = _split(lines.copy(), places), statuses(text)
     for reach in _REACHES:
         ends = [lines.copy(), lines.copy()]
         for end, direction in zip(ends, (reach, -reach), strict=True):
             for place, row in places.items():
                 end[place] = _moved(end[place], row, direction)
         # What is good cannot get better.
-        tried = ends[:1] if {*now} <= {"ok", "na"} else ends
-        if all(statuses(b"\n".join(end)) == now for end in tried):
+        tried = ends[:1] if {*judged} <= {"ok", "na"} else ends
+        if all(statuses(b"\n".join(end)) == judged for end in tried):
             values = zip(numbers, *(_split(end, places)[1] for end in ends), strict=True)
             return Bounds(digest, places, [(min(value), max(value)) for value in values])
     return None
