@@ -3,9 +3,10 @@
 The answers are those of `benchmarks/run simulated`. They are judged without a memory, as the first
 look of an empty memory, as a second look (which has the counters of the first to compare with),
 and as a third look in which the measures (temperatures, loads, free memory, numbers of processes)
-differ and nothing else. Further looks follow; in each, one node in a hundred has a fact and a
-result that no look before had. The size after 90 days with a look each hour is extrapolated from
-the growth of these looks.
+differ and nothing else. Then a watch looks twice: in its second look, all measures
+differ and one node in a hundred has a broken link. Further looks follow; in each, one node in a
+hundred has a fact and a result that no look before had. The size after 90 days with a look each
+hour is extrapolated from the growth of these looks.
 """
 
 from __future__ import annotations
@@ -76,6 +77,26 @@ def _audit(nodes: int, place: Path, *, is_kept: bool) -> Pass:
     return Pass(judged - start, cpu_s() - before_cpu_s, *keep)
 
 
+def _cpu_with_workers_s() -> float:
+    """CPU seconds of this process and of its children, also of those that have not ended."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in children]
+    return cpu_s() + sum(int(stat[11]) + int(stat[12]) for stat in stats) / os.sysconf(
+        "SC_CLK_TCK"
+    )
+
+
+def _watch(nodes: int, *places: Path) -> Iterator[Pass]:
+    policies, keeper = policies_of(nodes), LookKeeper(Screen(), "audit", "prod.py")
+    writer = keeper.section_writer(select(policies.values()).results)
+    with AuditWorkers(policies, None, None, writer, is_watch=True) as workers:
+        for place in places:
+            start, before_s = time.perf_counter(), _cpu_with_workers_s()
+            workers.begin_look()
+            _, (_, _, judged) = audit_answers(workers, policies, place, keeper.earlier_counters)
+            yield Pass(judged - start, _cpu_with_workers_s() - before_s)
+
+
 def _changed(name: str, facts: dict[str, Value], look: int) -> NodeSections:
     """A look at two sections of a node: one with a new fact, one with a new result."""
     results = {"gpus.ecc_errors": {"status": "warn", "actual": f"{look} errors on {name}"}}
@@ -124,6 +145,8 @@ def _run(nodes: int, directory: Path, looks: int) -> MemoryCost:
         "the second look": _audit(nodes, directory / "first", is_kept=True),
         "the third look": _audit(nodes, directory / "measures", is_kept=True),
     }
+    looks_of_watch = _watch(nodes, directory / "first", directory / "changed")
+    passes |= zip(("a watch, its first look", "a watch, 1 % changed"), looks_of_watch, strict=True)
     path = MemorySettings.load().path
     assert path is not None
     with Memory.open(path) as memory:
@@ -152,7 +175,7 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     (nodes,) = arguments.nodes
     answer = probe(arguments.profile, arguments.name)
     with tempfile.TemporaryDirectory(prefix="nodeready-benchmark-") as directory:
-        for look, name in enumerate(("first", "measures")):
+        for look, name in enumerate(("first", "measures", "changed")):
             make_answers(answer, nodes, Path(directory, name), look)
         measured: MemoryCost = in_child(_run, nodes, Path(directory), arguments.looks)
     passes = [

@@ -69,7 +69,7 @@ def _with_placeholders(text: str, host: str) -> str:
     """The text with placeholders for the node's name and address, and a larger network."""
     route = r"^/proc/net/route:\d+:eth0\t([0-9A-F]{8})\t0{8}(?:\t\d+){4}\t([0-9A-F]{8})\t"
     match = re.search(route, text, re.M)
-    hosts_line = re.search(rf"^/etc/hosts:([0-9.]+) {host}$", text, re.M)
+    hosts_line = re.search(rf"^/etc/hosts:\d+:([0-9.]+) {host}$", text, re.M)
     if match is None or hosts_line is None:
         raise BenchmarkError("the lab node shows no network")
     first, mask = (bytes.fromhex(group)[::-1] for group in match.groups())
@@ -136,16 +136,16 @@ _IDENTITIES: tuple[tuple[str, Replacement], ...] = (
     (rf"()({_HOST})", lambda node, draw, text: f"gpu{node:05}"),
     (rf"()({re.escape(_ADDRESS)})", _ip),
     (r"\b()([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b", _identity),
-    (r"(_guid:[0-9a-f]{4}:)([0-9a-f:]{14})$", _identity),
+    (r"(_guid:1:[0-9a-f]{4}:)([0-9a-f:]{14})$", _identity),
     (r"(/sys/class/net/\w+/address:.*:)((?:[0-9a-f]{2}:){2}[0-9a-f]{2})$", _identity),
     (r"(<serial>)(\d+)", _identity),
     (r"(AAAAC3NzaC1lZDI1NTE5AAAAI)(\S{43})", _key),
-    (r"(/lid:0x)([1-9a-f][0-9a-f]*)$", _identity),
+    (r"(/lid:1:0x)([1-9a-f][0-9a-f]*)$", _identity),
     (r"(/gids/[01]:.*:)([0-9a-f]{4}:[0-9a-f]{4})$", _identity),
     (r"(/gids/[23]:.*:)(0a00:000b)$", lambda node, draw, text: f"0a40:{node + 2 & 65535:04x}"),
     (r"^(/proc/|ceiling=)(\d+)(?=/limits:|$)", _number_below(90000)),
 )
-#: The same for measures, times, numbers of processes and of sockets.
+#: The same for measures, times and numbers of processes.
 _MEASURES: tuple[tuple[str, Replacement], ...] = (
     (r"(<gpu_temp>)(\d+)", _around(0.2)),
     (r"(<gpu_temp_tlimit>)(\d+)", _around(0.1)),
@@ -164,15 +164,15 @@ _MEASURES: tuple[tuple[str, Replacement], ...] = (
     (r"^(/proc/loadavg:.* )(\d+)$", _number_below(90000)),
     (r"(se\.exec_start *: *)([\d.]+)", _around(0.5)),
     (r"(/proc/sys/fs/file-nr:1:)(\d+)", _number_below(90000)),
-    (r"(/statistics/rx_dropped:)(\d+)$", _number_below(5000)),
+    (r"(/statistics/rx_dropped:1:)(\d+)$", _number_below(5000)),
+)
+#: The same for what stays between two looks: counters of errors, services and their sockets.
+_COUNTERS: tuple[tuple[str, Replacement], ...] = (
+    (r"(/carrier_changes:1:)(\d+)$", _drawn(lambda draw: draw.choice((2, 2, 2, 3, 4)))),
+    (r"(_(?:errors?|err):1:)(\d+)$", _errors(9)),
+    (r"(/link_downed:1:)(\d+)$", _errors(3)),
     (r"(nr_fabric_manager=)(\d+)", _number_below(90000)),
     (r"( 0A 0 )(\d+)$", _number_below(90000000)),
-)
-#: The same for counters of errors, which stay between two looks.
-_COUNTERS: tuple[tuple[str, Replacement], ...] = (
-    (r"(/carrier_changes:)(\d+)$", _drawn(lambda draw: draw.choice((2, 2, 2, 3, 4)))),
-    (r"(_(?:errors?|err):)(\d+)$", _errors(9)),
-    (r"(/link_downed:)(\d+)$", _errors(3)),
 )
 _REPLACEMENTS = (*_IDENTITIES, *_COUNTERS, *_MEASURES)
 _FIRST_MEASURE = len(_IDENTITIES) + len(_COUNTERS)
@@ -182,7 +182,7 @@ class SimulatedNodes:
     """The answers of many nodes, made of one node's answer; each is the same in every run."""
 
     def __init__(self, answer: str, host: str) -> None:
-        text = probe_script._unpack(answer, NONCE).decode("utf-8", "surrogateescape")
+        text = probe_script.unpack(answer, NONCE).decode("utf-8", "surrogateescape")
         text = _with_placeholders(text, host)
         places: dict[int, tuple[int, int]] = {}
         for row, (pattern, _) in enumerate(_REPLACEMENTS):
@@ -201,7 +201,10 @@ class SimulatedNodes:
         self.tail = text[position:]
 
     def text(self, node: int, nonce: str, look: int = 0) -> str:
-        """What the node of this number printed. look: each has other measures"""
+        """What the node of this number printed.
+
+        look: each has other measures; from the third on, one node in a hundred has a broken link
+        """
         draw, measure = random.Random(node), random.Random(f"{node} {look}")
         identities: dict[tuple[int, str], str] = {}
         parts: list[str] = []
@@ -216,7 +219,8 @@ class SimulatedNodes:
                 if row < len(_IDENTITIES):
                     identities[row, text] = new_text
             parts += (constant_text, new_text)
-        return "".join((*parts, self.tail))
+        text = "".join((*parts, self.tail))
+        return text.replace("4: ACTIVE", "1: DOWN", 1) if look > 1 and node % 100 == 50 else text
 
     def answer(self, node: int, nonce: str, look: int = 0) -> str:
         """The same text as it comes over the wire."""

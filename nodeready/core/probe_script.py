@@ -303,8 +303,8 @@ def _word_at(text: str, start: int, words: tuple[str, ...]) -> tuple[str, int]:
     return "", start
 
 
-def _unpack(text: str, nonce: str) -> bytes:
-    """The bytes between the answer's first and last line; a login's output is ignored."""
+def unpack(text: str, nonce: str) -> bytes:
+    """The bytes between the answer's first and last line, without a login's. Raises ProbeError."""
     # A regular expression with the nonce would be compiled for each answer, which takes longer
     # than the search.
     start, how, first = f"{mark(nonce)} ", "", -1
@@ -346,8 +346,8 @@ def _sections(body: bytes, nonce: str) -> Iterator[tuple[bytes, str, str]]:
         yield how, name, body[begin:end].decode("utf-8", "surrogateescape")
 
 
-def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str, Output]:
-    """The sections of one node's answer, by name.
+def parse_answer(text: str | bytes, sections: Iterable[Section], nonce: str) -> dict[str, Output]:
+    """The sections of one node's answer, by name. text: bytes: of `unpack`
 
     Raises ProbeError when there is no answer at all. A section that is missing, was cut off or
     timed out is an Output whose ``require`` raises.
@@ -356,7 +356,8 @@ def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str
     outputs: dict[str, Output] = {}
     files: dict[str, list[str]] = {}
     waiting: dict[str, Output] = {}
-    for how, name, section_text in _sections(_unpack(text, nonce), nonce):
+    body = unpack(text, nonce) if isinstance(text, str) else text
+    for how, name, section_text in _sections(body, nonce):
         content = section_text.partition(f"\n@{nonce} end\n")[0]
         if name[:1] == "=":
             # The text before the first separator belongs to no section.

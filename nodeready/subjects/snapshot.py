@@ -83,7 +83,7 @@ def differently_probed(
     )
 
 
-def _observe(probe: Probe, outputs: Mapping[str, Output], policy: Policy) -> Any:
+def observe(probe: Probe, outputs: Mapping[str, Output], policy: Policy) -> Any:
     try:
         return probe.parse(outputs, policy)
     except ProbeError as error:
@@ -97,7 +97,7 @@ def _observe(probe: Probe, outputs: Mapping[str, Output], policy: Policy) -> Any
 # A shared observation is read-only. A node cannot influence another node's observation: its output
 # is compared in full, and it cannot know the word that replaces each run's nonce.
 
-_SHARED_NONCE = os.urandom(8).hex()
+SHARED_NONCE = os.urandom(8).hex()
 #: Hashes of texts that were seen once: most belong to one node, and are not kept.
 _HASHES: dict[int, None] = {}
 _MAX_HASHES = 8192
@@ -109,10 +109,10 @@ _shared_bytes = 0
 
 
 def _without_nonce(output: Output) -> Output:
-    if not output.nonce or output.nonce == _SHARED_NONCE:
+    if not output.nonce or output.nonce == SHARED_NONCE:
         return output
-    text = output.text.replace(output.nonce, _SHARED_NONCE)
-    return Output(text, output.rc, output.truncated, _SHARED_NONCE)
+    text = output.text.replace(output.nonce, SHARED_NONCE)
+    return Output(text, output.rc, output.truncated, SHARED_NONCE)
 
 
 def _size(key: _Key) -> int:
@@ -128,7 +128,7 @@ def _shared_observation(probe: Probe, outputs: Mapping[str, Output], policy: Pol
     shared = _SHARED.get(key)
     if shared is not None:
         return shared[0]
-    observation = _observe(probe, outputs, policy)
+    observation = observe(probe, outputs, policy)
     digest = hash(key)
     if digest not in _HASHES:
         _HASHES[digest] = None

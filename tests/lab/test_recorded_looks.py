@@ -37,7 +37,7 @@ def verdicts(texts: dict[str, str]) -> dict[str, str]:
     policy = make_policy(POLICY)
     outputs = {n: Output(encoded(text), 0, nonce=RECORDED) for n, text in texts.items()}
     seen = {
-        probe.subject: snapshot._observe(probe, {s.name: outputs[s.name] for s in probe.sections},
+        probe.subject: snapshot.observe(probe, {s.name: outputs[s.name] for s in probe.sections},
                                          policy)
         for probe in snapshot.probes()
     }  # fmt: skip

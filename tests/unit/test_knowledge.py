@@ -9,6 +9,7 @@ import pytest
 from nodeready import knowledge
 from nodeready.agent import failure_rules, log_ranks, log_variables, payload
 from nodeready.agent.witnesses import kernel_log, nccl_errors, progress
+from nodeready.runs.audit import measures
 from nodeready.runs.stacks import hints
 from nodeready.subjects.environment_rules import RankEnvironment, judge
 from nodeready.subjects.environment_table import BAD_VALUES, EnvironmentFacts, HcaPort
@@ -106,6 +107,11 @@ def _job_end(line):
     return next((key for key, end in ends if log_variables.ends_well(line, [end])), None)
 
 
+def _measure(line):
+    patterns = zip(knowledge.read("measures"), measures._PATTERNS, strict=True)
+    return next((key for key, pattern in patterns if pattern.match(line.encode())), None)
+
+
 #: table -> what finds the key of the row that explains a line.
 ENGINES = {
     "nccl_errors": _nccl_error,
@@ -121,9 +127,10 @@ ENGINES = {
     "failure_phrases": _phrase,
     "progress": progress.row_of,
     "roles": lambda line: hints.role_of(line) or None,
+    "measures": _measure,
 }
 #: Fields that find a row; a row without them is known by its key. Of the Xids, each has a line.
-WORDS = {"needles", "pattern", "values", "nccl", "cuda"}
+WORDS = {"needles", "pattern", "values", "nccl", "cuda", "value"}
 #: Tables without examples; hints.json, wrong_environments.json, test_waits.py and
 #: test_descendants.py have their cases.
 OTHERS = {"hints", "environment_rules", "reporters", "system_calls", "descendants"}

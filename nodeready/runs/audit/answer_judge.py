@@ -7,6 +7,7 @@ numbers.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import pickle
@@ -16,9 +17,11 @@ from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
 from nodeready.agent.audit_document import Outlier
-from nodeready.core.base import Unknown
+from nodeready.core.base import ProbeError, Unknown
 from nodeready.core.policy import Policy
+from nodeready.core.probe_script import parse_answer, unpack
 from nodeready.core.result import ALONE, FleetFacts, Result
+from nodeready.runs.audit.measures import JUDGED, Bounds, find_bounds
 from nodeready.subjects import snapshot
 from nodeready.subjects.context import (
     CounterSample,
@@ -28,7 +31,7 @@ from nodeready.subjects.context import (
     identity_of,
 )
 from nodeready.subjects.registry import COUNTING, NEEDS_FLEET, PROBES, SUBJECTS
-from nodeready.subjects.snapshot import Snapshot, judge, shown_facts
+from nodeready.subjects.snapshot import SHARED_NONCE, Snapshot, judge, shown_facts
 
 # --- Nodes that differ from the majority of their peers. Pure.
 
@@ -137,6 +140,7 @@ class AnswerSummary(NamedTuple):
     addresses: frozenset[str] | None  # of the node's interfaces; None: not observed
     has_counters: bool  # whether a subject with counters was observed
     identity: Any  # the node's names, addresses and keys, for the fleet's known hosts
+    bounds: Bounds | None = None  # in which a later answer gets the same verdict
 
 
 class NodeOrder(NamedTuple):
@@ -145,10 +149,10 @@ class NodeOrder(NamedTuple):
     file: int  # of the record of its answer
     place: Place  # likewise
     policy: int  # number of its policy
-    known_hosts: int | None  # of `FleetFacts`, as numbers of values that all judges share
+    addresses: int | None  # of `FleetFacts`, as numbers of values that all judges share
+    known_hosts: int | None  # likewise
     gate_files: int | None  # likewise
     host_key: str  # of `FleetFacts`
-    earlier: str  # the earlier counters, as `CounterSample.parse` takes them
 
 
 class StateRecord(NamedTuple):
@@ -243,6 +247,7 @@ class AnswerJudge:
     files:      descriptors of all judges' files
     facts_text: None: the run's format shows no facts
     section_texts: None: the run has no memory
+    is_watch:   the nodes are looked at again
     """
 
     def __init__(
@@ -252,9 +257,12 @@ class AnswerJudge:
         policies: Sequence[Policy],
         facts_text: FactsText | None,
         section_texts: SectionTexts | None,
+        *,
+        is_watch: bool = False,
     ) -> None:
         self.number, self.files, self.policies = number, files, policies
         self.facts_text, self.section_texts = facts_text, section_texts
+        self.is_watch = is_watch
         self.size = 0
         self.results, self.compared = Interner(), Interner()
         # (id of a shared observation, policy) -> the result of `_judge_alone`.
@@ -263,16 +271,13 @@ class AnswerJudge:
         self._parts: dict[int, tuple[Any, SharedPart | None]] = {}
         self._loaded: dict[SharedPart, Any] = {}
         self.shared: list[Any] = []
-        self.addresses: tuple[str, ...] | None = None
         self.moment = 0.0
 
     def do(self, order: tuple[Any, ...]) -> Any:
         """Do one order of the control process; returns its answer, if it has one."""
         kind, *arguments = order
         if kind == "read":
-            policy, subjects, nonce, answer = arguments
-            probes = tuple([PROBE_OF[subject] for subject in subjects])
-            return self.keep(snapshot.read(answer, probes, self.policies[policy], nonce), policy)
+            return self.read(*arguments)
         if kind == "keep":
             return self.keep(*arguments)
         if kind == "judge":
@@ -280,7 +285,7 @@ class AnswerJudge:
         if kind == "share":
             self.shared += arguments
         else:
-            self.addresses, self.moment = arguments
+            (self.moment,) = arguments
         return None
 
     def take_new(self) -> tuple[list[Any], list[Any]]:
@@ -290,6 +295,27 @@ class AnswerJudge:
         return new
 
     # --- The answer.
+
+    def read(
+        self, policy: int, subjects: Sequence[str], bounds: Bounds | None, nonce: str, answer: str
+    ) -> AnswerSummary | None:
+        """Read an answer and judge what needs no fleet; None where it is within the bounds."""
+        text, settings = b"", self.policies[policy]
+        if self.is_watch:
+            with contextlib.suppress(ProbeError):
+                text = unpack(answer, nonce).replace(nonce.encode(), SHARED_NONCE.encode())
+            if bounds and bounds.contain(text):
+                return None
+        probes = tuple([PROBE_OF[subject] for subject in subjects])
+        summary = self.keep(snapshot.read(answer, probes, settings, nonce), policy)
+
+        def statuses(text: bytes) -> list[str]:
+            outputs = parse_answer(text, snapshot.sections(probes), SHARED_NONCE)
+            judged = [probe for probe in probes if probe.subject in JUDGED]
+            subjects = {p.subject: snapshot.observe(p, outputs, settings) for p in judged}
+            return [result.status for result in judge(Snapshot(subjects), settings)]
+
+        return summary._replace(bounds=find_bounds(text, statuses) if text else None)
 
     def keep(self, observed: Snapshot, policy: int) -> AnswerSummary:
         """Judge what needs no fleet, and keep the rest for `judge`."""
@@ -442,8 +468,11 @@ class AnswerJudge:
 
     # --- The node.
 
-    def judge(self, node: NodeOrder) -> NodeOutcome:
-        """Judge what needs the fleet, and keep the texts of the facts and of the state."""
+    def judge(self, node: NodeOrder, earlier: str) -> NodeOutcome:
+        """Judge what needs the fleet, and keep the texts of the facts and of the state.
+
+        earlier: the earlier counters, as `CounterSample.parse` takes them
+        """
         start, size = node.place
         data = os.pread(self.files[node.file], size, start)
         results, facts, texts, sections, packed, refused, boot_id = pickle.loads(data)
@@ -451,11 +480,11 @@ class AnswerJudge:
         observed = Snapshot(unjudged, refused=refused)
         policy = self.policies[node.policy]
         fleet = FleetFacts(
-            addresses=self.addresses,
+            addresses=None if node.addresses is None else self.shared[node.addresses],
             known_hosts=None if node.known_hosts is None else self.shared[node.known_hosts],
             host_key=node.host_key,
             gate_files=None if node.gate_files is None else self.shared[node.gate_files],
-            counters=earlier_counters(CounterSample.parse(node.earlier), boot_id, self.moment),
+            counters=earlier_counters(CounterSample.parse(earlier), boot_id, self.moment),
         )
         for subject in unjudged:
             number = NUMBER_OF[subject]

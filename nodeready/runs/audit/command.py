@@ -59,6 +59,8 @@ def distinguishing_groups(inventory: Inventory, name: str) -> tuple[str, ...]:
 #: Seconds for which `--watch` keeps its connections: what a login gets (its limits and groups) is
 #: that of the connection's beginning.
 _KEPT_S = 600.0
+#: Seconds after which `--watch` judges every node again, whatever it shows: a waiver ends.
+_FULL_S = 3600.0
 #: The statuses of the nodes that ``--limit @last-failed`` means.
 FAILING = (UNREACHABLE, FAILED, "fail", "unknown", "warn")
 
@@ -110,30 +112,35 @@ def run(
     # Of a subject that was probed, the memory has all results.
     checks = selection.results
     checks |= select(nodes.gate_policies.values(), None, options.skip).results
-    count, connected_until_s = None, 0.0
-    with contextlib.ExitStack() as connections:
+    is_first, full_at_s, connect_at_s = True, 0.0, 0.0
+    with contextlib.ExitStack() as judging, contextlib.ExitStack() as connections:
         while True:
-            # The workers are forked before any connection is made.
-            with AuditWorkers(
-                nodes.policies, write_facts, count, keeper.section_writer(checks)
-            ) as workers:
-                if time.monotonic() > connected_until_s:
-                    connections.close()
-                    connections.enter_context(nodes.transport)
-                    connected_until_s = time.monotonic() + _KEPT_S
-                audit = look_at_nodes(
-                    nodes, tell, selection, options.timeout, workers, keeper=keeper
-                )
-                look = AuditLook(audit, audit_code(audit, options.fail_on), keeper, workers)
-                if count is None:
-                    look.keep()
-                    nodes.remember_failed(look.failing)
-                elif not audit.complete:
-                    return
-                yield look
+            now_s = time.monotonic()
+            if now_s >= full_at_s:
+                # The workers are forked before any connection is made.
+                connections.close()
+                judging.close()
+                texts, is_watch = keeper.section_writer(checks), options.every is not None
+                workers = AuditWorkers(nodes.policies, write_facts, None, texts, is_watch=is_watch)
+                judging.enter_context(workers)
+                full_at_s, connect_at_s = now_s + _FULL_S, now_s
+            else:
+                workers.begin_look()
+            if now_s >= connect_at_s:
+                connections.close()
+                connections.enter_context(nodes.transport)
+                connect_at_s = now_s + _KEPT_S
+            audit = look_at_nodes(nodes, tell, selection, options.timeout, workers, keeper=keeper)
+            look = AuditLook(audit, audit_code(audit, options.fail_on), keeper, workers)
+            if is_first:
+                look.keep()
+                nodes.remember_failed(look.failing)
+            elif not audit.complete:
+                return
+            yield look
             if options.every is None or not audit.complete:
                 return
-            count, tell = 0, tell.without_progress()
+            is_first, tell = False, tell.without_progress()
             time.sleep(options.every)
 
 

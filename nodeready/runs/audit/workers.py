@@ -58,7 +58,7 @@ from nodeready.runs.audit.answer_judge import (
     find_outliers,
 )
 from nodeready.subjects.context import FleetContext, unique_addresses
-from nodeready.subjects.registry import CheckSelection
+from nodeready.subjects.registry import COUNTING, CheckSelection
 from nodeready.subjects.snapshot import Snapshot
 
 #: Fewer nodes need no worker: to start one takes longer than to read their answers.
@@ -84,6 +84,8 @@ WORKER_HAS_SNAPSHOT = Snapshot()
 #: Reads the sections of a node's state.
 StateReader = Callable[[], list[tuple[str, bytes, Callable[[], bytes | None]]]]
 
+#: The checks of the subjects with counters.
+_RATED = tuple(f"{subject}." for subject in COUNTING)
 #: The kinds of orders that get an answer.
 _ANSWERED = ("read", "keep", "judge")
 
@@ -205,6 +207,7 @@ class AuditWorkers:
     facts_text: makes the text of a subject's facts; None: the run's format shows no facts
     section_texts: makes the sections for the memory; None: the run has no memory
     count:      of the workers; None: `worker_count`; 0: the control process does all orders
+    is_watch:   the nodes are looked at again: `begin_look`
     """
 
     def __init__(
@@ -213,6 +216,7 @@ class AuditWorkers:
         facts_text: FactsText | None = None,
         count: int | None = None,
         section_texts: SectionTexts | None = None,
+        is_watch: bool = False,
     ) -> None:
         self._declared = policies
         unique = {id(policy): policy for policy in policies.values()}
@@ -225,14 +229,18 @@ class AuditWorkers:
             for _ in range(self.count + 1)
         ]
         self._files = [file.fileno() for file in self._open]
+        texts = facts_text, section_texts
         judges = [
-            AnswerJudge(number, self._files, list(unique.values()), facts_text, section_texts)
+            AnswerJudge(number, self._files, [*unique.values()], *texts, is_watch=is_watch)
             for number in range(self.count + 1)
         ]
         #: The judge in the control process itself.
         self._local_judge = judges[-1]
         # By node: (number of the judge, its answer), or why the order failed.
         self._summaries: dict[str, tuple[int, AnswerSummary]] = {}
+        # Of a watch: those of the look before, and the order by which a node was judged.
+        self._earlier: dict[str, tuple[int, AnswerSummary]] = {}
+        self._last_orders: dict[str, NodeOrder] = {}
         self._outcomes: dict[str, tuple[int, NodeOutcome]] = {}
         self._failures: dict[str, str] = {}
         self._states: dict[str, tuple[int, StateRecord]] = {}
@@ -243,7 +251,8 @@ class AuditWorkers:
         self._facts: list[Any] = []
         # By judge: for each of its numbers, the index in `_results`, and the index in `_facts`.
         self._tables: list[tuple[list[int], list[int]]] = [([], []) for _ in judges]
-        # id of a value that all judges share -> its number.
+        # A value that all judges share -> its number; the same of its id, in one look.
+        self._shared: dict[Any, int] = {}
         self._shared_ids: dict[int, int] = {}
         self._orders: Queue[tuple[str, tuple[Any, ...]]] = Queue(_MAX_WAITING)
         self._open_orders = 0
@@ -385,7 +394,7 @@ class AuditWorkers:
         elif kind == "judge":
             self._outcomes[name] = (judge, answer)
         else:
-            self._summaries[name] = (judge, answer)
+            self._summaries[name] = (judge, answer) if answer else self._earlier[name]
         self._open_orders -= 1
         if not self._open_orders:
             self._is_idle.set()
@@ -406,6 +415,11 @@ class AuditWorkers:
 
     # --- While the nodes answer.
 
+    def begin_look(self) -> None:
+        """Begin a further look: what was judged counts for the nodes that show nothing else."""
+        self._earlier, self._summaries = self._summaries, {}
+        self._failures.clear()
+
     def read(self, question: SnapshotQuestion, answer: Answer) -> Snapshot:
         """Submit an answer to the workers; returns `WORKER_HAS_SNAPSHOT`."""
         name = question.request.node
@@ -415,7 +429,8 @@ class AuditWorkers:
             self._do_locally(name, ("keep", question.read(answer), policy))
         else:
             subjects = tuple(probe.subject for probe in question.probes)
-            self._submit(name, ("read", policy, subjects, question.nonce, answer.stdout))
+            bounds = self._earlier[name][1].bounds if name in self._earlier else None
+            self._submit(name, ("read", policy, subjects, bounds, question.nonce, answer.stdout))
         return WORKER_HAS_SNAPSHOT
 
     def settle(self, outcomes: Iterable[Outcome[Snapshot]]) -> list[Outcome[Snapshot]]:
@@ -461,9 +476,10 @@ class AuditWorkers:
             return None
         number = self._shared_ids.get(id(value))
         if number is None:
-            # The judges keep the value, so that its id is not used again.
-            number = self._shared_ids[id(value)] = len(self._local_judge.shared)
-            self._broadcast(("share", value))
+            number = self._shared.setdefault(value, len(self._shared))
+            self._shared_ids[id(value)] = number
+            if number == len(self._local_judge.shared):
+                self._broadcast(("share", value))
         return number
 
     def _broadcast(self, order: tuple[Any, ...]) -> None:
@@ -488,7 +504,9 @@ class AuditWorkers:
         earlier_counters: of a node, as `CounterSample.parse` takes them
         """
         self.moment_s = time.time()
-        self._broadcast(("context", context.addresses, self.moment_s))
+        # The context keeps its values for this look.
+        self._shared_ids.clear()
+        self._broadcast(("moment", self.moment_s))
         for probed in outcomes:
             if probed.value is not None:
                 name = probed.node
@@ -498,12 +516,16 @@ class AuditWorkers:
                     file=judge,
                     place=summary.place,
                     policy=self._policies[name],
+                    addresses=self._share(about.addresses),
                     known_hosts=self._share(about.known_hosts),
                     gate_files=self._share(about.gate_files),
                     host_key=about.host_key,
-                    earlier=earlier_counters(name) if summary.has_counters else "",
                 )
-                self._submit(name, ("judge", order))
+                if self._last_orders.get(name) != order:
+                    self._last_orders[name] = order
+                    self._outcomes.pop(name, None)
+                    earlier = earlier_counters(name) if summary.has_counters else ""
+                    self._submit(name, ("judge", order, earlier))
         self._finish()
         rows, peers = [], dict[str, dict[str, Any]]()
         checks = {*selection.results}
@@ -532,8 +554,9 @@ class AuditWorkers:
     ) -> tuple[_Row, Any]:
         """The node's row, and its facts to compare with peers; None: it was not judged."""
         name, gap, seconds = probed.node, probed.gap, round(probed.seconds, 3)
-        judged = None if probed.value is None else self._outcomes.pop(name, None)
+        judged = None if probed.value is None else self._outcomes.get(name)
         if judged is None:
+            self._last_orders.pop(name, None)
             gap = gap or Gap(FAILED, self._failures.get(name, "it was not judged"))
             return _Row(name, gap.word, seconds, gap, groups, array("I"), None), None
         judge, outcome = judged
@@ -555,6 +578,10 @@ class AuditWorkers:
         results = [self._results[number] for number in numbers]
         place = None if outcome.facts is None else (judge, *outcome.facts)
         status = gap.word if gap else worst(results)
+        rated = (result.status for result in results if result.check.startswith(_RATED))
+        # A rate since an earlier look falls as time passes.
+        if not self._local_judge.is_watch or not {*rated} <= {"ok", "na"}:
+            del self._outcomes[name], self._last_orders[name]
         return _Row(name, status, seconds, gap, groups, numbers, place), facts
 
     def state(self, name: str) -> tuple[bytes, tuple[str, ...], StateReader] | None:

@@ -299,13 +299,12 @@ def _sections(read: StateReader) -> Iterator[SectionText]:
 def _judged(reports: Iterable[NodeReport], workers: AuditWorkers) -> Iterator[NodeSections]:
     """The states of the nodes that were probed."""
     for report in reports:
-        state = workers.state(report.name)
-        if state is not None:
-            digest, counted, read = state
-            yield NodeSections(report.name, digest, counted, partial(_sections, read))
-        elif report.gap and report.gap.kind != INTERRUPTED:
+        if report.gap and report.gap.kind != INTERRUPTED:
             error = error_text(report.gap.reason, report.gap.is_unreached)
             yield node_sections(report.name, {ERROR: error})
+        elif report.gap is None and (state := workers.state(report.name)):
+            digest, counted, read = state
+            yield NodeSections(report.name, digest, counted, partial(_sections, read))
 
 
 def _recorded(reports: Iterable[NodeReport]) -> Iterator[NodeSections]:

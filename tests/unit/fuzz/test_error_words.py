@@ -65,7 +65,7 @@ def sections(subject: str) -> dict[str, str]:
 
 def verdicts(probe: Probe, texts: dict[str, str]) -> dict[str, str]:
     outputs = {n: Output(encoded(text), 0, nonce=RECORDED) for n, text in texts.items()}
-    seen = snapshot.Snapshot({probe.subject: snapshot._observe(probe, outputs, POLICY)})
+    seen = snapshot.Snapshot({probe.subject: snapshot.observe(probe, outputs, POLICY)})
     return {result.check: result.status for result in snapshot.judge(seen, POLICY)}
 
 

@@ -348,7 +348,7 @@ def test_a_section_without_end_takes_no_more_than_it_is_long(subject, effort):
                 spoilt = Output(
                     encoded(f"{head}\n{tail[:at]}{long}{tail[at:]}"), 0, nonce=RECORDED
                 )
-                seen = snapshot._observe(probe, {**outputs, section: spoilt}, POLICY)
+                seen = snapshot.observe(probe, {**outputs, section: spoilt}, POLICY)
                 snapshot.judge(snapshot.Snapshot({subject: seen}), POLICY)
 
     DO[effort](all_pieces)
@@ -363,7 +363,7 @@ _TAKES = ("str", "str | bytes", "bytes", "Output", "Iterable[Line]", "Iterable[s
 #: Where else a parser is fuzzed, or why nobody else writes its text -> its names.
 ELSEWHERE = {
     "test_answers.py": "agent/stacks/program.py:unpack subjects/proof/facts.py:read "
-    "core/probe_script.py:_unpack core/probe_script.py:parse_answer "
+    "core/probe_script.py:unpack core/probe_script.py:parse_answer "
     "subjects/snapshot.py:read "
     "subjects/gpus/nvidia.py:_parse_whole runs/tail.py:parse_tail runs/stacks/trace.py:parse",
     "tests/unit/node": "agent/cores/core_file.py:parse agent/smoke/orders.py:read",
@@ -433,7 +433,7 @@ def test_every_parser_is_fuzzed():
             for probe in PROBES.values():
                 whole = {s.name: recorded(profile).get(s.name, "") for s in probe.sections}
                 outputs = {n: Output(encoded(t), 0, nonce=RECORDED) for n, t in whole.items()}
-                snapshot._observe(probe, outputs, POLICY)
+                snapshot.observe(probe, outputs, POLICY)
     finally:
         sys.setprofile(None)
     every = parsers()

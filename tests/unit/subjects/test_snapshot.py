@@ -37,7 +37,7 @@ def packed(body: bytes) -> str:
 
 
 def unpacked(text: str) -> str:
-    return probe_script._unpack(text, NONCE).decode("utf-8", "surrogateescape")
+    return probe_script.unpack(text, NONCE).decode("utf-8", "surrogateescape")
 
 
 def reason_of(output: Output) -> str:
