@@ -513,9 +513,9 @@ def ended(job: JobFailures) -> Finding | None:
     own_ends = [f for f in job.ended if f.event.source in ("", "error-file", "shell")]
     failures = own_ends or [f for f in job.reports if signal_of(f.event.code) in _OUTSIDE]
     # srun ends the other ranks when one has ended.
-    sent = [f for f in failures if f.event.source == "srun" and not own_ends]
-    is_sent = bool(sent) and any(
-        f.file == sent[0].file and f.event.line < sent[0].event.line
+    by_srun = [f for f in failures if f.event.source == "srun" and not own_ends]
+    is_sent = bool(by_srun) and any(
+        f.file == by_srun[0].file and f.event.line < by_srun[0].event.line
         for f in (*job.reports, *job.losses) if f not in failures
     )  # fmt: skip
     if not failures or is_sent:
