@@ -124,4 +124,4 @@ def test_smoke_names_it_before_the_job_starts(lab, fleet, tool, spoilt):
              for row in findings]  # fmt: skip
     assert spoilt["words"] in "\n".join(texts), done
     # It is said before the first test.
-    assert done.err.index(spoilt["words"]) < done.err.index("without a fault")
+    assert done.err.index(spoilt["words"]) < done.err.index("; budget 60 s")
