@@ -18,7 +18,7 @@ from nodeready.core.severity import VALIDATION, loses_job
 
 
 @dataclass(frozen=True)
-class _Row:
+class _HardwareRow:
     """One kind of message: the columns of knowledge/kernel_lines.toml."""
 
     pattern: re.Pattern[str]
@@ -34,7 +34,7 @@ class _Row:
 
 
 ROWS = {
-    key: _Row(
+    key: _HardwareRow(
         re.compile(row["pattern"]), row["subject"], row["words"], row["status"], row["fix"],
         re.compile(row["cured"]) if "cured" in row else None,
         row.get("fades", False), row.get("least", 1), row.get("fails_at"),
@@ -87,7 +87,7 @@ def _device(match: re.Match[str]) -> str:
     return match.groupdict().get("device") or ""
 
 
-def _events(row: _Row, text: str) -> int:
+def _events(row: _HardwareRow, text: str) -> int:
     match = row.pattern.match(text)
     return int(match["count"][:9]) if match and "count" in match.groupdict() else 1
 
@@ -117,11 +117,11 @@ def faults_of(lines: Iterable[KernelLines], subject: str, uptime_s: int) -> list
             is_past = row.fades and line.last_s is not None and line.last_s < uptime_s - _FADES_S
             if line.last > cures.get(device, 0) and not is_past:
                 devices.setdefault(device, []).append(line)
-        for alike in devices.values():
-            count = sum(line.count * _events(row, line.text) for line in alike)
+        for device_lines in devices.values():
+            count = sum(line.count * _events(row, line.text) for line in device_lines)
             if count >= row.least:
-                stamps = [line.last_s for line in alike if line.last_s is not None]
-                text = alike[0].text[:_TEXT]
+                stamps = [line.last_s for line in device_lines if line.last_s is not None]
+                text = device_lines[0].text[:_TEXT]
                 faults.append(HardwareFault(kind, text, count, max(stamps, default=None)))
     return faults
 

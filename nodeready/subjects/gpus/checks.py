@@ -78,7 +78,7 @@ def faults_in_words(observed: Gpus, faults: Iterable[KernelFault]) -> str:
 def _own_remedy(fault: KernelFault) -> tuple[str, tuple[str, ...]] | None:
     """The remedy that the fault's row has: what a person does, and the rungs of the ladder."""
     rule = None if fault.source == "xid" else xids.find_rule(fault.text)
-    return (rule.fix, _COST.since(rule.rung)) if rule is not None and rule.fix else None
+    return (rule.fix, rule.rungs) if rule is not None and rule.fix else None
 
 
 def _fix(observed: Gpus, worst: KernelFault) -> str:
@@ -165,8 +165,8 @@ def kernel_faults(observed: Gpus, policy: Policy) -> Result:
     watched = [fault for fault in faults if fault.action != xids.APPLICATION]
     if watched:
         remedies = list(map(_own_remedy, watched))
-        own = remedies[0] if all(remedies) else None
-        fix, actions = own or (_VENDOR, ("monitor", "replace"))
+        remedy = remedies[0] if all(remedies) else None
+        fix, actions = remedy or (_VENDOR, ("monitor", "replace"))
         return kernel_faults.warn(faults_in_words(observed, watched), source, fix, actions=actions)
     start = log.detail.partition(", which ")[2]
     start_text = f" in a log that {start}" if start else ""

@@ -95,11 +95,14 @@ class LogRule:
     after_reset: str = ""
     ring_resets: bool = False  # the reset of one ring repairs the fault as well
     fix: str = ""  # what a person does, where the action does not say it
-    rung: str = ""  # of the ladder, where that begins
+    rungs: tuple[str, ...] = ()  # of the ladder of that fix
 
 
 #: The first rule that matches is the meaning of a message.
-RULES = tuple(LogRule(key, **row) for key, row in knowledge.rows("driver_messages").items())
+RULES = tuple(
+    LogRule(key, **{**row, "rungs": tuple(row.get("rungs", ()))})
+    for key, row in knowledge.rows("driver_messages").items()
+)
 
 #: How every message begins.
 ORIGIN = (
