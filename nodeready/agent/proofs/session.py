@@ -104,13 +104,38 @@ def _ceiling() -> tuple[int, ...]:
     return tuple(limit.hard for limit in limits_of(first_number("/run/sshd.pid") or 1))
 
 
+#: The start-up files of bash (bash(1), INVOCATION), sh and zsh, in which a ulimit may stand.
+_START_FILES = (
+    "/etc/profile", "/etc/profile.d/*.sh", "/etc/bash.bashrc", "/etc/bashrc", "/etc/zsh/*",
+    "/etc/zshenv", "/etc/zprofile", "/etc/ssh/sshrc", "~/.bash_profile", "~/.bash_login",
+    "~/.profile", "~/.bashrc", "~/.zshenv", "~/.zprofile", "~/.ssh/rc",
+)  # fmt: skip
+# ``ulimit -Sn 1024`` and ``ulimit -H -n 1024`` set the limit of n; ``ulimit -n`` shows it.
+_ULIMIT = re.compile(r"^[^#]*\bulimit\s+(?:-[HS]+\s+)?-[HS]*([cln])\s*([0-9]{1,18})\b")
+# Option -> the sizes of its unit in bytes: bash counts cores by 1024, dash by 512.
+_UNITS = {"c": (512, 1024), "l": (1024,), "n": (1,)}
+
+
+def _ulimits(limits: Iterable[facts.Limit]) -> tuple[str, ...]:
+    """The start-up lines that set these limits, as in `facts.SessionLimits`."""
+    has, lines = dict(zip("cln", limits)), dict.fromkeys("cln", "")
+    for path in itertools.chain(*(sorted(glob.glob(os.path.expanduser(p))) for p in _START_FILES)):
+        with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(file.read(1 << 20).splitlines(), 1):
+                match = _ULIMIT.match(line[:1000])
+                sizes = {int(match[2]) * unit for unit in _UNITS[match[1]]} if match else set()
+                if match and sizes & {has[match[1]].soft, has[match[1]].hard}:
+                    lines[match[1]] = f"{path}:{number}"[:300]
+    return tuple(lines.values()) if any(lines.values()) else ()
+
+
 def _session_limits(
     text: str, before: tuple[facts.Limit, ...], opener: str
 ) -> facts.SessionLimits:
     """The limits in the text of /proc/PID/limits. Raises ValueError, KeyError."""
-    (core, memlock, nofile), further = _parse_limits(text)
-    nr_open = first_number("/proc/sys/fs/nr_open")
-    return facts.SessionLimits(core, memlock, nofile, before, _ceiling(), nr_open, opener, further)
+    limits, further = _parse_limits(text)
+    nr_open, ulimits = first_number("/proc/sys/fs/nr_open"), _ulimits(limits)
+    return facts.SessionLimits(*limits, before, _ceiling(), nr_open, opener, further, ulimits)
 
 
 def prove(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> facts.SessionLimits:

@@ -228,6 +228,9 @@ class SessionLimits:
     opener: wire.Name = ""  # who opened the session: a key of `SESSION_NAMES`; "": unknown
     # the soft limits in the order of OTHER_ITEMS, -1: unlimited; (): not seen
     further: tuple[int, ...] = ()
+    # the lines of shells' start-up files that set just these limits, as FILE:LINE, in the order
+    # of ITEMS; "": none; (): none of them
+    ulimits: tuple[str, ...] = ()
 
 
 #: Limits that no policy names and that can end a job -> their names in /proc/PID/limits.

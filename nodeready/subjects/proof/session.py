@@ -430,18 +430,25 @@ def low_limits(
         return [i for i in low if i in by_item and _lowest(by_item[i]) >= possible[i]]
 
     name, logins = observed.user_name, observed.logins
+    ulimits = {
+        item: line
+        for item, line in zip(limit_files.ITEMS, session.ulimits)
+        if line and item in low
+    }
     if opener in ("srun", "slurmd"):
         slurmd = logins.slurmd if isinstance(logins, facts.Logins) else ()
         if opener == "srun" and (not slurmd or len(enough(slurmd)) == len(low)):
             return LowLimits(low, "slurmd itself has more", "", _SUBMIT_FIX)
         return LowLimits(low, "slurmd's own limits, which its jobs inherit", "", _SLURMD_FIX)
-    if lowered := ", ".join(enough(session.before)):
+    if lowered := ", ".join(dict.fromkeys([*enough(session.before), *ulimits])):
         files, lowering = f"{name}'s profile, or /etc/profile", "the profile"
         if opener in ("ssh", "shell"):
             files = f"{name}'s ~/.bashrc or ~/.ssh/rc, or /etc/bash.bashrc"
             lowering = "the shell's start-up"
-        fix = f"remove the ulimit of {lowered} from {files}"
-        return LowLimits(low, f"{lowering} lowers {lowered}", "", fix)
+        cause = f"{lowering} lowers {lowered}"
+        if line := " and ".join(dict.fromkeys(ulimits.values())):
+            files, cause = line, f"{cause} ({line})"
+        return LowLimits(low, cause, line, f"remove the ulimit of {lowered} from {files}")
     # root starts that shell through su, and a login shell is in ssh's session.
     opener = {"shell": "su", "login": "ssh"}.get(opener, opener)
     service = pam_service(observed, opener)
@@ -483,6 +490,7 @@ def _with_fix(opener: str, low: LowLimits, observed: facts.Proved) -> LowLimits:
 @proof_check("proof.limits", loses_job("deploy", "configure"), "limits",
              settings=(*CORE_SETTINGS, "limit_memlock", "limit_nofile", "waivers"), fix=(
     deploy("nodeready deploy INVENTORY --only limits"),
+    "remove the ulimit of ITEMS from FILE:LINE",
     "remove the ulimit of ITEMS from the user's profile, or /etc/profile",
     "remove the ulimit of ITEMS from the user's ~/.bashrc or ~/.ssh/rc, or /etc/bash.bashrc",
     _conf_fix("FILE", "WHERE"),

@@ -61,7 +61,8 @@ def limits(good: SessionLimits, changes: dict[str, Any]) -> SessionLimits:
         before = tuple(map(limit, before))
     others = tuple(changes.get("others", {}).get(item, -1) for item in OTHER_ITEMS)
     ceiling = tuple(changes.get("ceiling", good.ceiling))
-    return replace(changed, before=before, ceiling=ceiling, further=others)
+    ulimits = tuple(changes.get("ulimits", ()))
+    return replace(changed, before=before, ceiling=ceiling, further=others, ulimits=ulimits)
 
 
 def service(good: Service, lines: list[str] | None) -> Service:
