@@ -15,7 +15,7 @@ from nodeready.cli.options import (
     report_files,
     require_inventory,
 )
-from nodeready.core.exit_codes import INTERRUPTED
+from nodeready.core.exit_codes import INTERRUPTED, Refused, exit_code
 from nodeready.runs.options import EnvOptions, ReadyOptions, SmokeOptions, opt
 
 
@@ -95,17 +95,31 @@ def env(inventory: str | None, options: EnvWords) -> int:
     With --debug also the variables that make the job debuggable (flight recorder, NCCL's
     warnings, Python's stacks, the GPU's cores), under the names of the PyTorch that --python has.
 
+    With --check what is wrong in a batch script instead: a rank that is expanded too early, other
+    nodes than #SBATCH has, no GPU.
+
     \b
     Examples:
       eval "$(nodeready env 'gpu[001-064]')"
       nodeready env inventories/prod.py --limit h100 -o job.env
       nodeready env inventories/prod.py --ports 29600-29700 --format json
       nodeready env 'gpu[001-064]' --debug --python /opt/train/bin/python
+      nodeready env --check train.sbatch
     """
     from nodeready.cli.screen import read_outputs
     from nodeready.core.outcome import gaps_code
     from nodeready.reports.env_script import troubles
     from nodeready.reports.lines import show_gaps
+
+    if options.check is not None:
+        from nodeready.runs.ready.batch_script import judge
+
+        if inventory is not None:
+            raise Refused("--check reads a script and asks no node: leave INVENTORY out")
+        outputs, screen = read_outputs("script", options), options.screen()
+        document = judge(options.check)
+        outputs.show(document, screen, silent=screen.quiet and not document.findings)
+        return exit_code(check=bool(document.findings))
 
     # Imported only here, because it imports pyinfra, which is slow, and --help must be quick.
     from nodeready.runs.ready.environment import run

@@ -1,4 +1,4 @@
-"""The variables of a job's environment as lines for a shell to evaluate.
+"""The variables of a job's environment as lines for a shell, and what is wrong in its script.
 
 A text of a node stands in comments, one line each, and in quoted values, nowhere else.
 """
@@ -13,6 +13,7 @@ from nodeready.core.outcome import reasons_of
 from nodeready.core.text import counted, sanitise
 from nodeready.reports.lines import node_set, reasons
 from nodeready.reports.registry import PLAIN, Options
+from nodeready.runs.ready.batch_script import BatchScript
 from nodeready.runs.ready.job_env import Environment, JobVariable, nodes_by_reason
 
 #: Columns of the comments.
@@ -89,3 +90,15 @@ def troubles(environment: Environment) -> Iterator[str]:
         unknown = ((name, reason) for reason, names in variable.unknown for name in names)
         for reason, names in reasons(unknown):
             yield f"{variable.name} is unknown on {node_set(names)}: {reason}"
+
+
+def script_lines(document: BatchScript, options: Options = PLAIN) -> Iterator[str]:
+    """``SCRIPT:LINE: problem``, as a compiler's, and what to do below it."""
+    path = sanitise(document.script)
+    for finding in document.findings:
+        yield f"{path}:{finding.line}: {finding.problem}\n"
+        yield f"    {finding.advice}\n"
+        if options.verbose:
+            yield f"    {finding.rule}: {finding.source}\n"
+    if not document.findings:
+        yield f"{path}: right by all {document.rules} rules\n"

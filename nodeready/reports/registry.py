@@ -152,6 +152,8 @@ _ROWS = (
     Format("stacks", "html", "stacks_html:render"),
     Format("env", "sh", "env_script:shell_lines"),
     Format("env", "json", "json_report:render"),
+    Format("script", "sh", "env_script:script_lines"),
+    Format("script", "json", "json_report:render"),
     *(Format(document, "table", table) for document, table in _PLAIN_DOCUMENTS.items()),
     *(Format(document, "json", "json_report:render") for document in _PLAIN_DOCUMENTS),
 )

@@ -31,6 +31,7 @@ from nodeready.runs.memory.diff import Diff
 from nodeready.runs.memory.history import History
 from nodeready.runs.memory.lemons import Lemons
 from nodeready.runs.postmortem.document import Postmortem
+from nodeready.runs.ready.batch_script import BatchScript
 from nodeready.runs.ready.job_env import Environment
 from nodeready.runs.smoke.document import SmokeReport
 from nodeready.runs.stacks.debuggable import Debuggable
@@ -42,7 +43,7 @@ DOCUMENTS: dict[str, Any] = {
     kind.SCHEMA: kind
     for kind in (
         *(Audit, Ready, SmokeReport, Deploy, Stacks),
-        *(Debuggable, Jobs, Cores, TailDocument, Environment, Incident),
+        *(Debuggable, Jobs, Cores, TailDocument, Environment, BatchScript, Incident),
         *(Postmortem, WaiverList, Diff, History, Lemons),
     )
 }

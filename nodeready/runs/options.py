@@ -532,6 +532,11 @@ class EnvOptions(TargetOptions):
         "With --debug: the job's Python on the nodes, for its version of PyTorch.",
         default="python3",
     )
+    check: str | None = opt(
+        "--check SCRIPT",
+        "Ask no node: check a batch script of Slurm; exit 3 if it is wrong.",
+        general=False,
+    )
     directory: str = opt(
         "--directory DIR",
         "With --debug: directory for the ranks' flight recorders.",

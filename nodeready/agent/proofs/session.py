@@ -134,8 +134,11 @@ def _session_limits(
 ) -> facts.SessionLimits:
     """The limits in the text of /proc/PID/limits. Raises ValueError, KeyError."""
     limits, further = _parse_limits(text)
+    core, memlock, nofile = limits
     nr_open, ulimits = first_number("/proc/sys/fs/nr_open"), _ulimits(limits)
-    return facts.SessionLimits(*limits, before, _ceiling(), nr_open, opener, further, ulimits)
+    return facts.SessionLimits(
+        core, memlock, nofile, before, _ceiling(), nr_open, opener, further, ulimits
+    )
 
 
 def prove(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> facts.SessionLimits:

@@ -29,7 +29,11 @@ def test_every_renderer_has_the_same_signature(row):
     assert inspect.signature(function).return_annotation == returned
 
 
-@pytest.mark.parametrize("document", [name for name in FORMATS if name != "debuggable"])
+#: The documents of `--check` -> their commands.
+PARTS = {"debuggable": "stacks", "script": "env"}
+
+
+@pytest.mark.parametrize("document", [name for name in FORMATS if name not in PARTS])
 def test_a_command_offers_the_formats_of_the_registry(document):
     command = cli.get_command(click.Context(cli), document)
     assert command is not None
@@ -39,8 +43,9 @@ def test_a_command_offers_the_formats_of_the_registry(document):
     assert option.default == format_names(document)[0]
 
 
-def test_stacks_offers_the_formats_of_its_check():
-    assert set(format_names("debuggable")) <= set(format_names("stacks"))
+@pytest.mark.parametrize(("document", "command"), PARTS.items())
+def test_a_command_offers_the_formats_of_its_other_document(document, command):
+    assert set(format_names(document)) <= set(format_names(command))
 
 
 def test_no_command_imports_a_renderer():

@@ -11,6 +11,7 @@ from nodeready.agent.audit_document import Ready
 from nodeready.core.text import sanitise
 from nodeready.reports import schema
 from nodeready.reports.registry import FORMATS, Options, find_format
+from nodeready.runs.ready import batch_script
 from tests.builders.deploys import DEPLOYS
 from tests.builders.environments import ENVIRONMENTS
 from tests.builders.fleets import fleet, outcomes
@@ -38,6 +39,7 @@ MADE: dict[str, dict[str, Any]] = {
     "lemons": {"mixed": lemons()},
     "waivers": {"mixed": waiver_list()},
     "diff": {"mixed": node_diff()},
+    "script": {"wrong": batch_script.BatchScript("a", 2, batch_script.check("hostname"))},
     "debuggable": {"mixed": judged(rank(0), rank(1, main=None), rank(None))},
 }
 CASES = [(document, name) for document, reports in MADE.items() for name in reports]
