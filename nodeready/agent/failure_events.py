@@ -129,7 +129,7 @@ _CHAINED = ("During handling of the above exception", "The above exception was t
 _IGNORED = ("Exception ignored in", "--- Logging error ---")
 #: An exception without its traceback, and with it.
 _NAMED = re.compile(
-    r"^(?:(?:[A-Za-z_][\w.]*\w)(?:Error|Exception)(?:\([\w.]+\))?|KeyboardInterrupt|StopIteration)"
+    r"^(?:(?:[A-Za-z_][\w.]*[\w.])(?:Error|Exception)(?:\([\w.]+\))?|KeyboardInterrupt|StopIteration)"
     r"(?::\s.*|:?\s*$)"
 )
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:\([\w.]+\))?(?::\s.*|:?\s*$)")
@@ -143,7 +143,7 @@ _ANNOUNCES = re.compile(r"(?:^|\.)(?:Exception|[A-Z]\w+Exception):\s*$")
 _WATCHDOG = re.compile(r"(?:\[E[^\]]{1,80}\] )?\[Rank (\d{1,7})\] Watchdog caught")
 #: The line of the program that raises an exception with a message.
 _RAISES = re.compile(r"""\braise (\w[\w.]{0,100})\((["'])([^"'{}%]{1,200})\2\)\s*$""")
-_CODE = re.compile(r" {4}[A-Za-z_]\w*(?:\(| = |\.\w+[(.])")
+_CODE = re.compile(r" {4}[A-Za-z_]\w*(?:\(| = |\.\w+[(.])|\s+(?:at \S|\.\.\. \d+ more)")
 #: The text of an exception of C++, without a time at its beginning.
 _WHAT = re.compile(r"^\s*what\(\):\s*(?:\[\d\d:\d\d:\d\d\] )?(?P<text>.*)")
 #: Maximum further lines of an exception's message.
@@ -154,12 +154,14 @@ _GROUP = re.compile(r"(?:\S+\.)?(?:Base)?ExceptionGroup: ")
 #: Plain lines before a failure with which those after it are compared, the number of the latter,
 #: and letters of such a line; how often a line with fewer letters comes in a log of such lines.
 _RECENT, _WATCHED, _LETTERS, _USUAL = 8, 500, 8, 3
+#: The rank that a line of a program names, and the characters in which it does.
+_RANKS, _HEAD = re.compile(r"(?i)\b(?:rank|task|process|pe)[ =#:]{0,2}(\d{1,7})\b"), 80
 #: The different numbers of steps that show a job at work.
 _STEP, _STEPS = rules.PHRASES["step"], 4
 #: Plain lines of a rank after words of an error in which these may be why it ends itself.
 _LAST_WORDS = 40
 #: The words of an error: those that say so weigh more than those of what is not as it should be.
-_EXPLAINED, _COMPLAINTS = 3, ((2, "complains"), (1, "objects"))
+_EXPLAINED, _COMPLAINTS = 3, ((3, "system"), (2, "complains"), (1, "objects"))
 #: Lines after the error of a request in which its answer comes; the kinds of errors after which a
 #: process serves no further one.
 _ANSWERED, _OF_PROCESS = 3, ("gpu", "segfault", "signal")
@@ -227,6 +229,8 @@ class _RankStream:
     since: int = 0
     #: The lines of exceptions that no code has handled.
     unhandled: set[int] = field(default_factory=set)
+    #: The lines in which a program says that it ends itself: further ones are of other processes.
+    aborts: set[int] = field(default_factory=set)
     #: Number of an event's line -> number of plain lines when it was handled; whether the level of
     #: the traceback that is read is of a warning.
     handled: dict[int, int] = field(default_factory=dict)
@@ -310,6 +314,19 @@ class _RankStream:
         last = weights.index(weight) if weight else 0
         run = takewhile(weight.__eq__, weights[last:])
         return lines[last + len(list(run)) - 1] if weight else ""
+
+    def cause(self, line: int) -> str:
+        """What the system has answered before the line of an error, but for further words of an
+        error; "".
+        """
+        for number, text in reversed(self.recent):
+            weight = complaint(text)
+            if number < line and weight == _EXPLAINED and rules.meaning(text).kind != "exception":
+                return text.strip()
+            is_between = weight or not _shape(text) or rules.PHRASES["no-complaint"].search(text)
+            if number < line and (_goes_on(text) or not is_between):
+                break
+        return ""
 
     def last_block(self) -> str:
         """What a program says where its progress ends, before it ends itself; ""."""
@@ -396,7 +413,9 @@ def complaint(text: str) -> int:
     is_none = any(rules.PHRASES[name].search(text) for name in ("no-complaint", "warns"))
     if not weight or is_none or is_handled(text):
         return 0
-    # Words that a row explains say most.
+    # Words that a row explains say most, unless they only announce others.
+    if rules.VAGUE.search(text):
+        return min(weight, _EXPLAINED - 1)
     return _EXPLAINED if rules.meaning(text).is_known else weight
 
 
@@ -446,7 +465,7 @@ class FailureReader:
         if (
             plain is not None
             and is_quiet
-            and line[:1] not in ("[", "(", "f", "w")
+            and line[:1] not in ("[", "(", "f", "w", "\t")
             and "\r" not in line
             and not rules.has_needle(line)
         ):
@@ -519,6 +538,7 @@ class FailureReader:
                 self._frame(stream, text)
                 or self._line(stream, text, rules.INDENTED_ROWS)
                 or self._detail(stream, text)
+                or text.startswith(rules.SKIPPED)
             )
         if text.startswith(_CHAINED):
             stream.is_chained = True
@@ -671,7 +691,7 @@ class FailureReader:
     def _add_exception(self, stream: _RankStream, text: str) -> None:
         if not stream.is_chained:
             self._end_chain(stream)
-        stream.is_chained = False
+        stream.is_chained, text = False, rules.quoted(text)
         user = [frame for frame in stream.frames if not rules.LIBRARY_FILES.search(frame[0])]
         frame = _frame_text(*(user or stream.frames or [("", "", "")])[-1])
         text_meaning = rules.meaning(text)
@@ -706,7 +726,7 @@ class FailureReader:
         """Complete the last exception by the lines after it."""
         if not stream.chain:
             return
-        last, lines = stream.chain[-1], [line for line in stream.details if line]
+        last, lines = stream.chain[-1], [rules.quoted(line) for line in stream.details if line]
         message = last.event.text
         is_vague = bool(rules.VAGUE.search(last.event.text))
         if lines and (match := _WHAT.match(lines[0])):
@@ -731,6 +751,15 @@ class FailureReader:
             if text_meaning.is_known and (not last.is_known or text_meaning.role == rules.FAILED):
                 last.event = replace(last.event, role=text_meaning.role, kind=text_meaning.kind)
                 last.is_known = True
+        found = filter(None, map(rules.PHRASES["caused"].search, lines))
+        causes = [match[match.lastindex or 0] for match in found]
+        if causes and (not last.is_known or last.event.role == rules.CONSEQUENCE):
+            text_meaning = rules.meaning(causes[-1])
+            text = message = f"{causes[-1][:200]}; then {last.event.text}"
+            last.event = replace(
+                last.event, role=text_meaning.role, kind=text_meaning.kind, text=text
+            )
+            last.is_known = text_meaning.is_known
         names = _listed_names([message, *lines])
         text = f"{last.event.text[: MAX_TEXT // 2]} {names}"
         if not names or len(text) > MAX_TEXT:
@@ -871,7 +900,7 @@ class FailureReader:
             stream.parts[row.reporter] = groups
         if row.role == rules.PART:
             return True
-        words = groups.get("text", text)
+        words = rules.quoted(groups.get("text", text))
         text_meaning = rules.meaning(words)
         if row.role == rules.TEXT and not (text_meaning.is_known or row.details):
             return False
@@ -916,6 +945,8 @@ class FailureReader:
             stream.frames, stream.details = [], []
         else:
             self._add(stream, event)
+        if row.aborts:
+            stream.aborts.add(self.number)
         stream.mode = "details" if row.details else "fatal" if row.stack else stream.mode
         return True
 
@@ -945,6 +976,12 @@ class FailureReader:
         )
 
     def _add(self, stream: _RankStream, event: FailureEvent) -> None:
+        is_vague = (event.role, event.kind, event.source) == (rules.FAILED, "exception", "")
+        is_vague = is_vague and not any(map(event.has_phrase, ("system", "of-the-program")))
+        if is_vague and (cause := stream.cause(event.line)):
+            means = rules.meaning(cause)
+            text = f"{cause[:200]}; then {event.text}"[:MAX_TEXT]
+            event = replace(event, text=text, role=means.role, kind=means.kind)
         if len(event.ranks) > self.room:
             event = replace(event, ranks=())
         self.room -= len(event.ranks)
@@ -973,7 +1010,9 @@ class FailureReader:
         for number, text in reversed(rows):
             shape, weight = _shape(text), complaint(text)
             counts[shape] -= 1
-            if weight > 1 and not (levels and TIMED.search(text)):
+            # What the system answers is no end by itself.
+            is_own = any(rules.PHRASES[name].search(text) for _, name in _COMPLAINTS[1:])
+            if weight > 1 and is_own and not (levels and TIMED.search(text)):
                 lines.add(number)
             is_usual = bool(shape) and counts[shape] > 0
             if not weight and (is_usual or number in levels or _goes_on(text)):
@@ -1031,16 +1070,26 @@ class FailureReader:
                     handled.setdefault(event.text, event.lines_after)
             repeats = stream.went_on - stream.unhandled
             steps_on = stream.steps_on
+            # Another rank may write on for long, and a restart writes as before.
+            last_ranks = {int(number) for number in _RANKS.findall(stream.last[:_HEAD])}
+            aborts = {
+                event.line
+                for event in stream.events
+                if event.line in stream.aborts
+                and (not steps_on or (last_ranks and last_ranks.isdisjoint(event.ranks)))
+            }
             # A connection is tried again before the first step.
             job_steps_on = self.streams.get(_UNKNOWN, stream).steps_on
             # An event keeps the number of plain lines before it until now.
             events += [
                 replace(
                     event,
-                    lines_after=stream.plain
+                    lines_after=0
+                    if event.line in aborts
+                    else stream.plain
                     - (handled[event.text] if event.line in repeats else event.lines_after),
-                    went_on=event.text in handled,
-                    steps_on=event.line not in stream.unhandled
+                    went_on=event.text in handled and event.line not in aborts,
+                    steps_on=event.line not in stream.unhandled | aborts
                     and (
                         steps_on
                         or (job_steps_on and event.role == rules.LOST)

@@ -44,6 +44,11 @@ _SIGNAL_WORDS = {
     "User defined signal 1": 10, "User defined signal 2": 12,
     "Broken pipe": 13, "Alarm clock": 14, "Terminated": 15, _OUT_OF_MEMORY: 9,
 }  # fmt: skip
+#: Status of Windows (ntstatus.h) -> the signal of such an end elsewhere.
+_WINDOWS = {
+    0xC0000005: 11, 0xC00000FD: 11, 0xC0000374: 11, 0xC0000409: 6, 0xC000001D: 4, 0xC0000094: 8,
+    0xC000013A: 2,
+}  # fmt: skip
 _NUMBERS = {name: number for number, name in SIGNAL_NAMES.items()}
 #: What stands for a longer expression in the patterns of rows.
 _PARTS = {
@@ -154,6 +159,12 @@ def meaning(text: str) -> Meaning:
     return explain(text)[1]
 
 
+def quoted(text: str) -> str:
+    """The error that an error quotes as its cause; the text itself where it quotes none."""
+    match = PHRASES["quotes"].search(text[:MAX_LINE]) if "Job aborted" in text else None
+    return match[1] if match else text
+
+
 def explain(text: str) -> tuple[str, Meaning]:
     """The key of the row that explains an exception or a message, and its meaning; "": none."""
     head = text[:MAX_LINE]
@@ -231,5 +242,8 @@ def code_of(groups: Mapping[str, str]) -> int:
     if "signal" in groups:
         name = groups["signal"]
         return -(int(name) if name.isdigit() else _NUMBERS.get(name, 0))
-    # A status of Windows says no more than that its process failed.
-    return int(groups.get("code", 1 if "status" in groups else 0))
+    # Another status of Windows says no more than that its process failed.
+    status = groups.get("status", "")
+    windows = int(status, 16) if status[:2] == "0x" else -int(status) if status.isdigit() else 0
+    code = -_WINDOWS.get(windows % (1 << 32), -1) if status else 0
+    return int(groups.get("code", code))

@@ -207,8 +207,8 @@ _STAMPS = (
     re.compile(rf"(\d{{4}})[-/](\d\d)[-/](\d\d)[T _]{_CLOCK}(Z|[+-]\d\d:?\d\d)?"),
     # glog: E0301 12:00:00.123456, E20260301 12:00:00.123456; PyTorch: E301 12:00:00.123456
     re.compile(rf"\b[IWEFDV](\d{{4}})?(\d?\d)(\d\d) {_CLOCK}"),
-    # syslog, and dmesg -T with a year: Mar  1 12:00:00
-    re.compile(rf"\b({'|'.join(_MONTHS)}) +(\d{{1,2}}) {_CLOCK}(?: (\d{{4}}))?"),
+    # syslog, in some languages in small letters, and dmesg -T with a year: Mar  1 12:00:00
+    re.compile(rf"\b(?i:({'|'.join(_MONTHS)})) +(\d{{1,2}}) {_CLOCK}(?: (\d{{4}}))?"),
 )
 #: Characters at the beginning of a line in which its time stands.
 STAMP_CHARACTERS = 80
@@ -237,8 +237,8 @@ def stamp(text: str, year: int, calendar: Calendar) -> float | None:
             moment, zone = (int(own_year or year), *map(int, words)), None
         elif syslog:
             month, *words, fraction, own_year = syslog.groups()
-            moment = (int(own_year or year), _MONTHS.index(month) + 1, *map(int, words))
-            zone = None
+            month_number = _MONTHS.index(month.capitalize()) + 1
+            moment, zone = (int(own_year or year), month_number, *map(int, words)), None
         else:
             return None
         if not (1970 <= moment[0] < 2200 and moment[1] <= 12 and moment[2] <= 31):

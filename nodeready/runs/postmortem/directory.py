@@ -32,6 +32,7 @@ from nodeready.runs.postmortem.kernel_files import (
     faults,
     has_kernel_lines,
     is_certain,
+    is_of_process,
     named_node,
     read_kernel_file,
 )
@@ -166,7 +167,8 @@ def _add_file(
         lines = text()
         if is_certain(plain_name) or has_kernel_lines(lines):
             kernels.append(read_kernel_file(node or _node(name), lines, status.st_mtime))
-            return
+            if not is_of_process(lines):
+                return
     if name.endswith(_SCRIPTS):
         evidence.add_script(name, text())
         return

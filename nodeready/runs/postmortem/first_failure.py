@@ -7,6 +7,7 @@ connection. Times decide between own errors only beyond the uncertainty of the c
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from collections import Counter
@@ -101,6 +102,8 @@ _OUTSIDE, _SIGNAL = (1, 2, 15), re.compile(r"got signal: (\d{1,2})\b")
 #: Seconds by which the ends that two launchers see may be in another order: torchrun reports whole
 #: seconds, and looks every 0.1 s.
 _SEEN_S = 1.1
+#: Seconds after a GPU's fault in which a program may still write the steps before it.
+_AFTER_FAULT_S = 60.0
 #: How often a worker is started again in vain.
 _RESTARTS_IN_VAIN = 3
 #: Lines after the end of a job, or after a connection that closes then, in which another lost one
@@ -145,7 +148,8 @@ def survived(job: JobFailures) -> Finding | None:
     # A log with nothing but warnings is judged by them; what the kernel killed beside a job that
     # has ended well was not of it.
     judged = bad or failures
-    is_beside = has_end and bool(job.evidence.kernel) and not job.silent_ranks()
+    is_beside = has_end or (not failures and _steps_after_faults(job))
+    is_beside = is_beside and bool(job.evidence.kernel) and not job.silent_ranks()
     # A worker that is started again and again does not come.
     is_rare = len([f for f in bad if f.event.has_phrase("restarts")]) < _RESTARTS_IN_VAIN
     lengths = [sum(s.lines for s in file.failures.streams) for file in job.evidence.files]
@@ -197,6 +201,17 @@ def survived(job: JobFailures) -> Finding | None:
     text = "; ".join(f"{subject(g.ranks, g.nodes)}: {g.first.event.text}" for g in groups)
     words = {"how": how, "seen": f"; seen and survived: {text[:MAX_TEXT]}" if text else ""}
     return Finding(for_=lines_of(bad), words=words) if how else None
+
+
+def _steps_after_faults(job: JobFailures) -> bool:
+    """Whether each log with steps ends with one, long after the last fault of a kernel."""
+    last_s = max((f.time_s for f in job.evidence.kernel if f.time_s is not None), default=math.inf)
+    streams = [
+        s for file in job.evidence.files for s in file.failures.streams
+        if PHRASES["step"].search(s.last)
+    ]  # fmt: skip
+    ends = [s.last_s for s in streams if s.last_s is not None]
+    return bool(ends) and len(ends) == len(streams) and min(ends) > last_s + _AFTER_FAULT_S
 
 
 def out_of_memory(job: JobFailures) -> Finding | None:
@@ -308,7 +323,7 @@ def killed(job: JobFailures) -> Finding | None:
     )  # fmt: skip
     reported = Counter(file for file, _ in {(f.file, f.event.pid or f.rank) for f in job.reports})
     order: list[RankFailure] = []
-    for failure in job.reports:
+    for failure in _without_kills_of_srun(job):
         number = signal_of(failure.event.code)
         is_ended = failure.rank in excused or (failure.node, failure.event.pid) in agent_pids
         # A signal that torchrun did not send came from outside.
@@ -410,6 +425,16 @@ def _exited(finding: Finding, first: RankFailure, quoted: str) -> Finding:
         sentence="{who} {how}, without an error in its log{quoted}",
         missing=("why it exited: its log does not say",),
     )  # fmt: skip
+
+
+def _without_kills_of_srun(job: JobFailures) -> list[RankFailure]:
+    """The reports of ends, without those of most ranks that srun killed after another's end."""
+    reports = [f for f in job.reports if f.event.source == "srun"]
+    kills = [f for f in reports if f.event.code == -signal.SIGKILL]
+    first = min((f.event.line for f in reports), default=0)
+    is_sent = 2 * len(ranks_in(kills)) > len(job.ranks)
+    sent = {id(f) for f in kills if is_sent and f.event.line > first}
+    return [f for f in job.reports if id(f) not in sent]
 
 
 def _ended_itself(job: JobFailures, failure: RankFailure) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from typing import NamedTuple
 
@@ -41,6 +42,10 @@ _DMESG = re.compile(
 )
 #: What follows the line of a kill before Linux 5.0: it may be a child of that process.
 _KILLED = re.compile(r"Killed process (\d{1,9})(?:,| \().{0,200}total-vm:")
+#: The process that writes a line of a syslog.
+_PROCESS = re.compile(
+    r"\S{1,40} (?:[ \d]\d \S{1,20} )?[\w.-]{1,255} ([\w.@/-]{1,80}\[\d{1,10}\]): "
+)
 #: Lines of a file whose form says whether it is a kernel's log, and their least share.
 _SAMPLE, _SHARE = 200, 0.8
 #: Seconds after the end of the logs from which on a time is of another year.
@@ -80,6 +85,17 @@ def has_kernel_lines(text: str) -> bool:
     lines = [split_line(row) for row in rows if row.strip()][:_SAMPLE]
     stamped = sum(line.boot_s is not None or _DMESG.match(line.head) is not None for line in lines)
     return stamped >= max(1, _SHARE * len(lines)) or any(split_line(row).host for row in rows)
+
+
+def is_of_process(text: str) -> bool:
+    """Whether one process, such as a job that systemd has started, writes most lines of a syslog.
+
+    >>> is_of_process("Jun 02 01:00:00 g3 trainer[2210]: step 1")
+    True
+    """
+    rows = [row for row in text.splitlines() if row.strip()]
+    counts = Counter(match[1] for row in rows if (match := _PROCESS.match(row)))
+    return 2 * max(counts.values(), default=0) > len(rows)
 
 
 def read_kernel_file(node: str, text: str, mtime_s: float) -> KernelFile:
