@@ -751,8 +751,8 @@ class FailureReader:
             if text_meaning.is_known and (not last.is_known or text_meaning.role == rules.FAILED):
                 last.event = replace(last.event, role=text_meaning.role, kind=text_meaning.kind)
                 last.is_known = True
-        found = filter(None, map(rules.PHRASES["caused"].search, lines))
-        causes = [match[match.lastindex or 0] for match in found]
+        matches = filter(None, map(rules.PHRASES["caused"].search, lines))
+        causes = [match[match.lastindex or 0] for match in matches]
         if causes and (not last.is_known or last.event.role == rules.CONSEQUENCE):
             text_meaning = rules.meaning(causes[-1])
             text = message = f"{causes[-1][:200]}; then {last.event.text}"

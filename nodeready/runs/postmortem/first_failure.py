@@ -432,7 +432,7 @@ def _without_kills_of_srun(job: JobFailures) -> list[RankFailure]:
     reports = [f for f in job.reports if f.event.source == "srun"]
     kills = [f for f in reports if f.event.code == -signal.SIGKILL]
     first = min((f.event.line for f in reports), default=0)
-    is_sent = 2 * len(ranks_in(kills)) > len(job.ranks)
+    is_sent = 2 * len(ranks_in(kills)) > len(job.ranks) and len({f.file for f in reports}) == 1
     sent = {id(f) for f in kills if is_sent and f.event.line > first}
     return [f for f in job.reports if id(f) not in sent]
 
