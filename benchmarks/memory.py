@@ -4,9 +4,9 @@ The answers are those of `benchmarks/run simulated`. They are judged without a m
 look of an empty memory, as a second look (which has the counters of the first to compare with),
 and as a third look in which the measures (temperatures, loads, free memory, numbers of processes)
 differ and nothing else. Then a watch looks three times: in its second look, all measures differ;
-in its third look, all differ again and one node in a hundred has a broken link. Further looks follow; in each, one node in a
-hundred has a fact and a result that no look before had. The size after 90 days with a look each
-hour is extrapolated from the growth of these looks.
+in its third look, all differ again, and one node in a hundred has a broken link. Further looks
+follow; in each, one node in a hundred has a fact and a result that no look before had. The size
+after 90 days with a look each hour is extrapolated from the growth of these looks.
 """
 
 from __future__ import annotations

@@ -313,7 +313,10 @@ class AnswerJudge:
         """Read an answer and judge what needs no fleet; only the bounds of the node's earlier
         answer where this one is within them.
         """
-        probes, settings = tuple([PROBE_OF[subject] for subject in subjects]), self.policies[policy]
+        probes, settings = (
+            tuple([PROBE_OF[subject] for subject in subjects]),
+            self.policies[policy],
+        )
 
         def statuses(text: bytes) -> list[str]:
             outputs = parse_answer(text, snapshot.sections(probes), SHARED_NONCE)

@@ -1,7 +1,7 @@
 """Numbers in an answer that change from look to look, and bounds in which they decide nothing.
 
 `audit --watch` judges a node again only where its answer differs from the judged one in more than
-measures within bounds. The bounds are tried when the measures have changed: the node is judged with
+measures within bounds. The bounds are tried when measures have changed: the node is judged with
 all measures at their worse ends, and at their better ends. Where its checks have the same statuses
 as before, they have them everywhere between, as no check gets better while its measure gets worse
 (measures.toml).
@@ -108,4 +108,3 @@ def find_bounds(
         if at_worst == judged == statuses(b"\n".join(better)):
             return bounds
     return None
-

@@ -5,9 +5,8 @@ once, with its count and the number of its last line. A kind is the code of an X
 or a line without its numbers; lines of different devices are different kinds.
 
 The faults of other hardware (`nodeready.subjects.hardware_log`) are read with those of GPUs.
-``dmesg`` shows the kernel's ring
-buffer, which is short. When the ring buffer begins after the boot, or may not be read, journald's
-log of this boot is read as well.
+``dmesg`` shows the kernel's ring buffer, which is short. When the ring buffer begins after the
+boot on a node with a GPU, or may not be read, journald's log of this boot is read as well.
 """
 
 from __future__ import annotations
@@ -207,8 +206,8 @@ BEGIN {{
 """
 
 
-# Where dmesg is not complete, the journal tells the rest, and more slowly: for the faults of GPUs, of
-# which it is read whole. Other nodes say since when they know their log.
+# Where dmesg is not complete, the journal has the rest, and takes longer. It is read for faults of
+# GPUs, and where dmesg may not be read. Other nodes say since when they know their log.
 _SCRIPT = (
     r"""
     nr_gpus=0 nr_journal=0
