@@ -7,7 +7,6 @@ one `true` by pyinfra (the yardstick E), pdsh and clush, and Ansible's setup mod
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.command import Benchmark
@@ -15,11 +14,11 @@ from benchmarks.contenders import (
     AUDIT,
     BIN,
     EXEC,
+    PROBE,
     BenchmarkReport,
     Budget,
     Cluster,
     Contender,
-    Sample,
     ansible_setup,
     audit,
     budget_rows,
@@ -28,7 +27,8 @@ from benchmarks.contenders import (
     in_turns,
     median,
     probe,
-    probe_budgets,
+    probe_budget,
+    run_budgets,
     sample_rows,
     say,
     yardstick,
@@ -57,38 +57,26 @@ def contenders(nodes: Cluster, ansible: Path | None) -> list[Contender]:
     ]
 
 
-def _budgets(size: int, samples: Mapping[str, Sequence[Sample]]) -> list[Budget]:
-    """The limits that the design sets."""
-    audit_sample, case = median(samples[AUDIT]), f"audit, {size} nodes"
-    return [
-        Budget(f"{case}: wall ÷ E", 1.3, audit_sample.wall_s / median(samples[EXEC]).wall_s),
-        Budget(f"{case}: commands per node", 1, audit_sample.sessions),
-        Budget(f"{case}: CPU per node", 25, audit_sample.cpu_s / size * 1000, " ms"),
-    ]
-
-
 def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
-    tables = []
-    budgets: dict[int, list[Budget]] = {}
-    of_probe: list[Budget] = []
+    tables, budgets = [], list[Budget]()
     for size in arguments.nodes:
         say(f"{size} nodes")
         with cluster(size, arguments.name) as nodes:
             chosen = contenders(nodes, arguments.ansible)
             samples = in_turns(nodes, chosen, arguments.repeat)
-            tables.append((f"Audit, {size} nodes", sample_rows(samples, EXEC, "E", size)))
-            budgets[size] = _budgets(size, samples)
+            probe_s = median(samples[PROBE]).wall_s
+            ratios = {name: median(runs).wall_s / probe_s for name, runs in samples.items()}
+            rows = sample_rows(samples, EXEC, "E", size, ("÷ probe", ratios))
+            tables.append((f"Audit, {size} nodes", rows))
+            budgets += run_budgets(f"{size} nodes", samples, AUDIT, size, 50)
             if size == arguments.nodes[-1]:
-                of_probe = probe_budgets(nodes, {})
-    # The design's limits are for 64 nodes.
-    limits = budgets.get(64) or budgets[max(budgets)]
-    rows = budget_rows([*limits, *of_probe])
-    return BenchmarkReport("Audit", [*tables, ("Audit's budgets", rows)])
+                budgets.append(probe_budget(nodes, {}))
+    return BenchmarkReport("Audit", [*tables, ("Audit's budgets", budget_rows(budgets))])
 
 
 BENCHMARK = Benchmark(
     _measure,
-    {"nodes": "16,64,256", "repeat": 3},
+    {"nodes": "64,256", "repeat": 3},
     ("pyinfra", "paramiko", "ClusterShell"),
     has_ansible=True,
 )

@@ -221,6 +221,8 @@ class Sample:
 
     wall_s: float  # from start to exit
     cpu_s: float  # user and system time on the control machine, all processes of the run
+    node_cpu_s: float  # the rest of this machine's CPU time: of all nodes
+    memory_mib: float  # of the largest process on the control machine
     sessions: float  # commands and file transfers, per node
     logins: float  # connections, per node
     most_logins: float  # connections to the node with most of them
@@ -244,7 +246,7 @@ def sample_rows(
     ratios: a further column: its head, and the ratio by contender
     """
     unit_s = median(samples[unit]).wall_s
-    head = ("", "runs", "wall", f"÷ {letter}", "CPU", "CPU/node", "commands", "logins", "most")
+    head = ("", "runs", "wall", f"÷ {letter}", "CPU/node here", "on it", "memory", "commands")
     rows = []
     for name, runs in samples.items():
         sample = median(runs)
@@ -253,15 +255,37 @@ def sample_rows(
             str(len(runs)),
             f"{sample.wall_s:.2f} s",
             f"{sample.wall_s / unit_s:.2f}",
-            f"{sample.cpu_s:.2f} s",
             f"{sample.cpu_s / size * 1000:.1f} ms",
+            f"{sample.node_cpu_s / size * 1000:.1f} ms",
+            f"{sample.memory_mib:.0f} MiB",
             f"{sample.sessions:.4g}",
             f"{sample.logins:.4g}",
             f"{sample.most_logins:.0f}",
         )
         ratio = ratios[1].get(name) if ratios else None
         rows.append((*row, *([f"{ratio:.2f}" if ratio else ""] if ratios else [])))
-    return [(*head, *([ratios[0]] if ratios else [])), *rows]
+    return [(*head, "logins", "most", *([ratios[0]] if ratios else [])), *rows]
+
+
+def run_budgets(
+    case: str, samples: Mapping[str, Sequence[Sample]], name: str, size: int, both_ms: float
+) -> Iterator[Budget]:
+    """The limits that the design sets for a run beyond E, and beside the same probe.
+
+    both_ms: CPU time a node, the control machine's included
+    """
+    unit, sample = median(samples[EXEC]), median(samples[name])
+    here_s, there_s = sample.cpu_s - unit.cpu_s, sample.node_cpu_s - unit.node_cpu_s
+    probe_s = median(samples[PROBE]).wall_s
+    yield Budget(f"{case}: wall ÷ the same probe by pyinfra", 1.05, sample.wall_s / probe_s)
+    yield Budget(f"{case}: commands per node", 1, sample.sessions)
+    for side, limit_ms, seconds in (
+        ("here", 10, here_s), ("on the node", both_ms - 10, there_s),
+        ("both", both_ms, here_s + there_s),
+    ):  # fmt: skip
+        yield Budget(
+            f"{case}: CPU a node beyond E, {side}", limit_ms, seconds / size * 1000, " ms"
+        )
 
 
 def say(text: str) -> None:
@@ -305,6 +329,7 @@ class Contender:
         result, log = cluster.directory / "cost.json", cluster.directory / "output"
         inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         before = cluster.traffic()
+        busy_s, own_s = _busy_s(), time.process_time()
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-S", str(Path(timed.__file__)), str(result), "--", *self.argv],
@@ -320,6 +345,9 @@ class Contender:
                 process.terminate()
                 process.wait()
                 raise
+        # Processes that end after the answer count, too.
+        time.sleep(0.1)
+        busy_s, own_s = _busy_s() - busy_s, time.process_time() - own_s
         text = log.read_text(errors="replace")
         is_found = re.search(self.pattern, text) is not None
         if status not in self.good or is_found != matches:
@@ -331,8 +359,10 @@ class Contender:
         counts = [(later[0] - first[0], later[1] - first[1]) for first, later in pairs]
         logins, sessions = zip(*counts, strict=True)
         means = sum(sessions) / cluster.size, sum(logins) / cluster.size
-        sample = Sample(cost["wall_s"], cost["cpu_s"], *means, max(logins))
-        say(f"  {self.name}: {sample.wall_s:.2f} s, CPU {sample.cpu_s:.2f} s")
+        cpu_s, node_cpu_s = cost["cpu_s"], busy_s - own_s - cost["cpu_s"]
+        costs = cost["wall_s"], cpu_s, node_cpu_s, cost["memory_mib"]
+        sample = Sample(*costs, *means, max(logins))
+        say(f"  {self.name}: {sample.wall_s:.2f} s, CPU {cpu_s:.2f} s, nodes {node_cpu_s:.2f} s")
         return sample
 
 
@@ -488,10 +518,8 @@ def ansible_setup(cluster: Cluster, commands: Path | None) -> list[Contender]:
     return [Contender("Ansible setup", argv, environment=settings)]
 
 
-# --- The cost of one probe to a node: the processes that it starts, and its CPU time.
+# --- The processes of one probe on a node.
 
-#: Turns whose median is taken.
-TURNS = 7
 #: Probes whose processes are counted. The smallest count is taken: a probe reads a process that
 #: waits for a disk twice, which starts two more.
 TRACES = 3
@@ -500,21 +528,10 @@ _TRACE = "/tmp/nodeready-benchmark-trace"
 _STARTED = re.compile(r"(?m)^\d+\s+(?:<\.\.\. )?(?:clone3?|v?fork)\b(?!.*CLONE_THREAD).*= \d+$")
 
 
-def probe_budgets(nodes: Cluster, data: dict[str, Any]) -> list[Budget]:
-    """The limits that the design sets for one probe by this policy.
-
-    Its CPU time is that of all nodes during an audit, less that of `true`. That of a shell's own
-    children (getrusage(2), RUSAGE_CHILDREN) lacks processes that outlive their parent.
-    """
-    inventory = nodes.pyinfra_inventory("inventory", data)
-    unit, probed = yardstick(inventory), audit(AUDIT, inventory)
-    beyond_s = [_node_cpu_s(nodes, probed) - _node_cpu_s(nodes, unit) for _ in range(TURNS)]
+def probe_budget(nodes: Cluster, data: dict[str, Any]) -> Budget:
+    """The limit that the design sets for the processes of one probe by this policy."""
     count = processes_of(nodes.lab.nodes[0], probe_command(Policy(**data)), TRACES)
-    cpu_ms = statistics.median(beyond_s) / nodes.size * 1000
-    return [
-        Budget("one probe: processes started", 30, count),
-        Budget("one probe beyond `true`, a node: CPU", 40, cpu_ms, " ms"),
-    ]
+    return Budget("one probe: processes started", 30, count)
 
 
 def processes_of(node: LabNode, command: shell.ShellCommand, times: int) -> int:
@@ -525,15 +542,6 @@ def processes_of(node: LabNode, command: shell.ShellCommand, times: int) -> int:
         node.enter([*argv, "sh", "-c", command.line], command.stdin)
         counts.append(len(_STARTED.findall(node.read(_TRACE))))
     return min(counts)
-
-
-def _node_cpu_s(nodes: Cluster, contender: Contender) -> float:
-    """CPU seconds of this machine during a run, less those of the command and of this process."""
-    before, own_before = _busy_s(), time.process_time()
-    sample = contender.run(nodes)
-    # Processes that end after the answer count, too.
-    time.sleep(0.1)
-    return _busy_s() - before - sample.cpu_s - (time.process_time() - own_before)
 
 
 def _busy_s() -> float:

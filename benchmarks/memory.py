@@ -3,10 +3,10 @@
 The answers are those of `benchmarks/run simulated`. They are judged without a memory, as the first
 look of an empty memory, as a second look (which has the counters of the first to compare with),
 and as a third look in which the measures (temperatures, loads, free memory, numbers of processes)
-differ and nothing else. Then a watch looks twice: in its second look, all measures
-differ and one node in a hundred has a broken link. Further looks follow; in each, one node in a
-hundred has a fact and a result that no look before had. The size after 90 days with a look each
-hour is extrapolated from the growth of these looks.
+differ and nothing else. Then a watch looks three times: in its second look, all measures differ;
+in its third look, all differ again, and one node in a hundred has a broken link. Further looks
+follow; in each, one node in a hundred has a fact and a result that no look before had. The size
+after 90 days with a look each hour is extrapolated from the growth of these looks.
 """
 
 from __future__ import annotations
@@ -145,8 +145,9 @@ def _run(nodes: int, directory: Path, looks: int) -> MemoryCost:
         "the second look": _audit(nodes, directory / "first", is_kept=True),
         "the third look": _audit(nodes, directory / "measures", is_kept=True),
     }
-    looks_of_watch = _watch(nodes, directory / "first", directory / "changed")
-    passes |= zip(("a watch, its first look", "a watch, 1 % changed"), looks_of_watch, strict=True)
+    names = "a watch, its first look", "its second look", "a further look, 1 % changed"
+    places = (directory / place for place in ("first", "measures", "changed"))
+    passes |= zip(names, _watch(nodes, *places), strict=True)
     path = MemorySettings.load().path
     assert path is not None
     with Memory.open(path) as memory:

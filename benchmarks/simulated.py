@@ -420,4 +420,4 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     return BenchmarkReport("Answers of a large fleet", tables)
 
 
-BENCHMARK = Benchmark(_measure, {"nodes": "10000,50000", "profiles": "h100"})
+BENCHMARK = Benchmark(_measure, {"nodes": "1000,10000,50000", "profiles": "h100"})

@@ -1,4 +1,5 @@
-"""Run one command and write its cost: wall time, and the CPU time of all its processes.
+"""Run one command and write its cost: wall time, the CPU time of all its processes, and the memory
+of the largest one.
 
     python timed.py RESULT -- COMMAND...
 
@@ -66,7 +67,8 @@ def main(result: str, command: list[str]) -> int:
     finally:
         _end_children()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cost = {"wall_s": wall_s, "cpu_s": used.ru_utime + used.ru_stime}
+    cpu_s = used.ru_utime + used.ru_stime
+    cost = {"wall_s": wall_s, "cpu_s": cpu_s, "memory_mib": used.ru_maxrss / 1024}
     Path(result).write_text(json.dumps(cost))
     return status
 

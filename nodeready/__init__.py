@@ -16,9 +16,9 @@ TYPE_CHECKING = False  # typing's, which takes a third of the time of --version
 if TYPE_CHECKING:
     from typing import Any
 
-    from nodeready.api import Error, audit, deploy, ready, stacks
+    from nodeready.api import Error, audit, deploy, ready, stacks, watch_audit
 
-__all__ = ["Error", "audit", "deploy", "ready", "stacks"]
+__all__ = ["Error", "audit", "deploy", "ready", "stacks", "watch_audit"]
 
 __version__ = "0.2.0"
 

@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from nodeready.runs.deploy.document import Deploy
     from nodeready.runs.stacks.document import Stacks
 
-__all__ = ["Error", "audit", "deploy", "ready", "stacks"]
+__all__ = ["Error", "audit", "deploy", "ready", "stacks", "watch_audit"]
 
 #: Seconds for an interrupted command to end what it runs on the nodes.
 _END_S = 20.0
@@ -82,7 +82,11 @@ class _OfNodes(Protocol[_OptionsP, _DocumentT_co]):
 
 
 def _function(kind: Any, stub: Callable[..., Any], **fixed: Any) -> Any:
-    """The function of a command: the parameters of the stub, and the options of this class."""
+    """The function of a command: the parameters of the stub, and the options of this class.
+
+    A stub with another name than its command's returns an iterator over documents.
+    """
+    command = stub.__name__.rpartition("_")[2]
     options = {name: opt for name, opt in options_of(kind).items() if opt.in_python}
     parameters = [*inspect.signature(stub).parameters.values()]
     for name in options:
@@ -94,7 +98,11 @@ def _function(kind: Any, stub: Callable[..., Any], **fixed: Any) -> Any:
     def function(*args: Any, **keywords: Any) -> Any:
         values = signature.bind(*args, **keywords).arguments
         inventory = values.pop("inventory", None)
-        return _document(_words(stub.__name__, kind, inventory, {**fixed, **values}))
+        documents = _documents(_words(command, kind, inventory, {**fixed, **values}))
+        if command != stub.__name__:
+            return documents
+        (document,) = documents
+        return document
 
     lines = [f"{name}: {opt.help}" for name, opt in options.items()]
     function.__doc__ = "\n".join([inspect.cleandoc(stub.__doc__ or ""), "", *lines])
@@ -117,6 +125,16 @@ def _of_nodes(
 @_of_inventory(AuditOptions)
 def audit(inventory: Path) -> Audit:  # type: ignore[empty-body]
     """What differs from the policy on every node, as `nodeready audit`. Raises Error."""
+
+
+@_of_inventory(AuditOptions)
+def watch_audit(  # type: ignore[empty-body]
+    inventory: Path, *, every: float
+) -> Generator[Audit, None, None]:
+    """An audit each time, this many seconds apart, as `nodeready audit --watch`. Raises Error.
+
+    The connections are kept. The nodes have no facts. Its `close` ends it.
+    """
 
 
 @_of_nodes(ReadyOptions)
@@ -166,8 +184,8 @@ def _words(
     return words if inventory is None else [*words, "--", os.fspath(inventory)]
 
 
-def _document(words: list[str]) -> Any:
-    """The document of a run, from a process of its own. Raises Error."""
+def _documents(words: list[str]) -> Generator[Any, None, None]:
+    """The documents of a run, from a process of its own. Raises Error where there is none."""
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as complaints, open(reading, "rb") as answers:
         try:
@@ -185,8 +203,12 @@ def _document(words: list[str]) -> Any:
             )
         finally:
             os.close(writing)
+        count = 0
         try:
-            content = answers.read()
+            while answers.peek(1):
+                # Of our own process: nodes have no part in its form.
+                yield pickle.load(answers)
+                count += 1
             child.wait()
         except BaseException:
             _end(child)
@@ -194,12 +216,11 @@ def _document(words: list[str]) -> Any:
         complaints.seek(0)
         text = complaints.read().decode("utf-8", "replace")
     lines = [line.removeprefix("nodeready: ") for line in text.splitlines()]
-    if not content:
+    if not count:
         exit_code = child.returncode if child.returncode > 0 else FAILED
         raise Error("\n".join(lines) or f"the command ended with {child.returncode}", exit_code)
     for line in lines:
         _logger.info("%s", line)
-    return pickle.loads(content)  # of our own process: nodes have no part in its form
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

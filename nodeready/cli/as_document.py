@@ -1,7 +1,7 @@
-"""A run whose document is sent to the process that asked for it (`nodeready.api`).
+"""A run whose documents are sent to the process that asked for it (`nodeready.api`).
 
 `main` with the arguments FD COMMAND … reads the words as `nodeready COMMAND …` does, and writes
-the document to the file descriptor FD.
+the documents to the file descriptor FD.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import pickle
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -33,8 +34,8 @@ class StandardError(Tell):
         click.echo(f"nodeready: {sanitise(text)}", err=True)
 
 
-def document_of(command: str, inventory: str | None, options: Any) -> Any:
-    """The document of a run, without what only this process has. Raises Refused."""
+def documents_of(command: str, inventory: str | None, options: Any) -> Iterator[Any]:
+    """The documents of a run, without what only this process has. Raises Refused."""
     from nodeready.cli.options import find_inventory, require_inventory
     from nodeready.reports.registry import find_format
 
@@ -43,27 +44,35 @@ def document_of(command: str, inventory: str | None, options: Any) -> Any:
         from nodeready.cli.stacks import kept_forms, stacks_inventory
         from nodeready.runs.stacks import command as stacks
 
-        return stacks.run(stacks_inventory(inventory, options), options, tell, kept_forms)
+        yield stacks.run(stacks_inventory(inventory, options), options, tell, kept_forms)
+        return
     if command == "deploy":
         from nodeready.runs.deploy import command as deploy
 
-        return deploy.run(require_inventory(inventory, options), options, tell)
+        yield deploy.run(require_inventory(inventory, options), options, tell)
+        return
     write_facts = find_format(command, "json").write_facts
     if command == "ready":
         from nodeready.runs.ready import command as ready
 
         inventory = find_inventory(inventory, options, elsewhere=options.local)
-        with ready.run(inventory, options, tell, write_facts=write_facts) as look:
-            document = look.document
-            return replace(document, audit=_portable(document.audit))
-    from nodeready.cli.audit import refuse_with_recorded
+        with ready.run(inventory, options, tell, write_facts=write_facts) as ready_look:
+            document = ready_look.document
+            yield replace(document, audit=_portable(document.audit))
+        return
+    from nodeready.cli.audit import changed_lines, refuse_with_recorded
     from nodeready.runs.audit import command as audit
 
     named = require_inventory(inventory, options)
-    if options.recorded:
-        refuse_with_recorded(options.recorded)
+    refuse_with_recorded(options)
+    if options.every is not None:
+        # A node that is not judged again has the facts of an earlier look.
+        write_facts = None
     with closing(audit.run(named, options, tell, write_facts=write_facts)) as looks:
-        return _portable(next(looks).audit)
+        for look, _ in changed_lines(looks):
+            yield _portable(look.audit)
+            if options.every is None:
+                return
 
 
 def _portable(audit: Any) -> Any:
@@ -92,9 +101,10 @@ def main() -> None:
 
     def send(**params: Any) -> None:
         options = values_of(command.kind, params, click.get_current_context())
-        document = document_of(name, params["inventory"], options)
         with open(descriptor, "wb") as answers:
-            pickle.dump(document, answers, pickle.HIGHEST_PROTOCOL)
+            for document in documents_of(name, params["inventory"], options):
+                pickle.dump(document, answers, pickle.HIGHEST_PROTOCOL)
+                answers.flush()
 
     command.callback = send
     try:

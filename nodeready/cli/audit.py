@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -20,9 +22,13 @@ from nodeready.cli.options import (
     report_files,
     require_inventory,
 )
-from nodeready.core.exit_codes import INTERRUPTED, OK, Refused
+from nodeready.core.exit_codes import INTERRUPTED, Refused
 from nodeready.core.files import write_atomically
 from nodeready.runs.options import AuditOptions, LearnOptions, WaiversOptions, flag
+
+if TYPE_CHECKING:
+    from nodeready.reports.lines import StyledLine
+    from nodeready.runs.audit.command import AuditLook
 
 #: The options that say how a node is contacted.
 _CONTACT_OPTIONS = (
@@ -37,15 +43,39 @@ class AuditWords(ScreenOptions, AuditOptions):
     output: tuple[str, ...] = report_files()
 
 
-def refuse_with_recorded(directory: str) -> None:
+def refuse_with_recorded(options: AuditOptions) -> None:
     """Raises Refused if ``--recorded`` names no directory, or for options of a connection."""
+    if not options.recorded:
+        return
     context = click.get_current_context()
     for name in _CONTACT_OPTIONS:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise Refused(f"--{name.replace('_', '-')}: no node is asked with --recorded")
     # The text is not shown: a URL may hold a password.
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", directory):
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", options.recorded):
         raise Refused("--recorded: must be a directory, not a URL")
+    if options.every is not None:
+        raise Refused("--watch: asks the nodes; remove --recorded")
+
+
+def changed_lines(looks: Iterator[AuditLook]) -> Iterator[tuple[AuditLook, list[StyledLine]]]:
+    """Each look, and a line for each finding that was not in the look before; of the first look,
+    none. A look with such lines is kept.
+    """
+    from nodeready.reports.audit_table import Findings, changes, findings_of
+
+    findings: Findings | None = None
+    for look in looks:
+        if findings is None:
+            yield look, []
+            # Not of a single look.
+            findings = findings_of(look.audit, {})
+            continue
+        before, findings = findings, findings_of(look.audit, findings)
+        lines = [*changes(before, findings, look.audit.finished)]
+        if lines:
+            look.keep()
+        yield look, lines
 
 
 @command(AuditWords)
@@ -66,25 +96,20 @@ def audit(inventory: str | None, options: AuditWords) -> int:
     """
     from nodeready.agent.audit_document import nagios_code
     from nodeready.cli.screen import read_outputs
-    from nodeready.reports.audit_table import changes, findings_of
     from nodeready.reports.registry import Options
     from nodeready.runs.audit.command import run
 
     named = require_inventory(inventory, options)
-    if options.recorded:
-        refuse_with_recorded(options.recorded)
+    refuse_with_recorded(options)
     outputs = read_outputs("audit", options)
-    if options.every is not None:
-        if options.recorded:
-            raise Refused("--watch: asks the nodes; remove --recorded")
-        if outputs.form != "table" or outputs.files:
-            raise Refused("--watch: prints lines; remove --format and -o")
-    screen, code, findings = options.screen(), OK, None
+    if options.every is not None and (outputs.form != "table" or outputs.files):
+        raise Refused("--watch: prints lines; remove --format and -o")
+    screen, is_first = options.screen(), True
     with closing(run(named, options, screen, write_facts=outputs.write_facts)) as looks:
         try:
-            for look in looks:
-                document = look.audit
-                if findings is None:
+            for look, lines in changed_lines(looks):
+                if is_first:
+                    document = look.audit
                     code = nagios_code(document) if outputs.form == "nagios" else look.code
                     outputs.show(
                         document,
@@ -99,15 +124,12 @@ def audit(inventory: str | None, options: AuditWords) -> int:
                     )
                     if options.every is None or not document.complete:
                         return code
-                    findings = findings_of(document, {})
-                    continue
-                before, findings = findings, findings_of(document, findings)
-                if lines := [*changes(before, findings, document.finished)]:
-                    look.keep()
+                    is_first = False
+                elif lines:
                     screen.show(lines)
                     sys.stdout.flush()
         except KeyboardInterrupt:
-            if findings is None:
+            if is_first:
                 raise
     return INTERRUPTED
 

@@ -106,7 +106,7 @@ $NR_CALLS" 2>&1 4>&- 5>&-; echo $? >&4; } |
 }
 """
 
-# nr_run and nr_quick run a section in the shared shell; the trap of nr_quick prints the status.
+# nr_run and nr_quick run a section in the shared shell; a quick one may end with `exec`.
 # The trap of this shell keeps the shell alive while a program ignores TERM, so that `timeout`
 # kills both. `exec`: a redirection of dash's would keep the shell's output open.
 _CALLS = r"""
@@ -136,12 +136,13 @@ nr_read_later() {
 }
 nr_quick() {
     printf '\n@%s piped %s\n' "$NR" "$1"
-    nr_out=$(exec </dev/null 2>&1; nr_trap; "nr_in_$1")
+    nr_out=$(exec </dev/null 2>&1; "nr_in_$1")
+    nr_rc=$?
     set -f
     IFS='
 '
     # shellcheck disable=SC2086 # one word per line
-    printf '      |%s\n' '' $nr_out
+    printf '      |%s\n' '' $nr_out "@$NR rc $nr_rc"
     unset IFS
     set +f
     printf '\n@%s end\n' "$NR"
@@ -241,7 +242,7 @@ def _levels(name: str, slow_sections: list[Section], idle: set[str]) -> Iterator
     for level, section in enumerate(slow_sections):
         text = f'"$nr_body_{section.name}"'
         if section.quick:
-            text = f'"$NR_BODIES\nnr_in_{section.name}"'
+            text = f'"$NR_BODIES\n(nr_in_{section.name})"'
         yield from (
             f"{name}_{level + 1}() {{",
             f"if {'false' if section.name in idle else section.when}; then",

@@ -139,13 +139,11 @@ _ABOUT = (
     'import sys; new = sys.version_info >= (3, 9); print("%d.%d" % sys.version_info[:2], '
     '*([__import__("_frozen_importlib_external").MAGIC_NUMBER.hex()] if new else []))'
 )
-_RELEASES = "\n".join(
-    f"'Python {version}.'[0-9] | 'Python {version}.'[0-9][0-9]) nr_said='{version} {magic}' ;;"
-    for version, magic in MAGICS.items()
-)
+_RELEASES = " ".join(f"'{version} {magic}'" for version, magic in MAGICS.items())
 #: Prints ``python=NAME VERSION [MAGIC]`` for each Python, up to the first that is new enough. The
 #: sections in one shell share its answer. A start costs as much as ten other processes: a release
-#: that tells its version, and has the module without which no Python starts, is not started.
+#: beside which the same file has its version in its name, and that has the module without which no
+#: Python starts, is not started.
 SCRIPT = rf"""
     if [ -z "${{nr_pythons:-}}" ]; then
         for nr_name in {" ".join(PYTHONS)}; do
@@ -156,9 +154,12 @@ SCRIPT = rf"""
             done
             unset IFS
             nr_said=
-            case $("$nr_name" -V 2>/dev/null) in
-            {_RELEASES}
-            esac
+            for nr_known in {_RELEASES}; do
+                nr_file=$nr_dir/python${{nr_known% *}}
+                if [ -s "$nr_file" ] && [ "$nr_file" -ef "$nr_dir/$nr_name" ]; then
+                    nr_said=$nr_known
+                fi
+            done
             for nr_file in "${{nr_dir%/*}}"/lib*/python"${{nr_said% *}}"/encodings/__init__.py; do
                 if [ ! -s "$nr_file" ]; then nr_said=; fi
             done

@@ -240,7 +240,7 @@ def test_content_that_knows_the_nonce_begins_no_section(fresh_nodes):
 
     def look() -> tuple[list[str], Snapshot]:
         said = node.run(line, input=stdin).stdout
-        body = probe_script._unpack(said, _NONCE).decode("utf-8", "surrogateescape")
+        body = probe_script.unpack(said, _NONCE).decode("utf-8", "surrogateescape")
         marks = re.findall(rf"^@{_NONCE} (begin \w+|piped \w+|end)$", body, re.M)
         return marks, snapshot.read(said, chosen, policy, _NONCE)
 

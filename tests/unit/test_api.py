@@ -39,6 +39,8 @@ def run(text: str, directory: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_function_has_the_options_of_its_command(command):
     function = getattr(nodeready, command)
+    watch = {*inspect.signature(nodeready.watch_audit).parameters}
+    assert command != "audit" or watch == {*inspect.signature(function).parameters, "every"}
     names = {
         {"locals_": "locals"}.get(name, name) for name in inspect.signature(function).parameters
     }
@@ -115,3 +117,24 @@ def test_ctrl_c_ends_the_caller_and_the_command(tmp_path):
     _, complaints = caller.communicate(timeout=60)
     assert complaints.rstrip().endswith("KeyboardInterrupt")
     assert not Path(f"/proc/{int(pid_file.read_text())}").exists()
+
+
+def test_a_watch_gives_an_audit_each_time_until_it_is_closed(tmp_path):
+    text = (
+        "import os, nodeready\n"
+        "looks = nodeready.watch_audit('@local', every=1, only='host,ptrace')\n"
+        "first, second = next(looks), next(looks)\n"
+        "assert first.started < second.started and first.complete\n"
+        "assert [r.check for r in first.nodes[0].results] == [\n"
+        "    r.check for r in second.nodes[0].results\n"
+        "] and first.nodes[0].status == second.nodes[0].status\n"
+        "looks.close()\n"
+        "try:\n"
+        "    os.wait()\n"
+        "except ChildProcessError:\n"
+        "    print('ended')\n"
+        "next(nodeready.watch_audit('@local', every=1, recorded='/tmp'))\n"
+    )
+    done = run(text, tmp_path)
+    assert done.stdout == "ended\n"
+    assert "nodeready.api.Error: --watch: asks the nodes; remove --recorded" in done.stderr

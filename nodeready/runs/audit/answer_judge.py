@@ -140,7 +140,8 @@ class AnswerSummary(NamedTuple):
     addresses: frozenset[str] | None  # of the node's interfaces; None: not observed
     has_counters: bool  # whether a subject with counters was observed
     identity: Any  # the node's names, addresses and keys, for the fleet's known hosts
-    bounds: Bounds | None = None  # in which a later answer gets the same verdict
+    # in which a later answer gets the same verdict; until they are tried, the answer itself
+    bounds: Bounds | SharedPart | None = None
 
 
 class NodeOrder(NamedTuple):
@@ -230,6 +231,11 @@ class Interner:
         return value
 
 
+def _plain(answer: str, nonce: str) -> bytes:
+    """The text of an answer; equal ones have no nonce of their own. Raises ProbeError."""
+    return unpack(answer, nonce).replace(nonce.encode(), SHARED_NONCE.encode())
+
+
 class _JudgedAlone(NamedTuple):
     """A judged observation of a subject that needs no fleet."""
 
@@ -297,17 +303,20 @@ class AnswerJudge:
     # --- The answer.
 
     def read(
-        self, policy: int, subjects: Sequence[str], bounds: Bounds | None, nonce: str, answer: str
-    ) -> AnswerSummary | None:
-        """Read an answer and judge what needs no fleet; None where it is within the bounds."""
-        text, settings = b"", self.policies[policy]
-        if self.is_watch:
-            with contextlib.suppress(ProbeError):
-                text = unpack(answer, nonce).replace(nonce.encode(), SHARED_NONCE.encode())
-            if bounds and bounds.contain(text):
-                return None
-        probes = tuple([PROBE_OF[subject] for subject in subjects])
-        summary = self.keep(snapshot.read(answer, probes, settings, nonce), policy)
+        self,
+        policy: int,
+        subjects: Sequence[str],
+        bounds: Bounds | SharedPart | None,
+        nonce: str,
+        answer: str,
+    ) -> AnswerSummary | Bounds | SharedPart:
+        """Read an answer and judge what needs no fleet; only the bounds of the node's earlier
+        answer where this one is within them.
+        """
+        probes, settings = (
+            tuple([PROBE_OF[subject] for subject in subjects]),
+            self.policies[policy],
+        )
 
         def statuses(text: bytes) -> list[str]:
             outputs = parse_answer(text, snapshot.sections(probes), SHARED_NONCE)
@@ -315,7 +324,21 @@ class AnswerJudge:
             subjects = {p.subject: snapshot.observe(p, outputs, settings) for p in judged}
             return [result.status for result in judge(Snapshot(subjects), settings)]
 
-        return summary._replace(bounds=find_bounds(text, statuses) if text else None)
+        if bounds:
+            with contextlib.suppress(ProbeError):
+                text = _plain(answer, nonce)
+                if isinstance(bounds, SharedPart):
+                    judged_text = _plain(*pickle.loads(self._read(bounds)))
+                    if text == judged_text:
+                        return bounds
+                    bounds = find_bounds(judged_text, text, statuses)
+                if bounds and bounds.contain(text):
+                    return bounds
+        summary = self.keep(snapshot.read(answer, probes, settings, nonce), policy)
+        if not self.is_watch:
+            return summary
+        place = self._write(pickle.dumps((answer, nonce), 5))
+        return summary._replace(bounds=SharedPart(self.number, *place))
 
     def keep(self, observed: Snapshot, policy: int) -> AnswerSummary:
         """Judge what needs no fleet, and keep the rest for `judge`."""
@@ -420,6 +443,9 @@ class AnswerJudge:
             remaining = remaining[written:]
         return place
 
+    def _read(self, part: SharedPart) -> bytes:
+        return os.pread(self.files[part.file], part.size, part.start)
+
     def _pack(self, observation: Any) -> Any:
         """The observation for the file, without the parts that many nodes share."""
         packed = self._place_or_value(observation)
@@ -451,8 +477,7 @@ class AnswerJudge:
         if isinstance(packed, SharedPart):
             value = self._loaded.get(packed)
             if value is None:
-                data = os.pread(self.files[packed.file], packed.size, packed.start)
-                value = pickle.loads(data)
+                value = pickle.loads(self._read(packed))
                 if len(self._loaded) >= _MAX_PARTS:
                     self._loaded.clear()
                 self._loaded[packed] = value

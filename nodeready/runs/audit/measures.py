@@ -1,9 +1,10 @@
 """Numbers in an answer that change from look to look, and bounds in which they decide nothing.
 
 `audit --watch` judges a node again only where its answer differs from the judged one in more than
-measures within bounds. The bounds are tried: the node is judged with all measures at their worse
-ends, and at their better ends. Where its checks have the same statuses as now, they have them
-everywhere between, as no check gets better while its measure gets worse (measures.toml).
+measures within bounds. The bounds are tried when measures have changed: the node is judged with
+all measures at their worse ends, and at their better ends. Where its checks have the same statuses
+as before, they have them everywhere between, as no check gets better while its measure gets worse
+(measures.toml).
 """
 
 from __future__ import annotations
@@ -72,8 +73,11 @@ def _moved(line: bytes, row: int, reach: float) -> bytes:
     return line
 
 
-def find_bounds(text: bytes, statuses: Callable[[bytes], Sequence[str]]) -> Bounds | None:
-    """The bounds around a judged answer; None: its measures decide, however little they move.
+def find_bounds(
+    text: bytes, later: bytes, statuses: Callable[[bytes], Sequence[str]]
+) -> Bounds | None:
+    """The bounds around a judged answer that contain a later one. None: without a new verdict it
+    has none, as the answers differ in anything else, or as their measures may decide.
 
     statuses: of the checks of the subjects `JUDGED`, at a text
     """
@@ -81,15 +85,26 @@ def find_bounds(text: bytes, statuses: Callable[[bytes], Sequence[str]]) -> Boun
     starts = {place: start for place, line in enumerate(lines) if (start := _ANY.match(line))}
     rows = {place: (start.lastindex or 0) - 1 for place, start in starts.items()}
     places = {place: row for place, row in rows.items() if _PATTERNS[row].match(lines[place])}
-    (digest, numbers), judged = _split(lines.copy(), places), statuses(text)
+    digest, numbers = _split(lines.copy(), places)
+    judged: Sequence[str] = ()
     for reach in _REACHES:
-        ends = [lines.copy(), lines.copy()]
-        for end, direction in zip(ends, (reach, -reach), strict=True):
-            for place, row in places.items():
-                end[place] = _moved(end[place], row, direction)
-        # What is good cannot get better.
-        tried = ends[:1] if {*judged} <= {"ok", "na"} else ends
-        if all(statuses(b"\n".join(end)) == judged for end in tried):
-            values = zip(numbers, *(_split(end, places)[1] for end in ends), strict=True)
-            return Bounds(digest, places, [(min(value), max(value)) for value in values])
+        worse, better = lines.copy(), lines.copy()
+        for place, row in places.items():
+            worse[place] = _moved(worse[place], row, reach)
+            better[place] = _moved(better[place], row, -reach)
+        ends = [_split(end.copy(), places)[1] for end in (worse, better)]
+        if not len(numbers) == len(ends[0]) == len(ends[1]):
+            # Out there, a number has another form.
+            continue
+        values = zip(numbers, *ends, strict=True)
+        bounds = Bounds(digest, places, [(min(value), max(value)) for value in values])
+        if not bounds.contain(later):
+            return None
+        at_worst = statuses(b"\n".join(worse))
+        # What is good there is good everywhere.
+        if {*at_worst} <= {"ok", "na"}:
+            return bounds
+        judged = judged or statuses(text)
+        if at_worst == judged == statuses(b"\n".join(better)):
+            return bounds
     return None

@@ -393,8 +393,11 @@ class AuditWorkers:
             self._failures[name] = answer.reason
         elif kind == "judge":
             self._outcomes[name] = (judge, answer)
+        elif isinstance(answer, AnswerSummary):
+            self._summaries[name] = (judge, answer)
         else:
-            self._summaries[name] = (judge, answer) if answer else self._earlier[name]
+            number, summary = self._earlier[name]
+            self._summaries[name] = (number, summary._replace(bounds=answer))
         self._open_orders -= 1
         if not self._open_orders:
             self._is_idle.set()

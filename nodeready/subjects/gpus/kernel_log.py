@@ -5,9 +5,8 @@ once, with its count and the number of its last line. A kind is the code of an X
 or a line without its numbers; lines of different devices are different kinds.
 
 The faults of other hardware (`nodeready.subjects.hardware_log`) are read with those of GPUs.
-``dmesg`` shows the kernel's ring
-buffer, which is short. When the ring buffer begins after the boot, or may not be read, journald's
-log of this boot is read as well.
+``dmesg`` shows the kernel's ring buffer, which is short. When the ring buffer begins after the
+boot on a node with a GPU, or may not be read, journald's log of this boot is read as well.
 """
 
 from __future__ import annotations
@@ -60,7 +59,6 @@ _NAMED = r"\[[0-9]+\]:? | \([0-9]+\)|: page allocation failure| invoked oom-kill
 # register (amdgpu's UMC of Radeon boards: 1048560 for 16 channels).
 _DEVICES = rf"^[A-Za-z0-9_-]+ {_ADDRESS}|^[{{][0-9]+[}}]\[Hardware Error\]"
 _SCAN = rf"""
-BEGIN {{ mark = ENVIRON["NR_MARK"] }}
 function bare(line) {{
     while (match(line, /{_STAMP}/)) line = substr(line, RLENGTH + 1)
     sub(/^[^ ]+ kernel: /, "", line)
@@ -81,137 +79,145 @@ function keep(key, text) {{
     }}
     if (!(key in count) || key ~ /: 154$|soft lockup|throttled/) first[key] = substr(text, 1, 300)
     count[key]++
-    last[key] = NR
+    last[key] = lines
     # Seconds since the boot. dmesg -T and --time-format iso have others.
     if (time ~ /^(<[0-9]+>)?\[ *[0-9]+[.][0-9]+\]$/ && match(time, /[0-9]+[.]/)) {{
         ended[key] = int(substr(time, RSTART, RLENGTH))
         if (!(key in begun)) begun[key] = ended[key]
     }}
 }}
-index($0, mark) == 1 {{ status = substr($0, length(mark) + 1); next }}
-NF {{
-    lines++
-    if (lines == 1) {{
+function read_line(  text, inside, key, size) {{
+    if (!/[^ \t]/ || /^ERROR: ld[.]so: object /) return
+    if (!lines++) {{
         said = substr($0, 1, 200)
         if (match($0, /^\[ *[0-9]+[.]/)) begins = substr($0, 2, RLENGTH - 2) + 0
     }}
-}}
-{{
-    at = index($0, "] ")
-    time = at ? substr($0, 1, at) : ""
+    text = index($0, "] ")
+    time = text ? substr($0, 1, text) : ""
     inside = /^ /
     if (!inside && (time == "" || time != record || time !~ /[.][0-9]+\]$/)) {{
         record = time
         lead = $0
     }}
-}}
-/\]: segfault at |\]: bad frame in / {{
+    if (/\]: segfault at |\]: bad frame in /) {{
+        text = bare($0)
+        if (match(text, /\[[0-9]+\]: (segfault at|bad frame in) /) && RSTART <= 16)
+            users = substr($0, 1, length($0) - length(text))
+    }}
+    if (!/NVRM|SXid|amdgpu|nvidia.*: probe |Uncorrect|DPC: |inaccessible|Nvlink Core/ &&
+        !/recover .no error|qcm fence|The cp might/ &&
+        !/\[Hardware Error\]: .*(severity|device_id|section_type): / &&
+        !/{hardware_log.WORDS}/) return
+    if (users != "" && index($0, users) == 1) return
+    if (lead != $0 && bare(lead) !~ /{xids.ORIGIN}|{_DEVICES}|^-+\[ cut here /) return
+    if (inside && bare(lead) !~ /{xids.ORIGIN}/) return
     text = bare($0)
-    if (match(text, /\[[0-9]+\]: (segfault at|bad frame in) /) && RSTART <= 16)
-        users = substr($0, 1, length($0) - length(text))
-}}
-!/NVRM|SXid|amdgpu|nvidia.*: probe |Uncorrect|DPC: |inaccessible|Nvlink Core|recover .no error/ &&
-!/qcm fence|The cp might/ &&
-!/\[Hardware Error\]: .*(severity|device_id|section_type): / && !/{hardware_log.WORDS}/ {{ next }}
-users != "" && index($0, users) == 1 {{ next }}
-lead != $0 && bare(lead) !~ /{xids.ORIGIN}|{_DEVICES}|^-+\[ cut here / {{ next }}
-inside && bare(lead) !~ /{xids.ORIGIN}/ {{ next }}
-{{ text = bare($0) }}
-inside {{ sub(/^ +/, "", text) }}
-text ~ /^[{{][0-9]+[}}]\[Hardware Error\]: / {{
-    # The firmware's record of an error: its severity, and some lines later its device.
-    if (text ~ /event severity: /) {{
-        grave = text ~ /: fatal/ ? "Fatal" : text ~ /: recoverable/ ? "Non-Fatal" : ""
-        record_of = text
-    }} else if (grave != "" && text ~ /section_type: memory error/)
-        keep("memory " grave, record_of)
-    else if (grave != "" && text ~ /device_id: / && match(text, /{_ADDRESS}/)) {{
-        device = substr(text, RSTART, RLENGTH)
-        keep(device grave, "pcieport " device ".0: by the firmware: Uncorrected (" grave ") error")
+    if (inside) sub(/^ +/, "", text)
+    if (text ~ /^[{{][0-9]+[}}]\[Hardware Error\]: /) {{
+        # The firmware's record of an error: its severity, and some lines later its device.
+        if (text ~ /event severity: /) {{
+            grave = text ~ /: fatal/ ? "Fatal" : text ~ /: recoverable/ ? "Non-Fatal" : ""
+            record_of = text
+        }} else if (grave != "" && text ~ /section_type: memory error/)
+            keep("memory " grave, record_of)
+        else if (grave != "" && text ~ /device_id: / && match(text, /{_ADDRESS}/)) {{
+            key = substr(text, RSTART, RLENGTH)
+            keep(key grave, "pcieport " key ".0: by the firmware: Uncorrected (" grave ") error")
+        }}
+        return
     }}
-    next
-}}
-match(text, /{_NAMED}/) && RSTART <= 16 {{ next }}
-# A load begins with this line; its driver takes the devices before it names itself.
-text ~ /^nvidia-nvlink: Nvlink Core is being initialized/ {{ starts = NR; next }}
-text ~ /^NVRM: loading NVIDIA/ {{ loaded = starts ? starts : NR; starts = 0; next }}
-match(text, /^NVRM: Xid \([^)]*\): [0-9]+/) {{
-    key = substr(text, 1, RLENGTH)
-    if (key ~ /: (14[4-9]|150)$/ && text ~ /{xids.FATAL}/) key = key " Fatal"
-    if (match(text, /caused by previous Xid [0-9]+$/)) key = key substr(text, RSTART)
-    keep(key, text)
-    next
-}}
-/NVRM: / && text ~ /^NVRM: (The NVIDIA )?GPU / && match(text, /{_ADDRESS}/) {{
-    gpu = substr(text, RSTART, RLENGTH)
-    seen = NR
-}}
-/succe|on minor/ && text ~ /^(amdgpu|\[drm)/ && match(text, /{xids.RECOVERED}|{xids.RING}/) &&
-match(text, /{_ADDRESS}/) {{
-    device = substr(text, RSTART, RLENGTH)
-    ring[device] = NR
-    if (text ~ /{xids.RECOVERED}/) recovered[device] = NR
-    next
-}}
-text ~ /{xids.ORIGIN}/ && text ~ /{xids.ANY}/ {{
-    # The driver breaks its sentence into three lines, and names the device in the first.
-    if (text ~ /^NVRM: (system has )?fallen off/ && seen && NR - seen <= 3)
-        sub(/^NVRM: /, "NVRM: GPU " gpu ": ", text)
-    if (text ~ /errors/ && match(text, /[0-9]+ (new )?((un)?correctable|deferred) /)) {{
-        size = substr(text, RSTART) + 0
-        if (size > 0 && size % 65535 == 0) next
+    if (match(text, /{_NAMED}/) && RSTART <= 16) return
+    # A load begins with this line; its driver takes the devices before it names itself.
+    if (text ~ /^nvidia-nvlink: Nvlink Core is being initialized/) {{ starts = lines; return }}
+    if (text ~ /^NVRM: loading NVIDIA/) {{ loaded = starts ? starts : lines; starts = 0; return }}
+    if (match(text, /^NVRM: Xid \([^)]*\): [0-9]+/)) {{
+        key = substr(text, 1, RLENGTH)
+        if (key ~ /: (14[4-9]|150)$/ && text ~ /{xids.FATAL}/) key = key " Fatal"
+        if (match(text, /caused by previous Xid [0-9]+$/)) key = key substr(text, RSTART)
+        keep(key, text)
+        return
     }}
-    key = text
-    gsub(/0x[0-9a-fA-F]+/, "#", key)
-    gsub(/[0-9]+/, "#", key)
-    keep(named(text) key, text)
-    next
+    if (text ~ /^NVRM: (The NVIDIA )?GPU / && match(text, /{_ADDRESS}/)) {{
+        gpu = substr(text, RSTART, RLENGTH)
+        seen = lines
+    }}
+    if (text ~ /^(amdgpu|\[drm)/ && match(text, /{xids.RECOVERED}|{xids.RING}/) &&
+        match(text, /{_ADDRESS}/)) {{
+        key = substr(text, RSTART, RLENGTH)
+        ring[key] = lines
+        if (text ~ /{xids.RECOVERED}/) recovered[key] = lines
+        return
+    }}
+    if (text ~ /{xids.ORIGIN}/ && text ~ /{xids.ANY}/) {{
+        # The driver breaks its sentence into three lines, and names the device in the first.
+        if (text ~ /^NVRM: (system has )?fallen off/ && seen && lines - seen <= 3)
+            sub(/^NVRM: /, "NVRM: GPU " gpu ": ", text)
+        if (text ~ /errors/ && match(text, /[0-9]+ (new )?((un)?correctable|deferred) /)) {{
+            size = substr(text, RSTART) + 0
+            if (size > 0 && size % 65535 == 0) return
+        }}
+        key = text
+        gsub(/0x[0-9a-fA-F]+/, "#", key)
+        gsub(/[0-9]+/, "#", key)
+        keep(named(text) key, text)
+    }} else if (text ~ /{hardware_log.WORDS}/) {{
+        # The numbers in names of disks, ports and processors stay.
+        key = text
+        gsub(/0x[0-9a-fA-F]+/, "#", key)
+        gsub(/[] (:=,.#-][0-9]+/, "#", key)
+        key = "hardware " named(text) key
+        if (!(key in count) && hardware++ >= 100) more++
+        else keep(key, text)
+    }}
 }}
-text ~ /{hardware_log.WORDS}/ {{
-    # The numbers in names of disks, ports and processors stay.
-    key = text
-    gsub(/0x[0-9a-fA-F]+/, "#", key)
-    gsub(/[] (:=,.#-][0-9]+/, "#", key)
-    key = "hardware " named(text) key
-    if (!(key in count) && hardware++ >= 100) more++
-    else keep(key, text)
-}}
-END {{
-    print "scan=" from
+# Returns whether the log was read. lines: those with a text
+function scan(command,  program, status, key, up, i) {{
+    lines = begins = kinds = more = hardware = starts = loaded = seen = 0
+    record = lead = users = grave = said = ""
+    split("", count); split("", recovered); split("", ring); split("", begun)
+    while ((command | getline) > 0) read_line()
+    status = close(command)
+    split(command, program, " ")
+    print "scan=" program[2]
     print "status=" status
     print "lines=" (lines > 0)
     print "begins=" begins
-    print "loaded=" loaded + 0
-    print "more=" more + 0
+    print "loaded=" loaded
+    print "more=" more
     # In whole hours, and no number of lines: nodes whose logs are well have one text, which is
     # parsed once.
     if ((getline up < "/proc/uptime") > 0) print "uptime=" int(up / 3600) * 3600
+    close("/proc/uptime")
     print "said=" said
-    for (device in recovered) print "recovered=" device " " recovered[device]
-    for (device in ring) print "ring=" device " " ring[device]
+    for (key in recovered) print "recovered=" key " " recovered[key]
+    for (key in ring) print "ring=" key " " ring[key]
     for (i = 1; i <= kinds; i++) {{
         key = name[i]
-        span = (key in begun) ? "@" begun[key] "-" ended[key] : ""
-        print "fault=" count[key] " " last[key] span " " first[key]
+        up = (key in begun) ? "@" begun[key] "-" ended[key] : ""
+        print "fault=" count[key] " " last[key] up " " first[key]
     }}
-    print "end=" from
-    exit !(status == "0" && lines > 0 && begins + 0 <= {_COMPLETE_S})
+    print "end=" program[2]
+    return status == 0 && lines > 0
+}}
+BEGIN {{
+    if (scan("exec dmesg 2>&1") && (begins <= {_COMPLETE_S} || !gpus) || !journal) exit
+    scan("exec journalctl -k -b -o short-monotonic --no-pager -q 2>&1")
 }}
 """
 
 
-# Scan dmesg; when it is not complete, or may not be read, scan the journal.
+# Where dmesg is not complete, the journal has the rest, and takes longer. It is read for faults of
+# GPUs, and where dmesg may not be read. Other nodes say since when they know their log.
 _SCRIPT = (
-    'nr_scan() { NR_MARK="@$NR status "; export NR_MARK; exec awk -v from="$1" \''
+    r"""
+    nr_gpus=0 nr_journal=0
+    for nr_file in /sys/module/nvidia /sys/bus/pci/drivers/nvidia /sys/module/amdgpu; do
+        if [ -e "$nr_file" ]; then nr_gpus=1; fi
+    done
+    if command -v journalctl >/dev/null; then nr_journal=1; fi
+    exec awk -v gpus=$nr_gpus -v journal=$nr_journal '"""
     + _SCAN
-    + r"""'
-    }
-    if { nr_answer dmesg; printf '\n@%s status %s\n' "$NR" $?; } | nr_scan dmesg; then exit 0; fi
-    command -v journalctl >/dev/null || exit 0
-    { nr_answer journalctl -k -b -o short-monotonic --no-pager -q
-      printf '\n@%s status %s\n' "$NR" $?; } | nr_scan journalctl
-    exit 0
-    """
+    + "'\n"
 )
 
 

@@ -128,8 +128,11 @@ def test_a_watch_finds_each_change_in_its_round_and_nothing_else(
 def test_a_node_at_a_limit_is_judged_at_each_look(watched):
     """Where a measure decides, there are no bounds: whatever the node shows counts at once."""
     texts = own("h100", 1)
-    hot = {**texts, "nvidia_smi": re.sub(r"(_tlimit>)\d+", r"\g<1>1", texts["nvidia_smi"])}
-    shown = [shows(texts), shows(hot), shows(hot), shows(texts), interrupts]
+    hot, hotter = (
+        {**texts, "nvidia_smi": re.sub(r"(_tlimit>)\d+", rf"\g<1>{left}", texts["nvidia_smi"])}
+        for left in (2, 1)
+    )
+    shown = [shows(texts), shows(hot), shows(hotter), shows(texts), interrupts]
     assert watched({"gpu001": one_by_one(*shown)}) == ([""] * 4, 4)
 
 
@@ -195,7 +198,7 @@ def bounds_of(texts, policy=POLICY):
         results = snapshot.judge(observed(text), policy, ALONE, measures.JUDGED)
         return [result.status for result in results]
 
-    return text, measures.find_bounds(text, statuses), observed, statuses
+    return text, measures.find_bounds(text, text, statuses), observed, statuses
 
 
 @pytest.mark.parametrize("profile", ["h100", "mi300x"])

@@ -18,7 +18,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
 )
 def test_the_page_runs(needs, tmp_path):
     blocks = [block for block in BLOCKS if needs or "import pandas" not in block]
-    assert len(blocks) == (3 if needs else 2)
+    assert len(blocks) == (4 if needs else 3)
     site = tmp_path / "site"
     if needs:
         install = [sys.executable, "-m", "pip", "install", "-q", "--target", str(site), needs]

@@ -198,20 +198,21 @@ def test_the_magic_numbers_are_those_of_the_pythons_here(pythons):
             assert shell.MAGICS.get(f"{major}.{minor}", magic) == magic
 
 
-@pytest.mark.parametrize(("version", "has_module", "found"), [
-    ("Python 3.11.2", True, "python3 3.11 a70d0d0a"),
-    ("Python 3.11.2", False, "python3 7.7"),
-    ("Python 3.11.0rc1", True, "python3 7.7"),
-    ("Python 3.11.2+", True, "python3 7.7"),
+@pytest.mark.parametrize(("release", "has_module", "found"), [
+    ("python3.11", True, "python3 3.11 a70d0d0a"),
+    ("python3.11", False, "python3 7.7"),
+    ("python3.99", True, "python3 7.7"),
     ("", True, "python3 7.7"),
 ])  # fmt: skip
 def test_only_a_release_with_its_files_is_not_started(
-    posix_sh, tmp_path, version, has_module, found
+    posix_sh, tmp_path, release, has_module, found
 ):
     (tmp_path / "bin").mkdir()
-    program = tmp_path / "bin/python3"
-    program.write_text(f'#!/bin/sh\nif [ "$1" = -V ]; then echo "{version}"; else echo 7.7; fi\n')
+    program = tmp_path / "bin" / (release or "python3")
+    program.write_text("#!/bin/sh\necho 7.7\n")
     program.chmod(0o755)
+    if release:
+        (tmp_path / "bin/python3").symlink_to(release)
     module = tmp_path / "lib64/python3.11/encodings/__init__.py"
     module.parent.mkdir(parents=True)
     module.write_text("1\n" if has_module else "")
@@ -219,4 +220,4 @@ def test_only_a_release_with_its_files_is_not_started(
         [*(f"/bin/{word}" for word in posix_sh[:1]), *posix_sh[1:], "-c", shell.SCRIPT],
         capture_output=True, text=True, check=True, env={"PATH": f"{tmp_path}/bin"},
     )  # fmt: skip
-    assert done.stdout.splitlines() == [f"python={found}"]
+    assert done.stdout.splitlines()[0] == f"python={found}"

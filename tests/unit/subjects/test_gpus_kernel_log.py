@@ -32,8 +32,10 @@ def scan(tmp_path: Path) -> Scan:
 def scanner(root: Path, awk: str = "") -> Scan:
     """awk: the program in its place; tests/lab/test_units_busybox.py asks the same of busybox."""
 
-    def run(dmesg: str = "", status: int = 0, journal: str | None = None) -> Output:
-        files = {"log": dmesg, "journal": journal or ""}
+    def run(
+        dmesg: str = "", status: int = 0, journal: str | None = None, driver: str = "nvidia"
+    ) -> Output:
+        files = {"log": dmesg, "journal": journal or "", f"sys/module/{driver}/refcnt": "1\n"}
         files["bin/dmesg"] = f"#!/bin/sh\ncat {root}/log\nexit {status}\n"
         files["bin/journalctl"] = f"#!/bin/sh\ncat {root}/journal\n"
         if journal is None:
@@ -292,6 +294,8 @@ def test_what_the_ring_has_lost_comes_from_the_journal(scan):
         "[   10.000000] node7 kernel: NVRM: Xid (PCI:0000:5e:00): 79, pid=1\n"
     )
     late = "[ 9000.000000] bridge: port 2 entered disabled state\n"
+    # The journal is for a node with a GPU.
+    assert actions(scan(late, journal=journal, driver="nf_tables")) == {}
     assert {code for _, code, _ in actions(scan(late, journal=journal))} == {79}
     _, tool = kernel_log.parse(scan(late))
     assert tool == Tool("kernel log", "ok", "dmesg, which begins 9000 s after the boot")
