@@ -16,6 +16,9 @@ from nodeready.core.policy import Policy
 from nodeready.core.result import Check, Result, check, join_first
 from nodeready.core.severity import VALIDATION, loses_job
 
+#: Seconds after which a message that `fades` counts no more.
+_DAY_S = 86400
+
 
 @dataclass(frozen=True)
 class _HardwareRow:
@@ -29,6 +32,7 @@ class _HardwareRow:
     cured: re.Pattern[str] | None
     fades: bool
     least: int
+    within_s: int
     fails_at: int | None
     past_at_boot: bool
 
@@ -37,16 +41,14 @@ ROWS = {
     key: _HardwareRow(
         re.compile(row["pattern"]), row["subject"], row["words"], row["status"], row["fix"],
         re.compile(row["cured"]) if "cured" in row else None,
-        row.get("fades", False), row.get("least", 1), row.get("fails_at"),
-        row.get("past_at_boot", False),
+        row.get("fades", False), row.get("least", 1),
+        row.get("within_s", _DAY_S), row.get("fails_at"), row.get("past_at_boot", False),
     )
     for key, row in knowledge.rows("kernel_lines").items() if "subject" in row
 }  # fmt: skip
 
 #: What the node's awk looks for.
 WORDS = "|".join(dict.fromkeys(row.words for row in ROWS.values()))
-#: Seconds after which a message that `fades` counts no more.
-_FADES_S = 86400
 #: Seconds after the boot in which a record of the time before is read.
 _BOOT_S = 5
 _TEXT = 160
@@ -114,13 +116,20 @@ def faults_of(lines: Iterable[KernelLines], subject: str, uptime_s: int) -> list
                 cures[_device(cure)] = max(line.last, cures.get(_device(cure), 0))
         devices: dict[str, list[KernelLines]] = {}
         for device, line in by_row[kind]:
-            is_past = row.fades and line.last_s is not None and line.last_s < uptime_s - _FADES_S
+            is_past = row.fades and line.last_s is not None and line.last_s < uptime_s - _DAY_S
             if line.last > cures.get(device, 0) and not is_past:
                 devices.setdefault(device, []).append(line)
         for device_lines in devices.values():
             count = sum(line.count * _events(row, line.text) for line in device_lines)
-            if count >= row.least:
-                stamps = [line.last_s for line in device_lines if line.last_s is not None]
+            stamps = [
+                stamp
+                for line in device_lines
+                for stamp in (line.first_s, line.last_s)
+                if stamp is not None
+            ]
+            seconds = max(stamps, default=0) - min(stamps, default=0)
+            # As many messages in that time, at their rate.
+            if count * row.within_s >= row.least * max(seconds, row.within_s):
                 text = device_lines[0].text[:_TEXT]
                 faults.append(HardwareFault(kind, text, count, max(stamps, default=None)))
     return faults

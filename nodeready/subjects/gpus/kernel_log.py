@@ -111,7 +111,7 @@ NF {{
         users = substr($0, 1, length($0) - length(text))
 }}
 !/NVRM|SXid|amdgpu|nvidia.*: probe |Uncorrect|DPC: |inaccessible|Nvlink Core|recover .no error/ &&
-!/qcm fence|The cp might/ &&
+!/qcm fence|The cp might|message .*ret is/ &&
 !/\[Hardware Error\]: .*(severity|device_id|section_type): / && !/{hardware_log.WORDS}/ {{ next }}
 users != "" && index($0, users) == 1 {{ next }}
 lead != $0 && bare(lead) !~ /{xids.ORIGIN}|{_DEVICES}|^-+\[ cut here / {{ next }}
@@ -170,7 +170,7 @@ text ~ /{xids.ORIGIN}/ && text ~ /{xids.ANY}/ {{
 text ~ /{hardware_log.WORDS}/ {{
     # The numbers in names of disks, ports and processors stay.
     key = text
-    gsub(/0x[0-9a-fA-F]+/, "#", key)
+    gsub(/0x[0-9a-fA-F]+|(scmd|sc|cmd).[0-9a-f]+/, "#", key)
     gsub(/[] (:=,.#-][0-9]+/, "#", key)
     key = "hardware " named(text) key
     if (!(key in count) && hardware++ >= 100) more++
