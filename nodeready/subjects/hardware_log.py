@@ -33,6 +33,7 @@ class _HardwareRow:
     fades: bool
     least: int
     within_s: int
+    returns_at: int
     fails_at: int | None
     past_at_boot: bool
 
@@ -41,8 +42,8 @@ ROWS = {
     key: _HardwareRow(
         re.compile(row["pattern"]), row["subject"], row["words"], row["status"], row["fix"],
         re.compile(row["cured"]) if "cured" in row else None,
-        row.get("fades", False), row.get("least", 1),
-        row.get("within_s", _DAY_S), row.get("fails_at"), row.get("past_at_boot", False),
+        row.get("fades", False), row.get("least", 1), row.get("within_s", _DAY_S),
+        row.get("returns_at", 0), row.get("fails_at"), row.get("past_at_boot", False),
     )
     for key, row in knowledge.rows("kernel_lines").items() if "subject" in row
 }  # fmt: skip
@@ -91,7 +92,15 @@ def _device(match: re.Match[str]) -> str:
 
 def _events(row: _HardwareRow, text: str) -> int:
     match = row.pattern.match(text)
-    return int(match["count"][:9]) if match and "count" in match.groupdict() else 1
+    return int((match.groupdict().get("count") or "1")[:9]) if match else 1
+
+
+def _count_at_rate(row: _HardwareRow, lines: list[KernelLines]) -> float:
+    """The messages within the row's time, at the rate with which they came."""
+    count = sum(line.count * _events(row, line.text) for line in lines)
+    stamps = [s for line in lines for s in (line.first_s, line.last_s) if s is not None]
+    seconds = max(stamps, default=0) - min(stamps, default=0)
+    return count * row.within_s / max(seconds, row.within_s)
 
 
 def faults_of(lines: Iterable[KernelLines], subject: str, uptime_s: int) -> list[HardwareFault]:
@@ -116,21 +125,21 @@ def faults_of(lines: Iterable[KernelLines], subject: str, uptime_s: int) -> list
                 cures[_device(cure)] = max(line.last, cures.get(_device(cure), 0))
         devices: dict[str, list[KernelLines]] = {}
         for device, line in by_row[kind]:
-            is_past = row.fades and line.last_s is not None and line.last_s < uptime_s - _DAY_S
-            if line.last > cures.get(device, 0) and not is_past:
-                devices.setdefault(device, []).append(line)
-        for device_lines in devices.values():
-            count = sum(line.count * _events(row, line.text) for line in device_lines)
-            stamps = [
-                stamp
+            devices.setdefault(device, []).append(line)
+        for device, device_lines in devices.items():
+            recent = [
+                line
                 for line in device_lines
-                for stamp in (line.first_s, line.last_s)
-                if stamp is not None
+                if line.last_s is None or line.last_s >= uptime_s - _DAY_S
             ]
-            seconds = max(stamps, default=0) - min(stamps, default=0)
-            # As many messages in that time, at their rate.
-            if count * row.within_s >= row.least * max(seconds, row.within_s):
-                text = device_lines[0].text[:_TEXT]
+            standing = recent if row.fades else device_lines
+            standing = [line for line in standing if line.last > cures.get(device, 0)]
+            if row.returns_at and _count_at_rate(row, recent) >= row.returns_at:
+                standing = recent
+            if standing and _count_at_rate(row, standing) >= row.least:
+                count = sum(line.count * _events(row, line.text) for line in standing)
+                stamps = [line.last_s for line in standing if line.last_s is not None]
+                text = standing[0].text[:_TEXT]
                 faults.append(HardwareFault(kind, text, count, max(stamps, default=None)))
     return faults
 
