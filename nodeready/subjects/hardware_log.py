@@ -42,7 +42,7 @@ ROWS = {
     key: _HardwareRow(
         re.compile(row["pattern"]), row["subject"], row["words"], row["status"], row["fix"],
         re.compile(row["cured"]) if "cured" in row else None,
-        row.get("fades", False), row.get("least", 1), row.get("within_s", _DAY_S),
+        row.get("fades", False), row.get("least", 0), row.get("within_s", _DAY_S),
         row.get("returns_at", 0), row.get("fails_at"), row.get("past_at_boot", False),
     )
     for key, row in knowledge.rows("kernel_lines").items() if "subject" in row
@@ -95,12 +95,13 @@ def _events(row: _HardwareRow, text: str) -> int:
     return int((match.groupdict().get("count") or "1")[:9]) if match else 1
 
 
-def _count_at_rate(row: _HardwareRow, lines: list[KernelLines]) -> float:
-    """The messages within the row's time, at the rate with which they came."""
+def _come_often(row: _HardwareRow, lines: list[KernelLines], least: int) -> bool:
+    """Whether so many messages come within the row's time, or ten times as many came at all."""
     count = sum(line.count * _events(row, line.text) for line in lines)
     stamps = [s for line in lines for s in (line.first_s, line.last_s) if s is not None]
     seconds = max(stamps, default=0) - min(stamps, default=0)
-    return count * row.within_s / max(seconds, row.within_s)
+    at_rate = count * row.within_s / max(seconds, row.within_s)
+    return at_rate >= least or count >= 10 * least
 
 
 def faults_of(lines: Iterable[KernelLines], subject: str, uptime_s: int) -> list[HardwareFault]:
@@ -134,9 +135,9 @@ def faults_of(lines: Iterable[KernelLines], subject: str, uptime_s: int) -> list
             ]
             standing = recent if row.fades else device_lines
             standing = [line for line in standing if line.last > cures.get(device, 0)]
-            if row.returns_at and _count_at_rate(row, recent) >= row.returns_at:
+            if row.returns_at and _come_often(row, recent, row.returns_at):
                 standing = recent
-            if standing and _count_at_rate(row, standing) >= row.least:
+            if standing and _come_often(row, standing, row.least):
                 count = sum(line.count * _events(row, line.text) for line in standing)
                 stamps = [line.last_s for line in standing if line.last_s is not None]
                 text = standing[0].text[:_TEXT]
