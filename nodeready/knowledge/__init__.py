@@ -4,6 +4,8 @@ A row says what it matches, what it means, and its source, and it has examples: 
 matches, and lines that it does not match. tests/unit/test_knowledge.py holds every row against its
 examples. A node gets the tables that its program reads as the module ``compiled``, without the
 examples, because Python 3.9 reads no TOML.
+
+The patterns of a table can share ``parts``: ``<network>`` stands for the part of that name.
 """
 
 from __future__ import annotations
@@ -29,6 +31,10 @@ def read(table: str) -> dict[str, Any]:
 
     text = resources.files(__name__).joinpath(f"{table}.toml").read_text("utf-8")
     data: dict[str, Any] = tomllib.loads(text)
+    for name, part in data.pop("parts", {}).items():
+        for row in data.values():
+            for column in row.keys() & {"pattern", "cured"}:
+                row[column] = row[column].replace(f"<{name}>", part)
     return data
 
 

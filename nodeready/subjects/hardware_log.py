@@ -16,6 +16,9 @@ from nodeready.core.policy import Policy
 from nodeready.core.result import Check, Result, check, join_first
 from nodeready.core.severity import VALIDATION, loses_job
 
+#: Seconds after which a message that `fades` counts no more.
+_DAY_S = 86400
+
 
 @dataclass(frozen=True)
 class _HardwareRow:
@@ -29,6 +32,8 @@ class _HardwareRow:
     cured: re.Pattern[str] | None
     fades: bool
     least: int
+    within_s: int
+    returns_at: int
     fails_at: int | None
     past_at_boot: bool
 
@@ -37,16 +42,14 @@ ROWS = {
     key: _HardwareRow(
         re.compile(row["pattern"]), row["subject"], row["words"], row["status"], row["fix"],
         re.compile(row["cured"]) if "cured" in row else None,
-        row.get("fades", False), row.get("least", 1), row.get("fails_at"),
-        row.get("past_at_boot", False),
+        row.get("fades", False), row.get("least", 0), row.get("within_s", _DAY_S),
+        row.get("returns_at", 0), row.get("fails_at"), row.get("past_at_boot", False),
     )
     for key, row in knowledge.rows("kernel_lines").items() if "subject" in row
 }  # fmt: skip
 
 #: What the node's awk looks for.
 WORDS = "|".join(dict.fromkeys(row.words for row in ROWS.values()))
-#: Seconds after which a message that `fades` counts no more.
-_FADES_S = 86400
 #: Seconds after the boot in which a record of the time before is read.
 _BOOT_S = 5
 _TEXT = 160
@@ -89,7 +92,16 @@ def _device(match: re.Match[str]) -> str:
 
 def _events(row: _HardwareRow, text: str) -> int:
     match = row.pattern.match(text)
-    return int(match["count"][:9]) if match and "count" in match.groupdict() else 1
+    return int((match.groupdict().get("count") or "1")[:9]) if match else 1
+
+
+def _come_often(row: _HardwareRow, lines: list[KernelLines], least: int) -> bool:
+    """Whether so many messages come within the row's time, or ten times as many came at all."""
+    count = sum(line.count * _events(row, line.text) for line in lines)
+    stamps = [s for line in lines for s in (line.first_s, line.last_s) if s is not None]
+    seconds = max(stamps, default=0) - min(stamps, default=0)
+    at_rate = count * row.within_s / max(seconds, row.within_s)
+    return at_rate >= least or count >= 10 * least
 
 
 def faults_of(lines: Iterable[KernelLines], subject: str, uptime_s: int) -> list[HardwareFault]:
@@ -114,14 +126,21 @@ def faults_of(lines: Iterable[KernelLines], subject: str, uptime_s: int) -> list
                 cures[_device(cure)] = max(line.last, cures.get(_device(cure), 0))
         devices: dict[str, list[KernelLines]] = {}
         for device, line in by_row[kind]:
-            is_past = row.fades and line.last_s is not None and line.last_s < uptime_s - _FADES_S
-            if line.last > cures.get(device, 0) and not is_past:
-                devices.setdefault(device, []).append(line)
-        for device_lines in devices.values():
-            count = sum(line.count * _events(row, line.text) for line in device_lines)
-            if count >= row.least:
-                stamps = [line.last_s for line in device_lines if line.last_s is not None]
-                text = device_lines[0].text[:_TEXT]
+            devices.setdefault(device, []).append(line)
+        for device, device_lines in devices.items():
+            recent = [
+                line
+                for line in device_lines
+                if line.last_s is None or line.last_s >= uptime_s - _DAY_S
+            ]
+            standing = recent if row.fades else device_lines
+            standing = [line for line in standing if line.last > cures.get(device, 0)]
+            if row.returns_at and _come_often(row, recent, row.returns_at):
+                standing = recent
+            if standing and _come_often(row, standing, row.least):
+                count = sum(line.count * _events(row, line.text) for line in standing)
+                stamps = [line.last_s for line in standing if line.last_s is not None]
+                text = standing[0].text[:_TEXT]
                 faults.append(HardwareFault(kind, text, count, max(stamps, default=None)))
     return faults
 

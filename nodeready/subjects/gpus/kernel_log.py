@@ -105,7 +105,7 @@ function read_line(  text, inside, key, size) {{
             users = substr($0, 1, length($0) - length(text))
     }}
     if (!/NVRM|SXid|amdgpu|nvidia.*: probe |Uncorrect|DPC: |inaccessible|Nvlink Core/ &&
-        !/recover .no error|qcm fence|The cp might/ &&
+        !/recover .no error|qcm fence|The cp might|message .*ret is/ &&
         !/\[Hardware Error\]: .*(severity|device_id|section_type): / &&
         !/{hardware_log.WORDS}/) return
     if (users != "" && index($0, users) == 1) return
@@ -163,7 +163,7 @@ function read_line(  text, inside, key, size) {{
     }} else if (text ~ /{hardware_log.WORDS}/) {{
         # The numbers in names of disks, ports and processors stay.
         key = text
-        gsub(/0x[0-9a-fA-F]+/, "#", key)
+        gsub(/0x[0-9a-fA-F]+|(scmd|sc)[(=][0-9a-f]+/, "#", key)
         gsub(/[] (:=,.#-][0-9]+/, "#", key)
         key = "hardware " named(text) key
         if (!(key in count) && hardware++ >= 100) more++

@@ -107,7 +107,8 @@ RULES = tuple(
 #: How every message begins.
 ORIGIN = (
     r"^(NVRM: |nvidia-nvswitch[0-9]+: |nvidia( [0-9a-f]+)?:|pcieport "
-    r"|amdgpu |amdgpu: |kfd kfd: |\[drm|qcm fence wait|The cp might be in an unrecov)"
+    r"|amdgpu |amdgpu: |kfd kfd: |\[drm|qcm fence wait|The cp might be in an unrecov"
+    r"|last message was failed ret|failed to send message [0-9a-f]+ ret)"
 )
 #: Any of the patterns.
 ANY = "|".join(rule.pattern for rule in RULES)
@@ -119,8 +120,16 @@ RING = r"Ring [^ ]+ reset succe"
 BEGINNINGS = {
     "nvidia": ("NVRM: ", "nvidia ", "nvidia: "),
     "sxid": ("nvidia-nvswitch",),
-    # Older kernels print two messages of amdkfd without the driver's name.
-    "amdgpu": ("amdgpu", "[drm", "kfd kfd: ", "qcm fence wait", "The cp might be in an unrecov"),
+    # Older kernels print some messages of amdgpu and amdkfd without the driver's name.
+    "amdgpu": (
+        "amdgpu",
+        "[drm",
+        "kfd kfd: ",
+        "qcm fence wait",
+        "The cp might be in an unrecov",
+        "last message was failed ret",
+        "failed to send message ",
+    ),
     "pcie": ("pcieport ", "nvidia ", "amdgpu "),
 }
 

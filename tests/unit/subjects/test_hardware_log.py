@@ -17,9 +17,12 @@ from tests.unit.subjects.test_gpus_kernel_log import BOOT, scanner
 
 @pytest.mark.parametrize("case", cases(__file__, "data/hardware_lines.json"))
 def test_a_fault_stands_until_it_is_cured(case, tmp_path):
-    """at_once: the lines are of one moment; uptime_s: the node's, if the log is old."""
+    """at_once: the lines are of one moment; every_s: seconds between them, else 1; uptime_s: the
+    node's, if the log is old.
+    """
     lines = case["lines"] * case.get("times", 1)
-    moments = [0 if case.get("at_once") else number for number in range(len(lines))]
+    every_s = case.get("every_s", 1)
+    moments = [0 if case.get("at_once") else number * every_s for number in range(len(lines))]
     text = "".join(
         f"[  {90 + at}.000001] {line}\n" for at, line in zip(moments, lines, strict=True)
     )
