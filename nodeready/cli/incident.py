@@ -95,6 +95,7 @@ def watch(inventory: str | None, options: WatchWords) -> int:
     Examples:
       nodeready watch inventories/prod.py --job 4711 -o /var/tmp/hangs
       nodeready watch inventories/prod.py --job 4711 --then '/usr/local/bin/page oncall'
+      nodeready watch prod.py --job 4711 --progress 'step +[0-9]+' --confirm 6m
       nodeready watch --via srun --job 4711 --once
     """
     from nodeready.reports.lines import show_gaps

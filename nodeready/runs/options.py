@@ -439,6 +439,10 @@ class WatchOptions(HangOptions):
     confirm: float = span(
         "--confirm", 1, 86400, "Time without progress before an incident is taken.", "3m"
     )
+    progress: str | None = opt(
+        "--progress PATTERN",
+        "Only a new line of a log that matches PATTERN is progress: a step's, a checkpoint's.",
+    )
     then: str | None = opt(
         "--then COMMAND", "Command to run after an incident, once for each hang."
     )

@@ -43,6 +43,8 @@ SPIN_RATE = 1.0
 MOVING_BYTES, RESTING_BYTES = 4096.0, 512.0
 #: The same of a node's network or RDMA ports, which other programs use, too.
 MOVING_PORT_BYTES, RESTING_PORT_BYTES = 1e6, 65536.0
+#: The witness of `nodeready watch --progress`, whose lines are what the user calls progress.
+PROGRESS = "progress"
 #: Witnesses that must agree that nothing moves.
 MIN_WITNESSES = 2
 #: Snapshots without any rank after which the job has ended: a launcher may be starting it again.
@@ -68,6 +70,7 @@ class JobSnapshot:
     # node -> why it gave no answer, or only a part of it
     gaps: Mapping[str, Gap] = field(default_factory=dict)
     interrupted: bool = False  # some nodes were not asked
+    asks_progress: bool = False  # lines of progress were asked for
 
     @property
     def users(self) -> list[int | None]:
@@ -111,9 +114,12 @@ class Interval:
 
     @property
     def kind(self) -> Literal["moves", "still", "unclear", "gone"]:
-        """The conclusion from all witnesses."""
+        """The conclusion from all witnesses; where lines of --progress match, from these alone."""
         if self.gone:
             return "gone"
+        progress = [sign for sign in self.signs if sign.witness == PROGRESS]
+        if progress and progress[0].moves is not None:
+            return "moves" if progress[0].moves else "still"
         if any(sign.moves for sign in self.signs):
             return "moves"
         still = sum(sign.moves is False for sign in self.signs)
@@ -208,7 +214,19 @@ def signs(before: JobSnapshot, after: JobSnapshot, seconds: float) -> tuple[Sign
         if any(step.watchdog for step in steps):
             signs.append(Sign("watchdog", False, "its log has a timeout of PyTorch's watchdog"))
     signs.append(_ports(before, after, seconds))
+    if after.asks_progress:
+        signs.append(_progress(before, after))
     return tuple(signs)
+
+
+def _progress(before: JobSnapshot, after: JobSnapshot) -> Sign:
+    ends = {key: rank.progress for key, rank in after.ranks.items() if rank.progress is not None}
+    old = {key: rank.progress for key, rank in before.ranks.items() if rank.progress is not None}
+    if any(old.get(key) != end for key, end in ends.items()):
+        return Sign(PROGRESS, True, "a new line of progress")
+    if old:
+        return Sign(PROGRESS, False, "no new line of progress")
+    return Sign(PROGRESS, None, "no line of a log matches --progress")
 
 
 def _busiest(steps: Iterable[_RankStep], value: str) -> _RankStep:
@@ -361,6 +379,7 @@ class Watch:
         if judgement.kind == "new":
             return f"{ranks}{lost}"
         signs = self.intervals[-1].signs
+        lost += "".join(f"; {s.text}" for s in signs if s.witness == PROGRESS and s.moves is None)
         if judgement.kind == "moves":
             return f"moves: {ranks}: {_reasons(signs, True)}{lost}"
         if judgement.kind == "still":
@@ -416,4 +435,4 @@ def probe(
                 ranks[RankKey(name, row.pid, row.start)] = row
             elif isinstance(row, PortBytes):
                 ports[name] = row
-    return JobSnapshot(taken_s, ranks, ports, gaps, interrupted)
+    return JobSnapshot(taken_s, ranks, ports, gaps, interrupted, bool(config.progress))

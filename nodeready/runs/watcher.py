@@ -26,6 +26,7 @@ from nodeready.runs.options import WatchOptions
 from nodeready.runs.stacks.command import Render
 from nodeready.runs.targets import ask_with_progress, running_job
 from nodeready.runs.tell import Tell
+from nodeready.runs.values import checked_regex
 from nodeready.runs.watch import LIMIT_S, JobSnapshot, Watch, probe
 
 #: Maximum seconds for the command of ``--then``.
@@ -53,6 +54,7 @@ def run(
         raise Refused(f"--then {options.then}: {problem}") from None
     if options.then is not None and not command:
         raise Refused("--then: names no command")
+    checked_regex("--progress", options.progress)
     nodes, name = nodes_of_job(inventory, options, tell)
     placement = JobPlacement()
     if not options.user:
@@ -132,6 +134,7 @@ class _Watcher:
             user=user,
             owner=self.owner,
             parts=self.placement.parts,
+            progress=self.options.progress or "",
         )
         # The command runs unattended: progress would fill its log.
         ask = ask_with_progress(transport, self.tell.without_progress())

@@ -19,7 +19,10 @@ import os, sys, time
 rank = int(os.environ["RANK"])
 def wait():
     while os.path.exists("{HERE}/hang"):
-        time.sleep(5)
+        beats = os.path.exists("{HERE}/beats")
+        if beats:
+            print("heartbeat: rank", rank, "is alive at", time.time(), flush=True)
+        time.sleep(0.2 if beats else 5)
 def all_reduce():
     wait()
 def load_batch():
@@ -52,15 +55,20 @@ def job(fresh_nodes: Callable[..., list[LabNode]]) -> Iterator[Moving]:
     assert not [row for node in made.nodes for row in ours(node)]
 
 
-def test_a_hang_is_kept_once_whole_and_without_secrets(job, fleet, tool, tmp_path):
-    """A job that works fires nothing; that a second hang fires again, tests/unit asks."""
+@pytest.mark.parametrize("beats", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_hang_is_kept_once_whole_and_without_secrets(job, fleet, tool, tmp_path, beats):
+    """A job that works fires nothing; that a second hang fires again, tests/unit asks.
+
+    beats: the job's log goes on to grow while it hangs, and the watch knows its steps
+    """
     place, told, said = (tmp_path / name for name in ("hangs", "told", "said"))
     then = tmp_path / "then"
     then.write_text(f'#!/bin/sh\necho "$1|$NODEREADY_JOB|$NODEREADY_INCIDENT" >>{told}\n')
     then.chmod(0o755)
     words = ("watch", fleet(job.nodes), "--interval", "1s", "--confirm", "3", "--job")
     with said.open("wb") as file:
-        more = ("-o", place, "--once", "--then", f"{then} 'two words'")
+        more = ["-o", place, "--once", "--then", f"{then} 'two words'"]
+        more += ["--progress", "a st.p with"] if beats else []
         watching = tool.start(*words, job.name, *more, stdout=file)
     wait_for(lambda: "moves: 4 ranks" in said.read_text())
     # More looks than it takes to fire.
@@ -68,6 +76,8 @@ def test_a_hang_is_kept_once_whole_and_without_secrets(job, fleet, tool, tmp_pat
     wait_for(lambda: job.steps() > before + 60)
     assert not place.exists()
     for node in job.nodes:
+        if beats:
+            node.write(f"{HERE}/beats", "")
         node.write(f"{HERE}/hang", "")
     assert tool.end(watching).status == 3
     (kept,) = (path for path in place.iterdir() if path.is_dir())

@@ -27,8 +27,9 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PORTS_S = 2.0
 #: Maximum descendants of one rank, and maximum ranks of a node.
 _MAX_DESCENDANTS, MAX_RANKS = 256, 1024
-#: Bytes at the end of a log that are searched for the watchdog's lines.
-_LOG_BYTES = 16 << 10
+#: Bytes at the end of a log that are searched for the watchdog's lines, and for those of progress:
+#: of minutes of heartbeats.
+_LOG_BYTES, _PROGRESS_BYTES = 16 << 10, 256 << 10
 # ProcessGroupNCCL.cpp (checkTimeout, the heartbeat monitor) and ProcessGroupGloo's timeouts:
 # "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=..."; "Heartbeat monitor timed
 # out"; "Timed out waiting 1800000ms for recv operation to complete".
@@ -58,6 +59,7 @@ class MotionConfig:
     user: str = ""  # likewise
     owner: str = ""  # likewise
     parts: tuple[str, ...] = ()  # likewise
+    progress: str = ""  # the lines of a log that show progress match it; "": no line is asked for
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ class Motion:
     # of its user, the same for all ids of the user (`users_file.main_uid`)
     uid: wire.Count | None = None
     in_cgroup: bool = False  # it is in the Slurm job's cgroup
+    # where the last line of its log ends that shows progress, in bytes; None: there is none
+    progress: int | None = None
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ def probe(config: MotionConfig, deadline: float) -> tuple[list[Motion], str]:
     rank_by_pid = {pid: own_ranks[pid] for pid in turns[:MAX_RANKS]}
     descendants = _descendants(job_processes, rank_by_pid)
     values_by_pid = processes.probe_each(
-        lambda pid: _motion(pid, descendants[pid]),
+        lambda pid: _motion(pid, descendants[pid], config.progress),
         list(rank_by_pid),
         deadline,
         processes.owners(rank_by_pid),
@@ -206,7 +210,7 @@ def _numbers(path: str) -> tuple[str, list[int]] | None:
 _FAULTS, _CPU, _START = (6, 7, 8, 9), (10, 11, 12, 13), 18
 
 
-def _motion(pid: int, descendants: Sequence[int]) -> dict[str, Any] | None:
+def _motion(pid: int, descendants: Sequence[int], progress: str) -> dict[str, Any] | None:
     process_stat = _numbers(f"/proc/{pid}/stat")
     thread = _numbers(f"/proc/{pid}/task/{pid}/stat")
     if process_stat is None or thread is None:
@@ -234,6 +238,7 @@ def _motion(pid: int, descendants: Sequence[int]) -> dict[str, Any] | None:
         "log_age_s": age_s,
         "watchdog": watchdog,
         "may_poll": _may_poll(pid),
+        "progress": _last_match(pid, progress) if progress else None,
     }
 
 
@@ -271,6 +276,24 @@ def _watchdog_fired(link: str, owner: int) -> bool:
     with contextlib.suppress(logs.NoLogError):
         return bool(_WATCHDOG.search(logs.written_part(link, link, owner, _LOG_BYTES)[0]))
     return False
+
+
+def _last_match(pid: int, pattern: str) -> int | None:
+    """Where the last line ends that matches, in the file of standard output or error."""
+    ends = []
+    for link in (f"/proc/{pid}/fd/1", f"/proc/{pid}/fd/2"):
+        with contextlib.suppress(logs.NoLogError, OSError):
+            text, _ = logs.written_part(
+                link, link, os.stat(f"/proc/{pid}").st_uid, _PROGRESS_BYTES
+            )
+            end = os.stat(link).st_size
+            # A progress bar writes its lines over each other.
+            for line in reversed(re.split(rb"[\r\n]", text)):
+                if re.search(pattern, line.decode("utf-8", "replace")):
+                    ends.append(end)
+                    break
+                end -= len(line) + 1
+    return max(ends, default=None)
 
 
 def _ports() -> list[int | None]:

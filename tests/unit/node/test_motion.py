@@ -76,6 +76,16 @@ def test_the_program_of_a_node_prints_its_ranks_its_ports_and_its_end(starts):
     assert json.loads(rows[0][2])["pid"] == pid
 
 
+def test_where_the_last_line_of_progress_ends(starts):
+    """Heartbeats after it do not move it, and a line that is not complete counts."""
+    starts(f"print('step 1\\rstep 22', flush=True)\nprint('alive\\n' * 9, flush=True)\n{WAITS}", 1)
+    wait_for(lambda: look()[0].log_bytes > 60)
+    config = MotionConfig("", "nodeready:test", 20, JOB, progress=r"step \d+")
+    (found,), _ = motion.probe(config, time.monotonic() + 20)
+    assert found.progress == len("there\nstep 1\rstep 22")
+    assert look()[0].progress is None
+
+
 def test_a_rank_that_waits_is_found_by_its_job_and_does_nothing(starts):
     pid = starts(WAITS, 1)
     (before,), (after,) = look(), look()

@@ -96,6 +96,21 @@ def test_where_witnesses_are_few_nobody_says_that_it_hangs():
     assert (minute.kind, minute.signs[0].text) == ("moves", "processes of 1 rank came or went")
 
 
+def test_with_progress_its_lines_alone_count():
+    """No heartbeat, CPU time or byte is progress; before its first line all witnesses count."""
+    busy = {"cpu_s": 60, "main_cpu_s": 30, "switches": 600, "moved_bytes": 6e6, "log_bytes": 99}
+    ends = [(None, None, "moves"), (None, 700, "moves"), (700, 700, "still"), (700, 900, "moves")]
+    for old, new, kind in [*ends, (700, None, "still"), (700, 90, "moves")]:
+        snapshots = [
+            replace(snapshot, asks_progress=True, ranks={
+                key: replace(rank, progress=end if rank.rank else None)
+                for key, rank in snapshot.ranks.items()
+            })
+            for snapshot, end in zip(pair(NOTHING, busy), (old, new), strict=True)
+        ]  # fmt: skip
+        assert interval(*snapshots).kind == kind
+
+
 def test_every_sign_says_what_was_seen_and_of_whom():
     before, after = pair(NOTHING, {"cpu_s": 30, "faults": 900, "moved_bytes": 6e6, "log_bytes": 9})
     texts = {sign.witness: sign.text for sign in signs(before, after, MINUTE)}
