@@ -41,13 +41,16 @@ def deploy(inventory: str | None, options: DeployWords) -> int:
 
     Probes all nodes at once, prints what would change on each node and why, asks on a terminal,
     makes only these changes, and probes again. Never reboots; restarts only services that the
-    policy names.
+    policy names. With --batch it begins with one node, and goes on in waves while few nodes fail.
+    --undo puts back what deploys have replaced, and removes what they have added.
 
     \b
     Examples:
       nodeready deploy inventories/prod.py --check --diff
       nodeready deploy 'gpu[001-064]' --only ptrace,limits --yes
+      nodeready deploy inventories/prod.py --batch 10% --max-fail 1 --yes
       nodeready deploy inventories/prod.py --limit @last-failed --yes
+      nodeready deploy inventories/prod.py --undo --check --diff
       nodeready deploy inventories/prod.py --check --format json
     """
     from nodeready.cli.screen import show
@@ -78,7 +81,8 @@ def deploy(inventory: str | None, options: DeployWords) -> int:
         if not sys.stdin.isatty():
             raise Refused("no terminal to ask on: add --yes, or --check to only look")
         planned = sum(node.planned for node in plan.nodes)
-        question = f"Make {counted(changes, 'change')} on {counted(planned, 'node')}?"
+        verb = "Take back" if options.undo else "Make"
+        question = f"{verb} {counted(changes, 'change')} on {counted(planned, 'node')}?"
         try:
             is_declined = not click.confirm(question, err=True)
         except click.Abort:
@@ -101,8 +105,17 @@ def deploy(inventory: str | None, options: DeployWords) -> int:
             f"partial: {len(changed) - len(names)} of {len(changed)} nodes were completed"
             + (f"; not {node_set(names)} (--limit @last-failed)" if names else "")
         )
-    elif not document.check and nodes_to_retry(document.nodes):
+    elif not document.check and nodes_to_retry(document.nodes) and not document.stopped:
         screen.say("retry failed nodes: --limit @last-failed")
+    if document.untouched and options.batch is not None:
+        if document.stopped:
+            screen.say(document.stopped)
+        names = node_set(document.untouched, 1_000_000)
+        size = options.batch if isinstance(options.batch, int) else f"{options.batch:.0%}"
+        words = f"{replace(options, limit=names).words(inventory)} --batch {size}"
+        undo = " --undo" if options.undo else ""
+        screen.say(f"untouched: {names}; continue: nodeready deploy {words}{undo}")
+        screen.say("failed and untouched nodes: --limit @last-failed")
     return deploy_code(document)
 
 
