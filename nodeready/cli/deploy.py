@@ -24,7 +24,9 @@ from nodeready.core.text import counted
 from nodeready.runs.options import ConnectionOptions, DeployOptions, limit, opt, trust
 
 if TYPE_CHECKING:
+    from nodeready.cli.screen import Screen
     from nodeready.core.policy import Policy
+    from nodeready.runs.deploy.document import Deploy
 
 
 @dataclass(kw_only=True)
@@ -55,10 +57,9 @@ def deploy(inventory: str | None, options: DeployWords) -> int:
     """
     from nodeready.cli.screen import show
     from nodeready.reports.deploy_table import show_plan
-    from nodeready.reports.lines import node_set
     from nodeready.reports.registry import Options, find_format
-    from nodeready.runs.deploy.command import nodes_to_retry, run, undone
-    from nodeready.runs.deploy.document import Deploy, deploy_code
+    from nodeready.runs.deploy.command import run
+    from nodeready.runs.deploy.document import deploy_code
 
     inventory = require_inventory(inventory, options)
     screen, is_declined = options.screen(), False
@@ -96,6 +97,15 @@ def deploy(inventory: str | None, options: DeployWords) -> int:
     # A person has seen the plan already. A program gets it now.
     if not (is_declined and is_styled):
         show("deploy", options.format, document, screen, options=shown)
+    _say_rest(screen, document, options, inventory)
+    return deploy_code(document)
+
+
+def _say_rest(screen: Screen, document: Deploy, options: DeployWords, inventory: str) -> None:
+    """Say which nodes were not completed, or not begun, and how to go on with them."""
+    from nodeready.reports.lines import node_set
+    from nodeready.runs.deploy.command import nodes_to_retry, undone
+
     changed = [node for node in document.nodes if node.outcome is not None]
     if not document.complete and not changed:
         screen.say("nothing was changed")
@@ -107,16 +117,16 @@ def deploy(inventory: str | None, options: DeployWords) -> int:
         )
     elif not document.check and nodes_to_retry(document.nodes) and not document.stopped:
         screen.say("retry failed nodes: --limit @last-failed")
-    if document.untouched and options.batch is not None:
-        if document.stopped:
-            screen.say(document.stopped)
-        names = node_set(document.untouched, 1_000_000)
-        size = options.batch if isinstance(options.batch, int) else f"{options.batch:.0%}"
-        words = f"{replace(options, limit=names).words(inventory)} --batch {size}"
-        undo = " --undo" if options.undo else ""
-        screen.say(f"untouched: {names}; continue: nodeready deploy {words}{undo}")
-        screen.say("failed and untouched nodes: --limit @last-failed")
-    return deploy_code(document)
+    if not document.untouched or options.batch is None:
+        return
+    if document.stopped:
+        screen.say(document.stopped)
+    untouched = node_set(document.untouched, 1_000_000)
+    size = options.batch if isinstance(options.batch, int) else f"{options.batch:.0%}"
+    words = f"{replace(options, limit=untouched).words(inventory)} --batch {size}"
+    undo = " --undo" if options.undo else ""
+    screen.say(f"untouched: {untouched}; continue: nodeready deploy {words}{undo}")
+    screen.say("failed and untouched nodes: --limit @last-failed")
 
 
 # --- `nodeready bundle`: the node's own program as one file.

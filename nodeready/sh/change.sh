@@ -320,9 +320,9 @@ nr_begin() {
     nr_step=$1
 }
 
-# nr_keep KIND THING STATE: the first line about a thing stays.
+# nr_keep KIND THING STATE: the first line about a thing stays; a directory of nodeready's has one.
 nr_keep() {
-    if [ -z "$nr_step" ] || grep -qF -e " $1 $2 " -- "$nr_kept/list"; then return; fi
+    if [ -z "$nr_step" ] || grep -qF -e " $1 $2 " -e " dir $2 " -- "$nr_kept/list"; then return; fi
     nr_note_line "$1 $2 $3"
 }
 nr_note_line() {

@@ -1,6 +1,7 @@
 # Take back what nodeready has changed on this node, by the list that nr_begin keeps (change.sh).
-# Each function nr_undo_KIND has one line of it: nr_of (the step), nr_thing, nr_state. It prints what is to do,
-# VERB TEXT, and does it unless nr_only_look is set; without a word, there is nothing to do.
+# Each function nr_undo_KIND has one line of it: nr_of (the step), nr_thing, nr_state. It prints what
+# is to do, and does it unless nr_only_look is set. Without a word there is nothing to do. Status 3:
+# a person has to do it.
 
 # nr_does VERB TEXT: print it; whether to do it, too.
 nr_does() {
@@ -93,7 +94,8 @@ nr_undo_mode() {
 }
 
 nr_undo_dir() {
-    if [ -d "$nr_thing" ] && nr_does rmdir "$nr_thing"; then rmdir -- "$nr_thing" 2>/dev/null || :; fi
+    if [ ! -d "$nr_thing" ] || ! nr_does rmdir "$nr_thing"; then return 0; fi
+    if nr_walk "${nr_thing%/*}/." 0; then rmdir -- "./${nr_thing##*/}" 2>/dev/null || :; fi
 }
 
 # The value of the files that are left; without one, the value before nodeready.
@@ -165,10 +167,10 @@ nr_undo() {
 nr_undo_line() {
     nr_printed=$("nr_undo_$nr_kind" </dev/null 2>&1)
     nr_status=$?
-    case $nr_printed in
-    '') ;;
-    *'nodeready: '*) printf '%s\n' "$nr_of failed $nr_thing: ${nr_printed##*nodeready: }" ;;
-    *) printf '%s\n' "$nr_printed" ;;
+    case $nr_status:$nr_printed in
+    [03]:) ;;
+    [03]:*) printf '%s\n' "$nr_printed" ;;
+    *) printf '%s\n' "$nr_of failed $nr_thing: ${nr_printed##*nodeready: }" ;;
     esac
     if [ -n "$nr_only_look" ] || [ "$nr_status" != 0 ] || [ ! -e "$nr_kept/list" ]; then return; fi
     grep -vF -e " $nr_kind $nr_thing " -e " wrote $nr_thing " -- "$nr_kept/list" >"$nr_kept/new"

@@ -71,6 +71,7 @@ def test_an_undo_restores_content_owner_mode_and_values(node, inventory):
     assert (code, node.run(STATE).stdout) == (3, after)
     for row in ("restore /etc/pdsh/rcmd_default", "-ssh", "+rsh", "remove /etc/security/limits.d"):
         assert row in said
+    assert "cannot be planned" not in said
     code, said = deploy(where, "--undo")
     assert code == 0, said
     assert node.run(STATE).stdout == before
@@ -128,3 +129,17 @@ def test_an_earlier_release_kept_nothing_and_its_files_are_removed(node, invento
     assert node.run(find, check=False).stdout == ""
     for path in ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_config"):
         assert node.read(path) == THEIRS[path]
+
+
+def test_the_gate_goes_as_with_gate_false(node, inventory):
+    where = inventory([node], **SETTINGS, gate=True)
+    find = "find /etc /usr/local /var/lib -name '*nodeready*'"
+    before = node.run(find).stdout
+    done = nodeready("deploy", where, "--yes", "--only", "gate,limits")
+    assert done.returncode == 0, done.stdout
+    assert "nodeready.pyz" in node.run(find).stdout
+    done = nodeready("deploy", where, "--yes", "--undo")
+    assert done.returncode == 0, done.stdout
+    assert node.run(find).stdout == before
+    done = nodeready("deploy", where, "--undo", "--check")
+    assert "0 to change, 1 ok" in done.stdout

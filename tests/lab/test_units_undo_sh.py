@@ -1,5 +1,6 @@
-"""What a change keeps, and what an undo makes of it, under each shell and with each set of tools."""
+"""What a change keeps, and what an undo makes of it, under each shell and set of tools."""
 
+import base64
 import os
 import shutil
 import stat
@@ -88,6 +89,10 @@ def test_each_command_of_an_operation_has_its_undo(node, command):
     assert not node.kept.exists()
 
 
+#: A line that only looks like an error.
+NEWER = "nodeready: new\n"
+
+
 def test_files_directories_and_modes_come_back(node, tmp_path):
     ours, theirs = tmp_path / "a.d" / "b.d" / "zz-nodeready.conf", tmp_path / "word"
     theirs.write_text("old\n")
@@ -100,14 +105,15 @@ def test_files_directories_and_modes_come_back(node, tmp_path):
     lines = [
         f"nr_write {ours} 0644 bmV3Cg== '*'",
         f"nr_write {theirs} 0644 bmV3Cg== '*'",
-        f"nr_write {theirs} 0644 bmV3ZXIK '*'",
+        f"nr_write {theirs} 0644 {base64.b64encode(NEWER.encode()).decode()} '*'",
         f"nr_do '' chmod 0755 {theirs}",
         f"nr_directory {folder} 1777",
     ]
     node("\n".join(lines))
-    assert (ours.read_text(), theirs.read_text()) == ("new\n", "newer\n")
+    assert (ours.read_text(), theirs.read_text()) == ("new\n", NEWER)
     looked = node("undo", only_look=True)
-    assert "x.y diff -newer\nx.y diff +old\n" in looked
+    assert "x.y diff -nodeready: new\nx.y diff +old\n" in looked
+    assert "failed" not in looked
     node("undo")
     after = theirs.stat()
     assert (theirs.read_text(), stat.S_IMODE(folder.stat().st_mode)) == ("old\n", 0o711)

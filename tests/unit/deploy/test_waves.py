@@ -50,23 +50,24 @@ def test_a_wrong_size_is_refused(words):
 
 
 @pytest.mark.parametrize(
-    ("does", "words", "code", "changed", "untouched"),
+    ("does", "words", "code", "expected"),
     [
-        ((DONE, DONE, DONE, OK), ("--batch", "1"), 0, "123", ""),
+        ((DONE, DONE, DONE, OK), ("--batch", "1"), 0, ("123", "")),
         # The third node fails: the rest is untouched, unless more may fail.
-        ((DONE, DONE, FAILS, DONE, DONE), ("--batch", "1"), 1, "12", "45"),
-        ((DONE, DONE, FAILS, DONE, DONE), ("--batch", "1", "--max-fail", "1"), 1, "1245", ""),
-        ((FAILS, DONE, FAILS, DONE, DONE), ("--batch", "2", "--max-fail", "1"), 1, "2", "45"),
+        ((DONE, DONE, FAILS, DONE, DONE), ("--batch", "1"), 1, ("12", "45")),
+        ((DONE, DONE, FAILS, DONE, DONE), ("--batch", "1", "--max-fail", "1"), 1, ("1245", "")),
+        ((FAILS, DONE, FAILS, DONE, DONE), ("--batch", "2", "--max-fail", "1"), 1, ("2", "45")),
         # A wave is finished.
-        ((DONE, FAILS, DONE, DONE), ("--batch", "2"), 1, "13", "4"),
-        ((LOST, DONE), ("--batch", "50%"), 4, "", "2"),
+        ((DONE, FAILS, DONE, DONE), ("--batch", "2"), 1, ("13", "4")),
+        ((LOST, DONE), ("--batch", "50%"), 4, ("", "2")),
         # Nodes that were never reached do not count: nothing has failed on them.
-        ((AWAY, AWAY, DONE, DONE), ("--batch", "1"), 4, "34", ""),
-        ((DONE, STOPS, DONE, DONE), ("--batch", "1"), 130, "1", "34"),
-        ((DONE, FAILS, DONE), (), 1, "13", ""),
+        ((AWAY, AWAY, DONE, DONE), ("--batch", "1"), 4, ("34", "")),
+        ((DONE, STOPS, DONE, DONE), ("--batch", "1"), 130, ("1", "34")),
+        ((DONE, FAILS, DONE), (), 1, ("13", "")),
     ],
 )
-def test_a_run_stops_when_too_many_have_failed(run, does, words, code, changed, untouched):
+def test_a_run_stops_when_too_many_have_failed(run, does, words, code, expected):
+    changed, untouched = expected
     done = run(nodes(*does), "deploy", *WORDS, *words, "--format", "json")
     document = json.loads(done.out)
     states = {node["name"]: node["status"] for node in document["nodes"]}
