@@ -43,7 +43,7 @@ def deploy(inventory: str | None, options: DeployWords) -> int:
 
     Probes all nodes at once, prints what would change on each node and why, asks on a terminal,
     makes only these changes, and probes again. Never reboots; restarts only services that the
-    policy names. With --batch it begins with one node, and goes on in waves while few nodes fail.
+    policy names. With --batch it changes one node first, then waves, until too many nodes fail.
     --undo puts back what deploys have replaced, and removes what they have added.
 
     \b
@@ -102,7 +102,7 @@ def deploy(inventory: str | None, options: DeployWords) -> int:
 
 
 def _say_rest(screen: Screen, document: Deploy, options: DeployWords, inventory: str) -> None:
-    """Say which nodes were not completed, or not begun, and how to go on with them."""
+    """Say which nodes were not completed, or not begun, and how to continue."""
     from nodeready.reports.lines import node_set
     from nodeready.runs.deploy.command import nodes_to_retry, undone
 

@@ -46,17 +46,17 @@ _WHOLE = "write `ansible-inventory -i FILE --list >nodes.json` and use nodes.jso
 
 
 @dataclass
-class _Group:
+class _AnsibleGroup:
     hosts: dict[str, dict[str, Any]] = field(default_factory=dict)
     children: dict[str, None] = field(default_factory=dict)
     variables: dict[str, Any] = field(default_factory=dict)
 
 
-class _Groups(dict[str, _Group]):
+class _AnsibleGroups(dict[str, _AnsibleGroup]):
     """Group -> its own hosts, children and variables."""
 
-    def __missing__(self, name: str) -> _Group:
-        self[name] = _Group()
+    def __missing__(self, name: str) -> _AnsibleGroup:
+        self[name] = _AnsibleGroup()
         return self[name]
 
 
@@ -108,12 +108,12 @@ def _names(pattern: str) -> Iterator[str]:
         yield from _names(f"{pattern[: match.start()]}{word}{pattern[match.end() :]}")
 
 
-def _from_ini(text: str, path: Path) -> _Groups:
-    groups, name, part = _Groups(), "ungrouped", ""
+def _from_ini(text: str, path: Path) -> _AnsibleGroups:
+    groups, name, part = _AnsibleGroups(), "ungrouped", ""
     for number, line in enumerate(text.splitlines(), 1):
         if match := _SECTION.fullmatch(line.strip()):
             name, part = match[1], match[2] or ""
-            groups.setdefault(name, _Group())
+            groups.setdefault(name, _AnsibleGroup())
         elif part == "vars" and "=" in line and not line.lstrip().startswith(("#", ";")):
             key, _, value = line.partition("=")
             groups[name].variables[key.strip()] = value.strip().strip("'\"")
@@ -127,10 +127,12 @@ def _from_ini(text: str, path: Path) -> _Groups:
     return groups
 
 
-def _add_ini_line(groups: _Groups, group: _Group, part: str, words: list[str]) -> None:
+def _add_ini_line(
+    groups: _AnsibleGroups, group: _AnsibleGroup, part: str, words: list[str]
+) -> None:
     if part == "children":
         group.children[words[0]] = None
-        groups.setdefault(words[0], _Group())
+        groups.setdefault(words[0], _AnsibleGroup())
         return
     if any("=" not in word for word in words[1:]) or part:
         raise ValueError(f"{words[-1][:60]!a} is not understood; write HOST KEY=VALUE")
@@ -150,15 +152,15 @@ def _load_yaml(text: str) -> Any:
     import yaml
 
     loader: Any = type("Loader", (getattr(yaml, "CSafeLoader", yaml.SafeLoader),), {})
-    loader.add_multi_constructor("!", lambda *given: _Secret())
+    loader.add_multi_constructor("!", lambda *words: _Secret())
     try:
         return yaml.load(text, loader)
     except yaml.YAMLError as error:
         raise ValueError(error) from None
 
 
-def _from_yaml(text: str) -> _Groups:
-    groups = _Groups()
+def _from_yaml(text: str) -> _AnsibleGroups:
+    groups = _AnsibleGroups()
 
     def add(name: str, data: Mapping[str, Any] | None) -> None:
         group = groups[name]
@@ -175,8 +177,8 @@ def _from_yaml(text: str) -> _Groups:
     return groups
 
 
-def _from_json(data: Mapping[str, Any]) -> _Groups:
-    groups = _Groups()
+def _from_json(data: Mapping[str, Any]) -> _AnsibleGroups:
+    groups = _AnsibleGroups()
     variables = data.get("_meta", {}).get("hostvars", {})
     for name, group in data.items():
         if name != "_meta":
@@ -207,7 +209,7 @@ def _variable_files(path: Path, trusted: bool) -> Iterator[tuple[tuple[str, str]
 
 
 def _resolved(
-    groups: _Groups, files: Mapping[tuple[str, str], Any]
+    groups: _AnsibleGroups, files: Mapping[tuple[str, str], Any]
 ) -> tuple[dict[str, Group], str]:
     depths = {"all": 0}
 
@@ -232,9 +234,9 @@ def _resolved(
     order = sorted(members, key=lambda name: (depths.get(name, 0), name))
     unused: dict[str, None] = {}
     for host in every:
-        mine = [name for name in order if host in members[name]]
-        layers = [groups[name].variables for name in mine]
-        layers += [files.get(("group_vars", name), {}) for name in mine]
+        own_groups = [name for name in order if host in members[name]]
+        layers = [groups[name].variables for name in own_groups]
+        layers += [files.get(("group_vars", name), {}) for name in own_groups]
         layers += [group.hosts[host] for group in groups.values() if host in group.hosts]
         layers.append(files.get(("host_vars", host), {}))
         variables = {key: value for layer in layers for key, value in layer.items()}

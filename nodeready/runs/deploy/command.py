@@ -248,8 +248,8 @@ def make_waves(names: Sequence[str], batch: float | None, total: int) -> list[Se
     if batch is None:
         return [names]
     size = batch if isinstance(batch, int) else max(1, round(total * batch * 100) // 100)
-    rest = (names[index : index + size] for index in range(1, len(names), size))
-    return [names[:1], *rest]
+    waves = (names[index : index + size] for index in range(1, len(names), size))
+    return [names[:1], *waves]
 
 
 def _change_in_waves(
@@ -319,13 +319,13 @@ def _plan_undo(
             judged = Judged(name, policy, ALONE).judged(snapshot)
             gates[name] = judged, plan(judged, ("gate",))
             node = DeployedNode.of(name, gates[name][1], judged.results)
-        found = yield from ask(name, only_look=True)
+        looked = yield from ask(name, only_look=True)
         node = replace(
             node,
-            changes=(*node.changes, *found.changes),
-            refused={**node.refused, **found.failed},
+            changes=(*node.changes, *looked.changes),
+            refused={**node.refused, **looked.failed},
         )
-        return node.judged((*node.for_a_person, *found.changed_since))
+        return node.judged((*node.for_a_person, *looked.changed_since))
 
     def change(name: str) -> Conversation[DeployedNode]:
         node, outcome = replace(nodes[name], for_a_person=()), DeployOutcome(complete=True)

@@ -75,31 +75,31 @@ def script(run: str, subjects: Iterable[str], wait_s: int, *, only_look: bool) -
     return f"{lib}{lock}\n{shell.join(words)}\n"
 
 
-def parse(text: str) -> Undo:
-    """The node's answer; a line that is none of the script's is left out."""
+def parse(answer: str) -> Undo:
+    """The node's answer; other lines are left out."""
     actions: dict[str, list[PlannedAction]] = {}
     diffs: dict[str, list[str]] = {}
     failed: dict[str, str] = {}
     changed: list[Result] = []
-    for line in text.splitlines():
+    for line in answer.splitlines():
         match = _LINE.fullmatch(line)
         if match is None:
             continue
-        step, word, rest = match[1], match[2], sanitise(match[3])
+        step, word, text = match[1], match[2], sanitise(match[3])
         if word == "failed":
-            failed[step] = rest
+            failed[step] = text
         elif word == "diff":
-            diffs.setdefault(step, []).append(rest)
+            diffs.setdefault(step, []).append(text)
         elif word == "changed":
-            changed.append(_changed_since(step, rest))
+            changed.append(_changed_since(step, text))
         elif word in _ACTIONS:
             kind, words = _ACTIONS[word]
-            path = rest if word in ("remove", "restore", "block", "rmdir") else ""
-            action = PlannedAction(kind, words.format(rest), path)
+            path = text if word in ("remove", "restore", "block", "rmdir") else ""
+            action = PlannedAction(kind, words.format(text), path)
             actions.setdefault(step, []).append(action)
     changes = (
-        PlannedChange(step, (), tuple(made), tuple(diffs.get(step, ())))
-        for step, made in actions.items()
+        PlannedChange(step, (), tuple(planned), tuple(diffs.get(step, ())))
+        for step, planned in actions.items()
     )
     return Undo(tuple(changes), failed, tuple(changed))
 
