@@ -2,6 +2,7 @@
 # Each function nr_undo_KIND has one line of it: nr_of (the step), nr_thing, nr_state. It prints what
 # is to do, and does it unless nr_only_look is set. Without a word there is nothing to do. Status 3:
 # a person has to do it.
+# shellcheck disable=SC2030,SC2031 # a subshell for each line
 
 # nr_does VERB TEXT: print it; whether to do it, too.
 nr_does() {
