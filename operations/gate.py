@@ -56,8 +56,9 @@ def leftover(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
     if gate.systemd and (facts.TIMER in gone or facts.SERVICE in gone):
         yield _RELOAD
     if not staying:
+        directories = f"{facts.DIRECTORY} {facts.POLICY.rpartition('/')[0]}"
         yield actions.RunCommand(
-            ("sh", "-c", f"rmdir {facts.DIRECTORY} 2>/dev/null || :"), f"remove {facts.DIRECTORY}"
+            ("sh", "-c", f"rmdir {directories} 2>/dev/null || :"), f"remove {directories}"
         )
 
 

@@ -24,7 +24,9 @@ from nodeready.core.text import counted
 from nodeready.runs.options import ConnectionOptions, DeployOptions, limit, opt, trust
 
 if TYPE_CHECKING:
+    from nodeready.cli.screen import Screen
     from nodeready.core.policy import Policy
+    from nodeready.runs.deploy.document import Deploy
 
 
 @dataclass(kw_only=True)
@@ -41,21 +43,23 @@ def deploy(inventory: str | None, options: DeployWords) -> int:
 
     Probes all nodes at once, prints what would change on each node and why, asks on a terminal,
     makes only these changes, and probes again. Never reboots; restarts only services that the
-    policy names.
+    policy names. With --batch it changes one node first, then waves, until too many nodes fail.
+    --undo puts back what deploys have replaced, and removes what they have added.
 
     \b
     Examples:
       nodeready deploy inventories/prod.py --check --diff
       nodeready deploy 'gpu[001-064]' --only ptrace,limits --yes
+      nodeready deploy inventories/prod.py --batch 10% --max-fail 1 --yes
       nodeready deploy inventories/prod.py --limit @last-failed --yes
+      nodeready deploy inventories/prod.py --undo --check --diff
       nodeready deploy inventories/prod.py --check --format json
     """
     from nodeready.cli.screen import show
     from nodeready.reports.deploy_table import show_plan
-    from nodeready.reports.lines import node_set
     from nodeready.reports.registry import Options, find_format
-    from nodeready.runs.deploy.command import nodes_to_retry, run, undone
-    from nodeready.runs.deploy.document import Deploy, deploy_code
+    from nodeready.runs.deploy.command import run
+    from nodeready.runs.deploy.document import deploy_code
 
     inventory = require_inventory(inventory, options)
     screen, is_declined = options.screen(), False
@@ -78,7 +82,8 @@ def deploy(inventory: str | None, options: DeployWords) -> int:
         if not sys.stdin.isatty():
             raise Refused("no terminal to ask on: add --yes, or --check to only look")
         planned = sum(node.planned for node in plan.nodes)
-        question = f"Make {counted(changes, 'change')} on {counted(planned, 'node')}?"
+        verb = "Take back" if options.undo else "Make"
+        question = f"{verb} {counted(changes, 'change')} on {counted(planned, 'node')}?"
         try:
             is_declined = not click.confirm(question, err=True)
         except click.Abort:
@@ -92,6 +97,15 @@ def deploy(inventory: str | None, options: DeployWords) -> int:
     # A person has seen the plan already. A program gets it now.
     if not (is_declined and is_styled):
         show("deploy", options.format, document, screen, options=shown)
+    _say_rest(screen, document, options, inventory)
+    return deploy_code(document)
+
+
+def _say_rest(screen: Screen, document: Deploy, options: DeployWords, inventory: str) -> None:
+    """Say which nodes were not completed, or not begun, and how to continue."""
+    from nodeready.reports.lines import node_set
+    from nodeready.runs.deploy.command import nodes_to_retry, undone
+
     changed = [node for node in document.nodes if node.outcome is not None]
     if not document.complete and not changed:
         screen.say("nothing was changed")
@@ -101,9 +115,18 @@ def deploy(inventory: str | None, options: DeployWords) -> int:
             f"partial: {len(changed) - len(names)} of {len(changed)} nodes were completed"
             + (f"; not {node_set(names)} (--limit @last-failed)" if names else "")
         )
-    elif not document.check and nodes_to_retry(document.nodes):
+    elif not document.check and nodes_to_retry(document.nodes) and not document.stopped:
         screen.say("retry failed nodes: --limit @last-failed")
-    return deploy_code(document)
+    if not document.untouched or options.batch is None:
+        return
+    if document.stopped:
+        screen.say(document.stopped)
+    untouched = node_set(document.untouched, 1_000_000)
+    size = options.batch if isinstance(options.batch, int) else f"{options.batch:.0%}"
+    words = f"{replace(options, limit=untouched).words(inventory)} --batch {size}"
+    undo = " --undo" if options.undo else ""
+    screen.say(f"untouched: {untouched}; continue: nodeready deploy {words}{undo}")
+    screen.say("failed and untouched nodes: --limit @last-failed")
 
 
 # --- `nodeready bundle`: the node's own program as one file.

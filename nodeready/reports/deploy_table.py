@@ -231,6 +231,7 @@ def _result(deploy: Deploy, options: Options) -> Iterator[StyledLine]:
     yield line(
         f"{sum(map(bool, done))} changed ({counted(sum(map(len, done)), 'change')}), "
         f"{words['ok']} ok, {failed} failed, {lost} unreachable{''.join(optional)}"
+        + (f", {len(deploy.untouched)} untouched" if deploy.untouched else "")
     )
 
 

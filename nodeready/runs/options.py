@@ -303,6 +303,19 @@ class DeployOptions(ConnectionOptions):
     only: Given[Words | None, str | None] = only(
         "Only these subjects, e.g. ptrace,limits.", "SUBJECT,..."
     )
+    undo: bool = flag(
+        "--undo", "Take back what deploys have changed; packages stay.", variable=False
+    )
+    batch: Given[str | None, int | float | None] = opt(
+        "--batch N|P%",
+        "Change one node first, then waves of N nodes, or of this share of the nodes.",
+        read=values.read_batch,
+    )
+    max_fail: int | None = opt(
+        "--max-fail N",
+        "With --batch: stop after a wave when more than N nodes have failed in all; default: 0.",
+        bounds=(0, None),
+    )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

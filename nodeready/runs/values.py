@@ -142,6 +142,14 @@ def read_gpus(words: str) -> tuple[int, ...] | int | None:
     )
 
 
+def read_batch(words: str) -> int | float:
+    """``--batch``: a number of nodes, or the share of ``10%`` as 0.1. Raises Refused."""
+    match = re.fullmatch(r"([1-9][0-9]{0,5})(%?)", words)
+    if match is None or (match[2] and int(match[1]) > 100):
+        raise Refused(f"--batch {words}: must be a number of nodes (8), or 1% to 100%")
+    return int(match[1]) / 100 if match[2] else int(match[1])
+
+
 def read_prefix(words: str) -> tuple[str, ...]:
     """``--prefix``, as a shell splits it. Raises Refused."""
     try:

@@ -165,6 +165,7 @@ nr_walk() {
             if [ -e "./$nr_name" ]; then nr_fail "$nr_path: $nr_at/$nr_name: is no directory"; fi
             if [ "$2" = 0 ]; then return 1; fi
             if nr_in_target; then nr_nowhere; fi
+            nr_keep dir "$nr_at/$nr_name" -
             nr_out=$(mkdir -- "./$nr_name" 2>&1) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
         fi
         nr_enter
@@ -302,6 +303,92 @@ nr_renew() {
     nr_tmp=
 }
 
+# --- What `deploy --undo` takes back (nodeready/sh/undo.sh): a line for each thing, written before its
+# first change, STEP KIND THING STATE. STATE is how it was before nodeready, without spaces in THING:
+#   file PATH    number of the copy in this directory; '-': no such file; '=': a block of nodeready's
+#   wrote PATH   the sha256 of a content that nodeready has put there; '-': removed
+#   user, dir, mode, sysctl, unit, sebool, grub, run: see nr_keep_state and the calls of nr_keep
+nr_kept=/var/lib/nodeready/undo nr_step=
+
+# nr_begin STEP: keep from here on what changes, in root's own directory.
+nr_begin() {
+    (
+        nr_walk "$nr_kept/." 1
+        [ "$nr_ground$nr_loose" = private ] || nr_fail "$nr_kept: others than root can write there"
+        nr_out=$( (umask 077 && chmod 0700 . && : >>./list) 2>&1) || nr_fail "$(nr_reason "$nr_kept" "$nr_out")"
+    ) || exit 1
+    nr_step=$1
+}
+
+# nr_keep KIND THING STATE: the first line about a thing stays; a directory of nodeready's has one.
+nr_keep() {
+    if [ -z "$nr_step" ] || grep -qF -e " $1 $2 " -e " dir $2 " -- "$nr_kept/list"; then return; fi
+    nr_note_line "$1 $2 $3"
+}
+nr_note_line() {
+    nr_out=$( { printf '%s\n' "$nr_step $1" >>"$nr_kept/list" && sync -- "$nr_kept/list"; } 2>&1) ||
+        nr_fail "$(nr_reason "$nr_kept" "$nr_out")"
+}
+
+# nr_keep_file SHA256: the file nr_target (nr_path) gets this content now; '-': it is removed. What
+# was there is copied once; nothing of others is in a file with nodeready's name.
+nr_keep_file() {
+    [ -n "$nr_step" ] || return 0
+    if ! grep -qF -e " file $nr_path " -- "$nr_kept/list"; then
+        nr_state=-
+        if [ -f "$nr_target" ]; then
+            nr_state=$(($(wc -l <"$nr_kept/list") + 1))
+            if grep -qF -e '# >>> nodeready:' -- "$nr_target"; then nr_state='='; fi
+            case $nr_path in *nodeready*) nr_state=- ;; esac
+        fi
+        case $nr_state in
+        - | =) ;;
+        *) nr_out=$({ cp -a -- "$nr_target" "$nr_kept/$nr_state" && sync -- "$nr_kept/$nr_state"; } 2>&1) ||
+            nr_fail "$(nr_reason "$nr_kept" "$nr_out")" ;;
+        esac
+        nr_keep file "$nr_path" "$nr_state"
+    fi
+    if ! grep -q -e " wrote $nr_path $1\$" -- "$nr_kept/list"; then nr_note_line "wrote $nr_path $1"; fi
+}
+
+# nr_keep_state COMMAND...: keep the state that a command changes.
+nr_keep_state() {
+    [ -n "$nr_step" ] || return 0
+    case $1 in
+    chmod | chown)
+        for nr_x in "$@"; do
+            case $nr_x in /*) nr_keep mode "$nr_x" "$(stat -Lc '%u:%g %a' -- "$nr_x" 2>/dev/null)" ;; esac
+        done
+        ;;
+    sysctl)
+        nr_x=${3%%=*}
+        nr_keep sysctl "$nr_x" "$(cat "/proc/sys/$(printf %s "$nr_x" | tr . /)" 2>/dev/null)"
+        ;;
+    setsebool) nr_keep sebool "$3" on ;;
+    systemctl)
+        for nr_x in "$@"; do :; done
+        case $2 in
+        disable | mask) nr_keep unit "$nr_x" "$(systemctl is-enabled "$nr_x" 2>/dev/null) $(systemctl is-active "$nr_x" 2>/dev/null)" ;;
+        daemon-reload) nr_keep run "$1" "$2" ;;
+        esac
+        ;;
+    grubby)
+        for nr_x in "$@"; do
+            case $nr_x in
+            --args=* | --remove-args=*)
+                for nr_word in ${nr_x#*=}; do nr_keep grub "$nr_word" "${nr_x%%=*}"; done
+                ;;
+            esac
+        done
+        ;;
+    update-grub | grub*-mkconfig)
+        nr_x=$1
+        shift
+        nr_keep run "$nr_x" "$*"
+        ;;
+    esac
+}
+
 # nr_write PATH MODE BASE64 OLD [VALIDATOR...]: the file gets exactly these bytes, or stays unchanged.
 # A link of root stays, and its target is replaced; mode and owner of an existing file stay.
 # OLD is the sha256 of the content in the plan ('-': no such file, '*': any content).
@@ -353,6 +440,10 @@ nr_write() {
         nr_out=$("$@" "$nr_tmp" 2>&1) || nr_fail "$nr_path: the new file is not valid: $nr_out"
     fi
     nr_out=$(sync -- "$nr_tmp" 2>&1) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
+    if [ -n "$nr_step" ]; then
+        nr_out=$(sha256sum <"$nr_tmp")
+        nr_keep_file "${nr_out%% *}"
+    fi
     nr_out=$(mv -f -- "$nr_tmp" "$nr_target" 2>&1) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
     nr_tmp=
     if [ -e /sys/fs/selinux/enforce ] && [ -z "$nr_there" ]; then restorecon -- "$nr_at/$nr_name" 2>/dev/null; fi
@@ -366,6 +457,8 @@ nr_remove() {
     '' | "$1") nr_fail "$1: no file of nodeready" ;;
     esac
     if nr_walk "${1%/*}/." 0; then
+        nr_path=$1 nr_target=./${1##*/}
+        if [ -n "$nr_step" ] && [ -f "$nr_target" ]; then nr_keep_file -; fi
         nr_out=$(rm -f -- "./${1##*/}" 2>&1) || nr_fail "$(nr_reason "$1" "$nr_out")"
     fi
     cd -P / || nr_fail 'cannot enter /'
@@ -379,6 +472,7 @@ nr_directory() {
         nr_owner=$(nr_owner_of .)
         nr_fail "$1: a directory of $nr_owner: not changed"
     fi
+    nr_keep mode "$1" "$(stat -c '%u:%g %a' .)"
     nr_out=$(chmod -- "$2" . 2>&1) || nr_fail "$(nr_reason "$1" "$nr_out")"
     cd -P / || nr_fail 'cannot enter /'
 }
@@ -387,6 +481,7 @@ nr_directory() {
 nr_do() {
     nr_what=$1
     shift
+    nr_keep_state "$@"
     nr_out=$("$@" 2>&1) || {
         nr_rc=$?
         nr_out=$(printf '%s\n' "$nr_out" | grep -v '^[[:space:]]*$' | tail -n 1)

@@ -1,32 +1,145 @@
-"""What docs/deploy.md says about taking a deploy back is true on a node."""
+"""`deploy --undo` leaves on a node what was there before the deploys."""
 
-import re
+import os
+import signal
+import subprocess
+import sys
 
+import pytest
+
+from tests.command import wait_for
 from tests.helpers import nodeready
-from tests.unit.docs.pages import DOCS
+from tests.paths import ROOT
+
+#: Lines of somebody else's, which have to come back as they were; one has no last newline.
+THEIRS = {
+    "/etc/environment": "LANG=C.UTF-8",
+    "/etc/pdsh/rcmd_default": "rsh\n",
+    "/etc/ssh/ssh_known_hosts": "old.example ssh-ed25519 AAAA\n",
+    "/etc/ssh/ssh_config": "Host *\n    StrictHostKeyChecking ask\n",
+    "/etc/sysctl.d/10-ptrace.conf": "kernel.yama.ptrace_scope = 2\n",
+    "/usr/local/bin/py-spy": "#!/bin/sh\necho a site's own\n",
+    "/home/ml/.pdshrc": "echo mine\n",
+    "/usr/lib/systemd/system/apport.service": "[Unit]\nDescription=apport\n",
+}
+SUBJECTS = "ptrace,core_dumps,limits,ssh_client,pdsh,debug_tools"
+SETTINGS = {
+    "ssh_client_hosts": ["a*"],
+    "limit_memlock": 4096,
+    "limit_nofile": 16384,
+    "packages": (),
+    "pdshrc_users": ("ml",),
+    "core_pattern": "/var/crash/new/core.%e.%P.%h.%t",
+}
+#: Owner, mode and content of what a deploy may touch, and the kernel's values.
+STATE = r"""
+cd / && find etc usr/local var/lib var/crash home -printf '%p %U:%G %m %l\n' 2>/dev/null | sort
+find etc usr/local var/lib home -type f ! -name '*.lock' -exec sha256sum {} + | sort -k 2
+sysctl -n kernel.yama.ptrace_scope kernel.core_pattern
+"""
 
 
-def test_the_commands_of_the_page_take_a_deploy_back(fresh_nodes, inventory):
-    page = (DOCS / "deploy.md").read_text()
-    script = re.search(r"^## Taking it back\n.*?```sh\n(.*?)```", page, re.M | re.S)[1]
-    # Lines of somebody else's, which have to come back as they were.
-    theirs = {
-        "/etc/environment": "LANG=C.UTF-8\n",
-        "/etc/ssh/ssh_known_hosts": "old.example ssh-ed25519 AAAA\n",
-        "/etc/ssh/ssh_config": "Host *\n    StrictHostKeyChecking ask\n",
-    }
-    (node,) = fresh_nodes(1, files=theirs)
-    limits = {"limit_memlock": 4096, "limit_nofile": 16384}
-    tools = {"packages": (), "py_spy_version": ""}
-    where = inventory([node], ssh_client_hosts=["a*"], **limits, **tools)
+@pytest.fixture
+def node(fresh_nodes):
+    (node,) = fresh_nodes(1, files=THEIRS)
+    node.run(
+        "chmod 0640 /etc/environment; chown ml: /home/ml/.pdshrc; chmod 0600 /home/ml/.pdshrc;"
+        "chmod 0700 /usr/local/bin/py-spy; chown 4001 /usr/local/bin/py-spy; mkdir -p /var/crash"
+        "; sysctl -qw kernel.yama.ptrace_scope=2"
+    )
+    return node
+
+
+def deploy(where, *words):
+    done = nodeready("deploy", where, "--yes", "--only", SUBJECTS, *words)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_an_undo_restores_content_owner_mode_and_values(node, inventory):
+    where = inventory([node], **SETTINGS)
+    before = node.run(STATE).stdout
+    code, said = deploy(where, "--undo")
+    assert (code, node.run(STATE).stdout) == (0, before), said
+    code, said = deploy(where)
+    assert code == 0, said
+    assert node.run(STATE).stdout != before
+    # A second deploy keeps what was before the first one.
+    other = inventory([node], **{**SETTINGS, "limit_nofile": 20000, "ssh_client_hosts": ["b*"]})
+    assert deploy(other)[0] == 0
+    after = node.run(STATE).stdout
+    code, said = deploy(where, "--undo", "--check", "--diff")
+    assert (code, node.run(STATE).stdout) == (3, after)
+    for row in ("restore /etc/pdsh/rcmd_default", "-ssh", "+rsh", "remove /etc/security/limits.d"):
+        assert row in said
+    assert "cannot be planned" not in said
+    code, said = deploy(where, "--undo")
+    assert code == 0, said
+    assert node.run(STATE).stdout == before
+    code, said = deploy(where, "--undo", "--check")
+    assert code == 0, said
+    assert "0 to change, 1 ok" in said
+
+
+def test_what_a_person_has_changed_since_stays_and_is_named(node, inventory):
+    where = inventory([node], **SETTINGS)
+    assert deploy(where)[0] == 0
+    limits, cores = "/etc/security/limits.d/zz-nodeready.conf", "/etc/ssh/ssh_known_hosts"
+    node.run(f"echo '* - nofile 1' >>{limits}; echo 'new.example ssh-rsa BB' >>{cores}")
+    content = node.read(limits)
+    for changes in (1, 0):
+        code, said = deploy(where, "--undo")
+        assert code == 3, said
+        assert limits in said
+        assert f"{changes} changed" in said
+        assert node.read(limits) == content
+        assert node.read(cores) == f"{THEIRS[cores]}new.example ssh-rsa BB\n"
+        assert node.read("/etc/pdsh/rcmd_default") == "rsh\n"
+
+
+def test_a_part_is_taken_back(node, inventory):
+    where = inventory([node], **SETTINGS)
+    assert deploy(where)[0] == 0
+    done = nodeready("deploy", where, "--yes", "--only", "pdsh", "--undo")
+    assert done.returncode == 0, done.stdout
+    assert node.read("/etc/environment") == THEIRS["/etc/environment"]
+    others = SUBJECTS.replace("pdsh,", "")
+    assert nodeready("deploy", where, "--check", "--only", others).returncode == 0
+
+
+def test_a_deploy_that_was_killed_in_the_middle_is_undone(node, inventory):
+    where = inventory([node], **SETTINGS)
+    before = node.run(STATE).stdout
+    words = [sys.executable, "-m", "nodeready", "deploy", where, "--yes", "--only", SUBJECTS]
+    kept = "cat /var/lib/nodeready/undo/list"
+    with subprocess.Popen([*map(str, words)], cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+        wait_for(lambda: "pdsh" in node.run(kept, check=False).stdout)
+        os.kill(process.pid, signal.SIGKILL)
+    assert node.run(STATE).stdout != before
+    wait_for(lambda: deploy(where, "--undo")[0] == 0)
+    assert node.run(STATE).stdout == before
+
+
+def test_an_earlier_release_kept_nothing_and_its_files_are_removed(node, inventory):
+    where = inventory([node], **SETTINGS)
+    assert deploy(where)[0] == 0
+    node.run("rm -r /var/lib/nodeready/undo")
+    code, said = deploy(where, "--undo")
+    assert code == 0, said
     find = "find /etc /usr/local -name '*nodeready*'; grep -rls nodeready /etc"
-    before = node.run(find, check=False).stdout
-    subjects = "ptrace,limits,ssh_client,pdsh,debug_tools"
-    deployed = nodeready("deploy", where, "--yes", "--only", subjects)
-    assert deployed.returncode == 0, deployed.stdout + deployed.stderr
-    assert node.run(find, check=False).stdout != before
-    # The page's systemctl line is for nodes with systemd, which a node of the lab is not.
-    node.run(script.replace("systemctl daemon-reload", ":"))
-    assert node.run(find, check=False).stdout == before
-    assert {path: node.read(path) for path in theirs} == theirs
-    assert nodeready("deploy", where, "--check", "--only", "limits").returncode == 3
+    assert node.run(find, check=False).stdout == ""
+    for path in ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_config"):
+        assert node.read(path) == THEIRS[path]
+
+
+def test_the_gate_goes_as_with_gate_false(node, inventory):
+    where = inventory([node], **SETTINGS, gate=True)
+    find = "find /etc /usr/local /var/lib -name '*nodeready*'"
+    before = node.run(find).stdout
+    done = nodeready("deploy", where, "--yes", "--only", "gate,limits")
+    assert done.returncode == 0, done.stdout
+    assert "nodeready.pyz" in node.run(find).stdout
+    done = nodeready("deploy", where, "--yes", "--undo")
+    assert done.returncode == 0, done.stdout
+    assert node.run(find).stdout == before
+    done = nodeready("deploy", where, "--undo", "--check")
+    assert "0 to change, 1 ok" in done.stdout

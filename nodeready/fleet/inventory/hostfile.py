@@ -87,7 +87,12 @@ def parse(text: str, source: str) -> dict[str, int | None]:
 def read(
     path: str | Path, trusted: bool = False, *, remedy: str = trust.USE_OPTION
 ) -> dict[str, int | None]:
-    """`parse` of the file ``path``. Raises InventoryError, also when it cannot be read.
+    """`parse` of the file ``path``. Raises InventoryError, also when it cannot be read."""
+    return parse(content(path, trusted, remedy=remedy), str(path))
+
+
+def content(path: str | Path, trusted: bool = False, *, remedy: str = trust.USE_OPTION) -> str:
+    """The text of a file that names hosts. Raises InventoryError.
 
     trusted: read it although others could have written it; see `nodeready.fleet.inventory.trust`
     remedy:  as for `trust.distrust`
@@ -97,12 +102,12 @@ def read(
         raise _refused(reason)
     try:
         with open(path, "rb", opener=only_regular) as file:
-            content = file.read(MAX_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise _refused(f"cannot read the hostfile {path}: {error.strerror}") from None
-    if len(content) > MAX_BYTES:
+    if len(data) > MAX_BYTES:
         raise _refused(f"{path} is no hostfile: it is larger than {MAX_BYTES} bytes")
-    return parse(content.decode("utf-8-sig", "backslashreplace"), str(path))
+    return data.decode("utf-8-sig", "backslashreplace")
 
 
 def find(environ: Mapping[str, str] = os.environ) -> Path:

@@ -1,9 +1,9 @@
 """An INVENTORY of the command line as pyinfra's Inventory. No connection is made.
 
-An inventory is a Python file (pyinfra's own form, with group_data beside it), a hostfile, or a
-comma list of names, node sets (``gpu[001-064]``), ClusterShell's groups (``@rack1``) and
-connectors (``@local``, ``@slurm/4711``). It is never empty, and every name in it is safe to hand
-to ssh, to a shell and to a file.
+An inventory is a Python file (pyinfra's own form, with group_data beside it), a hostfile, one of
+Ansible's, or a comma list of names, node sets (``gpu[001-064]``), ClusterShell's groups
+(``@rack1``) and connectors (``@local``, ``@slurm/4711``). It is never empty, and every name in it
+is safe to hand to ssh, to a shell and to a file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pyinfra.context import ctx_inventory
 from nodeready.core.files import read_regular
 from nodeready.core.policy import FOLDER, SiteCheck
 from nodeready.core.text import sanitise
-from nodeready.fleet.inventory import connectors, hostfile, nodeset, site_files
+from nodeready.fleet.inventory import ansible, connectors, hostfile, nodeset, site_files
 from nodeready.fleet.inventory.connectors import is_connector
 from nodeready.fleet.inventory.nodeset import (
     NodeSetError,
@@ -141,7 +141,7 @@ def _not_there(inventory: Inventory, missing: Sequence[str]) -> str:
 # --- The inventory.
 
 _USAGE = "name a file, @local, host1,host2 or a node set such as gpu[001-064]"
-_FILE_ENDINGS = (".py", ".txt")
+_FILE_ENDINGS = (".py", ".txt", *ansible.ENDINGS)
 
 
 class _HostGroup(list[Host]):
@@ -217,11 +217,13 @@ def load(
     authors = set() if path is None else {path.stat().st_uid}
     if path is None:
         groups: dict[str, Group] = {"all": (list(_listed(argument)), {})}
+        note = ""
     else:
         if path.resolve().parent != directory.resolve():
             places.append(path.resolve().parent)
-        groups = _from_file(path, trusted)
+        groups, note = _from_file(path, trusted)
     inventory = _make(groups, argument, dict(data or {}))
+    inventory.note = note
     folders = [place / "group_data" for place in places]
     inventory.file = "" if path is None else str(path.resolve())
     _add_group_data(inventory, [*folders, *map(Path, group_data)], trusted, authors)
@@ -300,10 +302,15 @@ def _refuse_many(names: Collection[Any], argument: str) -> None:
         raise InventoryError(reason)
 
 
-def _from_file(path: Path, trusted: bool) -> dict[str, Group]:
-    """The groups of a file, "all" among them and, as under pyinfra, one of the file's name."""
+def _from_file(path: Path, trusted: bool) -> tuple[dict[str, Group], str]:
+    """The groups of a file, "all" among them, with one of the file's name as under pyinfra; and a
+    line about what is not used, or "".
+    """
     if path.suffix != ".py":
-        return {"all": (list(hostfile.with_data(hostfile.read(path, trusted))), {})}
+        text = hostfile.content(path, trusted)
+        if ansible.is_ansible(path, text):
+            return ansible.read(path, text, trusted)
+        return {"all": (list(hostfile.with_data(hostfile.parse(text, str(path)))), {})}, ""
     groups = read_groups(path, trusted)
     if "all" not in groups:
         every = unique(_name(host) for hosts, _ in groups.values() for host in hosts)
@@ -316,7 +323,7 @@ def _from_file(path: Path, trusted: bool) -> dict[str, Group]:
                     host_name(_name(host))
             except NodeSetError as error:
                 raise InventoryError(f"{path}: group {sanitised(group)}: {error}") from None
-    return groups
+    return groups, ""
 
 
 def _name(host: Any) -> str:

@@ -65,7 +65,8 @@ class WriteFile:
         # not from the snapshot.
         name = shell.quote(self.path.rpartition("/")[2])
         words = f'nr_write "$NR_HOME"/{name} {arguments}'
-        return f"nr_as {shell.quote(self.user)} {shell.quote(words)}"
+        keep = f"nr_keep user {shell.quote(self.user)}/{name} -"
+        return f"{keep}\nnr_as {shell.quote(self.user)} {shell.quote(words)}"
 
     @property
     def kind(self) -> str:
@@ -195,6 +196,8 @@ class StepChange:
         """The shell text: lock the node, then run the actions until one fails."""
         lib = shell.library("answer") + shell.library("change")
         lock = shell.join(["nr_lock", run, holder, str(wait_s)])
+        if not self.step.startswith("gate."):  # a deploy with `gate = False` takes it back
+            lock += f"\n{shell.join(['nr_begin', self.step])}"
         body = "\n".join(action.sh() for action in self.actions)
         if any(isinstance(action, WriteFile) and action.user for action in self.actions):
             # The shell that runs as the user reads the library from this variable.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from nodeready.agent.asking import Answer, Conversation, Request
 from nodeready.agent.snapshots import take_snapshot
-from nodeready.core.outcome import HUNG, INTERRUPTED, LOST, OVER, Gap, GapError, Outcome
-from nodeready.core.text import utc_now
+from nodeready.core.exit_codes import Refused
+from nodeready.core.outcome import FAILED, HUNG, INTERRUPTED, LOST, OVER, Gap, GapError, Outcome
+from nodeready.core.result import ALONE
+from nodeready.core.text import counted, utc_now
 from nodeready.operations import STEPS
 from nodeready.runs import targets
+from nodeready.runs.deploy import undo
 from nodeready.runs.deploy.actions import PlanError, StepChange
 from nodeready.runs.deploy.document import Deploy, DeployedNode, DeployOutcome
 from nodeready.runs.options import DeployOptions
@@ -147,21 +150,11 @@ def _make_changes(
     return PlanRun(node, outcome), touched, True
 
 
-def run_of(node: Judged, refused: dict[str, str], outcome: Outcome[PlanRun]) -> PlanRun:
-    """The PlanRun of a conversation with this node, also of a conversation that failed.
-
-    refused: the steps that could not be planned, with the reasons
-    """
-    if outcome.value is not None:
-        return outcome.value
-    if not outcome.is_interrupted:
-        node = replace(node, gap=outcome.gap)
-    return PlanRun(node, DeployOutcome(failed=refused))
-
-
 # --- The run.
 
 _STOPPING = "interrupted: ending what runs on the nodes (again: leave at once)"
+#: The conversation that changes one node, and returns it as it is then.
+_Change = Callable[[str], Conversation[DeployedNode]]
 
 
 def run(
@@ -170,29 +163,24 @@ def run(
     tell: Tell,
     confirm: Callable[[Deploy], bool | None] = lambda plan: True,
 ) -> Deploy:
-    """Change the nodes until the checks of the chosen subjects pass. Raises Refused.
+    """Change the nodes until the checks of the chosen subjects pass; with `undo`, take back what
+    deploys have changed. Raises Refused.
 
     confirm: gets the plan; False: nothing is changed; None: the user interrupted
     """
     started, subjects = utc_now(), select_whole(options.only, CHANGED)
+    if options.max_fail is not None and options.batch is None:
+        raise Refused("--max-fail: is for --batch")
 
-    def document(nodes: Iterable[DeployedNode], *, check: bool, complete: bool = True) -> Deploy:
-        return Deploy(started, utc_now(), check, subjects, tuple(nodes), complete)
+    def document(
+        nodes: Iterable[DeployedNode], *, check: bool, complete: bool = True, stopped: str = ""
+    ) -> Deploy:
+        return Deploy(started, utc_now(), check, subjects, tuple(nodes), complete, stopped)
 
     targeted = targets.ssh_targets(inventory, options, tell.note)
     with targeted.transport as transport:
-        judged = _judge(targeted, tell, subjects)
-        plans = {
-            name: plan(node, subjects)
-            for name, node in judged.items()
-            if node.snapshot is not None and not node.gap
-        }
-        nodes = {
-            name: replace(
-                DeployedNode.of(name, plans.get(name, NodePlan()), node.results), gap=node.gap
-            )
-            for name, node in judged.items()
-        }
+        prepare = _plan_undo if options.undo else _plan_nodes
+        nodes, change = prepare(targeted, tell, subjects)
         if transport.interrupted:
             return document(nodes.values(), check=options.check, complete=False)
         if options.check:
@@ -202,12 +190,38 @@ def run(
             return document(nodes.values(), check=False, complete=False)
         if not is_confirmed:
             return document(nodes.values(), check=True)
-        plans = {name: plan for name, plan in plans.items() if plan.changes or plan.refused}
-        for name, done in _run_plans(targeted, tell, subjects, judged, plans).items():
-            node = replace(nodes[name], outcome=done.outcome, gap=done.node.gap)
-            nodes[name] = node.judged(done.node.results)
+        stopped = _change_in_waves(targeted, tell, options, nodes, change)
         _remember(targeted, nodes.values())
-        return document(nodes.values(), check=False, complete=not transport.interrupted)
+        complete = not transport.interrupted
+        return document(nodes.values(), check=False, complete=complete, stopped=stopped)
+
+
+def _plan_nodes(
+    targeted: Targets, tell: Tell, subjects: tuple[str, ...]
+) -> tuple[dict[str, DeployedNode], _Change]:
+    """Probe, judge and plan all nodes; and what changes one of them."""
+    judged = _judge(targeted, tell, subjects)
+    plans = {
+        name: plan(node, subjects)
+        for name, node in judged.items()
+        if node.snapshot is not None and not node.gap
+    }
+    nodes = {
+        name: replace(
+            DeployedNode.of(name, plans.get(name, NodePlan()), node.results), gap=node.gap
+        )
+        for name, node in judged.items()
+    }
+
+    def change(name: str) -> Conversation[DeployedNode]:
+        done = yield from run_plan(judged[name], plans[name], targeted.transport.run, subjects)
+        return _after(nodes[name], done)
+
+    return nodes, change
+
+
+def _after(node: DeployedNode, done: PlanRun) -> DeployedNode:
+    return replace(node, outcome=done.outcome, gap=done.node.gap).judged(done.node.results)
 
 
 def _judge(nodes: Targets, tell: Tell, subjects: tuple[str, ...]) -> dict[str, Judged]:
@@ -220,24 +234,125 @@ def _judge(nodes: Targets, tell: Tell, subjects: tuple[str, ...]) -> dict[str, J
     return {node.name: node for node in judge_nodes(outcomes, context)}
 
 
-def _run_plans(
-    nodes: Targets,
+# --- The waves of --batch.
+
+
+def make_waves(names: Sequence[str], batch: float | None, total: int) -> list[Sequence[str]]:
+    """The nodes in waves: first one node, the canary, then waves of this size; one without it.
+
+    batch: a number of nodes; a float: a share of `total`
+
+    >>> make_waves(["n1", "n2", "n3", "n4"], 0.5, 4)
+    [['n1'], ['n2', 'n3'], ['n4']]
+    """
+    if batch is None:
+        return [names]
+    size = batch if isinstance(batch, int) else max(1, round(total * batch * 100) // 100)
+    waves = (names[index : index + size] for index in range(1, len(names), size))
+    return [names[:1], *waves]
+
+
+def _change_in_waves(
+    targeted: Targets,
     tell: Tell,
-    subjects: tuple[str, ...],
-    judged: Mapping[str, Judged],
-    plans: Mapping[str, NodePlan],
-) -> dict[str, PlanRun]:
-    """Change the nodes that have a plan."""
+    options: DeployOptions,
+    nodes: dict[str, DeployedNode],
+    change: _Change,
+) -> str:
+    """Change the nodes that have a plan. Returns why it stopped before the last wave, or ""."""
+    from nodeready.fleet.inventory.nodeset import folded
 
-    def conversation(name: str) -> Conversation[PlanRun]:
-        return run_plan(judged[name], plans[name], nodes.transport.run, subjects)
+    transport, max_fail = targeted.transport, options.max_fail or 0
+    planned = [name for name, node in nodes.items() if node.planned and not node.gap]
+    waves = make_waves(planned, options.batch, len(nodes))
+    for number, wave in enumerate(waves, 1):
+        is_last = number == len(waves)
+        activity = "changing" if options.batch is None else f"wave {number} of {len(waves)}"
+        outcomes = converse(transport, tell, activity, change, wave, on_interrupt=_STOPPING)
+        for name, outcome in outcomes.items():
+            nodes[name] = outcome.value or _unchanged(nodes[name], outcome)
+        if transport.interrupted:
+            for name in planned:
+                if nodes[name].outcome is None:
+                    nodes[name] = _unchanged(nodes[name])
+            break
+        failed = sum(nodes[name].failed or bool(nodes[name].gap) for name in planned)
+        if not is_last and failed > max_fail:
+            return (
+                f"stopped after wave {number} of {len(waves)}: {counted(failed, 'node')} failed, "
+                f"--max-fail is {max_fail}"
+            )
+        if options.batch is not None and not is_last:
+            tell.note(f"{activity}: {folded(wave)} done, {failed} failed in all")
+    return ""
 
-    outcomes = converse(
-        nodes.transport, tell, "changing", conversation, plans, on_interrupt=_STOPPING
-    )
-    return {
-        name: run_of(judged[name], plan.refused, outcomes[name]) for name, plan in plans.items()
+
+def _unchanged(node: DeployedNode, outcome: Outcome[DeployedNode] | None = None) -> DeployedNode:
+    """The node after a conversation without a value. outcome: None: it was not begun"""
+    gap = None if outcome is None or outcome.is_interrupted else outcome.gap
+    return replace(node, gap=gap, outcome=DeployOutcome(failed=node.refused))
+
+
+# --- --undo: the gate as a deploy with `gate = False`, all else by what the node has kept.
+
+
+def _plan_undo(
+    targeted: Targets, tell: Tell, subjects: tuple[str, ...]
+) -> tuple[dict[str, DeployedNode], _Change]:
+    """Ask all nodes what can be taken back; and what takes it back on one of them."""
+    run = targeted.transport.run
+    gates: dict[str, tuple[Judged, NodePlan]] = {}
+
+    def ask(name: str, only_look: bool) -> Conversation[undo.Undo]:
+        wait_s = targeted.policies[name].lock_wait_s
+        script = undo.script(run, subjects, wait_s, only_look=only_look)
+        answer = yield Request(name, script, undo.TIMEOUT_S + wait_s, reads=only_look)
+        if answer.gap or not answer.ok:
+            raise GapError(answer.gap or Gap(FAILED, answer.reason()))
+        return undo.parse(answer.stdout)
+
+    def look(name: str) -> Conversation[DeployedNode]:
+        node = DeployedNode(name)
+        if "gate" in subjects:
+            policy = replace(targeted.policies[name], gate=False)
+            snapshot = yield from take_snapshot(name, policy, ("gate",))
+            judged = Judged(name, policy, ALONE).judged(snapshot)
+            gates[name] = judged, plan(judged, ("gate",))
+            node = DeployedNode.of(name, gates[name][1], judged.results)
+        looked = yield from ask(name, only_look=True)
+        node = replace(
+            node,
+            changes=(*node.changes, *looked.changes),
+            refused={**node.refused, **looked.failed},
+        )
+        return node.judged((*node.for_a_person, *looked.changed_since))
+
+    def change(name: str) -> Conversation[DeployedNode]:
+        node, outcome = replace(nodes[name], for_a_person=()), DeployOutcome(complete=True)
+        if name in gates:
+            done = yield from run_plan(*gates[name], run, ("gate",))
+            node, outcome = _after(node, done), done.outcome
+            if node.gap or not outcome.complete:
+                return node
+        try:
+            took = yield from ask(name, only_look=False)
+        except GapError as end:
+            if end.gap.kind != INTERRUPTED:
+                raise
+            return replace(node, outcome=replace(outcome, interrupted_step="undo", complete=False))
+        outcome = replace(
+            outcome,
+            done=(*outcome.done, *(change.step for change in took.changes)),
+            failed={**outcome.failed, **took.failed},
+        )
+        return replace(node, outcome=outcome).judged((*node.for_a_person, *took.changed_since))
+
+    outcomes = converse(targeted.transport, tell, "looking", look, on_interrupt=_STOPPING)
+    nodes = {
+        name: outcome.value or DeployedNode(name, outcome.gap)
+        for name, outcome in outcomes.items()
     }
+    return nodes, change
 
 
 def undone(nodes: Iterable[DeployedNode]) -> list[str]:
@@ -255,4 +370,5 @@ def nodes_to_retry(nodes: Iterable[DeployedNode]) -> list[str]:
 def _remember(targeted: Targets, nodes: Iterable[DeployedNode]) -> None:
     nodes = list(nodes)
     unfinished = undone(nodes) if targeted.transport.interrupted else []
-    targeted.remember_failed([*unfinished, *nodes_to_retry(nodes)])
+    unfinished += [node.name for node in nodes if node.is_untouched]
+    targeted.remember_failed(dict.fromkeys([*unfinished, *nodes_to_retry(nodes)]))

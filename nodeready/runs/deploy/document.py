@@ -140,6 +140,12 @@ class DeployedNode:
         return self.gap is not None and not self.gap.is_unreached
 
     @property
+    def is_untouched(self) -> bool:
+        """Whether its plan was not begun."""
+        not_begun = (None, DeployOutcome(failed=self.refused))
+        return self.planned and self.gap is None and self.outcome in not_begun
+
+    @property
     def status(self) -> Annotated[str, {"enum": STATUSES}]:
         """unreachable: not reached, or the connection was lost; failed: not probed for another
         reason, or a step failed, or did not repair what it should; to-change: a change is planned
@@ -171,7 +177,8 @@ class Deploy:
     SCHEMA: ClassVar = "deploy"
     VERSION: ClassVar = 2
     JSON: ClassVar = (
-        *("started", "finished", "check", "complete", "subjects", "gaps", "nodes", "summary"),
+        *("started", "finished", "check", "complete", "stopped", "untouched"),
+        *("subjects", "gaps", "nodes", "summary"),
     )
 
     started: Moment  # when it began, UTC
@@ -181,6 +188,13 @@ class Deploy:
     nodes: tuple[DeployedNode, ...]
     # False when it was interrupted: some nodes were not probed or not completed
     complete: bool = True
+    # why it stopped before the last wave of nodes, one line; "": it did not
+    stopped: str = ""
+
+    @cached_property
+    def untouched(self) -> tuple[str, ...]:
+        """The nodes whose plan was not begun; () with --check."""
+        return tuple(node.name for node in self.nodes if node.is_untouched and not self.check)
 
     @cached_property
     def gaps(self) -> NodeGaps:
