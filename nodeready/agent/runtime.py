@@ -1,7 +1,8 @@
 """The processes that a program on a node starts and watches, and that certainly end.
 
-Only these processes are ever signalled, traced or waited for. `ProcessSupervisor` holds all
-processes of one run; `ForkedWorker` does work that may hang in the kernel.
+Only these processes are ever signalled, traced or waited for; and of ended jobs, those that a
+person has ended (agent/leftovers.py). `ProcessSupervisor` holds all processes of one run;
+`ForkedWorker` does work that may hang in the kernel.
 """
 
 from __future__ import annotations
@@ -50,8 +51,10 @@ def _process_stat(pid: int) -> tuple[int, int, int]:
     return int(fields[1]), int(fields[3]), int(fields[19])
 
 
-def _kill(pid: int, start: int) -> None:
-    """Kill the process with this start time, unless another has its pid now. Raises OSError."""
+def send_signal(pid: int, start: int, number: int = signal.SIGKILL) -> None:
+    """Signal the process with this start time (in ticks since boot), unless another has its pid
+    now. Raises OSError.
+    """
     handle = -1
     # Missing in some Pythons and before Linux 5.3. Then the pid may be reused before the signal.
     with contextlib.suppress(AttributeError, OSError):
@@ -60,10 +63,10 @@ def _kill(pid: int, start: int) -> None:
         if _process_stat(pid)[2] != start:
             return
         if handle < 0:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
         else:
             # The signal reaches the process that had the pid when the handle was opened.
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
+            signal.pidfd_send_signal(handle, number)
     finally:
         if handle >= 0:
             os.close(handle)
@@ -91,7 +94,7 @@ def end_all(pids: set[int]) -> None:
             sessions |= {processes[pid][1] for pid in children}
         for pid in family - {os.getpid()}:
             with contextlib.suppress(OSError, ValueError, IndexError):
-                _kill(pid, processes[pid][2])
+                send_signal(pid, processes[pid][2])
 
 
 #: The last word to the watchdog, from a program that ends by itself.

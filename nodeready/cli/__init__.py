@@ -31,6 +31,7 @@ _COMMANDS = {
     "deploy": "Make every node conform to the policy.",
     "cores": "Where each core file's program crashed, on every node.",
     "bundle": "The node's own program as one file, with a policy.",
+    "undrain": "Which nodes that Slurm drained would return, and what holds the others.",
     "env": "Environment variables for a job, from the nodes' facts.",
     "learn": "The majority of the nodes' facts, as a policy to review.",
     "lemons": "Nodes and GPUs that fail far more often than their peers.",
@@ -49,6 +50,7 @@ _COMMANDS = {
 #: Subcommand -> its module, where that has another name.
 _MODULES = {
     "waivers": "audit", "learn": "audit", "env": "ready", "smoke": "ready", "bundle": "deploy",
+    "undrain": "ready",
     "jobs": "stacks", "tail": "stacks", "watch": "incident", "cores": "postmortem",
     "diff": "memory", "history": "memory", "lemons": "memory",
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""`nodeready ready`, `env` and `smoke`: what comes before a job."""
+"""`nodeready ready`, `env`, `smoke` and `undrain`: what comes before a job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nodeready.cli.options import (
     require_inventory,
 )
 from nodeready.core.exit_codes import INTERRUPTED, Refused, exit_code
-from nodeready.runs.options import EnvOptions, ReadyOptions, SmokeOptions, opt
+from nodeready.runs.options import EnvOptions, ReadyOptions, SmokeOptions, UndrainOptions, opt
 
 
 @dataclass(kw_only=True)
@@ -190,3 +190,40 @@ def smoke(inventory: str | None, options: SmokeWords) -> int:
         write_hostfile(out, form, slots, document.exclude, screen, complete=document.complete)
     outputs.show(document, screen, silent=screen.quiet and document.good)
     return code(document)
+
+
+# --- `nodeready undrain`: the way back into service.
+
+
+@dataclass(kw_only=True)
+class UndrainWords(ScreenOptions, UndrainOptions):
+    format: str = format_option("undrain")
+    output: tuple[str, ...] = report_files()
+
+
+@command(UndrainWords)
+@inventory_argument
+def undrain(inventory: str | None, options: UndrainWords) -> int:
+    """Show which drained nodes of INVENTORY would return to service in Slurm, and why not.
+
+    A node returns if the policy's undrain_reasons lists the exact reason of its drain (or
+    nodeready drained it), no leftover of a job holds it, and `nodeready ready` proves it. A
+    person's drain is never touched. Without INVENTORY: all nodes that Slurm has drained. Changes
+    nothing without --yes or --end-leftovers.
+
+    \b
+    Examples:
+      nodeready undrain inventories/prod.py
+      nodeready undrain inventories/prod.py --limit 'gpu[001-004]' --yes
+      nodeready undrain inventories/prod.py --end-leftovers --yes
+    """
+    from nodeready.cli.screen import read_outputs
+    from nodeready.reports.registry import Options
+    from nodeready.runs.undrain import run, undrain_code
+
+    inventory = find_inventory(inventory, options)
+    outputs, screen = read_outputs("undrain", options), options.screen()
+    document = run(inventory, options, screen)
+    shown = Options(inventory=options.words(inventory) if inventory else "")
+    outputs.show(document, screen, silent=screen.quiet and not document.nodes, options=shown)
+    return undrain_code(document)

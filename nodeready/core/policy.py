@@ -335,6 +335,15 @@ class Policy:
     # The most nodes of a partition that gate_drain drains, as a share (at least one node) or a
     # number. Where more nodes fail, the policy is often wrong, and not the nodes.
     gate_drain_max: str = setting("10%", kinds.NODE_SHARE)
+    # True: the health check also returns its node from a drain whose reason is in undrain_reasons,
+    # if no leftover of an ended job holds it, and `ready` on the node proves it.
+    gate_undrain: bool = setting(False, kinds.FLAG)
+    # The reasons of drains that `nodeready undrain` may end, besides those of nodeready's own: the
+    # exact words, as Slurm itself writes them. A drain by another user than root and SlurmUser
+    # stays.
+    undrain_reasons: Names = setting(
+        ("Kill task failed", "Prolog error", "batch job complete failure"), kinds.LINES
+    )
     # Seconds that a deploy waits for another deploy on the same node.
     lock_wait_s: int = setting(30, kinds.whole_number(0, 3600))
     # Seconds to wait for the package manager's lock: a fresh node's first update can hold it.
@@ -437,7 +446,7 @@ class Policy:
 #: The first words of settings: an unknown key that begins with such a word is misspelt.
 _PREFIXES = (
     "ptrace_", "core_", "limit_", "pdshrc_", "ssh_client_", "iommu_", "py_spy_", "gpu_", "xid_",
-    "rdma_", "gate_", "smoke_",
+    "rdma_", "gate_", "smoke_", "undrain_",
 )  # fmt: skip
 _FIELDS: dict[str, Field[Any]] = {field.name: field for field in fields(Policy)}
 

@@ -117,6 +117,7 @@ _PLAIN_DOCUMENTS = {
     "history": "memory_tables:history",
     "debuggable": "stacks_table:debuggable",
     "jobs": "triage_tables:jobs",
+    "undrain": "triage_tables:undrain",
     "lemons": "memory_tables:lemons",
     "cores": "triage_tables:cores_lines",
     "tail": "triage_tables:tail_lines",

@@ -37,13 +37,14 @@ from nodeready.runs.smoke.document import SmokeReport
 from nodeready.runs.stacks.debuggable import Debuggable
 from nodeready.runs.stacks.document import Group, Stacks
 from nodeready.runs.tail import TailDocument
+from nodeready.runs.undrain import Undrain
 
 #: The document of `nodeready.reports.registry.Format` -> the class that is its JSON.
 DOCUMENTS: dict[str, Any] = {
     kind.SCHEMA: kind
     for kind in (
         *(Audit, Ready, SmokeReport, Deploy, Stacks),
-        *(Debuggable, Jobs, Cores, TailDocument, Environment, BatchScript, Incident),
+        *(Debuggable, Jobs, Undrain, Cores, TailDocument, Environment, BatchScript, Incident),
         *(Postmortem, WaiverList, Diff, History, Lemons),
     )
 }

@@ -1,9 +1,11 @@
-"""`cores`, `tail`, `postmortem` and `incident` on a terminal."""
+"""`cores`, `tail`, `postmortem`, `incident`, `jobs` and `undrain` on a terminal."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from nodeready.agent.gate.undrain import leftover_text
 from nodeready.core.outcome import reasons_of
 from nodeready.core.text import counted, sanitise, span
 from nodeready.reports.lines import (
@@ -16,6 +18,7 @@ from nodeready.reports.lines import (
     TableLayout,
     fitted,
     fold_similar,
+    grouped,
     line,
     node_set,
     reasons,
@@ -30,6 +33,7 @@ from nodeready.runs.jobs import MAX_NAME, Jobs
 from nodeready.runs.postmortem.document import FailureGroup, NodeEvent, Postmortem
 from nodeready.runs.stacks.document import fold_ranks
 from nodeready.runs.tail import BEHIND_S, LogGroup, LogReport, RankFile, TailDocument
+from nodeready.runs.undrain import Undrain, next_commands
 
 # --- `cores`: where each kind of crash happened, the first to crash first.
 
@@ -573,3 +577,54 @@ def jobs(document: Jobs, options: Options = PLAIN) -> Iterator[StyledLine]:
             "no ranks on ", node_set(document.nodes, limit) if document.nodes else "0 nodes"
         )
     yield from show_gaps(document.gaps, options)
+
+
+# --- `undrain` on a terminal: equal nodes in one row, with what holds them, and the next commands.
+
+_DRAIN_HEAD = ("STATE", "SINCE (UTC)", "REASON")
+#: The words of an outcome.
+_DRAIN_WORDS = {
+    **{"would_return": "would return", "returned": "returned"},
+    **{"stays": "stays", "refused": "refused"},
+}
+#: Maximum leftovers of a node that are shown without -v.
+_HELD_LINES = 4
+
+
+def undrain(document: Undrain, options: Options = PLAIN) -> Iterator[StyledLine]:
+    """The drained nodes: why they stay, and what to do."""
+    limit = NO_LIMIT if options.verbose or not options.lines else _NODES
+    rows = grouped(
+        (
+            (
+                _DRAIN_WORDS[node.outcome],
+                node.since.replace("T", " ")[:16] or "-",
+                sanitise(node.reason, MAX_TEXT) or "-",
+                *([sanitise(node.why)] if node.why else ()),
+                *map(leftover_text, node.leftovers),
+            ),
+            node.name,
+        )
+        for node in document.nodes
+    )
+    widths = [max(map(len, column)) for column in zip(_DRAIN_HEAD, *(row[:3] for row, _ in rows))]
+    if rows:
+        head = "  ".join(map(str.ljust, _DRAIN_HEAD, widths))
+        yield line((f"{head}  NODES", "bold"))
+    for row, names in rows:
+        shown = "  ".join(map(str.ljust, row[:3], widths))
+        yield line(shown, "  ", node_set(names, limit))
+        lines = row[3:] if options.verbose or not options.lines else row[3 : 3 + _HELD_LINES]
+        yield from (line(f"    {text}") for text in lines)
+        if len(lines) < len(row) - 3:
+            yield line(f"    and {len(row) - 3 - len(lines)} more: -v")
+    for node in document.nodes:
+        if node.incident:
+            yield line(f"evidence of what was ended: {node.name}:{node.incident}")
+    yield from show_gaps(document.gaps, options)
+    counts = Counter(_DRAIN_WORDS[node.outcome] for node in document.nodes)
+    parts = [f"{counts[word]} {word}" for word in _DRAIN_WORDS.values() if counts[word]]
+    total = counted(len(document.nodes), "drained node")
+    yield line(f"{total}: {', '.join(parts)}" if parts else "no node is drained")
+    for command in next_commands(document, options.inventory):
+        yield line("next: ", (command, "cyan"))

@@ -572,6 +572,18 @@ class WaiversOptions(TargetOptions):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
+class UndrainOptions(TargetOptions):
+    yes: bool = flag("--yes, -y", "Return the nodes.", general=False)
+    end_leftovers: bool = flag(
+        "--end-leftovers",
+        "End the processes of jobs that Slurm says are over; their evidence stays on the node.",
+        general=False,
+    )
+    budget: int = span("--budget", 1, 3600, "Maximum time for the proofs.", "60s", is_whole=True)
+    user: str | None = opt("--user NAME", "Run the proofs as this user, who will run the jobs.")
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
 class LearnOptions(TargetOptions):
     job: str | None = srun_job()
 

@@ -75,6 +75,8 @@ class SlurmNode:
     since: str = ""  # the time that slurmctld gave the reason, 2026-11-21T01:00:00 in UTC, or ""
     name: str = ""
     partitions: tuple[str, ...] = ("",)  # those that it is in; a node in none is in ""
+    author: str = ""  # the user who wrote the reason, or ""
+    addresses: tuple[str, ...] = ()  # its address and its host name
 
     @property
     def is_drained(self) -> bool:
@@ -97,14 +99,16 @@ def parse(text: str) -> SlurmNode:
         raise DrainError(f"scontrol show node makes no sense: {_line(text) or 'it said nothing'}")
     # Flags stand behind a word: DOWN*+DRAIN is DOWN and DRAIN.
     words = tuple(re.sub(r"[^A-Z_]", "", word) for word in state[1].upper().split("+"))
-    reason = re.search(r"^ +Reason=(.*?)(?: \[[^\[\]]*@([^\[\]@]*)\])? *$", text, re.M)
+    reason = re.search(r"^ +Reason=(.*?)(?: \[([^\[\]]*)@([^\[\]@]*)\])? *$", text, re.M)
     name = re.match(r"NodeName=(\S+)", text)
     partitions = re.search(r"^ +Partitions=(\S*)", text, re.M)
     return SlurmNode(
         words,
-        *((reason[1], reason[2] or "") if reason else ("", "")),
+        *((reason[1], reason[3] or "") if reason else ("", "")),
         name[1] if name else "",
         tuple((partitions[1] if partitions else "").split(",")),
+        (reason[2] or "") if reason else "",
+        tuple(re.findall(r" Node(?:Addr|HostName)=(\S+)", text)),
     )
 
 
@@ -251,12 +255,17 @@ def _may_stay_drained(
 
 def _scontrol(words: list[str], deadline: float) -> str:
     """Run scontrol; returns its output. Raises DrainError."""
-    remaining_s = min(SCONTROL_S, deadline - time.monotonic())
+    return ask_slurm(["scontrol", *words], deadline)
+
+
+def ask_slurm(argv: list[str], deadline: float) -> str:
+    """Run one of Slurm's tools; returns its output. Raises DrainError."""
+    remaining_s, shown = min(SCONTROL_S, deadline - time.monotonic()), " ".join(argv[:2])
     if remaining_s <= 0:
-        raise DrainError(f"no time left for scontrol {words[0]}")
+        raise DrainError(f"no time left for {shown}")
     try:
         process = subprocess.run(
-            ["scontrol", *words],
+            argv,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=remaining_s,
@@ -271,13 +280,13 @@ def _scontrol(words: list[str], deadline: float) -> str:
             },
         )
     except subprocess.TimeoutExpired:
-        raise DrainError(f"scontrol {words[0]} gave no answer in {remaining_s:.0f} s") from None
+        raise DrainError(f"{shown} gave no answer in {remaining_s:.0f} s") from None
     except OSError as error:
-        raise DrainError(f"scontrol: {error.strerror}") from None
+        raise DrainError(f"{argv[0]}: {error.strerror}") from None
     output, errors = (text.decode("utf-8", "replace") for text in (process.stdout, process.stderr))
     if process.returncode:
         reason = _line(errors) or _line(output) or f"status {process.returncode}"
-        raise DrainError(f"scontrol {words[0]}: {reason}")
+        raise DrainError(f"{shown}: {reason}")
     return output
 
 
@@ -383,8 +392,14 @@ def keep_evidence(reasons: Sequence[str], results: Iterable[Result]) -> None:
         ForkedWorker(work, LIMIT_S)
 
 
-def write_incident(reasons: Sequence[str], results: Iterable[Result], incidents: Path) -> Path:
+def write_incident(
+    reasons: Sequence[str],
+    results: Iterable[Result],
+    incidents: Path,
+    leftovers: Sequence[Mapping[str, object]] = (),
+) -> Path:
     """Write an incident in a new directory below ``incidents``; remove all but `MAX_INCIDENTS`.
+    leftovers: of ended jobs, in the place of the stacks
     Returns the directory. Raises OSError; PermissionError if another user may write to it.
     """
     from nodeready.core.files import make_directory, write_atomically
@@ -407,6 +422,7 @@ def write_incident(reasons: Sequence[str], results: Iterable[Result], incidents:
         "taken": utc_now(),
         "reasons": list(reasons),
         "results": failing,
+        **({"leftovers": list(leftovers)} if leftovers else {}),
     }
     text = json.dumps(redacted(data), indent=1)
     write_atomically(path / "incident.json", [text, "\n"], 0o600)
@@ -414,6 +430,8 @@ def write_incident(reasons: Sequence[str], results: Iterable[Result], incidents:
     oldest_first = sorted(entry for entry in incidents.iterdir() if entry.is_dir())
     for incident in oldest_first[:-MAX_INCIDENTS]:
         shutil.rmtree(incident, ignore_errors=True)
+    if leftovers:
+        return path
     # The stacks are last, because they take seconds.
     name, trace_text = _stacks_file()
     write_atomically(path / name, trace_text, 0o600)

@@ -267,6 +267,11 @@ def healthcheck(policy: Policy, arguments: Namespace) -> int:
         )
         verdict, problems = write_files(audit, policy)
         problems += [problem] if problem else []
+    if policy.gate_undrain and verdict.go:
+        from nodeready.agent.gate.undrain import undrain_own
+
+        problem = undrain_own(policy, BEGAN + _HEALTH_S)
+        problems += [problem] if problem else []
     print(verdict_line(verdict.go, verdict.costed_reasons))
     for problem in problems:
         print(f"nodeready: {problem}", file=sys.stderr)

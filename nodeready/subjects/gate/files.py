@@ -52,7 +52,7 @@ def contents(policy: Policy, program: Callable[[], bytes]) -> dict[str, bytes]:
         "directory": facts.DIRECTORY,
         "record": facts.RECORD,
         "limit_s": limit_s,
-        "health_limit_s": min(limit_s + SLURM_S, MOST_S),
+        "health_limit_s": MOST_S if policy.gate_undrain else min(limit_s + SLURM_S, MOST_S),
         "record_limit_s": RECORD_S,
         "interval_s": policy.gate_interval_s,
         "when": cron_times(policy.gate_interval_s),
