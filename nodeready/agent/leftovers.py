@@ -293,11 +293,10 @@ def judged(found: Iterable[Leftover], jobs: Mapping[str, SlurmJob]) -> tuple[Lef
     for row in found:
         number = _believed_job(row, jobs)
         job = jobs.get(number)
-        if (
-            job.is_running
-            if job
-            else row.kind != PROCESS and (not _is_person(row.uid) or row.uid in running_users)
-        ):
+        is_running = job is not None and job.is_running
+        is_nobodys = job is None and row.kind != PROCESS and not _is_person(row.uid)
+        is_in_use = job is None and row.kind != PROCESS and row.uid in running_users
+        if is_running or is_nobodys or is_in_use:
             continue
         can_end = (
             row.kind == PROCESS
@@ -310,7 +309,10 @@ def judged(found: Iterable[Leftover], jobs: Mapping[str, SlurmJob]) -> tuple[Lef
             and "slurmstepd" not in row.what.partition(" ")[0]
         )
         state = job.state if job else ""
-        holding.append(replace(row, job=number, job_state=state, can_end=can_end))
+        uid = job.uid if job and row.kind == MOUNT else row.uid
+        user = row.user if uid == row.uid else user_name(uid)
+        held = replace(row, uid=uid, user=user, job=number, job_state=state, can_end=can_end)
+        holding.append(held)
     ending = [number for number, job in jobs.items() if job.is_here and job.state == _ENDING]
     for number in ending:
         job = jobs[number]

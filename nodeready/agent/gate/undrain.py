@@ -105,7 +105,10 @@ def undrain_own(policy: Policy, deadline: float) -> str:
             syslog.syslog(syslog.LOG_NOTICE, line)
     except DrainError as error:
         problem = str(error)
-    return f"not undrained: {problem}" if problem else ""
+    if problem:
+        problem = sanitise(f"not undrained: {problem}", 1000)
+        syslog.syslog(syslog.LOG_WARNING, f"nodeready: {problem}")
+    return problem
 
 
 def _own_problem(policy: Policy, name: str, deadline: float) -> str:
