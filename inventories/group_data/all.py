@@ -118,6 +118,15 @@ from __future__ import annotations
 # number. Where more nodes fail, the policy is often wrong, and not the nodes.
 # gate_drain_max = "10%"
 
+# True: the health check also returns its node from a drain whose reason is in undrain_reasons,
+# if no leftover of an ended job holds it, and `ready` on the node proves it.
+# gate_undrain = False
+
+# The reasons of drains that `nodeready undrain` may end, besides those of nodeready's own: the
+# exact words, as Slurm itself writes them. A drain by another user than root and SlurmUser
+# stays.
+# undrain_reasons = ("Kill task failed", "Prolog error", "batch job complete failure")
+
 # GPUs that every node's PCI bus shows; None: any.
 # gpu_count = None
 

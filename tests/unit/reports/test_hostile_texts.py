@@ -18,6 +18,7 @@ from tests.builders.deploys import DEPLOYS
 from tests.builders.environments import ENVIRONMENTS
 from tests.builders.fleets import outcomes
 from tests.paths import PACKAGE
+from tests.unit.healthcheck.test_undrain import document as undrain
 from tests.unit.reports.test_smoke_table import SMOKES
 
 #: What looks like the next line of each format, and what a terminal would obey.
@@ -35,6 +36,7 @@ DOCUMENTS: dict[str, Any] = {
     "smoke": SMOKES["mixed"],
     "stacks": stack_fleets.FLEETS["hung"](),
     "env": ENVIRONMENTS["differs"],
+    "undrain": undrain(),
 }
 #: A value of `env` may have lines in sh: tests/unit/reports/test_exports.py runs them.
 CASES = [(document, form) for document in DOCUMENTS for form in FORMATS[document] if form != "sh"]

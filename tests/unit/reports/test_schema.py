@@ -19,6 +19,7 @@ from tests.builders.stack_fleets import FLEETS as STACKS
 from tests.cases import cases
 from tests.paths import DOCS
 from tests.unit.audit.test_waiver_list import document as waiver_list
+from tests.unit.healthcheck.test_undrain import document as undrain
 from tests.unit.memory.test_changes import document as node_diff
 from tests.unit.memory.test_lemons import document as lemons
 from tests.unit.reports.test_smoke_table import SMOKES
@@ -36,6 +37,7 @@ MADE: dict[str, dict[str, Any]] = {
     "env": ENVIRONMENTS,
     "smoke": dict(SMOKES),
     "jobs": {"mixed": running()},
+    "undrain": {"mixed": undrain()},
     "lemons": {"mixed": lemons()},
     "waivers": {"mixed": waiver_list()},
     "diff": {"mixed": node_diff()},
