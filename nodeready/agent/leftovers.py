@@ -15,6 +15,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from nodeready.agent.gate.drain import INCIDENTS, DrainError, ask_slurm, write_incident
 from nodeready.agent.proc import list_directory, parse_mounts, user_name
@@ -49,7 +50,7 @@ class Leftover:
     # process, mount, files, or job: one that Slurm has not ended yet
     kind: wire.Name
     # the command line of a process, a mount, the first of some files with their number
-    what: wire.Line
+    text: wire.Line
     uid: wire.Uid  # of its owner
     user: wire.Name  # its owner's name
     # Slurm's number of the job; empty: none is named. A mount has the numbers in its path instead
@@ -79,13 +80,13 @@ class Leftover:
 class NodeLeftovers:
     """The answer of a node."""
 
-    found: tuple[Leftover, ...]
+    leftovers: tuple[Leftover, ...]
     error: wire.Line  # why something may be missing in it; ""
     incident: wire.Line = ""  # the directory of the evidence; "": none was kept
 
 
-#: Maximum leftovers of one kind in an answer, and characters of one text.
-_MAX_FOUND, _MAX_TEXT = 200, 400
+#: Maximum leftovers in an answer, and characters of one text.
+_MAX_FOUND, _MAX_TEXT = 1000, 400
 #: Maximum threads of a process and files of a directory that are read.
 _MAX_THREADS, _MAX_FILES = 1024, 65536
 #: The device files of GPUs (NVIDIA's, and those of ROCm).
@@ -110,22 +111,21 @@ def find(deadline: float) -> NodeLeftovers:
     """What may hold this node; also what is of running jobs. deadline: of time.monotonic()"""
     if os.geteuid():
         return NodeLeftovers((), "only root sees the processes of all users: --sudo")
-    found, errors = [], []
-    scanned, unseen = processes.scan(deadline)
-    found += list(_processes(scanned, deadline))
-    if unseen:
-        errors.append(f"{unseen} processes were not looked at in time")
+    errors = []
+    scanned, missed_count = processes.scan(deadline)
+    rows = list(_processes(scanned, deadline))
+    if missed_count:
+        errors.append(f"{missed_count} processes were not looked at in time")
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
-            found += list(find_mounts(file.read()))
+            rows += find_mounts(file.read())
         for directory, pattern in _FILES.items():
-            found += list(_files(directory, pattern))
+            rows += _files(directory, pattern)
     except OSError as error:
         errors.append(f"{error.filename}: {error.strerror}")
-    kept = [row for kind in KINDS for row in [r for r in found if r.kind == kind][:_MAX_FOUND]]
-    if len(kept) < len(found):
-        errors.append(f"{len(found) - len(kept)} more were found")
-    return NodeLeftovers(tuple(kept), "; ".join(errors))
+    if len(rows) > _MAX_FOUND:
+        errors.append(f"{len(rows) - _MAX_FOUND} more were found")
+    return NodeLeftovers(tuple(rows[:_MAX_FOUND]), "; ".join(errors))
 
 
 def _processes(scanned: Iterable[ScannedProcess], deadline: float) -> Iterator[Leftover]:
@@ -144,13 +144,13 @@ def _processes(scanned: Iterable[ScannedProcess], deadline: float) -> Iterator[L
             threads[pid] = _waiting_thread(pid)
     if any(thread and not jobs[pid] for pid, thread in threads.items()):
         time.sleep(1)  # Each read of a disk passes through state D.
-    kept = [
+    chosen = [
         pid
         for pid, thread in threads.items()
         if jobs[pid] or _has_gpu(pid) or (thread and _waiting_thread(pid) == thread)
     ]
-    facts = processes.observe(kept, deadline, threads)
-    for pid in kept:
+    facts = processes.observe(chosen, deadline, threads)
+    for pid in chosen:
         process, fact = candidates[pid], facts.get(pid)
         is_zombie = fact is not None and fact.state == "Z" and fact.threads < 2
         if process.uid is None or (pid in facts and fact is None) or is_zombie:
@@ -219,9 +219,9 @@ def _files(directory: str, pattern: re.Pattern[str]) -> Iterator[Leftover]:
                     sizes.setdefault(status.st_uid, []).append((status.st_size, entry.path))
     for uid, files in sizes.items():
         largest = max(files)[1]
-        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-        what, size = f"{_text(largest)}{more}", sum(size for size, _ in files)
-        yield Leftover(FILES, what, uid, user_name(uid), size_bytes=size)
+        suffix = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        size = sum(size for size, _ in files)
+        yield Leftover(FILES, f"{_text(largest)}{suffix}", uid, user_name(uid), size_bytes=size)
 
 
 # --- What Slurm knows of the jobs.
@@ -282,15 +282,14 @@ def _jobs(text: str, is_here: bool) -> dict[str, SlurmJob]:
     }
 
 
-def judged(found: Iterable[Leftover], jobs: Mapping[str, SlurmJob]) -> tuple[Leftover, ...]:
+def judged(rows: Iterable[Leftover], jobs: Mapping[str, SlurmJob]) -> tuple[Leftover, ...]:
     """What holds the node, with its job's state: without what is of running jobs, and with the
     jobs that Slurm has not ended yet.
     """
-    here = [job for job in jobs.values() if job.is_here]
-    running_users = {job.uid for job in here if job.is_running}
-    living_users = {job.uid for job in here if not job.is_over}
+    running_users = {job.uid for job in jobs.values() if job.is_running}
+    living_users = {job.uid for job in jobs.values() if job.is_here and not job.is_over}
     holding = []
-    for row in found:
+    for row in rows:
         number = _believed_job(row, jobs)
         job = jobs.get(number)
         is_running = job is not None and job.is_running
@@ -306,13 +305,19 @@ def judged(found: Iterable[Leftover], jobs: Mapping[str, SlurmJob]) -> tuple[Lef
             # Only root chooses a cgroup. A process of a running job may have the environment of
             # another job of its user.
             and (row.in_cgroup or row.uid not in living_users)
-            and "slurmstepd" not in row.what.partition(" ")[0]
+            and "slurmstepd" not in row.text.partition(" ")[0]
         )
         state = job.state if job else ""
         uid = job.uid if job and row.kind == MOUNT else row.uid
         user = row.user if uid == row.uid else user_name(uid)
-        held = replace(row, uid=uid, user=user, job=number, job_state=state, can_end=can_end)
-        holding.append(held)
+        fields: dict[str, Any] = {
+            "uid": uid,
+            "user": user,
+            "job": number,
+            "job_state": state,
+            "can_end": can_end,
+        }
+        holding.append(replace(row, **fields))
     ending = [number for number, job in jobs.items() if job.is_here and job.state == _ENDING]
     for number in ending:
         job = jobs[number]
@@ -340,12 +345,12 @@ _TERM_S, _KILL_S = 8.0, 4.0
 def end(targets: Collection[tuple[int, float]]) -> None:
     """End these processes, (pid, seconds since boot at its start), by TERM, then by KILL."""
     for number, wait_s in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _KILL_S)):
-        left = [target for target in targets if _is_running(*target)]
-        for pid, start_s in left:
+        remaining = [target for target in targets if _is_running(*target)]
+        for pid, start_s in remaining:
             with contextlib.suppress(OSError):
                 send_signal(pid, round(start_s * os.sysconf("SC_CLK_TCK")), number)
         deadline = time.monotonic() + wait_s
-        while any(_is_running(*target) for target in left) and time.monotonic() < deadline:
+        while any(_is_running(*target) for target in remaining) and time.monotonic() < deadline:
             time.sleep(0.1)
 
 
@@ -358,7 +363,7 @@ def _is_running(pid: int, start_s: float) -> bool:
 def main(config: LeftoversConfig) -> None:
     """Print what is found; before, end the processes of the configuration."""
     answer, chosen = find(time.monotonic() + config.limit_s / 2), {*map(tuple, config.end)}
-    targets = [row for row in answer.found if (row.pid, row.start_s) in chosen]
+    targets = [row for row in answer.leftovers if (row.pid, row.start_s) in chosen]
     if targets:
         try:
             rows = [asdict(row) for row in targets]

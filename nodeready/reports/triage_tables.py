@@ -600,7 +600,7 @@ def undrain(document: Undrain, options: Options = PLAIN) -> Iterator[StyledLine]
                 _DRAIN_WORDS[node.outcome],
                 node.since.replace("T", " ")[:16] or "-",
                 sanitise(node.reason, MAX_TEXT) or "-",
-                *([sanitise(node.why)] if node.why else ()),
+                *([sanitise(node.obstacle)] if node.obstacle else ()),
                 *map(leftover_text, node.leftovers),
             ),
             node.name,

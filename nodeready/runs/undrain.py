@@ -9,12 +9,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, ClassVar, TypeVar
 
-from nodeready.agent import leftovers
 from nodeready.agent.asking import Conversation, new_nonce, no_answer, request
 from nodeready.agent.gate import drain
 from nodeready.agent.gate.drain import DrainError, SlurmNode
 from nodeready.agent.gate.undrain import slurm_user, stay_reason, undrain
-from nodeready.agent.leftovers import Leftover, LeftoversConfig, NodeLeftovers
+from nodeready.agent.leftovers import (
+    Leftover,
+    LeftoversConfig,
+    NodeLeftovers,
+    jobs_on,
+    judged,
+)
 from nodeready.core import wire
 from nodeready.core.base import ProbeError
 from nodeready.core.exit_codes import FAILED, Refused
@@ -31,12 +36,7 @@ from nodeready.runs.targets import Targets, converse, keep_gaps
 from nodeready.runs.tell import Tell
 
 #: The outcomes of a node.
-WOULD_RETURN, RETURNED, STAYS, REFUSED = OUTCOMES = (
-    "would_return",
-    "returned",
-    "stays",
-    "refused",
-)
+OUTCOMES = WOULD_RETURN, RETURNED, STAYS, REFUSED = "would_return", "returned", "stays", "refused"
 AnswerT = TypeVar("AnswerT")
 #: Seconds for all answers of Slurm about one step.
 _SLURM_S = 30.0
@@ -53,18 +53,18 @@ class DrainedNode:
     reason: str  # of the drain, in Slurm's words
     since: str  # when the reason was written, by slurmctld's clock, UTC, or empty
     author: str  # the user who wrote the reason, or empty
-    # would_return: --yes returns it; returned: by this run; stays: for the reason in why, or for
-    # the leftovers; refused: Slurm refused its return
+    # would_return: --yes returns it; returned: by this run; stays: for its obstacle, or for its
+    # leftovers; refused: Slurm refused its return
     outcome: Annotated[str, {"enum": OUTCOMES}] = WOULD_RETURN
     # undrain_reasons has the reason and Slurm or nodeready wrote it: only such a node is looked at
     is_listed: bool = True
-    why: str = ""  # why it stays, one line, or empty
+    obstacle: str = ""  # why it stays, one line, or empty
     leftovers: tuple[Leftover, ...] = ()  # what holds it
     incident: str = ""  # the directory on the node with the evidence of what was ended, or empty
     must_reboot: bool = False  # the first action against what holds it is a reboot
 
-    def stays(self, why: str, *, must_reboot: bool = False) -> DrainedNode:
-        return replace(self, outcome=STAYS, why=why, must_reboot=must_reboot)
+    def stays(self, obstacle: str, *, must_reboot: bool = False) -> DrainedNode:
+        return replace(self, outcome=STAYS, obstacle=obstacle, must_reboot=must_reboot)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def next_commands(document: Undrain, inventory: str) -> Iterator[str]:
     nodes_by_reason: dict[str, list[str]] = defaultdict(list)
     for node in document.nodes:
         if node.must_reboot:
-            reason = "a process in state D" if node.leftovers else node.why.partition(": ")[0]
+            reason = "a process in state D" if node.leftovers else node.obstacle.partition(": ")[0]
             nodes_by_reason[f"nodeready: reboot: {reason}"].append(node.slurm_name)
     for reason, names in nodes_by_reason.items():
         words = ["scontrol", "reboot", "ASAP", "nextstate=RESUME", f"reason={reason}"]
@@ -137,9 +137,9 @@ def slurm_nodes(names: Iterable[str], nodes: Mapping[str, SlurmNode]) -> dict[st
     for name in names:
         # An address has no domain.
         short = name if name.replace(".", "").isdecimal() else name.partition(".")[0]
-        found = by_alias.get(name.lower()) or by_alias.get(short.lower(), set())
-        if len(found) == 1:
-            matched[name] = nodes[next(iter(found))]
+        candidates = by_alias.get(name.lower()) or by_alias.get(short.lower(), set())
+        if len(candidates) == 1:
+            matched[name] = nodes[next(iter(candidates))]
     return matched
 
 
@@ -159,9 +159,9 @@ def run(inventory: str | None, options: UndrainOptions, tell: Tell) -> Undrain:
     word = folded(drained) if inventory is None else inventory
     nodes = targets.select_targets(word, options, job=None, tell=tell.note)
     matched = slurm_nodes(nodes.policies, drained)
-    others = drained.keys() - {node.name for node in matched.values()}
-    if others and options.limit is None:
-        tell.note(f"drained in Slurm, and not in {word}: {folded(others)}")
+    unmatched = drained.keys() - {node.name for node in matched.values()}
+    if unmatched and options.limit is None:
+        tell.note(f"drained in Slurm, and not in {word}: {folded(unmatched)}")
     return _Run(word, options, tell, nodes).document(started, matched)
 
 
@@ -180,9 +180,9 @@ class _Run:
         """Judge these nodes. Raises Refused."""
         user = _ask(slurm_user) if drained else ""
         for name, node in drained.items():
-            why = stay_reason(node, self.nodes.policies[name].undrain_reasons, user)
+            obstacle = stay_reason(node, self.nodes.policies[name].undrain_reasons, user)
             row = DrainedNode(name, node.name, node.reason, node.since, node.author)
-            self.rows[name] = replace(row.stays(why), is_listed=False) if why else row
+            self.rows[name] = replace(row.stays(obstacle), is_listed=False) if obstacle else row
         with self.nodes.transport:
             self._find(dict.fromkeys(self._candidates(), ()))
             if self.options.end_leftovers:
@@ -193,6 +193,8 @@ class _Run:
         if self.complete and self.options.yes:
             for name in self._candidates():
                 self._return(name, drained[name])
+        for name in [] if self.complete else self._candidates():
+            self.rows[name] = self.rows[name].stays("interrupted before ready proved it")
         keep_gaps(self.nodes, self.tell, node_gaps(self.gaps), complete=self.complete)
         rows = tuple(row for name, row in self.rows.items() if name not in self.gaps)
         return Undrain(started, utc_now(), rows, node_gaps(self.gaps), self.complete)
@@ -212,14 +214,14 @@ class _Run:
             config = LeftoversConfig(new_nonce(), transport.tag, end=ends, reasons=(reason,))
             answer = yield request(name, "nodeready.agent.leftovers", config)
             try:
-                found = wire.packed_answer(
+                decoded = wire.packed_answer(
                     NodeLeftovers, answer.stdout, config.nonce, "leftovers", _MAX_UNPACKED
                 )
             except ProbeError as error:
                 raise GapError(Gap(INVALID, str(error), error.evidence)) from None
-            if found is None:
+            if decoded is None:
                 raise GapError(no_answer(answer, config))
-            return found
+            return decoded
 
         if not targets_by_node:
             return
@@ -229,30 +231,31 @@ class _Run:
                 self.gaps[name] = outcome.gap or Gap(INVALID, "no answer")
                 continue
             row, answer = self.rows[name], outcome.value
-            numbers = {found.job for found in answer.found if found.job}
-            jobs = _ask(partial(leftovers.jobs_on, row.slurm_name, numbers))
-            holding = leftovers.judged(answer.found, jobs)
-            row = replace(row, leftovers=holding, incident=answer.incident or row.incident)
-            if holding or answer.error:
-                row = row.stays(
-                    f"not all was seen: {answer.error}" if answer.error else "",
-                    must_reboot=any(found.is_stuck for found in holding),
-                )
-            else:
-                row = replace(row, outcome=WOULD_RETURN, why="", must_reboot=False)
-            self.rows[name] = row
+            holding = self._judged(row, answer.leftovers)
+            is_free = not holding and not answer.error
+            self.rows[name] = replace(
+                row,
+                outcome=WOULD_RETURN if is_free else STAYS,
+                obstacle=f"not all was seen: {answer.error}" if answer.error else "",
+                leftovers=holding,
+                incident=answer.incident or row.incident,
+                must_reboot=any(leftover.is_stuck for leftover in holding),
+            )
+
+    @staticmethod
+    def _judged(row: DrainedNode, rows: Iterable[Leftover]) -> tuple[Leftover, ...]:
+        """What of these holds the node, as Slurm knows their jobs now. Raises Refused."""
+        numbers = {leftover.job for leftover in rows if leftover.job}
+        return judged(rows, _ask(partial(jobs_on, row.slurm_name, numbers)))
 
     def _end_leftovers(self) -> None:
         """End the processes of jobs that are over, as Slurm says now."""
         chosen = {}
         for name, row in self.rows.items():
-            ends = [found for found in row.leftovers if found.can_end]
-            if ends and name not in self.gaps:
-                # A job can have been requeued since.
-                numbers = {found.job for found in ends}
-                jobs = _ask(partial(leftovers.jobs_on, row.slurm_name, numbers))
-                still = leftovers.judged(ends, jobs)
-                chosen[name] = tuple((e.pid, e.start_s) for e in still if e.can_end)
+            # Again, because a job can have been requeued since.
+            if name not in self.gaps and any(leftover.can_end for leftover in row.leftovers):
+                holding = self._judged(row, row.leftovers)
+                chosen[name] = tuple((row.pid, row.start_s) for row in holding if row.can_end)
         count = sum(map(len, chosen.values()))
         if count:
             word = counted(count, "process", "processes")
@@ -275,20 +278,20 @@ class _Run:
             for name in names:
                 reasons = document.no_go.get(name, ())
                 if name not in document.go and name not in self.gaps:
-                    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-                    why = f"{reasons[0]}{more}" if reasons else "ready did not judge it"
+                    suffix = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+                    obstacle = f"{reasons[0]}{suffix}" if reasons else "ready did not judge it"
                     must_reboot = _must_reboot(results.get(name, ()))
-                    self.rows[name] = self.rows[name].stays(why, must_reboot=must_reboot)
+                    self.rows[name] = self.rows[name].stays(obstacle, must_reboot=must_reboot)
 
     def _return(self, name: str, node: SlurmNode) -> None:
         """End the drain of a node, if nobody has changed it since."""
         row = self.rows[name]
         try:
-            why = undrain(node.name, node, time.monotonic() + _SLURM_S)
+            change = undrain(node.name, node, time.monotonic() + _SLURM_S)
         except DrainError as error:
-            self.rows[name] = replace(row, outcome=REFUSED, why=str(error))
+            self.rows[name] = replace(row, outcome=REFUSED, obstacle=str(error))
         else:
-            self.rows[name] = row.stays(why) if why else replace(row, outcome=RETURNED)
+            self.rows[name] = row.stays(change) if change else replace(row, outcome=RETURNED)
 
 
 def _must_reboot(results: Iterable[Result]) -> bool:

@@ -23,7 +23,7 @@ from nodeready.core.text import counted, sanitise
 from nodeready.subjects.registry import select
 
 #: The beginnings of states in which Slurm has more against the node than the drain.
-_OTHER_STATES = ("DOWN", "FAIL", "FUTURE", "NOT_RESPONDING", "POWER", "REBOOT", "UNKNOWN")
+_FURTHER_STATES = ("DOWN", "FAIL", "FUTURE", "NOT_RESPONDING", "POWER", "REBOOT", "UNKNOWN")
 
 
 def stay_reason(node: SlurmNode, listed: Collection[str], slurm_user: str) -> str:
@@ -34,9 +34,9 @@ def stay_reason(node: SlurmNode, listed: Collection[str], slurm_user: str) -> st
     """
     if not node.is_drained:
         return "it is not drained"
-    others = [state for state in node.states if state.startswith(_OTHER_STATES)]
-    if others:
-        return f"Slurm also says {', '.join(others)}"
+    states = [state for state in node.states if state.startswith(_FURTHER_STATES)]
+    if states:
+        return f"Slurm also says {', '.join(states)}"
     if node.is_pending:
         return "its health check is draining it"
     if not node.is_ours and node.reason not in listed:
@@ -66,7 +66,7 @@ def leftover_text(row: Leftover) -> str:
         "with a GPU" if row.has_gpu else "",
         f"of {row.size_bytes / 1e6:.1f} MB" if row.size_bytes else "",
     )
-    return f"{' '.join(filter(None, details))}: {row.what}"
+    return f"{' '.join(filter(None, details))}: {row.text}"
 
 
 def undrain(name: str, before: SlurmNode, deadline: float) -> str:
@@ -116,11 +116,11 @@ def _own_problem(policy: Policy, name: str, deadline: float) -> str:
     from nodeready.agent.gate import here
 
     answer = leftovers.find(min(deadline, time.monotonic() + _FIND_S))
-    numbers = {row.job for row in answer.found if row.job}
-    holding = leftovers.judged(answer.found, leftovers.jobs_on(name, numbers, deadline))
+    numbers = {row.job for row in answer.leftovers if row.job}
+    holding = leftovers.judged(answer.leftovers, leftovers.jobs_on(name, numbers, deadline))
     if holding or answer.error:
-        more = f" (and {len(holding) - 1} more)" if len(holding) > 1 else ""
-        return f"{leftover_text(holding[0])}{more}" if holding else answer.error
+        suffix = f" (and {len(holding) - 1} more)" if len(holding) > 1 else ""
+        return f"{leftover_text(holding[0])}{suffix}" if holding else answer.error
     budget_s = min(_READY_S, int(deadline - time.monotonic() - _SLURM_S))
     if budget_s < 1:
         return "no time left for the proofs"

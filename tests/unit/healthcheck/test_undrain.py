@@ -29,7 +29,7 @@ from tests.unit.commands import AWAY, program
 from tests.unit.healthcheck.test_drain import shown
 
 STUCK = {"job": "17", "in_cgroup": True, "state": "D", "wait_channel": "nv_wait"}
-ADA = {"kind": "process", "what": "python train.py", "uid": 2000, "user": "ada", "pid": 40}
+ADA = {"kind": "process", "text": "python train.py", "uid": 2000, "user": "ada", "pid": 40}
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/undrain_drains.toml"))
@@ -63,7 +63,7 @@ def test_mounts_of_users_and_those_with_numbers_are_found_without_using_them():
         "nonsense",
     )
     found = [
-        (row.what.split()[0], row.uid, row.numbers)
+        (row.text.split()[0], row.uid, row.numbers)
         for row in leftovers.find_mounts("\n".join(rows))
     ]
     assert found == [
