@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, TypeVar
 from nodeready.agent.asking import Conversation, new_nonce, no_answer, request
 from nodeready.agent.gate import drain
 from nodeready.agent.gate.drain import DrainError, SlurmNode
-from nodeready.agent.gate.undrain import slurm_user, stay_reason, undrain
+from nodeready.agent.gate.undrain import slurm_authors, stay_reason, undrain
 from nodeready.agent.leftovers import (
     Leftover,
     LeftoversConfig,
@@ -178,9 +178,9 @@ class _Run:
 
     def document(self, started: str, drained: Mapping[str, SlurmNode]) -> Undrain:
         """Judge these nodes. Raises Refused."""
-        user = _ask(slurm_user) if drained else ""
+        authors = _ask(slurm_authors) if drained else ()
         for name, node in drained.items():
-            obstacle = stay_reason(node, self.nodes.policies[name].undrain_reasons, user)
+            obstacle = stay_reason(node, self.nodes.policies[name].undrain_reasons, authors)
             row = DrainedNode(name, node.name, node.reason, node.since, node.author)
             self.rows[name] = replace(row.stays(obstacle), is_listed=False) if obstacle else row
         with self.nodes.transport:

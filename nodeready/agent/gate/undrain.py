@@ -26,11 +26,11 @@ from nodeready.subjects.registry import select
 _FURTHER_STATES = ("DOWN", "FAIL", "FUTURE", "NOT_RESPONDING", "POWER", "REBOOT", "UNKNOWN")
 
 
-def stay_reason(node: SlurmNode, listed: Collection[str], slurm_user: str) -> str:
+def stay_reason(node: SlurmNode, listed: Collection[str], authors: Collection[str]) -> str:
     """Why the node's drain is not ended, whatever the node proves; "": it may be.
 
-    listed:     the policy's undrain_reasons
-    slurm_user: the user that slurmctld runs as
+    listed:  the policy's undrain_reasons
+    authors: the names of root and of SlurmUser
     """
     if not node.is_drained:
         return "it is not drained"
@@ -41,16 +41,17 @@ def stay_reason(node: SlurmNode, listed: Collection[str], slurm_user: str) -> st
         return "its health check is draining it"
     if not node.is_ours and node.reason not in listed:
         return "undrain_reasons does not list its reason"
-    if node.author not in ("root", slurm_user):
+    if node.author not in authors:
         return f"{sanitise(node.author, 40) or 'an unknown user'} wrote its reason"
     return ""
 
 
-def slurm_user(deadline: float) -> str:
-    """The user that slurmctld runs as. Raises DrainError."""
+def slurm_authors(deadline: float) -> tuple[str, ...]:
+    """The names, and the number, by which Slurm itself signs a reason. Raises DrainError."""
     text = drain.ask_slurm(["scontrol", "show", "config"], deadline)
-    match = re.search(r"^SlurmUser +=\s*([^\s(]+)", text, re.M)
-    return match[1] if match else "root"
+    # SlurmUser = slurm(64030)
+    match = re.search(r"^SlurmUser +=\s*(\S+)\((\d+)\)", text, re.M)
+    return ("root", *(match.groups() if match else ()))
 
 
 def leftover_text(row: Leftover) -> str:
@@ -97,7 +98,9 @@ def undrain_own(policy: Policy, deadline: float) -> str:
     try:
         name = drain.name_of(os.environ, os.uname().nodename)
         node = drain.parse(drain.ask_slurm(["scontrol", "show", "node", name], deadline))
-        if not node.is_drained or stay_reason(node, policy.undrain_reasons, slurm_user(deadline)):
+        if not node.is_drained or stay_reason(
+            node, policy.undrain_reasons, slurm_authors(deadline)
+        ):
             return ""
         problem = _own_problem(policy, name, deadline) or undrain(name, node, deadline)
         if not problem:

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from nodeready.agent import leftovers
-from nodeready.agent.gate import drain, undrain
+from nodeready.agent.gate import drain, here, undrain
 from nodeready.agent.gate.undrain import leftover_text, stay_reason
 from nodeready.agent.leftovers import Leftover, NodeLeftovers, SlurmJob, judged
 from nodeready.agent.stacks import processes
@@ -20,6 +21,7 @@ from nodeready.core import wire
 from nodeready.core.exit_codes import Refused
 from nodeready.core.outcome import UNREACHABLE, NodeGap
 from nodeready.core.policy import Policy
+from nodeready.core.result import Result
 from nodeready.runs import undrain as run_undrain
 from nodeready.runs.ready import command as ready
 from nodeready.runs.undrain import OUTCOMES, DrainedNode, Undrain, slurm_nodes
@@ -38,7 +40,7 @@ def test_only_a_drain_by_slurm_or_nodeready_is_ended(case):
     node = drain.parse(text.replace("[root@", f"[{case.get('author', 'root')}@"))
     if case["reason"]:
         assert node.author == case.get("author", "root")
-    assert stay_reason(node, Policy().undrain_reasons, "slurm") == case["says"]
+    assert stay_reason(node, Policy().undrain_reasons, ("root", "slurm")) == case["says"]
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/undrain_leftovers.toml"))
@@ -164,6 +166,32 @@ def test_a_node_of_slurm_is_found_by_its_name_host_name_or_address():
     nodes = {"n1": drain.parse(text), "n2": drain.parse(shown("IDLE").replace("=n1", "=n2"))}
     for name in ("n1", "N1.site", "host1", "host1.site", "10.0.0.1"):
         assert slurm_nodes([name, "n3", "10.0.0.2"], nodes) == {name: nodes["n1"]}
+
+
+HELD = "not undrained: process 40 of ada (job 17, FAILED)"
+UNPROVED = "not undrained: 1 check: host.shm: "
+
+
+@pytest.mark.parametrize(("reason", "rows", "statuses", "says"), [
+    ("Kill task failed", (), ("ok",), ""),
+    ("nodeready: x", (), ("ok",), ""),
+    ("disk swap", (), ("ok",), None),
+    ("Kill task failed", (STUCK,), ("ok",), HELD),
+    ("Kill task failed", (), ("ok", "unknown"), UNPROVED),
+])  # fmt: skip
+def test_the_gate_returns_its_own_node(slurm, monkeypatch, *, reason, rows, statuses, says):
+    """says: None: the drain is not the gate's business"""
+    calls = tools(slurm, one=shown("IDLE+DRAIN", reason))
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    monkeypatch.setattr(undrain.syslog, "syslog", lambda *words: None)
+    answer = NodeLeftovers(tuple(Leftover(**{**ADA, **row}) for row in rows), "")
+    monkeypatch.setattr(leftovers, "find", lambda deadline: answer)
+    results = [Result("host.shm", status, "", "x") for status in statuses]
+    audit = SimpleNamespace(nodes=[SimpleNamespace(results=results)])
+    monkeypatch.setattr(here, "ready", lambda *words: SimpleNamespace(audit=audit))
+    problem = undrain.undrain_own(Policy(), time.monotonic() + 60)
+    assert problem.startswith(says or "")
+    assert (bool(problem), "update" in calls.read_text()) == (bool(says), says == "")
 
 
 # --- The command.
