@@ -43,7 +43,8 @@ def test_the_output_of_scontrol_is_read_by_its_lines():
         (
             shown("IDLE+DRAIN", "a [b] c").replace("batch", "batch,long "),
             SlurmNode(
-                *(("IDLE", "DRAIN"), "a [b] c", "2026-11-21T01:00:00", "n1", ("batch", "long"))
+                *(("IDLE", "DRAIN"), "a [b] c", "2026-11-21T01:00:00", "n1", ("batch", "long")),
+                author="root",
             ),
         ),
         (
@@ -53,7 +54,7 @@ def test_the_output_of_scontrol_is_read_by_its_lines():
         ("   State=DOWN\n   Reason=no time\n", SlurmNode(("DOWN",), "no time")),
         (
             "   State=IDLE\n   Reason=x [u@t]\n   Comment=Reason=y [u@t]\n",
-            SlurmNode(("IDLE",), "x", "t"),
+            SlurmNode(("IDLE",), "x", "t", author="u"),
         ),
     ):
         assert parse(text) == node
