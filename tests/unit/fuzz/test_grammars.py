@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready.agent import failure_events, log_variables, proc
+from nodeready.agent import failure_events, leftovers, log_variables, proc
 from nodeready.agent.cores import core_pattern
 from nodeready.agent.gate import drain, gate, here
 from nodeready.agent.local import LineChannel
@@ -237,7 +237,7 @@ PARSERS: dict[str, Any] = {
     "a core_pattern": (lambda text: core_pattern.CorePlace(text[:4096]).shown,),
     "what Slurm knows of a node": (drain.parse_all, drain.DrainError),
     "a verdict that was kept": (lambda text: gate.parse(raw(text)),),
-    "mountinfo": (proc.parse_mounts,),
+    "mountinfo": (lambda text: (proc.parse_mounts(text), [*leftovers.find_mounts(text)]),),
     "rules of a packet filter": (lambda text: ports.parse_firewall(Output(text, 0), POLICY),),
     "modes of files": (lambda text: parse_access({ACCESS.name: Output(text, 0)}), ProbeError),
     "known_hosts": (known, ValueError),
