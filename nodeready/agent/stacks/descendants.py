@@ -265,9 +265,10 @@ _MIN_CPU_S, _MIN_CPU_SHARE, _TRANSFER_S = 0.03, 0.05, 0.2
 #: Minimum bytes that a rank at work writes: a line of a log counts as a page of 4 KB (proc(5),
 #: write_bytes), and there are some logs.
 _MIN_WRITTEN_BYTES = 100_000
-#: Minimum bytes that a rank at work reads, and of each call: a loop that polls a file or /proc
-#: reads few bytes at a time.
-_MIN_READ_BYTES, _MIN_BYTES_PER_READ = 1_000_000, 4096
+#: Minimum bytes that a rank at work reads or writes, and of each call: a loop that polls a file or
+#: /proc reads few bytes at a time, a log gets a line. Pages that are in memory already, as of a
+#: checkpoint in /dev/shm, are no bytes written to files.
+_MIN_TRANSFERRED, _MIN_BYTES_PER_CALL = 1_000_000, 4096
 #: Maximum descendants of one rank that are probed.
 MAX_DESCENDANTS = 64
 
@@ -356,16 +357,17 @@ def set_work(
     target: StackTarget, call: waits.WaitCall | None, seconds: float, deadline: float
 ) -> None:
     """Set `work`, by the files that a target has written, as of a checkpoint, or the data that it
-    has read; or by a descendant that has used CPU time: a compiler, or one for which the main
-    thread waits and which reads or writes, as no endless loop does.
+    has read or written; or by a descendant that has used CPU time: a compiler, or one for which
+    the main thread waits and which reads or writes, as no endless loop does.
     call: of the main thread. seconds: since the first scan
     """
     looks = [facts.io for facts in (*target.facts[:1], *target.facts[-1:])]
-    for written, data, reads in (map(int.__sub__, looks[1], looks[0]) for _ in looks[1:]):
-        if written >= _MIN_WRITTEN_BYTES:
-            target.work = f"it wrote {written / 1e6:.1f} MB of files in {seconds:.0f} s"
-        elif data >= max(_MIN_READ_BYTES, _MIN_BYTES_PER_READ * reads):
-            target.work = f"it read {data / 1e6:.1f} MB in {seconds:.0f} s"
+    for files, *transfers in (map(int.__sub__, looks[1], looks[0]) for _ in looks[1:]):
+        if files >= _MIN_WRITTEN_BYTES:
+            target.work = f"it wrote {files / 1e6:.1f} MB of files in {seconds:.0f} s"
+        for verb, data, calls in (("read", *transfers[:2]), ("wrote", *transfers[2:])):
+            if not target.work and data >= max(_MIN_TRANSFERRED, _MIN_BYTES_PER_CALL * calls):
+                target.work = f"it {verb} {data / 1e6:.1f} MB in {seconds:.0f} s"
     if target.work:
         return
     parents = {child.pid: child.rank.process.parent for child in target.descendants}

@@ -153,8 +153,8 @@ class Facts:
     # its main thread has left the program; the kernel frees its memory and files
     exiting: bool = False
     # bytes written to files by all its threads; bytes and calls of read(2) and the like of its
-    # main thread; 0: not readable, as `calls`
-    io: tuple[int, ...] = (0, 0, 0)
+    # main thread, then those of write(2); 0: not readable, as `calls`
+    io: tuple[int, ...] = (0, 0, 0, 0, 0)
 
 
 def stat(text: str) -> Stat | None:
@@ -240,6 +240,10 @@ def read_and_written(io: str, *names: str) -> int | None:
     return sum(map(int, counters)) if counters else None
 
 
+#: Counters of /proc/PID/io: bytes and calls of reads, and of writes.
+_TRANSFERS = ("rchar", "syscr", "wchar", "syscw")
+
+
 def facts(
     stat_text: str,
     status: str,
@@ -278,7 +282,7 @@ def facts(
         parsed.exiting,
         (
             read_and_written(io, "write_bytes") or 0,
-            *(read_and_written(task_io, name) or 0 for name in ("rchar", "syscr")),
+            *(read_and_written(task_io, name) or 0 for name in _TRANSFERS),
         ),
     )
 

@@ -174,6 +174,7 @@ class StackReading(NamedTuple):
     """What the frames of one stack mean."""
 
     for_ranks: bool  # it ends at a known place that waits for other ranks
+    starts: bool  # that place is a rendezvous, which polls a store
     # the lines of the user's calls: a rank that stands still at another line waits in another call
     site: tuple[int, ...]
     polls: int  # number of its frames that lead to a polling call; 0: none does
@@ -192,6 +193,7 @@ def _read_stack(frames: tuple[Frame, ...]) -> StackReading:
     for_ranks = hint is not None and hint.activity in hints.FOR_RANKS
     return StackReading(
         for_ranks,
+        hint is not None and hint.activity == "start",
         hints.call_site(frames),
         hints.polls(frames),
         hints.delegates(frames),
@@ -403,6 +405,8 @@ def classify(
             sleeps = _SLEEPS in process.wait_channel
             worked = used if cpu_range is None else cpu_range
             verdict = _verdict(worked, wakeups, sleeps, seconds, _range(process.calls))
+            if verdict == "progressing" and table.reading(mains[-1]).starts:
+                verdict = "unsure"
             holder = _holder(process, stacks) if verdict == "unsure" else None
             waits_for_lock = mains[0] == stack and wakeups and wakeups >= _LOCK_WAKEUPS * seconds
             if holder is not None and waits_for_lock:

@@ -148,6 +148,9 @@ def test_whether_a_descendant_works(command, awaited, works):
     # A loop that polls a small file reads as much, in many calls.
     (["rchar: 5\nsyscr: 1", "rchar: 40000005\nsyscr: 900000"], ""),
     (["rchar: 5\nsyscr: 1", "rchar: 65005\nsyscr: 2"], ""),
+    # A checkpoint in /dev/shm, and a log to which much is written.
+    (["wchar: 7\nsyscw: 1", "wchar: 20000007\nsyscw: 80"], "it wrote 20.0 MB in 2 s"),
+    (["wchar: 7\nsyscw: 1", "wchar: 2000007\nsyscw: 20001"], ""),
     (["", ""], ""),
 ])  # fmt: skip
 def test_who_writes_or_reads_files_works(io, work):

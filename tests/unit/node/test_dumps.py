@@ -184,7 +184,7 @@ def test_the_facts_of_a_process():
     stack = ("futex_wait_queue", "do_futex")
     assert seen == Facts(
         *("S", "futex_wait_queue", stack, 2.0, 27705.5, 37, 12, 1000),
-        **{"main_cpu_s": 1.5, "switches": 163, "calls": 9, "io": (0, 9000, 7)},
+        **{"main_cpu_s": 1.5, "switches": 163, "calls": 9, "io": (0, 9000, 7, 800, 2)},
     )
     assert (stat(STAT).name, stat(STAT).parent) == ("a) R (b)", 10)
 
