@@ -37,6 +37,8 @@ _ACTIVE_VERDICTS = ("unsure", "spinning", "progressing")
 _BLAMING_KINDS = ("late", "gone", "storage", "loader")
 #: Sentences about jobs that may move, and about ranks that wait for no rank, or elsewhere.
 _LOOK_LONGER = "look again, longer (--interval)"
+#: Between two samples a long iteration and an endless one look alike.
+_MOVES = "{who} moves at {at}, {waits}: slow, or in a loop: " + _LOOK_LONGER
 _STANDS = "{who}: {action}; {waits}: {advice}"
 _ELSEWHERE = "{who} {waits|wait} in {elsewhere}, {count} in {call}: they must agree"
 #: Witnesses that would help.
@@ -258,7 +260,12 @@ def stands(job: HungJob) -> HangFinding | None:
     cause = causes.cause_of(job.groups[job.suspects[0]])
     words = {"who": job.name(job.suspects), "action": cause.action, "advice": cause.advice}
     words["waits"] = f"{job.waits}{job.slow(job.suspects[0])}"
-    return HangFinding(words, job.suspects_of(job.suspects), kind=cause.kind, leads=leads)
+    first, suspects = job.groups[job.suspects[0]], job.suspects_of(job.suspects)
+    if first.verdict == "progressing" and first.activity == "child":
+        # It gets results of its children, which may be many.
+        words["at"] = causes.position(first)
+        return HangFinding(words, suspects, sentence=_MOVES)
+    return HangFinding(words, suspects, kind=cause.kind, leads=leads)
 
 
 def nobody_waits(job: HungJob, indexes: Sequence[int]) -> HangFinding:
@@ -330,8 +337,7 @@ def unclear_part(job: HungJob) -> HangFinding | None:
     words = {"who": job.name(unknown[:1]), "place": place, "at": position}
     sentence = ""
     if job.victims and (is_moving or (first.verdict in _ACTIVE_VERDICTS and not still)):
-        # Between two samples a long iteration and an endless one look alike.
-        sentence = "{who} moves at {at}, {waits}: slow, or in a loop: " + _LOOK_LONGER
+        sentence = _MOVES
     is_named = job.victims and 2 * job.size(unknown) <= job.total and (still or is_moving)
     return HangFinding(words, job.suspects_of(unknown if is_named else ()), sentence=sentence)
 
