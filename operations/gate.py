@@ -18,7 +18,7 @@ from nodeready.subjects.snapshot import Snapshot
 #: Seconds for a change that carries the bundle over a slow connection.
 _TIMEOUT_S = 120
 #: The settings in the scripts and in the timer's files.
-_SCRIPTS = ("gate_interval_s", "gate_budget_s")
+_SCRIPTS = ("gate_interval_s", "gate_budget_s", "gate_undrain")
 _RELOAD = actions.RunCommand(("systemctl", "daemon-reload"))
 
 
