@@ -31,6 +31,7 @@ from nodeready.fleet.transport.srun import StepOutput
 from nodeready.runs import cores
 from nodeready.runs import tail as logs
 from nodeready.runs.audit.learned import read_settings
+from nodeready.runs.deploy import undo
 from nodeready.runs.memory import diff
 from nodeready.runs.memory.history import parse_drains, parse_jobs
 from nodeready.runs.postmortem import kernel_files, slurm_records
@@ -211,6 +212,7 @@ PARSERS: dict[str, Any] = {
     "a watchdog's lines": (lambda text: watchdog.reports(text.splitlines()),),
     "NCCL's lines": (lambda text: nccl_log.read_log(text.splitlines()),),
     "the jobs of a node": (parse_jobs,),
+    "what an undo takes back": (undo.parse,),
     "the drains of nodes": (parse_drains,),
     "a file of learn": (read_settings, ValueError),
     "an audit's file": (read_audit, diff.DocumentError),
@@ -264,6 +266,10 @@ TEXTS: dict[str, Any] = {
         for comma in (True, False)
     ),
     "py-spy's text": tuple(path.read_text() for path in sorted(_DUMPS.iterdir())),
+    "what an undo takes back": (
+        "ptrace.files remove /etc/sysctl.d/x.conf\nptrace.files diff -kernel.yama = 0\n"
+        "limits.files changed /etc/a b\nlimits.files failed /x: Read-only file system\n",
+    ),
     "a record of Slurm": (
         "JobID|State|ExitCode|NodeList\n77|FAILED|1:0|gpu[1-2]\n77.0|FAILED|1:0|gpu1\n",
         "Job ID: 77\nCluster: c\nUser/Group: u/u\nState: FAILED (exit code 1)\nNodes: 2\n",
@@ -376,6 +382,7 @@ ELSEWHERE = {
     "fleet/transport/ssh_config.py:expand fleet/transport/ssh_config.py:parse_jump_host "
     "core/text.py:parse_span knowledge/__init__.py:read runs/values.py:read_directory "
     "runs/values.py:read_gpus runs/values.py:read_ports runs/values.py:read_prefix "
+    "runs/values.py:read_batch "
     "runs/values.py:read_python runs/postmortem/command.py:_read_directory",
     "values that were decoded": "runs/ready/reach.py:_answers",
     "test_postmortem_files.py": "agent/log_bytes.py:_unpack_by",
