@@ -163,7 +163,7 @@ function read_line(  text, inside, key, size) {{
     }} else if (text ~ /{hardware_log.WORDS}/) {{
         # The numbers in names of disks, ports and processors stay.
         key = text
-        gsub(/0x[0-9a-fA-F]+|(scmd|sc)[(=][0-9a-f]+/, "#", key)
+        gsub(/0x[0-9a-fA-F]+|(scmd|sc)[(=][0-9a-f]+|OST[0-9a-f]+/, "#", key)
         gsub(/[] (:=,.#-][0-9]+/, "#", key)
         key = "hardware " named(text) key
         if (!(key in count) && hardware++ >= 100) more++
