@@ -38,7 +38,7 @@ _STAMP = (
 )
 
 # The text after the name of a process at the beginning of a line.
-_NAMED = r"\[[0-9]+\]:? | \([0-9]+\)|: page allocation failure| invoked oom-killer|: vmalloc "
+_NAMED = r"\[[0-9]+\]:? | \([0-9]+\)[: ]|: page allocation failure| invoked oom-killer|: vmalloc "
 
 # A user can forge a message in three ways:
 #
