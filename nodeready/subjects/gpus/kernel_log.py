@@ -166,7 +166,7 @@ function read_line(  text, inside, key, size) {{
         gsub(/0x[0-9a-fA-F]+|(scmd|sc)[(=][0-9a-f]+|OST[0-9a-f]+/, "#", key)
         gsub(/[] (:=,.#-][0-9]+/, "#", key)
         key = "hardware " named(text) key
-        if (!(key in count) && hardware++ >= 100) more++
+        if (!(key in count) && hardware++ >= 150) more++
         else keep(key, text)
     }}
 }}
