@@ -161,7 +161,8 @@ function read_line(  text, inside, key, size) {{
         gsub(/[0-9]+/, "#", key)
         keep(named(text) key, text)
     }} else if (text ~ /{hardware_log.WORDS}/) {{
-        # The numbers in names of disks, ports and processors stay.
+        # The numbers in names of disks, ports and processors stay. The hundreds of servers of
+        # objects (OST) of a Lustre are one kind.
         key = text
         gsub(/0x[0-9a-fA-F]+|(scmd|sc)[(=][0-9a-f]+|OST[0-9a-f]+/, "#", key)
         gsub(/[] (:=,.#-][0-9]+/, "#", key)
