@@ -362,10 +362,11 @@ def set_work(
     call: of the main thread. seconds: since the first scan
     """
     looks = [facts.io for facts in (*target.facts[:1], *target.facts[-1:])]
-    for files, *transfers in (map(int.__sub__, looks[1], looks[0]) for _ in looks[1:]):
+    for changes in (map(int.__sub__, looks[1], looks[0]) for _ in looks[1:]):
+        files, read, reads, written, writes = changes
         if files >= _MIN_WRITTEN_BYTES:
             target.work = f"it wrote {files / 1e6:.1f} MB of files in {seconds:.0f} s"
-        for verb, data, calls in (("read", *transfers[:2]), ("wrote", *transfers[2:])):
+        for verb, data, calls in (("read", read, reads), ("wrote", written, writes)):
             if not target.work and data >= max(_MIN_TRANSFERRED, _MIN_BYTES_PER_CALL * calls):
                 target.work = f"it {verb} {data / 1e6:.1f} MB in {seconds:.0f} s"
     if target.work:
