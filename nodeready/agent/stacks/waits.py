@@ -386,23 +386,45 @@ def received_ages() -> dict[tuple[str, str], float]:
     data came by it.
     """
     ages: dict[tuple[str, str], float] = {}
+    for message, width, info in _tcp_infos():
+        own_port, peer_port = struct.unpack_from(">HH", message, 4)
+        ends = message[8 : 8 + width], message[24 : 24 + width]
+        pair = _end(ends[0], own_port), _end(ends[1], peer_port)
+        # tcpi_last_data_recv, in milliseconds
+        ages[pair] = struct.unpack_from("=I", info, 52)[0] / 1000
+    return ages
+
+
+def sent_data() -> dict[str, tuple[int, float]]:
+    """Inode of each TCP connection of this network namespace -> the bytes that its peer has
+    acknowledged, and the seconds in which it had data that the network had not delivered. The
+    time in which the peer had no room for data is left out.
+    """
+    sent: dict[str, tuple[int, float]] = {}
+    for message, _, info in _tcp_infos():
+        # tcpi_bytes_acked; tcpi_busy_time and tcpi_rwnd_limited, in microseconds
+        if len(info) >= 184:
+            (acked,) = struct.unpack_from("=Q", info, 120)
+            busy, no_room = struct.unpack_from("=QQ", info, 168)
+            inode = str(struct.unpack_from("=I", message, 68)[0])
+            sent[inode] = acked, max(0, busy - no_room) / 1e6
+    return sent
+
+
+def _tcp_infos() -> Iterator[tuple[bytes, int, bytes]]:
+    """The row of each TCP connection (inet_diag_msg), the bytes of an address in it, and its
+    struct tcp_info (linux/tcp.h), 56 bytes at least.
+    """
     for family, width in ((socket.AF_INET, 4), (socket.AF_INET6, 16)):
         # The bit of an attribute in a request is one less than its number.
         head = family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, 1 << _ESTABLISHED
         for message in _socket_rows(struct.pack("=BBBBI48x", *head)):
-            own_port, peer_port = struct.unpack_from(">HH", message, 4)
-            pair = (
-                _end(message[8 : 8 + width], own_port),
-                _end(message[24 : 24 + width], peer_port),
-            )
             place = 72
             while place + 4 <= len(message):
                 length, kind = struct.unpack_from("=HH", message, place)
                 if kind == _INFO and length >= 60:
-                    # tcpi_last_data_recv of struct tcp_info, in milliseconds (linux/tcp.h)
-                    ages[pair] = struct.unpack_from("=I", message, place + 4 + 52)[0] / 1000
+                    yield message, width, message[place + 4 : place + length]
                 place += max(4, length + -length % 4)
-    return ages
 
 
 def _socket_rows(request: bytes) -> Iterator[bytes]:

@@ -504,6 +504,13 @@ def _mains(
     return mains, thread
 
 
+def main_stack(process: TracedProcess, stacks: Sequence[int], table: StackNumbers) -> int | None:
+    """The number of a main thread's last stack, with that of the thread that it waits for; None:
+    no stack. stacks: as of `classify`
+    """
+    return (_mains(process, stacks, table)[0] or [None])[-1]
+
+
 def _awaited(
     main: StackReading, sample: StackSample, stacks: Sequence[int], table: StackNumbers,
     waits: Collection[str],

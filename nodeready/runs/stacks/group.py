@@ -21,7 +21,7 @@ from nodeready.agent.stacks.ranks import (
 from nodeready.core.outcome import INCOMPLETE, Gap, node_gaps
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory.nodeset import natural
-from nodeready.runs.stacks import advise, evidence, hints, verdict, witness_reader
+from nodeready.runs.stacks import advise, evidence, hints, slow, verdict, witness_reader
 from nodeready.runs.stacks import classify as links
 from nodeready.runs.stacks.causes import call_of
 from nodeready.runs.stacks.classify import (
@@ -297,6 +297,7 @@ class TraceCollector:
         self._texts: dict[str, str] = {}
         self.evidence = evidence.Evidence()
         self.links = links.Links()
+        self.paces = slow.PaceReader()
 
     def read(self, trace: Trace) -> None:
         node, interval = trace.node, trace.interval_s
@@ -310,6 +311,7 @@ class TraceCollector:
         elif trace.instead:
             self.instead[node] = trace.instead
         numbers = self.stacks.numbers(trace)
+        self.paces.read(trace, numbers, self.stacks)
         # Each trace brings new string objects, and most of them are equal.
         shared = self._texts.setdefault
         for process in trace.processes:
@@ -937,6 +939,12 @@ def _grouped(
     ]
     ranks.sort(key=lambda rank: (rank.rank is None, rank.rank or 0, order[rank.node], rank.pid))
     times = [text for text in reader.started if text]
+    paces: list[slow.Pace] = []
+    if reader.paces.nodes:
+        numbers = {(rank.node, rank.pid): rank.rank for rank in ranks if rank.rank is not None}
+        paces = reader.paces.paces(numbers, reader.links.owner)
+        rows = [(name.name, row) for name in report.witnesses for row in name.statements]
+        decided = decided._replace(verdict=slow.judge(paces, reader.paces.nodes, rows))
     stacks = Stacks(
         started or min(times, default=""),
         finished or max(times, default=""),
@@ -958,6 +966,7 @@ def _grouped(
         decided.verdict if ranks else None,
         report.witnesses,
         job.threads.odd_threads() if ranks else (),
+        slow.pace_rows(paces),
     )
     return advise.with_advice(
         stacks,

@@ -1,0 +1,449 @@
+"""The rank that its peers wait for in a job that makes steps: how often each rank waits. Pure.
+
+In a job with one rank f times slower than its peers, the peers wait (f - 1) / f of the time longer
+than that rank. So the parts of the time are compared, and no clocks of different nodes. A rank
+must wait less than its peers in nearly every twelfth of the time and in each third: passing
+slowness, and steps of random lengths, name nobody.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median, stdev
+from typing import NamedTuple
+
+from nodeready.agent.stacks.glances import RUNS, UNREADABLE, NodeGlances, RankGlances
+from nodeready.core import wire
+from nodeready.core.text import counted
+from nodeready.runs.stacks import causes, classify, hints
+from nodeready.runs.stacks.document import Group, RankPace, Statement, Suspect, Verdict, say
+from nodeready.runs.stacks.evidence import ranks_of
+from nodeready.runs.stacks.trace import Trace, TracedProcess
+
+#: The time is divided into so many blocks.
+_BLOCKS, _THIRD = 12, 4
+#: Minimum part of the time that the peers of a slow rank wait longer than it, and minimum factor
+#: of its work: 1.2 times leaves 0.17 and less, because data also has to be moved.
+_MIN_LAG, _MIN_FACTOR = 0.08, 1.1
+#: Minimum of the mean over its standard error in the blocks: Student's t of 11 degrees of freedom
+#: is above 4 once in 1,000.
+_MIN_T = 4.0
+#: Minimum steps, by the peers' waits: the slowest of 8 by chance in 5 of 5 steps is one of 4,096.
+_MIN_STEPS = 5
+#: Minimum glances; without them the stacks themselves are counted.
+_MIN_GLANCES = 100
+#: Minimum parts of the time in which a rank's connections had undelivered data, in which it was
+#: throttled, in which it had no CPU, and times those of its peers.
+_MIN_SENDING, _MIN_THROTTLED, _MIN_QUEUED, _TIMES = 0.1, 0.05, 0.1, 2.0
+#: Minimum faults a second; minimum parts of steal, of stalls, and of clocks below other nodes'.
+_MIN_FAULTS, _MIN_STEAL, _MIN_STALL, _MIN_CLOCK = 20, 0.05, 0.1, 0.1
+#: Minimum part of the waits in the GPU's calls from which stacks cannot tell ranks apart.
+_ASYNCHRONOUS = 0.5
+#: Calls in which a library may wait for other ranks.
+_WAITS = ("futex", "poll", "epoll", "select", "recv", "io_getevents")
+_DIGITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What was seen of one rank."""
+
+    rank: int
+    node: str
+    role: str  # ranks of one program are compared
+    waits: tuple[float, ...]  # by block: the part of the time in which it waits for ranks
+    steps: int  # how often it began to wait
+    looks: int  # stacks
+    waiting_looks: int
+    gpu_looks: int = 0  # of these, waits for its GPU
+    in_pipeline: bool = False
+    # what it does where it waits for no rank, the most frequent first, with the number of looks
+    work: tuple[tuple[str, int], ...] = ()
+    # calls in which it waits for no rank, the longest first, with their part of the time
+    calls: tuple[tuple[str, float], ...] = ()
+    glances: RankGlances | None = None
+
+    @property
+    def share(self) -> float:
+        """The part of the time in which it waits."""
+        return fmean(self.waits)
+
+    def part(self, name: str) -> float:
+        """A counter in seconds as a part of the time."""
+        glances = self.glances
+        return float(getattr(glances, name)) / glances.seconds if glances else 0.0
+
+
+# --- What the traces tell about each rank.
+
+
+class _Look(NamedTuple):
+    """One stack of a rank."""
+
+    place: str  # of the glances before and after it; "": the rank moved
+    waits: bool
+    activity: str
+    work: str  # "": it waits
+    in_pipeline: bool
+
+
+class PaceReader:
+    """Reads the glances and stacks of each trace, and keeps what tells how often a rank waits."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, int], tuple[str, RankGlances, list[_Look]]] = {}
+        self.nodes: dict[str, NodeGlances] = {}
+
+    def read(self, trace: Trace, numbers: Sequence[int], table: classify.StackNumbers) -> None:
+        """Keep the ranks of one trace; invalid glances are no glances."""
+        try:
+            if "glances" in trace.witnesses:
+                self.nodes[trace.node] = wire.decode(NodeGlances, trace.witnesses["glances"])
+            for process in trace.processes:
+                if "glances" in process.witnesses:
+                    glances = wire.decode(RankGlances, process.witnesses["glances"])
+                    looks = list(_looks(process, glances, numbers, table))
+                    role = _DIGITS.sub("N", process.command)
+                    self._rows[trace.node, process.pid] = role, glances, looks
+        except wire.DecodeError:
+            return
+
+    def paces(
+        self, ranks: Mapping[tuple[str, int], int], owner: Callable[[str, str], object]
+    ) -> list[Pace]:
+        """The ranks of a job. ranks: node and pid -> rank. owner: see `classify.Links.owner`"""
+        return [
+            _pace(ranks[key], key[0], *row, lambda end, node=key[0]: owner(node, end) in ranks)
+            for key, row in self._rows.items()
+            if key in ranks
+        ]
+
+
+def _looks(
+    process: TracedProcess, glances: RankGlances, numbers: Sequence[int],
+    table: classify.StackNumbers,
+) -> Iterable[_Look]:  # fmt: skip
+    for sample, place in zip(process.samples, glances.stack_places, strict=False):
+        stack = classify.main_stack(replace(process, samples=(sample,)), numbers, table)
+        if stack is not None:
+            frames = table.calls(stack)
+            hint = hints.find(frames)
+            waits, activity = table.reading(stack).for_ranks, hint.activity if hint else ""
+            # The sentence of a group that works there.
+            group = Group(
+                "stack", None, (0,), (), frames,
+                user_frame=hints.user_frame(frames), activity=activity,
+            )  # fmt: skip
+            work = causes.cause_of(group).action
+            yield _Look(place, waits, activity, work, hints.in_pipeline(frames))
+
+
+def _pace(
+    rank: int, node: str, role: str, glances: RankGlances, looks: Sequence[_Look],
+    is_rank: Callable[[str], bool],
+) -> Pace:  # fmt: skip
+    """The pace of one rank. is_rank: whether an end that it waits for is of a rank"""
+    votes: dict[str, list[bool]] = defaultdict(list)
+    for look in looks:
+        votes[look.place].append(look.waits)
+    # Python's own calls of sockets have no frame that tells what they wait for.
+    certain = {place for place, end in glances.ends if end and is_rank(end.removeprefix("may "))}
+    seen = [look.waits or look.place in certain for look in looks]
+    phrases = {RUNS: "computes", **dict(glances.phrases)}
+    # A place that no stack has met is a rare one: a rank that mostly waits works there.
+    rare = 1 - fmean(seen) if seen else 0.0
+    parts: dict[str, float] = {}
+    for place in {*glances.places} - {UNREADABLE}:
+        if place in certain:
+            parts[place] = 1.0
+        elif place in votes:
+            parts[place] = fmean(votes[place])
+        else:
+            parts[place] = rare if phrases.get(place, "").startswith(_WAITS) else 0.0
+    places = [place for place in glances.places if place != UNREADABLE]
+    series = [parts[place] for place in places]
+    if len(series) < _MIN_GLANCES:
+        series = [float(waits) for waits in seen] or [0.0]
+    mean, blocks = fmean(series), min(_BLOCKS, len(series))
+    cuts = [len(series) * at // blocks for at in range(blocks + 1)]
+    calls: Counter[str] = Counter()
+    for place in places:
+        calls[phrases.get(place, "")] += 1 - parts[place]
+    return Pace(
+        rank,
+        node,
+        role,
+        tuple(fmean(series[low:end]) for low, end in itertools.pairwise(cuts)),
+        sum(before <= mean < after for before, after in itertools.pairwise(series)),
+        len(looks),
+        sum(seen),
+        sum(look.waits and look.activity == "gpu" for look in looks),
+        any(look.in_pipeline for look in looks),
+        tuple(
+            Counter(
+                look.work for look, waits in zip(looks, seen, strict=True) if not waits
+            ).most_common()
+        ),
+        tuple((text, count / len(places)) for text, count in calls.most_common() if text),
+        glances,
+    )
+
+
+# --- The verdict.
+
+
+class _Lag(NamedTuple):
+    """How much longer the peers of a rank wait than it does."""
+
+    pace: Pace
+    peers: list[Pace]
+    blocks: list[float]
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.blocks)
+
+    @property
+    def factor(self) -> float:
+        """How many times as long as its peers it works."""
+        others = median(peer.share for peer in self.peers)
+        return (1 - self.pace.share) / max(0.01, 1 - others)
+
+    @property
+    def is_lasting(self) -> bool:
+        return _is_lasting(self.blocks)
+
+    @property
+    def is_large(self) -> bool:
+        return self.mean >= _MIN_LAG and self.factor >= _MIN_FACTOR
+
+
+def _is_lasting(blocks: Sequence[float]) -> bool:
+    """Whether the values are high in each third, and their mean is no chance."""
+    mean = fmean(blocks)
+    if len(blocks) < 3:
+        return False
+    size = len(blocks) // 3
+    thirds = (blocks[:size], blocks[size:-size], blocks[-size:])
+    if any(fmean(third) < mean / 2 for third in thirds):
+        return False
+    error = stdev(blocks) / len(blocks) ** 0.5
+    return mean > 0 and mean >= _MIN_T * error
+
+
+def _lags(paces: Sequence[Pace]) -> list[_Lag]:
+    """Each rank that has peers of its program; the largest lag first."""
+    by_role: dict[str, list[Pace]] = defaultdict(list)
+    for pace in paces:
+        by_role[pace.role].append(pace)
+    rows = []
+    for members in by_role.values():
+        for pace in members if len(members) > 1 else ():
+            peers = [peer for peer in members if peer is not pace]
+            columns = zip(pace.waits, *(peer.waits for peer in peers), strict=False)
+            blocks = [median(others) - own for own, *others in columns]
+            rows.append(_Lag(pace, peers, blocks))
+    return sorted(rows, key=lambda lag: -lag.mean)
+
+
+def pace_rows(paces: Sequence[Pace]) -> tuple[RankPace, ...]:
+    """How often each rank waits, in the document's form."""
+    rows = [
+        RankPace(lag.pace.rank, lag.pace.node, lag.pace.looks, lag.pace.waiting_looks,
+                 round(100 * lag.pace.share, 1), round(100 * lag.mean, 1), round(lag.factor, 2))
+        for lag in _lags(paces)
+    ]  # fmt: skip
+    return tuple(sorted(rows))
+
+
+def judge(
+    paces: Sequence[Pace], nodes: Mapping[str, NodeGlances],
+    statements: Sequence[tuple[str, Statement]] = (), missing: Sequence[str] = (),
+) -> Verdict:  # fmt: skip
+    """The verdict on a job that may be slow.
+
+    statements: of the witnesses, with their names; missing: evidence that was missing
+    """
+    lags = _lags(paces)
+    if not lags:
+        return Verdict("unclear", "fewer than two ranks of one program could be looked at")
+    looks, seconds = max(pace.looks for pace in paces), _seconds(paces)
+    span = f"{counted(looks, 'look')} in {seconds:.0f} s"
+    slow = [lag for lag in lags if lag.is_large and lag.is_lasting]
+    slow = [lag for lag in slow if lag.mean >= slow[0].mean / 2]
+    steps = median(pace.steps for pace in paces)
+    passing = [lag for lag in lags if lag.is_large and lag not in slow]
+    first = slow[0] if slow else lags[0]
+    name = ranks_of([first.pace.rank], [first.pace.node])
+    if (slow or passing) and steps < _MIN_STEPS:
+        text = f"{name} waits less than its peers, but only {counted(int(steps), 'step')} "
+        text += f"began in {seconds:.0f} s: look longer (--slow {10 * round(seconds / 2)}), "
+        return Verdict("unclear", text + "or without --slow if the job hangs")
+    if slow and any(pace.in_pipeline for pace in paces):
+        text = f"the stages of a pipeline are uneven by design; {name} waits least ({span})"
+        return Verdict("unclear", text)
+    if slow:
+        return _straggler(slow, paces, nodes, statements, span)
+    waits = sum(pace.waiting_looks for pace in paces)
+    if waits and sum(pace.gpu_looks for pace in paces) >= _ASYNCHRONOUS * waits:
+        signs = [f"{name}: {row.text}" for name, row in statements if row.weight and row.nodes]
+        text = f"all ranks wait for their GPUs alike: stacks cannot tell who is slow ({span})"
+        tells = ("durations: TORCH_NCCL_ENABLE_TIMING=1 and --dump, or NCCL's Inspector",)
+        return Verdict("unclear", "; ".join([text, *signs[:1]]), (), (*tells, *missing))
+    if sender := _slow_sender(paces):
+        return _network(sender, paces, nodes, statements, span)
+    text = f"no rank is waited for more than its peers ({span})"
+    if passing:
+        text += f"; {name} was slow for a part of the time only"
+    return Verdict("even", text)
+
+
+def _seconds(paces: Iterable[Pace]) -> float:
+    return max((pace.glances.seconds for pace in paces if pace.glances), default=0.0)
+
+
+def _straggler(
+    slow: Sequence[_Lag], paces: Sequence[Pace], nodes: Mapping[str, NodeGlances],
+    statements: Sequence[tuple[str, Statement]], span: str,
+) -> Verdict:  # fmt: skip
+    suspects = []
+    for lag in slow:
+        pace, others = lag.pace, median(peer.share for peer in lag.peers)
+        share = f"it waits {pace.share:.0%} of the time, its peers {others:.0%}"
+        evidence = _causes(pace, lag.peers, nodes, statements)
+        suspects.append(Suspect((pace.rank,), (pace.node,), (share, *evidence), ()))
+    first, (share, *evidence) = slow[0], suspects[0].for_
+    ranks = [lag.pace.rank for lag in slow]
+    who = ranks_of(ranks, tuple(dict.fromkeys(lag.pace.node for lag in slow)))
+    text = say("{who} {is|are} the {rank|ranks} that {its|their} peers wait for: ", len(slow),
+               who=who)  # fmt: skip
+    text += f"{share if len(slow) == 1 else f'rank {first.pace.rank}: {share}'}, and its work "
+    text += f"takes {first.factor:.1f} times as long"
+    text += f"; likely: {evidence[0]}" if evidence else ""
+    return Verdict("straggler", f"{text} ({span})", tuple(suspects))
+
+
+def _causes(
+    pace: Pace, peers: Sequence[Pace], nodes: Mapping[str, NodeGlances],
+    statements: Sequence[tuple[str, Statement]],
+) -> list[str]:  # fmt: skip
+    """Why a rank may be slow, the likeliest first."""
+    texts = []
+    usual = {name: median(peer.part(name) for peer in peers)
+             for name in ("throttled_s", "queued_s", "faults")}  # fmt: skip
+    seconds, node = _seconds([pace]), nodes.get(pace.node)
+    throttled, queued, faults = (pace.part(name) for name in usual)
+    if throttled >= max(_MIN_THROTTLED, _TIMES * usual["throttled_s"]):
+        texts.append(f"its cgroup has too little CPU time (cpu.max): throttled for "
+                     f"{throttled:.0%} of the time")  # fmt: skip
+    texts += _signs(pace, peers, statements)
+    if queued >= max(_MIN_QUEUED, _TIMES * usual["queued_s"]):
+        text = f"it had no CPU for {queued:.0%} of the time although it was ready to run"
+        if node and node.beside:
+            text += f"; {node.beside} takes {node.beside_cpus:.1f} CPUs"
+        texts.append(text)
+    if faults >= max(_MIN_FAULTS, _TIMES * usual["faults"]):
+        texts.append(f"its memory comes from a disk: {faults:.0f} page faults a second")
+    own = _node_causes(node, [row for name, row in nodes.items() if name != pace.node])
+    texts += own
+    habits = Counter[str]()
+    for peer in peers:
+        habits.update(dict(peer.work))
+    # What it does more often than its peers do on average.
+    excess = {text: count - habits[text] / len(peers) for text, count in pace.work}
+    if excess and (place := max(excess, key=lambda text: excess[text])):
+        call = next((text for text, part in pace.calls if part >= 0.25), "")
+        texts.append(f"it {place}" + (f", in {call}" if call and call != "computes" else ""))
+    if throttled or queued or seconds:
+        cpu = f"it used {pace.part('cpu_s'):.0%} of a CPU, its peers "
+        texts.append(cpu + f"{median(peer.part('cpu_s') for peer in peers):.0%}")
+    return texts
+
+
+def _signs(
+    pace: Pace, peers: Sequence[Pace], statements: Sequence[tuple[str, Statement]]
+) -> list[str]:
+    """The statements of witnesses about a rank, or about its node but not all nodes."""
+    nodes = {peer.node for peer in peers} - {pace.node}
+    return [
+        f"{name}: {row.text}"
+        for name, row in statements
+        if row.weight and not row.against and name != "environment"
+        and (row.ranks == (pace.rank,) or (pace.node in row.nodes and nodes - {*row.nodes}))
+    ]  # fmt: skip
+
+
+def _node_causes(node: NodeGlances | None, others: Sequence[NodeGlances]) -> list[str]:
+    """What a node has that the other nodes have not."""
+    if node is None:
+        return []
+
+    def is_more(name: str, least: float) -> bool:
+        usual = median(getattr(other, name) for other in others) if others else 0.0
+        return bool(getattr(node, name) >= max(least, _TIMES * usual))
+
+    rows = (
+        ("steal", _MIN_STEAL, "a hypervisor takes {:.0%} of its node's CPU time"),
+        ("memory_stall", _MIN_STALL, "its node is short of memory for {:.0%} of the time"),
+        ("retransmits", 0.01, "its node sends {:.1%} of its TCP segments again"),
+    )
+    texts = [
+        text.format(getattr(node, name)) for name, least, text in rows if is_more(name, least)
+    ]
+    clocks = [other.frequency for other in others if other.frequency]
+    if clocks and 0 < node.frequency < median(clocks) - _MIN_CLOCK:
+        texts.append(f"the CPUs of its node run at {node.frequency:.0%} of their clock, "
+                     f"its peers' at {median(clocks):.0%}")  # fmt: skip
+    return texts
+
+
+# --- A rank whose data leaves slowly: all ranks wait, this one too.
+
+
+def _sending(pace: Pace) -> tuple[float, list[float]]:
+    """Bytes that a rank's connections have delivered, and by pause between the looks the part of
+    the time in which they had more to deliver.
+    """
+    rows = pace.glances.sent if pace.glances else ()
+    if len(rows) < 4 or not pace.glances:
+        return 0.0, []
+    pause_s = pace.glances.seconds / (len(rows) - 1)
+    pairs = list(itertools.pairwise(rows))
+    busy = [max(0.0, new[1] - old[1]) / pause_s for old, new in pairs]
+    return float(sum(max(0, new[0] - old[0]) for old, new in pairs)), busy
+
+
+def _slow_sender(paces: Sequence[Pace]) -> Pace | None:
+    """The only rank that is busy with sending, and does not send more than its peers."""
+    rows = {pace.rank: _sending(pace) for pace in paces}
+    busy = {rank: fmean(parts) for rank, (_, parts) in rows.items() if parts}
+    if len(busy) < 3:
+        return None
+    first = max(busy, key=lambda rank: busy[rank])
+    others = [rank for rank in busy if rank != first]
+    most = max(busy[rank] for rank in others)
+    sent, parts = rows[first]
+    is_slow = busy[first] >= max(_MIN_SENDING, _TIMES * most) and _is_lasting(parts)
+    if not is_slow or sent > _TIMES * median(rows[rank][0] for rank in others):
+        return None
+    return next(pace for pace in paces if pace.rank == first)
+
+
+def _network(
+    pace: Pace, paces: Sequence[Pace], nodes: Mapping[str, NodeGlances],
+    statements: Sequence[tuple[str, Statement]], span: str,
+) -> Verdict:  # fmt: skip
+    peers = [peer for peer in paces if peer is not pace]
+    busy, usual = fmean(_sending(pace)[1]), median(fmean(_sending(p)[1] or [0]) for p in peers)
+    share = f"its connections had data to send {busy:.0%} of the time, its peers' {usual:.0%}"
+    others = [row for name, row in nodes.items() if name != pace.node]
+    evidence = [*_signs(pace, peers, statements), *_node_causes(nodes.get(pace.node), others)]
+    text = f"{ranks_of([pace.rank], [pace.node])} is the rank that its peers wait for: {share}; "
+    text += f"likely: {(*evidence, 'its network')[0]} ({span})"
+    return Verdict(
+        "straggler", text, (Suspect((pace.rank,), (pace.node,), (share, *evidence), ()),)
+    )
