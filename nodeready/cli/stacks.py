@@ -73,7 +73,8 @@ def stacks(inventory: str | None, options: StacksWords) -> int:
         return code
     document = run(inventory, options, screen, kept_forms)
     code = stacks_code(document)
-    is_well = not code and document.verdict is not None and document.verdict.kind == "not-stuck"
+    kind = document.verdict.kind if document.verdict else ""
+    is_well = not code and kind in ("not-stuck", "even")
     shown = Options(inventory=options.words(inventory))
     show("stacks", form, document, screen, silent=screen.quiet and is_well, options=shown)
     return code

@@ -80,7 +80,9 @@ def slowed(play: Play, plan: dict[str, Any]) -> Iterator[None]:
             _in_cgroup(play, "cpu", plan["slow"], settings, undo)
         if plan["slow"] >= 0 and plan["kind"] == "storage":
             device = os.stat(play.place).st_dev
-            limit = f"{os.major(device)}:{os.minor(device)} {_CHUNK / extra_s:.0f}"
+            limit = (
+                f"{os.major(device)}:{os.minor(device)} {_CHUNK / (plan['step_s'] + extra_s):.0f}"
+            )
             settings = {"blkio.throttle.read_bps_device": limit}
             _in_cgroup(play, "blkio", plan["slow"], settings, undo)
         yield

@@ -42,6 +42,7 @@ from nodeready.runs.stacks.document import (
     Rank,
     Stacks,
     StackThread,
+    Verdict,
 )
 from nodeready.runs.stacks.hung_job import OddRanks
 from nodeready.runs.stacks.odd_threads import ThreadTable
@@ -853,6 +854,19 @@ def _odd_world(job: TracedJob) -> tuple[tuple[int, ...], str]:
     return tuple(sorted(ranks)), f"WORLD_SIZE {sizes}, not {usual} as the others"
 
 
+def _with_pace(decided: verdict.Decision, paced: Verdict) -> verdict.Decision:
+    """The decision on a job that may be slow: where the ranks stood at the end proves nothing."""
+    slow_ranks = {rank for suspect in paced.suspects for rank in suspect.ranks}
+    groups = tuple(
+        dataclasses.replace(
+            group, role="suspect" if slow_ranks.intersection(group.ranks) else None, reason=""
+        )
+        for group in decided.groups
+    )
+    order = sorted(decided.order, key=lambda at: groups[at].role is None)
+    return verdict.Decision(paced, groups, tuple(order), by_witness=True)
+
+
 def group(
     traces: Iterable[Trace],
     gaps: Mapping[str, Gap],
@@ -930,6 +944,10 @@ def _grouped(
         OddRanks(*_odd_world(job), unasked, reader.part),
         [_thread_calls(bucket, reader.stacks) for _, bucket in pairs],
     )
+    paces: list[slow.Pace] = []
+    if reader.paces.nodes:
+        paces = reader.paces.paces(buckets, reader.links)
+        decided = _with_pace(decided, slow.judge(paces, reader.paces.nodes, report))
     pairs = [(decided.groups[at], pairs[at][1]) for at in decided.order]
     ranks = [
         process._replace(group=at)
@@ -939,12 +957,6 @@ def _grouped(
     ]
     ranks.sort(key=lambda rank: (rank.rank is None, rank.rank or 0, order[rank.node], rank.pid))
     times = [text for text in reader.started if text]
-    paces: list[slow.Pace] = []
-    if reader.paces.nodes:
-        numbers = {(rank.node, rank.pid): rank.rank for rank in ranks if rank.rank is not None}
-        paces = reader.paces.paces(numbers, reader.links.owner)
-        rows = [(name.name, row) for name in report.witnesses for row in name.statements]
-        decided = decided._replace(verdict=slow.judge(paces, reader.paces.nodes, rows))
     stacks = Stacks(
         started or min(times, default=""),
         finished or max(times, default=""),

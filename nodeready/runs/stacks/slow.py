@@ -14,14 +14,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nodeready.agent.stacks.glances import RUNS, UNREADABLE, NodeGlances, RankGlances
 from nodeready.core import wire
 from nodeready.core.text import counted
 from nodeready.runs.stacks import causes, classify, hints
 from nodeready.runs.stacks.document import Group, RankPace, Statement, Suspect, Verdict, say
-from nodeready.runs.stacks.evidence import ranks_of
+from nodeready.runs.stacks.evidence import WitnessReport, ranks_of
 from nodeready.runs.stacks.trace import Trace, TracedProcess
 
 #: The time is divided into so many blocks.
@@ -56,7 +56,7 @@ class Pace:
     node: str
     role: str  # ranks of one program are compared
     waits: tuple[float, ...]  # by block: the part of the time in which it waits for ranks
-    steps: int  # how often it began to wait
+    steps: int  # minimum number of steps
     looks: int  # stacks
     waiting_looks: int
     gpu_looks: int = 0  # of these, waits for its GPU
@@ -112,15 +112,18 @@ class PaceReader:
         except wire.DecodeError:
             return
 
-    def paces(
-        self, ranks: Mapping[tuple[str, int], int], owner: Callable[[str, str], object]
-    ) -> list[Pace]:
-        """The ranks of a job. ranks: node and pid -> rank. owner: see `classify.Links.owner`"""
+    def paces(self, buckets: Iterable[Any], links: classify.Links) -> list[Pace]:
+        """The ranks of a job. buckets: as of `nodeready.runs.stacks.group`"""
+        ranks = {
+            (process.node, process.pid): process.rank
+            for bucket in buckets for process in bucket.processes
+            if process.rank is not None
+        }  # fmt: skip
         return [
-            _pace(ranks[key], key[0], *row, lambda end, node=key[0]: owner(node, end) in ranks)
-            for key, row in self._rows.items()
-            if key in ranks
-        ]
+            _pace((ranks[key], key[0]), *row,
+                  lambda end, node=key[0]: links.owner(node, end) in ranks)
+            for key, row in self._rows.items() if key in ranks
+        ]  # fmt: skip
 
 
 def _looks(
@@ -143,10 +146,10 @@ def _looks(
 
 
 def _pace(
-    rank: int, node: str, role: str, glances: RankGlances, looks: Sequence[_Look],
+    at: tuple[int, str], role: str, glances: RankGlances, looks: Sequence[_Look],
     is_rank: Callable[[str], bool],
 ) -> Pace:  # fmt: skip
-    """The pace of one rank. is_rank: whether an end that it waits for is of a rank"""
+    """The pace of one rank. at: its number and node. is_rank: whether an end that it waits for is of a rank"""
     votes: dict[str, list[bool]] = defaultdict(list)
     for look in looks:
         votes[look.place].append(look.waits)
@@ -174,11 +177,14 @@ def _pace(
     for place in places:
         calls[phrases.get(place, "")] += 1 - parts[place]
     return Pace(
-        rank,
-        node,
+        *at,
         role,
         tuple(fmean(series[low:end]) for low, end in itertools.pairwise(cuts)),
-        sum(before <= mean < after for before, after in itertools.pairwise(series)),
+        max(
+            sum(before <= mean < after for before, after in itertools.pairwise(series)),
+            # Where the work is too short for a glance, the data of a step is seen.
+            sum(before[0] < after[0] for before, after in itertools.pairwise(glances.sent)),
+        ),
         len(looks),
         sum(seen),
         sum(look.waits and look.activity == "gpu" for look in looks),
@@ -261,13 +267,10 @@ def pace_rows(paces: Sequence[Pace]) -> tuple[RankPace, ...]:
 
 
 def judge(
-    paces: Sequence[Pace], nodes: Mapping[str, NodeGlances],
-    statements: Sequence[tuple[str, Statement]] = (), missing: Sequence[str] = (),
-) -> Verdict:  # fmt: skip
-    """The verdict on a job that may be slow.
-
-    statements: of the witnesses, with their names; missing: evidence that was missing
-    """
+    paces: Sequence[Pace], nodes: Mapping[str, NodeGlances], report: WitnessReport
+) -> Verdict:
+    """The verdict on a job that may be slow. nodes: by name; report: of the witnesses"""
+    statements = [(name.name, row) for name in report.witnesses for row in name.statements]
     lags = _lags(paces)
     if not lags:
         return Verdict("unclear", "fewer than two ranks of one program could be looked at")
@@ -293,7 +296,7 @@ def judge(
         signs = [f"{name}: {row.text}" for name, row in statements if row.weight and row.nodes]
         text = f"all ranks wait for their GPUs alike: stacks cannot tell who is slow ({span})"
         tells = ("durations: TORCH_NCCL_ENABLE_TIMING=1 and --dump, or NCCL's Inspector",)
-        return Verdict("unclear", "; ".join([text, *signs[:1]]), (), (*tells, *missing))
+        return Verdict("unclear", "; ".join([text, *signs[:1]]), (), tells)
     if sender := _slow_sender(paces):
         return _network(sender, paces, nodes, statements, span)
     text = f"no rank is waited for more than its peers ({span})"
@@ -313,7 +316,7 @@ def _straggler(
     suspects = []
     for lag in slow:
         pace, others = lag.pace, median(peer.share for peer in lag.peers)
-        share = f"it waits {pace.share:.0%} of the time, its peers {others:.0%}"
+        share = f"waits {pace.share:.0%} of the time, its peers {others:.0%}"
         evidence = _causes(pace, lag.peers, nodes, statements)
         suspects.append(Suspect((pace.rank,), (pace.node,), (share, *evidence), ()))
     first, (share, *evidence) = slow[0], suspects[0].for_
@@ -321,7 +324,7 @@ def _straggler(
     who = ranks_of(ranks, tuple(dict.fromkeys(lag.pace.node for lag in slow)))
     text = say("{who} {is|are} the {rank|ranks} that {its|their} peers wait for: ", len(slow),
                who=who)  # fmt: skip
-    text += f"{share if len(slow) == 1 else f'rank {first.pace.rank}: {share}'}, and its work "
+    text += f"{'it' if len(slow) == 1 else f'rank {first.pace.rank}'} {share}, and its work "
     text += f"takes {first.factor:.1f} times as long"
     text += f"; likely: {evidence[0]}" if evidence else ""
     return Verdict("straggler", f"{text} ({span})", tuple(suspects))
@@ -359,7 +362,7 @@ def _causes(
         call = next((text for text, part in pace.calls if part >= 0.25), "")
         texts.append(f"it {place}" + (f", in {call}" if call and call != "computes" else ""))
     if throttled or queued or seconds:
-        cpu = f"it used {pace.part('cpu_s'):.0%} of a CPU, its peers "
+        cpu = f"CPU: used {pace.part('cpu_s'):.0%} of a core, its peers "
         texts.append(cpu + f"{median(peer.part('cpu_s') for peer in peers):.0%}")
     return texts
 
