@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from threading import Event, Lock, Thread
+from threading import Event, Lock, Thread, get_native_id
 from typing import Any, Union
 
 from nodeready.agent.proc import first_number, socket_inodes
@@ -36,14 +36,11 @@ class RankGlances:
     places: str  # one character a glance: a place, RUNS or UNREADABLE
     # by stack: the place of the main thread before and after it; "": it moved
     stack_places: tuple[Line, ...]
-    # a place that has been looked at, and the end of another rank that it waits for
-    # (`links`); "": it waits for none
-    ends: tuple[tuple[Line, Line], ...]
+    ends: tuple[tuple[Line, Line], ...]  # a place, and an end that it waits for (`links`)
     # what a place is in words: `read of /data/shard-5 (nfs4)`
     phrases: tuple[tuple[Line, Line], ...]
-    # by look, since the connections began: bytes that were delivered, and the seconds in which a
-    # connection had data that the network had not delivered
-    sent: tuple[tuple[Number, Seconds], ...]
+    sent: tuple[Number, ...]  # by look: bytes that its connections have delivered so far
+    unsent: str  # one character a look at the connections: `1` where data was on its way
     cpu_s: Seconds  # of its main thread
     queued_s: Seconds  # its main thread was ready to run, and had no CPU
     throttled_s: Seconds  # its cgroup had used up its CPU time
@@ -67,8 +64,9 @@ class NodeGlances:
 #: Characters of `RankGlances.places`: the thread runs; its call cannot be read. Other places
 #: follow, and after `_LAST` all have one.
 UNREADABLE, RUNS, _FIRST, _LAST = "!", "#", ord("%"), "~"
-#: Seconds between two glances on average, and the maximum number of glances.
-_PAUSE_S, _MAX_GLANCES = 0.1, 1200
+#: Seconds between two glances on average, the maximum number of glances, and the maximum part of
+#: the time in which the connections are read.
+_PAUSE_S, _MAX_GLANCES, _CONNECTIONS_SHARE = 0.1, 1200, 0.005
 _MAX_DESCRIPTOR, _MAX_SOCKETS = 1 << 20, 4096
 #: Maximum ends of a rank; minimum CPUs of a process that is reported beside the ranks.
 _MAX_ENDS, _MIN_CPUS = 64, 0.3
@@ -86,6 +84,15 @@ def _call_place(line: str) -> _Place:
     return words[0], first, words[-2], words[-1]
 
 
+def _is_network_of(pid: int) -> bool:
+    """Whether this thread is, or now goes, into the network namespace of a process."""
+    try:
+        own = f"/proc/self/task/{get_native_id()}/ns/net"
+        return os.path.samefile(f"/proc/{pid}/ns/net", own) or links.enter_network(pid)
+    except OSError:
+        return False
+
+
 class Glances:
     """Glances at the ranks of a node, until `finish`.
 
@@ -98,13 +105,13 @@ class Glances:
         self._numbers: dict[int, dict[_Place, str]] = {target.pid: {} for target in self._targets}
         self._places: dict[int, list[str]] = {target.pid: [] for target in self._targets}
         self._stack_places: dict[int, list[str]] = {target.pid: [] for target in self._targets}
-        self._ends: dict[int, dict[tuple[str, str], None]] = {
+        self._ends: dict[int, dict[str, dict[str, None]]] = {
             target.pid: {} for target in self._targets
         }
         self._phrases: dict[int, dict[str, str]] = {target.pid: {} for target in self._targets}
-        self._sent: dict[int, list[tuple[int, float]]] = {
-            target.pid: [] for target in self._targets
-        }
+        self._sent: dict[int, list[int]] = {target.pid: [] for target in self._targets}
+        self._unsent: dict[int, list[str]] = {target.pid: [] for target in self._targets}
+        self._inodes: dict[str, int] = {}
         self._lock, self._over = Lock(), Event()
         self._began = time.monotonic()
         self._first = self._counters()
@@ -113,10 +120,21 @@ class Glances:
         self._thread.start()
 
     def _glance(self) -> None:
+        # The ranks of a container see its connections alone; this thread goes there.
+        spaces = self._spaces()
+        is_visible = len(spaces) == 1 and _is_network_of(next(iter(spaces.values())))
+        read_s = 0.0
         # The pauses differ, so that they are in step with no program.
         while not self._over.wait(self._pause_s * random.uniform(0.5, 1.5)):
             for target in self._targets:
                 self._places[target.pid].append(self.place(target))
+            began = time.monotonic()
+            if is_visible and read_s <= _CONNECTIONS_SHARE * (began - self._began):
+                rows = waits.sent_data().items()
+                sending = {self._inodes.get(inode) for inode, (_, unsent) in rows if unsent}
+                for pid, marks in self._unsent.items():
+                    marks.append("1" if pid in sending else "0")
+                read_s += time.monotonic() - began
 
     def place(self, target: StackTarget) -> str:
         """The place of a rank's main thread now."""
@@ -133,24 +151,26 @@ class Glances:
 
     def _look_at_connections(self, deadline: float) -> None:
         """Add what the ranks have sent so far."""
+        rows: dict[str, Any] = {}
+        for answer in probe_each(
+            lambda pid: waits.sent_data() if _is_network_of(pid) else {},
+            list(self._spaces().values()),
+            deadline,
+        ).values():
+            rows.update({} if answer is HANGS else answer)
+        for target in self._targets:
+            inodes = socket_inodes(target.pid, _MAX_SOCKETS)
+            self._inodes.update(dict.fromkeys(inodes, target.pid))
+            sent = sum(rows[inode][0] for inode in inodes if inode in rows)
+            self._sent[target.pid].append(sent)
+
+    def _spaces(self) -> dict[int, int]:
+        """Network namespace -> a rank in it."""
         spaces: dict[int, int] = {}
         for target in self._targets:
             with contextlib.suppress(OSError):
                 spaces.setdefault(os.stat(f"/proc/{target.pid}/ns/net").st_ino, target.pid)
-
-        def probe(pid: int) -> dict[str, tuple[int, float]]:
-            is_own = os.path.samefile(f"/proc/{pid}/ns/net", "/proc/self/ns/net")
-            return waits.sent_data() if is_own or links.enter_network(pid) else {}
-
-        rows: dict[str, Any] = {}
-        for answer in probe_each(probe, list(spaces.values()), deadline).values():
-            rows.update({} if answer is HANGS else answer)
-        for target in self._targets:
-            own = [
-                rows[inode] for inode in socket_inodes(target.pid, _MAX_SOCKETS) if inode in rows
-            ]
-            busy_s = round(sum(seconds for _, seconds in own), 3)
-            self._sent[target.pid].append((sum(count for count, _ in own), busy_s))
+        return spaces
 
     def look(self, began: float, deadline: float) -> None:
         """Read which ranks the main threads wait for, by their connections."""
@@ -158,25 +178,34 @@ class Glances:
         threads = {target.pid: target.thread or target.pid for target in self._targets}
 
         def probe(pid: int) -> list[Any]:
+            """The line of the current call with its row; calls of descriptors with theirs."""
             path = f"/proc/{pid}/task/{threads[pid]}/syscall"
-            return [contents(path), waits.probe_thread(pid, threads[pid]), contents(path)]
+            line, row = contents(path), waits.probe_thread(pid, threads[pid])
+            current = [[line, row]] if row and line == contents(path) else []
+            return current + [
+                [number, waits.probe_descriptor(pid, int(place[0]), int(place[1], 16))]
+                for place, number in list(self._numbers[pid].items())
+                if place[1] and number not in self._ends[pid]
+            ]
 
-        answers = probe_each(probe, list(threads), deadline)
         calls: dict[tuple[int, int], waits.WaitCall] = {}
-        places: dict[int, str] = {}
-        for target in self._targets:
-            answer = answers.get(target.pid)
-            if answer and answer is not HANGS and answer[0] == answer[2] and answer[1]:
-                places[target.pid] = self._number(target.pid, answer[0])
-                call = calls[target.pid, target.thread] = waits.WaitCall(*answer[1])
-                words = f"{call.verb} of {call.objects[0]}" if call.objects else call.verb
-                self._phrases[target.pid].setdefault(places[target.pid], words)
+        for pid, answer in probe_each(probe, list(threads), deadline).items():
+            for text, row in [] if answer is HANGS else answer:
+                number = text if len(text) == 1 else self._number(pid, text)
+                if row:
+                    # As a thread of its own.
+                    call = calls[pid, -ord(number)] = waits.WaitCall(*row)
+                    words = f"{call.verb} of {call.objects[0]}" if call.objects else call.verb
+                    self._phrases[pid].setdefault(number, words)
         links.observe(self._targets, calls, began, deadline)
         for target in self._targets:
-            ends = [end for name, end in target.waits_for if name == links.MAIN]
-            for end in (ends or [""]) if target.pid in places else ():
-                if len(self._ends[target.pid]) < _MAX_ENDS:
-                    self._ends[target.pid][places[target.pid], end] = None
+            ends = self._ends[target.pid]
+            for pid, thread in calls:
+                if pid == target.pid and len(ends) < _MAX_ENDS:
+                    ends.setdefault(chr(-thread), {})
+            for name, end in target.waits_for:
+                if name.startswith("-"):
+                    ends.setdefault(chr(int(name[1:])), {})[end] = None
 
     def add_stack(self, target: StackTarget, before: str) -> None:
         """Note where a rank was while its stack was read. before: `place` before that"""
@@ -203,9 +232,10 @@ class Glances:
                 "seconds": round(seconds, 2),
                 "places": "".join(self._places[pid][:count]),
                 "stack_places": self._stack_places[pid],
-                "ends": list(self._ends[pid]),
+                "ends": [(place, end) for place, ends in self._ends[pid].items() for end in ends],
                 "phrases": list({**verbs, **self._phrases[pid]}.items()),
                 "sent": self._sent[pid],
+                "unsent": "".join(self._unsent[pid]),
                 **deltas,
             }
         return _node_row(node_before, node_after, seconds)

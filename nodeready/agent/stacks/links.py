@@ -191,7 +191,7 @@ def observe(
         for pid in family_pids:
             received_pairs = set(map(tuple, process_ends[pid].received))
             for thread, call in calls_by_pid.get(pid, {}).items():
-                name = names[pid][thread] if pid == target.pid else DESCENDANTS
+                name = names[pid].get(thread, str(thread)) if pid == target.pid else DESCENDANTS
                 if (pid, thread) == (target.pid, target.thread):
                     target.has_store &= node_ends.may_be_store(pid, call)
                 rows += [(name, peer) for peer in node_ends.waits_of_call(pid, call)]

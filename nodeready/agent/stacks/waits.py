@@ -114,6 +114,14 @@ def probe_thread(pid: int, thread: int = 0) -> list[Any] | None:
     return _WaitingThread(pid, arguments, contents(f"{task}/wchan")).call(verb, kind)
 
 
+def probe_descriptor(pid: int, call: int, descriptor: int) -> list[Any] | None:
+    """What `probe_thread` returns of a thread that makes this call with this descriptor; None: it
+    is another kind of call.
+    """
+    verb, kind = calls(os.uname().machine).get(call, ("", ""))
+    return _WaitingThread(pid, [descriptor], "").call(verb, kind) if kind == "fd" else None
+
+
 def _c_int(value: int) -> int:
     """A C int in a register."""
     value &= 0xFFFFFFFF
@@ -395,15 +403,20 @@ def received_ages() -> dict[tuple[str, str], float]:
     return ages
 
 
-def sent_data() -> dict[str, tuple[int, int]]:
+def sent_data() -> dict[str, tuple[int, bool]]:
     """Inode of each TCP connection of this network namespace -> the bytes that its peer has
-    received, and the bytes that wait to be sent (tcpi_bytes_acked, tcpi_notsent_bytes).
+    acknowledged, and whether there is more on its way. A single segment proves nothing: its
+    acknowledgment may be delayed by 40 ms.
     """
-    return {
-        str(struct.unpack_from("=I", message, 68)[0]): struct.unpack_from("=Q16xI", info, 120)
-        for message, _, info in _tcp_infos()
-        if len(info) >= 148
-    }  # fmt: skip
+    sent: dict[str, tuple[int, bool]] = {}
+    for message, _, info in _tcp_infos():
+        if len(info) >= 148:
+            # tcpi_unacked, tcpi_bytes_acked, tcpi_notsent_bytes
+            (segments,) = struct.unpack_from("=I", info, 24)
+            acked, unsent = struct.unpack_from("=Q16xI", info, 120)
+            inode = str(struct.unpack_from("=I", message, 68)[0])
+            sent[inode] = acked, unsent > 0 or segments > 1
+    return sent
 
 
 def _tcp_infos() -> Iterator[tuple[bytes, int, bytes]]:

@@ -149,12 +149,16 @@ def _pace(
     at: tuple[int, str], role: str, glances: RankGlances, looks: Sequence[_Look],
     is_rank: Callable[[str], bool],
 ) -> Pace:  # fmt: skip
-    """The pace of one rank. at: its number and node. is_rank: whether an end that it waits for is of a rank"""
+    """The pace of one rank.
+
+    at:      its number and its node
+    is_rank: whether an end that it waits for is of a rank
+    """
     votes: dict[str, list[bool]] = defaultdict(list)
     for look in looks:
         votes[look.place].append(look.waits)
     # Python's own calls of sockets have no frame that tells what they wait for.
-    certain = {place for place, end in glances.ends if end and is_rank(end.removeprefix("may "))}
+    certain = {place for place, end in glances.ends if is_rank(end.removeprefix("may "))}
     seen = [look.waits or look.place in certain for look in looks]
     phrases = {RUNS: "computes", **dict(glances.phrases)}
     # A place that no stack has met is a rare one: a rank that mostly waits works there.
@@ -183,7 +187,7 @@ def _pace(
         max(
             sum(before <= mean < after for before, after in itertools.pairwise(series)),
             # Where the work is too short for a glance, the data of a step is seen.
-            sum(before[0] < after[0] for before, after in itertools.pairwise(glances.sent)),
+            sum(before < after for before, after in itertools.pairwise(glances.sent)),
         ),
         len(looks),
         sum(seen),
@@ -407,33 +411,30 @@ def _node_causes(node: NodeGlances | None, others: Sequence[NodeGlances]) -> lis
 # --- A rank whose data leaves slowly: all ranks wait, this one too.
 
 
-def _sending(pace: Pace) -> tuple[float, list[float]]:
-    """Bytes that a rank's connections have delivered, and by pause between the looks the part of
-    the time in which they had more to deliver.
-    """
-    rows = pace.glances.sent if pace.glances else ()
-    if len(rows) < 4 or not pace.glances:
-        return 0.0, []
-    pause_s = pace.glances.seconds / (len(rows) - 1)
-    pairs = list(itertools.pairwise(rows))
-    busy = [max(0.0, new[1] - old[1]) / pause_s for old, new in pairs]
-    return float(sum(max(0, new[0] - old[0]) for old, new in pairs)), busy
+def _sending(pace: Pace) -> list[float]:
+    """By block: the part of the time in which a rank's data was on its way."""
+    marks = pace.glances.unsent if pace.glances else ""
+    if len(marks) < _BLOCKS:
+        return []
+    cuts = [len(marks) * at // _BLOCKS for at in range(_BLOCKS + 1)]
+    return [fmean(map(int, marks[low:end])) for low, end in itertools.pairwise(cuts)]
 
 
 def _slow_sender(paces: Sequence[Pace]) -> Pace | None:
-    """The only rank that is busy with sending, and does not send more than its peers."""
-    rows = {pace.rank: _sending(pace) for pace in paces}
-    busy = {rank: fmean(parts) for rank, (_, parts) in rows.items() if parts}
-    if len(busy) < 3:
+    """The only rank whose data is long on its way, and that does not send more than its peers."""
+    blocks = {pace: parts for pace in paces if (parts := _sending(pace))}
+    if len(blocks) < 3:
         return None
-    first = max(busy, key=lambda rank: busy[rank])
-    others = [rank for rank in busy if rank != first]
-    most = max(busy[rank] for rank in others)
-    sent, parts = rows[first]
-    is_slow = busy[first] >= max(_MIN_SENDING, _TIMES * most) and _is_lasting(parts)
-    if not is_slow or sent > _TIMES * median(rows[rank][0] for rank in others):
-        return None
-    return next(pace for pace in paces if pace.rank == first)
+    first, *others = sorted(blocks, key=lambda pace: -sum(blocks[pace]))
+    most, sent = fmean(blocks[others[0]]), [_sent(pace) for pace in others]
+    is_slow = fmean(blocks[first]) >= max(_MIN_SENDING, _TIMES * most)
+    is_slow = is_slow and _is_lasting(blocks[first]) and _sent(first) <= _TIMES * median(sent)
+    return first if is_slow else None
+
+
+def _sent(pace: Pace) -> int:
+    """The bytes that a rank's connections have delivered."""
+    return pace.glances.sent[-1] - pace.glances.sent[0] if pace.glances else 0
 
 
 def _network(
@@ -441,8 +442,8 @@ def _network(
     statements: Sequence[tuple[str, Statement]], span: str,
 ) -> Verdict:  # fmt: skip
     peers = [peer for peer in paces if peer is not pace]
-    busy, usual = fmean(_sending(pace)[1]), median(fmean(_sending(p)[1] or [0]) for p in peers)
-    share = f"its connections had data to send {busy:.0%} of the time, its peers' {usual:.0%}"
+    waits, usual = fmean(_sending(pace)), median(fmean(_sending(peer) or [0]) for peer in peers)
+    share = f"its data was on its way for {waits:.0%} of the time, its peers' for {usual:.0%}"
     others = [row for name, row in nodes.items() if name != pace.node]
     evidence = [*_signs(pace, peers, statements), *_node_causes(nodes.get(pace.node), others)]
     text = f"{ranks_of([pace.rank], [pace.node])} is the rank that its peers wait for: {share}; "
