@@ -54,8 +54,7 @@ class NodeGlances:
     seconds: Seconds
     steal: Seconds  # parts of all CPUs' time that a hypervisor gave to others
     frequency: Seconds  # of the CPUs, as a part of their maximum; 0: not known
-    memory_stall: Seconds  # parts of the time in which a process waited for memory, and for a disk
-    io_stall: Seconds
+    memory_stall: Seconds  # part of the time in which a process waited for memory
     retransmits: Seconds  # parts of the TCP segments that were sent again
     beside: Line  # the process that used most CPU and is no rank's; "": none of importance
     beside_cpus: Seconds  # CPUs that it used
@@ -320,7 +319,7 @@ def _node_counters(rank_pids: set[int]) -> dict[str, Any]:
         "segments": segments,
         "frequency": sum(clocks) / len(clocks) if clocks else 0.0,
         "cpu": [int(word) for word in cpu],
-        "stalls": [_stall_s(f"/proc/pressure/{name}") for name in ("memory", "io")],
+        "memory_stall_s": _stall_s("/proc/pressure/memory"),
     }
 
 
@@ -344,14 +343,12 @@ def _node_row(
     cpus = cpu_s / seconds if seconds else 0.0
     again, sent = (new - old for new, old in zip(after["segments"], before["segments"]))
     ticks = [new - old for new, old in zip(after["cpu"], before["cpu"])]
-    stalls = [new - old for new, old in zip(after["stalls"], before["stalls"])]
-    memory_stall, io_stall = (max(0.0, stall) / seconds for stall in stalls)
+    stalled_s = after["memory_stall_s"] - before["memory_stall_s"]
     return {
         "seconds": round(seconds, 2),
         "steal": max(0.0, ticks[7] / max(1, sum(ticks))) if len(ticks) == 8 else 0.0,
         "frequency": (before["frequency"] + after["frequency"]) / 2,
-        "memory_stall": memory_stall,
-        "io_stall": io_stall,
+        "memory_stall": max(0.0, stalled_s / seconds),
         "retransmits": max(0.0, again / sent) if sent > 0 else 0.0,
         "beside": f"{name} (pid {pid})" if cpus >= _MIN_CPUS else "",
         "beside_cpus": max(0.0, cpus),

@@ -30,8 +30,8 @@ _BLOCKS, _THIRD = 12, 4
 #: of its work: 1.2 times leaves 0.17 and less, because data also has to be moved.
 _MIN_LAG, _MIN_FACTOR = 0.08, 1.1
 #: Minimum of the mean over its standard error in the blocks: Student's t of 11 degrees of freedom
-#: is above 4 once in 1,000.
-_MIN_T = 4.0
+#: is above 4.5 once in 2,000.
+_MIN_T = 4.5
 #: Minimum steps, by the peers' waits: the slowest of 8 by chance in 5 of 5 steps is one of 4,096.
 _MIN_STEPS = 5
 #: Minimum glances; without them the stacks themselves are counted.
@@ -48,7 +48,7 @@ _WAITS = ("futex", "poll", "epoll", "select", "recv", "io_getevents")
 _DIGITS = re.compile(r"\d+")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pace:
     """What was seen of one rank."""
 
@@ -224,25 +224,21 @@ class _Lag(NamedTuple):
         return (1 - self.pace.share) / max(0.01, 1 - others)
 
     @property
-    def is_lasting(self) -> bool:
-        return _is_lasting(self.blocks)
-
-    @property
     def is_large(self) -> bool:
         return self.mean >= _MIN_LAG and self.factor >= _MIN_FACTOR
 
 
 def _is_lasting(blocks: Sequence[float]) -> bool:
-    """Whether the values are high in each third, and their mean is no chance."""
-    mean = fmean(blocks)
-    if len(blocks) < 3:
-        return False
+    """Whether the values are high in each third of the time."""
     size = len(blocks) // 3
-    thirds = (blocks[:size], blocks[size:-size], blocks[-size:])
-    if any(fmean(third) < mean / 2 for third in thirds):
-        return False
-    error = stdev(blocks) / len(blocks) ** 0.5
-    return mean > 0 and mean >= _MIN_T * error
+    thirds = (blocks[:size], blocks[size:-size], blocks[-size:]) if size else ((0.0,),)
+    return min(map(fmean, thirds)) >= fmean(blocks) / 2 > 0
+
+
+def _is_certain(blocks: Sequence[float]) -> bool:
+    """Whether the values are high in each third, and their mean is no chance."""
+    error = stdev(blocks) / len(blocks) ** 0.5 if len(blocks) > 1 else 0.0
+    return _is_lasting(blocks) and fmean(blocks) >= _MIN_T * error
 
 
 def _lags(paces: Sequence[Pace]) -> list[_Lag]:
@@ -280,16 +276,17 @@ def judge(
         return Verdict("unclear", "fewer than two ranks of one program could be looked at")
     looks, seconds = max(pace.looks for pace in paces), _seconds(paces)
     span = f"{counted(looks, 'look')} in {seconds:.0f} s"
-    slow = [lag for lag in lags if lag.is_large and lag.is_lasting]
+    large = [lag for lag in lags if lag.is_large]
+    slow = [lag for lag in large if _is_certain(lag.blocks)]
     slow = [lag for lag in slow if lag.mean >= slow[0].mean / 2]
-    steps = median(pace.steps for pace in paces)
-    passing = [lag for lag in lags if lag.is_large and lag not in slow]
-    first = slow[0] if slow else lags[0]
+    steps = int(median(pace.steps for pace in paces))
+    first = (slow or lags)[0]
     name = ranks_of([first.pace.rank], [first.pace.node])
-    if (slow or passing) and steps < _MIN_STEPS:
-        text = f"{name} waits less than its peers, but only {counted(int(steps), 'step')} "
-        text += f"began in {seconds:.0f} s: look longer (--slow {10 * round(seconds / 2)}), "
-        return Verdict("unclear", text + "or without --slow if the job hangs")
+    longer = f"look longer (--slow {10 * round(seconds / 2)})"
+    if large and steps < _MIN_STEPS:
+        text = f"{name} waits less than its peers, but only {counted(steps, 'step')} began in "
+        text += f"{seconds:.0f} s: {longer}, or without --slow if the job hangs"
+        return Verdict("unclear", text)
     if slow and any(pace.in_pipeline for pace in paces):
         text = f"the stages of a pipeline are uneven by design; {name} waits least ({span})"
         return Verdict("unclear", text)
@@ -303,8 +300,11 @@ def judge(
         return Verdict("unclear", "; ".join([text, *signs[:1]]), (), tells)
     if sender := _slow_sender(paces):
         return _network(sender, paces, nodes, statements, span)
+    if large and _is_lasting(first.blocks):
+        text = f"{name} waits less than its peers, but the steps differ too much: {longer}"
+        return Verdict("unclear", text)
     text = f"no rank is waited for more than its peers ({span})"
-    if passing:
+    if large:
         text += f"; {name} was slow for a part of the time only"
     return Verdict("even", text)
 
@@ -428,7 +428,7 @@ def _slow_sender(paces: Sequence[Pace]) -> Pace | None:
     first, *others = sorted(blocks, key=lambda pace: -sum(blocks[pace]))
     most, sent = fmean(blocks[others[0]]), [_sent(pace) for pace in others]
     is_slow = fmean(blocks[first]) >= max(_MIN_SENDING, _TIMES * most)
-    is_slow = is_slow and _is_lasting(blocks[first]) and _sent(first) <= _TIMES * median(sent)
+    is_slow = is_slow and _is_certain(blocks[first]) and _sent(first) <= _TIMES * median(sent)
     return first if is_slow else None
 
 
