@@ -55,6 +55,7 @@ def stacks(inventory: str | None, options: StacksWords) -> int:
       nodeready stacks --via srun --job 4711          # no ssh, no root
       nodeready stacks --local --match train.py
       nodeready stacks --from hang-2026-11-21 --format html >hang.html
+      nodeready stacks inventories/prod.py --job 4711 --slow 60s
       nodeready stacks inventories/prod.py --job 4711 --check
     """
     from nodeready.cli.screen import show

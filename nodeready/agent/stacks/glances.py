@@ -16,8 +16,8 @@ import os
 import random
 import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 from threading import Event, Lock, Thread, get_native_id
 from typing import Any, Union
 
@@ -92,6 +92,78 @@ def _is_network_of(pid: int) -> bool:
         return False
 
 
+@dataclass
+class _GlancedRank:
+    """A rank, and what was seen of it."""
+
+    target: StackTarget
+    numbers: dict[_Place, str] = field(default_factory=dict)
+    places: list[str] = field(default_factory=list)
+    stack_places: list[str] = field(default_factory=list)
+    ends: dict[str, dict[str, None]] = field(default_factory=dict)
+    phrases: dict[str, str] = field(default_factory=dict)
+    sent: list[int] = field(default_factory=list)
+    unsent: list[str] = field(default_factory=list)
+    lock: Lock = field(default_factory=Lock)
+
+    def __post_init__(self) -> None:
+        self._first_counters = _rank_counters(self.target.pid, self.thread)
+
+    @property
+    def thread(self) -> int:
+        return self.target.thread or self.target.pid
+
+    def line(self) -> str:
+        """The system call of its main thread now."""
+        return contents(f"/proc/{self.target.pid}/task/{self.thread}/syscall")
+
+    def number(self, line: str) -> str:
+        """The character of a place."""
+        place = _call_place(line)
+        if isinstance(place, str):
+            return place
+        with self.lock:
+            new = min(chr(_FIRST + len(self.numbers)), _LAST)
+            return self.numbers.setdefault(place, new)
+
+    def calls(self) -> list[Any]:
+        """The line of its current call, and the character of each other call with a descriptor
+        that was not read before; each with its row (`waits`). For a fork.
+        """
+        pid, line = self.target.pid, self.line()
+        row = waits.probe_thread(pid, self.thread)
+        rows = [[line, row]] if row and line == self.line() else []
+        return rows + [
+            [number, waits.probe_descriptor(pid, int(place[0]), int(place[1], 16))]
+            for place, number in self.numbers.items()
+            if place[1] and number not in self.ends
+        ]
+
+    def add_call(self, number: str, call: waits.WaitCall) -> None:
+        words = f"{call.verb} of {call.objects[0]}" if call.objects else call.verb
+        self.phrases.setdefault(number, words)
+        self.ends.setdefault(number, {})
+
+    def plain(self, seconds: float) -> dict[str, Any]:
+        """The fields of `RankGlances`."""
+        names = waits.calls(os.uname().machine)
+        counters = _rank_counters(self.target.pid, self.thread)
+        verbs = {
+            number: names.get(int(place[0]), ("",))[0]
+            for place, number in self.numbers.items() if place[0].isdigit()
+        }  # fmt: skip
+        return {
+            "seconds": seconds,
+            "places": "".join(self.places),
+            "stack_places": self.stack_places,
+            "ends": [(place, end) for place, ends in self.ends.items() for end in ends],
+            "phrases": list({**verbs, **self.phrases}.items()),
+            "sent": self.sent,
+            "unsent": "".join(self.unsent),
+            **{name: max(0, counters[name] - old) for name, old in self._first_counters.items()},
+        }
+
+
 class Glances:
     """Glances at the ranks of a node, until `finish`.
 
@@ -99,21 +171,15 @@ class Glances:
     """
 
     def __init__(self, targets: Sequence[StackTarget], seconds: float) -> None:
-        self._targets = [target for target in targets if not target.rank.stranger]
-        self._pause_s = max(_PAUSE_S, seconds / _MAX_GLANCES)
-        self._numbers: dict[int, dict[_Place, str]] = {target.pid: {} for target in self._targets}
-        self._places: dict[int, list[str]] = {target.pid: [] for target in self._targets}
-        self._stack_places: dict[int, list[str]] = {target.pid: [] for target in self._targets}
-        self._ends: dict[int, dict[str, dict[str, None]]] = {
-            target.pid: {} for target in self._targets
+        self._ranks = {
+            target.pid: _GlancedRank(target)
+            for target in targets
+            if not (target.rank.stranger or target.rank.process.hangs)
         }
-        self._phrases: dict[int, dict[str, str]] = {target.pid: {} for target in self._targets}
-        self._sent: dict[int, list[int]] = {target.pid: [] for target in self._targets}
-        self._unsent: dict[int, list[str]] = {target.pid: [] for target in self._targets}
-        self._inodes: dict[str, int] = {}
-        self._lock, self._over = Lock(), Event()
-        self._began = time.monotonic()
-        self._first = self._counters()
+        self._pause_s = max(_PAUSE_S, seconds / _MAX_GLANCES)
+        self._owner_by_inode: dict[str, int] = {}
+        self._over, self._began = Event(), time.monotonic()
+        self._first = _node_counters(self._ranks)
         # A read that hangs ends with this program.
         self._thread = Thread(target=self._glance, daemon=True)
         self._thread.start()
@@ -125,31 +191,36 @@ class Glances:
         read_s = 0.0
         # The pauses differ, so that they are in step with no program.
         while not self._over.wait(self._pause_s * random.uniform(0.5, 1.5)):
-            for target in self._targets:
-                self._places[target.pid].append(self.place(target))
+            for rank in self._ranks.values():
+                rank.places.append(rank.number(rank.line()))
             began = time.monotonic()
             if is_visible and read_s <= _CONNECTIONS_SHARE * (began - self._began):
                 rows = waits.sent_data().items()
-                sending = {self._inodes.get(inode) for inode, (_, unsent) in rows if unsent}
-                for pid, marks in self._unsent.items():
-                    marks.append("1" if pid in sending else "0")
+                sending = {self._owner_by_inode.get(inode) for inode, (_, more) in rows if more}
+                for pid, rank in self._ranks.items():
+                    rank.unsent.append("1" if pid in sending else "0")
                 read_s += time.monotonic() - began
 
+    def _spaces(self) -> dict[int, int]:
+        """Network namespace -> a rank in it."""
+        spaces: dict[int, int] = {}
+        for pid in self._ranks:
+            with contextlib.suppress(OSError):
+                spaces.setdefault(os.stat(f"/proc/{pid}/ns/net").st_ino, pid)
+        return spaces
+
     def place(self, target: StackTarget) -> str:
-        """The place of a rank's main thread now."""
-        thread = target.thread or target.pid
-        return self._number(target.pid, contents(f"/proc/{target.pid}/task/{thread}/syscall"))
+        """The place of a rank's main thread now; "": it is not glanced at."""
+        rank = self._ranks.get(target.pid)
+        return rank.number(rank.line()) if rank else ""
 
-    def _number(self, pid: int, line: str) -> str:
-        place = _call_place(line)
-        if isinstance(place, str):
-            return place
-        with self._lock:
-            numbers = self._numbers[pid]
-            return numbers.setdefault(place, min(chr(_FIRST + len(numbers)), _LAST))
+    def add_stack(self, target: StackTarget, before: str) -> None:
+        """Note where a rank was while its stack was read. before: `place` before that"""
+        if rank := self._ranks.get(target.pid):
+            rank.stack_places.append(before if self.place(target) == before else "")
 
-    def _look_at_connections(self, deadline: float) -> None:
-        """Add what the ranks have sent so far."""
+    def look(self, began: float, deadline: float) -> None:
+        """Read what the ranks have sent, and which ranks they wait for by their connections."""
         rows: dict[str, Any] = {}
         for answer in probe_each(
             lambda pid: waits.sent_data() if _is_network_of(pid) else {},
@@ -157,96 +228,34 @@ class Glances:
             deadline,
         ).values():
             rows.update({} if answer is HANGS else answer)
-        for target in self._targets:
-            inodes = socket_inodes(target.pid, _MAX_SOCKETS)
-            self._inodes.update(dict.fromkeys(inodes, target.pid))
-            sent = sum(rows[inode][0] for inode in inodes if inode in rows)
-            self._sent[target.pid].append(sent)
-
-    def _spaces(self) -> dict[int, int]:
-        """Network namespace -> a rank in it."""
-        spaces: dict[int, int] = {}
-        for target in self._targets:
-            with contextlib.suppress(OSError):
-                spaces.setdefault(os.stat(f"/proc/{target.pid}/ns/net").st_ino, target.pid)
-        return spaces
-
-    def look(self, began: float, deadline: float) -> None:
-        """Read which ranks the main threads wait for, by their connections."""
-        self._look_at_connections(deadline)
-        threads = {target.pid: target.thread or target.pid for target in self._targets}
-
-        def probe(pid: int) -> list[Any]:
-            """The line of the current call with its row; calls of descriptors with theirs."""
-            path = f"/proc/{pid}/task/{threads[pid]}/syscall"
-            line, row = contents(path), waits.probe_thread(pid, threads[pid])
-            current = [[line, row]] if row and line == contents(path) else []
-            return current + [
-                [number, waits.probe_descriptor(pid, int(place[0]), int(place[1], 16))]
-                for place, number in list(self._numbers[pid].items())
-                if place[1] and number not in self._ends[pid]
-            ]
-
+        for pid, rank in self._ranks.items():
+            inodes = socket_inodes(pid, _MAX_SOCKETS)
+            self._owner_by_inode.update(dict.fromkeys(inodes, pid))
+            rank.sent.append(sum(rows[inode][0] for inode in inodes if inode in rows))
         calls: dict[tuple[int, int], waits.WaitCall] = {}
-        for pid, answer in probe_each(probe, list(threads), deadline).items():
+        answers = probe_each(lambda pid: self._ranks[pid].calls(), list(self._ranks), deadline)
+        for pid, answer in answers.items():
+            rank = self._ranks[pid]
             for text, row in [] if answer is HANGS else answer:
-                number = text if len(text) == 1 else self._number(pid, text)
-                if row:
-                    # As a thread of its own.
+                number = text if len(text) == 1 else rank.number(text)
+                if row and len(rank.ends) < _MAX_ENDS:
+                    # Each call as that of a thread of its own.
                     call = calls[pid, -ord(number)] = waits.WaitCall(*row)
-                    words = f"{call.verb} of {call.objects[0]}" if call.objects else call.verb
-                    self._phrases[pid].setdefault(number, words)
-        links.observe(self._targets, calls, began, deadline)
-        for target in self._targets:
-            ends = self._ends[target.pid]
-            for pid, thread in calls:
-                if pid == target.pid and len(ends) < _MAX_ENDS:
-                    ends.setdefault(chr(-thread), {})
-            for name, end in target.waits_for:
+                    rank.add_call(number, call)
+        links.observe([rank.target for rank in self._ranks.values()], calls, began, deadline)
+        for rank in self._ranks.values():
+            for name, end in rank.target.waits_for:
                 if name.startswith("-"):
-                    ends.setdefault(chr(int(name[1:])), {})[end] = None
-
-    def add_stack(self, target: StackTarget, before: str) -> None:
-        """Note where a rank was while its stack was read. before: `place` before that"""
-        place = self.place(target)
-        self._stack_places[target.pid].append(place if place == before else "")
+                    rank.ends[chr(int(name[1:]))][end] = None
 
     def finish(self) -> dict[str, Any]:
         """End; give each rank its glances, and return those of the node."""
         self._over.set()
         self._thread.join(2 * self._pause_s)
-        seconds = time.monotonic() - self._began
-        (ranks_before, node_before), (ranks_after, node_after) = self._first, self._counters()
-        names = waits.calls(os.uname().machine)
-        for target in self._targets:
-            pid = target.pid
-            old, new = ranks_before[pid], ranks_after[pid]
-            deltas = {name: max(0, new[name] - old.get(name, new[name])) for name in new}
-            count = min(map(len, self._places.values()))
-            verbs = {
-                number: names.get(int(place[0]), ("",))[0]
-                for place, number in self._numbers[pid].items() if place[0].isdigit()
-            }  # fmt: skip
-            target.witnesses["glances"] = {
-                "seconds": round(seconds, 2),
-                "places": "".join(self._places[pid][:count]),
-                "stack_places": self._stack_places[pid],
-                "ends": [(place, end) for place, ends in self._ends[pid].items() for end in ends],
-                "phrases": list({**verbs, **self._phrases[pid]}.items()),
-                "sent": self._sent[pid],
-                "unsent": "".join(self._unsent[pid]),
-                **deltas,
-            }
-        return _node_row(node_before, node_after, seconds)
-
-    def _counters(self) -> tuple[dict[int, dict[str, float]], dict[str, Any]]:
-        """The counters of each rank, and of the node."""
-        rank_pids = {target.pid for target in self._targets}
-        ranks = {
-            target.pid: _rank_counters(target.pid, target.thread or target.pid)
-            for target in self._targets
-        }
-        return ranks, _node_counters(rank_pids)
+        seconds = round(time.monotonic() - self._began, 2)
+        for rank in self._ranks.values():
+            rank.target.witnesses["glances"] = rank.plain(seconds)
+        return _node_row(self._first, _node_counters(self._ranks), seconds)
 
 
 #: The files of the time for which a cgroup was throttled: the controller in /proc/PID/cgroup, the
@@ -277,79 +286,65 @@ def _rank_counters(pid: int, thread: int) -> dict[str, float]:
     cpu_s, queued_s = (int(word) / 1e9 for word in words[:2]) if len(words) == 3 else (0.0, 0.0)
     fields = contents(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return {
-        "cpu_s": round(cpu_s, 3),
-        "queued_s": round(queued_s, 3),
-        "throttled_s": round(_throttled_s(pid), 3),
+        "cpu_s": cpu_s,
+        "queued_s": queued_s,
+        "throttled_s": _throttled_s(pid),
         "faults": int(fields[9]) if len(fields) > 9 else 0,
     }
 
 
-def _node_counters(rank_pids: set[int]) -> dict[str, Any]:
-    """The counters of the node; of each process that is no rank's and not ours its CPU time."""
+def _node_counters(ranks: Container[int]) -> tuple[dict[str, float], dict[Any, Any]]:
+    """Counters of the node; CPU time and name of each process that is no rank's and not ours.
+    ranks: their pids
+    """
     rows = [stat(contents(f"/proc/{pid}/stat")) for pid in pids()]
-    family = rank_pids | {os.getpid()}
     parents = {row.pid: row.parent for row in rows if row}
 
     def is_ours(pid: int) -> bool:
         for _ in range(32):
-            if pid in family:
+            if pid in ranks or pid == os.getpid():
                 return True
             pid = parents.get(pid, 0)
         return False
 
     others = {
-        (row.pid, row.start_s): (row.name, row.cpu_s)
+        (row.pid, row.start_s): (row.cpu_s, row.name)
         for row in rows if row and not is_ours(row.pid)
     }  # fmt: skip
-    segments = [0, 0]
-    for pid in list(rank_pids)[:1]:
-        tcp = [row.split() for row in contents(f"/proc/{pid}/net/snmp").splitlines()
-               if row.startswith("Tcp:")]  # fmt: skip
-        values = dict(zip(*tcp)) if len(tcp) == 2 else {}
-        segments = [int(values.get(name, 0)) for name in ("RetransSegs", "OutSegs")]
-    clocks = []
+    clocks = [0.0]
     for number in range(min(os.cpu_count() or 1, 256)):
         path = f"/sys/devices/system/cpu/cpu{number}/cpufreq"
-        now, most = (first_number(f"{path}/{name}") for name in ("scaling_cur_freq",
-                                                                 "cpuinfo_max_freq"))  # fmt: skip
-        clocks += [now / most] if now and most else []
-    cpu = contents("/proc/stat", 4096).partition("\n")[0].split()[1:9]
+        clock = first_number(f"{path}/scaling_cur_freq")
+        clocks += [(clock or 0) / (first_number(f"{path}/cpuinfo_max_freq") or 1)]
+    ticks = [int(word) for word in contents("/proc/stat", 4096).partition("\n")[0].split()[1:9]]
+    stalled = re.search(r"^some .*total=(\d+)", contents("/proc/pressure/memory"), re.M)
+    tcp = re.findall(r"^Tcp:(.*)", contents("/proc/net/snmp"), re.M)
+    values = dict(zip(*map(str.split, tcp))) if len(tcp) == 2 else {}
     return {
-        "others": others,
-        "segments": segments,
-        "frequency": sum(clocks) / len(clocks) if clocks else 0.0,
-        "cpu": [int(word) for word in cpu],
-        "memory_stall_s": _stall_s("/proc/pressure/memory"),
-    }
+        "clock": sum(clocks) / max(1, len(clocks) - 1),
+        "ticks": sum(ticks),
+        "stolen": ticks[7] if len(ticks) == 8 else 0,
+        "stalled_s": int(stalled[1]) / 1e6 if stalled else 0,
+        "again": int(values.get("RetransSegs", 0)),
+        "sent": int(values.get("OutSegs", 0)),
+    }, others
 
 
-def _stall_s(path: str) -> float:
-    """Seconds in which a process waited for this resource (psi.rst of Linux)."""
-    match = re.search(r"^some .*total=(\d+)", contents(path), re.M)
-    return int(match[1]) / 1e6 if match else 0.0
-
-
-def _node_row(
-    before: Mapping[str, Any], after: Mapping[str, Any], seconds: float
-) -> dict[str, Any]:
+def _node_row(before: Any, after: Any, seconds: float) -> dict[str, Any]:
     """The fields of `NodeGlances`."""
-    used = {
-        key: (cpu_s - before["others"].get(key, ("", cpu_s))[1], name)
-        for key, (name, cpu_s) in after["others"].items()
-    }
-    (pid, _), (cpu_s, name) = max(
-        used.items(), key=lambda row: row[1][0], default=((0, 0.0), (0.0, ""))
-    )
-    cpus = cpu_s / seconds if seconds else 0.0
-    again, sent = (new - old for new, old in zip(after["segments"], before["segments"]))
-    ticks = [new - old for new, old in zip(after["cpu"], before["cpu"])]
-    stalled_s = after["memory_stall_s"] - before["memory_stall_s"]
+    (old, others_before), (new, others) = before, after
+    delta = {name: max(0.0, new[name] - old[name]) for name in new}
+    used = [
+        ((cpu_s - others_before.get(key, (cpu_s,))[0]) / seconds, f"{name} (pid {key[0]})")
+        for key, (cpu_s, name) in others.items()
+    ]
+    cpus, name = max(used, default=(0.0, ""))
     return {
-        "seconds": round(seconds, 2),
-        "steal": max(0.0, ticks[7] / max(1, sum(ticks))) if len(ticks) == 8 else 0.0,
-        "frequency": (before["frequency"] + after["frequency"]) / 2,
-        "memory_stall": max(0.0, stalled_s / seconds),
-        "retransmits": max(0.0, again / sent) if sent > 0 else 0.0,
-        "beside": f"{name} (pid {pid})" if cpus >= _MIN_CPUS else "",
+        "seconds": seconds,
+        "steal": delta["stolen"] / max(1, delta["ticks"]),
+        "frequency": (old["clock"] + new["clock"]) / 2,
+        "memory_stall": delta["stalled_s"] / seconds,
+        "retransmits": delta["again"] / max(1, delta["sent"]),
+        "beside": name if cpus >= _MIN_CPUS else "",
         "beside_cpus": max(0.0, cpus),
     }

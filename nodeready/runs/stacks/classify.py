@@ -508,7 +508,8 @@ def main_stack(process: TracedProcess, stacks: Sequence[int], table: StackNumber
     """The number of a main thread's last stack, with that of the thread that it waits for; None:
     no stack. stacks: as of `classify`
     """
-    return (_mains(process, stacks, table)[0] or [None])[-1]
+    mains, _ = _mains(process, stacks, table)
+    return mains[-1] if mains else None
 
 
 def _awaited(

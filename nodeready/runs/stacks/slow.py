@@ -24,8 +24,8 @@ from nodeready.runs.stacks.document import Group, RankPace, Statement, Suspect, 
 from nodeready.runs.stacks.evidence import WitnessReport, ranks_of
 from nodeready.runs.stacks.trace import Trace, TracedProcess
 
-#: The time is divided into so many blocks.
-_BLOCKS, _THIRD = 12, 4
+#: The number of blocks into which the time is divided.
+_BLOCKS = 12
 #: Minimum part of the time that the peers of a slow rank wait longer than it, and minimum factor
 #: of its work: 1.2 times leaves 0.17 and less, because data also has to be moved.
 _MIN_LAG, _MIN_FACTOR = 0.08, 1.1
@@ -36,11 +36,18 @@ _MIN_T = 4.5
 _MIN_STEPS = 5
 #: Minimum glances; without them the stacks themselves are counted.
 _MIN_GLANCES = 100
-#: Minimum parts of the time in which a rank's connections had undelivered data, in which it was
-#: throttled, in which it had no CPU, and times those of its peers.
-_MIN_SENDING, _MIN_THROTTLED, _MIN_QUEUED, _TIMES = 0.1, 0.05, 0.1, 2.0
-#: Minimum faults a second; minimum parts of steal, of stalls, and of clocks below other nodes'.
-_MIN_FAULTS, _MIN_STEAL, _MIN_STALL, _MIN_CLOCK = 20, 0.05, 0.1, 0.1
+#: Minimum part of the time in which a rank's data is on its way, and times that of each peer.
+_MIN_SENDING, _TIMES = 0.1, 2.0
+#: Minimum faults a second more than the peers.
+_MIN_FAULTS = 20
+#: A counter of a node, by how much it is worse than on the other nodes, and the sentence.
+_NODE_CAUSES = (
+    ("steal", 0.05, "a hypervisor takes {:.0%} of its node's CPU time"),
+    ("memory_stall", 0.1, "its node is short of memory for {:.0%} of the time"),
+    ("retransmits", 0.01, "its node sends {:.1%} of its TCP segments again"),
+    ("frequency", 0.1, "the CPUs of its node run at {:.0%} of their clock, its peers' at {:.0%}"),
+)
+_COMPUTES = "computes"
 #: Minimum part of the waits in the GPU's calls from which stacks cannot tell ranks apart.
 _ASYNCHRONOUS = 0.5
 #: Calls in which a library may wait for other ranks.
@@ -91,11 +98,17 @@ class _Look(NamedTuple):
     in_pipeline: bool
 
 
+class _RankRow(NamedTuple):
+    role: str  # as of a `Pace`
+    glances: RankGlances
+    looks: list[_Look]
+
+
 class PaceReader:
     """Reads the glances and stacks of each trace, and keeps what tells how often a rank waits."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, int], tuple[str, RankGlances, list[_Look]]] = {}
+        self._rows: dict[tuple[str, int], _RankRow] = {}
         self.nodes: dict[str, NodeGlances] = {}
 
     def read(self, trace: Trace, numbers: Sequence[int], table: classify.StackNumbers) -> None:
@@ -108,7 +121,7 @@ class PaceReader:
                     glances = wire.decode(RankGlances, process.witnesses["glances"])
                     looks = list(_looks(process, glances, numbers, table))
                     role = _DIGITS.sub("N", process.command)
-                    self._rows[trace.node, process.pid] = role, glances, looks
+                    self._rows[trace.node, process.pid] = _RankRow(role, glances, looks)
         except wire.DecodeError:
             return
 
@@ -119,11 +132,12 @@ class PaceReader:
             for bucket in buckets for process in bucket.processes
             if process.rank is not None
         }  # fmt: skip
-        return [
-            _pace((ranks[key], key[0]), *row,
-                  lambda end, node=key[0]: links.owner(node, end) in ranks)
-            for key, row in self._rows.items() if key in ranks
-        ]  # fmt: skip
+
+        def is_rank(node: str, end: str) -> bool:
+            return links.owner(node, end.removeprefix("may ")) in ranks
+
+        rows = [(ranks[key], key[0], row) for key, row in self._rows.items() if key in ranks]
+        return [_pace(rank, node, row, is_rank) for rank, node, row in rows]
 
 
 def _looks(
@@ -145,24 +159,18 @@ def _looks(
             yield _Look(place, waits, activity, work, hints.in_pipeline(frames))
 
 
-def _pace(
-    at: tuple[int, str], role: str, glances: RankGlances, looks: Sequence[_Look],
-    is_rank: Callable[[str], bool],
-) -> Pace:  # fmt: skip
-    """The pace of one rank.
-
-    at:      its number and its node
-    is_rank: whether an end that it waits for is of a rank
-    """
+def _pace(rank: int, node: str, row: _RankRow, is_rank: Callable[[str, str], bool]) -> Pace:
+    """The pace of one rank. is_rank: whether an end that it waits for, on its node, is a rank's"""
+    glances, looks = row.glances, row.looks
     votes: dict[str, list[bool]] = defaultdict(list)
     for look in looks:
         votes[look.place].append(look.waits)
     # Python's own calls of sockets have no frame that tells what they wait for.
-    certain = {place for place, end in glances.ends if is_rank(end.removeprefix("may "))}
-    seen = [look.waits or look.place in certain for look in looks]
-    phrases = {RUNS: "computes", **dict(glances.phrases)}
+    certain = {place for place, end in glances.ends if is_rank(node, end)}
+    waiting = [look.waits or look.place in certain for look in looks]
+    phrases = {RUNS: _COMPUTES, **dict(glances.phrases)}
     # A place that no stack has met is a rare one: a rank that mostly waits works there.
-    rare = 1 - fmean(seen) if seen else 0.0
+    rare = 1 - fmean(waiting) if waiting else 0.0
     parts: dict[str, float] = {}
     for place in {*glances.places} - {UNREADABLE}:
         if place in certain:
@@ -171,36 +179,33 @@ def _pace(
             parts[place] = fmean(votes[place])
         else:
             parts[place] = rare if phrases.get(place, "").startswith(_WAITS) else 0.0
-    places = [place for place in glances.places if place != UNREADABLE]
+    places = [place for place in glances.places if place in parts]
     series = [parts[place] for place in places]
     if len(series) < _MIN_GLANCES:
-        series = [float(waits) for waits in seen] or [0.0]
-    mean, blocks = fmean(series), min(_BLOCKS, len(series))
-    cuts = [len(series) * at // blocks for at in range(blocks + 1)]
-    calls: Counter[str] = Counter()
+        series = list(map(float, waiting)) or [0.0]
+    mean = fmean(series)
+    begun = sum(before <= mean < after for before, after in itertools.pairwise(series))
+    # Where the work is too short for a glance, the data of a step is seen.
+    sent = sum(before < after for before, after in itertools.pairwise(glances.sent))
+    calls: dict[str, float] = defaultdict(float)
     for place in places:
-        calls[phrases.get(place, "")] += 1 - parts[place]
+        calls[phrases.get(place, "")] += (1 - parts[place]) / len(places)
+    work = Counter(look.work for look, waits in zip(looks, waiting, strict=True) if not waits)
     return Pace(
-        *at,
-        role,
-        tuple(fmean(series[low:end]) for low, end in itertools.pairwise(cuts)),
-        max(
-            sum(before <= mean < after for before, after in itertools.pairwise(series)),
-            # Where the work is too short for a glance, the data of a step is seen.
-            sum(before < after for before, after in itertools.pairwise(glances.sent)),
-        ),
-        len(looks),
-        sum(seen),
+        rank, node, row.role, _blocks(series), max(begun, sent), len(looks), sum(waiting),
         sum(look.waits and look.activity == "gpu" for look in looks),
         any(look.in_pipeline for look in looks),
-        tuple(
-            Counter(
-                look.work for look, waits in zip(looks, seen, strict=True) if not waits
-            ).most_common()
-        ),
-        tuple((text, count / len(places)) for text, count in calls.most_common() if text),
+        tuple(work.most_common()),
+        tuple(sorted(calls.items(), key=lambda call: -call[1])),
         glances,
-    )
+    )  # fmt: skip
+
+
+def _blocks(values: Sequence[float]) -> tuple[float, ...]:
+    """The mean of each twelfth of the values."""
+    count = min(_BLOCKS, len(values))
+    cuts = [len(values) * at // count for at in range(count + 1)]
+    return tuple(fmean(values[low:end]) for low, end in itertools.pairwise(cuts))
 
 
 # --- The verdict.
@@ -270,154 +275,134 @@ def judge(
     paces: Sequence[Pace], nodes: Mapping[str, NodeGlances], report: WitnessReport
 ) -> Verdict:
     """The verdict on a job that may be slow. nodes: by name; report: of the witnesses"""
-    statements = [(name.name, row) for name in report.witnesses for row in name.statements]
     lags = _lags(paces)
     if not lags:
         return Verdict("unclear", "fewer than two ranks of one program could be looked at")
-    looks, seconds = max(pace.looks for pace in paces), _seconds(paces)
-    span = f"{counted(looks, 'look')} in {seconds:.0f} s"
+    looks = counted(max(pace.looks for pace in paces), "look")
+    seconds = max((pace.glances.seconds for pace in paces if pace.glances), default=0.0)
+    span, longer = f"{looks} in {seconds:.0f} s", f"look longer (--slow {10 * round(seconds / 2)})"
     large = [lag for lag in lags if lag.is_large]
     slow = [lag for lag in large if _is_certain(lag.blocks)]
     slow = [lag for lag in slow if lag.mean >= slow[0].mean / 2]
     steps = int(median(pace.steps for pace in paces))
     first = (slow or lags)[0]
     name = ranks_of([first.pace.rank], [first.pace.node])
-    longer = f"look longer (--slow {10 * round(seconds / 2)})"
+    evidence = _Evidence(
+        nodes, [(name.name, row) for name in report.witnesses for row in name.statements]
+    )
+    waits = sum(pace.waiting_looks for pace in paces)
+    missing: tuple[str, ...] = ()
     if large and steps < _MIN_STEPS:
         text = f"{name} waits less than its peers, but only {counted(steps, 'step')} began in "
         text += f"{seconds:.0f} s: {longer}, or without --slow if the job hangs"
-        return Verdict("unclear", text)
-    if slow and any(pace.in_pipeline for pace in paces):
+    elif slow and any(pace.in_pipeline for pace in paces):
         text = f"the stages of a pipeline are uneven by design; {name} waits least ({span})"
-        return Verdict("unclear", text)
-    if slow:
-        return _straggler(slow, paces, nodes, statements, span)
-    waits = sum(pace.waiting_looks for pace in paces)
-    if waits and sum(pace.gpu_looks for pace in paces) >= _ASYNCHRONOUS * waits:
-        signs = [f"{name}: {row.text}" for name, row in statements if row.weight and row.nodes]
+    elif slow:
+        return _straggler(slow, evidence, span)
+    elif waits and sum(pace.gpu_looks for pace in paces) >= _ASYNCHRONOUS * waits:
         text = f"all ranks wait for their GPUs alike: stacks cannot tell who is slow ({span})"
-        tells = ("durations: TORCH_NCCL_ENABLE_TIMING=1 and --dump, or NCCL's Inspector",)
-        return Verdict("unclear", "; ".join([text, *signs[:1]]), (), tells)
-    if sender := _slow_sender(paces):
-        return _network(sender, paces, nodes, statements, span)
-    if large and _is_lasting(first.blocks):
+        missing = ("durations: TORCH_NCCL_ENABLE_TIMING=1 and --dump, or NCCL's Inspector",)
+        rows = (f"{name}: {row.text}" for name, row in evidence.statements if row.weight)
+        text = "; ".join([text, *itertools.islice(rows, 1)])
+    elif sender := _slow_sender(paces):
+        return _network(sender, [pace for pace in paces if pace is not sender], evidence, span)
+    elif large and _is_lasting(first.blocks):
         text = f"{name} waits less than its peers, but the steps differ too much: {longer}"
-        return Verdict("unclear", text)
-    text = f"no rank is waited for more than its peers ({span})"
-    if large:
-        text += f"; {name} was slow for a part of the time only"
-    return Verdict("even", text)
+    else:
+        passing = f"; {name} was slow for a part of the time only" if large else ""
+        return Verdict("even", f"no rank is waited for more than its peers ({span}){passing}")
+    return Verdict("unclear", text, (), missing)
 
 
-def _seconds(paces: Iterable[Pace]) -> float:
-    return max((pace.glances.seconds for pace in paces if pace.glances), default=0.0)
-
-
-def _straggler(
-    slow: Sequence[_Lag], paces: Sequence[Pace], nodes: Mapping[str, NodeGlances],
-    statements: Sequence[tuple[str, Statement]], span: str,
-) -> Verdict:  # fmt: skip
+def _straggler(slow: Sequence[_Lag], evidence: _Evidence, span: str) -> Verdict:
     suspects = []
     for lag in slow:
         pace, others = lag.pace, median(peer.share for peer in lag.peers)
         share = f"waits {pace.share:.0%} of the time, its peers {others:.0%}"
-        evidence = _causes(pace, lag.peers, nodes, statements)
-        suspects.append(Suspect((pace.rank,), (pace.node,), (share, *evidence), ()))
-    first, (share, *evidence) = slow[0], suspects[0].for_
-    ranks = [lag.pace.rank for lag in slow]
-    who = ranks_of(ranks, tuple(dict.fromkeys(lag.pace.node for lag in slow)))
-    text = say("{who} {is|are} the {rank|ranks} that {its|their} peers wait for: ", len(slow),
-               who=who)  # fmt: skip
-    text += f"{'it' if len(slow) == 1 else f'rank {first.pace.rank}'} {share}, and its work "
-    text += f"takes {first.factor:.1f} times as long"
-    text += f"; likely: {evidence[0]}" if evidence else ""
-    return Verdict("straggler", f"{text} ({span})", tuple(suspects))
+        causes_found = evidence.causes(pace, lag.peers, lag.mean)
+        suspects.append(Suspect((pace.rank,), (pace.node,), (share, *causes_found), ()))
+    share, *likely = suspects[0].for_
+    who = ranks_of([lag.pace.rank for lag in slow], [lag.pace.node for lag in slow])
+    first = f"rank {slow[0].pace.rank}" if slow[1:] else "it"
+    text = say(
+        "{who} {is|are} the {rank|ranks} that {its|their} peers wait for: {first} {share}, and "
+        "its work takes {factor} times as long{likely} ({span})",
+        len(slow), who=who, first=first, share=share, factor=f"{slow[0].factor:.1f}",
+        likely=f"; likely: {likely[0]}" if likely else "", span=span,
+    )  # fmt: skip
+    return Verdict("straggler", text, tuple(suspects))
 
 
-def _causes(
-    pace: Pace, peers: Sequence[Pace], nodes: Mapping[str, NodeGlances],
-    statements: Sequence[tuple[str, Statement]],
-) -> list[str]:  # fmt: skip
-    """Why a rank may be slow, the likeliest first."""
-    texts = []
-    usual = {name: median(peer.part(name) for peer in peers)
-             for name in ("throttled_s", "queued_s", "faults")}  # fmt: skip
-    seconds, node = _seconds([pace]), nodes.get(pace.node)
-    throttled, queued, faults = (pace.part(name) for name in usual)
-    if throttled >= max(_MIN_THROTTLED, _TIMES * usual["throttled_s"]):
-        texts.append(f"its cgroup has too little CPU time (cpu.max): throttled for "
-                     f"{throttled:.0%} of the time")  # fmt: skip
-    texts += _signs(pace, peers, statements)
-    if queued >= max(_MIN_QUEUED, _TIMES * usual["queued_s"]):
-        text = f"it had no CPU for {queued:.0%} of the time although it was ready to run"
-        if node and node.beside:
-            text += f"; {node.beside} takes {node.beside_cpus:.1f} CPUs"
-        texts.append(text)
-    if faults >= max(_MIN_FAULTS, _TIMES * usual["faults"]):
-        texts.append(f"its memory comes from a disk: {faults:.0f} page faults a second")
-    own = _node_causes(node, [row for name, row in nodes.items() if name != pace.node])
-    texts += own
-    habits = Counter[str]()
-    for peer in peers:
-        habits.update(dict(peer.work))
-    # What it does more often than its peers do on average.
-    excess = {text: count - habits[text] / len(peers) for text, count in pace.work}
-    if excess and (place := max(excess, key=lambda text: excess[text])):
-        call = next((text for text, part in pace.calls if part >= 0.25), "")
-        texts.append(f"it {place}" + (f", in {call}" if call and call != "computes" else ""))
-    if throttled or queued or seconds:
-        cpu = f"CPU: used {pace.part('cpu_s'):.0%} of a core, its peers "
-        texts.append(cpu + f"{median(peer.part('cpu_s') for peer in peers):.0%}")
-    return texts
+class _Evidence(NamedTuple):
+    """What may have made a rank slow."""
 
+    nodes: Mapping[str, NodeGlances]
+    statements: Sequence[tuple[str, Statement]]  # of the witnesses, with their names
 
-def _signs(
-    pace: Pace, peers: Sequence[Pace], statements: Sequence[tuple[str, Statement]]
-) -> list[str]:
-    """The statements of witnesses about a rank, or about its node but not all nodes."""
-    nodes = {peer.node for peer in peers} - {pace.node}
-    return [
-        f"{name}: {row.text}"
-        for name, row in statements
-        if row.weight and not row.against and name != "environment"
-        and (row.ranks == (pace.rank,) or (pace.node in row.nodes and nodes - {*row.nodes}))
-    ]  # fmt: skip
+    def causes(self, pace: Pace, peers: Sequence[Pace], lag: float) -> list[str]:
+        """Why a rank may be slow, the likeliest first. lag: see `_Lag.mean`"""
+        excess = {
+            name: pace.part(name) - median(peer.part(name) for peer in peers)
+            for name in ("throttled_s", "queued_s", "faults")
+        }
+        texts = []
+        if excess["throttled_s"] >= lag / 3:
+            part = pace.part("throttled_s")
+            texts += [f"its cgroup has too little CPU time (cpu.max): throttled for {part:.0%} of "
+                      "the time"]  # fmt: skip
+        texts += self.signs(pace, peers)
+        if excess["queued_s"] >= lag / 2:
+            text = f"it had no CPU for {pace.part('queued_s'):.0%} of the time although it was "
+            node = self.nodes.get(pace.node)
+            beside = f"; {node.beside} takes {node.beside_cpus:.1f} CPUs" if node else ""
+            texts += [f"{text}ready to run{beside if node and node.beside else ''}"]
+        if excess["faults"] >= _MIN_FAULTS:
+            texts += [
+                f"its memory comes from a disk: {pace.part('faults'):.0f} page faults a second"
+            ]
+        texts += self.of_node(pace)
+        habits = Counter[str]()
+        for peer in peers:
+            habits.update(dict(peer.work))
+        # What it does more often than its peers do on average.
+        more = {text: count - habits[text] / len(peers) for text, count in pace.work}
+        if more:
+            call = next((text for text, part in pace.calls if text and part >= 0.25), _COMPUTES)
+            place = max(more, key=lambda text: more[text])
+            texts += [f"it {place}" + (f", in {call}" if call != _COMPUTES else "")]
+        cpu, usual = pace.part("cpu_s"), median(peer.part("cpu_s") for peer in peers)
+        return [*texts, f"CPU: used {cpu:.0%} of a core, its peers {usual:.0%}"]
 
+    def signs(self, pace: Pace, peers: Sequence[Pace]) -> list[str]:
+        """The statements about a rank, or about its node but not all nodes."""
+        nodes = {peer.node for peer in peers} - {pace.node}
+        return [
+            f"{name}: {row.text}"
+            for name, row in self.statements
+            if row.weight and not row.against and name != "environment"
+            and (row.ranks == (pace.rank,) or (pace.node in row.nodes and nodes - {*row.nodes}))
+        ]  # fmt: skip
 
-def _node_causes(node: NodeGlances | None, others: Sequence[NodeGlances]) -> list[str]:
-    """What a node has that the other nodes have not."""
-    if node is None:
-        return []
-
-    def is_more(name: str, least: float) -> bool:
-        usual = median(getattr(other, name) for other in others) if others else 0.0
-        return bool(getattr(node, name) >= max(least, _TIMES * usual))
-
-    rows = (
-        ("steal", _MIN_STEAL, "a hypervisor takes {:.0%} of its node's CPU time"),
-        ("memory_stall", _MIN_STALL, "its node is short of memory for {:.0%} of the time"),
-        ("retransmits", 0.01, "its node sends {:.1%} of its TCP segments again"),
-    )
-    texts = [
-        text.format(getattr(node, name)) for name, least, text in rows if is_more(name, least)
-    ]
-    clocks = [other.frequency for other in others if other.frequency]
-    if clocks and 0 < node.frequency < median(clocks) - _MIN_CLOCK:
-        texts.append(f"the CPUs of its node run at {node.frequency:.0%} of their clock, "
-                     f"its peers' at {median(clocks):.0%}")  # fmt: skip
-    return texts
+    def of_node(self, pace: Pace) -> list[str]:
+        """What a rank's node has, and the other nodes have not."""
+        node = self.nodes.get(pace.node)
+        others = [row for name, row in self.nodes.items() if name != pace.node]
+        texts = []
+        for name, least, text in _NODE_CAUSES if node and others else ():
+            value, usual = getattr(node, name), median(getattr(row, name) for row in others)
+            is_worse = value < usual - least if name == "frequency" else value > usual + least
+            if is_worse and (value or name != "frequency"):
+                texts.append(text.format(value, usual))
+        return texts
 
 
 # --- A rank whose data leaves slowly: all ranks wait, this one too.
 
 
-def _sending(pace: Pace) -> list[float]:
+def _sending(pace: Pace) -> tuple[float, ...]:
     """By block: the part of the time in which a rank's data was on its way."""
     marks = pace.glances.unsent if pace.glances else ""
-    if len(marks) < _BLOCKS:
-        return []
-    cuts = [len(marks) * at // _BLOCKS for at in range(_BLOCKS + 1)]
-    return [fmean(map(int, marks[low:end])) for low, end in itertools.pairwise(cuts)]
+    return _blocks([float(mark == "1") for mark in marks]) if marks else ()
 
 
 def _slow_sender(paces: Sequence[Pace]) -> Pace | None:
@@ -437,17 +422,10 @@ def _sent(pace: Pace) -> int:
     return pace.glances.sent[-1] - pace.glances.sent[0] if pace.glances else 0
 
 
-def _network(
-    pace: Pace, paces: Sequence[Pace], nodes: Mapping[str, NodeGlances],
-    statements: Sequence[tuple[str, Statement]], span: str,
-) -> Verdict:  # fmt: skip
-    peers = [peer for peer in paces if peer is not pace]
+def _network(pace: Pace, peers: Sequence[Pace], evidence: _Evidence, span: str) -> Verdict:
     waits, usual = fmean(_sending(pace)), median(fmean(_sending(peer) or [0]) for peer in peers)
     share = f"its data was on its way for {waits:.0%} of the time, its peers' for {usual:.0%}"
-    others = [row for name, row in nodes.items() if name != pace.node]
-    evidence = [*_signs(pace, peers, statements), *_node_causes(nodes.get(pace.node), others)]
+    likely = [*evidence.signs(pace, peers), *evidence.of_node(pace)]
     text = f"{ranks_of([pace.rank], [pace.node])} is the rank that its peers wait for: {share}; "
-    text += f"likely: {(*evidence, 'its network')[0]} ({span})"
-    return Verdict(
-        "straggler", text, (Suspect((pace.rank,), (pace.node,), (share, *evidence), ()),)
-    )
+    text += f"likely: {(*likely, 'its network')[0]} ({span})"
+    return Verdict("straggler", text, (Suspect((pace.rank,), (pace.node,), (share, *likely), ()),))
