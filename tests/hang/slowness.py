@@ -168,7 +168,12 @@ def receive(connection, count):
 
 def steps():
     job = Job()
+    worked_s = 0.0
     for step in itertools.count(1):
+        began = time.monotonic()
         job.work(step)
+        worked_s += time.monotonic() - began
+        with open(f"work-{rank()}", "w") as file:
+            file.write(f"{worked_s / step}")
         job.reduce()
         yield step

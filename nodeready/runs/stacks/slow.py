@@ -29,6 +29,8 @@ _BLOCKS = 12
 #: Minimum part of the time that the peers of a slow rank wait longer than it, and minimum factor
 #: of its work: 1.2 times leaves 0.17 and less, because data also has to be moved.
 _MIN_LAG, _MIN_FACTOR = 0.08, 1.1
+#: Maximum factor that glances can tell.
+_MAX_FACTOR = 20
 #: Minimum of the mean over its standard error in the blocks: Student's t of 11 degrees of freedom
 #: is above 4.5 once in 2,000.
 _MIN_T = 4.5
@@ -47,11 +49,10 @@ _NODE_CAUSES = (
     ("retransmits", 0.01, "its node sends {:.1%} of its TCP segments again"),
     ("frequency", 0.1, "the CPUs of its node run at {:.0%} of their clock, its peers' at {:.0%}"),
 )
-_COMPUTES = "computes"
 #: Minimum part of the waits in the GPU's calls from which stacks cannot tell ranks apart.
 _ASYNCHRONOUS = 0.5
-#: Calls in which a library may wait for other ranks.
-_WAITS = ("futex", "poll", "epoll", "select", "recv", "io_getevents")
+#: How many of a rank's own stacks the stacks of all ranks in the same system call outweigh.
+_PRIOR = 3
 _DIGITS = re.compile(r"\d+")
 
 
@@ -70,8 +71,8 @@ class Pace:
     in_pipeline: bool = False
     # what it does where it waits for no rank, the most frequent first, with the number of looks
     work: tuple[tuple[str, int], ...] = ()
-    # calls in which it waits for no rank, the longest first, with their part of the time
-    calls: tuple[tuple[str, float], ...] = ()
+    # of these, with a system call on an object: `read of /data/shard-3 (nfs4)`
+    calls: tuple[tuple[str, str], ...] = ()
     glances: RankGlances | None = None
 
     @property
@@ -102,6 +103,11 @@ class _RankRow(NamedTuple):
     role: str  # as of a `Pace`
     glances: RankGlances
     looks: list[_Look]
+
+    def verb(self, place: str) -> str:
+        """The shown name of the system call at a place."""
+        phrase = dict(self.glances.phrases).get(place, "")
+        return RUNS if place == RUNS else phrase.partition(" ")[0]
 
 
 class PaceReader:
@@ -137,7 +143,11 @@ class PaceReader:
             return links.owner(node, end.removeprefix("may ")) in ranks
 
         rows = [(ranks[key], key[0], row) for key, row in self._rows.items() if key in ranks]
-        return [_pace(rank, node, row, is_rank) for rank, node, row in rows]
+        usual: dict[str, list[bool]] = defaultdict(list)
+        for _, _, row in rows:
+            for look in row.looks:
+                usual[row.verb(look.place)].append(look.waits)
+        return [_pace(rank, node, row, is_rank, usual) for rank, node, row in rows]
 
 
 def _looks(
@@ -159,8 +169,15 @@ def _looks(
             yield _Look(place, waits, activity, work, hints.in_pipeline(frames))
 
 
-def _pace(rank: int, node: str, row: _RankRow, is_rank: Callable[[str, str], bool]) -> Pace:
-    """The pace of one rank. is_rank: whether an end that it waits for, on its node, is a rank's"""
+def _pace(
+    rank: int, node: str, row: _RankRow, is_rank: Callable[[str, str], bool],
+    usual: Mapping[str, Sequence[bool]],
+) -> Pace:  # fmt: skip
+    """The pace of one rank.
+
+    is_rank: whether an end that it waits for, on its node, is a rank's
+    usual:   system call -> whether ranks waited for ranks, by the stacks of all ranks
+    """
     glances, looks = row.glances, row.looks
     votes: dict[str, list[bool]] = defaultdict(list)
     for look in looks:
@@ -168,35 +185,30 @@ def _pace(rank: int, node: str, row: _RankRow, is_rank: Callable[[str, str], boo
     # Python's own calls of sockets have no frame that tells what they wait for.
     certain = {place for place, end in glances.ends if is_rank(node, end)}
     waiting = [look.waits or look.place in certain for look in looks]
-    phrases = {RUNS: _COMPUTES, **dict(glances.phrases)}
-    # A place that no stack has met is a rare one: a rank that mostly waits works there.
-    rare = 1 - fmean(waiting) if waiting else 0.0
+    # Few stacks meet a rare place, so those of its peers in the same call count, too.
     parts: dict[str, float] = {}
     for place in {*glances.places} - {UNREADABLE}:
+        own, others = votes.get(place, []), usual.get(row.verb(place), ())
+        prior = fmean(others) if others else 0.0
+        parts[place] = (sum(own) + _PRIOR * prior) / (len(own) + _PRIOR)
         if place in certain:
             parts[place] = 1.0
-        elif place in votes:
-            parts[place] = fmean(votes[place])
-        else:
-            parts[place] = rare if phrases.get(place, "").startswith(_WAITS) else 0.0
-    places = [place for place in glances.places if place in parts]
-    series = [parts[place] for place in places]
+    series = [parts[place] for place in glances.places if place in parts]
     if len(series) < _MIN_GLANCES:
         series = list(map(float, waiting)) or [0.0]
     mean = fmean(series)
     begun = sum(before <= mean < after for before, after in itertools.pairwise(series))
     # Where the work is too short for a glance, the data of a step is seen.
     sent = sum(before < after for before, after in itertools.pairwise(glances.sent))
-    calls: dict[str, float] = defaultdict(float)
-    for place in places:
-        calls[phrases.get(place, "")] += (1 - parts[place]) / len(places)
+    objects = {place: phrase for place, phrase in glances.phrases if " of " in phrase}
+    calls = {look.work: objects[look.place] for look in looks if look.place in objects}
     work = Counter(look.work for look, waits in zip(looks, waiting, strict=True) if not waits)
     return Pace(
         rank, node, row.role, _blocks(series), max(begun, sent), len(looks), sum(waiting),
         sum(look.waits and look.activity == "gpu" for look in looks),
         any(look.in_pipeline for look in looks),
         tuple(work.most_common()),
-        tuple(sorted(calls.items(), key=lambda call: -call[1])),
+        tuple(calls.items()),
         glances,
     )  # fmt: skip
 
@@ -224,9 +236,9 @@ class _Lag(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """How many times as long as its peers it works."""
+        """How many times as long as its peers it works, at most `_MAX_FACTOR`."""
         others = median(peer.share for peer in self.peers)
-        return (1 - self.pace.share) / max(0.01, 1 - others)
+        return (1 - self.pace.share) / max(1 / _MAX_FACTOR, 1 - others)
 
     @property
     def is_large(self) -> bool:
@@ -327,7 +339,7 @@ def _straggler(slow: Sequence[_Lag], evidence: _Evidence, span: str) -> Verdict:
     text = say(
         "{who} {is|are} the {rank|ranks} that {its|their} peers wait for: {first} {share}, and "
         "its work takes {factor} times as long{likely} ({span})",
-        len(slow), who=who, first=first, share=share, factor=f"{slow[0].factor:.1f}",
+        len(slow), who=who, first=first, share=share, factor=f"{slow[0].factor:.1f}" if slow[0].factor < _MAX_FACTOR / 2 else "many",
         likely=f"; likely: {likely[0]}" if likely else "", span=span,
     )  # fmt: skip
     return Verdict("straggler", text, tuple(suspects))
@@ -367,9 +379,9 @@ class _Evidence(NamedTuple):
         # What it does more often than its peers do on average.
         more = {text: count - habits[text] / len(peers) for text, count in pace.work}
         if more:
-            call = next((text for text, part in pace.calls if text and part >= 0.25), _COMPUTES)
             place = max(more, key=lambda text: more[text])
-            texts += [f"it {place}" + (f", in {call}" if call != _COMPUTES else "")]
+            call = dict(pace.calls).get(place)
+            texts += [f"it {place}" + (f", in {call}" if call else "")]
         cpu, usual = pace.part("cpu_s"), median(peer.part("cpu_s") for peer in peers)
         return [*texts, f"CPU: used {cpu:.0%} of a core, its peers {usual:.0%}"]
 

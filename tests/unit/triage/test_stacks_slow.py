@@ -99,7 +99,10 @@ def test_of_drawn_jobs_the_slow_rank_is_named_and_no_other():
     assert sum(named) >= 0.95 * len(named)
 
 
-def glanced(rank, places, *stacks, ends=(), phrases=(), at=None, **more):
+PHRASES = (("%", "futex"), ("&", "poll of a pipe"))
+
+
+def glanced(rank, places, *stacks, ends=(), phrases=PHRASES, at=None, **more):
     """A rank with these glances. at: its places at the stacks"""
     glances = {**_RANK, "places": places, "stack_places": list(at or ["%", "&"]),
                "ends": list(ends), "phrases": list(phrases)}  # fmt: skip
@@ -117,7 +120,7 @@ def test_a_glance_means_what_a_stack_at_that_place_has_shown():
     made = grouped(*ranks, glanced(2, "&&&&%" * 60, REDUCE, LOAD))
     assert [row.waits_percent for row in made.paces] == [80.0, 80.0, 20.0]
     assert (made.verdict.kind, made.verdict.suspects[0].ranks) == ("straggler", (2,))
-    assert "waits for its data loader at step train.py:40" in made.verdict.text
+    assert "waits for its data loader at step train.py:40, in poll of a pipe" in made.verdict.text
     assert made.groups[0].role == "suspect"
     assert not made.advice
 
