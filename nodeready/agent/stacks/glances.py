@@ -86,8 +86,8 @@ def _call_place(line: str) -> _Place:
 def _is_network_of(pid: int) -> bool:
     """Whether this thread is, or now goes, into the network namespace of a process."""
     try:
-        own = f"/proc/self/task/{get_native_id()}/ns/net"
-        return os.path.samefile(f"/proc/{pid}/ns/net", own) or links.enter_network(pid)
+        own_network = f"/proc/self/task/{get_native_id()}/ns/net"
+        return os.path.samefile(f"/proc/{pid}/ns/net", own_network) or links.enter_network(pid)
     except OSError:
         return False
 
@@ -196,7 +196,11 @@ class Glances:
             began = time.monotonic()
             if is_visible and read_s <= _CONNECTIONS_SHARE * (began - self._began):
                 rows = waits.sent_data().items()
-                sending = {self._owner_by_inode.get(inode) for inode, (_, more) in rows if more}
+                sending = {
+                    self._owner_by_inode.get(inode)
+                    for inode, (_, is_sending) in rows
+                    if is_sending
+                }
                 for pid, rank in self._ranks.items():
                     rank.unsent.append("1" if pid in sending else "0")
                 read_s += time.monotonic() - began
@@ -274,8 +278,8 @@ def _throttled_s(pid: int) -> float:
     for row, mounts, words, units in _CPU_STATS:
         for path in row.findall(text):
             # With the cgroups above it.
-            above = [path[: match.start()] for match in re.finditer("/", path)]
-            for mount, cgroup in itertools.product(mounts, (path, *above)):
+            parents = [path[: match.start()] for match in re.finditer("/", path)]
+            for mount, cgroup in itertools.product(mounts, (path, *parents)):
                 stats = contents(f"/sys/fs/cgroup/{mount}{cgroup}/cpu.stat")
                 throttled = max([throttled, *(int(n) / units for n in words.findall(stats))])
     return throttled
@@ -307,7 +311,7 @@ def _node_counters(ranks: Container[int]) -> tuple[dict[str, float], dict[Any, A
             pid = parents.get(pid, 0)
         return False
 
-    others = {
+    other_processes = {
         (row.pid, row.start_s): (row.cpu_s, row.name)
         for row in rows if row and not is_ours(row.pid)
     }  # fmt: skip
@@ -327,16 +331,16 @@ def _node_counters(ranks: Container[int]) -> tuple[dict[str, float], dict[Any, A
         "stalled_s": int(stalled[1]) / 1e6 if stalled else 0,
         "again": int(values.get("RetransSegs", 0)),
         "sent": int(values.get("OutSegs", 0)),
-    }, others
+    }, other_processes
 
 
 def _node_row(before: Any, after: Any, seconds: float) -> dict[str, Any]:
     """The fields of `NodeGlances`."""
-    (old, others_before), (new, others) = before, after
+    (old, old_processes), (new, new_processes) = before, after
     delta = {name: max(0.0, new[name] - old[name]) for name in new}
     used = [
-        ((cpu_s - others_before.get(key, (cpu_s,))[0]) / seconds, f"{name} (pid {key[0]})")
-        for key, (cpu_s, name) in others.items()
+        ((cpu_s - old_processes.get(key, (cpu_s,))[0]) / seconds, f"{name} (pid {key[0]})")
+        for key, (cpu_s, name) in new_processes.items()
     ]
     cpus, name = max(used, default=(0.0, ""))
     return {

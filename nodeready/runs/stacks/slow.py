@@ -89,7 +89,7 @@ class Pace:
 # --- What the traces tell about each rank.
 
 
-class _Look(NamedTuple):
+class _StackLook(NamedTuple):
     """One stack of a rank."""
 
     place: str  # of the glances before and after it; "": the rank moved
@@ -99,10 +99,10 @@ class _Look(NamedTuple):
     in_pipeline: bool
 
 
-class _RankRow(NamedTuple):
+class _GlanceRow(NamedTuple):
     role: str  # as of a `Pace`
     glances: RankGlances
-    looks: list[_Look]
+    looks: list[_StackLook]
 
     def verb(self, place: str) -> str:
         """The shown name of the system call at a place."""
@@ -114,7 +114,7 @@ class PaceReader:
     """Reads the glances and stacks of each trace, and keeps what tells how often a rank waits."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, int], _RankRow] = {}
+        self._rows: dict[tuple[str, int], _GlanceRow] = {}
         self.nodes: dict[str, NodeGlances] = {}
 
     def read(self, trace: Trace, numbers: Sequence[int], table: classify.StackNumbers) -> None:
@@ -127,7 +127,7 @@ class PaceReader:
                     glances = wire.decode(RankGlances, process.witnesses["glances"])
                     looks = list(_looks(process, glances, numbers, table))
                     role = _DIGITS.sub("N", process.command)
-                    self._rows[trace.node, process.pid] = _RankRow(role, glances, looks)
+                    self._rows[trace.node, process.pid] = _GlanceRow(role, glances, looks)
         except wire.DecodeError:
             return
 
@@ -153,7 +153,7 @@ class PaceReader:
 def _looks(
     process: TracedProcess, glances: RankGlances, numbers: Sequence[int],
     table: classify.StackNumbers,
-) -> Iterable[_Look]:  # fmt: skip
+) -> Iterable[_StackLook]:  # fmt: skip
     for sample, place in zip(process.samples, glances.stack_places, strict=False):
         stack = classify.main_stack(replace(process, samples=(sample,)), numbers, table)
         if stack is not None:
@@ -166,11 +166,11 @@ def _looks(
                 user_frame=hints.user_frame(frames), activity=activity,
             )  # fmt: skip
             work = causes.cause_of(group).action
-            yield _Look(place, waits, activity, work, hints.in_pipeline(frames))
+            yield _StackLook(place, waits, activity, work, hints.in_pipeline(frames))
 
 
 def _pace(
-    rank: int, node: str, row: _RankRow, is_rank: Callable[[str, str], bool],
+    rank: int, node: str, row: _GlanceRow, is_rank: Callable[[str, str], bool],
     usual: Mapping[str, Sequence[bool]],
 ) -> Pace:  # fmt: skip
     """The pace of one rank.
@@ -188,9 +188,9 @@ def _pace(
     # Few stacks meet a rare place, so those of its peers in the same call count, too.
     parts: dict[str, float] = {}
     for place in {*glances.places} - {UNREADABLE}:
-        own, others = votes.get(place, []), usual.get(row.verb(place), ())
-        prior = fmean(others) if others else 0.0
-        parts[place] = (sum(own) + _PRIOR * prior) / (len(own) + _PRIOR)
+        own_votes, peer_votes = votes.get(place, []), usual.get(row.verb(place), ())
+        prior = fmean(peer_votes) if peer_votes else 0.0
+        parts[place] = (sum(own_votes) + _PRIOR * prior) / (len(own_votes) + _PRIOR)
         if place in certain:
             parts[place] = 1.0
     series = [parts[place] for place in glances.places if place in parts]
@@ -223,7 +223,7 @@ def _blocks(values: Sequence[float]) -> tuple[float, ...]:
 # --- The verdict.
 
 
-class _Lag(NamedTuple):
+class _PaceLag(NamedTuple):
     """How much longer the peers of a rank wait than it does."""
 
     pace: Pace
@@ -237,8 +237,8 @@ class _Lag(NamedTuple):
     @property
     def factor(self) -> float:
         """How many times as long as its peers it works, at most `_MAX_FACTOR`."""
-        others = median(peer.share for peer in self.peers)
-        return (1 - self.pace.share) / max(1 / _MAX_FACTOR, 1 - others)
+        usual = median(peer.share for peer in self.peers)
+        return (1 - self.pace.share) / max(1 / _MAX_FACTOR, 1 - usual)
 
     @property
     def is_large(self) -> bool:
@@ -258,7 +258,7 @@ def _is_certain(blocks: Sequence[float]) -> bool:
     return _is_lasting(blocks) and fmean(blocks) >= _MIN_T * error
 
 
-def _lags(paces: Sequence[Pace]) -> list[_Lag]:
+def _lags(paces: Sequence[Pace]) -> list[_PaceLag]:
     """Each rank that has peers of its program; the largest lag first."""
     by_role: dict[str, list[Pace]] = defaultdict(list)
     for pace in paces:
@@ -268,8 +268,8 @@ def _lags(paces: Sequence[Pace]) -> list[_Lag]:
         for pace in members if len(members) > 1 else ():
             peers = [peer for peer in members if peer is not pace]
             columns = zip(pace.waits, *(peer.waits for peer in peers), strict=False)
-            blocks = [median(others) - own for own, *others in columns]
-            rows.append(_Lag(pace, peers, blocks))
+            blocks = [median(peer_parts) - part for part, *peer_parts in columns]
+            rows.append(_PaceLag(pace, peers, blocks))
     return sorted(rows, key=lambda lag: -lag.mean)
 
 
@@ -299,7 +299,7 @@ def judge(
     steps = int(median(pace.steps for pace in paces))
     first = (slow or lags)[0]
     name = ranks_of([first.pace.rank], [first.pace.node])
-    evidence = _Evidence(
+    evidence = _CauseFinder(
         nodes, [(name.name, row) for name in report.witnesses for row in name.statements]
     )
     waits = sum(pace.waiting_looks for pace in paces)
@@ -326,11 +326,11 @@ def judge(
     return Verdict("unclear", text, (), missing)
 
 
-def _straggler(slow: Sequence[_Lag], evidence: _Evidence, span: str) -> Verdict:
+def _straggler(slow: Sequence[_PaceLag], evidence: _CauseFinder, span: str) -> Verdict:
     suspects = []
     for lag in slow:
-        pace, others = lag.pace, median(peer.share for peer in lag.peers)
-        share = f"waits {pace.share:.0%} of the time, its peers {others:.0%}"
+        pace, usual = lag.pace, median(peer.share for peer in lag.peers)
+        share = f"waits {pace.share:.0%} of the time, its peers {usual:.0%}"
         causes_found = evidence.causes(pace, lag.peers, lag.mean)
         suspects.append(Suspect((pace.rank,), (pace.node,), (share, *causes_found), ()))
     share, *likely = suspects[0].for_
@@ -339,20 +339,20 @@ def _straggler(slow: Sequence[_Lag], evidence: _Evidence, span: str) -> Verdict:
     text = say(
         "{who} {is|are} the {rank|ranks} that {its|their} peers wait for: {first} {share}, and "
         "its work takes {factor} times as long{likely} ({span})",
-        len(slow), who=who, first=first, share=share, factor=f"{slow[0].factor:.1f}" if slow[0].factor < _MAX_FACTOR / 2 else "many",
+        len(slow), who=who, first=first, share=share, factor=f"{slow[0].factor:.1f}",
         likely=f"; likely: {likely[0]}" if likely else "", span=span,
     )  # fmt: skip
     return Verdict("straggler", text, tuple(suspects))
 
 
-class _Evidence(NamedTuple):
+class _CauseFinder(NamedTuple):
     """What may have made a rank slow."""
 
     nodes: Mapping[str, NodeGlances]
     statements: Sequence[tuple[str, Statement]]  # of the witnesses, with their names
 
     def causes(self, pace: Pace, peers: Sequence[Pace], lag: float) -> list[str]:
-        """Why a rank may be slow, the likeliest first. lag: see `_Lag.mean`"""
+        """Why a rank may be slow, the likeliest first. lag: see `_PaceLag.mean`"""
         excess = {
             name: pace.part(name) - median(peer.part(name) for peer in peers)
             for name in ("throttled_s", "queued_s", "faults")
@@ -366,8 +366,8 @@ class _Evidence(NamedTuple):
         if excess["queued_s"] >= lag / 2:
             text = f"it had no CPU for {pace.part('queued_s'):.0%} of the time although it was "
             node = self.nodes.get(pace.node)
-            beside = f"; {node.beside} takes {node.beside_cpus:.1f} CPUs" if node else ""
-            texts += [f"{text}ready to run{beside if node and node.beside else ''}"]
+            culprit = f"; {node.beside} takes {node.beside_cpus:.1f} CPUs" if node else ""
+            texts += [f"{text}ready to run{culprit if node and node.beside else ''}"]
         if excess["faults"] >= _MIN_FAULTS:
             texts += [
                 f"its memory comes from a disk: {pace.part('faults'):.0f} page faults a second"
@@ -377,9 +377,9 @@ class _Evidence(NamedTuple):
         for peer in peers:
             habits.update(dict(peer.work))
         # What it does more often than its peers do on average.
-        more = {text: count - habits[text] / len(peers) for text, count in pace.work}
-        if more:
-            place = max(more, key=lambda text: more[text])
+        surplus = {text: count - habits[text] / len(peers) for text, count in pace.work}
+        if surplus:
+            place = max(surplus, key=lambda text: surplus[text])
             call = dict(pace.calls).get(place)
             texts += [f"it {place}" + (f", in {call}" if call else "")]
         cpu, usual = pace.part("cpu_s"), median(peer.part("cpu_s") for peer in peers)
@@ -398,10 +398,10 @@ class _Evidence(NamedTuple):
     def of_node(self, pace: Pace) -> list[str]:
         """What a rank's node has, and the other nodes have not."""
         node = self.nodes.get(pace.node)
-        others = [row for name, row in self.nodes.items() if name != pace.node]
+        other_nodes = [row for name, row in self.nodes.items() if name != pace.node]
         texts = []
-        for name, least, text in _NODE_CAUSES if node and others else ():
-            value, usual = getattr(node, name), median(getattr(row, name) for row in others)
+        for name, least, text in _NODE_CAUSES if node and other_nodes else ():
+            value, usual = getattr(node, name), median(getattr(row, name) for row in other_nodes)
             is_worse = value < usual - least if name == "frequency" else value > usual + least
             if is_worse and (value or name != "frequency"):
                 texts.append(text.format(value, usual))
@@ -422,8 +422,8 @@ def _slow_sender(paces: Sequence[Pace]) -> Pace | None:
     blocks = {pace: parts for pace in paces if (parts := _sending(pace))}
     if len(blocks) < 3:
         return None
-    first, *others = sorted(blocks, key=lambda pace: -sum(blocks[pace]))
-    most, sent = fmean(blocks[others[0]]), [_sent(pace) for pace in others]
+    first, *peers = sorted(blocks, key=lambda pace: -sum(blocks[pace]))
+    most, sent = fmean(blocks[peers[0]]), [_sent(pace) for pace in peers]
     is_slow = fmean(blocks[first]) >= max(_MIN_SENDING, _TIMES * most)
     is_slow = is_slow and _is_certain(blocks[first]) and _sent(first) <= _TIMES * median(sent)
     return first if is_slow else None
@@ -434,7 +434,7 @@ def _sent(pace: Pace) -> int:
     return pace.glances.sent[-1] - pace.glances.sent[0] if pace.glances else 0
 
 
-def _network(pace: Pace, peers: Sequence[Pace], evidence: _Evidence, span: str) -> Verdict:
+def _network(pace: Pace, peers: Sequence[Pace], evidence: _CauseFinder, span: str) -> Verdict:
     waits, usual = fmean(_sending(pace)), median(fmean(_sending(peer) or [0]) for peer in peers)
     share = f"its data was on its way for {waits:.0%} of the time, its peers' for {usual:.0%}"
     likely = [*evidence.signs(pace, peers), *evidence.of_node(pace)]
