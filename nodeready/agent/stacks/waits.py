@@ -406,16 +406,15 @@ def received_ages() -> dict[tuple[str, str], float]:
 def sent_data() -> dict[str, tuple[int, bool]]:
     """Inode of each TCP connection of this network namespace -> the bytes that its peer has
     acknowledged, and whether there is more on its way. A single segment proves nothing: its
-    acknowledgment may be delayed by 40 ms.
+    acknowledgment may be delayed by 40 ms. Data that is not sent may wait for room at the peer.
     """
     sent: dict[str, tuple[int, bool]] = {}
     for message, _, info in _tcp_infos():
-        if len(info) >= 148:
-            # tcpi_unacked, tcpi_bytes_acked, tcpi_notsent_bytes
-            (segments,) = struct.unpack_from("=I", info, 24)
-            acked, unsent = struct.unpack_from("=Q16xI", info, 120)
+        if len(info) >= 128:
+            # tcpi_unacked, tcpi_bytes_acked
+            segments, acked = struct.unpack_from("=I92xQ", info, 24)
             inode = str(struct.unpack_from("=I", message, 68)[0])
-            sent[inode] = acked, unsent > 0 or segments > 1
+            sent[inode] = acked, segments > 1
     return sent
 
 
