@@ -221,6 +221,8 @@ class Glances:
     def add_stack(self, target: StackTarget, before: str) -> None:
         """Note where a rank was while its stack was read. before: `place` before that"""
         if rank := self._ranks.get(target.pid):
+            # A dump that was refused has no place.
+            rank.stack_places += [""] * (len(target.dumps) - len(rank.stack_places))
             rank.stack_places.append(before if self.place(target) == before else "")
 
     def look(self, began: float, deadline: float) -> None:
