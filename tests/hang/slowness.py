@@ -9,6 +9,7 @@ import json
 import mmap
 import os
 import random
+import select
 import socket
 import time
 from datetime import timedelta
@@ -102,8 +103,12 @@ class Job:
             others = clients(listen())
 
             def gather():
-                for connection in others.values():
-                    receive(connection, len(gradients))
+                left = dict.fromkeys(others.values(), len(gradients))
+                while left:
+                    for connection in select.select(list(left), [], [])[0]:
+                        left[connection] -= len(connection.recv(min(left[connection], 1 << 16)))
+                        if not left[connection]:
+                            del left[connection]
                 for connection in others.values():
                     connection.sendall(gradients)
 

@@ -316,8 +316,12 @@ def judge(
         missing = ("durations: TORCH_NCCL_ENABLE_TIMING=1 and --dump, or NCCL's Inspector",)
         rows = (f"{name}: {row.text}" for name, row in evidence.statements if row.weight)
         text = "; ".join([text, *itertools.islice(rows, 1)])
-    elif sender := _slow_sender(paces):
-        return _network(sender, [pace for pace in paces if pace is not sender], evidence, span)
+    elif len(senders := _slow_senders(paces)) == 1:
+        peers = [pace for pace in paces if pace is not senders[0]]
+        return _network(senders[0], peers, evidence, span)
+    elif senders:
+        who = ranks_of([pace.rank for pace in senders], [pace.node for pace in senders])
+        text = f"all ranks wait alike, and data of {who} is long on its way: look at the network"
     elif large and _is_lasting(first.blocks):
         text = f"{name} waits less than its peers, but the steps differ too much: {longer}"
     else:
@@ -417,16 +421,24 @@ def _sending(pace: Pace) -> tuple[float, ...]:
     return _blocks([float(mark == "1") for mark in marks]) if marks else ()
 
 
-def _slow_sender(paces: Sequence[Pace]) -> Pace | None:
-    """The only rank whose data is long on its way, and that does not send more than its peers."""
+def _slow_senders(paces: Sequence[Pace]) -> list[Pace]:
+    """The ranks whose data is long on its way, and that send no more than their peers; the
+    slowest first, alone if its data is on its way twice as long as that of each peer.
+    """
     blocks = {pace: parts for pace in paces if (parts := _sending(pace))}
     if len(blocks) < 3:
-        return None
-    first, *peers = sorted(blocks, key=lambda pace: -sum(blocks[pace]))
-    most, sent = fmean(blocks[peers[0]]), [_sent(pace) for pace in peers]
-    is_slow = fmean(blocks[first]) >= max(_MIN_SENDING, _TIMES * most)
-    is_slow = is_slow and _is_certain(blocks[first]) and _sent(first) <= _TIMES * median(sent)
-    return first if is_slow else None
+        return []
+    usual, sent = median(map(fmean, blocks.values())), median(map(_sent, blocks))
+    senders = [
+        pace
+        for pace, parts in blocks.items()
+        if fmean(parts) >= max(_MIN_SENDING, _TIMES * usual)
+        and _is_certain(parts)
+        and _sent(pace) <= _TIMES * sent
+    ]
+    senders.sort(key=lambda pace: -sum(blocks[pace]))
+    is_single = senders[1:] and sum(blocks[senders[0]]) >= _TIMES * sum(blocks[senders[1]])
+    return senders[:1] if is_single else senders
 
 
 def _sent(pace: Pace) -> int:
