@@ -36,7 +36,7 @@ class RankGlances:
     places: str  # one character a glance: a place, RUNS or UNREADABLE
     # by stack: the place of the main thread before and after it; "": it moved
     stack_places: tuple[Line, ...]
-    ends: tuple[tuple[Line, Line], ...]  # a place, and an end that it waits for (`links`)
+    ends: tuple[tuple[Line, Line], ...]  # a place, and an end that it waits for; "": none
     # what a place is in words: `read of /data/shard-5 (nfs4)`
     phrases: tuple[tuple[Line, Line], ...]
     sent: tuple[Number, ...]  # by look: bytes that its connections have delivered so far
@@ -66,9 +66,11 @@ UNREADABLE, RUNS, _FIRST, _LAST = "!", "#", ord("%"), "~"
 #: Seconds between two glances on average, the maximum number of glances, and the maximum part of
 #: the time in which the connections are read.
 _PAUSE_S, _MAX_GLANCES, _CONNECTIONS_SHARE = 0.1, 1200, 0.005
-_MAX_DESCRIPTOR, _MAX_SOCKETS = 1 << 20, 4096
+_MAX_SOCKETS = 4096
 #: Maximum ends of a rank; minimum CPUs of a process that is reported beside the ranks.
 _MAX_ENDS, _MIN_CPUS = 64, 0.3
+
+_CALLS = waits.calls(os.uname().machine)
 
 _Place = Union[str, tuple[str, ...]]
 
@@ -78,9 +80,8 @@ def _call_place(line: str) -> _Place:
     words = line.split()
     if len(words) < 3:
         return RUNS if words == ["running"] else UNREADABLE
-    # An address of a buffer or a lock differs from step to step.
-    first = words[1] if len(words) > 3 and int(words[1], 16) < _MAX_DESCRIPTOR else ""
-    return words[0], first, words[-2], words[-1]
+    kind = _CALLS.get(int(words[0]), ("", ""))[1] if words[0].isdigit() else ""
+    return words[0], words[1] if kind == "fd" else "", words[-2], words[-1]
 
 
 def _is_network_of(pid: int) -> bool:
@@ -146,17 +147,16 @@ class _GlancedRank:
 
     def plain(self, seconds: float) -> dict[str, Any]:
         """The fields of `RankGlances`."""
-        names = waits.calls(os.uname().machine)
         counters = _rank_counters(self.target.pid, self.thread)
         verbs = {
-            number: names.get(int(place[0]), ("",))[0]
+            number: _CALLS.get(int(place[0]), ("",))[0]
             for place, number in self.numbers.items() if place[0].isdigit()
         }  # fmt: skip
         return {
             "seconds": seconds,
             "places": "".join(self.places),
             "stack_places": self.stack_places,
-            "ends": [(place, end) for place, ends in self.ends.items() for end in ends],
+            "ends": [(place, end) for place, ends in self.ends.items() for end in ends or [""]],
             "phrases": list({**verbs, **self.phrases}.items()),
             "sent": self.sent,
             "unsent": "".join(self.unsent),

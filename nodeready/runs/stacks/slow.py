@@ -51,6 +51,8 @@ _NODE_CAUSES = (
 )
 #: Minimum part of the waits in the GPU's calls from which stacks cannot tell ranks apart.
 _ASYNCHRONOUS = 0.5
+#: System calls that may wait for other ranks.
+_WAITS = frozenset({"futex", "select", "poll", "epoll"})
 #: How many of a rank's own stacks the stacks of all ranks in the same system call outweigh.
 _PRIOR = 3
 _DIGITS = re.compile(r"\d+")
@@ -73,6 +75,8 @@ class Pace:
     work: tuple[tuple[str, int], ...] = ()
     # of these, with a system call on an object: `read of /data/shard-3 (nfs4)`
     calls: tuple[tuple[str, str], ...] = ()
+    # part of the time in calls that may wait for ranks, and that no look has met
+    unknown: float = 0.0
     glances: RankGlances | None = None
 
     @property
@@ -183,7 +187,9 @@ def _pace(
     for look in looks:
         votes[look.place].append(look.waits)
     # Python's own calls of sockets have no frame that tells what they wait for.
+    ends = dict(glances.ends)
     certain = {place for place, end in glances.ends if is_rank(node, end)}
+    unknown: set[str] = set()
     waiting = [look.waits or look.place in certain for look in looks]
     # Few stacks meet a rare place, so those of its peers in the same call count, too.
     parts: dict[str, float] = {}
@@ -193,6 +199,10 @@ def _pace(
         parts[place] = (sum(own_votes) + _PRIOR * prior) / (len(own_votes) + _PRIOR)
         if place in certain:
             parts[place] = 1.0
+        is_known = place in ends if row.verb(place) != "futex" else own_votes
+        is_known = is_known or len(own_votes) >= _PRIOR
+        if not (parts[place] or is_known) and row.verb(place) in _WAITS:
+            unknown.add(place)
     series = [parts[place] for place in glances.places if place in parts]
     if len(series) < _MIN_GLANCES:
         series = list(map(float, waiting)) or [0.0]
@@ -209,6 +219,7 @@ def _pace(
         any(look.in_pipeline for look in looks),
         tuple(work.most_common()),
         tuple(calls.items()),
+        sum(place in unknown for place in glances.places) / max(1, len(series)),
         glances,
     )  # fmt: skip
 
@@ -242,7 +253,7 @@ class _PaceLag(NamedTuple):
 
     @property
     def is_large(self) -> bool:
-        return self.mean >= _MIN_LAG and self.factor >= _MIN_FACTOR
+        return self.mean - self.pace.unknown >= _MIN_LAG and self.factor >= _MIN_FACTOR
 
 
 def _is_lasting(blocks: Sequence[float]) -> bool:

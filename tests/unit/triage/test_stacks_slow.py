@@ -102,7 +102,7 @@ def test_of_drawn_jobs_the_slow_rank_is_named_and_no_other():
 PHRASES = (("%", "futex"), ("&", "poll of a pipe"))
 
 
-def glanced(rank, places, *stacks, ends=(), phrases=PHRASES, at=None, **more):
+def glanced(rank, places, *stacks, ends=(("&", ""),), phrases=PHRASES, at=None, **more):
     """A rank with these glances. at: its places at the stacks"""
     glances = {**_RANK, "places": places, "stack_places": list(at or ["%", "&"]),
                "ends": list(ends), "phrases": list(phrases)}  # fmt: skip
