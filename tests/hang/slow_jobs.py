@@ -76,7 +76,10 @@ def slowed(play: Play, plan: dict[str, Any]) -> Iterator[None]:
     with contextlib.ExitStack() as undo:
         if plan["slow"] >= 0 and plan["kind"] == "throttled":
             quota = plan["burn_s"] / (extra_s + plan["burn_s"])
-            settings = {"cpu.cfs_period_us": "20000", "cpu.cfs_quota_us": f"{20000 * quota:.0f}"}
+            settings = {
+                "cpu.cfs_period_us": "20000",
+                "cpu.cfs_quota_us": f"{max(1000, 20000 * quota):.0f}",
+            }
             _in_cgroup(play, "cpu", plan["slow"], settings, undo)
         if plan["slow"] >= 0 and plan["kind"] == "storage":
             device = os.stat(play.place).st_dev
