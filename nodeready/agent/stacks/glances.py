@@ -132,8 +132,10 @@ class _GlancedRank:
         that was not read before; each with its row (`waits`). For a fork.
         """
         pid, line = self.target.pid, self.line()
-        row = waits.probe_thread(pid, self.thread)
-        rows = [[line, row]] if row and line == self.line() else []
+        row, place = waits.probe_thread(pid, self.thread), _call_place(line)
+        # Reading a set of sockets takes longer than many waits, so the call may be over by now.
+        is_same = row and place[0].isdigit() and _CALLS.get(int(place[0]), ("",))[0] == row[0]
+        rows = [[line, row]] if is_same else []
         return rows + [
             [number, waits.probe_descriptor(pid, int(place[0]), int(place[1], 16))]
             for place, number in self.numbers.items()

@@ -200,7 +200,6 @@ def _pace(
         if place in certain:
             parts[place] = 1.0
         is_known = place in ends if row.verb(place) != "futex" else own_votes
-        is_known = is_known or len(own_votes) >= _PRIOR
         if not (parts[place] or is_known) and row.verb(place) in _WAITS:
             unknown.add(place)
     series = [parts[place] for place in glances.places if place in parts]
