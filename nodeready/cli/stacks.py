@@ -55,6 +55,7 @@ def stacks(inventory: str | None, options: StacksWords) -> int:
       nodeready stacks --via srun --job 4711          # no ssh, no root
       nodeready stacks --local --match train.py
       nodeready stacks --from hang-2026-11-21 --format html >hang.html
+      nodeready stacks inventories/prod.py --job 4711 --slow 60s
       nodeready stacks inventories/prod.py --job 4711 --check
     """
     from nodeready.cli.screen import show
@@ -73,7 +74,8 @@ def stacks(inventory: str | None, options: StacksWords) -> int:
         return code
     document = run(inventory, options, screen, kept_forms)
     code = stacks_code(document)
-    is_well = not code and document.verdict is not None and document.verdict.kind == "not-stuck"
+    kind = document.verdict.kind if document.verdict else ""
+    is_well = not code and kind in ("not-stuck", "even")
     shown = Options(inventory=options.words(inventory))
     show("stacks", form, document, screen, silent=screen.quiet and is_well, options=shown)
     return code

@@ -32,6 +32,7 @@ _KINDS = {
     "quiet": "all wait, nothing moves", "moving": "all wait, bytes move",
     "slow-node": "a node is slow", "storage": "storage", "loader": "data loader",
     "environment": "a variable is wrong", "not-stuck": "not stuck", "unclear": "unclear",
+    "straggler": "a rank is slow", "even": "no rank is slow",
 }  # fmt: skip
 
 

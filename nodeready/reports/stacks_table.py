@@ -64,7 +64,7 @@ _LONG = 120
 #: Witnesses -> their names for a person, where these differ.
 _NAMES = {"flight_recorder": "flight recorder", "nccl_ras": "NCCL RAS", "gpu": "GPU"}
 #: The styles of verdicts without a suspect.
-_MILD_STYLES = {"not-stuck": "ok", "moving": "warn", "unclear": "warn"}
+_MILD_STYLES = {"not-stuck": "ok", "even": "ok", "moving": "warn", "unclear": "warn"}
 
 
 def _function(frame: Frame) -> str:
@@ -400,6 +400,12 @@ def _verdict(stacks: Stacks, table: _StacksTable) -> Iterator[StyledLine]:
                 yield table.sentence((f"{name}, {word}: ", "dim"), text)
     for text in verdict.missing:
         yield table.sentence(("missing: ", "dim"), text)
+    for pace in stacks.paces:
+        text = f"waits {pace.waits_percent:.0f}% of the time, in {pace.waiting} of {pace.looks} "
+        yield table.sentence(
+            (f"rank {pace.rank}: ", "dim"),
+            text + f"looks; {pace.factor:.2f} times its peers' work",
+        )
 
 
 def _witnesses(stacks: Stacks, table: _StacksTable) -> Iterator[StyledLine]:

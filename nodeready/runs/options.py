@@ -357,6 +357,9 @@ class StacksOptions(TargetOptions):
     interval: Given[Span | None, float | None] = span(
         "--interval", 0.1, 60, "Time between two samples.", "2s", value=None
     )
+    slow: Given[Span | None, float | None] = span(
+        "--slow", 20, 3600, "Find the rank that a slow job waits for, in this time.", value=None
+    )
     timeout: Given[Span, int] = timeout()
     output: Given[Path | None, str | None] = output_directory(
         "Keep the traces and every form of the result.", general=False

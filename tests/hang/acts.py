@@ -26,6 +26,7 @@ from datetime import timedelta
 
 import plans
 import protocols
+import slowness
 import talks
 import torch
 import torch.distributed as dist
@@ -653,6 +654,7 @@ NUMBERED = {
     "first_saves": lambda number: steps(number, lambda: rank() == 0 and time.sleep(20)),
     "load_slowly": lambda number: loading(number, 12),
     "drawn_steps": lambda number: follow(number, plans.steps()),
+    "slow_steps": lambda number: follow(number, slowness.steps()),
     "one_loads_slowly": lambda number: loading(number, 15 if rank() == last_rank() else 0.02),
 }
 

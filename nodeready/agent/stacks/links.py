@@ -70,7 +70,7 @@ def _probe(
     late_s:  seconds ago from which on data came of late
     """
     if awaited and not os.path.samefile(f"/proc/{pid}/ns/net", "/proc/self/ns/net"):
-        ages = waits.received_ages() if _enter_network(pid) else {}
+        ages = waits.received_ages() if enter_network(pid) else {}
     sockets = waits.sockets(pid, unix_peers)
     uses_port = any(_store_end(pair, port) for pair in sockets)
     needs_maps = shared or uses_port
@@ -88,7 +88,7 @@ def _probe(
     }
 
 
-def _enter_network(pid: int) -> bool:
+def enter_network(pid: int) -> bool:
     """Go into the network namespace of a process; False: the kernel refuses (setns(2))."""
     with open(f"/proc/{pid}/ns/net") as namespace:
         return not ctypes.CDLL(None).setns(namespace.fileno(), _NEW_NET)
@@ -191,7 +191,7 @@ def observe(
         for pid in family_pids:
             received_pairs = set(map(tuple, process_ends[pid].received))
             for thread, call in calls_by_pid.get(pid, {}).items():
-                name = names[pid][thread] if pid == target.pid else DESCENDANTS
+                name = names[pid].get(thread, str(thread)) if pid == target.pid else DESCENDANTS
                 if (pid, thread) == (target.pid, target.thread):
                     target.has_store &= node_ends.may_be_store(pid, call)
                 rows += [(name, peer) for peer in node_ends.waits_of_call(pid, call)]

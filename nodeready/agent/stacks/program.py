@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import pwd
+import random
 import re
 import signal
 import time
@@ -26,6 +27,7 @@ from nodeready.agent.runtime import ProcessSupervisor, bug_text
 from nodeready.agent.stacks import (
     ask_witnesses,
     descendants,
+    glances,
     links,
     lock_files,
     processes,
@@ -132,12 +134,18 @@ class StacksConfig:
     # seconds to one more sample, if the first samples cannot distinguish a slow job from a job
     # that hangs; 0: none
     longer_s: float = 0.0
+    # the samples lie this many seconds apart altogether, and glances between them (`glances`) tell
+    # how often each rank waits; 0: none
+    slow_s: float = 0.0
 
 
 def main(config: StacksConfig) -> None:
     """Print the trace of this node."""
     supervisor = ProcessSupervisor(config.tag, max(1.0, config.limit_s - _ANSWER_S))
     supervisor.end_on_signals()
+    if config.slow_s:
+        # The job's own processes go first.
+        os.nice(19)
     trace: dict[str, Any] = {
         "schema": SCHEMA,
         "node": os.uname().nodename,
@@ -339,6 +347,7 @@ def _capture(
         supervisor, targets, ras=config.ras, dump=config.dump, check=config.check
     )
     began = since = next_sample = time.monotonic()
+    observer = glances.Glances(targets, config.slow_s) if config.slow_s else None
     samples, number = max(1, config.samples), 0
     kept_characters: Counter[str] = Counter()
     thread_calls: dict[int, dict[str, str]] = {}
@@ -348,7 +357,12 @@ def _capture(
         is_last = number >= samples - 1
         mode = py_spy.LOCALS if is_last and config.locals else py_spy.PLAIN
         limit_s = supervisor.left_s / max(1, samples - number)
-        dumped_s = _take_dumps(supervisor, targets, path, kept_characters, limit_s, mode=mode)
+        if observer:
+            observer.look(since, _deadline(supervisor, limit_s / 4))
+            is_last |= time.monotonic() - began > config.slow_s
+        dumped_s = _take_dumps(
+            supervisor, targets, path, kept_characters, limit_s, mode=mode, observer=observer
+        )
         if number == 0:
             _observe_threads(supervisor, targets)
             witnesses.ask()
@@ -362,8 +376,13 @@ def _capture(
             since -= config.longer_s
             break
         next_sample += config.longer_s if is_last else config.interval_s
+        if observer:
+            # The pauses differ, so that they are in step with no program.
+            late_s = random.uniform(-0.4, 0.4) * config.interval_s
+            next_sample = max(began + (number + 1) * config.interval_s + late_s, time.monotonic())
         number += 1
     seconds = next_sample - began
+    of_node = observer.finish() if observer else None
     calls = _observe_descendants(supervisor, targets, scanned, seconds)
     links.observe(targets, calls, since, _deadline(supervisor, supervisor.left_s / 2))
     mains = {target.pid: target.thread or target.pid for target in targets}
@@ -378,7 +397,10 @@ def _capture(
     deadline = time.monotonic() + max(_DESCENDANTS_S, dumped_s)
     started, limit_s = descendants.dump_order(targets), supervisor.left_s / 2
     _take_dumps(supervisor, started, path, kept_characters, limit_s, until=deadline)
-    return witnesses.finish(), seconds / number if number else config.interval_s
+    answers = witnesses.finish()
+    if of_node:
+        answers["glances"] = of_node
+    return answers, seconds / number if number else config.interval_s
 
 
 def _may_be_slow(targets: Sequence[StackTarget]) -> bool:
@@ -535,6 +557,7 @@ def _take_dumps(
     *,
     until: float = float("inf"),
     mode: str = py_spy.PLAIN,
+    observer: glances.Glances | None = None,
 ) -> float:
     """Add py-spy's dump of each target, several at a time; returns the seconds that this took.
     path:    path of py-spy
@@ -542,6 +565,7 @@ def _take_dumps(
     limit_s: seconds for all processes, if they belong to several owners
     until:   a moment of time.monotonic() after which no dump is begun
     mode:    see `py_spy.take`
+    observer: notes where each target is before and after its dump
     """
     began = time.monotonic()
 
@@ -552,6 +576,11 @@ def _take_dumps(
             reason = _NO_TIME_LEFT
         if reason or supervisor.deadline < time.monotonic():
             return py_spy.Dump(error=reason or NO_TIME)
+        if observer:
+            place = observer.place(target)
+            dumped = py_spy.take(supervisor, path, target.pid, supervisor.left_s, mode)
+            observer.add_stack(target, place)
+            return dumped
         polls = mode == py_spy.PLAIN and "nanosleep" in target.facts[-1].wait_channel
         for own_mode in (py_spy.LOCK, mode) if polls else (mode,):
             # The variables of many threads may be too large.

@@ -114,6 +114,14 @@ def probe_thread(pid: int, thread: int = 0) -> list[Any] | None:
     return _WaitingThread(pid, arguments, contents(f"{task}/wchan")).call(verb, kind)
 
 
+def probe_descriptor(pid: int, call: int, descriptor: int) -> list[Any] | None:
+    """What `probe_thread` returns of a thread that makes this call with this descriptor; None: it
+    is another kind of call.
+    """
+    verb, kind = calls(os.uname().machine).get(call, ("", ""))
+    return _WaitingThread(pid, [descriptor], "").call(verb, kind) if kind == "fd" else None
+
+
 def _c_int(value: int) -> int:
     """A C int in a register."""
     value &= 0xFFFFFFFF
@@ -386,23 +394,44 @@ def received_ages() -> dict[tuple[str, str], float]:
     data came by it.
     """
     ages: dict[tuple[str, str], float] = {}
+    for message, width, info in _tcp_infos():
+        own_port, peer_port = struct.unpack_from(">HH", message, 4)
+        ends = message[8 : 8 + width], message[24 : 24 + width]
+        pair = _end(ends[0], own_port), _end(ends[1], peer_port)
+        # tcpi_last_data_recv, in milliseconds
+        ages[pair] = struct.unpack_from("=I", info, 52)[0] / 1000
+    return ages
+
+
+def sent_data() -> dict[str, tuple[int, bool]]:
+    """Inode of each TCP connection of this network namespace -> the bytes that its peer has
+    acknowledged, and whether there is more on its way. A single segment proves nothing: its
+    acknowledgment may be delayed by 40 ms. Data that is not sent may wait for room at the peer.
+    """
+    sent: dict[str, tuple[int, bool]] = {}
+    for message, _, info in _tcp_infos():
+        if len(info) >= 128:
+            # tcpi_unacked, tcpi_bytes_acked
+            segments, acked = struct.unpack_from("=I92xQ", info, 24)
+            inode = str(struct.unpack_from("=I", message, 68)[0])
+            sent[inode] = acked, segments > 1
+    return sent
+
+
+def _tcp_infos() -> Iterator[tuple[bytes, int, bytes]]:
+    """The row of each TCP connection (inet_diag_msg), the bytes of an address in it, and its
+    struct tcp_info (linux/tcp.h), 56 bytes at least.
+    """
     for family, width in ((socket.AF_INET, 4), (socket.AF_INET6, 16)):
         # The bit of an attribute in a request is one less than its number.
         head = family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, 1 << _ESTABLISHED
         for message in _socket_rows(struct.pack("=BBBBI48x", *head)):
-            own_port, peer_port = struct.unpack_from(">HH", message, 4)
-            pair = (
-                _end(message[8 : 8 + width], own_port),
-                _end(message[24 : 24 + width], peer_port),
-            )
             place = 72
             while place + 4 <= len(message):
                 length, kind = struct.unpack_from("=HH", message, place)
                 if kind == _INFO and length >= 60:
-                    # tcpi_last_data_recv of struct tcp_info, in milliseconds (linux/tcp.h)
-                    ages[pair] = struct.unpack_from("=I", message, place + 4 + 52)[0] / 1000
+                    yield message, width, message[place + 4 : place + length]
                 place += max(4, length + -length % 4)
-    return ages
 
 
 def _socket_rows(request: bytes) -> Iterator[bytes]:

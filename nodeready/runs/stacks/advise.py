@@ -499,7 +499,10 @@ def with_advice(
         *_world_size_advice(world_sizes, stacks),
         *_repeated_ranks_advice(stacks.processes),
     ]
-    if len(groups) == 1 and groups[0].processes == len(stacks.processes):
+    if stacks.paces:
+        # The verdict says it all: where ranks stood at the end proves nothing.
+        pass
+    elif len(groups) == 1 and groups[0].processes == len(stacks.processes):
         is_single = len(stacks.groups) == 1
         lines += _same_place_advice(groups[0], len(stacks.processes) > 1) if is_single else []
     elif len(groups) > 1 and not by_witness:

@@ -504,6 +504,14 @@ def _mains(
     return mains, thread
 
 
+def main_stack(process: TracedProcess, stacks: Sequence[int], table: StackNumbers) -> int | None:
+    """The number of a main thread's last stack, with that of the thread that it waits for; None:
+    no stack. stacks: as of `classify`
+    """
+    mains, _ = _mains(process, stacks, table)
+    return mains[-1] if mains else None
+
+
 def _awaited(
     main: StackReading, sample: StackSample, stacks: Sequence[int], table: StackNumbers,
     waits: Collection[str],

@@ -30,6 +30,8 @@ from nodeready.runs.stacks.trace import Trace, TraceError
 from nodeready.runs.targets import Targets, ask_with_progress, keep_gaps
 from nodeready.runs.tell import Tell
 
+#: Of --slow: seconds for one stack of each rank, and minimum and maximum stacks.
+_LOOK_S, _MIN_LOOKS, _MAX_LOOKS = 4.0, 10, 30
 #: Kind of document, and the document -> file extension -> the pieces of that format.
 Render = Callable[[str, Any], Mapping[str, Iterable[str]]]
 
@@ -96,19 +98,31 @@ def _program_config(inventory: str | None, options: StacksOptions) -> StacksConf
     # Ranks that these options leave out are not missing.
     excluding = {"--pid": bool(options.pids), "--limit": options.limit is not None}
     is_longer = options.samples is None and options.interval is None
+    slow: dict[str, Any] = {}
+    if options.slow is not None:
+        if source is not None or options.check or options.native or not is_longer:
+            raise Refused(
+                "--slow: cannot be combined with --from, --check, --native, --samples, --interval"
+            )
+        samples = max(_MIN_LOOKS, min(_MAX_LOOKS, round(options.slow / _LOOK_S)))
+        slow = {"slow_s": options.slow, "samples": samples}
+        slow |= {"interval_s": options.slow / samples, "longer_s": 0.0}
     return program_config(
-        options.timeout,
+        options.timeout + round(options.slow or 0),
         job=options.job or "",
         pids=options.pids,
         match=options.match or "",
         user=options.user or "",
-        samples=options.samples or 2,
-        interval_s=options.interval or 2.0,
         locals=options.locals_,
         dump=options.dump,
         ras=options.ras,
         part=" and ".join(name for name, is_given in excluding.items() if is_given),
-        longer_s=LONGER_S if is_longer else 0.0,
+        **{
+            "samples": options.samples or 2,
+            "interval_s": options.interval or 2.0,
+            "longer_s": LONGER_S if is_longer else 0.0,
+            **slow,
+        },
     )
 
 

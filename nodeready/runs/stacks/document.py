@@ -32,10 +32,11 @@ WITNESSES = ("logs", "flight_recorder", "nccl_ras", "gpu", "network", "kernel", 
 #: `quiet`: all wait and nothing moves; `moving`: all wait and bytes move, or one rank works;
 #: `slow-node`: one node is slower than its peers; `storage`: a file system, a device, a lock file;
 #: `loader`: the data loader; `environment`: a variable of the job keeps its ranks apart;
-#: `not-stuck`: the job progresses; `unclear`: none of these can be determined.
+#: `not-stuck`: the job progresses; `unclear`: none of these can be determined. With --slow:
+#: `straggler`: the peers of a rank wait for it in every step; `even`: they wait for none.
 VERDICT_KINDS = (
     "late", "disagree", "gone", "quiet", "moving", "slow-node", "storage", "loader", "environment",
-    "not-stuck", "unclear",
+    "not-stuck", "unclear", "straggler", "even",
 )  # fmt: skip
 
 
@@ -223,6 +224,18 @@ class OddThread(NamedTuple):
     native: tuple[str, ...] = ()  # its native calls, leaf first; () when not taken
 
 
+class RankPace(NamedTuple):
+    """How often a rank waits for other ranks."""
+
+    rank: Annotated[int, {"minimum": 0}]
+    node: str
+    looks: Annotated[int, {"minimum": 0}]  # stacks
+    waiting: Annotated[int, {"minimum": 0}]  # stacks in which it waits for other ranks
+    waits_percent: float  # of the time
+    lag_percent: float  # of the time: how much longer its peers wait
+    factor: float  # how many times as long as its peers it works
+
+
 @dataclass(frozen=True)
 class Stacks:
     """The document of `nodeready stacks`: where every rank of a job stands, grouped, the most
@@ -234,7 +247,7 @@ class Stacks:
     JSON: ClassVar = (
         *("started", "finished", "job", "user", "world_size", "complete", "verdict"),
         *("groups", "witnesses", "processes", "gaps", "other_jobs", "advice"),
-        "odd_threads",
+        *("odd_threads", "paces"),
     )
     JSON_KEYS: ClassVar = {"other_jobs": "others"}
 
@@ -253,6 +266,7 @@ class Stacks:
     verdict: Verdict | None = None  # None: no rank was found
     witnesses: tuple[Witness, ...] = ()  # the witnesses beside the stacks
     odd_threads: tuple[OddThread, ...] = ()  # threads that wait differently on one rank
+    paces: tuple[RankPace, ...] = ()  # how often each rank waits, with --slow
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:

@@ -21,7 +21,7 @@ from nodeready.agent.stacks.ranks import (
 from nodeready.core.outcome import INCOMPLETE, Gap, node_gaps
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory.nodeset import natural
-from nodeready.runs.stacks import advise, evidence, hints, verdict, witness_reader
+from nodeready.runs.stacks import advise, evidence, hints, slow, verdict, witness_reader
 from nodeready.runs.stacks import classify as links
 from nodeready.runs.stacks.causes import call_of
 from nodeready.runs.stacks.classify import (
@@ -42,6 +42,7 @@ from nodeready.runs.stacks.document import (
     Rank,
     Stacks,
     StackThread,
+    Verdict,
 )
 from nodeready.runs.stacks.hung_job import OddRanks
 from nodeready.runs.stacks.odd_threads import ThreadTable
@@ -297,6 +298,7 @@ class TraceCollector:
         self._texts: dict[str, str] = {}
         self.evidence = evidence.Evidence()
         self.links = links.Links()
+        self.paces = slow.PaceReader()
 
     def read(self, trace: Trace) -> None:
         node, interval = trace.node, trace.interval_s
@@ -310,6 +312,7 @@ class TraceCollector:
         elif trace.instead:
             self.instead[node] = trace.instead
         numbers = self.stacks.numbers(trace)
+        self.paces.read(trace, numbers, self.stacks)
         # Each trace brings new string objects, and most of them are equal.
         shared = self._texts.setdefault
         for process in trace.processes:
@@ -851,6 +854,19 @@ def _odd_world(job: TracedJob) -> tuple[tuple[int, ...], str]:
     return tuple(sorted(ranks)), f"WORLD_SIZE {sizes}, not {usual} as the others"
 
 
+def _with_pace(decided: verdict.Decision, paced: Verdict) -> verdict.Decision:
+    """The decision on a job that may be slow: where the ranks stood at the end proves nothing."""
+    slow_ranks = {rank for suspect in paced.suspects for rank in suspect.ranks}
+    groups = tuple(
+        dataclasses.replace(
+            group, role="suspect" if slow_ranks.intersection(group.ranks) else None, reason=""
+        )
+        for group in decided.groups
+    )
+    order = sorted(decided.order, key=lambda at: groups[at].role is None)
+    return verdict.Decision(paced, groups, tuple(order), by_witness=True)
+
+
 def group(
     traces: Iterable[Trace],
     gaps: Mapping[str, Gap],
@@ -928,6 +944,10 @@ def _grouped(
         OddRanks(*_odd_world(job), unasked, reader.part),
         [_thread_calls(bucket, reader.stacks) for _, bucket in pairs],
     )
+    paces: list[slow.Pace] = []
+    if reader.paces.nodes:
+        paces = reader.paces.paces(buckets, reader.links)
+        decided = _with_pace(decided, slow.judge(paces, reader.paces.nodes, report))
     pairs = [(decided.groups[at], pairs[at][1]) for at in decided.order]
     ranks = [
         process._replace(group=at)
@@ -958,6 +978,7 @@ def _grouped(
         decided.verdict if ranks else None,
         report.witnesses,
         job.threads.odd_threads() if ranks else (),
+        slow.pace_rows(paces),
     )
     return advise.with_advice(
         stacks,

@@ -1,0 +1,101 @@
+"""Real jobs with a slow rank: it is named, no rank of an even job is, and no job is slowed."""
+
+import datetime
+import json
+import os
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command import wait_for
+from tests.hang.play import Play, Stable
+from tests.hang.pythons import found, needed
+from tests.hang.slow_jobs import prepare, shaped, slow_job, slowed
+
+#: A factor that is named, and one below which nothing has to be.
+NAMED = 1.2
+
+
+def drawn() -> Iterator[Any]:
+    """The seeds of a night: 40 jobs with a slow rank, 25 even ones, 15 with passing slowness."""
+    night = os.environ.get("SEED") or datetime.datetime.now(datetime.UTC).date().isoformat()
+    for number in range(80):
+        sort = "slow" if number < 40 else "even" if number < 65 else "passing"
+        yield pytest.param(sort, f"{night}-{number}", id=f"{sort}-{number}")
+
+
+@pytest.fixture(scope="module")
+def stable(lab_machine: None) -> Iterator[Stable]:
+    started = Stable(needed(next(iter(found()), None)).path)
+    yield started
+    started.end()
+
+
+def worked(play: Play, slow: int) -> float:
+    """How many times as long as its peers this rank works, by their own words."""
+    seconds = {r: float(play.file(f"work-{r}").read_text()) for r in play.scenario.parts}
+    own = seconds.pop(slow)
+    return own / statistics.median(seconds.values())
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+@pytest.mark.xdist_group("torch-0")
+@pytest.mark.parametrize(("sort", "seed"), list(drawn()))
+def test_the_slow_rank_is_named_and_no_other(sort, seed, stable, tool, tmp_path):
+    scenario, plan = slow_job(seed, sort == "slow", sort == "passing")
+    place = tmp_path / "job"
+    place.mkdir()
+    prepare(place, plan, scenario.world)
+    play = Play(scenario, stable, place)
+    path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    factor = 1.0
+    try:
+        with shaped(plan):
+            play.start()
+            wait_for(play._there)
+            with slowed(play, plan):
+                words = ("stacks", "--local", "--job", play.job, "--slow", "60s")
+                done = tool(*words, "-o", tool.home / "kept", env=path)
+                if sort == "slow" and plan["kind"] != "network":
+                    factor = worked(play, plan["slow"])
+    finally:
+        play.end()
+        shutil.rmtree(place, ignore_errors=True)
+    verdict = json.loads((tool.home / "kept/stacks.json").read_text())["verdict"]
+    named = [rank for suspect in verdict["suspects"] for rank in suspect["ranks"]]
+    must = sort == "slow" and (factor >= NAMED or plan["kind"] == "network")
+    assert set(named) <= ({plan["slow"]} if sort == "slow" else set()), (scenario.what, verdict)
+    assert named or not must, (scenario.what, factor, verdict, done)
+    assert sort == "slow" or verdict["kind"] in ("even", "unclear"), (scenario.what, verdict)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+def test_the_steps_of_a_job_go_on_as_fast(stable, tool, tmp_path):
+    scenario, plan = slow_job("even", is_slow=False)
+    plan.update(way="star", kind="forward", step_s=0.1, jitter=0.0)
+    prepare(tmp_path, plan, scenario.world)
+    play = Play(scenario, stable, tmp_path)
+    path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    def rate(wait: Any) -> float:
+        began, step = time.monotonic(), play.told(0)[2]
+        wait()
+        return (play.told(0)[2] - step) / (time.monotonic() - began)
+
+    try:
+        play.start()
+        wait_for(play._there)
+        before = rate(lambda: time.sleep(40))
+        words = ("stacks", "--local", "--job", play.job, "--slow", "40s")
+        meanwhile = rate(lambda: tool(*words, env=path))
+    finally:
+        play.end()
+    assert meanwhile >= 0.99 * before
