@@ -680,13 +680,43 @@ def gids(observed: Rdma, policy: Policy) -> Result:
     return gids.ok(f"{len(roce)} ports with a RoCE v2 GID")
 
 
+@check(
+    "rdma.pkeys",
+    loses_job("configure"),
+    expects="one table of partitions",
+    fix="give all ports of the node one partition: the subnet manager's partitions.conf, or UFM",
+)
+def pkeys(observed: Rdma, policy: Policy) -> Result:
+    """The InfiniBand ports for NCCL have the same PKeys in the same places.
+
+    The subnet manager fills a port's table of partitions. NCCL uses the PKey at one index
+    (NCCL_IB_PKEY, by default 0) on all ports, and ports connect only within a partition: a rail
+    whose entry differs cannot reach the others' (InfiniBand Architecture Specification, 10.9). The
+    first eight entries are read. An audit also compares them with those of the group's nodes.
+    """
+    ports = [
+        port
+        for device in observed.devices.values()
+        for port in device.ports
+        if {device.name, f"{device.name}:{port.port}"} & {*observed.nccl_ib_hca}
+    ]
+    tables = {port.name: " ".join(port.pkeys) for port in ports if port.active and port.pkeys}
+    if len(tables) < 2:
+        return pkeys.na("no two InfiniBand ports for NCCL that show their PKeys")
+    if len({*tables.values()}) > 1:
+        first = next(port for port in ports if port.name in tables)
+        return pkeys.warn(by_value(tables), source(first, "pkeys"))
+    return pkeys.ok(next(iter(tables.values())))
+
+
 _ELEMENTS = {
     "devices": "", "devices.netdevs": "name", "devices.ports": "port",
     "devices.ports.gids": "index", "without": "pci_address",
 }  # fmt: skip
 SUBJECT = Subject(
     "rdma", __doc__,
-    checks=(expected, devices, state, rate, pcie, link_layer, firmware, gids, errors), probe=PROBE,
+    checks=(expected, devices, state, rate, pcie, link_layer, firmware, gids, pkeys, errors),
+    probe=PROBE,
     compared=compared, derived=derived, learned=learned, counters=counters,
     kinds=FactKinds(
         volatile="before",
