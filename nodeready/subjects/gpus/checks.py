@@ -487,7 +487,7 @@ SUBJECT = Subject(
             memory_used_mb processes performance_state idle throttle throttled temperature_c
             temperature_slowdown_c
             memory_temperature_c memory_temperature_max_c temperature_left_c
-            pcie_generation pcie_speed peers.devices.rate_gbps peers.unread peers.kernel
+            pcie_generation pcie_speed peers.unread peers.kernel
         """,
         counters="""
             kernel_faults.count

@@ -56,10 +56,9 @@ _SCRIPT = rf"""
         case $nr_vendor in
         0x10de | 0x1002) ;;
         {peers.MELLANOX})
-            {{ read -r nr_class <"$nr_device/device"; }} 2>/dev/null
-            if [ "$nr_class" = {peers.DATA_DIRECT} ]; then nr_direct="$nr_direct $nr_device"; fi
-            continue
-            ;;
+            {{ read -r nr_vendor <"$nr_device/device"; }} 2>/dev/null
+            case $nr_vendor in {peers.DATA_DIRECT}) nr_direct="$nr_direct $nr_device" ;; esac
+            continue ;;
         *) continue ;;
         esac
         # A virtual function of a card of this host belongs to a virtual machine.
@@ -196,7 +195,7 @@ def _parse_pci(text: str) -> Pci:
         re.M,
     )
     files = tuple(DeviceFile(m[4], m[1], int(m[2]), int(m[3])) for m in listed_files)
-    return Pci(tuple(gpus), nvswitches, _driver(lines), files, peers.parse(lines))
+    return Pci(tuple(gpus), nvswitches, _driver(lines), files, peers.parse(text))
 
 
 # --- All sources together.

@@ -1,34 +1,28 @@
 """How GPUs and fast RDMA adapters reach each other: the switches above them, IOMMU, modules.
 
-One process reads the configuration of all switch ports above them. Only root reads more than its
-first 64 bytes.
+One process reads the configuration of all switch ports above them; without root, 64 bytes of each.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 #: The function of a ConnectX through which it reads a GPU behind its own switch, without the
-#: processor (rdma-core's rdma_topo: "CX DMA function", mlx5 Data Direct).
+#: processor (mlx5 Data Direct; the "CX DMA function" of rdma-core's rdma_topo).
 MELLANOX, DATA_DIRECT = "0x15b3", "0x2100"
-#: The lowest rate in Gbit/s of an adapter for jobs: a slower one is for management or storage.
+#: The lowest rate in Gbit/s of an adapter for jobs: slower ones are for management or storage.
 FAST_GBPS = 100.0
 
-_KINDS = ("gpu", "direct", "rdma")
-_MODULES = ("nvidia_peermem", "nv_peer_mem", "gdrdrv")
 _IB = "/sys/class/infiniband"
-_RELEASE = "/proc/sys/kernel/osrelease"
-_VERSION = "/proc/driver/nvidia/version"
-FILES = f"{_RELEASE} {_IB}/*/ports/*/rate {_IB}/*/device/iommu_group/type {_IB}/*/device/uevent"
-
+FILES = (
+    f"/proc/sys/kernel/osrelease {_IB}/*/ports/*/rate"
+    f" {_IB}/*/device/iommu_group/type {_IB}/*/device/uevent /sys/module/nvidia_peermem/initstate"
+    " /sys/module/nv_peer_mem/initstate /sys/module/gdrdrv/initstate"
+)
 # Below a root port, each second bridge of a path is the downstream port of a switch.
 SCRIPT = rf"""
     if [ -n "$nr_gpus" ]; then (
-        for nr_module in {" ".join(_MODULES)}; do
-            if [ -d /sys/module/$nr_module ]; then printf 'module=%s\n' $nr_module; fi
-        done
         nr_ports=''
         for nr_device in gpu $nr_gpus direct $nr_direct rdma {_IB}/*/device; do
             case $nr_device in /*) ;; *) nr_kind=$nr_device; continue ;; esac
@@ -39,10 +33,7 @@ SCRIPT = rf"""
             while case $nr_at in */pci*/*/*/*) ;; *) false ;; esac; do
                 case "$nr_ports " in
                 *" $nr_at/config "*) ;;
-                *)
-                    nr_ports="$nr_ports $nr_at/config"
-                    printf 'port=%s\n' "${{nr_at##*/}}"
-                    ;;
+                *) nr_ports="$nr_ports $nr_at/config"; printf 'port=%s\n' "${{nr_at##*/}}" ;;
                 esac
                 nr_at=${{nr_at%/*/*}}
             done
@@ -63,9 +54,8 @@ class PeerDevice:
     name: str  # of the RDMA device, ``mlx5_0``; else the address
     bridges: tuple[str, ...]  # addresses of the ports above it, from the root port on
     driver: str = ""  # of an RDMA adapter
-    rate_gbps: float | None = None  # of an RDMA adapter's fastest port
-    # how the IOMMU treats an RDMA adapter's addresses: ``identity``, ``DMA``, ``DMA-FQ``; "":
-    # it is off, or the kernel does not tell
+    # what the IOMMU does with an RDMA adapter's addresses: ``identity``, ``DMA``, ``DMA-FQ``;
+    # "": it is off, or the kernel does not tell
     iommu: str = ""
 
 
@@ -75,7 +65,7 @@ class SwitchPort:
 
     address: str  # on the PCI bus
     model: str  # vendor and device id, ``1000:c030``
-    acs: int | None  # its ACS Control register; None: the port has no ACS
+    acs: int | None  # its ACS Control register, lower byte; None: the port has no ACS
 
 
 @dataclass(frozen=True)
@@ -86,155 +76,104 @@ class PeerAccess:
     ports: tuple[SwitchPort, ...] = ()  # the switches' ports above them
     unread: str = ""  # why the ports' configuration could not be read
     modules: tuple[str, ...] = ()  # loaded ones: nvidia_peermem, nv_peer_mem, gdrdrv
-    open_driver: bool | None = None  # NVIDIA's open kernel modules; None: not loaded
+    driver: str = ""  # NVIDIA's kernel modules, ``Open Kernel Module for x86_64``; "": not loaded
     kernel: str = ""  # as ``uname -r`` prints it
-    x86: bool = False  # NVIDIA's driver is one for x86
 
     def of_kind(self, kind: str) -> list[PeerDevice]:
         """The devices of a kind."""
         return [device for device in self.devices if device.kind == kind]
 
-    def count_beside_adapter(self) -> str | None:
-        """``8 of 8``: GPUs with a fast adapter below the same root port; None: no adapter."""
-        gpus, adapters = self.of_kind("gpu"), self.of_kind("rdma")
-        roots = {adapter.bridges[:1] for adapter in self.devices if adapter.kind != "gpu"} - {()}
-        beside = sum(gpu.bridges[:1] in roots for gpu in gpus)
-        return f"{beside} of {len(gpus)}" if adapters else None
+    def count_beside_adapter(self) -> int | None:
+        """How many GPUs have a fast adapter below the same root port; None: no adapter."""
+        roots = {device.bridges[:1] for device in self.devices if device.kind != "gpu"}
+        return (
+            sum(gpu.bridges[:1] in roots - {()} for gpu in self.of_kind("gpu")) if roots else None
+        )
 
 
 # --- The configuration space (PCI Express Base Specification, 7.5.1 to 7.5.3, 7.6.3, 7.7.11).
 
 _SIZE, _WITHOUT_ROOT = 4096, 64
-_PCIE, _ACS = 0x10, 0x000D
-_DOWNSTREAM = 6  # the port type of a switch's downstream port
+_PCIE, _ACS, _DOWNSTREAM_PORT = 0x10, 0x000D, 6
 
 
-def _word(data: bytes, offset: int) -> int:
-    return int.from_bytes(data[offset : offset + 2], "little")
+def _capability(config: bytes, wanted: int, first: int) -> int | None:
+    """The offset of a capability, in the list that begins at ``first``: 0x100 for an extended one.
 
-
-def _capabilities(config: bytes) -> Iterator[tuple[int, int]]:
-    """Id and offset of each capability; a list that loops or leaves the space ends."""
-    offset, seen = config[0x34] & 0xFC, set[int]()
-    while 0x40 <= offset < 0x100 and offset not in seen:
-        seen.add(offset)
-        yield config[offset], offset
-        offset = config[offset + 1] & 0xFC
-
-
-def _extended_capabilities(config: bytes) -> Iterator[tuple[int, int]]:
-    """Likewise of the extended ones."""
-    offset, seen = 0x100, set[int]()
-    while 0x100 <= offset <= _SIZE - 8 and offset not in seen:
+    A list that loops or leaves the space ends.
+    """
+    offset, seen = first, set[int]()
+    while 0x40 <= offset <= _SIZE - 8 and offset not in seen:
         seen.add(offset)
         header = int.from_bytes(config[offset : offset + 4], "little")
-        if header in (0, 0xFFFFFFFF):
-            return
-        yield header & 0xFFFF, offset
-        offset = header >> 20 & 0xFFC
+        if header & (0xFFFF if first == 0x100 else 0xFF) == wanted:
+            return offset
+        offset = (header >> 20 if first == 0x100 else header >> 8 & 0xFF) & 0xFFC
+    return None
 
 
 def switch_port(address: str, config: bytes) -> SwitchPort | None:
     """The port by its configuration of 4096 bytes; None where it is none of a switch."""
-    pcie = next((at for name, at in _capabilities(config) if name == _PCIE), None)
-    if pcie is None or _word(config, pcie + 2) >> 4 & 0xF != _DOWNSTREAM:
+    pcie, acs = _capability(config, _PCIE, config[0x34] & 0xFC), _capability(config, _ACS, 0x100)
+    if pcie is None or config[pcie + 2] >> 4 != _DOWNSTREAM_PORT:
         return None
-    acs = next((at for name, at in _extended_capabilities(config) if name == _ACS), None)
-    model = f"{_word(config, 0):04x}:{_word(config, 2):04x}"
-    return SwitchPort(address, model, None if acs is None else _word(config, acs + 6))
+    model = f"{config[1]:02x}{config[0]:02x}:{config[3]:02x}{config[2]:02x}"
+    return SwitchPort(address, model, None if acs is None else config[acs + 6])
 
 
-_DUMP = re.compile(r"([0-9a-f]{6,8})((?: [0-9a-f]{2}){1,16})?")
+_DUMP = re.compile(r"^(\*\n)?([0-9a-f]{6,8})((?: [0-9a-f]{2}){0,16})$", re.M)
 
 
-def _dumped(lines: Iterable[str], maximum: int) -> bytes:
-    """The bytes that od printed; b"" where a line is missing. ``*``: as the line above."""
-    data, last, repeated = bytearray(), b"", False
-    for line in lines:
-        match = _DUMP.fullmatch(line.rstrip())
-        if match is None:
-            repeated = repeated or line == "*"
-            continue
-        offset = int(match[1], 16)
-        if repeated and last and offset <= maximum:
-            data += last * ((offset - len(data)) // len(last))
+def _dumped(text: str, maximum: int) -> bytes:
+    """The bytes that od printed; b"" where a line is missing. ``*``: lines as the one above."""
+    data = bytearray()
+    for star, digits, row in _DUMP.findall(text):
+        offset = int(digits, 16)
+        if star:
+            data += data[-16:] * ((min(offset, maximum) - len(data)) // 16)
         if offset != len(data):
             return b""
-        last, repeated = bytes.fromhex(match[2] or ""), False
-        data += last
+        data += bytes.fromhex(row)
     return bytes(data)
 
 
 # --- The parser.
 
 _ADDRESS = re.compile(r"(?<=/)[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7](?=/|$)")
-_FILE = re.compile(rf"{_IB}/([\w.:-]{{1,64}})/(ports/[0-9]{{1,3}}/rate|device/[\w/]{{1,20}}):(.*)")
-_RATE = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,2})?) Gb/sec")
-#: More than a node has of each, and more bridges than any device has above it.
-_MAXIMUM, _DEEPEST = 512, 16
+_PEER = re.compile(r"^peer=(gpu|direct|rdma) ([\w.:-]{1,64}) (/\S{1,400})$", re.M)
+_FILE = re.compile(
+    rf"^{_IB}/([\w.:-]{{1,64}})/(?:ports/[0-9]{{1,3}}/rate:([0-9]{{1,5}}(?:\.[0-9])?) Gb/sec|"
+    r"device/uevent:DRIVER=(\w{1,40})$|device/iommu_group/type:([\w-]{1,20})$)", re.M,
+)  # fmt: skip
+_PORT = re.compile(r"^port=(\S{1,20})$", re.M)
+_MODULE = re.compile(r"^/sys/module/(nvidia_peermem|nv_peer_mem|gdrdrv)/initstate:live$", re.M)
+_DRIVER = re.compile(r"^/proc/driver/nvidia/version:NVRM version: NVIDIA UNIX (.{1,40}?)  ", re.M)
+_KERNEL = re.compile(r"^/proc/sys/kernel/osrelease:(\S{1,80})", re.M)
 
 
-def _adapters(lines: Iterable[str]) -> dict[str, dict[str, str]]:
-    """RDMA device -> ``rate``, ``driver``, ``iommu``."""
-    adapters: dict[str, dict[str, str]] = {}
-    for line in lines:
-        match = _FILE.match(line)
-        if match is None or (match[1] not in adapters and len(adapters) >= _MAXIMUM):
-            continue
-        values, (file, text) = adapters.setdefault(match[1], {}), match.groups()[1:]
-        rate = _RATE.match(text)
-        if rate and file.endswith("rate"):
-            values["rate"] = str(max(float(rate[1]), float(values.get("rate", 0))))
-        elif text.startswith("DRIVER="):
-            values["driver"] = text[len("DRIVER=") :][:40]
-        elif file == "device/iommu_group/type":
-            values["iommu"] = text.strip()[:20]
-    return adapters
-
-
-def _device(text: str, adapters: Mapping[str, Mapping[str, str]]) -> PeerDevice | None:
-    """The device of a ``peer=`` line; None for a slow adapter, and for one without the PCI bus."""
-    kind, name, place = [*text.split(" ", 2), "", ""][:3]
-    *bridges, address = _ADDRESS.findall(place) or [""]
-    values = adapters.get(name, {}) if kind == "rdma" else {}
-    rate = float(values["rate"]) if "rate" in values else None
-    if not address or kind not in _KINDS or (kind == "rdma" and (rate or 0.0) < FAST_GBPS):
-        return None
-    more = (values.get("driver", ""), rate, values.get("iommu", ""))
-    return PeerDevice(address, kind, name[:64], tuple(bridges[:_DEEPEST]), *more)
-
-
-def _ports(addresses: Sequence[str], lines: Iterable[str]) -> tuple[tuple[SwitchPort, ...], str]:
-    """The ports of switches among the bridges, and why they could not be read."""
-    data = _dumped(lines, _SIZE * len(addresses))
-    if len(data) == _WITHOUT_ROOT * len(addresses) != 0:
-        return (), "only root may read the configuration of PCIe switches"
-    if len(data) != _SIZE * len(addresses):
-        return (), "the configuration of the PCIe switches could not be read"
-    ports = (
-        switch_port(address, data[_SIZE * index : _SIZE * (index + 1)])
-        for index, address in enumerate(addresses)
-    )
-    return tuple(port for port in ports if port is not None), ""
-
-
-def parse(lines: Sequence[str]) -> PeerAccess:
+def parse(text: str) -> PeerAccess:
     """How GPUs and adapters reach each other. Never raises."""
-
-    def values(name: str) -> list[str]:
-        return [line[len(name) + 1 :] for line in lines if line.startswith(f"{name}=")][:_MAXIMUM]
-
-    adapters = _adapters(lines)
-    devices = (_device(text, adapters) for text in values("peer"))
-    ports, unread = _ports(values("port"), lines)
-    driver = next((line for line in lines if line.startswith(f"{_VERSION}:NVRM version:")), "")
-    release = next((line for line in lines if line.startswith(f"{_RELEASE}:")), "")
-    return PeerAccess(
-        tuple(device for device in devices if device is not None),
-        ports,
-        unread,
-        tuple(name for name in _MODULES if name in values("module")),
-        " Open Kernel Module " in driver if driver else None,
-        release.partition(":")[2].strip()[:80],
-        " x86_64 " in driver,
-    )
+    rates, drivers, modes = dict[str, float](), dict[str, str](), dict[str, str]()
+    for name, rate, driver, mode in _FILE.findall(text):
+        rates[name] = max(float(rate or 0), rates.get(name, 0.0))
+        drivers[name] = driver or drivers.get(name, "")
+        modes[name] = mode or modes.get(name, "")
+    devices = []
+    for kind, name, path in _PEER.findall(text):
+        *bridges, address = _ADDRESS.findall(path) or [""]
+        if address and (kind != "rdma" or rates.get(name, 0.0) >= FAST_GBPS):
+            more = (drivers.get(name, ""), modes.get(name, ""))
+            devices.append(PeerDevice(address, kind, name, tuple(bridges), *more))
+    addresses, ports, unread = _PORT.findall(text), list[SwitchPort](), ""
+    data = _dumped(text, _SIZE * len(addresses))
+    if len(data) == _SIZE * len(addresses):
+        for index, address in enumerate(addresses):
+            port = switch_port(address, data[_SIZE * index : _SIZE * (index + 1)])
+            ports += [] if port is None else [port]
+    elif len(data) == _WITHOUT_ROOT * len(addresses):
+        unread = "only root may read the configuration of PCIe switches"
+    else:
+        unread = "the configuration of the PCIe switches could not be read"
+    modules, driver, kernel = (pattern.findall(text) for pattern in (_MODULE, _DRIVER, _KERNEL))
+    words = (tuple(modules[:3]), "".join(driver[:1]), "".join(kernel[:1]))
+    return PeerAccess(tuple(devices), tuple(ports), unread, *words)

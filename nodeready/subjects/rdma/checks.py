@@ -689,23 +689,20 @@ def gids(observed: Rdma, policy: Policy) -> Result:
 def pkeys(observed: Rdma, policy: Policy) -> Result:
     """The InfiniBand ports for NCCL have the same PKeys in the same places.
 
-    The subnet manager fills a port's table of partitions. NCCL uses the PKey at one index
-    (NCCL_IB_PKEY, by default 0) on all ports, and ports connect only within a partition: a rail
-    whose entry differs cannot reach the others' (InfiniBand Architecture Specification, 10.9). The
-    first eight entries are read. An audit also compares them with those of the group's nodes.
+    NCCL uses the PKey at one index (NCCL_IB_PKEY, by default 0) on all ports, and ports connect
+    only within a partition, so that a rail with another entry reaches nobody (InfiniBand
+    Architecture Specification, 10.9). The first eight entries are read.
     """
-    ports = [
-        port
+    tables = {
+        port.name: " ".join(port.pkeys)
         for device in observed.devices.values()
         for port in device.ports
-        if {device.name, f"{device.name}:{port.port}"} & {*observed.nccl_ib_hca}
-    ]
-    tables = {port.name: " ".join(port.pkeys) for port in ports if port.active and port.pkeys}
+        if {device.name, f"{device.name}:{port.port}"} & {*observed.nccl_ib_hca} and port.pkeys
+    }
     if len(tables) < 2:
         return pkeys.na("no two InfiniBand ports for NCCL that show their PKeys")
     if len({*tables.values()}) > 1:
-        first = next(port for port in ports if port.name in tables)
-        return pkeys.warn(by_value(tables), source(first, "pkeys"))
+        return pkeys.warn(by_value(tables), source(observed.ports[next(iter(tables))], "pkeys"))
     return pkeys.ok(next(iter(tables.values())))
 
 

@@ -47,6 +47,7 @@ EMPTY_GID = re.compile(r"[0:]*$")
 _NET = "device/net/"
 _PORT_LINE = re.compile(r"ports/([0-9]{1,3})(?:/|$)")
 _NUMBER = re.compile(r"(?:[0-9]{1,20}|0x[0-9a-fA-F]{1,16})")
+_PKEY = re.compile(r"0x(?!0000)[0-9a-f]{4}")
 _RATE = re.compile(r"(?<![0-9.])([0-9]{1,5}(?:\.[0-9]{1,2})?) ?G")
 
 
@@ -299,7 +300,7 @@ def _port(device: str, index: int, files: Files) -> RdmaPort:
 
 def _pkeys(files: Files, directory: str) -> tuple[str, ...]:
     table = sorted(files.get(f"{directory}/pkeys", {}).items())
-    return tuple(text[:6] for _, text in table if number(text))
+    return tuple(text for _, text in table if _PKEY.fullmatch(text))
 
 
 def _slingshot(device: str, netdevs: tuple[Netdev, ...], files: Files) -> RdmaPort:
