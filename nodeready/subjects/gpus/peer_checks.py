@@ -62,21 +62,22 @@ def acs(observed: Gpus, policy: Policy) -> Result:
     if reason := _no_host_reason(observed) or peers.unread:
         return acs.na(reason)
     has_links = any(gpu.links or gpu.fabric_state for gpu in observed.gpus)
-    judged, wrong, fix = set[str](), dict[str, str](), ""
+    judged, redirecting, fix = set[str](), dict[str, str](), ""
     for device in peers.devices:
         for peer in peers.devices:
             kinds, steps = {device.kind, peer.kind}, zip(device.bridges, peer.bridges)
-            port = next((ports.get(own) for own, other in steps if own != other), None)
+            fork = next((fork for fork in steps if fork[0] != fork[1]), ("", ""))
+            port = ports.get(fork[0])
             if port is None or "gpu" not in kinds or (kinds == {"gpu"} and has_links):
                 continue
             judged.add(port.address)
             if _redirecting_bits(port.acs or 0, device.kind, peer.kind):
-                wrong[port.address] = f"ACS {port.acs:#06x}"
+                redirecting[port.address] = f"ACS {port.acs:#06x}"
                 fix = _DIRECT_FIX if "direct" in kinds else fix
-    if wrong:
-        models = ";pci:".join(sorted({ports[address].model for address in wrong}))
-        path = f"/sys/bus/pci/devices/{next(iter(wrong))}/config"
-        return acs.warn(by_value(wrong), path, fix or _ACS_FIX.replace("PORT", models))
+    if redirecting:
+        models = ";pci:".join(sorted({ports[address].model for address in redirecting}))
+        path = f"/sys/bus/pci/devices/{next(iter(redirecting))}/config"
+        return acs.warn(by_value(redirecting), path, fix or _ACS_FIX.replace("PORT", models))
     return acs.ok() if judged else acs.na("no GPU shares a PCIe switch with a peer")
 
 
@@ -99,9 +100,9 @@ def iommu(observed: Gpus, policy: Policy) -> Result:
     if "x86_64" not in observed.peers.driver or not adapters:
         return iommu.na("no NVIDIA driver for x86 is loaded" if adapters else _NO_ADAPTER)
     modes = {adapter.name: adapter.iommu for adapter in adapters if adapter.iommu}
-    if wrong := {name: mode for name, mode in modes.items() if mode.startswith("DMA")}:
-        path = f"/sys/class/infiniband/{next(iter(wrong))}/device/iommu_group/type"
-        return iommu.warn(by_value(wrong), path)
+    if translated := {name: mode for name, mode in modes.items() if mode.startswith("DMA")}:
+        path = f"/sys/class/infiniband/{next(iter(translated))}/device/iommu_group/type"
+        return iommu.warn(by_value(translated), path)
     return iommu.ok(by_value(modes) or "the IOMMU is off, or the kernel shows no mode")
 
 

@@ -162,8 +162,8 @@ def parse(text: str) -> PeerAccess:
     for kind, name, path in _PEER.findall(text):
         *bridges, address = _ADDRESS.findall(path) or [""]
         if address and (kind != "rdma" or rates.get(name, 0.0) >= FAST_GBPS):
-            more = (drivers.get(name, ""), modes.get(name, ""))
-            devices.append(PeerDevice(address, kind, name, tuple(bridges), *more))
+            words = (drivers.get(name, ""), modes.get(name, ""))
+            devices.append(PeerDevice(address, kind, name, tuple(bridges), *words))
     addresses, ports, unread = _PORT.findall(text), list[SwitchPort](), ""
     data = _dumped(text, _SIZE * len(addresses))
     if len(data) == _SIZE * len(addresses):
@@ -175,5 +175,7 @@ def parse(text: str) -> PeerAccess:
     else:
         unread = "the configuration of the PCIe switches could not be read"
     modules, driver, kernel = (pattern.findall(text) for pattern in (_MODULE, _DRIVER, _KERNEL))
-    words = (tuple(modules[:3]), "".join(driver[:1]), "".join(kernel[:1]))
-    return PeerAccess(tuple(devices), tuple(ports), unread, *words)
+    return PeerAccess(
+        *(tuple(devices), tuple(ports), unread, tuple(modules[:3])),
+        *("".join(driver[:1]), "".join(kernel[:1])),
+    )
