@@ -14,6 +14,7 @@ from tests.unit.subjects import test_gpus_kernel_log as kernel_log
 from tests.unit.subjects import (
     test_gpus_nvidia,
     test_gpus_pci,
+    test_gpus_peers,
     test_ports_firewall,
     test_rdma_script,
     test_site,
@@ -24,7 +25,10 @@ pytestmark = pytest.mark.skipif(not shutil.which("busybox"), reason="no busybox 
 
 def questions(word: str) -> list[Callable[..., None]]:
     """The unit tests that take this."""
-    modules = (kernel_log, test_gpus_nvidia, test_gpus_pci, test_ports_firewall, test_rdma_script)
+    modules = (
+        *(kernel_log, test_gpus_nvidia, test_gpus_pci, test_gpus_peers),
+        *(test_ports_firewall, test_rdma_script),
+    )
     functions = {name: one for module in modules for name, one in vars(module).items()}
     tests = [one for name, one in functions.items() if name.startswith("test_")]
     return [one for one in tests if word in inspect.signature(one).parameters]

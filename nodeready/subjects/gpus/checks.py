@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from nodeready.core.policy import Policy
 from nodeready.core.result import FactKinds, Result, Subject, check, join_names
 from nodeready.core.severity import GUIDELINES, XID_CATALOG, drifts, loses_job, slows_job
-from nodeready.subjects.gpus import findings, health, xids
+from nodeready.subjects.gpus import findings, health, peer_checks, xids
 from nodeready.subjects.gpus.facts import PROBE, compared, learned
 from nodeready.subjects.gpus.gpu import Gpu, Gpus, KernelFault
 
@@ -466,14 +466,16 @@ def processes(observed: Gpus, policy: Policy) -> Result:
 
 _ELEMENTS = {
     "pci": "address", "nvidia": "pci_address", "nvidia.links": "index", "amd": "pci_address",
-    "amd.links": "index", "device_files": "path", "kernel_faults": "source code pci_address",
+    "amd.links": "index", "peers.devices": "kind name", "peers.ports": "address",
+    "device_files": "path", "kernel_faults": "source code pci_address",
 }  # fmt: skip
 #: In the order of the reports.
 _CHECKS = (
     present, tool, count, model, driver, vbios, health.recovery, ecc_mode, health.ecc_errors,
     health.remapped_rows, health.retired_pages, health.pcie, health.throttle, health.temperature,
     persistence, mig, processes, health.nvlink, health.xgmi_errors,
-    health.fabric_manager, health.device_access, kernel_faults,
+    health.fabric_manager, health.device_access,
+    peer_checks.acs, peer_checks.iommu, peer_checks.peermem, kernel_faults,
 )  # fmt: skip
 SUBJECT = Subject(
     "gpus", __doc__, checks=_CHECKS, probe=PROBE, compared=compared, learned=learned,
@@ -485,7 +487,7 @@ SUBJECT = Subject(
             memory_used_mb processes performance_state idle throttle throttled temperature_c
             temperature_slowdown_c
             memory_temperature_c memory_temperature_max_c temperature_left_c
-            pcie_generation pcie_speed
+            pcie_generation pcie_speed peers.unread peers.kernel
         """,
         counters="""
             kernel_faults.count
@@ -496,6 +498,7 @@ SUBJECT = Subject(
             ecc_uncorrectable_aggregate remap_pending remap_failed remapped_uncorrectable
             retired_pending retired_pages repair_pending spareless_banks sram_exceeded unrepairable
             pcie_generation_max pcie_width pcie_width_max links virtual peer c2c
+            peers.devices peers.ports.address peers.ports.model
         """,
         versions="driver amd_driver cuda vbios",
         unique="serial uuid fabric_clique",

@@ -12,9 +12,10 @@ from nodeready.core.base import Output, Probe, Section
 from nodeready.core.parsed_template import fast_replace
 from nodeready.core.policy import Policy
 from nodeready.core.result import ALONE, FleetFacts
-from nodeready.subjects.gpus import amd_gpu, kernel_log, nvidia
+from nodeready.subjects.gpus import amd_gpu, kernel_log, nvidia, peers
 from nodeready.subjects.gpus.gpu import DeviceFile, Gpu, Gpus, PciGpu
 from nodeready.subjects.gpus.nvidia import NvidiaSmi, NvLinks
+from nodeready.subjects.gpus.peers import PeerAccess
 
 # --- The PCI bus, the drivers of its GPUs, and the device files that jobs open.
 #
@@ -48,10 +49,18 @@ _MODULE_VERSION = "/sys/module/nvidia/version"
 _FILES = " ".join(f'"$nr_device/{name}"' for name in _ATTRIBUTES.split())
 _SCRIPT = rf"""
     set --
+    nr_gpus='' nr_direct=''
     for nr_device in {_DEVICES}/*; do
         nr_vendor=
         {{ read -r nr_vendor <"$nr_device/vendor"; }} 2>/dev/null
-        case $nr_vendor in 0x10de | 0x1002) ;; *) continue ;; esac
+        case $nr_vendor in
+        0x10de | 0x1002) ;;
+        {peers.MELLANOX})
+            {{ read -r nr_vendor <"$nr_device/device"; }} 2>/dev/null
+            case $nr_vendor in {peers.DATA_DIRECT}) nr_direct="$nr_direct $nr_device" ;; esac
+            continue ;;
+        *) continue ;;
+        esac
         # A virtual function of a card of this host belongs to a virtual machine.
         if [ -e "$nr_device/physfn" ]; then continue; fi
         nr_class=
@@ -59,7 +68,9 @@ _SCRIPT = rf"""
         case $nr_class in
         0x03* | 0x12* | 0x0680*) set -- "$@" {_FILES} ;;
         esac
+        case $nr_class in 0x03* | 0x12*) nr_gpus="$nr_gpus $nr_device" ;; esac
     done
+    if [ -n "$nr_gpus" ]; then set -- "$@" {peers.FILES}; fi
     if [ -e {_VERSION} ]; then set -- "$@" {_VERSION}; fi
     if [ -e {_MODULE_VERSION} ]; then set -- "$@" {_MODULE_VERSION}; fi
     # Counters of errors that are 0 are left out.
@@ -69,11 +80,12 @@ _SCRIPT = rf"""
         if [ -c "$nr_file" ]; then set -- "$@" "$nr_file"; fi
     done
     if [ $# -gt 0 ]; then ls -ln -- "$@" 2>/dev/null; fi
-    :
+    {peers.SCRIPT}
     """
 
 
-SECTION = Section("pci_gpus", lambda policy: _SCRIPT)
+# The configuration of a port is at most 14 KiB of text.
+SECTION = Section("pci_gpus", lambda policy: _SCRIPT, cap_bytes=1 << 20)
 
 
 @dataclass(frozen=True)
@@ -84,6 +96,7 @@ class Pci:
     nvswitches: int
     driver: str | None  # the version of NVIDIA's kernel module; None: not loaded
     device_files: tuple[DeviceFile, ...]
+    peers: PeerAccess  # how GPUs and adapters reach each other
 
 
 def _number(text: str | None) -> int | None:
@@ -182,7 +195,7 @@ def _parse_pci(text: str) -> Pci:
         re.M,
     )
     files = tuple(DeviceFile(m[4], m[1], int(m[2]), int(m[3])) for m in listed_files)
-    return Pci(tuple(gpus), nvswitches, _driver(lines), files)
+    return Pci(tuple(gpus), nvswitches, _driver(lines), files, peers.parse(text))
 
 
 # --- All sources together.
@@ -235,6 +248,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gpus:
         cuda=smi.cuda,
         fabric_manager=_fabric_manager(pci, smi),
         device_files=pci.device_files,
+        peers=pci.peers,
         kernel_faults=kernel_log.faults_of_gpus(faults, (gpu.address for gpu in pci.gpus)),
         kernel_log=log,
     )
@@ -281,6 +295,8 @@ def compared(observed: Gpus, fleet: FleetFacts = ALONE) -> dict[str, str | int |
         "links": _several(map(_links, gpus)),
         "power_limit_w": _several(gpu.power_limit_w for gpu in gpus),
         "fabric_clique": _several(gpu.fabric_clique for gpu in gpus),
+        "gpus_beside_adapter": observed.peers.count_beside_adapter(),
+        "peer_modules": " ".join(observed.peers.modules) or None,
     }
     return {name: value for name, value in facts.items() if value is not None}
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from nodeready.subjects.gpus.peers import PeerAccess
+
 _PCI_ADDRESS = re.compile(
     r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.([0-7]))?", re.I
 )
@@ -207,6 +209,7 @@ class Gpus:
     device_files: tuple[DeviceFile, ...] = ()  # that a job opens
     kernel_faults: tuple[KernelFault, ...] = ()  # in the kernel's log since the boot
     kernel_log: Tool = Tool("kernel log", "missing")  # whether the log could be read
+    peers: PeerAccess = PeerAccess()  # how GPUs and fast RDMA adapters reach each other
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:

@@ -680,13 +680,40 @@ def gids(observed: Rdma, policy: Policy) -> Result:
     return gids.ok(f"{len(roce)} ports with a RoCE v2 GID")
 
 
+@check(
+    "rdma.pkeys",
+    loses_job("configure"),
+    expects="one table of partitions",
+    fix="give all ports of the node one partition: the subnet manager's partitions.conf, or UFM",
+)
+def pkeys(observed: Rdma, policy: Policy) -> Result:
+    """The InfiniBand ports for NCCL have the same PKeys in the same places.
+
+    NCCL uses the PKey at one index (NCCL_IB_PKEY, by default 0) on all ports, and ports connect
+    only within a partition, so that a rail with another entry reaches nobody (InfiniBand
+    Architecture Specification, 10.9). The first eight entries are read.
+    """
+    tables = {
+        port.name: " ".join(port.pkeys)
+        for device in observed.devices.values()
+        for port in device.ports
+        if {device.name, f"{device.name}:{port.port}"} & {*observed.nccl_ib_hca} and port.pkeys
+    }
+    if len(tables) < 2:
+        return pkeys.na("no two InfiniBand ports for NCCL that show their PKeys")
+    if len({*tables.values()}) > 1:
+        return pkeys.warn(by_value(tables), source(observed.ports[next(iter(tables))], "pkeys"))
+    return pkeys.ok(next(iter(tables.values())))
+
+
 _ELEMENTS = {
     "devices": "", "devices.netdevs": "name", "devices.ports": "port",
     "devices.ports.gids": "index", "without": "pci_address",
 }  # fmt: skip
 SUBJECT = Subject(
     "rdma", __doc__,
-    checks=(expected, devices, state, rate, pcie, link_layer, firmware, gids, errors), probe=PROBE,
+    checks=(expected, devices, state, rate, pcie, link_layer, firmware, gids, pkeys, errors),
+    probe=PROBE,
     compared=compared, derived=derived, learned=learned, counters=counters,
     kinds=FactKinds(
         volatile="before",

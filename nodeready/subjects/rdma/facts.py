@@ -47,6 +47,7 @@ EMPTY_GID = re.compile(r"[0:]*$")
 _NET = "device/net/"
 _PORT_LINE = re.compile(r"ports/([0-9]{1,3})(?:/|$)")
 _NUMBER = re.compile(r"(?:[0-9]{1,20}|0x[0-9a-fA-F]{1,16})")
+_PKEY = re.compile(r"0x(?!0000)[0-9a-f]{4}")
 _RATE = re.compile(r"(?<![0-9.])([0-9]{1,5}(?:\.[0-9]{1,2})?) ?G")
 
 
@@ -87,6 +88,8 @@ class RdmaPort:
     gids: tuple[Gid, ...] = ()  # of an Ethernet port, at most the first 16
     # those of PMA_COUNTERS and HW_COUNTERS that the port has; None: unreadable
     counters: Mapping[str, int | None] = field(default_factory=dict)
+    # of an InfiniBand port: the first eight entries of its table of partitions, without empty ones
+    pkeys: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -291,7 +294,13 @@ def _port(device: str, index: int, files: Files) -> RdmaPort:
         netdev=files.get(f"{directory}/gid_attrs/ndevs", {}).get("0"),
         gids=_gids(files, directory),
         counters=_counters(files, directory),
+        pkeys=_pkeys(files, directory) if values.get("link_layer") == "InfiniBand" else (),
     )
+
+
+def _pkeys(files: Files, directory: str) -> tuple[str, ...]:
+    table = sorted(files.get(f"{directory}/pkeys", {}).items())
+    return tuple(text for _, text in table if _PKEY.fullmatch(text))
 
 
 def _slingshot(device: str, netdevs: tuple[Netdev, ...], files: Files) -> RdmaPort:
@@ -371,7 +380,7 @@ _FUNCTION = (
     " device/current_link_* device/max_link_* device/../max_link_*"
 )
 _PORT = (
-    *["state", "phys_state", "rate", "link_layer", "lid", "sm_lid"],
+    *["state", "phys_state", "rate", "link_layer", "lid", "sm_lid", "pkeys/[0-7]"],
     *(f"counters/{name}" for name in PMA_COUNTERS),
     *(f"hw_counters/{name}" for name in HW_COUNTERS),
 )
@@ -688,6 +697,8 @@ def compared(observed: Rdma, fleet: FleetFacts = ALONE) -> dict[str, str | int |
         for port in device.ports:
             if port.link_layer:
                 facts[f"{port.name}.link_layer"] = port.link_layer
+            if port.active and port.pkeys:
+                facts[f"{port.name}.pkeys"] = " ".join(port.pkeys)
             # A port without a link shows the rate of its lowest speed.
             if port.active and port.rate_gbps is not None:
                 facts[f"{port.name}.rate_gbps"] = port.rate_gbps

@@ -353,6 +353,29 @@ def test_the_ports_that_nccl_uses(devices, nics, chosen):
     assert ib_hca(node(devices), nics, FLEET)[0] == tuple(f"mlx5_{at}" for at in chosen)
 
 
+@pytest.mark.parametrize(("table", "status"), [
+    (("0xffff", "0x0000", "0x0000"), "ok"), (("0xffff", "0x8001", "0x0000"), "warn"),
+    (("0x7fff", "0x0000", "0x0000"), "warn"), (("x", "0xffff0000", "0x1\x1b"), "na"),
+])  # fmt: skip
+def test_the_ports_for_nccl_share_their_pkeys(table, status):
+    def look(devices: tuple[Device, ...], **tables: tuple[str, ...]) -> Rdma:
+        files = {
+            f"{name}/ports/1/pkeys/{index}": text
+            for name, entries in tables.items()
+            for index, text in enumerate(entries)
+        }
+        return parsed({**ib_tree(devices), **files})
+
+    normal = ("0xffff", "0x0000", "0x0000")
+    one = look(h100(), mlx5_0=normal, mlx5_1=table)
+    assert one.ports["mlx5_0/1"].pkeys == ("0xffff",)
+    assert judged(one)["pkeys"].status == status
+    assert rdma.compared(one)["mlx5_0/1.pkeys"] == "0xffff"
+    # An adapter that is not for NCCL, and RoCE, which has no subnet manager.
+    assert judged(look(h100(), mlx5_0=normal, mlx5_bond_0=table))["pkeys"].status == "na"
+    assert look(mi300x(), mlx5_0=normal).ports["mlx5_0/1"].pkeys == ()
+
+
 def test_nccl_gets_no_slower_port_and_none_that_is_down():
     half = node(h100(), mlx5_3={"rate": "200 Gb/sec (2X NDR)"}, mlx5_4=POLLING)
     assert half.nccl_ib_hca == ("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_5", "mlx5_6", "mlx5_7")
