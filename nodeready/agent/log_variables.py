@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nodeready import knowledge
 from nodeready.agent.failure_rules import PHRASES
@@ -46,14 +47,25 @@ _RANK_PID = re.compile(
 )
 #: Words of such lines, and the maximum of them in which a number is searched.
 _PID_NEEDLES, _MAX_PID_LINES = ("pid", "PID", "Pid", " NCCL "), 5000
-#: Words, and the line that says with one of them that a job has ended well.
+#: The command of a shell whose answer, in the next line, is the status of the command before.
+_ASKED = "echo $?"
+
+
+class JobEnd(NamedTuple):
+    """A row of job_ends.toml, which explains the fields."""
+
+    needles: tuple[str, ...]
+    pattern: re.Pattern[str]
+    is_of_command: bool
+
+
 ENDS = tuple(
-    (tuple(row["needles"].split("|")), re.compile(row["pattern"]))
+    JobEnd(tuple(row["needles"].split("|")), re.compile(row["pattern"]), "is_of_command" in row)
     for row in knowledge.rows("job_ends").values()
 )
 #: Each such line has one of these words; a search for words is ten times faster.
 _NEEDLES = (
-    *dict.fromkeys(word for words, _ in ENDS for word in words),
+    *dict.fromkeys(word for end in ENDS for word in end.needles),
     "NCCL", "master_", "MASTER_", "client socket", "TCP client", "_IFNAME=", "_DEVICES=",
     "_include=", "_BLOCKING=", "_THREADS=", "FI_PROVIDER=",
     "to store for rank: ", "GLOBAL_RANK: ", "distributed init (", "world_size=",
@@ -92,6 +104,7 @@ class LogFacts:
     pids: tuple[LogPid, ...] = ()  # the first ones
     finished: wire.Number = 0  # the last line that says that the job has ended well; 0: none
     own_ranks: tuple[wire.Number, ...] = ()  # that lines without a prefix say of their writer
+    command_ended: wire.Number = 0  # the last line that says so of a command; 0: none
 
 
 def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogFacts:
@@ -101,8 +114,13 @@ def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogF
     variables: dict[tuple[object, str], LogVariable] = {}
     addresses: dict[str, None] = {}
     pids: dict[str, LogPid] = {}
-    version, room, finished, own_ranks = "", _MAX_PID_LINES, 0, set[int]()
+    version, room, own_ranks = "", _MAX_PID_LINES, set[int]()
+    finished = command_ended = 0
+    before = ""
     for number, line in enumerate(lines, 1):
+        if before.endswith(_ASKED):
+            line = f"{_ASKED} {line}"
+        before = line
         if room and any(map(line.__contains__, _PID_NEEDLES)):
             room -= 1
             for rank, pid in _RANK_PID.findall(line[:_MAX_LINE]):
@@ -114,8 +132,9 @@ def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogF
         if not any(map(line.__contains__, _NEEDLES)):
             continue
         origin = split(line[:_MAX_LINE])
-        if ends_well(origin.text):
-            finished = number
+        if end := find_end(origin.text):
+            finished = finished if end.is_of_command else number
+            command_ended = number
         if origin.rank is None and (match := PHRASES["own-rank"].search(origin.text)):
             own_ranks.add(int(match[1]))
         if not version and (match := _VERSION.search(origin.text)):
@@ -129,14 +148,14 @@ def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogF
                     name, redact(name, value[:_MAX_VALUE]), number, rank, local_rank, host
                 )
     values = tuple(variables.values()), version, tuple(addresses), tuple(pids.values())
-    return LogFacts(*values, finished, tuple(sorted(own_ranks)[:_MAX_ADDRESSES]))
+    numbers = tuple(sorted(own_ranks)[:_MAX_ADDRESSES])
+    return LogFacts(*values, finished, numbers, command_ended)
 
 
-def ends_well(text: str, ends: Sequence[tuple[tuple[str, ...], re.Pattern[str]]] = ENDS) -> bool:
-    """Whether a line says that its job has ended well."""
-    return any(
-        any(map(text.__contains__, needles)) and pattern.search(text) for needles, pattern in ends
-    )
+def find_end(text: str, ends: Sequence[JobEnd] = ENDS) -> JobEnd | None:
+    """The row by which a line says that its job, or a command, has ended well; None: no row."""
+    rows = (end for end in ends if any(map(text.__contains__, end.needles)))
+    return next((end for end in rows if end.pattern.search(text)), None)
 
 
 def _shown(text: str) -> Iterator[tuple[str, str]]:

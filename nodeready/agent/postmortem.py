@@ -313,15 +313,13 @@ def _with_numbers(failures: FileFailures, numbers: Sequence[int]) -> FileFailure
     """The failures with the numbers of lines in the file.
     numbers: of the lines that were read
     """
-    events = (
-        replace(event, line=numbers[event.line - 1]) if event.line else event
-        for event in failures.events
-    )
-    facts = failures.facts
-    variables = (replace(row, line=numbers[row.line - 1]) for row in facts.variables)
-    return replace(
-        failures, events=tuple(events), facts=replace(facts, variables=tuple(variables))
-    )
+    in_file, facts = [0, *numbers], failures.facts
+    events = tuple(replace(event, line=in_file[event.line]) for event in failures.events)
+    variables = tuple(replace(row, line=in_file[row.line]) for row in facts.variables)
+    ends = in_file[facts.finished], in_file[facts.command_ended]
+    facts = replace(facts, variables=variables, finished=ends[0], command_ended=ends[1])
+    prefix = in_file[failures.unknown_prefix]
+    return replace(failures, events=events, facts=facts, unknown_prefix=prefix)
 
 
 class FailureFileReader(TailReader):

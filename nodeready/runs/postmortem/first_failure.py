@@ -11,7 +11,7 @@ import math
 import re
 import signal
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from nodeready.agent.failure_events import NOT_LAUNCHED
@@ -136,15 +136,11 @@ def survived(job: JobFailures) -> Finding | None:
     bad = [f for f in failures if not f.event.is_warning]
     ends = {at: file.failures.facts.finished for at, file in enumerate(job.evidence.files)}
     has_end = any(ends[at] for at in job.last_files)
-    #: Index of a file -> the last line of an end, and of the connections that close then.
-    closed = dict(ends)
-    for f in sorted(job.lost, key=lambda f: f.event.line):
-        if 0 < closed.get(f.file, 0) >= f.event.line - _END_LINES:
-            closed[f.file] = max(f.event.line, closed[f.file])
     # Steps go on after all failures, and nothing else reports an end.
     ends_alone = [f for f in (*job.reports, *job.ended) if not f.event.steps_on]
     is_ended = bool(ends_alone or job.evidence.kernel)
     is_ended = is_ended or any(step.code or step.signal for step in job.evidence.steps)
+    closed = _closed(job, failures, ends, is_ended=is_ended)
     # A log with nothing but warnings is judged by them; what the kernel killed beside a job that
     # has ended well was not of it.
     judged = bad or failures
@@ -180,12 +176,13 @@ def survived(job: JobFailures) -> Finding | None:
                 else lengths[f.file] - f.event.line
             ) >= _FURTHER_LINES
         )
-        and not (f.event.role == LOST and f.event.line <= closed.get(f.file, 0))
+        and id(f) not in closed
         and not (f.went_on or f.event.handled)
         and not (f.event.went_on and f.event.lines_after >= _FURTHER_LINES)
     ]  # fmt: skip
     how = "its rank went on after it" if (judged or is_beside) and not fatal else ""
-    how = "the log says afterwards that the job has ended well" if how and has_end else how
+    is_told = has_end or bool(closed)
+    how = "the log says afterwards that the job has ended well" if how and is_told else how
     last = {step.step: step for step in job.evidence.steps}
     numbers = {name: int(number) for name in last if (number := name.partition(".")[2]).isdigit()}
     names = [name for name in last if "." not in name]
@@ -201,6 +198,33 @@ def survived(job: JobFailures) -> Finding | None:
     text = "; ".join(f"{subject(g.ranks, g.nodes)}: {g.first.event.text}" for g in groups)
     words = {"how": how, "seen": f"; seen and survived: {text[:MAX_TEXT]}" if text else ""}
     return Finding(for_=lines_of(bad), words=words) if how else None
+
+
+def _closed(
+    job: JobFailures, failures: Sequence[RankFailure], ends: Mapping[int, int], *, is_ended: bool
+) -> set[int]:
+    """The ids of failures that are of the end of a job that has ended well: connections that close
+    right after a line that says so, or before one about a command; and those of another file.
+
+    ends: index of a file -> its last line that says so of the job, 0: none; is_ended: something
+    else reports an end
+    """
+    noise = [
+        f for f in failures
+        if f.event.role == LOST or f.event.is_warning or f.event.has_phrase("at-some-point")
+    ]  # fmt: skip
+    outside = [f for f in noise if not (f.event.call or is_ended)]
+    commands = {at: file.failures.facts.command_ended for at, file in enumerate(job.evidence.files)}
+    closed = set[int]()
+    for rows, lines in ((noise, dict(ends)), (outside, commands)):
+        for f in sorted(rows, key=lambda f: f.event.line):
+            if 0 < lines.get(f.file, 0) >= f.event.line - _END_LINES:
+                lines[f.file] = max(f.event.line, lines[f.file])
+                closed.add(id(f))
+    if not is_ended and any(ends[at] for at in job.last_files):
+        network = [f for f in failures if f.event.kind == "network" and not f.event.call]
+        closed |= {id(f) for f in (*outside, *network) if not ends.get(f.file)}
+    return closed
 
 
 def _steps_after_faults(job: JobFailures) -> bool:

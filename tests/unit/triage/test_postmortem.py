@@ -81,6 +81,16 @@ def test_of_a_long_log_the_beginning_and_the_end_are_read(tmp_path):
     assert found.skipped == found.size_bytes - size
 
 
+def test_the_numbers_of_lines_count_blank_ones(tmp_path):
+    path = tmp_path / "job.log"
+    error = "[x y] Traceback (most recent call last):\n[x y] KeyError: 'a'\n"
+    path.write_text(f"step 1\n\n\n{error}\nAll 2 ranks done\n")
+    with path.open("rb") as file:
+        found = file_failures(file.fileno(), str(path), 1 << 20)
+    assert found is not None
+    assert (found.unknown_prefix, found.facts.finished) == (4, 7), found
+
+
 def test_a_log_with_the_bytes_of_a_crash_is_read(tmp_path):
     text = b"\0\0step 1 \xff\xfe\nstep\0 2\nKeyError: 'x\xe9'\n"
     (tmp_path / "rank_0.log").write_bytes(text)
