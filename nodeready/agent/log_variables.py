@@ -10,7 +10,7 @@ rendezvous, and those of PyTorch's TCPStore, which names MASTER_ADDR where it ca
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,6 +49,8 @@ _RANK_PID = re.compile(
 _PID_NEEDLES, _MAX_PID_LINES = ("pid", "PID", "Pid", " NCCL "), 5000
 #: The command of a shell whose answer, in the next line, is the status of the command before.
 _ASKED = "echo $?"
+#: Lines at the end of a log in which a command ends.
+_LAST_LINES = 1000
 
 
 class JobEnd(NamedTuple):
@@ -65,7 +67,7 @@ ENDS = tuple(
 )
 #: Each such line has one of these words; a search for words is ten times faster.
 _NEEDLES = (
-    *dict.fromkeys(word for end in ENDS for word in end.needles),
+    *dict.fromkeys(word for end in ENDS if not end.is_of_command for word in end.needles),
     "NCCL", "master_", "MASTER_", "client socket", "TCP client", "_IFNAME=", "_DEVICES=",
     "_include=", "_BLOCKING=", "_THREADS=", "FI_PROVIDER=",
     "to store for rank: ", "GLOBAL_RANK: ", "distributed init (", "world_size=",
@@ -104,10 +106,10 @@ class LogFacts:
     pids: tuple[LogPid, ...] = ()  # the first ones
     finished: wire.Number = 0  # the last line that says that the job has ended well; 0: none
     own_ranks: tuple[wire.Number, ...] = ()  # that lines without a prefix say of their writer
-    command_ended: wire.Number = 0  # the last line that says so of a command; 0: none
+    command_ended: wire.Number = 0  # likewise of a command; 0: none, or a command failed
 
 
-def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogFacts:
+def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogFacts:
     """What these lines show of the job's environment.
     split: takes the prefix off a line
     """
@@ -115,12 +117,8 @@ def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogF
     addresses: dict[str, None] = {}
     pids: dict[str, LogPid] = {}
     version, room, own_ranks = "", _MAX_PID_LINES, set[int]()
-    finished = command_ended = 0
-    before = ""
+    finished = 0
     for number, line in enumerate(lines, 1):
-        if before.endswith(_ASKED):
-            line = f"{_ASKED} {line}"
-        before = line
         if room and any(map(line.__contains__, _PID_NEEDLES)):
             room -= 1
             for rank, pid in _RANK_PID.findall(line[:_MAX_LINE]):
@@ -132,9 +130,8 @@ def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogF
         if not any(map(line.__contains__, _NEEDLES)):
             continue
         origin = split(line[:_MAX_LINE])
-        if end := find_end(origin.text):
-            finished = finished if end.is_of_command else number
-            command_ended = number
+        if (end := find_end(origin.text)) and not end.is_of_command:
+            finished = number
         if origin.rank is None and (match := PHRASES["own-rank"].search(origin.text)):
             own_ranks.add(int(match[1]))
         if not version and (match := _VERSION.search(origin.text)):
@@ -149,7 +146,21 @@ def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogF
                 )
     values = tuple(variables.values()), version, tuple(addresses), tuple(pids.values())
     numbers = tuple(sorted(own_ranks)[:_MAX_ADDRESSES])
-    return LogFacts(*values, finished, numbers, command_ended)
+    return LogFacts(*values, finished, numbers, _command_ended(lines, split))
+
+
+def _command_ended(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> int:
+    """The line, of the last ones, that says last that a command has ended well; 0: none, or a
+    command has failed.
+    """
+    ended, before, last = 0, "", lines[-_LAST_LINES:]
+    for number, line in enumerate(last, len(lines) - len(last) + 1):
+        text = split(line[:_MAX_LINE]).text
+        text = f"{_ASKED} {text}" if before.endswith(_ASKED) else text
+        if PHRASES["other-status"].search(text):
+            return 0
+        ended, before = number if find_end(text) else ended, text
+    return ended
 
 
 def find_end(text: str, ends: Sequence[JobEnd] = ENDS) -> JobEnd | None:

@@ -214,16 +214,27 @@ def _closed(
         if f.event.role == LOST or f.event.is_warning or f.event.has_phrase("at-some-point")
     ]  # fmt: skip
     outside = [f for f in noise if not (f.event.call or is_ended)]
-    commands = {at: file.failures.facts.command_ended for at, file in enumerate(job.evidence.files)}
+    files = [file.failures for file in job.evidence.files]
+    commands = {
+        at: 0 if any(s.complaint for s in file.streams) else file.facts.command_ended
+        for at, file in enumerate(files)
+    }
     closed = set[int]()
     for rows, lines in ((noise, dict(ends)), (outside, commands)):
         for f in sorted(rows, key=lambda f: f.event.line):
             if 0 < lines.get(f.file, 0) >= f.event.line - _END_LINES:
                 lines[f.file] = max(f.event.line, lines[f.file])
                 closed.add(id(f))
-    if not is_ended and any(ends[at] for at in job.last_files):
+    well = [files[at].streams for at in job.last_files if ends[at]]
+    if well and not is_ended:
         network = [f for f in failures if f.event.kind == "network" and not f.event.call]
-        closed |= {id(f) for f in (*outside, *network) if not ends.get(f.file)}
+        # The last time of logs that have ended well: a later job may be another one.
+        times = [s.last_s for streams in well for s in streams if s.last_s is not None]
+        last_s = max(times, default=math.inf) + _AFTER_FAULT_S
+        closed |= {
+            id(f) for f in (*outside, *network)
+            if not ends.get(f.file) and not (f.time_s or 0.0) > last_s
+        }  # fmt: skip
     return closed
 
 
