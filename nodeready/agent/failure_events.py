@@ -988,8 +988,9 @@ class FailureReader:
         if event.role != rules.REPORT and len(stream.watched) < _MAX_OF_STREAM:
             shapes = Counter(_shape(text, 0) for _, text in stream.recent)
             stream.watched[event.line] = {
+                shape: text for _, text in stream.recent
                 # Another rank announces its error as this one does.
-                shape: text for _, text in stream.recent if not rules.PHRASES["of-rank"].search(text)
+                if not rules.PHRASES["of-rank"].search(text)
                 if (shape := _shape(text)) or shapes[(shape := _shape(text, 0))] >= _USUAL
             }  # fmt: skip
             stream.watched_until = stream.plain + _WATCHED

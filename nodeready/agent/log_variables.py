@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from nodeready import knowledge
 from nodeready.agent.failure_rules import PHRASES
@@ -47,27 +46,17 @@ _RANK_PID = re.compile(
 )
 #: Words of such lines, and the maximum of them in which a number is searched.
 _PID_NEEDLES, _MAX_PID_LINES = ("pid", "PID", "Pid", " NCCL "), 5000
-#: The command of a shell whose answer, in the next line, is the status of the command before.
-_ASKED = "echo $?"
-#: Lines at the end of a log in which a command ends.
-_LAST_LINES = 1000
-
-
-class JobEnd(NamedTuple):
-    """A row of job_ends.toml, which explains the fields."""
-
-    needles: tuple[str, ...]
-    pattern: re.Pattern[str]
-    is_of_command: bool
-
-
+#: The phrases of a command that has ended well; the question of a shell whose answer is the next
+#: line; lines at the end of a log that are searched for them.
+_COMMAND_ENDS, _ASKED, _LAST_LINES = ("status-0", "program-done", "last-step"), "echo $?", 1000
+#: Words, and the line that says with one of them that a job has ended well.
 ENDS = tuple(
-    JobEnd(tuple(row["needles"].split("|")), re.compile(row["pattern"]), "is_of_command" in row)
+    (tuple(row["needles"].split("|")), re.compile(row["pattern"]))
     for row in knowledge.rows("job_ends").values()
 )
 #: Each such line has one of these words; a search for words is ten times faster.
 _NEEDLES = (
-    *dict.fromkeys(word for end in ENDS if not end.is_of_command for word in end.needles),
+    *dict.fromkeys(word for words, _ in ENDS for word in words),
     "NCCL", "master_", "MASTER_", "client socket", "TCP client", "_IFNAME=", "_DEVICES=",
     "_include=", "_BLOCKING=", "_THREADS=", "FI_PROVIDER=",
     "to store for rank: ", "GLOBAL_RANK: ", "distributed init (", "world_size=",
@@ -106,7 +95,7 @@ class LogFacts:
     pids: tuple[LogPid, ...] = ()  # the first ones
     finished: wire.Number = 0  # the last line that says that the job has ended well; 0: none
     own_ranks: tuple[wire.Number, ...] = ()  # that lines without a prefix say of their writer
-    command_ended: wire.Number = 0  # likewise of a command; 0: none, or a command failed
+    command_ended: wire.Number = 0  # as finished, of a command; 0: none, or a command failed
 
 
 def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogFacts:
@@ -116,8 +105,7 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
     variables: dict[tuple[object, str], LogVariable] = {}
     addresses: dict[str, None] = {}
     pids: dict[str, LogPid] = {}
-    version, room, own_ranks = "", _MAX_PID_LINES, set[int]()
-    finished = 0
+    version, room, finished, own_ranks = "", _MAX_PID_LINES, 0, set[int]()
     for number, line in enumerate(lines, 1):
         if room and any(map(line.__contains__, _PID_NEEDLES)):
             room -= 1
@@ -130,7 +118,7 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
         if not any(map(line.__contains__, _NEEDLES)):
             continue
         origin = split(line[:_MAX_LINE])
-        if (end := find_end(origin.text)) and not end.is_of_command:
+        if ends_well(origin.text):
             finished = number
         if origin.rank is None and (match := PHRASES["own-rank"].search(origin.text)):
             own_ranks.add(int(match[1]))
@@ -145,28 +133,28 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
                     name, redact(name, value[:_MAX_VALUE]), number, rank, local_rank, host
                 )
     values = tuple(variables.values()), version, tuple(addresses), tuple(pids.values())
-    numbers = tuple(sorted(own_ranks)[:_MAX_ADDRESSES])
-    return LogFacts(*values, finished, numbers, _command_ended(lines, split))
+    own = tuple(sorted(own_ranks)[:_MAX_ADDRESSES])
+    return LogFacts(*values, finished, own, _command_ended(lines, split))
 
 
 def _command_ended(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> int:
-    """The line, of the last ones, that says last that a command has ended well; 0: none, or a
-    command has failed.
-    """
+    """The last line that says that a command has ended well; 0: none, or a command failed."""
     ended, before, last = 0, "", lines[-_LAST_LINES:]
     for number, line in enumerate(last, len(lines) - len(last) + 1):
         text = split(line[:_MAX_LINE]).text
         text = f"{_ASKED} {text}" if before.endswith(_ASKED) else text
         if PHRASES["other-status"].search(text):
             return 0
-        ended, before = number if find_end(text) else ended, text
+        is_end = any(PHRASES[name].search(text) for name in _COMMAND_ENDS)
+        ended, before = number if is_end else ended, text
     return ended
 
 
-def find_end(text: str, ends: Sequence[JobEnd] = ENDS) -> JobEnd | None:
-    """The row by which a line says that its job, or a command, has ended well; None: no row."""
-    rows = (end for end in ends if any(map(text.__contains__, end.needles)))
-    return next((end for end in rows if end.pattern.search(text)), None)
+def ends_well(text: str, ends: Sequence[tuple[tuple[str, ...], re.Pattern[str]]] = ENDS) -> bool:
+    """Whether a line says that its job has ended well."""
+    return any(
+        any(map(text.__contains__, needles)) and pattern.search(text) for needles, pattern in ends
+    )
 
 
 def _shown(text: str) -> Iterator[tuple[str, str]]:

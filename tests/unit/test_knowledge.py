@@ -105,7 +105,7 @@ def _environment_value(example):
 
 def _job_end(line):
     ends = zip(knowledge.read("job_ends"), log_variables.ENDS, strict=True)
-    return next((key for key, end in ends if log_variables.find_end(line, [end])), None)
+    return next((key for key, end in ends if log_variables.ends_well(line, [end])), None)
 
 
 def _measure(line):
