@@ -133,8 +133,8 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
                     name, redact(name, value[:_MAX_VALUE]), number, rank, local_rank, host
                 )
     values = tuple(variables.values()), version, tuple(addresses), tuple(pids.values())
-    own = tuple(sorted(own_ranks)[:_MAX_ADDRESSES])
-    return LogFacts(*values, finished, own, _command_ended(lines, split))
+    ranks = tuple(sorted(own_ranks)[:_MAX_ADDRESSES])
+    return LogFacts(*values, finished, ranks, _command_ended(lines, split))
 
 
 def _command_ended(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> int:
