@@ -209,33 +209,30 @@ def _closed(
     ends: index of a file -> its last line that says so of the job, 0: none; is_ended: something
     else reports an end
     """
-    noise = [
-        f for f in failures
-        if f.event.role == LOST or f.event.is_warning or f.event.has_phrase("at-some-point")
-    ]  # fmt: skip
-    outside = [f for f in noise if not (f.event.call or is_ended)]
     files = [file.failures for file in job.evidence.files]
+    outside = [f for f in failures if not (f.event.call or is_ended)]
+    noise = {
+        id(f) for f in failures
+        if f.event.role == LOST or f.event.is_warning or f.event.has_phrase("at-some-point")
+    }  # fmt: skip
     commands = {
         at: 0 if any(s.complaint for s in file.streams) else file.facts.command_ended
         for at, file in enumerate(files)
     }
     closed = set[int]()
-    for rows, lines in ((noise, dict(ends)), (outside, commands)):
-        for f in sorted(rows, key=lambda f: f.event.line):
+    for rows, lines in ((failures, dict(ends)), (outside, commands)):
+        for f in sorted((f for f in rows if id(f) in noise), key=lambda f: f.event.line):
             if 0 < lines.get(f.file, 0) >= f.event.line - _END_LINES:
                 lines[f.file] = max(f.event.line, lines[f.file])
                 closed.add(id(f))
-    well = [files[at].streams for at in job.last_files if ends[at]]
-    if well and not is_ended:
-        network = [f for f in failures if f.event.kind == "network" and not f.event.call]
-        # The last time of logs that have ended well: a later job may be another one.
-        times = [s.last_s for streams in well for s in streams if s.last_s is not None]
-        last_s = max(times, default=math.inf) + _AFTER_FAULT_S
-        closed |= {
-            id(f) for f in (*outside, *network)
-            if not ends.get(f.file) and not (f.time_s or 0.0) > last_s
-        }  # fmt: skip
-    return closed
+    # A job that runs later in the same directory is another one.
+    well = [s for at in job.last_files if ends[at] for s in files[at].streams]
+    last_s = max((s.last_s for s in well if s.last_s is not None), default=math.inf)
+    return closed | {
+        id(f) for f in outside
+        if well and not ends.get(f.file) and (id(f) in noise or f.event.kind == "network")
+        and (f.time_s or 0.0) <= last_s + _AFTER_FAULT_S
+    }  # fmt: skip
 
 
 def _steps_after_faults(job: JobFailures) -> bool:
