@@ -83,7 +83,7 @@ def test_of_a_long_log_the_beginning_and_the_end_are_read(tmp_path):
 
 def test_the_numbers_of_lines_count_blank_ones(tmp_path):
     path = tmp_path / "job.log"
-    error = "[x y] Traceback (most recent call last):\n[x y] KeyError: 'a'\n"
+    error = "w-3 >> Traceback (most recent call last):\nw-3 >> KeyError: 'a'\n"
     path.write_text(f"step 1\n\n\n{error}\nAll 2 ranks done\n")
     with path.open("rb") as file:
         found = file_failures(file.fileno(), str(path), 1 << 20)
