@@ -284,12 +284,17 @@ class ProcessSupervisor:
     tag:        marks the processes, so that an interrupt finds them
     limit_s:    seconds until all must have ended
     after_kill: called by the watchdog when this process was killed and all others have ended
+    grace_s:    seconds that a program has to end by itself after SIGTERM, before it is killed
     """
 
     def __init__(
-        self, tag: str, limit_s: float, after_kill: Callable[[], object] = lambda: None
+        self,
+        tag: str,
+        limit_s: float,
+        after_kill: Callable[[], object] = lambda: None,
+        grace_s: float = 0,
     ) -> None:
-        self.tag = tag
+        self.tag, self._grace_s = tag, grace_s
         self.deadline = time.monotonic() + limit_s
         self._started: list[subprocess.Popen[bytes]] = []
         # Reentrant: a signal's handler may need the lock that the interrupted code holds.
@@ -365,6 +370,7 @@ class ProcessSupervisor:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 rc = process.wait(timeout=1)
         if rc is None:
+            self._terminate([process])
             end_all({process.pid})
         self.stop(process)
         return Ended(rc, out, _PRELOAD.sub("", err), time.monotonic() - began)
@@ -423,6 +429,20 @@ class ProcessSupervisor:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, leave)
 
+    def _terminate(self, processes: Iterable[subprocess.Popen[bytes]]) -> None:
+        """Ask these processes to end, if they have a time for that, and wait so long. A process
+        that ends keeps its pid, by which the processes that it started are found.
+        """
+        running = [process for process in processes if self._grace_s]
+        until = time.monotonic() + self._grace_s
+        for process in running:
+            process.terminate()
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        for process in running:
+            with contextlib.suppress(ChildProcessError):
+                while os.waitid(os.P_PID, process.pid, how) is None and time.monotonic() < until:
+                    time.sleep(0.05)
+
     def kill(self) -> None:
         """Kill all running processes. Each caller sees the end of its process."""
         end_all({process.pid for process in [*self._started] if process.returncode is None})
@@ -435,6 +455,7 @@ class ProcessSupervisor:
         while self._starting and time.monotonic() < until:
             time.sleep(0.01)
         started = list(self._started)
+        self._terminate(started)
         self.kill()
         for process in started:
             self.stop(process)

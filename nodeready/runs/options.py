@@ -290,6 +290,11 @@ class ReadyOptions(TargetOptions):
         in_python=False,
     )
     full_mesh: bool = flag("--full-mesh", "Connect every pair of nodes, not a sample of them.")
+    active: int | None = opt(
+        "--active LEVEL",
+        "Also test idle GPUs: nvbandwidth, and DCGM's diagnostics at this level.",
+        bounds=(1, 3),
+    )
     only: Given[Words | None, str | None] = only(
         "Only these checks or subjects: proof,gpus.present."
     )

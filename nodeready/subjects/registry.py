@@ -179,10 +179,12 @@ def select(
     only: str | None = None,
     skip: str | None = None,
     subjects: Iterable[str] = LOOKED_AT,
+    named: Iterable[str] = (),
 ) -> CheckSelection:
     """The selection of ``--only`` and ``--skip``: ids, subjects or globs, with commas.
 
-    A check that is `Check.opt_in` must be named by its whole id.
+    A check that is `Check.opt_in` must be named by its whole id, or be in ``named``, the checks
+    of another option.
 
     policies: of the nodes, which may declare further checks
     subjects: those that the command can judge
@@ -193,6 +195,7 @@ def select(
     chosen = {*ids} - _opt_in(subjects)
     if only is not None:
         chosen = _matching("--only", only, subjects, ids)
+    chosen.update(named)
     if skip is not None:
         chosen -= _matching("--skip", skip, subjects, ids)
     if not chosen:

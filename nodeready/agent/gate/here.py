@@ -67,13 +67,23 @@ def audit(
     return _judged(policy, selection, limit_s, moment, proofs=False)
 
 
-def ready(policy: Policy, selection: CheckSelection, budget_s: int, proofs: bool = True) -> Ready:
-    """Probe, prove and judge: the proofs run beside the probes, under one budget in seconds."""
-    return Ready(_judged(policy, selection, budget_s, READY, proofs), budget_s)
+def ready(
+    policy: Policy, selection: CheckSelection, budget_s: int, proofs: bool = True, level: int = 1
+) -> Ready:
+    """Probe, prove and judge: the proofs run beside the probes, under one budget in seconds.
+    level: of dcgmi diag, if its check is selected
+    """
+    return Ready(_judged(policy, selection, budget_s, READY, proofs=proofs, level=level), budget_s)
 
 
 def _judged(
-    policy: Policy, selection: CheckSelection, limit_s: float, moment: str, proofs: bool
+    policy: Policy,
+    selection: CheckSelection,
+    limit_s: float,
+    moment: str,
+    *,
+    proofs: bool,
+    level: int = 1,
 ) -> Audit:
     started, started_s, policy_digest = utc_now(), time.monotonic(), digest([policy])
     policy = policy.at(moment).with_site_checks(selection.checks)
@@ -102,8 +112,25 @@ def _judged(
     )
     if config is not None:
         from nodeready.subjects.proof import facts
+        from nodeready.subjects.proof.active import with_medians
 
         proof = facts.read(answer_of(outcomes["proofs"]).stdout, config)
+        # After the snapshot, which would show the tests as a job's load.
+        ids = {*selection.checks}
+        config = replace(
+            config,
+            proofs=tuple(name for name in facts.ACTIVE if f"proof.{name}" in ids),
+            limit_s=max(1, int(started_s + time_s - time.monotonic()) - 2),
+        )
+        if config.proofs:
+            active_request = request(name, "nodeready.agent.proofs.active", config, level=level)
+            conversations = {"active": once(active_request)}
+            outcomes = collect(transport, conversations, deadline=started_s + time_s)
+            if transport.interrupted:
+                raise KeyboardInterrupt
+            text = answer_of(outcomes["active"]).stdout
+            tested = with_medians({name: facts.read(text, config)})[name]
+            proof = replace(proof, bandwidth=tested.bandwidth, diagnostic=tested.diagnostic)
         snapshot = replace(snapshot, subjects={**snapshot.subjects, "proof": proof})
     report = NodeReport.of(
         name,

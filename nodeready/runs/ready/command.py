@@ -23,6 +23,7 @@ from nodeready.runs.options import ReadyOptions, SmokeOptions
 from nodeready.runs.targets import Targets, ask_password
 from nodeready.runs.tell import Tell
 from nodeready.runs.values import policy_settings
+from nodeready.subjects.proof.active import ACTIVE_CHECKS
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection, select
 from nodeready.subjects.snapshot import Snapshot
 
@@ -70,10 +71,10 @@ def run(
     nodes = targets.select_targets(
         inventory, options, settings, job=options.job, tell=tell.note
     ).at(READY)
-    selection = _select_checks(nodes.policies.values(), options.only, options.skip)
+    selection = _select_checks(nodes.policies.values(), options.only, options)
     nodes = nodes.chosen(selection)
     # Of a subject that was probed, the memory has all results. Not each proof was made.
-    probed = _select_checks(nodes.gate_policies.values(), None, options.skip).results
+    probed = _select_checks(nodes.gate_policies.values(), None, options).results
     checks = selection.results | {check for check in probed if check[:6] != "proof."}
     with ExitStack() as last_look:
         workers: AuditWorkers
@@ -100,10 +101,10 @@ def _local_look(
     if options.limit is not None:
         raise Refused("--limit: cannot be combined with --local")
     policy = replace(targets.local_policy(options, tell.note), **settings)
-    selection = _select_checks([policy.at(READY)], options.only, options.skip)
+    selection = _select_checks([policy.at(READY)], options.only, options)
 
     def look() -> ReadyLook:
-        audit = here.ready(policy, selection, options.budget).audit
+        audit = here.ready(policy, selection, options.budget, level=options.active or 1).audit
         slots_of = {node.name: slots(node.snapshot) for node in audit.nodes}
         return ReadyLook(Ready(audit, options.budget, options.nodes_needed), slots_of, keeper)
 
@@ -111,9 +112,10 @@ def _local_look(
 
 
 def _select_checks(
-    policies: Iterable[Policy], only: str | None, skip: str | None
+    policies: Iterable[Policy], only: str | None, options: ReadyOptions
 ) -> CheckSelection:
-    checks = select(policies, only, skip, SUBJECTS).checks
+    named = () if options.active is None else ACTIVE_CHECKS
+    checks = select(policies, only, options.skip, SUBJECTS, named).checks
     if any(check.startswith("proof.") for check in checks) and "proof.user" not in checks:
         # Without the user's session all other proofs are na, which would look like success.
         checks = (*checks, "proof.user")
@@ -162,7 +164,8 @@ def _prove(
         )
     from nodeready.runs.ready.run import WantedProofs
 
-    request = WantedProofs.of(selection.checks, full=options.full_mesh)
+    level = options.active or 1
+    request = WantedProofs.of(selection.checks, full=options.full_mesh, level=level)
     with nodes.transport:
         outcomes = _prove_fleet(nodes, tell, subjects, request, options.budget)
         audit = audit_document(

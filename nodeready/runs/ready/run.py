@@ -31,7 +31,9 @@ from nodeready.runs.ready.reach import reach
 from nodeready.subjects import snapshot
 from nodeready.subjects.debug_tools.facts import PY_SPY
 from nodeready.subjects.proof import facts as proof
+from nodeready.subjects.proof.active import with_medians
 from nodeready.subjects.proof.facts import (
+    ACTIVE,
     COLLECTIVE,
     HISTORY,
     MESH,
@@ -61,16 +63,22 @@ class WantedProofs:
     full: bool = False  # connect every node with every other node, not only with some
     collective: bool = False  # run a collective over all nodes
     history: bool = True  # look for earlier failures in the memory
+    active: tuple[str, ...] = ()  # names in facts.ACTIVE
+    level: int = 1  # of dcgmi diag
 
     @classmethod
-    def of(cls, checks: Iterable[str], *, full: bool = False) -> WantedProofs:
+    def of(cls, checks: Iterable[str], *, full: bool = False, level: int = 1) -> WantedProofs:
         """The proofs that these checks need."""
         check_ids = {*checks}
         needed = {check.proof for check in SUBJECTS["proof"].checks if check.id in check_ids}
         session = tuple(name for name in SESSION if name in needed)
-        return cls(session, MESH in needed, full, COLLECTIVE in needed, HISTORY in needed)
+        active = tuple(name for name in ACTIVE if name in needed)
+        further = COLLECTIVE in needed, HISTORY in needed
+        return cls(session, MESH in needed, full, *further, active, level)
 
 
+#: The program of the active tests.
+ACTIVE_MAIN = "nodeready.agent.proofs.active"
 #: The two conversations with a node.
 _SNAPSHOT, _PROOFS = "snapshot", "proofs"
 
@@ -139,8 +147,10 @@ def prove(
     if asking and not task.transport.interrupted and password(asking):
         waiting |= {*asking}
         _round(task, asking, add, results)
-    # After all other proofs, which would slow it down and use the same ports.
-    return _with_proofs(task, results, meshes, _collectives(task, results))
+    # After the snapshot, which would show the tests as a job's load. The collective comes after
+    # all other proofs, which would slow it down and use the same ports.
+    tested = _active_tests(task, _reached(task, results))
+    return _with_proofs(task, results, meshes, _collectives(task, results), tested)
 
 
 def _round(
@@ -177,6 +187,25 @@ def _prove_node(task: ReadyTask, name: str, peers: tuple[str, ...]) -> Conversat
     if answer.gap and not answer.stdout:
         is_late = answer.gap.kind == LATE
         return proof.all_unknown(proof.UNFINISHED if is_late else answer.gap.reason, config)
+    return proof.read(answer.stdout, config)
+
+
+def _active_tests(task: ReadyTask, names: Iterable[str]) -> Mapping[str, Proved]:
+    """Node -> what the active tests of its GPUs showed, beside those of its peers."""
+    if not task.proofs.active or task.transport.interrupted:
+        return {}
+    conversations: dict[Key, Conversation[Proved]] = {
+        name: _test_node(task, name) for name in names
+    }
+    outcomes = collect(task.transport, conversations, deadline=task.deadline)
+    return with_medians({str(name): o.value for name, o in outcomes.items() if o.value})
+
+
+def _test_node(task: ReadyTask, name: str) -> Conversation[Proved]:
+    limit_s = max(1, int(task.left_s) - _MARGIN_S)
+    proofs = task.proofs.active
+    config = ProofConfig(new_nonce(), task.transport.tag, proofs=proofs, limit_s=limit_s)
+    answer = yield request(name, ACTIVE_MAIN, config, level=task.proofs.level)
     return proof.read(answer.stdout, config)
 
 
@@ -238,6 +267,7 @@ def _with_proofs(
     results: Mapping[Key, Outcome[Any]],
     meshes: Mapping[str, Mesh | Unknown],
     collectives: Mapping[str, ProvedCollective],
+    tested: Mapping[str, Proved] = MappingProxyType({}),
 ) -> list[Outcome[Snapshot]]:
     """The snapshots, each with the subject "proof": the node's proofs, and the proofs between the
     nodes.
@@ -269,6 +299,8 @@ def _with_proofs(
             proved = replace(proved, mesh=meshes.get(name, late))
         if task.proofs.collective:
             proved = replace(proved, collective=collectives.get(name, late))
+        active = tested.get(name) or Proved(late, **dict.fromkeys(task.proofs.active, late))
+        proved = replace(proved, bandwidth=active.bandwidth, diagnostic=active.diagnostic)
         if task.proofs.history and task.histories is not None:
             proved = replace(proved, history=task.histories.get(name))
         subjects = {**outcome.value.subjects, "proof": proved}

@@ -21,6 +21,7 @@ from nodeready.subjects.pdsh.checks import MODULE_FIX
 from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, VARIABLE
 from nodeready.subjects.ports.checks import ports_text
 from nodeready.subjects.proof import facts
+from nodeready.subjects.proof.active import bandwidth, diagnostic
 from nodeready.subjects.proof.debugging import (
     attach,
     attach_native,
@@ -381,7 +382,7 @@ def history(observed: facts.Proved, policy: Policy) -> Result:
 #: In the order of the reports.
 _CHECKS = (
     user, limits, attach, attach_nonblocking, attach_native, gdb, strace, core, backtrace,
-    resources, ssh, pdsh, ports, mesh, collective, history,
+    resources, ssh, pdsh, ports, mesh, collective, history, diagnostic, bandwidth,
 )  # fmt: skip
 
 SUBJECT = Subject(
@@ -390,7 +391,7 @@ SUBJECT = Subject(
         # The proofs act: their results are compared.
         volatile="""
             user limits attach control logins ssh shell login step tracers core resources peers
-            reach mesh collective history
+            reach mesh collective history diagnostic bandwidth
         """
     ),
 )  # fmt: skip

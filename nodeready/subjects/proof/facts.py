@@ -535,6 +535,60 @@ class ProvedHistory:
     lemons: tuple[str, ...] = ()
 
 
+# --- The active tests of idle GPUs, by the vendor's tools.
+
+
+@dataclass(frozen=True)
+class DiagnosticFinding:
+    """A test of DCGM that one GPU did not pass."""
+
+    test: wire.Line
+    gpu: wire.Name  # ``GPU 3``; "": the test names none
+    text: wire.Line  # DCGM's reason
+    is_setting: bool = False  # DCGM blames the node's configuration, not the hardware
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """The outcome of ``dcgmi diag``."""
+
+    level: wire.Count
+    absent: wire.Line = ""  # why the test does not apply to the node; "": it does
+    error: wire.Line = ""  # why there is no result, one line; "": there is one
+    version: wire.Name = ""  # of DCGM
+    passed: tuple[wire.Line, ...] = ()  # the tests that no GPU failed
+    skipped: tuple[wire.Line, ...] = ()  # the tests that ran on no GPU
+    failed: tuple[DiagnosticFinding, ...] = ()
+    warned: tuple[DiagnosticFinding, ...] = ()
+
+
+@dataclass(frozen=True)
+class CopyRate:
+    """How fast one GPU copied in one test of nvbandwidth."""
+
+    test: wire.Name
+    gpu: wire.Count  # its number in the order of the PCI bus
+    model: wire.Line
+    gbps: float  # GB/s; between GPUs: the median over the GPU's peers
+    # the median of GPUs of this model in this test, on all nodes of the run; None: not compared
+    median_gbps: float | None = None
+    compared: wire.Count = 0  # the number of these GPUs
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """The outcome of nvbandwidth."""
+
+    absent: wire.Line = ""  # why the test does not apply to the node; "": it does
+    error: wire.Line = ""  # why there is no result, one line; "": there is one
+    rates: tuple[CopyRate, ...] = ()
+
+
+#: The active tests, in the order of their start -> the class of the observation: a field of
+#: `Proved`. agent/proofs/active.py runs them.
+ACTIVE: dict[str, type[Any]] = {"bandwidth": Bandwidth, "diagnostic": Diagnostic}
+
+
 # --- All proofs of one node, and the reader of its answer.
 
 #: The reason of a proof without an answer.
@@ -555,7 +609,7 @@ FURTHER_SESSIONS: dict[str, type[Any]] = {"ssh": SessionProof, "step": SessionPr
 #: The proofs that each session repeats.
 IN_EACH_SESSION = ("limits", "attach", "tracers", "core")
 _KINDS = {
-    "user": User, "control": Control, "logins": Logins, **SESSION, **FURTHER_SESSIONS,
+    "user": User, "control": Control, "logins": Logins, **SESSION, **FURTHER_SESSIONS, **ACTIVE,
     "shell": SessionProof, "login": SessionProof,
 }  # fmt: skip
 
@@ -569,7 +623,7 @@ class ProofConfig:
     # while, so that an interrupt finds it
     tag: str
     user: str = ""  # the job's user; "": the login's user
-    proofs: tuple[str, ...] = tuple(SESSION)  # which of SESSION
+    proofs: tuple[str, ...] = tuple(SESSION)  # which of SESSION, or of ACTIVE
     # the nodes to which ssh and pdsh are tried, by the names of the inventory
     peers: tuple[str, ...] = ()
     limit_s: int = 50  # seconds after which it must have ended
@@ -611,6 +665,9 @@ class Proved:
     collective: ProvedCollective | Unknown | None = None
     # its earlier failures; None also where there is no memory of earlier looks
     history: ProvedHistory | Unknown | None = None
+    # the active tests of its GPUs; None also where nobody asked for them
+    bandwidth: Bandwidth | Unknown | None = None
+    diagnostic: Diagnostic | Unknown | None = None
 
     @property
     def user_name(self) -> str:

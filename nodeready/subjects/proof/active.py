@@ -1,0 +1,157 @@
+"""Judge the active tests of idle GPUs: DCGM's diagnostics and nvbandwidth."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import chain
+
+from nodeready.core.policy import Policy
+from nodeready.core.result import Check, Result, join_first
+from nodeready.core.severity import GUIDELINES, VALIDATION, loses_job, slows_job
+from nodeready.subjects.proof import facts
+from nodeready.subjects.proof.session import proof_check
+
+#: The checks that ``--active`` adds.
+ACTIVE_CHECKS = ("proof.diagnostic", "proof.bandwidth")
+
+# --- DCGM's diagnostics.
+
+_AGAIN_FIX = "on the idle node, dcgmi diag -r 3 again; if it fails again, act as DCGM's text says"
+_SETTING_FIX = "change the setting that DCGM names; gpus.persistence has the persistence mode"
+
+
+def _findings_text(findings: Iterable[facts.DiagnosticFinding]) -> str:
+    texts = (
+        f"{finding.test}{f' on {finding.gpu}' if finding.gpu else ''}: "
+        f"{finding.text or 'no reason given'}"
+        for finding in findings
+    )
+    return join_first(texts)
+
+
+@proof_check("proof.diagnostic", loses_job("inspect", "reset_gpu", "replace", source=GUIDELINES),
+             "diagnostic", opt_in=True, expects="no test of dcgmi diag fails",
+             fix=(_AGAIN_FIX, _SETTING_FIX))  # fmt: skip
+def diagnostic(
+    check: Check, tested: facts.Diagnostic, observed: facts.Proved, policy: Policy
+) -> Result:
+    """DCGM's diagnostics (`dcgmi diag -r LEVEL`) find no fault in the node's idle GPUs.
+
+    It runs only with ``--active LEVEL``, or by its full name at level 1. Level 1 takes seconds and
+    looks at the software; 2 (two minutes) and 3 (up to half an hour) load memory, PCIe and the
+    processors, and need a budget to match (docs.nvidia.com/datacenter/dcgm, DCGM Diagnostics). No
+    test starts while a process has memory on a GPU: that is unknown, as is a missing `dcgmi`, or a
+    host engine that does not answer. A failure that DCGM puts down to the node's configuration
+    (error_severity 5) is a warning; so is a test that warns. Tests that DCGM skips on this model
+    are named.
+    """
+    if tested.absent:
+        return check.na(tested.absent)
+    if tested.error:
+        return check.unknown(tested.error)
+    name = f"dcgmi diag -r {tested.level}"
+    source = f"{name}, DCGM {tested.version}" if tested.version else name
+    faults = [finding for finding in tested.failed if not finding.is_setting]
+    if faults:
+        return check.fail(_findings_text(faults), source, _AGAIN_FIX)
+    if remarks := (*tested.failed, *tested.warned):
+        fix = _SETTING_FIX if all(remark.is_setting for remark in remarks) else _AGAIN_FIX
+        return check.warn(_findings_text(remarks), source, fix)
+    skipped = f"; skipped: {join_first(tested.skipped, ', ')}" if tested.skipped else ""
+    if not tested.passed:
+        return check.unknown(f"{name}: no test ran{skipped}")
+    return check.ok(f"{len(tested.passed)} tests passed{skipped}", source)
+
+
+# --- nvbandwidth.
+
+#: The fewest GPUs of a model whose median says what is usual, as half of them may be slow.
+_COMPARABLE = 3
+#: The share of the median below which a GPU is slow. A link that lost a generation of PCIe or half
+#: of its lanes has half of its rate; healthy GPUs of one model differ by up to a tenth (recorded:
+#: 53.6 to 56.6 GB/s from the host to eight H100).
+_SLOW_SHARE = 0.75
+#: Test -> its name in a result.
+_COPY_NAMES = {
+    "host_to_device_memcpy_ce": "from the host", "device_to_host_memcpy_ce": "to the host",
+    "device_to_device_memcpy_read_ce": "from its peers",
+}  # fmt: skip
+_SLOW_FIX = (
+    "gpus.pcie, gpus.nvlink and gpus.throttle tell why; else reseat the GPU or its riser, and "
+    "compare the firmware's settings with a peer's"
+)
+
+
+#: Maximum rates of one node, so that no node makes the median alone: of 16 GPUs.
+_MAX_RATES = 16 * len(_COPY_NAMES)
+
+
+def with_medians(tested: Mapping[str, facts.Proved]) -> dict[str, facts.Proved]:
+    """The nodes' tests; each rate with the median of all GPUs of its model in its test."""
+    measured = {
+        node: replace(proved.bandwidth, rates=proved.bandwidth.rates[:_MAX_RATES])
+        for node, proved in tested.items()
+        if isinstance(proved.bandwidth, facts.Bandwidth)
+    }
+    by_kind: dict[tuple[str, str], list[float]] = {}
+    for rate in chain.from_iterable(outcome.rates for outcome in measured.values()):
+        by_kind.setdefault((rate.test, rate.model), []).append(rate.gbps)
+    medians = {kind: (statistics.median(values), len(values)) for kind, values in by_kind.items()}
+
+    def compare(rate: facts.CopyRate) -> facts.CopyRate:
+        median_gbps, compared = medians[rate.test, rate.model]
+        return replace(rate, median_gbps=median_gbps, compared=compared)
+
+    compared = {
+        node: replace(outcome, rates=tuple(map(compare, outcome.rates)))
+        for node, outcome in measured.items()
+    }
+    return {
+        node: replace(proved, bandwidth=compared.get(node, proved.bandwidth))
+        for node, proved in tested.items()
+    }
+
+
+@proof_check("proof.bandwidth", slows_job("inspect", "reseat", "replace", source=VALIDATION),
+             "bandwidth", opt_in=True, fix=_SLOW_FIX,
+             expects="each GPU copies at 75 % of its model's median or more")  # fmt: skip
+def bandwidth(
+    check: Check, tested: facts.Bandwidth, observed: facts.Proved, policy: Policy
+) -> Result:
+    """No GPU copies slower than 75 % of the median of its model, where nvbandwidth is installed.
+
+    It runs only with ``--active LEVEL`` or by its full name, on idle GPUs, for half a minute:
+    copies from the host, to the host, and between the GPUs, by the copy engines
+    (github.com/NVIDIA/nvbandwidth). The median is that of all GPUs of this model in this run, at
+    least three: no vendor's table has the rate of this board in this server. A link that has lost
+    a generation of PCIe or half of its lanes has half of the rate, while healthy GPUs of one model
+    differ by up to a tenth: the limit lies between the two.
+    """
+    if tested.absent:
+        return check.na(tested.absent)
+    if tested.error:
+        return check.unknown(tested.error)
+    compared = [rate for rate in tested.rates if rate.compared >= _COMPARABLE]
+    slow = [
+        f"GPU {rate.gpu} copies {_COPY_NAMES.get(rate.test, rate.test)} at {rate.gbps:.1f} GB/s: "
+        f"the median of {rate.compared} {rate.model} is {rate.median_gbps:.1f}"
+        for rate in compared
+        if rate.median_gbps and rate.gbps < _SLOW_SHARE * rate.median_gbps
+    ]
+    if slow:
+        return check.fail(join_first(slow), "nvbandwidth")
+    if not compared:
+        return check.na("fewer than three GPUs of a model: there is no median to compare with")
+    return check.ok(_summary(compared), "nvbandwidth")
+
+
+def _summary(rates: Iterable[facts.CopyRate]) -> str:
+    """The slowest rate of each test."""
+    slowest: dict[str, float] = {}
+    for rate in rates:
+        slowest[rate.test] = min(rate.gbps, slowest.get(rate.test, rate.gbps))
+    return ", ".join(
+        f"{_COPY_NAMES.get(test, test)} {gbps:.1f} GB/s" for test, gbps in slowest.items()
+    )
