@@ -433,10 +433,14 @@ class ProcessSupervisor:
         """Ask these processes to end, if they have a time for that, and wait so long. A process
         that ends keeps its pid, by which the processes that it started are found.
         """
-        running = [process for process in processes if self._grace_s]
+        running = [
+            process for process in processes if self._grace_s and process.returncode is None
+        ]
         until = time.monotonic() + self._grace_s
         for process in running:
-            process.terminate()
+            # Not process.terminate(), which waits for one that has ended, and so frees its pid.
+            with contextlib.suppress(OSError):
+                os.kill(process.pid, signal.SIGTERM)
         how = os.WEXITED | os.WNOHANG | os.WNOWAIT
         for process in running:
             with contextlib.suppress(ChildProcessError):

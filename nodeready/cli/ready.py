@@ -44,6 +44,7 @@ def ready(inventory: str | None, options: ReadyWords) -> int:
       nodeready ready inventories/prod.py --hostfile-out bad --hostfile-format exclude
       nodeready ready inventories/prod.py --only proof.mesh --full-mesh
       nodeready ready inventories/prod.py --wait 600 && sbatch job.sh
+      nodeready ready inventories/prod.py --active 2 --budget 5m   # load idle GPUs
       nodeready ready --local
     """
     from nodeready.agent.audit_document import nagios_code, ready_code

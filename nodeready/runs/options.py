@@ -294,6 +294,7 @@ class ReadyOptions(TargetOptions):
         "--active LEVEL",
         "Also test idle GPUs: nvbandwidth, and DCGM's diagnostics at this level.",
         bounds=(1, 3),
+        variable=False,
     )
     only: Given[Words | None, str | None] = only(
         "Only these checks or subjects: proof,gpus.present."

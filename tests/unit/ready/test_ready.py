@@ -3,12 +3,13 @@
 from dataclasses import fields
 
 from nodeready.agent.audit_document import Ready, ready_code, slots
+from nodeready.agent.proofs import active
 from nodeready.agent.proofs.program import _PROVE
 from nodeready.fleet.inventory import hostfile
 from nodeready.reports.audit_table import show_ready
 from nodeready.reports.registry import Options
 from nodeready.runs.ready.run import WantedProofs
-from nodeready.subjects.proof.facts import COLLECTIVE, HISTORY, MESH, SESSION, Proved
+from nodeready.subjects.proof.facts import ACTIVE, COLLECTIVE, HISTORY, MESH, SESSION, Proved
 from nodeready.subjects.registry import SUBJECTS
 from tests.builders.fleets import audit, lost, node
 from tests.builders.results import fail, ok, unknown, warn
@@ -18,8 +19,10 @@ CHECKS = SUBJECTS["proof"].checks
 
 def test_a_proof_is_a_row_of_the_program_a_field_of_the_facts_and_judged():
     assert list(SESSION) == list(_PROVE)
-    assert {*SESSION} <= {field.name for field in fields(Proved)}
-    assert {check.proof for check in CHECKS} - {""} == {*SESSION, MESH, COLLECTIVE, HISTORY}
+    assert list(ACTIVE) == list(active._PROVE)
+    proofs = {*SESSION, *ACTIVE}
+    assert proofs <= {field.name for field in fields(Proved)}
+    assert {check.proof for check in CHECKS} - {""} == {*proofs, MESH, COLLECTIVE, HISTORY}
 
 
 def test_only_the_proofs_of_the_chosen_checks_run():
@@ -27,7 +30,8 @@ def test_only_the_proofs_of_the_chosen_checks_run():
         ("tracers", "core"), mesh=False, history=False
     )
     assert WantedProofs.of(["proof.mesh", "proof.user"]) == WantedProofs((), history=False)
-    assert WantedProofs.of(check.id for check in CHECKS) == WantedProofs(collective=True)
+    every = WantedProofs(collective=True, active=tuple(ACTIVE))
+    assert WantedProofs.of(check.id for check in CHECKS) == every
     assert WantedProofs.of(check.id for check in CHECKS if not check.opt_in) == WantedProofs()
     assert WantedProofs.of(["proof.collective"]) == WantedProofs(
         (), mesh=False, collective=True, history=False

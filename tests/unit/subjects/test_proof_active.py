@@ -343,6 +343,9 @@ def test_at_its_limit_dcgmi_is_asked_to_stop_and_then_ended_with_its_children(tm
     program = start(directory, limit_s=50)
     while not alive.exists() or alive.read_text() == last:
         time.sleep(0.1)
+    # `timeout` passes on the signal that the whole group gets.
+    program.send_signal(signal.SIGTERM)
+    time.sleep(0.02)
     program.send_signal(signal.SIGTERM)
     assert program.wait(10) == 128 + signal.SIGTERM
     assert asked.exists()
