@@ -49,7 +49,7 @@ def test_faults_are_named_idle_gpus_are_tested_and_nothing_is_left(tool, fleet, 
     found = results(done)
     assert found[good.name] == {
         "diagnostic": "ok: 4 tests passed; skipped: EUD Test",
-        "bandwidth": "ok: to the host 55.2 GB/s, from the host 55.3 GB/s",
+        "bandwidth": "ok: from the host 55.3 GB/s, to the host 55.2 GB/s",
     }
     assert found[faulty.name]["diagnostic"].startswith("warn: software on GPU 0: Persistence Mode")
     assert found[faulty.name]["bandwidth"] == (

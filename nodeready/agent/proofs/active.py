@@ -11,7 +11,6 @@ import os
 import re
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from nodeready.agent.proofs.session import BrokenProof
@@ -156,7 +155,7 @@ def read_diagnostic(text: str, level: int) -> facts.Diagnostic:
     if not isinstance(root, dict):
         raise wire.DecodeError("no DCGM Diagnostic", text[:_MAX_TEXT])
     if "runtime_error" in root:
-        return facts.Diagnostic(level, error=f"dcgmi: {_line(root['runtime_error'])}")
+        return facts.Diagnostic(error=f"dcgmi: {_line(root['runtime_error'])}")
     metadata = document.get("metadata")
     version = (metadata if isinstance(metadata, dict) else root).get("version", "")
     by_status: dict[str, list[Any]] = {"pass": [], "skip": [], "fail": [], "warn": []}
@@ -176,7 +175,7 @@ def read_diagnostic(text: str, level: int) -> facts.Diagnostic:
     passed, skipped, failed, warned = (
         tuple(dict.fromkeys(found))[:_MAX_FINDINGS] for found in by_status.values()
     )
-    return facts.Diagnostic(level, "", "", _line(version, 80), passed, skipped, failed, warned)
+    return facts.Diagnostic("", "", level, _line(version, 80), passed, skipped, failed, warned)
 
 
 def _status(result: dict[str, Any]) -> str:
@@ -196,19 +195,18 @@ def _finding(test: str, result: dict[str, Any]) -> facts.DiagnosticFinding:
 
 
 def _diagnostic(tools: _Tools, level: int) -> facts.Diagnostic:
-    observed = facts.Diagnostic(level)
     if reason := tools.missing("dcgmi") or tools.busy():
-        return replace(observed, error=reason)
+        return facts.Diagnostic(error=reason)
     ended = tools.run("dcgmi", "diag", "-r", str(level), "--json")
     if ended.rc is None or "{" not in ended.out:
-        return replace(observed, error=f"dcgmi diag -r {level}: {_why(ended)}")
+        return facts.Diagnostic(error=f"dcgmi diag -r {level}: {_why(ended)}")
     try:
         observed = read_diagnostic(ended.out, level)
     except wire.DecodeError as problem:
-        return replace(observed, error=f"dcgmi diag: {problem.reason}")
+        return facts.Diagnostic(error=f"dcgmi diag: {problem.reason}")
     if ended.rc and not (observed.failed or observed.warned or observed.error):
         reason = f"dcgmi: exit status {ended.rc}, although no test failed"
-        return replace(observed, error=reason)
+        return facts.Diagnostic(error=reason)
     return observed
 
 
@@ -225,18 +223,12 @@ def main(config: facts.ProofConfig, *, level: int) -> None:
     with supervisor:
         tools = _Tools(supervisor)
         for name in config.proofs:
-            observed: Any
             try:
-                if find_program("nvidia-smi") is None:
-                    observed = replace(_empty(name, level), absent="no nvidia-smi on the node")
-                else:
+                observed: Any = facts.ACTIVE[name](absent="no nvidia-smi on the node")
+                if find_program("nvidia-smi"):
                     observed = _PROVE[name](tools, level)
             except OSError as problem:
-                observed = replace(_empty(name, level), error=_line(problem))
+                observed = facts.ACTIVE[name](error=_line(problem))
             except Exception as problem:  # noqa: BLE001
                 observed = BrokenProof(bug_text(problem))
             print(wire.line(config.nonce, name, observed), flush=True)
-
-
-def _empty(name: str, level: int) -> Any:
-    return facts.Diagnostic(level) if name == "diagnostic" else facts.Bandwidth()

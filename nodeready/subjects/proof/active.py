@@ -144,14 +144,9 @@ def bandwidth(
         return check.fail(join_first(slow), "nvbandwidth")
     if not compared:
         return check.na("fewer than three GPUs of a model: there is no median to compare with")
-    return check.ok(_summary(compared), "nvbandwidth")
-
-
-def _summary(rates: Iterable[facts.CopyRate]) -> str:
-    """The slowest rate of each test."""
-    slowest: dict[str, float] = {}
-    for rate in rates:
-        slowest[rate.test] = min(rate.gbps, slowest.get(rate.test, rate.gbps))
-    return ", ".join(
-        f"{_COPY_NAMES.get(test, test)} {gbps:.1f} GB/s" for test, gbps in slowest.items()
+    slowest = {rate.test: rate.gbps for rate in sorted(compared, key=lambda rate: -rate.gbps)}
+    texts = (
+        f"{_COPY_NAMES.get(test, test)} {slowest[test]:.1f} GB/s"
+        for test in sorted(slowest, reverse=True)
     )
+    return check.ok(", ".join(texts), "nvbandwidth")

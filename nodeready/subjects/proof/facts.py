@@ -552,9 +552,9 @@ class DiagnosticFinding:
 class Diagnostic:
     """The outcome of ``dcgmi diag``."""
 
-    level: wire.Count
     absent: wire.Line = ""  # why the test does not apply to the node; "": it does
     error: wire.Line = ""  # why there is no result, one line; "": there is one
+    level: wire.Count = 1
     version: wire.Name = ""  # of DCGM
     passed: tuple[wire.Line, ...] = ()  # the tests that no GPU failed
     skipped: tuple[wire.Line, ...] = ()  # the tests that ran on no GPU

@@ -100,7 +100,7 @@ def test_what_dcgm_says_without_a_result():
     assert judged("diagnostic", skipped) == (
         "unknown: dcgmi diag -r 2: no test ran; skipped: memory"
     )
-    assert judged("diagnostic", Diagnostic(1, absent="no GPU")) == "na: no GPU"
+    assert judged("diagnostic", Diagnostic(absent="no GPU")) == "na: no GPU"
 
 
 DEEP = "[" * 100_000
@@ -356,6 +356,6 @@ def test_at_its_limit_dcgmi_is_asked_to_stop_and_then_ended_with_its_children(tm
 
 def test_a_finding_without_a_gpu():
     finding = DiagnosticFinding("software", "", "")
-    assert judged("diagnostic", Diagnostic(1, failed=(finding,))) == (
+    assert judged("diagnostic", Diagnostic(failed=(finding,))) == (
         "fail: software: no reason given"
     )
