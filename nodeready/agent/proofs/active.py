@@ -125,12 +125,12 @@ def _bandwidth(tools: _Tools, level: int) -> facts.Bandwidth:
     if ended.rc != 0 or not rates:
         # Its errors come after the header of its output.
         last = _line(ended.err[-_MAX_TEXT:] or ended.out[-_MAX_TEXT:])
-        reason = last if last and ended.rc is not None else _why(ended)
+        reason = last if last and ended.rc is not None else _failure(ended)
         return facts.Bandwidth(error=f"nvbandwidth: {reason}")
     return facts.Bandwidth(rates=rates)
 
 
-def _why(ended: Ended) -> str:
+def _failure(ended: Ended) -> str:
     """Why a tool has no result."""
     if ended.rc is None:
         return f"did not end within {ended.seconds:.0f} s, and was stopped: give more --budget"
@@ -173,7 +173,7 @@ def read_diagnostic(text: str, level: int) -> facts.Diagnostic:
             if not statuses & {"fail", "warn"}:
                 by_status["pass" if "pass" in statuses else "skip"].append(name)
     passed, skipped, failed, warned = (
-        tuple(dict.fromkeys(found))[:_MAX_FINDINGS] for found in by_status.values()
+        tuple(dict.fromkeys(rows))[:_MAX_FINDINGS] for rows in by_status.values()
     )
     return facts.Diagnostic("", "", level, _line(version, 80), passed, skipped, failed, warned)
 
@@ -199,7 +199,7 @@ def _diagnostic(tools: _Tools, level: int) -> facts.Diagnostic:
         return facts.Diagnostic(error=reason)
     ended = tools.run("dcgmi", "diag", "-r", str(level), "--json")
     if ended.rc is None or "{" not in ended.out:
-        return facts.Diagnostic(error=f"dcgmi diag -r {level}: {_why(ended)}")
+        return facts.Diagnostic(error=f"dcgmi diag -r {level}: {_failure(ended)}")
     try:
         observed = read_diagnostic(ended.out, level)
     except wire.DecodeError as problem:
