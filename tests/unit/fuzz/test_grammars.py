@@ -17,6 +17,7 @@ from nodeready.agent import failure_events, leftovers, log_variables, proc
 from nodeready.agent.cores import core_pattern
 from nodeready.agent.gate import drain, gate, here
 from nodeready.agent.local import LineChannel
+from nodeready.agent.proofs import active
 from nodeready.agent.stacks import py_spy
 from nodeready.agent.stacks.processes import read_and_written
 from nodeready.agent.witnesses import flight_recorder, nccl_log, nccl_ras
@@ -56,6 +57,7 @@ from tests.paths import PACKAGE, ROOT
 from tests.unit.fuzz.alone import DO
 
 _DUMPS = Path(__file__).parent.parent / "triage" / "dumps"
+_ACTIVE = ROOT / "tests/unit/subjects/data/active"
 _RECORDS = ROOT / "tests/unit/node/data/flight_recorder"
 POLICY = Policy()
 _NAMES = logs.node_names("host", "host.example.org")
@@ -213,6 +215,10 @@ PARSERS: dict[str, Any] = {
     "NCCL's lines": (lambda text: nccl_log.read_log(text.splitlines()),),
     "the jobs of a node": (parse_jobs,),
     "what an undo takes back": (undo.parse,),
+    "nvbandwidth's text": (
+        lambda text: [*active.read_rates(text, dict.fromkeys(range(8), "H100"))],
+    ),
+    "DCGM's diagnostic": (lambda text: active.read_diagnostic(text, 1), wire.DecodeError),
     "the drains of nodes": (parse_drains,),
     "a file of learn": (read_settings, ValueError),
     "an audit's file": (read_audit, diff.DocumentError),
@@ -266,6 +272,8 @@ TEXTS: dict[str, Any] = {
         for comma in (True, False)
     ),
     "py-spy's text": tuple(path.read_text() for path in sorted(_DUMPS.iterdir())),
+    "nvbandwidth's text": tuple(path.read_text() for path in sorted(_ACTIVE.glob("*.txt"))),
+    "DCGM's diagnostic": tuple(path.read_text() for path in sorted(_ACTIVE.glob("*.json"))),
     "what an undo takes back": (
         "ptrace.files remove /etc/sysctl.d/x.conf\nptrace.files diff -kernel.yama = 0\n"
         "limits.files changed /etc/a b\nlimits.files failed /x: Read-only file system\n",
