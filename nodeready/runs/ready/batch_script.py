@@ -18,7 +18,7 @@ from nodeready import knowledge
 from nodeready.core.exit_codes import Refused
 from nodeready.core.files import read_regular
 
-# A script that is larger is none that a person wrote: those of large jobs have 10 KiB.
+# No person writes a larger script: those of large jobs have 10 KiB.
 _MOST_BYTES = 1 << 16
 # The most characters of a command, with the values of its variables: the patterns' time grows with
 # its square.
@@ -126,34 +126,34 @@ class _Scanner:
         return text
 
     def _row(self, row: str) -> tuple[str, bool]:
-        """A row without its quotes; and whether the next one continues it."""
+        """A row without its quotes; and whether the next row continues it."""
         out, at = [], 0
         while at < len(row):
-            one, after = row[at], row[at + 1 : at + 2]
+            character, after = row[at], row[at + 1 : at + 2]
             at += 1
             if self.quote == "'":
-                if one == "'":
+                if character == "'":
                     self.quote = ""
                 else:
-                    out.append({"$": "@", " ": _QUOTED_BLANK}.get(one, one))
-            elif one == "\\":
+                    out.append({"$": "@", " ": _QUOTED_BLANK}.get(character, character))
+            elif character == "\\":
                 if not after:
                     return "".join(out), True
                 at += 1
                 out.append({"$": "@", "`": "@`"}.get(after, after))
-            elif one == '"':
+            elif character == '"':
                 self.quote = "" if self.quote else '"'
-            elif one == "`":
+            elif character == "`":
                 out.append(")" if self.ticks else "$(")
                 self.ticks = not self.ticks
             elif self.quote:
-                out.append(_QUOTED_BLANK if one == " " else one)
-            elif one == "'":
+                out.append(_QUOTED_BLANK if character == " " else character)
+            elif character == "'":
                 self.quote = "'"
-            elif one == "#" and (not out or out[-1] in (" ", "\t", ";")):
+            elif character == "#" and (not out or out[-1] in (" ", "\t", ";")):
                 break
             else:
-                out.append(one)
+                out.append(character)
         return "".join(out), False
 
 
@@ -197,7 +197,7 @@ def _with_values(command: str, values: dict[str, str]) -> str:
 
     full = _VARIABLE.sub(value, command)[:_LONGEST_COMMAND]
     for name, text in _ASSIGNED.findall(full):
-        # An array has no value of its own, and the output of a step is not its command.
+        # An array is no text, and the output of a step is not its command.
         if not text.startswith(("(", "$(srun")):
             values[name] = text
     return full

@@ -3,7 +3,7 @@
 In a job with one rank f times slower than its peers, the peers wait (f - 1) / f of the time longer
 than that rank. So the parts of the time are compared, and no clocks of different nodes. A rank
 must wait less than its peers in nearly every twelfth of the time and in each third: passing
-slowness, and steps of random lengths, name nobody.
+slowness, and steps of random lengths, name no rank.
 """
 
 from __future__ import annotations
@@ -206,14 +206,14 @@ def _pace(
     if len(series) < _MIN_GLANCES:
         series = list(map(float, waiting)) or [0.0]
     mean = fmean(series)
-    begun = sum(before <= mean < after for before, after in itertools.pairwise(series))
+    ended_waits = sum(before <= mean < after for before, after in itertools.pairwise(series))
     # Where the work is too short for a glance, the data of a step is seen.
     sent = sum(before < after for before, after in itertools.pairwise(glances.sent))
     objects = {place: phrase for place, phrase in glances.phrases if " of " in phrase}
     calls = {look.work: objects[look.place] for look in looks if look.place in objects}
     work = Counter(look.work for look, waits in zip(looks, waiting, strict=True) if not waits)
     return Pace(
-        rank, node, row.role, _blocks(series), max(begun, sent), len(looks), sum(waiting),
+        rank, node, row.role, _blocks(series), max(ended_waits, sent), len(looks), sum(waiting),
         sum(look.waits and look.activity == "gpu" for look in looks),
         any(look.in_pipeline for look in looks),
         tuple(work.most_common()),
@@ -330,8 +330,8 @@ def judge(
         peers = [pace for pace in paces if pace is not senders[0]]
         return _network(senders[0], peers, evidence, span)
     elif senders:
-        who = ranks_of([pace.rank for pace in senders], [pace.node for pace in senders])
-        text = f"all ranks wait alike, and data of {who} is long on its way: look at the network"
+        ranks = ranks_of([pace.rank for pace in senders], [pace.node for pace in senders])
+        text = f"all ranks wait alike, and data of {ranks} is long on its way: look at the network"
     elif large and _is_lasting(first.blocks):
         text = f"{name} waits less than its peers, but the steps differ too much: {longer}"
     else:
@@ -348,12 +348,12 @@ def _straggler(slow: Sequence[_PaceLag], evidence: _CauseFinder, span: str) -> V
         causes_found = evidence.causes(pace, lag.peers, lag.mean)
         suspects.append(Suspect((pace.rank,), (pace.node,), (share, *causes_found), ()))
     share, *likely = suspects[0].for_
-    who = ranks_of([lag.pace.rank for lag in slow], [lag.pace.node for lag in slow])
+    ranks = ranks_of([lag.pace.rank for lag in slow], [lag.pace.node for lag in slow])
     first = f"rank {slow[0].pace.rank}" if slow[1:] else "it"
     text = say(
         "{who} {is|are} the {rank|ranks} that {its|their} peers wait for: {first} {share}, and "
         "its work takes {factor} times as long{likely} ({span})",
-        len(slow), who=who, first=first, share=share, factor=f"{slow[0].factor:.1f}",
+        len(slow), who=ranks, first=first, share=share, factor=f"{slow[0].factor:.1f}",
         likely=f"; likely: {likely[0]}" if likely else "", span=span,
     )  # fmt: skip
     return Verdict("straggler", text, tuple(suspects))

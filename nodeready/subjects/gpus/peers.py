@@ -97,16 +97,16 @@ _SIZE, _WITHOUT_ROOT = 4096, 64
 _PCIE, _ACS, _DOWNSTREAM_PORT = 0x10, 0x000D, 6
 
 
-def _capability(config: bytes, wanted: int, first: int) -> int | None:
-    """The offset of a capability, in the list that begins at ``first``: 0x100 for an extended one.
+def _capability(config: bytes, number: int, first: int) -> int | None:
+    """The offset of the capability of this number, in the list that begins at ``first``: 0x100 for an extended one.
 
     A list that loops or leaves the space ends.
     """
-    offset, seen = first, set[int]()
-    while 0x40 <= offset <= _SIZE - 8 and offset not in seen:
-        seen.add(offset)
+    offset, offsets = first, set[int]()
+    while 0x40 <= offset <= _SIZE - 8 and offset not in offsets:
+        offsets.add(offset)
         header = int.from_bytes(config[offset : offset + 4], "little")
-        if header & (0xFFFF if first == 0x100 else 0xFF) == wanted:
+        if header & (0xFFFF if first == 0x100 else 0xFF) == number:
             return offset
         offset = (header >> 20 if first == 0x100 else header >> 8 & 0xFF) & 0xFFC
     return None
