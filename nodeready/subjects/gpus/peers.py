@@ -98,9 +98,10 @@ _PCIE, _ACS, _DOWNSTREAM_PORT = 0x10, 0x000D, 6
 
 
 def _capability(config: bytes, number: int, first: int) -> int | None:
-    """The offset of the capability of this number, in the list that begins at ``first``: 0x100 for an extended one.
+    """The offset of a capability by its number; None: the node's list has none. A list that loops
+    or leaves the space ends.
 
-    A list that loops or leaves the space ends.
+    first: where the list begins: 0x100 for the extended ones
     """
     offset, offsets = first, set[int]()
     while 0x40 <= offset <= _SIZE - 8 and offset not in offsets:
