@@ -9,7 +9,7 @@ from tests.cases import cases
 
 
 def test_nothing_said_is_everything_in_the_order_of_the_reports():
-    named = {"proof.collective"}
+    named = {"proof.collective", "proof.diagnostic", "proof.bandwidth"}
     assert select((), subjects=SUBJECTS).checks == tuple(
         id for id in registry.check_ids() if id not in named
     )
