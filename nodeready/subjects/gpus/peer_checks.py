@@ -106,17 +106,14 @@ def iommu(observed: Gpus, policy: Policy) -> Result:
     return iommu.ok(by_value(modes) or "the IOMMU is off, or the kernel shows no mode")
 
 
-@check("gpus.peermem", slows_job("configure", "install"),
-       expects="nvidia-peermem or DMA-BUF", fix=(
-    "modprobe nvidia-peermem, at each boot by /etc/modules-load.d (it needs DOCA-OFED or "
-    "MLNX_OFED), or install NVIDIA's open kernel modules on a kernel from 5.12 on"
-))  # fmt: skip
+@check("gpus.peermem", slows_job("configure", "install"), expects="nvidia-peermem or DMA-BUF")
 def peermem(observed: Gpus, policy: Policy) -> Result:
-    """Mellanox adapters can reach the memory of NVIDIA GPUs: GPUDirect RDMA has a way.
+    """How Mellanox adapters reach the memory of NVIDIA GPUs: by which way GPUDirect RDMA goes.
 
     The ways are the module nvidia-peermem (or nv_peer_mem), and DMA-BUF with NVIDIA's open kernel
     modules and Linux 5.12 or newer (NCCL's user guide, GPU-to-NIC communication). Without both,
-    NCCL silently copies through the processor's memory. Other makers have modules of their own.
+    NCCL silently copies through the processor's memory. Not every job needs a way, so that no node
+    is warned of having none; the comparison names nodes that differ from their group.
     """
     peers, reason = observed.peers, findings.no_gpu_reason(observed)
     adapters = [a.name for a in peers.of_kind("rdma") if a.driver == "mlx5_core"]
@@ -134,5 +131,6 @@ def peermem(observed: Gpus, policy: Policy) -> Result:
     if is_open and has_dmabuf:
         return peermem.ok("DMA-BUF")
     lacking = "no open kernel modules" if has_dmabuf else f"Linux {version[0]}"
-    actual = f"nvidia-peermem is not loaded, and {lacking} for DMA-BUF ({join_names(adapters)})"
-    return peermem.warn(actual, "/sys/module/nvidia_peermem")
+    return peermem.na(
+        f"nvidia-peermem is not loaded, and {lacking} for DMA-BUF ({join_names(adapters)})"
+    )
