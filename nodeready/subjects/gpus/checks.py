@@ -487,7 +487,7 @@ SUBJECT = Subject(
             memory_used_mb processes performance_state idle throttle throttled temperature_c
             temperature_slowdown_c
             memory_temperature_c memory_temperature_max_c temperature_left_c
-            pcie_generation pcie_speed peers.unread peers.kernel
+            pcie_generation pcie_speed peers.unread peers.kernel peers.devices
         """,
         counters="""
             kernel_faults.count
@@ -498,7 +498,7 @@ SUBJECT = Subject(
             ecc_uncorrectable_aggregate remap_pending remap_failed remapped_uncorrectable
             retired_pending retired_pages repair_pending spareless_banks sram_exceeded unrepairable
             pcie_generation_max pcie_width pcie_width_max links virtual peer c2c
-            peers.devices peers.ports.address peers.ports.model
+            peers.ports.address peers.ports.model
         """,
         versions="driver amd_driver cuda vbios",
         unique="serial uuid fabric_clique",
