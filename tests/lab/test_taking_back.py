@@ -34,7 +34,7 @@ SETTINGS = {
 #: Owner, mode and content of what a deploy may touch, and the kernel's values.
 STATE = r"""
 cd / && find etc usr/local var/lib var/crash home -printf '%p %U:%G %m %l\n' 2>/dev/null | sort
-find etc usr/local var/lib home -type f ! -name '*.lock' -exec sha256sum {} + | sort -k 2
+find etc usr/local var/lib home -type f ! -name '*.lock' ! -path 'etc/*-' -exec sha256sum {} + | sort -k 2
 sysctl -n kernel.yama.ptrace_scope kernel.core_pattern
 """
 
