@@ -502,8 +502,8 @@ def _inspector_lines(pid: int, uid: int) -> Iterator[str]:
             shown = os.readlink(link)
             if not nccl_log.INSPECTOR_FILES.search(shown):
                 continue
-            data, is_whole = written_part(link, shown, uid, TAIL_BYTES)
-            rows = data.split(b"\n")[0 if is_whole else 1 :]
+            data, start = written_part(link, shown, uid, TAIL_BYTES)
+            rows = data.split(b"\n")[1 if start else 0 :]
             yield from (row[:_LONGEST].decode("utf-8", "replace") for row in rows)
 
 
@@ -623,15 +623,15 @@ def open_written(link: str, shown: str, uid: int) -> _LogFile:
 
 def written_part(
     link: str, shown: str, uid: int, max_bytes: int, *, from_end: bool = True
-) -> tuple[bytes, bool]:
-    """The end or the beginning of the file of a descriptor, and whether it is the whole file.
+) -> tuple[bytes, int]:
+    """The end or the beginning of the file of a descriptor, and where in the file it begins.
     link, shown, uid: as of `open_written`. Raises NoLogError, OSError.
     """
     file = open_written(link, shown, uid)
     try:
         size = file.file_stat.st_size
         start = max(0, size - max_bytes) if from_end else 0
-        return os.pread(file.number, max_bytes, start), size <= max_bytes
+        return os.pread(file.number, max_bytes, start), start
     finally:
         os.close(file.number)
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nodeready.agent.proc import list_directory
+from nodeready.agent.proc import has_open, list_directory
 from nodeready.agent.stacks import processes, ranks
 from nodeready.agent.witnesses import logs
 from nodeready.core import wire
@@ -244,31 +244,34 @@ def _motion(pid: int, descendants: Sequence[int], progress: str) -> dict[str, An
 
 def _may_poll(pid: int) -> bool:
     """Whether it has a device open for which CUDA, ROCm, NCCL or UCX may poll."""
-    for name in list_directory(f"/proc/{pid}/fd", _MAX_DESCRIPTORS):
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/{pid}/fd/{name}").startswith(_POLLED):
-                return True
-    return False
+    return has_open(pid, lambda path: path.startswith(_POLLED), _MAX_DESCRIPTORS)
 
 
 def _log(pid: int) -> tuple[int | None, int | None, bool]:
     """Size and age of the files of standard output and error, and whether the watchdog fired. The
     files are read with the rights of the process's owner.
     """
-    stat_by_file: dict[tuple[int, int], os.stat_result] = {}
-    watchdog = False
-    for path in (f"/proc/{pid}/fd/1", f"/proc/{pid}/fd/2"):
-        with contextlib.suppress(OSError):
-            file_stat = os.stat(path)
-            file = file_stat.st_dev, file_stat.st_ino
-            if stat.S_ISREG(file_stat.st_mode) and file not in stat_by_file:
-                stat_by_file[file] = file_stat
-                watchdog = watchdog or _watchdog_fired(path, os.stat(f"/proc/{pid}").st_uid)
-    if not stat_by_file:
+    watchdog, files = False, _log_files(pid)
+    if not files:
         return None, None, False
-    latest = max(file_stat.st_mtime for file_stat in stat_by_file.values())
+    with contextlib.suppress(OSError):
+        owner = os.stat(f"/proc/{pid}").st_uid
+        watchdog = any(_watchdog_fired(link, owner) for link in files)
+    latest = max(file_stat.st_mtime for file_stat in files.values())
     age_s = max(0, min(int(time.time() - latest), 2**31 - 1))
-    return sum(file_stat.st_size for file_stat in stat_by_file.values()), age_s, watchdog
+    return sum(file_stat.st_size for file_stat in files.values()), age_s, watchdog
+
+
+def _log_files(pid: int) -> dict[str, os.stat_result]:
+    """The descriptors of standard output and error that lead to regular files; one of a file."""
+    files: dict[str, os.stat_result] = {}
+    for link in (f"/proc/{pid}/fd/1", f"/proc/{pid}/fd/2"):
+        with contextlib.suppress(OSError):
+            file_stat = os.stat(link)
+            is_new = not any(os.path.samestat(file_stat, other) for other in files.values())
+            if is_new and stat.S_ISREG(file_stat.st_mode):
+                files[link] = file_stat
+    return files
 
 
 def _watchdog_fired(link: str, owner: int) -> bool:
@@ -281,12 +284,12 @@ def _watchdog_fired(link: str, owner: int) -> bool:
 def _last_match(pid: int, pattern: str) -> int | None:
     """Where the last line ends that matches, in the file of standard output or error."""
     ends = []
-    for link in (f"/proc/{pid}/fd/1", f"/proc/{pid}/fd/2"):
+    for link in _log_files(pid):
         with contextlib.suppress(logs.NoLogError, OSError):
-            text, _ = logs.written_part(
-                link, link, os.stat(f"/proc/{pid}").st_uid, _PROGRESS_BYTES
-            )
-            end = os.stat(link).st_size
+            owner = os.stat(f"/proc/{pid}").st_uid
+            text, start = logs.written_part(link, link, owner, _PROGRESS_BYTES)
+            # Not the size of the file, which may have grown since.
+            end = start + len(text)
             # A progress bar writes its lines over each other.
             for line in reversed(re.split(rb"[\r\n]", text)):
                 if re.search(pattern, line.decode("utf-8", "replace")):
