@@ -20,6 +20,7 @@ from nodeready.cli.options import (
 )
 from nodeready.core.exit_codes import OK, Refused
 from nodeready.core.files import write_atomically
+from nodeready.core.shell import join
 from nodeready.core.text import counted
 from nodeready.runs.options import ConnectionOptions, DeployOptions, limit, opt, trust
 
@@ -123,9 +124,11 @@ def _say_rest(screen: Screen, document: Deploy, options: DeployWords, inventory:
         screen.say(document.stopped)
     untouched = node_set(document.untouched, 1_000_000)
     size = options.batch if isinstance(options.batch, int) else f"{options.batch:.0%}"
-    words = f"{replace(options, limit=untouched).words(inventory)} --batch {size}"
-    undo = " --undo" if options.undo else ""
-    screen.say(f"untouched: {untouched}; continue: nodeready deploy {words}{undo}")
+    further = ["--batch", str(size), *(["--undo"] if options.undo else [])]
+    further += ["--max-fail", str(options.max_fail)] if options.max_fail else []
+    further += ["--only", str(options.only)] if options.only else []
+    words = f"{replace(options, limit=untouched).words(inventory)} {join(further)}"
+    screen.say(f"untouched: {untouched}; continue: nodeready deploy {words}")
     screen.say("failed and untouched nodes: --limit @last-failed")
 
 

@@ -84,7 +84,8 @@ def test_the_last_lines_name_the_untouched_and_how_to_go_on(run):
     assert done.out.splitlines()[-1].endswith("1 failed, 0 unreachable, 2 untouched")
     assert [row.removeprefix("nodeready: ") for row in done.err.splitlines()[-3:]] == [
         "stopped after wave 2 of 4: 1 node failed, --max-fail is 0",
-        "untouched: n[3-4]; continue: nodeready deploy nodes --limit 'n[3-4]' --batch 25% --undo",
+        "untouched: n[3-4]; continue: nodeready deploy nodes --limit 'n[3-4]' --batch 25% --undo "
+        "--only ptrace",
         "failed and untouched nodes: --limit @last-failed",
     ]
 
