@@ -406,6 +406,19 @@ def rows(
     return decoded
 
 
+def packed_value(
+    kind: type[ResultT], answer: Answer, config: Any, name: str, max_bytes: int
+) -> ResultT:
+    """The observation that a node's program printed as one packed line. Raises GapError."""
+    try:
+        value = wire.packed_answer(kind, answer.stdout, config.nonce, name, max_bytes)
+    except wire.DecodeError as error:
+        raise GapError(Gap(INVALID, str(error), error.evidence)) from None
+    if value is None:
+        raise GapError(no_answer(answer, config))
+    return value
+
+
 def no_answer(answer: Answer, config: Any) -> Gap:
     """The gap of a node whose program printed no valid row."""
     if f"{config.nonce} {wire.NO_PYTHON}" in answer.stdout:

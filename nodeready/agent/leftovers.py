@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeready.agent.gate.drain import INCIDENTS, DrainError, ask_slurm, write_incident
-from nodeready.agent.proc import list_directory, parse_mounts, user_name
+from nodeready.agent.proc import has_open, list_directory, parse_mounts, user_name
 from nodeready.agent.runtime import send_signal
 from nodeready.agent.secrets import redacted
 from nodeready.agent.stacks import processes
@@ -184,11 +184,7 @@ def _waiting_thread(pid: int) -> int:
 
 
 def _has_gpu(pid: int) -> bool:
-    for number in list_directory(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):
-            if _GPU.fullmatch(os.readlink(f"/proc/{pid}/fd/{number}")):
-                return True
-    return False
+    return has_open(pid, _GPU.fullmatch)
 
 
 def find_mounts(mountinfo: str) -> Iterator[Leftover]:

@@ -8,7 +8,7 @@ import os
 import pwd
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -42,6 +42,15 @@ def first_number(path: str) -> int | None:
             return int(file.read(100).split()[0])
     except (OSError, ValueError, IndexError):
         return None
+
+
+def has_open(pid: int, fits: Callable[[str], object], maximum: int = 65536) -> bool:
+    """Whether a process has a file open whose path fits. maximum: of its descriptors"""
+    for number in list_directory(f"/proc/{pid}/fd", maximum):
+        with contextlib.suppress(OSError):
+            if fits(os.readlink(f"/proc/{pid}/fd/{number}")):
+                return True
+    return False
 
 
 def list_directory(path: str, maximum: int = 65536) -> list[str]:

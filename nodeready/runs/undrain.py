@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, ClassVar, TypeVar
 
-from nodeready.agent.asking import Conversation, new_nonce, no_answer, request
+from nodeready.agent.asking import Conversation, new_nonce, packed_value, request
 from nodeready.agent.gate import drain
 from nodeready.agent.gate.drain import DrainError, SlurmNode
 from nodeready.agent.gate.undrain import slurm_authors, stay_reason, undrain
@@ -20,11 +20,9 @@ from nodeready.agent.leftovers import (
     jobs_on,
     judged,
 )
-from nodeready.core import wire
-from nodeready.core.base import ProbeError
 from nodeready.core.exit_codes import FAILED, Refused
 from nodeready.core.json_types import Moment, Name
-from nodeready.core.outcome import INVALID, Gap, GapError, NodeGaps, gaps_code, node_gaps
+from nodeready.core.outcome import INVALID, Gap, NodeGaps, gaps_code, node_gaps
 from nodeready.core.result import Result
 from nodeready.core.shell import find_program, join
 from nodeready.core.text import counted, utc_now
@@ -213,15 +211,7 @@ class _Run:
             ends = targets_by_node[name]
             config = LeftoversConfig(new_nonce(), transport.tag, end=ends, reasons=(reason,))
             answer = yield request(name, "nodeready.agent.leftovers", config)
-            try:
-                decoded = wire.packed_answer(
-                    NodeLeftovers, answer.stdout, config.nonce, "leftovers", _MAX_UNPACKED
-                )
-            except ProbeError as error:
-                raise GapError(Gap(INVALID, str(error), error.evidence)) from None
-            if decoded is None:
-                raise GapError(no_answer(answer, config))
-            return decoded
+            return packed_value(NodeLeftovers, answer, config, "leftovers", _MAX_UNPACKED)
 
         if not targets_by_node:
             return

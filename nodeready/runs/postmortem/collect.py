@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 
-from nodeready.agent.asking import Conversation, new_nonce, no_answer, request
+from nodeready.agent.asking import Conversation, new_nonce, packed_value, request
 from nodeready.agent.failure_events import FileFailures
 from nodeready.agent.failure_rules import SIGNAL_NAMES
 from nodeready.agent.postmortem import JobNode, NodeFailures, PostmortemConfig
-from nodeready.core import wire
-from nodeready.core.base import ProbeError
-from nodeready.core.outcome import INCOMPLETE, INVALID, Gap, GapError, NodeGaps
+from nodeready.core.outcome import INCOMPLETE, Gap, GapError, NodeGaps
 from nodeready.core.text import counted, utc_now
 from nodeready.fleet.inventory.nodeset import fold
 from nodeready.runs.postmortem.clocks import NodeClock
@@ -54,14 +52,7 @@ def fetch_failures(node: str, config: PostmortemConfig, tag: str) -> Conversatio
     received_s = time.time()
     if answer.gap:
         raise GapError(answer.gap)
-    try:
-        failures = wire.packed_answer(
-            NodeFailures, answer.stdout, config.nonce, "job", _MAX_UNPACKED
-        )
-    except ProbeError as error:
-        raise GapError(Gap(INVALID, str(error), error.evidence)) from None
-    if failures is None:
-        raise GapError(no_answer(answer, config))
+    failures = packed_value(NodeFailures, answer, config, "job", _MAX_UNPACKED)
     return NodeEvidence(failures, _clock(failures, received_s, answer.seconds))
 
 

@@ -73,11 +73,8 @@ class BatchScript:
 
 
 def _rule(key: str, row: dict[str, str]) -> ScriptRule:
-    pattern, unless = (
-        re.compile(row[name], re.MULTILINE) if name in row else None
-        for name in ("pattern", "unless")
-    )
-    assert pattern is not None
+    pattern = re.compile(row["pattern"], re.MULTILINE)
+    unless = re.compile(row["unless"], re.MULTILINE) if "unless" in row else None
     return ScriptRule(key, pattern, unless, row["problem"], row["advice"], row["source"])
 
 

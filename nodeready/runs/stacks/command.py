@@ -98,15 +98,14 @@ def _program_config(inventory: str | None, options: StacksOptions) -> StacksConf
     # Ranks that these options leave out are not missing.
     excluding = {"--pid": bool(options.pids), "--limit": options.limit is not None}
     is_longer = options.samples is None and options.interval is None
-    slow: dict[str, Any] = {}
+    samples, interval_s = options.samples or 2, options.interval or 2.0
     if options.slow is not None:
         if source is not None or options.check or options.native or not is_longer:
             raise Refused(
                 "--slow: cannot be combined with --from, --check, --native, --samples, --interval"
             )
         samples = max(_MIN_LOOKS, min(_MAX_LOOKS, round(options.slow / _LOOK_S)))
-        slow = {"slow_s": options.slow, "samples": samples}
-        slow |= {"interval_s": options.slow / samples, "longer_s": 0.0}
+        interval_s, is_longer = options.slow / samples, False
     return program_config(
         options.timeout + round(options.slow or 0),
         job=options.job or "",
@@ -117,12 +116,10 @@ def _program_config(inventory: str | None, options: StacksOptions) -> StacksConf
         dump=options.dump,
         ras=options.ras,
         part=" and ".join(name for name, is_given in excluding.items() if is_given),
-        **{
-            "samples": options.samples or 2,
-            "interval_s": options.interval or 2.0,
-            "longer_s": LONGER_S if is_longer else 0.0,
-            **slow,
-        },
+        samples=samples,
+        interval_s=interval_s,
+        longer_s=LONGER_S if is_longer else 0.0,
+        slow_s=options.slow or 0.0,
     )
 
 

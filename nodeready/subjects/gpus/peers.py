@@ -98,7 +98,7 @@ _PCIE, _ACS, _DOWNSTREAM_PORT = 0x10, 0x000D, 6
 
 
 def _capability(config: bytes, number: int, first: int) -> int | None:
-    """The offset of a capability by its number; None: the node's list has none. A list that loops
+    """The offset of a capability by its number; None: the list has none. A list that loops
     or leaves the space ends.
 
     first: where the list begins: 0x100 for the extended ones
