@@ -37,8 +37,8 @@ _ACTIVE_VERDICTS = ("unsure", "spinning", "progressing")
 _BLAMING_KINDS = ("late", "gone", "storage", "loader")
 #: Sentences about jobs that may move, and about ranks that wait for no rank, or elsewhere.
 _LOOK_LONGER = "look again, longer (--interval)"
-#: Between two samples a long iteration and an endless one look alike.
-_MOVES = "{who} moves at {at}, {waits}: slow, or in a loop: " + _LOOK_LONGER
+#: Between two samples long work and an endless loop look alike.
+_MOVES = "{who} works, in {at}, {waits}: slow, or in a loop: " + _LOOK_LONGER
 _STANDS = "{who}: {action}; {waits}: {advice}"
 _ELSEWHERE = "{who} {waits|wait} in {elsewhere}, {count} in {call}: they must agree"
 #: Witnesses that would help.
@@ -261,9 +261,10 @@ def stands(job: HungJob) -> HangFinding | None:
     words = {"who": job.name(job.suspects), "action": cause.action, "advice": cause.advice}
     words["waits"] = f"{job.waits}{job.slow(job.suspects[0])}"
     first, suspects = job.groups[job.suspects[0]], job.suspects_of(job.suspects)
-    if first.verdict == "progressing" and first.activity == "child":
-        # It gets results of its children, which may be many.
-        words["at"] = causes.position(first)
+    is_in_library = first.verdict == "spinning" and first.frames[-1:] != (first.user_frame,)
+    if first.verdict == "progressing" or is_in_library:
+        # An endless loop is mostly the user's own code; a library's call may be long.
+        words["at"] = causes.called(first)
         return HangFinding(words, suspects, sentence=_MOVES)
     return HangFinding(words, suspects, kind=cause.kind, leads=leads)
 
