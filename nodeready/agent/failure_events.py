@@ -235,9 +235,11 @@ class _RankStream:
     #: the traceback that is read is of a warning.
     handled: dict[int, int] = field(default_factory=dict)
     is_warning: bool = False
-    #: The lines of errors of requests, of which no other was served since then.
+    #: The lines of errors of requests, of which no other was served since then; of threads.
     requests: set[int] = field(default_factory=set)
     is_of_request: bool = False
+    threads: set[int] = field(default_factory=set)
+    is_of_thread: bool = False
     #: The rank that the line before a traceback names.
     failing: tuple[int, ...] = ()
     last_at: int = 0
@@ -392,6 +394,11 @@ def _answer(text: str) -> tuple[str, str]:
     """The first digit of the status in a server's answer, and the words; "": it is none."""
     match = rules.PHRASES["answers"].search(text[:600])
     return (match[match.lastindex or 0], match[0]) if match else ("", "")
+
+
+def _is_of_request(text: str) -> bool:
+    """Whether the error below a line is of a request to a server."""
+    return _answer(text)[0] in ("4", "5") or bool(rules.PHRASES["of-a-request"].search(text))
 
 
 def is_handled(text: str) -> bool:
@@ -599,9 +606,9 @@ class FailureReader:
         before = self._before(stream)
         is_warning = bool(rules.PHRASES["warns"].search(prefix or before[:_LEVEL]))
         stream.is_warning = is_warning or is_handled(before)
-        is_refused = _answer(before)[0] in ("4", "5")
         stream.failing = _failing(before)
-        stream.is_of_request = is_refused or bool(rules.PHRASES["of-a-request"].search(before))
+        stream.is_of_request = _is_of_request(before)
+        stream.is_of_thread = bool(rules.PHRASES["of-a-thread"].search(before))
         host, rank, local = stream.key
         is_unknown = (rank, local) == (None, None) and host[:1] in ("", "[")
         if is_unknown and (host or log_ranks.may_tell_rank(prefix)):
@@ -622,6 +629,7 @@ class FailureReader:
         stream.is_quoted = any(item.event.has_phrase("wraps") for item in stream.chain[-1:])
         self._end_chain(stream)
         stream.mode, stream.frames = "traceback", []
+        stream.is_of_request = any(_is_of_request(words) for _, words in stream.recent[-2:])
         if match and match.start():
             stream.prefix = log_ranks.prefix_pattern(text[: match.start()])
             text = _without_prefix(stream, text)
@@ -675,7 +683,7 @@ class FailureReader:
             is_other, text = False, raised
         if _HEADER.match(text) or is_other:
             return False
-        if stream.is_ignored:
+        if stream.is_ignored or rules.PHRASES["at-exit"].search(text):
             stream.is_ignored = False
             return True
         has_user_frame = any(not rules.LIBRARY_FILES.search(path) for path, _, _ in stream.frames)
@@ -710,6 +718,8 @@ class FailureReader:
             stream.handled[event.line] = stream.plain
         elif stream.frames and stream.is_of_request and event.kind not in _OF_PROCESS:
             stream.requests.add(event.line)
+        if stream.frames and stream.is_of_thread:
+            stream.threads.add(event.line)
         if stream.spawned is not None:
             event = replace(event, local_rank=stream.spawned)
             stream.spawned = None
@@ -1043,6 +1053,7 @@ class FailureReader:
             stream for stream in self.streams.values()
             if (stream.is_process or stream.key == _UNKNOWN) and stream.steps_since(0)
         ][:_WRITERS]  # fmt: skip
+        step_ranks = [s for s in self.streams.values() if s.key[1] is not None and s.steps_since(0)]
         last_steps = (s.last_at for s in self.streams.values() if _STEP.search(s.last))
         last_step_at = max(last_steps, default=0)
         end_at = max((s.last_at for s in self.streams.values()), default=0)
@@ -1097,8 +1108,14 @@ class FailureReader:
                         or (job_steps_on and event.role == rules.LOST)
                         or any(
                             writer is not stream and writer.steps_since(event.line)
-                            for writer in (step_writers if stream.is_process else ())
+                            for writer in (
+                                step_writers if stream.is_process
+                                else step_ranks[:_WRITERS] if stream.key == _UNKNOWN
+                                else ()
+                            )
                         )
+                        # No thread but the first ends its process.
+                        or last_step_at > event.line in stream.threads
                     ),
                     handled=stream.has_handled(event.line, last_failed_at)
                     or event.line < again_at < last_step_at
@@ -1106,7 +1123,7 @@ class FailureReader:
                     or (
                         event.line in stream.handled.keys() - stream.unhandled
                         and (
-                            (stream.is_process and last_step_at > event.line)
+                            last_step_at > event.line
                             or (stream.key == _UNKNOWN and last_of_rank_at > event.line)
                         )
                     ),
