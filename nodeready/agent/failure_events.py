@@ -1027,7 +1027,9 @@ class FailureReader:
             if weight > 1 and is_own and not (levels and TIMED.search(text)):
                 lines.add(number)
             is_usual = bool(shape) and counts[shape] > 0
-            if not weight and (is_usual or number in levels or _goes_on(text)):
+            if (weight < 2 and is_usual) or (
+                not weight and (number in levels or _goes_on(text))
+            ):
                 break
         return lines
 

@@ -137,7 +137,10 @@ def survived(job: JobFailures) -> Finding | None:
     ends = {at: file.failures.facts.finished for at, file in enumerate(job.evidence.files)}
     has_end = any(ends[at] for at in job.last_files)
     # Steps go on after all failures, and nothing else reports an end.
-    ends_alone = [f for f in (*job.reports, *job.ended) if not f.event.steps_on]
+    ends_alone = [
+        f for f in (*job.reports, *job.ended)
+        if not f.event.steps_on and (f.file < 0 or f.file in job.last_files)
+    ]  # fmt: skip
     is_ended = bool(ends_alone or job.evidence.kernel)
     is_ended = is_ended or any(step.code or step.signal for step in job.evidence.steps)
     closed = _closed(job, failures, ends, is_ended=is_ended)
@@ -680,7 +683,8 @@ def complained(job: JobFailures) -> Finding | None:
             if s.is_cut or (s.complaint and (has_failed or s.is_last))]  # fmt: skip
     silent = [f for f in files if not any(s.is_cut or s.is_last for s in f.failures.streams)]
     going = [s.last for file in silent for s in file.failures.streams]
-    is_well = any(file.failures.facts.finished for file in files)
+    facts = [file.failures.facts for file in files]
+    is_well = any(fact.finished or fact.command_ended for fact in facts)
     if not rows or is_well or any(map(PHRASES["step"].search, going)):
         return None
     text = rows[0][0].complaint
