@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import takewhile
@@ -126,7 +126,6 @@ _FORTRAN = re.compile(r" [A-Za-z*(]")
 _RICH = "╭", "Traceback (most recent call last) ─"
 _RICH_FRAME = re.compile(r"^│ (\S.{0,999}?):(\d{1,7}) in (\S{1,200})")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-_IGNORED = ("Exception ignored in", "--- Logging error ---")
 #: An exception without its traceback, and with it.
 _NAMED = re.compile(
     r"^(?:(?:[A-Za-z_][\w.]*[\w.])(?:Error|Exception)(?:\([\w.]+\))?|KeyboardInterrupt|StopIteration)"
@@ -158,6 +157,8 @@ _RECENT, _WATCHED, _LETTERS, _USUAL = 8, 500, 8, 3
 _RANKS, _HEAD = re.compile(r"(?i)\b(?:rank|task|process|pe)[ =#:]{0,2}(\d{1,7})\b"), 80
 #: The different numbers of steps that show a job at work.
 _STEP, _STEPS = rules.PHRASES["step"], 4
+#: Characters in which two lines with words of an error are alike.
+_SAME = 32
 #: Plain lines of a rank after words of an error in which these may be why it ends itself.
 _LAST_WORDS = 40
 #: The words of an error: those that say so weigh more than those of what is not as it should be.
@@ -235,10 +236,11 @@ class _RankStream:
     #: the traceback that is read is of a warning.
     handled: dict[int, int] = field(default_factory=dict)
     is_warning: bool = False
-    #: The lines of errors of requests, of which no other was served since then; of threads.
+    #: The lines of errors of requests, of which no other was served since then; of errors that
+    #: end no process, as of a thread or a request.
     requests: set[int] = field(default_factory=set)
     is_of_request: bool = False
-    threads: set[int] = field(default_factory=set)
+    of_parts: set[int] = field(default_factory=set)
     is_of_thread: bool = False
     #: The rank that the line before a traceback names.
     failing: tuple[int, ...] = ()
@@ -306,7 +308,7 @@ class _RankStream:
         """
         lines: list[str] = []
         steps = 0
-        for number, text in reversed(self.tail):
+        for number, text in reversed(_without_survived(self.tail)):
             steps += bool(_STEP.search(text[:400]))
             if number <= line or steps >= _STEPS:
                 break
@@ -315,7 +317,11 @@ class _RankStream:
         weight = max(weights, default=0)
         last = weights.index(weight) if weight else 0
         run = takewhile(weight.__eq__, weights[last:])
-        return lines[last + len(list(run)) - 1] if weight else ""
+        first = last + len(list(run)) - 1
+        words = lines[first] if weight else ""
+        # It only announces the next line.
+        is_vague = first and words and rules.VAGUE.search(words)
+        return f"{words} {lines[first - 1]}" if is_vague else words
 
     def cause(self, line: int) -> str:
         """What the system has answered before the line of an error, but for further words of an
@@ -346,10 +352,10 @@ class _RankStream:
         end: the last line of the file
         """
         # A logger's error ends none, unless its level says so, and it logs nothing then.
-        logs, recent = rules.PHRASES["logs"], self.recent
+        logs, recent = rules.PHRASES["logs"], _without_survived(self.recent)
         levels = [number for number, text in recent if logs.search(text, 0, _LEVEL)]
         names = ("last-level",) if levels else ("last-level", "cries")
-        progress = [number for number, text in recent if _goes_on(text) and not complaint(text)]
+        progress = [number for number, text in recent if _goes_on(text) and complaint(text) < 2]
         return any(
             number > max([line, *levels[-1:], *progress[-1:]]) and complaint(text)
             for number, text in recent
@@ -410,6 +416,20 @@ def is_handled(text: str) -> bool:
 def _goes_on(text: str) -> bool:
     """Whether a line is of a step, or speaks of progress."""
     return bool(_STEP.search(text[:400]) or rules.PHRASES["progresses"].search(text[:400]))
+
+
+def _without_survived(lines: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
+    """The lines, without the words of an error that begin like those before a line of progress."""
+    new, survived, rows = set[str](), set[str](), []
+    for number, text in lines:
+        head, weight = _shape(text, 0)[:_SAME], complaint(text)
+        if not (weight and head in survived):
+            rows.append((number, text))
+        if weight:
+            new.add(head)
+        elif _goes_on(text):
+            survived |= new
+    return rows
 
 
 @lru_cache(maxsize=_LAST_WORDS)
@@ -553,7 +573,7 @@ class FailureReader:
             for item in stream.chain[-1:]:
                 item.is_cause = text.startswith(_CHAINED[1])
             return True
-        if text.startswith(_IGNORED):
+        if rules.PHRASES["ignores"].search(text):
             stream.is_ignored = True
             return True
         if len(self.candidates) < _MAX_CANDIDATES:
@@ -606,6 +626,7 @@ class FailureReader:
         before = self._before(stream)
         is_warning = bool(rules.PHRASES["warns"].search(prefix or before[:_LEVEL]))
         stream.is_warning = is_warning or is_handled(before)
+        stream.is_ignored |= bool(rules.PHRASES["ignores"].search(before))
         stream.failing = _failing(before)
         stream.is_of_request = _is_of_request(before)
         stream.is_of_thread = bool(rules.PHRASES["of-a-thread"].search(before))
@@ -648,7 +669,8 @@ class FailureReader:
         is_step = _STEP.search(text) or is_handled(text) or rules.PHRASES["answers"].search(text)
         is_plain = not is_vague and (is_usual or is_step)
         is_item = rules.PHRASES["item"].search(text)
-        is_plain = bool(is_plain or (TIMED.search(text, 0, _TIME_END) and not is_item))
+        is_logged = TIMED.search(text, 0, _TIME_END) or rules.PHRASES["logs"].search(text, 0, _LEVEL)
+        is_plain = bool(is_plain or (is_logged and not is_item))
         # The text of an exception of C++ may begin with a time itself.
         is_plain = is_plain and (bool(stream.details) or not _WHAT.match(text))
         is_listed = bool(shape) and [_shape(line) for line in stream.details[-1:]] == [shape]
@@ -718,8 +740,9 @@ class FailureReader:
             stream.handled[event.line] = stream.plain
         elif stream.frames and stream.is_of_request and event.kind not in _OF_PROCESS:
             stream.requests.add(event.line)
-        if stream.frames and stream.is_of_thread:
-            stream.threads.add(event.line)
+            stream.of_parts.add(event.line)
+        elif stream.frames and stream.is_of_thread:
+            stream.of_parts.add(event.line)
         if stream.spawned is not None:
             event = replace(event, local_rank=stream.spawned)
             stream.spawned = None
@@ -1015,7 +1038,7 @@ class FailureReader:
         of a logger or of a step, speaks of progress or is like one before it. end: the last line
         """
         tails = (row for stream in self.streams.values() for row in stream.tail)
-        rows = sorted(row for row in tails if row[0] > end - _LAST_WORDS)
+        rows = _without_survived(sorted(row for row in tails if row[0] > end - _LAST_WORDS))
         counts = Counter(_shape(text) for _, text in rows)
         levels = {at for at, text in rows if rules.PHRASES["logs"].search(text, 0, _LEVEL)}
         lines = set[int]()
@@ -1116,8 +1139,7 @@ class FailureReader:
                                 else ()
                             )
                         )
-                        # No thread but the first ends its process.
-                        or last_step_at > event.line in stream.threads
+                        or end_at > event.line in stream.of_parts
                     ),
                     handled=stream.has_handled(event.line, last_failed_at)
                     or event.line < again_at < last_step_at

@@ -216,7 +216,8 @@ def _closed(
     outside = [f for f in failures if not (f.event.call or is_ended)]
     noise = {
         id(f) for f in failures
-        if f.event.role == LOST or f.event.is_warning or f.event.has_phrase("at-some-point")
+        if f.event.role in (LOST, CONSEQUENCE) or f.event.is_warning
+        or f.event.has_phrase("at-some-point")
     }  # fmt: skip
     commands = {
         at: 0 if any(s.complaint for s in file.streams) else file.facts.command_ended
@@ -225,7 +226,10 @@ def _closed(
     closed = set[int]()
     for rows, lines in ((failures, dict(ends)), (outside, commands)):
         for f in sorted((f for f in rows if id(f) in noise), key=lambda f: f.event.line):
-            if 0 < lines.get(f.file, 0) >= f.event.line - _END_LINES:
+            end = lines.get(f.file, 0)
+            # What is missed before a server is stopped is no effect of it.
+            is_after = f.event.role != CONSEQUENCE or end < f.event.line
+            if 0 < end >= f.event.line - _END_LINES and is_after:
                 lines[f.file] = max(f.event.line, lines[f.file])
                 closed.add(id(f))
     # A job that runs later in the same directory is another one.
