@@ -138,7 +138,7 @@ _SPAWNED = re.compile(
     r"(?:^|.{0,160}[\s\]:|>])-- Process (\d{1,7}) terminated with the following error:"
 )
 #: An exception that only announces a quoted one.
-_ANNOUNCES = re.compile(r"(?:^|\.)(?:Exception|[A-Z]\w+Exception):\s*$")
+_ANNOUNCES = re.compile(r"(?:^|\.)(?:Exception|[A-Z]\w+Exception):\s*$|^ERROR: .+:$")
 _WATCHDOG = re.compile(r"(?:\[E[^\]]{1,80}\] )?\[Rank (\d{1,7})\] Watchdog caught")
 #: The line of the program that raises an exception with a message.
 _RAISES = re.compile(r"""\braise (\w[\w.]{0,100})\((["'])([^"'{}%]{1,200})\2\)\s*$""")
@@ -600,6 +600,9 @@ class FailureReader:
         # A result of a C library explains the exception before it.
         is_named = _NAMED.match(text) and not (stream.mode == "details" and _C_NAME.match(text))
         if is_named and not is_handled(text):
+            is_next = stream.mode == "details" and not stream.details
+            if is_next and stream.chain and _ANNOUNCES.search(stream.chain[-1].event.text):
+                stream.chain.pop()
             self._end_chain(stream)
             self._add_exception(stream, text)
             if is_handled(self._before(stream)):
@@ -1139,7 +1142,10 @@ class FailureReader:
                                 else ()
                             )
                         )
-                        or end_at > event.line in stream.of_parts
+                        or (
+                            event.line in stream.of_parts
+                            and (end_at > event.line or event.line in stream.requests)
+                        )
                     ),
                     handled=stream.has_handled(event.line, last_failed_at)
                     or event.line < again_at < last_step_at

@@ -220,7 +220,7 @@ def _closed(
         or f.event.has_phrase("at-some-point")
     }  # fmt: skip
     commands = {
-        at: 0 if any(s.complaint for s in file.streams) else file.facts.command_ended
+        at: 0 if any(s.is_cut or s.is_last for s in file.streams) else file.facts.command_ended
         for at, file in enumerate(files)
     }
     closed = set[int]()
