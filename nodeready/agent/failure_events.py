@@ -1047,8 +1047,7 @@ class FailureReader:
             for event in stream.events
             if event.source == "torchrun-root" and stream.key[0]
         }
-        # Some processes of a program, beside its helpers, write its steps. Nodes and pods go on
-        # until they miss one of them.
+        # Some processes of a program, beside its helpers, write its steps.
         step_writers = [
             s for s in self.streams.values() if s.steps_since(0)
             if s.is_process or s.key == _UNKNOWN or s.key[1] is not None
@@ -1079,6 +1078,8 @@ class FailureReader:
                 if event.line in stream.went_on:
                     handled.setdefault(event.text, event.lines_after)
             repeats = stream.went_on - stream.unhandled
+            # Nodes, pods and ranks go on until they miss one of them.
+            is_part = stream.is_process or stream.key == _UNKNOWN
             steps_on = stream.steps_on
             # Another rank may write on for long, and a restart writes as before.
             last_ranks = {int(number) for number in _RANKS.findall(stream.last[:_HEAD])}
@@ -1091,7 +1092,7 @@ class FailureReader:
             survived = stream.requests | {
                 e.line for e in stream.events if 0 < closing_at <= e.line + 1 < end_at
                 if e.frame or e.is_warning or e.line in stream.handled or e.role in _OF_OTHERS
-                if e.kind not in _OF_PROCESS
+                if e.kind not in _OF_PROCESS and (is_part or stream.last_at > e.line)
             }  # fmt: skip
             # The program says so, and goes on: a step, two other lines or another failure came.
             overcome = {
@@ -1112,8 +1113,7 @@ class FailureReader:
                         steps_on
                         or any(
                             writer is not stream and writer.steps_since(event.line)
-                            for writer in step_writers
-                            if stream.is_process or stream.key == _UNKNOWN
+                            for writer in (step_writers if is_part else ())
                         )
                         or event.line in survived
                     ),

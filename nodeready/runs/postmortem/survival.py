@@ -170,8 +170,7 @@ def complained(job: JobFailures) -> Finding | None:
             if s.is_cut or (s.complaint and (has_failed or s.is_last))]  # fmt: skip
     silent = [f for f in files if not any(s.is_cut or s.is_last for s in f.failures.streams)]
     going = [s.last for file in silent for s in file.failures.streams]
-    facts = [file.failures.facts for file in files]
-    is_well = any(fact.finished or fact.command_ended for fact in facts)
+    is_well = any(file.failures.facts.finished for file in files)
     if not rows or is_well or any(map(PHRASES["step"].search, going)):
         return None
     text = rows[0][0].complaint
