@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import takewhile
@@ -126,7 +126,6 @@ _FORTRAN = re.compile(r" [A-Za-z*(]")
 _RICH = "╭", "Traceback (most recent call last) ─"
 _RICH_FRAME = re.compile(r"^│ (\S.{0,999}?):(\d{1,7}) in (\S{1,200})")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-_IGNORED = ("Exception ignored in", "--- Logging error ---")
 #: An exception without its traceback, and with it.
 _NAMED = re.compile(
     r"^(?:(?:[A-Za-z_][\w.]*[\w.])(?:Error|Exception)(?:\([\w.]+\))?|KeyboardInterrupt|StopIteration)"
@@ -158,13 +157,16 @@ _RECENT, _WATCHED, _LETTERS, _USUAL = 8, 500, 8, 3
 _RANKS, _HEAD = re.compile(r"(?i)\b(?:rank|task|process|pe)[ =#:]{0,2}(\d{1,7})\b"), 80
 #: The different numbers of steps that show a job at work.
 _STEP, _STEPS = rules.PHRASES["step"], 4
+#: Characters in which two lines with words of an error are alike.
+_SAME = 32
 #: Plain lines of a rank after words of an error in which these may be why it ends itself.
 _LAST_WORDS = 40
 #: The words of an error: those that say so weigh more than those of what is not as it should be.
 _EXPLAINED, _COMPLAINTS = 3, ((3, "system"), (2, "complains"), (1, "objects"))
-#: Lines after the error of a request in which its answer comes; the kinds of errors after which a
-#: process serves no further one.
-_ANSWERED, _OF_PROCESS = 3, ("gpu", "segfault", "signal")
+#: The kinds of errors that end a process, although they are of one request.
+_OF_PROCESS = "gpu", "segfault", "signal"
+#: The roles of errors that another process has caused.
+_OF_OTHERS = rules.LOST, rules.CONSEQUENCE
 #: Maximum processes that are asked whether a program goes on.
 _WRITERS = 4
 #: Characters of a line that have its level; the outermost calls of an error that nothing has
@@ -235,7 +237,7 @@ class _RankStream:
     #: the traceback that is read is of a warning.
     handled: dict[int, int] = field(default_factory=dict)
     is_warning: bool = False
-    #: The lines of errors of requests, of which no other was served since then.
+    #: The lines of errors of requests to a server, which end no process.
     requests: set[int] = field(default_factory=set)
     is_of_request: bool = False
     #: The rank that the line before a traceback names.
@@ -245,18 +247,6 @@ class _RankStream:
     @property
     def recent(self) -> list[tuple[int, str]]:
         return list(self.tail)[-_RECENT:]
-
-    def has_handled(self, line: int, last_failed_at: int) -> bool:
-        """Whether an event's error was handled, and the program went on then: a line of a step,
-        two other lines or another failure came.
-
-        last_failed_at: the last line of an error that no rank has handled
-        """
-        if line in self.unhandled or line not in self.handled:
-            return False
-        further = self.plain - self.handled[line]
-        has_step = further == 1 and bool(_STEP.search(self.last))
-        return further > 1 or has_step or last_failed_at > line
 
     def add_plain(self, text: str, number: int) -> None:
         """Count a line that belongs to no failure."""
@@ -272,8 +262,6 @@ class _RankStream:
             # The peers that were missing have come.
             lost = (e for e in self.events if e.kind in ("network", "timeout"))
             self.handled |= {e.line: self.plain - 2 for e in lost if e.is_warning}
-        if self.requests or (self.events and self.since <= _ANSWERED):
-            self.add_answer(text)
         if self.watched and self.plain > self.watched_until:
             self.watched = {}
         if self.watched:
@@ -286,25 +274,13 @@ class _RankStream:
             }
         self.tail.append((number, text))
 
-    def add_answer(self, text: str) -> None:
-        """Count a line that may be a server's answer: of the request that failed, or later."""
-        status, request = _answer(text)
-        last = self.events[-1:] if self.since <= _ANSWERED and status in ("4", "5") else []
-        for event in (e for e in last if e.role != rules.REPORT and e.kind not in _OF_PROCESS):
-            self.requests.add(event.line)
-            if status == "4":
-                self.handled[event.line] = self.plain
-        if status == "2" and "POST" in request:
-            self.handled |= dict.fromkeys(self.requests, self.plain - 2)
-            self.requests = set()
-
     def last_words(self, line: int = 0) -> str:
         """The last words of an error after a line of the file that no steps have survived, the
         first of several that stand together, but for lines with few letters; "".
         """
         lines: list[str] = []
         steps = 0
-        for number, text in reversed(self.tail):
+        for number, text in reversed(_without_survived(self.tail)):
             steps += bool(_STEP.search(text[:400]))
             if number <= line or steps >= _STEPS:
                 break
@@ -344,7 +320,7 @@ class _RankStream:
         end: the last line of the file
         """
         # A logger's error ends none, unless its level says so, and it logs nothing then.
-        logs, recent = rules.PHRASES["logs"], self.recent
+        logs, recent = rules.PHRASES["logs"], _without_survived(self.recent)
         levels = [number for number, text in recent if logs.search(text, 0, _LEVEL)]
         names = ("last-level",) if levels else ("last-level", "cries")
         progress = [number for number, text in recent if _goes_on(text) and not complaint(text)]
@@ -388,10 +364,11 @@ class _RankStream:
         return self.since >= _RECENT and self.steps_since(0, 2)
 
 
-def _answer(text: str) -> tuple[str, str]:
-    """The first digit of the status in a server's answer, and the words; "": it is none."""
-    match = rules.PHRASES["answers"].search(text[:600])
-    return (match[match.lastindex or 0], match[0]) if match else ("", "")
+def _is_of_request(text: str) -> bool:
+    """Whether the error below a line is of a request to a server, which it may have answered."""
+    answer = rules.PHRASES["answers"].search(text[:600])
+    is_refused = answer and answer[answer.lastindex or 0] in ("4", "5")
+    return bool(is_refused or rules.PHRASES["of-a-request"].search(text))
 
 
 def is_handled(text: str) -> bool:
@@ -403,6 +380,20 @@ def is_handled(text: str) -> bool:
 def _goes_on(text: str) -> bool:
     """Whether a line is of a step, or speaks of progress."""
     return bool(_STEP.search(text[:400]) or rules.PHRASES["progresses"].search(text[:400]))
+
+
+def _without_survived(lines: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
+    """The lines, without the words of an error that begin like those before a line of progress."""
+    new, survived, rows = set[str](), set[str](), []
+    for number, text in lines:
+        head, weight = _shape(text, 0)[:_SAME], complaint(text)
+        if not (weight and head in survived):
+            rows.append((number, text))
+        if weight:
+            new.add(head)
+        elif _goes_on(text):
+            survived |= new
+    return rows
 
 
 @lru_cache(maxsize=_LAST_WORDS)
@@ -546,7 +537,7 @@ class FailureReader:
             for item in stream.chain[-1:]:
                 item.is_cause = text.startswith(_CHAINED[1])
             return True
-        if text.startswith(_IGNORED):
+        if rules.PHRASES["ignores"].search(text):
             stream.is_ignored = True
             return True
         if len(self.candidates) < _MAX_CANDIDATES:
@@ -575,7 +566,8 @@ class FailureReader:
         if is_named and not is_handled(text):
             self._end_chain(stream)
             self._add_exception(stream, text)
-            if is_handled(self._before(stream)):
+            before = self._before(stream)
+            if is_handled(before) or rules.PHRASES["warns"].search(before[:_LEVEL]):
                 stream.handled[self.number] = stream.plain
             stream.mode = "details"
             return True
@@ -599,9 +591,9 @@ class FailureReader:
         before = self._before(stream)
         is_warning = bool(rules.PHRASES["warns"].search(prefix or before[:_LEVEL]))
         stream.is_warning = is_warning or is_handled(before)
-        is_refused = _answer(before)[0] in ("4", "5")
+        stream.is_ignored |= bool(rules.PHRASES["ignores"].search(before))
         stream.failing = _failing(before)
-        stream.is_of_request = is_refused or bool(rules.PHRASES["of-a-request"].search(before))
+        stream.is_of_request = _is_of_request(before)
         host, rank, local = stream.key
         is_unknown = (rank, local) == (None, None) and host[:1] in ("", "[")
         if is_unknown and (host or log_ranks.may_tell_rank(prefix)):
@@ -640,7 +632,9 @@ class FailureReader:
         is_step = _STEP.search(text) or is_handled(text) or rules.PHRASES["answers"].search(text)
         is_plain = not is_vague and (is_usual or is_step)
         is_item = rules.PHRASES["item"].search(text)
-        is_plain = bool(is_plain or (TIMED.search(text, 0, _TIME_END) and not is_item))
+        logs = rules.PHRASES["logs"]
+        is_logged = TIMED.search(text, 0, _TIME_END) or logs.search(text, 0, _LEVEL)
+        is_plain = bool(is_plain or (is_logged and not is_item))
         # The text of an exception of C++ may begin with a time itself.
         is_plain = is_plain and (bool(stream.details) or not _WHAT.match(text))
         is_listed = bool(shape) and [_shape(line) for line in stream.details[-1:]] == [shape]
@@ -675,7 +669,7 @@ class FailureReader:
             is_other, text = False, raised
         if _HEADER.match(text) or is_other:
             return False
-        if stream.is_ignored:
+        if stream.is_ignored or rules.PHRASES["at-exit"].search(text):
             stream.is_ignored = False
             return True
         has_user_frame = any(not rules.LIBRARY_FILES.search(path) for path, _, _ in stream.frames)
@@ -708,8 +702,8 @@ class FailureReader:
             stream.unhandled.add(event.line)
         elif stream.frames and stream.is_warning:
             stream.handled[event.line] = stream.plain
-        elif stream.frames and stream.is_of_request and event.kind not in _OF_PROCESS:
-            stream.requests.add(event.line)
+        elif stream.frames and stream.is_of_request and event.role == rules.FAILED:
+            stream.requests |= set() if event.kind in _OF_PROCESS else {event.line}
         if stream.spawned is not None:
             event = replace(event, local_rank=stream.spawned)
             stream.spawned = None
@@ -1004,8 +998,7 @@ class FailureReader:
         """The lines with words of an error after which no line of the file shows progress: none is
         of a logger or of a step, speaks of progress or is like one before it. end: the last line
         """
-        tails = (row for stream in self.streams.values() for row in stream.tail)
-        rows = sorted(row for row in tails if row[0] > end - _LAST_WORDS)
+        rows = _without_survived(self._last_lines(end))
         counts = Counter(_shape(text) for _, text in rows)
         levels = {at for at, text in rows if rules.PHRASES["logs"].search(text, 0, _LEVEL)}
         lines = set[int]()
@@ -1020,6 +1013,23 @@ class FailureReader:
             if not weight and (is_usual or number in levels or _goes_on(text)):
                 break
         return lines
+
+    def _last_lines(self, end: int) -> list[tuple[int, str]]:
+        """The last plain lines of the file, each behind its number. end: the last one's number"""
+        tails = (row for stream in self.streams.values() for row in stream.tail)
+        return sorted(row for row in tails if row[0] > end - _LAST_WORDS)
+
+    def _closing(self, end: int) -> int:
+        """The first of the last lines with progress, if the very last one speaks of it, and none
+        of an end or an error; 0: not.
+        """
+        rows, names = self._last_lines(end), ("ends", "other-status")
+        if not rows or not _goes_on(rows[-1][1]):
+            return 0
+        return 1 + max((
+            number for number, text in rows
+            if complaint(text) or any(rules.PHRASES[name].search(text) for name in names)
+        ), default=0)  # fmt: skip
 
     def failures(self) -> FileFailures:
         """What the lines so far report."""
@@ -1037,22 +1047,19 @@ class FailureReader:
             for event in stream.events
             if event.source == "torchrun-root" and stream.key[0]
         }
-        # Some processes of a program, beside its helpers, write its steps. Nodes and pods go on
-        # until they miss one of them.
+        # Some processes of a program, beside its helpers, write its steps.
         step_writers = [
-            stream for stream in self.streams.values()
-            if (stream.is_process or stream.key == _UNKNOWN) and stream.steps_since(0)
+            s for s in self.streams.values() if s.steps_since(0)
+            if s.is_process or s.key == _UNKNOWN or s.key[1] is not None
         ][:_WRITERS]  # fmt: skip
         last_steps = (s.last_at for s in self.streams.values() if _STEP.search(s.last))
         last_step_at = max(last_steps, default=0)
         end_at = max((s.last_at for s in self.streams.values()), default=0)
         last_complaints = self._last_complaints(end_at)
+        closing_at = self._closing(end_at)
         rows = (row for stream in self.streams.values() for row in stream.tail)
         again = rules.PHRASES["starts-again"]
         again_at = max((number for number, text in rows if again.search(text)), default=0)
-        last_of_rank_at = max(
-            (s.last_at for s in self.streams.values() if s.key[1] is not None), default=0
-        )
         last_failed_at = max((
             event.line for s in self.streams.values() for event in s.events
             if event.role == rules.FAILED and event.line not in s.handled
@@ -1071,6 +1078,8 @@ class FailureReader:
                 if event.line in stream.went_on:
                     handled.setdefault(event.text, event.lines_after)
             repeats = stream.went_on - stream.unhandled
+            # Nodes, pods and ranks go on until they miss one of them.
+            is_part = stream.is_process or stream.key == _UNKNOWN
             steps_on = stream.steps_on
             # Another rank may write on for long, and a restart writes as before.
             last_ranks = {int(number) for number in _RANKS.findall(stream.last[:_HEAD])}
@@ -1080,8 +1089,16 @@ class FailureReader:
                 if event.line in stream.aborts
                 and (not steps_on or (last_ranks and last_ranks.isdisjoint(event.ranks)))
             }
-            # A connection is tried again before the first step.
-            job_steps_on = self.streams.get(_UNKNOWN, stream).steps_on
+            survived = stream.requests | {
+                e.line for e in stream.events if 0 < closing_at <= e.line + 1 < end_at
+                if e.frame or e.is_warning or e.line in stream.handled or e.role in _OF_OTHERS
+                if e.kind not in _OF_PROCESS and (is_part or stream.last_at > e.line)
+            }  # fmt: skip
+            # The program says so, and goes on: a step, two other lines or another failure came.
+            overcome = {
+                line for line, plain in stream.handled.items() if line not in stream.unhandled
+                if max(last_step_at, last_failed_at) > line or stream.plain - plain > 1
+            }  # fmt: skip
             # An event keeps the number of plain lines before it until now.
             events += [
                 replace(
@@ -1094,22 +1111,13 @@ class FailureReader:
                     steps_on=event.line not in stream.unhandled | aborts
                     and (
                         steps_on
-                        or (job_steps_on and event.role == rules.LOST)
                         or any(
                             writer is not stream and writer.steps_since(event.line)
-                            for writer in (step_writers if stream.is_process else ())
+                            for writer in (step_writers if is_part else ())
                         )
+                        or event.line in survived
                     ),
-                    handled=stream.has_handled(event.line, last_failed_at)
-                    or event.line < again_at < last_step_at
-                    # A helper or the launcher says so, and the program goes on.
-                    or (
-                        event.line in stream.handled.keys() - stream.unhandled
-                        and (
-                            (stream.is_process and last_step_at > event.line)
-                            or (stream.key == _UNKNOWN and last_of_rank_at > event.line)
-                        )
-                    ),
+                    handled=event.line in overcome or event.line < again_at < last_step_at,
                 )
                 for event in stream.events
             ]

@@ -48,7 +48,8 @@ _RANK_PID = re.compile(
 _PID_NEEDLES, _MAX_PID_LINES = ("pid", "PID", "Pid", " NCCL "), 5000
 #: The phrases of a command that has ended well; the question of a shell whose answer is the next
 #: line; lines at the end of a log that are searched for them.
-_COMMAND_ENDS, _ASKED, _LAST_LINES = ("status-0", "program-done", "last-step"), "echo $?", 1000
+_COMMAND_ENDS = "status-0", "program-done", "last-step", "server-stops"
+_ASKED, _LAST_LINES = "echo $?", 1000
 #: Words, and the line that says with one of them that a job has ended well.
 ENDS = tuple(
     (tuple(row["needles"].split("|")), re.compile(row["pattern"]))

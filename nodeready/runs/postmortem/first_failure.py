@@ -7,14 +7,12 @@ connection. Times decide between own errors only beyond the uncertainty of the c
 
 from __future__ import annotations
 
-import math
 import re
 import signal
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from nodeready.agent.failure_events import NOT_LAUNCHED
 from nodeready.agent.failure_rules import (
     CONSEQUENCE,
     ENDED,
@@ -71,6 +69,7 @@ from nodeready.runs.postmortem.rank_failures import (
     precedes,
     ranks_in,
 )
+from nodeready.runs.postmortem.survival import complained, survived
 from nodeready.runs.stacks.document import Suspect
 from nodeready.runs.stacks.evidence import ranks_of
 from nodeready.subjects.gpus import xids
@@ -102,14 +101,6 @@ _OUTSIDE, _SIGNAL = (1, 2, 15), re.compile(r"got signal: (\d{1,2})\b")
 #: Seconds by which the ends that two launchers see may be in another order: torchrun reports whole
 #: seconds, and looks every 0.1 s.
 _SEEN_S = 1.1
-#: Seconds after a GPU's fault in which a program may still write the steps before it.
-_AFTER_FAULT_S = 60.0
-#: How often a worker is started again in vain.
-_RESTARTS_IN_VAIN = 3
-#: Lines after the end of a job, or after a connection that closes then, in which another lost one
-#: belongs to it; plain lines after an error in a log of unknown ranks from which on its rank went
-#: on.
-_END_LINES, _FURTHER_LINES = 20, 5
 
 
 def _steps(job: JobFailures, *states: str) -> tuple[list[SlurmStep], list[str]]:
@@ -127,123 +118,6 @@ def _last_lines(job: JobFailures, ranks: set[int], maximum: int = 3) -> list[str
         if stream.last and ranks & {job.finder.file_rank(file), stream.rank}
     ]  # fmt: skip
     return list(dict.fromkeys(lines))[:maximum]
-
-
-def survived(job: JobFailures) -> Finding | None:
-    """All that failed was survived: by Slurm, by the end of the log, by more steps after it."""
-    kinds = job.own_errors, job.reports, job.ended, job.lost, job.waited, job.consequences
-    failures = [f for kind in kinds for f in kind]
-    bad = [f for f in failures if not f.event.is_warning]
-    ends = {at: file.failures.facts.finished for at, file in enumerate(job.evidence.files)}
-    has_end = any(ends[at] for at in job.last_files)
-    # Steps go on after all failures, and nothing else reports an end.
-    ends_alone = [f for f in (*job.reports, *job.ended) if not f.event.steps_on]
-    is_ended = bool(ends_alone or job.evidence.kernel)
-    is_ended = is_ended or any(step.code or step.signal for step in job.evidence.steps)
-    closed = _closed(job, failures, ends, is_ended=is_ended)
-    # A log with nothing but warnings is judged by them; what the kernel killed beside a job that
-    # has ended well was not of it.
-    judged = bad or failures
-    is_beside = has_end or (not failures and _steps_after_faults(job))
-    is_beside = is_beside and bool(job.evidence.kernel) and not job.silent_ranks()
-    # A worker that is started again and again does not come.
-    is_rare = len([f for f in bad if f.event.has_phrase("restarts")]) < _RESTARTS_IN_VAIN
-    lengths = [sum(s.lines for s in file.failures.streams) for file in job.evidence.files]
-    #: The files of ranks whose last line is of a step: they were launched.
-    working = {
-        at for at, file in enumerate(job.evidence.files)
-        if ends[at] or any(PHRASES["step"].search(s.last) for s in file.failures.streams)
-    }  # fmt: skip
-    goes_on = has_end or (not is_ended and bool(working & job.last_files))
-    fatal = [
-        f for f in judged
-        # What no log says has no line: a core file.
-        if (f.file < 0 or f.event.line > ends.get(f.file, 0))
-        and (f.file in job.last_files or not goes_on)
-        and not (f.event.steps_on and not is_ended)
-        and not (f.event.source == NOT_LAUNCHED and not is_ended and (
-            # Who wants a pod tries again, and its log may be of several jobs.
-            (f.event.kind in ("environment", "limit") and working - {f.file})
-            or (f.event.kind == "limit" and job.logged)
-        ))
-        # A connection is tried again, or a worker started again, and the other lines of its file
-        # tell that it came.
-        and not (
-            (f.event.is_warning or (f.event.has_phrase("restarts") and is_rare))
-            and not is_ended
-            and f.file >= 0 and (
-                f.event.lines_after if f.event.role == WAITED
-                else lengths[f.file] - f.event.line
-            ) >= _FURTHER_LINES
-        )
-        and id(f) not in closed
-        and not (f.went_on or f.event.handled)
-        and not (f.event.went_on and f.event.lines_after >= _FURTHER_LINES)
-    ]  # fmt: skip
-    how = "its rank went on after it" if (judged or is_beside) and not fatal else ""
-    is_told = has_end or bool(closed)
-    how = "the log says afterwards that the job has ended well" if how and is_told else how
-    last = {step.step: step for step in job.evidence.steps}
-    numbers = {name: int(number) for name in last if (number := name.partition(".")[2]).isdigit()}
-    names = [name for name in last if "." not in name]
-    names += [max(numbers, key=lambda name: numbers[name])] if numbers else []
-    # A batch script may hide how its command ended; of a step, Slurm knows it.
-    hidden = [f for f in fatal if f.event.role in (REPORT, FAILED) and not ends.get(f.file)]
-    if names and (numbers or not hidden) and all(
-        (last[name].state, last[name].code, last[name].signal) == ("COMPLETED", 0, 0)
-        for name in names
-    ):  # fmt: skip
-        how = "Slurm: COMPLETED 0:0"
-    groups = equal_failures(bad)
-    text = "; ".join(f"{subject(g.ranks, g.nodes)}: {g.first.event.text}" for g in groups)
-    words = {"how": how, "seen": f"; seen and survived: {text[:MAX_TEXT]}" if text else ""}
-    return Finding(for_=lines_of(bad), words=words) if how else None
-
-
-def _closed(
-    job: JobFailures, failures: Sequence[RankFailure], ends: Mapping[int, int], *, is_ended: bool
-) -> set[int]:
-    """The ids of failures that are of the end of a job that has ended well: connections that close
-    right after a line that says so, or before one about a command; and those of another file.
-
-    ends: index of a file -> its last line that says so of the job, 0: none; is_ended: something
-    else reports an end
-    """
-    files = [file.failures for file in job.evidence.files]
-    outside = [f for f in failures if not (f.event.call or is_ended)]
-    noise = {
-        id(f) for f in failures
-        if f.event.role == LOST or f.event.is_warning or f.event.has_phrase("at-some-point")
-    }  # fmt: skip
-    commands = {
-        at: 0 if any(s.complaint for s in file.streams) else file.facts.command_ended
-        for at, file in enumerate(files)
-    }
-    closed = set[int]()
-    for rows, lines in ((failures, dict(ends)), (outside, commands)):
-        for f in sorted((f for f in rows if id(f) in noise), key=lambda f: f.event.line):
-            if 0 < lines.get(f.file, 0) >= f.event.line - _END_LINES:
-                lines[f.file] = max(f.event.line, lines[f.file])
-                closed.add(id(f))
-    # A job that runs later in the same directory is another one.
-    well = [s for at in job.last_files if ends[at] for s in files[at].streams]
-    last_s = max((s.last_s for s in well if s.last_s is not None), default=math.inf)
-    return closed | {
-        id(f) for f in outside
-        if well and not ends.get(f.file) and (id(f) in noise or f.event.kind == "network")
-        and (f.time_s or 0.0) <= last_s + _AFTER_FAULT_S
-    }  # fmt: skip
-
-
-def _steps_after_faults(job: JobFailures) -> bool:
-    """Whether each log with steps ends with one, long after the last fault of a kernel."""
-    last_s = max((f.time_s for f in job.evidence.kernel if f.time_s is not None), default=math.inf)
-    streams = [
-        s for file in job.evidence.files for s in file.failures.streams
-        if PHRASES["step"].search(s.last)
-    ]  # fmt: skip
-    ends = [s.last_s for s in streams if s.last_s is not None]
-    return bool(ends) and len(ends) == len(streams) and min(ends) > last_s + _AFTER_FAULT_S
 
 
 def out_of_memory(job: JobFailures) -> Finding | None:
@@ -671,27 +545,6 @@ def exit_status(job: JobFailures) -> Finding | None:
     lines = [f"Slurm: {s.step} {s.state} {s.code}:{s.signal}" for s in steps[:3]]
     words = {"error": f"{step.step} {step.state} with {how}"}
     return Finding(for_=lines, words=words, kind=kind, missing=("the logs of the ranks",))
-
-
-def complained(job: JobFailures) -> Finding | None:
-    """The last words of a log are of an error that no row explains, and no other log has steps."""
-    files, has_failed = job.evidence.files, any(step.code for step in job.evidence.steps)
-    rows = [(s, file) for file in files for s in file.failures.streams
-            if s.is_cut or (s.complaint and (has_failed or s.is_last))]  # fmt: skip
-    silent = [f for f in files if not any(s.is_cut or s.is_last for s in f.failures.streams)]
-    going = [s.last for file in silent for s in file.failures.streams]
-    is_well = any(file.failures.facts.finished for file in files)
-    if not rows or is_well or any(map(PHRASES["step"].search, going)):
-        return None
-    text = rows[0][0].complaint
-    ranks = {
-        rank for s, file in rows if s.complaint == text
-        for rank in [s.rank if s.rank is not None else job.finder.file_rank(file)]
-        if rank is not None
-    }  # fmt: skip
-    lines = [f"{file.failures.path}: {stream.complaint}" for stream, file in rows[:2]]
-    words = {"error": text[:MAX_TEXT]}
-    return Finding(ranks, job.nodes_of(ranks), lines, words=words, kind=meaning(text).kind)
 
 
 #: The rules in their order.

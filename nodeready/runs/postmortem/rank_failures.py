@@ -105,7 +105,7 @@ def deadly(errors: list[RankFailure], lost: Iterable[RankFailure]) -> list[RankF
 
 #: monitored_barrier names the rank that reports (ProcessGroupGloo.cpp).
 _BARRIER = re.compile(r"\bRank (\d{1,7}) (?:successfully reached|timed out in) monitoredBarrier")
-_ATTEMPT = re.compile(r"^(.*/)attempt_(\d{1,4})/")
+_ATTEMPT = re.compile(r"^(.*/)?attempt_(\d{1,4})/")
 #: The name that people give the output of ``kubectl logs --previous``; Slurm's words about a job
 #: that it will start again.
 _PREVIOUS = re.compile(r"\bprevious\.(?:log|txt|out)$")
@@ -126,12 +126,12 @@ def last_attempt(evidence: JobEvidence) -> frozenset[int]:
     last: dict[tuple[str, str], int] = {}
     for file, match in zip(evidence.files, matches, strict=True):
         if match:
-            key = file.node, match[1]
+            key = file.node, match[1] or ""
             last[key] = max(int(match[2]), last.get(key, 0))
     return frozenset(
         number
         for number, (file, match) in enumerate(zip(evidence.files, matches, strict=True))
-        if (int(match[2]) == last[file.node, match[1]] if match
+        if (int(match[2]) == last[file.node, match[1] or ""] if match
             else not (number in requeued or _PREVIOUS.search(file.failures.path)))
     )  # fmt: skip
 
