@@ -17,10 +17,6 @@ from nodeready.subjects.gpus.gpu import Gpu, Gpus, KernelFault
 #: The actions for faults of the node; the others need none, or are an application's.
 _NODE_ACTIONS = (xids.ISOLATE, xids.REBOOT, xids.RESET)
 _VENDOR = "open a case with the vendor if it comes back"
-_KEEP_LOG = (
-    "read the older lines by hand (/var/log/kern.log, a log server); from the next boot on: "
-    "systemd-journald, or log_buf_len=16M on the kernel's command line"
-)
 _MAX_CHARACTERS = 70
 _COST = loses_job(
     *("monitor", "configure", "reset_gpu", "reload_driver", "reboot", "replace"),
@@ -125,7 +121,6 @@ def _is_cleared(observed: Gpus, fault: KernelFault) -> bool:
     f"drain, then amd-smi reset --gpureset --gpu INDEX; {_VENDOR}",
     _VENDOR,
     *(rule.fix for rule in xids.RULES if rule.fix),
-    _KEEP_LOG,
 ))  # fmt: skip
 def kernel_faults(observed: Gpus, policy: Policy) -> Result:
     """The kernel has reported no fault of a GPU since the boot (policy xid_ignore).
@@ -133,7 +128,7 @@ def kernel_faults(observed: Gpus, policy: Policy) -> Result:
     A fault of the device fails, with the remedy of NVIDIA's Xid catalog or of amdgpu's message:
     isolate, reboot or reset. A fault to monitor, or from which the driver has recovered, warns. A
     fault that an application caused in itself (13, 31, 43, 45, a page fault) is not the node's. A
-    ring buffer that begins after the boot may have lost a fault: without a journal, a warning.
+    log that begins after the boot may have lost a fault: the answer says when the log begins.
     """
     if reason := findings.no_gpu_reason(observed):
         return kernel_faults.na(reason)
@@ -173,8 +168,6 @@ def kernel_faults(observed: Gpus, policy: Policy) -> Result:
     words = f"none{start_text}"
     if faults:
         words = f"only of applications{start_text}: {faults_in_words(observed, faults)}"
-    if start_text and log.detail.startswith("dmesg"):
-        return kernel_faults.warn(words, source, _KEEP_LOG, actions=("configure",))
     return kernel_faults.ok(words, source)
 
 

@@ -104,6 +104,14 @@ function read_line(  text, inside, key, size) {{
         if (match(text, /\[[0-9]+\]: (segfault at|bad frame in) /) && RSTART <= 16)
             users = substr($0, 1, length($0) - length(text))
     }}
+    # An oops is of the first module that its trace names.
+    if (oops && match($0, /[^ ]+[+]0x[0-9a-f]+.0x[0-9a-f]+ \[[a-z0-9_]+/) && !/ [?] /) {{
+        oops = 0
+        text = substr($0, RSTART, RLENGTH) "]"
+        sub(/^[0-9]+:/, "", text)
+        if (match(text, /\[(nvidia|amdgpu)/))
+            keep("oops", substr(text, RSTART + 1, 6) " driver: kernel oops in " text)
+    }} else if (/\[ end trace /) oops = 0
     if (!/NVRM|SXid|amdgpu|nvidia.*: probe |Uncorrect|DPC: |inaccessible|Nvlink Core/ &&
         !/recover .no error|qcm fence|The cp might|message .*ret is/ &&
         !/\[Hardware Error\]: .*(severity|device_id|section_type): / &&
@@ -167,13 +175,14 @@ function read_line(  text, inside, key, size) {{
         gsub(/0x[0-9a-fA-F]+|(scmd|sc)[(=][0-9a-f]+|OST[0-9a-f]+/, "#", key)
         gsub(/[] (:=,.#-][0-9]+/, "#", key)
         key = "hardware " named(text) key
+        if (text ~ /^(general |Internal error: )?({hardware_log.ROWS["oops"].words})/) oops = 1
         if (!(key in count) && hardware++ >= 150) more++
         else keep(key, text)
     }}
 }}
 # Returns whether the log was read. lines: those with a text
 function scan(command,  program, status, key, up, i) {{
-    lines = begins = kinds = more = hardware = starts = loaded = seen = 0
+    lines = begins = kinds = more = hardware = starts = loaded = seen = oops = 0
     record = lead = users = grave = said = ""
     split("", count); split("", recovered); split("", ring); split("", begun)
     while ((command | getline) > 0) read_line()
