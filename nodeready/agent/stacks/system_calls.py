@@ -78,11 +78,11 @@ class CallCounter:
             self._read(line.decode("utf-8", "replace"))
 
     def _read(self, line: str) -> None:
-        resumed, begun = _RESUMED.fullmatch(line), _CALL.fullmatch(line)
+        resumed, entered = _RESUMED.fullmatch(line), _CALL.fullmatch(line)
         if resumed and (key := self._unfinished.pop(resumed[1] or "", None)):
             self._add(key, line)
-        elif begun:
-            thread, call, arguments = begun[1] or "", begun[2], begun[3]
+        elif entered:
+            thread, call, arguments = entered[1] or "", entered[2], entered[3]
             named = _DESCRIPTOR.findall(_TEXT.sub('""', arguments))
             links = tuple((int(number[:9]), link) for number, link in dict.fromkeys(named))
             path = _TEXT.search(arguments) if not links else None
@@ -176,7 +176,9 @@ def _socket_owners(
     end, among these.
     """
     unix_peers = waits.unix_peers()
-    other_ends = {(peer or unix_peers.get(own, ""), own): (own, peer) for own, peer in pairs}
+    other_ends = {
+        (peer or unix_peers.get(address, ""), address): (address, peer) for address, peer in pairs
+    }
 
     def probe(pid: int) -> list[tuple[str, str]]:
         with contextlib.suppress(OSError):
@@ -202,7 +204,9 @@ def _rows(pid: int, counts: Counter[_Key], near: Sequence[int]) -> list[CallCoun
     )
     calls = {at: waits.WaitCall(*row) for at, row in answers.items() if row is not HANGS}
     # A fork's answer has lists.
-    sockets = {at: [(own, peer) for own, peer in call.sockets] for at, call in calls.items()}
+    sockets = {
+        at: [(address, peer) for address, peer in call.sockets] for at, call in calls.items()
+    }
     inodes = [inode for call in calls.values() for _, inode, _ in call.pipes]
     pipe_ends = waits.find_pipe_ends(inodes, [pid, *near[:_MAX_NEAR]], deadline)
     pairs = {pair for row in sockets.values() for pair in row}

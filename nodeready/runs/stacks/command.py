@@ -164,8 +164,8 @@ def _capture_stacks(
         for problem in unwind(captured, ask, group_traces(None)):
             tell.say(problem)
     if options.syscalls and captured.complete:
-        found = group_traces(None)
-        for problem in count_system_calls(captured, ask, found, options.syscalls):
+        stacks = group_traces(None)
+        for problem in count_system_calls(captured, ask, stacks, options.syscalls):
             tell.say(problem)
     stacks = with_launchers(group_traces(directory), captured)
     keep_gaps(nodes, tell, stacks.gaps, complete=captured.complete)
