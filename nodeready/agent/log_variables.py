@@ -21,7 +21,7 @@ from nodeready.agent.witnesses.environment import NAMES
 from nodeready.core import wire
 
 #: Maximum variables and addresses of a file, and characters of a value and of a line.
-_MAX_VARIABLES, _MAX_ADDRESSES, _MAX_VALUE, _MAX_LINE = 1000, 64, 200, 2000
+_MAX_VARIABLES, _MAX_ADDRESSES, _MAX_VALUE, _MAX_LINE = 1000, 256, 200, 2000
 _NAME = rf"(?P<name>NCCL_[A-Z0-9_]{{1,48}}|{'|'.join(NAMES)})"
 _SET = re.compile(rf"NCCL INFO {_NAME} set (?:by environment )?to (?P<value>.{{1,200}}?)\s*$")
 _ASSIGNED = re.compile(
@@ -32,8 +32,11 @@ _STORE = re.compile(
     r"(?:\(([\w.:-]{1,253}), |\[([\w.:-]{1,253})\]:|host ([\w.-]{1,253}):)(\d{1,5})\b"
 )
 _TORCHRUN = re.compile(r"^\s*master_(addr|port)=(\S{1,253})\s*$")
-#: The address that NCCL tells its peers.
-_ADDRESS = re.compile(r"(?:Bootstrap ?: Using|OOB) \S{1,40}?:([0-9a-fA-F.:]{2,45})(?:%\w{1,32})?<")
+#: The address that NCCL tells its peers, with the name of the node before it.
+_ADDRESS = re.compile(
+    r"(?:([\w.-]{1,253}):\d{1,9}:\d{1,9} \[\d{1,3}\] NCCL INFO .{0,80})?"
+    r"(?:Bootstrap ?: Using|OOB) \S{1,40}?:([0-9a-fA-F.:]{2,45})(?:%\w{1,32})?<"
+)
 _VERSION = re.compile(r"\bNCCL version ?:? ?(\d{1,3}\.\d{1,4}\.\d{1,4})")
 #: ``pid 4711``, ``pid=4711``, ``PID: 4711``; of NCCL's lines, ``gpu1:4711:4720 [0] NCCL INFO``.
 _PID = re.compile(
@@ -92,7 +95,8 @@ class LogFacts:
 
     variables: tuple[LogVariable, ...] = ()  # the last value of each
     nccl: wire.Name = ""  # the version of NCCL; "": not known
-    addresses: tuple[wire.Name, ...] = ()  # of the node, that NCCL tells its peers
+    # those that NCCL tells its peers, each with the name of its node: ``10.0.0.4 gpu4``
+    addresses: tuple[wire.Name, ...] = ()
     pids: tuple[LogPid, ...] = ()  # the first ones
     finished: wire.Number = 0  # the last line that says that the job has ended well; 0: none
     own_ranks: tuple[wire.Number, ...] = ()  # that lines without a prefix say of their writer
@@ -126,7 +130,7 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
         if not version and (match := _VERSION.search(origin.text)):
             version = match[1]
         if (match := _ADDRESS.search(origin.text)) and len(addresses) < _MAX_ADDRESSES:
-            addresses.setdefault(match[1])
+            addresses.setdefault(f"{match[2]} {match[1] or ''}".strip()[:_MAX_VALUE])
         for name, value in _shown(origin.text):
             if len(variables) < _MAX_VARIABLES or (origin.key, name) in variables:
                 host, rank, local_rank = origin.key

@@ -53,6 +53,8 @@ _MAX_PROCESSES = 2
 _MAX_BRANCHES, _MAX_DEPTH = 4, 5
 #: Maximum child processes of a group, its variables, and its different texts.
 _MAX_CHILDREN, _MAX_LOCALS, _MAX_TEXTS = 3, 8, 3
+#: Maximum system calls of a group.
+_MAX_CALLS = 6
 #: Maximum reasons for and against the first suspect, and statements of one witness.
 _MAX_REASONS, _MAX_STATEMENTS = 2, 2
 #: Columns of a role and of a witness's name.
@@ -202,6 +204,7 @@ class _StacksTable(TableLayout):
             yield self.fit(self.detail(("waits in ", "dim"), (_few(named), "dim")))
         yield from self.children(group)
         yield from self.locals(group)
+        yield from self.system_calls(group)
         if group.hint:
             yield self.sentence("hint: ", (with_inventory(group.hint, self.inventory), "cyan"))
 
@@ -248,6 +251,19 @@ class _StacksTable(TableLayout):
             yield self.fit(self.detail(("local ", "dim"), sanitise(text, MAX_TEXT)))
         if group.locals[maximum:]:
             hidden = counted(len(group.locals) - maximum, "more variable")
+            yield self.detail((f"{hidden} (-v shows them)", "dim"))
+
+    def system_calls(self, group: Group) -> Iterator[StyledLine]:
+        """The system calls, which are counted on request."""
+        maximum = len(group.system_calls) if self.verbose else _MAX_CALLS
+        for row in group.system_calls[:maximum]:
+            owner = f"  {ranks(row.ranks, _RANKS)}" if set(row.ranks) != set(group.ranks) else ""
+            rate = row.calls / (row.seconds or 1)
+            text = f"{rate:,.0f}/s  {row.call}" if row.call else "none: it computes"
+            objects = f"  {sanitise(row.object, _LONG)}" if row.object else ""
+            yield self.fit(self.detail(("calls ", "dim"), f"{sanitise(text)}{objects}{owner}"))
+        if group.system_calls[maximum:]:
+            hidden = counted(len(group.system_calls) - maximum, "more system call")
             yield self.detail((f"{hidden} (-v shows them)", "dim"))
 
     def short(self, group: Group, number: int) -> StyledLine:

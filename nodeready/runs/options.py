@@ -347,6 +347,10 @@ class StacksOptions(TargetOptions):
     native: bool = flag(
         "--native", "Also C and C++ frames of some ranks; pauses each for seconds."
     )
+    syscalls: Given[Span | None, float | None] = span(
+        "--syscalls", 1, 60, "Also count the suspects' system calls: strace slows them.",
+        value=None,
+    )  # fmt: skip
     locals_: bool = flag("--locals", "Also variables of the innermost calls, without secrets.")
     dump: bool = flag("--dump", "Have the ranks write PyTorch's flight recorder now.")
     ras: bool = flag("--ras", "Ask NCCL's RAS port even in versions in which that crashed jobs.")

@@ -39,6 +39,7 @@ from nodeready.agent.stacks.ranks import (
     owner_of,
     program,
 )
+from nodeready.agent.stacks.system_calls import CallCount
 from nodeready.agent.witnesses import logs
 
 # --- One process that is probed: its facts and dumps, and whether py-spy may read it now.
@@ -113,6 +114,8 @@ class StackTarget:
     witnesses: dict[str, Any] = field(default_factory=dict)
     thread_rows: list[threads.Row] = field(default_factory=list)  # of its further threads
     work: str = ""  # its own, or of its descendants, between the samples (`set_work`)
+    system_calls: Sequence[CallCount] = ()  # on request
+    traced_s: float = 0.0  # the seconds in which these calls were counted
 
     def __post_init__(self) -> None:
         self.add_note(self.rank.note)
@@ -244,6 +247,8 @@ class StackTarget:
             "untimed": self.is_untimed,
             "ends": self.ends,
             "work": self.work,
+            "system_calls": list(map(vars, self.system_calls)),
+            "traced_s": self.traced_s,
         }
 
 

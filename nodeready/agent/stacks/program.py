@@ -33,6 +33,7 @@ from nodeready.agent.stacks import (
     processes,
     py_spy,
     ranks,
+    system_calls,
     threads,
     waits,
 )
@@ -99,6 +100,8 @@ _DESCENDANTS_S = 1.0
 #: Seconds without a step after which one more sample of a rank that stands tells nothing: few jobs
 #: have longer steps.
 _STOOD_S = 60.0
+#: The beginning of the note on a process whose system calls were not counted.
+NO_SYSTEM_CALLS = "no system calls: "
 _NO_TIME_LEFT = "no time left: the stacks of other descendants took it"
 #: Maximum characters of all frames of one owner that are kept for the answer.
 _MAX_CHARACTERS = 64 << 20
@@ -120,6 +123,8 @@ class StacksConfig:
     interval_s: float = 2.0  # likewise
     native: tuple[int, ...] = ()  # only take the native stacks of these processes, one at a time
     native_threads: tuple[int, ...] = ()  # and those of these threads of theirs
+    # only count the system calls of the processes `pids`, for these seconds each; 0: do not
+    syscalls_s: float = 0.0
     # its path; if that is missing, the session's py-spy is used
     py_spy: str = "/usr/local/bin/py-spy"
     user: str = ""  # only this user's processes; "": those of all users
@@ -295,6 +300,8 @@ def _snapshot(
     if config.native:
         path = py_spy.find(config.py_spy)
         _take_native_stacks(supervisor, path, targets, config.native_threads)
+    elif config.syscalls_s:
+        _count_system_calls(supervisor, config.syscalls_s, targets, scanned)
     elif config.samples:
         trace["witnesses"], trace["interval_s"] = _capture(supervisor, config, targets, scanned)
     _observe(supervisor, targets)
@@ -657,6 +664,27 @@ def _take_native_threads(
             target.thread_rows.append((wait, 1))
             if may_be_stopped:
                 _resume(supervisor, target)
+
+
+def _count_system_calls(
+    supervisor: ProcessSupervisor,
+    seconds: float,
+    targets: Sequence[StackTarget],
+    scanned: Sequence[processes.ScannedProcess],
+) -> None:
+    """Count the system calls of the targets, one after the other."""
+    for target in targets:
+        _observe(supervisor, [target])
+        reason = target.refusal(os.geteuid(), native=True)
+        if not reason and supervisor.left_s < seconds + system_calls.MARGIN_S:
+            reason = NO_TIME
+        if not reason:
+            uid = target.rank.process.uid
+            near = [process.pid for process in scanned if process.uid == uid]
+            target.system_calls, target.traced_s, reason = system_calls.count(
+                supervisor, target.pid, seconds, near
+            )
+        target.add_note(reason and f"{NO_SYSTEM_CALLS}{reason}")
 
 
 def _resume(supervisor: ProcessSupervisor, target: StackTarget) -> None:

@@ -122,6 +122,17 @@ def probe_descriptor(pid: int, call: int, descriptor: int) -> list[Any] | None:
     return _WaitingThread(pid, [descriptor], "").call(verb, kind) if kind == "fd" else None
 
 
+def probe_links(pid: int, verb: str, links: Sequence[tuple[int, str]]) -> list[Any]:
+    """What `probe_thread` returns of a call with these descriptors, each with its link."""
+    thread = _WaitingThread(pid, (), "")
+    for number, link in links:
+        if link == "anon_inode:[eventpoll]":
+            thread.add_polled(number)
+        else:
+            thread.add_link(link, verb)
+    return [verb, thread.objects, thread.pipes, 0, False, True, thread.sockets, ""]
+
+
 def _c_int(value: int) -> int:
     """A C int in a register."""
     value &= 0xFFFFFFFF
@@ -240,9 +251,11 @@ class _WaitingThread:
     def _descriptor(self, number: int, verb: str, end: str = "") -> str:
         """Add the object of a descriptor; a more exact verb, or ""."""
         link = self._link(f"fd/{number}")
+        return self.add_link(link, verb, end) if link else ""
+
+    def add_link(self, link: str, verb: str, end: str = "") -> str:
+        """Add the object of a descriptor with this link; a more exact verb, or ""."""
         kind, _, inode = link.partition(":[")
-        if not link:
-            return ""
         if kind == "pipe":
             if not end:
                 end = "r" if verb in ("write", "splice") else "w"
@@ -308,12 +321,17 @@ class _WaitingThread:
                 )
                 descriptors += [(number, end) for number in range(count) if bits >> number & 1]
         else:
-            text = contents(f"/proc/{self.pid}/fdinfo/{_c_int(self.arguments[0])}")
-            for number, mask in re.findall(r"^tfd:\s+(\d+) events:\s+([0-9a-f]+)", text, re.M):
-                descriptors.append((int(number), _awaited_end(int(mask, 16))))
+            self.add_polled(_c_int(self.arguments[0]))
         for number, end in descriptors[:_MAX_POLLED]:
             if number >= 0:
                 self._descriptor(number, kind, end)
+
+    def add_polled(self, descriptor: int) -> None:
+        """Add the objects of an epoll(7)."""
+        text = contents(f"/proc/{self.pid}/fdinfo/{descriptor}")
+        rows = re.findall(r"^tfd:\s+(\d+) events:\s+([0-9a-f]+)", text, re.M)
+        for number, mask in rows[:_MAX_POLLED]:
+            self._descriptor(int(number), "epoll", _awaited_end(int(mask, 16)))
 
 
 def _awaited_end(events: int) -> str:
@@ -603,24 +621,28 @@ _PREPOSITIONS = {"connect": "to", "write": "to", "send": "to", "recv": "from"}
 
 def phrase(pid: int, call: WaitCall, pipe_ends: PipeEnds, locks: str) -> str:
     """What a process waits for, one line, as in ``read of /data/shard-5 (nfs4)``."""
-    objects = list(call.objects)
-    for index, inode, end in call.pipes:
-        if index >= 0:
-            objects[index] = _pipe(pid, inode, end, pipe_ends)
     if call.child > 0:
         return f"wait for child {process_title(call.child)}"
     if call.child:
         return "wait for any child"
-    names = list(dict.fromkeys(objects))
-    text = call.verb
+    text, names = call.verb, object_names(pid, call, pipe_ends)
     if names:
-        preposition = _PREPOSITIONS.get(call.verb, "of")
-        suffix = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        text += f" {preposition} {', '.join(names[:_NAMED])}{suffix}"
+        text += f" {_PREPOSITIONS.get(call.verb, 'of')} {names}"
     if call.lock:
         holder = lock_holder(locks, pid)
         text += f", held by pid {process_title(holder)}" if holder else ""
     return text
+
+
+def object_names(pid: int, call: WaitCall, pipe_ends: PipeEnds) -> str:
+    """The objects of a call; "": it names none."""
+    objects = list(call.objects)
+    for index, inode, end in call.pipes:
+        if index >= 0:
+            objects[index] = _pipe(pid, inode, end, pipe_ends)
+    names = list(dict.fromkeys(objects))
+    suffix = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + suffix
 
 
 def _pipe(pid: int, inode: int | str, end: str, pipe_ends: PipeEnds) -> str:

@@ -8,7 +8,7 @@ The lines are those of NCCL_DEBUG=INFO and WARN, of NCCL 2.4 to 2.32 and of RCCL
 A line names its process. The line with ``rank`` joins the process with a rank: the rank in the
 process's largest communicator, which is the global rank unless the log shows only parts of a job.
 
-Sources: NVIDIA/nccl src/debug.cc, init.cc, transport/net.cc, net_ib.cc, net_socket.cc,
+Sources: NVIDIA/nccl src/debug.cc, init.cc, enqueue.cc, transport/net.cc, net_ib.cc, net_socket.cc,
 graph/topo.cc, plugin/; ROCm/rccl src/init.cc; aws/aws-ofi-nccl src/nccl_ofi_net.cpp; recorded
 lines beside the test.
 """
@@ -16,6 +16,7 @@ lines beside the test.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +25,8 @@ from nodeready.agent.witnesses import nccl_errors
 
 #: Maximum ranks of a log, errors of a rank, HCAs of a rank; characters of a text.
 MAX_RANKS, MAX_ERRORS, MAX_HCAS, MAX_TEXT = 1024, 12, 32, 200
+#: The last calls of a rank that are kept; maximum choices of an algorithm.
+KEPT_CALLS, _MAX_CHOICES = 64, 16
 #: The states of a rank's largest communicator, in order.
 STATES = ("", "init", "ready", "aborted", "ended")
 
@@ -64,6 +67,13 @@ class NcclRank:
     profiler: str = ""  # likewise
     state: str = ""  # of the communicator, one of STATES
     completed: str = ""  # the last collective, by the NCCL Inspector (`last_collective`)
+    # the last collectives of its largest communicator (NCCL_DEBUG_SUBSYS with COLL): opCount,
+    # which call of that opCount, and the call: ``AllReduce of 1024 float32``; and its number of
+    # ranks. () where several communicators are as large
+    calls: tuple[tuple[int, int, str], ...] = ()
+    calls_size: int = 0
+    # collective, algorithm and protocol (NCCL_DEBUG_SUBSYS with TUNING): ``AllReduce RING LL128``
+    choices: tuple[str, ...] = ()
     errors: tuple[NcclError, ...] = ()  # the first of each kind, in order
 
 
@@ -102,6 +112,20 @@ _BOOTSTRAP = re.compile(r"Bootstrap ?: Using " + _INTERFACE)
 _OUT_OF_BAND = re.compile(r"\bOOB " + _INTERFACE)
 _HCAS = re.compile(r"NET/IB ?: Using ")
 _HCA = re.compile(r"\[\d{1,3}\]([\w.+-]{1,64}:\d{1,3}/[A-Za-z]{1,16})")
+_CALL = re.compile(
+    r"(\w{1,40}): opCount ([0-9a-f]{1,16}) sendbuff \S{1,40} recvbuff \S{1,40} count (\d{1,18}) "
+    r"datatype (\d{1,3}) op \d{1,10} root (-?\d{1,7}) comm (0x[0-9a-f]{1,16}) \[nranks=(\d{1,7})\]"
+)
+#: The names of ncclDataType_t (nccl.h.in), by number.
+_TYPES = (
+    "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
+    "bfloat16", "float8e4m3", "float8e5m2",
+)  # fmt: skip
+#: With a name from NCCL 2.24 on; before that, the numbers of the algorithm and protocol.
+_CHOICE = re.compile(r"(?:(\w{1,40}): )?\d{1,18} Bytes -> Algo (\w{1,20}) proto (\w{1,20})\b")
+_BEST = re.compile(r"Best tuning, algorithm, (\w{1,20}), protocol, (\w{1,20})")
+_ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+_PROTOCOLS = ("LL", "LL128", "SIMPLE")
 _GDR = re.compile(r"GPU Direct RDMA (Enabled|Disabled)\b")
 _VERSION = re.compile(r"\b([NR]CCL) version ?:? ?(\d[\w.+:-]{1,60})")
 _HIP = re.compile(r"\bHIP version *: *([\w.]{1,40})")
@@ -182,6 +206,9 @@ class _ProcessFacts:
     channels: int | None = None
     nvls: int | None = None
     errors: dict[str, NcclError] = field(default_factory=dict)
+    # (ranks of the communicator, its address) -> the last calls
+    calls: dict[tuple[int, str], deque[tuple[int, int, str]]] = field(default_factory=dict)
+    choices: dict[str, None] = field(default_factory=dict)
 
     def merged(self, other: _ProcessFacts) -> _ProcessFacts:
         """Both; this one's values come first."""
@@ -195,7 +222,33 @@ class _ProcessFacts:
             other.channels if self.channels is None else self.channels,
             other.nvls if self.nvls is None else self.nvls,
             {**self.errors, **other.errors},
+            {**other.calls, **self.calls},
+            {**self.choices, **other.choices},
         )
+
+    def add_call(self, match: re.Match[str]) -> None:
+        """Add a call of a collective. Sends and receives differ between ranks."""
+        name, number, count, kind, root, comm, size = match.groups()
+        key = int(size), comm
+        if name in ("Send", "Recv") or (key not in self.calls and len(self.calls) >= 64):
+            return
+        calls = self.calls.setdefault(key, deque(maxlen=KEPT_CALLS))
+        operation = int(number, 16)
+        place = calls[-1][1] + 1 if calls and calls[-1][0] == operation else 0
+        type_name = _TYPES[int(kind)] if int(kind) < len(_TYPES) else f"type {kind}"
+        text = f"{name} of {count} {type_name}"
+        if name in ("Broadcast", "Reduce", "Gather", "Scatter"):
+            text += f", root {root}"
+        calls.append((operation, place, text))
+
+    def add_choice(self, name: str, algorithm: str, protocol: str) -> None:
+        """Add an algorithm and a protocol, by name or number."""
+        words = [name] if name else []
+        for word, names in ((algorithm, _ALGORITHMS), (protocol, _PROTOCOLS)):
+            is_number = word.isdecimal() and int(word) < len(names)
+            words.append(names[int(word)] if is_number else word.upper())
+        if len(self.choices) < _MAX_CHOICES:
+            self.choices.setdefault(" ".join(words))
 
 
 @dataclass
@@ -252,7 +305,14 @@ class _LogReader:
 
     def _read_text(self, process: _Process, facts: _ProcessFacts, device: int, text: str) -> None:
         texts = facts.texts
-        if match := _CHANNEL.search(text):
+        if ": opCount " in text:
+            if match := _CALL.search(text):
+                facts.add_call(match)
+        elif match := _CHOICE.search(text):
+            facts.add_choice(match[1] or "", match[2], match[3])
+        elif match := _BEST.search(text):
+            facts.add_choice("", match[1], match[2])
+        elif match := _CHANNEL.search(text):
             source, target, direction, words = match.groups()
             if len(facts.transports) < 16:
                 facts.transports.setdefault(transport(words))
@@ -350,6 +410,8 @@ class _LogReader:
         own_name = texts.get("network", "")
         if not plugin and own_name and own_name not in ("IB", "Socket"):
             plugin = own_name
+        size = max((ranks for ranks, _ in facts.calls), default=0)
+        calls = [calls for (ranks, _), calls in facts.calls.items() if ranks == size]
         names = ("provider", "gid", "tuner", "profiler")
         further: dict[str, Any] = {name: texts.get(name, "") for name in names}
         return replace(
@@ -366,6 +428,9 @@ class _LogReader:
             channels=facts.channels,
             nvls=facts.nvls,
             **further,
+            calls=tuple(calls[0]) if len(calls) == 1 else (),
+            calls_size=size,
+            choices=tuple(facts.choices),
             errors=tuple(facts.errors.values())[:MAX_ERRORS],
         )
 

@@ -52,7 +52,7 @@ from nodeready.runs.postmortem.findings import (
     undecided,
 )
 from nodeready.runs.postmortem.hangs import hang
-from nodeready.runs.postmortem.links import fabric
+from nodeready.runs.postmortem.links import fabric, refusals
 from nodeready.runs.postmortem.own_errors import (
     WENT_ON,
     earlier_error,
@@ -494,7 +494,7 @@ def consequence(job: JobFailures) -> Finding | None:
 
 def lost_peers(job: JobFailures) -> Finding | None:
     """Every rank lost a peer."""
-    missing = ("the log of the rank that ended first, its exit status",)
+    missing = (*refusals(job), "the log of the rank that ended first, its exit status")
     errors = job.losses or job.lost
     if not errors:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from nodeready.agent.witnesses import nccl_errors
@@ -77,8 +78,28 @@ def _mutual(job: JobFailures) -> list[tuple[RankFailure, str, str]]:
     return rows if is_mutual else []
 
 
-def _links(job: JobFailures, failures: Sequence[RankFailure]) -> list[tuple[str, str]]:
-    """The pairs of nodes between which the errors are; a peer that is not known by address."""
+def refusals(job: JobFailures) -> list[str]:
+    """The nodes that refuse connections, most refusals first, with what leaves them out."""
+    node_of, refused = _node_of_address(job), Counter[str]()
+    for failure, *_ in _errors(job, ("connect-refused",)):
+        if peer := _PEER.search(failure.event.text):
+            refused[peer[2] or peer[1]] += 1
+    texts = []
+    for address, count in refused.most_common(3):
+        node = node_of.get(address, "")
+        fix = (
+            f"without it: `srun --exclude={node}`"
+            if node
+            else f"its name: `getent hosts {address}`"
+        )
+        name = f"{node} ({address})" if node else address
+        times = counted(count, "connection")
+        texts.append(f"{name} refused {times}: see what has ended there; {fix}")
+    return texts
+
+
+def _node_of_address(job: JobFailures) -> dict[str, str]:
+    """Address -> the node that has it, by the nodes' interfaces and by NCCL's lines."""
     node_of = {
         text.partition("/")[0]: node
         for node, facts in job.evidence.environment_facts.items()
@@ -86,7 +107,16 @@ def _links(job: JobFailures, failures: Sequence[RankFailure]) -> list[tuple[str,
         for text in interface.addresses or ()
     }
     for file in job.evidence.files:
-        node_of |= dict.fromkeys(file.failures.facts.addresses if file.node else (), file.node)
+        for text in file.failures.facts.addresses:
+            address, _, host = text.partition(" ")
+            if name := file.node or host:
+                node_of[address] = name
+    return node_of
+
+
+def _links(job: JobFailures, failures: Sequence[RankFailure]) -> list[tuple[str, str]]:
+    """The pairs of nodes between which the errors are; a peer that is not known by address."""
+    node_of = _node_of_address(job)
     ends = [(f, _LOCAL.search(f.event.text), _PEER.search(f.event.text)) for f in failures]
     node_of |= {local[1]: f.node for f, local, _ in ends if local and f.node}
     links: dict[tuple[str, str], None] = {}

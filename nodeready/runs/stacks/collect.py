@@ -9,14 +9,16 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Any
 
 from nodeready.agent.asking import INTERRUPT, Answer, Asks, Request, new_nonce, request
-from nodeready.agent.stacks import program
+from nodeready.agent.stacks import program, system_calls
 from nodeready.agent.stacks.processes import FAMILIES
 from nodeready.agent.stacks.program import StacksConfig
 from nodeready.agent.stacks.py_spy import ENDED_INTERPRETER, NATIVE_LIMIT_S, NO_CALL, NOT_PYTHON
 from nodeready.agent.stacks.ranks import CLAIMS, LAUNCHER, claim_note
+from nodeready.agent.stacks.system_calls import CallCount
 from nodeready.core import wire
 from nodeready.core.base import ProbeError
 from nodeready.core.exit_codes import Refused
@@ -34,6 +36,7 @@ from nodeready.core.outcome import (
 from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.fleet.inventory.slurm import JobPlacement
+from nodeready.runs.stacks.classify import Links, Place
 from nodeready.runs.stacks.document import Group, Rank, Stacks, say
 from nodeready.runs.stacks.trace import Trace, TracedProcess, TraceError, read
 
@@ -61,6 +64,10 @@ class Captured:
     # nodes with processes that claim the job and are no ranks of it; after `traces`
     claimants: list[str] = field(default_factory=list)
 
+    def first_trace(self, name: str) -> Trace:
+        """The trace of a node with its additions. Raises GapError if it has none."""
+        return self.corrected.get(name) or trace_of(name, self.answers[name], self.config.nonce)
+
     def traces(self) -> Iterator[Trace]:
         """Every node's trace, one at a time, under its name in the inventory."""
         self.gaps.clear()
@@ -71,9 +78,7 @@ class Captured:
                 self.gaps[name] = Gap(FAILED, "no answer") if self.complete else INTERRUPT
                 continue
             try:
-                trace = self.corrected.get(name) or trace_of(
-                    name, self.answers[name], self.config.nonce
-                )
+                trace = self.first_trace(name)
             except GapError as end:
                 self.gaps[name] = end.gap
                 continue
@@ -229,35 +234,42 @@ def unwind(captured: Captured, ask: Asks, stacks: Stacks) -> list[str]:
     """
     pids = choose_native(stacks)
     longest = max(map(len, pids.values()), default=0)
-    config = replace(
-        captured.config, nonce=new_nonce(), limit_s=2 * (NATIVE_LIMIT_S + 2) * longest
-    )
-    second = Captured(config, list(pids))
-    requests = {
-        name: request_for(
-            name,
-            replace(
-                config,
-                native=tuple(numbers),
-                native_threads=tuple(
-                    odd.thread for odd in stacks.odd_threads if odd.node == name and odd.thread
-                ),
+    config = replace(captured.config, limit_s=2 * (NATIVE_LIMIT_S + 2) * longest)
+    configs = {
+        name: replace(
+            config,
+            native=tuple(numbers),
+            native_threads=tuple(
+                odd.thread for odd in stacks.odd_threads if odd.node == name and odd.thread
             ),
         )
         for name, numbers in pids.items()
     }
-    add_answers(second, ask, "native", requests)
-    captured.complete = second.complete
+    second = _second_round(captured, ask, "native", configs)
     problems = []
     for trace in second.traces():
         name = trace.node
-        first = trace_of(name, captured.answers[name], captured.config.nonce)
+        first = captured.first_trace(name)
         captured.corrected[name], missing = merged(first, trace, pids[name])
         problems += [
             f"{name}: no native stack of process {pid}: {reason}" for pid, reason in missing
         ]
     problems += [f"{name}: no native stacks: {gap.reason}" for name, gap in second.gaps.items()]
     return problems
+
+
+def _second_round(
+    captured: Captured, ask: Asks, activity: str, configs: Mapping[str, StacksConfig]
+) -> Captured:
+    """The answers of these nodes to a further question."""
+    nonce = new_nonce()
+    second = Captured(replace(captured.config, nonce=nonce), list(configs))
+    requests = {
+        name: request_for(name, replace(config, nonce=nonce)) for name, config in configs.items()
+    }
+    add_answers(second, ask, activity, requests)
+    captured.complete = second.complete
+    return second
 
 
 def merged(
@@ -303,6 +315,78 @@ def _native_error(process: TracedProcess | None) -> str:
     if process is None:
         return "it has ended"
     return process.note.removeprefix("no native stack: ") or "py-spy gave none"
+
+
+# --- A further round: the system calls of the suspects, which strace slows down meanwhile.
+
+#: Maximum processes whose system calls are counted.
+MAX_COUNTED = 8
+
+
+def count_system_calls(
+    captured: Captured, ask: Asks, stacks: Stacks, seconds: float
+) -> Iterator[str]:
+    """Count the system calls of the suspects, without any those of the processes that spin, or
+    those of the processes of --pid, and put them into the traces. Yields the reasons for missing
+    counts, one line each.
+    """
+    suspects = stacks.verdict.suspects if stacks.verdict else ()
+    ranks = {rank for suspect in suspects for rank in suspect.ranks}
+    chosen = [
+        row
+        for row in stacks.processes
+        if captured.config.pids
+        or (row.rank in ranks if ranks else stacks.groups[row.group].verdict == "spinning")
+    ]
+    if not chosen:
+        yield "--syscalls: the verdict names no rank, and none spins; choose one with --pid"
+    elif len(chosen) > MAX_COUNTED:
+        yield f"--syscalls: of {MAX_COUNTED} of {len(chosen)} processes"
+    pids_of: dict[str, list[int]] = {}
+    for row in chosen[:MAX_COUNTED]:
+        pids_of.setdefault(row.node, []).append(row.pid)
+    each_s = ceil(seconds + 2 * system_calls.MARGIN_S)
+    configs = {
+        name: replace(
+            captured.config, pids=tuple(pids), syscalls_s=seconds, limit_s=each_s * (len(pids) + 1)
+        )
+        for name, pids in pids_of.items()
+    }
+    second = _second_round(captured, ask, "system calls", configs)
+    links, rank_of = Links(), {(row.node, row.pid): row.rank for row in stacks.processes}
+    for trace in captured.traces():
+        for process in trace.processes:
+            links.read(trace.node, process)
+    for trace in second.traces():
+        name, by_pid = trace.node, {process.pid: process for process in trace.processes}
+        for pid in pids_of[name]:
+            if pid not in by_pid or not by_pid[pid].system_calls:
+                note = by_pid[pid].note if pid in by_pid else "it has ended"
+                reason = note.rpartition(program.NO_SYSTEM_CALLS)[2]
+                yield f"{name}: no system calls of process {pid}: {reason}"
+        for process in by_pid.values():
+            process.system_calls = tuple(
+                _with_rank(call, name, links, rank_of) for call in process.system_calls
+            )
+        first = captured.first_trace(name)
+        for process in first.processes:
+            if counted_process := by_pid.get(process.pid):
+                process.system_calls = counted_process.system_calls
+                process.traced_s = counted_process.traced_s
+        captured.corrected[name] = first
+    for name, gap in second.gaps.items():
+        yield f"{name}: no system calls: {gap.reason}"
+
+
+def _with_rank(
+    call: CallCount, node: str, links: Links, rank_of: Mapping[Place, int | None]
+) -> CallCount:
+    """The call with the rank at the other end of its connection."""
+    place = links.owner(node, call.peer) if call.peer else None
+    rank = rank_of.get(place) if place else None
+    if place is None or rank is None:
+        return call
+    return replace(call, object=f"{call.object}, rank {rank} on {place[0]}")
 
 
 # --- The search: conditions on a process, and the message where none was found.

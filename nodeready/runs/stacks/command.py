@@ -19,6 +19,7 @@ from nodeready.runs.stacks.collect import (
     LONGER_S,
     Captured,
     capture,
+    count_system_calls,
     no_ranks_reason,
     program_config,
     unwind,
@@ -44,9 +45,10 @@ def run(inventory: str | None, options: StacksOptions, tell: Tell, render: Rende
     Raises Refused.
     """
     config = _program_config(inventory, options)
-    asks = options.native or options.locals_ or options.dump or options.ras
+    asks = options.native or options.syscalls or options.locals_ or options.dump or options.ras
     if options.source is not None and asks:
-        raise Refused("--from: asks no node; remove --native, --locals, --dump and --ras")
+        words = "--native, --syscalls, --locals, --dump and --ras"
+        raise Refused(f"--from: asks no node; remove {words}")
     directory = None if options.output is None else trace.prepare(options.output)
     if options.source is not None:
         stacks = _read_archive(options, directory)
@@ -157,9 +159,13 @@ def _capture_stacks(
             complete=captured.complete,
         )
 
+    ask = ask_with_progress(nodes.transport, tell)
     if options.native and captured.complete:
-        ask = ask_with_progress(nodes.transport, tell)
         for problem in unwind(captured, ask, group_traces(None)):
+            tell.say(problem)
+    if options.syscalls and captured.complete:
+        stacks = group_traces(None)
+        for problem in count_system_calls(captured, ask, stacks, options.syscalls):
             tell.say(problem)
     stacks = with_launchers(group_traces(directory), captured)
     keep_gaps(nodes, tell, stacks.gaps, complete=captured.complete)

@@ -80,6 +80,16 @@ class ChildProcess:
     hint: str = ""  # as a group's
 
 
+class SystemCall(NamedTuple):
+    """A system call that strace has seen ranks of a group make on one object, on request."""
+
+    call: str  # with its error: `recvfrom EAGAIN`; "": they have made none
+    object: str  # the file, pipe or peer; "": the call names none
+    calls: Annotated[int, {"minimum": 0}]  # of all these ranks
+    seconds: Annotated[float, {"minimum": 0}]  # of the count, of all these ranks together
+    ranks: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Group:
     """Ranks that stand at the same place, or have no stack for the same reason."""
@@ -127,6 +137,7 @@ class Group:
     # variables of the innermost calls, on request: `function: name = value`; after the ranks with
     # that value, where not all have it
     locals: tuple[str, ...] = ()
+    system_calls: tuple[SystemCall, ...] = ()  # on request, the most frequent first
     # its place, or its last one, in one word: `collective`, `data`, `storage`, ...; "": not known
     activity: str = ""
     # minimum wakeups of each main thread between the samples; None: not known

@@ -6,6 +6,7 @@ hung job give nearly equal answers, so equal values are decoded once and known b
 
 from __future__ import annotations
 
+import contextlib
 import marshal
 import re
 from collections import Counter, defaultdict
@@ -155,7 +156,11 @@ class Evidence:
         self.environment_facts: dict[str, EnvironmentFacts] = {}
         self.environments: dict[tuple[str, int], int] = {}
         self.log_heads = HeadTable(RankLog, path="", age_s=0, lines=[], reports=[], nccl=None)
-        self.nccl = HeadTable(NcclRank, rank=None, host="", pid=0, device=None, address="")
+        self.nccl = HeadTable(
+            NcclRank, rank=None, host="", pid=0, device=None, address="", calls=[]
+        )
+        #: Node and process -> the rank with its `NcclRank.calls`.
+        self.nccl_calls: dict[tuple[str, int], NcclRank] = {}
         self.recording_heads = HeadTable(Recording, path="", age_s=0, groups=[], entries=[])
         self.groups, self.entries = ValueTable(ProcessGroup), ValueTable(RecorderEntry)
         self.calls: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
@@ -185,6 +190,7 @@ class Evidence:
             observed = process.witnesses
             key = (node, process.pid)
             if "logs" in observed:
+                self._keep_calls(key, observed["logs"])
                 self.logs[key] = self._log(observed["logs"])
             if "flight_recorder" in observed:
                 self.recordings[key] = self._recording(observed["flight_recorder"])
@@ -214,6 +220,17 @@ class Evidence:
                 recording.age_s,
                 self.calls.setdefault(calls, len(self.calls)),
             )
+
+    def _keep_calls(self, key: tuple[str, int], value: Any) -> None:
+        """Keep the collectives that a rank has called by NCCL's lines."""
+        nccl = value.get("nccl") if isinstance(value, dict) else None
+        if isinstance(nccl, dict):
+            # Traces of earlier versions have no such keys.
+            for name, default in (("calls", []), ("calls_size", 0), ("choices", [])):
+                nccl.setdefault(name, default)
+            if nccl["calls"]:
+                with contextlib.suppress(wire.DecodeError):
+                    self.nccl_calls[key] = wire.decode(NcclRank, nccl)
 
     def _log(self, value: Any) -> KeptLog:
         try:

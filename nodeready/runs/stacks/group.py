@@ -18,6 +18,7 @@ from nodeready.agent.stacks.ranks import (
     RAY_WORKER,
     claimed_job,
 )
+from nodeready.agent.stacks.system_calls import MAX_CALLS
 from nodeready.core.outcome import INCOMPLETE, Gap, node_gaps
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory.nodeset import natural
@@ -42,6 +43,7 @@ from nodeready.runs.stacks.document import (
     Rank,
     Stacks,
     StackThread,
+    SystemCall,
     Verdict,
 )
 from nodeready.runs.stacks.hung_job import OddRanks
@@ -114,6 +116,9 @@ class Bucket:
     # the threads for which the main threads wait
     awaited_threads: set[str] = field(default_factory=set)
     work: str = ""  # of the first process with any
+    # (call, object without numbers) -> the call
+    system_calls: dict[tuple[str, str], SystemCall] = field(default_factory=dict)
+    is_count_stopped: bool = False  # strace has stopped early
 
     def _add_wakeups(self, wakeups: tuple[int, int] | None) -> None:
         if wakeups and self.wakeups:
@@ -143,6 +148,12 @@ class Bucket:
             name, _, value = text.partition(" = ")
             if name in self.locals or len(self.locals) < _MAX_TEXTS:
                 self._add_local(name, value, [process.rank])
+        ranks = () if process.rank is None else (process.rank,)
+        for call in process.system_calls:
+            row = SystemCall(call.call, call.object, call.count, process.traced_s, ranks)
+            self._add_system_call(row)
+        if sum(call.count for call in process.system_calls) >= MAX_CALLS:
+            self.is_count_stopped = True
         if not self.master:
             self.kernel, self.master = in_kernel(process), process.master
 
@@ -150,6 +161,16 @@ class Bucket:
         values = self.locals.setdefault(name, {})
         is_kept = value in values or len(values) < _MAX_VALUES
         values.setdefault(value if is_kept else OTHER_VALUES, []).extend(ranks)
+
+    def _add_system_call(self, call: SystemCall) -> None:
+        key = call.call, _NUMBERS.sub("N", call.object)
+        if known := self.system_calls.get(key):
+            call = known._replace(
+                calls=known.calls + call.calls,
+                seconds=known.seconds + call.seconds,
+                ranks=tuple(sorted({*known.ranks, *call.ranks})),
+            )
+        self.system_calls[key] = call
 
     def add_below(
         self,
@@ -213,10 +234,9 @@ class Bucket:
         self.awaited_threads |= other.awaited_threads
         self.holders |= other.holders
         self.work = self.work or other.work
-        self.commands |= other.commands
-        self.ends.update(other.ends)
-        self.waits_for = tuple(sorted({*self.waits_for, *other.waits_for}))
-        self.numbers |= other.numbers
+        self.is_count_stopped |= other.is_count_stopped
+        for call in other.system_calls.values():
+            self._add_system_call(call)
 
 
 @dataclass
@@ -575,13 +595,22 @@ def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Gro
         native,
         tuple(StackThread(name, table.frames([stack])) for name, stack in bucket.threads),
         reason="; ".join(
-            filter(None, (_place_text(bucket), _switches_text(bucket), _native_coverage(bucket)))
+            filter(
+                None,
+                (
+                    _place_text(bucket),
+                    _switches_text(bucket),
+                    _native_coverage(bucket),
+                    _COUNT_STOPPED if bucket.is_count_stopped else "",
+                ),
+            )
         ),
         user_frame=hints.user_frame(frames),
         states=_states(bucket),
         waits_on=_waits_on(bucket),
         children=_child_rows(bucket, table),
         locals=_locals(bucket),
+        system_calls=tuple(sorted(bucket.system_calls.values(), key=lambda row: -row.calls)),
         activity=hint.activity if hint else "",
         wakeups=bucket.wakeups[0] if bucket.wakeups else None,
         work=bucket.work if bucket.verdict == "progressing" else "",
@@ -646,6 +675,10 @@ def _native_coverage(bucket: Bucket) -> str:
     ranks = [rank for rank in bucket.natives if rank is not None]
     owner = advise.few_ranks(sorted(ranks)) if ranks else "one process"
     return f"native frames are of {owner} alone"
+
+
+#: Why the rates of system calls are those of less than the time that was asked for.
+_COUNT_STOPPED = f"strace stopped after {MAX_CALLS:,} system calls"
 
 
 def _locals(bucket: Bucket) -> tuple[str, ...]:

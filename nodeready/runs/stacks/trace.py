@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from nodeready.agent.stacks.program import MAX_COST, SCHEMA
+from nodeready.agent.stacks.system_calls import CallCount
 from nodeready.agent.stacks.threads import MAX_ROWS, ThreadWait
 from nodeready.core import wire
 from nodeready.core.files import only_regular, remove, write_atomically
@@ -27,7 +28,7 @@ MAX_BYTES = 256 << 20
 #: Maximum items of a rank's fields.
 _MAX_ITEMS = {
     "below": 64, "locals": 200, "waits_for": 128, "ends": 128, "received": 128,
-    "thread_rows": MAX_ROWS,
+    "thread_rows": MAX_ROWS, "system_calls": 128,
 }  # fmt: skip
 
 
@@ -101,6 +102,8 @@ class TracedProcess:
     # how its further threads wait: index of the trace's `thread_waits`, and their count
     thread_rows: tuple[tuple[Count, Count], ...] = ()
     work: Line = ""  # its own, or of its descendants, between the samples; "": none is known
+    system_calls: tuple[CallCount, ...] = ()  # on request
+    traced_s: Seconds = 0.0  # the time in which these calls were made
 
 
 @dataclass

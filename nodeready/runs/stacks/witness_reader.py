@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nodeready.agent.witnesses.kernel_log import KernelMessage
@@ -148,6 +148,40 @@ def fold_errors(ranks: Iterable[PlacedRank]) -> tuple[FoldedError, ...]:
     )
 
 
+#: A call of a collective, as in `NcclRank.calls`.
+Call = tuple[int, int, str]
+
+
+def diverging(calls_of: Mapping[int, Sequence[Call]]) -> Iterator[tuple[str, list[int]]]:
+    """Where the collectives of few ranks first differ from those of most, in words, and these
+    ranks; else the few ranks that have called fewer.
+
+    calls_of: rank -> its last calls in one communicator
+    """
+    ranks_by_call: dict[tuple[int, int], dict[str, list[int]]] = {}
+    for rank, calls in calls_of.items():
+        for operation, place, text in calls:
+            texts = ranks_by_call.setdefault((operation, place), {})
+            texts.setdefault(text, []).append(rank)
+    for (operation, _), texts in sorted(ranks_by_call.items()):
+        usual = max(texts, key=lambda text: len(texts[text]))
+        if len(texts) > 1:
+            if 2 * len(texts[usual]) > sum(map(len, texts.values())):
+                for text, ranks in texts.items():
+                    if text != usual:
+                        yield f"called {text} as opCount {operation:x}, its peers {usual}", ranks
+            # All later calls may differ because of this one.
+            return
+    last = {rank: calls[-1] for rank, calls in calls_of.items()}
+    farthest = max(last.values(), default=None, key=lambda call: call[:2])
+    behind = [rank for rank in last if farthest and last[rank][:2] < farthest[:2]]
+    if farthest and 2 * len(behind) < len(last):
+        for rank in behind:
+            operation, _, text = last[rank]
+            peers = f"its peers {farthest[2]} as {farthest[0]:x}"
+            yield f"called last {text} as opCount {operation:x}, {peers}", [rank]
+
+
 def _numbers(group: Iterable[PlacedRank]) -> tuple[int, ...]:
     return tuple(sorted({rank.rank for rank in group if rank.rank is not None}))
 
@@ -204,6 +238,22 @@ class WitnessReader(CollectiveReader):
         for difference in differences(placed):
             weight = 1 if difference.fact in _NCCL_SIGNS and not self.moving else 0
             self.add_statement("logs", f"NCCL: {difference.line}", difference.ranks, weight=weight)
+        choices: dict[tuple[str, ...], list[int]] = {}
+        for rank in placed:
+            if rank.nccl.choices and rank.rank is not None:
+                choices.setdefault(rank.nccl.choices, []).append(rank.rank)
+        for names, ranks in choices.items():
+            self.add_statement("logs", f"NCCL chose {', '.join(names)}", ranks)
+        calls_of = {
+            place.rank: calls
+            for place in self.places
+            if place.rank in self.all_ranks and (calls := self.evidence.nccl_calls.get(place[:2]))
+        }
+        # A smaller communicator has other calls in each of its groups.
+        if all(calls.calls_size >= len(self.all_ranks) for calls in calls_of.values()):
+            for text, ranks in diverging({rank: row.calls for rank, row in calls_of.items()}):
+                weight = 0 if self.moving else 1
+                self.add_statement("logs", f"NCCL: {text}", ranks, weight=weight)
         for error in fold_errors(placed):
             role, key = error.meaning.role, error.meaning.key
             # The reports of the watchdog and of gloo have the lost peers.

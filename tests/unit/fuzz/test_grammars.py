@@ -18,7 +18,7 @@ from nodeready.agent.cores import core_pattern
 from nodeready.agent.gate import drain, gate, here
 from nodeready.agent.local import LineChannel
 from nodeready.agent.proofs import active
-from nodeready.agent.stacks import py_spy
+from nodeready.agent.stacks import py_spy, system_calls
 from nodeready.agent.stacks.processes import read_and_written
 from nodeready.agent.witnesses import flight_recorder, nccl_log, nccl_ras
 from nodeready.agent.witnesses import logs as watchdog
@@ -242,6 +242,7 @@ PARSERS: dict[str, Any] = {
     "a job's nodes": (job, InventoryError),
     "ssh's words": (lambda text: cause_of(text[:65536]),),
     "py-spy's JSON": (lambda text: py_spy.parse(text, 7),),
+    "strace's lines": (lambda text: system_calls.CallCounter().feed(raw(text)),),
     "a core_pattern": (lambda text: core_pattern.CorePlace(text[:4096]).shown,),
     "what Slurm knows of a node": (drain.parse_all, drain.DrainError),
     "a verdict that was kept": (lambda text: gate.parse(raw(text)),),
@@ -274,6 +275,12 @@ TEXTS: dict[str, Any] = {
     "py-spy's text": tuple(path.read_text() for path in sorted(_DUMPS.iterdir())),
     "nvbandwidth's text": tuple(path.read_text() for path in sorted(_ACTIVE.glob("*.txt"))),
     "DCGM's diagnostic": tuple(path.read_text() for path in sorted(_ACTIVE.glob("*.json"))),
+    "strace's lines": (
+        "[pid 7] recvfrom(3<socket:[14655]>,  <unfinished ...>\n"
+        '[pid 8] openat(AT_FDCWD</w>, "/a", O_RDONLY) = 5</a>\n'
+        "[pid 7] <... recvfrom resumed>0x7f, 1, 0, NULL, NULL) = -1 EAGAIN (Resource ...)\n"
+        'poll([{fd=4<pipe:[9]>, events=POLLIN}], 1, 0) = 0 (Timeout)\nwrite(1</b>, "a", 1) = 1\n',
+    ),
     "what an undo takes back": (
         "ptrace.files remove /etc/sysctl.d/x.conf\nptrace.files diff -kernel.yama = 0\n"
         "limits.files changed /etc/a b\nlimits.files failed /x: Read-only file system\n",

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
+
 from nodeready.agent.witnesses.nccl_log import NcclError, NcclRank, read_log
 from nodeready.runs.stacks.evidence import ranks_of
-from nodeready.runs.stacks.witness_reader import PlacedRank, differences, fold_errors
+from nodeready.runs.stacks.witness_reader import PlacedRank, differences, diverging, fold_errors
 
 RANK = NcclRank(network="IB", gdr=True, version="NCCL 2.21.5", state="ready",
                 hcas=("mlx5_0:1/IB", "mlx5_1:1/IB"))  # fmt: skip
@@ -61,3 +63,64 @@ def test_lines_to_differences():
     ranks = [PlacedRank(rank.host, rank.rank, rank) for rank in read_log(text.splitlines()).ranks]
     (difference,) = differences(ranks)
     assert (difference.line, difference.ranks) == ("network Socket, its peers IB", (1,))
+
+
+#: As NCCL 2.27 prints it with NCCL_DEBUG_SUBSYS=COLL,TUNING; the rank, opCount, call, count, type.
+COLL = (
+    "gpu{0}:1{0}:1{0} [0] NCCL INFO {2}: opCount {1:x} sendbuff 0x7f59a1a8fa00 recvbuff "
+    "0x7f59a1a8fa00 count {3} datatype {4} op 0 root 0 comm 0x18076b9{0} [nranks=4] "
+    "stream 0xb617630"
+)
+
+
+def called(*odd: tuple[int, int, tuple[str, int, int]], missing: tuple[int, ...] = ()):
+    """What `diverging` says about four ranks with 20 calls. odd: rank, opCount, call"""
+    rows = {(rank, at): ("AllReduce", 1024, 7) for rank in range(4) for at in range(20)}
+    rows |= {(rank, at): row for rank, at, row in odd}
+    lines = [COLL.format(*key, *row) for key, row in sorted(rows.items()) if key[1] not in missing
+             or key[0] != 2]  # fmt: skip
+    ranks = {int(rank.host[3:]): rank for rank in read_log(lines).ranks}
+    assert {rank.calls_size for rank in ranks.values()} == {4}
+    return [*diverging({number: rank.calls for number, rank in ranks.items()})]
+
+
+def test_the_rank_that_calls_another_collective_is_named_with_the_first_such_call():
+    for odd, words in (
+        (("AllGather", 1024, 7), "AllGather of 1024 float32"),
+        (("AllReduce", 1023, 7), "AllReduce of 1023 float32"),
+        (("AllReduce", 1024, 9), "AllReduce of 1024 bfloat16"),
+    ):
+        (row,) = called((2, 17, odd), (2, 18, odd), (1, 18, odd))
+        assert row == (f"called {words} as opCount 11, its peers AllReduce of 1024 float32", [2])
+
+
+def test_the_rank_that_has_called_fewer_collectives_is_named():
+    (row,) = called(missing=(18, 19))
+    text = "AllReduce of 1024 float32"
+    assert row == (f"called last {text} as opCount 11, its peers {text} as 13", [2])
+
+
+def test_equal_calls_and_calls_without_a_majority_name_no_rank():
+    assert not called()
+    odd = ("AllGather", 8, 7)
+    assert not called((0, 5, odd), (1, 5, odd))
+
+
+def test_two_communicators_of_the_same_size_are_not_compared():
+    lines = [COLL.format(0, at, "AllReduce", 8, 7) for at in range(3)]
+    (rank,) = read_log([*lines, lines[0].replace("comm 0x1", "comm 0x2")]).ranks
+    assert rank.calls == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "choice"),
+    [
+        ("AllReduce: 4194304 Bytes -> Algo TREE proto LL128 channel{Lo..Hi}={0..7}",
+         "AllReduce TREE LL128"),
+        ("4194304 Bytes -> Algo 1 proto 2 time 31.5", "RING SIMPLE"),
+        ("Best tuning, algorithm, NVLS, protocol, SIMPLE", "NVLS SIMPLE"),
+    ],
+)  # fmt: skip
+def test_the_chosen_algorithm_and_protocol(line, choice):
+    (rank,) = read_log([f"gpu1:7:9 [0] NCCL INFO {line}"]).ranks
+    assert rank.choices == (choice,)

@@ -537,3 +537,23 @@ def test_what_is_common_is_in_the_tree_once():
         ("_try_get_data", 1, (3,)),
     ]
     assert tree(group([trace("a", process(1, None))])).children == ()
+
+
+def test_system_calls_are_folded_over_the_ranks_of_a_group():
+    """Ports and pids differ between ranks, and the calls are the same."""
+
+    def spinning(rank: int, rows: list[tuple[str, str, int]], traced_s: float) -> dict[str, Any]:
+        calls = [
+            dict(zip(("call", "object", "count", "peer"), (*row, ""), strict=True)) for row in rows
+        ]
+        return process(rank, *TWICE) | {"system_calls": calls, "traced_s": traced_s}
+
+    peer = "10.0.0.1:{}, pid {} (python3)"
+    first = spinning(0, [("recvfrom EAGAIN", peer.format(41, 7), 4000), ("futex", "", 1000)], 0.5)
+    second = spinning(1, [("recvfrom EAGAIN", peer.format(52, 8), 100)], 5.0)
+    (found,) = grouping.group([trace("a", first, second)], {}).groups
+    assert [tuple(row) for row in found.system_calls] == [
+        ("recvfrom EAGAIN", peer.format(41, 7), 4100, 5.5, (0, 1)),
+        ("futex", "", 1000, 0.5, (0,)),
+    ]
+    assert "strace stopped after 5,000 system calls" in found.reason
