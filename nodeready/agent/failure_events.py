@@ -751,6 +751,8 @@ class FailureReader:
             if text_meaning.is_known and (not last.is_known or text_meaning.role == rules.FAILED):
                 last.event = replace(last.event, role=text_meaning.role, kind=text_meaning.kind)
                 last.is_known = True
+            elif last.event.kind == "exception":
+                last.event = replace(last.event, kind=text_meaning.kind)
         matches = filter(None, map(rules.PHRASES["caused"].search, lines))
         causes = [match[match.lastindex or 0] for match in matches]
         if causes and (not last.is_known or last.event.role == rules.CONSEQUENCE):
@@ -895,7 +897,9 @@ class FailureReader:
             return False
         row, groups = match
         if row.completes:
-            groups = {**stream.parts.pop(row.reporter), **groups}
+            part = stream.parts.pop(row.reporter)
+            joined = [g["text"] for g in (part, groups) if "text" in g]
+            groups = {**part, **groups, **({"text": ": ".join(joined)} if joined else {})}
         if row.role == rules.PART or row.begins:
             stream.parts[row.reporter] = groups
         if row.role == rules.PART:
@@ -911,7 +915,8 @@ class FailureReader:
             words = f"exit status {groups['code']}"
         role, kind = row.role, row.kind
         ranks = ranks_in(groups["ranks"]) if "ranks" in groups else _stream_ranks(stream)
-        last_words = self._last_words(stream, ranks) if row.aborts else ""
+        is_own = row.aborts and text_meaning.role != rules.LOST
+        last_words = self._last_words(stream, ranks) if is_own else ""
         if last_words:
             words, complained = f"{last_words[:200]}; then {words}", rules.meaning(last_words)
             role, kind = complained.role, complained.kind
@@ -938,7 +943,7 @@ class FailureReader:
             event = replace(event, last_words=stream.last_block())
         if not event.source and event.role == rules.FAILED and rules.EXIT_STATUS.search(words):
             event = replace(event, source=LAUNCHERS_OWN)
-        if not row.kind:
+        if not (row.kind or last_words):
             event = replace(event, kind=rules.kind_of_groups(groups, text_meaning.kind))
         if row.details:
             stream.chain = [_Exception(event, text_meaning.is_known, False, False)]

@@ -90,6 +90,8 @@ _LIMITS = {
 }  # fmt: skip
 #: The sentence about an error.
 _ERROR = "{who}: {error}"
+#: The sentence about a limit.
+_ENDED_BY = "{by} ended the job: {reason}"
 #: Order of the groups of failures.
 _ROLE_ORDER = (FAILED, WAITED, LOST, CONSEQUENCE, ENDED, REPORT)
 #: Slurm's number of a task in the name of a cgroup, which it counts on each node.
@@ -316,6 +318,7 @@ def _has_other_error(job: JobFailures) -> bool:
     died = {f.file: f.event.line for f in job.consequences if f.event.has_phrase("died")}
     return any(
         f.event.kind != "oom" and _KILLED_WORKER not in f.event.text
+        and not f.event.has_phrase("only-ends")
         and not died.get(f.file, f.event.line) < f.event.line
         for f in job.final
     )  # fmt: skip
@@ -335,7 +338,8 @@ def limit(job: JobFailures) -> Finding | None:
         reason = next((reason for key, reason in _LIMITS.items() if key in word), word)
         reporter = reporter_of(events[0].event.source if events else "slurm")
         words = {"by": reporter.get("manager", "the scheduler"), "reason": reason}
-        return Finding(for_=lines_of(events) + lines, words=words)
+        shown = lines_of(events) + lines
+        return Finding(for_=shown, words=words, kind="limit", sentence=_ENDED_BY)
     return None
 
 
@@ -540,7 +544,7 @@ def silent(job: JobFailures) -> Finding | None:
 
 
 def ended_first(job: JobFailures) -> Finding | None:
-    """A signal ended the launcher before any rank failed."""
+    """A signal, or a limit, ended the launcher before any rank failed."""
     errors = [*job.final, *(f for f in job.reports if f.event.source != "core")]
     is_first = job.final and any(
         all(
@@ -548,19 +552,21 @@ def ended_first(job: JobFailures) -> Finding | None:
             for f in errors
         )
         for end in job.ended
-        if end.event.source in ("slurm-job", "agent")
+        if end.event.source in ("slurm-job", "agent") or end.event.kind == "limit"
     )
-    return ended(job) if is_first else None
+    return (limit(job) or ended(job)) if is_first else None
 
 
 def ended(job: JobFailures) -> Finding | None:
     """A signal ended the launcher or the ranks."""
     launchers = [f for f in job.ended if f.is_by("cancels") or f.event.source == "agent"]
+    launchers.sort(key=lambda f: not f.is_by("cancels"))
     # Slurm also says CANCELLED of a batch script that crashed (22.05): 0:11.
     steps, lines = _steps(job, "CANCELLED")
     is_cancelled = any(not s.signal or kind_of_code(-s.signal) == "signal" for s in steps)
     if launchers or is_cancelled:
-        sentence, name = "the job was cancelled", ""
+        told = [f"the job was cancelled: {f.event.text}" for f in launchers if f.is_by("manager")]
+        sentence, name = (told or ["the job was cancelled"])[0], ""
         if sent := {signal_of(f.event.code) for f in job.reports} & {10, 12}:
             sentence, name = "{signal} of Slurm ended the ranks", SIGNAL_NAMES[min(sent)]
         if not (is_cancelled or launchers[0].is_by("cancels")):
@@ -651,7 +657,11 @@ def lost_peers(job: JobFailures) -> Finding | None:
     # torch.multiprocessing says which process failed first, and has its words alone.
     is_only = job.finder.is_one_node and not job.logged and len(errors) == len(ranks) == 1
     is_only &= errors[0].event.local_rank is not None
-    if errors == peerless and ((is_whole and ranks == ranks_in(job.reports)) or is_only):
+    # Who sees all ranks has seen none end before the only one that lost its link.
+    seen = [f for f in job.reports if f.is_by("of_all")]
+    is_first = len(ranks) == 1 and {f.rank for f in seen[:1]} == ranks
+    is_whole &= ranks == ranks_in(job.reports)
+    if errors == peerless and (is_whole or is_only or is_first):
         nodes = job.nodes_of(ranks)
         words |= {"who": subject(ranks, nodes)}
         return replace(finding, ranks=ranks, nodes=nodes, words=words, sentence=_ERROR)
@@ -703,7 +713,7 @@ RULES = (
     Rule("exception", own_error, _ERROR),
     Rule("unclear", mismatch, "{who} or a peer called with another size: {error}"),
     Rule("network", lost_node, "Slurm lost a node of the job ({nodes})"),
-    Rule("limit", limit, "{by} ended the job: {reason}"),
+    Rule("limit", limit, _ENDED_BY),
     Rule("signal", killed,
          "{who} {was|were} ended by {signal}, without an error in its log{quoted}"),
     Rule("gpu", gpu_fault, _ERROR),
