@@ -742,9 +742,9 @@ class FailureReader:
             explained = (line for line in messages if rules.meaning(line).is_known)
             text = f"{last.event.text} {next(explained, (checks or messages)[0])}"
             last.event = replace(last.event, text=text)
-            if text_meaning.is_known and (not last.is_known or text_meaning.role == rules.FAILED):
+            if not last.is_known or (text_meaning.is_known and text_meaning.role == rules.FAILED):
                 last.event = replace(last.event, role=text_meaning.role, kind=text_meaning.kind)
-                last.is_known = True
+                last.is_known = text_meaning.is_known
         matches = filter(None, map(rules.PHRASES["caused"].search, lines))
         causes = [match[match.lastindex or 0] for match in matches]
         if causes and (not last.is_known or last.event.role == rules.CONSEQUENCE):
@@ -889,7 +889,9 @@ class FailureReader:
             return False
         row, groups = match
         if row.completes:
-            groups = {**stream.parts.pop(row.reporter), **groups}
+            part = stream.parts.pop(row.reporter)
+            text = ": ".join(g["text"] for g in (part, groups) if "text" in g) or text
+            groups = {**part, **groups, "text": text}
         if row.role == rules.PART or row.begins:
             stream.parts[row.reporter] = groups
         if row.role == rules.PART:
@@ -903,9 +905,11 @@ class FailureReader:
         self._end_chain(stream)
         if row.completes and "code" in groups:
             words = f"exit status {groups['code']}"
-        role, kind = row.role, row.kind
+        role = text_meaning.role if row.role == rules.TEXT else row.role
+        kind = row.kind or rules.kind_of_groups(groups, text_meaning.kind)
         ranks = ranks_in(groups["ranks"]) if "ranks" in groups else _stream_ranks(stream)
-        last_words = self._last_words(stream, ranks) if row.aborts else ""
+        is_own = row.aborts and text_meaning.role != rules.LOST
+        last_words = self._last_words(stream, ranks) if is_own else ""
         if last_words:
             words, complained = f"{last_words[:200]}; then {words}", rules.meaning(last_words)
             role, kind = complained.role, complained.kind
@@ -924,16 +928,12 @@ class FailureReader:
             pid=int(groups.get("pid", 0)),
             code=code,
         )
-        if row.role == rules.TEXT:
-            event = replace(event, role=text_meaning.role)
         if row.role == rules.REPORT:
             event = replace(event, last_words=self._last_words(stream, ranks))
         elif row.aborts and not last_words and all(e.is_warning for e in stream.events):
             event = replace(event, last_words=stream.last_block())
         if not event.source and event.role == rules.FAILED and rules.EXIT_STATUS.search(words):
             event = replace(event, source=LAUNCHERS_OWN)
-        if not row.kind:
-            event = replace(event, kind=rules.kind_of_groups(groups, text_meaning.kind))
         if row.details:
             stream.chain = [_Exception(event, text_meaning.is_known, False, False)]
             stream.frames, stream.details = [], []

@@ -1,7 +1,7 @@
 """What the words of an error mean: a rank's own failure, a lost peer, a timeout; its kind.
 
-The words are rows of knowledge: failures.toml, failure_phrases.toml, launcher_reports.toml and
-nccl_errors.toml.
+The words are rows of knowledge: failures.toml, failure_phrases.toml, launcher_reports.toml,
+error_kinds.toml and nccl_errors.toml.
 A line is data of a job's user.
 """
 
@@ -30,6 +30,8 @@ KINDS = (
 #: Maximum characters of a line that are searched. The patterns bound what stands between two
 #: words, so that a line takes milliseconds at most.
 MAX_LINE = 4096
+#: Characters of a text in which the general words of a kind stand.
+_WORDS = 600
 
 #: Signal -> its name, and its words in a shell and in srun.
 SIGNAL_NAMES = {
@@ -129,6 +131,8 @@ VAGUE = re.compile(_FAILURES["vague"])
 PHRASES = {row.key: row.pattern for row in _ROWS}
 PHRASES.update((k, re.compile(r["pattern"])) for k, r in knowledge.rows("failure_phrases").items())
 LISTS = re.compile(_FAILURES["lists"])
+#: Kind -> the general words of an error that no row explains.
+KIND_WORDS = {k: re.compile(r["pattern"]) for k, r in knowledge.rows("error_kinds").items()}
 
 
 def has_needle(text: str) -> bool:
@@ -176,7 +180,13 @@ def explain(text: str) -> tuple[str, Meaning]:
         means = _collective(text) if row.role == COLLECTIVES else (row.role, row.kind)
         if means:
             return row.key, Meaning(*means, True, row.explains)
-    return "", _UNKNOWN
+    return "", Meaning(FAILED, kind_of_words(head), False)
+
+
+def kind_of_words(text: str) -> str:
+    """The kind of an error by the general words at the beginning of its text."""
+    words = text[:_WORDS]
+    return next((kind for kind, row in KIND_WORDS.items() if row.search(words)), "exception")
 
 
 def _collective(text: str) -> tuple[str, str] | None:

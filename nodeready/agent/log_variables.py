@@ -64,6 +64,7 @@ _NEEDLES = (
     "NCCL", "master_", "MASTER_", "client socket", "TCP client", "_IFNAME=", "_DEVICES=",
     "_include=", "_BLOCKING=", "_THREADS=", "FI_PROVIDER=",
     "to store for rank: ", "GLOBAL_RANK: ", "distributed init (", "world_size=",
+    "RANK=", "PROCESS_ID=", "Final app status", "state: FAILED",
 )  # fmt: skip
 
 
@@ -123,8 +124,8 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
         if not any(map(line.__contains__, _NEEDLES)):
             continue
         origin = split(line[:_MAX_LINE])
-        if ends_well(origin.text):
-            finished = number
+        is_bad = PHRASES["ends-badly"].search(origin.text)
+        finished = 0 if is_bad else number if ends_well(origin.text) else finished
         if origin.rank is None and (match := PHRASES["own-rank"].search(origin.text)):
             own_ranks.add(int(match[1]))
         if not version and (match := _VERSION.search(origin.text)):

@@ -436,7 +436,7 @@ def _ranks_of_names(
         for key, named in inside.items() if len(named) == 1 and named == by_lines[key]
     }  # fmt: skip
     is_one_each = len(rank_by_log) == sum(map(bool, inside.values())) > 1
-    is_one_each &= {*rank_by_log.values()} == {*range(len(rank_by_log))}
+    is_one_each &= len({*rank_by_log.values()}) == len(rank_by_log)
     events = [event for file in files for event in file.failures.events]
     if is_one_each and not any(event.local_rank for event in events):
         ranks |= {key: FileRanks(rank, None) for key, rank in rank_by_log.items()}

@@ -17,7 +17,6 @@ from nodeready.agent.failure_rules import (
     CONSEQUENCE,
     ENDED,
     FAILED,
-    FIRST_CALL,
     LOST,
     PHRASES,
     REPORT,
@@ -52,7 +51,7 @@ from nodeready.runs.postmortem.findings import (
     undecided,
 )
 from nodeready.runs.postmortem.hangs import hang
-from nodeready.runs.postmortem.links import fabric, refusals
+from nodeready.runs.postmortem.links import fabric, lost_peers
 from nodeready.runs.postmortem.own_errors import (
     WENT_ON,
     earlier_error,
@@ -87,8 +86,8 @@ _LIMITS = {
     "TIME": "its time limit was reached", "PREEMPT": "it was preempted",
     "DEADLINE": "its deadline was reached", "REQUEUE": "it was requeued",
 }  # fmt: skip
-#: The sentence about an error.
-_ERROR = "{who}: {error}"
+#: The sentences about an error, and about a limit.
+_ERROR, _ENDED_BY = "{who}: {error}", "{by} ended the job: {reason}"
 #: Order of the groups of failures.
 _ROLE_ORDER = (FAILED, WAITED, LOST, CONSEQUENCE, ENDED, REPORT)
 #: Slurm's number of a task in the name of a cgroup, which it counts on each node.
@@ -190,6 +189,7 @@ def _has_other_error(job: JobFailures) -> bool:
     died = {f.file: f.event.line for f in job.consequences if f.event.has_phrase("died")}
     return any(
         f.event.kind != "oom" and _KILLED_WORKER not in f.event.text
+        and not f.event.has_phrase("only-ends")
         and not died.get(f.file, f.event.line) < f.event.line
         for f in job.final
     )  # fmt: skip
@@ -209,7 +209,8 @@ def limit(job: JobFailures) -> Finding | None:
         reason = next((reason for key, reason in _LIMITS.items() if key in word), word)
         reporter = reporter_of(events[0].event.source if events else "slurm")
         words = {"by": reporter.get("manager", "the scheduler"), "reason": reason}
-        return Finding(for_=lines_of(events) + lines, words=words)
+        shown = lines_of(events) + lines
+        return Finding(for_=shown, words=words, kind="limit", sentence=_ENDED_BY)
     return None
 
 
@@ -414,7 +415,7 @@ def silent(job: JobFailures) -> Finding | None:
 
 
 def ended_first(job: JobFailures) -> Finding | None:
-    """A signal ended the launcher before any rank failed."""
+    """A signal, or a limit, ended the launcher before any rank failed."""
     errors = [*job.final, *(f for f in job.reports if f.event.source != "core")]
     is_first = job.final and any(
         all(
@@ -422,25 +423,28 @@ def ended_first(job: JobFailures) -> Finding | None:
             for f in errors
         )
         for end in job.ended
-        if end.event.source in ("slurm-job", "agent")
+        if end.event.source in ("slurm-job", "agent") or end.event.kind == "limit"
     )
-    return ended(job) if is_first else None
+    return (limit(job) or ended(job)) if is_first else None
 
 
 def ended(job: JobFailures) -> Finding | None:
     """A signal ended the launcher or the ranks."""
-    launchers = [f for f in job.ended if f.is_by("cancels") or f.event.source == "agent"]
+    launchers = [f for f in job.ended if f.is_by("cancels")]
+    launchers += [f for f in job.ended if f.event.source == "agent"]
     # Slurm also says CANCELLED of a batch script that crashed (22.05): 0:11.
     steps, lines = _steps(job, "CANCELLED")
     is_cancelled = any(not s.signal or kind_of_code(-s.signal) == "signal" for s in steps)
     if launchers or is_cancelled:
-        sentence, name = "the job was cancelled", ""
+        quoted = [f": {f.event.text[:MAX_TEXT]}" for f in launchers if f.is_by("manager")]
+        sentence, name = "the job was cancelled{quoted}", ""
         if sent := {signal_of(f.event.code) for f in job.reports} & {10, 12}:
             sentence, name = "{signal} of Slurm ended the ranks", SIGNAL_NAMES[min(sent)]
         if not (is_cancelled or launchers[0].is_by("cancels")):
             sentence = "{signal} ended the launcher, from outside"
             name = _signal_name(launchers[0], "a signal (Ctrl-C)")
-        return Finding(for_=lines_of(launchers) + lines, sentence=sentence, words={"signal": name})
+        words = {"signal": name, "quoted": quoted[0] if quoted else ""}
+        return Finding(for_=lines_of(launchers) + lines, sentence=sentence, words=words)
     own_ends = [f for f in job.ended if f.event.source in ("", "error-file", "shell")]
     failures = own_ends or [f for f in job.reports if signal_of(f.event.code) in _OUTSIDE]
     # srun ends the other ranks when one has ended.
@@ -488,48 +492,8 @@ def consequence(job: JobFailures) -> Finding | None:
     name = subject(ranks_in(failures), nodes_in(failures))
     missing = ("the log of the process that failed first",)
     words = {"who": name, "error": failures[0].event.text[:MAX_TEXT]} if failures else {}
-    values = failures[:1], words, missing
-    return Finding((), (), lines_of(failures), (), *values) if failures else None
-
-
-def lost_peers(job: JobFailures) -> Finding | None:
-    """Every rank lost a peer."""
-    missing = (*refusals(job), "the log of the rank that ended first, its exit status")
-    errors = job.losses or job.lost
-    if not errors:
-        return None
-    peerless = [f for f in errors if f.event.has_phrase("no-peer")]
-    is_told = bool(peerless) and all(
-        f.event.has_phrase("no-peer") or precedes(peerless[0], f) for f in errors
-    )
-    # No rank has begun to work: the connections of the job itself failed. Of tracebacks that are
-    # mixed, one has the calls.
-    is_told |= all(
-        {FIRST_CALL} == {f.event.call for f in group.failures} - {""}
-        and not any(f.event.is_warning for f in group.failures)
-        for group in equal_failures(errors)
-    )
-    # Who sees all ranks saw each end after a loss: none of them died without a word.
-    ended_ranks = ranks_in(f for f in job.reports if f.is_by("of_all"))
-    lost_ranks = {(f.rank, f.rank is None and f.event.line) for f in errors}
-    is_told |= 1 < len(job.ranks) == len(ended_ranks) <= len(lost_ranks)
-    words = {"error": (peerless or errors)[0].event.text[:MAX_TEXT]}
-    finding = Finding(for_=lines_of(errors), words=words, missing=missing)
-    if is_told:
-        finding = replace(
-            finding, kind="network", sentence="no rank is known to be first: {error}"
-        )
-    # A launcher of all ranks says that these ended by it, and none of the others.
-    ranks = ranks_in(peerless)
-    is_whole = job.finder.is_one_node and set() < ranks < job.ranks
-    # torch.multiprocessing says which process failed first, and has its words alone.
-    is_only = job.finder.is_one_node and not job.logged and len(errors) == len(ranks) == 1
-    is_only &= errors[0].event.local_rank is not None
-    if errors == peerless and ((is_whole and ranks == ranks_in(job.reports)) or is_only):
-        nodes = job.nodes_of(ranks)
-        words |= {"who": subject(ranks, nodes)}
-        return replace(finding, ranks=ranks, nodes=nodes, words=words, sentence=_ERROR)
-    return finding
+    finding = Finding(for_=lines_of(failures), failures=failures[:1], words=words, missing=missing)
+    return finding if failures else None
 
 
 def exit_status(job: JobFailures) -> Finding | None:
@@ -556,7 +520,7 @@ RULES = (
     Rule("exception", own_error, _ERROR),
     Rule("unclear", mismatch, "{who} or a peer called with another size: {error}"),
     Rule("network", lost_node, "Slurm lost a node of the job ({nodes})"),
-    Rule("limit", limit, "{by} ended the job: {reason}"),
+    Rule("limit", limit, _ENDED_BY),
     Rule("signal", killed,
          "{who} {was|were} ended by {signal}, without an error in its log{quoted}"),
     Rule("gpu", gpu_fault, _ERROR),

@@ -5,13 +5,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
+from nodeready.agent.failure_rules import FIRST_CALL
 from nodeready.agent.witnesses import nccl_errors
 from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import natural
 from nodeready.runs.postmortem.evidence import RankFailure
 from nodeready.runs.postmortem.findings import MAX_TEXT, Finding, lines_of, nodes_in, subject
-from nodeready.runs.postmortem.rank_failures import JobFailures, ranks_in
+from nodeready.runs.postmortem.rank_failures import (
+    JobFailures,
+    equal_failures,
+    precedes,
+    ranks_in,
+)
 
 #: Errors of NCCL that mean the network between nodes, if no rank has failed.
 _FABRIC = ("ib-retry", "ib-rnr", "ib-completion", "ib-remote-operation", "connect-timeout",
@@ -60,6 +67,52 @@ def fabric(job: JobFailures) -> Finding | None:
     return Finding(ranks, nodes, lines_of(failures, 3), words=words, missing=(step,))
 
 
+def lost_peers(job: JobFailures) -> Finding | None:
+    """Every rank lost a peer."""
+    missing = (*_refusals(job), "the log of the rank that ended first, its exit status")
+    errors = job.losses or job.lost
+    if not errors:
+        return None
+    peerless = [f for f in errors if f.event.has_phrase("no-peer")]
+    is_told = bool(peerless) and all(
+        f.event.has_phrase("no-peer") or precedes(peerless[0], f) for f in errors
+    )
+    # No rank has begun to work: the connections of the job itself failed. Of tracebacks that are
+    # mixed, one has the calls.
+    is_told |= all(
+        {FIRST_CALL} == {f.event.call for f in group.failures} - {""}
+        and not any(f.event.is_warning for f in group.failures)
+        for group in equal_failures(errors)
+    )
+    # Who sees all ranks saw each end after a loss: none of them died without a word.
+    ended_ranks = ranks_in(f for f in job.reports if f.is_by("of_all"))
+    lost_ranks = {(f.rank, f.rank is None and f.event.line) for f in errors}
+    is_told |= 1 < len(job.ranks) == len(ended_ranks) <= len(lost_ranks)
+    words = {"error": (peerless or errors)[0].event.text[:MAX_TEXT]}
+    finding = Finding(for_=lines_of(errors), words=words, missing=missing)
+    if is_told:
+        sentence = "no rank is known to be first: {error}"
+        finding = replace(finding, kind="network", sentence=sentence)
+    # A launcher of all ranks says that these ended by it, and none of the others.
+    ranks = ranks_in(peerless)
+    is_whole = job.finder.is_one_node and set() < ranks < job.ranks
+    # torch.multiprocessing says which process failed first, and has its words alone.
+    is_only = job.finder.is_one_node and not job.logged and len(errors) == len(ranks) == 1
+    is_only &= errors[0].event.local_rank is not None
+    # Who sees all ranks has seen none end before the only one that lost its link.
+    seen = [f for f in job.reports if f.is_by("of_all")]
+    is_first = len(ranks) == 1 and {f.rank for f in seen[:1]} == ranks
+    is_whole &= ranks == ranks_in(job.reports)
+    if errors == peerless and (is_whole or is_only or is_first):
+        nodes = job.nodes_of(ranks)
+        words |= {"who": subject(ranks, nodes)}
+        sentence, kind = "{who}: {error}", finding.kind or "network" * is_first
+        return replace(
+            finding, ranks=ranks, nodes=nodes, words=words, kind=kind, sentence=sentence
+        )
+    return finding
+
+
 def _errors(job: JobFailures, keys: Sequence[str]) -> list[tuple[RankFailure, str, str]]:
     """The lost peers by these rows of the table, each with its meaning and the next step."""
     errors = [(f, nccl_errors.meaning(f.event.text)) for f in job.lost]
@@ -78,7 +131,7 @@ def _mutual(job: JobFailures) -> list[tuple[RankFailure, str, str]]:
     return rows if is_mutual else []
 
 
-def refusals(job: JobFailures) -> list[str]:
+def _refusals(job: JobFailures) -> list[str]:
     """The nodes that refuse connections, most refusals first, with what leaves them out."""
     node_of, refused = _node_of_address(job), Counter[str]()
     for failure, *_ in _errors(job, ("connect-refused",)):
