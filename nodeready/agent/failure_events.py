@@ -1037,7 +1037,11 @@ class FailureReader:
         for stream in self.streams.values():
             if stream.mode == "traceback" and stream.frames:
                 self._end_cut(stream)
+            last = stream.details[-1:]
             self._end_chain(stream)
+            if last and _goes_on(last[0]) and stream.last_at < self.number:
+                # The lines to the end were none of the message.
+                stream.add_plain(last[0], self.number)
             if stream.mode == "block":
                 self._end_block(stream)
         # Of the task of a node, torchrun's own report has the node.
