@@ -50,6 +50,12 @@ def own_error(job: JobFailures) -> Finding | None:
     # What others' steps have survived, and nobody says again, is no cause beside another error.
     texts = {f.event.text for f in errors if not f.event.steps_on}
     errors = [f for f in errors if f.event.text in texts] or errors
+    # What a limit has ended calls MPI_Abort, too.
+    if any(f.event.kind == "limit" for f in job.ended):
+        errors = [
+            f for f in errors if not f.event.has_phrase("only-ends") or f.event.last_words
+            or job.complaint(ranks_in([f]))
+        ]  # fmt: skip
     # A task that its coordinator misses may be a victim of one that says why it ended, and so may
     # a launcher that finds no peer.
     named = [f for f in errors if f.event.source not in (COORDINATOR, NOT_LAUNCHED)]
