@@ -11,7 +11,8 @@ child, and
 
 - writes each line of the child's output whole, after ``[node:rank]``, and unchanged into its log;
 - makes the child write all stacks on SIGURG, even while it hangs in C (Python's faulthandler);
-- raises the limit of core files, and sets unset variables of the flight recorder.
+- raises the limit of core files, and sets unset variables of the flight recorder;
+- with --debug-rank, lets `nodeready stacks --attach` debug one rank.
 
 SIGURG is harmless: its default action is to be ignored (signal(7)), so it can be sent to a whole
 step (``scancel --signal=23 JOB``) without ending other programs. SIGUSR1 and SIGUSR2 announce
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import os
 import select
 import signal
@@ -615,7 +617,7 @@ def find_torch(command: str, environment: Mapping[str, str]) -> str:
 
 
 _SITE = '''\
-"""Before every Python of the job: the user's sitecustomize, then `install_hooks`."""
+"""Before every Python of the job: `install_hooks`, the user's sitecustomize, the debugger."""
 import os, sys
 
 def _chain():
@@ -636,6 +638,9 @@ try:
 except Exception as error:
     sys.stderr.write("nodeready run: this Python has no signal for its stacks: %r\\n" % (error,))
 _chain()
+# Now, because the user's sitecustomize may set sys.excepthook.
+if "NODEREADY_RUN_DEBUG" in os.environ and sys.version_info >= (3, 9):
+    nodeready_run.install_debugger()
 '''
 
 
@@ -727,6 +732,199 @@ def _stream_id(fd: int) -> str:
     return f"{status.st_dev}:{status.st_ino}"
 
 
+# --- In the job: the debugger of one rank.
+
+#: MSG_NOSIGNAL of send(2): the program may have given SIGPIPE its default action.
+_NO_SIGNAL = 0x4000
+#: The variable with the rank to debug and the directory of its socket, ``RANK:DIRECTORY``.
+DEBUG = "NODEREADY_RUN_DEBUG"
+#: Interrupts the main thread: libraries and launchers use no real-time signal of the middle.
+#: Seconds until a main thread that has not reacted is in C.
+_DEBUG_SIGNAL, _HANG_S = signal.SIGRTMIN + 9, 2.0
+
+
+def install_debugger() -> None:
+    """Let `nodeready stacks --attach` debug this Python, if it is the program of that rank."""
+    rank, _, directory = os.environ[DEBUG].partition(":")
+    own_rank = rank_of(os.environ)
+    variable = next((name for name in RANKS if os.environ.get(name) == own_rank), "")
+    if not variable:
+        return
+    # The file says that a Python has its rank by this variable. Its lock, which a fork does not
+    # inherit (fcntl(2)), belongs to the rank's program, and not to what that program starts.
+    lock = os.open(f"{directory}/{variable}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with suppress(BlockingIOError, PermissionError):
+        if own_rank == rank:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            RankDebugger(rank, directory, variable)
+            return
+    os.close(lock)
+
+
+class RankDebugger:
+    """Lets one user at a time debug the main thread, by a UNIX socket in a private directory."""
+
+    def __init__(self, rank: str, directory: str, variable: str) -> None:
+        import _thread
+        import queue
+        import socket
+
+        self._rank, self._directory, self._variable = rank, directory, variable
+        self._offers: Any = queue.SimpleQueue()  # a signal's handler may use it at any moment
+        self._terminal: DebuggerTerminal | None = None
+        self._is_waiting = False
+        self._main_thread = _thread.get_ident()
+        with suppress(FileNotFoundError):
+            os.unlink(f"{directory}/socket")  # of an ended process, or of the launcher
+        self._socket = socket.socket(socket.AF_UNIX)
+        parent = os.open(directory, _DIRECTORY)  # the path of a socket is short (unix(7))
+        self._socket.bind(f"/proc/self/fd/{parent}/socket")
+        os.close(parent)
+        self._socket.listen()
+        self._excepthook = sys.excepthook
+        sys.breakpointhook, sys.excepthook = self._break, self._examine
+        signal.signal(_DEBUG_SIGNAL, self._interrupt)
+        os.register_at_fork(after_in_child=self._leave_fork)
+        _thread.start_new_thread(self._serve, ())
+
+    def _leave_fork(self) -> None:
+        self._socket.close()
+        sys.settrace(None)
+        sys.breakpointhook, sys.excepthook = sys.__breakpointhook__, self._excepthook
+
+    def _serve(self) -> None:
+        import queue
+        import socket
+
+        while True:
+            client, _ = self._socket.accept()
+            peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            is_busy = self._terminal is not None and not self._terminal.is_gone()
+            if is_busy or struct.unpack("3i", peer)[1] != os.geteuid():
+                with suppress(OSError):
+                    client.sendall(b"busy: another debugger, or another user\n", _NO_SIGNAL)
+                client.close()
+                continue
+            self._terminal = DebuggerTerminal(client)
+            self._offers.put(self._terminal)
+            if self._is_waiting:
+                continue
+            signal.pthread_kill(self._main_thread, _DEBUG_SIGNAL)
+            time.sleep(_HANG_S)
+            with suppress(queue.Empty):
+                terminal = self._offers.get_nowait()
+                frame = sys._current_frames()[self._main_thread]
+                reason = "its main thread is in C: look at variables; nothing can be stepped"
+                debug(terminal, frame, None, reason, can_step=False)
+
+    def _interrupt(self, _: int, frame: FrameType | None) -> None:
+        import queue
+
+        with suppress(queue.Empty):
+            if not self._is_waiting:
+                debug(self._offers.get_nowait(), frame, None, "interrupted")
+
+    def _break(self, *_: object, **__: object) -> None:
+        frame = sys._getframe(1)
+        place = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        self._wait(frame, None, f"breakpoint() at {place}")
+
+    def _examine(self, kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+        self._excepthook(kind, error, traceback)
+        # What a launcher starts has its rank by another variable.
+        better = RANKS[: RANKS.index(self._variable)]
+        is_launcher = any(os.path.exists(f"{self._directory}/{name}") for name in better)
+        if traceback is not None and issubclass(kind, Exception) and not is_launcher:
+            self._wait(None, traceback, f"{kind.__name__}, which ends the program")
+
+    def _wait(self, frame: FrameType | None, traceback: Any, reason: str) -> None:
+        """Debug this frame, or the traceback, as soon as somebody is connected."""
+        terminal = self._terminal
+        if terminal is None or terminal.is_gone():
+            self._is_waiting = True
+            text = f"nodeready run: rank {self._rank} waits for a debugger: {reason}"
+            os.write(2, f"{text} (nodeready stacks --attach {self._rank})\n".encode())
+            terminal = self._offers.get()
+            self._is_waiting = False
+        debug(terminal, frame, traceback, reason)
+
+
+class DebuggerTerminal(io.TextIOBase):
+    """The connection to the user of a debugger, as pdb's input and output."""
+
+    def __init__(self, client: Any) -> None:
+        self._client, self._lines = client, client.makefile("rb")
+
+    def readline(self, _: int | None = -1) -> str:  # type: ignore[override]
+        return str(self._lines.readline(), "utf-8", "replace")
+
+    def write(self, text: str) -> int:
+        self._client.sendall(text.encode("utf-8", "backslashreplace"), _NO_SIGNAL)
+        return len(text)
+
+    def is_gone(self) -> bool:
+        """Whether the user is no longer connected."""
+        poll = select.poll()
+        poll.register(self._client, select.POLLRDHUP)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._client.shutdown(2)  # SHUT_RDWR: a fork may have the descriptor
+
+
+def debug(
+    terminal: Any, frame: FrameType | None, traceback: Any, reason: str, can_step: bool = True
+) -> None:
+    """Let the user debug a frame, or the traceback. Raises nothing into the job."""
+    try:
+        import pdb
+
+        class RankPdb(pdb.Pdb):
+            """A pdb that neither ends the job nor uses its streams."""
+
+            def interaction(self, *arguments: Any) -> None:
+                try:
+                    super().interaction(*arguments)
+                except Exception:  # noqa: BLE001 - the connection is lost
+                    self.do_detach("")
+
+            def trace_dispatch(self, frame: FrameType, event: str, argument: Any) -> Any:
+                if terminal.is_gone():
+                    self.do_detach("")
+                    return None
+                return super().trace_dispatch(frame, event, argument)
+
+            def do_detach(self, arg: str) -> bool | None:
+                """Detach: the program goes on."""
+                self.clear_all_breaks()
+                self.set_continue()
+                terminal.close()
+                return True
+
+            do_q = do_quit = do_exit = do_EOF = do_detach
+            do_interact = do_detach  # it would read the standard input of the rank
+
+        # This module is no part of the program: nothing stops in it.
+        own = [__name__]
+        debugger = RankPdb(stdin=terminal, stdout=terminal, skip=own, nosigint=True, readrc=False)
+        debugger.message(f"process {os.getpid()}: {reason}. q or Ctrl-D detaches.")
+        debugger.reset()
+        caller = frame if can_step else None
+        while caller is not None:
+            caller.f_trace, debugger.botframe = debugger.trace_dispatch, caller
+            caller = caller.f_back
+        debugger.interaction(frame, traceback)
+        if frame is None or not can_step:
+            debugger.do_detach("")
+        elif debugger.stoplineno >= 0 or debugger.breaks:
+            sys.settrace(debugger.trace_dispatch)
+    except Exception as error:  # noqa: BLE001
+        with suppress(OSError):
+            terminal.write(f"no debugger: {error!r}\n")
+        terminal.close()
+
+
 # --- The supervisor.
 
 
@@ -764,6 +962,9 @@ class RankSupervisor:
                 self._environment["PYTHONPATH"] = directory + (os.pathsep + path if path else "")
             except OSError as error:
                 self._complain(f"no signal for stacks: {error.strerror}: {error.filename}")
+            if directory and self._options.debug_rank is not None:
+                self._environment[DEBUG] = f"{self._options.debug_rank}:{directory}"
+                self._environment["PYTHONBREAKPOINT"] = "0"  # of the other ranks
             self._prepare_environment()
             status = self._supervise()
         finally:
@@ -991,6 +1192,12 @@ def arguments(words: Sequence[str] | None = None) -> Any:
         metavar="NAME",
         default="URG",
         help="every Python of it writes its stacks on this signal; none: leave all alone (URG)",
+    )
+    parser.add_argument(
+        "--debug-rank",
+        metavar="N",
+        type=int,
+        help="rank that nodeready stacks --attach N can debug; breakpoint() waits for it",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(words)

@@ -40,6 +40,9 @@ class RunWords:
         general=False,
         read=_read_signal,
     )
+    debug_rank: int | None = opt(
+        "--debug-rank N", "Rank that stacks --attach N can debug.", bounds=(0, None), general=False
+    )
 
 
 # Options end at the first word of COMMAND, which may have options of its own.
@@ -55,6 +58,8 @@ def run(command: tuple[str, ...], options: RunWords) -> None:
     it, 127 if it is not found, 126 if it cannot be run.
     """
     words = ["--signal", options.signal, "--log-dir", options.log_dir]
+    if options.debug_rank is not None:
+        words += ["--debug-rank", str(options.debug_rank)]
     path = click.get_current_context().obj
     environment = {**os.environ}
     environment.pop("PATH", None)

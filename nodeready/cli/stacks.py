@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +19,8 @@ from nodeready.cli.options import (
     inventory_argument,
     report_files,
 )
-from nodeready.core.exit_codes import Refused
+from nodeready.core.exit_codes import OK, Refused
+from nodeready.core.text import sanitise
 from nodeready.reports.registry import FORMATS, Options
 from nodeready.runs.options import JobsOptions, StacksOptions, TailOptions
 
@@ -40,6 +43,17 @@ def stacks_inventory(inventory: str | None, options: StacksWords) -> str | None:
     return find_inventory(inventory, options, elsewhere=elsewhere)
 
 
+def read_typed() -> bytes:
+    """What was typed; b"": its end."""
+    select.select([0], [], [])  # gevent's: the connection goes on
+    return os.read(0, 65536)
+
+
+def write_plain(text: str) -> None:
+    """Show a rank's text. Whatever is no plain text is shown as an escape."""
+    click.echo("\n".join(sanitise(line, len(text)) for line in text.split("\n")), nl=False)
+
+
 @command(StacksWords)
 @inventory_argument
 def stacks(inventory: str | None, options: StacksWords) -> int:
@@ -57,9 +71,10 @@ def stacks(inventory: str | None, options: StacksWords) -> int:
       nodeready stacks --from hang-2026-11-21 --format html >hang.html
       nodeready stacks inventories/prod.py --job 4711 --slow 60s
       nodeready stacks inventories/prod.py --job 4711 --check
+      nodeready stacks inventories/prod.py --job 4711 --attach 3
     """
     from nodeready.cli.screen import show
-    from nodeready.runs.stacks.command import check, run
+    from nodeready.runs.stacks.command import attach, check, run
     from nodeready.runs.stacks.debuggable import debuggable_code
     from nodeready.runs.stacks.document import stacks_code
 
@@ -72,6 +87,9 @@ def stacks(inventory: str | None, options: StacksWords) -> int:
         code = debuggable_code(checked)
         show("debuggable", form, checked, screen, silent=screen.quiet and not code)
         return code
+    if options.attach is not None:
+        attach(inventory, options, options.attach, screen, (read_typed, write_plain))
+        return OK
     document = run(inventory, options, screen, kept_forms)
     code = stacks_code(document)
     kind = document.verdict.kind if document.verdict else ""

@@ -355,6 +355,9 @@ class StacksOptions(TargetOptions):
         "Check whether this running job can be debugged; exit 3 if not.",
         in_python=False,
     )
+    attach: int | None = opt(
+        "--attach RANK", "Debug this rank with pdb.", bounds=(0, None), in_python=False
+    )
     all_threads: bool = flag("--all-threads", "Group by the stacks of all threads.")
     # None: the default, and longer where a longer look tells more
     samples: int | None = opt(

@@ -15,6 +15,7 @@ from nodeready.runs import targets
 from nodeready.runs.jobs import IF_ENDED, running_lines
 from nodeready.runs.options import StacksOptions
 from nodeready.runs.stacks import debuggable, group, trace
+from nodeready.runs.stacks.attach import Terminal, find_rank, hold_session
 from nodeready.runs.stacks.collect import (
     LONGER_S,
     Captured,
@@ -83,6 +84,21 @@ def check(inventory: str | None, options: StacksOptions, tell: Tell) -> Debuggab
         if not document.findings and not document.gaps:
             _explain_missing_ranks(nodes, captured, tell)
     return document
+
+
+def attach(
+    inventory: str | None, options: StacksOptions, rank: int, tell: Tell, terminal: Terminal
+) -> None:
+    """A debugger's session with one rank. Raises Refused, also if the rank cannot be debugged."""
+    config = _program_config(inventory, options)
+    if options.source is not None or options.output is not None or options.check:
+        raise Refused("--attach: cannot be combined with --from, --check and -o")
+    nodes, config = _targets(inventory, options, config, tell)
+    with nodes.transport:
+        captured = _capture(nodes, replace(config, samples=0), tell)
+        place = find_rank(captured, rank)
+        tell.note(f"rank {rank} is process {place[1]} on {place[0]}")
+        hold_session(nodes.transport, place, rank, terminal)
 
 
 def _program_config(inventory: str | None, options: StacksOptions) -> StacksConfig:
