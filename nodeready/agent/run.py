@@ -738,8 +738,7 @@ def _stream_id(fd: int) -> str:
 _NO_SIGNAL = 0x4000
 #: The variable with the rank to debug and the directory of its socket, ``RANK:DIRECTORY``.
 DEBUG = "NODEREADY_RUN_DEBUG"
-#: Interrupts the main thread: libraries and launchers use no real-time signal of the middle.
-#: Seconds until a main thread that has not reacted is in C.
+#: Interrupts the main thread (libraries do not use it); seconds until a main thread is in C.
 _DEBUG_SIGNAL, _HANG_S = signal.SIGRTMIN + 9, 2.0
 
 
@@ -769,8 +768,10 @@ class RankDebugger:
         import queue
         import socket
 
-        self._rank, self._directory, self._variable = rank, directory, variable
-        self._offers: Any = queue.SimpleQueue()  # a signal's handler may use it at any moment
+        # The files of what a launcher has started: it has its rank by another variable.
+        self._started = [f"{directory}/{name}" for name in RANKS[: RANKS.index(variable)]]
+        # A signal's handler may use this queue at any moment.
+        self._rank, self._offers, self._empty = rank, queue.SimpleQueue[Any](), queue.Empty
         self._terminal: DebuggerTerminal | None = None
         self._is_waiting = False
         self._main_thread = _thread.get_ident()
@@ -793,7 +794,6 @@ class RankDebugger:
         sys.breakpointhook, sys.excepthook = sys.__breakpointhook__, self._excepthook
 
     def _serve(self) -> None:
-        import queue
         import socket
 
         while True:
@@ -811,16 +811,14 @@ class RankDebugger:
                 continue
             signal.pthread_kill(self._main_thread, _DEBUG_SIGNAL)
             time.sleep(_HANG_S)
-            with suppress(queue.Empty):
+            with suppress(self._empty):
                 terminal = self._offers.get_nowait()
                 frame = sys._current_frames()[self._main_thread]
                 reason = "its main thread is in C: look at variables; nothing can be stepped"
                 debug(terminal, frame, None, reason, can_step=False)
 
     def _interrupt(self, _: int, frame: FrameType | None) -> None:
-        import queue
-
-        with suppress(queue.Empty):
+        with suppress(self._empty):
             if not self._is_waiting:
                 debug(self._offers.get_nowait(), frame, None, "interrupted")
 
@@ -831,9 +829,7 @@ class RankDebugger:
 
     def _examine(self, kind: type[BaseException], error: BaseException, traceback: Any) -> None:
         self._excepthook(kind, error, traceback)
-        # What a launcher starts has its rank by another variable.
-        better = RANKS[: RANKS.index(self._variable)]
-        is_launcher = any(os.path.exists(f"{self._directory}/{name}") for name in better)
+        is_launcher = any(map(os.path.exists, self._started))
         if traceback is not None and issubclass(kind, Exception) and not is_launcher:
             self._wait(None, traceback, f"{kind.__name__}, which ends the program")
 
@@ -906,8 +902,7 @@ def debug(
             do_interact = do_detach  # it would read the standard input of the rank
 
         # This module is no part of the program: nothing stops in it.
-        own = [__name__]
-        debugger = RankPdb(stdin=terminal, stdout=terminal, skip=own, nosigint=True, readrc=False)
+        debugger = RankPdb("tab", terminal, terminal, [__name__], nosigint=True, readrc=False)
         debugger.message(f"process {os.getpid()}: {reason}. q or Ctrl-D detaches.")
         debugger.reset()
         caller = frame if can_step else None
@@ -1194,10 +1189,7 @@ def arguments(words: Sequence[str] | None = None) -> Any:
         help="every Python of it writes its stacks on this signal; none: leave all alone (URG)",
     )
     parser.add_argument(
-        "--debug-rank",
-        metavar="N",
-        type=int,
-        help="rank that nodeready stacks --attach N can debug; breakpoint() waits for it",
+        "--debug-rank", metavar="N", type=int, help="rank that stacks --attach N can debug"
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(words)

@@ -19,10 +19,8 @@ from nodeready.runs.stacks.collect import Captured
 
 #: What the user types, b"" at its end; and what shows the rank's text to the user.
 Terminal = tuple[Callable[[], bytes], Callable[[str], None]]
-#: Maximum processes and gaps that a message names.
-_MAX_NAMED = 3
-#: Seconds of a session; for the output after the end of the user's input.
-_SESSION_S, _LAST_S = 12 * 3600, 5.0
+#: Maximum processes and gaps in a message; seconds of a session, and of output after its input.
+_MAX_NAMED, _SESSION_S, _LAST_S = 3, 12 * 3600, 5.0
 
 
 def find_rank(captured: Captured, rank: int) -> tuple[str, int]:
@@ -40,19 +38,15 @@ def find_rank(captured: Captured, rank: int) -> tuple[str, int]:
     raise Refused("\n".join([f"--attach {rank}: no process has this rank", *reasons]), code)
 
 
-def hold_session(
-    transport: Transport, place: tuple[str, int], rank: int, terminal: Terminal
-) -> None:
+def hold_session(transport: Transport, node: str, pid: int, rank: int, terminal: Terminal) -> None:
     """Copy what the user types to the rank's debugger, and its output to the user.
 
     Raises Refused if the rank cannot be debugged, or the connection is lost.
     """
-    node, pid = place
     channels = Channels(transport, time.monotonic() + _SESSION_S)
     config = DebuggerConfig(channels.nonce, transport.tag, rank, pid, _SESSION_S)
     channels.start(request(node, debugger.__name__, config, mark=config.nonce, stdin=True))
     typing = gevent.spawn(_send_input, channels.open[node], terminal[0], gevent.getcurrent())
-    output = None
     try:
         while output := channels.read(node, "debugger", DebuggerOutput, _SESSION_S):
             if output.is_last:
@@ -68,7 +62,6 @@ def hold_session(
 
 
 def _send_input(channel: NodeChannel, read: Callable[[], bytes], session: Any) -> None:
-    """Send all lines, and end the session."""
     unsent = b""
     while data := read():
         *lines, unsent = (unsent + data).split(b"\n")

@@ -96,9 +96,9 @@ def attach(
     nodes, config = _targets(inventory, options, config, tell)
     with nodes.transport:
         captured = _capture(nodes, replace(config, samples=0), tell)
-        place = find_rank(captured, rank)
-        tell.note(f"rank {rank} is process {place[1]} on {place[0]}")
-        hold_session(nodes.transport, place, rank, terminal)
+        node, pid = find_rank(captured, rank)
+        tell.note(f"rank {rank} is process {pid} on {node}")
+        hold_session(nodes.transport, node, pid, rank, terminal)
 
 
 def _program_config(inventory: str | None, options: StacksOptions) -> StacksConfig:

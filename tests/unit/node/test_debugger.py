@@ -1,4 +1,4 @@
-"""`nodeready run --debug-rank` with real processes: where a rank waits, and that the job goes on."""
+"""`nodeready run --debug-rank` with real processes: a rank waits, and the job goes on."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ import pytest
 from nodeready.agent import payload, runtime
 from nodeready.agent.debugger import DebuggerConfig
 from tests.command import wait_for
-from tests.unit.node.test_run import children, environment, run, script, started, until
+from tests.unit.node.test_run import children, environment, script, started, until
 
 __all__ = ["script"]
 
