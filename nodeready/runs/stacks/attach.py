@@ -27,6 +27,7 @@ def find_rank(captured: Captured, rank: int) -> tuple[str, int]:
     """The node and the process of a rank. Raises Refused."""
     rows = [(trace.node, process) for trace in captured.traces() for process in trace.processes]
     rows = [row for row in rows if row[1].rank == rank and not row[1].note.startswith(CLAIMS)]
+    rows = rows if captured.complete else []
     if len(rows) == 1:
         return rows[0][0], rows[0][1].pid
     if rows:
