@@ -300,6 +300,8 @@ def judge(
     lags = _lags(paces)
     if not lags:
         return Verdict("unclear", "fewer than two ranks of one program could be looked at")
+    if not any(pace.looks for pace in paces):
+        return Verdict("unclear", "no stack could be read (is py-spy there?)")
     looks = counted(max(pace.looks for pace in paces), "look")
     seconds = max((pace.glances.seconds for pace in paces if pace.glances), default=0.0)
     span, longer = f"{looks} in {seconds:.0f} s", f"look longer (--slow {10 * round(seconds / 2)})"
