@@ -172,9 +172,8 @@ def out_of_memory(job: JobFailures) -> Finding | None:
     evidence += [report_text(f) for f in srun[:2]]
     evidence += [report_text(f) for f in killed[:1] if f.rank in ranks]
     process = "them" if len(ranks) > 1 else "it"
-    words = {"process": "a worker of its data loader" if workers else process}
+    words = {"process": "a worker of its data loader" if workers else process, "by": "the kernel"}
     words["quoted"] = " (OOMKilled)" if any(f.event.source == "kubectl" for f in slurm) else ""
-    words["by"] = "the kernel"
     if slurm and slurm[0].is_by("cancels"):
         by = reporter_of(slurm[0].event.source)["manager"]
         words |= {"by": by, "quoted": f" ({slurm[0].event.text[:MAX_TEXT]})"}
@@ -207,10 +206,10 @@ def limit(job: JobFailures) -> Finding | None:
     steps, lines = _steps(job, "TIMEOUT", "PREEMPTED", "DEADLINE")
     for word in [f.event.text for f in events] + [step.state for step in steps]:
         reason = next((reason for key, reason in _LIMITS.items() if key in word), word)
-        reporter = reporter_of(events[0].event.source if events else "slurm")
-        words = {"by": reporter.get("manager", "the scheduler"), "reason": reason}
-        shown = lines_of(events) + lines
-        return Finding(for_=shown, words=words, kind="limit", sentence=_ENDED_BY)
+        by = reporter_of(events[0].event.source if events else "slurm")
+        words = {"by": by.get("manager", "the scheduler"), "reason": reason}
+        lines = lines_of(events) + lines
+        return Finding(for_=lines, words=words, kind="limit", sentence=_ENDED_BY)
     return None
 
 
@@ -375,8 +374,7 @@ def _doubts(job: JobFailures, number: int) -> tuple[str, tuple[str, ...]]:
 
 def gpu_fault(job: JobFailures) -> Finding | None:
     """A GPU's fault in the kernel's log, where no rank has an own error."""
-    faults = job.xids()
-    return _of_kernel(job, faults, faults)
+    return _of_kernel(job, job.xids(), job.xids())
 
 
 def node_fault(job: JobFailures) -> Finding | None:
@@ -430,8 +428,11 @@ def ended_first(job: JobFailures) -> Finding | None:
 
 def ended(job: JobFailures) -> Finding | None:
     """A signal ended the launcher or the ranks."""
-    launchers = [f for f in job.ended if f.is_by("cancels")]
-    launchers += [f for f in job.ended if f.event.source == "agent"]
+    # A job whose ranks have lost a peer and aborted, is cancelled for that.
+    aborted = {f.file: f.event.line for f in job.reports if job.losses and f.event.code == -6}
+    ends = [f for f in job.ended if aborted.get(f.file, f.event.line) >= f.event.line]
+    launchers = [f for f in ends if f.is_by("cancels")]
+    launchers += [f for f in ends if f.event.source == "agent"]
     # Slurm also says CANCELLED of a batch script that crashed (22.05): 0:11.
     steps, lines = _steps(job, "CANCELLED")
     is_cancelled = any(not s.signal or kind_of_code(-s.signal) == "signal" for s in steps)
@@ -472,9 +473,7 @@ def _signal_name(failure: RankFailure, default: str) -> str:
 
 
 def consequence(job: JobFailures) -> Finding | None:
-    """An error that says itself that its cause is elsewhere, or that came when others had lost a
-    peer, where nothing else is known.
-    """
+    """An error that says that its cause is elsewhere, or that came when others had lost a peer."""
     failures = job.consequences or job.late
     # What the job itself has ended says less than a connection that broke before.
     if job.losses:

@@ -40,11 +40,15 @@ def survived(job: JobFailures) -> Finding | None:
     bad = [f for f in failures if not f.event.is_warning]
     ends = {at: file.failures.facts.finished for at, file in enumerate(job.evidence.files)}
     has_end = any(ends[at] for at in job.last_files)
+    # A pod that was killed was started again, where the log of each rank has ended well.
+    files = job.evidence.files
+    logs = [at for at in job.last_files if job.finder.file_rank(files[at]) is not None]
+    again = "kubectl" if logs and all(ends[at] for at in logs) else "-"
     # Steps go on after all failures, and nothing else reports an end.
     ends_alone = [
         f for f in (*job.reports, *job.ended)
         if not f.event.steps_on and (f.file < 0 or f.file in job.last_files)
-        and not (has_end and _is_stopped(f))
+        and not (has_end and _is_stopped(f)) and f.event.source != again
     ]  # fmt: skip
     is_ended = bool(ends_alone or job.evidence.kernel)
     is_ended = is_ended or any(step.code or step.signal for step in job.evidence.steps)
@@ -85,7 +89,7 @@ def survived(job: JobFailures) -> Finding | None:
             ) >= _FURTHER_LINES
         )
         and id(f) not in closed
-        and not (f.went_on or f.event.handled)
+        and not (f.went_on or f.event.handled or f.event.source == again)
         and not (f.event.went_on and f.event.lines_after >= _FURTHER_LINES)
     ]  # fmt: skip
     how = "its rank went on after it" if (judged or is_beside) and not fatal else ""
