@@ -1037,11 +1037,12 @@ class FailureReader:
         for stream in self.streams.values():
             if stream.mode == "traceback" and stream.frames:
                 self._end_cut(stream)
-            last = stream.details[-1:]
+            details, failed = list(stream.details), rules.PHRASES["other-status"]
             self._end_chain(stream)
-            if last and _goes_on(last[0]) and stream.last_at < self.number:
+            is_over = bool(details) and _goes_on(details[-1]) and stream.last_at < self.number
+            if is_over and not any(map(failed.search, details)):
                 # The lines to the end were none of the message.
-                stream.add_plain(last[0], self.number)
+                stream.add_plain(details[-1], self.number)
             if stream.mode == "block":
                 self._end_block(stream)
         # Of the task of a node, torchrun's own report has the node.
