@@ -1189,7 +1189,7 @@ def arguments(words: Sequence[str] | None = None) -> Any:
         help="every Python of it writes its stacks on this signal; none: leave all alone (URG)",
     )
     parser.add_argument(
-        "--debug-rank", metavar="N", type=int, help="rank that stacks --attach N can debug"
+        "--debug-rank", metavar="N", type=int, help="rank that nodeready stacks can debug"
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(words)

@@ -9,6 +9,12 @@ from tests.paths import ROOT
 from tests.unit.conftest import bundle_file, pythons
 from tests.unit.healthcheck.test_compiled import run as run_alone
 from tests.unit.healthcheck.test_compiled import takes_its_code
+from tests.unit.node.test_debugger import (  # noqa: F401
+    job,
+    test_a_breakpoint_waits_and_steps_and_the_job_goes_on,
+    test_a_rank_that_runs_is_interrupted_and_a_killed_user_changes_nothing,
+    test_an_exception_is_examined_before_the_program_ends,
+)
 from tests.unit.node.test_run import (  # noqa: F401
     script,
     test_all_stacks_on_a_signal_also_in_c_with_the_lock,
