@@ -703,7 +703,8 @@ class FailureReader:
         elif stream.frames and stream.is_warning:
             stream.handled[event.line] = stream.plain
         elif stream.frames and stream.is_of_request and event.role == rules.FAILED:
-            stream.requests |= set() if event.kind in _OF_PROCESS else {event.line}
+            is_lasting = event.kind in _OF_PROCESS or event.has_phrase("reported-late")
+            stream.requests |= set() if is_lasting else {event.line}
         if stream.spawned is not None:
             event = replace(event, local_rank=stream.spawned)
             stream.spawned = None
