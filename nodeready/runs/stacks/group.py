@@ -234,6 +234,10 @@ class Bucket:
         self.awaited_threads |= other.awaited_threads
         self.holders |= other.holders
         self.work = self.work or other.work
+        self.commands |= other.commands
+        self.ends.update(other.ends)
+        self.waits_for = tuple(sorted({*self.waits_for, *other.waits_for}))
+        self.numbers |= other.numbers
         self.is_count_stopped |= other.is_count_stopped
         for call in other.system_calls.values():
             self._add_system_call(call)

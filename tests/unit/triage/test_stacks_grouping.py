@@ -557,3 +557,12 @@ def test_system_calls_are_folded_over_the_ranks_of_a_group():
         ("futex", "", 1000, 0.5, (0,)),
     ]
     assert "strace stopped after 5,000 system calls" in found.reason
+
+
+def test_a_group_takes_over_for_whom_another_one_waits():
+    group, joined = (grouping.Bucket("stack", verdict, "") for verdict in ("unsure", "blocked"))
+    group.waits_for, group.numbers, group.commands = (3,), {1}, {"train"}
+    joined.waits_for, joined.numbers, joined.commands = (0,), {2}, {"serve"}
+    group.take(joined)
+    assert (group.waits_for, group.numbers) == ((0, 3), {1, 2})
+    assert group.commands == {"train", "serve"}
