@@ -119,13 +119,19 @@ def _errors(job: JobFailures, keys: Sequence[str]) -> list[tuple[RankFailure, st
     return [(f, e.meaning, e.step) for f, e in errors if e and e.key in keys]
 
 
+def _peer(failure: RankFailure) -> str:
+    """The address of the other end of the connection that an error is about; "": not said."""
+    match = _PEER.search(failure.event.text)
+    return (match[1] or match[2]) if match else ""
+
+
 def _mutual(job: JobFailures) -> list[tuple[RankFailure, str, str]]:
     """The errors of connections that two nodes or more have, each with another peer."""
     rows = _errors(job, _MUTUAL)
     peers: dict[str, set[str]] = {}
     for failure, *_ in rows:
-        if failure.node and (peer := _PEER.search(failure.event.text)):
-            peers.setdefault(failure.node, set()).add(peer[1] or peer[2])
+        if failure.node and (peer := _peer(failure)):
+            peers.setdefault(failure.node, set()).add(peer)
     # One peer of all may have ended.
     is_mutual = len(peers) > 1 and not set.intersection(*peers.values())
     return rows if is_mutual else []
@@ -135,8 +141,8 @@ def _refusals(job: JobFailures) -> list[str]:
     """The nodes that refuse connections, most refusals first, with what leaves them out."""
     node_of, refused = _node_of_address(job), Counter[str]()
     for failure, *_ in _errors(job, ("connect-refused",)):
-        if peer := _PEER.search(failure.event.text):
-            refused[peer[2] or peer[1]] += 1
+        if peer := _peer(failure):
+            refused[peer] += 1
     texts = []
     for address, count in refused.most_common(3):
         node = node_of.get(address, "")
@@ -170,12 +176,11 @@ def _node_of_address(job: JobFailures) -> dict[str, str]:
 def _links(job: JobFailures, failures: Sequence[RankFailure]) -> list[tuple[str, str]]:
     """The pairs of nodes between which the errors are; a peer that is not known by address."""
     node_of = _node_of_address(job)
-    ends = [(f, _LOCAL.search(f.event.text), _PEER.search(f.event.text)) for f in failures]
+    ends = [(f, _LOCAL.search(f.event.text), _peer(f)) for f in failures]
     node_of |= {local[1]: f.node for f, local, _ in ends if local and f.node}
     links: dict[tuple[str, str], None] = {}
     for failure, _, peer in ends:
         if peer and failure.node:
-            address = peer[1] or peer[2]
-            first, second = sorted((failure.node, node_of.get(address, address)))
+            first, second = sorted((failure.node, node_of.get(peer, peer)))
             links[first, second] = None
     return list(links)
