@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from nodeready.core.outcome import NodeGap
 from nodeready.core.text import counted
-from nodeready.runs.stacks.document import Frame, Group, JobTree, Rank, Stacks, fold_ranks, tree
+from nodeready.runs.stacks.document import (
+    Frame,
+    Group,
+    JobTree,
+    Rank,
+    Stacks,
+    SystemCall,
+    fold_ranks,
+    tree,
+)
 
 #: Kinds of groups -> their words for a person, where these differ.
 _WORDS = {"uninterruptible": "state D", "no-data": "no data"}
 #: Maximum groups after a group, in the order of paths, that are compared with it.
 _MAX_COMPARED = 64
+#: Maximum characters of the ranks of a system call.
+_RANKS = 30
 
 
 def word(group: Group) -> str:
@@ -100,6 +112,18 @@ def process(rank: Rank) -> str:
     return ", ".join(parts)
 
 
+def call_texts(group: Group) -> list[str]:
+    """The system calls of a group, a line each: ``49,210/s  read  pipe of pid 55  rank 3``."""
+    return list(map(partial(_call, group), group.system_calls))
+
+
+def _call(group: Group, row: SystemCall) -> str:
+    owner = ranks(row.ranks, _RANKS) if set(row.ranks) != set(group.ranks) else ""
+    rate = row.calls / (row.seconds or 1)
+    text = f"{rate:,.0f}/s  {row.call}" if row.call else "none: it computes"
+    return "  ".join(filter(None, (text, row.object, owner)))
+
+
 def processes_by_group(stacks: Stacks) -> dict[int, list[Rank]]:
     """The processes of each group, by its index."""
     by_group: dict[int, list[Rank]] = {}
@@ -130,7 +154,8 @@ def headline(stacks: Stacks) -> str:
     texts = []
     if found_count:
         of_size = f"{found_count} of {size} ranks" if size else counted(found_count, "rank")
-        texts.append(f"all {size} ranks" if size == found_count else of_size)
+        all_ranks = "the only rank" if size == 1 else f"all {size} ranks"
+        texts.append(all_ranks if size == found_count else of_size)
     if rankless:
         texts.append(f"{counted(rankless, 'process', 'processes')} without a rank")
     return f"{job}{' and '.join(texts)} found on {nodes}, in {counted(len(groups), 'group')}"

@@ -48,7 +48,7 @@ def page() -> HtmlPage:
         OPEN=_OPEN, PROCESSES=_PROCESSES, LONG=_LONG, SET=_SET, STATEMENTS=_STATEMENTS, CELL=_CELL,
         WITNESSES=_WITNESSES, KINDS=_KINDS, names=node_set, fold_ranks=fold_ranks, folded=_folded,
         place=rank_groups.place, ranks=rank_groups.ranks, who=rank_groups.members,
-        word=rank_groups.word,
+        word=rank_groups.word, call_texts=rank_groups.call_texts,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from nodeready.reports.lines import (
 from nodeready.reports.rank_groups import (
     Branch,
     branches,
+    call_texts,
     headline,
     largest,
     members,
@@ -256,12 +257,8 @@ class _StacksTable(TableLayout):
     def system_calls(self, group: Group) -> Iterator[StyledLine]:
         """The system calls, which are counted on request."""
         maximum = len(group.system_calls) if self.verbose else _MAX_CALLS
-        for row in group.system_calls[:maximum]:
-            owner = f"  {ranks(row.ranks, _RANKS)}" if set(row.ranks) != set(group.ranks) else ""
-            rate = row.calls / (row.seconds or 1)
-            text = f"{rate:,.0f}/s  {row.call}" if row.call else "none: it computes"
-            objects = f"  {sanitise(row.object, _LONG)}" if row.object else ""
-            yield self.fit(self.detail(("calls ", "dim"), f"{sanitise(text)}{objects}{owner}"))
+        for text in call_texts(group)[:maximum]:
+            yield self.fit(self.detail(("calls ", "dim"), sanitise(text, MAX_TEXT)))
         if group.system_calls[maximum:]:
             hidden = counted(len(group.system_calls) - maximum, "more system call")
             yield self.detail((f"{hidden} (-v shows them)", "dim"))

@@ -139,6 +139,7 @@ def hung() -> Stacks:
         user_frame=LOOP[-1], states=("S futex_wait_queue",), children=children, activity="data",
         waits_on=("poll of a pipe that pids 71, 72 write",),
         locals=("train_epoch: step = 4711", "train_epoch: lr = 0.1"),
+        system_calls=(document.SystemCall("poll", "pipe of pid 71", 412, 5.0, (7,)),),
     )  # fmt: skip
     rest = replace(
         stack(REDUCE, without(16, 7), hint=WAITS), role="victim", activity="collective",
