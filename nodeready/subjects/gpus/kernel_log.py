@@ -128,6 +128,8 @@ function read_line(  text, inside, key, size) {{
             record_of = text
         }} else if (grave != "" && text ~ /section_type: memory error/)
             keep("memory " grave, record_of)
+        else if (grave == "" && text ~ /section_type: PCIe error/)
+            keep("corrected", text)
         else if (grave != "" && text ~ /device_id: / && match(text, /{_ADDRESS}/)) {{
             key = substr(text, RSTART, RLENGTH)
             keep(key grave, "pcieport " key ".0: by the firmware: Uncorrected (" grave ") error")
