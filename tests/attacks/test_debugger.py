@@ -56,7 +56,7 @@ def test_a_rank_over_ssh_on_a_terminal_shows_escapes_and_goes_on(bob, socket_pat
     there = Terminal(tool, "stacks", fleet([node]), "--attach", "3")
     there.expect("(Pdb) ")
     # The program that connects has bob's rights, and none of root's.
-    rows = node.enter(["sh", "-c", "ps -eo uid,comm,args | grep '[n]odeready:'"]).stdout
+    rows = node.enter(["sh", "-c", "ps -eww -o uid,comm,args | grep '[n]odeready:'"]).stdout
     users = {row.split()[0] for row in rows.splitlines() if row.split()[1].startswith("python")}
     assert users == {str(bob.uid)}, rows
     there.send("p number\n")
