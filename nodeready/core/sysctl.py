@@ -10,7 +10,8 @@ reads it last of all.
 Other programs write sysctls at boot, too. The kernel takes ``sysctl.KEY=VALUE`` of its command
 line before all files (kernel-parameters.txt). tuned sets the [sysctl] section of its profile, and
 then what /etc/sysctl.d, /run/sysctl.d and /etc/sysctl.conf say, unless reapply_sysctl is off
-(tuned-main.conf). An enabled ufw sets /etc/ufw/sysctl.conf (ufw-framework(8)).
+(tuned-main.conf). An enabled ufw sets /etc/ufw/sysctl.conf (ufw-framework(8)). An executable
+rc.local runs after all of them (systemd-rc-local-generator(8)).
 """
 
 from __future__ import annotations
@@ -46,6 +47,14 @@ DIRECTORIES = (
 SYSCTL_CONF = "/etc/sysctl.conf"
 UFW = "/etc/ufw/sysctl.conf"
 _UFW_CONF = "/etc/ufw/ufw.conf"
+_RC_LOCAL = ("/etc/rc.local", "/etc/rc.d/rc.local")
+#: The commands of a script that set a key: its name, or its path below /proc/sys, and the value.
+_SYSCTL_COMMAND = re.compile(
+    r"\s*(?:\S*/)?sysctl(?:\s+-\S+)*\s+[\"']?(?P<path>[^\s=#-][^\s=]*)=[\"']?(?P<value>[^\s\"';]+)"
+)
+_ECHO_COMMAND = re.compile(
+    r"\s*echo\s+[\"']?(?P<value>[^\s\"']+)[\"']?\s*>\s*/proc/sys/(?P<path>\S+)"
+)
 _TUNED_CONF = "/etc/tuned/tuned-main.conf"
 #: Directories whose sysctl files tuned applies again, after its own values.
 _REAPPLIED = ("/etc/", "/run/")
@@ -75,7 +84,10 @@ def _script(policy: Policy) -> str:
         {{ read -r nr_names </etc/tuned/active_profile; }} 2>/dev/null
         set -- {_TUNED_CONF}
     fi
-    while [ -n "$nr_names" ] && [ $# -lt 16 ]; do
+    for nr_file in {" ".join(_RC_LOCAL)}; do
+        if [ -x "$nr_file" ]; then set -- "$@" "$nr_file"; fi
+    done
+    while [ -n "$nr_names" ] && [ $# -lt 18 ]; do
         nr_next=
         for nr_name in $nr_names; do
             case $nr_name in *[!A-Za-z0-9._-]* | .*) continue ;; esac
@@ -178,7 +190,8 @@ class SysctlFiles:
     # path below /proc/sys -> what tuned's profile sets
     tuned: Mapping[str, SysctlOption] = field(default_factory=dict)
     reapply: bool = True  # tuned applies the files of /etc and /run after its own values
-    ufw: Mapping[str, SysctlOption] = field(default_factory=dict)  # what an enabled ufw sets
+    # path below /proc/sys -> what an enabled ufw and rc.local set after all these files
+    late: Mapping[str, SysctlOption] = field(default_factory=dict)
     # path below /proc/sys -> what the kernel's command line sets
     cmdline: Mapping[str, str] = field(default_factory=dict)
 
@@ -219,6 +232,15 @@ def _options(lines: Iterable[Line]) -> dict[str, SysctlOption]:
         if path in options and options[path].value != assigned:
             del options[path]
         options[path] = SysctlOption(assigned, line)
+    return options
+
+
+def _commands(lines: Iterable[Line]) -> dict[str, SysctlOption]:
+    """What the commands of a shell script set."""
+    options = {}
+    for line in lines:
+        if match := _SYSCTL_COMMAND.match(line.text) or _ECHO_COMMAND.match(line.text):
+            options[_relative_path(match["path"])] = SysctlOption(match["value"], line)
     return options
 
 
@@ -301,7 +323,8 @@ def parse(output: Output) -> SysctlFiles:
         values.get("masked", "") if systemd else "",
         tuned,
         reapply,
-        _options(lines.get(UFW, ())) if ufw else {},
+        (_options(lines.get(UFW, ())) if ufw else {})
+        | _commands(line for path in _RC_LOCAL for line in lines.get(path, ())),
         _cmdline(values.get("cmdline", "")),
     )
 
@@ -320,7 +343,7 @@ def _remedy(files: SysctlFiles, path: str) -> str:
         written.line.path == SYSCTL_CONF or not beatable(written.line.path.rpartition("/")[2])
     ):
         return _removal(written.line.source)
-    for later in (files.ufw, {} if files.reapply else files.tuned):
+    for later in (files.late, {} if files.reapply else files.tuned):
         setting = _setting(later, path)
         if setting is not None:
             return _removal(setting.source)
@@ -336,7 +359,7 @@ def boot_value(files: SysctlFiles, key: str) -> BootSetting:
         files.reapply and winner is not None and winner.source.startswith(_REAPPLIED)
     ):
         winner = tuned
-    winner = _setting(files.ufw, path) or winner
+    winner = _setting(files.late, path) or winner
     if winner is None and path in files.cmdline:
         winner = Setting(files.cmdline[path], CMDLINE)
     names = [file.rpartition("/")[2] for file in files.keys.get(path, ()) if file != SYSCTL_CONF]
