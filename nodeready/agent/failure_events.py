@@ -153,6 +153,8 @@ _GROUP = re.compile(r"(?:\S+\.)?(?:Base)?ExceptionGroup: ")
 #: Plain lines before a failure with which those after it are compared, the number of the latter,
 #: and letters of such a line; how often a line with fewer letters comes in a log of such lines.
 _RECENT, _WATCHED, _LETTERS, _USUAL = 8, 500, 8, 3
+#: Equal lines but for their numbers that show a program at work.
+_ALIKE = 8
 #: The rank that a line of a program names, and the characters in which it does.
 _RANKS, _HEAD = re.compile(r"(?i)\b(?:rank|task|process|pe)[ =#:]{0,2}(\d{1,7})\b"), 80
 #: The different numbers of steps that show a job at work.
@@ -280,8 +282,13 @@ class _RankStream:
         """
         lines: list[str] = []
         steps = 0
-        for number, text in reversed(_without_survived(self.tail)):
-            steps += bool(_STEP.search(text[:400]))
+        rows = _without_survived(self.tail)
+        counts = Counter(_shape(text) for _, text in rows if not complaint(text))
+        for number, text in reversed(rows):
+            # A program may have no word for its steps.
+            steps += bool(
+                _STEP.search(text[:400]) or (counts[_shape(text)] >= _ALIKE and _shape(text))
+            )
             if number <= line or steps >= _STEPS:
                 break
             lines += [text.strip()] if _shape(text) or complaint(text) else []
