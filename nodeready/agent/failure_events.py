@@ -17,7 +17,7 @@ from nodeready.agent import failure_rules as rules
 from nodeready.agent import log_ranks
 from nodeready.agent.log_lines import STAMP_CHARACTERS, TIMED, Calendar, node_calendar, stamp
 from nodeready.agent.log_ranks import ranks_in
-from nodeready.agent.log_variables import LogFacts, read_facts
+from nodeready.agent.log_variables import LogFacts, ends_well, read_facts
 from nodeready.agent.witnesses.flight_recorder import Recording
 from nodeready.agent.witnesses.logs import WatchdogReport, reports
 from nodeready.core import wire
@@ -61,6 +61,7 @@ class FailureEvent:
     steps_on: bool = False  # the lines that it stands in end with growing steps
     handled: bool = False  # the line after it, or its level, says so, and the log goes on
     last_words: wire.Line = ""  # of an end: why, by the last words before it
+    is_last: bool = False  # its process has ended by it, and the log has no work after it
 
     @property
     def is_warning(self) -> bool:
@@ -256,7 +257,8 @@ class _RankStream:
         if not text.strip():
             return
         self.last, self.last_at = text, number
-        self.since += 1
+        # A line that a program draws says nothing.
+        self.since += self.since > 0 or any(map(str.isalnum, text))
         if self.since == 1 and self.events and is_handled(text):
             self.handled[self.events[-1].line] = self.plain
         last = self.events[-1] if self.events else None
@@ -1039,6 +1041,15 @@ class FailureReader:
             if complaint(text) or any(rules.PHRASES[name].search(text) for name in names)
         ), default=0)  # fmt: skip
 
+    def _without_work(self, end: int) -> range:
+        """The lines after all that are of steps or tell that a failure was handled, of the last
+        ones, to the first that says that the job has ended well.
+        """
+        rows = self._last_lines(end)
+        works = (at for at, text in rows if _STEP.search(text[:400]) or is_handled(text))
+        first = max(works, default=rows[0][0] if rows else 0)
+        return range(first + 1, next((at for at, text in rows if ends_well(text)), end + 1))
+
     def failures(self) -> FileFailures:
         """What the lines so far report."""
         events = []
@@ -1069,7 +1080,7 @@ class FailureReader:
         last_step_at = max(last_steps, default=0)
         end_at = max((s.last_at for s in self.streams.values()), default=0)
         last_complaints = self._last_complaints(end_at)
-        closing_at = self._closing(end_at)
+        closing_at, without_work = self._closing(end_at), self._without_work(end_at)
         rows = (row for stream in self.streams.values() for row in stream.tail)
         again = rules.PHRASES["starts-again"]
         again_at = max((number for number, text in rows if again.search(text)), default=0)
@@ -1131,6 +1142,8 @@ class FailureReader:
                         or event.line in survived
                     ),
                     handled=event.line in overcome or event.line < again_at < last_step_at,
+                    is_last=event.line in without_work
+                    and (event.line in stream.unhandled or _ends_process(event)),
                 )
                 for event in stream.events
             ]
@@ -1167,6 +1180,12 @@ _BLOCK = re.compile(
     r"^(?P<prefix>(?=.{0,120}[\d|[]).{0,120}[\s|\]:>])?"
     r"(?P<name>Failures|Other Failures|Root Cause(?: \(first observed failure\))?):$"
 )
+
+
+def _ends_process(event: FailureEvent) -> bool:
+    """Whether an event says that a process, or the job, has ended, and not well."""
+    is_limit = (event.role, event.kind) == (rules.ENDED, "limit")
+    return is_limit or (event.role == rules.REPORT and rules.signal_of(event.code) not in rules.STOPS)
 
 
 def _without_prefix(stream: _RankStream, text: str) -> str:
