@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import takewhile
@@ -285,12 +285,9 @@ class _RankStream:
         lines: list[str] = []
         steps = 0
         rows = _without_survived(self.tail)
-        counts = Counter(_shape(text) for _, text in rows if not complaint(text))
+        counts = _counts(rows)
         for number, text in reversed(rows):
-            # A program may have no word for its steps.
-            steps += bool(
-                _STEP.search(text[:400]) or (counts[_shape(text)] >= _ALIKE and _shape(text))
-            )
+            steps += _is_work(text, counts)
             if number <= line or steps >= _STEPS:
                 break
             lines += [text.strip()] if _shape(text) or complaint(text) else []
@@ -386,6 +383,17 @@ def is_handled(text: str) -> bool:
     return bool(rules.PHRASES["handles"].search(head)) and not rules.PHRASES["ends"].search(head)
 
 
+def _counts(rows: Iterable[tuple[int, str]]) -> Counter[str]:
+    """How often each shape of a line comes that has no word of an error."""
+    return Counter(_shape(text) for _, text in rows if not complaint(text))
+
+
+def _is_work(text: str, counts: Mapping[str, int]) -> bool:
+    """Whether a line is of a step, also of a program that has no word for its steps."""
+    shape = _shape(text)
+    return bool(_STEP.search(text[:400]) or (shape and counts.get(shape, 0) >= _ALIKE))
+
+
 def _goes_on(text: str) -> bool:
     """Whether a line is of a step, or speaks of progress."""
     return bool(_STEP.search(text[:400]) or rules.PHRASES["progresses"].search(text[:400]))
@@ -395,17 +403,17 @@ def _without_survived(lines: Iterable[tuple[int, str]]) -> list[tuple[int, str]]
     """The lines, without the words of an error that begin like those before a line of progress."""
     new, survived, rows = set[str](), set[str](), []
     for number, text in lines:
-        head, weight = _shape(text, 0)[:_SAME], complaint(text)
-        if not (weight and head in survived):
+        head = _shape(text, 0)[:_SAME] if complaint(text) else None
+        if head not in survived:
             rows.append((number, text))
-        if weight:
+        if head is not None:
             new.add(head)
-        elif _goes_on(text):
+        elif new and _goes_on(text):
             survived |= new
     return rows
 
 
-@lru_cache(maxsize=_LAST_WORDS)
+@lru_cache(maxsize=1 << 10)
 def complaint(text: str) -> int:
     """How much a line that no row explains tells of an error that ends a program; 0: nothing."""
     found = (weight for weight, words in _COMPLAINTS if rules.PHRASES[words].search(text))
@@ -716,6 +724,7 @@ class FailureReader:
             stream.requests |= set() if is_lasting else {event.line}
         if stream.spawned is not None:
             event = replace(event, local_rank=stream.spawned)
+            stream.unhandled.add(event.line)
             stream.spawned = None
         if stream.is_quoted:
             # It is of the process of another rank, or of none.
@@ -1046,7 +1055,8 @@ class FailureReader:
         ones, to the first that says that the job has ended well.
         """
         rows = self._last_lines(end)
-        works = (at for at, text in rows if _STEP.search(text[:400]) or is_handled(text))
+        counts = _counts(rows)
+        works = (at for at, text in rows if _is_work(text, counts) or is_handled(text))
         first = max(works, default=rows[0][0] if rows else 0)
         return range(first + 1, next((at for at, text in rows if ends_well(text)), end + 1))
 
@@ -1143,7 +1153,7 @@ class FailureReader:
                     ),
                     handled=event.line in overcome or event.line < again_at < last_step_at,
                     is_last=event.line in without_work
-                    and (event.line in stream.unhandled or _ends_process(event)),
+                    and (event.line in stream.unhandled | stream.aborts or _ends_process(event)),
                 )
                 for event in stream.events
             ]
@@ -1185,7 +1195,9 @@ _BLOCK = re.compile(
 def _ends_process(event: FailureEvent) -> bool:
     """Whether an event says that a process, or the job, has ended, and not well."""
     is_limit = (event.role, event.kind) == (rules.ENDED, "limit")
-    return is_limit or (event.role == rules.REPORT and rules.signal_of(event.code) not in rules.STOPS)
+    is_fatal = event.role == rules.FAILED and event.has_phrase("last-level")
+    is_end = event.role == rules.REPORT and rules.signal_of(event.code) not in rules.STOPS
+    return is_limit or is_fatal or is_end
 
 
 def _without_prefix(stream: _RankStream, text: str) -> str:

@@ -16,8 +16,8 @@ from nodeready.agent.failure_rules import (
     LOST,
     PHRASES,
     REPORT,
-    WAITED,
     STOPS,
+    WAITED,
     meaning,
     signal_of,
 )
