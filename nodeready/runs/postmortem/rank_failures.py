@@ -359,7 +359,7 @@ def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
         f.event.line: ranks_of_pid[f.event.pid]
         for f in errors if f.event.pid and len(ranks_of_pid[f.event.pid]) == 1
     }  # fmt: skip
-    own_ends = {f.event.line - 1: {f.rank} for f in ends if f.is_by("of_itself")}
+    own_ends = {f.event.line - 1: ranks_in([f]) for f in ends if f.is_by("of_itself")}
     of_next = {f.event.line: own_ends[f.event.line] for f in errors if f.event.line in own_ends}
     is_lost = any(f.event.role in (LOST, WAITED) and not f.event.is_warning for f in failures)
     exits, aborted, crashed = _by_end(ends, lambda f: bool(signal_of(f.event.code)))
