@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import takewhile
@@ -17,7 +17,7 @@ from nodeready.agent import failure_rules as rules
 from nodeready.agent import log_ranks
 from nodeready.agent.log_lines import STAMP_CHARACTERS, TIMED, Calendar, node_calendar, stamp
 from nodeready.agent.log_ranks import ranks_in
-from nodeready.agent.log_variables import LogFacts, read_facts
+from nodeready.agent.log_variables import LogFacts, ends_well, read_facts
 from nodeready.agent.witnesses.flight_recorder import Recording
 from nodeready.agent.witnesses.logs import WatchdogReport, reports
 from nodeready.core import wire
@@ -61,6 +61,7 @@ class FailureEvent:
     steps_on: bool = False  # the lines that it stands in end with growing steps
     handled: bool = False  # the line after it, or its level, says so, and the log goes on
     last_words: wire.Line = ""  # of an end: why, by the last words before it
+    is_last: bool = False  # its process has ended by it, and the log has no work after it
 
     @property
     def is_warning(self) -> bool:
@@ -153,6 +154,8 @@ _GROUP = re.compile(r"(?:\S+\.)?(?:Base)?ExceptionGroup: ")
 #: Plain lines before a failure with which those after it are compared, the number of the latter,
 #: and letters of such a line; how often a line with fewer letters comes in a log of such lines.
 _RECENT, _WATCHED, _LETTERS, _USUAL = 8, 500, 8, 3
+#: Equal lines but for their numbers that show a program at work.
+_ALIKE = 8
 #: The rank that a line of a program names, and the characters in which it does.
 _RANKS, _HEAD = re.compile(r"(?i)\b(?:rank|task|process|pe)[ =#:]{0,2}(\d{1,7})\b"), 80
 #: The different numbers of steps that show a job at work.
@@ -254,7 +257,8 @@ class _RankStream:
         if not text.strip():
             return
         self.last, self.last_at = text, number
-        self.since += 1
+        # A line that a program draws says nothing.
+        self.since += self.since > 0 or any(map(str.isalnum, text))
         if self.since == 1 and self.events and is_handled(text):
             self.handled[self.events[-1].line] = self.plain
         last = self.events[-1] if self.events else None
@@ -280,8 +284,10 @@ class _RankStream:
         """
         lines: list[str] = []
         steps = 0
-        for number, text in reversed(_without_survived(self.tail)):
-            steps += bool(_STEP.search(text[:400]))
+        rows = _without_survived(self.tail)
+        counts = _counts(rows)
+        for number, text in reversed(rows):
+            steps += _is_work(text, counts)
             if number <= line or steps >= _STEPS:
                 break
             lines += [text.strip()] if _shape(text) or complaint(text) else []
@@ -377,6 +383,17 @@ def is_handled(text: str) -> bool:
     return bool(rules.PHRASES["handles"].search(head)) and not rules.PHRASES["ends"].search(head)
 
 
+def _counts(rows: Iterable[tuple[int, str]]) -> Counter[str]:
+    """How often each shape of a line comes that has no word of an error."""
+    return Counter(_shape(text) for _, text in rows if not complaint(text))
+
+
+def _is_work(text: str, counts: Mapping[str, int]) -> bool:
+    """Whether a line is of a step, also of a program that has no word for its steps."""
+    shape = _shape(text)
+    return bool(_STEP.search(text[:400]) or (shape and counts.get(shape, 0) >= _ALIKE))
+
+
 def _goes_on(text: str) -> bool:
     """Whether a line is of a step, or speaks of progress."""
     return bool(_STEP.search(text[:400]) or rules.PHRASES["progresses"].search(text[:400]))
@@ -386,17 +403,17 @@ def _without_survived(lines: Iterable[tuple[int, str]]) -> list[tuple[int, str]]
     """The lines, without the words of an error that begin like those before a line of progress."""
     new, survived, rows = set[str](), set[str](), []
     for number, text in lines:
-        head, weight = _shape(text, 0)[:_SAME], complaint(text)
-        if not (weight and head in survived):
+        head = _shape(text, 0)[:_SAME] if complaint(text) else None
+        if head not in survived:
             rows.append((number, text))
-        if weight:
+        if head is not None:
             new.add(head)
-        elif _goes_on(text):
+        elif new and _goes_on(text):
             survived |= new
     return rows
 
 
-@lru_cache(maxsize=_LAST_WORDS)
+@lru_cache(maxsize=1 << 10)
 def complaint(text: str) -> int:
     """How much a line that no row explains tells of an error that ends a program; 0: nothing."""
     found = (weight for weight, words in _COMPLAINTS if rules.PHRASES[words].search(text))
@@ -707,6 +724,7 @@ class FailureReader:
             stream.requests |= set() if is_lasting else {event.line}
         if stream.spawned is not None:
             event = replace(event, local_rank=stream.spawned)
+            stream.unhandled.add(event.line)
             stream.spawned = None
         if stream.is_quoted:
             # It is of the process of another rank, or of none.
@@ -1032,6 +1050,16 @@ class FailureReader:
             if complaint(text) or any(rules.PHRASES[name].search(text) for name in names)
         ), default=0)  # fmt: skip
 
+    def _without_work(self, end: int) -> range:
+        """The lines after all that are of steps or tell that a failure was handled, of the last
+        ones, to the first that says that the job has ended well.
+        """
+        rows = self._last_lines(end)
+        counts = _counts(rows)
+        works = (at for at, text in rows if _is_work(text, counts) or is_handled(text))
+        first = max(works, default=rows[0][0] if rows else 0)
+        return range(first + 1, next((at for at, text in rows if ends_well(text)), end + 1))
+
     def failures(self) -> FileFailures:
         """What the lines so far report."""
         events = []
@@ -1062,7 +1090,7 @@ class FailureReader:
         last_step_at = max(last_steps, default=0)
         end_at = max((s.last_at for s in self.streams.values()), default=0)
         last_complaints = self._last_complaints(end_at)
-        closing_at = self._closing(end_at)
+        closing_at, without_work = self._closing(end_at), self._without_work(end_at)
         rows = (row for stream in self.streams.values() for row in stream.tail)
         again = rules.PHRASES["starts-again"]
         again_at = max((number for number, text in rows if again.search(text)), default=0)
@@ -1124,6 +1152,8 @@ class FailureReader:
                         or event.line in survived
                     ),
                     handled=event.line in overcome or event.line < again_at < last_step_at,
+                    is_last=event.line in without_work
+                    and (event.line in stream.unhandled | stream.aborts or _ends_process(event)),
                 )
                 for event in stream.events
             ]
@@ -1160,6 +1190,14 @@ _BLOCK = re.compile(
     r"^(?P<prefix>(?=.{0,120}[\d|[]).{0,120}[\s|\]:>])?"
     r"(?P<name>Failures|Other Failures|Root Cause(?: \(first observed failure\))?):$"
 )
+
+
+def _ends_process(event: FailureEvent) -> bool:
+    """Whether an event says that a process, or the job, has ended, and not well."""
+    is_limit = (event.role, event.kind) == (rules.ENDED, "limit")
+    is_fatal = event.role == rules.FAILED and event.has_phrase("last-level")
+    is_end = event.role == rules.REPORT and rules.signal_of(event.code) not in rules.STOPS
+    return is_limit or is_fatal or is_end
 
 
 def _without_prefix(stream: _RankStream, text: str) -> str:

@@ -39,6 +39,8 @@ SIGNAL_NAMES = {
     9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM",
     15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ",
 }  # fmt: skip
+#: The signals by which a process is stopped that is not needed any more.
+STOPS = 1, 2, 15
 _OUT_OF_MEMORY = "Out Of Memory"
 _SIGNAL_WORDS = {
     "Hangup": 1, "Interrupt": 2, "Quit": 3, "Illegal instruction": 4, "Aborted": 6,

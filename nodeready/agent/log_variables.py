@@ -53,11 +53,16 @@ _PID_NEEDLES, _MAX_PID_LINES = ("pid", "PID", "Pid", " NCCL "), 5000
 #: line; lines at the end of a log that are searched for them.
 _COMMAND_ENDS = "status-0", "program-done", "last-step", "server-stops"
 _ASKED, _LAST_LINES = "echo $?", 1000
-#: Words, and the line that says with one of them that a job has ended well.
-ENDS = tuple(
-    (tuple(row["needles"].split("|")), re.compile(row["pattern"]))
-    for row in knowledge.rows("job_ends").values()
-)
+_ENDS = knowledge.rows("job_ends").values()
+#: Words, and the line that says with one of them that a job has ended well; those that a batch
+#: script does not say.
+ENDS, OWN_ENDS = (
+    tuple(
+        (tuple(row["needles"].split("|")), re.compile(row["pattern"]))
+        for row in _ENDS if not (is_own and row.get("script"))
+    )
+    for is_own in (False, True)
+)  # fmt: skip
 #: Each such line has one of these words; a search for words is ten times faster.
 _NEEDLES = (
     *dict.fromkeys(word for words, _ in ENDS for word in words),
@@ -102,6 +107,7 @@ class LogFacts:
     finished: wire.Number = 0  # the last line that says that the job has ended well; 0: none
     own_ranks: tuple[wire.Number, ...] = ()  # that lines without a prefix say of their writer
     command_ended: wire.Number = 0  # as finished, of a command; 0: none, or a command failed
+    program_finished: wire.Number = 0  # as finished, in words that a batch script does not say
 
 
 def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogFacts:
@@ -112,6 +118,7 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
     addresses: dict[str, None] = {}
     pids: dict[str, LogPid] = {}
     version, room, finished, own_ranks = "", _MAX_PID_LINES, 0, set[int]()
+    program_finished = 0
     for number, line in enumerate(lines, 1):
         if room and any(map(line.__contains__, _PID_NEEDLES)):
             room -= 1
@@ -125,7 +132,12 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
             continue
         origin = split(line[:_MAX_LINE])
         is_bad = PHRASES["ends-badly"].search(origin.text)
-        finished = 0 if is_bad else number if ends_well(origin.text) else finished
+        if is_bad:
+            finished = program_finished = 0
+        elif ends_well(origin.text):
+            finished = number
+            is_own = ends_well(origin.text, OWN_ENDS)
+            program_finished = number if is_own else program_finished
         if origin.rank is None and (match := PHRASES["own-rank"].search(origin.text)):
             own_ranks.add(int(match[1]))
         if not version and (match := _VERSION.search(origin.text)):
@@ -140,7 +152,8 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
                 )
     values = tuple(variables.values()), version, tuple(addresses), tuple(pids.values())
     ranks = tuple(sorted(own_ranks)[:_MAX_ADDRESSES])
-    return LogFacts(*values, finished, ranks, _command_ended(lines, split))
+    ends = _command_ended(lines, split), program_finished
+    return LogFacts(*values, finished, ranks, *ends)
 
 
 def _command_ended(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> int:

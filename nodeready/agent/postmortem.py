@@ -316,8 +316,11 @@ def _with_numbers(failures: FileFailures, numbers: Sequence[int]) -> FileFailure
     in_file, facts = [0, *numbers], failures.facts
     events = tuple(replace(event, line=in_file[event.line]) for event in failures.events)
     variables = tuple(replace(row, line=in_file[row.line]) for row in facts.variables)
-    ends = in_file[facts.finished], in_file[facts.command_ended]
-    facts = replace(facts, variables=variables, finished=ends[0], command_ended=ends[1])
+    facts = replace(
+        facts, variables=variables, finished=in_file[facts.finished],
+        command_ended=in_file[facts.command_ended],
+        program_finished=in_file[facts.program_finished],
+    )  # fmt: skip
     prefix = in_file[failures.unknown_prefix]
     return replace(failures, events=events, facts=facts, unknown_prefix=prefix)
 

@@ -359,6 +359,8 @@ def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
         f.event.line: ranks_of_pid[f.event.pid]
         for f in errors if f.event.pid and len(ranks_of_pid[f.event.pid]) == 1
     }  # fmt: skip
+    own_ends = {f.event.line - 1: ranks_in([f]) for f in ends if f.is_by("of_itself")}
+    of_next = {f.event.line: own_ends[f.event.line] for f in errors if f.event.line in own_ends}
     is_lost = any(f.event.role in (LOST, WAITED) and not f.event.is_warning for f in failures)
     exits, aborted, crashed = _by_end(ends, lambda f: bool(signal_of(f.event.code)))
     # A process that aborts says so after its error.
@@ -368,7 +370,7 @@ def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
     of_crash = crashed or ([] if errors else aborted or exits)
     of_error = (exits if errors else []) or ([] if crashes or is_lost else aborted)
     of_lines = _assigned(crashes, of_crash, is_lost=is_lost)
-    return of_lines | _assigned(errors or notices, of_error, is_lost=is_lost) | of_pids
+    return of_lines | _assigned(errors or notices, of_error, is_lost=is_lost) | of_pids | of_next
 
 
 def _by_end(
@@ -545,7 +547,8 @@ class JobFailures:
         # A process that says that its cause is elsewhere, or lost a peer, may abort itself then.
         before = self.consequence_at.get(failure.file), self.victim_at.get((failure.file, None))
         is_after_others = any(line is not None and line < event.line for line in before)
-        if event.code == -signal.SIGABRT and is_after_others:
+        is_end = event.code == -signal.SIGABRT or event.has_phrase("only-ends")
+        if is_end and is_after_others:
             return True
         # What other processes miss then is of the worker that died.
         if self.died_at.get(failure.file, event.line) < event.line:

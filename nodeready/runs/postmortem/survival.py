@@ -16,8 +16,10 @@ from nodeready.agent.failure_rules import (
     LOST,
     PHRASES,
     REPORT,
+    STOPS,
     WAITED,
     meaning,
+    signal_of,
 )
 from nodeready.runs.postmortem.evidence import RankFailure
 from nodeready.runs.postmortem.findings import MAX_TEXT, Finding, lines_of, subject
@@ -47,7 +49,7 @@ def survived(job: JobFailures) -> Finding | None:
     # Steps go on after all failures, and nothing else reports an end.
     ends_alone = [
         f for f in (*job.reports, *job.ended)
-        if not f.event.steps_on and (f.file < 0 or f.file in job.last_files)
+        if not (f.event.steps_on or f.event.handled) and (f.file < 0 or f.file in job.last_files)
         and not (has_end and _is_stopped(f)) and f.event.source != again
     ]  # fmt: skip
     is_ended = bool(ends_alone or job.evidence.kernel)
@@ -70,7 +72,7 @@ def survived(job: JobFailures) -> Finding | None:
     fatal = [
         f for f in judged
         # What no log says has no line: a core file.
-        if (f.file < 0 or f.event.line > ends.get(f.file, 0))
+        if (f.file < 0 or f.event.line > ends.get(f.file, 0) or _is_hidden(job, f))
         and (f.file in job.last_files or not goes_on)
         and not (f.event.steps_on and not is_ended)
         and not (f.event.source == NOT_LAUNCHED and not is_ended and (
@@ -100,7 +102,10 @@ def survived(job: JobFailures) -> Finding | None:
     names = [name for name in last if "." not in name]
     names += [max(numbers, key=lambda name: numbers[name])] if numbers else []
     # A batch script may hide how its command ended; of a step, Slurm knows it.
-    hidden = [f for f in fatal if f.event.role in (REPORT, FAILED) and not ends.get(f.file)]
+    hidden = [
+        f for f in fatal
+        if f.event.role in (REPORT, FAILED) and (not ends.get(f.file) or _is_hidden(job, f))
+    ]  # fmt: skip
     if names and (numbers or not hidden) and all(
         (last[name].state, last[name].code, last[name].signal) == ("COMPLETED", 0, 0)
         for name in names
@@ -137,7 +142,7 @@ def _closed(
         for f in sorted((f for f in rows if id(f) in noise), key=lambda f: f.event.line):
             end = lines.get(f.file, 0)
             # What is missed before a server is stopped is no effect of it.
-            is_after = f.event.role not in (CONSEQUENCE, ENDED) or end < f.event.line
+            is_after = f.event.role not in (CONSEQUENCE, ENDED, REPORT) or end < f.event.line
             if 0 < end >= f.event.line - _END_LINES and is_after:
                 lines[f.file] = max(f.event.line, lines[f.file])
                 closed.add(id(f))
@@ -153,7 +158,15 @@ def _closed(
 
 def _is_stopped(failure: RankFailure) -> bool:
     """Whether a signal from outside has ended a process: after the job's end, its helper."""
-    return failure.event.role == ENDED and failure.event.kind == "signal"
+    event = failure.event
+    is_stopped = event.role == REPORT and signal_of(event.code) in STOPS
+    return is_stopped or (event.role == ENDED and event.kind == "signal")
+
+
+def _is_hidden(job: JobFailures, failure: RankFailure) -> bool:
+    """Whether only a batch script says after the end of a process that the job has ended well."""
+    facts = job.evidence.files[failure.file].failures.facts
+    return failure.event.is_last and not facts.program_finished > failure.event.line
 
 
 def _steps_after_faults(job: JobFailures) -> bool:
