@@ -1088,7 +1088,7 @@ class RankSupervisor:
             self._complain(f"no watch: {reason}")
             return
         is_spread = os.environ.get("SLURM_JOB_NUM_NODES", "1") != "1"
-        where = ["--via", "srun"] if is_spread else ["--local"]
+        transport = ["--via", "srun"] if is_spread else ["--local"]
         ranks = (*RANKS, "LOCAL_RANK")  # it is no rank itself
         # Not our own stream: what it starts would keep that open after our end.
         source, end = os.pipe()
@@ -1098,7 +1098,7 @@ class RankSupervisor:
                 OutputChannel(source, 2, self._prefix, RankLogFile(self._complain))
             )
             self._watch = subprocess.Popen(
-                [program, "watch", *where, "--job", job, *_WATCH],
+                [program, "watch", *transport, "--job", job, *_WATCH],
                 stdin=subprocess.DEVNULL,
                 stdout=end,
                 stderr=end,

@@ -48,7 +48,9 @@ class RunWords:
         "Each launch waits for its kernel, so that a GPU's error has the right stack.",
         general=False,
     )
-    on_cpu: bool = flag("--on-cpu", "Hide all GPUs: an error is an exception.", general=False)
+    on_cpu: bool = flag(
+        "--on-cpu", "Hide all GPUs, so that COMMAND runs on the CPU.", general=False
+    )
     sanitizer: bool = flag("--sanitizer", "Run COMMAND under compute-sanitizer.", general=False)
     watch: bool = flag(
         "--watch", "Keep the evidence of a hang before the job's timeout.", general=False

@@ -1,4 +1,4 @@
-"""`nodeready run --watch` under torchrun: the stacks are on disk before the job's timeout ends it."""
+"""`nodeready run --watch` under torchrun: the stacks are on disk before the job's timeout."""
 
 import os
 import subprocess

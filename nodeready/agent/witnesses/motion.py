@@ -253,8 +253,11 @@ def timeouts(settings: str) -> dict[str, int]:
 
     settings: its arguments, joined by spaces, and its environment, a variable per line
     """
-    found = ((key, pattern.search(settings), unit) for key, (pattern, unit) in _TIMEOUTS.items())
-    return {key: int(match[1]) * unit for key, match, unit in found if match}
+    return {
+        key: int(match[1]) * unit_s
+        for key, (pattern, unit_s) in _TIMEOUTS.items()
+        if (match := pattern.search(settings))
+    }
 
 
 def _settings(pid: int) -> str:
