@@ -1093,10 +1093,9 @@ class RankSupervisor:
         # Not our own stream: what it starts would keep that open after our end.
         source, end = os.pipe()
         os.set_blocking(source, False)
-        with suppress(OSError):
-            self._channels.append(
-                OutputChannel(source, 2, self._prefix, RankLogFile(self._complain))
-            )
+        log = RankLogFile(self._complain)
+        try:
+            self._channels.append(OutputChannel(source, 2, self._prefix, log))
             self._watch = subprocess.Popen(
                 [program, "watch", *transport, "--job", job, *_WATCH],
                 stdin=subprocess.DEVNULL,
@@ -1105,6 +1104,8 @@ class RankSupervisor:
                 env={name: text for name, text in os.environ.items() if name not in ranks},
                 preexec_fn=_end_with_parent,  # noqa: PLW1509
             )
+        except OSError as error:
+            self._complain(f"no watch: {program}: {error.strerror}")
         os.close(end)
 
     def _prepare_environment(self) -> None:

@@ -573,7 +573,12 @@ def test_without_a_watch_a_line_says_why_and_the_job_goes_on(watch):
     )
     assert done.stdout.endswith(b"on\n")
     assert b"no watch: the job has no name: set SLURM_JOB_ID, TORCH" in done.stderr
-    Path(python).with_name("nodeready").unlink()
+    program = Path(python).with_name("nodeready")
+    program.write_text("#!/no/such/python\n")
+    done = run("echo", "on", options=("--watch",), python=python, env={"RANK": "0", **MASTER})
+    assert done.stdout.endswith(b"on\n")
+    assert f"no watch: {program}: No such file or directory\n" in done.stderr.decode()
+    program.unlink()
     env = {"RANK": "0", "PATH": "/bin", "SLURM_JOB_ID": "4711"}
     done = run("echo", "on", options=("--watch",), python=python, env=env)
     assert done.stdout.endswith(b"on\n")
