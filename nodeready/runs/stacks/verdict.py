@@ -264,7 +264,7 @@ def stands(job: HungJob) -> HangFinding | None:
     is_in_library = first.verdict == "spinning" and first.frames[-1:] != (first.user_frame,)
     if first.verdict == "progressing" or is_in_library:
         # An endless loop is mostly the user's own code; a library's call may be long.
-        words["at"] = causes.called(first)
+        words |= {"at": causes.called(first), "waits": job.waits}
         return HangFinding(words, suspects, sentence=_MOVES)
     if suspects[1:] and all(causes.opens_pipe(job.groups[at]) for at in job.suspects):
         # Nobody knows who should open the other ends.
