@@ -584,6 +584,41 @@ class Bandwidth:
     rates: tuple[CopyRate, ...] = ()
 
 
+@dataclass(frozen=True)
+class RdmaRate:
+    """How fast one port wrote to the same port of a peer."""
+
+    port: wire.Name  # ``mlx5_0/1``
+    gbps: float | None = None  # Gbit/s; None: it has no rate
+    error: wire.Line = ""  # why it has none
+
+
+@dataclass(frozen=True)
+class RdmaTrouble:
+    """A port that writes slowly, or not at all, although that port is measured on other nodes."""
+
+    port: str
+    peers: tuple[str, ...]  # with which it does
+    is_pair: bool  # with this peer alone: the cause is either node, or the way between them
+    gbps: float | None  # the lowest rate, in Gbit/s; None: there is none
+    error: str  # why a rate is missing; "": none is
+    median_gbps: float  # of this port on all nodes of the run
+    compared: int  # the number of these pairs
+
+
+@dataclass(frozen=True)
+class RdmaBandwidth:
+    """The outcome of ib_write_bw between a node's RDMA ports and those of its neighbours."""
+
+    absent: str = ""  # why the test does not apply to the node; "": it does
+    error: str = ""  # why there is no result, one line; "": there is one
+    # the lowest rate of each port, in Gbit/s, that is compared and no trouble
+    rates: tuple[RdmaRate, ...] = ()
+    # the ports without three pairs that were measured, which have no median
+    uncompared: tuple[RdmaRate, ...] = ()
+    troubles: tuple[RdmaTrouble, ...] = ()
+
+
 #: The active tests, in the order of their start -> the class of the observation: a field of
 #: `Proved`. agent/proofs/active.py runs them.
 ACTIVE: dict[str, type[Any]] = {"bandwidth": Bandwidth, "diagnostic": Diagnostic}
@@ -601,7 +636,7 @@ SESSION: dict[str, type[Any]] = {
     "resources": Resources, "peers": Peers,
 }  # fmt: skip
 #: The proofs that run between the nodes.
-MESH, COLLECTIVE = "mesh", "collective"
+MESH, COLLECTIVE, RDMA = "mesh", "collective", "rdma_bandwidth"
 #: What the memory proves: nothing runs.
 HISTORY = "history"
 #: The further sessions, opened when one of `IN_EACH_SESSION` is requested.
@@ -668,6 +703,8 @@ class Proved:
     # the active tests of its GPUs; None also where nobody asked for them
     bandwidth: Bandwidth | Unknown | None = None
     diagnostic: Diagnostic | Unknown | None = None
+    # RDMA between the nodes, as all nodes together saw it; None also where nobody asked for it
+    rdma_bandwidth: RdmaBandwidth | Unknown | None = None
 
     @property
     def user_name(self) -> str:
