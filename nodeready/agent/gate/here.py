@@ -116,10 +116,10 @@ def _judged(
 
         proof = facts.read(answer_of(outcomes["proofs"]).stdout, config)
         # After the snapshot, which would show the tests as a job's load.
-        ids = {*selection.checks}
+        needed = {row.proof for row in SUBJECTS["proof"].checks if row.id in selection.checks}
         config = replace(
             config,
-            proofs=tuple(name for name in facts.ACTIVE if f"proof.{name}" in ids),
+            proofs=tuple(name for name in facts.ACTIVE if name in needed),
             limit_s=max(1, int(started_s + time_s - time.monotonic()) - 2),
         )
         if config.proofs:

@@ -115,19 +115,48 @@ def read_rates(text: str, models: Mapping[int, str]) -> Iterator[facts.CopyRate]
             yield facts.CopyRate(test, gpu, models[gpu], round(statistics.median(values), 2))
 
 
+# GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-…)
+#          Link 0: Replay Errors: 0
+_LINKED_GPU = re.compile(r"GPU (\d{1,4}): .*")
+_LINK_ERRORS = re.compile(r"\s+Link (\d{1,3}): (Replay|Recovery|CRC) Errors: (\d{1,18})\s*")
+
+
+def read_link_errors(text: str) -> dict[tuple[int, int, str], int]:
+    """(GPU, link, kind) -> the errors since the driver was loaded (``nvidia-smi nvlink -e``)."""
+    counts: dict[tuple[int, int, str], int] = {}
+    gpu = None
+    for line in text.splitlines():
+        if match := _LINKED_GPU.fullmatch(line):
+            gpu = int(match[1])
+        elif gpu is not None and (match := _LINK_ERRORS.fullmatch(line)):
+            counts[gpu, int(match[1]), match[2]] = int(match[3])
+    return counts
+
+
+def _count_link_errors(tools: IdleTools) -> dict[tuple[int, int, str], int]:
+    return read_link_errors(tools.run("nvidia-smi", "nvlink", "-e", limit_s=_SMI_S).out)
+
+
 def _bandwidth(tools: IdleTools, level: int) -> facts.Bandwidth:
     if reason := tools.missing("nvbandwidth"):
         return facts.Bandwidth(absent=reason)
     if reason := tools.busy():
         return facts.Bandwidth(error=reason)
+    before = _count_link_errors(tools)
     ended = tools.run("nvbandwidth", "-t", *_COPIES, limit_s=_BANDWIDTH_S)
+    after = _count_link_errors(tools)
     rates = tuple(read_rates(ended.out, tools.models))
     if ended.rc != 0 or not rates:
         # Its errors come after the header of its output.
         last = _line(ended.err[-_MAX_TEXT:] or ended.out[-_MAX_TEXT:])
         reason = last if last and ended.rc is not None else failure(ended)
         return facts.Bandwidth(error=f"nvbandwidth: {reason}")
-    return facts.Bandwidth(rates=rates)
+    errors = (
+        facts.LinkErrors(*key, count - before.get(key, count)) for key, count in after.items()
+    )
+    link_errors = [row for row in errors if row.count > 0][:_MAX_FINDINGS]
+    links = {key[:2] for key in after.keys() & before.keys()}
+    return facts.Bandwidth("", "", rates, len(links), tuple(link_errors))
 
 
 def failure(ended: Ended) -> str:

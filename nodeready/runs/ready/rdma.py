@@ -93,10 +93,14 @@ def bandwidths(pairs: Iterable[PairRate]) -> dict[str, RdmaBandwidth]:
 def _of_port(rows: Sequence[PairRate]) -> dict[str, RdmaBandwidth]:
     """Node -> what the rates of one port say of it."""
     rates = {ends: row.rate for row in rows for ends in (row.ends, row.ends[::-1])}
-    measured = [row.rate.gbps for row in rows if row.rate.gbps is not None]
-    if len(measured) < COMPARABLE:
+    # A slow node makes both of its pairs slow: the best rate of each node is compared.
+    best: dict[str, float] = {}
+    for (node, _), rate in rates.items():
+        if rate.gbps is not None:
+            best[node] = max(rate.gbps, best.get(node, 0.0))
+    if len(best) < COMPARABLE:
         return {node: RdmaBandwidth(uncompared=(rate,)) for (node, _), rate in rates.items()}
-    port, median = rows[0].rate.port, statistics.median(measured)
+    port, median = rows[0].rate.port, statistics.median(best.values())
     low = {ends for ends, rate in rates.items() if (rate.gbps or 0.0) < SLOW_SHARE * median}
     findings = attribute(ReachAttempt(*ends, port, ends not in low) for ends in rates)
     results = {
@@ -113,7 +117,7 @@ def _of_port(rows: Sequence[PairRate]) -> dict[str, RdmaBandwidth]:
             sides[finding.peers[0]] = (finding.node,)
         for node, peers in sides.items():
             is_pair = finding.kind == PAIR
-            trouble = RdmaTrouble(port, peers, is_pair, slowest, error, median, len(measured))
+            trouble = RdmaTrouble(port, peers, is_pair, slowest, error, median, len(best))
             known = results.get(node, RdmaBandwidth())
             results[node] = replace(known, troubles=(*known.troubles, trouble))
     return results

@@ -15,7 +15,7 @@ from nodeready.subjects.proof import facts
 from nodeready.subjects.proof.session import proof_check
 
 #: The checks that ``--active`` adds, and what it adds from level 2 on.
-ACTIVE_CHECKS = ("proof.diagnostic", "proof.bandwidth")
+ACTIVE_CHECKS = ("proof.diagnostic", "proof.bandwidth", "proof.nvlink_errors")
 NETWORK_CHECKS = ("proof.rdma_bandwidth",)
 
 # --- DCGM's diagnostics.
@@ -155,6 +155,39 @@ def bandwidth(
     return check.ok(", ".join(texts), "nvbandwidth")
 
 
+_LINK_FIX = "reset the GPUs and test again; then reseat the board or the bridge; see gpus.nvlink"
+
+
+@proof_check("proof.nvlink_errors",
+             slows_job("inspect", "reset_gpu", "reseat", "replace", source=VALIDATION),
+             "bandwidth", opt_in=True, expects="no new error", fix=_LINK_FIX)  # fmt: skip
+def nvlink_errors(
+    check: Check, tested: facts.Bandwidth, observed: facts.Proved, policy: Policy
+) -> Result:
+    """No NVLink counts errors while nvbandwidth copies between the GPUs (`nvidia-smi nvlink -e`).
+
+    It is part of that test, and needs no time of its own. The counters begin when the driver is
+    loaded, so only what they gain meanwhile counts. A replay or a recovery fails; CRC errors,
+    which the link repairs by itself, are a warning (DCGM's health watch has the same limits,
+    DcgmHealthWatch.cpp, and fails from 100 CRC errors a second on). Blackwell's GPUs count under
+    other names, which are not read.
+    """
+    if tested.absent:
+        return check.na(tested.absent)
+    if tested.error:
+        return check.unknown(tested.error)
+    if tested.link_errors:
+        texts = (
+            f"GPU {row.gpu} link {row.link}: {row.count} {row.kind}" for row in tested.link_errors
+        )
+        is_repaired = all(row.kind == "CRC" for row in tested.link_errors)
+        judge = check.warn if is_repaired else check.fail
+        return judge(join_first(texts), "nvidia-smi nvlink -e")
+    if not tested.counted_links:
+        return check.na("nvidia-smi nvlink -e counts no errors of these GPUs")
+    return check.ok(f"{counted(tested.counted_links, 'link')} without new errors")
+
+
 # --- ib_write_bw between the nodes.
 
 _PORT_FIX = "see rdma.pcie, rdma.errors and rdma.rate; else the port's cable, then the slot"
@@ -167,7 +200,7 @@ def _trouble_text(trouble: facts.RdmaTrouble) -> str:
     alone = " alone" if trouble.is_pair else ""
     return (
         f"{trouble.port} to {join_names(trouble.peers)}{alone}: {rate}, the median of "
-        f"{trouble.compared} pairs is {trouble.median_gbps:.1f}"
+        f"{trouble.compared} nodes is {trouble.median_gbps:.1f}"
     )
 
 
@@ -182,12 +215,13 @@ def rdma_bandwidth(
     It runs only with ``--active 2`` or 3, or by its full name, on idle nodes with perftest. Each
     node writes from each active port to the same port of the next node (port 1 of mlx5_0 to port
     1 of mlx5_0), one after the other, for three seconds, in rings of at most 128 nodes. The median
-    is that of all pairs of this port and link rate in the run, at least three: what a port reaches
-    depends on the adapter, its slot and the processor. A slot that has lost half of its lanes has
-    half of the rate, and healthy ports differ by up to a tenth: the limit lies between the two. A
-    port that is slow with both neighbours fails; one that has no rate with either is unknown; a
-    single slow pair is a warning for both nodes. Where other ports are measured, a port that no
-    three pairs can measure counts for nothing: it may be in another network.
+    is that of all nodes with this port and link rate in the run, at least three, of each the rate
+    with its better neighbour: what a port reaches depends on the adapter and its slot. A slot that
+    has lost half of its lanes has half of the rate, and healthy ports differ by up to a tenth: the
+    limit lies between the two. A port that is slow with both neighbours fails; one that has no
+    rate with either is unknown; a single slow pair is a warning for both nodes. Where other
+    ports are measured, a port that is not on three nodes counts for nothing: it may be in
+    another network.
     """
     if tested.absent:
         return check.na(tested.absent)
@@ -205,7 +239,7 @@ def rdma_bandwidth(
     if not tested.rates:
         is_unknown = any(row.error for row in tested.uncompared)
         without_rate = check.unknown if is_unknown else check.na
-        return without_rate(f"fewer than three pairs of a port were measured; {rest_text}")
+        return without_rate(f"no port was measured on three nodes; {rest_text}")
     ports = counted(len(tested.rates), "port")
     slowest = min(row.gbps or 0.0 for row in tested.rates)
     actual = f"{ports}, {slowest:.1f} Gbit/s or more"

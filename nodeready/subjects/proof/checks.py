@@ -21,7 +21,12 @@ from nodeready.subjects.pdsh.checks import MODULE_FIX
 from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, VARIABLE
 from nodeready.subjects.ports.checks import ports_text
 from nodeready.subjects.proof import facts
-from nodeready.subjects.proof.active import bandwidth, diagnostic, rdma_bandwidth
+from nodeready.subjects.proof.active import (
+    bandwidth,
+    diagnostic,
+    nvlink_errors,
+    rdma_bandwidth,
+)
 from nodeready.subjects.proof.debugging import (
     attach,
     attach_native,
@@ -383,7 +388,7 @@ def history(observed: facts.Proved, policy: Policy) -> Result:
 _CHECKS = (
     user, limits, attach, attach_nonblocking, attach_native, gdb, strace, core, backtrace,
     resources, ssh, pdsh, ports, mesh, collective, history, diagnostic, bandwidth,
-    rdma_bandwidth,
+    nvlink_errors, rdma_bandwidth,
 )  # fmt: skip
 
 SUBJECT = Subject(

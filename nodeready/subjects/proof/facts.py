@@ -576,12 +576,24 @@ class CopyRate:
 
 
 @dataclass(frozen=True)
+class LinkErrors:
+    """Errors that one link between GPUs counted while nvbandwidth loaded it."""
+
+    gpu: wire.Count  # its number in the order of the PCI bus
+    link: wire.Count
+    kind: wire.Name  # ``Replay``, ``Recovery`` or ``CRC``
+    count: wire.Number
+
+
+@dataclass(frozen=True)
 class Bandwidth:
     """The outcome of nvbandwidth."""
 
     absent: wire.Line = ""  # why the test does not apply to the node; "": it does
     error: wire.Line = ""  # why there is no result, one line; "": there is one
     rates: tuple[CopyRate, ...] = ()
+    counted_links: wire.Count = 0  # the number of NVLinks whose errors are counted
+    link_errors: tuple[LinkErrors, ...] = ()  # that came meanwhile
 
 
 @dataclass(frozen=True)
@@ -602,8 +614,8 @@ class RdmaTrouble:
     is_pair: bool  # with this peer alone: the cause is either node, or the way between them
     gbps: float | None  # the lowest rate, in Gbit/s; None: there is none
     error: str  # why a rate is missing; "": none is
-    median_gbps: float  # of this port on all nodes of the run
-    compared: int  # the number of these pairs
+    median_gbps: float  # of this port on all nodes of the run, each with its better neighbour
+    compared: int  # the number of these nodes
 
 
 @dataclass(frozen=True)
@@ -614,7 +626,7 @@ class RdmaBandwidth:
     error: str = ""  # why there is no result, one line; "": there is one
     # the lowest rate of each port, in Gbit/s, that is compared and no trouble
     rates: tuple[RdmaRate, ...] = ()
-    # the ports without three pairs that were measured, which have no median
+    # the ports that were not measured on three nodes, and have no median
     uncompared: tuple[RdmaRate, ...] = ()
     troubles: tuple[RdmaTrouble, ...] = ()
 
