@@ -77,8 +77,9 @@ def test_a_test_without_an_end_ends_with_the_budget_and_with_ctrl_c(tool, fleet,
     lines = results(done)
     assert {text.partition(":")[0] for text in lines.values()} == {"unknown"}
     assert [processes(node) for node in nodes] == before
-    running = tool.start(*words, "100", *ONLY)
-    wait_for(lambda: any("ib_write_bw" in row for row in processes(nodes[0])))
-    running.send_signal(signal.SIGINT)
-    assert tool.end(running).status == 130
-    assert [processes(node) for node in nodes] == before
+    for number, status in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
+        running = tool.start(*words, "100", *ONLY)
+        wait_for(lambda: any("ib_write_bw" in row for row in processes(nodes[0])))
+        running.send_signal(number)
+        assert tool.end(running).status == status
+        wait_for(lambda: [processes(node) for node in nodes] == before)

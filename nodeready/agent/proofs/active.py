@@ -133,30 +133,29 @@ def read_link_errors(text: str) -> dict[tuple[int, int, str], int]:
     return counts
 
 
-def _count_link_errors(tools: IdleTools) -> dict[tuple[int, int, str], int]:
-    return read_link_errors(tools.run("nvidia-smi", "nvlink", "-e", limit_s=_SMI_S).out)
-
-
 def _bandwidth(tools: IdleTools, level: int) -> facts.Bandwidth:
     if reason := tools.missing("nvbandwidth"):
         return facts.Bandwidth(absent=reason)
     if reason := tools.busy():
         return facts.Bandwidth(error=reason)
-    before = _count_link_errors(tools)
+    before = tools.run("nvidia-smi", "nvlink", "-e", limit_s=_SMI_S)
     ended = tools.run("nvbandwidth", "-t", *_COPIES, limit_s=_BANDWIDTH_S)
-    after = _count_link_errors(tools)
+    after = tools.run("nvidia-smi", "nvlink", "-e", limit_s=_SMI_S)
     rates = tuple(read_rates(ended.out, tools.models))
     if ended.rc != 0 or not rates:
         # Its errors come after the header of its output.
         last = _line(ended.err[-_MAX_TEXT:] or ended.out[-_MAX_TEXT:])
         reason = last if last and ended.rc is not None else failure(ended)
         return facts.Bandwidth(error=f"nvbandwidth: {reason}")
-    errors = (
-        facts.LinkErrors(*key, count - before.get(key, count)) for key, count in after.items()
+    old, new = read_link_errors(before.out), read_link_errors(after.out)
+    known = sorted(old.keys() & new.keys())
+    link_errors = tuple(
+        f"GPU {gpu} link {link}: {new[gpu, link, kind] - old[gpu, link, kind]} {kind}"
+        for gpu, link, kind in known
+        if new[gpu, link, kind] > old[gpu, link, kind]
     )
-    link_errors = [row for row in errors if row.count > 0][:_MAX_FINDINGS]
-    links = {key[:2] for key in after.keys() & before.keys()}
-    return facts.Bandwidth("", "", rates, len(links), tuple(link_errors))
+    links = len({key[:2] for key in known})
+    return facts.Bandwidth("", "", rates, links, link_errors[:_MAX_FINDINGS])
 
 
 def failure(ended: Ended) -> str:

@@ -6,6 +6,7 @@ of ib_write_bw listens on a free port of the job's range, for one client.
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import queue
@@ -30,18 +31,9 @@ _TOOL = "ib_write_bw"
 #: It measures the second of three seconds: the duration must be more than two margins.
 _WORDS = ("-D", "3", "-f", "1", "-s", "1048576", "-F", "--report_gbits")
 #: Seconds for a server until it listens, and for a client: it connects, writes, and disconnects.
-SERVE_S, MEASURE_S = 10.0, 15.0
+SERVE_S, MEASURE_S = 10.0, 12.0
 #: Maximum ports of a node.
 _MAX_PORTS = 16
-_CLASS = "/sys/class/infiniband"
-
-
-@dataclass(frozen=True)
-class RdmaPortRate:
-    """An active port, and the rate of its link."""
-
-    name: wire.Name  # ``mlx5_0/1``
-    gbps: float  # Gbit/s
 
 
 @dataclass(frozen=True)
@@ -50,32 +42,30 @@ class RdmaStart:
 
     absent: wire.Line = ""  # why the test does not apply to the node; "": it does
     error: wire.Line = ""  # why the node cannot be tested; "": it can
-    ports: tuple[RdmaPortRate, ...] = ()
+    links: tuple[RdmaRate, ...] = ()  # the rates of its active ports' links
     addresses: tuple[wire.Name, ...] = ()  # the node's own, of IPv4
 
 
 @dataclass(frozen=True)
-class Serving:
+class RdmaServer:
     """A server that waits for its client."""
 
     tcp_port: wire.Port | None = None  # on which it listens; None: it does not
     error: wire.Line = ""  # why it does not listen
 
 
-def active_ports(directory: str = _CLASS) -> tuple[RdmaPortRate, ...]:
-    """The active ports of InfiniBand and RoCE. ib_write_bw does not connect others by itself
-    (iWARP), or at all (EFA): their devices are no channel adapters.
+def active_links(directory: str = "/sys/class/infiniband") -> tuple[RdmaRate, ...]:
+    """The links of active InfiniBand and RoCE ports. Devices that are no channel adapters (iWARP,
+    EFA) do not connect by ib_write_bw's way.
     """
-    ports = []
-    for device in sorted(os.listdir(directory)) if os.path.isdir(directory) else ():
-        if not read_text(f"{directory}/{device}/node_type").startswith("1:"):
-            continue
-        for number in sorted(os.listdir(f"{directory}/{device}/ports")):
-            path = f"{directory}/{device}/ports/{number}"
-            rate = re.match(r"\d{1,5}(\.\d{1,2})?", read_text(f"{path}/rate"))
-            if rate and read_text(f"{path}/state").strip().endswith("ACTIVE"):
-                ports.append(RdmaPortRate(f"{device}/{number}", float(rate[0])))
-    return tuple(ports[:_MAX_PORTS])
+    links = []
+    for path in sorted(glob.glob(f"{glob.escape(directory)}/*/ports/*")):
+        device, _, number = path.rpartition("/ports/")
+        is_adapter = read_text(f"{device}/node_type").startswith("1:")
+        rate = re.match(r"\d{1,5}(\.\d{1,2})?", read_text(f"{path}/rate"))
+        if is_adapter and rate and "ACTIVE" in read_text(f"{path}/state"):
+            links.append(RdmaRate(f"{os.path.basename(device)}/{number}", float(rate[0])))
+    return tuple(links[:_MAX_PORTS])
 
 
 # 65536  4159603  0.00  363.47  0.693268
@@ -89,55 +79,9 @@ def read_rate(text: str) -> float | None:
     return float(rates[-1]) if rates else None
 
 
-class _RdmaTester:
-    def __init__(self, supervisor: ProcessSupervisor, tcp_ports: tuple[int, int]) -> None:
-        self._supervisor, self._tcp_ports = supervisor, range(tcp_ports[0], tcp_ports[1] + 1)
-        self._tools = IdleTools(supervisor)
-        self._server: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> RdmaStart:
-        ports = active_ports()
-        if not ports:
-            return RdmaStart("no active port of InfiniBand or RoCE")
-        error = self._tools.missing(_TOOL)
-        if not error and find_program("nvidia-smi"):
-            error = self._tools.busy()
-        addresses = tuple(address for address in local_addresses() if "." in address)
-        return RdmaStart("", error, ports, addresses)
-
-    def serve(self, name: str) -> Serving:
-        """Start the server of a port."""
-        if self._server is not None:
-            self._supervisor.stop(self._server)
-        tcp_port = next((port for port in self._tcp_ports if not _is_listening(port)), None)
-        if tcp_port is None:
-            return Serving(error="every port of port_range is in use")
-        words = [str(find_program(_TOOL)), *_WORDS, *_port_words(name, tcp_port)]
-        server = self._server = self._supervisor.start(words, stderr=subprocess.STDOUT)
-        assert server.stdout is not None
-        until = time.monotonic() + SERVE_S
-        while server.poll() is None and time.monotonic() < until:
-            if _is_listening(tcp_port):
-                return Serving(tcp_port)
-            time.sleep(0.05)
-        text = server.stdout.read(300).decode("utf-8", "replace") if server.returncode else ""
-        return Serving(error=" ".join(text.split()) or f"does not listen after {SERVE_S:.0f} s")
-
-    def measure(self, name: str, tcp_port: int, target: str, addresses: list[str]) -> RdmaRate:
-        """Write to the server of the same port on the target."""
-        resolved, error = resolve(target)
-        address = peer_address(resolved, addresses, local_addresses())
-        if not address:
-            return RdmaRate(name, error=f"{target} has no address ({error or 'see proof.mesh'})")
-        words = (*_WORDS, *_port_words(name, tcp_port), address)
-        ended = self._tools.run(_TOOL, *words, limit_s=MEASURE_S - 3)
-        gbps = read_rate(ended.out) if ended.rc == 0 else None
-        return RdmaRate(name, gbps, "" if gbps is not None else failure(ended))
-
-
-def _port_words(name: str, tcp_port: int) -> tuple[str, ...]:
-    device, _, number = name.partition("/")
-    return "-d", device, "-i", number, "-p", str(tcp_port)
+def _port_words(port: str, tcp_port: int) -> tuple[str, ...]:
+    device, _, number = port.partition("/")
+    return (*_WORDS, "-d", device, "-i", number, "-p", str(tcp_port))
 
 
 def _is_listening(tcp_port: int) -> bool:
@@ -146,9 +90,52 @@ def _is_listening(tcp_port: int) -> bool:
     return f"{tcp_port:04X}" in re.findall(r":([0-9A-F]{4}) \S+ 0A ", sockets)
 
 
+class _RdmaTester:
+    def __init__(self, supervisor: ProcessSupervisor, tcp_ports: tuple[int, int]) -> None:
+        self._supervisor, self._tcp_ports = supervisor, range(tcp_ports[0], tcp_ports[1] + 1)
+        self._tools = IdleTools(supervisor)
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> RdmaStart:
+        links = active_links()
+        if not links:
+            return RdmaStart("no active port of InfiniBand or RoCE")
+        error = self._tools.missing(_TOOL)
+        if not error and find_program("nvidia-smi"):
+            error = self._tools.busy()
+        return RdmaStart("", error, links, tuple(a for a in local_addresses() if "." in a))
+
+    def serve(self, port: str) -> RdmaServer:
+        if self._server is not None:
+            self._supervisor.stop(self._server)
+        tcp_port = next((port for port in self._tcp_ports if not _is_listening(port)), None)
+        if tcp_port is None:
+            return RdmaServer(error="every port of port_range is in use")
+        words = (str(find_program(_TOOL)), *_port_words(port, tcp_port))
+        server = self._server = self._supervisor.start(words, stderr=subprocess.STDOUT)
+        assert server.stdout is not None
+        until = time.monotonic() + SERVE_S
+        while server.poll() is None and time.monotonic() < until:
+            if _is_listening(tcp_port):
+                return RdmaServer(tcp_port)
+            time.sleep(0.05)
+        text = server.stdout.read(300).decode("utf-8", "replace") if server.returncode else ""
+        return RdmaServer(error=" ".join(text.split()) or f"does not listen in {SERVE_S:.0f} s")
+
+    def measure(self, port: str, tcp_port: int, target: str, addresses: list[str]) -> RdmaRate:
+        """Write to the server of the same port on the target."""
+        resolved, error = resolve(target)
+        address = peer_address(resolved, addresses, local_addresses())
+        if not address:
+            return RdmaRate(port, error=f"{target} has no address ({error or 'see proof.mesh'})")
+        ended = self._tools.run(_TOOL, *_port_words(port, tcp_port), address, limit_s=MEASURE_S)
+        gbps = read_rate(ended.out) if ended.rc == 0 else None
+        return RdmaRate(port, gbps, "" if gbps is not None else failure(ended))
+
+
 def main(config: ProofConfig, *, ports: tuple[int, int]) -> None:
-    """Serve and measure, as the lines of the standard input say. A line is a JSON object: serve or
-    measure (the port's name) and, for measure, tcp_port, target, and the target's addresses.
+    """Serve and measure, as the lines of the standard input say: JSON objects with the arguments
+    of `_RdmaTester.serve` or, with tcp_port, of `_RdmaTester.measure`.
 
     ports: first and last TCP port of the job's range
     """
@@ -159,19 +146,16 @@ def main(config: ProofConfig, *, ports: tuple[int, int]) -> None:
     tester = _RdmaTester(supervisor, ports)
     requests: queue.Queue[str] = queue.Queue()
 
-    def send(name: str, row: Any) -> None:
-        print(wire.line(config.nonce, name, row), flush=True)
+    def send(row: Any) -> None:
+        print(wire.line(config.nonce, "rdma", row), flush=True)
 
     def work() -> None:
         # Any error ends the process, and the end of the connection tells the control machine.
         try:
-            send("rdma", tester.start())
+            send(tester.start())
             while True:
-                request = json.loads(requests.get())
-                if "serve" in request:
-                    send("serving", tester.serve(request["serve"]))
-                else:
-                    send("rate", tester.measure(request.pop("measure"), **request))
+                words = json.loads(requests.get())
+                send(tester.measure(**words) if "tcp_port" in words else tester.serve(**words))
         finally:
             supervisor.end()
             os._exit(1)

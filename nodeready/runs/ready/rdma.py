@@ -10,27 +10,20 @@ import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from nodeready.agent.asking import Transport, request
-from nodeready.agent.proofs.rdma import MEASURE_S, SERVE_S, RdmaStart, Serving
+from nodeready.agent.proofs.rdma import MEASURE_S, SERVE_S, RdmaServer, RdmaStart
 from nodeready.core.base import Unknown
 from nodeready.fleet.transport.channels import Channels
-from nodeready.runs.ready.reach import PAIR, ReachAttempt, attribute
 from nodeready.subjects.proof.active import COMPARABLE, SLOW_SHARE
-from nodeready.subjects.proof.facts import (
-    UNFINISHED,
-    ProofConfig,
-    RdmaBandwidth,
-    RdmaRate,
-    RdmaTrouble,
-)
+from nodeready.subjects.proof.facts import UNFINISHED, ProofConfig, RdmaBandwidth, RdmaRate
 
 _MAIN = "nodeready.agent.proofs.rdma"
 #: Maximum nodes of a ring: half as many pairs load the network at once.
 MAX_RING = 128
-#: Seconds for the program to start on a node; seconds for an answer to travel.
+#: Seconds for the program to start on a node, for an answer to travel, and for one port.
 _START_S, _ANSWER_S = 25, 3
+_PORT_S = SERVE_S + MEASURE_S + _ANSWER_S
 
 
 @dataclass(frozen=True)
@@ -42,20 +35,11 @@ class PairRate:
     link_gbps: float  # of the slower of the two links, in Gbit/s
     rate: RdmaRate
 
-    @property
-    def ends(self) -> tuple[str, str]:
-        return self.source, self.target
-
 
 def split_rings(names: Sequence[str]) -> list[Sequence[str]]:
-    """The nodes in as few rings as possible, all of about the same size.
-
-    >>> split_rings(["a", "b", "c"])
-    [['a', 'b', 'c']]
-    """
-    count = -(-len(names) // MAX_RING)
-    bounds = [len(names) * index // count for index in range(count + 1)] if count else []
-    return [names[first:last] for first, last in pairwise(bounds)]
+    """The nodes in as few rings as possible, all of about the same size."""
+    rings, total = -(-len(names) // MAX_RING), len(names)
+    return [names[total * n // rings : total * (n + 1) // rings] for n in range(rings)]
 
 
 def ring_rounds(names: Sequence[str]) -> list[list[tuple[str, str]]]:
@@ -72,55 +56,51 @@ def ring_rounds(names: Sequence[str]) -> list[list[tuple[str, str]]]:
 
 
 def bandwidths(pairs: Iterable[PairRate]) -> dict[str, RdmaBandwidth]:
-    """What the rates say of each node. Both ends of a low rate may be its cause: it is the node
-    that explains more of the low rates than its peers.
-    """
-    by_kind: dict[tuple[str, float], list[PairRate]] = {}
+    """What the rates say of each node, port by port."""
+    by_link: dict[tuple[str, float], dict[str, dict[str, RdmaRate]]] = {}
     for pair in pairs:
-        by_kind.setdefault((pair.rate.port, pair.link_gbps), []).append(pair)
-    results: dict[str, RdmaBandwidth] = {}
-    for _, rows in sorted(by_kind.items(), key=lambda item: item[0]):
-        for node, found in _of_port(rows).items():
-            known = results.get(node, RdmaBandwidth())
-            results[node] = RdmaBandwidth(
-                rates=known.rates + found.rates,
-                uncompared=known.uncompared + found.uncompared,
-                troubles=known.troubles + found.troubles,
-            )
-    return results
+        by_node = by_link.setdefault((pair.rate.port, pair.link_gbps), {})
+        by_node.setdefault(pair.source, {})[pair.target] = pair.rate
+        by_node.setdefault(pair.target, {})[pair.source] = pair.rate
+    rows: dict[str, list[RdmaRate]] = {}
+    for _, by_node in sorted(by_link.items(), key=lambda item: item[0]):
+        for node, row in _judge_port(by_node).items():
+            rows.setdefault(node, []).append(row)
+    return {node: RdmaBandwidth(rates=tuple(node_rows)) for node, node_rows in rows.items()}
 
 
-def _of_port(rows: Sequence[PairRate]) -> dict[str, RdmaBandwidth]:
-    """Node -> what the rates of one port say of it."""
-    rates = {ends: row.rate for row in rows for ends in (row.ends, row.ends[::-1])}
-    # A slow node makes both of its pairs slow: the best rate of each node is compared.
-    best: dict[str, float] = {}
-    for (node, _), rate in rates.items():
-        if rate.gbps is not None:
-            best[node] = max(rate.gbps, best.get(node, 0.0))
-    if len(best) < COMPARABLE:
-        return {node: RdmaBandwidth(uncompared=(rate,)) for (node, _), rate in rates.items()}
-    port, median = rows[0].rate.port, statistics.median(best.values())
-    low = {ends for ends, rate in rates.items() if (rate.gbps or 0.0) < SLOW_SHARE * median}
-    findings = attribute(ReachAttempt(*ends, port, ends not in low) for ends in rates)
-    results = {
-        node: RdmaBandwidth(rates=(rate,))
-        for (node, peer), rate in sorted(rates.items(), key=lambda item: -(item[1].gbps or 0.0))
-        if (node, peer) not in low
-    }
-    for finding in findings:
-        lows = [rates[finding.node, peer] for peer in finding.peers]
-        slowest = min((rate.gbps for rate in lows if rate.gbps is not None), default=None)
-        error = next((rate.error for rate in lows if rate.error), "")
-        sides = {finding.node: finding.peers}
-        if finding.kind == PAIR:
-            sides[finding.peers[0]] = (finding.node,)
-        for node, peers in sides.items():
-            is_pair = finding.kind == PAIR
-            trouble = RdmaTrouble(port, peers, is_pair, slowest, error, median, len(best))
-            known = results.get(node, RdmaBandwidth())
-            results[node] = replace(known, troubles=(*known.troubles, trouble))
-    return results
+def _gbps(rate: RdmaRate) -> float:
+    return rate.gbps or 0.0
+
+
+def _judge_port(by_node: Mapping[str, Mapping[str, RdmaRate]]) -> dict[str, RdmaRate]:
+    """Node -> its rate on one port. A slow node makes both of its pairs slow, so that only its
+    better rate tells its own speed.
+
+    by_node: node -> neighbour -> the rate between them
+    """
+    better = {node: max(rates.values(), key=_gbps) for node, rates in by_node.items()}
+    measured = [rate.gbps for rate in better.values() if rate.gbps is not None]
+    if len(measured) < COMPARABLE:
+        return better
+    median = statistics.median(measured)
+
+    def low_peers(node: str) -> list[str]:
+        rates = by_node[node]
+        return sorted(peer for peer in rates if _gbps(rates[peer]) < SLOW_SHARE * median)
+
+    # With a single neighbour, either of the two may be the slow one. A node between two slow ones
+    # is named with them.
+    slow = {node for node, rates in by_node.items() if len(low_peers(node)) == len(rates) > 1}
+    judged = {}
+    for node, rates in by_node.items():
+        peers = [peer for peer in low_peers(node) if node in slow or peer not in slow]
+        row = min((rates[peer] for peer in peers), key=_gbps, default=better[node])
+        judged[node] = replace(
+            row, peers=tuple(peers), is_pair=node not in slow, median_gbps=median,
+            compared=len(measured),
+        )  # fmt: skip
+    return judged
 
 
 def run_rdma(
@@ -135,100 +115,77 @@ def run_rdma(
     """
     if len(port_ranges) < 2:
         return dict.fromkeys(port_ranges, RdmaBandwidth("one node alone"))
-    results: dict[str, RdmaBandwidth | Unknown] = {}
+    results: dict[str, RdmaBandwidth | Unknown] = dict.fromkeys(port_ranges, Unknown(UNFINISHED))
     pairs: list[PairRate] = []
     for names in split_rings(list(port_ranges)):
-        run = _RdmaRing(transport, names, port_ranges, deadline)
+        ring = _RdmaRing(transport, deadline)
         try:
-            run.start()
-            run.rounds()
+            ring.start({name: port_ranges[name] for name in names})
+            ring.run(names)
         finally:
-            run.channels.close()
-        pairs += run.pairs
-        results |= run.untested()
-    results |= bandwidths(pairs)
-    return {name: results.get(name, Unknown(UNFINISHED)) for name in port_ranges}
+            ring.channels.close()
+        pairs += ring.pairs
+        for name, start in ring.started.items():
+            if start.absent or start.error or ring.channels.left_s > _PORT_S:
+                error = start.error or "no neighbour can be tested on the same port"
+                results[name] = RdmaBandwidth(start.absent, error)
+        results |= ring.channels.lost
+    return {**results, **bandwidths(pairs)}
 
 
 class _RdmaRing:
     """The rounds over one program on each node of a ring."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        names: Sequence[str],
-        port_ranges: Mapping[str, tuple[int, int]],
-        deadline: float,
-    ) -> None:
-        self.channels = Channels(transport, deadline)
+    def __init__(self, transport: Transport, deadline: float) -> None:
+        self.channels, self._transport = Channels(transport, deadline), transport
         self.pairs: list[PairRate] = []
-        self._transport, self._names, self._port_ranges = transport, names, port_ranges
-        self._started: dict[str, RdmaStart] = {}
+        self.started: dict[str, RdmaStart] = {}
 
-    def start(self) -> None:
+    def start(self, port_ranges: Mapping[str, tuple[int, int]]) -> None:
         """Start the program on every node."""
-        limit_s = max(1, int(self.channels.left_s))
-        config = ProofConfig(self.channels.nonce, self._transport.tag, limit_s=limit_s)
+        nonce, limit_s = self.channels.nonce, max(1, int(self.channels.left_s))
+        config = ProofConfig(nonce, self._transport.tag, limit_s=limit_s)
 
         def begin(name: str) -> None:
-            ports = self._port_ranges[name]
-            self.channels.start(
-                request(name, _MAIN, config, mark=config.nonce, stdin=True, ports=ports)
-            )
-            start = self.channels.read(name, "rdma", RdmaStart, _START_S)
-            if start is not None:
-                self._started[name] = start
+            ports = port_ranges[name]
+            self.channels.start(request(name, _MAIN, config, mark=nonce, stdin=True, ports=ports))
+            if start := self.channels.read(name, "rdma", RdmaStart, _START_S):
+                self.started[name] = start
 
-        self.channels.for_each(begin, self._names)
+        self.channels.for_each(begin, port_ranges)
 
-    def rounds(self) -> None:
+    def run(self, names: Iterable[str]) -> None:
         """Run the rounds, as long as there is time."""
+        able = [name for name in names if name in self.channels.open and name in self.started]
         able = [
-            name
-            for name, start in self._started.items()
-            if name in self.channels.open and not (start.absent or start.error)
+            name for name in able if not (self.started[name].absent or self.started[name].error)
         ]
-        able.sort(key=list(self._names).index)
         target_of: dict[str, str] = {}
-
-        def measure(source: str) -> None:
-            self._measure(source, target_of[source])
-
         for pairs in ring_rounds(able):
             target_of.update(pairs)
-            self.channels.for_each(measure, [source for source, _ in pairs])
+            sources = [source for source, _ in pairs]
+            self.channels.for_each(
+                lambda source: self._measure(source, target_of[source]), sources
+            )
 
     def _measure(self, source: str, target: str) -> None:
         """Measure each port that both have, one after the other."""
-        channels, to_links = self.channels, self._links(target)
-        for port, link_gbps in self._links(source).items():
+        channels, begin = self.channels, self.started[target]
+        target_gbps = {link.port: _gbps(link) for link in begin.links}
+        for link in self.started[source].links:
             is_open = source in channels.open and target in channels.open
-            if port not in to_links or not is_open or channels.left_s < SERVE_S + MEASURE_S:
+            if link.port not in target_gbps or not is_open or channels.left_s < _PORT_S:
                 continue
-            channels.open[target].send_line(json.dumps({"serve": port}))
-            serving = channels.read(target, "serving", Serving, SERVE_S + _ANSWER_S)
-            if serving is None:
-                continue
-            rate: RdmaRate | None = RdmaRate(port, error=f"{target}: {serving.error}")
-            if serving.tcp_port is not None:
-                addresses = self._started[target].addresses
-                message = {"measure": port, "tcp_port": serving.tcp_port, "target": target}
-                channels.open[source].send_line(json.dumps({**message, "addresses": addresses}))
-                rate = channels.read(source, "rate", RdmaRate, MEASURE_S + _ANSWER_S)
-            if rate is not None and rate.port == port:
-                slower_gbps = min(link_gbps, to_links[port])
+            channels.open[target].send_line(json.dumps({"port": link.port}))
+            server = channels.read(target, "rdma", RdmaServer, SERVE_S + _ANSWER_S)
+            rate = None
+            if server and server.tcp_port is None:
+                rate = RdmaRate(link.port, error=f"{target}: {server.error}")
+            elif server:
+                address = {"target": target, "addresses": begin.addresses}
+                words = {"port": link.port, "tcp_port": server.tcp_port, **address}
+                channels.open[source].send_line(json.dumps(words))
+                rate = channels.read(source, "rdma", RdmaRate, MEASURE_S + _ANSWER_S)
+            if rate and rate.port == link.port:
+                slower_gbps = min(_gbps(link), target_gbps[link.port])
                 self.pairs.append(PairRate(source, target, slower_gbps, rate))
-
-    def _links(self, name: str) -> dict[str, float]:
-        return {port.name: port.gbps for port in self._started[name].ports}
-
-    def untested(self) -> dict[str, RdmaBandwidth | Unknown]:
-        """Why each node has no rate, if it has none."""
-        results: dict[str, RdmaBandwidth | Unknown] = {}
-        for name, start in self._started.items():
-            results[name] = Unknown(UNFINISHED)
-            if start.absent or start.error:
-                results[name] = RdmaBandwidth(start.absent, start.error)
-            elif self.channels.left_s > SERVE_S + MEASURE_S:
-                results[name] = RdmaBandwidth("", "no neighbour can be tested on the same port")
-        return {**results, **self.channels.lost}

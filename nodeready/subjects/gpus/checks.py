@@ -434,7 +434,7 @@ _OCCUPIED_SHARE = 0.1
     "gpus.processes",
     loses_job("clean_up"),
     settings=("gpu_idle",),
-    fix="end them; a name like [Not Found] is a process of a container, or one that is dead; if its "
+    fix="end them; a name like [Not Found] is a process of a container, or one that is dead; if "
     "memory stays taken, reset the GPU",
     expects="none",
 )

@@ -177,12 +177,9 @@ def nvlink_errors(
     if tested.error:
         return check.unknown(tested.error)
     if tested.link_errors:
-        texts = (
-            f"GPU {row.gpu} link {row.link}: {row.count} {row.kind}" for row in tested.link_errors
-        )
-        is_repaired = all(row.kind == "CRC" for row in tested.link_errors)
+        is_repaired = all(text.endswith(" CRC") for text in tested.link_errors)
         judge = check.warn if is_repaired else check.fail
-        return judge(join_first(texts), "nvidia-smi nvlink -e")
+        return judge(join_first(tested.link_errors), "nvidia-smi nvlink -e")
     if not tested.counted_links:
         return check.na("nvidia-smi nvlink -e counts no errors of these GPUs")
     return check.ok(f"{counted(tested.counted_links, 'link')} without new errors")
@@ -194,13 +191,12 @@ _PORT_FIX = "see rdma.pcie, rdma.errors and rdma.rate; else the port's cable, th
 _PATH_FIX = "test each of the two with other nodes; then the cables and switches between them"
 
 
-def _trouble_text(trouble: facts.RdmaTrouble) -> str:
-    rate = "no rate" if trouble.gbps is None else f"{trouble.gbps:.1f} Gbit/s"
-    rate += f" ({trouble.error})" if trouble.error else ""
-    alone = " alone" if trouble.is_pair else ""
+def _low_text(row: facts.RdmaRate) -> str:
+    rate = f"no rate ({row.error})" if row.gbps is None else f"{row.gbps:.1f} Gbit/s"
+    alone = " alone" if row.is_pair else ""
     return (
-        f"{trouble.port} to {join_names(trouble.peers)}{alone}: {rate}, the median of "
-        f"{trouble.compared} nodes is {trouble.median_gbps:.1f}"
+        f"{row.port} to {join_names(row.peers)}{alone}: {rate}, the median of "
+        f"{row.compared} nodes is {row.median_gbps:.1f}"
     )
 
 
@@ -227,20 +223,19 @@ def rdma_bandwidth(
         return check.na(tested.absent)
     if tested.error:
         return check.unknown(tested.error)
-    own = [row for row in tested.troubles if not row.is_pair]
+    low = [row for row in tested.rates if row.peers]
+    own = [row for row in low if not row.is_pair]
     if slow := [row for row in own if row.gbps is not None]:
-        return check.fail(join_first(map(_trouble_text, slow)), "ib_write_bw", _PORT_FIX)
+        return check.fail(join_first(map(_low_text, slow)), "ib_write_bw", _PORT_FIX)
     if own:
-        return check.unknown(join_first(map(_trouble_text, own)))
-    if pairs := tested.troubles:
-        return check.warn(join_first(map(_trouble_text, pairs)), "ib_write_bw", _PATH_FIX)
-    rest = [f"{row.port} ({row.error})" if row.error else row.port for row in tested.uncompared]
-    rest_text = f"not compared: {join_first(rest, ', ')}" if rest else ""
-    if not tested.rates:
-        is_unknown = any(row.error for row in tested.uncompared)
-        without_rate = check.unknown if is_unknown else check.na
-        return without_rate(f"no port was measured on three nodes; {rest_text}")
-    ports = counted(len(tested.rates), "port")
-    slowest = min(row.gbps or 0.0 for row in tested.rates)
-    actual = f"{ports}, {slowest:.1f} Gbit/s or more"
-    return check.ok(f"{actual}; {rest_text}" if rest else actual, "ib_write_bw")
+        return check.unknown(join_first(map(_low_text, own)))
+    if low:
+        return check.warn(join_first(map(_low_text, low)), "ib_write_bw", _PATH_FIX)
+    rest = [row for row in tested.rates if not row.compared]
+    rest_text = join_first((f"{row.port} ({row.error})".replace(" ()", "") for row in rest), ", ")
+    rates = [row.gbps for row in tested.rates if row.compared and row.gbps is not None]
+    if not rates:
+        without_median = check.unknown if any(row.error for row in rest) else check.na
+        return without_median(f"not measured on three nodes: {rest_text}")
+    actual = f"{counted(len(rates), 'port')}, {min(rates):.1f} Gbit/s or more"
+    return check.ok(f"{actual}; not compared: {rest_text}" if rest else actual, "ib_write_bw")

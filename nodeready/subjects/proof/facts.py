@@ -576,16 +576,6 @@ class CopyRate:
 
 
 @dataclass(frozen=True)
-class LinkErrors:
-    """Errors that one link between GPUs counted while nvbandwidth loaded it."""
-
-    gpu: wire.Count  # its number in the order of the PCI bus
-    link: wire.Count
-    kind: wire.Name  # ``Replay``, ``Recovery`` or ``CRC``
-    count: wire.Number
-
-
-@dataclass(frozen=True)
 class Bandwidth:
     """The outcome of nvbandwidth."""
 
@@ -593,29 +583,24 @@ class Bandwidth:
     error: wire.Line = ""  # why there is no result, one line; "": there is one
     rates: tuple[CopyRate, ...] = ()
     counted_links: wire.Count = 0  # the number of NVLinks whose errors are counted
-    link_errors: tuple[LinkErrors, ...] = ()  # that came meanwhile
+    # the errors that they counted meanwhile: ``GPU 1 link 0: 3 Replay``; also Recovery and CRC
+    link_errors: tuple[wire.Line, ...] = ()
 
 
 @dataclass(frozen=True)
 class RdmaRate:
-    """How fast one port wrote to the same port of a peer."""
+    """How fast one port wrote to, or was written by, the same port of a neighbour."""
 
     port: wire.Name  # ``mlx5_0/1``
     gbps: float | None = None  # Gbit/s; None: it has no rate
     error: wire.Line = ""  # why it has none
-
-
-@dataclass(frozen=True)
-class RdmaTrouble:
-    """A port that writes slowly, or not at all, although that port is measured on other nodes."""
-
-    port: str
-    peers: tuple[str, ...]  # with which it does
-    is_pair: bool  # with this peer alone: the cause is either node, or the way between them
-    gbps: float | None  # the lowest rate, in Gbit/s; None: there is none
-    error: str  # why a rate is missing; "": none is
-    median_gbps: float  # of this port on all nodes of the run, each with its better neighbour
-    compared: int  # the number of these nodes
+    # the neighbours with which it is too slow, or has no rate, by a fault of this node
+    peers: tuple[str, ...] = ()
+    is_pair: bool = False  # with this peer alone: either node may be the cause, or the way between
+    # of all nodes of the run, on this port and link rate, each with its better neighbour; None:
+    # the rate is not compared
+    median_gbps: float | None = None
+    compared: wire.Count = 0  # the number of these nodes
 
 
 @dataclass(frozen=True)
@@ -624,11 +609,8 @@ class RdmaBandwidth:
 
     absent: str = ""  # why the test does not apply to the node; "": it does
     error: str = ""  # why there is no result, one line; "": there is one
-    # the lowest rate of each port, in Gbit/s, that is compared and no trouble
+    # of each port the rate with its better neighbour, or the lowest of those with `peers`
     rates: tuple[RdmaRate, ...] = ()
-    # the ports that were not measured on three nodes, and have no median
-    uncompared: tuple[RdmaRate, ...] = ()
-    troubles: tuple[RdmaTrouble, ...] = ()
 
 
 #: The active tests, in the order of their start -> the class of the observation: a field of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.agent.proofs.rdma import RdmaPortRate, active_ports, read_rate
+from nodeready.agent.proofs.rdma import active_links, read_rate
 from nodeready.core.base import Unknown
 from nodeready.core.policy import Policy
 from nodeready.runs.ready.rdma import MAX_RING, PairRate, bandwidths, ring_rounds, split_rings
@@ -60,14 +60,14 @@ def test_active_ports_of_channel_adapters_are_tested(tmp_path):
         put(tmp_path / name, node_type=kind, ports__1__state=state,
             ports__1__rate="400 Gb/sec (4X NDR)")  # fmt: skip
 
-    assert active_ports(str(tmp_path / "none")) == ()
+    assert active_links(str(tmp_path / "none")) == ()
     device("mlx5_0", "1: CA")
     device("mlx5_1", "1: CA", "1: DOWN")
     device("irdma0", "4: RNIC")
     device("efa_0", "7: <unknown>")
     put(tmp_path / "mlx5_0", ports__2__state="4: ACTIVE", ports__2__rate="2.5 Gb/sec (1X SDR)")
-    assert active_ports(str(tmp_path)) == (
-        RdmaPortRate("mlx5_0/1", 400.0), RdmaPortRate("mlx5_0/2", 2.5),
+    assert active_links(str(tmp_path)) == (
+        RdmaRate("mlx5_0/1", 400.0), RdmaRate("mlx5_0/2", 2.5),
     )  # fmt: skip
 
 
@@ -155,7 +155,7 @@ def test_a_node_without_a_rate_is_unknown_and_a_slow_pair_a_warning_for_both():
     # Slow with one neighbour, without a rate with the other.
     found = judged_nodes(ring({"b-c": None, "c-d": 190.0}))
     assert found == {
-        "c": f"fail: mlx5_0/1 to b, d: 190.0 Gbit/s ({RTR}), the median of 6 nodes is 392.0"
+        "c": f"unknown: mlx5_0/1 to b, d: no rate ({RTR}), the median of 6 nodes is 392.0"
     }
 
 
@@ -169,7 +169,7 @@ def test_healthy_ports_differ_by_a_tenth_and_links_of_other_rates_are_compared_a
 
 
 def test_a_port_without_three_rates_has_no_median():
-    lonely = "no port was measured on three nodes; not compared: mlx5_0/1"
+    lonely = "not measured on three nodes: mlx5_0/1"
     assert judged_nodes(ring({}, 2)) == dict.fromkeys("ab", f"na: {lonely}")
     all_fail = dict.fromkeys("abcdef")
     text = f"unknown: {lonely} ({RTR})"
