@@ -203,3 +203,22 @@ def test_only_roots_own_file_is_read(tmp_path):
     place = tmp_path / "1" / "verdict"
     gate.write(made, str(place))
     assert gate.read("policy", 60, str(place)).boot_id == made.boot_id
+
+
+def test_the_weekly_jobs_of_the_docs_hold_their_nodes_meanwhile(slurm_lab):
+    (line,) = re.findall(r"^sinfo -hN (?:.*\\\n)?.*$", (ROOT / "docs/ready.md").read_text(), re.M)
+    first, *_ = nodes = slurm_lab.nodes
+    for node in nodes:
+        put_tools(node, "squeue -h -w $(hostname) -o %i:%T >/run/jobs; exit 7", "")
+        node.write("/usr/local/lib/nodeready/nodeready.pyz", bundle.build(make_policy(LAB)), 0o755)
+    try:
+        first.run(f"cd /; {line}")
+        wait_for(lambda: not first.run("squeue -h").stdout)
+        for node in nodes:
+            assert re.fullmatch(r"\d+:RUNNING\n", node.read("/run/jobs"))
+            assert "dcgmi diag -r 1: exit status 7" in node.read("/var/tmp/nodeready.log")
+            assert ours(node) == []
+    finally:
+        tools = "nvidia-smi dcgmi nvbandwidth"
+        for node in nodes:
+            node.run(f"cd /usr/local/bin; rm -rf {tools} ../lib/nodeready /var/tmp/nodeready.log")
