@@ -59,9 +59,11 @@ def bandwidths(pairs: Iterable[PairRate]) -> dict[str, RdmaBandwidth]:
     """What the rates say of each node, port by port."""
     by_link: dict[tuple[str, float], dict[str, dict[str, RdmaRate]]] = {}
     for pair in pairs:
-        by_node = by_link.setdefault((pair.rate.port, pair.link_gbps), {})
-        by_node.setdefault(pair.source, {})[pair.target] = pair.rate
-        by_node.setdefault(pair.target, {})[pair.source] = pair.rate
+        # A node does not say how its rate compares.
+        rate = RdmaRate(pair.rate.port, pair.rate.gbps, pair.rate.error)
+        by_node = by_link.setdefault((rate.port, pair.link_gbps), {})
+        by_node.setdefault(pair.source, {})[pair.target] = rate
+        by_node.setdefault(pair.target, {})[pair.source] = rate
     rows: dict[str, list[RdmaRate]] = {}
     for _, by_node in sorted(by_link.items(), key=lambda item: item[0]):
         for node, row in _judge_port(by_node).items():

@@ -181,6 +181,13 @@ def test_a_port_without_three_rates_has_no_median():
     assert judged(bandwidths(pairs)["a"]) == text
 
 
+def test_what_a_node_says_of_the_median_does_not_count():
+    lying = RdmaRate("mlx5_0/1", 392.0, peers=("b",), median_gbps=900.0, compared=9)
+    pairs = [PairRate("a", "b", 400.0, lying)]
+    text = "na: not measured on three nodes: mlx5_0/1"
+    assert judged_nodes(pairs) == {"a": text, "b": text}
+
+
 def test_what_stays_unknown_and_what_does_not_apply():
     missing = RdmaBandwidth(error="ib_write_bw is not installed")
     assert judged(missing) == "unknown: ib_write_bw is not installed"
