@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeready.agent.proofs.active import IdleTools, failure
-from nodeready.agent.proofs.mesh import local_addresses, peer_address, read_text
+from nodeready.agent.proofs.mesh import kernel_text, local_addresses, peer_address
 from nodeready.agent.resolver import resolve
 from nodeready.agent.runtime import ProcessSupervisor, hold_streams
 from nodeready.core import wire
@@ -61,9 +61,9 @@ def active_links(directory: str = "/sys/class/infiniband") -> tuple[RdmaRate, ..
     links = []
     for path in sorted(glob.glob(f"{glob.escape(directory)}/*/ports/*")):
         device, _, number = path.rpartition("/ports/")
-        is_adapter = read_text(f"{device}/node_type").startswith("1:")
-        rate = re.match(r"\d{1,5}(\.\d{1,2})?", read_text(f"{path}/rate"))
-        if is_adapter and rate and "ACTIVE" in read_text(f"{path}/state"):
+        is_adapter = kernel_text(f"{device}/node_type").startswith("1:")
+        rate = re.match(r"\d{1,5}(\.\d{1,2})?", kernel_text(f"{path}/rate"))
+        if is_adapter and rate and "ACTIVE" in kernel_text(f"{path}/state"):
             links.append(RdmaRate(f"{os.path.basename(device)}/{number}", float(rate[0])))
     return tuple(links[:_MAX_PORTS])
 
@@ -86,7 +86,7 @@ def _port_words(port: str, tcp_port: int) -> tuple[str, ...]:
 
 def _is_listening(tcp_port: int) -> bool:
     """Whether a program listens on this port. To bind it would keep a server from it."""
-    sockets = read_text("/proc/net/tcp") + read_text("/proc/net/tcp6")
+    sockets = kernel_text("/proc/net/tcp") + kernel_text("/proc/net/tcp6")
     return f"{tcp_port:04X}" in re.findall(r":([0-9A-F]{4}) \S+ 0A ", sockets)
 
 

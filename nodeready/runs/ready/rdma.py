@@ -158,17 +158,21 @@ class _RdmaRing:
 
     def run(self, names: Iterable[str]) -> None:
         """Run the rounds, as long as there is time."""
-        able = [name for name in names if name in self.channels.open and name in self.started]
         able = [
-            name for name in able if not (self.started[name].absent or self.started[name].error)
+            name
+            for name in names
+            if name in self.channels.open
+            and (start := self.started.get(name))
+            and not (start.absent or start.error)
         ]
         target_of: dict[str, str] = {}
+
+        def measure(source: str) -> None:
+            self._measure(source, target_of[source])
+
         for pairs in ring_rounds(able):
             target_of.update(pairs)
-            sources = [source for source, _ in pairs]
-            self.channels.for_each(
-                lambda source: self._measure(source, target_of[source]), sources
-            )
+            self.channels.for_each(measure, [source for source, _ in pairs])
 
     def _measure(self, source: str, target: str) -> None:
         """Measure each port that both have, one after the other."""

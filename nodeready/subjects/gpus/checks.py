@@ -426,7 +426,7 @@ def mig(observed: Gpus, policy: Policy) -> Result:
 
 
 #: Above this share of used memory without a process something holds it: the driver of an idle data
-#: centre GPU uses less than a hundredth (recorded: 0 to 700 of 81559 MiB).
+#: centre GPU uses less than a hundredth (103 of 16384 MiB of a P100: wookayin/gpustat issue 130).
 _OCCUPIED_SHARE = 0.1
 
 
@@ -450,14 +450,9 @@ def processes(observed: Gpus, policy: Policy) -> Result:
         return processes.na("jobs may run: gpu_idle is off")
 
     def find_problem(gpu: Gpu) -> str:
-        total_mb, used_mb = gpu.memory_total_mb, gpu.memory_used_mb
+        used_mb, total_mb = gpu.memory_used_mb or 0, gpu.memory_total_mb or 0
         is_counted = gpu.vendor == "nvidia" and gpu.mig != "on" and gpu.c2c != "on"
-        if (
-            is_counted
-            and not gpu.processes
-            and total_mb
-            and (used_mb or 0) > _OCCUPIED_SHARE * total_mb
-        ):
+        if is_counted and not gpu.processes and used_mb > _OCCUPIED_SHARE * total_mb > 0:
             return f"{used_mb} of {total_mb} MiB taken without a process"
         return join_names(
             f"pid {process.pid} {process.name}"
