@@ -148,13 +148,13 @@ def _bandwidth(tools: IdleTools, level: int) -> facts.Bandwidth:
         reason = last if last and ended.rc is not None else failure(ended)
         return facts.Bandwidth(error=f"nvbandwidth: {reason}")
     old, new = read_link_errors(before.out), read_link_errors(after.out)
-    known = sorted(old.keys() & new.keys())
+    counters = sorted(old.keys() & new.keys())
     link_errors = tuple(
         f"GPU {gpu} link {link}: {new[gpu, link, kind] - old[gpu, link, kind]} {kind}"
-        for gpu, link, kind in known
+        for gpu, link, kind in counters
         if new[gpu, link, kind] > old[gpu, link, kind]
     )
-    links = len({key[:2] for key in known})
+    links = len({key[:2] for key in counters})
     return facts.Bandwidth("", "", rates, links, link_errors[:_MAX_FINDINGS])
 
 

@@ -73,7 +73,7 @@ _ROW = re.compile(r"\s*\d{1,12}\s+\d{1,12}\s+\d{1,9}\.\d{1,9}\s+(\d{1,9}\.\d{1,9
 
 
 def read_rate(text: str) -> float | None:
-    """The average in Gbit/s that ib_write_bw printed (perftest 4 to 25); None: there is none."""
+    """The average in Gbit/s that ib_write_bw printed (perftest 4 to 25); None: no table."""
     _, header, table = text.partition("BW average[Gb/sec]")
     rates = [match[1] for row in table.splitlines() if header and (match := _ROW.fullmatch(row))]
     return float(rates[-1]) if rates else None
