@@ -178,7 +178,9 @@ def naps(rank: int) -> Any:
 def opens(rank: int) -> Any:
     """A rank that opens a named pipe."""
     stack = f"{TRAIN} > open_output run.py {40 + rank}"
-    return process(rank, stack, stack, wait_channel="wait_for_partner", waits_on=f"open of /f{rank}")
+    return process(
+        rank, stack, stack, wait_channel="wait_for_partner", waits_on=f"open of /f{rank}"
+    )
 
 
 def of_rank_0() -> dict[int, Any]:
