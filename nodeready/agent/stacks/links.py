@@ -282,7 +282,7 @@ class _NodeEnds:
 
     def peers(self, pid: int, pairs: Iterable[Sequence[str]]) -> list[str]:
         """The peers of connections: ``pid 55``, or the peer's address and the own address.
-        Processes that are no ranks are left out.
+        Processes that are no ranks are left out; a process may be connected to itself.
         """
         peers: dict[str, None] = {}
         for address, listed_peer in pairs:
@@ -293,7 +293,7 @@ class _NodeEnds:
             if peer_pid is None:
                 if self._is_remote(pid, peer):
                     peers[f"{peer} {address}"] = None
-            elif self.target_by_pid[peer_pid] is not self.target_by_pid[pid]:
+            elif peer_pid == pid or self.target_by_pid[peer_pid] is not self.target_by_pid[pid]:
                 peers[f"pid {self.target_by_pid[peer_pid].pid}"] = None
         return list(peers)
 

@@ -49,8 +49,13 @@ def ends(process: TracedProcess, thread: str) -> LinkEnds | None:
     far = [" ".join(reversed(end.split(" "))) for end in process.ends if " " in end]
     if not rows and not far:
         return None
+    direct = [text for name, text in rows if name == thread]
+    if (own := f"pid {process.pid}") in direct:
+        # A thread of its own serves it and its peers, and waits for those that have not asked.
+        others = (text for name, text in rows if name not in (thread, DESCENDANTS, WHOLE_PROCESS))
+        direct = [_UNCERTAIN + text for text in dict.fromkeys(others) if text != own]
     return LinkEnds(
-        tuple(text for name, text in rows if name == thread),
+        tuple(direct),
         tuple(text for name, text in rows if name == DESCENDANTS),
         (*(text for name, text in rows if name == WHOLE_PROCESS), *far),
     )

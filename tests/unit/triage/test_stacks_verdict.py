@@ -183,6 +183,12 @@ def opens(rank: int) -> Any:
     )
 
 
+def hub(*clients: int) -> Any:
+    """Rank 0, a client of its own thread, which has a connection to each rank."""
+    ends = [["MainThread", "pid 1000"], *(["hub", f"pid {1000 + rank}"] for rank in (0, *clients))]
+    return process(0, ASK, ASK, waits_for=ends)
+
+
 def of_rank_0() -> dict[int, Any]:
     """All wait for rank 0: on its node by its process, on the other one by both addresses."""
     return {
@@ -307,12 +313,14 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("servers without clients", job(usual=(ACCEPT, ACCEPT)), "unclear", (), ("ranks 0-7", "are idle"), ()),
     ("a loop of asyncio without a client", job({0: process(0, ASYNCIO, ASYNCIO, waits_on="epoll of a socket of this machine, connections to [::]:80")}), "unclear", (), ("is idle",), ()),
     ("a loop of asyncio, which may wait for anything", job({0: process(0, ASYNCIO, ASYNCIO, waits_on="epoll of a socket of this machine")}), "late", (0,), ("asyncio's loop",), ("idle",)),
+    ("all but one wait for a thread of rank 0, which waits for that one", job({3: BLOCKED, 0: hub(1, 2, 3), **{r: asks(r, "pid 1000") for r in (1, 2)}}, ranks=4), "late", (3,), ("rank 3", "3 ranks wait"), ()),
+    ("... and all wait for it", job({0: hub(1, 2, 3), **{r: asks(r, "pid 1000") for r in (1, 2, 3)}}, ranks=4), "unclear", (), ("all wait for each other",), ()),
     ("two open pipes that nobody else opens, and one waits for one of them", job({1: opens(1), 2: opens(2), **{r: asks(r, "pid 1001") for r in (0, 3)}}, ranks=4), "unclear", (1,), ("(and 1 other group)", "nobody has opened the other ends"), ("slow",)),
     ("all but one poll", job({**{r: naps(r) for r in range(8)}, 3: process(3, RUN, RUN, switches=[0, 0])}), "unclear", (3,), ("rank 3", "the others poll"), ()),
     ("a connection that two nodes claim", job({3: asks(3, "10.0.0.9:5 10.0.0.1:6"), 1: process(1, REDUCE, REDUCE, ends=["10.0.0.9:5"]), 5: process(5, REDUCE, REDUCE, ends=["10.0.0.9:5"])}), "late", (3,), ("rank 3",), ()),
-    ("a thread of a pool waits for rank 0", job({r: asks(r, "pid 1000", stack=FUTURE, thread="pool", threads_at={"pool": f"{THREAD} > _worker concurrent/futures/thread.py 83 > run concurrent/futures/thread.py 58 > fetch net.py 8 > readinto socket.py 706"}) for r in range(1, 4)} | {0: BLOCKED}, ranks=4), "late", (0,), ("rank 0", "3 ranks wait"), ()),
+    ("a thread of a pool waits for rank 0", job({r: asks(r, "pid 1000", stack=FUTURE, thread="pool", threads_at={"pool": f"{THREAD} > _worker concurrent/futures/thread.py 83 > run concurrent/futures/thread.py 58 > fetch net.py 8 > readinto socket.py 706"}) for r in range(1, 4)} | {0: BLOCKED}, ranks=4), "unclear", (), ("all wait for each other",), ()),
     ("rank 0 has all connections and waits for any, and one rank does not wait", job({0: asks(0, "pid 1001", "pid 1002", "pid 1003", thread="(whole)"), **{r: asks(r, "pid 1000", thread="(whole)") for r in (1, 2)}, 3: BLOCKED}, ranks=4), "late", (3,), ("rank 3", "3 ranks wait"), ("other group",)),
-    ("a loader's workers ask rank 0", job({3: asks(3, "pid 1000", stack=LOAD, thread="(below)"), 0: BLOCKED}, ranks=4), "late", (0,), ("rank 0", "3 ranks wait"), ()),
+    ("a loader's workers ask rank 0", job({3: asks(3, "pid 1000", stack=LOAD, thread="(below)"), 0: BLOCKED}, ranks=4), "unclear", (), ("all wait for each other",), ()),
     ("callers of a rank whose thread answers", job({0: process(0, REDUCE, REDUCE, threads_at={"": "_run_function torch/distributed/rpc/internal.py 206 > answer net.py 30"})}, usual=(RPC, RPC)), "late", (0,), ("answer net.py:30", "7 ranks wait"), ()),
     ("calls of RPC need not agree", job({0: (REDUCE, REDUCE)}, usual=(RPC, RPC)), "unclear", (), ("wait for each other",), ("must agree",)),
     # --- Processes below a rank.
