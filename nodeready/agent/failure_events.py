@@ -21,6 +21,7 @@ from nodeready.agent.log_variables import LogFacts, ends_well, read_facts
 from nodeready.agent.witnesses.flight_recorder import Recording
 from nodeready.agent.witnesses.logs import WatchdogReport, reports
 from nodeready.core import wire
+from nodeready.core.text import excerpt
 
 #: The source of an error that a launcher, or a script that starts the ranks, raises itself.
 LAUNCHERS_OWN = "launcher's own"
@@ -29,7 +30,7 @@ WARNING = "warning"
 #: The source of an error before any rank is started.
 NOT_LAUNCHED = "not launched"
 #: Maximum characters of an event's text.
-MAX_TEXT = 300
+MAX_TEXT = 400
 #: Maximum events of one file; of one stream, the first and the last.
 _MAX_EVENTS, _MAX_OF_STREAM = 4000, 12
 #: Maximum lines in which reports of the watchdog are searched.
@@ -768,7 +769,7 @@ class FailureReader:
         causes = [match[match.lastindex or 0] for match in matches]
         if causes and (not last.is_known or last.event.role == rules.CONSEQUENCE):
             text_meaning = rules.meaning(causes[-1])
-            text = message = f"{causes[-1][:200]}; then {last.event.text}"
+            text = message = _then(causes[-1], last.event.text)
             last.event = replace(
                 last.event, role=text_meaning.role, kind=text_meaning.kind, text=text
             )
@@ -778,7 +779,7 @@ class FailureReader:
         if not names or len(text) > MAX_TEXT:
             # A part of the names would be wrong.
             text = message if names else last.event.text
-        last.event = replace(last.event, text=text[:MAX_TEXT])
+        last.event = replace(last.event, text=excerpt(text, MAX_TEXT))
         stream.details = []
         if stream.mode == "details":
             stream.mode = ""
@@ -814,7 +815,7 @@ class FailureReader:
                 event = next(signals, last).event
             text = event.text
             if last.event.text != text and event is first.event:
-                text = f"{text[:200]}; then {last.event.text}"[:MAX_TEXT]
+                text = _then(text, last.event.text)
             frames = [item.event.frame for item in chain if item.has_user_frame]
             event = replace(event, frame=next(iter(frames), event.frame))
             kinds = [item.event.kind for item in chain if item.event.role == event.role]
@@ -930,7 +931,7 @@ class FailureReader:
         is_own = row.aborts and text_meaning.role != rules.LOST
         last_words = self._last_words(stream, ranks) if is_own else ""
         if last_words:
-            words, complained = f"{last_words[:200]}; then {words}", rules.meaning(last_words)
+            words, complained = _then(last_words, words), rules.meaning(last_words)
             role, kind = complained.role, complained.kind
         code = rules.code_of(groups)
         if row.role == rules.REPORT and not code:
@@ -982,7 +983,7 @@ class FailureReader:
 
     def _event(self, stream: _RankStream, role: str, kind: str, text: str) -> FailureEvent:
         host, _, local = stream.key
-        shown, ranks = text.strip()[:MAX_TEXT], _stream_ranks(stream)
+        shown, ranks = excerpt(text.strip(), MAX_TEXT), _stream_ranks(stream)
         return FailureEvent(
             *(kind, role, "", shown, "", ranks, local, host, 0, 0),
             *(None, self._moment(stream.timed), self.number, stream.plain),
@@ -993,7 +994,7 @@ class FailureReader:
         is_vague = is_vague and not any(map(event.has_phrase, ("system", "of-the-program")))
         if is_vague and (cause := stream.cause(event.line)):
             means = rules.meaning(cause)
-            text = f"{cause[:200]}; then {event.text}"[:MAX_TEXT]
+            text = _then(cause, event.text)
             event = replace(event, text=text, role=means.role, kind=means.kind)
         if len(event.ranks) > self.room:
             event = replace(event, ranks=())
@@ -1172,8 +1173,8 @@ class FailureReader:
         streams = tuple(
             LogStream(
                 *(stream.key[1], stream.key[2], stream.key[0], stream.lines),
-                *(stream.last[:MAX_TEXT], self._moment(stream.timed)),
-                (stream.last_words(last_step_at) or stream.last * stream.is_torn)[:MAX_TEXT],
+                *(excerpt(stream.last, MAX_TEXT), self._moment(stream.timed)),
+                excerpt(stream.last_words(last_step_at) or stream.last * stream.is_torn, MAX_TEXT),
                 stream.is_torn or stream.is_cut(last_step_at, end_at),
                 not last_complaints.isdisjoint(number for number, _ in stream.tail),
             )
@@ -1211,6 +1212,12 @@ def _without_prefix(stream: _RankStream, text: str) -> str:
     last, stream.last_prefix = stream.last_prefix, match[0].rstrip()
     # After the exception, a line of another time is no further line of its message.
     return text if stream.mode == "details" and last != stream.last_prefix else text[match.end() :]
+
+
+def _then(text: str, effect: str) -> str:
+    """The text of an error, and what it became."""
+    beginning = f"{excerpt(text, 200)}; then "
+    return beginning + excerpt(effect, MAX_TEXT - len(beginning))
 
 
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")

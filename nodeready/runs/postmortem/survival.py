@@ -22,7 +22,7 @@ from nodeready.agent.failure_rules import (
     signal_of,
 )
 from nodeready.runs.postmortem.evidence import RankFailure
-from nodeready.runs.postmortem.findings import MAX_TEXT, Finding, lines_of, subject
+from nodeready.runs.postmortem.findings import Finding, lines_of, subject
 from nodeready.runs.postmortem.rank_failures import JobFailures, equal_failures
 
 #: Seconds after a GPU's fault in which a program may still write the steps before it.
@@ -113,7 +113,7 @@ def survived(job: JobFailures) -> Finding | None:
         how = "Slurm: COMPLETED 0:0"
     groups = equal_failures(bad)
     text = "; ".join(f"{subject(g.ranks, g.nodes)}: {g.first.event.text}" for g in groups)
-    words = {"how": how, "seen": f"; seen and survived: {text[:MAX_TEXT]}" if text else ""}
+    words = {"how": how, "seen": f"; seen and survived: {text}" if text else ""}
     return Finding(for_=lines_of(bad), words=words) if how else None
 
 
@@ -197,5 +197,5 @@ def complained(job: JobFailures) -> Finding | None:
         if rank is not None
     }  # fmt: skip
     lines = [f"{file.failures.path}: {stream.complaint}" for stream, file in rows[:2]]
-    words = {"error": text[:MAX_TEXT]}
+    words = {"error": text}
     return Finding(ranks, job.nodes_of(ranks), lines, words=words, kind=meaning(text).kind)
