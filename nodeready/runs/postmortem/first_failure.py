@@ -26,6 +26,7 @@ from nodeready.agent.failure_rules import (
     meaning,
     signal_of,
 )
+from nodeready.core.text import excerpt
 from nodeready.runs.postmortem.document import KERNEL, LOG, FailureGroup, FirstFailure, NodeEvent
 from nodeready.runs.postmortem.environment import explaining_faults
 from nodeready.runs.postmortem.evidence import (
@@ -99,6 +100,8 @@ _OUTSIDE, _SIGNAL = (1, 2, 15), re.compile(r"got signal: (\d{1,2})\b")
 #: Seconds by which the ends that two launchers see may be in another order: torchrun reports whole
 #: seconds, and looks every 0.1 s.
 _SEEN_S = 1.1
+#: Maximum characters of what one source says of a process that was killed.
+_QUOTED = 120
 
 
 def _steps(job: JobFailures, *states: str) -> tuple[list[SlurmStep], list[str]]:
@@ -172,10 +175,13 @@ def out_of_memory(job: JobFailures) -> Finding | None:
     evidence += [report_text(f) for f in killed[:1] if f.rank in ranks]
     process = "them" if len(ranks) > 1 else "it"
     words = {"process": "a worker of its data loader" if workers else process, "by": "the kernel"}
-    words["quoted"] = " (OOMKilled)" if any(f.event.source == "kubectl" for f in slurm) else ""
     if slurm and slurm[0].is_by("cancels"):
-        by = reporter_of(slurm[0].event.source)["manager"]
-        words |= {"by": by, "quoted": f" ({slurm[0].event.text})"}
+        words["by"] = reporter_of(slurm[0].event.source)["manager"]
+    quotes = [f.event.text for f in (*slurm[:1], *srun[:1], *workers[:1])]
+    quotes += [launcher_words(f) for f in killed[:1] if f.rank in ranks or not ranks]
+    quotes += [fault.text.partition("total-vm")[0].rstrip(", ") for fault in faults[:1]]
+    quoted = "; ".join(excerpt(text, _QUOTED) for text in dict.fromkeys(filter(None, quotes)))
+    words["quoted"] = f" ({quoted})" if quoted else ""
     # Slurm may write the name of a node in another case than its kernel.
     nodes = {*{node.lower(): node for node in (*nodes, *job.nodes_of(ranks))}.values()}
     return Finding(ranks, nodes, evidence, against, (workers or killed)[:1], words)
