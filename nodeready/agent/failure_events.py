@@ -241,6 +241,8 @@ class _RankStream:
     #: the traceback that is read is of a warning.
     handled: dict[int, int] = field(default_factory=dict)
     is_warning: bool = False
+    #: Whether the line before that traceback says that its error was handled.
+    is_announced: bool = False
     #: The lines of errors of requests to a server, which end no process.
     requests: set[int] = field(default_factory=set)
     is_of_request: bool = False
@@ -608,7 +610,8 @@ class FailureReader:
         # A logger writes the traceback below its line.
         before = self._before(stream)
         is_warning = bool(rules.PHRASES["warns"].search(prefix or before[:_LEVEL]))
-        stream.is_warning = is_warning or is_handled(before)
+        stream.is_announced = is_handled(before)
+        stream.is_warning = is_warning or stream.is_announced
         stream.is_ignored |= bool(rules.PHRASES["ignores"].search(before))
         stream.failing = _failing(before)
         stream.is_of_request = _is_of_request(before)
@@ -716,7 +719,9 @@ class FailureReader:
             event = replace(event, source=LAUNCHERS_OWN)
         if not user and rules.BEFORE_RANKS.search(" ".join(call for _, _, call in stream.frames)):
             event = replace(event, source=NOT_LAUNCHED)
-        if stream.frames and stream.frames[0][2] in _OUTERMOST:
+        is_outermost = bool(stream.frames) and stream.frames[0][2] in _OUTERMOST
+        # A module that another one can do without is imported where it says so.
+        if is_outermost and not stream.is_announced:
             stream.unhandled.add(event.line)
         elif stream.frames and stream.is_warning:
             stream.handled[event.line] = stream.plain

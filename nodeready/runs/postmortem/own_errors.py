@@ -81,8 +81,15 @@ def not_launched(job: JobFailures) -> Finding | None:
     errors.sort(key=lambda f: f.event.has_phrase("told-by-another"))
     words = {"error": errors[0].event.text}
     kinds = {errors[0].event.kind, meaning(words["error"]).kind}
-    kind = "network" if kinds & {"network", "timeout"} else ""
-    return Finding(for_=lines_of(errors), failures=errors[:1], words=words, kind=kind)
+    kind = "network" if kinds & {"network", "timeout"} else "storage" if "storage" in kinds else ""
+    finding = Finding(for_=lines_of(errors), failures=errors[:1], words=words, kind=kind)
+    # srun kills the others when the container of a rank does not start.
+    tasks = [f for f in job.reports if f.event.source == "srun"]
+    failed = [f for f in tasks if f.event.code > 0]
+    if not failed or len(failed) == len(tasks):
+        return finding
+    sentence = "{who} {was|were} not started: {error}"
+    return replace(finding, ranks=ranks_in(failed), nodes=nodes_in(failed), sentence=sentence)
 
 
 def earlier_error(job: JobFailures) -> Finding | None:

@@ -45,7 +45,8 @@ def survived(job: JobFailures) -> Finding | None:
     # A pod that was killed was started again, where the log of each rank has ended well.
     files = job.evidence.files
     logs = [at for at in job.last_files if job.finder.file_rank(files[at]) is not None]
-    again = "kubectl" if logs and all(ends[at] for at in logs) else "-"
+    is_again = all(ends[at] for at in logs) if logs else any(f.failures.facts.program_finished for f in files)
+    again = "kubectl" if is_again else "-"
     # Steps go on after all failures, and nothing else reports an end.
     ends_alone = [
         f for f in (*job.reports, *job.ended)
@@ -185,6 +186,8 @@ def complained(job: JobFailures) -> Finding | None:
     files, has_failed = job.evidence.files, any(step.code for step in job.evidence.steps)
     rows = [(s, file) for file in files for s in file.failures.streams
             if s.is_cut or (s.complaint and (has_failed or s.is_last))]  # fmt: skip
+    # What a list of pods shows says less than the log of one.
+    rows.sort(key=lambda row: bool(PHRASES["told-by-another"].search(row[0].complaint)))
     silent = [f for f in files if not any(s.is_cut or s.is_last for s in f.failures.streams)]
     going = [s.last for file in silent for s in file.failures.streams]
     is_well = any(file.failures.facts.finished for file in files)
