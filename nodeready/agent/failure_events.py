@@ -456,6 +456,7 @@ class FailureReader:
         self.candidates: list[str] = []
         self.room = log_ranks.MAX_RANKS
         self.left_out = self.unknown_prefix = 0
+        self.timed = ""  # the last line with a time
         #: The stream of the last traceback behind a prefix, and the number of its first line; 0:
         #: its further lines have no prefix.
         self.header: tuple[_RankStream | None, int] = None, 0
@@ -484,7 +485,7 @@ class FailureReader:
             plain.lines += 1
             plain.add_plain(line, self.number)
             if TIMED.search(moment or line, 0, STAMP_CHARACTERS):
-                plain.timed = moment or line
+                plain.timed = self.timed = moment or line
             return
         if "\x1b" in line:
             line = _ANSI.sub("", line)
@@ -513,7 +514,7 @@ class FailureReader:
             stream.add_plain(text, self.number)
         # Parsed only when an event needs it.
         if TIMED.search(moment or text, 0, STAMP_CHARACTERS):
-            stream.timed = moment or text
+            stream.timed = self.timed = moment or text
 
     def _continued(self, key: tuple[str, int | None, int | None], text: str) -> _RankStream | None:
         """The stream of a traceback whose first line alone has a prefix, as loggers write it."""
@@ -613,7 +614,9 @@ class FailureReader:
         stream.is_announced = is_handled(before)
         stream.is_warning = is_warning or stream.is_announced
         stream.is_ignored |= bool(rules.PHRASES["ignores"].search(before))
-        stream.failing = _failing(before)
+        # A logger names the rank above a traceback that has no prefix.
+        above = (s.last for s in self.streams.values() if s.last_at == self.number - 1)
+        stream.failing = _failing(next(above, ""))
         stream.is_of_request = _is_of_request(before)
         host, rank, local = stream.key
         is_unknown = (rank, local) == (None, None) and host[:1] in ("", "[")
@@ -989,9 +992,11 @@ class FailureReader:
     def _event(self, stream: _RankStream, role: str, kind: str, text: str) -> FailureEvent:
         host, _, local = stream.key
         shown, ranks = excerpt(text.strip(), MAX_TEXT), _stream_ranks(stream)
+        # A line that names no rank comes after all lines before it, and not only after its like.
+        timed = self.timed if stream.key == _UNKNOWN else stream.timed
         return FailureEvent(
             *(kind, role, "", shown, "", ranks, local, host, 0, 0),
-            *(None, self._moment(stream.timed), self.number, stream.plain),
+            *(None, self._moment(timed), self.number, stream.plain),
         )
 
     def _add(self, stream: _RankStream, event: FailureEvent) -> None:
