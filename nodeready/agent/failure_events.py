@@ -241,8 +241,10 @@ class _RankStream:
     #: the traceback that is read is of a warning.
     handled: dict[int, int] = field(default_factory=dict)
     is_warning: bool = False
-    #: Whether the line before that traceback says that its error was handled.
+    #: Whether the line before that traceback says that its error was handled; the lines of such
+    #: errors that would end a program otherwise, as that of an import does.
     is_announced: bool = False
+    announced: set[int] = field(default_factory=set)
     #: The lines of errors of requests to a server, which end no process.
     requests: set[int] = field(default_factory=set)
     is_of_request: bool = False
@@ -647,10 +649,9 @@ class FailureReader:
         """A further line of an exception's message."""
         if stream.mode != "details":
             return False
+        message = stream.chain[-1].event.text if stream.chain else ""
         # A line that begins with a time, or of a step, is no further line of a message.
-        is_vague = (
-            not stream.details and stream.chain and rules.VAGUE.search(stream.chain[-1].event.text)
-        )
+        is_vague = not stream.details and rules.VAGUE.search(message)
         shape = _shape(text)
         is_usual = shape and any(_shape(line) == shape for _, line in stream.recent)
         is_step = _STEP.search(text) or is_handled(text) or rules.PHRASES["answers"].search(text)
@@ -662,6 +663,8 @@ class FailureReader:
         # The text of an exception of C++ may begin with a time itself.
         is_plain = is_plain and (bool(stream.details) or not _WHAT.match(text))
         is_listed = bool(shape) and [_shape(line) for line in stream.details[-1:]] == [shape]
+        heads = message, *stream.details[:_DETAILS]
+        is_listed = is_listed and any(map(rules.LISTS.search, heads))
         is_full = len(stream.details) >= (log_ranks.MAX_RANKS if is_listed else _DETAILS)
         if is_full or is_plain:
             self._end_chain(stream)
@@ -722,10 +725,9 @@ class FailureReader:
             event = replace(event, source=LAUNCHERS_OWN)
         if not user and rules.BEFORE_RANKS.search(" ".join(call for _, _, call in stream.frames)):
             event = replace(event, source=NOT_LAUNCHED)
-        is_outermost = bool(stream.frames) and stream.frames[0][2] in _OUTERMOST
-        # A module that another one can do without is imported where it says so.
-        if is_outermost and not stream.is_announced:
+        if stream.frames and stream.frames[0][2] in _OUTERMOST:
             stream.unhandled.add(event.line)
+            stream.announced |= {event.line} if stream.is_announced else set()
         elif stream.frames and stream.is_warning:
             stream.handled[event.line] = stream.plain
         elif stream.frames and stream.is_of_request and event.role == rules.FAILED:
@@ -1061,6 +1063,12 @@ class FailureReader:
             if complaint(text) or any(rules.PHRASES[name].search(text) for name in names)
         ), default=0)  # fmt: skip
 
+    def _last_work(self, end: int) -> int:
+        """The last line that is of a step; 0: none of the last ones is. end: the last line"""
+        rows = self._last_lines(end)
+        counts = _counts(rows)
+        return max((at for at, text in rows if _is_work(text, counts)), default=0)
+
     def _without_work(self, end: int) -> range:
         """The lines after all that are of steps or tell that a failure was handled, of the last
         ones, to the first that says that the job has ended well.
@@ -1102,6 +1110,7 @@ class FailureReader:
         end_at = max((s.last_at for s in self.streams.values()), default=0)
         last_complaints = self._last_complaints(end_at)
         closing_at, without_work = self._closing(end_at), self._without_work(end_at)
+        last_work_at = self._last_work(end_at)
         rows = (row for stream in self.streams.values() for row in stream.tail)
         again = rules.PHRASES["starts-again"]
         again_at = max((number for number, text in rows if again.search(text)), default=0)
@@ -1144,6 +1153,7 @@ class FailureReader:
                 line for line, plain in stream.handled.items() if line not in stream.unhandled
                 if max(last_step_at, last_failed_at) > line or stream.plain - plain > 1
             }  # fmt: skip
+            overcome |= {line for line in stream.announced if last_work_at > line}
             # An event keeps the number of plain lines before it until now.
             events += [
                 replace(

@@ -177,14 +177,22 @@ def out_of_memory(job: JobFailures) -> Finding | None:
     words = {"process": "a worker of its data loader" if workers else process, "by": "the kernel"}
     if slurm and slurm[0].is_by("cancels"):
         words["by"] = reporter_of(slurm[0].event.source)["manager"]
-    quotes = [f.event.text for f in (*slurm[:1], *srun[:1], *workers[:1])]
-    quotes += [launcher_words(f) for f in killed[:1] if f.rank in ranks or not ranks]
-    quotes += [fault.text.partition("total-vm")[0].rstrip(", ") for fault in faults[:1]]
-    quoted = "; ".join(excerpt(text, _QUOTED) for text in dict.fromkeys(filter(None, quotes)))
-    words["quoted"] = f" ({quoted})" if quoted else ""
+    words["quoted"] = _quoted((*slurm[:1], *srun[:1], *workers[:1]), faults[:1], [
+        f for f in killed[:1] if f.rank in ranks or not ranks
+    ])  # fmt: skip
     # Slurm may write the name of a node in another case than its kernel.
     nodes = {*{node.lower(): node for node in (*nodes, *job.nodes_of(ranks))}.values()}
     return Finding(ranks, nodes, evidence, against, (workers or killed)[:1], words)
+
+
+def _quoted(
+    failures: Sequence[RankFailure], faults: Sequence[NodeFault], killed: Sequence[RankFailure]
+) -> str:
+    """The words of who saw a kill, in brackets; ""."""
+    texts = [f.event.text for f in failures] + [launcher_words(f) for f in killed]
+    texts += [fault.text.partition("total-vm")[0].rstrip(", ") for fault in faults]
+    quoted = "; ".join(excerpt(text, _QUOTED) for text in dict.fromkeys(filter(None, texts)))
+    return f" ({quoted})" if quoted else ""
 
 
 def _has_other_error(job: JobFailures) -> bool:

@@ -45,8 +45,8 @@ def survived(job: JobFailures) -> Finding | None:
     # A pod that was killed was started again, where the log of each rank has ended well.
     files = job.evidence.files
     logs = [at for at in job.last_files if job.finder.file_rank(files[at]) is not None]
-    is_again = all(ends[at] for at in logs) if logs else any(f.failures.facts.program_finished for f in files)
-    again = "kubectl" if is_again else "-"
+    own_ends = [file.failures.facts.program_finished for file in files]
+    again = "kubectl" if (all(ends[at] for at in logs) if logs else any(own_ends)) else "-"
     # Steps go on after all failures, and nothing else reports an end.
     ends_alone = [
         f for f in (*job.reports, *job.ended)
