@@ -116,7 +116,7 @@ _NUMBERED_END = re.compile(
     r"(?:(?<=: )|(?<=exit signal ))"
     r"(?:Aborted|Killed|Segmentation fault|Bus error|Floating point exception)\b"
     r"|(?i:(?:\b(?:exit|return|status|error)\w*[ _])*\w*(?:code|status|signal)"
-    r"\W{1,4}(?:-?\d{1,3}|0x[0-9a-f]{8})\b)"
+    r"\W{1,9}(?:-?\d{1,3}|0x[0-9a-f]{8})\b)"
 )
 
 
