@@ -617,8 +617,8 @@ class FailureReader:
         stream.is_warning = is_warning or stream.is_announced
         stream.is_ignored |= bool(rules.PHRASES["ignores"].search(before))
         # A logger names the rank above a traceback that has no prefix.
-        above = (s.last for s in self.streams.values() if s.last_at == self.number - 1)
-        stream.failing = _failing(next(above, ""))
+        lines = (s.last for s in self.streams.values() if s.last_at == self.number - 1)
+        stream.failing = _failing(next(lines, ""))
         stream.is_of_request = _is_of_request(before)
         host, rank, local = stream.key
         is_unknown = (rank, local) == (None, None) and host[:1] in ("", "[")
@@ -1236,8 +1236,8 @@ def _without_prefix(stream: _RankStream, text: str) -> str:
 
 def _then(text: str, effect: str) -> str:
     """The text of an error, and what it became."""
-    beginning = f"{excerpt(text, 200)}; then "
-    return beginning + excerpt(effect, MAX_TEXT - len(beginning))
+    effect = excerpt(effect, max(100, MAX_TEXT - len(text) - len("; then ")))
+    return f"{excerpt(text, MAX_TEXT - len(effect) - len('; then '))}; then {effect}"
 
 
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
