@@ -21,6 +21,7 @@ from nodeready.agent.log_variables import LogFacts, ends_well, read_facts
 from nodeready.agent.witnesses.flight_recorder import Recording
 from nodeready.agent.witnesses.logs import WatchdogReport, reports
 from nodeready.core import wire
+from nodeready.core.text import excerpt
 
 #: The source of an error that a launcher, or a script that starts the ranks, raises itself.
 LAUNCHERS_OWN = "launcher's own"
@@ -29,7 +30,7 @@ WARNING = "warning"
 #: The source of an error before any rank is started.
 NOT_LAUNCHED = "not launched"
 #: Maximum characters of an event's text.
-MAX_TEXT = 300
+MAX_TEXT = 400
 #: Maximum events of one file; of one stream, the first and the last.
 _MAX_EVENTS, _MAX_OF_STREAM = 4000, 12
 #: Maximum lines in which reports of the watchdog are searched.
@@ -240,6 +241,10 @@ class _RankStream:
     #: the traceback that is read is of a warning.
     handled: dict[int, int] = field(default_factory=dict)
     is_warning: bool = False
+    #: Whether the line before that traceback says that its error was handled; the lines of such
+    #: errors that would end a program otherwise, as that of an import does.
+    is_announced: bool = False
+    announced: set[int] = field(default_factory=set)
     #: The lines of errors of requests to a server, which end no process.
     requests: set[int] = field(default_factory=set)
     is_of_request: bool = False
@@ -453,6 +458,7 @@ class FailureReader:
         self.candidates: list[str] = []
         self.room = log_ranks.MAX_RANKS
         self.left_out = self.unknown_prefix = 0
+        self.timed = ""  # the last line with a time
         #: The stream of the last traceback behind a prefix, and the number of its first line; 0:
         #: its further lines have no prefix.
         self.header: tuple[_RankStream | None, int] = None, 0
@@ -481,7 +487,7 @@ class FailureReader:
             plain.lines += 1
             plain.add_plain(line, self.number)
             if TIMED.search(moment or line, 0, STAMP_CHARACTERS):
-                plain.timed = moment or line
+                plain.timed = self.timed = moment or line
             return
         if "\x1b" in line:
             line = _ANSI.sub("", line)
@@ -510,7 +516,7 @@ class FailureReader:
             stream.add_plain(text, self.number)
         # Parsed only when an event needs it.
         if TIMED.search(moment or text, 0, STAMP_CHARACTERS):
-            stream.timed = moment or text
+            stream.timed = self.timed = moment or text
 
     def _continued(self, key: tuple[str, int | None, int | None], text: str) -> _RankStream | None:
         """The stream of a traceback whose first line alone has a prefix, as loggers write it."""
@@ -607,9 +613,12 @@ class FailureReader:
         # A logger writes the traceback below its line.
         before = self._before(stream)
         is_warning = bool(rules.PHRASES["warns"].search(prefix or before[:_LEVEL]))
-        stream.is_warning = is_warning or is_handled(before)
+        stream.is_announced = is_handled(before)
+        stream.is_warning = is_warning or stream.is_announced
         stream.is_ignored |= bool(rules.PHRASES["ignores"].search(before))
-        stream.failing = _failing(before)
+        # A logger names the rank above a traceback that has no prefix.
+        lines = (s.last for s in self.streams.values() if s.last_at == self.number - 1)
+        stream.failing = _failing(next(lines, ""))
         stream.is_of_request = _is_of_request(before)
         host, rank, local = stream.key
         is_unknown = (rank, local) == (None, None) and host[:1] in ("", "[")
@@ -640,10 +649,9 @@ class FailureReader:
         """A further line of an exception's message."""
         if stream.mode != "details":
             return False
+        message = stream.chain[-1].event.text if stream.chain else ""
         # A line that begins with a time, or of a step, is no further line of a message.
-        is_vague = (
-            not stream.details and stream.chain and rules.VAGUE.search(stream.chain[-1].event.text)
-        )
+        is_vague = not stream.details and rules.VAGUE.search(message)
         shape = _shape(text)
         is_usual = shape and any(_shape(line) == shape for _, line in stream.recent)
         is_step = _STEP.search(text) or is_handled(text) or rules.PHRASES["answers"].search(text)
@@ -655,6 +663,8 @@ class FailureReader:
         # The text of an exception of C++ may begin with a time itself.
         is_plain = is_plain and (bool(stream.details) or not _WHAT.match(text))
         is_listed = bool(shape) and [_shape(line) for line in stream.details[-1:]] == [shape]
+        heads = message, *stream.details[:_DETAILS]
+        is_listed = is_listed and any(map(rules.LISTS.search, heads))
         is_full = len(stream.details) >= (log_ranks.MAX_RANKS if is_listed else _DETAILS)
         if is_full or is_plain:
             self._end_chain(stream)
@@ -717,6 +727,7 @@ class FailureReader:
             event = replace(event, source=NOT_LAUNCHED)
         if stream.frames and stream.frames[0][2] in _OUTERMOST:
             stream.unhandled.add(event.line)
+            stream.announced |= {event.line} if stream.is_announced else set()
         elif stream.frames and stream.is_warning:
             stream.handled[event.line] = stream.plain
         elif stream.frames and stream.is_of_request and event.role == rules.FAILED:
@@ -768,7 +779,7 @@ class FailureReader:
         causes = [match[match.lastindex or 0] for match in matches]
         if causes and (not last.is_known or last.event.role == rules.CONSEQUENCE):
             text_meaning = rules.meaning(causes[-1])
-            text = message = f"{causes[-1][:200]}; then {last.event.text}"
+            text = message = _then(causes[-1], last.event.text)
             last.event = replace(
                 last.event, role=text_meaning.role, kind=text_meaning.kind, text=text
             )
@@ -778,7 +789,7 @@ class FailureReader:
         if not names or len(text) > MAX_TEXT:
             # A part of the names would be wrong.
             text = message if names else last.event.text
-        last.event = replace(last.event, text=text[:MAX_TEXT])
+        last.event = replace(last.event, text=excerpt(text, MAX_TEXT))
         stream.details = []
         if stream.mode == "details":
             stream.mode = ""
@@ -814,7 +825,7 @@ class FailureReader:
                 event = next(signals, last).event
             text = event.text
             if last.event.text != text and event is first.event:
-                text = f"{text[:200]}; then {last.event.text}"[:MAX_TEXT]
+                text = _then(text, last.event.text)
             frames = [item.event.frame for item in chain if item.has_user_frame]
             event = replace(event, frame=next(iter(frames), event.frame))
             kinds = [item.event.kind for item in chain if item.event.role == event.role]
@@ -930,7 +941,7 @@ class FailureReader:
         is_own = row.aborts and text_meaning.role != rules.LOST
         last_words = self._last_words(stream, ranks) if is_own else ""
         if last_words:
-            words, complained = f"{last_words[:200]}; then {words}", rules.meaning(last_words)
+            words, complained = _then(last_words, words), rules.meaning(last_words)
             role, kind = complained.role, complained.kind
         code = rules.code_of(groups)
         if row.role == rules.REPORT and not code:
@@ -982,10 +993,12 @@ class FailureReader:
 
     def _event(self, stream: _RankStream, role: str, kind: str, text: str) -> FailureEvent:
         host, _, local = stream.key
-        shown, ranks = text.strip()[:MAX_TEXT], _stream_ranks(stream)
+        shown, ranks = excerpt(text.strip(), MAX_TEXT), _stream_ranks(stream)
+        # A line that names no rank comes after all lines before it, and not only after its like.
+        timed = self.timed if stream.key == _UNKNOWN else stream.timed
         return FailureEvent(
             *(kind, role, "", shown, "", ranks, local, host, 0, 0),
-            *(None, self._moment(stream.timed), self.number, stream.plain),
+            *(None, self._moment(timed), self.number, stream.plain),
         )
 
     def _add(self, stream: _RankStream, event: FailureEvent) -> None:
@@ -993,7 +1006,7 @@ class FailureReader:
         is_vague = is_vague and not any(map(event.has_phrase, ("system", "of-the-program")))
         if is_vague and (cause := stream.cause(event.line)):
             means = rules.meaning(cause)
-            text = f"{cause[:200]}; then {event.text}"[:MAX_TEXT]
+            text = _then(cause, event.text)
             event = replace(event, text=text, role=means.role, kind=means.kind)
         if len(event.ranks) > self.room:
             event = replace(event, ranks=())
@@ -1050,6 +1063,12 @@ class FailureReader:
             if complaint(text) or any(rules.PHRASES[name].search(text) for name in names)
         ), default=0)  # fmt: skip
 
+    def _last_work(self, end: int) -> int:
+        """The last line that is of a step; 0: none of the last ones is. end: the last line"""
+        rows = self._last_lines(end)
+        counts = _counts(rows)
+        return max((at for at, text in rows if _is_work(text, counts)), default=0)
+
     def _without_work(self, end: int) -> range:
         """The lines after all that are of steps or tell that a failure was handled, of the last
         ones, to the first that says that the job has ended well.
@@ -1091,6 +1110,7 @@ class FailureReader:
         end_at = max((s.last_at for s in self.streams.values()), default=0)
         last_complaints = self._last_complaints(end_at)
         closing_at, without_work = self._closing(end_at), self._without_work(end_at)
+        last_work_at = self._last_work(end_at)
         rows = (row for stream in self.streams.values() for row in stream.tail)
         again = rules.PHRASES["starts-again"]
         again_at = max((number for number, text in rows if again.search(text)), default=0)
@@ -1133,6 +1153,7 @@ class FailureReader:
                 line for line, plain in stream.handled.items() if line not in stream.unhandled
                 if max(last_step_at, last_failed_at) > line or stream.plain - plain > 1
             }  # fmt: skip
+            overcome |= {line for line in stream.announced if last_work_at > line}
             # An event keeps the number of plain lines before it until now.
             events += [
                 replace(
@@ -1172,8 +1193,8 @@ class FailureReader:
         streams = tuple(
             LogStream(
                 *(stream.key[1], stream.key[2], stream.key[0], stream.lines),
-                *(stream.last[:MAX_TEXT], self._moment(stream.timed)),
-                (stream.last_words(last_step_at) or stream.last * stream.is_torn)[:MAX_TEXT],
+                *(excerpt(stream.last, MAX_TEXT), self._moment(stream.timed)),
+                excerpt(stream.last_words(last_step_at) or stream.last * stream.is_torn, MAX_TEXT),
                 stream.is_torn or stream.is_cut(last_step_at, end_at),
                 not last_complaints.isdisjoint(number for number, _ in stream.tail),
             )
@@ -1211,6 +1232,12 @@ def _without_prefix(stream: _RankStream, text: str) -> str:
     last, stream.last_prefix = stream.last_prefix, match[0].rstrip()
     # After the exception, a line of another time is no further line of its message.
     return text if stream.mode == "details" and last != stream.last_prefix else text[match.end() :]
+
+
+def _then(text: str, effect: str) -> str:
+    """The text of an error, and what it became."""
+    effect = excerpt(effect, max(100, MAX_TEXT - len(text) - len("; then ")))
+    return f"{excerpt(text, MAX_TEXT - len(effect) - len('; then '))}; then {effect}"
 
 
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")

@@ -90,6 +90,16 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
+def excerpt(text: str, limit: int) -> str:
+    """A text without its middle where it is longer: of an error, the last words often say most.
+
+    >>> excerpt("RuntimeError: CUDA error: the GPU is lost", 40)
+    'RuntimeError: CUDA error: the...is lost'
+    """
+    head, tail = 3 * limit // 4, limit // 4 - 3
+    return text if len(text) <= limit else f"{text[:head].rstrip()}...{text[-tail:].lstrip()}"
+
+
 def cut(text: str, limit: int, count: int) -> str:
     """A folded node set of ``count`` nodes, cut behind a comma when longer than ``limit``."""
     if len(text) <= limit:

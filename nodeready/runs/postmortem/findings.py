@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nodeready.agent.failure_rules import SIGNAL_NAMES, signal_of
-from nodeready.core.text import utc_moment
+from nodeready.core.text import excerpt, utc_moment
 from nodeready.fleet.inventory.nodeset import fold, natural
 from nodeready.runs.postmortem.document import FirstFailure
 from nodeready.runs.postmortem.evidence import NodeFault, RankFailure, reporter_of
@@ -17,7 +17,7 @@ from nodeready.runs.stacks.document import Suspect, say
 from nodeready.runs.stacks.evidence import ranks_of
 
 #: Maximum characters of a failure in the first line; suspects in the document, and in that line.
-MAX_TEXT, MAX_SUSPECTS, _NAMED = 240, 32, 4
+_MAX_TEXT, MAX_SUSPECTS, _NAMED = 400, 32, 4
 
 
 @dataclass
@@ -48,6 +48,7 @@ class Rule(NamedTuple):
         """The cause of this rule, in words."""
         suspect = suspect_of(finding.ranks, finding.nodes, finding.for_, finding.against)
         words = {"who": subject(suspect.ranks, suspect.nodes), **finding.words}
+        words = {name: excerpt(word, _MAX_TEXT) for name, word in words.items()}
         number = 2 if words["who"].startswith("all ") else max(1, len(suspect.ranks))
         text = say(finding.sentence or self.sentence, number, **words)
         moments = [f.time_s for f in finding.failures if f.time_s is not None]
@@ -115,7 +116,7 @@ _NUMBERED_END = re.compile(
     r"(?:(?<=: )|(?<=exit signal ))"
     r"(?:Aborted|Killed|Segmentation fault|Bus error|Floating point exception)\b"
     r"|(?i:(?:\b(?:exit|return|status|error)\w*[ _])*\w*(?:code|status|signal)"
-    r"\W{1,4}(?:-?\d{1,3}|0x[0-9a-f]{8})\b)"
+    r"\W{1,9}(?:-?\d{1,3}|0x[0-9a-f]{8})\b)"
 )
 
 

@@ -26,6 +26,7 @@ from nodeready.agent.failure_rules import (
     meaning,
     signal_of,
 )
+from nodeready.core.text import excerpt
 from nodeready.runs.postmortem.document import KERNEL, LOG, FailureGroup, FirstFailure, NodeEvent
 from nodeready.runs.postmortem.environment import explaining_faults
 from nodeready.runs.postmortem.evidence import (
@@ -37,7 +38,6 @@ from nodeready.runs.postmortem.evidence import (
 )
 from nodeready.runs.postmortem.findings import (
     MAX_SUSPECTS,
-    MAX_TEXT,
     Finding,
     Rule,
     kernel_lines,
@@ -100,6 +100,8 @@ _OUTSIDE, _SIGNAL = (1, 2, 15), re.compile(r"got signal: (\d{1,2})\b")
 #: Seconds by which the ends that two launchers see may be in another order: torchrun reports whole
 #: seconds, and looks every 0.1 s.
 _SEEN_S = 1.1
+#: Maximum characters of what one source says of a process that was killed.
+_QUOTED = 120
 
 
 def _steps(job: JobFailures, *states: str) -> tuple[list[SlurmStep], list[str]]:
@@ -173,13 +175,24 @@ def out_of_memory(job: JobFailures) -> Finding | None:
     evidence += [report_text(f) for f in killed[:1] if f.rank in ranks]
     process = "them" if len(ranks) > 1 else "it"
     words = {"process": "a worker of its data loader" if workers else process, "by": "the kernel"}
-    words["quoted"] = " (OOMKilled)" if any(f.event.source == "kubectl" for f in slurm) else ""
     if slurm and slurm[0].is_by("cancels"):
-        by = reporter_of(slurm[0].event.source)["manager"]
-        words |= {"by": by, "quoted": f" ({slurm[0].event.text[:MAX_TEXT]})"}
+        words["by"] = reporter_of(slurm[0].event.source)["manager"]
+    words["quoted"] = _quoted((*slurm[:1], *srun[:1], *workers[:1]), faults[:1], [
+        f for f in killed[:1] if f.rank in ranks or not ranks
+    ])  # fmt: skip
     # Slurm may write the name of a node in another case than its kernel.
     nodes = {*{node.lower(): node for node in (*nodes, *job.nodes_of(ranks))}.values()}
     return Finding(ranks, nodes, evidence, against, (workers or killed)[:1], words)
+
+
+def _quoted(
+    failures: Sequence[RankFailure], faults: Sequence[NodeFault], killed: Sequence[RankFailure]
+) -> str:
+    """The words of who saw a kill, in brackets; ""."""
+    texts = [f.event.text for f in failures] + [launcher_words(f) for f in killed]
+    texts += [fault.text.partition("total-vm")[0].rstrip(", ") for fault in faults]
+    quoted = "; ".join(excerpt(text, _QUOTED) for text in dict.fromkeys(filter(None, texts)))
+    return f" ({quoted})" if quoted else ""
 
 
 def _has_other_error(job: JobFailures) -> bool:
@@ -316,7 +329,7 @@ def killed(job: JobFailures) -> Finding | None:
 
 def _complained(finding: Finding, first: RankFailure, text: str) -> Finding:
     """A rank that ended itself after words of an error that no row explains."""
-    words = {"error": f"{text[:MAX_TEXT]}; then {report_text(first)}"}
+    words = {"error": f"{text}; then {report_text(first)}"}
     return replace(finding, kind=meaning(text).kind, words=words, sentence=_ERROR)
 
 
@@ -325,7 +338,7 @@ def _exited(finding: Finding, first: RankFailure, quoted: str) -> Finding:
     is_told = not first.event.text or launcher_words(first)
     how = f"ended with exit code {first.event.code}" if is_told else "failed"
     how = "ended" if first.is_by("is_blind") else how
-    quoted = quoted if is_told else f": {first.event.text[:MAX_TEXT]}"
+    quoted = quoted if is_told else f": {first.event.text}"
     return replace(
         finding, kind="unclear", words={"how": how, "quoted": quoted},
         sentence="{who} {how}, without an error in its log{quoted}",
@@ -390,7 +403,7 @@ def _of_kernel(
 ) -> Finding | None:
     by_pid, keys = job.finder.by_pid, [(fault.node, fault.pid) for fault in faults]
     ranks, nodes = {by_pid[key] for key in keys if key in by_pid}, {f.node for f in faults}
-    words = {"error": faults[0].text[:MAX_TEXT] if faults else ""}
+    words = {"error": faults[0].text if faults else ""}
     return Finding(ranks, nodes, kernel_lines(shown), words=words) if faults else None
 
 
@@ -437,7 +450,7 @@ def ended(job: JobFailures) -> Finding | None:
     steps, lines = _steps(job, "CANCELLED")
     is_cancelled = any(not s.signal or kind_of_code(-s.signal) == "signal" for s in steps)
     if launchers or is_cancelled:
-        quoted = [f": {f.event.text[:MAX_TEXT]}" for f in launchers if f.is_by("manager")]
+        quoted = [f": {f.event.text}" for f in launchers if f.is_by("manager")]
         sentence, name = "the job was cancelled{quoted}", ""
         if sent := {signal_of(f.event.code) for f in job.reports} & {10, 12}:
             sentence, name = "{signal} of Slurm ended the ranks", SIGNAL_NAMES[min(sent)]
@@ -490,7 +503,7 @@ def consequence(job: JobFailures) -> Finding | None:
     ))  # fmt: skip
     name = subject(ranks_in(failures), nodes_in(failures))
     missing = ("the log of the process that failed first",)
-    words = {"who": name, "error": failures[0].event.text[:MAX_TEXT]} if failures else {}
+    words = {"who": name, "error": failures[0].event.text} if failures else {}
     finding = Finding(for_=lines_of(failures), failures=failures[:1], words=words, missing=missing)
     return finding if failures else None
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from nodeready.agent.log_ranks import ranks_in as numbers_in
-from nodeready.runs.postmortem.findings import MAX_TEXT, Finding, lines_of
+from nodeready.runs.postmortem.findings import Finding, lines_of
 from nodeready.runs.postmortem.own_errors import odd_call
 from nodeready.runs.postmortem.rank_failures import JobFailures, ranks_in
 from nodeready.runs.stacks.evidence import Evidence, RankPlace, ranks_of
@@ -47,7 +47,7 @@ def hang(job: JobFailures) -> Finding | None:
     text = waited[0].event.text if waited else lags[0][1] if lags else stuck
     finding = Finding(
         ranks, job.nodes_of(ranks), evidence + lines_of(waited), failures=waited,
-        words={"error": text[:MAX_TEXT]},
+        words={"error": text},
     )  # fmt: skip
     missing = "which rank was late: the flight recorder's dumps would tell"
     sentence = "a timeout, and no rank is known to be late: {error}"

@@ -12,7 +12,7 @@ from nodeready.agent.witnesses import nccl_errors
 from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import natural
 from nodeready.runs.postmortem.evidence import RankFailure
-from nodeready.runs.postmortem.findings import MAX_TEXT, Finding, lines_of, nodes_in, subject
+from nodeready.runs.postmortem.findings import Finding, lines_of, nodes_in, subject
 from nodeready.runs.postmortem.rank_failures import (
     JobFailures,
     equal_failures,
@@ -61,7 +61,7 @@ def fabric(job: JobFailures) -> Finding | None:
         place = f"{min(shared)} to {', '.join(peers[:8])}: "
     elif links:
         place = f"{counted(len(links), 'pair')} of nodes, such as {' to '.join(links[0])}: "
-    error = f"{place}{meaning}: {first.event.text[-MAX_TEXT:]}"
+    error = f"{place}{meaning}: {first.event.text}"
     words = {"who": subject(ranks, nodes), "error": error}
     nodes |= {end for link in links for end in link if not _ADDRESS.fullmatch(end)}
     return Finding(ranks, nodes, lines_of(failures, 3), words=words, missing=(step,))
@@ -88,7 +88,7 @@ def lost_peers(job: JobFailures) -> Finding | None:
     ended_ranks = ranks_in(f for f in job.reports if f.is_by("of_all"))
     lost_ranks = {(f.rank, f.rank is None and f.event.line) for f in errors}
     is_told |= 1 < len(job.ranks) == len(ended_ranks) <= len(lost_ranks)
-    words = {"error": (peerless or errors)[0].event.text[:MAX_TEXT]}
+    words = {"error": (peerless or errors)[0].event.text}
     finding = Finding(for_=lines_of(errors), words=words, missing=missing)
     if is_told:
         sentence = "no rank is known to be first: {error}"

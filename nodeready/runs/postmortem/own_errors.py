@@ -10,10 +10,9 @@ from dataclasses import replace
 
 from nodeready.agent.failure_events import NOT_LAUNCHED
 from nodeready.agent.failure_rules import FAILED, meaning
-from nodeready.core.text import counted
+from nodeready.core.text import counted, excerpt
 from nodeready.runs.postmortem.evidence import COORDINATOR, RankFailure
 from nodeready.runs.postmortem.findings import (
-    MAX_TEXT,
     Finding,
     kernel_lines,
     lines_of,
@@ -80,10 +79,17 @@ def not_launched(job: JobFailures) -> Finding | None:
     if not errors or further:
         return None
     errors.sort(key=lambda f: f.event.has_phrase("told-by-another"))
-    words = {"error": errors[0].event.text[:MAX_TEXT]}
+    words = {"error": errors[0].event.text}
     kinds = {errors[0].event.kind, meaning(words["error"]).kind}
-    kind = "network" if kinds & {"network", "timeout"} else ""
-    return Finding(for_=lines_of(errors), failures=errors[:1], words=words, kind=kind)
+    kind = "network" if kinds & {"network", "timeout"} else "storage" if "storage" in kinds else ""
+    finding = Finding(for_=lines_of(errors), failures=errors[:1], words=words, kind=kind)
+    # srun kills the others when the container of a rank does not start.
+    tasks = [f for f in job.reports if f.event.source == "srun"]
+    failed = [f for f in tasks if f.event.code > 0]
+    if not failed or len(failed) == len(tasks):
+        return finding
+    sentence = "{who} {was|were} not started: {error}"
+    return replace(finding, ranks=ranks_in(failed), nodes=nodes_in(failed), sentence=sentence)
 
 
 def earlier_error(job: JobFailures) -> Finding | None:
@@ -146,10 +152,10 @@ def first_error(job: JobFailures, errors: Sequence[RankFailure], *notes: str) ->
     complaint = job.complaint(ranks) if event.has_phrase("only-ends") else ""
     last_words = complaint or event.last_words
     kind = meaning(complaint).kind if complaint else event.kind
-    said = f"{last_words[: MAX_TEXT // 2]}; then " if last_words else ""
+    said = f"{excerpt(last_words, 200)}; then " if last_words else ""
     return Finding(
         ranks, nodes, failures=first.failures, kind=kind, frame=event.frame,
-        sentence="{who}: {error}", words={"who": name, "error": f"{said}{event.text}"[:MAX_TEXT]},
+        sentence="{who}: {error}", words={"who": name, "error": f"{said}{event.text}"},
         suspects=suspects + [_suspect(job, group, notes) for group in groups[1:4]],
     )  # fmt: skip
 
@@ -228,13 +234,13 @@ def mismatch(job: JobFailures) -> Finding | None:
         )
     named = [f for f in failures if f.event.has_phrase("collective-mismatch")]
     if named:
-        words = {"error": named[0].event.text[:MAX_TEXT]}
+        words = {"error": named[0].event.text}
         sentence = f"{_DIFFERENT}, and which rank is wrong is not known: {{error}}"
         places = [f"in {f.example}" for f in named[:3]]
         return Finding(
             for_=places, failures=named, words=words, kind="exception", sentence=sentence,
         )  # fmt: skip
-    words = {"error": failures[0].event.text.rpartition("] ")[2][:MAX_TEXT]} if failures else {}
+    words = {"error": failures[0].event.text.rpartition("] ")[2]} if failures else {}
     # MPI says so of a message between two ranks, not of a collective.
     is_told = {f.event.source for f in failures} == {"mpirun"}
     return Finding(
@@ -270,7 +276,7 @@ def odd_call(
     if not is_usual:
         return undecided(suspects)
     odd = {rank for suspect in suspects for rank in suspect.ranks}
-    calls_of_odd = " and ".join(call for call in sides if call != usual)[:MAX_TEXT]
+    calls_of_odd = " and ".join(call for call in sides if call != usual)
     return Finding(
         odd, {node for suspect in suspects for node in suspect.nodes}, failures=failures,
         words={"odd": calls_of_odd, "usual": f"{ranks_of(sides[usual])} {usual}"},

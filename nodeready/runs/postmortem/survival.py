@@ -22,7 +22,7 @@ from nodeready.agent.failure_rules import (
     signal_of,
 )
 from nodeready.runs.postmortem.evidence import RankFailure
-from nodeready.runs.postmortem.findings import MAX_TEXT, Finding, lines_of, subject
+from nodeready.runs.postmortem.findings import Finding, lines_of, subject
 from nodeready.runs.postmortem.rank_failures import JobFailures, equal_failures
 
 #: Seconds after a GPU's fault in which a program may still write the steps before it.
@@ -45,7 +45,8 @@ def survived(job: JobFailures) -> Finding | None:
     # A pod that was killed was started again, where the log of each rank has ended well.
     files = job.evidence.files
     logs = [at for at in job.last_files if job.finder.file_rank(files[at]) is not None]
-    again = "kubectl" if logs and all(ends[at] for at in logs) else "-"
+    own_ends = [file.failures.facts.program_finished for file in files]
+    again = "kubectl" if (all(ends[at] for at in logs) if logs else any(own_ends)) else "-"
     # Steps go on after all failures, and nothing else reports an end.
     ends_alone = [
         f for f in (*job.reports, *job.ended)
@@ -113,7 +114,7 @@ def survived(job: JobFailures) -> Finding | None:
         how = "Slurm: COMPLETED 0:0"
     groups = equal_failures(bad)
     text = "; ".join(f"{subject(g.ranks, g.nodes)}: {g.first.event.text}" for g in groups)
-    words = {"how": how, "seen": f"; seen and survived: {text[:MAX_TEXT]}" if text else ""}
+    words = {"how": how, "seen": f"; seen and survived: {text}" if text else ""}
     return Finding(for_=lines_of(bad), words=words) if how else None
 
 
@@ -185,6 +186,8 @@ def complained(job: JobFailures) -> Finding | None:
     files, has_failed = job.evidence.files, any(step.code for step in job.evidence.steps)
     rows = [(s, file) for file in files for s in file.failures.streams
             if s.is_cut or (s.complaint and (has_failed or s.is_last))]  # fmt: skip
+    # What a list of pods shows says less than the log of one.
+    rows.sort(key=lambda row: bool(PHRASES["told-by-another"].search(row[0].complaint)))
     silent = [f for f in files if not any(s.is_cut or s.is_last for s in f.failures.streams)]
     going = [s.last for file in silent for s in file.failures.streams]
     is_well = any(file.failures.facts.finished for file in files)
@@ -197,5 +200,5 @@ def complained(job: JobFailures) -> Finding | None:
         if rank is not None
     }  # fmt: skip
     lines = [f"{file.failures.path}: {stream.complaint}" for stream, file in rows[:2]]
-    words = {"error": text[:MAX_TEXT]}
+    words = {"error": text}
     return Finding(ranks, job.nodes_of(ranks), lines, words=words, kind=meaning(text).kind)
