@@ -610,7 +610,8 @@ class FailureReader:
         stream.is_warning = is_warning or is_handled(before)
         stream.is_ignored |= bool(rules.PHRASES["ignores"].search(before))
         stream.failing = _failing(before)
-        stream.is_of_request = _is_of_request(before)
+        is_further = stream.is_chained and stream.is_of_request
+        stream.is_of_request = is_further or _is_of_request(before)
         host, rank, local = stream.key
         is_unknown = (rank, local) == (None, None) and host[:1] in ("", "[")
         if is_unknown and (host or log_ranks.may_tell_rank(prefix)):
@@ -719,7 +720,7 @@ class FailureReader:
             stream.unhandled.add(event.line)
         elif stream.frames and stream.is_warning:
             stream.handled[event.line] = stream.plain
-        elif stream.frames and stream.is_of_request and event.role == rules.FAILED:
+        elif stream.frames and stream.is_of_request and event.role in (rules.FAILED, rules.LOST):
             is_lasting = event.kind in _OF_PROCESS or event.has_phrase("reported-late")
             stream.requests |= set() if is_lasting else {event.line}
         if stream.spawned is not None:
@@ -1066,7 +1067,7 @@ class FailureReader:
         for stream in self.streams.values():
             if stream.mode == "traceback" and stream.frames:
                 self._end_cut(stream)
-            details, failed = list(stream.details), rules.PHRASES["other-status"]
+            details, failed = [*filter(None, stream.details)], rules.PHRASES["other-status"]
             self._end_chain(stream)
             is_over = bool(details) and _goes_on(details[-1]) and stream.last_at < self.number
             if is_over and not any(map(failed.search, details)):
