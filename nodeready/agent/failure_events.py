@@ -146,6 +146,8 @@ _RAISES = re.compile(r"""\braise (\w[\w.]{0,100})\((["'])([^"'{}%]{1,200})\2\)\s
 _CODE = re.compile(r" {4}[A-Za-z_]\w*(?:\(| = |\.\w+[(.])|\s+(?:at \S|\.\.\. \d+ more)")
 #: The text of an exception of C++, without a time at its beginning.
 _WHAT = re.compile(r"^\s*what\(\):\s*(?:\[\d\d:\d\d:\d\d\] )?(?P<text>.*)")
+#: The directory of the line in a library that raises an exception.
+_PATH = re.compile(r"(?<= )(?:[\w.-]*/)+(?=\w+\.(?:cpp|cc|cu|h):\d)")
 #: Maximum further lines of an exception's message.
 _DETAILS = 12
 #: The margin of an exception group's lines, and its exception.
@@ -309,6 +311,11 @@ class _RankStream:
             if number < line and (_goes_on(text) or not is_between):
                 break
         return ""
+
+    def words_before(self, line: int) -> str:
+        """The first of the words of an error that stand right before a line of the file; ""."""
+        rows = (text for number, text in reversed(self.recent) if number < line)
+        return [*takewhile(complaint, rows), ""][-2:][0].strip()
 
     def last_block(self) -> str:
         """What a program says where its progress ends, before it ends itself; ""."""
@@ -760,10 +767,13 @@ class FailureReader:
             messages = [line for line in words if not rules.VAGUE.search(line)] or lines[-1:]
             checks = [line for line in messages if rules.PHRASES["check"].search(line)]
             explained = (line for line in messages if rules.meaning(line).is_known)
-            text = f"{last.event.text} {next(explained, (checks or messages)[0])}"
+            text = _PATH.sub("", last.event.text)
+            text = f"{text} {next(explained, (checks or messages)[0])}"
             last.event = replace(last.event, text=text)
             if not last.is_known or (text_meaning.is_known and text_meaning.role == rules.FAILED):
-                last.event = replace(last.event, role=text_meaning.role, kind=text_meaning.kind)
+                is_vague = not text_meaning.is_known and text_meaning.kind == "exception"
+                kind = last.event.kind if is_vague else text_meaning.kind
+                last.event = replace(last.event, role=text_meaning.role, kind=kind)
                 last.is_known = text_meaning.is_known
         matches = filter(None, map(rules.PHRASES["caused"].search, lines))
         causes = [match[match.lastindex or 0] for match in matches]
@@ -996,6 +1006,10 @@ class FailureReader:
             means = rules.meaning(cause)
             text = f"{cause[:200]}; then {event.text}"[:MAX_TEXT]
             event = replace(event, text=text, role=means.role, kind=means.kind)
+        elif event.source == LAUNCHERS_OWN and (words := stream.words_before(event.line)):
+            # The command has said itself why it failed.
+            text = f"{words[:200]}; then {event.text}"[:MAX_TEXT]
+            event = replace(event, text=text, kind=rules.meaning(words).kind)
         if len(event.ranks) > self.room:
             event = replace(event, ranks=())
         self.room -= len(event.ranks)

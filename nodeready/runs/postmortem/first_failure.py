@@ -173,10 +173,12 @@ def out_of_memory(job: JobFailures) -> Finding | None:
     evidence += [report_text(f) for f in killed[:1] if f.rank in ranks]
     process = "them" if len(ranks) > 1 else "it"
     words = {"process": "a worker of its data loader" if workers else process, "by": "the kernel"}
-    words["quoted"] = " (OOMKilled)" if any(f.event.source == "kubectl" for f in slurm) else ""
+    quoted = slurm[0].event.text[:MAX_TEXT] if slurm else ""
+    quoted = "OOMKilled" if any(f.event.source == "kubectl" for f in slurm) else quoted
+    words["quoted"] = f" ({quoted})" if quoted else ""
     if slurm and slurm[0].is_by("cancels"):
         by = reporter_of(slurm[0].event.source)["manager"]
-        words |= {"by": by, "quoted": f" ({slurm[0].event.text[:MAX_TEXT]})"}
+        words["by"] = by
     # Slurm may write the name of a node in another case than its kernel.
     nodes = {*{node.lower(): node for node in (*nodes, *job.nodes_of(ranks))}.values()}
     return Finding(ranks, nodes, evidence, against, (workers or killed)[:1], words)
