@@ -12,7 +12,9 @@ child, and
 - writes each line of the child's output whole, after ``[node:rank]``, and unchanged into its log;
 - makes the child write all stacks on SIGURG, even while it hangs in C (Python's faulthandler);
 - raises the limit of core files, and sets unset variables of the flight recorder;
-- with --debug-rank, lets `nodeready stacks --attach` debug one rank.
+- with --debug-rank, lets `nodeready stacks --attach` debug one rank;
+- with --sync-cuda, --on-cpu or --sanitizer, shows an error of a GPU where it arises;
+- with --watch, has `nodeready watch` keep the evidence of a hang.
 
 SIGURG is harmless: its default action is to be ignored (signal(7)), so it can be sent to a whole
 step (``scancel --signal=23 JOB``) without ending other programs. SIGUSR1 and SIGUSR2 announce
@@ -616,6 +618,75 @@ def find_torch(command: str, environment: Mapping[str, str]) -> str:
     return ""
 
 
+# --- Errors of a GPU, which a program sees later than they arise.
+
+#: NCCL from the first version to before the second hangs with CUDA_LAUNCH_BLOCKING=1
+#: (NVIDIA/nccl#750, #774); PyTorch from and to before these comes with `_OLD_NCCL`
+#: (pytorch/pytorch#97843).
+BLOCKING_HANGS, _HAS_OLD_NCCL, _OLD_NCCL = ((2, 13), (2, 17)), ((1, 13), (2, 1)), "2.14.3"
+#: Hides every GPU. An empty HIP_VISIBLE_DEVICES would show all of them (ROCm/clr, rocdevice.cpp).
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": ""}
+_SYNC_CUDA = {"CUDA_LAUNCH_BLOCKING": "1"}
+_SYNC_AMD = {"HIP_LAUNCH_BLOCKING": "1", "AMD_SERIALIZE_KERNEL": "3"}
+
+
+def torch_versions(torch: str) -> dict[str, str]:
+    """The versions of a PyTorch (``__version__``), of what it was built for (``cuda``, ``hip``),
+    and of the package of NCCL beside it (``nccl``), as far as they are known.
+
+    torch: the directory of the package; "": not found
+    """
+    import re
+
+    versions: dict[str, str] = {}
+    with suppress(OSError), open(f"{torch}/version.py", encoding="utf-8") as file:
+        pattern = r"^(__version__|cuda|hip) *(?::[^=]*)?= *['\"]([\w.+-]+)['\"]"
+        versions = dict(re.findall(pattern, file.read(4096), re.M))
+        for name in os.listdir(os.path.dirname(torch)):
+            if match := re.match(r"nvidia_nccl_cu\d+-([\d.]+)\.dist-info", name):
+                versions["nccl"] = match[1]
+    return versions
+
+
+def sync_hazard(torch: str, nccl: str) -> str:
+    """Why a launch must not wait for its kernel, with these versions; "": it may, or not known.
+
+    nccl: "": PyTorch's own
+
+    >>> sync_hazard("1.13.1+cu117", "")
+    'NCCL 2.14.3 hangs with CUDA_LAUNCH_BLOCKING=1: use NCCL 2.17 or newer'
+    """
+
+    def numbers(version: str) -> tuple[int, ...]:
+        return tuple(int(word) for word in version.split(".")[:2] if word.isdigit())
+
+    if not nccl and _HAS_OLD_NCCL[0] <= numbers(torch) < _HAS_OLD_NCCL[1]:
+        nccl = _OLD_NCCL
+    first, fixed = BLOCKING_HANGS
+    if not first <= numbers(nccl) < fixed:
+        return ""
+    newer = ".".join(map(str, fixed))
+    return f"NCCL {nccl} hangs with CUDA_LAUNCH_BLOCKING=1: use NCCL {newer} or newer"
+
+
+def sync_variables(is_cuda: bool | None) -> dict[str, str]:
+    """The variables that make each launch wait for its kernel.
+
+    is_cuda: PyTorch was built for NVIDIA's GPUs; False: for AMD's; None: not known
+    """
+    if is_cuda is None:
+        return {**_SYNC_CUDA, **_SYNC_AMD}
+    return _SYNC_CUDA if is_cuda else _SYNC_AMD
+
+
+def job_of(environment: Mapping[str, str]) -> str:
+    """The job's name for `nodeready watch --job`; "": it has none."""
+    address, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
+    names = [environment.get("SLURM_JOB_ID", ""), environment.get("TORCHELASTIC_RUN_ID", "")]
+    names.append(f"{address}:{port}" if address and port else "")
+    return next((name for name in names if name not in ("", "none")), "")
+
+
 _SITE = '''\
 """Before every Python of the job: `install_hooks`, the user's sitecustomize, the debugger."""
 import os, sys
@@ -922,6 +993,10 @@ def debug(
 
 # --- The supervisor.
 
+#: How `nodeready watch` is run: before the 10 minutes of NCCL's timeout are over, and before the 8
+#: of its heartbeat monitor (pytorch's ProcessGroupNCCL.hpp).
+_WATCH = ("--once", "--wait", "10m", "--interval", "30s", "--confirm", "7m")
+
 
 class RankSupervisor:
     """One child, its output and its signals."""
@@ -938,6 +1013,8 @@ class RankSupervisor:
         self._child: Any = None
         self._signal_probe: SignalProbe | None = None
         self._wake = os.pipe()
+        self._command: list[str] = options.command
+        self._watch: Any = None
 
     def _complain(self, text: str) -> None:
         line = f"nodeready run: {text}\n".encode(errors="surrogateescape")
@@ -948,6 +1025,8 @@ class RankSupervisor:
         """Run the child. Returns its status in the form of a shell."""
         import shutil
 
+        if status := self._prepare_gpus():
+            return status
         directory, lock = "", -1
         try:
             try:
@@ -967,6 +1046,67 @@ class RankSupervisor:
                 shutil.rmtree(directory, ignore_errors=True)
                 os.close(lock)
         return status
+
+    def _prepare_gpus(self) -> int:
+        """Apply the options for GPUs. Returns 0, or the exit status if one is not possible."""
+        import shutil
+
+        options, environment = self._options, self._environment
+        if options.on_cpu:
+            environment.update(NO_GPU)
+        if options.sync_cuda:
+            versions = torch_versions(find_torch(options.command[0], environment))
+            is_cuda = "hip" not in versions if versions.keys() & {"cuda", "hip"} else None
+            hazard = sync_hazard(versions.get("__version__", ""), versions.get("nccl", ""))
+            if hazard and is_cuda:
+                self._complain(f"--sync-cuda: {hazard}")
+                return NOT_RUN
+            environment.update(sync_variables(is_cuda))
+        if options.sanitizer:
+            toolkit = environment.get("CUDA_HOME", "/usr/local/cuda")
+            path = f"{environment.get('PATH', '')}:{toolkit}/bin"
+            sanitizer = shutil.which("compute-sanitizer", path=path)
+            if sanitizer is None:
+                advice = "install CUDA's toolkit, and put its bin into PATH"
+                self._complain(f"--sanitizer: compute-sanitizer is not found: {advice}")
+                return NOT_FOUND
+            # PyTorch's own allocator would hide an access beyond a tensor.
+            environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+            self._command = [sanitizer, "--target-processes", "all", *options.command]
+        return 0
+
+    def _start_watch(self) -> None:
+        """Start `nodeready watch` beside rank 0, whose end ends it."""
+        import shutil
+        import subprocess
+
+        job, path = job_of(os.environ), os.environ.get("PATH", "")
+        program = shutil.which("nodeready", path=f"{os.path.dirname(sys.executable)}:{path}")
+        if not job or program is None:
+            names = "SLURM_JOB_ID, TORCHELASTIC_RUN_ID, or MASTER_ADDR and MASTER_PORT"
+            reason = "nodeready is not in PATH" if job else f"the job has no name: set {names}"
+            self._complain(f"no watch: {reason}")
+            return
+        is_spread = os.environ.get("SLURM_JOB_NUM_NODES", "1") != "1"
+        transport = ["--via", "srun"] if is_spread else ["--local"]
+        ranks = (*RANKS, "LOCAL_RANK")  # it is no rank itself
+        # Not our own stream: what it starts would keep that open after our end.
+        source, end = os.pipe()
+        os.set_blocking(source, False)
+        log = RankLogFile(self._complain)
+        try:
+            self._channels.append(OutputChannel(source, 2, self._prefix, log))
+            self._watch = subprocess.Popen(
+                [program, "watch", *transport, "--job", job, *_WATCH],
+                stdin=subprocess.DEVNULL,
+                stdout=end,
+                stderr=end,
+                env={name: text for name, text in os.environ.items() if name not in ranks},
+                preexec_fn=_end_with_parent,  # noqa: PLW1509
+            )
+        except OSError as error:
+            self._complain(f"no watch: {program}: {error.strerror}")
+        os.close(end)
 
     def _prepare_environment(self) -> None:
         """Set limits and variables, and open the log."""
@@ -1050,7 +1190,7 @@ class RankSupervisor:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
-        command = self._options.command
+        command = self._command
         try:
             self._child = subprocess.Popen(
                 command,
@@ -1072,6 +1212,8 @@ class RankSupervisor:
         remove_own_rank()
         self._signal_probe = SignalProbe()
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        if self._options.watch and self._rank in ("", "0"):
+            self._start_watch()
         try:
             status = self._relay()
         finally:
@@ -1191,6 +1333,13 @@ def arguments(words: Sequence[str] | None = None) -> Any:
     parser.add_argument(
         "--debug-rank", metavar="N", type=int, help="rank that nodeready stacks can debug"
     )
+    for name, text in (
+        ("--sync-cuda", "each launch waits for its kernel, so that an error has the right stack"),
+        ("--on-cpu", "hide all GPUs, so that the program runs on the CPU"),
+        ("--sanitizer", "run it under compute-sanitizer"),
+        ("--watch", "nodeready watch keeps the evidence of a hang"),
+    ):
+        parser.add_argument(name, action="store_true", help=text)
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     if options.command[:1] == ["--"]:

@@ -95,6 +95,7 @@ def env(inventory: str | None, options: EnvWords) -> int:
 
     With --debug also the variables that make the job debuggable (flight recorder, NCCL's
     warnings, Python's stacks, the GPU's cores), under the names of the PyTorch that --python has.
+    With --sync-cuda also those that make each launch wait for its kernel, if its NCCL allows that.
 
     With --check what is wrong in a batch script instead: a rank that is expanded too early, other
     nodes than #SBATCH has, no GPU.

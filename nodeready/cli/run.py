@@ -10,7 +10,7 @@ import click
 
 from nodeready.agent import run as supervisor
 from nodeready.cli.options import command
-from nodeready.runs.options import opt
+from nodeready.runs.options import flag, opt
 
 
 def _read_signal(name: str) -> str:
@@ -43,6 +43,18 @@ class RunWords:
     debug_rank: int | None = opt(
         "--debug-rank N", "Rank that stacks --attach N can debug.", bounds=(0, None), general=False
     )
+    sync_cuda: bool = flag(
+        "--sync-cuda",
+        "Each launch waits for its kernel, so that a GPU's error has the right stack.",
+        general=False,
+    )
+    on_cpu: bool = flag(
+        "--on-cpu", "Hide all GPUs, so that COMMAND runs on the CPU.", general=False
+    )
+    sanitizer: bool = flag("--sanitizer", "Run COMMAND under compute-sanitizer.", general=False)
+    watch: bool = flag(
+        "--watch", "Keep the evidence of a hang before the job's timeout.", general=False
+    )
 
 
 # Options end at the first word of COMMAND, which may have options of its own.
@@ -60,6 +72,8 @@ def run(command: tuple[str, ...], options: RunWords) -> None:
     words = ["--signal", options.signal, "--log-dir", options.log_dir]
     if options.debug_rank is not None:
         words += ["--debug-rank", str(options.debug_rank)]
+    for name in ("sync_cuda", "on_cpu", "sanitizer", "watch"):
+        words += [f"--{name.replace('_', '-')}"] if getattr(options, name) else []
     path = click.get_current_context().obj
     environment = {**os.environ}
     environment.pop("PATH", None)

@@ -468,6 +468,7 @@ class WatchOptions(HangOptions):
     confirm: float = span(
         "--confirm", 1, 86400, "Time without progress before an incident is taken.", "3m"
     )
+    wait: float | None = span("--wait", 1, 86400, "Time to wait for the first rank of the job.")
     progress: str | None = opt(
         "--progress PATTERN",
         "Only a new line of a log that matches PATTERN is progress: a step's, a checkpoint's.",
@@ -560,9 +561,12 @@ class EnvOptions(TargetOptions):
         "--ports FIRST-LAST", "Port range for MASTER_PORT; default: the policy's port_range."
     )
     debug: bool = flag("--debug", "Also the variables that make the job debuggable.")
+    sync_cuda: bool = flag(
+        "--sync-cuda", "Also the variables that make each launch wait for its kernel."
+    )
     python: str = opt(
         "--python PATH",
-        "With --debug: the job's Python on the nodes, for its version of PyTorch.",
+        "With --debug or --sync-cuda: the job's Python on the nodes, for its version of PyTorch.",
         default="python3",
     )
     check: str | None = opt(

@@ -49,6 +49,9 @@ PROGRESS = "progress"
 MIN_WITNESSES = 2
 #: Snapshots without any rank after which the job has ended: a launcher may be starting it again.
 MIN_EMPTY_SNAPSHOTS = 2
+#: The maximum part of the job's own timeout without a movement, because an incident takes time;
+#: but at least these seconds.
+TIMEOUT_PART, MIN_CONFIRM_S = 0.6, 15.0
 
 
 class RankKey(NamedTuple):
@@ -354,6 +357,10 @@ class Watch:
 
     def add(self, snapshot: JobSnapshot) -> Judgement:
         """The judgement with one more snapshot."""
+        timeouts = [rank.timeout_s for rank in snapshot.ranks.values() if rank.timeout_s]
+        if timeouts:
+            limit_s = max(MIN_CONFIRM_S, TIMEOUT_PART * min(timeouts))
+            self.confirm_s = min(self.confirm_s, limit_s)
         if self.snapshot is not None:
             self.intervals.append(interval(self.snapshot, snapshot))
         if self.snapshot is None or snapshot.ranks or self.intervals[-1].gone:

@@ -31,6 +31,8 @@ from nodeready.runs.watch import LIMIT_S, JobSnapshot, Watch, probe
 
 #: Maximum seconds for the command of ``--then``.
 _COMMAND_TIMEOUT_S = 600
+#: Seconds between two probes for the first rank (``--wait``).
+_WAIT_S = 5.0
 
 
 def run(
@@ -92,11 +94,15 @@ class _Watcher:
     def run(self, interval_s: float) -> Generator[str | NodeGaps, None, int]:
         """Probe the job until it has ended, or --once ends it. Returns the exit code."""
         is_first = True
+        wait_until = time.monotonic() + (self.options.wait or 0)
         while True:
             began = time.monotonic()
             snapshot = self.probe()
             if snapshot.interrupted or self.nodes.transport.interrupted:
                 return INTERRUPTED
+            if is_first and not snapshot.ranks and began < wait_until:
+                time.sleep(min(_WAIT_S, interval_s))
+                continue
             if is_first and not snapshot.ranks:
                 gaps = node_gaps(snapshot.gaps)
                 yield gaps
@@ -121,6 +127,8 @@ class _Watcher:
                     return INTERRUPTED
                 if self.options.once and self.hangs:
                     return exit_code(failed=self.failed, check=True)
+            if self.watch.confirm_s < self.options.confirm:  # the job's own timeout is short
+                interval_s = min(interval_s, self.watch.confirm_s / 8)
             time.sleep(max(0.0, interval_s - (time.monotonic() - began)))
 
     def probe(self) -> JobSnapshot:

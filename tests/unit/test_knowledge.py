@@ -8,7 +8,7 @@ import pytest
 
 from nodeready import knowledge
 from nodeready.agent import failure_rules, log_ranks, log_variables, payload
-from nodeready.agent.witnesses import kernel_log, nccl_errors, progress
+from nodeready.agent.witnesses import kernel_log, motion, nccl_errors, progress
 from nodeready.runs.audit import measures
 from nodeready.runs.ready import batch_script
 from nodeready.runs.stacks import hints
@@ -135,6 +135,7 @@ ENGINES = {
     "progress": progress.row_of,
     "roles": lambda line: hints.role_of(line) or None,
     "measures": _measure,
+    "job_timeouts": lambda line: ", ".join(motion.timeouts(line)) or None,
     "batch_scripts": lambda script: ", ".join(f.rule for f in batch_script.check(script)) or None,
 }
 #: Fields that find a row; a row without them is known by its key. Of the Xids, each has a line.

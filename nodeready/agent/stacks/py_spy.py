@@ -66,6 +66,7 @@ _FAILURES: tuple[tuple[str, str, bool], ...] = (
     (r"os error 13\b|elevated permissions", "not permitted", False),
     (r"os error 1\b|EPERM|Operation not permitted", "not permitted, or traced by another", False),
     (r"Failed to find python version", NOT_PYTHON, False),
+    (r"Unsupported version of Python", "py-spy does not know the version of its Python", False),
     # py-spy prints this, too, when it cannot read the stack of the first thread that it tries.
     (r"Failed to find a python interpreter",
      "py-spy cannot read it: a Python that it does not know, or more than 4096 calls deep", True),

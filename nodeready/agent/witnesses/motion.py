@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nodeready import knowledge
 from nodeready.agent.proc import has_open, list_directory
 from nodeready.agent.stacks import processes, ranks
 from nodeready.agent.witnesses import logs
@@ -37,6 +38,8 @@ _WATCHDOG = re.compile(
     rb"[Ww]atchdog caught collective operation timeout|Heartbeat monitor timed out"
     rb"|Timed out waiting \d+ms for (?:recv|send) operation"
 )
+_TIMEOUTS = {key: (re.compile(row["pattern"]), row["unit_s"])
+             for key, row in knowledge.rows("job_timeouts").items()}  # fmt: skip
 #: Devices whose users wait by polling.
 _POLLED = (
     "/dev/nvidia", "/dev/kfd", "/dev/infiniband/", "/dev/dri/render", "/dev/hl", "/dev/accel",
@@ -87,6 +90,8 @@ class Motion:
     in_cgroup: bool = False  # it is in the Slurm job's cgroup
     # where the last line of its log ends that shows progress, in bytes; None: there is none
     progress: int | None = None
+    # seconds after which a collective that waits ends the job, by its arguments and variables
+    timeout_s: wire.Count | None = None
 
 
 @dataclass(frozen=True)
@@ -239,7 +244,26 @@ def _motion(pid: int, descendants: Sequence[int], progress: str) -> dict[str, An
         "watchdog": watchdog,
         "may_poll": _may_poll(pid),
         "progress": _last_match(pid, progress) if progress else None,
+        "timeout_s": min(timeouts(_settings(pid)).values(), default=None),
     }
+
+
+def timeouts(settings: str) -> dict[str, int]:
+    """Row of the table -> the seconds of the timeout that a process's settings have.
+
+    settings: its arguments, joined by spaces, and its environment, a variable per line
+    """
+    return {
+        key: int(match[1]) * unit_s
+        for key, (pattern, unit_s) in _TIMEOUTS.items()
+        if (match := pattern.search(settings))
+    }
+
+
+def _settings(pid: int) -> str:
+    variables = (processes.environment_bytes(pid) or b"").decode("utf-8", "replace")
+    command = processes.contents(f"/proc/{pid}/cmdline")
+    return "\n".join((command.replace("\0", " "), *variables.split("\0")))
 
 
 def _may_poll(pid: int) -> bool:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from nodeready.agent import run as rank_supervisor
 from nodeready.agent.asking import Request, new_nonce
 from nodeready.agent.stacks.ask_witnesses import RECORDER, RECORDER_ON, RECORDER_RENAMED, release
 from nodeready.core import shell
@@ -32,6 +33,7 @@ class InstalledTorch:
     torch: str = ""  # its version; "": not known
     cuda: bool | None = None  # it was built for NVIDIA's GPUs; None: not known
     reason: str = ""  # why the version is not known; "": it is known
+    nccl: str = ""  # the version of NCCL's package; "": not known
 
 
 # Without importing torch, which takes seconds: Python finds its directory, and version.py has its
@@ -48,6 +50,10 @@ for name in ("__version__", "cuda", "hip"):
     pattern = "^%s *(?::[^=]*)?= *['\\"]([0-9][0-9A-Za-z.+_-]{0,40})['\\"]"
     found = re.search(pattern % name, text, re.M)
     print(sys.argv[1], name.strip("_"), found.group(1) if found else "none")
+for name in os.listdir(os.path.dirname(os.path.dirname(path))):
+    found = re.match(r"nvidia_nccl_cu[0-9]+-(2[0-9.]{2,20})\\.dist-info", name)
+    if found:
+        print(sys.argv[1], "nccl", found.group(1))
 """
 #: Seconds on a node: a Python on a file system that many nodes read at once.
 ASK_S = 20
@@ -86,7 +92,7 @@ def read_installed(output: str, nonce: str) -> InstalledTorch:
     torch = values.get("version", "none")
     if release(torch) is None:
         return InstalledTorch(reason=values.get("why") or "its version of torch is unknown")
-    return InstalledTorch(torch, values.get("cuda", "none") != "none")
+    return InstalledTorch(torch, values.get("cuda", "none") != "none", "", values.get("nccl", ""))
 
 
 #: The size of the records and the files for them: the names before `RECORDER_RENAMED`, and since.
@@ -141,23 +147,48 @@ def _debugging(installed: InstalledTorch, directory: str, word: str) -> dict[str
     return by_name
 
 
+def _synchronous(installed: InstalledTorch) -> dict[str, tuple[str, str]]:
+    reason = "each launch waits for its kernel: the stack of a GPU's error is the right one"
+    variables = rank_supervisor.sync_variables(installed.cuda)
+    return {name: (value, reason) for name, value in variables.items()}
+
+
 def debug_variables(
-    installed: Mapping[str, InstalledTorch], directory: str = "", word: str = ""
+    installed: Mapping[str, InstalledTorch],
+    directory: str = "",
+    word: str = "",
+    *,
+    debug: bool = True,
+    sync_cuda: bool = False,
 ) -> tuple[JobVariable, ...]:
     """The variables that make a job on these nodes debuggable, each with its reason.
 
     installed: node -> its PyTorch, at least one
     directory: where the ranks write their records; "": PyTorch's default
     word:      a part of the pipes' names; "": a random word, so that no such file exists before
+    debug:     those that leave evidence
+    sync_cuda: those that make each launch wait for its kernel, unless NCCL would hang with them
 
     Where the version of PyTorch is unknown, both names of a variable are exported: a version
     ignores the name that it does not know.
     """
     word = word or os.urandom(4).hex()
-    suggested = {node: _debugging(on_node, directory, word) for node, on_node in installed.items()}
+    suggested = {
+        node: (_debugging(on_node, directory, word) if debug else {})
+        | (_synchronous(on_node) if sync_cuda else {})
+        for node, on_node in installed.items()
+    }
     names = dict.fromkeys(name for by_name in suggested.values() for name in by_name)
     unknown = nodes_by_reason(
         {node: on_node.reason for node, on_node in installed.items() if on_node.reason}
+    )
+    hazards = nodes_by_reason(
+        {
+            node: hazard
+            for node, on_node in installed.items()
+            if on_node.cuda is not False
+            and (hazard := rank_supervisor.sync_hazard(on_node.torch, on_node.nccl))
+        }
     )
     suggestions = []
     for name in names:
@@ -167,9 +198,13 @@ def debug_variables(
         notes: tuple[str, ...] = ()
         if lacking:
             notes = (f"{fold(lacking)}: not needed there, and harmless",)
-        if name.startswith("TORCH_"):
+        if name.startswith(("TORCH_", "CUDA_LAUNCH_")):
             notes += tuple(f"{fold(nodes)}: {error}" for error, nodes in unknown)
         by_value = (NodesByValue(value, tuple(by_node)),)
+        if hazards and name == "CUDA_LAUNCH_BLOCKING":
+            reason = "; ".join(f"{fold(nodes)}: {hazard}" for hazard, nodes in hazards)
+            suggestions.append(JobVariable(name, None, reason, False))
+            continue
         suggestions.append(JobVariable(name, value, reason, True, by_value, (), notes))
     return tuple(suggestions)
 
@@ -190,9 +225,13 @@ def run(inventory: str, options: EnvOptions, tell: Tell) -> job_env.Environment 
         if snapshots:
             fleet = FleetFacts(addresses=addresses_of_nodes(outcomes, transport.ssh_peers()))
             variables += job_env.variables(snapshots, nodes.policies, fleet)
-        if options.debug and snapshots:
+        if (options.debug or options.sync_cuda) and snapshots:
             installed = _installed(nodes, [*snapshots], options.python, tell)
-            variables += debug_variables(installed, options.directory)
+            variables += debug_variables(
+                *(installed, options.directory),
+                debug=options.debug,
+                sync_cuda=options.sync_cuda,
+            )
         gaps = gaps_of(outcomes)
         keep_gaps(nodes, tell, gaps)
     return job_env.Environment(taken, tuple(snapshots), gaps, tuple(variables))

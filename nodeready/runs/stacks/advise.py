@@ -346,6 +346,8 @@ def _repeated_ranks_advice(processes: Sequence[Rank]) -> Iterator[str]:
 
 
 _REFUSALS = ("permi", "ptrace")
+#: In py_spy's reasons for a version, and for a free-threaded Python.
+_UNKNOWN_PYTHON = "does not know"
 
 
 def _kind_advice(groups: Sequence[Group]) -> Iterator[str]:
@@ -361,6 +363,9 @@ def _kind_advice(groups: Sequence[Group]) -> Iterator[str]:
     unread = [group for group in groups if group.kind == "no-data" and group.processes]
     if any(word in group.no_stack_reason.lower() for group in unread for word in _REFUSALS):
         yield hints.ADVICE["refused"]
+    unknown = [g for g in unread if g.ranks and _UNKNOWN_PYTHON in g.no_stack_reason]
+    if unknown:
+        yield hints.ADVICE["unread"].format(ranks=_ranks(*unknown), rank=unknown[0].ranks[0])
 
 
 def _same_place_advice(group: Group, several: bool) -> Iterator[str]:

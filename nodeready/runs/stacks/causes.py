@@ -88,6 +88,13 @@ def left_lock(group: Group) -> str:
     return lock[1] if lock and len(group.waits_on) == 1 else ""
 
 
+def opens_pipe(group: Group) -> bool:
+    """Whether all ranks of a group open a named pipe whose other end nobody has opened
+    (wait_for_partner of Linux fs/pipe.c).
+    """
+    return bool(group.states) and all("wait_for_partner" in state for state in group.states)
+
+
 def ends_program(group: Group) -> bool:
     """Whether the ranks of a group are at the ends of their programs."""
     main = group.frames[: group.frames.index(THREAD)] if THREAD in group.frames else group.frames

@@ -264,8 +264,12 @@ def stands(job: HungJob) -> HangFinding | None:
     is_in_library = first.verdict == "spinning" and first.frames[-1:] != (first.user_frame,)
     if first.verdict == "progressing" or is_in_library:
         # An endless loop is mostly the user's own code; a library's call may be long.
-        words["at"] = causes.called(first)
+        words |= {"at": causes.called(first), "waits": job.waits}
         return HangFinding(words, suspects, sentence=_MOVES)
+    if suspects[1:] and all(causes.opens_pipe(job.groups[at]) for at in job.suspects):
+        # Nobody knows who should open the other ends.
+        words |= {"waits": job.waits, "advice": "nobody has opened the other ends of these pipes"}
+        return HangFinding(words, suspects, leads=leads)
     return HangFinding(words, suspects, kind=cause.kind, leads=leads)
 
 
@@ -296,6 +300,13 @@ def nobody_waits(job: HungJob, indexes: Sequence[int]) -> HangFinding:
         words["count"] = str(len(groups))
         sentence = "{count} groups, and no stack is known to wait for another rank"
         suspects = [] if cause.kind == "late" else suspects
+        still = [at for at in indexes if job.groups[at].verdict == "blocked"]
+        polls = [g.activity == "sleep" for g in groups if g.verdict == "unsure"]
+        if len(still) == 1 and all(polls) and len(polls) == len(groups) - 1:
+            cause = causes.cause_of(job.groups[still[0]])
+            words |= {"who": job.name(still), "action": cause.action, "advice": cause.advice}
+            sentence = "{who}: {action}; the others poll, maybe for what it should do: {advice}"
+            suspects = job.suspects_of(still)
     is_certain = is_one_kind and (first.kind != "stack" or cause.kind in ("loader", "storage"))
     kind, missing = (cause.kind, ()) if is_certain and suspects else ("unclear", _LOGS)
     return HangFinding(words, suspects, 1, kind, sentence, missing)
@@ -321,7 +332,10 @@ def idle(job: HungJob) -> HangFinding | None:
     first = job.groups[unknown[0]]
     held = f" ({causes.awaited_object(first)})" if causes.awaited_object(first) else ""
     words = {"who": job.name(unknown), "action": first.hint.partition(":")[0] + held}
-    return HangFinding(words, number=max(1, len(first.ranks)))
+    # A connection to it shows that it has clients, which its threads should serve.
+    has_clients = any(job.groups[at].activity == "rank" for at in job.victims)
+    suspects = job.suspects_of(unknown) if has_clients else ()
+    return HangFinding(words, suspects, number=max(1, len(first.ranks)))
 
 
 def unclear_part(job: HungJob) -> HangFinding | None:

@@ -191,7 +191,7 @@ def test_every_option_that_takes_seconds_takes_a_span_of_time():
         assert values == [60, 60, 60, 60], option.name
     assert {option.name for option in spans} == {
         *("timeout", "budget", "wait_s", "every", "interval", "confirm", "newer_s", "slow"),
-        "syscalls",
+        *("syscalls", "wait"),
     }
 
 

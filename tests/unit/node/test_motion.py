@@ -86,6 +86,12 @@ def test_where_the_last_line_of_progress_ends(starts):
     assert look()[0].progress is None
 
 
+def test_the_jobs_timeout_is_in_the_arguments_and_the_environment(starts, monkeypatch):
+    monkeypatch.setenv("DEEPSPEED_TIMEOUT", "2")
+    starts(f"# --ddp_timeout 300\n{WAITS}")
+    assert [rank.timeout_s for rank in look()] == [120]
+
+
 def test_a_rank_that_waits_is_found_by_its_job_and_does_nothing(starts):
     pid = starts(WAITS, 1)
     (before,), (after,) = look(), look()

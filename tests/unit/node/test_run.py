@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeready import knowledge
 from nodeready.agent import run as supervisor
 from nodeready.agent import runtime
 from nodeready.agent.stacks import processes, ranks
@@ -435,6 +436,162 @@ def test_an_older_torch_has_other_variables(tmp_path, header):
     assert supervisor.recorder_variables(str(tmp_path / "torch"), {}, "") == variables
     assert supervisor.recorder_variables(str(tmp_path / "torch"), variables, "") == {}
     assert supervisor.recorder_variables(str(tmp_path), {}, "/x") == {}
+
+
+# --- Errors of a GPU.
+
+
+SHOW_GPU = """
+import os
+for name in sorted(os.environ):
+    if name.endswith(("_VISIBLE_DEVICES", "_LAUNCH_BLOCKING", "_SERIALIZE_KERNEL", "_CACHING")):
+        print(name + "=" + os.environ[name])
+"""
+
+
+@pytest.fixture
+def shown(tmp_path, script, header):
+    """What a rank has under these options and this version.py."""
+
+    def start(*options, version="__version__ = '2.15.0'\ncuda = '13.2'\n", **more):
+        (tmp_path / "torch/version.py").write_text(version)
+        kept = {k: v for k, v in environment(**more).items() if not k.endswith("_VISIBLE_DEVICES")}
+        done = run(sys.executable, script(SHOW_GPU), options=options,
+                   env={**kept, "PYTHONPATH": str(tmp_path)})  # fmt: skip
+        prefix = f"[{NODE}:3] "
+        lines = done.stdout.decode().splitlines()
+        return ([line.removeprefix(prefix) for line in lines], done.returncode,
+                done.stderr.decode().removeprefix(prefix))  # fmt: skip
+
+    return start
+
+
+CUDA, AMD = ["CUDA_LAUNCH_BLOCKING=1"], ["AMD_SERIALIZE_KERNEL=3", "HIP_LAUNCH_BLOCKING=1"]
+
+
+@pytest.mark.parametrize(("version", "nccl", "wanted"), [
+    ("__version__ = '2.15.0'\ncuda: Optional[str] = '13.2'\nhip: Optional[str] = None", "", CUDA),
+    ("__version__ = '2.0.1+rocm5.4'\ncuda = None\nhip = '5.4.22803'", "", AMD),
+    ("__version__ = '2.0.1+cpu'\ncuda = None\nhip = None", "", sorted(CUDA + AMD)),
+    ("", "", sorted(CUDA + AMD)),
+    ("__version__ = '2.0.1'\ncuda = '11.7'", "2.18.3", CUDA),
+    ("__version__ = '1.13.1+cu117'\ncuda = '11.7'", "", None),
+    ("__version__ = '2.9.0'\ncuda = '12.8'", "2.16.2", None),
+])  # fmt: skip
+def test_each_launch_waits_where_nccl_does_not_hang_with_it(
+    tmp_path, shown, version, nccl, wanted
+):
+    if nccl:
+        (tmp_path / f"nvidia_nccl_cu11-{nccl}.dist-info").mkdir()
+    lines, status, errors = shown("--sync-cuda", version=version + "\n")
+    if wanted is not None:
+        assert (lines, status, errors) == (wanted, 0, "")
+        return
+    assert (lines, status) == ([], supervisor.NOT_RUN)
+    assert re.fullmatch(r"nodeready run: --sync-cuda: NCCL 2\.\d+\.\d hangs .+ newer\n", errors)
+
+
+def test_the_range_that_hangs_is_that_of_the_table():
+    row = knowledge.read("environment_values")["cuda-launch-blocking-hangs"]
+    assert tuple(map(tuple, row["nccl"])) == supervisor.BLOCKING_HANGS
+    for version, hangs in (("2.12.9", False), ("2.13", True), ("2.16.9", True), ("2.17.1", False)):
+        assert bool(supervisor.sync_hazard("", version)) is hangs
+
+
+def test_no_gpu_is_visible(shown):
+    lines, status, _ = shown("--on-cpu", HIP_VISIBLE_DEVICES="0", CUDA_VISIBLE_DEVICES="0,1")
+    hidden = ["CUDA_VISIBLE_DEVICES=", "HIP_VISIBLE_DEVICES=-1", "ROCR_VISIBLE_DEVICES="]
+    assert (lines, status) == (hidden, 0)
+
+
+def test_the_program_runs_below_the_sanitizer_or_a_line_says_what_is_missing(tmp_path, shown):
+    lines, status, errors = shown("--sanitizer", PATH="/usr/bin:/bin", CUDA_HOME=str(tmp_path))
+    assert (lines, status) == ([], supervisor.NOT_FOUND)
+    assert errors == (
+        "nodeready run: --sanitizer: compute-sanitizer is not found: install CUDA's toolkit, and "
+        "put its bin into PATH\n"
+    )
+    tool = tmp_path / "bin/compute-sanitizer"
+    tool.parent.mkdir()
+    tool.write_text('#!/bin/sh\necho "========= $1 $2"\nshift 2\nexec "$@"\n')
+    tool.chmod(0o755)
+    lines, status, errors = shown("--sanitizer", PATH="/usr/bin:/bin", CUDA_HOME=str(tmp_path))
+    wanted = ["========= --target-processes all", "PYTORCH_NO_CUDA_MEMORY_CACHING=1"]
+    assert (lines, status, errors) == (wanted, 0, "")
+
+
+# --- The watch beside a job.
+
+
+@pytest.fixture
+def watch(tmp_path):
+    """A Python beside a `nodeready` that says how it was started, and waits."""
+    link = tmp_path / "bin/python3"
+    link.parent.mkdir()
+    link.symlink_to(sys.executable)
+    program = link.with_name("nodeready")
+    program.write_text(
+        f'#!/bin/sh\necho "$@" "${{RANK-none}}" $$ >{tmp_path}/said\necho there\nsleep 9\n'
+    )
+    program.chmod(0o755)
+    return str(link), tmp_path / "said"
+
+
+WATCH = "watch {} --job {} --once --wait 10m --interval 30s --confirm 7m none"
+MASTER = {"MASTER_ADDR": "gpu1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(("variables", "wanted"), [
+    ({"RANK": "0", **MASTER}, WATCH.format("--local", "gpu1:29500")),
+    ({"RANK": "0", "TORCHELASTIC_RUN_ID": "4711x", **MASTER}, WATCH.format("--local", "4711x")),
+    ({"RANK": "0", "SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "1"},
+     WATCH.format("--local", "4711")),
+    ({"RANK": "0", "SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "2"},
+     WATCH.format("--via srun", "4711")),
+    ({"RANK": "1", **MASTER}, None),
+])  # fmt: skip
+def test_rank_0_starts_a_watch_that_ends_with_it(watch, variables, wanted):
+    python, said = watch
+    kept = {k: v for k, v in environment().items() if not k.startswith(("SLURM_", "MASTER_"))}
+    with started("sleep", "1.5", options=("--watch",), python=python,
+                 env={**kept, **variables}) as job:  # fmt: skip
+        output, _ = job.communicate(timeout=20)
+    assert job.returncode == 0
+    assert output.decode() == ("" if wanted is None else f"[{NODE}:0] there\n")
+    if wanted is None:
+        assert not said.exists()
+        return
+    line, _, pid = said.read_text().rstrip().rpartition(" ")
+    assert line == wanted
+    wait_for(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_without_a_watch_a_line_says_why_and_the_job_goes_on(watch):
+    python, _ = watch
+    done = run(
+        "echo", "on", options=("--watch",), python=python, env={"RANK": "0", "PATH": "/bin"}
+    )
+    assert done.stdout.endswith(b"on\n")
+    assert b"no watch: the job has no name: set SLURM_JOB_ID, TORCH" in done.stderr
+    program = Path(python).with_name("nodeready")
+    program.write_text("#!/no/such/python\n")
+    done = run("echo", "on", options=("--watch",), python=python, env={"RANK": "0", **MASTER})
+    assert done.stdout.endswith(b"on\n")
+    assert f"no watch: {program}: No such file or directory\n" in done.stderr.decode()
+    program.unlink()
+    env = {"RANK": "0", "PATH": "/bin", "SLURM_JOB_ID": "4711"}
+    done = run("echo", "on", options=("--watch",), python=python, env=env)
+    assert done.stdout.endswith(b"on\n")
+    assert b"no watch: nodeready is not in PATH" in done.stderr
+
+
+@pytest.mark.parametrize("variables", [
+    {}, {"SLURM_JOB_ID": "7", **MASTER}, {"TORCHELASTIC_RUN_ID": "none", **MASTER}, MASTER,
+    {"TORCHELASTIC_RUN_ID": "x"}, {"MASTER_ADDR": "gpu1"},
+])  # fmt: skip
+def test_the_jobs_name_is_that_of_stacks(variables):
+    process = processes.ScannedProcess(7, 1, environment=variables)
+    assert supervisor.job_of(variables) == next(iter(ranks.jobs(process)), "")
 
 
 @pytest.mark.parametrize(("word", "status"), [("fine", 0), ("kill", 128 + 9)])

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +87,36 @@ def test_every_variable_is_one_that_a_shell_can_export_and_pipes_are_of_this_job
     assert len(pipes) == 2
 
 
+CUDA, AMD = (
+    {"CUDA_LAUNCH_BLOCKING": "1"},
+    {"HIP_LAUNCH_BLOCKING": "1", "AMD_SERIALIZE_KERNEL": "3"},
+)
+UNSAFE = {"CUDA_LAUNCH_BLOCKING": None}
+
+
+@pytest.mark.parametrize(("torch", "nccl", "cuda", "wanted"), [
+    ("2.9.0", "2.27.5", True, CUDA),
+    ("1.12.1", "", True, CUDA),
+    ("1.13.1+cu117", "", True, UNSAFE),
+    ("2.0.1", "2.14.3", True, UNSAFE),
+    ("2.0.1", "2.18.3", True, CUDA),
+    ("2.1.0", "", True, CUDA),
+    ("2.1.0", "2.16.2", True, UNSAFE),
+    ("2.0.1+rocm5.4", "", False, AMD),
+    ("", "", None, {**CUDA, **AMD}),
+])  # fmt: skip
+def test_a_launch_waits_for_its_kernel_where_nccl_does_not_hang_with_it(torch, nccl, cuda, wanted):
+    nodes = {"gpu1": InstalledTorch(torch, cuda, "", nccl)}
+    by_name = {one.name: one for one in debug_variables(nodes, debug=False, sync_cuda=True)}
+    assert {name: one.value for name, one in by_name.items()} == wanted
+    if wanted is UNSAFE:
+        (variable,) = by_name.values()
+        assert not variable.settled
+        assert re.fullmatch("gpu1: NCCL 2.1[46].[23] hangs .* 2.17 or newer", variable.reason)
+        nodes = {"gpu2": InstalledTorch("2.9.0", True, "", "2.27.5"), **nodes}
+        assert debug_variables(nodes, debug=False, sync_cuda=True) == (variable,)
+
+
 # --- How a node is asked.
 
 
@@ -123,6 +154,9 @@ def test_a_nodes_python_answers_without_importing_torch(environment):
         ("__version__ = '2.9.0a0+git1'\ncuda = '12.8'\n", "2.9.0a0+git1", True),
     ):
         assert query(environment(text)) == InstalledTorch(torch, cuda)
+    (site,) = Path(path).parents[1].glob("lib/python*/site-packages")
+    (site / "nvidia_nccl_cu11-2.14.3.dist-info").mkdir()
+    assert query(environment("__version__ = '2.0.1'\ncuda = '11.7'\n")).nccl == "2.14.3"
     for text in ("", "__version__ = 3\n", "__version__ = '$(reboot)'\n"):
         assert query(environment(text)).torch == ""
     assert query("/no/such/python; reboot") == InstalledTorch(

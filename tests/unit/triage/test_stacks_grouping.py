@@ -403,6 +403,18 @@ def test_nodes_without_an_answer_are_together_by_their_reason():
     assert rows == [((), ("gpu8",), "timed out"), ((), ("gpu7", "gpu10"), "NODE: refused")]
 
 
+@pytest.mark.parametrize(("error", "is_there"), [
+    ("py-spy does not know the version of its Python", True),
+    ("py-spy cannot read it: a Python that it does not know, or more than 4096 calls deep", True),
+    ("not Python, or one that py-spy does not know", False),
+    ("not permitted", False),
+])  # fmt: skip
+def test_a_rank_whose_python_py_spy_does_not_know_can_be_attached_to(error, is_there):
+    text = advice(group(fleet(process(3, None, error=error))))
+    assert ("rank 3: if its Python is 3.14 or newer, `nodeready stacks INVENTORY --attach 3`" in
+            text) is is_there  # fmt: skip
+
+
 def test_without_a_rank_the_advice_is_what_runs_instead():
     made = group([trace("a", instead=["python3 serve.py (pid 77, user bob)"]), trace("b")])
     assert (made.groups, made.processes, made.world_size) == ((), (), None)

@@ -169,6 +169,18 @@ def polls(rank: int, stack: str, end: str = LEFT) -> Any:
     return process(rank, stack, stack, **more)
 
 
+def naps(rank: int) -> Any:
+    """A rank that looks again and again, for nothing that is known."""
+    stack = f"{TRAIN} > wait_stage run.py 24"
+    return process(rank, stack, stack, wait_channel="hrtimer_nanosleep", switches=[0, 20])
+
+
+def opens(rank: int) -> Any:
+    """A rank that opens a named pipe."""
+    stack = f"{TRAIN} > open_output run.py {40 + rank}"
+    return process(rank, stack, stack, wait_channel="wait_for_partner", waits_on=f"open of /f{rank}")
+
+
 def of_rank_0() -> dict[int, Any]:
     """All wait for rank 0: on its node by its process, on the other one by both addresses."""
     return {
@@ -288,10 +300,13 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("a server without a client", job({0: process(0, ACCEPT, ACCEPT, waits_on="accept of connections to 0.0.0.0:80")}), "unclear", (), ("rank 0 (gpu1) is idle", "(accept of connections to 0.0.0.0:80)", "7 ranks wait for it"), ()),
     ("... whose thread takes its clients", job({0: process(0, QUEUE, QUEUE, threads_at={"t": f"{THREAD} > take net.py 3 > accept socket.py 294"}, waits_on="futex")}), "unclear", (), ("is idle",), ("futex",)),
     ("... and another rank is elsewhere", job({0: process(0, ACCEPT, ACCEPT), 3: (READS, READS)}), "storage", (3,), ("rank 3", "6 ranks wait"), ()),
+    ("... and its clients wait for its reply", job({**of_rank_0(), 0: first(ACCEPT)}), "unclear", (0,), ("rank 0 (gpu1) is idle",), ()),
     ("... of which another rank is the client", job({**of_rank_0(), 0: first(ACCEPT), 3: (READS, READS)}), "storage", (3,), ("rank 3",), ()),
     ("servers without clients", job(usual=(ACCEPT, ACCEPT)), "unclear", (), ("ranks 0-7", "are idle"), ()),
     ("a loop of asyncio without a client", job({0: process(0, ASYNCIO, ASYNCIO, waits_on="epoll of a socket of this machine, connections to [::]:80")}), "unclear", (), ("is idle",), ()),
     ("a loop of asyncio, which may wait for anything", job({0: process(0, ASYNCIO, ASYNCIO, waits_on="epoll of a socket of this machine")}), "late", (0,), ("asyncio's loop",), ("idle",)),
+    ("two open pipes that nobody else opens, and one waits for one of them", job({1: opens(1), 2: opens(2), **{r: asks(r, "pid 1001") for r in (0, 3)}}, ranks=4), "unclear", (1,), ("(and 1 other group)", "nobody has opened the other ends"), ("slow",)),
+    ("all but one poll", job({**{r: naps(r) for r in range(8)}, 3: process(3, RUN, RUN, switches=[0, 0])}), "unclear", (3,), ("rank 3", "the others poll"), ()),
     ("a connection that two nodes claim", job({3: asks(3, "10.0.0.9:5 10.0.0.1:6"), 1: process(1, REDUCE, REDUCE, ends=["10.0.0.9:5"]), 5: process(5, REDUCE, REDUCE, ends=["10.0.0.9:5"])}), "late", (3,), ("rank 3",), ()),
     ("a thread of a pool waits for rank 0", job({r: asks(r, "pid 1000", stack=FUTURE, thread="pool", threads_at={"pool": f"{THREAD} > _worker concurrent/futures/thread.py 83 > run concurrent/futures/thread.py 58 > fetch net.py 8 > readinto socket.py 706"}) for r in range(1, 4)} | {0: BLOCKED}, ranks=4), "late", (0,), ("rank 0", "3 ranks wait"), ()),
     ("rank 0 has all connections and waits for any, and one rank does not wait", job({0: asks(0, "pid 1001", "pid 1002", "pid 1003", thread="(whole)"), **{r: asks(r, "pid 1000", thread="(whole)") for r in (1, 2)}, 3: BLOCKED}, ranks=4), "late", (3,), ("rank 3", "3 ranks wait"), ("other group",)),

@@ -195,6 +195,15 @@ def test_a_hang_fires_once_and_a_second_one_again():
     )
 
 
+@pytest.mark.parametrize(("timeout_s", "confirm_s"), [(None, 180), (600, 180), (100, 60), (1, 15)])
+def test_a_hang_is_one_before_the_jobs_own_timeout(timeout_s, confirm_s):
+    before, _ = pair(NOTHING)
+    ranks = {key: replace(rank, timeout_s=timeout_s) for key, rank in before.ranks.items()}
+    watch = Watch(180)
+    watch.add(replace(before, ranks=ranks))
+    assert watch.confirm_s == confirm_s
+
+
 def test_a_node_that_is_lost_does_not_hide_that_the_others_wait():
     trouble = {"gaps": {"gpu7": Gap(UNREACHABLE, "no answer")}}
     lost = [replace(snapshot, **trouble) for snapshot in minutes(*[NOTHING] * 4)]
