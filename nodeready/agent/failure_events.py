@@ -314,7 +314,7 @@ class _RankStream:
 
     def words_before(self, line: int) -> str:
         """The first of the words of an error that stand right before a line of the file; ""."""
-        rows = (text for number, text in reversed(self.recent) if number < line)
+        rows = (text for number, text in reversed(self.recent) if number < line and _shape(text))
         return [*takewhile(complaint, rows), ""][-2:][0].strip()
 
     def last_block(self) -> str:
@@ -960,7 +960,11 @@ class FailureReader:
         )
         if row.role == rules.REPORT:
             event = replace(event, last_words=self._last_words(stream, ranks))
-        elif row.aborts and not last_words and all(e.is_warning for e in stream.events):
+        elif (
+            row.aborts
+            and not (last_words or row.completes)
+            and all(e.is_warning for e in stream.events)
+        ):
             event = replace(event, last_words=stream.last_block())
         if not event.source and event.role == rules.FAILED and rules.EXIT_STATUS.search(words):
             event = replace(event, source=LAUNCHERS_OWN)
