@@ -173,9 +173,8 @@ def out_of_memory(job: JobFailures) -> Finding | None:
     evidence += [report_text(f) for f in killed[:1] if f.rank in ranks]
     process = "them" if len(ranks) > 1 else "it"
     words = {"process": "a worker of its data loader" if workers else process, "by": "the kernel"}
-    quoted = slurm[0].event.text[:MAX_TEXT] if slurm else ""
-    quoted = "OOMKilled" if any(f.event.source == "kubectl" for f in slurm) else quoted
-    words["quoted"] = f" ({quoted})" if quoted else ""
+    texts = ["OOMKilled" if f.event.source == "kubectl" else f.event.text for f in slurm]
+    words["quoted"] = f" ({texts[0][:MAX_TEXT]})" if texts else ""
     if slurm and slurm[0].is_by("cancels"):
         by = reporter_of(slurm[0].event.source)["manager"]
         words["by"] = by
