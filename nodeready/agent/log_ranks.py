@@ -66,7 +66,8 @@ _LOCAL, _GROUP_WORDS = (
 )
 #: torchrun --log-dir: RUN/attempt_0/LOCAL_RANK/stdout.log; Paddle's launcher: workerlog.LOCAL_RANK
 _OF_LAUNCHERS = re.compile(
-    r"(?:/attempt_\d+/|(?:^|/)workerlog\.(?=\d+$))(\d{1,7})(?:/(?:stdout\.log|stderr\.log|error\.json))?$"
+    r"/attempt_\d+/(\d{1,7})/(?:stdout\.log|stderr\.log|error\.json)$"
+    r"|(?:^|/)workerlog\.(\d{1,7})$"
 )
 #: train.7.out, and no address; more digits are a date or a job; rsl.error.0007 of WRF.
 _NUMBERED = re.compile(
@@ -76,8 +77,8 @@ _NUMBERED = re.compile(
 
 def path_ranks(path: str) -> FileRanks:
     """The ranks in ``rank_7.log``, ``nccl_trace_rank_7``, ``rank.07/stdout``, ``local_rank3.err``,
-    ``attempt_0/3/stdout.log`` (torchrun), ``train.7.out`` and ``rsl.error.0007`` (WRF); of
-    several, the last.
+    ``attempt_0/3/stdout.log`` (torchrun), ``workerlog.3`` (Paddle), ``train.7.out`` and
+    ``rsl.error.0007`` (WRF); of several, the last.
     """
     ranks = named_ranks(path)
     match = _NUMBERED.search(path) if ranks == FileRanks(None, None) else None
@@ -94,7 +95,7 @@ def named_ranks(path: str) -> FileRanks:
         elif (name[1] or name[2]).lower() == _LOCAL:
             local = int(name[3])
     if match := _OF_LAUNCHERS.search(path):
-        local = int(match[1])
+        local = int(match[match.lastindex or 0])
     return FileRanks(rank, local)
 
 
