@@ -292,7 +292,7 @@ class ReadyOptions(TargetOptions):
     full_mesh: bool = flag("--full-mesh", "Connect every pair of nodes, not a sample of them.")
     active: int | None = opt(
         "--active LEVEL",
-        "Also test idle GPUs: nvbandwidth, and DCGM's diagnostics at this level.",
+        "Also test idle GPUs by nvbandwidth and DCGM at this level; from 2 on also RDMA ports.",
         bounds=(1, 3),
         variable=False,
     )

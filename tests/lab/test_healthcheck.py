@@ -1,6 +1,7 @@
 """The bundle on nodes: the same judgement as from outside, the verdict, and what goes wrong."""
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from nodeready.subjects.snapshot import judge
 from tests.cases import read_table
 from tests.command import ours, wait_for, written
 from tests.helpers import observe, on
+from tests.lab.test_proof_active import put as put_tools
+from tests.paths import ROOT
 
 Done = subprocess.CompletedProcess[str]
 
@@ -83,6 +86,19 @@ def test_any_user_may_look_and_the_sites_policy_counts(fresh_node, put):
         (line,) = done.stderr.splitlines()
         assert (done.returncode, done.stdout) == (2, "")
         assert line.startswith("nodeready: /etc/nodeready/policy.json: ptrace_scope = 9: must be")
+
+
+def test_the_weekly_line_of_the_docs_tests_the_idle_gpus(fresh_node, put):
+    (line,) = re.findall(r"^0 4 \* \* 0 root (.*)$", (ROOT / "docs/ready.md").read_text(), re.M)
+    put(fresh_node)
+    fresh_node.run(f"cp {PLACE} /usr/local/lib/nodeready.pyz")
+    line = line.replace("/usr/local/lib/nodeready/nodeready.pyz", "/usr/local/lib/nodeready.pyz")
+    put_tools(fresh_node, "touch /run/dcgmi; exit 7", "")
+    done = fresh_node.run(f"{line} --budget 40", check=False)
+    assert done.returncode == 3, done
+    assert "dcgmi diag -r 1: exit status 7" in done.stdout
+    assert ours(fresh_node) == []
+    assert fresh_node.run("ls /run/dcgmi").stdout
 
 
 def test_the_prolog_answers_from_the_record(fresh_node, put):
@@ -187,3 +203,22 @@ def test_only_roots_own_file_is_read(tmp_path):
     place = tmp_path / "1" / "verdict"
     gate.write(made, str(place))
     assert gate.read("policy", 60, str(place)).boot_id == made.boot_id
+
+
+def test_the_weekly_jobs_of_the_docs_hold_their_nodes_meanwhile(slurm_lab):
+    (line,) = re.findall(r"^sinfo -hN (?:.*\\\n)?.*$", (ROOT / "docs/ready.md").read_text(), re.M)
+    first, *_ = nodes = slurm_lab.nodes
+    for node in nodes:
+        put_tools(node, "squeue -h -w $(hostname) -o %i:%T >/run/jobs; exit 7", "")
+        node.write("/usr/local/lib/nodeready/nodeready.pyz", bundle.build(make_policy(LAB)), 0o755)
+    try:
+        first.run(f"cd /; {line}")
+        wait_for(lambda: not first.run("squeue -h").stdout)
+        for node in nodes:
+            assert re.fullmatch(r"\d+:RUNNING\n", node.read("/run/jobs"))
+            assert "dcgmi diag -r 1: exit status 7" in node.read("/var/tmp/nodeready.log")
+            assert ours(node) == []
+    finally:
+        tools = "nvidia-smi dcgmi nvbandwidth"
+        for node in nodes:
+            node.run(f"cd /usr/local/bin; rm -rf {tools} ../lib/nodeready /var/tmp/nodeready.log")

@@ -171,7 +171,7 @@ def test_this_machine_alone(tool, tmp_path):
 def test_the_ranks_of_a_real_step_of_slurm(slurm_lab, fleet, tool):
     node = slurm_lab.nodes[0]
     script = (
-        "for step in 1 2 3 4; do echo step $step; sleep 0.2;"
+        "for step in 1 2 3 4; do echo training step $step; sleep 0.2;"
         " test $SLURM_PROCID$step != 22 || exit 1; done"
     )
     node.run(

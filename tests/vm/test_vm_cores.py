@@ -16,7 +16,9 @@ from tests.vm.machine import Vm
 #: Its symbol is exported: no debug information is needed to name it.
 CRASH = "import ctypes; ctypes.pythonapi.Py_IncRef(1)"
 SLEEP = "import time; time.sleep(3000)"
-_LEFT = "ps -eww -o args= | grep '[n]odeready:'; find / -xdev -newer /run/before -name '*nodeready*'"
+_LEFT = (
+    "ps -eww -o args= | grep '[n]odeready:'; find / -xdev -newer /run/before -name '*nodeready*'"
+)
 
 
 @pytest.fixture(autouse=True)

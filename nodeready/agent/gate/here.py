@@ -116,10 +116,10 @@ def _judged(
 
         proof = facts.read(answer_of(outcomes["proofs"]).stdout, config)
         # After the snapshot, which would show the tests as a job's load.
-        ids = {*selection.checks}
+        needed = {row.proof for row in SUBJECTS["proof"].checks if row.id in selection.checks}
         config = replace(
             config,
-            proofs=tuple(name for name in facts.ACTIVE if f"proof.{name}" in ids),
+            proofs=tuple(name for name in facts.ACTIVE if name in needed),
             limit_s=max(1, int(started_s + time_s - time.monotonic()) - 2),
         )
         if config.proofs:
@@ -333,6 +333,13 @@ def ready_arguments(parser: ArgumentParser) -> None:
         metavar="TIME",
         help="maximum time in all, such as 20s or 5m; default %(default)s",
     )
+    parser.add_argument(
+        "--active",
+        type=int,
+        choices=(1, 2, 3),
+        metavar="LEVEL",
+        help="also test idle GPUs: nvbandwidth, and DCGM's diagnostics at this level, 1 to 3",
+    )
     parser.add_argument("--no-proofs", action="store_true", help="audit only")
 
 
@@ -355,10 +362,19 @@ def _with_options(policy: Policy, options: Namespace) -> Policy:
 
 def run_ready(policy: Policy, options: Namespace) -> int:
     """`ready`. Returns the exit code. Raises PolicyError for an option that is wrong."""
+    from nodeready.subjects.proof.active import ACTIVE_CHECKS
+
     policy = _with_options(policy, options)
     subjects = LOCAL_SUBJECTS if options.no_proofs else (*LOCAL_SUBJECTS, "proof")
-    chosen = select([policy.at(READY)], subjects=subjects)
-    document = ready(policy, chosen, max(1, options.budget), proofs=not options.no_proofs)
+    named = ACTIVE_CHECKS if options.active and not options.no_proofs else ()
+    chosen = select([policy.at(READY)], subjects=subjects, named=named)
+    document = ready(
+        policy,
+        chosen,
+        max(1, options.budget),
+        proofs=not options.no_proofs,
+        level=options.active or 1,
+    )
     code = ready_code(document)
     _report("ready", document, code, options)
     return code

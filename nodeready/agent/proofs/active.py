@@ -41,7 +41,7 @@ def _line(text: object, maximum: int = _MAX_TEXT) -> str:
     return " ".join(str(text).split())[:maximum]
 
 
-class _Tools:
+class IdleTools:
     """Runs the tools. `models` has the GPU's number -> its model, once `busy` has looked."""
 
     def __init__(self, supervisor: ProcessSupervisor) -> None:
@@ -115,22 +115,50 @@ def read_rates(text: str, models: Mapping[int, str]) -> Iterator[facts.CopyRate]
             yield facts.CopyRate(test, gpu, models[gpu], round(statistics.median(values), 2))
 
 
-def _bandwidth(tools: _Tools, level: int) -> facts.Bandwidth:
+# GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-…)
+#          Link 0: Replay Errors: 0
+_LINKED_GPU = re.compile(r"GPU (\d{1,4}): .*")
+_LINK_ERRORS = re.compile(r"\s+Link (\d{1,3}): (Replay|Recovery|CRC) Errors: (\d{1,18})\s*")
+
+
+def read_link_errors(text: str) -> dict[tuple[int, int, str], int]:
+    """(GPU, link, kind) -> the errors since the driver was loaded (``nvidia-smi nvlink -e``)."""
+    counts: dict[tuple[int, int, str], int] = {}
+    gpu = None
+    for line in text.splitlines():
+        if match := _LINKED_GPU.fullmatch(line):
+            gpu = int(match[1])
+        elif gpu is not None and (match := _LINK_ERRORS.fullmatch(line)):
+            counts[gpu, int(match[1]), match[2]] = int(match[3])
+    return counts
+
+
+def _bandwidth(tools: IdleTools, level: int) -> facts.Bandwidth:
     if reason := tools.missing("nvbandwidth"):
         return facts.Bandwidth(absent=reason)
     if reason := tools.busy():
         return facts.Bandwidth(error=reason)
+    before = tools.run("nvidia-smi", "nvlink", "-e", limit_s=_SMI_S)
     ended = tools.run("nvbandwidth", "-t", *_COPIES, limit_s=_BANDWIDTH_S)
+    after = tools.run("nvidia-smi", "nvlink", "-e", limit_s=_SMI_S)
     rates = tuple(read_rates(ended.out, tools.models))
     if ended.rc != 0 or not rates:
         # Its errors come after the header of its output.
         last = _line(ended.err[-_MAX_TEXT:] or ended.out[-_MAX_TEXT:])
-        reason = last if last and ended.rc is not None else _failure(ended)
+        reason = last if last and ended.rc is not None else failure(ended)
         return facts.Bandwidth(error=f"nvbandwidth: {reason}")
-    return facts.Bandwidth(rates=rates)
+    old, new = read_link_errors(before.out), read_link_errors(after.out)
+    counters = sorted(old.keys() & new.keys())
+    link_errors = tuple(
+        f"GPU {gpu} link {link}: {new[gpu, link, kind] - old[gpu, link, kind]} {kind}"
+        for gpu, link, kind in counters
+        if new[gpu, link, kind] > old[gpu, link, kind]
+    )
+    links = len({key[:2] for key in counters})
+    return facts.Bandwidth("", "", rates, links, link_errors[:_MAX_FINDINGS])
 
 
-def _failure(ended: Ended) -> str:
+def failure(ended: Ended) -> str:
     """Why a tool has no result."""
     if ended.rc is None:
         return f"did not end within {ended.seconds:.0f} s, and was stopped: give more --budget"
@@ -194,12 +222,12 @@ def _finding(test: str, result: dict[str, Any]) -> facts.DiagnosticFinding:
     return facts.DiagnosticFinding(test, gpu, _line("; ".join(texts)), is_setting)
 
 
-def _diagnostic(tools: _Tools, level: int) -> facts.Diagnostic:
+def _diagnostic(tools: IdleTools, level: int) -> facts.Diagnostic:
     if reason := tools.missing("dcgmi") or tools.busy():
         return facts.Diagnostic(error=reason)
     ended = tools.run("dcgmi", "diag", "-r", str(level), "--json")
     if ended.rc is None or "{" not in ended.out:
-        return facts.Diagnostic(error=f"dcgmi diag -r {level}: {_failure(ended)}")
+        return facts.Diagnostic(error=f"dcgmi diag -r {level}: {failure(ended)}")
     try:
         observed = read_diagnostic(ended.out, level)
     except wire.DecodeError as problem:
@@ -221,7 +249,7 @@ def main(config: facts.ProofConfig, *, level: int) -> None:
     supervisor = ProcessSupervisor(config.tag, config.limit_s, grace_s=_GRACE_S)
     supervisor.end_on_signals()
     with supervisor:
-        tools = _Tools(supervisor)
+        tools = IdleTools(supervisor)
         for name in config.proofs:
             try:
                 observed: Any = facts.ACTIVE[name](absent="no nvidia-smi on the node")

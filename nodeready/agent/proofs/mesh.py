@@ -226,10 +226,11 @@ def addresses_in(fib_trie: str, if_inet6: str) -> tuple[str, ...]:
 
 def local_addresses() -> tuple[str, ...]:
     """This node's addresses."""
-    return addresses_in(_read("/proc/net/fib_trie"), _read("/proc/net/if_inet6"))
+    return addresses_in(kernel_text("/proc/net/fib_trie"), kernel_text("/proc/net/if_inet6"))
 
 
-def _read(path: str) -> str:
+def kernel_text(path: str) -> str:
+    """The content of a file of the kernel; "": unreadable."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()

@@ -23,7 +23,7 @@ from nodeready.runs.options import ReadyOptions, SmokeOptions
 from nodeready.runs.targets import Targets, ask_password
 from nodeready.runs.tell import Tell
 from nodeready.runs.values import policy_settings
-from nodeready.subjects.proof.active import ACTIVE_CHECKS
+from nodeready.subjects.proof.active import ACTIVE_CHECKS, NETWORK_CHECKS
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection, select
 from nodeready.subjects.snapshot import Snapshot
 
@@ -114,7 +114,8 @@ def _local_look(
 def _select_checks(
     policies: Iterable[Policy], only: str | None, options: ReadyOptions
 ) -> CheckSelection:
-    named = () if options.active is None else ACTIVE_CHECKS
+    level = options.active or 0
+    named = (ACTIVE_CHECKS if level else ()) + (NETWORK_CHECKS if level > 1 else ())
     checks = select(policies, only, options.skip, SUBJECTS, named).checks
     if any(check.startswith("proof.") for check in checks) and "proof.user" not in checks:
         # Without the user's session all other proofs are na, which would look like success.

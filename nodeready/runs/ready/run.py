@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, cast
@@ -27,6 +27,7 @@ from nodeready.core.outcome import INTERRUPTED, LATE, SUDO, UNREACHABLE, Gap, Ou
 from nodeready.core.policy import Policy
 from nodeready.fleet.transport.channels import Channels
 from nodeready.runs.ready import mesh
+from nodeready.runs.ready.rdma import run_rdma
 from nodeready.runs.ready.reach import reach
 from nodeready.subjects import snapshot
 from nodeready.subjects.debug_tools.facts import PY_SPY
@@ -37,6 +38,7 @@ from nodeready.subjects.proof.facts import (
     COLLECTIVE,
     HISTORY,
     MESH,
+    RDMA,
     SESSION,
     Mesh,
     Peers,
@@ -65,6 +67,7 @@ class WantedProofs:
     history: bool = True  # look for earlier failures in the memory
     active: tuple[str, ...] = ()  # names in facts.ACTIVE
     level: int = 1  # of dcgmi diag
+    rdma: bool = False  # write between the nodes' RDMA ports
 
     @classmethod
     def of(cls, checks: Iterable[str], *, full: bool = False, level: int = 1) -> WantedProofs:
@@ -74,7 +77,7 @@ class WantedProofs:
         session = tuple(name for name in SESSION if name in needed)
         active = tuple(name for name in ACTIVE if name in needed)
         further = COLLECTIVE in needed, HISTORY in needed
-        return cls(session, MESH in needed, full, *further, active, level)
+        return cls(session, MESH in needed, full, *further, active, level, RDMA in needed)
 
 
 #: The program of the active tests.
@@ -150,6 +153,7 @@ def prove(
     # After the snapshot, which would show the tests as a job's load. The collective comes after
     # all other proofs, which would slow it down and use the same ports.
     tested = _active_tests(task, _reached(task, results))
+    tested = _with_rdma(task, _reached(task, results), tested)
     return _with_proofs(task, results, meshes, _collectives(task, results), tested)
 
 
@@ -207,6 +211,22 @@ def _test_node(task: ReadyTask, name: str) -> Conversation[Proved]:
     config = ProofConfig(new_nonce(), task.transport.tag, proofs=proofs, limit_s=limit_s)
     answer = yield request(name, ACTIVE_MAIN, config, level=task.proofs.level)
     return proof.read(answer.stdout, config)
+
+
+def _with_rdma(
+    task: ReadyTask, names: Sequence[str], tested: Mapping[str, Proved]
+) -> Mapping[str, Proved]:
+    """The nodes' tests, with the bandwidth between their RDMA ports."""
+    if not task.proofs.rdma or task.transport.interrupted:
+        return tested
+    ports = {name: task.policies[name].port_range for name in names}
+    measured = run_rdma(task.transport, ports, task.deadline - _MARGIN_S / 2)
+    late: Any = Unknown(proof.UNFINISHED)
+    other = Proved(late, **dict.fromkeys(task.proofs.active, late))
+    return {
+        name: replace(tested.get(name, other), rdma_bandwidth=result)
+        for name, result in measured.items()
+    }
 
 
 def _snapshots(task: ReadyTask, results: Mapping[Key, Outcome[Any]]) -> list[Outcome[Snapshot]]:
@@ -299,8 +319,12 @@ def _with_proofs(
             proved = replace(proved, mesh=meshes.get(name, late))
         if task.proofs.collective:
             proved = replace(proved, collective=collectives.get(name, late))
-        active = tested.get(name) or Proved(late, **dict.fromkeys(task.proofs.active, late))
-        proved = replace(proved, bandwidth=active.bandwidth, diagnostic=active.diagnostic)
+        wanted = (*task.proofs.active, *((RDMA,) if task.proofs.rdma else ()))
+        active = tested.get(name) or Proved(late, **dict.fromkeys(wanted, late))
+        proved = replace(
+            proved, bandwidth=active.bandwidth, diagnostic=active.diagnostic,
+            rdma_bandwidth=active.rdma_bandwidth,
+        )  # fmt: skip
         if task.proofs.history and task.histories is not None:
             proved = replace(proved, history=task.histories.get(name))
         subjects = {**outcome.value.subjects, "proof": proved}

@@ -425,23 +425,35 @@ def mig(observed: Gpus, policy: Policy) -> Result:
     )
 
 
+#: Above this share of used memory without a process something holds it: the driver of an idle data
+#: centre GPU uses less than a hundredth (103 of 16384 MiB of a P100: wookayin/gpustat issue 130).
+_OCCUPIED_SHARE = 0.1
+
+
 @check(
     "gpus.processes",
     loses_job("clean_up"),
     settings=("gpu_idle",),
-    fix="end them; a name like [Not Found] is a process of a container, or one that is dead",
+    fix="end them; a name like [Not Found] is a process of a container, or one that is dead; if "
+    "memory stays taken, reset the GPU",
     expects="none",
 )
 def processes(observed: Gpus, policy: Policy) -> Result:
     """No process computes on a GPU of a node that has no job (policy gpu_idle).
 
     A process that a job left behind takes memory and time from the next job. An X server only
-    draws, and does not count.
+    draws, and does not count. Where no process is shown and more than a tenth of an NVIDIA GPU's
+    memory is taken, a hidden process has it (a container's), or one that died in the driver. A GPU
+    beside a Grace processor is left out: the kernel keeps its own pages there.
     """
     if not policy.gpu_idle:
         return processes.na("jobs may run: gpu_idle is off")
 
     def find_problem(gpu: Gpu) -> str:
+        used_mb, total_mb = gpu.memory_used_mb or 0, gpu.memory_total_mb or 0
+        is_counted = gpu.vendor == "nvidia" and gpu.mig != "on" and gpu.c2c != "on"
+        if is_counted and not gpu.processes and used_mb > _OCCUPIED_SHARE * total_mb > 0:
+            return f"{used_mb} of {total_mb} MiB taken without a process"
         return join_names(
             f"pid {process.pid} {process.name}"
             + ("" if process.memory_mb is None else f" {process.memory_mb} MiB")

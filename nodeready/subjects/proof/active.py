@@ -1,4 +1,4 @@
-"""Judge the active tests of idle GPUs: DCGM's diagnostics and nvbandwidth."""
+"""Judge the active tests of idle nodes: DCGM's diagnostics, nvbandwidth and ib_write_bw."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from dataclasses import replace
 from itertools import chain
 
 from nodeready.core.policy import Policy
-from nodeready.core.result import Check, Result, join_first
+from nodeready.core.result import Check, Result, join_first, join_names
 from nodeready.core.severity import GUIDELINES, VALIDATION, loses_job, slows_job
+from nodeready.core.text import counted
 from nodeready.subjects.proof import facts
 from nodeready.subjects.proof.session import proof_check
 
-#: The checks that ``--active`` adds.
-ACTIVE_CHECKS = ("proof.diagnostic", "proof.bandwidth")
+#: The checks that ``--active`` adds, and what it adds from level 2 on.
+ACTIVE_CHECKS = ("proof.diagnostic", "proof.bandwidth", "proof.nvlink_errors")
+NETWORK_CHECKS = ("proof.rdma_bandwidth",)
 
 # --- DCGM's diagnostics.
 
@@ -67,12 +69,13 @@ def diagnostic(
 
 # --- nvbandwidth.
 
-#: The fewest GPUs of a model whose median says what is usual, as half of them may be slow.
-_COMPARABLE = 3
-#: The share of the median below which a GPU is slow. A link that lost a generation of PCIe or half
-#: of its lanes has half of its rate; healthy GPUs of one model differ by up to a tenth (recorded:
-#: 53.6 to 56.6 GB/s from the host to eight H100).
-_SLOW_SHARE = 0.75
+#: The fewest values whose median says what is usual, as half of them may be slow.
+COMPARABLE = 3
+#: The share of the median below which a rate is slow. A link that lost a generation of PCIe or
+#: half of its lanes has half of its rate; healthy GPUs of one model differ by up to a tenth
+#: (recorded: 53.6 to 56.6 GB/s from the host to eight H100), and so do RDMA ports (recorded: 363
+#: to 397 of 400 Gbit/s).
+SLOW_SHARE = 0.75
 #: Test -> its name in a result.
 _COPY_NAMES = {
     "host_to_device_memcpy_ce": "from the host", "device_to_host_memcpy_ce": "to the host",
@@ -133,12 +136,12 @@ def bandwidth(
         return check.na(tested.absent)
     if tested.error:
         return check.unknown(tested.error)
-    compared = [rate for rate in tested.rates if rate.compared >= _COMPARABLE]
+    compared = [rate for rate in tested.rates if rate.compared >= COMPARABLE]
     slow = [
         f"GPU {rate.gpu} copies {_COPY_NAMES.get(rate.test, rate.test)} at {rate.gbps:.1f} GB/s: "
         f"the median of {rate.compared} {rate.model} is {rate.median_gbps:.1f}"
         for rate in compared
-        if rate.median_gbps and rate.gbps < _SLOW_SHARE * rate.median_gbps
+        if rate.median_gbps and rate.gbps < SLOW_SHARE * rate.median_gbps
     ]
     if slow:
         return check.fail(join_first(slow), "nvbandwidth")
@@ -150,3 +153,89 @@ def bandwidth(
         for test in sorted(slowest, reverse=True)
     )
     return check.ok(", ".join(texts), "nvbandwidth")
+
+
+_LINK_FIX = "reset the GPUs and test again; then reseat the board or the bridge; see gpus.nvlink"
+
+
+@proof_check("proof.nvlink_errors",
+             slows_job("inspect", "reset_gpu", "reseat", "replace", source=VALIDATION),
+             "bandwidth", opt_in=True, expects="no new error", fix=_LINK_FIX)  # fmt: skip
+def nvlink_errors(
+    check: Check, tested: facts.Bandwidth, observed: facts.Proved, policy: Policy
+) -> Result:
+    """No NVLink counts errors while nvbandwidth copies between the GPUs (`nvidia-smi nvlink -e`).
+
+    It is part of that test, and needs no time of its own. The counters begin when the driver is
+    loaded, so only what they gain meanwhile counts. A replay or a recovery fails; CRC errors,
+    which the link repairs by itself, are a warning (DCGM's health watch has the same limits,
+    DcgmHealthWatch.cpp, and fails from 100 CRC errors a second on). Blackwell's GPUs count under
+    other names, which are not read.
+    """
+    if tested.absent:
+        return check.na(tested.absent)
+    if tested.error:
+        return check.unknown(tested.error)
+    if tested.link_errors:
+        is_repaired = all(text.endswith(" CRC") for text in tested.link_errors)
+        judge = check.warn if is_repaired else check.fail
+        return judge(join_first(tested.link_errors), "nvidia-smi nvlink -e")
+    if not tested.counted_links:
+        return check.na("nvidia-smi nvlink -e counts no errors of these GPUs")
+    return check.ok(f"{counted(tested.counted_links, 'link')} without new errors")
+
+
+# --- ib_write_bw between the nodes.
+
+_PORT_FIX = "see rdma.pcie, rdma.errors and rdma.rate; else the port's cable, then the slot"
+_PATH_FIX = "test each of the two with other nodes; then the cables and switches between them"
+
+
+def _low_text(row: facts.RdmaRate) -> str:
+    rate = f"no rate ({row.error})" if row.gbps is None else f"{row.gbps:.1f} Gbit/s"
+    alone = " alone" if row.is_pair else ""
+    return (
+        f"{row.port} to {join_names(row.peers)}{alone}: {rate}, the median of "
+        f"{row.compared} nodes is {row.median_gbps:.1f}"
+    )
+
+
+@proof_check("proof.rdma_bandwidth", slows_job("inspect", "reseat", "replace", source=VALIDATION),
+             facts.RDMA, opt_in=True, fix=(_PORT_FIX, _PATH_FIX),
+             expects="each port writes at 75 % of its median or more")  # fmt: skip
+def rdma_bandwidth(
+    check: Check, tested: facts.RdmaBandwidth, observed: facts.Proved, policy: Policy
+) -> Result:
+    """No RDMA port writes slower than 75 % of the median of that port, by ib_write_bw.
+
+    It runs only with ``--active 2`` or 3, or by its full name, on idle nodes with perftest. Each
+    node writes from each active port to the same port of the next node (port 1 of mlx5_0 to port
+    1 of mlx5_0), one after the other, for three seconds, in rings of at most 128 nodes. The median
+    is that of all nodes with this port and link rate in the run, at least three, of each the rate
+    with its better neighbour: what a port reaches depends on the adapter and its slot. A slot that
+    has lost half of its lanes has half of the rate, and healthy ports differ by up to a tenth: the
+    limit lies between the two. A port that is slow with both neighbours fails; one that has no
+    rate with either is unknown; a single slow pair is a warning for both nodes. Where other
+    ports are measured, a port that is not on three nodes counts for nothing: it may be in
+    another network.
+    """
+    if tested.absent:
+        return check.na(tested.absent)
+    if tested.error:
+        return check.unknown(tested.error)
+    low = [row for row in tested.rates if row.peers]
+    own = [row for row in low if not row.is_pair]
+    if slow := [row for row in own if row.gbps is not None]:
+        return check.fail(join_first(map(_low_text, slow)), "ib_write_bw", _PORT_FIX)
+    if own:
+        return check.unknown(join_first(map(_low_text, own)))
+    if low:
+        return check.warn(join_first(map(_low_text, low)), "ib_write_bw", _PATH_FIX)
+    rest = [row for row in tested.rates if not row.compared]
+    rest_text = join_first((f"{row.port} ({row.error})".replace(" ()", "") for row in rest), ", ")
+    rates = [row.gbps for row in tested.rates if row.compared and row.gbps is not None]
+    if not rates:
+        without_median = check.unknown if any(row.error for row in rest) else check.na
+        return without_median(f"not measured on three nodes: {rest_text}")
+    actual = f"{counted(len(rates), 'port')}, {min(rates):.1f} Gbit/s or more"
+    return check.ok(f"{actual}; not compared: {rest_text}" if rest else actual, "ib_write_bw")

@@ -21,7 +21,12 @@ from nodeready.subjects.pdsh.checks import MODULE_FIX
 from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, VARIABLE
 from nodeready.subjects.ports.checks import ports_text
 from nodeready.subjects.proof import facts
-from nodeready.subjects.proof.active import bandwidth, diagnostic
+from nodeready.subjects.proof.active import (
+    bandwidth,
+    diagnostic,
+    nvlink_errors,
+    rdma_bandwidth,
+)
 from nodeready.subjects.proof.debugging import (
     attach,
     attach_native,
@@ -383,6 +388,7 @@ def history(observed: facts.Proved, policy: Policy) -> Result:
 _CHECKS = (
     user, limits, attach, attach_nonblocking, attach_native, gdb, strace, core, backtrace,
     resources, ssh, pdsh, ports, mesh, collective, history, diagnostic, bandwidth,
+    nvlink_errors, rdma_bandwidth,
 )  # fmt: skip
 
 SUBJECT = Subject(
@@ -391,7 +397,7 @@ SUBJECT = Subject(
         # The proofs act: their results are compared.
         volatile="""
             user limits attach control logins ssh shell login step tracers core resources peers
-            reach mesh collective history diagnostic bandwidth
+            reach mesh collective history diagnostic bandwidth rdma_bandwidth
         """
     ),
 )  # fmt: skip

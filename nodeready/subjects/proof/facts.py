@@ -582,6 +582,35 @@ class Bandwidth:
     absent: wire.Line = ""  # why the test does not apply to the node; "": it does
     error: wire.Line = ""  # why there is no result, one line; "": there is one
     rates: tuple[CopyRate, ...] = ()
+    counted_links: wire.Count = 0  # the number of NVLinks whose errors are counted
+    # the errors that they counted meanwhile: ``GPU 1 link 0: 3 Replay``; also Recovery and CRC
+    link_errors: tuple[wire.Line, ...] = ()
+
+
+@dataclass(frozen=True)
+class RdmaRate:
+    """How fast one port wrote to, or was written by, the same port of a neighbour."""
+
+    port: wire.Name  # ``mlx5_0/1``
+    gbps: float | None = None  # Gbit/s; None: it has no rate
+    error: wire.Line = ""  # why it has none
+    # the neighbours with which it is too slow, or has no rate, by a fault of this node
+    peers: tuple[str, ...] = ()
+    is_pair: bool = False  # with this peer alone: either node may be the cause, or the way between
+    # of all nodes of the run, on this port and link rate, each with its better neighbour; None:
+    # the rate is not compared
+    median_gbps: float | None = None
+    compared: wire.Count = 0  # the number of these nodes
+
+
+@dataclass(frozen=True)
+class RdmaBandwidth:
+    """The outcome of ib_write_bw between a node's RDMA ports and those of its neighbours."""
+
+    absent: str = ""  # why the test does not apply to the node; "": it does
+    error: str = ""  # why there is no result, one line; "": there is one
+    # of each port the rate with its better neighbour, or the lowest of those with `peers`
+    rates: tuple[RdmaRate, ...] = ()
 
 
 #: The active tests, in the order of their start -> the class of the observation: a field of
@@ -601,7 +630,7 @@ SESSION: dict[str, type[Any]] = {
     "resources": Resources, "peers": Peers,
 }  # fmt: skip
 #: The proofs that run between the nodes.
-MESH, COLLECTIVE = "mesh", "collective"
+MESH, COLLECTIVE, RDMA = "mesh", "collective", "rdma_bandwidth"
 #: What the memory proves: nothing runs.
 HISTORY = "history"
 #: The further sessions, opened when one of `IN_EACH_SESSION` is requested.
@@ -668,6 +697,8 @@ class Proved:
     # the active tests of its GPUs; None also where nobody asked for them
     bandwidth: Bandwidth | Unknown | None = None
     diagnostic: Diagnostic | Unknown | None = None
+    # RDMA between the nodes, as all nodes together saw it; None also where nobody asked for it
+    rdma_bandwidth: RdmaBandwidth | Unknown | None = None
 
     @property
     def user_name(self) -> str:

@@ -239,18 +239,19 @@ def expected(observed: Rdma, policy: Policy) -> Result:
 
 
 _LOAD, _OPEN = "load the adapter's driver, see dmesg", "modprobe ib_uverbs"
+_RULE = "install rdma-core, whose udev rules give the files mode 0666"
 _NAME = "give it a GUID: mlxconfig, or the hypervisor (ip link set … vf N node_guid)"
 
 
 @check("rdma.devices", loses_job("configure", "reload_driver"),
-       expects="an open RDMA device per adapter", fix=(_LOAD, _OPEN, _NAME))  # fmt: skip
+       expects="an open RDMA device per adapter", fix=(_LOAD, _OPEN, _RULE, _NAME))  # fmt: skip
 def devices(observed: Rdma, policy: Policy) -> Result:
     """Every adapter has an RDMA device, and programs can open each device.
 
     An adapter for RDMA alone (PCI classes 0x0207 and 0x0208, EFA, Slingshot) without a device has
     lost its driver; functions of virtual machines do not count. Without ib_uverbs there is no
-    /dev/infiniband/uverbs*, through which NCCL and MPI use a device. The subnet manager ignores an
-    InfiniBand device without a GUID.
+    /dev/infiniband/uverbs*, through which NCCL and MPI use a device; they belong to all users, or
+    to a group. The subnet manager ignores an InfiniBand device without a GUID.
     """
     real = {n: d for n, d in observed.devices.items() if d.kind != "software"}
     if not real and not observed.without:
@@ -269,12 +270,17 @@ def devices(observed: Rdma, policy: Policy) -> Result:
         and re.fullmatch("[0:]+", d.node_guid)
     ]
     problems = lost + [f"{name} has no uverbs" for name in closed]
+    if observed.closed:
+        files = join_names(path.rpartition("/")[2] for path in observed.closed)
+        problems.append(f"{files}: for root alone")
     problems += [f"{name} has no GUID" for name in nameless]
     if problems:
         if lost:
             path, fix = f"/sys/bus/pci/devices/{observed.without[0].pci_address}", _LOAD
         elif closed:
             path, fix = "/sys/class/infiniband_verbs", _OPEN
+        elif observed.closed:
+            path, fix = "/dev/infiniband", _RULE
         else:
             path, fix = f"/sys/class/infiniband/{nameless[0]}/node_guid", _NAME
         return devices.fail(join_first(problems), path, fix)

@@ -373,6 +373,8 @@ def parse_device(name: str, files: Files, cxi: bool, virtual: bool, uverbs: bool
 
 _IB, _CXI, _VERBS = "/sys/class/infiniband", "/sys/class/cxi", "/sys/class/infiniband_verbs"
 
+_DEV = "/dev/infiniband"
+
 _DEVICE = "fw_ver hca_type board_id node_type node_guid node_desc sys_image_guid"
 # The directory above that of a PCI function is the port of the slot.
 _FUNCTION = (
@@ -443,6 +445,9 @@ _SCRIPT = rf"""
         set -- "$@" {_globs(f"{_CXI}/*", f"{_FUNCTION} {_SLINGSHOT}")}
     fi
     if [ $# != 0 ]; then nr_lines raw "$@"; fi
+    if [ -d {_DEV} ]; then
+        find {_DEV} -name 'uverbs*' ! -perm -006 '(' ! -perm -060 -o -group 0 ')' 2>/dev/null
+    fi
 """
 
 
@@ -460,6 +465,8 @@ class Rdma:
 
     devices: Mapping[str, RdmaDevice]  # name -> device
     without: tuple[Adapter, ...] = ()  # adapters on the PCI bus that have no RDMA device
+    # device files that neither all users nor a group other than root's can open
+    closed: tuple[str, ...] = ()
     # the devices for NCCL_IB_HCA, without regard to the node's routes
     nccl_ib_hca: tuple[str, ...] = ()
 
@@ -599,7 +606,8 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
             raise ProbeError("an adapter that makes no sense", text)
         if address not in addresses:
             without.append(Adapter(address, state == "bound"))
-    bare_rdma = Rdma(devices, tuple(without))
+    closed = tuple(sorted(line for line in lines if line.startswith(f"{_DEV}/uverbs")))
+    bare_rdma = Rdma(devices, tuple(without), closed[:MAX_DEVICES])
     observed: Rdma = frozen(replace(bare_rdma, nccl_ib_hca=hcas(bare_rdma)[0]))
     _TEMPLATES.keep(
         ParsedTemplate.of(lines, observed, lambda path: len(path) < 200 and _varies(path))

@@ -17,7 +17,7 @@ from nodeready.agent import failure_events, leftovers, log_variables, proc
 from nodeready.agent.cores import core_pattern
 from nodeready.agent.gate import drain, gate, here
 from nodeready.agent.local import LineChannel
-from nodeready.agent.proofs import active
+from nodeready.agent.proofs import active, rdma
 from nodeready.agent.stacks import py_spy, system_calls
 from nodeready.agent.stacks.processes import read_and_written
 from nodeready.agent.witnesses import flight_recorder, nccl_log, nccl_ras
@@ -218,6 +218,8 @@ PARSERS: dict[str, Any] = {
     "nvbandwidth's text": (
         lambda text: [*active.read_rates(text, dict.fromkeys(range(8), "H100"))],
     ),
+    "NVLink's errors": (active.read_link_errors,),
+    "ib_write_bw's text": (rdma.read_rate,),
     "DCGM's diagnostic": (lambda text: active.read_diagnostic(text, 1), wire.DecodeError),
     "the drains of nodes": (parse_drains,),
     "a file of learn": (read_settings, ValueError),
@@ -273,7 +275,9 @@ TEXTS: dict[str, Any] = {
         for comma in (True, False)
     ),
     "py-spy's text": tuple(path.read_text() for path in sorted(_DUMPS.iterdir())),
-    "nvbandwidth's text": tuple(path.read_text() for path in sorted(_ACTIVE.glob("*.txt"))),
+    "nvbandwidth's text": tuple(path.read_text() for path in sorted(_ACTIVE.glob("nvb*.txt"))),
+    "NVLink's errors": ((_ACTIVE / "nvlink-e-h100.txt").read_text(),),
+    "ib_write_bw's text": tuple(path.read_text() for path in sorted(_ACTIVE.glob("ib*.txt"))),
     "DCGM's diagnostic": tuple(path.read_text() for path in sorted(_ACTIVE.glob("*.json"))),
     "strace's lines": (
         "[pid 7] recvfrom(3<socket:[14655]>,  <unfinished ...>\n"
@@ -388,7 +392,7 @@ ELSEWHERE = {
     "subjects/snapshot.py:read "
     "subjects/gpus/nvidia.py:_parse_whole runs/tail.py:parse_tail runs/stacks/trace.py:parse",
     "tests/unit/node": "agent/cores/core_file.py:parse agent/smoke/orders.py:read",
-    "a file of /proc": "agent/cores/gcore.py:_read agent/proofs/mesh.py:_read "
+    "a file of /proc": "agent/cores/gcore.py:_read "
     "agent/proofs/session.py:_parse_limits "
     "agent/stacks/processes.py:_read",
     "a path of ours": "agent/gate/here.py:_read agent/gate/gate.py:read",

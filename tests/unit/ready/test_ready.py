@@ -9,7 +9,7 @@ from nodeready.fleet.inventory import hostfile
 from nodeready.reports.audit_table import show_ready
 from nodeready.reports.registry import Options
 from nodeready.runs.ready.run import WantedProofs
-from nodeready.subjects.proof.facts import ACTIVE, COLLECTIVE, HISTORY, MESH, SESSION, Proved
+from nodeready.subjects.proof.facts import ACTIVE, COLLECTIVE, HISTORY, MESH, RDMA, SESSION, Proved
 from nodeready.subjects.registry import SUBJECTS
 from tests.builders.fleets import audit, lost, node
 from tests.builders.results import fail, ok, unknown, warn
@@ -22,7 +22,7 @@ def test_a_proof_is_a_row_of_the_program_a_field_of_the_facts_and_judged():
     assert list(ACTIVE) == list(active._PROVE)
     proofs = {*SESSION, *ACTIVE}
     assert proofs <= {field.name for field in fields(Proved)}
-    assert {check.proof for check in CHECKS} - {""} == {*proofs, MESH, COLLECTIVE, HISTORY}
+    assert {check.proof for check in CHECKS} - {""} == {*proofs, MESH, COLLECTIVE, HISTORY, RDMA}
 
 
 def test_only_the_proofs_of_the_chosen_checks_run():
@@ -30,7 +30,7 @@ def test_only_the_proofs_of_the_chosen_checks_run():
         ("tracers", "core"), mesh=False, history=False
     )
     assert WantedProofs.of(["proof.mesh", "proof.user"]) == WantedProofs((), history=False)
-    every = WantedProofs(collective=True, active=tuple(ACTIVE))
+    every = WantedProofs(collective=True, active=tuple(ACTIVE), rdma=True)
     assert WantedProofs.of(check.id for check in CHECKS) == every
     assert WantedProofs.of(check.id for check in CHECKS if not check.opt_in) == WantedProofs()
     assert WantedProofs.of(["proof.collective"]) == WantedProofs(

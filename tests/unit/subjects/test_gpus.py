@@ -104,6 +104,21 @@ def test_cards_without_nvlink_and_an_idle_one_with_a_lower_generation():
     assert verdict_of(guest.judged(), "pcie") == ("ok", "x8 in a virtual machine")
 
 
+@pytest.mark.parametrize(("change", "problem"), [
+    ({"memory_used_mb": 700}, ""), ({"memory_used_mb": 8155}, ""), ({"memory_used_mb": None}, ""),
+    ({"memory_used_mb": 8156}, "8156 of 81559 MiB taken without a process"),
+    # The kernel of a Grace processor uses the GPU's memory, too.
+    ({"memory_used_mb": 8156, "c2c": "on"}, ""), ({"memory_used_mb": 8156, "mig": "on"}, ""),
+])  # fmt: skip
+def test_memory_that_no_shown_process_has(change, problem):
+    observed = h100().observed()
+    first, *others = observed.nvidia
+    changed = replace(observed, nvidia=(replace(first, **change), *others))
+    expected = ("fail", f"gpu 0 (0000:1b:00.0): {problem}") if problem else ("ok", "none")
+    assert verdict_of(judged(changed, gpu_idle=True), "processes") == expected
+    assert verdict_of(judged(changed), "processes")[0] == "na"
+
+
 def test_facts_to_compare_and_to_learn():
     assert gpus.compared(h100().observed()) == {
         "driver": "535.129.03", "cuda": "12.2", "count": 8, "on_bus": 8,

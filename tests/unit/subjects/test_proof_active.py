@@ -47,7 +47,8 @@ def recorded(name: str) -> str:
 
 
 def judged(name: str, observed: Any) -> str:
-    result = by_name(checks, Proved(USER, **{name: observed}), Policy())[name]
+    proved = observed if isinstance(observed, Proved) else Proved(USER, **{name: observed})
+    result = by_name(checks, proved, Policy())[name]
     return f"{result.status}: {result.actual}"
 
 
@@ -160,6 +161,21 @@ def test_each_form_of_nvbandwidths_matrices():
     assert rates("nvbandwidth-0.5-a10.txt", 0) == {}
 
 
+def test_the_errors_of_each_link():
+    found = active.read_link_errors(recorded("nvlink-e-h100.txt"))
+    assert len(found) == 12
+    assert {key: count for key, count in found.items() if count} == {
+        (1, 0, "Replay"): 7, (1, 1, "CRC"): 2,
+    }  # fmt: skip
+    # Without the line of a GPU, with a number that none is, and Blackwell's names.
+    for text in ("\t Link 0: CRC Errors: 1", f"GPU 0: x\n Link 0: CRC Errors: {'9' * 99}",
+                 "GPU 0: x\n\t Link 0: Symbol Errors: 3"):  # fmt: skip
+        assert active.read_link_errors(text) == {}
+    assert judged("nvlink_errors", Proved(USER, bandwidth=Bandwidth())) == (
+        "na: nvidia-smi nvlink -e counts no errors of these GPUs"
+    )
+
+
 @pytest.mark.parametrize("text", [
     "", "Running x.\n" * 1000, "\n".join([f"Running {TO_GPU}.", "0 " + "9" * 5000 + ".0"]),
     f"Running {TO_GPU}.\nCPU(row)\n" + " 0 " + " 1.0" * 5000, "(row)\n0 1.0", "\0\x1b[31m",
@@ -218,7 +234,7 @@ def test_they_are_made_only_when_they_are_named_or_asked_for():
     with pytest.raises(SelectionError):
         select((), "proof.diag*", subjects=SUBJECTS)
     chosen = select((), "proof.ssh", "proof.bandwidth", SUBJECTS, ACTIVE_CHECKS).checks
-    assert chosen == ("proof.ssh", "proof.diagnostic")
+    assert chosen == ("proof.ssh", "proof.diagnostic", "proof.nvlink_errors")
     assert WantedProofs.of(ACTIVE_CHECKS, level=3) == WantedProofs(
         (), mesh=False, history=False, active=("bandwidth", "diagnostic"), level=3
     )
@@ -226,7 +242,10 @@ def test_they_are_made_only_when_they_are_named_or_asked_for():
 
 # --- The program, with stand-ins for the tools.
 
-SMI = 'case "$1" in *compute*) {running};; *) printf "0, {used}, 81559, {model}\\n";; esac'
+SMI = (
+    'case "$1" in *compute*) {running};; nvlink) {links};; '
+    '*) printf "0, {used}, 81559, {model}\\n";; esac'
+)
 TWO = facts.ACTIVE
 
 
@@ -238,8 +257,8 @@ def put(directory: Path, **tools: str) -> Path:
     return directory
 
 
-def smi(running: str = ":", used: int = 4) -> str:
-    return SMI.format(running=running, used=used, model=H100)
+def smi(running: str = ":", used: int = 4, links: str = ":") -> str:
+    return SMI.format(running=running, used=used, links=links, model=H100)
 
 
 def start(directory: Path, limit_s: int = 30, level: int = 2) -> "subprocess.Popen[str]":
@@ -274,6 +293,25 @@ def test_both_tools_run_on_idle_gpus(tmp_path):
         "diagnostic": "ok: 4 tests passed; skipped: EUD Test",
     }
     assert log.read_text() == f"-t {TO_GPU} {TO_HOST} {PEERS}\ndiag -r 2 --json\n"
+
+
+@pytest.mark.parametrize(("changes", "expected"), [
+    ("", "ok: 4 links without new errors"),
+    ("s/1: CRC Errors: 0/1: CRC Errors: 9/", "warn: GPU 0 link 1: 9 CRC"),
+    ("$ s/CRC Errors: 2/CRC Errors: 1/; s/0: Replay Errors: 7/0: Replay Errors: 8/",
+     "fail: GPU 1 link 0: 1 Replay"),
+])  # fmt: skip
+def test_errors_of_nvlink_count_that_come_during_the_copies(tmp_path, changes, expected):
+    """Earlier ones, since the driver was loaded, do not."""
+    directory = put(
+        tmp_path,
+        nvidia_smi=smi(links=f"cat {tmp_path}/links; sed -i '{changes}' {tmp_path}/links"),
+        nvbandwidth=f"cat {DATA}/nvbandwidth-0.5-a10.txt",
+    )
+    (directory / "links").write_text(recorded("nvlink-e-h100.txt"))
+    out = start(directory).communicate(timeout=60)[0]
+    proved = facts.read(out, ProofConfig("n", "t", proofs=tuple(TWO)))
+    assert judged("nvlink_errors", proved) == expected
 
 
 @pytest.mark.parametrize(("tool", "reason"), [

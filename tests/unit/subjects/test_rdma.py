@@ -308,6 +308,13 @@ def test_an_adapter_without_a_device():
     assert judged(parsed(ib_tree(h100()), text))["devices"].status == "ok"
 
 
+def test_device_files_that_only_root_can_open():
+    paths = "/dev/infiniband/uverbs0\n/dev/infiniband/uverbs3\n"
+    found = judged(parsed(ib_tree(h100()), paths))["devices"]
+    assert (found.status, found.source) == ("fail", "/dev/infiniband")
+    assert found.actual == "uverbs0, uverbs3: for root alone"
+
+
 def test_nothing_there():
     observed = parsed({})
     assert {result.status for result in judged(observed).values()} == {"na"}

@@ -3,13 +3,14 @@
 import pytest
 
 from nodeready.subjects import registry
+from nodeready.subjects.proof.active import ACTIVE_CHECKS, NETWORK_CHECKS
 from nodeready.subjects.registry import CHANGED, SUBJECTS, SelectionError, select, select_whole
 from tests.builders.results import fail, unknown
 from tests.cases import cases
 
 
 def test_nothing_said_is_everything_in_the_order_of_the_reports():
-    named = {"proof.collective", "proof.diagnostic", "proof.bandwidth"}
+    named = {"proof.collective", *ACTIVE_CHECKS, *NETWORK_CHECKS}
     assert select((), subjects=SUBJECTS).checks == tuple(
         id for id in registry.check_ids() if id not in named
     )
