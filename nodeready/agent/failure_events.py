@@ -729,6 +729,7 @@ class FailureReader:
             stream.handled[event.line] = stream.plain
         elif stream.frames and stream.is_of_request and event.role in (rules.FAILED, rules.LOST):
             is_lasting = event.kind in _OF_PROCESS or event.has_phrase("reported-late")
+            is_lasting = is_lasting or bool(event.call)
             stream.requests |= set() if is_lasting else {event.line}
         if stream.spawned is not None:
             event = replace(event, local_rank=stream.spawned)
