@@ -147,6 +147,8 @@ _RAISES = re.compile(r"""\braise (\w[\w.]{0,100})\((["'])([^"'{}%]{1,200})\2\)\s
 _CODE = re.compile(r" {4}[A-Za-z_]\w*(?:\(| = |\.\w+[(.])|\s+(?:at \S|\.\.\. \d+ more)")
 #: The text of an exception of C++, without a time at its beginning.
 _WHAT = re.compile(r"^\s*what\(\):\s*(?:\[\d\d:\d\d:\d\d\] )?(?P<text>.*)")
+#: The directory of the line in a library that raises an exception.
+_PATH = re.compile(r"(?<= )(?:[\w.-]*/)+(?=\w+\.(?:cpp|cc|cu|h):\d)")
 #: Maximum further lines of an exception's message.
 _DETAILS = 12
 #: The margin of an exception group's lines, and its exception.
@@ -314,6 +316,11 @@ class _RankStream:
             if number < line and (_goes_on(text) or not is_between):
                 break
         return ""
+
+    def words_before(self, line: int) -> str:
+        """The first of the words of an error that stand right before a line of the file; ""."""
+        rows = (text for number, text in reversed(self.recent) if number < line and _shape(text))
+        return [*takewhile(complaint, rows), ""][-2:][0].strip()
 
     def last_block(self) -> str:
         """What a program says where its progress ends, before it ends itself; ""."""
@@ -619,7 +626,8 @@ class FailureReader:
         # A logger names the rank above a traceback that has no prefix.
         lines = (s.last for s in self.streams.values() if s.last_at == self.number - 1)
         stream.failing = _failing(next(lines, ""))
-        stream.is_of_request = _is_of_request(before)
+        is_further = stream.is_chained and stream.is_of_request
+        stream.is_of_request = is_further or _is_of_request(before)
         host, rank, local = stream.key
         is_unknown = (rank, local) == (None, None) and host[:1] in ("", "[")
         if is_unknown and (host or log_ranks.may_tell_rank(prefix)):
@@ -730,8 +738,9 @@ class FailureReader:
             stream.announced |= {event.line} if stream.is_announced else set()
         elif stream.frames and stream.is_warning:
             stream.handled[event.line] = stream.plain
-        elif stream.frames and stream.is_of_request and event.role == rules.FAILED:
+        elif stream.frames and stream.is_of_request and event.role in (rules.FAILED, rules.LOST):
             is_lasting = event.kind in _OF_PROCESS or event.has_phrase("reported-late")
+            is_lasting = is_lasting or bool(event.call)
             stream.requests |= set() if is_lasting else {event.line}
         if stream.spawned is not None:
             event = replace(event, local_rank=stream.spawned)
@@ -770,10 +779,13 @@ class FailureReader:
             messages = [line for line in words if not rules.VAGUE.search(line)] or lines[-1:]
             checks = [line for line in messages if rules.PHRASES["check"].search(line)]
             explained = (line for line in messages if rules.meaning(line).is_known)
-            text = f"{last.event.text} {next(explained, (checks or messages)[0])}"
+            text = _PATH.sub("", last.event.text)
+            text = f"{text} {next(explained, (checks or messages)[0])}"
             last.event = replace(last.event, text=text)
             if not last.is_known or (text_meaning.is_known and text_meaning.role == rules.FAILED):
-                last.event = replace(last.event, role=text_meaning.role, kind=text_meaning.kind)
+                is_vague = not text_meaning.is_known and text_meaning.kind == "exception"
+                kind = last.event.kind if is_vague else text_meaning.kind
+                last.event = replace(last.event, role=text_meaning.role, kind=kind)
                 last.is_known = text_meaning.is_known
         matches = filter(None, map(rules.PHRASES["caused"].search, lines))
         causes = [match[match.lastindex or 0] for match in matches]
@@ -960,7 +972,11 @@ class FailureReader:
         )
         if row.role == rules.REPORT:
             event = replace(event, last_words=self._last_words(stream, ranks))
-        elif row.aborts and not last_words and all(e.is_warning for e in stream.events):
+        elif (
+            row.aborts
+            and not (last_words or row.completes)
+            and all(e.is_warning for e in stream.events)
+        ):
             event = replace(event, last_words=stream.last_block())
         if not event.source and event.role == rules.FAILED and rules.EXIT_STATUS.search(words):
             event = replace(event, source=LAUNCHERS_OWN)
@@ -1008,6 +1024,10 @@ class FailureReader:
             means = rules.meaning(cause)
             text = _then(cause, event.text)
             event = replace(event, text=text, role=means.role, kind=means.kind)
+        elif event.source == LAUNCHERS_OWN and (words := stream.words_before(event.line)):
+            # The command has said itself why it failed.
+            text = _then(words, event.text)
+            event = replace(event, text=text, kind=rules.meaning(words).kind)
         if len(event.ranks) > self.room:
             event = replace(event, ranks=())
         self.room -= len(event.ranks)
@@ -1085,7 +1105,7 @@ class FailureReader:
         for stream in self.streams.values():
             if stream.mode == "traceback" and stream.frames:
                 self._end_cut(stream)
-            details, failed = list(stream.details), rules.PHRASES["other-status"]
+            details, failed = [*filter(None, stream.details)], rules.PHRASES["other-status"]
             self._end_chain(stream)
             is_over = bool(details) and _goes_on(details[-1]) and stream.last_at < self.number
             if is_over and not any(map(failed.search, details)):

@@ -64,8 +64,11 @@ _LOCAL, _GROUP_WORDS = (
         *("data", "tensor", "pipeline", "context", "expert", "model", "parallel", "stage"),
     ),
 )
-#: torchrun --log-dir: RUN/attempt_0/LOCAL_RANK/stdout.log
-_TORCHRUN = re.compile(r"/attempt_\d+/(\d{1,7})/(?:stdout\.log|stderr\.log|error\.json)$")
+#: torchrun --log-dir: RUN/attempt_0/LOCAL_RANK/stdout.log; Paddle's launcher: workerlog.LOCAL_RANK
+_OF_LAUNCHERS = re.compile(
+    r"/attempt_\d+/(\d{1,7})/(?:stdout\.log|stderr\.log|error\.json)$"
+    r"|(?:^|/)workerlog\.(\d{1,7})$"
+)
 #: train.7.out, and no address; more digits are a date or a job; rsl.error.0007 of WRF.
 _NUMBERED = re.compile(
     r"(?:\d{1,3}\.){3}\d{1,3}\.\w+$|\.(\d{1,5})\.(?:out|err|log|txt)$|(?:^|/)rsl\.(?:error|out)\.(\d{4,7})$"
@@ -74,8 +77,8 @@ _NUMBERED = re.compile(
 
 def path_ranks(path: str) -> FileRanks:
     """The ranks in ``rank_7.log``, ``nccl_trace_rank_7``, ``rank.07/stdout``, ``local_rank3.err``,
-    ``attempt_0/3/stdout.log`` (torchrun), ``train.7.out`` and ``rsl.error.0007`` (WRF); of
-    several, the last.
+    ``attempt_0/3/stdout.log`` (torchrun), ``workerlog.3`` (Paddle), ``train.7.out`` and
+    ``rsl.error.0007`` (WRF); of several, the last.
     """
     ranks = named_ranks(path)
     match = _NUMBERED.search(path) if ranks == FileRanks(None, None) else None
@@ -91,8 +94,8 @@ def named_ranks(path: str) -> FileRanks:
             rank = int(name[3])
         elif (name[1] or name[2]).lower() == _LOCAL:
             local = int(name[3])
-    if match := _TORCHRUN.search(path):
-        local = int(match[1])
+    if match := _OF_LAUNCHERS.search(path):
+        local = int(match[match.lastindex or 0])
     return FileRanks(rank, local)
 
 
@@ -171,7 +174,7 @@ _CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?![.,:]?\d)"
 #: A time before a prefix: ISO 8601 as log shippers write it, ctime(3) as Open MPI and syslog do,
 #: ts(1), a time of the day; a container engine names the stream, too.
 _TIME = (
-    rf"(?P<time>\[?(?:\d{{4}}[-/]\d\d[-/]\d\d[T _]{_CLOCK}(?:Z|[+-]\d\d:?\d\d)?"
+    rf"(?P<time>\[?(?:\d{{4}}[-/]\d\d[-/]\d\d[T _]{_CLOCK}(?:Z| UTC|[+-]\d\d:?\d\d)?"
     rf"|(?:[A-Z][a-z]{{2}} ){{1,2}}[ \d]\d {_CLOCK}(?: \d{{4}})?|(?:\d\d[-/]\d\d )?{_CLOCK})"
     r"\]?(?: \||:| -)? ?)?(?:std(?:out|err) [FP] )?"
 )

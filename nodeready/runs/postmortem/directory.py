@@ -217,7 +217,8 @@ def _files(root: str, missing: dict[str, str]) -> Iterator[str]:
         names[:] = sorted(name for name in names if not name.startswith("."))
         for name in sorted(files):
             full = f"{directory}/{name}"
-            if name.startswith(".") or name.endswith(_NO_LOGS):
+            is_hidden = name.startswith(".") and not name.endswith(".log")
+            if is_hidden or name.endswith(_NO_LOGS):
                 continue
             shown = os.path.relpath(full, root)
             kind = users_file.special_kind(os.lstat(full).st_mode)

@@ -123,7 +123,7 @@ _NUMBERED_END = re.compile(
 def launcher_words(failure: RankFailure) -> str:
     """The words in which a launcher reports the number of an end; ""."""
     match = _NUMBERED_END.search(failure.event.text)
-    return match[0] if match else ""
+    return match[0] + ")" * match[0].count("(") if match else ""
 
 
 def lines_of(failures: Sequence[RankFailure], maximum: int = 2) -> list[str]:

@@ -103,7 +103,9 @@ def earlier_error(job: JobFailures) -> Finding | None:
     ]  # fmt: skip
     groups = equal_failures(later)
     few = [f for g in groups if 2 * len(g.ranks) <= len(job.ranks) for f in g.failures]
-    return first_error(job, few, WENT_ON) if job.lost or job.waited else None
+    # What quotes the error of a worker comes after that error.
+    is_late = job.lost or job.waited or any(f.event.has_phrase("wraps") for f in job.consequences)
+    return first_error(job, few, WENT_ON) if is_late else None
 
 
 def own_connection(job: JobFailures) -> Finding | None:

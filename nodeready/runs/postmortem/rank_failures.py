@@ -141,9 +141,10 @@ def once_per_rank(failures: Iterable[RankFailure]) -> list[RankFailure]:
 
     def order(failure: RankFailure) -> tuple[object, ...]:
         event = failure.event
-        is_abort, is_assert = event.source == "mpirun", event.text.startswith(ASSERT)
+        is_assert = event.text.startswith(ASSERT)
         # After a failed assertion on the GPU, the exception has the call; MPI's report of an abort
         # only has the rank.
+        is_abort = event.source == "mpirun" and event.has_phrase("only-ends")
         is_told = event.has_phrase("told-by-another")
         return event.source not in ("", "mpirun"), is_abort, is_assert, is_told, event.line
 

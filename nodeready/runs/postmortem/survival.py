@@ -132,7 +132,7 @@ def _closed(
     noise = {
         id(f) for f in failures
         if f.event.role in (LOST, CONSEQUENCE) or f.event.is_warning
-        or f.event.has_phrase("at-some-point") or _is_stopped(f)
+        or any(map(f.event.has_phrase, ("at-some-point", "at-finalize"))) or _is_stopped(f)
     }  # fmt: skip
     commands = {
         at: 0 if any(s.is_cut or s.is_last for s in file.streams) else file.facts.command_ended
