@@ -272,7 +272,8 @@ def _is_on(lines: Iterable[Line], name: str, default: bool) -> bool:
 def _cmdline(text: str) -> dict[str, str]:
     """The sysctls of a kernel command line (fs/proc/proc_sysctl.c: each dot is a slash)."""
     settings = (
-        re.fullmatch(r"sysctl[./]([^=]*)=(.*)", token, re.S) for token in kernel_arguments(text)
+        re.fullmatch(r"sysctl[./]([^=]*)=(.*)", token.strip('"'), re.S)
+        for token in kernel_arguments(text)
     )
     return {match[1].replace(".", "/"): match[2].strip('"') for match in settings if match}
 

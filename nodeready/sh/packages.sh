@@ -16,7 +16,7 @@ nr_line() {
 
 # nr_locked: fail with the name of the process that holds the lock in nr_out.
 nr_locked() {
-    nr_text=$(nr_line 'Could not get lock' 'transaction lock on' 'locked by' 'System management is locked' 'pid [0-9]' 'lock')
+    nr_text=$(nr_line 'Could not get lock' 'locked by' 'System management is locked' 'pid [0-9]' 'lock')
     nr_pid=$(printf '%s\n' "$nr_out" | sed -nE 's/.*(process|pid|locked by) ([0-9]+).*/\2/p' | head -n 1)
     nr_file=$(printf '%s\n' "$nr_text" | sed -nE 's/.*(Could not get lock|transaction lock on) (\/[^ ]*[^ .]).*/\2/p')
     if [ -z "$nr_pid" ] && [ -n "$nr_file" ]; then
@@ -101,7 +101,8 @@ nr_cause() {
     if [ -z "$nr_text" ]; then nr_text=$(nr_line 'dpkg: error'); fi
     if [ -z "$nr_text" ]; then
         # While a mirror is down, its packages are missing in the index.
-        nr_text=$(nr_line "$nr_unknown" 'nothing provides' 'Problem( [0-9]+)?: ' '^(E:|Error: *[^ ])' '[^[:space:]].*')
+        nr_text=$(nr_line "$nr_unknown" 'nothing provides' 'Problem( [0-9]+)?: ' \
+            '^(E:|Error: *[^ ])' '[^[:space:]].*')
         nr_text=${nr_mirror:+$nr_mirror; then }${nr_text#E: }
     fi
     nr_text=${nr_text:-$nr_manager failed with exit status $nr_rc}
@@ -122,7 +123,8 @@ nr_packages() {
     fi
     if nr_install "$@"; then return; fi
     nr_why=$(nr_cause) nr_missing=$*
-    if [ $# -gt 1 ] && { [ -z "$(nr_line "$nr_network")" ] || [ -n "$(nr_line "$nr_unknown")" ]; }; then
+    if [ $# -gt 1 ] &&
+        { [ -z "$(nr_line "$nr_network")" ] || [ -n "$(nr_line "$nr_unknown")" ]; }; then
         # A missing package, or a mirror that is skipped, must not prevent the other packages.
         nr_why='' nr_missing=''
         for nr_name in "$@"; do
@@ -236,8 +238,8 @@ nr_again() {
             case $nr_done in *" $nr_own "*) break ;; esac
             nr_done="$nr_done$nr_own "
             if ! nr_reinstall "$nr_own"; then nr_fail "not installed again: $nr_own: $(nr_cause)"; fi
-            nr_words=$(nr_line 'Reinstallation of .* is not possible.*' 'Installed package .* not available' \
-                'is not available in your repositories')
+            nr_words=$(nr_line 'Reinstallation of .* is not possible.*' \
+                'Installed package .* not available' 'is not available in your repositories')
         done
         if [ "$nr_program" = - ]; then continue; fi
         if [ ! -s "$nr_program" ]; then
