@@ -7,6 +7,7 @@ those of test_debug_tools.py's stand-ins are held here against the real dnf and 
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,7 +129,7 @@ def test_packages_are_installed_repaired_and_waited_for(node: ToolsNode, manager
     assert re.search(r"/usr/bin/strace is still gone: .*strace.* not available", message), message
 
 
-# --- firewalld.
+# --- Packet filters.
 
 #: A second network, whose only peer is the node with a listener.
 PEER = """
@@ -157,18 +158,38 @@ except OSError:
 DBUS = "dbus-daemon --system --fork"
 
 
-@pytest.mark.parametrize("case", cases(__file__, "data/distributions.json", "firewalld"))
-def test_the_rules_of_firewalld_are_read(node: ToolsNode, case):
-    """No verdict is the opposite of what the kernel does with a connection."""
-    node.run(f"({PEER}) >/dev/null 2>&1 </dev/null")
+def start_firewalld(node: ToolsNode) -> None:
     node.run(f"{DBUS}; firewalld --nopid >/dev/null 2>&1")
     wait_for(lambda: node.run("firewall-cmd --state", check=False).returncode == 0)
-    for words in case["commands"]:
-        node.run(f"firewall-cmd {words}")
+
+
+def check_rules(node: ToolsNode, manager: str, case: dict[str, Any]) -> None:
+    """No verdict is the opposite of what the kernel does with a connection."""
+    node.run(f"({PEER}) >/dev/null 2>&1 </dev/null")
+    for command in case["commands"]:
+        node.run(command)
     result = judged(node, Policy(), "ports")["ports.firewall"]
     assert (result.status, case["words"] in result.actual) == (case["status"], True), result
-    assert "(firewalld)" in result.actual
+    assert f"({manager})" in result.actual
     assert node.run(CONNECT).stdout == case["meets"] + "\n"
+
+
+@pytest.mark.parametrize("case", cases(__file__, "data/distributions.json", "firewalld"))
+def test_the_rules_of_firewalld_are_read(node: ToolsNode, case):
+    start_firewalld(node)
+    check_rules(node, "firewalld", case)
+
+
+@pytest.mark.parametrize("case", cases(__file__, "data/distributions.json", "ufw"))
+def test_the_rules_and_sysctls_of_ufw_are_read(node: ToolsNode, case):
+    node.write("/etc/ufw/sysctl.conf", f"{RANGE.replace('.', '/')}=20000 30000\n")
+    check_rules(node, "ufw", case)
+    boot = next_boot(node)
+    assert node.run(f"sysctl -n {RANGE}").stdout.split() == ["20000", "30000"]
+    assert (boot.source, boot.text("")) == (
+        "/etc/ufw/sysctl.conf:1",
+        ", next boot 20000 30000",
+    )
 
 
 # --- tuned.

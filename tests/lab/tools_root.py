@@ -1,4 +1,4 @@
-"""Nodes with tools of other distributions that Debian has: dnf, zypper, rpm, firewalld, tuned.
+"""Nodes with tools of other distributions that Debian has: dnf, zypper, firewalld, tuned ...
 
 Such a node is a chroot in namespaces of its own, over a tree that mmdebstrap builds once and keeps
 in `~/.cache/nodeready`. Changes are in memory. It has no apt, writes no setting of this machine's
@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -19,8 +20,8 @@ from tests.cases import read_data
 from tests.vm.machine import host, image
 
 PACKAGES = (
-    *("createrepo-c", "dnf", "rpm", "zypper"),
-    *("dbus", "firewalld", "iproute2", "netbase", "nftables", "procps", "tuned"),
+    *"createrepo-c dnf rpm zypper".split(),
+    *"dbus firewalld iproute2 iptables netbase nftables procps tuned ufw".split(),
 )
 #: Runs in the new tree: it becomes one without apt, with a repository of tiny packages.
 FINISH = read_data(__file__, "tools_root_finish.sh")
@@ -28,32 +29,38 @@ FINISH = read_data(__file__, "tools_root_finish.sh")
 START = read_data(__file__, "tools_root_start.sh")
 
 
+def tree() -> Path:
+    """Where the cache has it, or will have it."""
+    recipe = f"{PACKAGES}{FINISH}{host.os_release().get('VERSION_CODENAME')}"
+    return image.cache_dir() / f"tools-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}"
+
+
 def lacking() -> str:
-    """Why this machine cannot build the tree; "": it can."""
+    """Why this machine has no such tree and cannot build it; "": nothing is lacking."""
     if os.geteuid() != 0 or shutil.which("mmdebstrap") is None:
         return "root and mmdebstrap build the tree of tools"
-    known = subprocess.run(
-        ["apt-cache", "show", *PACKAGES], capture_output=True, text=True, check=False
-    )
-    return "" if known.returncode == 0 else f"apt lacks packages: {known.stderr.strip()}"
+    if tree().is_dir():
+        return ""
+    show = ["apt-cache", "show", *PACKAGES]
+    known = subprocess.run(show, capture_output=True, text=True, check=False).stdout
+    missing = {*PACKAGES} - {*re.findall(r"^Package: (\S+)", known, re.M)}
+    return f"apt knows no {' '.join(sorted(missing))} (apt-get update)" if missing else ""
 
 
 def build() -> Path:
-    """The tree, from the cache or built now (about three minutes)."""
-    cache = image.cache_dir()
-    cache.mkdir(parents=True, exist_ok=True)
-    recipe = f"{PACKAGES}{FINISH}{host.os_release()['VERSION_CODENAME']}"
-    tree = cache / f"tools-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}"
-    with (cache / "tools.lock").open("w") as lock:
+    """The tree, from the cache or built now (about a minute)."""
+    built = tree()
+    built.parent.mkdir(parents=True, exist_ok=True)
+    with (built.parent / "tools.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not tree.is_dir():
-            work = Path(tempfile.mkdtemp(prefix=".tools-", dir=cache))
+        if not built.is_dir():
+            work = Path(tempfile.mkdtemp(prefix=".tools-", dir=built.parent))
             try:
                 _bootstrap(work)
-                (work / "root").rename(tree)
+                (work / "root").rename(built)
             finally:
                 host.remove(work)
-    return tree
+    return built
 
 
 def _bootstrap(work: Path) -> None:
