@@ -20,8 +20,8 @@ from tests.cases import read_data
 from tests.vm.machine import host, image
 
 PACKAGES = (
-    *"createrepo-c dnf rpm zypper".split(),
-    *"dbus firewalld iproute2 iptables netbase nftables procps tuned ufw".split(),
+    *("createrepo-c", "dnf", "rpm", "zypper", "dbus", "firewalld", "iproute2", "iptables"),
+    *("netbase", "nftables", "procps", "tuned", "ufw"),
 )
 #: Runs in the new tree: it becomes one without apt, with a repository of tiny packages.
 FINISH = read_data(__file__, "tools_root_finish.sh")
