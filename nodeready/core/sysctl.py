@@ -19,7 +19,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
@@ -77,7 +77,7 @@ def _script(policy: Policy) -> str:
     nr_line=
     {{ read -r nr_line <{CMDLINE}; }} 2>/dev/null
     case $nr_line in *sysctl*) printf 'cmdline=%s\n' "$nr_line" ;; esac
-    # The profiles that tuned applies at boot: each one, and then what it includes.
+    # The profiles that tuned applies at boot, the last first: each one, and then what it includes.
     set --
     nr_names=
     if [ -L /etc/systemd/system/multi-user.target.wants/tuned.service ]; then
@@ -88,32 +88,23 @@ def _script(policy: Policy) -> str:
         if [ -x "$nr_file" ]; then set -- "$@" "$nr_file"; fi
     done
     while [ -n "$nr_names" ] && [ $# -lt 18 ]; do
-        nr_next=
-        for nr_name in $nr_names; do
-            case $nr_name in *[!A-Za-z0-9._-]* | .*) continue ;; esac
-            for nr_file in /etc/tuned/profiles/$nr_name /etc/tuned/$nr_name \
-                /usr/lib/tuned/profiles/$nr_name /usr/lib/tuned/$nr_name; do
-                nr_file=$nr_file/tuned.conf
-                if [ ! -f "$nr_file" ]; then continue; fi
-                printf 'tuned=%s\n' "$nr_file"
-                set -- "$@" "$nr_file"
-                while read -r nr_line; do
-                    case $nr_line in
-                    include=* | include[[:space:]]*=*) nr_next="$nr_next ${{nr_line#*=}}" ;;
-                    esac
-                done 2>/dev/null <"$nr_file"
-                break
-            done
+        nr_name=${{nr_names##*[ ,]}}
+        nr_names=${{nr_names%"$nr_name"}}
+        nr_names=${{nr_names%[ ,]}}
+        case $nr_name in '' | *[!A-Za-z0-9._-]* | .*) continue ;; esac
+        for nr_file in /etc/tuned/profiles/$nr_name /etc/tuned/$nr_name \
+            /usr/lib/tuned/profiles/$nr_name /usr/lib/tuned/$nr_name; do
+            nr_file=$nr_file/tuned.conf
+            if [ ! -f "$nr_file" ]; then continue; fi
+            printf 'tuned=%s\n' "$nr_file"
+            set -- "$@" "$nr_file"
+            while read -r nr_line; do
+                case $nr_line in
+                include=* | include[[:space:]]*=*) nr_names="$nr_names ${{nr_line#*=}}" ;;
+                esac
+            done 2>/dev/null <"$nr_file"
+            break
         done
-        nr_names=
-        while :; do
-            case $nr_next in
-            *,*) nr_names="$nr_names ${{nr_next%%,*}}" nr_next=${{nr_next#*,}} ;;
-            *) break ;;
-            esac
-        done
-        nr_names="$nr_names $nr_next"
-        nr_names=${{nr_names#"${{nr_names%%[! ]*}}"}}
     done
     nr_lines set {globs} {SYSCTL_CONF} {UFW} {_UFW_CONF} "$@"
     """
@@ -281,7 +272,8 @@ def _is_on(lines: Iterable[Line], name: str, default: bool) -> bool:
 def _cmdline(text: str) -> dict[str, str]:
     """The sysctls of a kernel command line (fs/proc/proc_sysctl.c: each dot is a slash)."""
     settings = (
-        re.fullmatch(r"sysctl[./]([^=]*)=(.*)", token, re.S) for token in kernel_arguments(text)
+        re.fullmatch(r"sysctl[./]([^=]*)=(.*)", token.strip('"'), re.S)
+        for token in kernel_arguments(text)
     )
     return {match[1].replace(".", "/"): match[2].strip('"') for match in settings if match}
 
@@ -299,9 +291,11 @@ def parse(output: Output) -> SysctlFiles:
     systemd = "reader=systemd" in text.splitlines()
     profiles = [path for path in output.all("tuned") if path in lines]
     reapply = _is_on(lines.get(_TUNED_CONF, ()), "reapply_sysctl", True)
-    # An included profile is printed after the profile that includes it, and applied before it.
+    # The script prints the profiles in the opposite order. tuned removes quotes around a value.
     tuned = _options(
-        line for path in reversed(profiles) for line in section(lines[path], "sysctl")
+        replace(line, text=re.sub(r'=\s*"(.*)"\s*$', r"=\1", line.text))
+        for path in reversed(profiles)
+        for line in section(lines[path], "sysctl")
     )
     # Unmasked files, in the order in which they are applied.
     order = list(files_by_name(DIRECTORIES, paths).values())

@@ -18,7 +18,7 @@ nr_line() {
 nr_locked() {
     nr_text=$(nr_line 'Could not get lock' 'locked by' 'System management is locked' 'pid [0-9]' 'lock')
     nr_pid=$(printf '%s\n' "$nr_out" | sed -nE 's/.*(process|pid|locked by) ([0-9]+).*/\2/p' | head -n 1)
-    nr_file=$(printf '%s\n' "$nr_text" | sed -nE 's/.*Could not get lock (\/[^ ]*[^ .]).*/\1/p')
+    nr_file=$(printf '%s\n' "$nr_text" | sed -nE 's/.*(Could not get lock|transaction lock on) (\/[^ ]*[^ .]).*/\2/p')
     if [ -z "$nr_pid" ] && [ -n "$nr_file" ]; then
         # Older apt names no process: the kernel's table of locks has it.
         nr_inode=$(stat -Lc %i -- "$nr_file" 2>/dev/null)
@@ -69,8 +69,8 @@ nr_dnf() {
 nr_zypper() {
     nr_code=0
     ZYPP_LOCK_TIMEOUT=$(nr_left) zypper --non-interactive "$@" || nr_code=$?
-    # 100 to 103: done, with a hint (zypper(8), EXIT CODES).
-    case $nr_code in 100 | 101 | 102 | 103) nr_code=0 ;; esac
+    # 100 to 103, 106, 107: done, with a hint (zypper(8), EXIT CODES).
+    case $nr_code in 100 | 101 | 102 | 103 | 106 | 107) nr_code=0 ;; esac
     return "$nr_code"
 }
 nr_install() {
@@ -81,8 +81,8 @@ nr_install() {
     esac
 }
 
-nr_unknown='Unable to locate package|has no installation candidate|Unable to find a match|No match for argument|No package .* available|not found in package names|No provider of'
-nr_network='Failed to fetch|[Cc]url error|curl#|Error message: |Status code: |Cannot download'
+nr_unknown='Unable to locate package|has no installation candidate|Unable to find a match|No match for argument|No package .* available|No provider of'
+nr_network='Failed to fetch|[Cc]url error|curl#|Error message: |Status code: |Cannot download|not found on medium|seems to be corrupted'
 
 # nr_refused: the answer of a mirror that refused a file in nr_out; nothing when all answered.
 nr_refused() {
@@ -101,11 +101,12 @@ nr_cause() {
     if [ -z "$nr_text" ]; then nr_text=$(nr_line 'dpkg: error'); fi
     if [ -z "$nr_text" ]; then
         # While a mirror is down, its packages are missing in the index.
-        nr_text=$(nr_line "$nr_unknown" '^(E:|Error)' '[^[:space:]].*')
+        nr_text=$(nr_line "$nr_unknown" 'nothing provides' 'Problem( [0-9]+)?: ' \
+            '^(E:|Error: *[^ ])' '[^[:space:]].*')
         nr_text=${nr_mirror:+$nr_mirror; then }${nr_text#E: }
     fi
     nr_text=${nr_text:-$nr_manager failed with exit status $nr_rc}
-    printf '%s\n' "$nr_text" | sed -E 's/^[[:space:]-]*((E|W|Error): )?//; s/[[:space:]]+/ /g'
+    printf '%s\n' "$nr_text" | sed -E 's/^[[:space:]-]*((E|W|Error|Problem( [0-9]+)?): )?//; s/[[:space:]]+/ /g'
 }
 
 # nr_packages MANAGER WAIT NAME...: install all packages, or as many as possible, and name the rest.
@@ -122,8 +123,9 @@ nr_packages() {
     fi
     if nr_install "$@"; then return; fi
     nr_why=$(nr_cause) nr_missing=$*
-    if [ $# -gt 1 ] && [ -z "$(nr_line "$nr_network")" ]; then
-        # A missing package must not prevent the other packages.
+    if [ $# -gt 1 ] &&
+        { [ -z "$(nr_line "$nr_network")" ] || [ -n "$(nr_line "$nr_unknown")" ]; }; then
+        # A missing package, or a mirror that is skipped, must not prevent the other packages.
         nr_why='' nr_missing=''
         for nr_name in "$@"; do
             if ! nr_install "$nr_name"; then
@@ -194,7 +196,12 @@ nr_reinstall() {
     case $nr_manager in
     apt-get) nr_try nr_apt --no-install-recommends --no-remove --reinstall install -- "$1" ;;
     zypper) nr_try nr_zypper install --no-recommends --force -- "$1" ;;
-    *) nr_try nr_dnf reinstall -- "$1" || nr_try nr_dnf upgrade -- "$1" ;;
+    *)
+        nr_try nr_dnf reinstall -- "$1" && return
+        nr_first=$nr_out
+        nr_try nr_dnf upgrade -- "$1" || return
+        nr_out=$nr_first
+        ;;
     esac
 }
 
@@ -231,7 +238,8 @@ nr_again() {
             case $nr_done in *" $nr_own "*) break ;; esac
             nr_done="$nr_done$nr_own "
             if ! nr_reinstall "$nr_own"; then nr_fail "not installed again: $nr_own: $(nr_cause)"; fi
-            nr_words=$(nr_line 'Reinstallation of .* is not possible.*' 'not available for reinstall')
+            nr_words=$(nr_line 'Reinstallation of .* is not possible.*' \
+                'Installed package .* not available' 'is not available in your repositories')
         done
         if [ "$nr_program" = - ]; then continue; fi
         if [ ! -s "$nr_program" ]; then

@@ -3,7 +3,9 @@ arguments and words; and the control machine's py-spy.
 """
 
 import json
+import re
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -166,14 +168,15 @@ def test_a_lock_is_waited_for_and_reported_with_its_holder(apt, path):
     assert apt.run("nr-alpha").stdout == "here\n"
 
 
-# What the others do and say, from their sources and manuals: dnf 4 and zypper 1.14.
+# What the others do and say: test_distributions.py holds the rows of dnf 4.14 and zypper 1.14
+# against the real ones; yum's are from its source.
 INSTALLS = 'for x; do :; done; printf "#!/bin/sh\\n" >/usr/bin/$x; chmod 755 /usr/bin/$x'
 CALLS = {
     "dnf": ":-y --setopt=exit_on_lock=1 --setopt=install_weak_deps=0 install -- nr-dnf",
     "yum": ":-y --setopt=exit_on_lock=1 install -- nr-yum",
     "zypper": "30:--non-interactive install --no-recommends -- nr-zypper",
 }
-#: What a manager says, its exit status, and the end of the failure.
+#: What a manager says, its exit status, and the end of the failure; `case` is what made it so.
 FAILURES = json.loads((Path(__file__).parent / "data/package_managers.json").read_text())
 
 
@@ -198,11 +201,12 @@ def test_other_package_managers_are_called_and_read_in_their_own_way(fresh_node,
     assert status(node, policy) == "ok"
     for failure in FAILURES[manager]:
         node.enter(["rm", "-f", "/run/called"])
-        stand_in(f"echo '{failure['says']}' >&2; exit {failure['status']}")
+        stand_in(f"printf '%s\\n' {quote(failure['says'])} >&2; exit {failure['status']}")
         message = refused(node, want("pdsh", wait_s=2))
         assert message.endswith(failure["end"]), message
         if "waited" in failure["end"]:
-            assert "locked by process 1 (" in message
+            names_holder = re.search(r"\b(by|pid) 1\b", failure["says"]) is not None
+            assert ("locked by process 1 (" in message) == names_holder
             assert len(node.read("/run/called").splitlines()) > 1
 
 
