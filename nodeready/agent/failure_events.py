@@ -520,10 +520,23 @@ class FailureReader:
             not stream.mode and not rules.has_needle(text) and not text.startswith(rules.SKIPPED)
         )
         if is_plain or not self._read(stream, text, line):
+            if stream.key == _UNKNOWN and not is_plain and is_handled(text):
+                self._handle(text, stream.last_at)
             stream.add_plain(text, self.number)
         # Parsed only when an event needs it.
         if TIMED.search(moment or text, 0, STAMP_CHARACTERS):
             stream.timed = self.timed = moment or text
+
+    def _handle(self, text: str, line: int) -> None:
+        """A line without a rank says that the errors of ranks right before it, of its kind, are
+        handled. line: the last plain line before it
+        """
+        kind = rules.kind_of_words(text)
+        for stream in self.streams.values() if kind != "exception" else ():
+            if stream.key[1] is not None:
+                self._end_chain(stream)
+                lines = [e.line for e in stream.events[-1:] if e.kind == kind and e.line > line]
+                stream.handled |= dict.fromkeys(lines, stream.plain - 2)
 
     def _continued(self, key: tuple[str, int | None, int | None], text: str) -> _RankStream | None:
         """The stream of a traceback whose first line alone has a prefix, as loggers write it."""
@@ -704,7 +717,10 @@ class FailureReader:
             is_other, text = False, raised
         if _HEADER.match(text) or is_other:
             return False
-        if stream.is_ignored or rules.PHRASES["at-exit"].search(text):
+        path, _, function = [*stream.frames, ("", "", "")][0]
+        is_printed = rules.PRINTED_CALLS.search(f"{path} {function}")
+        is_printed = is_printed and rules.meaning(text).kind == "exception"
+        if stream.is_ignored or is_printed or rules.PHRASES["at-exit"].search(text):
             stream.is_ignored = False
             return True
         has_user_frame = any(not rules.LIBRARY_FILES.search(path) for path, _, _ in stream.frames)

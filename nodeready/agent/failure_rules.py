@@ -122,6 +122,7 @@ LIBRARY_FILES = re.compile(_FAILURES["library_files"])
 LAUNCHER_FILES = re.compile(_FAILURES["launcher_files"])
 BEFORE_RANKS = re.compile(_FAILURES["before_ranks"])
 EXIT_STATUS = re.compile(_FAILURES["exit_status"])
+PRINTED_CALLS = re.compile(_FAILURES["printed_calls"])
 STANDARD_FILES = re.compile(_FAILURES["standard_files"])
 COLLECTIVE_FILES = _FAILURES["collective_files"]
 #: The function of torch.distributed that connects the ranks, and the end of a file of its own.
