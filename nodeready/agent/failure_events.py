@@ -843,7 +843,8 @@ class FailureReader:
             )
             if is_wrapped:
                 first, last = last, first
-                event = first.event
+                local = last.event.local_rank if event is last.event else None
+                event = first.event = replace(first.event, local_rank=local)
             elif last.explains or (
                 not first.is_known and not first.has_user_frame and last.is_known
             ):

@@ -230,6 +230,8 @@ _HEAD = 240
 _FIELDS = tuple(form for form in FORMS if form.is_inside and not form.learned)
 #: A progress bar, after which a prefix may stand on the same line: | 12/100 [00:03<00:20, 4.1it/s]
 _BAR = re.compile(r"[^\[\]]{0,300}\[[\d:?]{4,12}[<,][^\[\]]{1,200}\] ?")
+#: The beginning of one, on which another process writes: 33%|###Memory access fault by GPU
+_TORN_BAR = re.compile(r" *\d{1,3}%\|[^\w\[\]|]{0,200}(?=[A-Z])")
 
 
 def after_bars(line: str) -> str:
@@ -237,7 +239,7 @@ def after_bars(line: str) -> str:
     text = line
     while ("/s" in text or "s/" in text) and (match := _BAR.match(text)):
         text = text[match.end() :]
-    return text
+    return text[match.end() :] if (match := _TORN_BAR.match(text)) else text
 
 
 #: The beginning of a traceback, behind a prefix.
