@@ -718,7 +718,7 @@ class FailureReader:
         if _HEADER.match(text) or is_other:
             return False
         path, _, function = [*stream.frames, ("", "", "")][0]
-        is_printed = rules.PRINTED_CALLS.search(f"{path} {function}")
+        is_printed = rules.PRINTED_CALLS.search(f"{path} {function}") is not None
         is_printed = is_printed and rules.meaning(text).kind == "exception"
         if stream.is_ignored or is_printed or rules.PHRASES["at-exit"].search(text):
             stream.is_ignored = False

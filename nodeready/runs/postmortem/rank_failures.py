@@ -180,7 +180,7 @@ def is_after(failure: RankFailure, failures: Iterable[RankFailure]) -> bool:
     """Whether something else is known to have failed before what a launcher reports."""
     return any(
         f.event.line < failure.event.line if f.file == failure.file
-        else f.rank is not None and f.event.role == FAILED
+        else f.event.role == FAILED
         for f in failures
         if f.event.source not in (LAUNCHERS_OWN, WARNING) and is_final(f) and not f.event.went_on
     )  # fmt: skip
