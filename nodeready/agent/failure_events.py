@@ -243,6 +243,8 @@ class _RankStream:
     #: the traceback that is read is of a warning.
     handled: dict[int, int] = field(default_factory=dict)
     is_warning: bool = False
+    #: Whether that traceback is of what still runs when the program has ended.
+    is_at_exit: bool = False
     #: Whether the line before that traceback says that its error was handled; the lines of such
     #: errors that would end a program otherwise, as that of an import does.
     is_announced: bool = False
@@ -634,6 +636,7 @@ class FailureReader:
         before = self._before(stream)
         is_warning = bool(rules.PHRASES["warns"].search(prefix or before[:_LEVEL]))
         stream.is_announced = is_handled(before)
+        stream.is_at_exit = rules.PHRASES["at-exit"].search(before) is not None
         stream.is_warning = is_warning or stream.is_announced
         stream.is_ignored |= bool(rules.PHRASES["ignores"].search(before))
         # A logger names the rank above a traceback that has no prefix.
@@ -718,7 +721,7 @@ class FailureReader:
         if _HEADER.match(text) or is_other:
             return False
         path, _, function = [*stream.frames, ("", "", "")][0]
-        is_printed = rules.PRINTED_CALLS.search(f"{path} {function}") is not None
+        is_printed = stream.is_at_exit or bool(rules.PRINTED_CALLS.search(f"{path} {function}"))
         is_printed = is_printed and rules.meaning(text).kind == "exception"
         if stream.is_ignored or is_printed or rules.PHRASES["at-exit"].search(text):
             stream.is_ignored = False
