@@ -861,7 +861,9 @@ class FailureReader:
             frames = [item.event.frame for item in chain if item.has_user_frame]
             event = replace(event, frame=next(iter(frames), event.frame))
             kinds = [item.event.kind for item in chain if item.event.role == event.role]
-            kind = next((kind for kind in kinds if kind != "exception"), event.kind)
+            # What has timed out became an error of a connection.
+            known = sorted((k for k in kinds if k != "exception"), key="timeout".__eq__)
+            kind = next(iter(known), event.kind)
             event = replace(
                 event, text=text, kind=kind if event.role == rules.FAILED else event.kind
             )
