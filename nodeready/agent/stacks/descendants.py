@@ -377,16 +377,18 @@ def set_work(
     if target.work:
         return
     parents = {child.pid: child.rank.process.parent for child in target.descendants}
-    awaited = {call.child, *call.holders} if call else set()
+    ended = {call.child} if call else set()
+    awaited = {*ended, *call.holders} if call else set()
     for child in target.descendants:
         used_s, process = child.cpu_s[-1] - child.cpu_s[0], child.rank.process
         if used_s < max(_MIN_CPU_S, _MIN_CPU_SHARE * seconds):
             continue
-        is_awaited = not awaited.isdisjoint((child.pid, *_ancestors(child.pid, parents)))
-        # A loader's worker that hangs polls its pipes.
-        is_awaited &= not process.python
+        # A loader's worker that hangs polls its pipes: of Python's, only one whose end is awaited.
+        of_interest = ended if process.python else awaited
+        is_awaited = not of_interest.isdisjoint((child.pid, *_ancestors(child.pid, parents)))
+        transfers = _writes if process.python else _transfers
         if kind(process) == COMPILER or (
-            is_awaited and probe_each(_transfers, [child.pid], deadline).get(child.pid) is True
+            is_awaited and probe_each(transfers, [child.pid], deadline).get(child.pid) is True
         ):
             target.work = f"its {process.name} used {used_s:.1f} s of CPU in {seconds:.0f} s"
 
@@ -396,6 +398,14 @@ def _transfers(pid: int) -> bool:
     first = contents(f"/proc/{pid}/io")
     time.sleep(_TRANSFER_S)
     return contents(f"/proc/{pid}/io") != first != ""
+
+
+def _writes(pid: int) -> bool:
+    """Whether a process writes data now; for a fork."""
+    first = processes.read_and_written(contents(f"/proc/{pid}/io"), "wchar")
+    time.sleep(_TRANSFER_S)
+    last = processes.read_and_written(contents(f"/proc/{pid}/io"), "wchar")
+    return first is not None and last is not None and last - first >= _MIN_BYTES_PER_CALL
 
 
 def dump_order(targets: Sequence[StackTarget]) -> list[StackTarget]:

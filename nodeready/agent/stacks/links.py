@@ -293,7 +293,11 @@ class _NodeEnds:
             if peer_pid is None:
                 if self._is_remote(pid, peer):
                     peers[f"{peer} {address}"] = None
-            elif peer_pid == pid or self.target_by_pid[peer_pid] is not self.target_by_pid[pid]:
+            elif (
+                self.target_by_pid[peer_pid] is not self.target_by_pid[pid]
+                # Its forked children have this end, too.
+                or (peer, address) in map(tuple, self.process_ends[pid].sockets)
+            ):
                 peers[f"pid {self.target_by_pid[peer_pid].pid}"] = None
         return list(peers)
 

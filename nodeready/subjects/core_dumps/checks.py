@@ -101,6 +101,9 @@ def _rule_files(observed: CoreDumps, policy: Policy) -> tuple[str, ...]:
     return () if is_right else (_TMPFILES,)
 
 
+_NOBODY = 65534
+
+
 @check("core_dumps.directory", hides_cause("deploy", "configure"), settings=_SETTINGS,
        fixed_by="core_dumps.directory", writes=_rule_files, fix=(
     "remove PATH",
@@ -108,6 +111,7 @@ def _rule_files(observed: CoreDumps, policy: Policy) -> tuple[str, ...]:
     "make PATH writable (mount -o remount,rw; chattr -i), or another core_pattern",
     "chmod o+x PATH",
     "chmod 1777 PATH, as its owner",
+    "chown root PATH",
 ))  # fmt: skip
 def directory(observed: CoreDumps, policy: Policy) -> Result:
     """The core directory exists and every user may write to it, but not remove others' files.
@@ -116,7 +120,8 @@ def directory(observed: CoreDumps, policy: Policy) -> Result:
     where the job's user cannot write to it, there is no core and no message (core(5)). So all
     users must be able to enter it (x on every parent), and its file system must be writable. Mode
     1733, in which users cannot list the cores, works as well. Without the sticky bit users can
-    remove each other's cores: a warning. Access lists and quotas are not checked.
+    remove each other's cores, and the directory's owner always can: a warning. Access lists and
+    quotas are not checked.
     """
     path = core_directory(policy)
     expected = f"{path} with mode 1777"
@@ -144,6 +149,10 @@ def directory(observed: CoreDumps, policy: Policy) -> Result:
         return directory.fixable(
             actual, path, status="warn" if only_sticky else "fail", expected=expected
         )
+    # NFS shows root, whom it does not trust, as nobody.
+    if observed.directory_owner not in (0, _NOBODY):
+        actual = f"{actual}, of uid {observed.directory_owner}, who can remove all cores"
+        return directory.warn(actual, path, f"chown root {quote(path)}", expected=expected)
     return directory.ok(actual, path, expected=expected)
 
 
