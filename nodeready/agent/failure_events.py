@@ -862,8 +862,8 @@ class FailureReader:
             event = replace(event, frame=next(iter(frames), event.frame))
             kinds = [item.event.kind for item in chain if item.event.role == event.role]
             # What has timed out became an error of a connection.
-            known = sorted((k for k in kinds if k != "exception"), key="timeout".__eq__)
-            kind = next(iter(known), event.kind)
+            kinds = [kind for kind in kinds if kind != "exception"]
+            kind = min(kinds, key="timeout".__eq__, default=event.kind)
             event = replace(
                 event, text=text, kind=kind if event.role == rules.FAILED else event.kind
             )
