@@ -50,10 +50,12 @@ def ends(process: TracedProcess, thread: str) -> LinkEnds | None:
     if not rows and not far:
         return None
     direct = [text for name, text in rows if name == thread]
-    if (own := f"pid {process.pid}") in direct:
+    own = f"pid {process.pid}"
+    if set(direct) == {own}:
         # A thread of its own serves it and its peers, and waits for those that have not asked.
         others = (text for name, text in rows if name not in (thread, DESCENDANTS, WHOLE_PROCESS))
-        direct = [_UNCERTAIN + text for text in dict.fromkeys(others) if text != own]
+        direct = [_UNCERTAIN + text for text in dict.fromkeys(others)]
+    direct = [text for text in direct if not text.endswith(own)]
     return LinkEnds(
         tuple(direct),
         tuple(text for name, text in rows if name == DESCENDANTS),

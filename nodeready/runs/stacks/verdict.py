@@ -332,10 +332,7 @@ def idle(job: HungJob) -> HangFinding | None:
     first = job.groups[unknown[0]]
     held = f" ({causes.awaited_object(first)})" if causes.awaited_object(first) else ""
     words = {"who": job.name(unknown), "action": first.hint.partition(":")[0] + held}
-    # A connection to it shows that it has clients, which its threads should serve.
-    has_clients = any(job.groups[at].activity == "rank" for at in job.victims)
-    suspects = job.suspects_of(unknown) if has_clients else ()
-    return HangFinding(words, suspects, number=max(1, len(first.ranks)))
+    return HangFinding(words, number=max(1, len(first.ranks)))
 
 
 def unclear_part(job: HungJob) -> HangFinding | None:

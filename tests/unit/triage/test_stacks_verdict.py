@@ -308,7 +308,6 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("a server without a client", job({0: process(0, ACCEPT, ACCEPT, waits_on="accept of connections to 0.0.0.0:80")}), "unclear", (), ("rank 0 (gpu1) is idle", "(accept of connections to 0.0.0.0:80)", "7 ranks wait for it"), ()),
     ("... whose thread takes its clients", job({0: process(0, QUEUE, QUEUE, threads_at={"t": f"{THREAD} > take net.py 3 > accept socket.py 294"}, waits_on="futex")}), "unclear", (), ("is idle",), ("futex",)),
     ("... and another rank is elsewhere", job({0: process(0, ACCEPT, ACCEPT), 3: (READS, READS)}), "storage", (3,), ("rank 3", "6 ranks wait"), ()),
-    ("... and its clients wait for its reply", job({**of_rank_0(), 0: first(ACCEPT)}), "unclear", (0,), ("rank 0 (gpu1) is idle",), ()),
     ("... of which another rank is the client", job({**of_rank_0(), 0: first(ACCEPT), 3: (READS, READS)}), "storage", (3,), ("rank 3",), ()),
     ("servers without clients", job(usual=(ACCEPT, ACCEPT)), "unclear", (), ("ranks 0-7", "are idle"), ()),
     ("a loop of asyncio without a client", job({0: process(0, ASYNCIO, ASYNCIO, waits_on="epoll of a socket of this machine, connections to [::]:80")}), "unclear", (), ("is idle",), ()),
