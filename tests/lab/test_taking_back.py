@@ -31,10 +31,11 @@ SETTINGS = {
     "pdshrc_users": ("ml",),
     "core_pattern": "/var/crash/new/core.%e.%P.%h.%t",
 }
-#: Owner, mode and content of what a deploy may touch, and the kernel's values. The backups of
-#: /etc/passwd and the like are those of the machine below the node, whose users other tests add.
+#: Owner, mode and content of what a deploy may touch, and the kernel's values. The locks and backups
+#: of /etc/passwd and the like are those of the machine below, whose users other tests add.
 STATE = r"""
-cd / && find etc usr/local var/lib var/crash home -printf '%p %U:%G %m %l\n' 2>/dev/null | sort
+cd / && find etc usr/local var/lib var/crash home ! -path 'etc/*.lock' ! -path 'etc/*-' \
+    -printf '%p %U:%G %m %l\n' 2>/dev/null | sort
 find etc usr/local var/lib home -type f ! -name '*.lock' ! -path 'etc/*-' -exec sha256sum {} + |
     sort -k 2
 sysctl -n kernel.yama.ptrace_scope kernel.core_pattern
