@@ -31,8 +31,8 @@ SETTINGS = {
     "pdshrc_users": ("ml",),
     "core_pattern": "/var/crash/new/core.%e.%P.%h.%t",
 }
-#: Owner, mode and content of what a deploy may touch, and the kernel's values. The locks and backups
-#: of /etc/passwd and the like are those of the machine below, whose users other tests add.
+#: Owner, mode and content of what a deploy may touch, and the kernel's values. The locks and
+#: backups of /etc/passwd and the like are of the machine below, whose users other tests add.
 STATE = r"""
 cd / && find etc usr/local var/lib var/crash home ! -path 'etc/*.lock' ! -path 'etc/*-' \
     -printf '%p %U:%G %m %l\n' 2>/dev/null | sort
