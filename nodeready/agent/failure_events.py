@@ -322,7 +322,8 @@ class _RankStream:
     def words_before(self, line: int) -> str:
         """The first of the words of an error that stand right before a line of the file; ""."""
         rows = (text for number, text in reversed(self.recent) if number < line and _shape(text))
-        return [*takewhile(complaint, rows), ""][-2:][0].strip()
+        complaints = list(takewhile(complaint, rows))
+        return complaints[-1].strip() if complaints else ""
 
     def last_block(self) -> str:
         """What a program says where its progress ends, before it ends itself; ""."""
@@ -720,7 +721,7 @@ class FailureReader:
             is_other, text = False, raised
         if _HEADER.match(text) or is_other:
             return False
-        path, _, function = [*stream.frames, ("", "", "")][0]
+        path, _, function = stream.frames[0] if stream.frames else ("", "", "")
         is_printed = stream.is_at_exit or bool(rules.PRINTED_CALLS.search(f"{path} {function}"))
         is_printed = is_printed and rules.meaning(text).kind == "exception"
         if stream.is_ignored or is_printed or rules.PHRASES["at-exit"].search(text):
@@ -810,7 +811,7 @@ class FailureReader:
         causes = [match[match.lastindex or 0] for match in matches]
         if causes and (not last.is_known or last.event.role == rules.CONSEQUENCE):
             text_meaning = rules.meaning(causes[-1])
-            text = message = _then(causes[-1], last.event.text)
+            text = message = _cause_and_effect(causes[-1], last.event.text)
             last.event = replace(
                 last.event, role=text_meaning.role, kind=text_meaning.kind, text=text
             )
@@ -857,13 +858,14 @@ class FailureReader:
                 event = next(signals, last).event
             text = event.text
             if last.event.text != text and event is first.event:
-                text = _then(text, last.event.text)
+                text = _cause_and_effect(text, last.event.text)
             frames = [item.event.frame for item in chain if item.has_user_frame]
             event = replace(event, frame=next(iter(frames), event.frame))
             kinds = [item.event.kind for item in chain if item.event.role == event.role]
             # What has timed out became an error of a connection.
             kinds = [kind for kind in kinds if kind != "exception"]
-            kind = min(kinds, key="timeout".__eq__, default=event.kind)
+            kind = next((kind for kind in kinds if kind != "timeout"), "")
+            kind = kind or next(iter(kinds), event.kind)
             event = replace(
                 event, text=text, kind=kind if event.role == rules.FAILED else event.kind
             )
@@ -975,7 +977,7 @@ class FailureReader:
         is_own = row.aborts and text_meaning.role != rules.LOST
         last_words = self._last_words(stream, ranks) if is_own else ""
         if last_words:
-            words, complained = _then(last_words, words), rules.meaning(last_words)
+            words, complained = _cause_and_effect(last_words, words), rules.meaning(last_words)
             role, kind = complained.role, complained.kind
         code = rules.code_of(groups)
         if row.role == rules.REPORT and not code:
@@ -1044,11 +1046,11 @@ class FailureReader:
         is_vague = is_vague and not any(map(event.has_phrase, ("system", "of-the-program")))
         if is_vague and (cause := stream.cause(event.line)):
             means = rules.meaning(cause)
-            text = _then(cause, event.text)
+            text = _cause_and_effect(cause, event.text)
             event = replace(event, text=text, role=means.role, kind=means.kind)
         elif event.source == LAUNCHERS_OWN and (words := stream.words_before(event.line)):
-            # The command has said itself why it failed.
-            text = _then(words, event.text)
+            # The words of the command tell why it failed.
+            text = _cause_and_effect(words, event.text)
             event = replace(event, text=text, kind=rules.meaning(words).kind)
         if len(event.ranks) > self.room:
             event = replace(event, ranks=())
@@ -1105,21 +1107,18 @@ class FailureReader:
             if complaint(text) or any(rules.PHRASES[name].search(text) for name in names)
         ), default=0)  # fmt: skip
 
-    def _last_work(self, end: int) -> int:
-        """The last line that is of a step; 0: none of the last ones is. end: the last line"""
-        rows = self._last_lines(end)
-        counts = _counts(rows)
-        return max((at for at, text in rows if _is_work(text, counts)), default=0)
-
-    def _without_work(self, end: int) -> range:
-        """The lines after all that are of steps or tell that a failure was handled, of the last
-        ones, to the first that says that the job has ended well.
+    def _last_work(self, end: int) -> tuple[int, range]:
+        """The last line that is of a step, 0 if none of the last ones is; and the lines after all
+        that are of steps or tell that a failure was handled, to the first that says that the job
+        has ended well. end: the last line
         """
         rows = self._last_lines(end)
         counts = _counts(rows)
-        works = (at for at, text in rows if _is_work(text, counts) or is_handled(text))
-        first = max(works, default=rows[0][0] if rows else 0)
-        return range(first + 1, next((at for at, text in rows if ends_well(text)), end + 1))
+        work_at = [at for at, text in rows if _is_work(text, counts)]
+        handled_at = [at for at, text in rows if is_handled(text)]
+        first = max((*work_at, *handled_at), default=rows[0][0] if rows else 0)
+        last = next((at for at, text in rows if ends_well(text)), end + 1)
+        return max(work_at, default=0), range(first + 1, last)
 
     def failures(self) -> FileFailures:
         """What the lines so far report."""
@@ -1151,8 +1150,8 @@ class FailureReader:
         last_step_at = max(last_steps, default=0)
         end_at = max((s.last_at for s in self.streams.values()), default=0)
         last_complaints = self._last_complaints(end_at)
-        closing_at, without_work = self._closing(end_at), self._without_work(end_at)
-        last_work_at = self._last_work(end_at)
+        closing_at = self._closing(end_at)
+        last_work_at, without_work = self._last_work(end_at)
         rows = (row for stream in self.streams.values() for row in stream.tail)
         again = rules.PHRASES["starts-again"]
         again_at = max((number for number, text in rows if again.search(text)), default=0)
@@ -1276,10 +1275,10 @@ def _without_prefix(stream: _RankStream, text: str) -> str:
     return text if stream.mode == "details" and last != stream.last_prefix else text[match.end() :]
 
 
-def _then(text: str, effect: str) -> str:
-    """The text of an error, and what it became."""
-    effect = excerpt(effect, max(100, MAX_TEXT - len(text) - len("; then ")))
-    return f"{excerpt(text, MAX_TEXT - len(effect) - len('; then '))}; then {effect}"
+def _cause_and_effect(cause: str, effect: str) -> str:
+    """The text of an error, and of that which it became; a long cause keeps the most room."""
+    effect = excerpt(effect, max(100, MAX_TEXT - len(cause) - len("; then ")))
+    return f"{excerpt(cause, MAX_TEXT - len(effect) - len('; then '))}; then {effect}"
 
 
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")

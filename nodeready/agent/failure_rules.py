@@ -39,7 +39,7 @@ SIGNAL_NAMES = {
     9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM",
     15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ",
 }  # fmt: skip
-#: The signals by which a process is stopped that is not needed any more.
+#: The signals from outside that ask a process, or a job, to end.
 STOPS = 1, 2, 15
 _OUT_OF_MEMORY = "Out Of Memory"
 _SIGNAL_WORDS = {

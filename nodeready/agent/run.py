@@ -631,8 +631,8 @@ _SYNC_AMD = {"HIP_LAUNCH_BLOCKING": "1", "AMD_SERIALIZE_KERNEL": "3"}
 
 
 def torch_versions(torch: str) -> dict[str, str]:
-    """The versions of a PyTorch (``__version__``), of what it was built for (``cuda``, ``hip``),
-    and of the package of NCCL beside it (``nccl``), as far as they are known.
+    """The versions of a PyTorch (``__version__``), of the CUDA or ROCm of its build (``cuda``,
+    ``hip``), and of the package of NCCL in the same directory (``nccl``), as far as known.
 
     torch: the directory of the package; "": not found
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from nodeready.core.outcome import NodeGap
@@ -114,7 +113,7 @@ def process(rank: Rank) -> str:
 
 def call_texts(group: Group) -> list[str]:
     """The system calls of a group, a line each: ``49,210/s  read  pipe of pid 55  rank 3``."""
-    return list(map(partial(_call, group), group.system_calls))
+    return [_call(group, row) for row in group.system_calls]
 
 
 def _call(group: Group, row: SystemCall) -> str:

@@ -377,15 +377,15 @@ def set_work(
     if target.work:
         return
     parents = {child.pid: child.rank.process.parent for child in target.descendants}
-    ended = {call.child} if call else set()
-    awaited = {*ended, *call.holders} if call else set()
+    child_pids = {call.child} if call else set()
+    awaited_pids = {*child_pids, *call.holders} if call else set()
     for child in target.descendants:
         used_s, process = child.cpu_s[-1] - child.cpu_s[0], child.rank.process
         if used_s < max(_MIN_CPU_S, _MIN_CPU_SHARE * seconds):
             continue
         # A loader's worker that hangs polls its pipes: of Python's, only one whose end is awaited.
-        of_interest = ended if process.python else awaited
-        is_awaited = not of_interest.isdisjoint((child.pid, *_ancestors(child.pid, parents)))
+        pids = child_pids if process.python else awaited_pids
+        is_awaited = not pids.isdisjoint((child.pid, *_ancestors(child.pid, parents)))
         transfers = _writes if process.python else _transfers
         if kind(process) == COMPILER or (
             is_awaited and probe_each(transfers, [child.pid], deadline).get(child.pid) is True
@@ -393,18 +393,22 @@ def set_work(
             target.work = f"its {process.name} used {used_s:.1f} s of CPU in {seconds:.0f} s"
 
 
-def _transfers(pid: int) -> bool:
-    """Whether a process reads or writes now; for a fork."""
+def _io_looks(pid: int) -> tuple[str, str]:
+    """The counters of what a process reads and writes, at two moments; "": it has ended."""
     first = contents(f"/proc/{pid}/io")
     time.sleep(_TRANSFER_S)
-    return contents(f"/proc/{pid}/io") != first != ""
+    return first, contents(f"/proc/{pid}/io")
+
+
+def _transfers(pid: int) -> bool:
+    """Whether a process reads or writes now; for a fork."""
+    first, last = _io_looks(pid)
+    return last != first != ""
 
 
 def _writes(pid: int) -> bool:
     """Whether a process writes data now; for a fork."""
-    first = processes.read_and_written(contents(f"/proc/{pid}/io"), "wchar")
-    time.sleep(_TRANSFER_S)
-    last = processes.read_and_written(contents(f"/proc/{pid}/io"), "wchar")
+    first, last = (processes.read_and_written(io, "wchar") for io in _io_looks(pid))
     return first is not None and last is not None and last - first >= _MIN_BYTES_PER_CALL
 
 

@@ -21,6 +21,7 @@ from nodeready.agent.failure_rules import (
     PHRASES,
     REPORT,
     SIGNAL_NAMES,
+    STOPS,
     WAITED,
     kind_of_code,
     meaning,
@@ -95,8 +96,8 @@ _TASK = re.compile(r"/step_\S*?/task_(\d{1,6})")
 #: The words of an error about a worker of a data loader, and its process.
 _KILLED_WORKER = "is killed by signal: Killed"
 _WORKER = re.compile(r"DataLoader (?:worker|process) \(pid(?:\(s\))? (\d{1,10})")
-#: The signals that end a job from outside; the words of one in an exception of torchrun.
-_OUTSIDE, _SIGNAL = (1, 2, 15), re.compile(r"got signal: (\d{1,2})\b")
+#: The words of a signal from outside in an exception of torchrun.
+_SIGNAL = re.compile(r"got signal: (\d{1,2})\b")
 #: Seconds by which the ends that two launchers see may be in another order: torchrun reports whole
 #: seconds, and looks every 0.1 s.
 _SEEN_S = 1.1
@@ -247,7 +248,7 @@ def killed(job: JobFailures) -> Finding | None:
         is_ended = failure.rank in excused or (failure.node, failure.event.pid) in agent_pids
         # A signal that torchrun did not send came from outside.
         is_torchrun = failure.event.source.startswith("torchrun") and bool(agent_pids)
-        is_ended |= (number in _OUTSIDE and not is_torchrun) or _ended_itself(job, failure)
+        is_ended |= (number in STOPS and not is_torchrun) or _ended_itself(job, failure)
         is_ended |= not number and (
             unknown[failure.file] >= reported[failure.file] or _is_launcher(job, failure)
         )
@@ -311,7 +312,7 @@ def killed(job: JobFailures) -> Finding | None:
         if not pids.isdisjoint([(fault.node, fault.pid), ("", fault.pid)])
         and not ((xid := _XID.match(fault.text)) and xid[1] == _CLEANUP)
     ]  # fmt: skip
-    if faults and number not in (*_OUTSIDE, signal.SIGKILL):
+    if faults and number not in (*STOPS, signal.SIGKILL):
         on_gpu = _of_kernel(job, faults, faults)
         return on_gpu and replace(
             on_gpu, ranks=ranks, nodes=nodes | {*on_gpu.nodes}, for_=[*on_gpu.for_, *evidence],
@@ -460,7 +461,7 @@ def ended(job: JobFailures) -> Finding | None:
         words = {"signal": name, "quoted": quoted[0] if quoted else ""}
         return Finding(for_=lines_of(launchers) + lines, sentence=sentence, words=words)
     own_ends = [f for f in job.ended if f.event.source in ("", "error-file", "shell")]
-    failures = own_ends or [f for f in job.reports if signal_of(f.event.code) in _OUTSIDE]
+    failures = own_ends or [f for f in job.reports if signal_of(f.event.code) in STOPS]
     # srun ends the other ranks when one has ended.
     by_srun = [f for f in failures if f.event.source == "srun" and not own_ends]
     is_sent = bool(by_srun) and any(

@@ -83,7 +83,7 @@ def not_launched(job: JobFailures) -> Finding | None:
     kinds = {errors[0].event.kind, meaning(words["error"]).kind}
     kind = "network" if kinds & {"network", "timeout"} else "storage" if "storage" in kinds else ""
     finding = Finding(for_=lines_of(errors), failures=errors[:1], words=words, kind=kind)
-    # srun kills the others when the container of a rank does not start.
+    # srun kills all further tasks when the container of one rank does not start.
     tasks = [f for f in job.reports if f.event.source == "srun"]
     failed = [f for f in tasks if f.event.code > 0]
     if not failed or len(failed) == len(tasks):

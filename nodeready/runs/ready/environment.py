@@ -228,9 +228,7 @@ def run(inventory: str, options: EnvOptions, tell: Tell) -> job_env.Environment 
         if (options.debug or options.sync_cuda) and snapshots:
             installed = _installed(nodes, [*snapshots], options.python, tell)
             variables += debug_variables(
-                *(installed, options.directory),
-                debug=options.debug,
-                sync_cuda=options.sync_cuda,
+                installed, options.directory, debug=options.debug, sync_cuda=options.sync_cuda
             )
         gaps = gaps_of(outcomes)
         keep_gaps(nodes, tell, gaps)

@@ -175,7 +175,7 @@ class _RdmaRing:
             self.channels.for_each(measure, [source for source, _ in pairs])
 
     def _measure(self, source: str, target: str) -> None:
-        """Measure each port that both have, one after the other."""
+        """Measure each port that both have, in turn."""
         channels, begin = self.channels, self.started[target]
         target_gbps = {link.port: _gbps(link) for link in begin.links}
         for link in self.started[source].links:

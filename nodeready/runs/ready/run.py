@@ -46,6 +46,7 @@ from nodeready.subjects.proof.facts import (
     Proved,
     ProvedCollective,
     ProvedHistory,
+    RdmaBandwidth,
 )
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.snapshot import Snapshot
@@ -153,8 +154,9 @@ def prove(
     # After the snapshot, which would show the tests as a job's load. The collective comes after
     # all other proofs, which would slow it down and use the same ports.
     tested = _active_tests(task, _reached(task, results))
-    tested = _with_rdma(task, _reached(task, results), tested)
-    return _with_proofs(task, results, meshes, _collectives(task, results), tested)
+    measured = _rdma(task, _reached(task, results))
+    collectives = _collectives(task, results)
+    return _with_proofs(task, results, meshes, collectives, tested, measured=measured)
 
 
 def _round(
@@ -213,20 +215,12 @@ def _test_node(task: ReadyTask, name: str) -> Conversation[Proved]:
     return proof.read(answer.stdout, config)
 
 
-def _with_rdma(
-    task: ReadyTask, names: Sequence[str], tested: Mapping[str, Proved]
-) -> Mapping[str, Proved]:
-    """The nodes' tests, with the bandwidth between their RDMA ports."""
+def _rdma(task: ReadyTask, names: Sequence[str]) -> Mapping[str, RdmaBandwidth | Unknown]:
+    """Node -> the bandwidth between its RDMA ports and those of its neighbours."""
     if not task.proofs.rdma or task.transport.interrupted:
-        return tested
+        return {}
     ports = {name: task.policies[name].port_range for name in names}
-    measured = run_rdma(task.transport, ports, task.deadline - _MARGIN_S / 2)
-    late: Any = Unknown(proof.UNFINISHED)
-    other = Proved(late, **dict.fromkeys(task.proofs.active, late))
-    return {
-        name: replace(tested.get(name, other), rdma_bandwidth=result)
-        for name, result in measured.items()
-    }
+    return run_rdma(task.transport, ports, task.deadline - _MARGIN_S / 2)
 
 
 def _snapshots(task: ReadyTask, results: Mapping[Key, Outcome[Any]]) -> list[Outcome[Snapshot]]:
@@ -288,6 +282,8 @@ def _with_proofs(
     meshes: Mapping[str, Mesh | Unknown],
     collectives: Mapping[str, ProvedCollective],
     tested: Mapping[str, Proved] = MappingProxyType({}),
+    *,
+    measured: Mapping[str, RdmaBandwidth | Unknown] = MappingProxyType({}),
 ) -> list[Outcome[Snapshot]]:
     """The snapshots, each with the subject "proof": the node's proofs, and the proofs between the
     nodes.
@@ -319,12 +315,10 @@ def _with_proofs(
             proved = replace(proved, mesh=meshes.get(name, late))
         if task.proofs.collective:
             proved = replace(proved, collective=collectives.get(name, late))
-        wanted = (*task.proofs.active, *((RDMA,) if task.proofs.rdma else ()))
-        active = tested.get(name) or Proved(late, **dict.fromkeys(wanted, late))
-        proved = replace(
-            proved, bandwidth=active.bandwidth, diagnostic=active.diagnostic,
-            rdma_bandwidth=active.rdma_bandwidth,
-        )  # fmt: skip
+        if task.proofs.rdma:
+            proved = replace(proved, rdma_bandwidth=measured.get(name, late))
+        active = tested.get(name) or Proved(late, **dict.fromkeys(task.proofs.active, late))
+        proved = replace(proved, bandwidth=active.bandwidth, diagnostic=active.diagnostic)
         if task.proofs.history and task.histories is not None:
             proved = replace(proved, history=task.histories.get(name))
         subjects = {**outcome.value.subjects, "proof": proved}

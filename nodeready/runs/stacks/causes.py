@@ -89,7 +89,7 @@ def left_lock(group: Group) -> str:
 
 
 def opens_pipe(group: Group) -> bool:
-    """Whether all ranks of a group open a named pipe whose other end nobody has opened
+    """Whether all ranks of a group open a named pipe whose other end is not open
     (wait_for_partner of Linux fs/pipe.c).
     """
     return bool(group.states) and all("wait_for_partner" in state for state in group.states)

@@ -50,12 +50,12 @@ def ends(process: TracedProcess, thread: str) -> LinkEnds | None:
     if not rows and not far:
         return None
     direct = [text for name, text in rows if name == thread]
-    own = f"pid {process.pid}"
-    if set(direct) == {own}:
-        # A thread of its own serves it and its peers, and waits for those that have not asked.
-        others = (text for name, text in rows if name not in (thread, DESCENDANTS, WHOLE_PROCESS))
-        direct = [_UNCERTAIN + text for text in dict.fromkeys(others)]
-    direct = [text for text in direct if not text.endswith(own)]
+    itself = f"pid {process.pid}"
+    if set(direct) == {itself}:
+        # Another thread of the process serves it and its peers, and waits for their requests.
+        clients = (text for name, text in rows if name not in (thread, DESCENDANTS, WHOLE_PROCESS))
+        direct = [_UNCERTAIN + text for text in dict.fromkeys(clients)]
+    direct = [text for text in direct if not text.endswith(itself)]
     return LinkEnds(
         tuple(direct),
         tuple(text for name, text in rows if name == DESCENDANTS),

@@ -267,7 +267,7 @@ def stands(job: HungJob) -> HangFinding | None:
         words |= {"at": causes.called(first), "waits": job.waits}
         return HangFinding(words, suspects, sentence=_MOVES)
     if suspects[1:] and all(causes.opens_pipe(job.groups[at]) for at in job.suspects):
-        # Nobody knows who should open the other ends.
+        # The kernel does not tell which process should open these pipes.
         words |= {"waits": job.waits, "advice": "nobody has opened the other ends of these pipes"}
         return HangFinding(words, suspects, leads=leads)
     return HangFinding(words, suspects, kind=cause.kind, leads=leads)
@@ -300,16 +300,22 @@ def nobody_waits(job: HungJob, indexes: Sequence[int]) -> HangFinding:
         words["count"] = str(len(groups))
         sentence = "{count} groups, and no stack is known to wait for another rank"
         suspects = [] if cause.kind == "late" else suspects
-        still = [at for at in indexes if job.groups[at].verdict == "blocked"]
-        polls = [g.activity == "sleep" for g in groups if g.verdict == "unsure"]
-        if len(still) == 1 and all(polls) and len(polls) == len(groups) - 1:
-            cause = causes.cause_of(job.groups[still[0]])
-            words |= {"who": job.name(still), "action": cause.action, "advice": cause.advice}
+        if blocked := _blocked_among_pollers(job, indexes):
+            cause = causes.cause_of(job.groups[blocked[0]])
+            words |= {"who": job.name(blocked), "action": cause.action, "advice": cause.advice}
             sentence = "{who}: {action}; the others poll, maybe for what it should do: {advice}"
-            suspects = job.suspects_of(still)
+            suspects = job.suspects_of(blocked)
     is_certain = is_one_kind and (first.kind != "stack" or cause.kind in ("loader", "storage"))
     kind, missing = (cause.kind, ()) if is_certain and suspects else ("unclear", _LOGS)
     return HangFinding(words, suspects, 1, kind, sentence, missing)
+
+
+def _blocked_among_pollers(job: HungJob, indexes: Sequence[int]) -> list[int]:
+    """The only group that is blocked, where all further ones sleep and look again; [] if none."""
+    blocked = [at for at in indexes if job.groups[at].verdict == "blocked"]
+    further = [job.groups[at] for at in indexes if at not in blocked]
+    polls = all(group.verdict == "unsure" and group.activity == "sleep" for group in further)
+    return blocked if len(blocked) == 1 and polls else []
 
 
 def may_wait_too(job: HungJob) -> HangFinding | None:

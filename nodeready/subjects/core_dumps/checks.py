@@ -101,6 +101,7 @@ def _rule_files(observed: CoreDumps, policy: Policy) -> tuple[str, ...]:
     return () if is_right else (_TMPFILES,)
 
 
+#: The uid that the kernel shows for a user whom it cannot map (fs.overflowuid).
 _NOBODY = 65534
 
 
@@ -149,7 +150,7 @@ def directory(observed: CoreDumps, policy: Policy) -> Result:
         return directory.fixable(
             actual, path, status="warn" if only_sticky else "fail", expected=expected
         )
-    # NFS shows root, whom it does not trust, as nobody.
+    # A server of NFS that squashes root shows it so.
     if observed.directory_owner not in (0, _NOBODY):
         actual = f"{actual}, of uid {observed.directory_owner}, who can remove all cores"
         return directory.warn(actual, path, f"chown root {quote(path)}", expected=expected)

@@ -166,7 +166,7 @@ def nvlink_errors(
 ) -> Result:
     """No NVLink counts errors while nvbandwidth copies between the GPUs (`nvidia-smi nvlink -e`).
 
-    It is part of that test, and needs no time of its own. The counters begin when the driver is
+    It is part of that test, and takes no further time. The counters begin when the driver is
     loaded, so only what they gain meanwhile counts. A replay or a recovery fails; CRC errors,
     which the link repairs by itself, are a warning (DCGM's health watch has the same limits,
     DcgmHealthWatch.cpp, and fails from 100 CRC errors a second on). Blackwell's GPUs count under
@@ -193,9 +193,9 @@ _PATH_FIX = "test each of the two with other nodes; then the cables and switches
 
 def _low_text(row: facts.RdmaRate) -> str:
     rate = f"no rate ({row.error})" if row.gbps is None else f"{row.gbps:.1f} Gbit/s"
-    alone = " alone" if row.is_pair else ""
+    pair_text = " alone" if row.is_pair else ""
     return (
-        f"{row.port} to {join_names(row.peers)}{alone}: {rate}, the median of "
+        f"{row.port} to {join_names(row.peers)}{pair_text}: {rate}, the median of "
         f"{row.compared} nodes is {row.median_gbps:.1f}"
     )
 
@@ -210,7 +210,7 @@ def rdma_bandwidth(
 
     It runs only with ``--active 2`` or 3, or by its full name, on idle nodes with perftest. Each
     node writes from each active port to the same port of the next node (port 1 of mlx5_0 to port
-    1 of mlx5_0), one after the other, for three seconds, in rings of at most 128 nodes. The median
+    1 of mlx5_0), in turn, for three seconds, in rings of at most 128 nodes. The median
     is that of all nodes with this port and link rate in the run, at least three, of each the rate
     with its better neighbour: what a port reaches depends on the adapter and its slot. A slot that
     has lost half of its lanes has half of the rate, and healthy ports differ by up to a tenth: the
@@ -224,18 +224,20 @@ def rdma_bandwidth(
     if tested.error:
         return check.unknown(tested.error)
     low = [row for row in tested.rates if row.peers]
-    own = [row for row in low if not row.is_pair]
-    if slow := [row for row in own if row.gbps is not None]:
+    by_node = [row for row in low if not row.is_pair]
+    if slow := [row for row in by_node if row.gbps is not None]:
         return check.fail(join_first(map(_low_text, slow)), "ib_write_bw", _PORT_FIX)
-    if own:
-        return check.unknown(join_first(map(_low_text, own)))
+    if by_node:
+        return check.unknown(join_first(map(_low_text, by_node)))
     if low:
         return check.warn(join_first(map(_low_text, low)), "ib_write_bw", _PATH_FIX)
-    rest = [row for row in tested.rates if not row.compared]
-    rest_text = join_first((f"{row.port} ({row.error})".replace(" ()", "") for row in rest), ", ")
+    uncompared = [row for row in tested.rates if not row.compared]
+    texts = (f"{row.port} ({row.error})".replace(" ()", "") for row in uncompared)
+    uncompared_text = join_first(texts, ", ")
     rates = [row.gbps for row in tested.rates if row.compared and row.gbps is not None]
     if not rates:
-        without_median = check.unknown if any(row.error for row in rest) else check.na
-        return without_median(f"not measured on three nodes: {rest_text}")
+        without_median = check.unknown if any(row.error for row in uncompared) else check.na
+        return without_median(f"not measured on three nodes: {uncompared_text}")
     actual = f"{counted(len(rates), 'port')}, {min(rates):.1f} Gbit/s or more"
-    return check.ok(f"{actual}; not compared: {rest_text}" if rest else actual, "ib_write_bw")
+    actual += f"; not compared: {uncompared_text}" if uncompared else ""
+    return check.ok(actual, "ib_write_bw")

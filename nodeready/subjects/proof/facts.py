@@ -694,10 +694,10 @@ class Proved:
     collective: ProvedCollective | Unknown | None = None
     # its earlier failures; None also where there is no memory of earlier looks
     history: ProvedHistory | Unknown | None = None
-    # the active tests of its GPUs; None also where nobody asked for them
+    # the active tests of its GPUs; None also if they are not requested
     bandwidth: Bandwidth | Unknown | None = None
     diagnostic: Diagnostic | Unknown | None = None
-    # RDMA between the nodes, as all nodes together saw it; None also where nobody asked for it
+    # RDMA between the nodes, as all nodes together saw it; None also if it is not requested
     rdma_bandwidth: RdmaBandwidth | Unknown | None = None
 
     @property
