@@ -2,13 +2,15 @@
 
 Its path is a variable of the rank's innermost calls (`py_spy.LOCK`). The lock of torch's FileBaton
 and of filelock's SoftFileLock is the file itself: its maker has it open, and if the maker is
-killed, the file remains.
+killed, the file remains. Without such a variable it is a file that a rank between two tries has
+open and that another process has locked for writing, as a database's (SQLite's "File Locking").
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -25,6 +27,8 @@ from nodeready.agent.stacks.processes import HANGS, contents, probe_each
 LEFT = ", older than the process and open in none"
 #: File systems whose files no other node has open.
 _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay")
+#: System calls of a pause between two tries.
+_PAUSES = ("sleep", "select", "poll")
 #: Seconds between two searches, in which a file may pass from one process to another.
 _AGAIN_S = 0.3
 
@@ -51,6 +55,20 @@ def _probe(target: StackTarget) -> list[Any] | None:
     return None
 
 
+def _probe_open(pid: int, locked: Collection[tuple[int, int]]) -> list[Any] | None:
+    """What `_probe` returns, of a file that a process has open and another one has locked; None:
+    there is none. locked: as of `waits.write_locked`. For a fork.
+    """
+    inodes = {inode for inode, owner in locked if owner != pid}
+    for number in list_directory(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            status = os.stat(f"/proc/{pid}/fd/{number}")
+            if status.st_ino in inodes and stat.S_ISREG(status.st_mode):
+                path = os.readlink(f"/proc/{pid}/fd/{number}")
+                return [path, status.st_dev, status.st_ino, False]
+    return None
+
+
 def _open_files(pid: int, names: Collection[str]) -> list[tuple[int, int]]:
     """Device and inode of the files with these names that a process has open."""
     files = []
@@ -70,8 +88,19 @@ def observe(
     """Set the holders and the phrase of the calls in which targets poll for lock files.
     calls: as of `waits.observe`
     """
-    polling = {t.pid: t for t in targets if (t.pid, t.thread) in calls and t.dumps[-1].lock_file}
-    answers = probe_each(lambda pid: _probe(polling[pid]), list(polling), deadline)
+    locked = waits.write_locked(contents("/proc/locks"))
+    polling: dict[int, StackTarget] = {}
+    for target in targets:
+        call, _ = calls.get((target.pid, target.thread), (None, ""))
+        is_pause = call and call.verb in _PAUSES and not call.objects
+        if call and (target.dumps[-1].lock_file or (locked and is_pause)):
+            polling[target.pid] = target
+
+    def probe(pid: int) -> list[Any] | None:
+        has_path = polling[pid].dumps[-1].lock_file
+        return _probe(polling[pid]) if has_path else _probe_open(pid, locked)
+
+    answers = probe_each(probe, list(polling), deadline)
     files = {pid: row for pid, row in answers.items() if row and row is not HANGS}
     names = {os.path.basename(path) for path, *_ in files.values()}
     openers: dict[tuple[int, int], dict[int, None]] = defaultdict(dict)
@@ -89,7 +118,10 @@ def observe(
         pids = list(openers[device, inode])
         # Those that wait for a lock of the kernel's may have the file open, too.
         holders = [opener for opener in pids if opener in waits.lockers(locks, inode)]
-        holders = holders or [opener for opener in pids if opener not in files]
+        if polling[pid].dumps[-1].lock_file:
+            holders = holders or [opener for opener in pids if opener not in files]
+        elif not holders or pid in holders:
+            continue
         end = f", held by pid {waits.process_title(holders[0])}" if holders else ""
         key = pid, polling[pid].thread
         text = f"lock of {path}{LEFT if is_old and not pids else end}"

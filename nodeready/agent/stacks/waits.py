@@ -500,7 +500,7 @@ def address(data: bytes) -> str:
 
 # --- The locks of files, and the ends of pipes.
 
-_LOCK = re.compile(r"^(\d+): *(->)? *(\w+) +\w+ +\w+ (-?\d+) \S*:(\d+) ", re.M)
+_LOCK = re.compile(r"^(\d+): *(->)? *\w+ +\w+ +(\w+) (-?\d+) \S*:(\d+) ", re.M)
 
 
 def lock_holder(text: str, pid: int) -> int:
@@ -519,6 +519,12 @@ def lock_holder(text: str, pid: int) -> int:
 def lockers(text: str, inode: int) -> set[int]:
     """The processes that have locked a file with this inode, from /proc/locks."""
     return {int(row[3]) for row in _LOCK.findall(text) if not row[1] and int(row[4]) == inode}
+
+
+def write_locked(text: str) -> set[tuple[int, int]]:
+    """(Inode, process) of each file that a process has locked for writing, from /proc/locks."""
+    rows = _LOCK.findall(text)
+    return {(int(row[4]), int(row[3])) for row in rows if not row[1] and row[2] == "WRITE"}
 
 
 def _pipe_ends_of(pid: int, inodes: frozenset[int | str]) -> list[tuple[int | str, str]]:

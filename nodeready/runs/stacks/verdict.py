@@ -31,6 +31,11 @@ _SLEEPING_ACTIVITIES = ("collective", "peer", "gpu", "backward")
 #: Calls of one rank to another one; those that receive.
 _PAIRWISE = re.compile(r"^(?:_?i?send|_?i?recv|batch_isend_irecv|(?:send|recv)_\w+)$")
 _RECEIVES = re.compile(r"^_?i?recv(?:_|$)")
+#: A wait for the lock of a file by its owner, and the hint of a wait for one rank.
+_HELD_LOCK, _FOR_RANK = (
+    re.compile(r"(lock of .*), held by pid "),
+    re.compile(r"waits for rank (\d+),"),
+)
 #: Results of the samples for active ranks.
 _ACTIVE_VERDICTS = ("unsure", "spinning", "progressing")
 #: Verdicts that name a cause.
@@ -368,6 +373,23 @@ def other_order(job: HungJob) -> HangFinding | None:
     return HangFinding({"rows": ", and ".join(rows)}, suspects) if lags[1:] else None
 
 
+def holds_lock(job: HungJob) -> HangFinding | None:
+    """A rank waits for ranks that wait for the lock of a file which it has."""
+    waiting: dict[tuple[int, str], set[int]] = defaultdict(set)
+    for at in job.victims:
+        group = job.groups[at]
+        lock = _HELD_LOCK.match(group.waits_on[0]) if len(group.waits_on) == 1 else None
+        holder = _FOR_RANK.match(group.hint)
+        if lock and holder and job.at.get(int(holder[1]), at) in {*job.victims} - {at}:
+            waiting[int(holder[1]), lock[1]].update(group.ranks)
+    for (rank, lock_text), others in waiting.items():
+        suspect = job.suspect([rank], None, f"has the {lock_text}")
+        words = {"who": ranks_of([rank], suspect.nodes), "lock": lock_text}
+        words |= {"others": ranks_of(others), "call": causes.called(job.groups[job.at[rank]])}
+        return HangFinding(words, [suspect], leads=True)
+    return None
+
+
 def each_other(job: HungJob) -> HangFinding | None:
     """Ranks wait for single ranks, whose calls need not agree, and which wait for ranks, too."""
     groups = sorted((job.groups[at] for at in job.victims), key=lambda group: group.processes)
@@ -474,6 +496,8 @@ RULES = (
              "{who} {is|are} idle: {it|they} {action}{wait}: a hang only if there should be work"),
     HangRule("unclear", unclear_part, "{who}: {place}: its part is unclear", _LOGS),
     HangRule("disagree", other_order, "{rows}: the order differs"),
+    HangRule("late", holds_lock, "{who} has the {lock}, keeps {others} waiting for it, and waits "
+             "itself in {call}"),
     HangRule("unclear", each_other,
              "{rows}: all wait for each other: look at what they asked", _RAS),
     HangRule("disagree", calls_differ, "{who} {waits|wait} in {call}, {others}{end}"),

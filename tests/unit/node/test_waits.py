@@ -305,30 +305,35 @@ kinds[int(kind)]()
         assert (f"127.0.0.1:{port}", "") in waits.sockets(os.getpid(), local)
 
 
-@pytest.mark.parametrize("kind", ["left", "new", "open", "locked"])
+@pytest.mark.parametrize("kind", ["left", "new", "open", "locked", "polled", "read"])
 def test_who_has_a_lock_file(kind, tmp_path):
-    """Nobody, though it is older or newer than who waits; who has it open; who has locked it."""
+    """Nobody, though it is older or newer than who waits; who has it open; who has locked it, also
+    without a variable; a file that is open at both, but locked for reading alone.
+    """
     lock, pid = tmp_path / "lock", os.getpid()
     lock.touch()
     os.utime(lock, (1, 1) if kind == "left" else (time.time() + 60,) * 2)
     (own,), _ = processes.scan(time.monotonic() + 9, [pid])
-    with contextlib.ExitStack() as stack, waiting("import time; time.sleep(99)") as process:
-        if kind in ("open", "locked"):
+    code = "import sys, time; file = open(sys.argv[1]); time.sleep(99)"
+    is_open = kind in ("polled", "read")
+    with contextlib.ExitStack() as stack, waiting(code, lock if is_open else os.devnull) as process:
+        is_told(process.pid, "sleep")
+        if kind not in ("left", "new"):
             file = stack.enter_context(open(lock))
-            if kind == "locked":
-                fcntl.flock(file, fcntl.LOCK_EX)
+            if kind != "open":
+                fcntl.flock(file, fcntl.LOCK_SH if kind == "read" else fcntl.LOCK_EX)
         rank = StackTarget(
             JobRank(dataclasses.replace(own, pid=process.pid), RankIdentity(0)),
             [processes.observe([process.pid], time.monotonic() + 9)[process.pid]],
-            dumps=[Dump(lock_file=str(lock))],
+            dumps=[Dump(lock_file="" if is_open else str(lock))],
         )
         calls = {(process.pid, 0): (WaitCall("sleep"), "sleep")}
         lock_files.observe([rank], calls, time.monotonic() + 9)
     ((call, text),) = calls.values()
     held = f"lock of {lock}, held by pid {pid} ("
-    ends = {"left": f"lock of {lock}{lock_files.LEFT}", "new": f"lock of {lock}"}
-    assert text.startswith(held) if kind in ("open", "locked") else text == ends[kind]
-    assert call.holders == ((pid,) if kind in ("open", "locked") else ())
+    ends = {"left": f"lock of {lock}{lock_files.LEFT}", "new": f"lock of {lock}", "read": "sleep"}
+    assert text == ends[kind] if kind in ends else text.startswith(held)
+    assert call.holders == (() if kind in ends else (pid,))
 
 
 def test_a_pipe_with_many_at_its_other_end():

@@ -301,6 +301,7 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("... and it waits for rank 5 in turn", job(of_rank_0() | {0: asks(0, "10.0.0.2:45 10.0.0.1:5000", ends=first(SLEEP)["ends"]), 5: process(5, SLEEP, SLEEP, ends=["10.0.0.2:45 10.0.0.1:5000"])}), "late", (5,), ("rank 5", "7 ranks wait"), ()),
     ("a ring in which one is elsewhere", job({r: asks(r, f"pid {1000 + (r - 1) % 4}") for r in range(4)} | {2: BLOCKED}, ranks=4), "late", (2,), ("rank 2", "3 ranks wait"), ()),
     ("two wait for each other", job({0: asks(0, "pid 1001"), 1: asks(1, "pid 1000")}, ranks=2), "unclear", (), ("wait for each other",), ()),
+    ("one has the lock for which the others poll, and waits for one of them", job({2: asks(2, "pid 1000", stack=FUTURE), **{r: asks(r, "pid 1002", waits_on="lock of /t/tasks.db, held by pid 1002 (python3)") for r in (0, 1, 3)}}, ranks=4), "late", (2,), ("rank 2", "has the lock of /t/tasks.db", "ranks 0-1,3"), ()),
     ("one waits for a server of nobody's", job({3: asks(3, "10.9.9.9:443 10.0.0.1:41")}), "late", (3,), ("rank 3", "7 ranks wait"), ()),
     ("ranks that ask one that is in a collective, for which another one is late", job({1: asks(1, "pid 1000"), 3: BLOCKED}), "late", (3,), ("rank 3", "7 ranks wait"), ()),
     ("a pipe that all have, and one waits at", job({3: asks(3, "may pid 1000", "may pid 1001")}), "late", (3,), ("rank 3",), ()),
