@@ -316,7 +316,8 @@ def test_who_has_a_lock_file(kind, tmp_path):
     (own,), _ = processes.scan(time.monotonic() + 9, [pid])
     code = "import sys, time; file = open(sys.argv[1]); time.sleep(99)"
     is_open = kind in ("polled", "read")
-    with contextlib.ExitStack() as stack, waiting(code, lock if is_open else os.devnull) as process:
+    path = lock if is_open else os.devnull
+    with contextlib.ExitStack() as stack, waiting(code, path) as process:
         is_told(process.pid, "sleep")
         if kind not in ("left", "new"):
             file = stack.enter_context(open(lock))
