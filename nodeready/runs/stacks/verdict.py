@@ -33,7 +33,7 @@ _PAIRWISE = re.compile(r"^(?:_?i?send|_?i?recv|batch_isend_irecv|(?:send|recv)_\
 _RECEIVES = re.compile(r"^_?i?recv(?:_|$)")
 #: A wait for the lock of a file by its owner, and the hint of a wait for one rank.
 _HELD_LOCK, _FOR_RANK = (
-    re.compile(r"(lock of .*), held by pid "),
+    re.compile(r"(f?lock of .*), held by pid "),
     re.compile(r"waits for rank (\d+),"),
 )
 #: Results of the samples for active ranks.
@@ -374,20 +374,24 @@ def other_order(job: HungJob) -> HangFinding | None:
 
 
 def holds_lock(job: HungJob) -> HangFinding | None:
-    """A rank waits for ranks that wait for the lock of a file which it has."""
-    waiting: dict[tuple[int, str], set[int]] = defaultdict(set)
+    """Ranks wait for ranks that wait for the locks of files which they have."""
+    locks: dict[int, str] = {}
+    waiting: set[int] = set()
     for at in job.victims:
         group = job.groups[at]
         lock = _HELD_LOCK.match(group.waits_on[0]) if len(group.waits_on) == 1 else None
         holder = _FOR_RANK.match(group.hint)
         if lock and holder and job.at.get(int(holder[1]), at) in {*job.victims} - {at}:
-            waiting[int(holder[1]), lock[1]].update(group.ranks)
-    for (rank, lock_text), others in waiting.items():
-        suspect = job.suspect([rank], None, f"has the {lock_text}")
-        words = {"who": ranks_of([rank], suspect.nodes), "lock": lock_text}
-        words |= {"others": ranks_of(others), "call": causes.called(job.groups[job.at[rank]])}
-        return HangFinding(words, [suspect], leads=True)
-    return None
+            locks[int(holder[1])] = f"the {lock[1]}"
+            waiting.update(group.ranks)
+    # Who waits for a lock is the cause only where all do.
+    locks = {rank: text for rank, text in locks.items() if rank not in waiting} or locks
+    if not locks:
+        return None
+    suspect = job.suspect(locks, None, f"has {next(iter(locks.values()))}")
+    words = {"who": ranks_of(locks, suspect.nodes), "locks": " and ".join(locks.values())}
+    words |= {"others": ranks_of(waiting), "call": causes.called(job.groups[job.at[min(locks)]])}
+    return HangFinding(words, [suspect], len(locks), leads=True)
 
 
 def each_other(job: HungJob) -> HangFinding | None:
@@ -496,8 +500,8 @@ RULES = (
              "{who} {is|are} idle: {it|they} {action}{wait}: a hang only if there should be work"),
     HangRule("unclear", unclear_part, "{who}: {place}: its part is unclear", _LOGS),
     HangRule("disagree", other_order, "{rows}: the order differs"),
-    HangRule("late", holds_lock, "{who} has the {lock}, keeps {others} waiting for it, and waits "
-             "itself in {call}"),
+    HangRule("late", holds_lock, "{who} {has|have} {locks}, {keeps|keep} {others} waiting, and "
+             "{waits|wait} in {call}"),
     HangRule("unclear", each_other,
              "{rows}: all wait for each other: look at what they asked", _RAS),
     HangRule("disagree", calls_differ, "{who} {waits|wait} in {call}, {others}{end}"),
