@@ -588,8 +588,9 @@ def _take_dumps(
             dumped = py_spy.take(supervisor, path, target.pid, supervisor.left_s, mode)
             observer.add_stack(target, place)
             return dumped
-        polls = mode == py_spy.PLAIN and "nanosleep" in target.facts[-1].wait_channel
-        for own_mode in (py_spy.LOCK, mode) if polls else (mode,):
+        facts = target.facts[-1]
+        loops = mode == py_spy.PLAIN and (facts.state == "R" or "nanosleep" in facts.wait_channel)
+        for own_mode in (py_spy.LOCK, mode) if loops else (mode,):
             # The variables of many threads may be too large.
             dumped = py_spy.take(supervisor, path, target.pid, supervisor.left_s, own_mode)
             if dumped.error in ("", py_spy.HUNG):

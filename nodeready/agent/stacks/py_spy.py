@@ -12,8 +12,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nodeready.agent.cores import gdb
@@ -39,6 +39,8 @@ _MAX_WORD = 300
 _LOGGED = re.compile(r"\[\S+ +[A-Z]+ +[a-z_:]+\] ")
 #: Maximum calls whose variables are kept, variables of a call, characters of a name or value.
 _LOCAL_FRAMES, _LOCAL_NAMES, _LOCAL_TEXT = 3, 20, 120
+#: Innermost calls in which a counter of a loop is looked for.
+_NUMBER_FRAMES = 8
 # Files of Python and of installed packages; a frozen module has no file.
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3[.\d]*/|^<frozen ")
 
@@ -104,6 +106,8 @@ class Dump:
     spawns: int = -1
     # path of the lock file that its innermost calls use, by their variables; "": none
     lock_file: str = ""
+    # `function: name` -> value of the whole numbers among those variables
+    numbers: dict[str, int] = field(default_factory=dict)
 
     @property
     def characters(self) -> int:
@@ -188,6 +192,7 @@ def parse(text: str, pid: int) -> Dump:
         spawned=_count(rows[main]["frames"], "_wrap", "i"),
         spawns=_count(rows[main]["frames"], "start_processes", "nprocs"),
         lock_file=_lock_file(rows[main]["frames"]),
+        numbers=dict(_numbers(rows[main]["frames"])),
     )
 
 
@@ -247,6 +252,15 @@ def _lock_file(frames: Sequence[Any]) -> str:
             if is_text and (_LOCK_NAME.fullmatch(path) or _LOCK_VARIABLE.fullmatch(name)):
                 return path
     return ""
+
+
+def _numbers(frames: Sequence[Any]) -> Iterator[tuple[str, int]]:
+    for frame in frames[:_NUMBER_FRAMES]:
+        rows = frame.get("locals")
+        for row in rows[:_LOCAL_NAMES] if isinstance(rows, list) else ():
+            value = str(isinstance(row, dict) and row.get("repr"))
+            if re.fullmatch(r"-?[0-9]{1,18}", value):
+                yield f"{str(frame.get('name'))[:_LOCAL_TEXT]}: {row.get('name')}", int(value)
 
 
 def _locals(frames: Sequence[Any]) -> tuple[str, ...]:

@@ -13,8 +13,8 @@ from nodeready.agent.witnesses import logs
 _TAIL_BYTES = 1 << 10
 #: Maximum files that are read beside the output.
 _MAX_FILES = 4
-#: Beginning of the sentence about a log.
-LOG_COUNTS = "its log counts: "
+#: Beginnings of the sentences about a log, and about a variable: a loop without an end may count.
+LOG_COUNTS, LOOP_COUNTS = "its log counts: ", "its loop counts: "
 _ROWS = {key: (re.compile(row["pattern"], re.I), row["counter"])
          for key, row in knowledge.rows("progress").items()}  # fmt: skip
 

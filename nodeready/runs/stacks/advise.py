@@ -154,11 +154,13 @@ def with_roles(
         awaited is not None,
     )
     with_role = []
+    moves = any(groups[at].verdict == "progressing" for at in awaited or ())
     for at, group in enumerate(groups):
         role, reason = _role(group, job)
         polls = group.kind == "stack" and group.verdict == "unsure"
-        if role == "suspect" and polls and awaited is not None and at not in awaited:
-            role, reason = None, "wakes up again and again, and no other process waits for it"
+        if role == "suspect" and (polls or moves) and awaited is not None and at not in awaited:
+            role, reason = None, "no other process waits for it"
+            reason = f"wakes up again and again, and {reason}" if polls else reason
         reason = "; ".join(filter(None, (reason, group.reason)))
         with_role.append(dataclasses.replace(group, role=role, reason=reason))
     return with_role

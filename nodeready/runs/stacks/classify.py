@@ -13,7 +13,7 @@ from typing import NamedTuple
 from nodeready.agent.stacks.links import DESCENDANTS, WHOLE_PROCESS
 from nodeready.agent.stacks.processes import FROZEN
 from nodeready.agent.stacks.waits import OWN_LOCK
-from nodeready.agent.witnesses.progress import LOG_COUNTS
+from nodeready.agent.witnesses.progress import LOG_COUNTS, LOOP_COUNTS
 from nodeready.runs.stacks import hints
 from nodeready.runs.stacks.document import Frame
 from nodeready.runs.stacks.trace import StackSample, Trace, TracedProcess
@@ -422,7 +422,9 @@ def classify(
     has_woken = process.untimed and bool(_range(process.switches))
     # A log that counts shows that a rank has waited for its peers for a moment only.
     waits_for_ranks = mains and table.reading(mains[-1]).for_ranks
+    is_loop = process.work.startswith(LOOP_COUNTS)
     has_work = process.work.startswith(LOG_COUNTS) or (process.work and not waits_for_ranks)
+    has_work = has_work and not is_loop
     if verdict is not None and (thread in process.received or has_woken or has_work):
         # It got what it had waited for, and waits for more; or it works, or its descendants.
         verdict = "progressing"

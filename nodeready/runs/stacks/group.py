@@ -617,7 +617,7 @@ def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Gro
         system_calls=tuple(sorted(bucket.system_calls.values(), key=lambda row: -row.calls)),
         activity=hint.activity if hint else "",
         wakeups=bucket.wakeups[0] if bucket.wakeups else None,
-        work=bucket.work if bucket.verdict == "progressing" else "",
+        work=bucket.work if bucket.verdict in ("progressing", "spinning") else "",
     )
 
 

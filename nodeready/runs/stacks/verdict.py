@@ -177,7 +177,8 @@ def gone(job: HungJob) -> HangFinding | None:
 
 def works(job: HungJob) -> HangFinding | None:
     """A rank works, or its descendants or its GPU, and no other rank keeps its peers waiting."""
-    work = {at: group.work for at, group in enumerate(job.groups) if group.work}
+    work = {at: group.work for at, group in enumerate(job.groups)
+            if group.work and group.verdict == "progressing"}  # fmt: skip
     busy = _busy_gpus(job)
     for at in {*job.suspects}.difference(work):
         ranks, is_awake = {*job.groups[at].ranks}, job.groups[at].verdict == "spinning"
@@ -267,9 +268,10 @@ def stands(job: HungJob) -> HangFinding | None:
     words["waits"] = f"{job.waits}{job.slow(job.suspects[0])}"
     first, suspects = job.groups[job.suspects[0]], job.suspects_of(job.suspects)
     is_in_library = first.verdict == "spinning" and first.frames[-1:] != (first.user_frame,)
-    if first.verdict == "progressing" or is_in_library:
+    if first.verdict == "progressing" or first.work or is_in_library:
         # An endless loop is mostly the user's own code; a library's call may be long.
-        words |= {"at": causes.called(first), "waits": job.waits}
+        at = f"{causes.called(first)} ({first.work})" if first.work else causes.called(first)
+        words |= {"at": at, "waits": job.waits}
         return HangFinding(words, suspects, sentence=_MOVES)
     if suspects[1:] and all(causes.opens_pipe(job.groups[at]) for at in job.suspects):
         # The kernel does not tell which process should open these pipes.
