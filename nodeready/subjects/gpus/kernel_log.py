@@ -128,7 +128,7 @@ function read_line(  text, inside, key, size) {{
     }}
     if (!/NVRM|SXid|amdgpu|nvidia.*: probe |Uncorrect|DPC: |inaccessible|Nvlink Core/ &&
         !/recover .no error|qcm fence|The cp might|message .*ret is|callbacks suppressed/ &&
-        !/version magic|disagrees about|Unknown symbol|Lockdown: |Loading of .*rejected/ &&
+        !/[.]this_module|Lockdown: |Loading of .*rejected/ &&
         !/\[Hardware Error\]: .*(severity|device_id|section_type): / &&
         !/{hardware_log.WORDS}/) return
     if (users != "" && index($0, users) == 1) return
@@ -179,7 +179,8 @@ function read_line(  text, inside, key, size) {{
         if (text ~ /{xids.RECOVERED}/) recovered[key] = lines
         return
     }}
-    # The bus resets a link after a fatal error: a device whose driver takes no part loses its state.
+    # The bus resets the link after a fatal error. A device whose driver takes no part loses its
+    # state.
     if (text ~ /Uncorrect(ed|able) [(]Fatal/) fatal = lines
     if (fatal && lines - fatal < 12 && text ~ /AER: can.t recover [(]no/)
         text = text ", Uncorrected (Fatal)"
