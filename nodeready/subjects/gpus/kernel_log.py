@@ -110,13 +110,17 @@ function read_line(  text, inside, key, size) {{
             users = substr($0, 1, length($0) - length(text))
     }}
     # An oops, a blocked task or a stuck processor is of the first driver that its stack names. A
-    # processor that waits for another one, and for no lock, is of none.
+    # processor that waits for another one, and for no lock, is of none; nor is a stack that begins
+    # with packets: the driver hands them to all of the network.
     if (stack != "") {{
         text = bare($0)
         if (/\[ end trace |<.TASK>|\[ cut here / || lines > traced + 100 ||
             (stack ~ /^stuck/ && text ~ /^(RIP|pc ):/ && text !~ /_lock|\]$/)) stack = ""
         gsub(/\[<[0-9a-f]+>\] */, "", text)
-        sub(/^ *(R?IP: ([0-9]+:)?|pc : |lr : )?/, "", text)
+        if (!sub(/^ *(R?IP: ([0-9]+:)?|pc : )/, "", text)) {{
+            sub(/^ *(lr : )?/, "", text)
+            if (text ~ /^[^ ]*(napi|poll|_rx[_+]|irq|intr)[^ ]* \[/) stack = ""
+        }}
         if (stack != "" && text ~ /^{_FRAME}$/ && text !~ /{_BETWEEN}/) {{
             match(text, /\[[a-z0-9_]+/)
             key = substr(text, RSTART + 1, RLENGTH - 1)
@@ -203,7 +207,8 @@ function read_line(  text, inside, key, size) {{
         gsub(/0x[0-9a-fA-F]+|(scmd|sc)[(=][0-9a-f]+|OST[0-9a-f]+/, "#", key)
         gsub(/[] (:=,.#-][0-9]+/, "#", key)
         key = "hardware " named(text) key
-        if (text ~ /^(general |Internal error: )?({hardware_log.ROWS["oops"].words})/)
+        if (text ~ /^BUG: Bad page /) stack = ""
+        else if (text ~ /^(general |Internal error: )?({hardware_log.ROWS["oops"].words})/)
             stack = "kernel oops"
         else if (text ~ /^INFO: task .*for more than /) stack = "blocked task"
         else if (text ~ /: soft lockup - CPU/) stack = "stuck processor"
