@@ -112,7 +112,7 @@ function read_line(  text, inside, key, size) {{
     # An oops, a blocked task or a stuck processor is of the first driver that its stack names. A
     # processor that waits for another one, and for no lock, is of none; nor is a stack that begins
     # with packets: the driver hands them to all of the network.
-    if (stack != "") {{
+    if (stack != "" && (/[+]0x|RIP: |<.TASK>|\[ (end trace|cut here) / || lines > traced + 100)) {{
         text = bare($0)
         if (/\[ end trace |<.TASK>|\[ cut here / || lines > traced + 100 ||
             (stack ~ /^stuck/ && text ~ /^(RIP|pc ):/ && text !~ /_lock|\]$/)) stack = ""
