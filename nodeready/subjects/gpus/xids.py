@@ -107,7 +107,7 @@ RULES = tuple(
 #: How every message begins.
 ORIGIN = (
     r"^(NVRM: |nvidia-nvswitch[0-9]+: |(module )?nvidia(_uvm)?( [0-9a-f]+)?:|pcieport "
-    r"|amdgpu |amdgpu: |amdkcl: |amdttm: |xgpu_|kfd kfd: |\[drm"
+    r"|amdgpu |amdgpu: |amdkcl: |amdttm: |xgpu_|kfd( kfd)?: |\[drm"
     r"|qcm fence wait|The cp might be in an unrecov"
     r"|last message was failed ret|failed to send message [0-9a-f]+ ret)"
 )
@@ -128,6 +128,7 @@ BEGINNINGS = {
         "amdttm: ",
         "xgpu_",
         "[drm",
+        "kfd: ",
         "kfd kfd: ",
         "qcm fence wait",
         "The cp might be in an unrecov",
