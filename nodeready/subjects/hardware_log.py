@@ -59,7 +59,7 @@ _TEXT = 160
 class KernelLines:
     """Equal lines of the kernel's log."""
 
-    count: int
+    count: int  # of the errors, where each line counts them
     last: int  # number of the last line
     text: str  # of the first line
     first_s: int | None  # their stamps, seconds since the boot; None: stamps of another form
@@ -90,14 +90,9 @@ def _device(match: re.Match[str]) -> str:
     return match.groupdict().get("device") or ""
 
 
-def _events(row: _HardwareRow, text: str) -> int:
-    match = row.pattern.match(text)
-    return int((match.groupdict().get("count") or "1")[:9]) if match else 1
-
-
 def _come_often(row: _HardwareRow, lines: list[KernelLines], least: int) -> bool:
     """Whether so many messages come within the row's time, or ten times as many came at all."""
-    count = sum(line.count * _events(row, line.text) for line in lines)
+    count = sum(line.count for line in lines)
     stamps = [s for line in lines for s in (line.first_s, line.last_s) if s is not None]
     seconds = max(stamps, default=0) - min(stamps, default=0)
     at_rate = count * row.within_s / max(seconds, row.within_s)
@@ -138,7 +133,7 @@ def faults_of(lines: Iterable[KernelLines], subject: str, uptime_s: int) -> list
             if row.returns_at and _come_often(row, recent, row.returns_at):
                 standing = recent
             if standing and _come_often(row, standing, row.least):
-                count = sum(line.count * _events(row, line.text) for line in standing)
+                count = sum(line.count for line in standing)
                 stamps = [line.last_s for line in standing if line.last_s is not None]
                 text = standing[0].text[:_TEXT]
                 faults.append(HardwareFault(kind, text, count, max(stamps, default=None)))

@@ -55,6 +55,11 @@ _NAMED = r"\[[0-9]+\]:? | \([0-9]+\)[: ]|: page allocation failure| invoked oom-
 # Lines of a device (dev_printk: driver and PCI address) and of the firmware contain no text of a
 # user. Thousands of them may come with the fault of a GPU.
 #
+# A line of a stack that names a module, after its address. The name of a process fits into no such
+# line: it is not at its end. These modules stand between two others.
+_FRAME = r"[A-Za-z0-9_.]+[+]0x[0-9a-f]+.0x[0-9a-f]+ \[[a-z0-9_]+( [0-9a-f]+)?\]( \([A-Z]+\))?"
+_BETWEEN = r"\[(drm|ttm|amdttm|amdkcl|gpu_sched|ib_|iw_cm|rdma_|mlx_compat|nvidia_fs)"
+
 # A multiple of 65535 errors is no count: a device that sleeps or is gone has all ones in each
 # register (amdgpu's UMC of Radeon boards: 1048560 for 16 channels).
 _DEVICES = rf"^[A-Za-z0-9_-]+ {_ADDRESS}|^[{{][0-9]+[}}]\[Hardware Error\]"
@@ -72,13 +77,13 @@ function named(text,  all) {{
     }}
     return all
 }}
-function keep(key, text) {{
+function keep(key, text, events) {{
     if (!(key in count)) {{
         if (kinds >= 400) {{ more++; return }}
         name[++kinds] = key
     }}
     if (!(key in count) || key ~ /: 154$|soft lockup|throttled/) first[key] = substr(text, 1, 300)
-    count[key]++
+    count[key] += events == "" ? 1 : events
     last[key] = lines
     # Seconds since the boot. dmesg -T and --time-format iso have others.
     if (time ~ /^(<[0-9]+>)?\[ *[0-9]+[.][0-9]+\]$/ && match(time, /[0-9]+[.]/)) {{
@@ -104,16 +109,30 @@ function read_line(  text, inside, key, size) {{
         if (match(text, /\[[0-9]+\]: (segfault at|bad frame in) /) && RSTART <= 16)
             users = substr($0, 1, length($0) - length(text))
     }}
-    # An oops is of the first module that its trace names.
-    if (oops && match($0, /[^ ]+[+]0x[0-9a-f]+.0x[0-9a-f]+ \[[a-z0-9_]+/) && !/ [?] /) {{
-        oops = 0
-        text = substr($0, RSTART, RLENGTH) "]"
-        sub(/^[0-9]+:/, "", text)
-        if (match(text, /\[(nvidia|amdgpu)/))
-            keep("oops", substr(text, RSTART + 1, 6) " driver: kernel oops in " text)
-    }} else if (/\[ end trace /) oops = 0
+    # An oops, a blocked task or a stuck processor is of the first driver that its stack names. A
+    # processor that waits for another one, and for no lock, is of none; nor is a stack that begins
+    # with packets: the driver hands them to all of the network.
+    if (stack != "" && (/[+]0x|RIP: |<.TASK>|\[ (end trace|cut here) / || lines > traced + 100)) {{
+        text = bare($0)
+        if (/\[ end trace |<.TASK>|\[ cut here / || lines > traced + 100 ||
+            (stack ~ /^stuck/ && text ~ /^(RIP|pc ):/ && text !~ /_lock|\]$/)) stack = ""
+        gsub(/\[<[0-9a-f]+>\] */, "", text)
+        if (!sub(/^ *(R?IP: ([0-9]+:)?|pc : )/, "", text)) {{
+            sub(/^ *(lr : )?/, "", text)
+            if (text ~ /^[^ ]*(napi|poll|_rx[_+]|irq|intr)[^ ]* \[/) stack = ""
+        }}
+        if (stack != "" && text ~ /^{_FRAME}$/ && text !~ /{_BETWEEN}/) {{
+            match(text, /\[[a-z0-9_]+/)
+            key = substr(text, RSTART + 1, RLENGTH - 1)
+            sub(/^nvidia.*/, "nvidia", key)
+            sub(/^amdkfd/, "amdgpu", key)
+            keep(stack " " key, key " driver: " stack " in " text)
+            stack = ""
+        }}
+    }}
     if (!/NVRM|SXid|amdgpu|nvidia.*: probe |Uncorrect|DPC: |inaccessible|Nvlink Core/ &&
-        !/recover .no error|qcm fence|The cp might|message .*ret is/ &&
+        !/recover .no error|qcm fence|The cp might|message .*ret is|callbacks suppressed/ &&
+        !/[.]this_module|Lockdown: |Loading of .*rejected/ &&
         !/\[Hardware Error\]: .*(severity|device_id|section_type): / &&
         !/{hardware_log.WORDS}/) return
     if (users != "" && index($0, users) == 1) return
@@ -137,6 +156,14 @@ function read_line(  text, inside, key, size) {{
         return
     }}
     if (match(text, /{_NAMED}/) && RSTART <= 16) return
+    # Open modules of 535 write "NVRM FUNCTION: ".
+    if (text ~ /^NVRM [A-Za-z_0-9]+: /) text = "NVRM: " substr(text, 6)
+    if (text ~ /^NVRM: |^amdgpu [0-9]|^\[drm\] amdgpu kernel/) driven = 1
+    # A module without a signature: which one is said nowhere.
+    if (text ~ /^(Lockdown: .*(unsigned )?module |Loading of .*module.* is rej)/) {{
+        keep("refused", "nvidia driver: refused: " text)
+        return
+    }}
     # A load begins with this line; its driver takes the devices before it names itself.
     if (text ~ /^nvidia-nvlink: Nvlink Core is being initialized/) {{ starts = lines; return }}
     if (text ~ /^NVRM: loading NVIDIA/) {{ loaded = starts ? starts : lines; starts = 0; return }}
@@ -158,6 +185,11 @@ function read_line(  text, inside, key, size) {{
         if (text ~ /{xids.RECOVERED}/) recovered[key] = lines
         return
     }}
+    # The bus resets the link after a fatal error. A device whose driver takes no part loses its
+    # state.
+    if (text ~ /Uncorrect(ed|able) [(]Fatal/) fatal = lines
+    if (fatal && lines - fatal < 12 && text ~ /AER: can.t recover [(]no/)
+        text = text ", Uncorrected (Fatal)"
     if (text ~ /{xids.ORIGIN}/ && text ~ /{xids.ANY}/) {{
         # The driver breaks its sentence into three lines, and names the device in the first.
         if (text ~ /^NVRM: (system has )?fallen off/ && seen && lines - seen <= 3)
@@ -177,15 +209,21 @@ function read_line(  text, inside, key, size) {{
         gsub(/0x[0-9a-fA-F]+|(scmd|sc)[(=][0-9a-f]+|OST[0-9a-f]+/, "#", key)
         gsub(/[] (:=,.#-][0-9]+/, "#", key)
         key = "hardware " named(text) key
-        if (text ~ /^(general |Internal error: )?({hardware_log.ROWS["oops"].words})/) oops = 1
+        if (text ~ /^BUG: Bad page /) stack = ""
+        else if (text ~ /^(general |Internal error: )?({hardware_log.ROWS["oops"].words})/)
+            stack = "kernel oops"
+        else if (text ~ /^INFO: task .*for more than /) stack = "blocked task"
+        else if (text ~ /: soft lockup - CPU/) stack = "stuck processor"
+        traced = lines
+        size = text ~ /^EDAC / && match(text, /[0-9]+ CE /) ? substr(text, RSTART) + 0 : 1
         if (!(key in count) && hardware++ >= 150) more++
-        else keep(key, text)
+        else keep(key, text, size)
     }}
 }}
 # Returns whether the log was read. lines: those with a text
 function scan(command,  program, status, key, up, i) {{
-    lines = begins = kinds = more = hardware = starts = loaded = seen = oops = 0
-    record = lead = users = grave = said = ""
+    lines = begins = kinds = more = hardware = starts = loaded = seen = driven = fatal = 0
+    record = lead = users = grave = said = stack = ""
     split("", count); split("", recovered); split("", ring); split("", begun)
     while ((command | getline) > 0) read_line()
     status = close(command)
@@ -205,6 +243,8 @@ function scan(command,  program, status, key, up, i) {{
     for (key in ring) print "ring=" key " " ring[key]
     for (i = 1; i <= kinds; i++) {{
         key = name[i]
+        # It was the driver of the GPUs if none works.
+        if (key == "refused" && (driven || begins > {_COMPLETE_S})) continue
         up = (key in begun) ? "@" begun[key] "-" ended[key] : ""
         print "fault=" count[key] " " last[key] up " " first[key]
     }}

@@ -106,8 +106,9 @@ RULES = tuple(
 
 #: How every message begins.
 ORIGIN = (
-    r"^(NVRM: |nvidia-nvswitch[0-9]+: |nvidia( [0-9a-f]+)?:|pcieport "
-    r"|amdgpu |amdgpu: |kfd kfd: |\[drm|qcm fence wait|The cp might be in an unrecov"
+    r"^(NVRM: |nvidia-nvswitch[0-9]+: |(module )?nvidia(_uvm)?( [0-9a-f]+)?:|pcieport "
+    r"|amdgpu |amdgpu: |amdkcl: |amdttm: |xgpu_|kfd( kfd)?: |\[drm"
+    r"|qcm fence wait|The cp might be in an unrecov"
     r"|last message was failed ret|failed to send message [0-9a-f]+ ret)"
 )
 #: Any of the patterns.
@@ -118,12 +119,16 @@ RECOVERED = r"GPU reset[(0-9)]* succeeded|Initialized amdgpu [0-9.]+ .*on minor"
 RING = r"Ring [^ ]+ reset succe"
 
 BEGINNINGS = {
-    "nvidia": ("NVRM: ", "nvidia ", "nvidia: "),
+    "nvidia": ("NVRM: ", "nvidia ", "nvidia: ", "nvidia_uvm: ", "module nvidia"),
     "sxid": ("nvidia-nvswitch",),
     # Older kernels print some messages of amdgpu and amdkfd without the driver's name.
     "amdgpu": (
         "amdgpu",
+        "amdkcl: ",
+        "amdttm: ",
+        "xgpu_",
         "[drm",
+        "kfd: ",
         "kfd kfd: ",
         "qcm fence wait",
         "The cp might be in an unrecov",
