@@ -375,9 +375,9 @@ class EvidenceCollector:
             return self._unless_interrupted(Part("cores", status, summary, gaps=cores.gaps))
         cores = redacted(cores)
         directory.make_part("cores")
-        for crash, name in zip(cores.crashes, cores.file_names, strict=True):
-            if crash.text:
-                directory.write(f"cores/{name}", [crash.text])
+        for crash in cores.crashes:
+            if crash.text_file:
+                directory.write(f"cores/{crash.text_file}", [crash.text])
         for extension, text in self.render("cores", cores).items():
             directory.write(f"cores/cores{extension}", text)
         summary = f"{counted(len(cores.crashes), 'core')} of {counted(len(cores.groups), 'crash')}"

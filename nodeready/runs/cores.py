@@ -9,7 +9,7 @@ import re
 import signal
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
@@ -227,11 +227,20 @@ class CrashFile:
 
 @dataclass(frozen=True)
 class Crash:
-    """One core and its content."""
+    """One core file, of one node or on a file system that several nodes share."""
+
+    JSON: ClassVar = (
+        *("node", "location.nodes", "location.file.path", "when", "age_s"),
+        *("location.file.size_bytes", "core.whole_bytes", "truncated", "signal", "pid"),
+        *(f"core.{name}" for name in ("uid", "user", "comm", "program", "command", "threads")),
+        *("core.rank", "core.job", "core.unread", "core.warning", "text_file", "backtrace.python"),
+    )
+    JSON_KEYS: ClassVar = {"location.nodes": "seen_on", "when": "written"}
 
     location: CrashFile
     core: CoreSummary
     text: str = ""  # gdb's output; "": none
+    text_file: str = ""  # file of gdb's output in `-o DIR`; "": no output
 
     @cached_property
     def backtrace(self) -> Backtrace:
@@ -250,6 +259,11 @@ class Crash:
         except (OverflowError, ValueError, OSError):
             return ""
         return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    @property
+    def age_s(self) -> float:
+        """By the node's clock."""
+        return round(self.location.file.age_s, 1)
 
     @property
     def pid(self) -> int | None:
@@ -315,65 +329,6 @@ class CoreGroup:
 
 
 @dataclass(frozen=True)
-class CoreRow:
-    """One core file, of one node or on a file system that several nodes share."""
-
-    JSON_KEYS: ClassVar = {"total_bytes": "whole_bytes"}
-
-    node: str  # where it crashed, by the file's name; else the node that read it
-    seen_on: tuple[str, ...]  # the nodes that see this file
-    path: str
-    written: str  # ISO 8601, UTC
-    age_s: float  # by the node's clock
-    size_bytes: int
-    total_bytes: int | None  # the size according to its own headers
-    truncated: bool
-    signal: int | None
-    pid: int | None
-    uid: int | None
-    user: str
-    comm: str
-    program: str
-    command: str  # the first 80 characters
-    threads: int  # 0: not known
-    rank: int | None
-    job: str
-    unread: str  # why there is no backtrace; "": there is one
-    warning: str
-    text_file: str  # file of gdb's output in `-o DIR`; "": no output
-    python: tuple[str, ...]  # the lines of py-bt
-
-    @classmethod
-    def of(cls, crash: Crash, text_file: str) -> CoreRow:
-        """The row of a core in the document."""
-        file, core = crash.location.file, crash.core
-        return cls(
-            node=crash.node,
-            seen_on=crash.location.nodes,
-            path=file.path,
-            written=crash.when,
-            age_s=round(file.age_s, 1),
-            size_bytes=file.size_bytes,
-            total_bytes=core.whole_bytes,
-            truncated=crash.truncated,
-            signal=crash.signal,
-            pid=crash.pid,
-            uid=core.uid,
-            user=core.user,
-            comm=core.comm,
-            program=core.program,
-            command=core.command,
-            threads=core.threads,
-            rank=core.rank,
-            job=core.job,
-            unread=core.unread,
-            warning=core.warning,
-            text_file=text_file if crash.text else "",
-            python=crash.backtrace.python,
-        )
-
-
-@dataclass(frozen=True)
 class Cores:
     """The document of `nodeready cores`, and DIR/cores.json: where the program of every core
     crashed. Equal crashes are one group; the group of the earliest crash is first.
@@ -382,14 +337,14 @@ class Cores:
     SCHEMA: ClassVar = "cores"
     VERSION: ClassVar = 2
     JSON: ClassVar = (
-        *("started", "finished", "complete", "groups", "cores", "gaps", "notes", "unlisted"),
+        *("started", "finished", "complete", "groups", "crashes", "gaps", "notes", "unlisted"),
     )
-    JSON_KEYS: ClassVar = {"unlisted": "more"}
+    JSON_KEYS: ClassVar = {"crashes": "cores", "unlisted": "more"}
 
     started: str  # ISO 8601, UTC
     finished: str  # ISO 8601, UTC
     nodes: tuple[str, ...]  # all nodes that were asked
-    crashes: tuple[Crash, ...]
+    crashes: tuple[Crash, ...]  # every core file once
     gaps: NodeGaps = ()  # the nodes that gave no answer
     # node -> the places that it could not search, and why
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -411,16 +366,6 @@ class Cores:
     def groups(self) -> tuple[CoreGroup, ...]:
         """The cores with a backtrace, by their crash."""
         return group_crashes(self.crashes)
-
-    @property
-    def cores(self) -> tuple[CoreRow, ...]:
-        """Every core file once."""
-        return tuple(map(CoreRow.of, self.crashes, self.file_names))
-
-    @cached_property
-    def file_names(self) -> tuple[str, ...]:
-        """For each crash the name of the file of its text; see the function `file_names`."""
-        return tuple(file_names(self.crashes))
 
 
 def cores_code(cores: Cores) -> int:
@@ -495,9 +440,9 @@ def deduplicate(listings: Mapping[str, Listing]) -> list[CrashFile]:
     return crash_files
 
 
-def file_names(crashes: Sequence[Crash]) -> list[str]:
-    """The name of each crash's text: ``NODE-PID.txt``; equal names get numbers."""
-    names: list[str] = []
+def with_file_names(crashes: Iterable[Crash]) -> tuple[Crash, ...]:
+    """The crashes with the files of their texts: ``NODE-PID.txt``; equal names get numbers."""
+    named: list[Crash] = []
     taken: dict[str, int] = {}
     for crash in crashes:
         node = "".join(c if c.isalnum() or c in ".-_" else "_" for c in crash.node).lstrip(".-")
@@ -507,8 +452,8 @@ def file_names(crashes: Sequence[Crash]) -> list[str]:
             number += 1
         taken[stem] = number
         taken.setdefault(name, 1)
-        names.append(f"{name}.txt")
-    return names
+        named.append(replace(crash, text_file=f"{name}.txt" if crash.text else ""))
+    return tuple(named)
 
 
 # --- Two rounds: the nodes list their core files, by names alone; then the node that wrote a core
@@ -570,7 +515,7 @@ def collect_cores(
         started=started,
         finished=utc_now(),
         nodes=tuple(policies),
-        crashes=tuple(crashes),
+        crashes=with_file_names(crashes),
         gaps=node_gaps(gaps),
         notes={name: tuple(lines) for name, lines in notes.items() if lines},
         unlisted={name: number for name, number in unlisted.items() if number},
