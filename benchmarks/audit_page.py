@@ -73,7 +73,6 @@ def _search(browser: Any, word: str) -> float:
 
 
 def cost(profile: str, nodes: int, name: str) -> PageCost:
-    """The cost of the page of this many nodes like a lab node of this profile."""
     with simulated.answers(profile, nodes, name) as directory:
         run = simulated.measured(profile, nodes, directory, facts=True)
         page = Path(directory, "report.html")

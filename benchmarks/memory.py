@@ -50,8 +50,6 @@ class Pass(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryCost:
-    """What is measured of one memory."""
-
     passes: dict[str, Pass]
     changed: int  # nodes that the third look changed
     sizes: tuple[int, int]  # bytes after three looks, and after all

@@ -264,7 +264,6 @@ class Simulated:
         return self.name, str(self.readers), *before, *after, f"{self.peak_mb:.0f} MiB"
 
     def budgets(self) -> Iterator[Budget]:
-        """The limits that the design sets."""
         if limit := BUDGETS.get(self.nodes):
             yield Budget(f"{self.name}: to the report", limit, self.total_s, " s")
         yield Budget(f"{self.name}: peak memory", 1024, self.peak_mb, " MiB")

@@ -144,7 +144,6 @@ _ENTRY = ("group", "sequence", "is_p2p", "operation", "state", "sizes", "types",
 
 
 def _node_witnesses(node: int, draw: random.Random, pids: list[int]) -> dict[str, object]:
-    """The witnesses of one node."""
     return {
         "gpus": {
             "absent": "",
@@ -264,7 +263,6 @@ def _cost(mode: str, nodes: int, directory: Path) -> StacksCost:
 
 
 def measure(mode: str, nodes: int) -> StacksCost:
-    """The cost in a new process."""
     with tempfile.TemporaryDirectory(prefix="nodeready-benchmark-") as directory:
         if mode == "files":
             for node in range(nodes):

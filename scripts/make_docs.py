@@ -41,7 +41,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A Markdown table."""
     head = list(head)
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -110,7 +109,6 @@ def exit_meanings() -> list[tuple[int, str]]:
 
 
 def exit_codes() -> str:
-    """The exit codes in the order of precedence."""
     return markdown(("Code", "When"), ((str(code), when) for code, when in exit_meanings()))
 
 
@@ -243,7 +241,6 @@ def arguments(command: click.Command) -> str:
 
 
 def man_page() -> str:
-    """The whole manual page."""
     environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True)
     environment.filters |= {"roff": escape, "paragraphs": paragraphs, "option": option}
     environment.globals |= {"arguments": arguments, "options_in_groups": options_in_groups}

@@ -103,7 +103,6 @@ class Terminal:
             self.text.append(Text.from_ansi(_constant(output.rstrip())))
 
     def svg(self, name: str) -> str:
-        """The picture."""
         console = Console(
             record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, highlight=False
         )

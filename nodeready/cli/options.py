@@ -31,11 +31,7 @@ if TYPE_CHECKING:
 
 #: Every value of ``--format`` that some command takes. NODEREADY_FORMAT may have any of them: a
 #: command ignores those that it does not take.
-FORMS = (
-    *("table", "json", "junit", "csv", "prometheus", "nagios"),
-    *("html", "evidence", "sh"),
-)
-
+FORMS = (*("table", "json", "junit", "csv", "prometheus", "nagios"), *("html", "evidence", "sh"))
 
 #: Group of --help -> its options, by name, in their order. The remaining options of a command
 #: stand before the groups.
@@ -302,7 +298,6 @@ inventory_argument = click.argument(
     "inventory", required=False, shell_complete=candidates_of("inventories")
 )
 
-
 # --- Options of what a command shows.
 
 
@@ -365,14 +360,11 @@ def verbose_option(help: str) -> Any:
 
 @dataclass(kw_only=True)
 class ScreenOptions:
-    """How a command shows its output."""
-
     color: str = color_option()
     quiet: bool = opt("-q, --quiet", "Print nothing on success.", default=False, variable=False)
     verbose: int = verbose_option("More detail; progress also without a terminal.")
 
     def screen(self) -> Screen:
-        """The screen of these options."""
         from nodeready.cli.screen import Screen
 
         return Screen(self.color, self.quiet, self.verbose)

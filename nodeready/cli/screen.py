@@ -125,12 +125,10 @@ class Screen(Tell):
                 self.out.print(Text(" " * indent) + part, soft_wrap=True)
 
     def show_on_stderr(self, lines: Iterable[StyledLine]) -> None:
-        """Print lines to standard error."""
         for line in lines:
             self.err.print(_text(line), soft_wrap=True)
 
     def say(self, text: str, style: str = "") -> None:
-        """Print one line to standard error."""
         from rich.text import Text
 
         self.err.print(Text(f"nodeready: {sanitise(text)}", style=style), soft_wrap=True)
@@ -353,8 +351,6 @@ def show(
 
 @dataclass(frozen=True)
 class Outputs:
-    """The outputs of one command."""
-
     kind: str  # of the document, as in `registry.FORMATS`
     form: str  # the format on standard output, else of the first FILE
     files: dict[str, str]  # FILE -> its format

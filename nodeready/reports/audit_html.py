@@ -53,8 +53,6 @@ WIDTH, HEIGHT = 800, 80
 
 @dataclass(frozen=True)
 class Trend:
-    """The picture and its text."""
-
     sentence: str  # what the picture shows
     # status -> the path of its area in SVG, in a box of WIDTH and HEIGHT
     areas: tuple[tuple[str, str], ...]
@@ -162,7 +160,6 @@ def _meaning(check: str) -> str:
 
 @cache
 def page() -> HtmlPage:
-    """The page of an audit."""
     return HtmlPage(
         "audit_page",
         DENSE=_DENSE, FINDINGS=_FINDINGS, OUTLIERS=_OUTLIERS, VALUES=_VALUES, SET=_SET,
@@ -309,7 +306,6 @@ def _ready_verdict(ready: Ready) -> tuple[str, str]:
 
 
 def render(document: Audit | Ready, options: Options = PLAIN) -> Iterator[str]:
-    """The page, in pieces."""
     audit = document.audit if isinstance(document, Ready) else document
     tone, verdict = _ready_verdict(document) if isinstance(document, Ready) else _verdict(audit)
     groups: dict[str, list[NodeReport]] = {}

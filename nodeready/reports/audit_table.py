@@ -118,7 +118,6 @@ class _AuditTable(TableLayout):
             yield self.sentence("fix: ", (with_inventory(finding.fix, self.inventory), "cyan"))
 
     def brief(self, finding: AuditFinding) -> StyledLine:
-        """A finding in one line."""
         return self.short(
             finding.status, finding.title, finding.names, finding.text or f"e.g. {finding.example}"
         )
@@ -139,7 +138,6 @@ class _AuditTable(TableLayout):
         return Safe(sanitise(text, len(text))) if self.is_whole else text
 
     def brief_outlier(self, outlier: Outlier) -> StyledLine:
-        """An outlier in one line."""
         text = f"not {value_text(outlier.majority)}: {self.values(outlier)}"
         return self.short("differs", outlier.fact, list(outlier.nodes), text, "warn")
 
@@ -246,7 +244,6 @@ def show_ready(ready: Ready, options: Options = PLAIN) -> Iterator[StyledLine]:
 
 
 def _go_lines(ready: Ready, options: Options) -> Iterator[StyledLine]:
-    """The nodes that are ready, the rest, and whether enough are ready."""
     is_whole = bool(options.verbose) or not options.lines
     room = NO_LIMIT if is_whole else min(options.width, MAX_WIDTH) - _INDENT
     for word, style, names in (("GO", "ok", ready.go), ("NO-GO", "fail", ready.no_go)):

@@ -31,7 +31,6 @@ from nodeready.runs.deploy.document import Deploy, DeployedNode
 #: Maximum plans, results and errors that are all shown whole.
 _FEW = 10
 
-
 #: Kinds of lines in a plan: a step, a check, an action, a difference, a refused step.
 _STEP, _CHECK, _ACTION, _DIFF, _REFUSED = "step", "check", "action", "diff", "refused"
 #: The kinds of a plan's lines, each with its step or check, or "".
@@ -113,7 +112,6 @@ class _DeployTable(TableLayout):
     # --- Remaining results, and failures.
 
     def for_a_person(self, nodes: Iterable[DeployedNode]) -> RowSection:
-        """The results that no step of the run repairs."""
         kinds: dict[tuple[str, str], list[tuple[Texts, str]]] = {}
         ranks: dict[tuple[str, str], tuple[int, int]] = {}
         for node in nodes:
@@ -190,7 +188,6 @@ class _DeployTable(TableLayout):
 
 
 def show_plan(nodes: Iterable[DeployedNode], options: Options = PLAIN) -> Iterator[StyledLine]:
-    """Per group of nodes with the same plan: what would change, why, and the files' diffs."""
     table = _DeployTable(options)
     return table.fitted([table.plans(nodes)])
 

@@ -61,8 +61,6 @@ def observed_facts(facts: Mapping[str, Any], moment: str) -> Mapping[str, _Fact]
 
 @dataclass(frozen=True)
 class PartTable:
-    """A table of parts."""
-
     name: str
     # title -> the key of the fact, or the function that makes the text of a part
     columns: Mapping[str, str | Callable[[_Fact], Any]]
@@ -223,7 +221,6 @@ PART_TABLES: tuple[PartTable, ...] = (
     ),
 )  # fmt: skip
 
-
 # --- The page.
 
 #: The subjects of parts that have a vendor.
@@ -292,7 +289,6 @@ def _without_ipv6(match: re.Match[str]) -> str:
 
 @cache
 def page() -> HtmlPage:
-    """The page of evidence."""
     return HtmlPage("evidence_page", VERSION=__version__, fix=fix_text, shown=_shown)
 
 

@@ -104,7 +104,6 @@ class HtmlPage:
         )
 
     def render(self, **values: object) -> Iterator[str]:
-        """The page in pieces."""
         stream = self._template.stream(
             style=self.style, script=self.script, policy=self.policy, **values
         )

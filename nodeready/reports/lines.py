@@ -457,8 +457,6 @@ Reason = tuple[str, list[str]]
 
 
 class TableLayout:
-    """The layout of one table."""
-
     indent = 9  # columns of the words on the left
 
     def __init__(self, options: Options) -> None:
@@ -484,7 +482,6 @@ class TableLayout:
         return text if self.is_whole else text.cut(MAX_TEXT)
 
     def count_line(self, count: int) -> StyledLine:
-        """The line that counts the rows that are not shown."""
         return self.detail((f"and {count} more (-v shows them)", "bold"))
 
     def limited(

@@ -50,7 +50,6 @@ _TEXT = 31
 
 
 def history(document: History, options: Options = PLAIN) -> Iterator[StyledLine]:
-    """The life of a node or a part; or the looks, and the size of the memory."""
     if document.name:
         yield from _life(document, options)
     else:
@@ -168,7 +167,6 @@ class _DiffTable(TableLayout):
         self.diff = diff
 
     def first_line(self, change: FleetChange) -> StyledLine:
-        """The kind, the key, and the values of a change."""
         word, style = change.kind, "change"
         if change.suspect:
             word = style = "suspect"

@@ -63,7 +63,6 @@ class Format:
 
     @property
     def extension(self) -> str:
-        """The ending of a file in this format."""
         return _EXTENSIONS.get(self.name, f".{self.name}")
 
     @property
@@ -73,12 +72,10 @@ class Format:
 
     @property
     def write_facts(self) -> Callable[[Any], str] | None:
-        """The function of ``facts``."""
         return _imported(self.facts) if self.facts else None
 
     @property
     def module(self) -> str:
-        """The dotted name of the renderer's module."""
         return f"nodeready.reports.{self.renderer.partition(':')[0]}"
 
     def _rendered(self, document: Any, options: Options) -> Iterator[Any]:

@@ -67,7 +67,7 @@ _RULES: dict[type, list[dict[str, Any]]] = {
             "if": _when("kind", "missing"),
             "then": {"properties": {"processes": {"const": 0}, "ranks": {"minItems": 1}}},
         },
-    ],
+    ]
 }
 _PLAIN: dict[type, str] = {
     str: "string",

@@ -42,7 +42,6 @@ def _folded(group: Group, limit: int = NO_LIMIT) -> str:
 
 @cache
 def page() -> HtmlPage:
-    """The page of stacks."""
     return HtmlPage(
         "stacks_page",
         OPEN=_OPEN, PROCESSES=_PROCESSES, LONG=_LONG, SET=_SET, STATEMENTS=_STATEMENTS, CELL=_CELL,

@@ -264,7 +264,6 @@ class _StacksTable(TableLayout):
             yield self.detail((f"{hidden} (-v shows them)", "dim"))
 
     def short(self, group: Group, number: int) -> StyledLine:
-        """A group in one line: its ranks and nodes, and where the path ends."""
         leaf = group.frames[-1:]
         text = _brief(leaf[0]) if leaf else group.no_stack_reason
         return self.fit(self.group_head(group, number, f"  {sanitise(text)}"))

@@ -99,7 +99,6 @@ class _CoresTable(TableLayout):
         yield line("")
 
     def short(self, group: CoreGroup) -> StyledLine:
-        """A kind of crash in one line."""
         return next(self.group(group)).with_text(f"  {counted(len(group.crashes), 'core')}")
 
     def more_kinds(self, count: int) -> StyledLine:
@@ -217,7 +216,6 @@ class _TailTable(TableLayout):
         return self.detail((f"and {counted(count, 'more group')} (-v shows them)", "bold"))
 
     def short(self, group: LogGroup) -> StyledLine:
-        """A group in one line, with the last line of its files."""
         last = group.lines[-1] if group.lines else group.reason
         return next(self.full(group)).with_text(f"  {last}" if last else "")
 
@@ -411,7 +409,6 @@ class _PostmortemTable(TableLayout):
     indent = 12
 
     def cause(self, document: Postmortem) -> Iterator[StyledLine]:
-        """The first failure with its evidence."""
         cause = document.cause
         style = "unknown" if cause.kind == "unclear" else "fail"
         yield self.head(cause.kind, style, (cause.text, "bold"))
@@ -438,7 +435,6 @@ class _PostmortemTable(TableLayout):
         return " ".join(filter(None, parts))
 
     def group(self, group: FailureGroup) -> Iterator[StyledLine]:
-        """Equal failures: who, how many, and one of them."""
         subject = self.subject(group.ranks, group.nodes) or "unknown ranks"
         count = f", {group.count} times" if group.count > max(1, len(group.ranks)) else ""
         yield self.head(group.role, _ROLE_STYLES[group.role], (subject, "bold"), count)
@@ -446,7 +442,6 @@ class _PostmortemTable(TableLayout):
         yield self.detail(("e.g. " if group.count > 1 else "", "dim"), (group.example, "dim"))
 
     def event(self, event: NodeEvent) -> Iterator[StyledLine]:
-        """What happened to a node."""
         when = f", {event.time.replace('T', ' ')}" if event.time else ""
         subject = self.subject(event.ranks, (event.node,))
         yield self.head(event.kind, "warn", (subject, "bold"), when)

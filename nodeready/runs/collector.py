@@ -116,8 +116,6 @@ def run(
 
 @dataclass(frozen=True)
 class LogWriter:
-    """A process that writes a log."""
-
     pid: int
     start_s: float  # since boot
     rank: int | None
@@ -233,7 +231,6 @@ class EvidenceCollector:
     # --- Stacks, and all witnesses.
 
     def take_stacks(self, directory: Directory) -> Part:
-        """Every rank's stack in every form, with all witnesses."""
         # Imported only here, because it imports pyinfra, and --help must be quick.
         from nodeready.fleet.inventory.slurm import job_placement
 
@@ -324,7 +321,6 @@ class EvidenceCollector:
         return tails
 
     def take_logs(self, directory: Directory) -> Part:
-        """The last lines of the ranks' logs."""
         if self.stacks is None:
             return Part("logs", "missing", reason="the logs are unknown without the stacks")
         if not self.logs:
@@ -367,7 +363,6 @@ class EvidenceCollector:
     # --- Cores.
 
     def take_cores(self, directory: Directory) -> Part:
-        """Backtraces of the job's cores."""
         policies = {name: self.nodes.policies[name] for name in self._job_nodes}
         cores = collect_cores(self._ask, self.transport.tag, policies, 0, self.job)
         if not cores.crashes:
@@ -388,7 +383,6 @@ class EvidenceCollector:
     # --- The audit.
 
     def take_audit(self, directory: Directory) -> Part:
-        """The differences from the policy on the job's nodes."""
         answers = {name: self.hung[name] for name in self._job_nodes if name in self.hung}
         hung = node_gaps({name: answer.gap for name, answer in answers.items() if answer.gap})
         names = [name for name in self._job_nodes if name not in answers]

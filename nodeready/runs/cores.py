@@ -359,7 +359,6 @@ class Cores:
 
     @cached_property
     def unread(self) -> tuple[Crash, ...]:
-        """The cores without a backtrace."""
         return tuple(crash for crash in self.crashes if crash.core.unread)
 
     @cached_property
@@ -630,8 +629,6 @@ class DumpError(Exception):
 
 @dataclass(frozen=True)
 class CoreDumper:
-    """Takes a core of a live process, after a preview."""
-
     ask: Asks
     tag: str  # of the run
     node: str  # its name, and its policy

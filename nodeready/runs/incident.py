@@ -102,13 +102,10 @@ README, DOCUMENT = "README.txt", "incident.json"
 
 @dataclass(frozen=True)
 class Directory:
-    """The directory of one incident; from `prepare`."""
-
     path: Path
 
     @property
     def archive(self) -> Path:
-        """The archive: DIR.tar.gz beside the directory."""
         return self.path.with_name(f"{self.path.name}.tar.gz")
 
     def make_part(self, name: str) -> Path:

@@ -107,7 +107,6 @@ class _Members:
     command: str = ""
 
     def add(self, trace: Trace, process: TracedProcess) -> None:
-        """Add one process of a node."""
         rank = process.rank
         if not self.nodes or self.nodes[-1] != trace.node:
             self.nodes.append(trace.node)
@@ -124,7 +123,6 @@ class _Members:
             self.order, self.command = order, process.command
 
     def job(self, name: str, user: str) -> RunningJob:
-        """The job of these processes."""
         return RunningJob(
             name,
             user,

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Opt:
-    """How the command line has an option."""
-
     names: tuple[str, ...]  # ``--name``, ``-n``
     help: str
     metavar: str | None = None
@@ -90,7 +88,6 @@ def opt(words: str, help: str, *, key: str = "", value: Any = _NO_VALUE, **how: 
 
 
 def options_of(kind: type[Any]) -> dict[str, Opt]:
-    """Field -> its option."""
     return {field.name: field.metadata["opt"] for field in fields(kind)}
 
 
@@ -104,12 +101,10 @@ def flag(words: str, help: str, **how: Any) -> Any:
 def span(
     words: str, low_s: float, high_s: float, help: str, default: Any = None, **how: Any
 ) -> Any:
-    """A span of time within these seconds."""
     return opt(f"{words} TIME", help, span_s=(low_s, high_s), default=default, **how)
 
 
 def timeout(help: str = "Maximum time per node, after it is connected.") -> Any:
-    """``--timeout``, one minute by default."""
     return span("--timeout", 1, 3600, help, "60s", is_whole=True)
 
 
@@ -118,7 +113,6 @@ def limit(help: str) -> Any:
 
 
 def only(help: str, metavar: str = "CHECK,...") -> Any:
-    """``--only``: the checks or subjects of a command."""
     return opt(f"--only {metavar}", help, joined=True, complete="checks")
 
 

@@ -316,7 +316,6 @@ class Grouping:
         self.gaps: dict[str, Gap] = {}
 
     def add(self, node: str, tail: NodeTail) -> None:
-        """Add one node's answer."""
         names = {"": node_names(node, tail.host)}
         if tail.error:
             self.gaps[node] = Gap(INCOMPLETE, tail.error)

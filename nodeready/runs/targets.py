@@ -285,11 +285,7 @@ def select_targets(
 
 
 def _inventory_targets(
-    inventory: str,
-    options: TargetOptions,
-    job: str | None,
-    tell: Note,
-    works: bool,
+    inventory: str, options: TargetOptions, job: str | None, tell: Note, works: bool
 ) -> Targets:
     loaded, hosts, policies = load_targets(inventory, options, tell)
     _refuse_nameless_user(hosts)
@@ -420,12 +416,7 @@ def targets_of_ended_job(
     return select_targets(inventory, options, job=srun_job, tell=tell.note)
 
 
-def _job_targets(
-    job: str | None,
-    options: TargetOptions,
-    tell: Note,
-    works: bool,
-) -> Targets:
+def _job_targets(job: str | None, options: TargetOptions, tell: Note, works: bool) -> Targets:
     """All nodes of a running job, with the default policy."""
     from nodeready.fleet.transport.srun import Srun
 
@@ -439,11 +430,7 @@ def _job_targets(
 
 
 def _srun_transport(
-    names: Sequence[str],
-    options: TargetOptions,
-    job: str,
-    tell: Note,
-    works: bool,
+    names: Sequence[str], options: TargetOptions, job: str, tell: Note, works: bool
 ) -> tuple[Transport, str]:
     """Srun steps on the nodes that are also in the job, and the job's number.
 

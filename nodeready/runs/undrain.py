@@ -13,13 +13,7 @@ from nodeready.agent.asking import Conversation, new_nonce, packed_value, reques
 from nodeready.agent.gate import drain
 from nodeready.agent.gate.drain import DrainError, SlurmNode
 from nodeready.agent.gate.undrain import slurm_authors, stay_reason, undrain
-from nodeready.agent.leftovers import (
-    Leftover,
-    LeftoversConfig,
-    NodeLeftovers,
-    jobs_on,
-    judged,
-)
+from nodeready.agent.leftovers import Leftover, LeftoversConfig, NodeLeftovers, jobs_on, judged
 from nodeready.core.exit_codes import FAILED, Refused
 from nodeready.core.json_types import Moment, Name
 from nodeready.core.outcome import INVALID, Gap, NodeGaps, gaps_code, node_gaps

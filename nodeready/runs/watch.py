@@ -64,8 +64,6 @@ class RankKey(NamedTuple):
 
 @dataclass(frozen=True)
 class JobSnapshot:
-    """The counters of a job's ranks on all nodes."""
-
     taken_s: float  # by this machine's monotonic clock
     ranks: Mapping[RankKey, Motion] = field(default_factory=dict)  # by their process
     # node -> the counters of its ports
@@ -108,8 +106,6 @@ class Sign(NamedTuple):
 
 @dataclass(frozen=True)
 class Interval:
-    """The time between two snapshots."""
-
     seconds: float  # its length
     ranks: int  # the number of ranks at its end
     signs: tuple[Sign, ...]
@@ -190,7 +186,6 @@ def _step(before: Motion, after: Motion, seconds: float) -> _RankStep | None:
 
 
 def interval(before: JobSnapshot, after: JobSnapshot) -> Interval:
-    """What happened between two snapshots."""
     seconds = max(0.001, after.taken_s - before.taken_s)
     if not after.ranks and not (set(before.nodes) & after.gaps.keys()):
         return Interval(seconds, 0, (), gone=True)
@@ -198,7 +193,6 @@ def interval(before: JobSnapshot, after: JobSnapshot) -> Interval:
 
 
 def signs(before: JobSnapshot, after: JobSnapshot, seconds: float) -> tuple[Sign, ...]:
-    """What each witness reports about the time between two snapshots."""
     nodes = set(before.nodes)
     changed = sum(key not in before.ranks and key.node in nodes for key in after.ranks)
     steps: list[_RankStep] = []
@@ -312,8 +306,6 @@ def _ports(before: JobSnapshot, after: JobSnapshot, seconds: float) -> Sign:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The conclusion from all intervals."""
-
     # "new": there is no interval yet; "moves", "still", "unclear"; "gone": the job is over
     kind: str
     still_s: float = 0.0  # seconds for which nothing has moved
@@ -356,7 +348,6 @@ class Watch:
         self.judgement = Judgement("new")
 
     def add(self, snapshot: JobSnapshot) -> Judgement:
-        """The judgement with one more snapshot."""
         timeouts = [rank.timeout_s for rank in snapshot.ranks.values() if rank.timeout_s]
         if timeouts:
             limit_s = max(MIN_CONFIRM_S, TIMEOUT_PART * min(timeouts))

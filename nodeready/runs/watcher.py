@@ -74,8 +74,6 @@ def run(
 
 @dataclass
 class _Watcher:
-    """One job while it is watched."""
-
     evidence: EvidenceCollector  # of an incident, before it is taken
     options: WatchOptions
     command: list[str]  # the user's command, run after an incident

@@ -145,8 +145,6 @@ class AnswerSummary(NamedTuple):
 
 
 class NodeOrder(NamedTuple):
-    """The order to judge a node."""
-
     file: int  # of the record of its answer
     place: Place  # likewise
     policy: int  # number of its policy
@@ -157,8 +155,6 @@ class NodeOrder(NamedTuple):
 
 
 class StateRecord(NamedTuple):
-    """The state of a node for the memory."""
-
     digest: bytes  # of the sections
     counted: tuple[str, ...]  # the subjects whose counters were read
     # in the file of the judge that made this: a pickled list of (name, digest, SharedPart of the
@@ -280,7 +276,6 @@ class AnswerJudge:
         self.moment = 0.0
 
     def do(self, order: tuple[Any, ...]) -> Any:
-        """Do one order of the control process; returns its answer, if it has one."""
         kind, *arguments = order
         if kind == "read":
             return self.read(*arguments)
@@ -473,7 +468,6 @@ class AnswerJudge:
         return value
 
     def _unpack(self, packed: Any) -> Any:
-        """The inverse of `_pack`."""
         if isinstance(packed, SharedPart):
             value = self._loaded.get(packed)
             if value is None:

@@ -80,7 +80,6 @@ class AuditLook:
         return [node.name for node in self.audit.nodes if node.status in FAILING]
 
     def keep(self) -> None:
-        """Keep the look in the memory."""
         self.keeper.keep_audit(self.audit, self.code, self.workers)
 
 

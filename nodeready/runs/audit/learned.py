@@ -34,8 +34,6 @@ WIDTH = 88
 
 @dataclass
 class LearnedSetting:
-    """One setting of the fleet."""
-
     key: str
     value: Any = None  # of the majority, as in group_data; None: no majority
     # the number of nodes with it, and the values of other nodes
@@ -122,7 +120,6 @@ def majority(snapshots: Mapping[str, Snapshot]) -> list[LearnedSetting]:
 
 
 def _drop_invalid(setting: LearnedSetting) -> None:
-    """Remove an empty value, or one that the policy would refuse."""
     if setting.value in (None, {}):
         setting.value = None
         return

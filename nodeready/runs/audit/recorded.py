@@ -30,8 +30,6 @@ from nodeready.subjects.ssh_client.known_hosts import Names
 
 
 class HostRecord(NamedTuple):
-    """The record of one host."""
-
     host: str  # its name in the directory
     time: float = 0.0  # when the node was judged, in seconds since 1970
     policy_digest: str = ""
@@ -154,14 +152,11 @@ def owner(names: Names, host: str) -> tuple[str, bool]:
 
 
 def _newest(records: list[HostRecord]) -> HostRecord:
-    """The record with the newest verdict."""
     good = [record for record in records if not record.problem]
     return max(good, key=lambda record: record.time, default=records[0])
 
 
 class RecordedQuestion(NamedTuple):
-    """How to judge the verdicts."""
-
     policies: Mapping[str, Policy]  # node -> its declared policy
     # a declared policy -> the policy by which the node judges itself
     own_policy: Callable[[Policy], Policy]

@@ -277,7 +277,6 @@ class AuditWorkers:
         self.close()
 
     def _start(self, judges: Sequence[AnswerJudge]) -> None:
-        """Fork a worker for each judge."""
         children = [fork(partial(_serve, judge)) for judge in judges]
         self._workers = {
             child: _Worker(judge.number, child)
@@ -288,7 +287,6 @@ class AuditWorkers:
         self._greenlets += [gevent.spawn(self._kill_silent)] if judges else []
 
     def close(self) -> None:
-        """End the workers and remove their files."""
         gc.set_threshold(*self._gc_threshold)
         signal.signal(signal.SIGPROF, self._sigprof)
         gevent.killall(self._greenlets)
@@ -364,7 +362,6 @@ class AuditWorkers:
             self._greenlets.append(gevent.spawn(self._do_queued))
 
     def _kill_silent(self) -> None:
-        """Kill the workers that have orders and answer none."""
         while True:
             gevent.sleep(1)
             for worker in self._workers.values():
@@ -403,7 +400,6 @@ class AuditWorkers:
             self._is_idle.set()
 
     def _add_result(self, result: Result) -> int:
-        """Add a result to the document's table; returns its number."""
         fields: dict[str, Any] = {
             name: sys.intern(value) if isinstance(value, str) else value
             for name, value in vars(result).items()

@@ -69,8 +69,6 @@ _CHANGED = "since it was looked at; run again"
 
 @dataclass(frozen=True)
 class PlanRun:
-    """The run of a plan on one node."""
-
     node: Judged  # its latest results
     outcome: DeployOutcome
 
@@ -225,7 +223,6 @@ def _after(node: DeployedNode, done: PlanRun) -> DeployedNode:
 
 
 def _judge(nodes: Targets, tell: Tell, subjects: tuple[str, ...]) -> dict[str, Judged]:
-    """Probe all nodes, and judge them."""
     outcomes = probe_nodes(nodes, tell, subjects, on_interrupt=_STOPPING)
     context = FleetContext(nodes.policies)
     if not nodes.transport.interrupted:

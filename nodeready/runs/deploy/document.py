@@ -35,7 +35,6 @@ class PlannedAction:
 
     @classmethod
     def of(cls, action: actions.Action) -> PlannedAction:
-        """The document's view of an action of the plan."""
         if isinstance(action, actions.RunCommand | actions.Script):
             return cls(action.kind, action.describe(), command=action.argv)
         return cls(action.kind, action.describe(), action.path)

@@ -68,8 +68,6 @@ Facts = Mapping[str, Value]
 
 @dataclass(frozen=True)
 class Change:
-    """One change of a node."""
-
     kind: str  # one of KINDS
     key: str  # of a fact, an element or a counter; the id of a check; ANSWER
     before: Value  # value or status; None: it was not there
@@ -201,8 +199,6 @@ def _is_of_policy(change: Change, settings: Collection[str]) -> bool:
 
 
 class _FactChanges:
-    """The facts of a node before and after."""
-
     def __init__(self, before: Facts, after: Facts) -> None:
         self._before, self._after = before, after
 

@@ -38,8 +38,6 @@ _Value = Annotated[Value, {"type": ["string", "number", "boolean", "null"]}]
 
 @dataclass(frozen=True)
 class NodeChanges:
-    """The changes of one node."""
-
     node: str
     changes: tuple[Change, ...]
     was_failing: bool  # whether the node could get no job before and after
@@ -47,7 +45,6 @@ class NodeChanges:
 
     @classmethod
     def of(cls, before: NodeLook, after: NodeLook, changes: tuple[Change, ...]) -> NodeChanges:
-        """The changes, with both states of the node."""
         return cls(after.node, changes, is_failing(before), is_failing(after))
 
 
@@ -294,7 +291,6 @@ def since_changes(pairs: Iterable[_Pair]) -> Iterator[NodeChanges]:
 
 
 def peer_differences(model: NodeLook, nodes: Iterable[NodeLook]) -> Iterator[NodeChanges]:
-    """In what each node differs from the model."""
     for node in nodes:
         yield NodeChanges(node.node, differences(model, node), False, is_failing(node))
 

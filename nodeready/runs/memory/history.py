@@ -143,7 +143,6 @@ def status_of(look: NodeLook) -> str:
 
 
 def causes(look: NodeLook) -> tuple[str, ...]:
-    """The checks that cause the node's status."""
     status, results = status_of(look), look.results.items()
     return tuple(c for c, r in results if r.status == status and status in _WITH_CAUSE)
 

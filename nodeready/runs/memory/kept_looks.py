@@ -55,8 +55,6 @@ DAYS, MEGABYTES = 90, 2000
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """The settings of the memory."""
-
     path: Path | None  # None: nothing is kept
     days: int = DAYS  # after which a look is removed
     megabytes: int = MEGABYTES  # of the file, after which the oldest looks are removed

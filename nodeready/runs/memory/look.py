@@ -28,8 +28,6 @@ Value = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class NodeLook:
-    """What the memory knows of one node at one look."""
-
     node: str
     time_s: float  # of the look, seconds since 1970
     boot_id: str  # of the boot that the node was in; "": not observed
@@ -52,8 +50,6 @@ class NodeLook:
 
 @dataclass(frozen=True)
 class Look:
-    """One run of a command over nodes."""
-
     id: int  # 0: not yet kept
     time_s: float  # when its nodes had answered, seconds since 1970
     command: str
@@ -119,8 +115,6 @@ _BRACKETS = str.maketrans("[]", "()")
 
 
 class ComparedFacts(NamedTuple):
-    """The facts of one subject that are compared."""
-
     # key -> value. An element of a list or mapping stands in brackets. A list without names of its
     # elements is one text. A fact that the node does not show has no key
     stable: dict[str, Value]
@@ -198,8 +192,6 @@ def _kinds_of(subject: str) -> FactKinds:
 
 
 class _Place(NamedTuple):
-    """One path in a subject's facts."""
-
     kind: str
     is_counted: bool
     has_names: bool  # the elements of the list or mapping here have names
@@ -308,8 +300,6 @@ ASKED = "asked"
 
 
 class SectionText(NamedTuple):
-    """A section of a node's state."""
-
     name: str
     digest: bytes  # of its text
     # returns its text, packed; None: the memory had it when the look began
@@ -317,8 +307,6 @@ class SectionText(NamedTuple):
 
 
 class NodeSections(NamedTuple):
-    """What one look shows of a node."""
-
     name: str
     digest: bytes  # equal digests, equal sections
     counted: tuple[str, ...]  # the subjects whose counters were read
@@ -341,7 +329,6 @@ def facts_text(stable: Mapping[str, Value]) -> bytes:
 def node_sections(
     name: str, texts: Mapping[str, bytes], counted: tuple[str, ...] = ()
 ) -> NodeSections:
-    """The state of these sections."""
     sections = [
         SectionText(section, digest(text), partial(zlib.compress, text))
         for section, text in texts.items()
@@ -450,12 +437,7 @@ class SectionWriter:
         self._words: dict[tuple[str, int], tuple[Policy, dict[str, str]]] = {}
 
     def __call__(
-        self,
-        subject: str,
-        observation: Any,
-        shown: Any,
-        results: Iterable[Result],
-        policy: Policy,
+        self, subject: str, observation: Any, shown: Any, results: Iterable[Result], policy: Policy
     ) -> list[tuple[str, bytes, bytes | None]]:
         """(name, digest, packed text or None) of each section.
 

@@ -143,8 +143,6 @@ _KEEP_SHARES = f"""DELETE FROM past WHERE (node, until_look) IN (
 
 
 class ControlClock(NamedTuple):
-    """The clock of the control machine."""
-
     time_s: float  # seconds since 1970
     boot_id: str  # of the machine's boot; "": not known
     uptime_s: float  # seconds since the boot, which no setting of the clock changes
@@ -433,7 +431,6 @@ class Memory:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the file."""
         (pages,), (page_bytes,) = self._rows("PRAGMA page_count") + self._rows("PRAGMA page_size")
         return int(pages * page_bytes)
 

@@ -39,8 +39,6 @@ _QUOTED_BLANK = "\0"
 
 @dataclass(frozen=True)
 class ScriptRule:
-    """A row of knowledge/batch_scripts.toml."""
-
     key: str
     pattern: re.Pattern[str]  # what is wrong; its group `at`, else its beginning, is where
     unless: re.Pattern[str] | None  # what makes it right, anywhere in the script
@@ -79,7 +77,6 @@ def _rule(key: str, row: dict[str, str]) -> ScriptRule:
 
 
 RULES = tuple(_rule(key, row) for key, row in knowledge.rows("batch_scripts").items())
-
 
 # --- The script as its rules see it.
 
@@ -212,7 +209,6 @@ def judge(path: str) -> BatchScript:
 
 
 def check(script: str) -> tuple[ScriptFinding, ...]:
-    """What is wrong in a batch script, in the order of its lines."""
     lines = lines_of(script)
     text, starts = "", []
     for _, line in lines:

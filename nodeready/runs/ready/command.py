@@ -184,7 +184,6 @@ def _prove(
 def _prove_fleet(
     nodes: Targets, tell: Tell, subjects: tuple[str, ...], request: WantedProofs, budget_s: int
 ) -> list[Outcome[Snapshot]]:
-    """Probe the nodes and prove them, within the budget."""
     # Imported only here: they import pyinfra, which this machine alone does not need.
     from nodeready.fleet.inventory.host_data import given_addresses
     from nodeready.runs.ready.run import ReadyTask, prove

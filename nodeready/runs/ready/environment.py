@@ -28,8 +28,6 @@ from nodeready.runs.values import policy_settings
 
 @dataclass(frozen=True)
 class InstalledTorch:
-    """The PyTorch that is installed on a node."""
-
     torch: str = ""  # its version; "": not known
     cuda: bool | None = None  # it was built for NVIDIA's GPUs; None: not known
     reason: str = ""  # why the version is not known; "": it is known

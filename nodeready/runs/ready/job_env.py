@@ -85,8 +85,6 @@ Ranges = tuple[Range, ...]
 
 @dataclass(frozen=True)
 class PortChoice:
-    """The port for a job."""
-
     port: int | None  # None: no port is free on all nodes
     reason: str  # why this port, or why none
     notes: tuple[str, ...]  # the nodes that exclude other ports, or may exclude this port later

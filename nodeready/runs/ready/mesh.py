@@ -214,7 +214,6 @@ _CROWD = 1000
 
 
 def _adjacent(bad: Iterable[_Edge], edges: Iterable[_Edge]) -> set[_Edge]:
-    """The edges that share a node with a bad edge."""
     nodes = {name for edge in bad for name in edge}
     return {edge for edge in edges if edge[0] in nodes or edge[1] in nodes}
 
@@ -265,7 +264,6 @@ class Rounds:
     def add(
         self, source: str, target: str, ordered_ports: tuple[int, ...], answer: program.MeshRound
     ) -> None:
-        """Add the source's answer about the target."""
         failing: dict[int, str] = {}
         passed = []
         self._round_count = max(self._round_count, answer.number + 1)

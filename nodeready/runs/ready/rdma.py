@@ -28,8 +28,6 @@ _PORT_S = SERVE_S + MEASURE_S + _ANSWER_S
 
 @dataclass(frozen=True)
 class PairRate:
-    """The rate of one port between two nodes."""
-
     source: str
     target: str
     link_gbps: float  # of the slower of the two links, in Gbit/s
@@ -136,15 +134,12 @@ def run_rdma(
 
 
 class _RdmaRing:
-    """The rounds over one program on each node of a ring."""
-
     def __init__(self, transport: Transport, deadline: float) -> None:
         self.channels, self._transport = Channels(transport, deadline), transport
         self.pairs: list[PairRate] = []
         self.started: dict[str, RdmaStart] = {}
 
     def start(self, port_ranges: Mapping[str, tuple[int, int]]) -> None:
-        """Start the program on every node."""
         nonce, limit_s = self.channels.nonce, max(1, int(self.channels.left_s))
         config = ProofConfig(nonce, self._transport.tag, limit_s=limit_s)
 
@@ -157,7 +152,6 @@ class _RdmaRing:
         self.channels.for_each(begin, port_ranges)
 
     def run(self, names: Iterable[str]) -> None:
-        """Run the rounds, as long as there is time."""
         able = [
             name
             for name in names

@@ -59,8 +59,6 @@ _MARGIN_S = 2
 
 @dataclass(frozen=True)
 class WantedProofs:
-    """The proofs to make."""
-
     session: tuple[str, ...] = tuple(SESSION)  # names in facts.SESSION
     mesh: bool = True  # connect the nodes over the job's ports
     full: bool = False  # connect every node with every other node, not only with some
@@ -72,7 +70,6 @@ class WantedProofs:
 
     @classmethod
     def of(cls, checks: Iterable[str], *, full: bool = False, level: int = 1) -> WantedProofs:
-        """The proofs that these checks need."""
         check_ids = {*checks}
         needed = {check.proof for check in SUBJECTS["proof"].checks if check.id in check_ids}
         session = tuple(name for name in SESSION if name in needed)
@@ -89,8 +86,6 @@ _SNAPSHOT, _PROOFS = "snapshot", "proofs"
 
 @dataclass(frozen=True)
 class ReadyTask:
-    """The request of ``ready``."""
-
     transport: Transport
     policies: Mapping[str, Policy]  # node -> its policy
     subjects: tuple[str, ...]  # the subjects to probe
@@ -106,7 +101,6 @@ class ReadyTask:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the deadline."""
         return self.deadline - time.monotonic()
 
     @property
@@ -177,7 +171,6 @@ def _round(
 
 
 def _prove_node(task: ReadyTask, name: str, peers: tuple[str, ...]) -> Conversation[Proved]:
-    """The conversation with the program that makes a node's proofs."""
     policy = task.policies[name]
     config = ProofConfig(
         nonce=new_nonce(),
@@ -372,8 +365,6 @@ def run_mesh(
 
 
 class MeshRun:
-    """The rounds over one program on each node."""
-
     def __init__(
         self,
         transport: Transport,
@@ -408,7 +399,6 @@ class MeshRun:
         self.mesh_rounds = mesh.Rounds(len(self.nodes), self.ports, present, known_owners)
 
     def rounds(self, full: bool) -> None:
-        """Run the rounds of the pattern, as long as there is time."""
         names = list(self.mesh_rounds.ports)
         offsets = (mesh.full if full else mesh.ring_and_skips)(len(names))
         for pairs in mesh.rounds(names, offsets):
@@ -451,7 +441,6 @@ class MeshRun:
         self.mesh_rounds.skip_explained()
 
     def results(self) -> dict[str, Mesh | Unknown]:
-        """The mesh of each node, or the reason for its absence."""
         for name in self.channels.lost:
             self.mesh_rounds.drop(name)
         results: dict[str, Mesh | Unknown] = {**self.mesh_rounds.meshes(), **self.channels.lost}

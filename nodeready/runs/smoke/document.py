@@ -300,7 +300,6 @@ INSIDE, BETWEEN = "inside", "between"
 _TITLES = {INSIDE: "inside the node", BETWEEN: "between nodes"}
 _SETTINGS = {INSIDE: "smoke_min_node_gbps", BETWEEN: "smoke_min_gbps"}
 
-
 Policies = Mapping[str, Policy]
 Results = Iterable["tuple[Test, SmokeOutcome]"]
 

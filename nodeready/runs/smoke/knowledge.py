@@ -38,8 +38,6 @@ class Test:
 
 @dataclass(frozen=True)
 class SmokeOutcome:
-    """The outcome of a test."""
-
     ok: bool  # every rank ended with the right results
     cause: str = ""  # why the test failed, in words that two tests of the same fault share
     ms: float = 0.0  # the slowest rank's; 0: unknown
@@ -56,8 +54,6 @@ class SmokeOutcome:
 
 
 class Trial(NamedTuple):
-    """A finished test."""
-
     test: Test
     outcome: SmokeOutcome
 
@@ -97,8 +93,6 @@ class SmokeSuspect:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The result of a search."""
-
     suspects: tuple[SmokeSuspect, ...]  # in the order of the inventory
     # nodes that passed with other nodes (or alone, where there is one node)
     passed: tuple[str, ...]
@@ -215,7 +209,6 @@ class Knowledge:
         return suspects
 
     def result(self) -> SearchResult:
-        """The result so far."""
         doubted = [
             SmokeSuspect(NODE, (name,), (), (f"not confirmed: {reason}",))
             for name, reason in self.doubts.items()
@@ -262,8 +255,6 @@ _FEW_RETRIALS, _RETRIALS = 3, 6
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """A test that the search requests."""
-
     purpose: str
     nodes: tuple[str, ...]
     # the number of good nodes to add; as many as needed for two nodes in any case
@@ -280,12 +271,10 @@ Hunt = Generator["list[TrialRequest]", Trials, "list[Hunt]"]
 
 
 def is_failed(trial: Trial | None) -> bool:
-    """Whether the test ran and failed."""
     return trial is not None and not trial.outcome.ok
 
 
 def cite_trials(trials: Iterable[Trial]) -> str:
-    """The numbers of the tests in a sentence."""
     return cite(trial.test for trial in trials)
 
 
@@ -390,7 +379,6 @@ def quartile(values: Iterable[float], quarter: int) -> float:
 
 
 def looks_slow(outcome: SmokeOutcome, usual_gbps: float, usual_ms: float) -> bool:
-    """Whether the test is so slow that it is investigated."""
     limit_ms = max(_INVESTIGATE_TIMES * usual_ms, usual_ms + NOISE_MS)
     is_late = usual_ms > 0 and outcome.ms > limit_ms
     return outcome.ok and (is_late or 0 < outcome.gbps < _INVESTIGATE_SHARE * usual_gbps)

@@ -50,8 +50,6 @@ MISSING_ENGINE = tuple(f"no {title}" for title in _TITLES.values())
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """The engine of a run."""
-
     kind: Kind = ("", "")  # engine and backend; ("", ""): no node has an engine
     name: str = ""  # such as ``torch 2.13.0 over gloo``
     proves: str = ""  # what a pass proves
@@ -383,8 +381,6 @@ Progress = Callable[[str, Iterable[str]], AbstractContextManager[Callable[[str],
 
 @dataclass(frozen=True)
 class SmokeTask:
-    """The request for a smoke test."""
-
     transport: Transport
     policies: Mapping[str, Policy]  # node -> its policy, in the inventory's order
     deadline: float  # the moment of time.monotonic() at which everything has ended
@@ -394,7 +390,6 @@ class SmokeTask:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the deadline."""
         return self.deadline - time.monotonic()
 
     @property

@@ -256,7 +256,6 @@ class _SmokeRun:
         self.tests_alone = True  # whether the engine can test a node by itself
 
     def search(self) -> None:
-        """Search, round by round, as long as there is time."""
         names, task = self.nodes.names, self.task
         if not names:
             self.stopped = "no node could take part"
@@ -368,7 +367,6 @@ class _SmokeRun:
     # --- The end.
 
     def interrupt(self) -> None:
-        """End what runs on the nodes, and keep what is known."""
         transport = self.task.transport
         was_ended, transport.interrupted = transport.interrupted, True
         self.stopped = f"interrupted in round {self.rounds.count + 1}"
@@ -377,7 +375,6 @@ class _SmokeRun:
             transport.end()
 
     def report(self, started: str) -> document.SmokeReport:
-        """The document of what is known."""
         task, choice, result = self.task, self.nodes.choice, self.knowledge.result()
         suspects = [replace(s, evidence=self._evidence(s)) for s in result.suspects]
         blamed = {name for suspect in suspects for name in suspect.blamed}

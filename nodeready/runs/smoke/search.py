@@ -118,7 +118,6 @@ class _FaultSearch:
     # --- Rounds.
 
     def run(self) -> Search:
-        """The whole search."""
         self.knowledge.positions = {name: index for index, name in enumerate(self.nodes)}
         steps = self._all_steps()
         try:

@@ -43,13 +43,10 @@ def _is_firm(trials: Sequence[Trial]) -> bool:
 
 
 class Sweep:
-    """One sweep over the nodes that remain."""
-
     def __init__(self, knowledge: Knowledge, nodes: Sequence[str]) -> None:
         self.knowledge, self.nodes = knowledge, nodes
 
     def run(self, full: bool) -> Steps[None]:
-        """Test the paths, and add the suspects."""
         knowledge = self.knowledge
         pairs = {suspect.nodes for suspect in knowledge.suspects if suspect.kind == PAIR}
         trials: dict[Edge, list[Trial]] = {}
