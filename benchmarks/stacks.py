@@ -218,10 +218,7 @@ def trace(node: int, nodes: int, witnesses: bool = False) -> str:
 
 
 def _cost(mode: str, nodes: int, directory: Path) -> StacksCost:
-    """Read the traces alone; then read, group and render them. The first gives the read time.
-
-    This process stays on one core.
-    """
+    """Read the traces; then read, group and render them. This process stays on one core."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     witnesses = mode == WITNESSES
     texts = [] if mode == "files" else [trace(node, nodes, witnesses) for node in range(nodes)]

@@ -64,10 +64,7 @@ def options_in_groups(command: click.Command) -> dict[str, list[click.Option]]:
 
 
 class Command(click.Command):
-    """A command whose --help has its options in groups.
-
-    kind: the class of its options
-    """
+    """A command whose --help has its options in groups. kind: the class of its options"""
 
     kind: type[Any]
 
@@ -160,10 +157,7 @@ class Option(click.Option):
 
 
 class Span(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no argument
-    """A span of time within these seconds, as `text.parse_span` reads it; seconds without a unit.
-
-    is_whole: the value is an int
-    """
+    """A span of time in these bounds, as `text.parse_span` reads it. is_whole: an int"""
 
     name = "span"
 
@@ -302,10 +296,7 @@ inventory_argument = click.argument(
 
 
 def format_option(document: str, help: str = "Output format.", *, general: bool = True) -> Any:
-    """``--format``, with the formats of this document in `reports.registry`.
-
-    general: also read NODEREADY_FORMAT, where it has one of these formats
-    """
+    """``--format`` of this document. general: also of NODEREADY_FORMAT, if it has the format"""
     from nodeready.reports.registry import format_names
 
     forms = tuple(format_names(document))

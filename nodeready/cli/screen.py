@@ -178,10 +178,7 @@ class Screen(Tell):
 
 
 class NodeProgress:
-    """The pending nodes of one activity.
-
-    clock: seconds, as `time.monotonic`
-    """
+    """The pending nodes of one activity. clock: seconds, as `time.monotonic`"""
 
     def __init__(
         self, activity: str, pending: set[str], clock: Callable[[], float] = time.monotonic
@@ -298,11 +295,7 @@ def write_hostfile(
     *,
     complete: bool,
 ) -> None:
-    """Write the file of ``--hostfile-out``, or print why it is left as it is.
-
-    path:            None: the option was not given
-    ready, rejected: as for `hostfile.text`
-    """
+    """Write the file of ``--hostfile-out``, or print why it stays. path: None: no option"""
     if path is None:
         return
     if not ready:

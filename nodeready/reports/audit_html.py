@@ -237,10 +237,7 @@ class _NodeData:
         )
 
     def json(self, rows: Sequence[AuditFinding]) -> Iterator[Markup]:
-        """The data in pieces, with the nodes of these findings.
-
-        No character of a text ends the element or the line.
-        """
+        """The data in pieces, with the nodes of these findings; no text ends the element."""
         place = {node.name: index for index, node in enumerate(self._nodes)}
         yield Markup('{"nodes":[')
         for index, node in enumerate(self._nodes):

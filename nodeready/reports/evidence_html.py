@@ -48,10 +48,7 @@ def _text(value: Any) -> str:
 
 
 def observed_facts(facts: Mapping[str, Any], moment: str) -> Mapping[str, _Fact]:
-    """The facts of a node, as documents show them, with the moment of its boot in `host`.
-
-    moment: of the observation
-    """
+    """The facts, with the moment of the boot in `host`. moment: of the observation"""
     uptime_s = facts.get("host", {}).get("uptime_s")
     if uptime_s is None:
         return facts
@@ -270,10 +267,7 @@ def _evidence(node: NodeReport, moment: str, entries: Iterable[HistoryEntry]) ->
 
 
 def _shown(text: str, check: str) -> str:
-    """A text of a check's result without addresses of the site.
-
-    Four numbers can be a version of firmware, too.
-    """
+    """A result's text without the site's addresses; a firmware's version may look like one."""
     if check.endswith(".firmware"):
         return text
     return _MAYBE_IPV6.sub(_without_ipv6, _IPV4.sub("ADDRESS", text))

@@ -66,10 +66,7 @@ def _digest(text: str) -> str:
 
 
 class HtmlPage:
-    """One kind of page: the template, the style sheet and the script of a folder of this room.
-
-    names: what the template may use beside its values
-    """
+    """A kind of page: template, style and script of a folder. names: for the template"""
 
     def __init__(self, folder: str, **names: object) -> None:
         environment = Environment(

@@ -209,10 +209,7 @@ def fold_similar(
 def reasons(
     node_reasons: Iterable[tuple[str, str]], verbose: int = 0
 ) -> list[tuple[str, list[str]]]:
-    """Why nodes gave no answer, in few rows: the reason, or an example, with the nodes.
-
-    node_reasons: pairs of a node and its reason
-    """
+    """Why nodes gave no answer, in few rows: the reason, or an example, with the nodes."""
     pairs = (((reason.removeprefix(f"{name}: "),), name) for name, reason in node_reasons)
     if verbose:
         return [(reason, names) for (reason,), names in grouped(pairs)]

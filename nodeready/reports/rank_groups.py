@@ -161,11 +161,7 @@ def headline(stacks: Stacks) -> str:
 
 
 def _one_group(group: Group, rank_count: int, *, is_complete: bool) -> str:
-    """``all 8 ranks stand in one collective``.
-
-    rank_count:  the number of ranks
-    is_complete: the job is known to have no other ranks
-    """
+    """``all 8 ranks stand in one collective``. is_complete: the job has no other ranks"""
     is_single = rank_count == 1
     ranks_text = "the only rank" if is_single else f"all {rank_count} ranks"
     if not is_complete:

@@ -164,10 +164,7 @@ for _row in _ROWS:
 
 
 def format_names(document: str, *, on_node: bool = False) -> tuple[str, ...]:
-    """The words of a command's ``--format``; the first one is its default.
-
-    on_node: only those that the node's own program has
-    """
+    """The words of ``--format``, the default first. on_node: only those of a node"""
     rows = FORMATS[document].values()
     return tuple(row.name for row in rows if row.on_node or not on_node)
 

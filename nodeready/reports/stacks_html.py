@@ -132,10 +132,7 @@ def _cell(statements: Sequence[Statement]) -> _Row:
 
 
 def _matrix(stacks: Stacks) -> tuple[list[_Row], int]:
-    """The rows by suspicion, and the number of hidden rows.
-
-    Neighbouring ranks with equal cells share a row.
-    """
+    """Rows by suspicion, one for neighbours with equal cells; the number of hidden rows."""
     statements = [witness.statements for witness in stacks.witnesses]
     indexes = [_StatementIndex(of_witness) for of_witness in statements]
 

@@ -59,10 +59,7 @@ WriteFacts = Callable[[Any], str] | None
 
 
 def nodes_of_job(inventory: str | None, options: HangOptions, tell: Tell) -> tuple[Targets, str]:
-    """The nodes, and the job's id as its processes have it. Raises Refused.
-
-    inventory: None: this machine, or the job's nodes
-    """
+    """The nodes, and the job's id there. inventory: None: local, or the job's. Raises Refused."""
     if options.local and (inventory is not None or options.via != "ssh"):
         raise Refused("--local: cannot be combined with an INVENTORY or --via")
     if not options.local and inventory is None and options.via == "ssh":
@@ -86,11 +83,7 @@ def run(
     render: Render,
     write_facts: WriteFacts,
 ) -> Incident:
-    """The evidence of a job in a new directory, and in an archive. Raises Refused.
-
-    inventory: as for `nodes_of_job`
-    render:    makes the files of a document
-    """
+    """The evidence of a job in a new directory, and in an archive. Raises Refused."""
     if options.output is None:
         raise Refused("-o is missing: name a new directory with -o DIR")
     nodes, name = nodes_of_job(inventory, options, tell)

@@ -637,11 +637,7 @@ class CoreDumper:
     directory: str = ""  # on this machine only; "": the core directory
 
     def _ask(self, limit_s: int, started: int, kinds: dict[str, type]) -> Any:
-        """The first row of the node's answer. Raises DumpError.
-
-        started: start time of the process, from its preview; 0: only preview
-        kinds:   name of a row -> its class
-        """
+        """The first row of the answer. Raises DumpError. started: 0: only preview"""
         name, policy = self.node, self.policy
         config = gcore.AttachConfig(
             new_nonce(),
@@ -702,10 +698,7 @@ def dump(
     tell: Tell,
     confirm: Callable[[gcore.Preview], bool],
 ) -> tuple[gcore.Preview, gcore.DumpResult] | None:
-    """Take a core of the live process of ``--gcore``; None: it was not confirmed.
-
-    Raises Refused, and DumpError when no core can be taken.
-    """
+    """Take a core of ``--gcore PID``; None: it was not confirmed. Raises Refused, DumpError."""
     pid = options.pid
     assert pid is not None
     nodes = _targets(inventory, options, tell)

@@ -149,10 +149,7 @@ def prepare(path: Path, option: str = "-o ") -> Directory:
 
 
 def directory_name(job: str, moment: str) -> str:
-    """A name for the directory of an incident: ``4711-20261121T030000Z``; never a path.
-
-    moment: ISO 8601, UTC, as `nodeready.core.text.utc_now` writes it
-    """
+    """A name for the directory of an incident: ``4711-20261121T030000Z``; never a path."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", job)[:100].lstrip(".-") or "job"
     return f"{plain}-{re.sub('[-:]', '', moment)}"
 
@@ -167,10 +164,7 @@ def log_name(node: str, ranks: Sequence[int], number: int) -> str:
 
 
 def pack(directory: Directory, moment: str, names: Iterable[str]) -> None:
-    """Write the archive of these files: equal files make equal bytes. Raises OSError.
-
-    moment: modification time of all files in it, ISO 8601
-    """
+    """Write the archive: equal files, equal bytes. moment: ISO 8601. Raises OSError."""
     seconds = int(datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp())
     archive = io.BytesIO()
     with (
@@ -198,11 +192,7 @@ class Interrupted(Exception):
 def take(
     directory: Directory, takers: Mapping[str, PartTaker], clock: Callable[[], float]
 ) -> tuple[tuple[Part, ...], bool]:
-    """All parts, and whether none was interrupted. A part that fails costs no other.
-
-    takers: by the name of the part, in the order in which they run
-    clock:  seconds, for the duration of each part
-    """
+    """All parts, and whether none was interrupted. A part that fails costs no other."""
     parts: list[Part] = []
     is_complete = True
     for name, take_part in takers.items():
@@ -239,10 +229,7 @@ def finish(
     incident: Incident,
     forms: Mapping[str, Callable[[Incident], Iterable[str]]],
 ) -> tuple[Incident, str]:
-    """Write the index and the archive. Returns the incident, and why there is no archive, or "".
-
-    forms: file name -> the renderer of its content
-    """
+    """Write the index and the archive. Returns the incident; why there is no archive, or ""."""
     incident = dataclasses.replace(
         redacted(incident), finished=utc_now(), archive=os.fspath(directory.archive)
     )

@@ -93,7 +93,7 @@ def jobs_code(document: Jobs) -> int:
     return gaps_code(document.gaps, complete=document.complete, failures=STACKS_FAILURES)
 
 
-class _Member(NamedTuple):
+class _JobProcess(NamedTuple):
     """A process of a job."""
 
     rank: int | None
@@ -109,7 +109,7 @@ class _Member(NamedTuple):
         return not self.command, self.is_launcher, self.rank is None, self.rank or 0
 
 
-def _job(name: str, user: str, members: list[_Member]) -> RunningJob:
+def _job(name: str, user: str, members: list[_JobProcess]) -> RunningJob:
     launchers = sum(member.is_launcher for member in members)
     return RunningJob(
         name,
@@ -137,13 +137,13 @@ def _began(trace: Trace, start_s: float) -> str:
 
 def running_jobs(traces: Iterable[Trace]) -> tuple[RunningJob, ...]:
     """The jobs of these traces; without processes that only claim a job."""
-    members: dict[tuple[str, str], list[_Member]] = {}
+    members: dict[tuple[str, str], list[_JobProcess]] = {}
     for trace in traces:
         for process in trace.processes:
             if not process.note.startswith(CLAIMS):
                 is_launcher = process.note.startswith(LAUNCHER)
                 words = process.world_size or 0, process.command, trace.node
-                member = _Member(process.rank, is_launcher, *words, _began(trace, process.start_s))
+                member = _JobProcess(process.rank, is_launcher, *words, _began(trace, process.start_s))
                 members.setdefault((process.user, process.job), []).append(member)
     keys = sorted(members, key=lambda key: tuple(map(natural, key)))
     return tuple(_job(name, user, members[user, name]) for user, name in keys)

@@ -136,10 +136,7 @@ def is_directory(path: str) -> bool:
 
 
 def since(noun: str, read: Callable[[str, datetime], float]) -> Any:
-    """``--since WHEN`` as this function of `values` reads it; 0 without it.
-
-    noun: what the option selects
-    """
+    """``--since WHEN``, as a function of `values` reads it, or 0. noun: for what it selects"""
     return opt(
         "--since WHEN",
         f"Only {noun} since then: 2h, 3d, 08:30, 2026-03-01, 2026-03-01 08:30.",

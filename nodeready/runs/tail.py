@@ -462,10 +462,7 @@ def parse_tail(text: str, nonce: str) -> NodeTail:
 
 
 def fetch_tail(node: str, config: TailConfig, tag: str) -> Conversation[NodeTail]:
-    """The conversation with one node. Raises GapError.
-
-    config: its tag is set here, and its nonce if it has none
-    """
+    """The conversation with one node. config: without the tag. Raises GapError."""
     with_nonce = replace(config, nonce=config.nonce or new_nonce(), tag=tag)
     answer = yield request(node, "nodeready.agent.tail", with_nonce)
     if answer.gap:
@@ -484,10 +481,7 @@ def fetch_tail(node: str, config: TailConfig, tag: str) -> Conversation[NodeTail
 
 
 def run(inventory: str | None, pattern: str, options: TailOptions, tell: Tell) -> TailDocument:
-    """The last lines of the files that match on the nodes. Raises Refused.
-
-    inventory: None: this machine
-    """
+    """The last lines of the matching files. inventory: None: this machine. Raises Refused."""
     if options.local and options.limit is not None:
         raise Refused("--limit: cannot be combined with --local")
     config = TailConfig(

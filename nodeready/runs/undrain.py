@@ -117,10 +117,7 @@ def _drained_nodes(deadline: float) -> dict[str, SlurmNode]:
 
 
 def slurm_nodes(names: Iterable[str], nodes: Mapping[str, SlurmNode]) -> dict[str, SlurmNode]:
-    """Name in the inventory -> the node of Slurm that has this name, host name or address.
-
-    A name that fits several nodes fits none.
-    """
+    """Name in the inventory -> Slurm's only node of this name, host name or address."""
     by_alias: dict[str, set[str]] = defaultdict(set)
     for name, node in nodes.items():
         for alias in (name, *node.addresses):
@@ -139,10 +136,7 @@ def slurm_nodes(names: Iterable[str], nodes: Mapping[str, SlurmNode]) -> dict[st
 
 
 def run(inventory: str | None, options: UndrainOptions, tell: Tell) -> Undrain:
-    """Look at the drained nodes; end leftovers and return nodes, by the options. Raises Refused.
-
-    inventory: None: all nodes that Slurm has drained
-    """
+    """Look at drained nodes; end leftovers; return nodes. inventory: None: all. Raises Refused."""
     if not find_program("scontrol"):
         raise Refused("no Slurm here: scontrol is not installed")
     started, drained = utc_now(), _ask(_drained_nodes)

@@ -398,11 +398,7 @@ LIMIT_S = 20
 def probe(
     ask: Asks, nodes: Iterable[str], config: motion.MotionConfig, taken_s: float
 ) -> JobSnapshot:
-    """A snapshot of these nodes.
-
-    config:  its nonce is set here
-    taken_s: by this machine's monotonic clock
-    """
+    """A snapshot of these nodes. config: without a nonce; taken_s: of the monotonic clock"""
     names = list(nodes)
     with_nonce = replace(config, nonce=new_nonce())
     answers = ask("watch", {name: request(name, motion.__name__, with_nonce) for name in names})

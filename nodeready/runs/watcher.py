@@ -42,13 +42,8 @@ def run(
     render: Render,
     write_facts: WriteFacts,
 ) -> Generator[str | NodeGaps, None, int]:
-    """Yields lines about the job, and the nodes that do not answer; returns the exit code.
-
-    It ends with the job, or with ``--once`` after an incident.
-
-    inventory: as for `collector.nodes_of_job`
-    render:    makes the files of a document
-    Raises Refused.
+    """Yields lines about the job, and the nodes that do not answer; returns the exit code. It ends
+    with the job, or with ``--once`` after an incident. Raises Refused.
     """
     try:
         command = shlex.split(options.then or "")
@@ -130,10 +125,7 @@ class _Watcher:
             time.sleep(max(0.0, interval_s - (time.monotonic() - began)))
 
     def probe(self) -> JobSnapshot:
-        """A snapshot of the ranks of the job's user; ranks of other users are left out.
-
-        Raises Refused if several users have ranks of the job and its owner is unknown.
-        """
+        """A snapshot of the ranks of the job's user. Raises Refused if several users claim it."""
         transport, user = self.nodes.transport, self.options.user or ""
         config = motion.MotionConfig(
             *("", transport.tag, LIMIT_S, self.job),

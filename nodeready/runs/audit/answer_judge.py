@@ -163,9 +163,7 @@ class StateRecord(NamedTuple):
 
 
 class NodeOutcome(NamedTuple):
-    """A judged node. A code is a number in a table of the judge that made it, or the value
-    itself.
-    """
+    """A judged node. A code is a number in a table of its judge, or the value itself."""
 
     # (judge, number of the subject, codes), in no order
     results: list[tuple[int, int, tuple[Any, ...]]]
@@ -473,10 +471,7 @@ class AnswerJudge:
     # --- The node.
 
     def judge(self, node: NodeOrder, earlier: str) -> NodeOutcome:
-        """Judge what needs the fleet, and keep the texts of the facts and of the state.
-
-        earlier: the earlier counters, as `CounterSample.parse` takes them
-        """
+        """Judge what needs the fleet. earlier: counters as `CounterSample.parse` takes them"""
         start, size = node.place
         data = os.pread(self.files[node.file], size, start)
         *lists, packed, refused, boot_id = pickle.loads(data)

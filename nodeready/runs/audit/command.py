@@ -91,9 +91,7 @@ def run(
     write_facts: Callable[[Any], str] | None = None,
 ) -> Generator[AuditLook, None, None]:
     """The look at the nodes, which is kept; with `AuditOptions.every`, looks until a signal.
-
-    write_facts: makes the text of an observation, for the document
-    Raises Refused.
+    Raises Refused. write_facts: makes the text of an observation, for the document
     """
     keeper = LookKeeper(tell, "audit", inventory)
     if options.recorded:
@@ -199,10 +197,7 @@ def audit_document(
 
 
 def recorded_audit(inventory: str, options: AuditOptions, tell: Tell) -> tuple[Audit, Targets]:
-    """The audit from the nodes' last verdicts, and the nodes, which are not contacted.
-
-    Raises Refused.
-    """
+    """The audit from the nodes' last verdicts, and the nodes. Raises Refused."""
     from nodeready.fleet.inventory.host_data import endpoint
     from nodeready.subjects.gate.files import node_policy
     from nodeready.subjects.ssh_client.known_hosts import Names

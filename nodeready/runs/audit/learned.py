@@ -61,10 +61,7 @@ def _nodes_by_value(values: Mapping[str, Any]) -> str:
 
 
 def _table(key: str, tables: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> LearnedSetting:
-    """A setting that maps names to columns: each name and each column has its own majority.
-
-    tables: node -> name -> column -> value
-    """
+    """A setting of names and columns, by majority. tables: node -> name -> column -> value"""
     setting = LearnedSetting(key, {})
     rows_of: dict[str, dict[str, Mapping[str, Any]]] = {}
     for node, table in tables.items():
@@ -197,10 +194,7 @@ def render(learned: Sequence[LearnedSetting], nodes: Sequence[str], when: str) -
 
 
 def run(inventory: str, options: LearnOptions, tell: Tell) -> tuple[str, NodeGaps]:
-    """The policy of what most nodes share, and the nodes without an answer; "": there is none.
-
-    Raises Refused, and KeyboardInterrupt after an interrupt.
-    """
+    """The policy of most nodes, or ""; the gaps. Raises Refused, KeyboardInterrupt."""
     nodes = targets.select_targets(inventory, options, job=options.job, tell=tell.note)
     with nodes.transport:
         outcomes = probe_nodes(nodes, tell, LEARNED)

@@ -140,10 +140,7 @@ def assign_to_nodes(
 
 
 def owner(names: Names, host: str) -> tuple[str, bool]:
-    """The node that has this name or address, and whether the inventory declares it.
-
-    ("", False): no node has it, or several have
-    """
+    """The only node with this name or address, or ""; whether the inventory declares it."""
     clean = clean_name(host) or clean_address(host)
     if host and host in names.of:
         return host, True

@@ -376,11 +376,7 @@ class AuditWorkers:
     def _keep_answer(
         self, judge: int, name: str, kind: str, answer: Any, new: Sequence[list[Any]] = ([], [])
     ) -> None:
-        """Keep the answer to an order of this kind.
-
-        judge: the number of the judge that answered
-        new:   the results and the facts that it has numbered since its last answer
-        """
+        """Keep an answer of this judge; new: what the judge has numbered since its last one"""
         new_results, new_facts = new
         results, facts = self._tables[judge]
         results += [self._add_result(result) for result in new_results]
@@ -433,10 +429,7 @@ class AuditWorkers:
         return WORKER_HAS_SNAPSHOT
 
     def settle(self, outcomes: Iterable[Outcome[Snapshot]]) -> list[Outcome[Snapshot]]:
-        """Wait until all answers are read.
-
-        An outcome then has a gap, or a snapshot with only the subject that the fleet needs.
-        """
+        """Wait for all answers. A snapshot then has only the subject that the fleet needs."""
         outcomes = list(outcomes)
         for outcome in outcomes:
             name, snapshot = outcome.node, outcome.value
@@ -498,10 +491,7 @@ class AuditWorkers:
         complete: bool = True,
         earlier_counters: Callable[[str], str] = lambda name: "",
     ) -> Audit:
-        """The audit of settled outcomes.
-
-        earlier_counters: of a node, as `CounterSample.parse` takes them
-        """
+        """The audit of settled outcomes. earlier_counters: for `CounterSample.parse`"""
         self.moment_s = time.time()
         # The context keeps its values for this look.
         self._shared_ids.clear()

@@ -89,12 +89,8 @@ class PlanRun:
 def run_plan(
     node: Judged, first: NodePlan, run: str, subjects: tuple[str, ...]
 ) -> Conversation[PlanRun]:
-    """The conversation that changes a node until its policy's checks pass.
-
-    A failed step does not stop later steps.
-
-    run:      the word for this run in the node's lock
-    subjects: that may be changed
+    """The conversation that changes these subjects of a node until its policy's checks pass; a
+    failed step does not stop later steps. run: the word for this run in the node's lock
     """
     plan_run, todo = PlanRun(node, DeployOutcome()), first
     for number in range(MAX_PASSES):
@@ -130,10 +126,7 @@ def run_plan(
 def _make_changes(
     plan_run: PlanRun, todo: NodePlan, run: str, is_last: bool
 ) -> Generator[Request, Answer, tuple[PlanRun, set[str], bool]]:
-    """Make these changes. Returns the run, the touched subjects, and whether to continue.
-
-    is_last: a file that changed since the probe is a failure; otherwise, the next plan has it
-    """
+    """Make these changes. Returns the run, the touched subjects, and whether to continue."""
     touched: set[str] = set()
     node, outcome = plan_run.node, plan_run.outcome
     for change in todo.changes:
@@ -150,7 +143,7 @@ def _make_changes(
             outcome = replace(outcome, interrupted_step=change.step)
             return PlanRun(node, outcome), touched, False
         if not answer.ok and answer.reason().endswith(_CHANGED) and not is_last:
-            continue
+            continue  # The next plan has it.
         if not answer.ok:
             outcome = replace(outcome, failed={**outcome.failed, change.step: answer.reason()})
             if answer.reason() == NOT_ROOT:

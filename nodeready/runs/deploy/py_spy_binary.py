@@ -45,10 +45,7 @@ class PySpyError(Exception):
 
 
 def binary(version: str, machine: str) -> bytes:
-    """The program of this version for a machine (``uname -m``). Raises PySpyError.
-
-    It is searched once per process; a failure is remembered, too.
-    """
+    """The program of this version for ``uname -m``, searched once. Raises PySpyError."""
     with _lock:
         if (version, machine) not in _binaries:
             try:
@@ -114,10 +111,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _distrust_reason(path: Path, version: str, machine: str) -> str:
-    """Why a program of this path must not go to the nodes; "" if it may.
-
-    A path that only root can write may, and any path if the program's sha256 is known.
-    """
+    """Why no node may get the file; "": only root can write it, or its sha256 is known."""
     if (version, machine) in DIGESTS:
         return ""
     return trust.distrust(path, remedy=trust.SET_VARIABLE)
@@ -145,10 +139,7 @@ def _from_wheel(wheel: Path, version: str) -> bytes:
 
 
 def _from_directory(directory: Path, version: str, machine: str) -> bytes:
-    """The program from a site's own directory of wheels.
-
-    Raises PySpyError; the other sources are not tried then.
-    """
+    """The program from a site's own wheels, then the only source. Raises PySpyError."""
     wheels = sorted(directory.glob(f"py_spy-{version}-*manylinux*_{machine}.whl"))
     if not wheels:
         raise PySpyError(

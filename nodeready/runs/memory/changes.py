@@ -118,10 +118,7 @@ def changes(before: NodeLook, after: NodeLook) -> tuple[Change, ...]:
 
 
 def differences(peer: NodeLook, node: NodeLook) -> tuple[Change, ...]:
-    """In what a node differs from a peer: ``before`` is the peer's value.
-
-    Serial numbers, addresses and counters are not compared.
-    """
+    """In what a node differs from its peer (``before``): no serial, address or counter."""
     if peer.error or node.error:
         return ()
     old, new = map(_shared, _different(peer.facts, node.facts))
@@ -241,10 +238,7 @@ class _FactChanges:
         return _groups(self._after)
 
     def _owner(self, key: str) -> str | None:
-        """What has changed: the part, else the largest element that came or went, else the key.
-
-        None: the whole subject was observed in one look only.
-        """
+        """The changed part, element or key; None: a subject that only one look has."""
         elements = [*_elements(key)]
         if key in self._before and key in self._after:
             groups = None

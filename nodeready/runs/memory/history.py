@@ -77,10 +77,8 @@ class History:
 
 
 def read_history(memory: Memory, name: str, since_s: float = 0.0) -> History | None:
-    """The history of a node or a part since a time; None: no look has seen this name.
-
-    name: "": the looks
-    Raises MemoryUnavailable.
+    """The history of a node or a part since a time; None: no look has seen this name. name: "":
+    all looks. Raises MemoryUnavailable.
     """
     if not name:
         looks = memory.looks(since_s)
@@ -114,10 +112,7 @@ def read_history(memory: Memory, name: str, since_s: float = 0.0) -> History | N
 
 
 def read_parts_history(memory: Memory, name: str) -> list[HistoryEntry]:
-    """The entries of a node, without jobs, and of the parts that are in it, the newest first.
-
-    Raises MemoryUnavailable.
-    """
+    """The entries of a node and of its parts, newest first. Raises MemoryUnavailable."""
     life, newest = [*memory.life(name)], memory.last_seen(name)
     entries = node_entries(life, newest, memory.events(name)) if newest else []
     for part in memory.parts_of(name):
@@ -332,10 +327,7 @@ def parse_jobs(text: str) -> list[HistoryEntry]:
 
 
 def parse_drains(text: str) -> list[Event]:
-    """The drains and losses in rows ``NODE|START|STATE|REASON``.
-
-    Other lines are left out, and the pending drains of a gate: the final one has a row, too.
-    """
+    """Drains and losses in rows ``NODE|START|STATE|REASON``, but for a gate's pending ones."""
     drains = []
     for line in text.splitlines():
         # Anyone who may drain a node chooses the reason, which may have any character.

@@ -123,10 +123,7 @@ class LookKeeper:
         return _open_earlier(self._settings.path)
 
     def section_writer(self, checks: Iterable[str]) -> SectionWriter | None:
-        """Makes the sections of the nodes; None: nothing is kept.
-
-        checks: the ids of the results to keep
-        """
+        """Makes the nodes' sections; None: nothing is kept. checks: ids of results to keep"""
         self._checks = frozenset(checks)
         if self._settings.path is None:
             return None
@@ -257,10 +254,7 @@ class LookKeeper:
 
 
 def earlier_failures(nodes: Collection[str]) -> dict[str, ProvedHistory] | None:
-    """The lemons among these nodes and the GPUs in them; None: there is no memory to read.
-
-    Their peers are all nodes of the memory.
-    """
+    """The lemons among these nodes and their GPUs, in the whole memory; None: no memory."""
     memory, now_s = _open_earlier(MemorySettings.load().path), time.time()
     if memory is not None:
         with contextlib.suppress(MemoryUnavailable), memory:

@@ -214,10 +214,7 @@ def _members(subject: str, path: str, data: dict[str, Any]) -> Iterator[tuple[st
 
 
 def _elements(subject: str, path: str, data: Any) -> Iterator[tuple[str, Any]]:
-    """The elements of a list or mapping with their names.
-
-    Equal elements are one; further elements of the same name are numbered.
-    """
+    """The elements with their names: equal ones once, others of one name numbered."""
     if isinstance(data, dict):
         for name, element in data.items():
             yield _element_name(name), element
@@ -439,10 +436,7 @@ class SectionWriter:
     def __call__(
         self, subject: str, observation: Any, shown: Any, results: Iterable[Result], policy: Policy
     ) -> list[tuple[str, bytes, bytes | None]]:
-        """(name, digest, packed text or None) of each section.
-
-        shown: the observation as the documents show it (`snapshot.shown_facts`)
-        """
+        """(name, digest, packed text or None) of each section. shown: by `shown_facts`"""
         key = subject, id(policy)
         if key not in self._words:
             self._words[key] = policy, policy_words(subject, policy)

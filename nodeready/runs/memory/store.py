@@ -195,10 +195,7 @@ def _of_kind(contents: Mapping[str, int], kind: str) -> dict[str, int]:
 
 
 class StoredFacts(Mapping[str, Value]):
-    """The facts of a node. A section is read from the file when a value of it is needed.
-
-    contents: section -> a number: equal numbers, equal facts
-    """
+    """The facts of a node, read when needed. contents: equal numbers, equal facts"""
 
     def __init__(self, contents: Mapping[str, int], memory: Memory) -> None:
         self.contents, self._memory = contents, memory
@@ -237,10 +234,7 @@ class Memory:
 
     @classmethod
     def open(cls, path: Path, *, make: bool = False) -> Memory:
-        """The memory in this file. make: the file and its directories, where they are missing
-
-        Raises MemoryUnavailable.
-        """
+        """The memory in this file. make: if it is missing. Raises MemoryUnavailable."""
         if sqlite3 is None:
             raise MemoryUnavailable(
                 "this Python has no sqlite3: install it, or NODEREADY_MEMORY=off"

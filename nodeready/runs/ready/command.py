@@ -54,10 +54,8 @@ def run(
     *,
     write_facts: Callable[[Any], str] | None = None,
 ) -> Iterator[ReadyLook]:
-    """The last look: enough nodes are ready, the time is over, or a signal came. Raises Refused.
-
-    inventory:   None: this machine
-    write_facts: makes the text of an observation, for the document
+    """The last look: enough nodes are ready, the time is over, or a signal came. inventory: None:
+    this machine; write_facts: makes the text of an observation. Raises Refused.
     """
     settings = policy_settings(options.ports, options.user)
     if options.gpus is not None:

@@ -58,10 +58,7 @@ ASK_S = 20
 
 
 def question(python: str, nonce: str) -> str:
-    """The POSIX sh text that asks a node's Python for its torch.
-
-    python: its path, or a name in PATH. Root runs only a Python that root owns.
-    """
+    """The POSIX sh text that asks this Python for its torch; root runs only root's Python."""
     return f"""
     nr_python=$(command -v {shell.quote(python)}) || {{
         printf '%s why there is no %s\\n' {shell.quote(nonce)} {shell.quote(python)}

@@ -52,10 +52,7 @@ from nodeready.subjects.snapshot import Snapshot
 def ib_hca(
     rdma: Rdma, nics: Nics | None, fleet: FleetFacts = ALONE
 ) -> tuple[tuple[str, ...], str]:
-    """The devices, and the reason.
-
-    nics: None: not known; then devices of the management network may be among them
-    """
+    """The devices, and the reason. nics: None: devices of management may be among them"""
     return hcas(rdma, () if nics is None else _management(nics, fleet))
 
 
@@ -325,10 +322,7 @@ def _variable(
     *,
     harmless: bool = False,
 ) -> JobVariable:
-    """The nodes' suggestion, if they agree.
-
-    harmless: the variable has no effect on a node that needs none
-    """
+    """The nodes' suggestion, if they agree. harmless: also where a node needs none"""
     suggestions = {node: ask(snapshot, fleet) for node, snapshot in snapshots.items()}
     node_values = {node: s.value for node, s in suggestions.items() if s.value is not None}
     values = tuple(
@@ -417,12 +411,7 @@ def _port(snapshots: Mapping[str, Snapshot], policies: Mapping[str, Policy]) -> 
 def variables(
     snapshots: Mapping[str, Snapshot], policies: Mapping[str, Policy], fleet: FleetFacts = ALONE
 ) -> tuple[JobVariable, ...]:
-    """The variables, in the order of this module's list.
-
-    snapshots: of each node, at least one
-    policies:  node -> its policy
-    fleet:     the addresses of the nodes
-    """
+    """The variables, in the order of this module's list, of one snapshot or more."""
     return (
         _sockets(snapshots, fleet),
         _variable("GLOO_SOCKET_IFNAME", _interface, snapshots, fleet),

@@ -48,10 +48,7 @@ def address(text: str) -> str:
 
 
 def port_cause(attempt: program.Try, skipped: bool) -> str:
-    """Why this connection failed.
-
-    skipped: the remaining ports were not tried, because the first ones timed out
-    """
+    """Why it failed. skipped: the first ports timed out, so that others were not tried"""
     if skipped and attempt.outcome in (program.TIMEOUT, program.SKIPPED):
         return f"{_DROPPED}; the first {program.MAX_TIMEOUTS} ports stand for all"
     if attempt.outcome == program.UNREACHABLE:
@@ -64,9 +61,6 @@ def known_owners(
 ) -> dict[str, str]:
     """Address -> its node, by the inventory and by this run's connections; "": two nodes have it,
     because they are one machine.
-
-    inventory_addresses: address -> the node to which the inventory gives it
-    peers:               the peers of the connections
     """
     owners = {address(text): name for text, name in inventory_addresses.items()}
     connected: dict[str, str] = {}

@@ -182,10 +182,7 @@ def _pdsh(
     logins: _Logins,
     blamed: Mapping[str, tuple[str, ...]],
 ) -> Reach:
-    """The pdsh part of a node's Reach, for the peers that ssh reaches.
-
-    blamed: node -> the nodes whose pdsh it does not answer; these are excused
-    """
+    """The pdsh part of a node's Reach. blamed: node -> nodes that it does not answer, excused"""
     run = peers_by_node[name].pdsh if name in peers_by_node else None
     if run is None:
         return Reach()

@@ -327,10 +327,7 @@ def run_mesh(
 ) -> dict[str, Mesh | Unknown]:
     """The mesh of each node on these ports, at the deadline at the latest.
 
-    nodes:    the connected nodes
-    ports:    first and last
-    deadline: on the monotonic clock
-    full:     every node tries every other node; else the ring and skips that double
+    full: every node tries every other node; else the ring and skips that double
     inventory_addresses: address -> its node by the inventory
 
     Never raises for a node's fault; an interrupt also ends what runs on the nodes.

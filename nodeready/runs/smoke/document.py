@@ -208,10 +208,7 @@ def of_node(ranks: Iterable[RankNetwork | None]) -> RankNetwork | None:
 
 
 def network_of_nodes(results: Iterable[tuple[Test, SmokeOutcome]]) -> dict[str, RankNetwork]:
-    """Node -> its network in the last test.
-
-    Whether GPUDirect RDMA is used is only known of tests between nodes.
-    """
+    """Node -> its network in the last test; GPUDirect RDMA by tests between nodes."""
     network_of_node: dict[str, RankNetwork] = {}
     for test, outcome in results:
         for name, network in outcome.networks if test.purpose not in (SWEEP, CONTROL) else ():

@@ -334,10 +334,7 @@ def retry_alternately(
 
 
 def slow_reason(suspected: Sequence[Trial], good: Sequence[Trial], share: float) -> str:
-    """How much slower all trials of a suspect are than all trials of good nodes; "": they are not.
-
-    share: maximum fraction of the good nodes' bandwidth
-    """
+    """How much slower than good nodes a suspect always is, or "". share: of their bandwidth"""
     names = set(suspected[0].test.nodes).intersection(*(t.test.nodes for t in suspected))
     partner = "" if len(names) > 1 else " beside good nodes"
     subject = f"{join_names(sorted(names))}{partner}, in turns with "
@@ -402,10 +399,7 @@ def split_groups(nodes: Sequence[str]) -> list[list[str]]:
 
 
 def sweep_offsets(count: int, full: bool) -> list[int]:
-    """The offsets between the nodes of a pair, one per round of the sweep.
-
-    full: all offsets; else the ring and the skips, in both directions
-    """
+    """The offsets of the pairs of each round. full: all; else ring and skips, both ways"""
     if full or count <= _ALL_PAIRS:
         return [*mesh.full(count)]
     return [offset for skip in mesh.ring_and_skips(count) for offset in (skip, count - skip)]

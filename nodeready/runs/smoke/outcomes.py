@@ -81,11 +81,7 @@ def collective_outcome(
     answers: Mapping[str, CollectiveAnswer | str],
     orders: Mapping[str, CollectiveOrder],
 ) -> SmokeOutcome:
-    """The outcome of a collective.
-
-    answers: node -> its answer; a text is the reason why it gave none
-    orders:  node -> its order
-    """
+    """The outcome of a collective. answers: of nodes; a text: why there is none"""
     received = {name: a for name in test.nodes if isinstance(a := answers[name], CollectiveAnswer)}
     lost = tuple(name for name in test.nodes if name not in received)
     loss = f"{lost[0]} is lost: {_line(str(answers[lost[0]]))}" if lost else ""
@@ -227,11 +223,7 @@ def pairs_outcome(
     owners: mesh.Owners,
     ports: Mapping[str, tuple[int, ...]],
 ) -> SmokeOutcome:
-    """The outcome of a test of several pairs at once, each a source and its target.
-
-    answers: source -> its answer, or why it gave none
-    ports:   target -> the ports that its source was ordered to try
-    """
+    """The outcome of several pairs. answers: of sources; ports: of targets, to be tried"""
     outcomes = {
         edge: pair_outcome(
             replace(test, nodes=edge), answers[edge[0]], owners, ports[edge[1]]
@@ -261,11 +253,7 @@ def pairs_outcome(
 def pair_outcome(
     test: Test, answer: PairAnswer | str, owners: mesh.Owners, ports: tuple[int, ...]
 ) -> SmokeOutcome:
-    """The outcome of a pair, from the source's answer; a text is the reason why it gave none.
-
-    owners: the owners of all addresses
-    ports:  the ports that the source was ordered to try
-    """
+    """The outcome of a pair. answer: of its source, or why there is none; ports: to be tried"""
     source, target = test.nodes
     if isinstance(answer, str):
         return SmokeOutcome(False, f"{source} is lost: {_line(answer)}", lost=(source,))

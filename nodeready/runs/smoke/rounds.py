@@ -311,10 +311,7 @@ class TestRounds:
     # --- One round.
 
     def run(self, tests: Sequence[Test], kind: Kind | None = None) -> dict[int, SmokeOutcome]:
-        """Run these tests in parallel. Raises OutOfTime.
-
-        kind: the engine and backend; None: those of the search
-        """
+        """Run these tests in parallel. kind: None: that of the search. Raises OutOfTime."""
         choice, lost = self.nodes.choice, {*self.channels.lost}
         room_s = self.stop_at - time.monotonic() - _MARGIN_S
         ready = [

@@ -514,10 +514,7 @@ _RESERVE_S = 3
 def run(
     inventory: str | None, options: SmokeOptions, tell: Tell
 ) -> tuple[SmokeReport, dict[str, int]]:
-    """The report, and the slots of each good node. Raises Refused.
-
-    inventory: None: the nodes of the job
-    """
+    """The report, and the slots of good nodes. inventory: None: the job's. Raises Refused."""
     settings = policy_settings(options.ports, options.user)
     job, budget_s = options.job, options.budget
     if job is None and inventory is None:

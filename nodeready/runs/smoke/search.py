@@ -431,9 +431,7 @@ class _FaultSearch:
     # --- The cause of a failure between good nodes: two nodes, or two sets of nodes.
 
     def _pin_down(self, order: Sequence[str], low: int) -> Steps[bool]:
-        """Search for two nodes that make these nodes fail together. The first
-        ``low`` of them pass. Returns whether the cause was found.
-        """
+        """Search for two nodes that fail together; the first ``low`` pass. Whether it found them"""
         lost_before = len(self.knowledge.lost)
         low -= len(self.knowledge.lost.intersection(order[:low]))
         order = [name for name in order if name not in self.knowledge.lost]
@@ -452,9 +450,7 @@ class _FaultSearch:
     def _shortest(
         self, order: Sequence[str], low: int, following: tuple[str, ...] = ()
     ) -> Steps[int]:
-        """The length of the shortest beginning of ``order`` that fails with the following nodes;
-        the first ``low`` pass.
-        """
+        """Length of the shortest beginning that fails with these; the first ``low`` pass."""
         high = len(order)
         while high - low > 1:
             middle = (low + high) // 2
@@ -619,12 +615,10 @@ def search(
     knowledge: Knowledge | None = None,
     tests_alone: bool = True,
 ) -> Search:
-    """Search among these nodes.
+    """Search among these nodes, in the inventory's order.
 
-    nodes:     in the inventory's order
     gpus:      node -> the numbers of its ranks' GPUs; none: ranks without GPUs
     full:      all pairs in the sweep, not only ring and skips
     knowledge: filled during the search, for a caller that stops before its end
-    tests_alone: whether each node is tested by itself first
     """
     return _FaultSearch([*nodes], gpus, full, knowledge or Knowledge(), tests_alone).run()
