@@ -30,8 +30,7 @@ from nodeready.lab.image import USER
 from nodeready.subjects import snapshot
 from tests import slurm_lab
 
-#: A table; its first row is the head.
-Rows = Sequence[Sequence[str]]
+Rows = Sequence[Sequence[str]]  # a table; its first row is the head
 _WIDTH = 98
 
 

@@ -30,8 +30,7 @@ from nodeready.runs.stacks import group as grouping
 from nodeready.runs.stacks import trace as traces
 
 RANKS_PER_NODE, SHAPES = 8, 64
-#: The mode in which the ranks and nodes have witnesses.
-WITNESSES = "witnesses"
+WITNESSES = "witnesses"  # the mode in which the ranks and nodes have witnesses
 _WIDTH = 120
 _NOTE = (
     "Seconds are CPU time, user and system, of one process on one core, in the fastest run. Total "

@@ -80,8 +80,7 @@ refuses misspelt keys and wrong values before it contacts a node.
 
 from __future__ import annotations
 '''
-#: Settings of tests.
-_NOT_IN_EXAMPLE = frozenset({"lock_wait_s", "package_lock_wait_s"})
+_NOT_IN_EXAMPLE = frozenset({"lock_wait_s", "package_lock_wait_s"})  # settings of tests
 
 
 def policy_example() -> str:

@@ -55,8 +55,7 @@ PRELOADED = (click, hypothesis, jinja2, paramiko, pyinfra.api, rich.console, ric
 ROOT = Path(__file__).resolve().parent.parent
 #: A mutant's tests may take this many times as long as they took unchanged, and 60 s more.
 SLOWER, GRACE_S = 3, 60
-#: Tests of one mutant: enough for 90 s, the quickest first.
-LIMIT_S = 90
+LIMIT_S = 90  # tests of one mutant: enough for 90 s, the quickest first
 NOTICED = ("noticed", "late")
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {

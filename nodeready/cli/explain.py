@@ -19,8 +19,7 @@ from nodeready.reports.lines import StyledLine, line
 from nodeready.runs.options import opt
 from nodeready.subjects.registry import SUBJECTS, meant, page
 
-#: Maximum columns: longer lines of prose are hard to read.
-_MAX_WIDTH = 90
+_MAX_WIDTH = 90  # maximum columns: longer lines of prose are hard to read
 _DEFAULTS = {field.name: field.default for field in fields(Policy)}
 
 

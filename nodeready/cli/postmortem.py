@@ -72,8 +72,7 @@ def postmortem(inventory: str | None, options: PostmortemWords) -> int:
 
 # --- `nodeready cores`: core files of all nodes, and where each program crashed.
 
-#: Mode of every file: gdb's output has arguments of functions.
-_MODE = 0o600
+_MODE = 0o600  # mode of every file: gdb's output has arguments of functions
 
 
 @dataclass(kw_only=True)

@@ -37,16 +37,12 @@ if TYPE_CHECKING:
 
 #: Seconds between two plain progress lines where there is no terminal (with -v).
 PLAIN_EVERY_S = 5.0
-#: Redraws of the progress line on a terminal per second.
-REDRAWN_HZ = 5
-#: Minimum nodes and seconds before a rate is shown.
-_MIN_NODES_FOR_RATE, _MIN_S_FOR_RATE = 64, 2.0
-#: Minimum seconds without a finished node before this time is shown.
-_STALL_S = 10.0
+REDRAWN_HZ = 5  # redraws of the progress line on a terminal per second
+_MIN_NODES_FOR_RATE, _MIN_S_FOR_RATE = 64, 2.0  # minimum nodes and seconds before a rate is shown
+_STALL_S = 10.0  # minimum seconds without a finished node before this time is shown
 #: Nodes that are worked on at once: when fewer are pending, all of them have begun.
 _PARALLEL_NODES = 256
-#: Columns of a result in a pipe, where no line wraps.
-UNLIMITED = 100_000
+UNLIMITED = 100_000  # columns of a result in a pipe, where no line wraps
 
 
 def _console(stream: TextIO, color: str) -> Console:

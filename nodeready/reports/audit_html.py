@@ -140,8 +140,7 @@ _LETTERS = {
 }  # fmt: skip
 #: Maximum findings, outliers, and values of an outlier.
 _FINDINGS, _OUTLIERS, _VALUES = 500, 200, 20
-#: Nodes from which on the squares are small, so that 10,000 fit on a screen.
-_DENSE = 2000
+_DENSE = 2000  # nodes from which on the squares are small, so that 10,000 fit on a screen
 #: Maximum characters of a node set in a row, of a whole one, and of a text in the data.
 _SET, _WHOLE_SET, _TEXT = 60, 20_000, 1000
 

@@ -41,20 +41,15 @@ from nodeready.reports.registry import PLAIN, Options
 if TYPE_CHECKING:
     from nodeready.agent.audit_document import Ready
 
-#: Maximum values of one outlier without -v.
-_MAX_VALUES = 4
-#: Maximum findings of an audit of one node that are shown whole.
-_MAX_WHOLE = 30
-#: Minimum lines for the findings.
-_MIN_ROWS = 12
+_MAX_VALUES = 4  # maximum values of one outlier without -v
+_MAX_WHOLE = 30  # maximum findings of an audit of one node that are shown whole
+_MIN_ROWS = 12  # minimum lines for the findings
 #: The last line of a table that was cut.
 MORE_TEXT = "all of it: -v, | less, or --format json; these nodes again: --limit @last-failed"
 #: Columns of the words on the left, and maximum columns of the names of checks.
 _INDENT, _MAX_NAME = 9, 26
-#: Maximum reasons of no-go without -v.
-_MAX_REASONS = 8
-#: Maximum subjects that the command on the last line names.
-_MAX_SUBJECTS = 3
+_MAX_REASONS = 8  # maximum reasons of no-go without -v
+_MAX_SUBJECTS = 3  # maximum subjects that the command on the last line names
 
 
 class _AuditTable(TableLayout):

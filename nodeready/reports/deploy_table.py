@@ -28,8 +28,7 @@ from nodeready.reports.lines import (
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.runs.deploy.document import Deploy, DeployedNode
 
-#: Maximum plans, results and errors that are all shown whole.
-_FEW = 10
+_FEW = 10  # maximum plans, results and errors that are all shown whole
 
 #: Kinds of lines in a plan: a step, a check, an action, a difference, a refused step.
 _STEP, _CHECK, _ACTION, _DIFF, _REFUSED = "step", "check", "action", "diff", "refused"

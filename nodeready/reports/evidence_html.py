@@ -220,13 +220,11 @@ PART_TABLES: tuple[PartTable, ...] = (
 
 # --- The page.
 
-#: The subjects of parts that have a vendor.
-_SUBJECTS = ("gpus", "rdma", "nics")
+_SUBJECTS = ("gpus", "rdma", "nics")  # the subjects of parts that have a vendor
 _PARTS = tuple(f"{subject}." for subject in _SUBJECTS)
 #: The kinds of entries of a history that name no user, no job and no setting of the site.
 _KINDS = (HARDWARE, VERSION, REBOOT, PART)
-#: Maximum nodes of a page, and entries of a node's history.
-_NODES, _ENTRIES = 64, 200
+_NODES, _ENTRIES = 64, 200  # maximum nodes of a page, and entries of a node's history
 _IPV4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?!\d|\.\d)")
 #: Also a MAC or PCI address and a GUID, which stay.
 _MAYBE_IPV6 = re.compile(r"(?<![\w.:])[0-9A-Fa-f]*:[0-9A-Fa-f:]+(?![\w:])")

@@ -21,8 +21,7 @@ from markupsafe import Markup
 from nodeready.core.text import counted, sanitise
 from nodeready.reports.lines import NO_LIMIT
 
-#: Maximum characters of a text in a page.
-_TEXT = 4000
+_TEXT = 4000  # maximum characters of a text in a page
 
 
 class _Tight(Extension):

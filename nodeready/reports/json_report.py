@@ -194,8 +194,7 @@ def _node(node: NodeReport) -> str:
 
 
 _part.texts[NodeReport] = _node
-#: Lists of objects that stand on one line.
-_SHORT = ("others", "missing")
+_SHORT = ("others", "missing")  # lists of objects that stand on one line
 
 
 def listed(rows: Iterator[str]) -> Iterator[str]:

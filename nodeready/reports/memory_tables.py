@@ -40,13 +40,10 @@ from nodeready.runs.memory.look import Event, shown_value
 
 # --- `history`: an entry per line, the newest first.
 
-#: Entries of one kind and time that are shown without -v.
-_MAX_EQUAL = 5
-#: Checks that are named without -v.
-_MAX_CHECKS = 3
+_MAX_EQUAL = 5  # entries of one kind and time that are shown without -v
+_MAX_CHECKS = 3  # checks that are named without -v
 _WORD = 11
-#: The column of the text.
-_TEXT = 31
+_TEXT = 31  # the column of the text
 
 
 def history(document: History, options: Options = PLAIN) -> Iterator[StyledLine]:
@@ -155,8 +152,7 @@ def _nodes(look: KeptLook) -> Iterator[tuple[str, str]]:
 
 # --- `diff`: the likely cause of failures first, then results, then other changes.
 
-#: Columns of a node set in a short line.
-_SHORT_NODES = 24
+_SHORT_NODES = 24  # columns of a node set in a short line
 
 
 class _DiffTable(TableLayout):

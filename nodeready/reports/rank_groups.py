@@ -22,8 +22,7 @@ from nodeready.runs.stacks.document import (
 _WORDS = {"uninterruptible": "state D", "no-data": "no data"}
 #: Maximum groups after a group, in the order of paths, that are compared with it.
 _MAX_COMPARED = 64
-#: Maximum characters of the ranks of a system call.
-_RANKS = 30
+_RANKS = 30  # maximum characters of the ranks of a system call
 
 
 def word(group: Group) -> str:

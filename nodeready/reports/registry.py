@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     # A node has no memory.
     from nodeready.runs.memory.look import Look
 
-#: Lines of a table on a terminal of unknown height.
-SCREEN = 40
+SCREEN = 40  # lines of a table on a terminal of unknown height
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,7 @@ class Options:
     history: Callable[[str], Sequence[Any]] = lambda node: ()
 
 
-#: The options of a command line without any.
-PLAIN = Options()
+PLAIN = Options()  # the options of a command line without any
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,8 @@ from nodeready.runs.smoke.knowledge import NODE, PAIR, SCALE, SmokeSuspect
 
 #: Maximum suspects, pieces of evidence of a suspect, and reasons for untested nodes, without -v.
 _MAX_SUSPECTS, _MAX_EVIDENCE, _MAX_REASONS = 30, 4, 8
-#: Maximum suspects, warnings and reasons that are all shown whole.
-_FEW = 5
-#: Maximum characters of the --exclude option without -v: some lines to paste.
-_MAX_EXCLUDE = 1200
+_FEW = 5  # maximum suspects, warnings and reasons that are all shown whole
+_MAX_EXCLUDE = 1200  # maximum characters of the --exclude option without -v: some lines to paste
 _CLASSES = {"inside": "inside nodes", "between": "between nodes"}
 
 

@@ -20,8 +20,7 @@ _OPEN, _PROCESSES = 3, 1000
 _ROWS, _CELL, _STATEMENTS = 2000, 4, 200
 #: Maximum branches at one place, and nested branches: browsers nest 512 elements.
 _BRANCHES, _DEPTH = 200, 100
-#: Maximum characters of a name, and of a set of ranks or nodes in a row.
-_LONG, _SET = 300, 60
+_LONG, _SET = 300, 60  # maximum characters of a name, and of a set of ranks or nodes in a row
 #: The witnesses and the kinds of verdicts -> their names for a person.
 _WITNESSES = {
     "logs": "log", "flight_recorder": "flight recorder", "nccl_ras": "NCCL RAS", "gpu": "GPU",

@@ -39,10 +39,8 @@ from nodeready.runs.undrain import Undrain, next_commands
 
 #: Maximum groups, frames and lines of Python's own stack without -v.
 _GROUPS, _FRAMES, _PYTHON = 20, 14, 6
-#: Maximum rows of a section that are shown in full.
-_FULL_ROWS = 4
-#: Maximum columns of a function, and of a node set.
-_CORE_NAME, _CORE_NODES = 44, 120
+_FULL_ROWS = 4  # maximum rows of a section that are shown in full
+_CORE_NAME, _CORE_NODES = 44, 120  # maximum columns of a function, and of a node set
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -196,10 +194,8 @@ def summary(cores: Cores) -> str:
 
 # --- `tail`: missing nodes and files, stopped files, equal lines.
 
-#: Maximum groups without -v.
-_MAX_LOG_GROUPS = 20
-#: Maximum columns of a set of ranks without -v.
-_LOG_RANKS = 40
+_MAX_LOG_GROUPS = 20  # maximum groups without -v
+_LOG_RANKS = 40  # maximum columns of a set of ranks without -v
 #: Kind of group -> its word and its style.
 _WORDS = {"no-file": ("no file", "fail"), "unreadable": ("unreadable", "fail"),
           "stopped": ("stopped", "fail"), "skipped": ("skipped", "na")}  # fmt: skip
@@ -401,8 +397,7 @@ _ROLE_STYLES = {
     "ended": "na",
     "report": "na",
 }
-#: Offsets of clocks from which on they are shown, in seconds.
-_OFFSET_S = 0.5
+_OFFSET_S = 0.5  # offsets of clocks from which on they are shown, in seconds
 
 
 class _PostmortemTable(TableLayout):
@@ -480,10 +475,8 @@ def postmortem(document: Postmortem, options: Options = PLAIN) -> Iterator[Style
 
 #: Status of a part -> its style in `STYLES`.
 _PART_STYLES = {"kept": "ok", "partial": "warn", "empty": "na", "missing": "fail"}
-#: Columns of the names of parts.
-_NAME_WIDTH = 10
-#: Maximum files of a part without -v.
-_MAX_FILES = 4
+_NAME_WIDTH = 10  # columns of the names of parts
+_MAX_FILES = 4  # maximum files of a part without -v
 #: Part -> how to read it.
 _READERS = {
     "stacks": "nodeready stacks --from {}/stacks, or stacks.html in a browser",
@@ -543,8 +536,7 @@ def _part(part: Part, directory: str, options: Options) -> Iterator[StyledLine]:
 # --- `jobs` on a terminal: a job per line, with its nodes.
 
 _HEAD = ("JOB", "USER", "RANKS", "SINCE (UTC)", "NODES")
-#: Maximum columns of a node set.
-_NODES = 160
+_NODES = 160  # maximum columns of a node set
 
 
 def jobs(document: Jobs, options: Options = PLAIN) -> Iterator[StyledLine]:
@@ -582,8 +574,7 @@ _DRAIN_WORDS = {
     **{"would_return": "would return", "returned": "returned"},
     **{"stays": "stays", "refused": "refused"},
 }
-#: Maximum leftovers of a node that are shown without -v.
-_HELD_LINES = 4
+_HELD_LINES = 4  # maximum leftovers of a node that are shown without -v
 
 
 def undrain(document: Undrain, options: Options = PLAIN) -> Iterator[StyledLine]:

@@ -49,10 +49,8 @@ from nodeready.runs.targets import Targets, ask_with_progress, converse, keep_ga
 from nodeready.runs.tell import Tell
 from nodeready.subjects.registry import select
 
-#: Maximum lines of each log, and logs of each node.
-_MAX_LINES, _MAX_LOGS = 1000, 64
-#: Seconds for the logs of one node.
-_LOGS_TIMEOUT_S = 30
+_MAX_LINES, _MAX_LOGS = 1000, 64  # maximum lines of each log, and logs of each node
+_LOGS_TIMEOUT_S = 30  # seconds for the logs of one node
 
 #: Makes the text of an observation, for the JSON of an audit.
 WriteFacts = Callable[[Any], str] | None

@@ -458,12 +458,9 @@ def with_file_names(crashes: Iterable[Crash]) -> tuple[Crash, ...]:
 # --- Two rounds: the nodes list their core files, by names alone; then the node that wrote a core
 # reads it, even if further nodes see it.
 
-#: Maximum cores that one node reads.
-MAX_CORES = 20
-#: Maximum cores of one node among which those of a job are searched.
-_MAX_CANDIDATES = 60
-#: Seconds to list the cores; a directory on a mount that hangs takes all of it.
-_LIST_S = 30
+MAX_CORES = 20  # maximum cores that one node reads
+_MAX_CANDIDATES = 60  # maximum cores of one node among which those of a job are searched
+_LIST_S = 30  # seconds to list the cores; a directory on a mount that hangs takes all of it
 #: Seconds to read a core, to start reading, and maximum for all cores of a node.
 _READ_S, _START_S, _MAX_READ_S = 60, 20, 1200
 #: Maximum bytes of an unpacked backtrace: the node caps its text at 1 MiB of characters.
@@ -613,8 +610,7 @@ def _unpacked(text: str) -> str:
 
 # --- A core of a live process on one node.
 
-#: Seconds for the preview, which starts gdb once for its version.
-_PREVIEW_S = 30
+_PREVIEW_S = 30  # seconds for the preview, which starts gdb once for its version
 #: Maximum seconds to take a core of any size, and bytes per second of a slow disk.
 _MAX_TAKE_S, _SLOW_DISK = 3600, 50_000_000
 

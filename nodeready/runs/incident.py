@@ -96,8 +96,7 @@ def incident_code(incident: Incident) -> int:
 
 #: Modes of every file and directory: evidence of a job is for its owner alone.
 _MODE, _DIRECTORY_MODE = 0o600, 0o700
-#: The index for a person, and the document.
-README, DOCUMENT = "README.txt", "incident.json"
+README, DOCUMENT = "README.txt", "incident.json"  # the index for a person, and the document
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,10 @@ from nodeready.runs.tell import Tell
 
 #: The advice where no process of a named job was found.
 IF_ENDED = "if it has ended: nodeready postmortem shows who failed first"
-#: Maximum columns of a job's name or user.
-MAX_NAME = 40
-#: Maximum jobs that are named where another job was asked for.
-_MAX_LINES = 5
-#: Seconds for one node, after it is connected: no stack is taken.
-_TIMEOUT_S = 30
-#: The format of a trace's `started`.
-_MOMENT = "%Y-%m-%dT%H:%M:%SZ"
+MAX_NAME = 40  # maximum columns of a job's name or user
+_MAX_LINES = 5  # maximum jobs that are named where another job was asked for
+_TIMEOUT_S = 30  # seconds for one node, after it is connected: no stack is taken
+_MOMENT = "%Y-%m-%dT%H:%M:%SZ"  # the format of a trace's `started`
 
 
 class RunningJob(NamedTuple):
@@ -143,7 +139,8 @@ def running_jobs(traces: Iterable[Trace]) -> tuple[RunningJob, ...]:
             if not process.note.startswith(CLAIMS):
                 is_launcher = process.note.startswith(LAUNCHER)
                 words = process.world_size or 0, process.command, trace.node
-                member = _JobProcess(process.rank, is_launcher, *words, _began(trace, process.start_s))
+                began = _began(trace, process.start_s)
+                member = _JobProcess(process.rank, is_launcher, *words, began)
                 members.setdefault((process.user, process.job), []).append(member)
     keys = sorted(members, key=lambda key: tuple(map(natural, key)))
     return tuple(_job(name, user, members[user, name]) for user, name in keys)

@@ -16,11 +16,9 @@ from nodeready.core.shell import join
 from nodeready.core.text import parse_span
 from nodeready.runs import values
 
-#: One word with commas, or several words.
-Words = str | Iterable[str]
+Words = str | Iterable[str]  # one word with commas, or several words
 Path = str | os.PathLike[str]
-#: Seconds, or a text such as "20s", "5m", "2h".
-Span = float | str
+Span = float | str  # seconds, or a text such as "20s", "5m", "2h"
 #: What a caller gives, and what a run reads.
 GivenT_contra = TypeVar("GivenT_contra", contravariant=True)
 ValueT_co = TypeVar("ValueT_co", covariant=True)

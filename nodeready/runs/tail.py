@@ -163,8 +163,7 @@ def normalise(lines: Iterable[str], names: re.Pattern[str], ranks: FileRanks) ->
 
 # --- The document, and the grouping that makes it.
 
-#: A file has stopped if it is older than the median file by more than these seconds.
-BEHIND_S = 60
+BEHIND_S = 60  # a file has stopped if it is older than the median file by more than these seconds
 #: A rank in a mixed log has stopped if its last line is followed by more than this number of lines
 #: for each rank of the file, and by more than four times the lines of the median rank.
 SILENT_LINES = 20
@@ -448,8 +447,7 @@ def _rank_order(file: RankFile) -> tuple[bool, int, object, str]:
 
 # --- The request for a node's last lines, and its answer.
 
-#: Maximum bytes of a node's unpacked answer.
-MAX_UNPACKED = 4 << 20
+MAX_UNPACKED = 4 << 20  # maximum bytes of a node's unpacked answer
 
 
 def parse_tail(text: str, nonce: str) -> NodeTail:

@@ -51,11 +51,9 @@ NODES_PER_PROCESS = 256
 #: (benchmarks/HISTORY.md, the transports).
 MIN_NODES_FOR_TREE = 1024
 
-#: The inventory of this machine alone: a connector of pyinfra's.
-LOCAL = "@local"
+LOCAL = "@local"  # the inventory of this machine alone: a connector of pyinfra's
 _NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
-#: Called with a line about the nodes or the transport.
-Note = Callable[[str], None]
+Note = Callable[[str], None]  # called with a line about the nodes or the transport
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,8 @@ from nodeready.runs.tell import Tell
 #: The outcomes of a node.
 OUTCOMES = WOULD_RETURN, RETURNED, STAYS, REFUSED = "would_return", "returned", "stays", "refused"
 AnswerT = TypeVar("AnswerT")
-#: Seconds for all answers of Slurm about one step.
-_SLURM_S = 30.0
-#: Maximum bytes of a node's unpacked answer.
-_MAX_UNPACKED = 4 << 20
+_SLURM_S = 30.0  # seconds for all answers of Slurm about one step
+_MAX_UNPACKED = 4 << 20  # maximum bytes of a node's unpacked answer
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,7 @@ from nodeready.fleet.inventory.nodeset import folded
 #: CPU seconds per second of a rank and its descendants: at most this is idle. PyTorch's watchdog
 #: wakes up ten times a second and takes less than 0.01.
 IDLE_CPU = 0.02
-#: The same: at least this is work, if nothing in the rank can poll.
-BUSY_CPU = 0.05
+BUSY_CPU = 0.05  # the same: at least this is work, if nothing in the rank can poll
 #: Voluntary switches of a main thread per second: at most this may be a wait that polls. A file
 #: baton polls every 0.1 s and makes 10, the queue of a data loader makes one in 5 s.
 POLL_SWITCHES = 12.0
@@ -45,8 +44,7 @@ MOVING_BYTES, RESTING_BYTES = 4096.0, 512.0
 MOVING_PORT_BYTES, RESTING_PORT_BYTES = 1e6, 65536.0
 #: The witness of `nodeready watch --progress`, whose lines are what the user calls progress.
 PROGRESS = "progress"
-#: Witnesses that must agree that nothing moves.
-MIN_WITNESSES = 2
+MIN_WITNESSES = 2  # witnesses that must agree that nothing moves
 #: Snapshots without any rank after which the job has ended: a launcher may be starting it again.
 MIN_EMPTY_SNAPSHOTS = 2
 #: The maximum part of the job's own timeout without a movement, because an incident takes time;
@@ -391,8 +389,7 @@ def _reasons(signs: Iterable[Sign], moves: bool) -> str:
 
 # --- Asking.
 
-#: Seconds for the snapshot of one node.
-LIMIT_S = 20
+LIMIT_S = 20  # seconds for the snapshot of one node
 
 
 def probe(

@@ -29,10 +29,8 @@ from nodeready.runs.tell import Tell
 from nodeready.runs.values import checked_regex
 from nodeready.runs.watch import LIMIT_S, JobSnapshot, Watch, probe
 
-#: Maximum seconds for the command of ``--then``.
-_COMMAND_TIMEOUT_S = 600
-#: Seconds between two probes for the first rank (``--wait``).
-_WAIT_S = 5.0
+_COMMAND_TIMEOUT_S = 600  # maximum seconds for the command of ``--then``
+_WAIT_S = 5.0  # seconds between two probes for the first rank (``--wait``)
 
 
 def run(

@@ -35,10 +35,8 @@ from nodeready.subjects.snapshot import SHARED_NONCE, Snapshot, judge, shown_fac
 
 # --- Nodes that differ from the majority of their peers. Pure.
 
-#: Fewer nodes have no majority: of two that differ, either may be right.
-_MIN_PEERS = 3
-#: The group of nodes without a group.
-ALL = "all"
+_MIN_PEERS = 3  # fewer nodes have no majority: of two that differ, either may be right
+ALL = "all"  # the group of nodes without a group
 
 
 def compared(
@@ -104,12 +102,9 @@ def key_of(facts: Mapping[str, Any]) -> tuple[Any, ...]:
 
 # --- The judge.
 
-#: Values of these types may be large and equal on many nodes.
-_LARGE_TYPES = (tuple, Mapping)
-#: Shared parts that a judge remembers.
-_MAX_PARTS = 1024
-#: Judged observations that a judge remembers.
-_MAX_JUDGED = 512
+_LARGE_TYPES = (tuple, Mapping)  # values of these types may be large and equal on many nodes
+_MAX_PARTS = 1024  # shared parts that a judge remembers
+_MAX_JUDGED = 512  # judged observations that a judge remembers
 #: Hashes that an interner remembers, and values that have a number.
 _MAX_HASHES, _MAX_NUMBERED = 1 << 16, 1 << 15
 
@@ -126,11 +121,9 @@ SectionTexts = Callable[
     [str, Any, Any, list[Result], Policy], list[tuple[str, bytes, bytes | None]]
 ]
 
-#: Start and size in a judge's file.
-Place = tuple[int, int]
+Place = tuple[int, int]  # start and size in a judge's file
 
-#: The end of the name of a section with counters.
-_COUNTERS = ".counters"
+_COUNTERS = ".counters"  # the end of the name of a section with counters
 
 
 class AnswerSummary(NamedTuple):

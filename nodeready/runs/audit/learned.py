@@ -26,10 +26,8 @@ from nodeready.runs.tell import Tell
 from nodeready.subjects.registry import LEARNED, SUBJECTS
 from nodeready.subjects.snapshot import Snapshot
 
-#: Maximum of listed names that few nodes have: a node can invent any number.
-_MAX_RARE_NAMES = 20
-#: Columns of the file; a longer comment is wrapped.
-WIDTH = 88
+_MAX_RARE_NAMES = 20  # maximum of listed names that few nodes have: a node can invent any number
+WIDTH = 88  # columns of the file; a longer comment is wrapped
 
 
 @dataclass

@@ -101,8 +101,7 @@ def directory_records(directory: str, expected: int, limit_s: float) -> list[Hos
 
 # --- From the records of hosts to the reports of nodes.
 
-#: Seconds by which a node's clock may be ahead of this one's.
-SKEW_S = 30.0
+SKEW_S = 30.0  # seconds by which a node's clock may be ahead of this one's
 #: The checks of the verdict itself, of its policy, and of the program that wrote it.
 VERDICT, POLICY, BUNDLE = OF_VERDICTS = ("gate.verdict", "gate.policy", "gate.bundle")
 _FIX_STALE = "systemctl list-timers nodeready.timer, or is cron running? Then the log of nodeready"

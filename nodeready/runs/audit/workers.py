@@ -61,33 +61,26 @@ from nodeready.subjects.context import FleetContext, unique_addresses
 from nodeready.subjects.registry import COUNTING, CheckSelection
 from nodeready.subjects.snapshot import Snapshot
 
-#: Fewer nodes need no worker: to start one takes longer than to read their answers.
-MIN_NODES = 64
+MIN_NODES = 64  # fewer nodes need no worker: to start one takes longer than to read their answers
 #: CPU seconds after which the parsing of a subject is ended; the next subject has as many. Usually
 #: none takes a second.
 _MAX_CPU_S = 10.0
-#: Seconds without an answer after which a worker that has orders is killed.
-_SILENT_S = 60
-#: Orders that a worker may have at once, so that it never waits for the next one.
-_MAX_ORDERS = 4
+_SILENT_S = 60  # seconds without an answer after which a worker that has orders is killed
+_MAX_ORDERS = 4  # orders that a worker may have at once, so that it never waits for the next one
 #: Maximum orders that wait for a worker. The control process does further ones itself.
 _MAX_WAITING = 64
 #: Maximum characters of an answer that the control process reads while other nodes wait for it; a
 #: node with eight GPUs sends 32,000.
 _MAX_LOCAL = 128 << 10
-#: Orders of a worker between two garbage collections.
-_COLLECT_EVERY = 1000
+_COLLECT_EVERY = 1000  # orders of a worker between two garbage collections
 
-#: Stands in an Outcome for the snapshot that a worker has.
-WORKER_HAS_SNAPSHOT = Snapshot()
+WORKER_HAS_SNAPSHOT = Snapshot()  # stands in an Outcome for the snapshot that a worker has
 
 #: Reads the sections of a node's state.
 StateReader = Callable[[], list[tuple[str, bytes, Callable[[], bytes | None]]]]
 
-#: The checks of the subjects with counters.
-_RATED = tuple(f"{subject}." for subject in COUNTING)
-#: The kinds of orders that get an answer.
-_ANSWERED = ("read", "keep", "judge")
+_RATED = tuple(f"{subject}." for subject in COUNTING)  # the checks of the subjects with counters
+_ANSWERED = ("read", "keep", "judge")  # the kinds of orders that get an answer
 
 
 def worker_count(nodes: int) -> int:

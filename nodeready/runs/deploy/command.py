@@ -300,8 +300,7 @@ def _unchanged(node: DeployedNode, outcome: Outcome[DeployedNode] | None = None)
 # A change keeps on the node how it was before (nodeready/sh/change.sh, `nr_begin`), but for the
 # gate's; nodeready/sh/undo.sh takes it back.
 
-#: Seconds on a node: GRUB's tool is slow on a busy disk.
-UNDO_TIMEOUT_S = 300
+UNDO_TIMEOUT_S = 300  # seconds on a node: GRUB's tool is slow on a busy disk
 #: What an earlier release has written, which kept nothing: files with nodeready's name beside
 #: those of `Subject.files`, and files with a block.
 _OWN = {"debug_tools": (RUN, PY_SPY_NOTE)}

@@ -32,8 +32,7 @@ _MACHINES = {
     "x86_64": (62, ("manylinux_2_17_x86_64", "manylinux_2_5_x86_64", "manylinux1_x86_64")),
     "aarch64": (183, ("manylinux_2_17_aarch64", "manylinux2014_aarch64")),
 }
-#: Seconds for pip to download three megabytes over a slow proxy.
-_PIP_TIMEOUT_S = 120
+_PIP_TIMEOUT_S = 120  # seconds for pip to download three megabytes over a slow proxy
 _INTERPRETER = 3  # PT_INTERP: the program needs a dynamic loader and the node's libc
 
 _lock = threading.Lock()

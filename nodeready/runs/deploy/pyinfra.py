@@ -50,8 +50,7 @@ from nodeready.subjects.context import FleetContext, Judged
 from nodeready.subjects.registry import CHANGED, SUBJECTS
 from nodeready.subjects.snapshot import Snapshot, differently_probed, judge
 
-#: The colours of the lines of a difference.
-_COLOURS = {"-": "red", "+": "green"}
+_COLOURS = {"-": "red", "+": "green"}  # the colours of the lines of a difference
 #: Settings that can be compared and hashed: name, checked value.
 _Settings = tuple[tuple[str, Any], ...]
 

@@ -30,8 +30,7 @@ from nodeready.subjects.registry import page
 RESULT, REBOOT, POLICY = "result", "reboot", "policy"
 #: The kinds of changes, in the order of reports.
 KINDS = (RESULT, HARDWARE, VERSION, SETTING, COUNTER, REBOOT, POLICY)
-#: The key of a node's answer, in place of a check's id.
-ANSWER = "answer"
+ANSWER = "answer"  # the key of a node's answer, in place of a check's id
 
 
 class _PartList(NamedTuple):

@@ -247,8 +247,7 @@ _MAX_DATED, _MAX_DATED_OF_CHANGE = 256, 4
 #: Changes of a node after which none of them has a time: a node may change at every look.
 _MAX_TIMES = 10_000
 
-#: Seconds before a look at which the memory still has the look before it.
-_BEFORE_S = 0.001
+_BEFORE_S = 0.001  # seconds before a look at which the memory still has the look before it
 
 _Pair = tuple[NodeLook | None, NodeLook]
 
@@ -397,8 +396,7 @@ def _times(
 # --- Looks from the documents of audit and ready in files.
 
 
-#: Bytes of a file; 30,000 nodes have some 1 GB.
-_MAX_FILE = 2 << 30
+_MAX_FILE = 2 << 30  # bytes of a file; 30,000 nodes have some 1 GB
 #: Bytes of memory for a document without a line for each node; a node has another bound.
 _MAX_WHOLE = 1 << 30
 _SCHEMA = re.compile(r"nodeready\.(audit|ready)/[12]\Z")

@@ -267,12 +267,9 @@ def _sorted(entries: Iterable[HistoryEntry]) -> list[HistoryEntry]:
 
 #: A job's user chooses the last field, which may have any character.
 _FIELDS = "JobID,User,State,Start,End"
-#: States of a node that gets no job: sacctmgr(1), of events.
-_LOST = ("DRAIN", "DOWN", "FAIL")
-#: Seconds for `sacct`: a large accounting database answers in some seconds.
-_TIMEOUT_S = 20
-#: Maximum jobs, the newest ones.
-_MAX_JOBS = 1000
+_LOST = ("DRAIN", "DOWN", "FAIL")  # states of a node that gets no job: sacctmgr(1), of events
+_TIMEOUT_S = 20  # seconds for `sacct`: a large accounting database answers in some seconds
+_MAX_JOBS = 1000  # maximum jobs, the newest ones
 
 
 def node_jobs(node: str, since_s: float) -> tuple[list[HistoryEntry], str]:

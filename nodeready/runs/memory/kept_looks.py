@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from nodeready.runs.smoke.document import SmokeReport
 
 ReadT = TypeVar("ReadT")
-#: The value of NODEREADY_MEMORY with which nothing is kept.
-OFF = "off"
+OFF = "off"  # the value of NODEREADY_MEMORY with which nothing is kept
 #: Days and megabytes after which the oldest looks are removed: docs/history.md has the size of
 #: the looks at 10,000 nodes.
 DAYS, MEGABYTES = 90, 2000

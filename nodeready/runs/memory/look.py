@@ -267,33 +267,24 @@ def _bounded(text: str, maximum: int) -> str:
 # ``SUBJECT.parts``, or one of the names below. The result of a check that a policy declares has a
 # section of its own, ``CHECK.results``: a look may make one of them alone.
 
-#: The id of the node's boot.
-BOOT = "boot"
-#: Why the node gave no answer.
-ERROR = "error"
-#: The results of the node's own gate.
-GATE = "gate"
-#: Owner of results -> the number of looks at the node that did not make them.
-MISSED = "missed"
+BOOT = "boot"  # the id of the node's boot
+ERROR = "error"  # why the node gave no answer
+GATE = "gate"  # the results of the node's own gate
+MISSED = "missed"  # owner of results -> the number of looks at the node that did not make them
 #: The next look at the node ends these: a proof is an act of its moment, and an older nodeready
 #: kept the results of the site's checks together.
 ENDED_BY_LOOK = (ERROR, GATE, "proof.results", "site.results")
 FACTS, RESULTS, COUNTERS, PARTS = ".facts", ".results", ".counters", ".parts"
 
-#: Ends the line of a fact; a text in JSON has no such end.
-FACTS_END = b",\n"
+FACTS_END = b",\n"  # ends the line of a fact; a text in JSON has no such end
 #: Maximum bytes of a section: the facts of a node with 8 GPUs have 20,000. The facts of a node
 #: that sends more are not kept, so that one node cannot fill the memory.
 MAX_BYTES = 256 << 10
-#: Maximum characters of a serial number or UUID, which have at most 40.
-_MAX_SERIAL = 100
+_MAX_SERIAL = 100  # maximum characters of a serial number or UUID, which have at most 40
 _BRIEF = ("ok", "na")
-#: Not a check's id: the key of the words of the policy among results.
-POLICY = "@policy"
-#: The setting that changes results of any check.
-WAIVERS = "waivers"
-#: The word of the policy for the text of the probe.
-ASKED = "asked"
+POLICY = "@policy"  # not a check's id: the key of the words of the policy among results
+WAIVERS = "waivers"  # the setting that changes results of any check
+ASKED = "asked"  # the word of the policy for the text of the probe
 
 
 class SectionText(NamedTuple):

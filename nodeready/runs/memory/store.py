@@ -59,14 +59,10 @@ from nodeready.core.result import Result
 
 #: "nrdy": the file is a memory (https://www.sqlite.org/pragma.html#pragma_application_id).
 APPLICATION_ID = 0x6E726479
-#: Of the tables. A file with another version is neither read nor written.
-VERSION = 1
-#: Seconds to wait for another writer: a look at 10,000 nodes is written in some two.
-BUSY_S = 10.0
-#: Maximum sections whose data a Memory remembers.
-_MAX_CACHED = 4096
-#: Seconds between two removals of old looks.
-_TRIM_EVERY_S = 86400.0
+VERSION = 1  # Of the tables. A file with another version is neither read nor written.
+BUSY_S = 10.0  # seconds to wait for another writer: a look at 10,000 nodes is written in some two
+_MAX_CACHED = 4096  # maximum sections whose data a Memory remembers
+_TRIM_EVERY_S = 86400.0  # seconds between two removals of old looks
 #: Seconds of one boot by which the clock may be wrong: NTP has then corrected it.
 _MAX_DRIFT_S = 3600.0
 #: Seconds without a look across a boot, such as holidays. More are a clock that jumped.
@@ -112,8 +108,7 @@ CREATE INDEX events_serial ON events(serial);
 # jump. Not in _SCHEMA: older files are without it.
 _CLOCK = """CREATE TABLE IF NOT EXISTS clock(time REAL, boot TEXT, uptime REAL, since REAL,
     since_look INTEGER)"""
-#: The look that replaces a current section: later than every look.
-_NEVER = 1 << 62
+_NEVER = 1 << 62  # the look that replaces a current section: later than every look
 # Both kinds of sections: a look has those with since <= look < until.
 _SECTIONS = f"""CREATE TEMP VIEW sections AS
     SELECT node, section, content, first_look AS since, number, {_NEVER} AS until,

@@ -33,8 +33,7 @@ _OPTION = re.compile(r"(?:^|\s)-(?:-([a-z][a-z-]*)|([A-Za-z]))(?:[= ]?\s*([^\s#-
 _ASSIGNED = re.compile(r"(?:(?:export|declare -x|local|readonly) )?([A-Za-z_]\w*)=(\S*)")
 _VARIABLE = re.compile(r"[$@](?:\{(\w+)\}|(\w+))")
 _HEREDOC = re.compile(r"<<-?\s*(['\"\\]?)(\w+)")
-#: A blank within quotes, until the words of a command are known.
-_QUOTED_BLANK = "\0"
+_QUOTED_BLANK = "\0"  # a blank within quotes, until the words of a command are known
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 #: Seconds of the budget to end the processes that still run on the nodes, and to report.
 _RESERVE_S = 3
-#: Seconds between two looks of ``--wait``.
-_PAUSE_S = 10
+_PAUSE_S = 10  # seconds between two looks of ``--wait``
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,7 @@ for name in os.listdir(os.path.dirname(os.path.dirname(path))):
     if found:
         print(sys.argv[1], "nccl", found.group(1))
 """
-#: Seconds on a node: a Python on a file system that many nodes read at once.
-ASK_S = 20
+ASK_S = 20  # seconds on a node: a Python on a file system that many nodes read at once
 
 
 def question(python: str, nonce: str) -> str:
@@ -94,8 +93,7 @@ def read_installed(output: str, nonce: str) -> InstalledTorch:
 _BUFFERS = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
 _FILES = ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE")
 _PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
-#: The directory of pipes: on the node itself, and in every distribution.
-_LOCAL = "/dev/shm"
+_LOCAL = "/dev/shm"  # the directory of pipes: on the node itself, and in every distribution
 
 
 def _recorder(

@@ -74,8 +74,7 @@ def _management(nics: Nics, fleet: FleetFacts) -> set[str]:
 
 # --- MASTER_PORT: the first node of a job is not known yet, so the port must be free on all nodes.
 
-#: Maximum notes about ports that are not chosen.
-_MAX_NOTES = 6
+_MAX_NOTES = 6  # maximum notes about ports that are not chosen
 
 Ranges = tuple[Range, ...]
 
@@ -204,8 +203,7 @@ def _free(first: int, last: int, against: Objections) -> list[int]:
 
 # --- The variables, from all nodes' suggestions.
 
-#: The subjects to probe.
-SUBJECTS = ("nics", "rdma", "ports", "pdsh")
+SUBJECTS = ("nics", "rdma", "ports", "pdsh")  # the subjects to probe
 
 # The kernel allows more in names (dev_valid_name), but no driver, udev rule or person uses it,
 # and a comma, "=" or "^" would mean something to NCCL.

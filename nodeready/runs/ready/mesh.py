@@ -72,8 +72,7 @@ def known_owners(
     return owners
 
 
-#: Maximum named nodes that claim one address.
-_MAX_NAMED = 3
+_MAX_NAMED = 3  # maximum named nodes that claim one address
 
 
 class Owners:
@@ -164,8 +163,7 @@ def own_name_cause(listening: program.Listening) -> str:
 MOST_PORTS = 32
 
 _Edge = tuple[str, str]
-#: Counts by node and direction.
-_Count = Counter[tuple[str, str]]
+_Count = Counter[tuple[str, str]]  # counts by node and direction
 #: A node, direction and port that are not tried again; None: no port, because the name is wrong.
 _Skip = tuple[str, str, int | None]
 
@@ -203,8 +201,7 @@ class _Handshakes:
             self.worst, self.peer = ms, peer
 
 
-#: Strangers' connections to a node's listeners are reported above this number.
-_CROWD = 1000
+_CROWD = 1000  # strangers' connections to a node's listeners are reported above this number
 
 
 def _adjacent(bad: Iterable[_Edge], edges: Iterable[_Edge]) -> set[_Edge]:

@@ -19,8 +19,7 @@ from nodeready.subjects.proof.active import COMPARABLE, SLOW_SHARE
 from nodeready.subjects.proof.facts import UNFINISHED, ProofConfig, RdmaBandwidth, RdmaRate
 
 _MAIN = "nodeready.agent.proofs.rdma"
-#: Maximum nodes of a ring: half as many pairs load the network at once.
-MAX_RING = 128
+MAX_RING = 128  # maximum nodes of a ring: half as many pairs load the network at once
 #: Seconds for the program to start on a node, for an answer to travel, and for one port.
 _START_S, _ANSWER_S = 25, 3
 _PORT_S = SERVE_S + MEASURE_S + _ANSWER_S

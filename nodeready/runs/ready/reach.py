@@ -259,8 +259,7 @@ class ReachFinding:
     back: bool | None = None
 
 
-#: A node and the direction in which it takes part in an attempt.
-_Side = tuple[str, str]
+_Side = tuple[str, str]  # a node and the direction in which it takes part in an attempt
 _Edge = tuple[str, str]
 _Weight = tuple[int, bool, float]
 #: Node -> direction -> the failed attempts that it explains.

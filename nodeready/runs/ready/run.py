@@ -51,10 +51,8 @@ from nodeready.subjects.proof.facts import (
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.snapshot import Snapshot
 
-#: Peers that a node tries by ssh: a handshake costs both ends 100 ms of CPU.
-MAX_PEERS = 4
-#: Seconds at the end of the time for the last answers to arrive.
-_MARGIN_S = 2
+MAX_PEERS = 4  # peers that a node tries by ssh: a handshake costs both ends 100 ms of CPU
+_MARGIN_S = 2  # seconds at the end of the time for the last answers to arrive
 
 
 @dataclass(frozen=True)
@@ -78,10 +76,8 @@ class WantedProofs:
         return cls(session, MESH in needed, full, *further, active, level, RDMA in needed)
 
 
-#: The program of the active tests.
-ACTIVE_MAIN = "nodeready.agent.proofs.active"
-#: The two conversations with a node.
-_SNAPSHOT, _PROOFS = "snapshot", "proofs"
+ACTIVE_MAIN = "nodeready.agent.proofs.active"  # the program of the active tests
+_SNAPSHOT, _PROOFS = "snapshot", "proofs"  # the two conversations with a node
 
 
 @dataclass(frozen=True)
@@ -304,10 +300,8 @@ def _ordered_peers(peers: Peers, names: tuple[str, ...]) -> Peers:
 # --- The rounds between the nodes, over one program on each of them.
 
 
-#: The program on the node.
-_MAIN = "nodeready.agent.proofs.mesh"
-#: Seconds for the program to start on a node: a Python, and a disk that may be cold.
-_START_S = 20
+_MAIN = "nodeready.agent.proofs.mesh"  # the program on the node
+_START_S = 20  # seconds for the program to start on a node: a Python, and a disk that may be cold
 #: Seconds of a round on a node: the name, and time-outs of ports in the middle of the range.
 _ROUND_S = 8.0
 #: Seconds beyond that for the last connection of a round and the answer.

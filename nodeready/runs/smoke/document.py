@@ -187,8 +187,7 @@ def code(smoke: SmokeReport) -> int:
 
 #: NCCL's network without RDMA; the name of gloo, which is not NCCL.
 _SOCKET, _GLOO = "Socket", "gloo"
-#: Maximum characters of a name or a note.
-_NAME, _NOTE = 40, 200
+_NAME, _NOTE = 40, 200  # maximum characters of a name or a note
 
 
 def of_node(ranks: Iterable[RankNetwork | None]) -> RankNetwork | None:

@@ -15,8 +15,7 @@ from nodeready.runs.ready import mesh
 
 NODE, GPU, PAIR, SCALE = KINDS = ("node", "gpu", "pair", "scale")
 
-#: The purposes of a test.
-ALONE, GROUP, HALF, CONFIRM = "alone", "group", "half", "confirm"
+ALONE, GROUP, HALF, CONFIRM = "alone", "group", "half", "confirm"  # the purposes of a test
 MERGE, SWEEP, CONTROL = "merge", "sweep", "control"
 
 
@@ -245,12 +244,10 @@ T = TypeVar("T")
 #: 85 runs on 64 nodes that share one machine's memory, two nodes without a fault had at most 0.65
 #: and 0.67.
 REPORT_SHARE, _MEDIAN_SHARE = 0.7, 0.58
-#: Below this fraction, which is no noise, fewer retrials suffice.
-_CLEAR_SHARE = 0.4
+_CLEAR_SHARE = 0.4  # below this fraction, which is no noise, fewer retrials suffice
 #: Report a latency only if it is this number of milliseconds above that of the good nodes.
 NOISE_MS = 5.0
-#: Retrials if the result is clear, and in general.
-_FEW_RETRIALS, _RETRIALS = 3, 6
+_FEW_RETRIALS, _RETRIALS = 3, 6  # retrials if the result is clear, and in general
 
 
 @dataclass(frozen=True)
@@ -383,8 +380,7 @@ def looks_slow(outcome: SmokeOutcome, usual_gbps: float, usual_ms: float) -> boo
 
 # --- The groups and the sweep.
 
-#: Up to this number of nodes, a sweep has all pairs.
-_ALL_PAIRS = 64
+_ALL_PAIRS = 64  # up to this number of nodes, a sweep has all pairs
 
 
 def split_groups(nodes: Sequence[str]) -> list[list[str]]:

@@ -28,10 +28,8 @@ from nodeready.subjects.ports.checks import ports_text
 #: Maximum plausible values: a hundred times the bandwidth of a GPU's NVLinks, and an hour, which
 #: is longer than a test.
 _MAX_GBPS, _MAX_MS = 1e6, 3.6e6
-#: Characters of a rank's message in a cause.
-_MESSAGE_LENGTH = 200
-#: Phases in which a rank needs no other rank.
-_OWN_PHASES = ("start", "compute")
+_MESSAGE_LENGTH = 200  # characters of a rank's message in a cause
+_OWN_PHASES = ("start", "compute")  # phases in which a rank needs no other rank
 
 #: Messages of a rank without a connection: from nodeready, the kernel, PyTorch's store, gloo, and
 #: NCCL's sockets.

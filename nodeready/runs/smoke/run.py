@@ -200,8 +200,7 @@ def _ports(before: Mapping[str, int], after: Mapping[str, int]) -> Iterator[str]
 
 # --- The smoke test.
 
-#: Maximum suspects that are tested with another engine.
-_MAX_CONTROLS = 5
+_MAX_CONTROLS = 5  # maximum suspects that are tested with another engine
 #: The library that an engine proves.
 _LIBRARIES = {"torch": "PyTorch or its library", "nccl-tests": "NCCL"}
 

@@ -54,12 +54,9 @@ Search = Generator["list[Test]", "Mapping[int, SmokeOutcome]", SearchResult]
 
 #: The fault that a hunt looks for: a test that fails, is slow, or fails only now and then.
 _BROKEN, _SLOW, _FLAKY = "broken", "slow", "flaky"
-#: The repetitions of a test that fails now and then.
-_REPEATS = 3
-#: Maximum faults between groups that are searched.
-_MAX_FAULTS = 16
-#: Maximum groups whose nodes are tested with every other group.
-_MAX_BASES = 3
+_REPEATS = 3  # the repetitions of a test that fails now and then
+_MAX_FAULTS = 16  # maximum faults between groups that are searched
+_MAX_BASES = 3  # maximum groups whose nodes are tested with every other group
 
 _NO_THIRD = "there is no third node to tell which of them it is"
 
@@ -431,7 +428,7 @@ class _FaultSearch:
     # --- The cause of a failure between good nodes: two nodes, or two sets of nodes.
 
     def _pin_down(self, order: Sequence[str], low: int) -> Steps[bool]:
-        """Search for two nodes that fail together; the first ``low`` pass. Whether it found them"""
+        """Search two nodes that fail together; the first ``low`` pass. Whether it found them"""
         lost_before = len(self.knowledge.lost)
         low -= len(self.knowledge.lost.intersection(order[:low]))
         order = [name for name in order if name not in self.knowledge.lost]
