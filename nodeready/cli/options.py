@@ -29,12 +29,10 @@ if TYPE_CHECKING:
     from nodeready.cli.screen import Screen
 
 
-#: Every value of ``--format`` that some command takes. NODEREADY_FORMAT may have any of them: a
-#: command ignores those that it does not take.
+#: Every value of ``--format``. A command ignores in NODEREADY_FORMAT those that it does not take.
 FORMS = (*("table", "json", "junit", "csv", "prometheus", "nagios"), *("html", "evidence", "sh"))
 
-#: Group of --help -> its options, by name, in their order. The remaining options of a command
-#: stand before the groups.
+#: Group of --help -> its options, by name, in order. All other options stand before the groups.
 _GROUPS = {
     "Select": ("limit", "only", "skip", "local", "job", "user", "pids", "match", "since"),
     "Policy": ("ports", "gpus", "nodes_needed", "fail_on", "trust_inventory"),

@@ -43,8 +43,7 @@ from nodeready.subjects.registry import SUBJECTS
 
 #: The statuses of each area, from the bottom: their name is that of the first one.
 _AREAS = (("fail", UNREACHABLE, FAILED), ("unknown",), ("warn",))
-#: A look at a smaller share of the nodes, or with a smaller share of the results per node, is one
-#: at a part of the fleet (--limit, --only), whose counts are no trend.
+#: A look with a smaller share of the nodes, or of results per node, is partial, and no trend.
 _SHARE = 0.5
 #: Maximum looks of the picture, which has some pixels for each, and of the table below it.
 _POINTS, _TREND_ROWS = 400, 50

@@ -187,8 +187,7 @@ class Branch(NamedTuple):
     processes: int
     ranks: tuple[int, ...]
     groups: tuple[int, ...]
-    # for every branch above this one, the outermost first, and for this one: whether it is the
-    # last of its siblings
+    # whether it is the last of its siblings: of each branch above, the outermost first, and of it
     lasts: tuple[bool, ...]
     ends: int  # number of the branch's processes that stand at its last call
     width: int  # digits of the largest number of processes among the siblings

@@ -50,8 +50,7 @@ def page() -> HtmlPage:
     )  # fmt: skip
 
 
-# A row of the page is a mapping: the template is its only reader.
-_Row = dict[str, Any]
+_Row = dict[str, Any]  # a row of the page is a mapping: the template is its only reader
 
 
 def _cards(stacks: Stacks) -> Iterator[_Row]:

@@ -133,8 +133,7 @@ def own_files(
     return files
 
 
-#: Node -> path of a log in the namespace of its processes -> the processes that write it. The path
-#: is shown, never opened.
+#: Node -> path of a log in its processes' namespace (never opened) -> those that write it.
 Logs = dict[str, dict[str, list[LogWriter]]]
 
 

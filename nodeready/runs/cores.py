@@ -84,8 +84,7 @@ class CoreFrame:
     file: str = ""  # of the source, as gdb has it; "": no debug information
     line: Count = 0  # 0: none
     library: str = ""  # the file name of the shared library; "": the program itself, or not known
-    # of a function without a name, the address within its page: it does not depend on the address
-    # at which the program was loaded
+    # without a name: the address within its page, wherever the program was loaded
     offset: int = 0
 
     @property

@@ -57,8 +57,7 @@ class Opt:
     in_python: bool = True  # it is a parameter of the function of `nodeready.api`
     takes: Callable[[str], bool] | None = None  # whether a value of the general variable counts
     complete: str = ""  # the function of `cli.candidates` that completes its value
-    # the value of the words; None: as they are
-    read: Callable[[Any], Any] | None = None
+    read: Callable[[Any], Any] | None = None  # the value of the words; None: as they are
 
     @property
     def key(self) -> str:

@@ -32,13 +32,11 @@ BUSY_CPU = 0.05  # the same: at least this is work, if nothing in the rank can p
 #: Voluntary switches of a main thread per second: at most this may be a wait that polls. A file
 #: baton polls every 0.1 s and makes 10, the queue of a data loader makes one in 5 s.
 POLL_SWITCHES = 12.0
-#: CPU seconds of a main thread, per second and per wake-up: more than both is work. A poll in
-#: Python takes a tenth of that.
+#: CPU seconds of a main thread, per second and per wake-up: work takes more, a poll a tenth.
 BUSY_MAIN_CPU, BUSY_WAKEUP_S = 0.001, 0.0005
 #: Page faults, or switches, per second: at most this may be a wait that polls without a pause.
 SPIN_RATE = 1.0
-#: Bytes per second that a rank reads and writes: from the first on it moves, up to the second it
-#: rests.
+#: Bytes per second that a rank reads and writes: at least, when it moves; at most, when it rests.
 MOVING_BYTES, RESTING_BYTES = 4096.0, 512.0
 #: The same of a node's network or RDMA ports, which other programs use, too.
 MOVING_PORT_BYTES, RESTING_PORT_BYTES = 1e6, 65536.0

@@ -56,8 +56,7 @@ def distinguishing_groups(inventory: Inventory, name: str) -> tuple[str, ...]:
 
 # --- The run.
 
-#: Seconds for which `--watch` keeps its connections: what a login gets (its limits and groups) is
-#: that of the connection's beginning.
+#: Seconds for which `--watch` keeps a connection, whose limits and groups are of its beginning.
 _KEPT_S = 600.0
 #: Seconds after which `--watch` judges every node again, whatever it shows: a waiver ends.
 _FULL_S = 3600.0

@@ -62,9 +62,7 @@ from nodeready.subjects.registry import COUNTING, CheckSelection
 from nodeready.subjects.snapshot import Snapshot
 
 MIN_NODES = 64  # fewer nodes need no worker: to start one takes longer than to read their answers
-#: CPU seconds after which the parsing of a subject is ended; the next subject has as many. Usually
-#: none takes a second.
-_MAX_CPU_S = 10.0
+_MAX_CPU_S = 10.0  # CPU seconds for the parsing of each subject; usually none takes one second
 _SILENT_S = 60  # seconds without an answer after which a worker that has orders is killed
 _MAX_ORDERS = 4  # orders that a worker may have at once, so that it never waits for the next one
 #: Maximum orders that wait for a worker. The control process does further ones itself.

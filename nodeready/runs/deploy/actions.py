@@ -43,8 +43,7 @@ class WriteFile:
     content: bytes
     old: bytes | None  # its content in the snapshot; None: no such file
     mode: str = "0644"  # of a new file; an existing one keeps its mode and owner
-    # write as this user, not as root, to the file of this name in the user's home directory; "":
-    # as root
+    # write as this user to the file of this name in the user's home directory; "": as root
     user: str = ""
     # a command that gets the new file as its last argument and must succeed
     validator: tuple[str, ...] = ()
@@ -61,8 +60,7 @@ class WriteFile:
         arguments = shell.join([self.mode, data, old, *self.validator])
         if not self.user:
             return f"nr_write {shell.quote(self.path)} {arguments}"
-        # The path of the home directory comes from the node's user database when the script runs,
-        # not from the snapshot.
+        # The home directory is that of the node's user database when the script runs.
         name = shell.quote(self.path.rpartition("/")[2])
         words = f'nr_write "$NR_HOME"/{name} {arguments}'
         keep = f"nr_keep user {shell.quote(self.user)}/{name} -"

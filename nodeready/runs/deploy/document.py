@@ -187,8 +187,7 @@ class Deploy:
     nodes: tuple[DeployedNode, ...]
     # False when it was interrupted: some nodes were not probed or not completed
     complete: bool = True
-    # why it stopped before the last wave of nodes, one line; "": it did not
-    stopped: str = ""
+    stopped: str = ""  # why it stopped before the last wave of nodes, one line; "": it did not
 
     @cached_property
     def untouched(self) -> tuple[str, ...]:

@@ -196,8 +196,7 @@ def _download(version: str, machine: str) -> bytes:
         # The owner of a directory can replace its files.
         raise PySpyError(f"py-spy {version}: {distrust}")
     with _private_directory() as (directory, alive):
-        # -I and cwd: nothing is imported from the user's current directory or from PYTHONPATH.
-        # pip's own settings (PIP_…, pip.conf) stay.
+        # -I, cwd: no import from the current directory or PYTHONPATH. pip's own settings stay.
         argv = [sys.executable, "-I", "-m", "pip", "download", "--quiet", "--no-deps"]
         argv += ["--disable-pip-version-check", "--no-input", "--only-binary=:all:", *platforms]
         argv += ["--dest", directory, f"py-spy=={version}"]

@@ -72,8 +72,7 @@ class Change:
     before: Value  # value or status; None: it was not there
     after: Value  # as ``before``
     note: str = ""  # what the values do not show
-    # what kind of part was replaced, added or removed: ``before`` and ``after`` identify it; "":
-    # no part
+    # kind of the part that was replaced, added or removed, as ``before`` and ``after``; "": none
     part: str = ""
 
 

@@ -47,8 +47,7 @@ if TYPE_CHECKING:
 
 ReadT = TypeVar("ReadT")
 OFF = "off"  # the value of NODEREADY_MEMORY with which nothing is kept
-#: Days and megabytes after which the oldest looks are removed: docs/history.md has the size of
-#: the looks at 10,000 nodes.
+#: Days and megabytes after which the oldest looks are removed; docs/history.md has their size.
 DAYS, MEGABYTES = 90, 2000
 
 

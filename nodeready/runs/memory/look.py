@@ -41,8 +41,7 @@ class NodeLook:
     unreachable: bool = False  # the error is that the node was not reached
     # of the node's newest change or look, among the looks at it; 0: of a JSON file
     number: int = 0
-    # owner of results (a subject, or a check that a policy declares) -> the words of the policy
-    # that decided them (`policy_words`)
+    # owner of results (a subject, or a check of a policy) -> what decided them (`policy_words`)
     policies: Mapping[str, str] = field(default_factory=dict)
     # owner of results -> the number of earlier looks at the node that did not make them
     missed: Mapping[str, int] = field(default_factory=dict)
@@ -105,8 +104,7 @@ class PartSpan:
 
 # --- The facts of a node that stay the same until something changes, by unique names.
 
-#: Maximum characters of a value and of an element's name. A longer text ends with its digest, so
-#: that its change is seen.
+#: Maximum characters of a value, of an element's name; a longer text ends with its digest.
 _LONGEST_VALUE, _LONGEST_NAME = 400, 120
 
 _NO_KINDS = FactKinds()

@@ -73,8 +73,7 @@ _MIN_SHARE = 40_000
 _SHARED = 0.9
 #: Bytes of a section in the file beside its text: its rows, and its digest in an index.
 _ROW_BYTES = 250
-#: Maximum former and present parts of a node that are remembered. A node has some 20, and all of
-#: them can be replaced every week for 90 days.
+#: Maximum parts of a node, former ones too: it has some 20, each replaced weekly for 90 days.
 MAX_PARTS = 256
 
 # looks.time, events.time: seconds since 1970. looks.is_old: the states of that time were removed;
@@ -104,8 +103,7 @@ CREATE TABLE events(time REAL, look INTEGER, node TEXT, serial TEXT, kind TEXT, 
 CREATE INDEX events_node ON events(node);
 CREATE INDEX events_serial ON events(serial);
 """
-# One row: the clock at the last look, and the time and the look from which it has run without a
-# jump. Not in _SCHEMA: older files are without it.
+# One row: the last clock, and the time and look of its last jump. Older files are without it.
 _CLOCK = """CREATE TABLE IF NOT EXISTS clock(time REAL, boot TEXT, uptime REAL, since REAL,
     since_look INTEGER)"""
 _NEVER = 1 << 62  # the look that replaces a current section: later than every look

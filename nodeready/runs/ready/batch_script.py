@@ -18,10 +18,8 @@ from nodeready import knowledge
 from nodeready.core.exit_codes import Refused
 from nodeready.core.files import read_regular
 
-# No person writes a larger script: those of large jobs have 10 KiB.
-_MOST_BYTES = 1 << 16
-# The most characters of a command, with the values of its variables: the patterns' time grows with
-# its square.
+_MOST_BYTES = 1 << 16  # no person writes a larger script: those of large jobs have 10 KiB
+# Characters, with the values of variables: the patterns' time grows with the square.
 _LONGEST_COMMAND = 1 << 12
 # sbatch's options of one letter (sbatch(1)).
 _SHORT = {

@@ -34,8 +34,7 @@ class InstalledTorch:
     nccl: str = ""  # the version of NCCL's package; "": not known
 
 
-# Without importing torch, which takes seconds: Python finds its directory, and version.py has its
-# version.
+# Without importing torch, which takes seconds: version.py in its directory has the version.
 _ASK = """
 import importlib.util, os, re, sys
 spec = importlib.util.find_spec("torch")

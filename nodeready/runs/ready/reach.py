@@ -254,8 +254,7 @@ class ReachFinding:
     tried: int  # the number of peers tried in that direction, of ``both`` in either
     channels: tuple[str, ...]
     cause: str  # the most common cause of these failures
-    # whether all attempts in the opposite direction passed (of a pair, the opposite one); None:
-    # there was none
+    # whether all attempts in the opposite direction (of a pair: the one) passed; None: no attempt
     back: bool | None = None
 
 

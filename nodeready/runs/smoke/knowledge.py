@@ -31,8 +31,7 @@ class Test:
     # (node, numbers of its GPUs that take part); of other nodes, all GPUs of the run
     gpus: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
-    # Not a test of pytest's.
-    __test__ = False
+    __test__ = False  # not a test of pytest's
 
 
 @dataclass(frozen=True)

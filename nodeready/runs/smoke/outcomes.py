@@ -25,14 +25,12 @@ from nodeready.runs.smoke.document import of_node
 from nodeready.runs.smoke.knowledge import SmokeOutcome, Test
 from nodeready.subjects.ports.checks import ports_text
 
-#: Maximum plausible values: a hundred times the bandwidth of a GPU's NVLinks, and an hour, which
-#: is longer than a test.
+#: Maximum plausible values: a hundred times a GPU's NVLinks; an hour, which no test lasts.
 _MAX_GBPS, _MAX_MS = 1e6, 3.6e6
 _MESSAGE_LENGTH = 200  # characters of a rank's message in a cause
 _OWN_PHASES = ("start", "compute")  # phases in which a rank needs no other rank
 
-#: Messages of a rank without a connection: from nodeready, the kernel, PyTorch's store, gloo, and
-#: NCCL's sockets.
+#: A rank has no connection: from nodeready, the kernel, PyTorch's store, gloo, NCCL's sockets.
 _UNCONNECTED = re.compile(
     r"(?i)no connection|not answered|connect(?:ing)? to|unreachable|no route|refused|resolve"
     r"|resolution|name or service|clients joined"

@@ -172,9 +172,8 @@ def _other_versions(usable: Mapping[str, Engine]) -> dict[str, str]:
 
 # --- The limit of a test.
 
-#: Seconds of a start: for gloo, a fork, a store and a connection between every two ranks; for
-#: NCCL, the driver's context on each GPU and the search for paths between the GPUs; nccl-tests
-#: also load their libraries.
+#: Seconds of a start. gloo: a fork, a store and a connection between every two ranks. NCCL: the
+#: driver's contexts and the search for paths between GPUs; nccl-tests also load their libraries.
 _ENGINE_START_S = {_GLOO: 20.0, _NCCL: 40.0, _TESTS: 60.0}
 _MAX_START_S = 60.0
 _COLD_S = 40.0  # seconds to read PyTorch's gigabyte over NFS at 30 MB/s
@@ -364,8 +363,7 @@ _MIN_LEFT_S = 3.0  # the nodes are probed again only if these seconds remain
 _MAIN = "nodeready.agent.smoke.program"
 #: Seconds until the program's first line: a login, and PyTorch from a disk that may be cold.
 _START_S = 85.0
-#: When most nodes have started, the remaining nodes get this multiple of the slowest start, and at
-#: least these seconds.
+#: The last nodes to start get this multiple of the slowest start, and at least these seconds.
 _START_TIMES, _MIN_START_S = 4, 20.0
 _TICK_S = 0.2  # seconds between two checks for nodes that have started
 #: Seconds after the deadline at which listeners and ranks end, even if the connection does not.
