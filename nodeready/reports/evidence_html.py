@@ -123,18 +123,13 @@ def _interfaces(facts: Mapping[str, _Fact]) -> Iterator[_Fact]:
             yield interface
 
 
-def _of_maximum(name: str, width: str) -> Callable[[_Fact], str]:
+def _pcie(part: _Fact) -> str:
     """``5 x16``, and the maximum where it is another: ``5 x8 (max 5 x16)``."""
-
-    def link(part: _Fact) -> str:
-        current, maximum = (
-            f"{_text(part[name + end])} x{_text(part[width + end])}" for end in ("", "_max")
-        )
-        if current == " x":
-            return ""
-        return current if maximum in (current, " x") else f"{current} (max {maximum})"
-
-    return link
+    keys = (("pcie_generation", "pcie_width"), ("pcie_generation_max", "pcie_width_max"))
+    current, maximum = (f"{_text(part[speed])} x{_text(part[width])}" for speed, width in keys)
+    if current == " x":
+        return ""
+    return current if maximum in (current, " x") else f"{current} (max {maximum})"
 
 
 def _links(gpu: _Fact) -> str:
@@ -177,7 +172,7 @@ PART_TABLES: tuple[PartTable, ...] = (
             "corrected": "ecc_correctable_volatile",
             "remapped rows": "remapped_uncorrectable", "remap pending": "remap_pending",
             "remap failed": "remap_failed", "retired pages": "retired_pages",
-            "PCIe": _of_maximum("pcie_generation", "pcie_width"), "links": _links,
+            "PCIe": _pcie, "links": _links,
             "fabric": "fabric_state", "°C": "temperature_c", "throttle": "throttle",
             "recovery": "recovery",
         },

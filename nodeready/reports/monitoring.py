@@ -180,13 +180,10 @@ def prometheus(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
         if node.results
         for status in STATUSES
     )
+    about_timestamp = "When the audit ended, in seconds since 1970."
     about_complete = "0 when it was interrupted: nodes are missing."
     rows: tuple[tuple[str, str, Iterable[Sample]], ...] = (
-        (
-            "audit_timestamp_seconds",
-            "When the audit ended, in seconds since 1970.",
-            [({}, finished)],
-        ),
+        ("audit_timestamp_seconds", about_timestamp, [({}, finished)]),
         ("audit_duration_seconds", "How long the audit took.", [({}, took)]),
         ("audit_complete", about_complete, [({}, audit.complete)]),
         ("audit_info", "The digest of the policy that was judged by.", [(digest, 1)]),

@@ -224,9 +224,7 @@ def branches(stacks: Stacks, max_branches: int, max_depth: int) -> Iterator[Bran
     waiting: list[tuple[JobTree | list[JobTree], tuple[bool, ...], int]] = []
 
     def push(children: tuple[JobTree, ...], lasts: tuple[bool, ...]) -> None:
-        shown = len(children) if len(children) <= max_branches else max_branches
-        if len(lasts) >= max_depth:
-            shown = 0
+        shown = 0 if len(lasts) >= max_depth else min(len(children), max_branches)
         width = max((len(str(child.processes)) for child in children), default=0)
         if children[shown:]:
             waiting.append((list(children[shown:]), (*lasts, True), width))

@@ -140,9 +140,7 @@ class _SmokeTable(TableLayout):
         elif len(names) > 1:
             names_part.append(count)
         yield self.head(suspect.kind, "suspect", *names_part)
-        yield from self.limited(
-            suspect.evidence, _MAX_EVIDENCE, lambda text: [self.sentence(text)]
-        )
+        yield from self.limited(suspect.evidence, _MAX_EVIDENCE, lambda row: [self.sentence(row)])
 
     def short(self, row: tuple[SmokeSuspect, tuple[str, ...]]) -> StyledLine:
         return next(self.suspect(row)).with_text(f"  {'; '.join(row[0].evidence[:1])}")

@@ -33,7 +33,7 @@ from nodeready.runs.jobs import MAX_NAME, Jobs
 from nodeready.runs.postmortem.document import FailureGroup, NodeEvent, Postmortem
 from nodeready.runs.stacks.document import fold_ranks
 from nodeready.runs.tail import BEHIND_S, LogGroup, LogReport, RankFile, TailDocument
-from nodeready.runs.undrain import Undrain, next_commands
+from nodeready.runs.undrain import OUTCOMES, Undrain, next_commands
 
 # --- `cores`: where each kind of crash happened, the first to crash first.
 
@@ -126,8 +126,7 @@ class _CoresTable(TableLayout):
     def python(self, crash: Crash) -> Iterator[StyledLine]:
         """The stack as Python has it (py-bt)."""
         rows = crash.backtrace.python
-        for row in rows if self.verbose else rows[:_PYTHON]:
-            yield self.detail(row)
+        yield from map(self.detail, rows if self.verbose else rows[:_PYTHON])
 
     def unread(self, crashes: Sequence[Crash]) -> RowSection:
         """Cores without a backtrace, by similar reasons."""
@@ -275,9 +274,8 @@ class _TailTable(TableLayout):
             yield self.detail(("| ", "dim"), text)
         if not group.lines:
             has_lines = self.tail.grep or any(file.is_mixed for file in group.files)
-            yield self.detail(
-                ("no line in the part that was read" if has_lines else "empty", "dim")
-            )
+            text = "no line in the part that was read" if has_lines else "empty"
+            yield self.detail((text, "dim"))
 
     def reports(self) -> Iterator[StyledLine]:
         """The watchdogs' reports, the rank with least progress first; equal texts share a row."""
@@ -288,11 +286,9 @@ class _TailTable(TableLayout):
                 report_ranks.append(report.rank)
         rows = list(ranks_by_text.items())
         maximum = len(rows) if self.verbose else _MAX_LOG_GROUPS
+        limit = NO_LIMIT if self.verbose else _LOG_RANKS
         for index, (text, report_ranks) in enumerate(rows[:maximum]):
-            rank_text = (
-                ranks(sorted(report_ranks), NO_LIMIT if self.verbose else _LOG_RANKS) or "a rank"
-            )
-            parts = ((rank_text, "bold"), f"  {text}")
+            parts = ((ranks(sorted(report_ranks), limit) or "a rank", "bold"), f"  {text}")
             yield self.detail(*parts) if index else self.head("watchdog", "warn", *parts)
         if len(rows) > maximum:
             yield self.detail((f"and {len(rows) - maximum} more (-v shows them)", "bold"))
@@ -389,14 +385,8 @@ def tail_lines(tail: TailDocument, options: Options = PLAIN) -> Iterator[StyledL
 #: Maximum groups, ranks of one group in words, sources and reasons without -v.
 _MAX_FAILURES, _FAILED_RANKS, _MAX_ROWS = 8, 30, 4
 #: Role -> its style.
-_ROLE_STYLES = {
-    "failed": "fail",
-    "lost": "victim",
-    "waited": "blocked",
-    "consequence": "na",
-    "ended": "na",
-    "report": "na",
-}
+_ROLE_STYLES = {"failed": "fail", "lost": "victim", "waited": "blocked"}
+_ROLE_STYLES |= dict.fromkeys(("consequence", "ended", "report"), "na")
 _OFFSET_S = 0.5  # offsets of clocks from which on they are shown, in seconds
 
 
@@ -458,9 +448,7 @@ def postmortem(document: Postmortem, options: Options = PLAIN) -> Iterator[Style
     if sources:
         yield table.head("read", "", sources)
     missing = [f"{name}: {reason}" for name, reason in document.missing.items()]
-    yield from table.limited(
-        missing, _MAX_ROWS, lambda text: [table.head("missing", "warn", text)]
-    )
+    yield from table.limited(missing, _MAX_ROWS, lambda row: [table.head("missing", "warn", row)])
     ahead = {node: clock for node, clock in document.clocks.items() if abs(clock[0]) > _OFFSET_S}
     for node, clock in list(ahead.items())[: None if table.is_whole else _MAX_ROWS]:
         text = f"{node}'s clock is {clock.offset_s:+.1f} s (±{clock.uncertainty_s:.1f} s)"
@@ -569,11 +557,7 @@ def jobs(document: Jobs, options: Options = PLAIN) -> Iterator[StyledLine]:
 # --- `undrain` on a terminal: equal nodes in one row, with what holds them, and the next commands.
 
 _DRAIN_HEAD = ("STATE", "SINCE (UTC)", "REASON")
-#: The words of an outcome.
-_DRAIN_WORDS = {
-    **{"would_return": "would return", "returned": "returned"},
-    **{"stays": "stays", "refused": "refused"},
-}
+_DRAIN_WORDS = {outcome: outcome.replace("_", " ") for outcome in OUTCOMES}
 _HELD_LINES = 4  # maximum leftovers of a node that are shown without -v
 
 

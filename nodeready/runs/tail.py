@@ -171,9 +171,7 @@ SILENT_LINES = 20
 #: A node as a log names it, which is a user's text.
 _HOST = re.compile(r"[A-Za-z0-9][\w.: -]{0,254}", re.A)
 
-#: Kinds of groups, in the order of the report: nodes where no file matches; files that could not
-#: be read; files that stopped before most files; all further files; no readable files, such as
-#: directories.
+#: Kinds of groups, in the order of the report (`LogGroup.kind`).
 KINDS = ("no-file", "unreadable", "stopped", "lines", "skipped")
 
 
