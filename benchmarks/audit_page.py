@@ -20,8 +20,7 @@ from benchmarks import simulated
 from benchmarks.command import Benchmark
 from benchmarks.contenders import ROOT, BenchmarkReport, Budget, budget_rows
 
-#: Seconds to open the page of 10,000 nodes, and for a search.
-OPEN_S, SEARCH_S = 2.0, 0.2
+OPEN_S, SEARCH_S = 2.0, 0.2  # seconds to open the page of 10,000 nodes, and for a search
 #: What is searched: a node, a check, a version of every node, a serial number, half of the texts.
 WORDS = ("gpu07777", "ptrace.scope", "535.129.03", "165052200382", "a")
 _REPEAT = 5
@@ -73,7 +72,6 @@ def _search(browser: Any, word: str) -> float:
 
 
 def cost(profile: str, nodes: int, name: str) -> PageCost:
-    """The cost of the page of this many nodes like a lab node of this profile."""
     with simulated.answers(profile, nodes, name) as directory:
         run = simulated.measured(profile, nodes, directory, facts=True)
         page = Path(directory, "report.html")

@@ -75,7 +75,6 @@ def _contenders(nodes: Cluster) -> list[Contender]:
 
 
 def _budgets(size: int, samples: Mapping[str, Sequence[Sample]]) -> list[Budget]:
-    """The limits that the design sets."""
     one_s = median(samples[ONE]).wall_s
     once, stacks = median(samples[ONCE]), median(samples[STACKS])
     return [

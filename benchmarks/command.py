@@ -88,10 +88,7 @@ class Benchmark:
         return parser
 
     def main(self, name: str, about: str | None) -> int:
-        """Run it, show its report and put it into the document.
-
-        Exit status 1 when a run did not do what is measured.
-        """
+        """Run it; put its report into the document. Exit status 1: not what is measured."""
         arguments = self.parser(name, about).parse_args(sys.argv[2:])
         if self.has_lab and os.geteuid() != 0:
             print("benchmarks: the lab makes network namespaces: run as root", file=sys.stderr)

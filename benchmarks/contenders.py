@@ -30,8 +30,7 @@ from nodeready.lab.image import USER
 from nodeready.subjects import snapshot
 from tests import slurm_lab
 
-#: A table; its first row is the head.
-Rows = Sequence[Sequence[str]]
+Rows = Sequence[Sequence[str]]  # a table; its first row is the head
 _WIDTH = 98
 
 
@@ -41,15 +40,12 @@ class BenchmarkError(Exception):
 
 @dataclass(frozen=True)
 class BenchmarkReport:
-    """The result of one benchmark."""
-
     title: str
     tables: Sequence[tuple[str, Rows]]  # (heading, rows); the heading may be ""
     remark: str = ""  # follows the machine's description
     note: str = ""  # explains the columns, below the tables
 
     def text(self, about: str) -> str:
-        """The report for a terminal."""
         parts = [
             "\n".join(
                 [*filter(None, [heading]), *("  ".join(row).rstrip() for row in _padded(rows))]
@@ -217,8 +213,6 @@ def cluster(
 
 @dataclass(frozen=True)
 class Sample:
-    """The cost of one run, or the medians of several."""
-
     wall_s: float  # from start to exit
     cpu_s: float  # user and system time on the control machine, all processes of the run
     node_cpu_s: float  # the rest of this machine's CPU time: of all nodes
@@ -289,7 +283,6 @@ def run_budgets(
 
 
 def say(text: str) -> None:
-    """Print progress beside the result."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -310,8 +303,6 @@ _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(),
 
 @dataclass(frozen=True)
 class Contender:
-    """A command to measure."""
-
     name: str
     argv: Sequence[str]
     pattern: str = ""  # matches the output of a successful run
@@ -407,13 +398,11 @@ def probe(inventory: Path, policy: Policy) -> Contender:
 
 
 def audit(name: str, inventory: Path, *words: str, **environment: str) -> Contender:
-    """`nodeready audit` with these options."""
     argv = [str(BIN / "nodeready"), "audit", str(inventory), *words]
     return Contender(name, argv, "", (0, 3), environment)
 
 
 def clush(name: str, login: str, nodes: str, fan_out: int, **environment: str) -> Contender:
-    """`true` on every node, by ClusterShell's command."""
     words = ["-S", "-f", str(fan_out), "-o", login, "-w", nodes, "true"]
     return Contender(name, [str(BIN / "clush"), *words], environment=environment)
 

@@ -78,7 +78,6 @@ def _ratios(samples: Samples) -> dict[str, float]:
 
 
 def _budgets(size: int, samples: Samples) -> Iterator[Budget]:
-    """The limits that the design sets."""
     name, case = f"{NODEREADY}, {NOTHING}", f"{size} nodes, {NOTHING}"
     yield from run_budgets(case, samples, name, size, 35)
     pyinfra = {**samples, name: samples[f"{PYINFRA}, {NOTHING}"]}

@@ -37,8 +37,7 @@ _COMPILE = (
     "import sys; sys.path.insert(0, sys.argv[1]); from nodeready.agent.gate import main; "
     "main.compile_bundle(*sys.argv[1:])"
 )
-#: The script of the probe, on the node.
-_SCRIPT = "/tmp/nodeready-benchmark-look"
+_SCRIPT = "/tmp/nodeready-benchmark-look"  # the script of the probe, on the node
 # Runs on the node: argument 1 is the commands as JSON (name -> argv), argument 2 how many turns.
 _TURNS = """\
 import json, resource, subprocess, sys, time

@@ -34,8 +34,7 @@ from nodeready.runs.memory.look import NodeSections, Value, dump, facts_text, no
 from nodeready.runs.memory.store import Memory
 from nodeready.subjects.registry import select
 
-#: Looks of a quarter of a year, one each hour.
-_QUARTER = 90 * 24
+_QUARTER = 90 * 24  # looks of a quarter of a year, one each hour
 _HOUR_S = 3600.0
 
 
@@ -50,8 +49,6 @@ class Pass(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryCost:
-    """What is measured of one memory."""
-
     passes: dict[str, Pass]
     changed: int  # nodes that the third look changed
     sizes: tuple[int, int]  # bytes after three looks, and after all

@@ -264,7 +264,6 @@ class Simulated:
         return self.name, str(self.readers), *before, *after, f"{self.peak_mb:.0f} MiB"
 
     def budgets(self) -> Iterator[Budget]:
-        """The limits that the design sets."""
         if limit := BUDGETS.get(self.nodes):
             yield Budget(f"{self.name}: to the report", limit, self.total_s, " s")
         yield Budget(f"{self.name}: peak memory", 1024, self.peak_mb, " MiB")
@@ -282,10 +281,7 @@ def probe(profile: str, name: str) -> tuple[str, str]:
 
 
 def make_answers(answer: tuple[str, str], nodes: int, place: Path, look: int = 0) -> None:
-    """Write the answers of this many nodes into a directory.
-
-    answer: of a lab node, as `probe` returns it
-    """
+    """Write the answers of this many nodes. answer: of a lab node, from `probe`"""
     part_count = len(os.sched_getaffinity(0))
     limits = [nodes * index // part_count for index in range(part_count + 1)]
     place.mkdir()
@@ -323,10 +319,7 @@ def answers(profile: str, nodes: int, name: str) -> Iterator[str]:
 
 
 def measured(profile: str, nodes: int, directory: str, *, facts: bool) -> Simulated:
-    """The cost in a new process; the reports are ``report.*`` in the directory.
-
-    directory: of `answers`
-    """
+    """The cost in a new process; its reports are in the directory, which has `answers`."""
     peaks_kib = [0]
     run: Simulated = in_child(
         _run,

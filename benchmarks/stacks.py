@@ -30,8 +30,7 @@ from nodeready.runs.stacks import group as grouping
 from nodeready.runs.stacks import trace as traces
 
 RANKS_PER_NODE, SHAPES = 8, 64
-#: The mode in which the ranks and nodes have witnesses.
-WITNESSES = "witnesses"
+WITNESSES = "witnesses"  # the mode in which the ranks and nodes have witnesses
 _WIDTH = 120
 _NOTE = (
     "Seconds are CPU time, user and system, of one process on one core, in the fastest run. Total "
@@ -144,7 +143,6 @@ _ENTRY = ("group", "sequence", "is_p2p", "operation", "state", "sizes", "types",
 
 
 def _node_witnesses(node: int, draw: random.Random, pids: list[int]) -> dict[str, object]:
-    """The witnesses of one node."""
     return {
         "gpus": {
             "absent": "",
@@ -219,10 +217,7 @@ def trace(node: int, nodes: int, witnesses: bool = False) -> str:
 
 
 def _cost(mode: str, nodes: int, directory: Path) -> StacksCost:
-    """Read the traces alone; then read, group and render them. The first gives the read time.
-
-    This process stays on one core.
-    """
+    """Read the traces; then read, group and render them. This process stays on one core."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     witnesses = mode == WITNESSES
     texts = [] if mode == "files" else [trace(node, nodes, witnesses) for node in range(nodes)]
@@ -264,7 +259,6 @@ def _cost(mode: str, nodes: int, directory: Path) -> StacksCost:
 
 
 def measure(mode: str, nodes: int) -> StacksCost:
-    """The cost in a new process."""
     with tempfile.TemporaryDirectory(prefix="nodeready-benchmark-") as directory:
         if mode == "files":
             for node in range(nodes):

@@ -21,8 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-#: linux/prctl.h
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
 #: Seconds after SIGTERM until the processes that the command left behind are killed.
 PATIENCE_S = 2.0

@@ -37,10 +37,7 @@ PACKAGE = "/usr/lib/python3/dist-packages/ClusterShell"
 
 
 def make_gateways(nodes: Cluster, count: int) -> Path:
-    """The directory of ClusterShell's configuration, after making gateways of the first nodes.
-
-    Its topology.conf gives each gateway its share of the remaining nodes.
-    """
+    """ClusterShell's directory, with a topology in which the first nodes are gateways."""
     gateways, leaves = nodes.lab.nodes[:count], nodes.lab.nodes[count:]
     source = Path(ClusterShell.__file__).parent
     for node in gateways:

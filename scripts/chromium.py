@@ -6,8 +6,7 @@ import shutil
 
 from selenium import webdriver
 
-#: As Debian, Ubuntu and Google name it.
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+NAMES = ("chromium", "chromium-browser", "google-chrome")  # as Debian, Ubuntu and Google name it
 
 
 def start() -> webdriver.Chrome:

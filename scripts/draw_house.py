@@ -22,8 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "nodeready"
 PICTURE = ROOT / "docs/images/house.svg"
 
-#: A room, or a module, and those that it imports.
-Graph = dict[str, set[str]]
+Graph = dict[str, set[str]]  # a room, or a module, and those that it imports
 
 
 @dataclass

@@ -41,7 +41,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A Markdown table."""
     head = list(head)
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -81,8 +80,7 @@ refuses misspelt keys and wrong values before it contacts a node.
 
 from __future__ import annotations
 '''
-#: Settings of tests.
-_NOT_IN_EXAMPLE = frozenset({"lock_wait_s", "package_lock_wait_s"})
+_NOT_IN_EXAMPLE = frozenset({"lock_wait_s", "package_lock_wait_s"})  # settings of tests
 
 
 def policy_example() -> str:
@@ -110,7 +108,6 @@ def exit_meanings() -> list[tuple[int, str]]:
 
 
 def exit_codes() -> str:
-    """The exit codes in the order of precedence."""
     return markdown(("Code", "When"), ((str(code), when) for code, when in exit_meanings()))
 
 
@@ -243,7 +240,6 @@ def arguments(command: click.Command) -> str:
 
 
 def man_page() -> str:
-    """The whole manual page."""
     environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True)
     environment.filters |= {"roff": escape, "paragraphs": paragraphs, "option": option}
     environment.globals |= {"arguments": arguments, "options_in_groups": options_in_groups}

@@ -55,15 +55,13 @@ PRELOADED = (click, hypothesis, jinja2, paramiko, pyinfra.api, rich.console, ric
 ROOT = Path(__file__).resolve().parent.parent
 #: A mutant's tests may take this many times as long as they took unchanged, and 60 s more.
 SLOWER, GRACE_S = 3, 60
-#: Tests of one mutant: enough for 90 s, the quickest first.
-LIMIT_S = 90
+LIMIT_S = 90  # tests of one mutant: enough for 90 s, the quickest first
 NOTICED = ("noticed", "late")
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
 }  # fmt: skip
-
 
 # --- Places to break -----------------------------------------------------------------------------
 

@@ -89,10 +89,7 @@ class Terminal:
         self.environment = {**inherited, "HOME": str(home), "TERM": "xterm-256color"}
 
     def run(self, *words: str, status: int = 0, quiet: bool = False) -> None:
-        """Run `nodeready WORDS`. Raises SystemExit for another exit status.
-
-        quiet: the picture does not show it
-        """
+        """Run `nodeready WORDS`; quiet: not shown. Raises SystemExit for another status."""
         output, returned = _on_terminal([*NODEREADY, *words], self.environment)
         if returned != status:
             raise SystemExit(f"pictures: nodeready {' '.join(words)}: exit {returned}\n{output}")
@@ -103,7 +100,6 @@ class Terminal:
             self.text.append(Text.from_ansi(_constant(output.rstrip())))
 
     def svg(self, name: str) -> str:
-        """The picture."""
         console = Console(
             record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, highlight=False
         )
@@ -175,10 +171,7 @@ def stacks(terminal: Terminal) -> None:
 
 
 def _page(terminal: Terminal, picture: Path, *words: str, script: str = "") -> None:
-    """A picture of the page of `nodeready WORDS --format html` in a browser's window.
-
-    script: what a reader has done there
-    """
+    """A picture of the page of `nodeready WORDS` in a browser, after this script."""
     import chromium
 
     page = terminal.home / "page.html"

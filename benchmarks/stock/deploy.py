@@ -13,7 +13,6 @@ SERVICE = ["[Service]", "LimitCORE=infinity", "LimitMEMLOCK=infinity"]
 
 
 def put(name: str, dest: str, *lines: str):  # type: ignore[no-untyped-def]
-    """A file with these lines."""
     text = StringIO("".join(f"{line}\n" for line in lines))
     return files.put(name=name, src=text, dest=dest, mode="644")
 

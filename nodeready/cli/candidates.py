@@ -23,8 +23,7 @@ from nodeready.runs.user_files import LAST_FAILED
 
 #: Maximum bytes of an inventory that is read: one of 10,000 nodes has 200 kB.
 _MAX_BYTES = 1_000_000
-#: A name of a node, or a node set.
-_NODE = re.compile(r"[A-Za-z0-9][\w.,\[\]-]*")
+_NODE = re.compile(r"[A-Za-z0-9][\w.,\[\]-]*")  # a name of a node, or a node set
 _SITE_CHECK = re.compile(r"""^\s*id\s*=\s*["']([a-z_0-9]+)["']""", re.M)
 #: The noun of a check, in `check("SUBJECT.NOUN"` or in a row that makes one, `_free_check("NOUN"`.
 _CHECK = re.compile(r'check\w*\(\s*"(?:[a-z_0-9]+\.)?([a-z_0-9]+)"')

@@ -19,8 +19,7 @@ from nodeready.reports.lines import StyledLine, line
 from nodeready.runs.options import opt
 from nodeready.subjects.registry import SUBJECTS, meant, page
 
-#: Maximum columns: longer lines of prose are hard to read.
-_MAX_WIDTH = 90
+_MAX_WIDTH = 90  # maximum columns: longer lines of prose are hard to read
 _DEFAULTS = {field.name: field.default for field in fields(Policy)}
 
 
@@ -59,7 +58,6 @@ def _part(title: str, text: str, width: int) -> Iterator[StyledLine]:
 
 
 def _page(page: Page, width: int) -> Iterator[StyledLine]:
-    """The whole page of one check."""
     yield line((page.id, "bold"))
     yield line("")
     yield from _wrapped(page.meaning, width)
@@ -90,7 +88,6 @@ def _page(page: Page, width: int) -> Iterator[StyledLine]:
 
 
 def _listed(subjects: list[str], policies: list[Policy], width: int) -> Iterator[StyledLine]:
-    """Every check of these subjects, a line each."""
     checks_of = {name: SUBJECTS[name].declared(policies) for name in subjects}
     room = max((len(check.id) for checks in checks_of.values() for check in checks), default=0)
     for number, subject in enumerate(subjects):

@@ -118,11 +118,8 @@ def stop_lab(context: click.Context, name: str, every: bool) -> None:
     named = context.get_parameter_source("name") is click.core.ParameterSource.COMMANDLINE
     if every and named:
         raise click.UsageError("--name and --all exclude each other")
-    ended = []
     try:
-        for lab_name in state.names() if every else [name]:
-            if down(lab_name):
-                ended.append(lab_name)
+        ended = [*filter(down, state.names() if every else [name])]
     except LabError as error:
         raise click.ClickException(str(error)) from None
     for lab_name in ended:

@@ -29,16 +29,10 @@ if TYPE_CHECKING:
     from nodeready.cli.screen import Screen
 
 
-#: Every value of ``--format`` that some command takes. NODEREADY_FORMAT may have any of them: a
-#: command ignores those that it does not take.
-FORMS = (
-    *("table", "json", "junit", "csv", "prometheus", "nagios"),
-    *("html", "evidence", "sh"),
-)
+#: Every value of ``--format``. A command ignores in NODEREADY_FORMAT those that it does not take.
+FORMS = (*("table", "json", "junit", "csv", "prometheus", "nagios"), *("html", "evidence", "sh"))
 
-
-#: Group of --help -> its options, by name, in their order. The remaining options of a command
-#: stand before the groups.
+#: Group of --help -> its options, by name, in order. All other options stand before the groups.
 _GROUPS = {
     "Select": ("limit", "only", "skip", "local", "job", "user", "pids", "match", "since"),
     "Policy": ("ports", "gpus", "nodes_needed", "fail_on", "trust_inventory"),
@@ -68,10 +62,7 @@ def options_in_groups(command: click.Command) -> dict[str, list[click.Option]]:
 
 
 class Command(click.Command):
-    """A command whose --help has its options in groups.
-
-    kind: the class of its options
-    """
+    """A command whose --help has its options in groups. kind: the class of its options"""
 
     kind: type[Any]
 
@@ -164,10 +155,7 @@ class Option(click.Option):
 
 
 class Span(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no argument
-    """A span of time within these seconds, as `text.parse_span` reads it; seconds without a unit.
-
-    is_whole: the value is an int
-    """
+    """A span of time in these bounds, as `text.parse_span` reads it. is_whole: an int"""
 
     name = "span"
 
@@ -302,15 +290,11 @@ inventory_argument = click.argument(
     "inventory", required=False, shell_complete=candidates_of("inventories")
 )
 
-
 # --- Options of what a command shows.
 
 
 def format_option(document: str, help: str = "Output format.", *, general: bool = True) -> Any:
-    """``--format``, with the formats of this document in `reports.registry`.
-
-    general: also read NODEREADY_FORMAT, where it has one of these formats
-    """
+    """``--format`` of this document. general: also of NODEREADY_FORMAT, if it has the format"""
     from nodeready.reports.registry import format_names
 
     forms = tuple(format_names(document))
@@ -365,14 +349,11 @@ def verbose_option(help: str) -> Any:
 
 @dataclass(kw_only=True)
 class ScreenOptions:
-    """How a command shows its output."""
-
     color: str = color_option()
     quiet: bool = opt("-q, --quiet", "Print nothing on success.", default=False, variable=False)
     verbose: int = verbose_option("More detail; progress also without a terminal.")
 
     def screen(self) -> Screen:
-        """The screen of these options."""
         from nodeready.cli.screen import Screen
 
         return Screen(self.color, self.quiet, self.verbose)

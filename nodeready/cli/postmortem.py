@@ -72,8 +72,7 @@ def postmortem(inventory: str | None, options: PostmortemWords) -> int:
 
 # --- `nodeready cores`: core files of all nodes, and where each program crashed.
 
-#: Mode of every file: gdb's output has arguments of functions.
-_MODE = 0o600
+_MODE = 0o600  # mode of every file: gdb's output has arguments of functions
 
 
 @dataclass(kw_only=True)
@@ -86,9 +85,9 @@ def _write(cores: Cores, path: Path) -> None:
     """Write a text per core, then the document that names them."""
     from nodeready.reports.registry import find_format
 
-    for crash, name in zip(cores.crashes, cores.file_names, strict=True):
-        if crash.text:
-            write_atomically(path / name, [crash.text], _MODE)
+    for crash in cores.crashes:
+        if crash.text_file:
+            write_atomically(path / crash.text_file, [crash.text], _MODE)
     write_atomically(path / "cores.json", find_format("cores", "json").render(cores), _MODE)
 
 

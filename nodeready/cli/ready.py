@@ -77,8 +77,7 @@ def ready(inventory: str | None, options: ReadyWords) -> int:
 
 @dataclass(kw_only=True)
 class EnvWords(ScreenOptions, EnvOptions):
-    # A shell evaluates the output, so NODEREADY_FORMAT=json, which is meant for reports, is
-    # ignored.
+    # A shell evaluates the output: NODEREADY_FORMAT, which is meant for reports, is ignored.
     format: str = format_option("env", general=False)
     output: tuple[str, ...] = report_files()
 

@@ -37,16 +37,12 @@ if TYPE_CHECKING:
 
 #: Seconds between two plain progress lines where there is no terminal (with -v).
 PLAIN_EVERY_S = 5.0
-#: Redraws of the progress line on a terminal per second.
-REDRAWN_HZ = 5
-#: Minimum nodes and seconds before a rate is shown.
-_MIN_NODES_FOR_RATE, _MIN_S_FOR_RATE = 64, 2.0
-#: Minimum seconds without a finished node before this time is shown.
-_STALL_S = 10.0
+REDRAWN_HZ = 5  # redraws of the progress line on a terminal per second
+_MIN_NODES_FOR_RATE, _MIN_S_FOR_RATE = 64, 2.0  # minimum nodes and seconds before a rate is shown
+_STALL_S = 10.0  # minimum seconds without a finished node before this time is shown
 #: Nodes that are worked on at once: when fewer are pending, all of them have begun.
 _PARALLEL_NODES = 256
-#: Columns of a result in a pipe, where no line wraps.
-UNLIMITED = 100_000
+UNLIMITED = 100_000  # columns of a result in a pipe, where no line wraps
 
 
 def _console(stream: TextIO, color: str) -> Console:
@@ -125,12 +121,10 @@ class Screen(Tell):
                 self.out.print(Text(" " * indent) + part, soft_wrap=True)
 
     def show_on_stderr(self, lines: Iterable[StyledLine]) -> None:
-        """Print lines to standard error."""
         for line in lines:
             self.err.print(_text(line), soft_wrap=True)
 
     def say(self, text: str, style: str = "") -> None:
-        """Print one line to standard error."""
         from rich.text import Text
 
         self.err.print(Text(f"nodeready: {sanitise(text)}", style=style), soft_wrap=True)
@@ -180,10 +174,7 @@ class Screen(Tell):
 
 
 class NodeProgress:
-    """The pending nodes of one activity.
-
-    clock: seconds, as `time.monotonic`
-    """
+    """The pending nodes of one activity. clock: seconds, as `time.monotonic`"""
 
     def __init__(
         self, activity: str, pending: set[str], clock: Callable[[], float] = time.monotonic
@@ -300,11 +291,7 @@ def write_hostfile(
     *,
     complete: bool,
 ) -> None:
-    """Write the file of ``--hostfile-out``, or print why it is left as it is.
-
-    path:            None: the option was not given
-    ready, rejected: as for `hostfile.text`
-    """
+    """Write the file of ``--hostfile-out``, or print why it stays. path: None: no option"""
     if path is None:
         return
     if not ready:
@@ -353,8 +340,6 @@ def show(
 
 @dataclass(frozen=True)
 class Outputs:
-    """The outputs of one command."""
-
     kind: str  # of the document, as in `registry.FORMATS`
     form: str  # the format on standard output, else of the first FILE
     files: dict[str, str]  # FILE -> its format

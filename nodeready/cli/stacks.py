@@ -144,10 +144,7 @@ class TailWords(ScreenOptions, TailOptions):
 
 @command(TailWords)
 @click.argument(
-    "words",
-    nargs=-1,
-    metavar="[INVENTORY] PATTERN",
-    shell_complete=candidates_of("inventories"),
+    "words", nargs=-1, metavar="[INVENTORY] PATTERN", shell_complete=candidates_of("inventories")
 )
 def tail(words: tuple[str, ...], options: TailWords) -> int:
     """Show the last lines of all files that match PATTERN on the nodes of INVENTORY.

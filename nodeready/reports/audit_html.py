@@ -43,8 +43,7 @@ from nodeready.subjects.registry import SUBJECTS
 
 #: The statuses of each area, from the bottom: their name is that of the first one.
 _AREAS = (("fail", UNREACHABLE, FAILED), ("unknown",), ("warn",))
-#: A look at a smaller share of the nodes, or with a smaller share of the results per node, is one
-#: at a part of the fleet (--limit, --only), whose counts are no trend.
+#: A look with a smaller share of the nodes, or of results per node, is partial, and no trend.
 _SHARE = 0.5
 #: Maximum looks of the picture, which has some pixels for each, and of the table below it.
 _POINTS, _TREND_ROWS = 400, 50
@@ -53,8 +52,6 @@ WIDTH, HEIGHT = 800, 80
 
 @dataclass(frozen=True)
 class Trend:
-    """The picture and its text."""
-
     sentence: str  # what the picture shows
     # status -> the path of its area in SVG, in a box of WIDTH and HEIGHT
     areas: tuple[tuple[str, str], ...]
@@ -142,8 +139,7 @@ _LETTERS = {
 }  # fmt: skip
 #: Maximum findings, outliers, and values of an outlier.
 _FINDINGS, _OUTLIERS, _VALUES = 500, 200, 20
-#: Nodes from which on the squares are small, so that 10,000 fit on a screen.
-_DENSE = 2000
+_DENSE = 2000  # nodes from which on the squares are small, so that 10,000 fit on a screen
 #: Maximum characters of a node set in a row, of a whole one, and of a text in the data.
 _SET, _WHOLE_SET, _TEXT = 60, 20_000, 1000
 
@@ -162,7 +158,6 @@ def _meaning(check: str) -> str:
 
 @cache
 def page() -> HtmlPage:
-    """The page of an audit."""
     return HtmlPage(
         "audit_page",
         DENSE=_DENSE, FINDINGS=_FINDINGS, OUTLIERS=_OUTLIERS, VALUES=_VALUES, SET=_SET,
@@ -240,10 +235,7 @@ class _NodeData:
         )
 
     def json(self, rows: Sequence[AuditFinding]) -> Iterator[Markup]:
-        """The data in pieces, with the nodes of these findings.
-
-        No character of a text ends the element or the line.
-        """
+        """The data in pieces, with the nodes of these findings; no text ends the element."""
         place = {node.name: index for index, node in enumerate(self._nodes)}
         yield Markup('{"nodes":[')
         for index, node in enumerate(self._nodes):
@@ -309,7 +301,6 @@ def _ready_verdict(ready: Ready) -> tuple[str, str]:
 
 
 def render(document: Audit | Ready, options: Options = PLAIN) -> Iterator[str]:
-    """The page, in pieces."""
     audit = document.audit if isinstance(document, Ready) else document
     tone, verdict = _ready_verdict(document) if isinstance(document, Ready) else _verdict(audit)
     groups: dict[str, list[NodeReport]] = {}

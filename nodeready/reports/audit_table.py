@@ -41,20 +41,15 @@ from nodeready.reports.registry import PLAIN, Options
 if TYPE_CHECKING:
     from nodeready.agent.audit_document import Ready
 
-#: Maximum values of one outlier without -v.
-_MAX_VALUES = 4
-#: Maximum findings of an audit of one node that are shown whole.
-_MAX_WHOLE = 30
-#: Minimum lines for the findings.
-_MIN_ROWS = 12
+_MAX_VALUES = 4  # maximum values of one outlier without -v
+_MAX_WHOLE = 30  # maximum findings of an audit of one node that are shown whole
+_MIN_ROWS = 12  # minimum lines for the findings
 #: The last line of a table that was cut.
 MORE_TEXT = "all of it: -v, | less, or --format json; these nodes again: --limit @last-failed"
 #: Columns of the words on the left, and maximum columns of the names of checks.
 _INDENT, _MAX_NAME = 9, 26
-#: Maximum reasons of no-go without -v.
-_MAX_REASONS = 8
-#: Maximum subjects that the command on the last line names.
-_MAX_SUBJECTS = 3
+_MAX_REASONS = 8  # maximum reasons of no-go without -v
+_MAX_SUBJECTS = 3  # maximum subjects that the command on the last line names
 
 
 class _AuditTable(TableLayout):
@@ -118,7 +113,6 @@ class _AuditTable(TableLayout):
             yield self.sentence("fix: ", (with_inventory(finding.fix, self.inventory), "cyan"))
 
     def brief(self, finding: AuditFinding) -> StyledLine:
-        """A finding in one line."""
         return self.short(
             finding.status, finding.title, finding.names, finding.text or f"e.g. {finding.example}"
         )
@@ -139,7 +133,6 @@ class _AuditTable(TableLayout):
         return Safe(sanitise(text, len(text))) if self.is_whole else text
 
     def brief_outlier(self, outlier: Outlier) -> StyledLine:
-        """An outlier in one line."""
         text = f"not {value_text(outlier.majority)}: {self.values(outlier)}"
         return self.short("differs", outlier.fact, list(outlier.nodes), text, "warn")
 
@@ -246,7 +239,6 @@ def show_ready(ready: Ready, options: Options = PLAIN) -> Iterator[StyledLine]:
 
 
 def _go_lines(ready: Ready, options: Options) -> Iterator[StyledLine]:
-    """The nodes that are ready, the rest, and whether enough are ready."""
     is_whole = bool(options.verbose) or not options.lines
     room = NO_LIMIT if is_whole else min(options.width, MAX_WIDTH) - _INDENT
     for word, style, names in (("GO", "ok", ready.go), ("NO-GO", "fail", ready.no_go)):

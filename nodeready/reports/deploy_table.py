@@ -28,9 +28,7 @@ from nodeready.reports.lines import (
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.runs.deploy.document import Deploy, DeployedNode
 
-#: Maximum plans, results and errors that are all shown whole.
-_FEW = 10
-
+_FEW = 10  # maximum plans, results and errors that are all shown whole
 
 #: Kinds of lines in a plan: a step, a check, an action, a difference, a refused step.
 _STEP, _CHECK, _ACTION, _DIFF, _REFUSED = "step", "check", "action", "diff", "refused"
@@ -63,11 +61,9 @@ class _DeployTable(TableLayout):
         super().__init__(options)
         self.options = options
 
-    def similar(
-        self, pairs: Iterable[tuple[Texts, str]], *, reasons: bool = False
-    ) -> list[SimilarTexts]:
+    def similar(self, pairs: Iterable[tuple[Texts, str]]) -> list[SimilarTexts]:
         """Rows of nodes with similar texts; under -v, with equal texts."""
-        return fold_similar(pairs, NO_LIMIT if self.options.verbose else 3, reasons=reasons)
+        return fold_similar(pairs, NO_LIMIT if self.options.verbose else 3)
 
     def fitted(self, sections: Sequence[RowSection]) -> Iterator[StyledLine]:
         # One line is for the counts. With --diff, the differences are shown whole.
@@ -113,7 +109,6 @@ class _DeployTable(TableLayout):
     # --- Remaining results, and failures.
 
     def for_a_person(self, nodes: Iterable[DeployedNode]) -> RowSection:
-        """The results that no step of the run repairs."""
         kinds: dict[tuple[str, str], list[tuple[Texts, str]]] = {}
         ranks: dict[tuple[str, str], tuple[int, int]] = {}
         for node in nodes:
@@ -143,9 +138,7 @@ class _DeployTable(TableLayout):
         names = node_set_or_count(row.names, 30)
         return line("  ", (f"{status:<8}", STYLES[status]), f"{check}  {names}  {row.texts[0]}")
 
-    def rows(
-        self, word: str, style: str, pairs: Iterable[tuple[Texts, str]], *, reasons: bool = False
-    ) -> RowSection:
+    def rows(self, word: str, style: str, pairs: Iterable[tuple[Texts, str]]) -> RowSection:
         """Rows of one line each: the word, the nodes, and their text."""
 
         def row_line(row: SimilarTexts) -> StyledLine:
@@ -156,7 +149,7 @@ class _DeployTable(TableLayout):
             names = row.names[0] if is_whole else self.names(row.names)[0]
             return line(start, names, f": {example}{': '.join(row.texts)}")
 
-        rows = self.similar(pairs, reasons=reasons)
+        rows = self.similar(pairs)
         return RowSection(rows, lambda row: [row_line(row)], row_line, self.count_line)
 
     def outcomes(self, nodes: Iterable[DeployedNode]) -> list[RowSection]:
@@ -190,7 +183,6 @@ class _DeployTable(TableLayout):
 
 
 def show_plan(nodes: Iterable[DeployedNode], options: Options = PLAIN) -> Iterator[StyledLine]:
-    """Per group of nodes with the same plan: what would change, why, and the files' diffs."""
     table = _DeployTable(options)
     return table.fitted([table.plans(nodes)])
 

@@ -16,10 +16,8 @@ from nodeready.reports.registry import PLAIN, Options
 from nodeready.runs.ready.batch_script import BatchScript
 from nodeready.runs.ready.job_env import Environment, JobVariable, nodes_by_reason
 
-#: Columns of the comments.
-WIDTH = 80
-#: The word for no value.
-_NONE = "nothing"
+WIDTH = 80  # columns of the comments
+_NONE = "nothing"  # the word for no value
 
 
 def _comment(text: str, indent: str = "# ") -> list[str]:

@@ -48,10 +48,7 @@ def _text(value: Any) -> str:
 
 
 def observed_facts(facts: Mapping[str, Any], moment: str) -> Mapping[str, _Fact]:
-    """The facts of a node, as documents show them, with the moment of its boot in `host`.
-
-    moment: of the observation
-    """
+    """The facts, with the moment of the boot in `host`. moment: of the observation"""
     uptime_s = facts.get("host", {}).get("uptime_s")
     if uptime_s is None:
         return facts
@@ -61,8 +58,6 @@ def observed_facts(facts: Mapping[str, Any], moment: str) -> Mapping[str, _Fact]
 
 @dataclass(frozen=True)
 class PartTable:
-    """A table of parts."""
-
     name: str
     # title -> the key of the fact, or the function that makes the text of a part
     columns: Mapping[str, str | Callable[[_Fact], Any]]
@@ -128,18 +123,13 @@ def _interfaces(facts: Mapping[str, _Fact]) -> Iterator[_Fact]:
             yield interface
 
 
-def _of_maximum(name: str, width: str) -> Callable[[_Fact], str]:
+def _pcie(part: _Fact) -> str:
     """``5 x16``, and the maximum where it is another: ``5 x8 (max 5 x16)``."""
-
-    def link(part: _Fact) -> str:
-        current, maximum = (
-            f"{_text(part[name + end])} x{_text(part[width + end])}" for end in ("", "_max")
-        )
-        if current == " x":
-            return ""
-        return current if maximum in (current, " x") else f"{current} (max {maximum})"
-
-    return link
+    keys = (("pcie_generation", "pcie_width"), ("pcie_generation_max", "pcie_width_max"))
+    current, maximum = (f"{_text(part[speed])} x{_text(part[width])}" for speed, width in keys)
+    if current == " x":
+        return ""
+    return current if maximum in (current, " x") else f"{current} (max {maximum})"
 
 
 def _links(gpu: _Fact) -> str:
@@ -182,7 +172,7 @@ PART_TABLES: tuple[PartTable, ...] = (
             "corrected": "ecc_correctable_volatile",
             "remapped rows": "remapped_uncorrectable", "remap pending": "remap_pending",
             "remap failed": "remap_failed", "retired pages": "retired_pages",
-            "PCIe": _of_maximum("pcie_generation", "pcie_width"), "links": _links,
+            "PCIe": _pcie, "links": _links,
             "fabric": "fabric_state", "°C": "temperature_c", "throttle": "throttle",
             "recovery": "recovery",
         },
@@ -223,16 +213,13 @@ PART_TABLES: tuple[PartTable, ...] = (
     ),
 )  # fmt: skip
 
-
 # --- The page.
 
-#: The subjects of parts that have a vendor.
-_SUBJECTS = ("gpus", "rdma", "nics")
+_SUBJECTS = ("gpus", "rdma", "nics")  # the subjects of parts that have a vendor
 _PARTS = tuple(f"{subject}." for subject in _SUBJECTS)
 #: The kinds of entries of a history that name no user, no job and no setting of the site.
 _KINDS = (HARDWARE, VERSION, REBOOT, PART)
-#: Maximum nodes of a page, and entries of a node's history.
-_NODES, _ENTRIES = 64, 200
+_NODES, _ENTRIES = 64, 200  # maximum nodes of a page, and entries of a node's history
 _IPV4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?!\d|\.\d)")
 #: Also a MAC or PCI address and a GUID, which stay.
 _MAYBE_IPV6 = re.compile(r"(?<![\w.:])[0-9A-Fa-f]*:[0-9A-Fa-f:]+(?![\w:])")
@@ -273,10 +260,7 @@ def _evidence(node: NodeReport, moment: str, entries: Iterable[HistoryEntry]) ->
 
 
 def _shown(text: str, check: str) -> str:
-    """A text of a check's result without addresses of the site.
-
-    Four numbers can be a version of firmware, too.
-    """
+    """A result's text without the site's addresses; a firmware's version may look like one."""
     if check.endswith(".firmware"):
         return text
     return _MAYBE_IPV6.sub(_without_ipv6, _IPV4.sub("ADDRESS", text))
@@ -292,7 +276,6 @@ def _without_ipv6(match: re.Match[str]) -> str:
 
 @cache
 def page() -> HtmlPage:
-    """The page of evidence."""
     return HtmlPage("evidence_page", VERSION=__version__, fix=fix_text, shown=_shown)
 
 

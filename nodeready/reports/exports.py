@@ -184,11 +184,7 @@ def _smoke_suite(
     reason: str,
     warnings: tuple[str, ...] = (),
 ) -> str:
-    """A suite with its one case.
-
-    suspicions: (kind, evidence) of each suspect
-    reason:     why it was not tested, or ""
-    """
+    """A suite with its one case. suspicions: (kind, evidence); reason: "" if it was tested"""
     inside = ""
     if suspicions:
         (kind, message), *further = suspicions

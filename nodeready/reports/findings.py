@@ -20,8 +20,6 @@ _MAX_REASONS = 6
 
 @dataclass(frozen=True)
 class AuditFinding:
-    """One row of a report."""
-
     status: str
     check: str
     # the value, the expected value, the source; where the nodes differ in numbers, the minimum and

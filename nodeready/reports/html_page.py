@@ -21,8 +21,7 @@ from markupsafe import Markup
 from nodeready.core.text import counted, sanitise
 from nodeready.reports.lines import NO_LIMIT
 
-#: Maximum characters of a text in a page.
-_TEXT = 4000
+_TEXT = 4000  # maximum characters of a text in a page
 
 
 class _Tight(Extension):
@@ -66,10 +65,7 @@ def _digest(text: str) -> str:
 
 
 class HtmlPage:
-    """One kind of page: the template, the style sheet and the script of a folder of this room.
-
-    names: what the template may use beside its values
-    """
+    """A kind of page: template, style and script of a folder. names: for the template"""
 
     def __init__(self, folder: str, **names: object) -> None:
         environment = Environment(
@@ -104,7 +100,6 @@ class HtmlPage:
         )
 
     def render(self, **values: object) -> Iterator[str]:
-        """The page in pieces."""
         stream = self._template.stream(
             style=self.style, script=self.script, policy=self.policy, **values
         )

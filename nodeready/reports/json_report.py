@@ -100,7 +100,6 @@ class TextWriter:
         }
 
     def __call__(self, value: Any) -> str:
-        """The text of one value."""
         write = self.texts.get(type(value))
         if write is None:
             kind = type(value)
@@ -132,7 +131,6 @@ class TextWriter:
         return f"[{','.join([self(value) for value in values])}]"
 
     def mapping(self, values: Mapping[Any, Any]) -> str:
-        """The text of a mapping."""
         rows = [f"{_quoted(str(key))}:{self(value)}" for key, value in values.items()]
         return f"{{{','.join(rows)}}}"
 
@@ -196,8 +194,7 @@ def _node(node: NodeReport) -> str:
 
 
 _part.texts[NodeReport] = _node
-#: Lists of objects that stand on one line.
-_SHORT = ("others", "missing")
+_SHORT = ("others", "missing")  # lists of objects that stand on one line
 
 
 def listed(rows: Iterator[str]) -> Iterator[str]:

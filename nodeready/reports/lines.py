@@ -41,8 +41,7 @@ STYLES = {
     "stack": "bold",
 }
 Key = TypeVar("Key", bound=Hashable)
-#: A text, or a text with its style.
-Part = Union[str, tuple[str, str]]
+Part = Union[str, tuple[str, str]]  # a text, or a text with its style
 
 
 @dataclass(frozen=True)
@@ -137,8 +136,7 @@ def cost_text(severity: str, status: str) -> str:
 
 # --- Fold texts that differ by a number, an address or the node's own name into one row.
 
-#: The texts about one node: a finding, and its fix.
-Texts = tuple[str, ...]
+Texts = tuple[str, ...]  # the texts about one node: a finding, and its fix
 #: Texts in pieces: those between the words that may differ, and these words.
 _SplitTexts = tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]
 #: A number with its thousands apart, or a word: a device, a version, an address, a path's part.
@@ -150,10 +148,8 @@ _ADDRESS = re.compile(
 _DIGIT = re.compile(r"\d")
 #: The placeholders of the node's own name, and of an address that differs on each node.
 _NAME, _ADDRESS_WORD = "NODE", "ADDRESS"
-#: Maximum rows with different reasons.
-_MAX_REASONS = 6
-#: Maximum values of one word that are all named; of more, the first and the last.
-_MAX_VALUES = 3
+_MAX_REASONS = 6  # maximum rows with different reasons
+_MAX_VALUES = 3  # maximum values of one word that are all named; of more, the first and the last
 
 
 class SimilarTexts(NamedTuple):
@@ -209,10 +205,7 @@ def fold_similar(
 def reasons(
     node_reasons: Iterable[tuple[str, str]], verbose: int = 0
 ) -> list[tuple[str, list[str]]]:
-    """Why nodes gave no answer, in few rows: the reason, or an example, with the nodes.
-
-    node_reasons: pairs of a node and its reason
-    """
+    """Why nodes gave no answer, in few rows: the reason, or an example, with the nodes."""
     pairs = (((reason.removeprefix(f"{name}: "),), name) for name, reason in node_reasons)
     if verbose:
         return [(reason, names) for (reason,), names in grouped(pairs)]
@@ -442,23 +435,16 @@ def _shares(demands: Sequence[int], room: int) -> list[int]:
     return shares
 
 
-#: Characters of a node set or of a text that is not cut.
-NO_LIMIT = 1_000_000
-#: Columns beyond which a node set is cut even where nothing wraps.
-MAX_WIDTH = 160
-#: Characters of a text from a node that are shown without -v.
-MAX_TEXT = 500
-#: Columns of a node set without -v, and of one in a short line.
-_MAX_NODES, _SHORT_NODES = 60, 30
+NO_LIMIT = 1_000_000  # characters of a node set or of a text that is not cut
+MAX_WIDTH = 160  # columns beyond which a node set is cut even where nothing wraps
+MAX_TEXT = 500  # characters of a text from a node that are shown without -v
+_MAX_NODES, _SHORT_NODES = 60, 30  # columns of a node set without -v, and of one in a short line
 #: Word of a gap -> its style.
 _GAP_STYLES = {UNREACHABLE_WORD: "unreachable", FAILED_WORD: "failed", INCOMPLETE_WORD: "warn"}
-#: A reason, and the nodes that have it.
-Reason = tuple[str, list[str]]
+Reason = tuple[str, list[str]]  # a reason, and the nodes that have it
 
 
 class TableLayout:
-    """The layout of one table."""
-
     indent = 9  # columns of the words on the left
 
     def __init__(self, options: Options) -> None:
@@ -484,7 +470,6 @@ class TableLayout:
         return text if self.is_whole else text.cut(MAX_TEXT)
 
     def count_line(self, count: int) -> StyledLine:
-        """The line that counts the rows that are not shown."""
         return self.detail((f"and {count} more (-v shows them)", "bold"))
 
     def limited(

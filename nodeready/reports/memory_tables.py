@@ -40,17 +40,13 @@ from nodeready.runs.memory.look import Event, shown_value
 
 # --- `history`: an entry per line, the newest first.
 
-#: Entries of one kind and time that are shown without -v.
-_MAX_EQUAL = 5
-#: Checks that are named without -v.
-_MAX_CHECKS = 3
+_MAX_EQUAL = 5  # entries of one kind and time that are shown without -v
+_MAX_CHECKS = 3  # checks that are named without -v
 _WORD = 11
-#: The column of the text.
-_TEXT = 31
+_TEXT = 31  # the column of the text
 
 
 def history(document: History, options: Options = PLAIN) -> Iterator[StyledLine]:
-    """The life of a node or a part; or the looks, and the size of the memory."""
     if document.name:
         yield from _life(document, options)
     else:
@@ -156,8 +152,7 @@ def _nodes(look: KeptLook) -> Iterator[tuple[str, str]]:
 
 # --- `diff`: the likely cause of failures first, then results, then other changes.
 
-#: Columns of a node set in a short line.
-_SHORT_NODES = 24
+_SHORT_NODES = 24  # columns of a node set in a short line
 
 
 class _DiffTable(TableLayout):
@@ -168,7 +163,6 @@ class _DiffTable(TableLayout):
         self.diff = diff
 
     def first_line(self, change: FleetChange) -> StyledLine:
-        """The kind, the key, and the values of a change."""
         word, style = change.kind, "change"
         if change.suspect:
             word = style = "suspect"

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from nodeready.runs.smoke.document import SmokeReport
 
 
-#: The words of the exit codes 0 to 3.
-STATES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
+STATES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")  # the words of the exit codes 0 to 3
 #: Maximum bytes of the whole output; the rest of the 8 KiB is left to a command around the plugin.
 _MAX_BYTES = 7000
 #: Maximum bytes of one line, and of an observed value that stands before a long fix.
@@ -106,10 +105,8 @@ def nagios(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
 # series per check would be 600,000 series, nearly all of them ok. A repaired finding has no
 # series.
 
-#: The statuses of results with a series.
-_LISTED_STATUSES = ("fail", "unknown", "warn", "waived")
-#: Characters of a label's value: a scrape can be configured to refuse longer ones.
-_MAX_LABEL = 200
+_LISTED_STATUSES = ("fail", "unknown", "warn", "waived")  # the statuses of results with a series
+_MAX_LABEL = 200  # characters of a label's value: a scrape can be configured to refuse longer ones
 Sample = tuple[dict[str, str], float]
 
 
@@ -183,13 +180,10 @@ def prometheus(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
         if node.results
         for status in STATUSES
     )
+    about_timestamp = "When the audit ended, in seconds since 1970."
     about_complete = "0 when it was interrupted: nodes are missing."
     rows: tuple[tuple[str, str, Iterable[Sample]], ...] = (
-        (
-            "audit_timestamp_seconds",
-            "When the audit ended, in seconds since 1970.",
-            [({}, finished)],
-        ),
+        ("audit_timestamp_seconds", about_timestamp, [({}, finished)]),
         ("audit_duration_seconds", "How long the audit took.", [({}, took)]),
         ("audit_complete", about_complete, [({}, audit.complete)]),
         ("audit_info", "The digest of the policy that was judged by.", [(digest, 1)]),

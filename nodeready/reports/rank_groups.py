@@ -22,8 +22,7 @@ from nodeready.runs.stacks.document import (
 _WORDS = {"uninterruptible": "state D", "no-data": "no data"}
 #: Maximum groups after a group, in the order of paths, that are compared with it.
 _MAX_COMPARED = 64
-#: Maximum characters of the ranks of a system call.
-_RANKS = 30
+_RANKS = 30  # maximum characters of the ranks of a system call
 
 
 def word(group: Group) -> str:
@@ -161,11 +160,7 @@ def headline(stacks: Stacks) -> str:
 
 
 def _one_group(group: Group, rank_count: int, *, is_complete: bool) -> str:
-    """``all 8 ranks stand in one collective``.
-
-    rank_count:  the number of ranks
-    is_complete: the job is known to have no other ranks
-    """
+    """``all 8 ranks stand in one collective``. is_complete: the job has no other ranks"""
     is_single = rank_count == 1
     ranks_text = "the only rank" if is_single else f"all {rank_count} ranks"
     if not is_complete:
@@ -192,8 +187,7 @@ class Branch(NamedTuple):
     processes: int
     ranks: tuple[int, ...]
     groups: tuple[int, ...]
-    # for every branch above this one, the outermost first, and for this one: whether it is the
-    # last of its siblings
+    # whether it is the last of its siblings: of each branch above, the outermost first, and of it
     lasts: tuple[bool, ...]
     ends: int  # number of the branch's processes that stand at its last call
     width: int  # digits of the largest number of processes among the siblings
@@ -230,9 +224,7 @@ def branches(stacks: Stacks, max_branches: int, max_depth: int) -> Iterator[Bran
     waiting: list[tuple[JobTree | list[JobTree], tuple[bool, ...], int]] = []
 
     def push(children: tuple[JobTree, ...], lasts: tuple[bool, ...]) -> None:
-        shown = len(children) if len(children) <= max_branches else max_branches
-        if len(lasts) >= max_depth:
-            shown = 0
+        shown = 0 if len(lasts) >= max_depth else min(len(children), max_branches)
         width = max((len(str(child.processes)) for child in children), default=0)
         if children[shown:]:
             waiting.append((list(children[shown:]), (*lasts, True), width))

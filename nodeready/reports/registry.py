@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     # A node has no memory.
     from nodeready.runs.memory.look import Look
 
-#: Lines of a table on a terminal of unknown height.
-SCREEN = 40
+SCREEN = 40  # lines of a table on a terminal of unknown height
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,7 @@ class Options:
     history: Callable[[str], Sequence[Any]] = lambda node: ()
 
 
-#: The options of a command line without any.
-PLAIN = Options()
+PLAIN = Options()  # the options of a command line without any
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,6 @@ class Format:
 
     @property
     def extension(self) -> str:
-        """The ending of a file in this format."""
         return _EXTENSIONS.get(self.name, f".{self.name}")
 
     @property
@@ -73,12 +70,10 @@ class Format:
 
     @property
     def write_facts(self) -> Callable[[Any], str] | None:
-        """The function of ``facts``."""
         return _imported(self.facts) if self.facts else None
 
     @property
     def module(self) -> str:
-        """The dotted name of the renderer's module."""
         return f"nodeready.reports.{self.renderer.partition(':')[0]}"
 
     def _rendered(self, document: Any, options: Options) -> Iterator[Any]:
@@ -167,10 +162,7 @@ for _row in _ROWS:
 
 
 def format_names(document: str, *, on_node: bool = False) -> tuple[str, ...]:
-    """The words of a command's ``--format``; the first one is its default.
-
-    on_node: only those that the node's own program has
-    """
+    """The words of ``--format``, the default first. on_node: only those of a node"""
     rows = FORMATS[document].values()
     return tuple(row.name for row in rows if row.on_node or not on_node)
 

@@ -67,7 +67,7 @@ _RULES: dict[type, list[dict[str, Any]]] = {
             "if": _when("kind", "missing"),
             "then": {"properties": {"processes": {"const": 0}, "ranks": {"minItems": 1}}},
         },
-    ],
+    ]
 }
 _PLAIN: dict[type, str] = {
     str: "string",
@@ -130,9 +130,11 @@ def _attribute(kind: Any, path: str) -> tuple[Any, str]:
     if isinstance(member, (property, functools.cached_property)):
         getter: Any = member.fget if isinstance(member, property) else member.func
         hint = typing.get_type_hints(getter, include_extras=True)["return"]
-        return hint, _sentence(getter.__doc__ or "")
-    hint = typing.get_type_hints(kind, include_extras=True)[name]
-    return _attribute(hint, inner) if inner else (hint, meanings(kind)[1].get(name, ""))
+        meaning = _sentence(getter.__doc__ or "")
+    else:
+        hint = typing.get_type_hints(kind, include_extras=True)[name]
+        meaning = meanings(kind)[1].get(name, "")
+    return _attribute(hint, inner) if inner else (hint, meaning)
 
 
 class SchemaWriter:

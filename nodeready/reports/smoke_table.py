@@ -37,10 +37,8 @@ from nodeready.runs.smoke.knowledge import NODE, PAIR, SCALE, SmokeSuspect
 
 #: Maximum suspects, pieces of evidence of a suspect, and reasons for untested nodes, without -v.
 _MAX_SUSPECTS, _MAX_EVIDENCE, _MAX_REASONS = 30, 4, 8
-#: Maximum suspects, warnings and reasons that are all shown whole.
-_FEW = 5
-#: Maximum characters of the --exclude option without -v: some lines to paste.
-_MAX_EXCLUDE = 1200
+_FEW = 5  # maximum suspects, warnings and reasons that are all shown whole
+_MAX_EXCLUDE = 1200  # maximum characters of the --exclude option without -v: some lines to paste
 _CLASSES = {"inside": "inside nodes", "between": "between nodes"}
 
 
@@ -129,7 +127,6 @@ class _SmokeTable(TableLayout):
             yield self.sentence(f"{finding.advice}  ", self.names_beside(finding.nodes, columns))
 
     def suspect(self, row: tuple[SmokeSuspect, tuple[str, ...]]) -> Iterator[StyledLine]:
-        """A suspect: its kind and names, then the evidence."""
         suspect, names = row
         count = f"  {counted(len(names), 'node')}"
         names_part: list[Part] = [self.names_beside(names, self.indent + len(count))]
@@ -143,12 +140,9 @@ class _SmokeTable(TableLayout):
         elif len(names) > 1:
             names_part.append(count)
         yield self.head(suspect.kind, "suspect", *names_part)
-        yield from self.limited(
-            suspect.evidence, _MAX_EVIDENCE, lambda text: [self.sentence(text)]
-        )
+        yield from self.limited(suspect.evidence, _MAX_EVIDENCE, lambda row: [self.sentence(row)])
 
     def short(self, row: tuple[SmokeSuspect, tuple[str, ...]]) -> StyledLine:
-        """A suspect in one line, with the strongest evidence."""
         return next(self.suspect(row)).with_text(f"  {'; '.join(row[0].evidence[:1])}")
 
     def suspects(self) -> RowSection:
@@ -165,8 +159,6 @@ class _SmokeTable(TableLayout):
         return RowSection(rows, self.suspect, self.short, self.count_line, _MAX_SUSPECTS)
 
     def warnings(self) -> RowSection:
-        """The warnings about nodes, equal warnings once."""
-
         pairs = [(node.name, text) for node in self.smoke.nodes for text in node.warnings]
         return self.by_reason("warn", "warn", reasons(pairs, self.verbose))
 
@@ -208,7 +200,6 @@ class _SmokeTable(TableLayout):
             yield self.head("" if index else "network", "na", *parts)
 
     def links(self) -> Iterator[StyledLine]:
-        """The bandwidth of each class of links, with the slowest test."""
         for index, link in enumerate(self.smoke.links):
             yield self.head("" if index else "Gbit/s", "na", *self.link(link))
 
@@ -249,12 +240,7 @@ def show(smoke: SmokeReport, options: Options = PLAIN) -> Iterator[StyledLine]:
     table = _SmokeTable(smoke, options)
     head = list(table.verdict())
     end = [*table.engines(), *table.links(), *table.result()]
-    sections = [
-        table.suspects(),
-        *table.gaps(smoke.gaps),
-        table.untested(),
-        table.warnings(),
-    ]
+    sections = [table.suspects(), *table.gaps(smoke.gaps), table.untested(), table.warnings()]
     # At least a line for each shown suspect, and one for the number of hidden ones.
     room = max(_MAX_SUSPECTS + 1, options.lines - len(head) - len(end) - 2)
     middle = list(fitted(sections, 0 if table.is_whole else room, options.width, _FEW))

@@ -20,8 +20,7 @@ _OPEN, _PROCESSES = 3, 1000
 _ROWS, _CELL, _STATEMENTS = 2000, 4, 200
 #: Maximum branches at one place, and nested branches: browsers nest 512 elements.
 _BRANCHES, _DEPTH = 200, 100
-#: Maximum characters of a name, and of a set of ranks or nodes in a row.
-_LONG, _SET = 300, 60
+_LONG, _SET = 300, 60  # maximum characters of a name, and of a set of ranks or nodes in a row
 #: The witnesses and the kinds of verdicts -> their names for a person.
 _WITNESSES = {
     "logs": "log", "flight_recorder": "flight recorder", "nccl_ras": "NCCL RAS", "gpu": "GPU",
@@ -42,7 +41,6 @@ def _folded(group: Group, limit: int = NO_LIMIT) -> str:
 
 @cache
 def page() -> HtmlPage:
-    """The page of stacks."""
     return HtmlPage(
         "stacks_page",
         OPEN=_OPEN, PROCESSES=_PROCESSES, LONG=_LONG, SET=_SET, STATEMENTS=_STATEMENTS, CELL=_CELL,
@@ -52,8 +50,7 @@ def page() -> HtmlPage:
     )  # fmt: skip
 
 
-# A row of the page is a mapping: the template is its only reader.
-_Row = dict[str, Any]
+_Row = dict[str, Any]  # a row of the page is a mapping: the template is its only reader
 
 
 def _cards(stacks: Stacks) -> Iterator[_Row]:
@@ -133,10 +130,7 @@ def _cell(statements: Sequence[Statement]) -> _Row:
 
 
 def _matrix(stacks: Stacks) -> tuple[list[_Row], int]:
-    """The rows by suspicion, and the number of hidden rows.
-
-    Neighbouring ranks with equal cells share a row.
-    """
+    """Rows by suspicion, one for neighbours with equal cells; the number of hidden rows."""
     statements = [witness.statements for witness in stacks.witnesses]
     indexes = [_StatementIndex(of_witness) for of_witness in statements]
 

@@ -46,24 +46,19 @@ _MAX_FULL, _MAX_GROUPS = 6, 16
 _INNER_FRAMES, _FORK_FRAMES = 5, 2
 #: Maximum frames of a path that leaves no other, and of the largest group's path.
 _MAX_FRAMES, _MAX_LARGEST_FRAMES = 4, 2
-#: Maximum further threads of a group.
-_MAX_THREADS = 4
-#: Maximum processes of a group that are all shown.
-_MAX_PROCESSES = 2
+_MAX_THREADS = 4  # maximum further threads of a group
+_MAX_PROCESSES = 2  # maximum processes of a group that are all shown
 #: Maximum branches of the merged tree at one place, and nested branches.
 _MAX_BRANCHES, _MAX_DEPTH = 4, 5
 #: Maximum child processes of a group, its variables, and its different texts.
 _MAX_CHILDREN, _MAX_LOCALS, _MAX_TEXTS = 3, 8, 3
-#: Maximum system calls of a group.
-_MAX_CALLS = 6
+_MAX_CALLS = 6  # maximum system calls of a group
 #: Maximum reasons for and against the first suspect, and statements of one witness.
 _MAX_REASONS, _MAX_STATEMENTS = 2, 2
-#: Columns of a role and of a witness's name.
-_ROLE, _WITNESS = 9, 17
+_ROLE, _WITNESS = 9, 17  # columns of a role and of a witness's name
 #: Maximum columns of the ranks, of the nodes beside them, and of a function.
 _RANKS, _NODES, _NAME = 30, 160, 40
-#: Maximum characters of a name.
-_LONG = 120
+_LONG = 120  # maximum characters of a name
 #: Witnesses -> their names for a person, where these differ.
 _NAMES = {"flight_recorder": "flight recorder", "nccl_ras": "NCCL RAS", "gpu": "GPU"}
 #: The styles of verdicts without a suspect.
@@ -264,7 +259,6 @@ class _StacksTable(TableLayout):
             yield self.detail((f"{hidden} (-v shows them)", "dim"))
 
     def short(self, group: Group, number: int) -> StyledLine:
-        """A group in one line: its ranks and nodes, and where the path ends."""
         leaf = group.frames[-1:]
         text = _brief(leaf[0]) if leaf else group.no_stack_reason
         return self.fit(self.group_head(group, number, f"  {sanitise(text)}"))
@@ -455,8 +449,7 @@ def _witnesses(stacks: Stacks, table: _StacksTable) -> Iterator[StyledLine]:
 
 # --- `stacks --check`: an item per line, and what to do for the next run.
 
-#: Columns of the ranks and of the nodes of an item.
-_MAX_SET = 30
+_MAX_SET = 30  # columns of the ranks and of the nodes of an item
 
 
 def debuggable(document: Debuggable, options: Options = PLAIN) -> Iterator[StyledLine]:

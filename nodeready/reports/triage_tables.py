@@ -33,16 +33,14 @@ from nodeready.runs.jobs import MAX_NAME, Jobs
 from nodeready.runs.postmortem.document import FailureGroup, NodeEvent, Postmortem
 from nodeready.runs.stacks.document import fold_ranks
 from nodeready.runs.tail import BEHIND_S, LogGroup, LogReport, RankFile, TailDocument
-from nodeready.runs.undrain import Undrain, next_commands
+from nodeready.runs.undrain import OUTCOMES, Undrain, next_commands
 
 # --- `cores`: where each kind of crash happened, the first to crash first.
 
 #: Maximum groups, frames and lines of Python's own stack without -v.
 _GROUPS, _FRAMES, _PYTHON = 20, 14, 6
-#: Maximum rows of a section that are shown in full.
-_FULL_ROWS = 4
-#: Maximum columns of a function, and of a node set.
-_CORE_NAME, _CORE_NODES = 44, 120
+_FULL_ROWS = 4  # maximum rows of a section that are shown in full
+_CORE_NAME, _CORE_NODES = 44, 120  # maximum columns of a function, and of a node set
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -99,7 +97,6 @@ class _CoresTable(TableLayout):
         yield line("")
 
     def short(self, group: CoreGroup) -> StyledLine:
-        """A kind of crash in one line."""
         return next(self.group(group)).with_text(f"  {counted(len(group.crashes), 'core')}")
 
     def more_kinds(self, count: int) -> StyledLine:
@@ -129,8 +126,7 @@ class _CoresTable(TableLayout):
     def python(self, crash: Crash) -> Iterator[StyledLine]:
         """The stack as Python has it (py-bt)."""
         rows = crash.backtrace.python
-        for row in rows if self.verbose else rows[:_PYTHON]:
-            yield self.detail(row)
+        yield from map(self.detail, rows if self.verbose else rows[:_PYTHON])
 
     def unread(self, crashes: Sequence[Crash]) -> RowSection:
         """Cores without a backtrace, by similar reasons."""
@@ -197,10 +193,8 @@ def summary(cores: Cores) -> str:
 
 # --- `tail`: missing nodes and files, stopped files, equal lines.
 
-#: Maximum groups without -v.
-_MAX_LOG_GROUPS = 20
-#: Maximum columns of a set of ranks without -v.
-_LOG_RANKS = 40
+_MAX_LOG_GROUPS = 20  # maximum groups without -v
+_LOG_RANKS = 40  # maximum columns of a set of ranks without -v
 #: Kind of group -> its word and its style.
 _WORDS = {"no-file": ("no file", "fail"), "unreadable": ("unreadable", "fail"),
           "stopped": ("stopped", "fail"), "skipped": ("skipped", "na")}  # fmt: skip
@@ -217,7 +211,6 @@ class _TailTable(TableLayout):
         return self.detail((f"and {counted(count, 'more group')} (-v shows them)", "bold"))
 
     def short(self, group: LogGroup) -> StyledLine:
-        """A group in one line, with the last line of its files."""
         last = group.lines[-1] if group.lines else group.reason
         return next(self.full(group)).with_text(f"  {last}" if last else "")
 
@@ -281,9 +274,8 @@ class _TailTable(TableLayout):
             yield self.detail(("| ", "dim"), text)
         if not group.lines:
             has_lines = self.tail.grep or any(file.is_mixed for file in group.files)
-            yield self.detail(
-                ("no line in the part that was read" if has_lines else "empty", "dim")
-            )
+            text = "no line in the part that was read" if has_lines else "empty"
+            yield self.detail((text, "dim"))
 
     def reports(self) -> Iterator[StyledLine]:
         """The watchdogs' reports, the rank with least progress first; equal texts share a row."""
@@ -294,11 +286,9 @@ class _TailTable(TableLayout):
                 report_ranks.append(report.rank)
         rows = list(ranks_by_text.items())
         maximum = len(rows) if self.verbose else _MAX_LOG_GROUPS
+        limit = NO_LIMIT if self.verbose else _LOG_RANKS
         for index, (text, report_ranks) in enumerate(rows[:maximum]):
-            rank_text = (
-                ranks(sorted(report_ranks), NO_LIMIT if self.verbose else _LOG_RANKS) or "a rank"
-            )
-            parts = ((rank_text, "bold"), f"  {text}")
+            parts = ((ranks(sorted(report_ranks), limit) or "a rank", "bold"), f"  {text}")
             yield self.detail(*parts) if index else self.head("watchdog", "warn", *parts)
         if len(rows) > maximum:
             yield self.detail((f"and {len(rows) - maximum} more (-v shows them)", "bold"))
@@ -395,23 +385,15 @@ def tail_lines(tail: TailDocument, options: Options = PLAIN) -> Iterator[StyledL
 #: Maximum groups, ranks of one group in words, sources and reasons without -v.
 _MAX_FAILURES, _FAILED_RANKS, _MAX_ROWS = 8, 30, 4
 #: Role -> its style.
-_ROLE_STYLES = {
-    "failed": "fail",
-    "lost": "victim",
-    "waited": "blocked",
-    "consequence": "na",
-    "ended": "na",
-    "report": "na",
-}
-#: Offsets of clocks from which on they are shown, in seconds.
-_OFFSET_S = 0.5
+_ROLE_STYLES = {"failed": "fail", "lost": "victim", "waited": "blocked"}
+_ROLE_STYLES |= dict.fromkeys(("consequence", "ended", "report"), "na")
+_OFFSET_S = 0.5  # offsets of clocks from which on they are shown, in seconds
 
 
 class _PostmortemTable(TableLayout):
     indent = 12
 
     def cause(self, document: Postmortem) -> Iterator[StyledLine]:
-        """The first failure with its evidence."""
         cause = document.cause
         style = "unknown" if cause.kind == "unclear" else "fail"
         yield self.head(cause.kind, style, (cause.text, "bold"))
@@ -438,7 +420,6 @@ class _PostmortemTable(TableLayout):
         return " ".join(filter(None, parts))
 
     def group(self, group: FailureGroup) -> Iterator[StyledLine]:
-        """Equal failures: who, how many, and one of them."""
         subject = self.subject(group.ranks, group.nodes) or "unknown ranks"
         count = f", {group.count} times" if group.count > max(1, len(group.ranks)) else ""
         yield self.head(group.role, _ROLE_STYLES[group.role], (subject, "bold"), count)
@@ -446,7 +427,6 @@ class _PostmortemTable(TableLayout):
         yield self.detail(("e.g. " if group.count > 1 else "", "dim"), (group.example, "dim"))
 
     def event(self, event: NodeEvent) -> Iterator[StyledLine]:
-        """What happened to a node."""
         when = f", {event.time.replace('T', ' ')}" if event.time else ""
         subject = self.subject(event.ranks, (event.node,))
         yield self.head(event.kind, "warn", (subject, "bold"), when)
@@ -468,9 +448,7 @@ def postmortem(document: Postmortem, options: Options = PLAIN) -> Iterator[Style
     if sources:
         yield table.head("read", "", sources)
     missing = [f"{name}: {reason}" for name, reason in document.missing.items()]
-    yield from table.limited(
-        missing, _MAX_ROWS, lambda text: [table.head("missing", "warn", text)]
-    )
+    yield from table.limited(missing, _MAX_ROWS, lambda row: [table.head("missing", "warn", row)])
     ahead = {node: clock for node, clock in document.clocks.items() if abs(clock[0]) > _OFFSET_S}
     for node, clock in list(ahead.items())[: None if table.is_whole else _MAX_ROWS]:
         text = f"{node}'s clock is {clock.offset_s:+.1f} s (±{clock.uncertainty_s:.1f} s)"
@@ -485,10 +463,8 @@ def postmortem(document: Postmortem, options: Options = PLAIN) -> Iterator[Style
 
 #: Status of a part -> its style in `STYLES`.
 _PART_STYLES = {"kept": "ok", "partial": "warn", "empty": "na", "missing": "fail"}
-#: Columns of the names of parts.
-_NAME_WIDTH = 10
-#: Maximum files of a part without -v.
-_MAX_FILES = 4
+_NAME_WIDTH = 10  # columns of the names of parts
+_MAX_FILES = 4  # maximum files of a part without -v
 #: Part -> how to read it.
 _READERS = {
     "stacks": "nodeready stacks --from {}/stacks, or stacks.html in a browser",
@@ -548,8 +524,7 @@ def _part(part: Part, directory: str, options: Options) -> Iterator[StyledLine]:
 # --- `jobs` on a terminal: a job per line, with its nodes.
 
 _HEAD = ("JOB", "USER", "RANKS", "SINCE (UTC)", "NODES")
-#: Maximum columns of a node set.
-_NODES = 160
+_NODES = 160  # maximum columns of a node set
 
 
 def jobs(document: Jobs, options: Options = PLAIN) -> Iterator[StyledLine]:
@@ -582,13 +557,8 @@ def jobs(document: Jobs, options: Options = PLAIN) -> Iterator[StyledLine]:
 # --- `undrain` on a terminal: equal nodes in one row, with what holds them, and the next commands.
 
 _DRAIN_HEAD = ("STATE", "SINCE (UTC)", "REASON")
-#: The words of an outcome.
-_DRAIN_WORDS = {
-    **{"would_return": "would return", "returned": "returned"},
-    **{"stays": "stays", "refused": "refused"},
-}
-#: Maximum leftovers of a node that are shown without -v.
-_HELD_LINES = 4
+_DRAIN_WORDS = {outcome: outcome.replace("_", " ") for outcome in OUTCOMES}
+_HELD_LINES = 4  # maximum leftovers of a node that are shown without -v
 
 
 def undrain(document: Undrain, options: Options = PLAIN) -> Iterator[StyledLine]:

@@ -49,20 +49,15 @@ from nodeready.runs.targets import Targets, ask_with_progress, converse, keep_ga
 from nodeready.runs.tell import Tell
 from nodeready.subjects.registry import select
 
-#: Maximum lines of each log, and logs of each node.
-_MAX_LINES, _MAX_LOGS = 1000, 64
-#: Seconds for the logs of one node.
-_LOGS_TIMEOUT_S = 30
+_MAX_LINES, _MAX_LOGS = 1000, 64  # maximum lines of each log, and logs of each node
+_LOGS_TIMEOUT_S = 30  # seconds for the logs of one node
 
 #: Makes the text of an observation, for the JSON of an audit.
 WriteFacts = Callable[[Any], str] | None
 
 
 def nodes_of_job(inventory: str | None, options: HangOptions, tell: Tell) -> tuple[Targets, str]:
-    """The nodes, and the job's id as its processes have it. Raises Refused.
-
-    inventory: None: this machine, or the job's nodes
-    """
+    """The nodes, and the job's id there. inventory: None: local, or the job's. Raises Refused."""
     if options.local and (inventory is not None or options.via != "ssh"):
         raise Refused("--local: cannot be combined with an INVENTORY or --via")
     if not options.local and inventory is None and options.via == "ssh":
@@ -86,11 +81,7 @@ def run(
     render: Render,
     write_facts: WriteFacts,
 ) -> Incident:
-    """The evidence of a job in a new directory, and in an archive. Raises Refused.
-
-    inventory: as for `nodes_of_job`
-    render:    makes the files of a document
-    """
+    """The evidence of a job in a new directory, and in an archive. Raises Refused."""
     if options.output is None:
         raise Refused("-o is missing: name a new directory with -o DIR")
     nodes, name = nodes_of_job(inventory, options, tell)
@@ -116,8 +107,6 @@ def run(
 
 @dataclass(frozen=True)
 class LogWriter:
-    """A process that writes a log."""
-
     pid: int
     start_s: float  # since boot
     rank: int | None
@@ -144,8 +133,7 @@ def own_files(
     return files
 
 
-#: Node -> path of a log in the namespace of its processes -> the processes that write it. The path
-#: is shown, never opened.
+#: Node -> path of a log in its processes' namespace (never opened) -> those that write it.
 Logs = dict[str, dict[str, list[LogWriter]]]
 
 
@@ -233,7 +221,6 @@ class EvidenceCollector:
     # --- Stacks, and all witnesses.
 
     def take_stacks(self, directory: Directory) -> Part:
-        """Every rank's stack in every form, with all witnesses."""
         # Imported only here, because it imports pyinfra, and --help must be quick.
         from nodeready.fleet.inventory.slurm import job_placement
 
@@ -324,7 +311,6 @@ class EvidenceCollector:
         return tails
 
     def take_logs(self, directory: Directory) -> Part:
-        """The last lines of the ranks' logs."""
         if self.stacks is None:
             return Part("logs", "missing", reason="the logs are unknown without the stacks")
         if not self.logs:
@@ -367,7 +353,6 @@ class EvidenceCollector:
     # --- Cores.
 
     def take_cores(self, directory: Directory) -> Part:
-        """Backtraces of the job's cores."""
         policies = {name: self.nodes.policies[name] for name in self._job_nodes}
         cores = collect_cores(self._ask, self.transport.tag, policies, 0, self.job)
         if not cores.crashes:
@@ -375,9 +360,9 @@ class EvidenceCollector:
             return self._unless_interrupted(Part("cores", status, summary, gaps=cores.gaps))
         cores = redacted(cores)
         directory.make_part("cores")
-        for crash, name in zip(cores.crashes, cores.file_names, strict=True):
-            if crash.text:
-                directory.write(f"cores/{name}", [crash.text])
+        for crash in cores.crashes:
+            if crash.text_file:
+                directory.write(f"cores/{crash.text_file}", [crash.text])
         for extension, text in self.render("cores", cores).items():
             directory.write(f"cores/cores{extension}", text)
         summary = f"{counted(len(cores.crashes), 'core')} of {counted(len(cores.groups), 'crash')}"
@@ -388,7 +373,6 @@ class EvidenceCollector:
     # --- The audit.
 
     def take_audit(self, directory: Directory) -> Part:
-        """The differences from the policy on the job's nodes."""
         answers = {name: self.hung[name] for name in self._job_nodes if name in self.hung}
         hung = node_gaps({name: answer.gap for name, answer in answers.items() if answer.gap})
         names = [name for name in self._job_nodes if name not in answers]

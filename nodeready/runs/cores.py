@@ -9,7 +9,7 @@ import re
 import signal
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
@@ -84,8 +84,7 @@ class CoreFrame:
     file: str = ""  # of the source, as gdb has it; "": no debug information
     line: Count = 0  # 0: none
     library: str = ""  # the file name of the shared library; "": the program itself, or not known
-    # of a function without a name, the address within its page: it does not depend on the address
-    # at which the program was loaded
+    # without a name: the address within its page, wherever the program was loaded
     offset: int = 0
 
     @property
@@ -227,11 +226,20 @@ class CrashFile:
 
 @dataclass(frozen=True)
 class Crash:
-    """One core and its content."""
+    """One core file, of one node or on a file system that several nodes share."""
+
+    JSON: ClassVar = (
+        *("node", "location.nodes", "location.file.path", "when", "age_s"),
+        *("location.file.size_bytes", "core.whole_bytes", "truncated", "signal", "pid"),
+        *(f"core.{name}" for name in ("uid", "user", "comm", "program", "command", "threads")),
+        *("core.rank", "core.job", "core.unread", "core.warning", "text_file", "backtrace.python"),
+    )
+    JSON_KEYS: ClassVar = {"location.nodes": "seen_on", "when": "written"}
 
     location: CrashFile
     core: CoreSummary
     text: str = ""  # gdb's output; "": none
+    text_file: str = ""  # file of gdb's output in `-o DIR`; "": no output
 
     @cached_property
     def backtrace(self) -> Backtrace:
@@ -250,6 +258,11 @@ class Crash:
         except (OverflowError, ValueError, OSError):
             return ""
         return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    @property
+    def age_s(self) -> float:
+        """By the node's clock."""
+        return round(self.location.file.age_s, 1)
 
     @property
     def pid(self) -> int | None:
@@ -315,65 +328,6 @@ class CoreGroup:
 
 
 @dataclass(frozen=True)
-class CoreRow:
-    """One core file, of one node or on a file system that several nodes share."""
-
-    JSON_KEYS: ClassVar = {"total_bytes": "whole_bytes"}
-
-    node: str  # where it crashed, by the file's name; else the node that read it
-    seen_on: tuple[str, ...]  # the nodes that see this file
-    path: str
-    written: str  # ISO 8601, UTC
-    age_s: float  # by the node's clock
-    size_bytes: int
-    total_bytes: int | None  # the size according to its own headers
-    truncated: bool
-    signal: int | None
-    pid: int | None
-    uid: int | None
-    user: str
-    comm: str
-    program: str
-    command: str  # the first 80 characters
-    threads: int  # 0: not known
-    rank: int | None
-    job: str
-    unread: str  # why there is no backtrace; "": there is one
-    warning: str
-    text_file: str  # file of gdb's output in `-o DIR`; "": no output
-    python: tuple[str, ...]  # the lines of py-bt
-
-    @classmethod
-    def of(cls, crash: Crash, text_file: str) -> CoreRow:
-        """The row of a core in the document."""
-        file, core = crash.location.file, crash.core
-        return cls(
-            node=crash.node,
-            seen_on=crash.location.nodes,
-            path=file.path,
-            written=crash.when,
-            age_s=round(file.age_s, 1),
-            size_bytes=file.size_bytes,
-            total_bytes=core.whole_bytes,
-            truncated=crash.truncated,
-            signal=crash.signal,
-            pid=crash.pid,
-            uid=core.uid,
-            user=core.user,
-            comm=core.comm,
-            program=core.program,
-            command=core.command,
-            threads=core.threads,
-            rank=core.rank,
-            job=core.job,
-            unread=core.unread,
-            warning=core.warning,
-            text_file=text_file if crash.text else "",
-            python=crash.backtrace.python,
-        )
-
-
-@dataclass(frozen=True)
 class Cores:
     """The document of `nodeready cores`, and DIR/cores.json: where the program of every core
     crashed. Equal crashes are one group; the group of the earliest crash is first.
@@ -382,14 +336,14 @@ class Cores:
     SCHEMA: ClassVar = "cores"
     VERSION: ClassVar = 2
     JSON: ClassVar = (
-        *("started", "finished", "complete", "groups", "cores", "gaps", "notes", "unlisted"),
+        *("started", "finished", "complete", "groups", "crashes", "gaps", "notes", "unlisted"),
     )
-    JSON_KEYS: ClassVar = {"unlisted": "more"}
+    JSON_KEYS: ClassVar = {"crashes": "cores", "unlisted": "more"}
 
     started: str  # ISO 8601, UTC
     finished: str  # ISO 8601, UTC
     nodes: tuple[str, ...]  # all nodes that were asked
-    crashes: tuple[Crash, ...]
+    crashes: tuple[Crash, ...]  # every core file once
     gaps: NodeGaps = ()  # the nodes that gave no answer
     # node -> the places that it could not search, and why
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -404,23 +358,12 @@ class Cores:
 
     @cached_property
     def unread(self) -> tuple[Crash, ...]:
-        """The cores without a backtrace."""
         return tuple(crash for crash in self.crashes if crash.core.unread)
 
     @cached_property
     def groups(self) -> tuple[CoreGroup, ...]:
         """The cores with a backtrace, by their crash."""
         return group_crashes(self.crashes)
-
-    @property
-    def cores(self) -> tuple[CoreRow, ...]:
-        """Every core file once."""
-        return tuple(map(CoreRow.of, self.crashes, self.file_names))
-
-    @cached_property
-    def file_names(self) -> tuple[str, ...]:
-        """For each crash the name of the file of its text; see the function `file_names`."""
-        return tuple(file_names(self.crashes))
 
 
 def cores_code(cores: Cores) -> int:
@@ -495,9 +438,9 @@ def deduplicate(listings: Mapping[str, Listing]) -> list[CrashFile]:
     return crash_files
 
 
-def file_names(crashes: Sequence[Crash]) -> list[str]:
-    """The name of each crash's text: ``NODE-PID.txt``; equal names get numbers."""
-    names: list[str] = []
+def with_file_names(crashes: Iterable[Crash]) -> tuple[Crash, ...]:
+    """The crashes with the files of their texts: ``NODE-PID.txt``; equal names get numbers."""
+    named: list[Crash] = []
     taken: dict[str, int] = {}
     for crash in crashes:
         node = "".join(c if c.isalnum() or c in ".-_" else "_" for c in crash.node).lstrip(".-")
@@ -507,19 +450,16 @@ def file_names(crashes: Sequence[Crash]) -> list[str]:
             number += 1
         taken[stem] = number
         taken.setdefault(name, 1)
-        names.append(f"{name}.txt")
-    return names
+        named.append(replace(crash, text_file=f"{name}.txt" if crash.text else ""))
+    return tuple(named)
 
 
 # --- Two rounds: the nodes list their core files, by names alone; then the node that wrote a core
 # reads it, even if further nodes see it.
 
-#: Maximum cores that one node reads.
-MAX_CORES = 20
-#: Maximum cores of one node among which those of a job are searched.
-_MAX_CANDIDATES = 60
-#: Seconds to list the cores; a directory on a mount that hangs takes all of it.
-_LIST_S = 30
+MAX_CORES = 20  # maximum cores that one node reads
+_MAX_CANDIDATES = 60  # maximum cores of one node among which those of a job are searched
+_LIST_S = 30  # seconds to list the cores; a directory on a mount that hangs takes all of it
 #: Seconds to read a core, to start reading, and maximum for all cores of a node.
 _READ_S, _START_S, _MAX_READ_S = 60, 20, 1200
 #: Maximum bytes of an unpacked backtrace: the node caps its text at 1 MiB of characters.
@@ -570,7 +510,7 @@ def collect_cores(
         started=started,
         finished=utc_now(),
         nodes=tuple(policies),
-        crashes=tuple(crashes),
+        crashes=with_file_names(crashes),
         gaps=node_gaps(gaps),
         notes={name: tuple(lines) for name, lines in notes.items() if lines},
         unlisted={name: number for name, number in unlisted.items() if number},
@@ -669,8 +609,7 @@ def _unpacked(text: str) -> str:
 
 # --- A core of a live process on one node.
 
-#: Seconds for the preview, which starts gdb once for its version.
-_PREVIEW_S = 30
+_PREVIEW_S = 30  # seconds for the preview, which starts gdb once for its version
 #: Maximum seconds to take a core of any size, and bytes per second of a slow disk.
 _MAX_TAKE_S, _SLOW_DISK = 3600, 50_000_000
 
@@ -685,8 +624,6 @@ class DumpError(Exception):
 
 @dataclass(frozen=True)
 class CoreDumper:
-    """Takes a core of a live process, after a preview."""
-
     ask: Asks
     tag: str  # of the run
     node: str  # its name, and its policy
@@ -695,11 +632,7 @@ class CoreDumper:
     directory: str = ""  # on this machine only; "": the core directory
 
     def _ask(self, limit_s: int, started: int, kinds: dict[str, type]) -> Any:
-        """The first row of the node's answer. Raises DumpError.
-
-        started: start time of the process, from its preview; 0: only preview
-        kinds:   name of a row -> its class
-        """
+        """The first row of the answer. Raises DumpError. started: 0: only preview"""
         name, policy = self.node, self.policy
         config = gcore.AttachConfig(
             new_nonce(),
@@ -760,10 +693,7 @@ def dump(
     tell: Tell,
     confirm: Callable[[gcore.Preview], bool],
 ) -> tuple[gcore.Preview, gcore.DumpResult] | None:
-    """Take a core of the live process of ``--gcore``; None: it was not confirmed.
-
-    Raises Refused, and DumpError when no core can be taken.
-    """
+    """Take a core of ``--gcore PID``; None: it was not confirmed. Raises Refused, DumpError."""
     pid = options.pid
     assert pid is not None
     nodes = _targets(inventory, options, tell)

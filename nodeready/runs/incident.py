@@ -96,19 +96,15 @@ def incident_code(incident: Incident) -> int:
 
 #: Modes of every file and directory: evidence of a job is for its owner alone.
 _MODE, _DIRECTORY_MODE = 0o600, 0o700
-#: The index for a person, and the document.
-README, DOCUMENT = "README.txt", "incident.json"
+README, DOCUMENT = "README.txt", "incident.json"  # the index for a person, and the document
 
 
 @dataclass(frozen=True)
 class Directory:
-    """The directory of one incident; from `prepare`."""
-
     path: Path
 
     @property
     def archive(self) -> Path:
-        """The archive: DIR.tar.gz beside the directory."""
         return self.path.with_name(f"{self.path.name}.tar.gz")
 
     def make_part(self, name: str) -> Path:
@@ -152,10 +148,7 @@ def prepare(path: Path, option: str = "-o ") -> Directory:
 
 
 def directory_name(job: str, moment: str) -> str:
-    """A name for the directory of an incident: ``4711-20261121T030000Z``; never a path.
-
-    moment: ISO 8601, UTC, as `nodeready.core.text.utc_now` writes it
-    """
+    """A name for the directory of an incident: ``4711-20261121T030000Z``; never a path."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", job)[:100].lstrip(".-") or "job"
     return f"{plain}-{re.sub('[-:]', '', moment)}"
 
@@ -170,10 +163,7 @@ def log_name(node: str, ranks: Sequence[int], number: int) -> str:
 
 
 def pack(directory: Directory, moment: str, names: Iterable[str]) -> None:
-    """Write the archive of these files: equal files make equal bytes. Raises OSError.
-
-    moment: modification time of all files in it, ISO 8601
-    """
+    """Write the archive: equal files, equal bytes. moment: ISO 8601. Raises OSError."""
     seconds = int(datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp())
     archive = io.BytesIO()
     with (
@@ -201,11 +191,7 @@ class Interrupted(Exception):
 def take(
     directory: Directory, takers: Mapping[str, PartTaker], clock: Callable[[], float]
 ) -> tuple[tuple[Part, ...], bool]:
-    """All parts, and whether none was interrupted. A part that fails costs no other.
-
-    takers: by the name of the part, in the order in which they run
-    clock:  seconds, for the duration of each part
-    """
+    """All parts, and whether none was interrupted. A part that fails costs no other."""
     parts: list[Part] = []
     is_complete = True
     for name, take_part in takers.items():
@@ -242,10 +228,7 @@ def finish(
     incident: Incident,
     forms: Mapping[str, Callable[[Incident], Iterable[str]]],
 ) -> tuple[Incident, str]:
-    """Write the index and the archive. Returns the incident, and why there is no archive, or "".
-
-    forms: file name -> the renderer of its content
-    """
+    """Write the index and the archive. Returns the incident; why there is no archive, or ""."""
     incident = dataclasses.replace(
         redacted(incident), finished=utc_now(), archive=os.fspath(directory.archive)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -18,20 +18,16 @@ from nodeready.runs import targets
 from nodeready.runs.options import JobsOptions
 from nodeready.runs.stacks.collect import capture, program_config
 from nodeready.runs.stacks.document import STACKS_FAILURES
-from nodeready.runs.stacks.trace import Trace, TracedProcess
+from nodeready.runs.stacks.trace import Trace
 from nodeready.runs.targets import Targets, ask_with_progress, keep_gaps
 from nodeready.runs.tell import Tell
 
 #: The advice where no process of a named job was found.
 IF_ENDED = "if it has ended: nodeready postmortem shows who failed first"
-#: Maximum columns of a job's name or user.
-MAX_NAME = 40
-#: Maximum jobs that are named where another job was asked for.
-_MAX_LINES = 5
-#: Seconds for one node, after it is connected: no stack is taken.
-_TIMEOUT_S = 30
-#: The format of a trace's `started`.
-_MOMENT = "%Y-%m-%dT%H:%M:%SZ"
+MAX_NAME = 40  # maximum columns of a job's name or user
+_MAX_LINES = 5  # maximum jobs that are named where another job was asked for
+_TIMEOUT_S = 30  # seconds for one node, after it is connected: no stack is taken
+_MOMENT = "%Y-%m-%dT%H:%M:%SZ"  # the format of a trace's `started`
 
 
 class RunningJob(NamedTuple):
@@ -93,49 +89,35 @@ def jobs_code(document: Jobs) -> int:
     return gaps_code(document.gaps, complete=document.complete, failures=STACKS_FAILURES)
 
 
-@dataclass
-class _Members:
-    """The processes of one job while the traces are read."""
+class _JobProcess(NamedTuple):
+    """A process of a job."""
 
-    nodes: list[str] = field(default_factory=list)
-    ranks: set[int] = field(default_factory=set)
-    processes: int = 0
-    launchers: int = 0
-    world_size: int = 0
-    since: str = ""
-    order: tuple[bool, bool, int] = (True, True, 0)
-    command: str = ""
+    rank: int | None
+    is_launcher: bool
+    world_size: int
+    command: str
+    node: str
+    began: str  # by the node's own clock
 
-    def add(self, trace: Trace, process: TracedProcess) -> None:
-        """Add one process of a node."""
-        rank = process.rank
-        if not self.nodes or self.nodes[-1] != trace.node:
-            self.nodes.append(trace.node)
-        is_launcher = process.note.startswith(LAUNCHER)
-        self.launchers += is_launcher
-        self.processes += not is_launcher
-        if rank is not None:
-            self.ranks.add(rank)
-        self.world_size = max(self.world_size, process.world_size or 0)
-        began = _began(trace, process.start_s)
-        self.since = min(filter(None, (self.since, began)), default="")
-        order = is_launcher, rank is None, rank or 0
-        if not self.command or order < self.order:
-            self.order, self.command = order, process.command
+    @property
+    def order(self) -> tuple[bool, bool, bool, int]:
+        """The job has the command line of its first process."""
+        return not self.command, self.is_launcher, self.rank is None, self.rank or 0
 
-    def job(self, name: str, user: str) -> RunningJob:
-        """The job of these processes."""
-        return RunningJob(
-            name,
-            user,
-            tuple(sorted(self.nodes, key=natural)),
-            tuple(sorted(self.ranks)),
-            self.processes,
-            self.launchers,
-            self.world_size or None,
-            self.since,
-            self.command,
-        )
+
+def _job(name: str, user: str, members: list[_JobProcess]) -> RunningJob:
+    launchers = sum(member.is_launcher for member in members)
+    return RunningJob(
+        name,
+        user,
+        tuple(sorted({member.node for member in members}, key=natural)),
+        tuple(sorted({member.rank for member in members if member.rank is not None})),
+        len(members) - launchers,
+        launchers,
+        max(member.world_size for member in members) or None,
+        min((member.began for member in members if member.began), default=""),
+        min(members, key=lambda member: member.order).command,
+    )
 
 
 def _began(trace: Trace, start_s: float) -> str:
@@ -151,14 +133,17 @@ def _began(trace: Trace, start_s: float) -> str:
 
 def running_jobs(traces: Iterable[Trace]) -> tuple[RunningJob, ...]:
     """The jobs of these traces; without processes that only claim a job."""
-    members: dict[tuple[str, str], _Members] = {}
+    members: dict[tuple[str, str], list[_JobProcess]] = {}
     for trace in traces:
         for process in trace.processes:
             if not process.note.startswith(CLAIMS):
-                key = process.user, process.job
-                members.setdefault(key, _Members()).add(trace, process)
+                is_launcher = process.note.startswith(LAUNCHER)
+                words = process.world_size or 0, process.command, trace.node
+                began = _began(trace, process.start_s)
+                member = _JobProcess(process.rank, is_launcher, *words, began)
+                members.setdefault((process.user, process.job), []).append(member)
     keys = sorted(members, key=lambda key: tuple(map(natural, key)))
-    return tuple(members[user, name].job(name, user) for user, name in keys)
+    return tuple(_job(name, user, members[user, name]) for user, name in keys)
 
 
 # --- Asking.

@@ -16,11 +16,9 @@ from nodeready.core.shell import join
 from nodeready.core.text import parse_span
 from nodeready.runs import values
 
-#: One word with commas, or several words.
-Words = str | Iterable[str]
+Words = str | Iterable[str]  # one word with commas, or several words
 Path = str | os.PathLike[str]
-#: Seconds, or a text such as "20s", "5m", "2h".
-Span = float | str
+Span = float | str  # seconds, or a text such as "20s", "5m", "2h"
 #: What a caller gives, and what a run reads.
 GivenT_contra = TypeVar("GivenT_contra", contravariant=True)
 ValueT_co = TypeVar("ValueT_co", covariant=True)
@@ -38,8 +36,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Opt:
-    """How the command line has an option."""
-
     names: tuple[str, ...]  # ``--name``, ``-n``
     help: str
     metavar: str | None = None
@@ -61,8 +57,7 @@ class Opt:
     in_python: bool = True  # it is a parameter of the function of `nodeready.api`
     takes: Callable[[str], bool] | None = None  # whether a value of the general variable counts
     complete: str = ""  # the function of `cli.candidates` that completes its value
-    # the value of the words; None: as they are
-    read: Callable[[Any], Any] | None = None
+    read: Callable[[Any], Any] | None = None  # the value of the words; None: as they are
 
     @property
     def key(self) -> str:
@@ -90,7 +85,6 @@ def opt(words: str, help: str, *, key: str = "", value: Any = _NO_VALUE, **how: 
 
 
 def options_of(kind: type[Any]) -> dict[str, Opt]:
-    """Field -> its option."""
     return {field.name: field.metadata["opt"] for field in fields(kind)}
 
 
@@ -104,12 +98,10 @@ def flag(words: str, help: str, **how: Any) -> Any:
 def span(
     words: str, low_s: float, high_s: float, help: str, default: Any = None, **how: Any
 ) -> Any:
-    """A span of time within these seconds."""
     return opt(f"{words} TIME", help, span_s=(low_s, high_s), default=default, **how)
 
 
 def timeout(help: str = "Maximum time per node, after it is connected.") -> Any:
-    """``--timeout``, one minute by default."""
     return span("--timeout", 1, 3600, help, "60s", is_whole=True)
 
 
@@ -118,7 +110,6 @@ def limit(help: str) -> Any:
 
 
 def only(help: str, metavar: str = "CHECK,...") -> Any:
-    """``--only``: the checks or subjects of a command."""
     return opt(f"--only {metavar}", help, joined=True, complete="checks")
 
 
@@ -142,10 +133,7 @@ def is_directory(path: str) -> bool:
 
 
 def since(noun: str, read: Callable[[str, datetime], float]) -> Any:
-    """``--since WHEN`` as this function of `values` reads it; 0 without it.
-
-    noun: what the option selects
-    """
+    """``--since WHEN``, as a function of `values` reads it, or 0. noun: for what it selects"""
     return opt(
         "--since WHEN",
         f"Only {noun} since then: 2h, 3d, 08:30, 2026-03-01, 2026-03-01 08:30.",

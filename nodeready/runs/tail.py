@@ -163,8 +163,7 @@ def normalise(lines: Iterable[str], names: re.Pattern[str], ranks: FileRanks) ->
 
 # --- The document, and the grouping that makes it.
 
-#: A file has stopped if it is older than the median file by more than these seconds.
-BEHIND_S = 60
+BEHIND_S = 60  # a file has stopped if it is older than the median file by more than these seconds
 #: A rank in a mixed log has stopped if its last line is followed by more than this number of lines
 #: for each rank of the file, and by more than four times the lines of the median rank.
 SILENT_LINES = 20
@@ -172,9 +171,7 @@ SILENT_LINES = 20
 #: A node as a log names it, which is a user's text.
 _HOST = re.compile(r"[A-Za-z0-9][\w.: -]{0,254}", re.A)
 
-#: Kinds of groups, in the order of the report: nodes where no file matches; files that could not
-#: be read; files that stopped before most files; all further files; no readable files, such as
-#: directories.
+#: Kinds of groups, in the order of the report (`LogGroup.kind`).
 KINDS = ("no-file", "unreadable", "stopped", "lines", "skipped")
 
 
@@ -316,7 +313,6 @@ class Grouping:
         self.gaps: dict[str, Gap] = {}
 
     def add(self, node: str, tail: NodeTail) -> None:
-        """Add one node's answer."""
         names = {"": node_names(node, tail.host)}
         if tail.error:
             self.gaps[node] = Gap(INCOMPLETE, tail.error)
@@ -449,8 +445,7 @@ def _rank_order(file: RankFile) -> tuple[bool, int, object, str]:
 
 # --- The request for a node's last lines, and its answer.
 
-#: Maximum bytes of a node's unpacked answer.
-MAX_UNPACKED = 4 << 20
+MAX_UNPACKED = 4 << 20  # maximum bytes of a node's unpacked answer
 
 
 def parse_tail(text: str, nonce: str) -> NodeTail:
@@ -463,10 +458,7 @@ def parse_tail(text: str, nonce: str) -> NodeTail:
 
 
 def fetch_tail(node: str, config: TailConfig, tag: str) -> Conversation[NodeTail]:
-    """The conversation with one node. Raises GapError.
-
-    config: its tag is set here, and its nonce if it has none
-    """
+    """The conversation with one node. config: without the tag. Raises GapError."""
     with_nonce = replace(config, nonce=config.nonce or new_nonce(), tag=tag)
     answer = yield request(node, "nodeready.agent.tail", with_nonce)
     if answer.gap:
@@ -485,10 +477,7 @@ def fetch_tail(node: str, config: TailConfig, tag: str) -> Conversation[NodeTail
 
 
 def run(inventory: str | None, pattern: str, options: TailOptions, tell: Tell) -> TailDocument:
-    """The last lines of the files that match on the nodes. Raises Refused.
-
-    inventory: None: this machine
-    """
+    """The last lines of the matching files. inventory: None: this machine. Raises Refused."""
     if options.local and options.limit is not None:
         raise Refused("--limit: cannot be combined with --local")
     config = TailConfig(

@@ -51,11 +51,9 @@ NODES_PER_PROCESS = 256
 #: (benchmarks/HISTORY.md, the transports).
 MIN_NODES_FOR_TREE = 1024
 
-#: The inventory of this machine alone: a connector of pyinfra's.
-LOCAL = "@local"
+LOCAL = "@local"  # the inventory of this machine alone: a connector of pyinfra's
 _NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
-#: Called with a line about the nodes or the transport.
-Note = Callable[[str], None]
+Note = Callable[[str], None]  # called with a line about the nodes or the transport
 
 
 @dataclass(frozen=True)
@@ -100,10 +98,7 @@ class Targets:
     def remember_failed(
         self, failed: Iterable[str], *, lost: bool = False, reached: Iterable[str] | None = None
     ) -> None:
-        """Keep the failed nodes for ``--limit @last-failed``; see `user_files.save_failed`.
-
-        reached: the nodes that this run contacted; None: all targets
-        """
+        """Keep them for ``--limit @last-failed`` (`save_failed`). reached: None: all targets"""
         if self.inventory is None and not self.job:
             return  # The only node is this machine.
         file = "" if self.inventory is None else self.inventory.file
@@ -118,10 +113,7 @@ class Targets:
 def load_targets(
     inventory: str, options: ConnectionOptions, note: Note
 ) -> tuple[NodeInventory, list[Host], dict[str, Policy]]:
-    """An INVENTORY, its selected hosts, and their policies by name. Contacts no node.
-
-    Raises Refused for every mistake in the inventory, its data and --limit.
-    """
+    """An INVENTORY, its selected hosts and their policies. No contact. Raises Refused."""
     from pyinfra.api.exceptions import InventoryError
 
     from nodeready.fleet.inventory.host_data import policies as node_policies
@@ -285,11 +277,7 @@ def select_targets(
 
 
 def _inventory_targets(
-    inventory: str,
-    options: TargetOptions,
-    job: str | None,
-    tell: Note,
-    works: bool,
+    inventory: str, options: TargetOptions, job: str | None, tell: Note, works: bool
 ) -> Targets:
     loaded, hosts, policies = load_targets(inventory, options, tell)
     _refuse_nameless_user(hosts)
@@ -420,12 +408,7 @@ def targets_of_ended_job(
     return select_targets(inventory, options, job=srun_job, tell=tell.note)
 
 
-def _job_targets(
-    job: str | None,
-    options: TargetOptions,
-    tell: Note,
-    works: bool,
-) -> Targets:
+def _job_targets(job: str | None, options: TargetOptions, tell: Note, works: bool) -> Targets:
     """All nodes of a running job, with the default policy."""
     from nodeready.fleet.transport.srun import Srun
 
@@ -439,16 +422,9 @@ def _job_targets(
 
 
 def _srun_transport(
-    names: Sequence[str],
-    options: TargetOptions,
-    job: str,
-    tell: Note,
-    works: bool,
+    names: Sequence[str], options: TargetOptions, job: str, tell: Note, works: bool
 ) -> tuple[Transport, str]:
-    """Srun steps on the nodes that are also in the job, and the job's number.
-
-    job: "": a new allocation of these nodes, which has no number yet
-    """
+    """Steps on the nodes that the job has, too; its number. job: "": a new allocation"""
     from nodeready.fleet.transport.srun import OwnJob, Srun
 
     if not job:
@@ -519,11 +495,7 @@ def keep_gaps(
     complete: bool = True,
     further: Iterable[str] = (),
 ) -> None:
-    """Keep the nodes without an answer for ``--limit @last-failed``; name those of an interrupt.
-
-    complete: False when the run was interrupted
-    further:  more nodes to keep
-    """
+    """Keep nodes without an answer, and further ones, for @last-failed; tell of an interrupt."""
     interrupted = dict.fromkeys(interrupted_nodes(gaps))
     if not complete:
         tell.say_partial(interrupted)
@@ -560,13 +532,7 @@ def probe_nodes(
     names: Iterable[str] | None = None,
     read: Read = SnapshotQuestion.read,
 ) -> list[Outcome[Snapshot]]:
-    """Probe the nodes.
-
-    subjects:     to probe; None: all
-    limit_s:      seconds for one node
-    names, on_interrupt: as for `converse`
-    read:         makes the snapshot of an answer
-    """
+    """Probe the nodes. subjects: None: all; names, on_interrupt: as for `converse`"""
     chosen = None if subjects is None else tuple(subjects)
     transport, policies = targets.transport, targets.policies
 

@@ -13,13 +13,7 @@ from nodeready.agent.asking import Conversation, new_nonce, packed_value, reques
 from nodeready.agent.gate import drain
 from nodeready.agent.gate.drain import DrainError, SlurmNode
 from nodeready.agent.gate.undrain import slurm_authors, stay_reason, undrain
-from nodeready.agent.leftovers import (
-    Leftover,
-    LeftoversConfig,
-    NodeLeftovers,
-    jobs_on,
-    judged,
-)
+from nodeready.agent.leftovers import Leftover, LeftoversConfig, NodeLeftovers, jobs_on, judged
 from nodeready.core.exit_codes import FAILED, Refused
 from nodeready.core.json_types import Moment, Name
 from nodeready.core.outcome import INVALID, Gap, NodeGaps, gaps_code, node_gaps
@@ -36,10 +30,8 @@ from nodeready.runs.tell import Tell
 #: The outcomes of a node.
 OUTCOMES = WOULD_RETURN, RETURNED, STAYS, REFUSED = "would_return", "returned", "stays", "refused"
 AnswerT = TypeVar("AnswerT")
-#: Seconds for all answers of Slurm about one step.
-_SLURM_S = 30.0
-#: Maximum bytes of a node's unpacked answer.
-_MAX_UNPACKED = 4 << 20
+_SLURM_S = 30.0  # seconds for all answers of Slurm about one step
+_MAX_UNPACKED = 4 << 20  # maximum bytes of a node's unpacked answer
 
 
 @dataclass(frozen=True)
@@ -123,10 +115,7 @@ def _drained_nodes(deadline: float) -> dict[str, SlurmNode]:
 
 
 def slurm_nodes(names: Iterable[str], nodes: Mapping[str, SlurmNode]) -> dict[str, SlurmNode]:
-    """Name in the inventory -> the node of Slurm that has this name, host name or address.
-
-    A name that fits several nodes fits none.
-    """
+    """Name in the inventory -> Slurm's only node of this name, host name or address."""
     by_alias: dict[str, set[str]] = defaultdict(set)
     for name, node in nodes.items():
         for alias in (name, *node.addresses):
@@ -145,10 +134,7 @@ def slurm_nodes(names: Iterable[str], nodes: Mapping[str, SlurmNode]) -> dict[st
 
 
 def run(inventory: str | None, options: UndrainOptions, tell: Tell) -> Undrain:
-    """Look at the drained nodes; end leftovers and return nodes, by the options. Raises Refused.
-
-    inventory: None: all nodes that Slurm has drained
-    """
+    """Look at drained nodes; end leftovers; return nodes. inventory: None: all. Raises Refused."""
     if not find_program("scontrol"):
         raise Refused("no Slurm here: scontrol is not installed")
     started, drained = utc_now(), _ask(_drained_nodes)

@@ -21,8 +21,7 @@ from nodeready.core.files import (
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory import trust
 
-#: The table of the memory, which is of no command.
-MEMORY = "memory"
+MEMORY = "memory"  # the table of the memory, which is of no command
 
 SYSTEM = Path("/etc/nodeready/config.toml")
 
@@ -100,8 +99,7 @@ def memory_settings() -> dict[str, str]:
 
 # --- The nodes that failed in the last run, kept for ``--limit @last-failed``.
 
-#: The word in ``--limit`` that stands for these nodes.
-LAST_FAILED = "@last-failed"
+LAST_FAILED = "@last-failed"  # the word in ``--limit`` that stands for these nodes
 
 
 def _state_file() -> Path:

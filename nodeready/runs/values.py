@@ -12,12 +12,9 @@ from typing import Any
 from nodeready.core.exit_codes import Refused
 from nodeready.core.text import parse_span
 
-#: Maximum span of time: 100 years.
-MAX_SPAN_S = 100 * 366 * 86400
-#: Characters of a path on Linux (PATH_MAX).
-_PATH_MAX = 4096
-#: More GPUs than any node has.
-_MAX_GPUS = 64
+MAX_SPAN_S = 100 * 366 * 86400  # maximum span of time: 100 years
+_PATH_MAX = 4096  # characters of a path on Linux (PATH_MAX)
+_MAX_GPUS = 64  # more GPUs than any node has
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 

@@ -28,25 +28,21 @@ from nodeready.fleet.inventory.nodeset import folded
 #: CPU seconds per second of a rank and its descendants: at most this is idle. PyTorch's watchdog
 #: wakes up ten times a second and takes less than 0.01.
 IDLE_CPU = 0.02
-#: The same: at least this is work, if nothing in the rank can poll.
-BUSY_CPU = 0.05
+BUSY_CPU = 0.05  # the same: at least this is work, if nothing in the rank can poll
 #: Voluntary switches of a main thread per second: at most this may be a wait that polls. A file
 #: baton polls every 0.1 s and makes 10, the queue of a data loader makes one in 5 s.
 POLL_SWITCHES = 12.0
-#: CPU seconds of a main thread, per second and per wake-up: more than both is work. A poll in
-#: Python takes a tenth of that.
+#: CPU seconds of a main thread, per second and per wake-up: work takes more, a poll a tenth.
 BUSY_MAIN_CPU, BUSY_WAKEUP_S = 0.001, 0.0005
 #: Page faults, or switches, per second: at most this may be a wait that polls without a pause.
 SPIN_RATE = 1.0
-#: Bytes per second that a rank reads and writes: from the first on it moves, up to the second it
-#: rests.
+#: Bytes per second that a rank reads and writes: at least, when it moves; at most, when it rests.
 MOVING_BYTES, RESTING_BYTES = 4096.0, 512.0
 #: The same of a node's network or RDMA ports, which other programs use, too.
 MOVING_PORT_BYTES, RESTING_PORT_BYTES = 1e6, 65536.0
 #: The witness of `nodeready watch --progress`, whose lines are what the user calls progress.
 PROGRESS = "progress"
-#: Witnesses that must agree that nothing moves.
-MIN_WITNESSES = 2
+MIN_WITNESSES = 2  # witnesses that must agree that nothing moves
 #: Snapshots without any rank after which the job has ended: a launcher may be starting it again.
 MIN_EMPTY_SNAPSHOTS = 2
 #: The maximum part of the job's own timeout without a movement, because an incident takes time;
@@ -64,8 +60,6 @@ class RankKey(NamedTuple):
 
 @dataclass(frozen=True)
 class JobSnapshot:
-    """The counters of a job's ranks on all nodes."""
-
     taken_s: float  # by this machine's monotonic clock
     ranks: Mapping[RankKey, Motion] = field(default_factory=dict)  # by their process
     # node -> the counters of its ports
@@ -108,8 +102,6 @@ class Sign(NamedTuple):
 
 @dataclass(frozen=True)
 class Interval:
-    """The time between two snapshots."""
-
     seconds: float  # its length
     ranks: int  # the number of ranks at its end
     signs: tuple[Sign, ...]
@@ -190,7 +182,6 @@ def _step(before: Motion, after: Motion, seconds: float) -> _RankStep | None:
 
 
 def interval(before: JobSnapshot, after: JobSnapshot) -> Interval:
-    """What happened between two snapshots."""
     seconds = max(0.001, after.taken_s - before.taken_s)
     if not after.ranks and not (set(before.nodes) & after.gaps.keys()):
         return Interval(seconds, 0, (), gone=True)
@@ -198,7 +189,6 @@ def interval(before: JobSnapshot, after: JobSnapshot) -> Interval:
 
 
 def signs(before: JobSnapshot, after: JobSnapshot, seconds: float) -> tuple[Sign, ...]:
-    """What each witness reports about the time between two snapshots."""
     nodes = set(before.nodes)
     changed = sum(key not in before.ranks and key.node in nodes for key in after.ranks)
     steps: list[_RankStep] = []
@@ -312,8 +302,6 @@ def _ports(before: JobSnapshot, after: JobSnapshot, seconds: float) -> Sign:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The conclusion from all intervals."""
-
     # "new": there is no interval yet; "moves", "still", "unclear"; "gone": the job is over
     kind: str
     still_s: float = 0.0  # seconds for which nothing has moved
@@ -356,7 +344,6 @@ class Watch:
         self.judgement = Judgement("new")
 
     def add(self, snapshot: JobSnapshot) -> Judgement:
-        """The judgement with one more snapshot."""
         timeouts = [rank.timeout_s for rank in snapshot.ranks.values() if rank.timeout_s]
         if timeouts:
             limit_s = max(MIN_CONFIRM_S, TIMEOUT_PART * min(timeouts))
@@ -400,18 +387,13 @@ def _reasons(signs: Iterable[Sign], moves: bool) -> str:
 
 # --- Asking.
 
-#: Seconds for the snapshot of one node.
-LIMIT_S = 20
+LIMIT_S = 20  # seconds for the snapshot of one node
 
 
 def probe(
     ask: Asks, nodes: Iterable[str], config: motion.MotionConfig, taken_s: float
 ) -> JobSnapshot:
-    """A snapshot of these nodes.
-
-    config:  its nonce is set here
-    taken_s: by this machine's monotonic clock
-    """
+    """A snapshot of these nodes. config: without a nonce; taken_s: of the monotonic clock"""
     names = list(nodes)
     with_nonce = replace(config, nonce=new_nonce())
     answers = ask("watch", {name: request(name, motion.__name__, with_nonce) for name in names})

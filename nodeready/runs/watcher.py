@@ -29,10 +29,8 @@ from nodeready.runs.tell import Tell
 from nodeready.runs.values import checked_regex
 from nodeready.runs.watch import LIMIT_S, JobSnapshot, Watch, probe
 
-#: Maximum seconds for the command of ``--then``.
-_COMMAND_TIMEOUT_S = 600
-#: Seconds between two probes for the first rank (``--wait``).
-_WAIT_S = 5.0
+_COMMAND_TIMEOUT_S = 600  # maximum seconds for the command of ``--then``
+_WAIT_S = 5.0  # seconds between two probes for the first rank (``--wait``)
 
 
 def run(
@@ -42,13 +40,8 @@ def run(
     render: Render,
     write_facts: WriteFacts,
 ) -> Generator[str | NodeGaps, None, int]:
-    """Yields lines about the job, and the nodes that do not answer; returns the exit code.
-
-    It ends with the job, or with ``--once`` after an incident.
-
-    inventory: as for `collector.nodes_of_job`
-    render:    makes the files of a document
-    Raises Refused.
+    """Yields lines about the job, and the nodes that do not answer; returns the exit code. It ends
+    with the job, or with ``--once`` after an incident. Raises Refused.
     """
     try:
         command = shlex.split(options.then or "")
@@ -74,8 +67,6 @@ def run(
 
 @dataclass
 class _Watcher:
-    """One job while it is watched."""
-
     evidence: EvidenceCollector  # of an incident, before it is taken
     options: WatchOptions
     command: list[str]  # the user's command, run after an incident
@@ -132,10 +123,7 @@ class _Watcher:
             time.sleep(max(0.0, interval_s - (time.monotonic() - began)))
 
     def probe(self) -> JobSnapshot:
-        """A snapshot of the ranks of the job's user; ranks of other users are left out.
-
-        Raises Refused if several users have ranks of the job and its owner is unknown.
-        """
+        """A snapshot of the ranks of the job's user. Raises Refused if several users claim it."""
         transport, user = self.nodes.transport, self.options.user or ""
         config = motion.MotionConfig(
             *("", transport.tag, LIMIT_S, self.job),

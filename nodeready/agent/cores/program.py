@@ -47,12 +47,12 @@ _LOOK_S, _SORT_S, _MEMORY = 6.0, 2.0, 1 << 30
 
 @dataclass(frozen=True)
 class CoreFile:
-    """A file that is named like a core."""
+    """A file that is named like a core. Bytes of its path that are no text are surrogates."""
 
-    path: wire.Path  # on the node; bytes that are no text are surrogates
-    inode: wire.Number  # with the path, they identify the file
-    modified_ns: int  # likewise
-    size_bytes: wire.Number  # likewise
+    path: wire.Path  # on the node
+    inode: wire.Number  # with the path, the time and the size, it identifies the file
+    modified_ns: int
+    size_bytes: wire.Number
     owner: wire.Uid  # user id of the file; the first id of a range for user namespaces (`person`)
     age_s: float  # seconds since it was written, by the node's clock
     compressed: wire.Name = ""  # its suffix (``.zst``); "": it is not compressed

@@ -35,10 +35,8 @@ from nodeready.subjects.snapshot import SHARED_NONCE, Snapshot, judge, shown_fac
 
 # --- Nodes that differ from the majority of their peers. Pure.
 
-#: Fewer nodes have no majority: of two that differ, either may be right.
-_MIN_PEERS = 3
-#: The group of nodes without a group.
-ALL = "all"
+_MIN_PEERS = 3  # fewer nodes have no majority: of two that differ, either may be right
+ALL = "all"  # the group of nodes without a group
 
 
 def compared(
@@ -104,12 +102,9 @@ def key_of(facts: Mapping[str, Any]) -> tuple[Any, ...]:
 
 # --- The judge.
 
-#: Values of these types may be large and equal on many nodes.
-_LARGE_TYPES = (tuple, Mapping)
-#: Shared parts that a judge remembers.
-_MAX_PARTS = 1024
-#: Judged observations that a judge remembers.
-_MAX_JUDGED = 512
+_LARGE_TYPES = (tuple, Mapping)  # values of these types may be large and equal on many nodes
+_MAX_PARTS = 1024  # shared parts that a judge remembers
+_MAX_JUDGED = 512  # judged observations that a judge remembers
 #: Hashes that an interner remembers, and values that have a number.
 _MAX_HASHES, _MAX_NUMBERED = 1 << 16, 1 << 15
 
@@ -126,11 +121,9 @@ SectionTexts = Callable[
     [str, Any, Any, list[Result], Policy], list[tuple[str, bytes, bytes | None]]
 ]
 
-#: Start and size in a judge's file.
-Place = tuple[int, int]
+Place = tuple[int, int]  # start and size in a judge's file
 
-#: The end of the name of a section with counters.
-_COUNTERS = ".counters"
+_COUNTERS = ".counters"  # the end of the name of a section with counters
 
 
 class AnswerSummary(NamedTuple):
@@ -145,8 +138,6 @@ class AnswerSummary(NamedTuple):
 
 
 class NodeOrder(NamedTuple):
-    """The order to judge a node."""
-
     file: int  # of the record of its answer
     place: Place  # likewise
     policy: int  # number of its policy
@@ -157,8 +148,6 @@ class NodeOrder(NamedTuple):
 
 
 class StateRecord(NamedTuple):
-    """The state of a node for the memory."""
-
     digest: bytes  # of the sections
     counted: tuple[str, ...]  # the subjects whose counters were read
     # in the file of the judge that made this: a pickled list of (name, digest, SharedPart of the
@@ -167,9 +156,7 @@ class StateRecord(NamedTuple):
 
 
 class NodeOutcome(NamedTuple):
-    """A judged node. A code is a number in a table of the judge that made it, or the value
-    itself.
-    """
+    """A judged node. A code is a number in a table of its judge, or the value itself."""
 
     # (judge, number of the subject, codes), in no order
     results: list[tuple[int, int, tuple[Any, ...]]]
@@ -189,6 +176,10 @@ class SharedPart(NamedTuple):
 
 #: A section of a node's state: name, digest, and the place of its text.
 _KeptSection = tuple[str, bytes, SharedPart | None]
+
+
+#: Of a node: the results, the facts to compare, the texts of facts, the sections of its state.
+_Rows = tuple[list[Any], list[Any], list[tuple[int, str]], list[_KeptSection]]
 
 
 class _PackedObservation(NamedTuple):
@@ -236,10 +227,9 @@ def _plain(answer: str, nonce: str) -> bytes:
     return unpack(answer, nonce).replace(nonce.encode(), SHARED_NONCE.encode())
 
 
-class _JudgedAlone(NamedTuple):
-    """A judged observation of a subject that needs no fleet."""
+class _JudgedSubject(NamedTuple):
+    """The judged observation of one subject."""
 
-    observation: Any
     codes: tuple[Any, ...]  # of its results
     compared: Any  # code of the facts that peers should share
     text: str  # its facts for the run's format
@@ -271,8 +261,8 @@ class AnswerJudge:
         self.is_watch = is_watch
         self.size = 0
         self.results, self.compared = Interner(), Interner()
-        # (id of a shared observation, policy) -> the result of `_judge_alone`.
-        self._judged: dict[tuple[int, int], _JudgedAlone] = {}
+        # (id of a shared observation, policy) -> the observation, and as it was judged alone.
+        self._judged: dict[tuple[int, int], tuple[Any, _JudgedSubject]] = {}
         # id of a part of an observation -> the part, and its place once it was repeated.
         self._parts: dict[int, tuple[Any, SharedPart | None]] = {}
         self._loaded: dict[SharedPart, Any] = {}
@@ -280,7 +270,6 @@ class AnswerJudge:
         self.moment = 0.0
 
     def do(self, order: tuple[Any, ...]) -> Any:
-        """Do one order of the control process; returns its answer, if it has one."""
         kind, *arguments = order
         if kind == "read":
             return self.read(*arguments)
@@ -342,21 +331,14 @@ class AnswerJudge:
 
     def keep(self, observed: Snapshot, policy: int) -> AnswerSummary:
         """Judge what needs no fleet, and keep the rest for `judge`."""
-        results, facts, texts, sections = [], [], [], []
+        rows: _Rows = [], [], [], []
         unjudged: dict[str, Any] = {}
         for subject in observed.subjects:
             if subject in NEEDS_FLEET:
                 unjudged[subject] = self._pack(observed.subjects[subject])
             elif subject in NUMBER_OF:
-                judged = self._judge_alone(observed, subject, policy)
-                number = NUMBER_OF[subject]
-                results.append((self.number, number, judged.codes))
-                if judged.compared is not None:
-                    facts.append((self.number, number, judged.compared))
-                texts.append((number, judged.text))
-                sections += judged.sections
-        refused = dict(observed.refused)
-        record = (results, facts, texts, sections, unjudged, refused, boot_id_of(observed))
+                self._add(rows, subject, self._judge_alone(observed, subject, policy))
+        record = (*rows, unjudged, dict(observed.refused), boot_id_of(observed))
         needs_identity = self.policies[policy].ssh_client_mode == "known_hosts"
         return AnswerSummary(
             self._write(pickle.dumps(record, 5)),
@@ -365,61 +347,50 @@ class AnswerJudge:
             identity_of(observed) if needs_identity else None,
         )
 
-    def _judge_alone(self, observed: Snapshot, subject: str, policy: int) -> _JudgedAlone:
-        """Judge the observation of a subject that needs no fleet; equal ones are judged once."""
+    def _judge_alone(self, observed: Snapshot, subject: str, policy: int) -> _JudgedSubject:
+        """Judge a subject that needs no fleet; equal observations are judged once."""
         observation = observed.subjects[subject]
         key = (id(observation), policy)
-        judged = self._judged.get(key)
-        if judged is not None and not observed.refused:
-            return judged
-        results = judge(observed, self.policies[policy], ALONE, (subject,))
-        judged = _JudgedAlone(
-            observation,
-            self._codes(results),
-            self._compared_code(observed, subject, ALONE),
-            self._text(observed, subject, ALONE),
-            self._sections(observed, subject, ALONE, results, policy),
-        )
+        if key in self._judged and not observed.refused:
+            return self._judged[key][1]
+        judged = self._judge(observed, subject, policy, ALONE)
         if not observed.refused:
             if len(self._judged) >= _MAX_JUDGED:
                 del self._judged[next(iter(self._judged))]
-            self._judged[key] = judged
+            self._judged[key] = observation, judged
         return judged
 
-    def _codes(self, results: Iterable[Result]) -> tuple[Any, ...]:
-        return tuple([self.results.code(result, result) for result in results])
-
-    def _compared_code(self, observed: Snapshot, subject: str, fleet: FleetFacts) -> Any:
+    def _judge(
+        self, observed: Snapshot, subject: str, number: int, fleet: FleetFacts
+    ) -> _JudgedSubject:
+        """Judge one subject by the policy of this number. The sections' texts go into the file."""
+        observation, policy = observed.subjects[subject], self.policies[number]
+        results = judge(observed, policy, fleet, (subject,))
         facts = compared(observed, fleet, (subject,)).get(subject)
-        if not facts:
-            return None
-        return self.compared.code((subject, key_of(facts)), facts)
-
-    def _text(self, observed: Snapshot, subject: str, fleet: FleetFacts) -> str:
-        """The facts of a subject for the run's format, or ""."""
-        if not self.facts_text:
-            return ""
-        return self.facts_text(shown_facts(subject, observed.subjects[subject], fleet))
-
-    def _sections(
-        self,
-        observed: Snapshot,
-        subject: str,
-        fleet: FleetFacts,
-        results: list[Result],
-        policy: int,
-    ) -> list[_KeptSection]:
-        """The sections of the node's state for the memory, with their texts in the file."""
-        if self.section_texts is None:
-            return []
-        observation = observed.subjects[subject]
-        shown = shown_facts(subject, observation, fleet)
-        return [
-            (name, digest, None if text is None else SharedPart(self.number, *self._write(text)))
+        shown, sections = None, list[_KeptSection]()
+        if self.facts_text or self.section_texts:
+            shown = shown_facts(subject, observation, fleet)
+        if self.section_texts:
             for name, digest, text in self.section_texts(
-                subject, observation, shown, results, self.policies[policy]
-            )
-        ]
+                subject, observation, shown, results, policy
+            ):
+                part = None if text is None else SharedPart(self.number, *self._write(text))
+                sections.append((name, digest, part))
+        return _JudgedSubject(
+            tuple([self.results.code(result, result) for result in results]),
+            self.compared.code((subject, key_of(facts)), facts) if facts else None,
+            self.facts_text(shown) if self.facts_text else "",
+            sections,
+        )
+
+    def _add(self, rows: _Rows, subject: str, judged: _JudgedSubject) -> None:
+        results, facts, texts, sections = rows
+        number = NUMBER_OF[subject]
+        results.append((self.number, number, judged.codes))
+        if judged.compared is not None:
+            facts.append((self.number, number, judged.compared))
+        texts.append((number, judged.text))
+        sections += judged.sections
 
     def _state(self, sections: list[_KeptSection], boot_id: str) -> StateRecord:
         """Write the state of a node. Without the id of its boot, totals mean nothing."""
@@ -473,7 +444,6 @@ class AnswerJudge:
         return value
 
     def _unpack(self, packed: Any) -> Any:
-        """The inverse of `_pack`."""
         if isinstance(packed, SharedPart):
             value = self._loaded.get(packed)
             if value is None:
@@ -494,16 +464,13 @@ class AnswerJudge:
     # --- The node.
 
     def judge(self, node: NodeOrder, earlier: str) -> NodeOutcome:
-        """Judge what needs the fleet, and keep the texts of the facts and of the state.
-
-        earlier: the earlier counters, as `CounterSample.parse` takes them
-        """
+        """Judge what needs the fleet. earlier: counters as `CounterSample.parse` takes them"""
         start, size = node.place
         data = os.pread(self.files[node.file], size, start)
-        results, facts, texts, sections, packed, refused, boot_id = pickle.loads(data)
+        *lists, packed, refused, boot_id = pickle.loads(data)
+        rows: _Rows = tuple(lists)
         unjudged = {subject: self._unpack(value) for subject, value in packed.items()}
         observed = Snapshot(unjudged, refused=refused)
-        policy = self.policies[node.policy]
         fleet = FleetFacts(
             addresses=None if node.addresses is None else self.shared[node.addresses],
             known_hosts=None if node.known_hosts is None else self.shared[node.known_hosts],
@@ -512,17 +479,11 @@ class AnswerJudge:
             counters=earlier_counters(CounterSample.parse(earlier), boot_id, self.moment),
         )
         for subject in unjudged:
-            number = NUMBER_OF[subject]
-            judged = judge(observed, policy, fleet, (subject,))
-            results.append((self.number, number, self._codes(judged)))
-            sections += self._sections(observed, subject, fleet, judged, node.policy)
-            code = self._compared_code(observed, subject, fleet)
-            if code is not None:
-                facts.append((self.number, number, code))
-            texts.append((number, self._text(observed, subject, fleet)))
+            self._add(rows, subject, self._judge(observed, subject, node.policy, fleet))
+        results, facts, texts, sections = rows
         facts_place = None
         if self.facts_text:
-            rows = [f'"{SUBJECT_NAMES[number]}":{text}' for number, text in sorted(texts)]
-            facts_place = self._write(f"{{{','.join(rows)}}}".encode("ascii"))
+            members = [f'"{SUBJECT_NAMES[number]}":{text}' for number, text in sorted(texts)]
+            facts_place = self._write(f"{{{','.join(members)}}}".encode("ascii"))
         state = self._state(sections, boot_id) if self.section_texts else None
         return NodeOutcome(results, facts, facts_place, state)

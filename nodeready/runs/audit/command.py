@@ -56,8 +56,7 @@ def distinguishing_groups(inventory: Inventory, name: str) -> tuple[str, ...]:
 
 # --- The run.
 
-#: Seconds for which `--watch` keeps its connections: what a login gets (its limits and groups) is
-#: that of the connection's beginning.
+#: Seconds for which `--watch` keeps a connection, whose limits and groups are of its beginning.
 _KEPT_S = 600.0
 #: Seconds after which `--watch` judges every node again, whatever it shows: a waiver ends.
 _FULL_S = 3600.0
@@ -80,7 +79,6 @@ class AuditLook:
         return [node.name for node in self.audit.nodes if node.status in FAILING]
 
     def keep(self) -> None:
-        """Keep the look in the memory."""
         self.keeper.keep_audit(self.audit, self.code, self.workers)
 
 
@@ -92,9 +90,7 @@ def run(
     write_facts: Callable[[Any], str] | None = None,
 ) -> Generator[AuditLook, None, None]:
     """The look at the nodes, which is kept; with `AuditOptions.every`, looks until a signal.
-
-    write_facts: makes the text of an observation, for the document
-    Raises Refused.
+    Raises Refused. write_facts: makes the text of an observation, for the document
     """
     keeper = LookKeeper(tell, "audit", inventory)
     if options.recorded:
@@ -200,10 +196,7 @@ def audit_document(
 
 
 def recorded_audit(inventory: str, options: AuditOptions, tell: Tell) -> tuple[Audit, Targets]:
-    """The audit from the nodes' last verdicts, and the nodes, which are not contacted.
-
-    Raises Refused.
-    """
+    """The audit from the nodes' last verdicts, and the nodes. Raises Refused."""
     from nodeready.fleet.inventory.host_data import endpoint
     from nodeready.subjects.gate.files import node_policy
     from nodeready.subjects.ssh_client.known_hosts import Names

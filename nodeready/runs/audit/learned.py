@@ -26,16 +26,12 @@ from nodeready.runs.tell import Tell
 from nodeready.subjects.registry import LEARNED, SUBJECTS
 from nodeready.subjects.snapshot import Snapshot
 
-#: Maximum of listed names that few nodes have: a node can invent any number.
-_MAX_RARE_NAMES = 20
-#: Columns of the file; a longer comment is wrapped.
-WIDTH = 88
+_MAX_RARE_NAMES = 20  # maximum of listed names that few nodes have: a node can invent any number
+WIDTH = 88  # columns of the file; a longer comment is wrapped
 
 
 @dataclass
 class LearnedSetting:
-    """One setting of the fleet."""
-
     key: str
     value: Any = None  # of the majority, as in group_data; None: no majority
     # the number of nodes with it, and the values of other nodes
@@ -63,10 +59,7 @@ def _nodes_by_value(values: Mapping[str, Any]) -> str:
 
 
 def _table(key: str, tables: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> LearnedSetting:
-    """A setting that maps names to columns: each name and each column has its own majority.
-
-    tables: node -> name -> column -> value
-    """
+    """A setting of names and columns, by majority. tables: node -> name -> column -> value"""
     setting = LearnedSetting(key, {})
     rows_of: dict[str, dict[str, Mapping[str, Any]]] = {}
     for node, table in tables.items():
@@ -122,7 +115,6 @@ def majority(snapshots: Mapping[str, Snapshot]) -> list[LearnedSetting]:
 
 
 def _drop_invalid(setting: LearnedSetting) -> None:
-    """Remove an empty value, or one that the policy would refuse."""
     if setting.value in (None, {}):
         setting.value = None
         return
@@ -200,10 +192,7 @@ def render(learned: Sequence[LearnedSetting], nodes: Sequence[str], when: str) -
 
 
 def run(inventory: str, options: LearnOptions, tell: Tell) -> tuple[str, NodeGaps]:
-    """The policy of what most nodes share, and the nodes without an answer; "": there is none.
-
-    Raises Refused, and KeyboardInterrupt after an interrupt.
-    """
+    """The policy of most nodes, or ""; the gaps. Raises Refused, KeyboardInterrupt."""
     nodes = targets.select_targets(inventory, options, job=options.job, tell=tell.note)
     with nodes.transport:
         outcomes = probe_nodes(nodes, tell, LEARNED)

@@ -24,9 +24,7 @@ _PATTERNS = [re.compile(f"({_START}{row['before']}){row['value']}".encode()) for
 #: A group for each row.
 _ANY = re.compile(f"{_START}(?:({')|('.join(row['before'] for row in _ROWS)}))".encode())
 #: The subjects with a check that judges a measure.
-JUDGED = {
-    key.partition(".")[0] for key, row in knowledge.rows("measures").items() if "worse" in row
-}
+JUDGED = {key.split(".")[0] for key, row in knowledge.rows("measures").items() if "worse" in row}
 #: How far the bounds are from a number, in parts of its span: the first that decides nothing.
 _REACHES = (0.5, 0.2, 0.05)
 

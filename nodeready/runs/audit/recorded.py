@@ -30,8 +30,6 @@ from nodeready.subjects.ssh_client.known_hosts import Names
 
 
 class HostRecord(NamedTuple):
-    """The record of one host."""
-
     host: str  # its name in the directory
     time: float = 0.0  # when the node was judged, in seconds since 1970
     policy_digest: str = ""
@@ -103,8 +101,7 @@ def directory_records(directory: str, expected: int, limit_s: float) -> list[Hos
 
 # --- From the records of hosts to the reports of nodes.
 
-#: Seconds by which a node's clock may be ahead of this one's.
-SKEW_S = 30.0
+SKEW_S = 30.0  # seconds by which a node's clock may be ahead of this one's
 #: The checks of the verdict itself, of its policy, and of the program that wrote it.
 VERDICT, POLICY, BUNDLE = OF_VERDICTS = ("gate.verdict", "gate.policy", "gate.bundle")
 _FIX_STALE = "systemctl list-timers nodeready.timer, or is cron running? Then the log of nodeready"
@@ -142,10 +139,7 @@ def assign_to_nodes(
 
 
 def owner(names: Names, host: str) -> tuple[str, bool]:
-    """The node that has this name or address, and whether the inventory declares it.
-
-    ("", False): no node has it, or several have
-    """
+    """The only node with this name or address, or ""; whether the inventory declares it."""
     clean = clean_name(host) or clean_address(host)
     if host and host in names.of:
         return host, True
@@ -154,14 +148,11 @@ def owner(names: Names, host: str) -> tuple[str, bool]:
 
 
 def _newest(records: list[HostRecord]) -> HostRecord:
-    """The record with the newest verdict."""
     good = [record for record in records if not record.problem]
     return max(good, key=lambda record: record.time, default=records[0])
 
 
 class RecordedQuestion(NamedTuple):
-    """How to judge the verdicts."""
-
     policies: Mapping[str, Policy]  # node -> its declared policy
     # a declared policy -> the policy by which the node judges itself
     own_policy: Callable[[Policy], Policy]

@@ -61,33 +61,24 @@ from nodeready.subjects.context import FleetContext, unique_addresses
 from nodeready.subjects.registry import COUNTING, CheckSelection
 from nodeready.subjects.snapshot import Snapshot
 
-#: Fewer nodes need no worker: to start one takes longer than to read their answers.
-MIN_NODES = 64
-#: CPU seconds after which the parsing of a subject is ended; the next subject has as many. Usually
-#: none takes a second.
-_MAX_CPU_S = 10.0
-#: Seconds without an answer after which a worker that has orders is killed.
-_SILENT_S = 60
-#: Orders that a worker may have at once, so that it never waits for the next one.
-_MAX_ORDERS = 4
+MIN_NODES = 64  # fewer nodes need no worker: to start one takes longer than to read their answers
+_MAX_CPU_S = 10.0  # CPU seconds for the parsing of each subject; usually none takes one second
+_SILENT_S = 60  # seconds without an answer after which a worker that has orders is killed
+_MAX_ORDERS = 4  # orders that a worker may have at once, so that it never waits for the next one
 #: Maximum orders that wait for a worker. The control process does further ones itself.
 _MAX_WAITING = 64
 #: Maximum characters of an answer that the control process reads while other nodes wait for it; a
 #: node with eight GPUs sends 32,000.
 _MAX_LOCAL = 128 << 10
-#: Orders of a worker between two garbage collections.
-_COLLECT_EVERY = 1000
+_COLLECT_EVERY = 1000  # orders of a worker between two garbage collections
 
-#: Stands in an Outcome for the snapshot that a worker has.
-WORKER_HAS_SNAPSHOT = Snapshot()
+WORKER_HAS_SNAPSHOT = Snapshot()  # stands in an Outcome for the snapshot that a worker has
 
 #: Reads the sections of a node's state.
 StateReader = Callable[[], list[tuple[str, bytes, Callable[[], bytes | None]]]]
 
-#: The checks of the subjects with counters.
-_RATED = tuple(f"{subject}." for subject in COUNTING)
-#: The kinds of orders that get an answer.
-_ANSWERED = ("read", "keep", "judge")
+_RATED = tuple(f"{subject}." for subject in COUNTING)  # the checks of the subjects with counters
+_ANSWERED = ("read", "keep", "judge")  # the kinds of orders that get an answer
 
 
 def worker_count(nodes: int) -> int:
@@ -277,7 +268,6 @@ class AuditWorkers:
         self.close()
 
     def _start(self, judges: Sequence[AnswerJudge]) -> None:
-        """Fork a worker for each judge."""
         children = [fork(partial(_serve, judge)) for judge in judges]
         self._workers = {
             child: _Worker(judge.number, child)
@@ -288,7 +278,6 @@ class AuditWorkers:
         self._greenlets += [gevent.spawn(self._kill_silent)] if judges else []
 
     def close(self) -> None:
-        """End the workers and remove their files."""
         gc.set_threshold(*self._gc_threshold)
         signal.signal(signal.SIGPROF, self._sigprof)
         gevent.killall(self._greenlets)
@@ -364,7 +353,6 @@ class AuditWorkers:
             self._greenlets.append(gevent.spawn(self._do_queued))
 
     def _kill_silent(self) -> None:
-        """Kill the workers that have orders and answer none."""
         while True:
             gevent.sleep(1)
             for worker in self._workers.values():
@@ -379,11 +367,7 @@ class AuditWorkers:
     def _keep_answer(
         self, judge: int, name: str, kind: str, answer: Any, new: Sequence[list[Any]] = ([], [])
     ) -> None:
-        """Keep the answer to an order of this kind.
-
-        judge: the number of the judge that answered
-        new:   the results and the facts that it has numbered since its last answer
-        """
+        """Keep an answer of this judge; new: what the judge has numbered since its last one"""
         new_results, new_facts = new
         results, facts = self._tables[judge]
         results += [self._add_result(result) for result in new_results]
@@ -403,7 +387,6 @@ class AuditWorkers:
             self._is_idle.set()
 
     def _add_result(self, result: Result) -> int:
-        """Add a result to the document's table; returns its number."""
         fields: dict[str, Any] = {
             name: sys.intern(value) if isinstance(value, str) else value
             for name, value in vars(result).items()
@@ -437,10 +420,7 @@ class AuditWorkers:
         return WORKER_HAS_SNAPSHOT
 
     def settle(self, outcomes: Iterable[Outcome[Snapshot]]) -> list[Outcome[Snapshot]]:
-        """Wait until all answers are read.
-
-        An outcome then has a gap, or a snapshot with only the subject that the fleet needs.
-        """
+        """Wait for all answers. A snapshot then has only the subject that the fleet needs."""
         outcomes = list(outcomes)
         for outcome in outcomes:
             name, snapshot = outcome.node, outcome.value
@@ -502,10 +482,7 @@ class AuditWorkers:
         complete: bool = True,
         earlier_counters: Callable[[str], str] = lambda name: "",
     ) -> Audit:
-        """The audit of settled outcomes.
-
-        earlier_counters: of a node, as `CounterSample.parse` takes them
-        """
+        """The audit of settled outcomes. earlier_counters: for `CounterSample.parse`"""
         self.moment_s = time.time()
         # The context keeps its values for this look.
         self._shared_ids.clear()

@@ -43,8 +43,7 @@ class WriteFile:
     content: bytes
     old: bytes | None  # its content in the snapshot; None: no such file
     mode: str = "0644"  # of a new file; an existing one keeps its mode and owner
-    # write as this user, not as root, to the file of this name in the user's home directory; "":
-    # as root
+    # write as this user to the file of this name in the user's home directory; "": as root
     user: str = ""
     # a command that gets the new file as its last argument and must succeed
     validator: tuple[str, ...] = ()
@@ -61,8 +60,7 @@ class WriteFile:
         arguments = shell.join([self.mode, data, old, *self.validator])
         if not self.user:
             return f"nr_write {shell.quote(self.path)} {arguments}"
-        # The path of the home directory comes from the node's user database when the script runs,
-        # not from the snapshot.
+        # The home directory is that of the node's user database when the script runs.
         name = shell.quote(self.path.rpartition("/")[2])
         words = f'nr_write "$NR_HOME"/{name} {arguments}'
         keep = f"nr_keep user {shell.quote(self.user)}/{name} -"
@@ -97,10 +95,7 @@ _MAX_LINE_PAIRS = 4_000_000
 
 
 def _diff(before: bytes, after: bytes, old_name: str, new_name: str, context: int = 0) -> str:
-    """A unified diff, safe to show; of two long files, only the removed and added lines.
-
-    context: lines around a change
-    """
+    """A unified diff, safe to show; of two long files, only the removed and added lines."""
     old, new = (data.decode("utf-8", "replace").splitlines() for data in (before, after))
     if len(old) * len(new) <= _MAX_LINE_PAIRS:
         lines = difflib.unified_diff(old, new, old_name, new_name, n=context, lineterm="")
@@ -162,10 +157,7 @@ class RunCommand:
 
 @dataclass(frozen=True)
 class Script:
-    """A shell library (a file of nodeready/sh) and a call of one of its functions.
-
-    For a change that takes more than one command, such as the installation of a package.
-    """
+    """A shell library (a file of nodeready/sh) and a call of one of its functions."""
 
     library: str
     argv: tuple[str, ...]
@@ -206,10 +198,7 @@ class StepChange:
         return f"{lib}{lock}\n{body}\n"
 
     def request(self, node: str, run: str, wait_s: int) -> Request:
-        """The request that makes this change on a node.
-
-        run: the word for this run in the node's lock; wait_s: seconds to wait for the lock
-        """
+        """The request of this change. run: the word for this run in the node's lock"""
         script = self.script(run, lock_holder(), wait_s)
         return Request(node, script, self.timeout_s + wait_s, self.stdin() or None)
 

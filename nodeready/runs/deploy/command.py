@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from nodeready.agent.asking import Answer, Conversation, Request
+from nodeready.agent.asking import Answer, Conversation, Request, lock_holder
 from nodeready.agent.snapshots import take_snapshot
+from nodeready.core import shell
 from nodeready.core.exit_codes import Refused
 from nodeready.core.outcome import FAILED, HUNG, INTERRUPTED, LOST, OVER, Gap, GapError, Outcome
-from nodeready.core.result import ALONE
-from nodeready.core.text import counted, utc_now
+from nodeready.core.result import ADMIN, ALONE, Result
+from nodeready.core.severity import DRIFTS
+from nodeready.core.text import counted, sanitise, utc_now
 from nodeready.operations import STEPS
 from nodeready.runs import targets
-from nodeready.runs.deploy import undo
-from nodeready.runs.deploy.actions import PlanError, StepChange
-from nodeready.runs.deploy.document import Deploy, DeployedNode, DeployOutcome
+from nodeready.runs.deploy.actions import SYSCTL_D, PlanError, StepChange, sysctl_name
+from nodeready.runs.deploy.document import (
+    Deploy,
+    DeployedNode,
+    DeployOutcome,
+    PlannedAction,
+    PlannedChange,
+)
 from nodeready.runs.options import DeployOptions
 from nodeready.runs.targets import Targets, converse, fleet_context, probe_nodes
 from nodeready.runs.tell import Tell
 from nodeready.subjects.context import FleetContext, Judged, judge_nodes
+from nodeready.subjects.debug_tools.facts import PY_SPY_NOTE, RUN
+from nodeready.subjects.iommu.facts import DEFAULT_GRUB
+from nodeready.subjects.pdsh.facts import ENVIRONMENT
 from nodeready.subjects.registry import CHANGED, SUBJECTS, select_whole
+from nodeready.subjects.ssh_client.config import MAIN
+from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS
 
 # --- A deploy: the changes for each node's failing checks, and their run.
 # `plan` is pure. `run_plan` is the conversation with one node: it changes the node and probes it
@@ -69,8 +82,6 @@ _CHANGED = "since it was looked at; run again"
 
 @dataclass(frozen=True)
 class PlanRun:
-    """The run of a plan on one node."""
-
     node: Judged  # its latest results
     outcome: DeployOutcome
 
@@ -78,12 +89,8 @@ class PlanRun:
 def run_plan(
     node: Judged, first: NodePlan, run: str, subjects: tuple[str, ...]
 ) -> Conversation[PlanRun]:
-    """The conversation that changes a node until its policy's checks pass.
-
-    A failed step does not stop later steps.
-
-    run:      the word for this run in the node's lock
-    subjects: that may be changed
+    """The conversation that changes these subjects of a node until its policy's checks pass; a
+    failed step does not stop later steps. run: the word for this run in the node's lock
     """
     plan_run, todo = PlanRun(node, DeployOutcome()), first
     for number in range(MAX_PASSES):
@@ -119,10 +126,7 @@ def run_plan(
 def _make_changes(
     plan_run: PlanRun, todo: NodePlan, run: str, is_last: bool
 ) -> Generator[Request, Answer, tuple[PlanRun, set[str], bool]]:
-    """Make these changes. Returns the run, the touched subjects, and whether to continue.
-
-    is_last: a file that changed since the probe is a failure; otherwise, the next plan has it
-    """
+    """Make these changes. Returns the run, the touched subjects, and whether to continue."""
     touched: set[str] = set()
     node, outcome = plan_run.node, plan_run.outcome
     for change in todo.changes:
@@ -139,7 +143,7 @@ def _make_changes(
             outcome = replace(outcome, interrupted_step=change.step)
             return PlanRun(node, outcome), touched, False
         if not answer.ok and answer.reason().endswith(_CHANGED) and not is_last:
-            continue
+            continue  # The next plan has it.
         if not answer.ok:
             outcome = replace(outcome, failed={**outcome.failed, change.step: answer.reason()})
             if answer.reason() == NOT_ROOT:
@@ -225,7 +229,6 @@ def _after(node: DeployedNode, done: PlanRun) -> DeployedNode:
 
 
 def _judge(nodes: Targets, tell: Tell, subjects: tuple[str, ...]) -> dict[str, Judged]:
-    """Probe all nodes, and judge them."""
     outcomes = probe_nodes(nodes, tell, subjects, on_interrupt=_STOPPING)
     context = FleetContext(nodes.policies)
     if not nodes.transport.interrupted:
@@ -294,6 +297,92 @@ def _unchanged(node: DeployedNode, outcome: Outcome[DeployedNode] | None = None)
 
 
 # --- --undo: the gate as a deploy with `gate = False`, all else by what the node has kept.
+# A change keeps on the node how it was before (nodeready/sh/change.sh, `nr_begin`), but for the
+# gate's; nodeready/sh/undo.sh takes it back.
+
+UNDO_TIMEOUT_S = 300  # seconds on a node: GRUB's tool is slow on a busy disk
+#: What an earlier release has written, which kept nothing: files with nodeready's name beside
+#: those of `Subject.files`, and files with a block.
+_OWN = {"debug_tools": (RUN, PY_SPY_NOTE)}
+_BLOCKS = {"pdsh": (ENVIRONMENT,), "ssh_client": (KNOWN_HOSTS, MAIN), "iommu": (DEFAULT_GRUB,)}
+
+#: A word of the node -> the kind of the action, and its text.
+_UNDO_ACTIONS = {
+    "remove": ("remove", "remove {}"),
+    "restore": ("change", "restore {}"),
+    "block": ("change", "remove nodeready's block from {}"),
+    "mode": ("change", "restore {}"),
+    "rmdir": ("remove", "remove the directory {} if it is empty"),
+    "sysctl": ("run", "set {}"),
+    "unit": ("run", "restore the service {}"),
+    "run": ("run", "run {}"),
+}
+_UNDO_LINE = re.compile(r"([a-z0-9_]+\.[a-z0-9_]+) ([a-z]+) (.*)")
+
+
+@dataclass(frozen=True)
+class Undo:
+    """What is to be taken back on a node, or was: the changes, what fails, what stays."""
+
+    changes: tuple[PlannedChange, ...] = ()
+    failed: dict[str, str] = field(default_factory=dict)  # step -> the reason, one line
+    changed_since: tuple[Result, ...] = ()  # files that a person has changed after the deploy
+
+
+def undo_script(run: str, subjects: Iterable[str], wait_s: int, *, only_look: bool) -> str:
+    """The shell text that takes these subjects back, or prints what it would do."""
+    chosen = [subject for subject in subjects if subject != "gate"]
+    old = []
+    for subject in chosen:
+        # Two subjects have files in sysctl.d.
+        files = (
+            path.replace("d/*nodeready*", f"d/*{sysctl_name(subject)[6:-5]}")
+            if path.startswith(SYSCTL_D)
+            else path
+            for path in SUBJECTS[subject].files
+        )
+        old += [f"{subject}.files own {path} -" for path in (*files, *_OWN.get(subject, ()))]
+        old += [f"{subject}.files file {path} =" for path in _BLOCKS.get(subject, ())]
+    lib = "".join(map(shell.library, ("answer", "change", "undo")))
+    lib += f"NR_LIB={shell.quote(lib)}\n{shell.library('as_user')}"
+    lock = "" if only_look else shell.join(["nr_lock", run, lock_holder(), str(wait_s)])
+    words = ["nr_undo", "1" if only_look else "", ",".join(chosen), "\n".join(old)]
+    return f"{lib}{lock}\n{shell.join(words)}\n"
+
+
+def parse_undo(answer: str) -> Undo:
+    """The node's answer; other lines are left out."""
+    actions: dict[str, list[PlannedAction]] = {}
+    diffs: dict[str, list[str]] = {}
+    failed: dict[str, str] = {}
+    changed: list[Result] = []
+    for line in answer.splitlines():
+        match = _UNDO_LINE.fullmatch(line)
+        if match is None:
+            continue
+        step, word, text = match[1], match[2], sanitise(match[3])
+        if word == "failed":
+            failed[step] = text
+        elif word == "diff":
+            diffs.setdefault(step, []).append(text)
+        elif word == "changed":
+            changed.append(_changed_since(step, text))
+        elif word in _UNDO_ACTIONS:
+            kind, words = _UNDO_ACTIONS[word]
+            path = text if word in ("remove", "restore", "block", "rmdir") else ""
+            action = PlannedAction(kind, words.format(text), path)
+            actions.setdefault(step, []).append(action)
+    changes = (
+        PlannedChange(step, (), tuple(planned), tuple(diffs.get(step, ())))
+        for step, planned in actions.items()
+    )
+    return Undo(tuple(changes), failed, tuple(changed))
+
+
+def _changed_since(step: str, path: str) -> Result:
+    fix = f"keep {path}, or remove it, by hand"
+    words = "changed after the deploy: it stays"
+    return Result(step, "fail", "", words, path, fix, ADMIN, DRIFTS, ("configure",))
 
 
 def _plan_undo(
@@ -303,13 +392,13 @@ def _plan_undo(
     run = targeted.transport.run
     gates: dict[str, tuple[Judged, NodePlan]] = {}
 
-    def ask(name: str, only_look: bool) -> Conversation[undo.Undo]:
+    def ask(name: str, only_look: bool) -> Conversation[Undo]:
         wait_s = targeted.policies[name].lock_wait_s
-        script = undo.script(run, subjects, wait_s, only_look=only_look)
-        answer = yield Request(name, script, undo.TIMEOUT_S + wait_s, reads=only_look)
+        script = undo_script(run, subjects, wait_s, only_look=only_look)
+        answer = yield Request(name, script, UNDO_TIMEOUT_S + wait_s, reads=only_look)
         if answer.gap or not answer.ok:
             raise GapError(answer.gap or Gap(FAILED, answer.reason()))
-        return undo.parse(answer.stdout)
+        return parse_undo(answer.stdout)
 
     def look(name: str) -> Conversation[DeployedNode]:
         node = DeployedNode(name)

@@ -35,7 +35,6 @@ class PlannedAction:
 
     @classmethod
     def of(cls, action: actions.Action) -> PlannedAction:
-        """The document's view of an action of the plan."""
         if isinstance(action, actions.RunCommand | actions.Script):
             return cls(action.kind, action.describe(), command=action.argv)
         return cls(action.kind, action.describe(), action.path)
@@ -188,8 +187,7 @@ class Deploy:
     nodes: tuple[DeployedNode, ...]
     # False when it was interrupted: some nodes were not probed or not completed
     complete: bool = True
-    # why it stopped before the last wave of nodes, one line; "": it did not
-    stopped: str = ""
+    stopped: str = ""  # why it stopped before the last wave of nodes, one line; "": it did not
 
     @cached_property
     def untouched(self) -> tuple[str, ...]:

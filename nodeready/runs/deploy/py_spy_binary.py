@@ -32,8 +32,7 @@ _MACHINES = {
     "x86_64": (62, ("manylinux_2_17_x86_64", "manylinux_2_5_x86_64", "manylinux1_x86_64")),
     "aarch64": (183, ("manylinux_2_17_aarch64", "manylinux2014_aarch64")),
 }
-#: Seconds for pip to download three megabytes over a slow proxy.
-_PIP_TIMEOUT_S = 120
+_PIP_TIMEOUT_S = 120  # seconds for pip to download three megabytes over a slow proxy
 _INTERPRETER = 3  # PT_INTERP: the program needs a dynamic loader and the node's libc
 
 _lock = threading.Lock()
@@ -45,10 +44,7 @@ class PySpyError(Exception):
 
 
 def binary(version: str, machine: str) -> bytes:
-    """The program of this version for a machine (``uname -m``). Raises PySpyError.
-
-    It is searched once per process; a failure is remembered, too.
-    """
+    """The program of this version for ``uname -m``, searched once. Raises PySpyError."""
     with _lock:
         if (version, machine) not in _binaries:
             try:
@@ -114,10 +110,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _distrust_reason(path: Path, version: str, machine: str) -> str:
-    """Why a program of this path must not go to the nodes; "" if it may.
-
-    A path that only root can write may, and any path if the program's sha256 is known.
-    """
+    """Why no node may get the file; "": only root can write it, or its sha256 is known."""
     if (version, machine) in DIGESTS:
         return ""
     return trust.distrust(path, remedy=trust.SET_VARIABLE)
@@ -145,10 +138,7 @@ def _from_wheel(wheel: Path, version: str) -> bytes:
 
 
 def _from_directory(directory: Path, version: str, machine: str) -> bytes:
-    """The program from a site's own directory of wheels.
-
-    Raises PySpyError; the other sources are not tried then.
-    """
+    """The program from a site's own wheels, then the only source. Raises PySpyError."""
     wheels = sorted(directory.glob(f"py_spy-{version}-*manylinux*_{machine}.whl"))
     if not wheels:
         raise PySpyError(
@@ -206,8 +196,7 @@ def _download(version: str, machine: str) -> bytes:
         # The owner of a directory can replace its files.
         raise PySpyError(f"py-spy {version}: {distrust}")
     with _private_directory() as (directory, alive):
-        # -I and cwd: nothing is imported from the user's current directory or from PYTHONPATH.
-        # pip's own settings (PIP_…, pip.conf) stay.
+        # -I, cwd: no import from the current directory or PYTHONPATH. pip's own settings stay.
         argv = [sys.executable, "-I", "-m", "pip", "download", "--quiet", "--no-deps"]
         argv += ["--disable-pip-version-check", "--no-input", "--only-binary=:all:", *platforms]
         argv += ["--dest", directory, f"py-spy=={version}"]

@@ -50,8 +50,7 @@ from nodeready.subjects.context import FleetContext, Judged
 from nodeready.subjects.registry import CHANGED, SUBJECTS
 from nodeready.subjects.snapshot import Snapshot, differently_probed, judge
 
-#: The colours of the lines of a difference.
-_COLOURS = {"-": "red", "+": "green"}
+_COLOURS = {"-": "red", "+": "green"}  # the colours of the lines of a difference
 #: Settings that can be compared and hashed: name, checked value.
 _Settings = tuple[tuple[str, Any], ...]
 
@@ -152,10 +151,7 @@ class _PyinfraRun:
         return self.policies[call]
 
     def context(self, call: CallSettings, state: State, subjects: tuple[str, ...]) -> FleetContext:
-        """The context of the fleet in which the settings of this call hold for all nodes.
-
-        subjects: that all nodes are probed for, if they were not yet
-        """
+        """The context with this call's settings for all nodes, probed for these subjects."""
         with self.lock:
             if (call, subjects) not in self.contexts:
                 self._probe_all(state, subjects)
@@ -253,10 +249,7 @@ class _PyinfraRun:
         return self._first(name, subjects)
 
     def _first(self, name: str, subjects: Iterable[str]) -> tuple[Policy, Snapshot]:
-        """The snapshot by the inventory's policy, and that policy.
-
-        subjects: those that have the reason as their observation if the node failed
-        """
+        """The snapshot by the inventory's policy, or the node's failure; and that policy."""
         policy, outcome = self.policies_of(CallSettings())[name], self.outcomes.get(name)
         if outcome is None:
             return policy, Snapshot()
@@ -424,12 +417,7 @@ class DeployStep:
         fleet: FleetFacts = ALONE,
         results: Iterable[Result] | None = None,
     ) -> StepChange | None:
-        """The change that this step would make to a node; None: no change.
-
-        A subject that could not be observed is not changed.
-
-        results: of the snapshot; None: the snapshot is judged here
-        """
+        """The change; None: none, or nothing observed. results: None: judge the snapshot"""
         if isinstance(snapshot.subjects.get(self.subject, Unknown("")), Unknown):
             return None
         if results is None:

@@ -30,8 +30,7 @@ from nodeready.subjects.registry import page
 RESULT, REBOOT, POLICY = "result", "reboot", "policy"
 #: The kinds of changes, in the order of reports.
 KINDS = (RESULT, HARDWARE, VERSION, SETTING, COUNTER, REBOOT, POLICY)
-#: The key of a node's answer, in place of a check's id.
-ANSWER = "answer"
+ANSWER = "answer"  # the key of a node's answer, in place of a check's id
 
 
 class _PartList(NamedTuple):
@@ -68,15 +67,12 @@ Facts = Mapping[str, Value]
 
 @dataclass(frozen=True)
 class Change:
-    """One change of a node."""
-
     kind: str  # one of KINDS
     key: str  # of a fact, an element or a counter; the id of a check; ANSWER
     before: Value  # value or status; None: it was not there
     after: Value  # as ``before``
     note: str = ""  # what the values do not show
-    # what kind of part was replaced, added or removed: ``before`` and ``after`` identify it; "":
-    # no part
+    # kind of the part that was replaced, added or removed, as ``before`` and ``after``; "": none
     part: str = ""
 
 
@@ -120,10 +116,7 @@ def changes(before: NodeLook, after: NodeLook) -> tuple[Change, ...]:
 
 
 def differences(peer: NodeLook, node: NodeLook) -> tuple[Change, ...]:
-    """In what a node differs from a peer: ``before`` is the peer's value.
-
-    Serial numbers, addresses and counters are not compared.
-    """
+    """In what a node differs from its peer (``before``): no serial, address or counter."""
     if peer.error or node.error:
         return ()
     old, new = map(_shared, _different(peer.facts, node.facts))
@@ -201,8 +194,6 @@ def _is_of_policy(change: Change, settings: Collection[str]) -> bool:
 
 
 class _FactChanges:
-    """The facts of a node before and after."""
-
     def __init__(self, before: Facts, after: Facts) -> None:
         self._before, self._after = before, after
 
@@ -245,10 +236,7 @@ class _FactChanges:
         return _groups(self._after)
 
     def _owner(self, key: str) -> str | None:
-        """What has changed: the part, else the largest element that came or went, else the key.
-
-        None: the whole subject was observed in one look only.
-        """
+        """The changed part, element or key; None: a subject that only one look has."""
         elements = [*_elements(key)]
         if key in self._before and key in self._after:
             groups = None

@@ -47,8 +47,6 @@ _FOREVER = float("inf")
 
 @dataclass(frozen=True)
 class _Nodes:
-    """The nodes of one command, and how they are asked."""
-
     inventory: str
     options: DiffOptions
     tell: Tell

@@ -38,8 +38,6 @@ _Value = Annotated[Value, {"type": ["string", "number", "boolean", "null"]}]
 
 @dataclass(frozen=True)
 class NodeChanges:
-    """The changes of one node."""
-
     node: str
     changes: tuple[Change, ...]
     was_failing: bool  # whether the node could get no job before and after
@@ -47,7 +45,6 @@ class NodeChanges:
 
     @classmethod
     def of(cls, before: NodeLook, after: NodeLook, changes: tuple[Change, ...]) -> NodeChanges:
-        """The changes, with both states of the node."""
         return cls(after.node, changes, is_failing(before), is_failing(after))
 
 
@@ -250,8 +247,7 @@ _MAX_DATED, _MAX_DATED_OF_CHANGE = 256, 4
 #: Changes of a node after which none of them has a time: a node may change at every look.
 _MAX_TIMES = 10_000
 
-#: Seconds before a look at which the memory still has the look before it.
-_BEFORE_S = 0.001
+_BEFORE_S = 0.001  # seconds before a look at which the memory still has the look before it
 
 _Pair = tuple[NodeLook | None, NodeLook]
 
@@ -294,7 +290,6 @@ def since_changes(pairs: Iterable[_Pair]) -> Iterator[NodeChanges]:
 
 
 def peer_differences(model: NodeLook, nodes: Iterable[NodeLook]) -> Iterator[NodeChanges]:
-    """In what each node differs from the model."""
     for node in nodes:
         yield NodeChanges(node.node, differences(model, node), False, is_failing(node))
 
@@ -401,8 +396,7 @@ def _times(
 # --- Looks from the documents of audit and ready in files.
 
 
-#: Bytes of a file; 30,000 nodes have some 1 GB.
-_MAX_FILE = 2 << 30
+_MAX_FILE = 2 << 30  # bytes of a file; 30,000 nodes have some 1 GB
 #: Bytes of memory for a document without a line for each node; a node has another bound.
 _MAX_WHOLE = 1 << 30
 _SCHEMA = re.compile(r"nodeready\.(audit|ready)/[12]\Z")

@@ -77,10 +77,8 @@ class History:
 
 
 def read_history(memory: Memory, name: str, since_s: float = 0.0) -> History | None:
-    """The history of a node or a part since a time; None: no look has seen this name.
-
-    name: "": the looks
-    Raises MemoryUnavailable.
+    """The history of a node or a part since a time; None: no look has seen this name. name: "":
+    all looks. Raises MemoryUnavailable.
     """
     if not name:
         looks = memory.looks(since_s)
@@ -114,10 +112,7 @@ def read_history(memory: Memory, name: str, since_s: float = 0.0) -> History | N
 
 
 def read_parts_history(memory: Memory, name: str) -> list[HistoryEntry]:
-    """The entries of a node, without jobs, and of the parts that are in it, the newest first.
-
-    Raises MemoryUnavailable.
-    """
+    """The entries of a node and of its parts, newest first. Raises MemoryUnavailable."""
     life, newest = [*memory.life(name)], memory.last_seen(name)
     entries = node_entries(life, newest, memory.events(name)) if newest else []
     for part in memory.parts_of(name):
@@ -143,7 +138,6 @@ def status_of(look: NodeLook) -> str:
 
 
 def causes(look: NodeLook) -> tuple[str, ...]:
-    """The checks that cause the node's status."""
     status, results = status_of(look), look.results.items()
     return tuple(c for c, r in results if r.status == status and status in _WITH_CAUSE)
 
@@ -273,12 +267,9 @@ def _sorted(entries: Iterable[HistoryEntry]) -> list[HistoryEntry]:
 
 #: A job's user chooses the last field, which may have any character.
 _FIELDS = "JobID,User,State,Start,End"
-#: States of a node that gets no job: sacctmgr(1), of events.
-_LOST = ("DRAIN", "DOWN", "FAIL")
-#: Seconds for `sacct`: a large accounting database answers in some seconds.
-_TIMEOUT_S = 20
-#: Maximum jobs, the newest ones.
-_MAX_JOBS = 1000
+_LOST = ("DRAIN", "DOWN", "FAIL")  # states of a node that gets no job: sacctmgr(1), of events
+_TIMEOUT_S = 20  # seconds for `sacct`: a large accounting database answers in some seconds
+_MAX_JOBS = 1000  # maximum jobs, the newest ones
 
 
 def node_jobs(node: str, since_s: float) -> tuple[list[HistoryEntry], str]:
@@ -333,10 +324,7 @@ def parse_jobs(text: str) -> list[HistoryEntry]:
 
 
 def parse_drains(text: str) -> list[Event]:
-    """The drains and losses in rows ``NODE|START|STATE|REASON``.
-
-    Other lines are left out, and the pending drains of a gate: the final one has a row, too.
-    """
+    """Drains and losses in rows ``NODE|START|STATE|REASON``, but for a gate's pending ones."""
     drains = []
     for line in text.splitlines():
         # Anyone who may drain a node chooses the reason, which may have any character.

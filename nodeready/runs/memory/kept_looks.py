@@ -46,17 +46,13 @@ if TYPE_CHECKING:
     from nodeready.runs.smoke.document import SmokeReport
 
 ReadT = TypeVar("ReadT")
-#: The value of NODEREADY_MEMORY with which nothing is kept.
-OFF = "off"
-#: Days and megabytes after which the oldest looks are removed: docs/history.md has the size of
-#: the looks at 10,000 nodes.
+OFF = "off"  # the value of NODEREADY_MEMORY with which nothing is kept
+#: Days and megabytes after which the oldest looks are removed; docs/history.md has their size.
 DAYS, MEGABYTES = 90, 2000
 
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """The settings of the memory."""
-
     path: Path | None  # None: nothing is kept
     days: int = DAYS  # after which a look is removed
     megabytes: int = MEGABYTES  # of the file, after which the oldest looks are removed
@@ -125,10 +121,7 @@ class LookKeeper:
         return _open_earlier(self._settings.path)
 
     def section_writer(self, checks: Iterable[str]) -> SectionWriter | None:
-        """Makes the sections of the nodes; None: nothing is kept.
-
-        checks: the ids of the results to keep
-        """
+        """Makes the nodes' sections; None: nothing is kept. checks: ids of results to keep"""
         self._checks = frozenset(checks)
         if self._settings.path is None:
             return None
@@ -259,10 +252,7 @@ class LookKeeper:
 
 
 def earlier_failures(nodes: Collection[str]) -> dict[str, ProvedHistory] | None:
-    """The lemons among these nodes and the GPUs in them; None: there is no memory to read.
-
-    Their peers are all nodes of the memory.
-    """
+    """The lemons among these nodes and their GPUs, in the whole memory; None: no memory."""
     memory, now_s = _open_earlier(MemorySettings.load().path), time.time()
     if memory is not None:
         with contextlib.suppress(MemoryUnavailable), memory:

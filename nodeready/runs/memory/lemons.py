@@ -51,8 +51,7 @@ _PCI_ADDRESS = re.compile(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
 #: A check that fails anew on this part of the nodes, and on at least MIN_SHARED, in one look has a
 #: cause that they share.
 SHARED_PART, MIN_SHARED = 0.05, 3
-#: The rule finds at most this part of the units, rounded up: what more of them do is how the
-#: fleet is.
+#: The rule finds at most this part of the units, rounded up: what more do is how the fleet is.
 MAX_PART = 0.2
 
 # --- The witness of an event: root on the node, or its kernel; a user's log there, which counts

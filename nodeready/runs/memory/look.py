@@ -28,8 +28,6 @@ Value = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class NodeLook:
-    """What the memory knows of one node at one look."""
-
     node: str
     time_s: float  # of the look, seconds since 1970
     boot_id: str  # of the boot that the node was in; "": not observed
@@ -43,8 +41,7 @@ class NodeLook:
     unreachable: bool = False  # the error is that the node was not reached
     # of the node's newest change or look, among the looks at it; 0: of a JSON file
     number: int = 0
-    # owner of results (a subject, or a check that a policy declares) -> the words of the policy
-    # that decided them (`policy_words`)
+    # owner of results (a subject, or a check of a policy) -> what decided them (`policy_words`)
     policies: Mapping[str, str] = field(default_factory=dict)
     # owner of results -> the number of earlier looks at the node that did not make them
     missed: Mapping[str, int] = field(default_factory=dict)
@@ -52,8 +49,6 @@ class NodeLook:
 
 @dataclass(frozen=True)
 class Look:
-    """One run of a command over nodes."""
-
     id: int  # 0: not yet kept
     time_s: float  # when its nodes had answered, seconds since 1970
     command: str
@@ -109,8 +104,7 @@ class PartSpan:
 
 # --- The facts of a node that stay the same until something changes, by unique names.
 
-#: Maximum characters of a value and of an element's name. A longer text ends with its digest, so
-#: that its change is seen.
+#: Maximum characters of a value, of an element's name; a longer text ends with its digest.
 _LONGEST_VALUE, _LONGEST_NAME = 400, 120
 
 _NO_KINDS = FactKinds()
@@ -119,8 +113,6 @@ _BRACKETS = str.maketrans("[]", "()")
 
 
 class ComparedFacts(NamedTuple):
-    """The facts of one subject that are compared."""
-
     # key -> value. An element of a list or mapping stands in brackets. A list without names of its
     # elements is one text. A fact that the node does not show has no key
     stable: dict[str, Value]
@@ -198,8 +190,6 @@ def _kinds_of(subject: str) -> FactKinds:
 
 
 class _Place(NamedTuple):
-    """One path in a subject's facts."""
-
     kind: str
     is_counted: bool
     has_names: bool  # the elements of the list or mapping here have names
@@ -222,10 +212,7 @@ def _members(subject: str, path: str, data: dict[str, Any]) -> Iterator[tuple[st
 
 
 def _elements(subject: str, path: str, data: Any) -> Iterator[tuple[str, Any]]:
-    """The elements of a list or mapping with their names.
-
-    Equal elements are one; further elements of the same name are numbered.
-    """
+    """The elements with their names: equal ones once, others of one name numbered."""
     if isinstance(data, dict):
         for name, element in data.items():
             yield _element_name(name), element
@@ -278,38 +265,27 @@ def _bounded(text: str, maximum: int) -> str:
 # ``SUBJECT.parts``, or one of the names below. The result of a check that a policy declares has a
 # section of its own, ``CHECK.results``: a look may make one of them alone.
 
-#: The id of the node's boot.
-BOOT = "boot"
-#: Why the node gave no answer.
-ERROR = "error"
-#: The results of the node's own gate.
-GATE = "gate"
-#: Owner of results -> the number of looks at the node that did not make them.
-MISSED = "missed"
+BOOT = "boot"  # the id of the node's boot
+ERROR = "error"  # why the node gave no answer
+GATE = "gate"  # the results of the node's own gate
+MISSED = "missed"  # owner of results -> the number of looks at the node that did not make them
 #: The next look at the node ends these: a proof is an act of its moment, and an older nodeready
 #: kept the results of the site's checks together.
 ENDED_BY_LOOK = (ERROR, GATE, "proof.results", "site.results")
 FACTS, RESULTS, COUNTERS, PARTS = ".facts", ".results", ".counters", ".parts"
 
-#: Ends the line of a fact; a text in JSON has no such end.
-FACTS_END = b",\n"
+FACTS_END = b",\n"  # ends the line of a fact; a text in JSON has no such end
 #: Maximum bytes of a section: the facts of a node with 8 GPUs have 20,000. The facts of a node
 #: that sends more are not kept, so that one node cannot fill the memory.
 MAX_BYTES = 256 << 10
-#: Maximum characters of a serial number or UUID, which have at most 40.
-_MAX_SERIAL = 100
+_MAX_SERIAL = 100  # maximum characters of a serial number or UUID, which have at most 40
 _BRIEF = ("ok", "na")
-#: Not a check's id: the key of the words of the policy among results.
-POLICY = "@policy"
-#: The setting that changes results of any check.
-WAIVERS = "waivers"
-#: The word of the policy for the text of the probe.
-ASKED = "asked"
+POLICY = "@policy"  # not a check's id: the key of the words of the policy among results
+WAIVERS = "waivers"  # the setting that changes results of any check
+ASKED = "asked"  # the word of the policy for the text of the probe
 
 
 class SectionText(NamedTuple):
-    """A section of a node's state."""
-
     name: str
     digest: bytes  # of its text
     # returns its text, packed; None: the memory had it when the look began
@@ -317,8 +293,6 @@ class SectionText(NamedTuple):
 
 
 class NodeSections(NamedTuple):
-    """What one look shows of a node."""
-
     name: str
     digest: bytes  # equal digests, equal sections
     counted: tuple[str, ...]  # the subjects whose counters were read
@@ -341,7 +315,6 @@ def facts_text(stable: Mapping[str, Value]) -> bytes:
 def node_sections(
     name: str, texts: Mapping[str, bytes], counted: tuple[str, ...] = ()
 ) -> NodeSections:
-    """The state of these sections."""
     sections = [
         SectionText(section, digest(text), partial(zlib.compress, text))
         for section, text in texts.items()
@@ -450,17 +423,9 @@ class SectionWriter:
         self._words: dict[tuple[str, int], tuple[Policy, dict[str, str]]] = {}
 
     def __call__(
-        self,
-        subject: str,
-        observation: Any,
-        shown: Any,
-        results: Iterable[Result],
-        policy: Policy,
+        self, subject: str, observation: Any, shown: Any, results: Iterable[Result], policy: Policy
     ) -> list[tuple[str, bytes, bytes | None]]:
-        """(name, digest, packed text or None) of each section.
-
-        shown: the observation as the documents show it (`snapshot.shown_facts`)
-        """
+        """(name, digest, packed text or None) of each section. shown: by `shown_facts`"""
         key = subject, id(policy)
         if key not in self._words:
             self._words[key] = policy, policy_words(subject, policy)

@@ -59,14 +59,10 @@ from nodeready.core.result import Result
 
 #: "nrdy": the file is a memory (https://www.sqlite.org/pragma.html#pragma_application_id).
 APPLICATION_ID = 0x6E726479
-#: Of the tables. A file with another version is neither read nor written.
-VERSION = 1
-#: Seconds to wait for another writer: a look at 10,000 nodes is written in some two.
-BUSY_S = 10.0
-#: Maximum sections whose data a Memory remembers.
-_MAX_CACHED = 4096
-#: Seconds between two removals of old looks.
-_TRIM_EVERY_S = 86400.0
+VERSION = 1  # Of the tables. A file with another version is neither read nor written.
+BUSY_S = 10.0  # seconds to wait for another writer: a look at 10,000 nodes is written in some two
+_MAX_CACHED = 4096  # maximum sections whose data a Memory remembers
+_TRIM_EVERY_S = 86400.0  # seconds between two removals of old looks
 #: Seconds of one boot by which the clock may be wrong: NTP has then corrected it.
 _MAX_DRIFT_S = 3600.0
 #: Seconds without a look across a boot, such as holidays. More are a clock that jumped.
@@ -77,8 +73,7 @@ _MIN_SHARE = 40_000
 _SHARED = 0.9
 #: Bytes of a section in the file beside its text: its rows, and its digest in an index.
 _ROW_BYTES = 250
-#: Maximum former and present parts of a node that are remembered. A node has some 20, and all of
-#: them can be replaced every week for 90 days.
+#: Maximum parts of a node, former ones too: it has some 20, each replaced weekly for 90 days.
 MAX_PARTS = 256
 
 # looks.time, events.time: seconds since 1970. looks.is_old: the states of that time were removed;
@@ -108,12 +103,10 @@ CREATE TABLE events(time REAL, look INTEGER, node TEXT, serial TEXT, kind TEXT, 
 CREATE INDEX events_node ON events(node);
 CREATE INDEX events_serial ON events(serial);
 """
-# One row: the clock at the last look, and the time and the look from which it has run without a
-# jump. Not in _SCHEMA: older files are without it.
+# One row: the last clock, and the time and look of its last jump. Older files are without it.
 _CLOCK = """CREATE TABLE IF NOT EXISTS clock(time REAL, boot TEXT, uptime REAL, since REAL,
     since_look INTEGER)"""
-#: The look that replaces a current section: later than every look.
-_NEVER = 1 << 62
+_NEVER = 1 << 62  # the look that replaces a current section: later than every look
 # Both kinds of sections: a look has those with since <= look < until.
 _SECTIONS = f"""CREATE TEMP VIEW sections AS
     SELECT node, section, content, first_look AS since, number, {_NEVER} AS until,
@@ -143,8 +136,6 @@ _KEEP_SHARES = f"""DELETE FROM past WHERE (node, until_look) IN (
 
 
 class ControlClock(NamedTuple):
-    """The clock of the control machine."""
-
     time_s: float  # seconds since 1970
     boot_id: str  # of the machine's boot; "": not known
     uptime_s: float  # seconds since the boot, which no setting of the clock changes
@@ -197,10 +188,7 @@ def _of_kind(contents: Mapping[str, int], kind: str) -> dict[str, int]:
 
 
 class StoredFacts(Mapping[str, Value]):
-    """The facts of a node. A section is read from the file when a value of it is needed.
-
-    contents: section -> a number: equal numbers, equal facts
-    """
+    """The facts of a node, read when needed. contents: equal numbers, equal facts"""
 
     def __init__(self, contents: Mapping[str, int], memory: Memory) -> None:
         self.contents, self._memory = contents, memory
@@ -239,10 +227,7 @@ class Memory:
 
     @classmethod
     def open(cls, path: Path, *, make: bool = False) -> Memory:
-        """The memory in this file. make: the file and its directories, where they are missing
-
-        Raises MemoryUnavailable.
-        """
+        """The memory in this file. make: if it is missing. Raises MemoryUnavailable."""
         if sqlite3 is None:
             raise MemoryUnavailable(
                 "this Python has no sqlite3: install it, or NODEREADY_MEMORY=off"
@@ -433,7 +418,6 @@ class Memory:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the file."""
         (pages,), (page_bytes,) = self._rows("PRAGMA page_count") + self._rows("PRAGMA page_size")
         return int(pages * page_bytes)
 

@@ -18,10 +18,8 @@ from nodeready import knowledge
 from nodeready.core.exit_codes import Refused
 from nodeready.core.files import read_regular
 
-# No person writes a larger script: those of large jobs have 10 KiB.
-_MOST_BYTES = 1 << 16
-# The most characters of a command, with the values of its variables: the patterns' time grows with
-# its square.
+_MOST_BYTES = 1 << 16  # no person writes a larger script: those of large jobs have 10 KiB
+# Characters, with the values of variables: the patterns' time grows with the square.
 _LONGEST_COMMAND = 1 << 12
 # sbatch's options of one letter (sbatch(1)).
 _SHORT = {
@@ -33,14 +31,11 @@ _OPTION = re.compile(r"(?:^|\s)-(?:-([a-z][a-z-]*)|([A-Za-z]))(?:[= ]?\s*([^\s#-
 _ASSIGNED = re.compile(r"(?:(?:export|declare -x|local|readonly) )?([A-Za-z_]\w*)=(\S*)")
 _VARIABLE = re.compile(r"[$@](?:\{(\w+)\}|(\w+))")
 _HEREDOC = re.compile(r"<<-?\s*(['\"\\]?)(\w+)")
-#: A blank within quotes, until the words of a command are known.
-_QUOTED_BLANK = "\0"
+_QUOTED_BLANK = "\0"  # a blank within quotes, until the words of a command are known
 
 
 @dataclass(frozen=True)
 class ScriptRule:
-    """A row of knowledge/batch_scripts.toml."""
-
     key: str
     pattern: re.Pattern[str]  # what is wrong; its group `at`, else its beginning, is where
     unless: re.Pattern[str] | None  # what makes it right, anywhere in the script
@@ -79,7 +74,6 @@ def _rule(key: str, row: dict[str, str]) -> ScriptRule:
 
 
 RULES = tuple(_rule(key, row) for key, row in knowledge.rows("batch_scripts").items())
-
 
 # --- The script as its rules see it.
 
@@ -212,7 +206,6 @@ def judge(path: str) -> BatchScript:
 
 
 def check(script: str) -> tuple[ScriptFinding, ...]:
-    """What is wrong in a batch script, in the order of its lines."""
     lines = lines_of(script)
     text, starts = "", []
     for _, line in lines:

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 #: Seconds of the budget to end the processes that still run on the nodes, and to report.
 _RESERVE_S = 3
-#: Seconds between two looks of ``--wait``.
-_PAUSE_S = 10
+_PAUSE_S = 10  # seconds between two looks of ``--wait``
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,8 @@ def run(
     *,
     write_facts: Callable[[Any], str] | None = None,
 ) -> Iterator[ReadyLook]:
-    """The last look: enough nodes are ready, the time is over, or a signal came. Raises Refused.
-
-    inventory:   None: this machine
-    write_facts: makes the text of an observation, for the document
+    """The last look: enough nodes are ready, the time is over, or a signal came. inventory: None:
+    this machine; write_facts: makes the text of an observation. Raises Refused.
     """
     settings = policy_settings(options.ports, options.user)
     if options.gpus is not None:
@@ -184,7 +181,6 @@ def _prove(
 def _prove_fleet(
     nodes: Targets, tell: Tell, subjects: tuple[str, ...], request: WantedProofs, budget_s: int
 ) -> list[Outcome[Snapshot]]:
-    """Probe the nodes and prove them, within the budget."""
     # Imported only here: they import pyinfra, which this machine alone does not need.
     from nodeready.fleet.inventory.host_data import given_addresses
     from nodeready.runs.ready.run import ReadyTask, prove

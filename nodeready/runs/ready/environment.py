@@ -28,16 +28,13 @@ from nodeready.runs.values import policy_settings
 
 @dataclass(frozen=True)
 class InstalledTorch:
-    """The PyTorch that is installed on a node."""
-
     torch: str = ""  # its version; "": not known
     cuda: bool | None = None  # it was built for NVIDIA's GPUs; None: not known
     reason: str = ""  # why the version is not known; "": it is known
     nccl: str = ""  # the version of NCCL's package; "": not known
 
 
-# Without importing torch, which takes seconds: Python finds its directory, and version.py has its
-# version.
+# Without importing torch, which takes seconds: version.py in its directory has the version.
 _ASK = """
 import importlib.util, os, re, sys
 spec = importlib.util.find_spec("torch")
@@ -55,15 +52,11 @@ for name in os.listdir(os.path.dirname(os.path.dirname(path))):
     if found:
         print(sys.argv[1], "nccl", found.group(1))
 """
-#: Seconds on a node: a Python on a file system that many nodes read at once.
-ASK_S = 20
+ASK_S = 20  # seconds on a node: a Python on a file system that many nodes read at once
 
 
 def question(python: str, nonce: str) -> str:
-    """The POSIX sh text that asks a node's Python for its torch.
-
-    python: its path, or a name in PATH. Root runs only a Python that root owns.
-    """
+    """The POSIX sh text that asks this Python for its torch; root runs only root's Python."""
     return f"""
     nr_python=$(command -v {shell.quote(python)}) || {{
         printf '%s why there is no %s\\n' {shell.quote(nonce)} {shell.quote(python)}
@@ -99,8 +92,7 @@ def read_installed(output: str, nonce: str) -> InstalledTorch:
 _BUFFERS = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
 _FILES = ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE")
 _PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
-#: The directory of pipes: on the node itself, and in every distribution.
-_LOCAL = "/dev/shm"
+_LOCAL = "/dev/shm"  # the directory of pipes: on the node itself, and in every distribution
 
 
 def _recorder(

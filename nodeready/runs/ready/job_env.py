@@ -52,10 +52,7 @@ from nodeready.subjects.snapshot import Snapshot
 def ib_hca(
     rdma: Rdma, nics: Nics | None, fleet: FleetFacts = ALONE
 ) -> tuple[tuple[str, ...], str]:
-    """The devices, and the reason.
-
-    nics: None: not known; then devices of the management network may be among them
-    """
+    """The devices, and the reason. nics: None: devices of management may be among them"""
     return hcas(rdma, () if nics is None else _management(nics, fleet))
 
 
@@ -77,16 +74,13 @@ def _management(nics: Nics, fleet: FleetFacts) -> set[str]:
 
 # --- MASTER_PORT: the first node of a job is not known yet, so the port must be free on all nodes.
 
-#: Maximum notes about ports that are not chosen.
-_MAX_NOTES = 6
+_MAX_NOTES = 6  # maximum notes about ports that are not chosen
 
 Ranges = tuple[Range, ...]
 
 
 @dataclass(frozen=True)
 class PortChoice:
-    """The port for a job."""
-
     port: int | None  # None: no port is free on all nodes
     reason: str  # why this port, or why none
     notes: tuple[str, ...]  # the nodes that exclude other ports, or may exclude this port later
@@ -209,8 +203,7 @@ def _free(first: int, last: int, against: Objections) -> list[int]:
 
 # --- The variables, from all nodes' suggestions.
 
-#: The subjects to probe.
-SUBJECTS = ("nics", "rdma", "ports", "pdsh")
+SUBJECTS = ("nics", "rdma", "ports", "pdsh")  # the subjects to probe
 
 # The kernel allows more in names (dev_valid_name), but no driver, udev rule or person uses it,
 # and a comma, "=" or "^" would mean something to NCCL.
@@ -327,10 +320,7 @@ def _variable(
     *,
     harmless: bool = False,
 ) -> JobVariable:
-    """The nodes' suggestion, if they agree.
-
-    harmless: the variable has no effect on a node that needs none
-    """
+    """The nodes' suggestion, if they agree. harmless: also where a node needs none"""
     suggestions = {node: ask(snapshot, fleet) for node, snapshot in snapshots.items()}
     node_values = {node: s.value for node, s in suggestions.items() if s.value is not None}
     values = tuple(
@@ -419,12 +409,7 @@ def _port(snapshots: Mapping[str, Snapshot], policies: Mapping[str, Policy]) -> 
 def variables(
     snapshots: Mapping[str, Snapshot], policies: Mapping[str, Policy], fleet: FleetFacts = ALONE
 ) -> tuple[JobVariable, ...]:
-    """The variables, in the order of this module's list.
-
-    snapshots: of each node, at least one
-    policies:  node -> its policy
-    fleet:     the addresses of the nodes
-    """
+    """The variables, in the order of this module's list, of one snapshot or more."""
     return (
         _sockets(snapshots, fleet),
         _variable("GLOO_SOCKET_IFNAME", _interface, snapshots, fleet),

@@ -48,10 +48,7 @@ def address(text: str) -> str:
 
 
 def port_cause(attempt: program.Try, skipped: bool) -> str:
-    """Why this connection failed.
-
-    skipped: the remaining ports were not tried, because the first ones timed out
-    """
+    """Why it failed. skipped: the first ports timed out, so that others were not tried"""
     if skipped and attempt.outcome in (program.TIMEOUT, program.SKIPPED):
         return f"{_DROPPED}; the first {program.MAX_TIMEOUTS} ports stand for all"
     if attempt.outcome == program.UNREACHABLE:
@@ -64,9 +61,6 @@ def known_owners(
 ) -> dict[str, str]:
     """Address -> its node, by the inventory and by this run's connections; "": two nodes have it,
     because they are one machine.
-
-    inventory_addresses: address -> the node to which the inventory gives it
-    peers:               the peers of the connections
     """
     owners = {address(text): name for text, name in inventory_addresses.items()}
     connected: dict[str, str] = {}
@@ -78,8 +72,7 @@ def known_owners(
     return owners
 
 
-#: Maximum named nodes that claim one address.
-_MAX_NAMED = 3
+_MAX_NAMED = 3  # maximum named nodes that claim one address
 
 
 class Owners:
@@ -170,8 +163,7 @@ def own_name_cause(listening: program.Listening) -> str:
 MOST_PORTS = 32
 
 _Edge = tuple[str, str]
-#: Counts by node and direction.
-_Count = Counter[tuple[str, str]]
+_Count = Counter[tuple[str, str]]  # counts by node and direction
 #: A node, direction and port that are not tried again; None: no port, because the name is wrong.
 _Skip = tuple[str, str, int | None]
 
@@ -209,12 +201,10 @@ class _Handshakes:
             self.worst, self.peer = ms, peer
 
 
-#: Strangers' connections to a node's listeners are reported above this number.
-_CROWD = 1000
+_CROWD = 1000  # strangers' connections to a node's listeners are reported above this number
 
 
 def _adjacent(bad: Iterable[_Edge], edges: Iterable[_Edge]) -> set[_Edge]:
-    """The edges that share a node with a bad edge."""
     nodes = {name for edge in bad for name in edge}
     return {edge for edge in edges if edge[0] in nodes or edge[1] in nodes}
 
@@ -265,7 +255,6 @@ class Rounds:
     def add(
         self, source: str, target: str, ordered_ports: tuple[int, ...], answer: program.MeshRound
     ) -> None:
-        """Add the source's answer about the target."""
         failing: dict[int, str] = {}
         passed = []
         self._round_count = max(self._round_count, answer.number + 1)

@@ -19,8 +19,7 @@ from nodeready.subjects.proof.active import COMPARABLE, SLOW_SHARE
 from nodeready.subjects.proof.facts import UNFINISHED, ProofConfig, RdmaBandwidth, RdmaRate
 
 _MAIN = "nodeready.agent.proofs.rdma"
-#: Maximum nodes of a ring: half as many pairs load the network at once.
-MAX_RING = 128
+MAX_RING = 128  # maximum nodes of a ring: half as many pairs load the network at once
 #: Seconds for the program to start on a node, for an answer to travel, and for one port.
 _START_S, _ANSWER_S = 25, 3
 _PORT_S = SERVE_S + MEASURE_S + _ANSWER_S
@@ -28,8 +27,6 @@ _PORT_S = SERVE_S + MEASURE_S + _ANSWER_S
 
 @dataclass(frozen=True)
 class PairRate:
-    """The rate of one port between two nodes."""
-
     source: str
     target: str
     link_gbps: float  # of the slower of the two links, in Gbit/s
@@ -136,15 +133,12 @@ def run_rdma(
 
 
 class _RdmaRing:
-    """The rounds over one program on each node of a ring."""
-
     def __init__(self, transport: Transport, deadline: float) -> None:
         self.channels, self._transport = Channels(transport, deadline), transport
         self.pairs: list[PairRate] = []
         self.started: dict[str, RdmaStart] = {}
 
     def start(self, port_ranges: Mapping[str, tuple[int, int]]) -> None:
-        """Start the program on every node."""
         nonce, limit_s = self.channels.nonce, max(1, int(self.channels.left_s))
         config = ProofConfig(nonce, self._transport.tag, limit_s=limit_s)
 
@@ -157,7 +151,6 @@ class _RdmaRing:
         self.channels.for_each(begin, port_ranges)
 
     def run(self, names: Iterable[str]) -> None:
-        """Run the rounds, as long as there is time."""
         able = [
             name
             for name in names

@@ -182,10 +182,7 @@ def _pdsh(
     logins: _Logins,
     blamed: Mapping[str, tuple[str, ...]],
 ) -> Reach:
-    """The pdsh part of a node's Reach, for the peers that ssh reaches.
-
-    blamed: node -> the nodes whose pdsh it does not answer; these are excused
-    """
+    """The pdsh part of a node's Reach. blamed: node -> nodes that it does not answer, excused"""
     run = peers_by_node[name].pdsh if name in peers_by_node else None
     if run is None:
         return Reach()
@@ -257,13 +254,11 @@ class ReachFinding:
     tried: int  # the number of peers tried in that direction, of ``both`` in either
     channels: tuple[str, ...]
     cause: str  # the most common cause of these failures
-    # whether all attempts in the opposite direction passed (of a pair, the opposite one); None:
-    # there was none
+    # whether all attempts in the opposite direction (of a pair: the one) passed; None: no attempt
     back: bool | None = None
 
 
-#: A node and the direction in which it takes part in an attempt.
-_Side = tuple[str, str]
+_Side = tuple[str, str]  # a node and the direction in which it takes part in an attempt
 _Edge = tuple[str, str]
 _Weight = tuple[int, bool, float]
 #: Node -> direction -> the failed attempts that it explains.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, cast
@@ -51,16 +51,12 @@ from nodeready.subjects.proof.facts import (
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.snapshot import Snapshot
 
-#: Peers that a node tries by ssh: a handshake costs both ends 100 ms of CPU.
-MAX_PEERS = 4
-#: Seconds at the end of the time for the last answers to arrive.
-_MARGIN_S = 2
+MAX_PEERS = 4  # peers that a node tries by ssh: a handshake costs both ends 100 ms of CPU
+_MARGIN_S = 2  # seconds at the end of the time for the last answers to arrive
 
 
 @dataclass(frozen=True)
 class WantedProofs:
-    """The proofs to make."""
-
     session: tuple[str, ...] = tuple(SESSION)  # names in facts.SESSION
     mesh: bool = True  # connect the nodes over the job's ports
     full: bool = False  # connect every node with every other node, not only with some
@@ -72,7 +68,6 @@ class WantedProofs:
 
     @classmethod
     def of(cls, checks: Iterable[str], *, full: bool = False, level: int = 1) -> WantedProofs:
-        """The proofs that these checks need."""
         check_ids = {*checks}
         needed = {check.proof for check in SUBJECTS["proof"].checks if check.id in check_ids}
         session = tuple(name for name in SESSION if name in needed)
@@ -81,16 +76,12 @@ class WantedProofs:
         return cls(session, MESH in needed, full, *further, active, level, RDMA in needed)
 
 
-#: The program of the active tests.
-ACTIVE_MAIN = "nodeready.agent.proofs.active"
-#: The two conversations with a node.
-_SNAPSHOT, _PROOFS = "snapshot", "proofs"
+ACTIVE_MAIN = "nodeready.agent.proofs.active"  # the program of the active tests
+_SNAPSHOT, _PROOFS = "snapshot", "proofs"  # the two conversations with a node
 
 
 @dataclass(frozen=True)
 class ReadyTask:
-    """The request of ``ready``."""
-
     transport: Transport
     policies: Mapping[str, Policy]  # node -> its policy
     subjects: tuple[str, ...]  # the subjects to probe
@@ -106,7 +97,6 @@ class ReadyTask:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the deadline."""
         return self.deadline - time.monotonic()
 
     @property
@@ -130,142 +120,173 @@ def prove(
 
     An observation that is missing at the deadline is Unknown.
     """
-    results: dict[Key, Outcome[Any]] = {}
-    meshes: dict[str, Mesh | Unknown] = {}
-    waiting = set(task.policies)
-
-    def add(key: Key, outcome: Outcome[Any]) -> None:
-        nonlocal meshes
-        name, part = cast("tuple[str, str]", key)
-        results[key] = outcome
-        on_found(name, part)
-        if part == _SNAPSHOT:
-            waiting.discard(name)
-            if not waiting and not task.transport.interrupted:
-                # The proofs on the nodes continue meanwhile.
-                meshes = _meshes(task, _reached(task, results))
-
-    _round(task, task.policies, add, results)
-    outcomes = _snapshots(task, results)
-    asking = [o.node for o in outcomes if o.gap and o.gap.kind == SUDO]
+    proving = _Proving(task, on_found)
+    proving.converse(task.policies)
+    asking = [o.node for o in proving.snapshots() if o.gap and o.gap.kind == SUDO]
     if asking and not task.transport.interrupted and password(asking):
-        waiting |= {*asking}
-        _round(task, asking, add, results)
+        proving.waiting |= {*asking}
+        proving.converse(asking)
     # After the snapshot, which would show the tests as a job's load. The collective comes after
     # all other proofs, which would slow it down and use the same ports.
-    tested = _active_tests(task, _reached(task, results))
-    measured = _rdma(task, _reached(task, results))
-    collectives = _collectives(task, results)
-    return _with_proofs(task, results, meshes, collectives, tested, measured=measured)
+    tested, measured = proving.active_tests(), proving.rdma()
+    return proving.with_proofs(proving.collectives(), tested, measured)
 
 
-def _round(
-    task: ReadyTask,
-    names: Iterable[str],
-    add: Callable[[Key, Any], None],
-    results: dict[Key, Outcome[Any]],
-) -> None:
-    peers = task.peers
-    conversations: dict[Key, Conversation[Any]] = {}
-    for name in names:
-        policy = task.policies[name]
-        conversations[name, _SNAPSHOT] = take_snapshot(
-            name, policy, task.subjects, task.budget_s, nonce=task.transport.nonce
+class _Proving:
+    """The conversations of one task, and what they have shown so far."""
+
+    def __init__(self, task: ReadyTask, on_found: Callable[[str, str], object]) -> None:
+        self.task, self.on_found, self.peers = task, on_found, task.peers
+        self.results: dict[Key, Outcome[Any]] = {}
+        self.meshes: dict[str, Mesh | Unknown] = {}
+        self.waiting = set(task.policies)
+
+    def converse(self, names: Iterable[str]) -> None:
+        task = self.task
+        conversations: dict[Key, Conversation[Any]] = {}
+        for name in names:
+            policy = task.policies[name]
+            conversations[name, _SNAPSHOT] = take_snapshot(
+                name, policy, task.subjects, task.budget_s, nonce=task.transport.nonce
+            )
+            conversations[name, _PROOFS] = self._prove_node(name)
+        self.results |= collect(task.transport, conversations, self._add, task.deadline)
+
+    def _add(self, key: Key, outcome: Outcome[Any]) -> None:
+        name, part = cast("tuple[str, str]", key)
+        self.results[key] = outcome
+        self.on_found(name, part)
+        if part == _SNAPSHOT:
+            self.waiting.discard(name)
+            if not self.waiting and not self.task.transport.interrupted:
+                # The proofs on the nodes continue meanwhile.
+                self._connect()
+
+    def _config(self, **values: Any) -> ProofConfig:
+        limit_s = max(1, int(self.task.left_s) - _MARGIN_S)
+        return ProofConfig(new_nonce(), self.task.transport.tag, limit_s=limit_s, **values)
+
+    def _prove_node(self, name: str) -> Conversation[Proved]:
+        policy = self.task.policies[name]
+        config = self._config(
+            user=policy.job_user,
+            proofs=self.task.proofs.session,
+            peers=self.peers.get(name, ()),
+            py_spy=PY_SPY if policy.py_spy_version else "",
+            step=True,
         )
-        conversations[name, _PROOFS] = _prove_node(task, name, peers.get(name, ()))
-    results.update(collect(task.transport, conversations, add, task.deadline))
+        answer = yield request(name, "nodeready.agent.proofs.program", config)
+        if answer.gap and not answer.stdout:
+            is_late = answer.gap.kind == LATE
+            return proof.all_unknown(proof.UNFINISHED if is_late else answer.gap.reason, config)
+        return proof.read(answer.stdout, config)
 
+    def active_tests(self) -> Mapping[str, Proved]:
+        """Node -> what the active tests of its GPUs showed, beside those of its peers."""
+        task = self.task
+        if not task.proofs.active or task.transport.interrupted:
+            return {}
+        conversations: dict[Key, Conversation[Proved]] = {
+            name: self._test_node(name) for name in self._reached()
+        }
+        outcomes = collect(task.transport, conversations, deadline=task.deadline)
+        return with_medians({str(name): o.value for name, o in outcomes.items() if o.value})
 
-def _prove_node(task: ReadyTask, name: str, peers: tuple[str, ...]) -> Conversation[Proved]:
-    """The conversation with the program that makes a node's proofs."""
-    policy = task.policies[name]
-    config = ProofConfig(
-        nonce=new_nonce(),
-        tag=task.transport.tag,
-        user=policy.job_user,
-        proofs=task.proofs.session,
-        peers=peers,
-        limit_s=max(1, int(task.left_s) - _MARGIN_S),
-        py_spy=PY_SPY if policy.py_spy_version else "",
-        step=True,
-    )
-    answer = yield request(name, "nodeready.agent.proofs.program", config)
-    if answer.gap and not answer.stdout:
-        is_late = answer.gap.kind == LATE
-        return proof.all_unknown(proof.UNFINISHED if is_late else answer.gap.reason, config)
-    return proof.read(answer.stdout, config)
+    def _test_node(self, name: str) -> Conversation[Proved]:
+        proofs = self.task.proofs
+        config = self._config(proofs=proofs.active)
+        answer = yield request(name, ACTIVE_MAIN, config, level=proofs.level)
+        return proof.read(answer.stdout, config)
 
+    def rdma(self) -> Mapping[str, RdmaBandwidth | Unknown]:
+        """Node -> the bandwidth between its RDMA ports and those of its neighbours."""
+        task = self.task
+        if not task.proofs.rdma or task.transport.interrupted:
+            return {}
+        ports = {name: task.policies[name].port_range for name in self._reached()}
+        return run_rdma(task.transport, ports, task.deadline - _MARGIN_S / 2)
 
-def _active_tests(task: ReadyTask, names: Iterable[str]) -> Mapping[str, Proved]:
-    """Node -> what the active tests of its GPUs showed, beside those of its peers."""
-    if not task.proofs.active or task.transport.interrupted:
-        return {}
-    conversations: dict[Key, Conversation[Proved]] = {
-        name: _test_node(task, name) for name in names
-    }
-    outcomes = collect(task.transport, conversations, deadline=task.deadline)
-    return with_medians({str(name): o.value for name, o in outcomes.items() if o.value})
+    def snapshots(self) -> list[Outcome[Snapshot]]:
+        """The snapshot of every node; without an answer within the budget, that error."""
+        task, outcomes = self.task, []
+        reason = f"no answer within the budget of {task.budget_s} s"
+        for name in task.policies:
+            outcome = self.results.get((name, _SNAPSHOT)) or Outcome[Snapshot](name, gap=INTERRUPT)
+            if outcome.gap and outcome.gap.kind == LATE:
+                # The node is connected: every subject is unknown.
+                unknown = snapshot.unknown_snapshot(reason, snapshot.probes(task.subjects))
+                outcome = Outcome(name, unknown)
+            elif outcome.gap == Gap(UNREACHABLE, LATE_WORDS):
+                outcome = replace(outcome, gap=Gap(UNREACHABLE, reason))
+            outcomes.append(outcome)
+        return outcomes
 
+    def _reached(self) -> tuple[str, ...]:
+        return tuple(outcome.node for outcome in self.snapshots() if outcome.value)
 
-def _test_node(task: ReadyTask, name: str) -> Conversation[Proved]:
-    limit_s = max(1, int(task.left_s) - _MARGIN_S)
-    proofs = task.proofs.active
-    config = ProofConfig(new_nonce(), task.transport.tag, proofs=proofs, limit_s=limit_s)
-    answer = yield request(name, ACTIVE_MAIN, config, level=task.proofs.level)
-    return proof.read(answer.stdout, config)
+    def _connect(self) -> None:
+        task = self.task
+        self.meshes.clear()
+        by_ports: dict[tuple[int, int], list[str]] = {}
+        for name in self._reached() if task.proofs.mesh else ():
+            by_ports.setdefault(task.policies[name].port_range, []).append(name)
+        for ports, names in by_ports.items():
+            self.meshes |= run_mesh(
+                task.transport, names, ports, task.deadline - _MARGIN_S / 2, full=task.proofs.full,
+                inventory_addresses=task.inventory_addresses,
+            )  # fmt: skip
 
+    def collectives(self) -> Mapping[str, ProvedCollective]:
+        task, names = self.task, self._reached()
+        if not task.proofs.collective or task.collective is None or task.transport.interrupted:
+            return {}
+        if len(names) < 2:
+            return dict.fromkeys(names, ProvedCollective(1))
+        return task.collective(names)
 
-def _rdma(task: ReadyTask, names: Sequence[str]) -> Mapping[str, RdmaBandwidth | Unknown]:
-    """Node -> the bandwidth between its RDMA ports and those of its neighbours."""
-    if not task.proofs.rdma or task.transport.interrupted:
-        return {}
-    ports = {name: task.policies[name].port_range for name in names}
-    return run_rdma(task.transport, ports, task.deadline - _MARGIN_S / 2)
-
-
-def _snapshots(task: ReadyTask, results: Mapping[Key, Outcome[Any]]) -> list[Outcome[Snapshot]]:
-    """The snapshot of every node; without an answer within the budget, that error."""
-    reason = f"no answer within the budget of {task.budget_s} s"
-    outcomes = []
-    for name in task.policies:
-        outcome = results.get((name, _SNAPSHOT)) or Outcome[Snapshot](name, gap=INTERRUPT)
-        if outcome.gap and outcome.gap.kind == LATE:
-            # The node is connected: every subject is unknown.
-            unknown = snapshot.unknown_snapshot(reason, snapshot.probes(task.subjects))
-            outcome = Outcome(name, unknown)
-        elif outcome.gap == Gap(UNREACHABLE, LATE_WORDS):
-            outcome = replace(outcome, gap=Gap(UNREACHABLE, reason))
-        outcomes.append(outcome)
-    return outcomes
-
-
-def _reached(task: ReadyTask, results: Mapping[Key, Outcome[Any]]) -> tuple[str, ...]:
-    return tuple(outcome.node for outcome in _snapshots(task, results) if outcome.value)
-
-
-def _meshes(task: ReadyTask, reached: Iterable[str]) -> dict[str, Mesh | Unknown]:
-    if not task.proofs.mesh:
-        return {}
-    by_ports: dict[tuple[int, int], list[str]] = {}
-    for name in reached:
-        by_ports.setdefault(task.policies[name].port_range, []).append(name)
-    meshes: dict[str, Mesh | Unknown] = {}
-    until = task.deadline - _MARGIN_S / 2
-    for ports, names in by_ports.items():
-        meshes |= run_mesh(
-            task.transport, names, ports, until, full=task.proofs.full,
-            inventory_addresses=task.inventory_addresses,
-        )  # fmt: skip
-    return meshes
-
-
-def _collectives(
-    task: ReadyTask, results: Mapping[Key, Outcome[Any]]
-) -> Mapping[str, ProvedCollective]:
-    if not task.proofs.collective or task.collective is None or task.transport.interrupted:
-        return {}
-    names = _reached(task, results)
-    return task.collective(names) if len(names) > 1 else dict.fromkeys(names, ProvedCollective(1))
+    def with_proofs(
+        self,
+        collectives: Mapping[str, ProvedCollective],
+        tested: Mapping[str, Proved],
+        measured: Mapping[str, RdmaBandwidth | Unknown],
+    ) -> list[Outcome[Snapshot]]:
+        """The snapshots, each with the subject "proof": the node's proofs, and the proofs between
+        the nodes.
+        """
+        task, snapshots, session = self.task, self.snapshots(), self.task.proofs.session
+        observed = {o.node: o.value for o in self.results.values() if isinstance(o.value, Proved)}
+        tried = {
+            name: _ordered_peers(proved.peers, self.peers.get(name, ()))
+            for name, proved in observed.items()
+            if isinstance(proved.peers, Peers)
+        }
+        reach_by_node = reach(tried, {outcome.node for outcome in snapshots if not outcome.value})
+        late = Unknown(INTERRUPTED if task.transport.interrupted else proof.UNFINISHED)
+        completed = []
+        for outcome in snapshots:
+            if outcome.value is None:
+                completed.append(outcome)
+                continue
+            name = outcome.node
+            proved = observed.get(name) or Proved(late, **dict.fromkeys(session, late))
+            active = tested.get(name) or Proved(late, **dict.fromkeys(task.proofs.active, late))
+            proofs: dict[str, Any] = {
+                "bandwidth": active.bandwidth, "diagnostic": active.diagnostic,
+            }  # fmt: skip
+            if "peers" in session:
+                unknown = proved.peers if isinstance(proved.peers, Unknown) else None
+                proofs["reach"] = reach_by_node.get(name, unknown)
+            if task.proofs.mesh:
+                proofs["mesh"] = self.meshes.get(name, late)
+            if task.proofs.collective:
+                proofs["collective"] = collectives.get(name, late)
+            if task.proofs.rdma:
+                proofs["rdma_bandwidth"] = measured.get(name, late)
+            if task.proofs.history and task.histories is not None:
+                proofs["history"] = task.histories.get(name)
+            subjects = {**outcome.value.subjects, "proof": replace(proved, **proofs)}
+            completed.append(replace(outcome, value=replace(outcome.value, subjects=subjects)))
+        return completed
 
 
 def _ordered_peers(peers: Peers, names: tuple[str, ...]) -> Peers:
@@ -276,63 +297,11 @@ def _ordered_peers(peers: Peers, names: tuple[str, ...]) -> Peers:
     return replace(peers, ssh=ssh, pdsh=run)
 
 
-def _with_proofs(
-    task: ReadyTask,
-    results: Mapping[Key, Outcome[Any]],
-    meshes: Mapping[str, Mesh | Unknown],
-    collectives: Mapping[str, ProvedCollective],
-    tested: Mapping[str, Proved] = MappingProxyType({}),
-    *,
-    measured: Mapping[str, RdmaBandwidth | Unknown] = MappingProxyType({}),
-) -> list[Outcome[Snapshot]]:
-    """The snapshots, each with the subject "proof": the node's proofs, and the proofs between the
-    nodes.
-    """
-    snapshots, session, peers = _snapshots(task, results), task.proofs.session, task.peers
-    observed = {
-        outcome.node: outcome.value
-        for outcome in results.values()
-        if isinstance(outcome.value, Proved)
-    }
-    tried = {
-        name: _ordered_peers(proved.peers, peers.get(name, ()))
-        for name, proved in observed.items()
-        if isinstance(proved.peers, Peers)
-    }
-    reach_by_node = reach(tried, {outcome.node for outcome in snapshots if not outcome.value})
-    late = Unknown(INTERRUPTED if task.transport.interrupted else proof.UNFINISHED)
-    completed = []
-    for outcome in snapshots:
-        if outcome.value is None:
-            completed.append(outcome)
-            continue
-        name = outcome.node
-        proved = observed.get(name) or Proved(late, **dict.fromkeys(session, late))
-        if "peers" in session:
-            unknown = proved.peers if isinstance(proved.peers, Unknown) else None
-            proved = replace(proved, reach=reach_by_node.get(name, unknown))
-        if task.proofs.mesh:
-            proved = replace(proved, mesh=meshes.get(name, late))
-        if task.proofs.collective:
-            proved = replace(proved, collective=collectives.get(name, late))
-        if task.proofs.rdma:
-            proved = replace(proved, rdma_bandwidth=measured.get(name, late))
-        active = tested.get(name) or Proved(late, **dict.fromkeys(task.proofs.active, late))
-        proved = replace(proved, bandwidth=active.bandwidth, diagnostic=active.diagnostic)
-        if task.proofs.history and task.histories is not None:
-            proved = replace(proved, history=task.histories.get(name))
-        subjects = {**outcome.value.subjects, "proof": proved}
-        completed.append(replace(outcome, value=replace(outcome.value, subjects=subjects)))
-    return completed
-
-
 # --- The rounds between the nodes, over one program on each of them.
 
 
-#: The program on the node.
-_MAIN = "nodeready.agent.proofs.mesh"
-#: Seconds for the program to start on a node: a Python, and a disk that may be cold.
-_START_S = 20
+_MAIN = "nodeready.agent.proofs.mesh"  # the program on the node
+_START_S = 20  # seconds for the program to start on a node: a Python, and a disk that may be cold
 #: Seconds of a round on a node: the name, and time-outs of ports in the middle of the range.
 _ROUND_S = 8.0
 #: Seconds beyond that for the last connection of a round and the answer.
@@ -352,10 +321,7 @@ def run_mesh(
 ) -> dict[str, Mesh | Unknown]:
     """The mesh of each node on these ports, at the deadline at the latest.
 
-    nodes:    the connected nodes
-    ports:    first and last
-    deadline: on the monotonic clock
-    full:     every node tries every other node; else the ring and skips that double
+    full: every node tries every other node; else the ring and skips that double
     inventory_addresses: address -> its node by the inventory
 
     Never raises for a node's fault; an interrupt also ends what runs on the nodes.
@@ -372,8 +338,6 @@ def run_mesh(
 
 
 class MeshRun:
-    """The rounds over one program on each node."""
-
     def __init__(
         self,
         transport: Transport,
@@ -408,7 +372,6 @@ class MeshRun:
         self.mesh_rounds = mesh.Rounds(len(self.nodes), self.ports, present, known_owners)
 
     def rounds(self, full: bool) -> None:
-        """Run the rounds of the pattern, as long as there is time."""
         names = list(self.mesh_rounds.ports)
         offsets = (mesh.full if full else mesh.ring_and_skips)(len(names))
         for pairs in mesh.rounds(names, offsets):
@@ -451,7 +414,6 @@ class MeshRun:
         self.mesh_rounds.skip_explained()
 
     def results(self) -> dict[str, Mesh | Unknown]:
-        """The mesh of each node, or the reason for its absence."""
         for name in self.channels.lost:
             self.mesh_rounds.drop(name)
         results: dict[str, Mesh | Unknown] = {**self.mesh_rounds.meshes(), **self.channels.lost}

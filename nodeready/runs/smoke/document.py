@@ -187,8 +187,7 @@ def code(smoke: SmokeReport) -> int:
 
 #: NCCL's network without RDMA; the name of gloo, which is not NCCL.
 _SOCKET, _GLOO = "Socket", "gloo"
-#: Maximum characters of a name or a note.
-_NAME, _NOTE = 40, 200
+_NAME, _NOTE = 40, 200  # maximum characters of a name or a note
 
 
 def of_node(ranks: Iterable[RankNetwork | None]) -> RankNetwork | None:
@@ -208,10 +207,7 @@ def of_node(ranks: Iterable[RankNetwork | None]) -> RankNetwork | None:
 
 
 def network_of_nodes(results: Iterable[tuple[Test, SmokeOutcome]]) -> dict[str, RankNetwork]:
-    """Node -> its network in the last test.
-
-    Whether GPUDirect RDMA is used is only known of tests between nodes.
-    """
+    """Node -> its network in the last test; GPUDirect RDMA by tests between nodes."""
     network_of_node: dict[str, RankNetwork] = {}
     for test, outcome in results:
         for name, network in outcome.networks if test.purpose not in (SWEEP, CONTROL) else ():
@@ -299,7 +295,6 @@ def warnings(
 INSIDE, BETWEEN = "inside", "between"
 _TITLES = {INSIDE: "inside the node", BETWEEN: "between nodes"}
 _SETTINGS = {INSIDE: "smoke_min_node_gbps", BETWEEN: "smoke_min_gbps"}
-
 
 Policies = Mapping[str, Policy]
 Results = Iterable["tuple[Test, SmokeOutcome]"]

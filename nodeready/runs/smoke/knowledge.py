@@ -15,8 +15,7 @@ from nodeready.runs.ready import mesh
 
 NODE, GPU, PAIR, SCALE = KINDS = ("node", "gpu", "pair", "scale")
 
-#: The purposes of a test.
-ALONE, GROUP, HALF, CONFIRM = "alone", "group", "half", "confirm"
+ALONE, GROUP, HALF, CONFIRM = "alone", "group", "half", "confirm"  # the purposes of a test
 MERGE, SWEEP, CONTROL = "merge", "sweep", "control"
 
 
@@ -32,14 +31,11 @@ class Test:
     # (node, numbers of its GPUs that take part); of other nodes, all GPUs of the run
     gpus: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
-    # Not a test of pytest's.
-    __test__ = False
+    __test__ = False  # not a test of pytest's
 
 
 @dataclass(frozen=True)
 class SmokeOutcome:
-    """The outcome of a test."""
-
     ok: bool  # every rank ended with the right results
     cause: str = ""  # why the test failed, in words that two tests of the same fault share
     ms: float = 0.0  # the slowest rank's; 0: unknown
@@ -56,8 +52,6 @@ class SmokeOutcome:
 
 
 class Trial(NamedTuple):
-    """A finished test."""
-
     test: Test
     outcome: SmokeOutcome
 
@@ -97,8 +91,6 @@ class SmokeSuspect:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The result of a search."""
-
     suspects: tuple[SmokeSuspect, ...]  # in the order of the inventory
     # nodes that passed with other nodes (or alone, where there is one node)
     passed: tuple[str, ...]
@@ -215,7 +207,6 @@ class Knowledge:
         return suspects
 
     def result(self) -> SearchResult:
-        """The result so far."""
         doubted = [
             SmokeSuspect(NODE, (name,), (), (f"not confirmed: {reason}",))
             for name, reason in self.doubts.items()
@@ -252,18 +243,14 @@ T = TypeVar("T")
 #: 85 runs on 64 nodes that share one machine's memory, two nodes without a fault had at most 0.65
 #: and 0.67.
 REPORT_SHARE, _MEDIAN_SHARE = 0.7, 0.58
-#: Below this fraction, which is no noise, fewer retrials suffice.
-_CLEAR_SHARE = 0.4
+_CLEAR_SHARE = 0.4  # below this fraction, which is no noise, fewer retrials suffice
 #: Report a latency only if it is this number of milliseconds above that of the good nodes.
 NOISE_MS = 5.0
-#: Retrials if the result is clear, and in general.
-_FEW_RETRIALS, _RETRIALS = 3, 6
+_FEW_RETRIALS, _RETRIALS = 3, 6  # retrials if the result is clear, and in general
 
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """A test that the search requests."""
-
     purpose: str
     nodes: tuple[str, ...]
     # the number of good nodes to add; as many as needed for two nodes in any case
@@ -280,12 +267,10 @@ Hunt = Generator["list[TrialRequest]", Trials, "list[Hunt]"]
 
 
 def is_failed(trial: Trial | None) -> bool:
-    """Whether the test ran and failed."""
     return trial is not None and not trial.outcome.ok
 
 
 def cite_trials(trials: Iterable[Trial]) -> str:
-    """The numbers of the tests in a sentence."""
     return cite(trial.test for trial in trials)
 
 
@@ -345,10 +330,7 @@ def retry_alternately(
 
 
 def slow_reason(suspected: Sequence[Trial], good: Sequence[Trial], share: float) -> str:
-    """How much slower all trials of a suspect are than all trials of good nodes; "": they are not.
-
-    share: maximum fraction of the good nodes' bandwidth
-    """
+    """How much slower than good nodes a suspect always is, or "". share: of their bandwidth"""
     names = set(suspected[0].test.nodes).intersection(*(t.test.nodes for t in suspected))
     partner = "" if len(names) > 1 else " beside good nodes"
     subject = f"{join_names(sorted(names))}{partner}, in turns with "
@@ -390,7 +372,6 @@ def quartile(values: Iterable[float], quarter: int) -> float:
 
 
 def looks_slow(outcome: SmokeOutcome, usual_gbps: float, usual_ms: float) -> bool:
-    """Whether the test is so slow that it is investigated."""
     limit_ms = max(_INVESTIGATE_TIMES * usual_ms, usual_ms + NOISE_MS)
     is_late = usual_ms > 0 and outcome.ms > limit_ms
     return outcome.ok and (is_late or 0 < outcome.gbps < _INVESTIGATE_SHARE * usual_gbps)
@@ -398,8 +379,7 @@ def looks_slow(outcome: SmokeOutcome, usual_gbps: float, usual_ms: float) -> boo
 
 # --- The groups and the sweep.
 
-#: Up to this number of nodes, a sweep has all pairs.
-_ALL_PAIRS = 64
+_ALL_PAIRS = 64  # up to this number of nodes, a sweep has all pairs
 
 
 def split_groups(nodes: Sequence[str]) -> list[list[str]]:
@@ -414,10 +394,7 @@ def split_groups(nodes: Sequence[str]) -> list[list[str]]:
 
 
 def sweep_offsets(count: int, full: bool) -> list[int]:
-    """The offsets between the nodes of a pair, one per round of the sweep.
-
-    full: all offsets; else the ring and the skips, in both directions
-    """
+    """The offsets of the pairs of each round. full: all; else ring and skips, both ways"""
     if full or count <= _ALL_PAIRS:
         return [*mesh.full(count)]
     return [offset for skip in mesh.ring_and_skips(count) for offset in (skip, count - skip)]

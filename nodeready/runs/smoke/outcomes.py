@@ -25,16 +25,12 @@ from nodeready.runs.smoke.document import of_node
 from nodeready.runs.smoke.knowledge import SmokeOutcome, Test
 from nodeready.subjects.ports.checks import ports_text
 
-#: Maximum plausible values: a hundred times the bandwidth of a GPU's NVLinks, and an hour, which
-#: is longer than a test.
+#: Maximum plausible values: a hundred times a GPU's NVLinks; an hour, which no test lasts.
 _MAX_GBPS, _MAX_MS = 1e6, 3.6e6
-#: Characters of a rank's message in a cause.
-_MESSAGE_LENGTH = 200
-#: Phases in which a rank needs no other rank.
-_OWN_PHASES = ("start", "compute")
+_MESSAGE_LENGTH = 200  # characters of a rank's message in a cause
+_OWN_PHASES = ("start", "compute")  # phases in which a rank needs no other rank
 
-#: Messages of a rank without a connection: from nodeready, the kernel, PyTorch's store, gloo, and
-#: NCCL's sockets.
+#: A rank has no connection: from nodeready, the kernel, PyTorch's store, gloo, NCCL's sockets.
 _UNCONNECTED = re.compile(
     r"(?i)no connection|not answered|connect(?:ing)? to|unreachable|no route|refused|resolve"
     r"|resolution|name or service|clients joined"
@@ -81,11 +77,7 @@ def collective_outcome(
     answers: Mapping[str, CollectiveAnswer | str],
     orders: Mapping[str, CollectiveOrder],
 ) -> SmokeOutcome:
-    """The outcome of a collective.
-
-    answers: node -> its answer; a text is the reason why it gave none
-    orders:  node -> its order
-    """
+    """The outcome of a collective. answers: of nodes; a text: why there is none"""
     received = {name: a for name in test.nodes if isinstance(a := answers[name], CollectiveAnswer)}
     lost = tuple(name for name in test.nodes if name not in received)
     loss = f"{lost[0]} is lost: {_line(str(answers[lost[0]]))}" if lost else ""
@@ -227,11 +219,7 @@ def pairs_outcome(
     owners: mesh.Owners,
     ports: Mapping[str, tuple[int, ...]],
 ) -> SmokeOutcome:
-    """The outcome of a test of several pairs at once, each a source and its target.
-
-    answers: source -> its answer, or why it gave none
-    ports:   target -> the ports that its source was ordered to try
-    """
+    """The outcome of several pairs. answers: of sources; ports: of targets, to be tried"""
     outcomes = {
         edge: pair_outcome(
             replace(test, nodes=edge), answers[edge[0]], owners, ports[edge[1]]
@@ -261,11 +249,7 @@ def pairs_outcome(
 def pair_outcome(
     test: Test, answer: PairAnswer | str, owners: mesh.Owners, ports: tuple[int, ...]
 ) -> SmokeOutcome:
-    """The outcome of a pair, from the source's answer; a text is the reason why it gave none.
-
-    owners: the owners of all addresses
-    ports:  the ports that the source was ordered to try
-    """
+    """The outcome of a pair. answer: of its source, or why there is none; ports: to be tried"""
     source, target = test.nodes
     if isinstance(answer, str):
         return SmokeOutcome(False, f"{source} is lost: {_line(answer)}", lost=(source,))

@@ -39,8 +39,7 @@ from nodeready.subjects.snapshot import Snapshot
 
 # --- The engine of a run, the limit of its tests, and the idle GPUs of each node. Pure.
 
-#: An engine's name and its backend.
-Kind = tuple[str, str]
+Kind = tuple[str, str]  # an engine's name and its backend
 _NCCL, _GLOO, _TESTS = (TORCH, "nccl"), (TORCH, "gloo"), (NCCL_TESTS, "nccl")
 _PAIRS = (PAIRS, "tcp")
 _TITLES = {TORCH: "PyTorch", NCCL_TESTS: "nccl-tests", PAIRS: "pairs"}
@@ -50,8 +49,6 @@ MISSING_ENGINE = tuple(f"no {title}" for title in _TITLES.values())
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """The engine of a run."""
-
     kind: Kind = ("", "")  # engine and backend; ("", ""): no node has an engine
     name: str = ""  # such as ``torch 2.13.0 over gloo``
     proves: str = ""  # what a pass proves
@@ -175,18 +172,15 @@ def _other_versions(usable: Mapping[str, Engine]) -> dict[str, str]:
 
 # --- The limit of a test.
 
-#: Seconds of a start: for gloo, a fork, a store and a connection between every two ranks; for
-#: NCCL, the driver's context on each GPU and the search for paths between the GPUs; nccl-tests
-#: also load their libraries.
+#: Seconds of a start. gloo: a fork, a store and a connection between every two ranks. NCCL: the
+#: driver's contexts and the search for paths between GPUs; nccl-tests also load their libraries.
 _ENGINE_START_S = {_GLOO: 20.0, _NCCL: 40.0, _TESTS: 60.0}
 _MAX_START_S = 60.0
-#: Seconds to read PyTorch's gigabyte over NFS at 30 MB/s.
-_COLD_S = 40.0
+_COLD_S = 40.0  # seconds to read PyTorch's gigabyte over NFS at 30 MB/s
 #: Seconds for each additional rank: the store of rank 0 answers one rank at a time, and a small
 #: collective around a ring takes two steps per rank.
 _PER_RANK_S = 0.05
-#: Repetitions of the all_reduce whose bandwidth counts.
-_REPETITIONS = 6
+_REPETITIONS = 6  # repetitions of the all_reduce whose bandwidth counts
 #: The lowest Gbit/s that a test waits for: a tenth of the slowest port in use (1 Gbit/s), and of
 #: the slowest between GPUs of several nodes (10 Gbit/s).
 _MIN_GBPS = {"tcp": 0.1, "nccl": 1.0}
@@ -364,17 +358,14 @@ def _use(gpu: Gpu, busy: bool) -> tuple[str, tuple[str, ...]]:
 _SUBJECTS = ("gpus", "rdma", "nics", "host")
 #: Seconds to probe a node, each time. A driver that hangs must not cost the whole budget.
 _PROBE_S = 20
-#: The nodes are probed again only if these seconds remain.
-_MIN_LEFT_S = 3.0
+_MIN_LEFT_S = 3.0  # the nodes are probed again only if these seconds remain
 
 _MAIN = "nodeready.agent.smoke.program"
 #: Seconds until the program's first line: a login, and PyTorch from a disk that may be cold.
 _START_S = 85.0
-#: When most nodes have started, the remaining nodes get this multiple of the slowest start, and at
-#: least these seconds.
+#: The last nodes to start get this multiple of the slowest start, and at least these seconds.
 _START_TIMES, _MIN_START_S = 4, 20.0
-#: Seconds between two checks for nodes that have started.
-_TICK_S = 0.2
+_TICK_S = 0.2  # seconds between two checks for nodes that have started
 #: Seconds after the deadline at which listeners and ranks end, even if the connection does not.
 _LONGER_S = 5
 
@@ -383,8 +374,6 @@ Progress = Callable[[str, Iterable[str]], AbstractContextManager[Callable[[str],
 
 @dataclass(frozen=True)
 class SmokeTask:
-    """The request for a smoke test."""
-
     transport: Transport
     policies: Mapping[str, Policy]  # node -> its policy, in the inventory's order
     deadline: float  # the moment of time.monotonic() at which everything has ended
@@ -394,7 +383,6 @@ class SmokeTask:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the deadline."""
         return self.deadline - time.monotonic()
 
     @property

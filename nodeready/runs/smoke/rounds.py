@@ -57,8 +57,7 @@ _GRACE_S = 3.0
 #: A straggler gets this multiple of the time of half of its round's tests, or of earlier like
 #: tests, and at least these seconds; twice as long until most tests have passed.
 STRAGGLER_TIMES, MIN_TEST_S = 5, 3.0
-#: Maximum seconds that are kept for the snapshots after the tests.
-_AFTER_S = 8.0
+_AFTER_S = 8.0  # maximum seconds that are kept for the snapshots after the tests
 
 #: A round's purpose in words.
 _TITLES = {
@@ -71,8 +70,7 @@ _TITLES = {
 }
 
 _Order = CollectiveOrder | PairOrder
-#: A node's answer, or the reason why it has none.
-_Answer = CollectiveAnswer | PairAnswer | str
+_Answer = CollectiveAnswer | PairAnswer | str  # a node's answer, or the reason why it has none
 #: Tests with the same engine, and with one node or with several, take as long with as many ranks.
 _Likeness = tuple[Kind, bool]
 
@@ -311,10 +309,7 @@ class TestRounds:
     # --- One round.
 
     def run(self, tests: Sequence[Test], kind: Kind | None = None) -> dict[int, SmokeOutcome]:
-        """Run these tests in parallel. Raises OutOfTime.
-
-        kind: the engine and backend; None: those of the search
-        """
+        """Run these tests in parallel. kind: None: that of the search. Raises OutOfTime."""
         choice, lost = self.nodes.choice, {*self.channels.lost}
         room_s = self.stop_at - time.monotonic() - _MARGIN_S
         ready = [

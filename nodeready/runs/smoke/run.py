@@ -200,8 +200,7 @@ def _ports(before: Mapping[str, int], after: Mapping[str, int]) -> Iterator[str]
 
 # --- The smoke test.
 
-#: Maximum suspects that are tested with another engine.
-_MAX_CONTROLS = 5
+_MAX_CONTROLS = 5  # maximum suspects that are tested with another engine
 #: The library that an engine proves.
 _LIBRARIES = {"torch": "PyTorch or its library", "nccl-tests": "NCCL"}
 
@@ -256,7 +255,6 @@ class _SmokeRun:
         self.tests_alone = True  # whether the engine can test a node by itself
 
     def search(self) -> None:
-        """Search, round by round, as long as there is time."""
         names, task = self.nodes.names, self.task
         if not names:
             self.stopped = "no node could take part"
@@ -368,7 +366,6 @@ class _SmokeRun:
     # --- The end.
 
     def interrupt(self) -> None:
-        """End what runs on the nodes, and keep what is known."""
         transport = self.task.transport
         was_ended, transport.interrupted = transport.interrupted, True
         self.stopped = f"interrupted in round {self.rounds.count + 1}"
@@ -377,7 +374,6 @@ class _SmokeRun:
             transport.end()
 
     def report(self, started: str) -> document.SmokeReport:
-        """The document of what is known."""
         task, choice, result = self.task, self.nodes.choice, self.knowledge.result()
         suspects = [replace(s, evidence=self._evidence(s)) for s in result.suspects]
         blamed = {name for suspect in suspects for name in suspect.blamed}
@@ -517,10 +513,7 @@ _RESERVE_S = 3
 def run(
     inventory: str | None, options: SmokeOptions, tell: Tell
 ) -> tuple[SmokeReport, dict[str, int]]:
-    """The report, and the slots of each good node. Raises Refused.
-
-    inventory: None: the nodes of the job
-    """
+    """The report, and the slots of good nodes. inventory: None: the job's. Raises Refused."""
     settings = policy_settings(options.ports, options.user)
     job, budget_s = options.job, options.budget
     if job is None and inventory is None:

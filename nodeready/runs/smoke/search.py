@@ -54,12 +54,9 @@ Search = Generator["list[Test]", "Mapping[int, SmokeOutcome]", SearchResult]
 
 #: The fault that a hunt looks for: a test that fails, is slow, or fails only now and then.
 _BROKEN, _SLOW, _FLAKY = "broken", "slow", "flaky"
-#: The repetitions of a test that fails now and then.
-_REPEATS = 3
-#: Maximum faults between groups that are searched.
-_MAX_FAULTS = 16
-#: Maximum groups whose nodes are tested with every other group.
-_MAX_BASES = 3
+_REPEATS = 3  # the repetitions of a test that fails now and then
+_MAX_FAULTS = 16  # maximum faults between groups that are searched
+_MAX_BASES = 3  # maximum groups whose nodes are tested with every other group
 
 _NO_THIRD = "there is no third node to tell which of them it is"
 
@@ -118,7 +115,6 @@ class _FaultSearch:
     # --- Rounds.
 
     def run(self) -> Search:
-        """The whole search."""
         self.knowledge.positions = {name: index for index, name in enumerate(self.nodes)}
         steps = self._all_steps()
         try:
@@ -432,9 +428,7 @@ class _FaultSearch:
     # --- The cause of a failure between good nodes: two nodes, or two sets of nodes.
 
     def _pin_down(self, order: Sequence[str], low: int) -> Steps[bool]:
-        """Search for two nodes that make these nodes fail together. The first
-        ``low`` of them pass. Returns whether the cause was found.
-        """
+        """Search two nodes that fail together; the first ``low`` pass. Whether it found them"""
         lost_before = len(self.knowledge.lost)
         low -= len(self.knowledge.lost.intersection(order[:low]))
         order = [name for name in order if name not in self.knowledge.lost]
@@ -453,9 +447,7 @@ class _FaultSearch:
     def _shortest(
         self, order: Sequence[str], low: int, following: tuple[str, ...] = ()
     ) -> Steps[int]:
-        """The length of the shortest beginning of ``order`` that fails with the following nodes;
-        the first ``low`` pass.
-        """
+        """Length of the shortest beginning that fails with these; the first ``low`` pass."""
         high = len(order)
         while high - low > 1:
             middle = (low + high) // 2
@@ -620,12 +612,10 @@ def search(
     knowledge: Knowledge | None = None,
     tests_alone: bool = True,
 ) -> Search:
-    """Search among these nodes.
+    """Search among these nodes, in the inventory's order.
 
-    nodes:     in the inventory's order
     gpus:      node -> the numbers of its ranks' GPUs; none: ranks without GPUs
     full:      all pairs in the sweep, not only ring and skips
     knowledge: filled during the search, for a caller that stops before its end
-    tests_alone: whether each node is tested by itself first
     """
     return _FaultSearch([*nodes], gpus, full, knowledge or Knowledge(), tests_alone).run()

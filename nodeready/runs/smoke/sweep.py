@@ -32,8 +32,7 @@ from nodeready.runs.smoke.knowledge import (
 #: at least this multiple of the median node's: with 5 of 100 packets lost, a sweep sends about
 #: three again. This number of retrials with good nodes has to confirm it.
 _RETRANSMITS, _RETRANSMITS_TIMES, _RETRANSMITS_RETRIALS = 1.0, 5.0, 4
-#: Maximum slow pairs that are retried.
-_MAX_SLOW_PAIRS = 16
+_MAX_SLOW_PAIRS = 16  # maximum slow pairs that are retried
 
 Edge = tuple[str, ...]
 
@@ -43,13 +42,10 @@ def _is_firm(trials: Sequence[Trial]) -> bool:
 
 
 class Sweep:
-    """One sweep over the nodes that remain."""
-
     def __init__(self, knowledge: Knowledge, nodes: Sequence[str]) -> None:
         self.knowledge, self.nodes = knowledge, nodes
 
     def run(self, full: bool) -> Steps[None]:
-        """Test the paths, and add the suspects."""
         knowledge = self.knowledge
         pairs = {suspect.nodes for suspect in knowledge.suspects if suspect.kind == PAIR}
         trials: dict[Edge, list[Trial]] = {}

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from nodeready.core.exit_codes import Refused
-from nodeready.runs.deploy.command import make_waves
-from nodeready.runs.deploy.undo import parse
+from nodeready.runs.deploy.command import make_waves, parse_undo
 from nodeready.runs.values import read_batch
 from tests.fake import interrupts, one_by_one, says
 from tests.unit.commands import AWAY, DIES
@@ -106,7 +105,7 @@ def test_an_undo_only_looks_with_check(run):
 
 def test_an_answer_of_a_node_is_only_text():
     answer = "x.y remove /a\x1b[2J\nno line\nx.y evil /b\nx.y changed /c\nx.y failed /d: full\n"
-    undo = parse(answer)
+    undo = parse_undo(answer)
     assert [action.text for change in undo.changes for action in change.actions] == [
         "remove /a\\x1b[2J"
     ]

@@ -32,7 +32,7 @@ from nodeready.fleet.transport.srun import StepOutput
 from nodeready.runs import cores
 from nodeready.runs import tail as logs
 from nodeready.runs.audit.learned import read_settings
-from nodeready.runs.deploy import undo
+from nodeready.runs.deploy.command import parse_undo
 from nodeready.runs.memory import diff
 from nodeready.runs.memory.history import parse_drains, parse_jobs
 from nodeready.runs.postmortem import kernel_files, slurm_records
@@ -214,7 +214,7 @@ PARSERS: dict[str, Any] = {
     "a watchdog's lines": (lambda text: watchdog.reports(text.splitlines()),),
     "NCCL's lines": (lambda text: nccl_log.read_log(text.splitlines()),),
     "the jobs of a node": (parse_jobs,),
-    "what an undo takes back": (undo.parse,),
+    "what an undo takes back": (parse_undo,),
     "nvbandwidth's text": (
         lambda text: [*active.read_rates(text, dict.fromkeys(range(8), "H100"))],
     ),

@@ -19,8 +19,8 @@ from nodeready.runs.cores import (
     Crash,
     CrashFile,
     deduplicate,
-    file_names,
     group_crashes,
+    with_file_names,
 )
 from tests.cases import cases
 
@@ -180,9 +180,9 @@ def test_escapes_that_a_core_has_are_shown():
 
 
 def test_every_text_has_a_name_of_its_own_in_the_directory():
-    odd = crash("@docker/x y/../..", 5)
-    names = file_names([CRASHES[0], CRASHES[0], odd])
-    assert names == ["gpu1-7.txt", "gpu1-7-2.txt", "_docker_x_y_.._..-7.txt"]
+    odd = crash("@docker/x y/../..", 5, NCCL)
+    files = [crash.text_file for crash in with_file_names([CRASHES[0], CRASHES[0], odd])]
+    assert files == ["gpu1-7.txt", "gpu1-7-2.txt", "_docker_x_y_.._..-7.txt"]
 
 
 @pytest.mark.parametrize(("text", "size"), [
