@@ -396,7 +396,8 @@ def classify(
     if state == "t" or process.tracer:
         reason = "another process traces it: a debugger, strace"
         return Classification("traced", None, reason, stack, used)
-    verdict, wakeups, work = None, None, process.work
+    verdict, wakeups, is_loop = None, None, process.work.startswith(LOOP_COUNTS)
+    work = "" if is_loop else process.work
     seconds = interval_s * (len(process.cpu_s) - 1)
     if len(mains) > 1:
         if len({*mains}) > 1 and not all(table.same(mains[0], main) for main in mains[1:]):
@@ -422,9 +423,7 @@ def classify(
     has_woken = process.untimed and bool(_range(process.switches))
     # A log that counts shows that a rank has waited for its peers for a moment only.
     waits_for_ranks = mains and table.reading(mains[-1]).for_ranks
-    is_loop = process.work.startswith(LOOP_COUNTS)
-    has_work = process.work.startswith(LOG_COUNTS) or (process.work and not waits_for_ranks)
-    has_work = has_work and not is_loop
+    has_work = work.startswith(LOG_COUNTS) or (work and not waits_for_ranks)
     if verdict is not None and (thread in process.received or has_woken or has_work):
         # It got what it had waited for, and waits for more; or it works, or its descendants.
         verdict = "progressing"
@@ -434,6 +433,8 @@ def classify(
     if stack is None:
         reason = _no_stack(process)
         return Classification("dead" if reason == _GONE else "no-data", None, reason, None, used)
+    # A loop without an end may count, too.
+    work = process.work if is_loop and verdict == "spinning" else work
     return Classification("stack", verdict, "", stack, used, wakeups, thread, work)
 
 

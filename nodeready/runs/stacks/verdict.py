@@ -178,7 +178,7 @@ def gone(job: HungJob) -> HangFinding | None:
 def works(job: HungJob) -> HangFinding | None:
     """A rank works, or its descendants or its GPU, and no other rank keeps its peers waiting."""
     work = {at: group.work for at, group in enumerate(job.groups)
-            if group.work and group.verdict == "progressing"}  # fmt: skip
+            if group.verdict == "progressing" and group.work}  # fmt: skip
     busy = _busy_gpus(job)
     for at in {*job.suspects}.difference(work):
         ranks, is_awake = {*job.groups[at].ranks}, job.groups[at].verdict == "spinning"
