@@ -15,7 +15,6 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 import nodeready
-from nodeready.cli.options import defaults_of
 from nodeready.core.exit_codes import Refused, exit_code, handle_signals, leave
 from nodeready.core.shell import search_path
 from nodeready.core.text import sanitise
@@ -164,6 +163,9 @@ class _Commands(click.Group):
         if self.is_the_command and not contacts_nodes:
             handle_signals(signal.default_int_handler)
         if self.is_the_command and command is not None:
+            # Not above: the list of commands needs no option of theirs.
+            from nodeready.cli.options import defaults_of
+
             ctx.default_map = {str(command.name): defaults_of(command, _COMMANDS)}
         if contacts_nodes and command is not None and command.callback is not None:
             command.callback = _patched(command.callback)
