@@ -65,6 +65,7 @@ function bare(line) {{
     while (match(line, /{_STAMP}/)) line = substr(line, RLENGTH + 1)
     return line
 }}
+function is_hardware(line) {{ return line ~ /{hardware_log.WORDS}/ }}
 function named(text,  all) {{
     while (match(text, /{_ADDRESS}/)) {{
         all = all substr(text, RSTART, RLENGTH) " "
@@ -115,7 +116,7 @@ function read_line(  text, inside, key, size) {{
     if (!/NVRM|SXid|amdgpu|nvidia.*: probe |Uncorrect|DPC: |inaccessible|Nvlink Core/ &&
         !/recover .no error|qcm fence|The cp might|message .*ret is/ &&
         !/\[Hardware Error\]: .*(severity|device_id|section_type): / &&
-        !/{hardware_log.WORDS}/) return
+        !is_hardware($0)) return
     if (users != "" && index($0, users) == 1) return
     if (lead != $0 && bare(lead) !~ /{xids.ORIGIN}|{_DEVICES}|^-+\[ cut here /) return
     if (inside && bare(lead) !~ /{xids.ORIGIN}/) return
@@ -170,7 +171,7 @@ function read_line(  text, inside, key, size) {{
         gsub(/0x[0-9a-fA-F]+/, "#", key)
         gsub(/[0-9]+/, "#", key)
         keep(named(text) key, text)
-    }} else if (text ~ /{hardware_log.WORDS}/) {{
+    }} else if (is_hardware(text)) {{
         # The numbers in names of disks, ports and processors stay. The hundreds of servers of
         # objects (OST) of a Lustre are one kind.
         key = text
