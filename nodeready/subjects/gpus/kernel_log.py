@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from nodeready.core.base import Output, Section
 from nodeready.subjects import hardware_log
@@ -393,7 +394,12 @@ def _best(output: Output) -> _Scan | None:
 
 def hardware(outputs: Mapping[str, Output], subject: str) -> HardwareLog:
     """What the log says of a subject's devices, other than GPUs."""
-    output = outputs.get(SECTION.name, Output("", 0))
+    return _hardware(outputs.get(SECTION.name, Output("", 0)), subject)
+
+
+@lru_cache(maxsize=64)
+def _hardware(output: Output, subject: str) -> HardwareLog:
+    # Thousands of nodes have the same log.
     scan = _best(output)
     if scan is None:
         tool = _tool(output, scan)
@@ -403,6 +409,7 @@ def hardware(outputs: Mapping[str, Output], subject: str) -> HardwareLog:
     return HardwareLog(tuple(faults), scan.source, begins_s=begins_s)
 
 
+@lru_cache(maxsize=64)
 def parse(output: Output) -> tuple[tuple[KernelFault, ...], Tool]:
     """The faults of this boot, equal ones counted, and whether the log could be read at all."""
     scan = _best(output)
