@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -15,11 +16,10 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 import nodeready
-from nodeready.cli.options import defaults_of
 from nodeready.core.exit_codes import Refused, exit_code, handle_signals, leave
 from nodeready.core.shell import search_path
-from nodeready.core.text import sanitise
 
+_MAX_WIDTH = 100
 #: Subcommand -> its line in the help. Its module is imported only when the command is used, so
 #: that --help is quick.
 _COMMANDS = {
@@ -164,6 +164,9 @@ class _Commands(click.Group):
         if self.is_the_command and not contacts_nodes:
             handle_signals(signal.default_int_handler)
         if self.is_the_command and command is not None:
+            # Not above: the list of commands needs no option of theirs.
+            from nodeready.cli.options import defaults_of
+
             ctx.default_map = {str(command.name): defaults_of(command, _COMMANDS)}
         if contacts_nodes and command is not None and command.callback is not None:
             command.callback = _patched(command.callback)
@@ -189,7 +192,7 @@ class _Commands(click.Group):
         "help_option_names": ["-h", "--help"],
         "auto_envvar_prefix": "NODEREADY",
         "show_default": True,
-        "max_content_width": 100,
+        "max_content_width": _MAX_WIDTH,
     },
 )
 @click.version_option(nodeready.__version__, prog_name="nodeready")
@@ -233,8 +236,20 @@ def completion(shell: str) -> None:
 
 def complain(text: str) -> None:
     """Print each line of the text to standard error as a problem."""
+    from nodeready.core.text import sanitise
+
     for line in text.split("\n"):
         click.echo(f"nodeready: {sanitise(line)}", err=True)
+
+
+def _help_width() -> int:
+    """The width of --help, as click reads it from shutil, whose import takes 3 ms."""
+    columns = os.environ.get("COLUMNS", "")
+    width = int(columns) if columns.isdecimal() else 0
+    if not width:
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            width = os.get_terminal_size(sys.__stdout__.fileno()).columns  # type: ignore
+    return max(min(width or 80, _MAX_WIDTH) - 2, 50)
 
 
 def main(arguments: list[str] | None = None) -> Any:
@@ -246,7 +261,11 @@ def main(arguments: list[str] | None = None) -> Any:
     _Commands.is_the_command = True
     try:
         status = cli.main(
-            arguments, prog_name="nodeready", standalone_mode=False, obj=original_path
+            arguments,
+            prog_name="nodeready",
+            standalone_mode=False,
+            obj=original_path,
+            terminal_width=_help_width(),
         )
         sys.exit(status or 0)
     except click.exceptions.NoArgsIsHelpError as error:

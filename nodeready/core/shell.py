@@ -8,7 +8,7 @@ runs under POSIX sh.
 
 from __future__ import annotations
 
-import base64
+import binascii
 import os
 import re
 import shlex
@@ -101,7 +101,8 @@ def command(script: str, timeout_s: int, tag: str, payload: str | None = None) -
     else:
         # In front of a payload, the script is one line: `read` takes that line from a pipe and no
         # byte more, where other programs take what they can (head of busybox).
-        text = base64.b64encode(program.encode("utf-8", "surrogateescape")).decode("ascii")
+        data = program.encode("utf-8", "surrogateescape")
+        text = binascii.b2a_base64(data, newline=False).decode("ascii")
         stdin = f"{text}\n{payload}"
         inner = 'trap : TERM; exec 3<&0; read -r nr && (eval "$(echo $nr|base64 -d)")'
     return ShellCommand(

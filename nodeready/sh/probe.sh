@@ -120,15 +120,20 @@ $1"
     for nr_place in "$@"; do nr_places="$nr_places
 $nr_place"; done
 }
-# nr_search: the noted files' lines with one of the noted patterns, into nr_hits: FILE:LINE:TEXT.
-nr_searched=
+# nr_search: the noted files' lines with one of the noted patterns, into nr_hits: FILE:LINE:TEXT. The
+# same process reads the lines for nr_self, as the shell itself would need 900 calls.
+nr_searched='' nr_own=''
 nr_search() {
     nr_searched=1
+    nr_seek '^(Uid|CapEff|CapBnd):[[:space:]]' /proc/self/status
     set -f
     IFS='
 '
     # shellcheck disable=SC2086 # one word per file
     nr_hits=$(grep -asHniE -e "${nr_patterns#?}" $nr_places /dev/null) || [ $? -le 125 ] || exit 1
+    for nr_row in $nr_hits; do
+        case $nr_row in /proc/self/status:*) nr_own="$nr_own ${nr_row#/*:*:}" ;; esac
+    done
     unset IFS
     set +f
 }
@@ -211,15 +216,11 @@ nr_seen_at() {
 "*) ;;
     *) return 1 ;;
     esac
-    nr_row=${nr_rows%%" $1
-"*}
-    nr_row=${nr_row##*at=}
-    nr_mode=$((0x${nr_row%% *} & 4095))
-    nr_row=${nr_row#* }
-    nr_uid=${nr_row%% *}
-    nr_row=${nr_row#* }
-    nr_gid=${nr_row%% *}
-    nr_size=${nr_row#* }
+    # shellcheck disable=SC2086 # the last four words are the file's
+    set -f && set -- ${nr_rows%%" $1
+"*} && set +f
+    shift $(($# - 4))
+    nr_mode=$((0x${1#at=} & 4095)) nr_uid=$2 nr_gid=$3 nr_size=$4
 }
 
 # nr_have NAME...: "have=NAME" for each command that is installed.
@@ -231,11 +232,13 @@ nr_have() {
 
 # nr_there NAME FILE...: "NAME=FILE" for each file or link that is there.
 nr_there() {
-    nr_label=$1
+    nr_label=$1 nr_row=
     shift
     for nr_place in "$@"; do
-        if [ -e "$nr_place" ] || [ -L "$nr_place" ]; then printf '%s=%s\n' "$nr_label" "$nr_place"; fi
+        if [ -e "$nr_place" ] || [ -L "$nr_place" ]; then nr_row="$nr_row$nr_label=$nr_place
+"; fi
     done
+    printf %s "$nr_row"
 }
 
 # nr_status NAME /proc/PID: set nr_field to the first word of this line of the file status; to nothing
@@ -248,10 +251,16 @@ nr_status() {
 }
 
 # nr_self: set nr_self_uid and nr_self_euid, the numbers of this user, and nr_self_caps and nr_self_bound,
-# the masks CapEff and CapBnd; once in a shell, which reads the file by single bytes.
+# the masks CapEff and CapBnd; once in a shell.
 nr_self() {
     if [ -n "${nr_self_bound:-}" ]; then return; fi
     nr_self_uid='' nr_self_euid='' nr_self_caps='' nr_self_bound=''
+    # shellcheck disable=SC2086 # Uid: four numbers, CapEff: a mask, CapBnd: a mask
+    set -- $nr_own
+    if [ $# = 9 ]; then
+        nr_self_uid=$2 nr_self_euid=$3 nr_self_caps=$7 nr_self_bound=$9
+        return
+    fi
     while read -r nr_key nr_field nr_more; do
         case $nr_key in
         Uid:) nr_self_uid=$nr_field nr_self_euid=${nr_more%%[!0-9]*} ;;

@@ -26,7 +26,7 @@ OPEN_FILES = (
     "/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_config", "/usr/etc/ssh/ssh_config",
     "/etc/ssh/ssh_config.d/*.conf", "/usr/etc/ssh/ssh_config.d/*.conf",
     "/etc/profile.d/*nodeready*", "/etc/pdsh/rcmd_default", "/etc/environment",
-    *(f"{parent}/pdsh/sshcmd.so" for parent in ("/usr/lib", "/usr/lib64", "/usr/lib/*")),
+    *(f"{parent}/pdsh/sshcmd.so" for parent in ("/usr/lib", "/usr/lib64", "/usr/lib/*-linux-*")),
 )  # fmt: skip
 #: The directories of the files that a deploy writes, beside the policy's directory of cores;
 #: shell patterns. They are read here once, so that no later section starts a process for them.
@@ -68,6 +68,14 @@ def _access_script(policy: Policy) -> str:
     for nr_file in {" ".join(_LOADERS)}; do
         if [ -x "$nr_file" ]; then nr_loader=$nr_file; break; fi
     done
+    nr_path=
+    IFS=:
+    for nr_dir in $PATH; do
+        case $nr_dir in /*) ;; *) continue ;; esac
+        if [ -L "$nr_dir" ] && [ "$nr_dir" -ef "/usr$nr_dir" ]; then continue; fi
+        nr_path="$nr_path$nr_dir:"
+    done
+    unset IFS
     set --
     for nr_file in {" ".join(OPEN_FILES)}; do
         if [ -e "$nr_file" ] || [ -L "$nr_file" ]; then set -- "$@" "$nr_file"; fi
@@ -76,10 +84,8 @@ def _access_script(policy: Policy) -> str:
     for nr_name in {plain}; do
         nr_first=
         IFS=:
-        for nr_dir in $PATH; do
+        for nr_dir in $nr_path; do
             nr_file=$nr_dir/$nr_name
-            case $nr_file in /*) ;; *) continue ;; esac
-            if [ -L "$nr_dir" ] && [ "$nr_dir" -ef "/usr$nr_dir" ]; then continue; fi
             if [ -f "$nr_file" ] || [ -L "$nr_file" ]; then
                 set -- "$@" "$nr_file"
                 nr_first=${{nr_first:-$nr_file}}

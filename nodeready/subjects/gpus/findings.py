@@ -121,8 +121,8 @@ def unreadable_text(observed: Gpus, reads: Collection[str]) -> str:
     """The GPUs for which a tool could not read one of these fields, and the tool's words."""
     unread_gpus = []
     for gpu in observed.gpus:
-        words = dict.fromkeys(text for field, text in gpu.unread if field in reads)
-        if words:
+        # Mostly empty, and asked by every check.
+        if words := gpu.unread and dict.fromkeys(w for name, w in gpu.unread if name in reads):
             unread_gpus.append((gpu, f"its tool cannot tell: {join_names(words)}"))
     return findings_text(unread_gpus) if unread_gpus else ""
 

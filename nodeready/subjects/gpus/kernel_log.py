@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from nodeready.core.base import Output, Section
 from nodeready.subjects import hardware_log
@@ -70,6 +71,7 @@ function bare(line) {{
     while (match(line, /{_STAMP}/)) line = substr(line, RLENGTH + 1)
     return line
 }}
+function is_hardware(line) {{ return line ~ /{hardware_log.WORDS}/ }}
 function named(text,  all) {{
     while (match(text, /{_ADDRESS}/)) {{
         all = all substr(text, RSTART, RLENGTH) " "
@@ -134,7 +136,7 @@ function read_line(  text, inside, key, size) {{
         !/recover .no error|qcm fence|The cp might|message .*ret is|callbacks suppressed/ &&
         !/[.]this_module|Lockdown: |Loading of .*rejected/ &&
         !/\[Hardware Error\]: .*(severity|device_id|section_type): / &&
-        !/{hardware_log.WORDS}/) return
+        !is_hardware($0)) return
     if (users != "" && index($0, users) == 1) return
     if (lead != $0 && bare(lead) !~ /{xids.ORIGIN}|{_DEVICES}|^-+\[ cut here /) return
     if (inside && bare(lead) !~ /{xids.ORIGIN}/) return
@@ -202,7 +204,7 @@ function read_line(  text, inside, key, size) {{
         gsub(/0x[0-9a-fA-F]+/, "#", key)
         gsub(/[0-9]+/, "#", key)
         keep(named(text) key, text)
-    }} else if (text ~ /{hardware_log.WORDS}/) {{
+    }} else if (is_hardware(text)) {{
         # The numbers in names of disks, ports and processors stay. The hundreds of servers of
         # objects (OST) of a Lustre are one kind.
         key = text
@@ -432,7 +434,12 @@ def _best(output: Output) -> _Scan | None:
 
 def hardware(outputs: Mapping[str, Output], subject: str) -> HardwareLog:
     """What the log says of a subject's devices, other than GPUs."""
-    output = outputs.get(SECTION.name, Output("", 0))
+    return _hardware(outputs.get(SECTION.name, Output("", 0)), subject)
+
+
+@lru_cache(maxsize=64)
+def _hardware(output: Output, subject: str) -> HardwareLog:
+    # Thousands of nodes have the same log.
     scan = _best(output)
     if scan is None:
         tool = _tool(output, scan)
@@ -442,6 +449,7 @@ def hardware(outputs: Mapping[str, Output], subject: str) -> HardwareLog:
     return HardwareLog(tuple(faults), scan.source, begins_s=begins_s)
 
 
+@lru_cache(maxsize=64)
 def parse(output: Output) -> tuple[tuple[KernelFault, ...], Tool]:
     """The faults of this boot, equal ones counted, and whether the log could be read at all."""
     scan = _best(output)

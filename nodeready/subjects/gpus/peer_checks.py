@@ -65,10 +65,13 @@ def acs(observed: Gpus, policy: Policy) -> Result:
     judged, redirecting, fix = set[str](), dict[str, str](), ""
     for device in peers.devices:
         for peer in peers.devices:
-            kinds, steps = {device.kind, peer.kind}, zip(device.bridges, peer.bridges)
+            kinds = device.kind, peer.kind
+            if "gpu" not in kinds or (has_links and kinds == ("gpu", "gpu")):
+                continue
+            steps = zip(device.bridges, peer.bridges)
             fork = next((fork for fork in steps if fork[0] != fork[1]), ("", ""))
             port = ports.get(fork[0])
-            if port is None or "gpu" not in kinds or (kinds == {"gpu"} and has_links):
+            if port is None:
                 continue
             judged.add(port.address)
             if _redirecting_bits(port.acs or 0, device.kind, peer.kind):

@@ -221,8 +221,8 @@ def _dpkg(text: str) -> dict[str, str]:
 
 def parse_versions(text: str) -> dict[str, str]:
     """Software -> the version of its package; without missing packages. Never raises."""
-    match = re.search(r"^packages=(dpkg|apk|rpm)\n(.*?)(?:^packages=end$|\Z)", text, re.M | re.S)
-    return dict(_versions(match[1], match[2])) if match else {}
+    how, _, packages = f"\n{text}".partition("\npackages=")[2].partition("\n")
+    return dict(_versions(how, f"\n{packages}".partition("\npackages=end")[0][1:]))
 
 
 @lru_cache(maxsize=64)
@@ -232,6 +232,8 @@ def _versions(how: str, text: str) -> tuple[tuple[str, str], ...]:
         versions = _dpkg(text)
     elif how == "apk":
         versions = dict(re.findall(r"^P:(\S+)\nV:(\S+)$", text, re.M))
+    elif how != "rpm":
+        versions = {}
     else:
         # Several versions of one package may be installed: rpm prints the newest last.
         versions = dict(re.findall(r"^(\S+) (\S+)$", text, re.M))
@@ -405,7 +407,11 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
     system = files.values("/etc/os-release", "=") or files.values("/usr/lib/os-release", "=")
     # KiB, or a number of huge pages.
     meminfo = files.values("/proc/meminfo", ":").items()
-    memory = {name: _number(value.replace("kB", "")) for name, value in meminfo}
+    memory = {
+        name: _number(value.replace("kB", ""))
+        for name, value in meminfo
+        if name.startswith(("Mem", "Swap", "Huge"))
+    }
     mib = {name: None if kib is None else kib // 1024 for name, kib in memory.items()}
     load, up = files.words("/proc/loadavg"), files.words("/proc/uptime")
     handles = files.words(f"{_SYS}/fs/file-nr")

@@ -123,7 +123,7 @@ def _script(policy: Policy) -> str:
     sshd = " ".join((*limit_files.SSHD_CONFIG, *limit_files.SSHD_INCLUDED))
     names = "|".join(shell.quote(service[:15]) for service in services)
     scan = rf"""
-    nr_find limits '/proc/*'
+    nr_find limits '/proc/*/comm:*'
     for nr_row in $nr_found; do
         nr_pid=${{nr_row%%/comm:*}}
         nr_pid=${{nr_pid#/proc/}}
@@ -152,10 +152,8 @@ def _seeks(policy: Policy) -> str:
     scan = rf"""
     if [ ! -d /run/systemd/system ]; then nr_seek {pattern} /proc/[0-9]*/comm; fi
     """
-    strict = "nr_seek '^-?session[[:space:]]+requi.*pam_limits' /etc/pam.d/* /usr/lib/pam.d/*"
     return rf"""
-    nr_self
-    case $nr_self_bound in {_NO_RESOURCE}) {strict} ;; esac
+    nr_seek '^-?session[[:space:]]+requi.*pam_limits' /etc/pam.d/* /usr/lib/pam.d/*
     {scan if names else ""}
     """
 

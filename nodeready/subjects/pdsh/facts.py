@@ -23,7 +23,7 @@ _SHELL_FILES = (
     "/etc/zshrc", "/etc/zsh/zshrc", "/etc/csh.cshrc", "/etc/csh.login", "/etc/default/locale",
 )  # fmt: skip
 
-_LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/lib/*", "/usr/local/lib", "/usr/local/lib64")
+_LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/lib/*-linux-*", "/usr/local/lib", "/usr/local/lib64")
 
 
 def _script(policy: Policy) -> str:

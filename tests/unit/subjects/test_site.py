@@ -1,5 +1,6 @@
 """Checks of a site's own: what they print in a real shell, and how it is judged."""
 
+import base64
 import os
 import re
 import subprocess
@@ -86,7 +87,7 @@ def test_the_examples_of_the_page_are_as_they_should_be():
 def test_an_answer_that_makes_no_sense_is_unknown(answer):
     policy = Policy(site_checks=(parse({"id": "a", "run": "echo", "equals": ""}),))
     text = f"\n@{NONCE} begin site\n{answer}\n@{NONCE} rc 0\n\n@{NONCE} end\n"
-    packed = shell.base64.b64encode(text.encode()).decode()
+    packed = base64.b64encode(text.encode()).decode()
     observed = snapshot.read(
         f"nodeready/1 {NONCE} plain\n{packed}\nnodeready/1 {NONCE} end\n", PROBES, policy, NONCE
     )
