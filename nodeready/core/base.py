@@ -106,16 +106,8 @@ class Output:
         start, text = f"{name}=", self.require()
         if not text.isascii() or any(ending in text for ending in _OTHER_ENDS):
             return [line[len(start) :] for line in text.splitlines() if line.startswith(start)]
-        # Most lines have another name: search instead of splitting.
-        values, position = [], 0 if text.startswith(start) else text.find(f"\n{start}") + 1
-        while position or text.startswith(start, position):
-            begin = position + len(start)
-            end = text.find("\n", begin)
-            values.append(text[begin : end if end >= 0 else len(text)])
-            position = text.find(f"\n{start}", end) + 1 if end >= 0 else 0
-            if not position:
-                break
-        return values
+        # Most lines have another name: this is faster than a list of all lines.
+        return [part.partition("\n")[0] for part in f"\n{text}".split(f"\n{start}")[1:]]
 
     def files(self) -> dict[str, bytes]:
         """The files that nr_exact printed, path -> the bytes as they are on the node."""

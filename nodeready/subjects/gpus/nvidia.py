@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from nodeready.core.base import Output, Section
@@ -226,16 +226,12 @@ _NO_PROCESSES = "<processes>\n\t\t</processes>"
 _LEAF = re.compile(r"\s*<([a-z0-9_]+)>([^<>&]*)</\1>\s*")
 _OPENING, _CLOSING = re.compile(r"\s*<([a-z0-9_]+)>\s*"), re.compile(r"\s*</([a-z0-9_]+)>\s*")
 _STRANGE = re.compile(r"[^\t\n\x20-\x7e]")
-_SLOWDOWN = "<gpu_temp_slow_threshold>"
 #: GPUs that were read in full, by place, driver and address: those of 64 nodes of eight GPUs.
 _TEMPLATES: TemplateCache[Gpu] = TemplateCache(512)
 
 
-def _from_template(template: ParsedTemplate[Gpu], lines: list[str]) -> Gpu | None:
-    """The GPU of these lines; None where they differ in more than plain values."""
-    differing = template.differing(lines)
-    if differing is None:
-        return None
+def _with_values(gpu: Gpu, differing: Mapping[str, str], *, prints_slowdown: bool) -> Gpu | None:
+    """The GPU with these values; None where one is not plain."""
     fields: dict[str, Any] = {}
     for path, text in differing.items():
         plain, field = _VARIES[path]
@@ -244,19 +240,13 @@ def _from_template(template: ParsedTemplate[Gpu], lines: list[str]) -> Gpu | Non
             return None
         if field:
             fields[field] = value if field in ("uuid", "serial") else number(value)
-    gpu = template.read
-    current, degrees_left, slow = (
-        gpu.temperature_c,
-        gpu.temperature_left_c,
-        gpu.temperature_slowdown_c,
-    )
     # The slow-down temperature follows from the degrees left, where it is not printed.
-    printed = _SLOWDOWN in template.context
-    if current is not None and degrees_left is not None and slow is not None and not printed:
-        slow -= current + degrees_left
-        slow += fields.get("temperature_c", current)
-        slow += fields.get("temperature_left_c", degrees_left)
-        fields["temperature_slowdown_c"] = slow
+    degrees = gpu.temperature_c, gpu.temperature_left_c, gpu.temperature_slowdown_c
+    if None not in degrees and not prints_slowdown:
+        fields["temperature_slowdown_c"] = (gpu.temperature_slowdown_c or 0) + sum(
+            fields.get(field, getattr(gpu, field)) - getattr(gpu, field)
+            for field in ("temperature_c", "temperature_left_c")
+        )
     return fast_replace(gpu, **fields)
 
 
@@ -308,17 +298,14 @@ def _parse_block(index: int, major: int | None, text: str) -> Gpu | None:
             raise ElementTree.ParseError
         text = f"{text[: match.start()]}{_NO_PROCESSES}{text[match.end() :]}"
     lines = text.split("\n")
-    context = (index, major, _SLOWDOWN if _SLOWDOWN in text else "")
-    for template in _TEMPLATES.of(lines, *context):
-        gpu = _from_template(template, lines)
+    context = (index, major, "<gpu_temp_slow_threshold>" in text)
+    gpu = _TEMPLATES.adapted(partial(_with_values, prints_slowdown=context[2]), lines, *context)
+    if gpu is None:
+        if _STRANGE.search(text):
+            raise ElementTree.ParseError
+        gpu = parse_gpu(index, Element(ElementTree.fromstring(f"{text}</gpu>"), major))
         if gpu is not None:
-            _TEMPLATES.mark_used(template)
-            return fast_replace(gpu, processes=processes) if processes else gpu
-    if _STRANGE.search(text):
-        raise ElementTree.ParseError
-    gpu = parse_gpu(index, Element(ElementTree.fromstring(f"{text}</gpu>"), major))
-    if gpu is not None:
-        _TEMPLATES.keep(ParsedTemplate(tuple(lines), gpu, _varying(lines), context))
+            _TEMPLATES.keep(ParsedTemplate(tuple(lines), gpu, _varying(lines), context))
     return gpu if gpu is None or not processes else fast_replace(gpu, processes=processes)
 
 

@@ -138,12 +138,11 @@ def _parse_interfaces(output: Output) -> _BareInterfaces:
     """Raises ProbeError without any interface: every node has lo."""
     text = output.require()
     lines = text.split("\n")
-    for template in _TEMPLATES.of(lines):
-        differing = template.differing(lines)
-        if differing is not None:
-            _TEMPLATES.mark_used(template)
-            interfaces, bonds, ends = template.read
-            return nic.with_values(interfaces, differing), bonds, ends
+    adapted = _TEMPLATES.adapted(
+        lambda read, differing: (nic.with_values(read[0], differing), read[1], read[2]), lines
+    )
+    if adapted is not None:
+        return adapted
     attributes = nic.attributes(text)
     if not attributes:
         raise ProbeError(f"no interface in {nic.NET}", text.strip())

@@ -577,12 +577,8 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
     """
     output = outputs["rdma"]
     lines = output.require().split("\n")
-    for template in _TEMPLATES.of(lines):
-        differing = template.differing(lines)
-        parsed = None if differing is None else _with_values(template.read, differing)
-        if parsed is not None:
-            _TEMPLATES.mark_used(template)
-            return parsed
+    if adapted := _TEMPLATES.adapted(_with_values, lines):
+        return adapted
     files_by_root = _devices(lines)
     infiniband, cxi = files_by_root[_IB], files_by_root[_CXI]
     # The devices that programs can open name themselves in ibdev.
