@@ -16,18 +16,7 @@ from functools import cache
 from typing import Any, cast
 
 from nodeready.core import settings as kinds
-from nodeready.core.settings import (
-    MOST_CHARACTERS,
-    WAIVERS,
-    Invalid,
-    Names,
-    SettingKind,
-    Table,
-    Waiver,
-    setting,
-    suggestion,
-    value_text,
-)
+from nodeready.core.settings import Invalid, Names, SettingKind, setting, suggestion, value_text
 
 # --- A check of a site's own, as a file of `checks.d` or the setting `site_checks` declares it.
 
@@ -137,8 +126,8 @@ def _text(table: Mapping[str, Any], key: str) -> str:
     value = table.get(key, "")
     if not isinstance(value, str):
         raise Invalid(f"{key} = {value_text(value)}: must be a string")
-    if len(value) > MOST_CHARACTERS:
-        raise Invalid(f"{key}: must have at most {MOST_CHARACTERS} characters")
+    if len(value) > kinds.MOST_CHARACTERS:
+        raise Invalid(f"{key}: must have at most {kinds.MOST_CHARACTERS} characters")
     value = value.replace("\r\n", "\n")
     if _NO_TEXT.search(value):
         raise Invalid(f"{key} = {value_text(value)}: must not contain control characters")
@@ -373,10 +362,10 @@ class Policy:
     xid_ignore: tuple[int, ...] = setting((), kinds.whole_numbers(0, 1023))
     # Network interfaces that every node has, with their required values: {'eth0': {'speed_mbps':
     # 100000, 'mtu': 9000, 'driver': 'mlx5_core'}}.
-    nics: Table = setting((), kinds.table(speed_mbps=int, mtu=int, driver=str, firmware=str))
+    nics: kinds.Table = setting((), kinds.table(speed_mbps=int, mtu=int, driver=str, firmware=str))
     # RDMA ports that every node has, as DEVICE/PORT, with their required values: {'mlx5_0/1':
     # {'rate_gbps': 400, 'link_layer': 'InfiniBand', 'firmware': '28.39.1002'}}.
-    rdma_ports: Table = setting((), kinds.table(rate_gbps=int, link_layer=str, firmware=str))
+    rdma_ports: kinds.Table = setting((), kinds.table(rate_gbps=int, link_layer=str, firmware=str))
     # The kernel's release, as uname -r; '': any.
     kernel_release: str = setting("", kinds.LINE)
     # Distribution and version, ID and VERSION_ID of os-release(5): 'ubuntu 22.04'.
@@ -428,7 +417,7 @@ class Policy:
     # Known and accepted findings, check id -> reason: they are listed as waived and do not fail:
     # {'nics.mtu': {'reason': 'ticket 4711', 'owner': 'ana', 'until': '2027-01-31', 'nodes':
     # 'gpu[001-004]'}}. After the last day, UTC, the finding counts again.
-    waivers: tuple[Waiver, ...] = setting((), WAIVERS)
+    waivers: tuple[kinds.Waiver, ...] = setting((), kinds.WAIVERS)
 
     def at(self, moment: str) -> Policy:
         """The policy with the site's checks of one of `site_checks.MOMENTS` alone."""

@@ -20,30 +20,8 @@ from nodeready.core.text import range_text
 from nodeready.subjects.pdsh.checks import MODULE_FIX
 from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, VARIABLE
 from nodeready.subjects.ports.checks import ports_text
-from nodeready.subjects.proof import facts
-from nodeready.subjects.proof.active import (
-    bandwidth,
-    diagnostic,
-    nvlink_errors,
-    rdma_bandwidth,
-)
-from nodeready.subjects.proof.debugging import (
-    attach,
-    attach_native,
-    attach_nonblocking,
-    backtrace,
-    core,
-    gdb,
-    strace,
-)
-from nodeready.subjects.proof.session import (
-    DEPLOY_ONLY,
-    limits,
-    proof_check,
-    resources,
-    user,
-    without_proof,
-)
+from nodeready.subjects.proof import active, debugging, facts, session
+from nodeready.subjects.proof.session import DEPLOY_ONLY, proof_check, without_proof
 from nodeready.subjects.ssh_client import checks
 from nodeready.subjects.ssh_client.checks import CAUSES
 
@@ -386,9 +364,10 @@ def history(observed: facts.Proved, policy: Policy) -> Result:
 
 #: In the order of the reports.
 _CHECKS = (
-    user, limits, attach, attach_nonblocking, attach_native, gdb, strace, core, backtrace,
-    resources, ssh, pdsh, ports, mesh, collective, history, diagnostic, bandwidth,
-    nvlink_errors, rdma_bandwidth,
+    session.user, session.limits, debugging.attach, debugging.attach_nonblocking,
+    debugging.attach_native, debugging.gdb, debugging.strace, debugging.core, debugging.backtrace,
+    session.resources, ssh, pdsh, ports, mesh, collective, history, active.diagnostic,
+    active.bandwidth, active.nvlink_errors, active.rdma_bandwidth,
 )  # fmt: skip
 
 SUBJECT = Subject(

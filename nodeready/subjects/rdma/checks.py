@@ -23,18 +23,8 @@ from nodeready.core.result import (
 from nodeready.core.settings import rows
 from nodeready.core.severity import LINK_ERRORS, drifts, loses_job, slows_job
 from nodeready.core.shell import quote
-from nodeready.subjects.rdma.facts import (
-    PMA_COUNTERS,
-    PROBE,
-    PcieLink,
-    Rdma,
-    RdmaDevice,
-    RdmaPort,
-    compared,
-    counters,
-    derived,
-    learned,
-)
+from nodeready.subjects.rdma import facts
+from nodeready.subjects.rdma.facts import PcieLink, Rdma, RdmaDevice, RdmaPort
 
 # --- The RDMA ports that are judged, and their names in findings.
 
@@ -185,7 +175,7 @@ def errors(observed: Rdma, policy: Policy, fleet: FleetFacts) -> Result:
     for name, (_, port) in ports.items():
         for counter, value in port.counters.items():
             earlier = before.values.get(f"{name}.{counter}")
-            full_at = PMA_COUNTERS.get(counter)
+            full_at = facts.PMA_COUNTERS.get(counter)
             if value is None:
                 unread.append(f"{name} {counter}")
             elif earlier is None:
@@ -719,8 +709,8 @@ _ELEMENTS = {
 SUBJECT = Subject(
     "rdma", __doc__,
     checks=(expected, devices, state, rate, pcie, link_layer, firmware, gids, pkeys, errors),
-    probe=PROBE,
-    compared=compared, derived=derived, learned=learned, counters=counters,
+    probe=facts.PROBE,
+    compared=facts.compared, derived=facts.derived, learned=facts.learned, counters=facts.counters,
     kinds=FactKinds(
         volatile="before",
         counters="devices.ports.counters",
