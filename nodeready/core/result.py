@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from nodeready.core.base import Probe
+from nodeready.core.parsed_template import fast_replace
 from nodeready.core.policy import Policy
 from nodeready.core.settings import ENDING_DAYS, Waiver, closest_word
 from nodeready.core.severity import (
@@ -330,7 +331,7 @@ class Check(Page):
 
     def expecting(self, expected: str) -> Check:
         """The check, with this expectation of its results."""
-        return replace(self, expects=expected)
+        return fast_replace(self, expects=expected)
 
     def ok(self, actual: str = "", source: str = "", *, expected: str | None = None) -> Result:
         """The value is as the policy wants it; ``actual`` defaults to the expectation."""
@@ -381,10 +382,10 @@ class Check(Page):
         fix = fix or f"nodeready deploy INVENTORY --only {self.subject}"
         return Result(self.id, status, expected, actual, source, fix, NODEREADY)
 
-    def held(self, actual: str, source: str, remedy: str, *, expected: str) -> Result:
+    def held(self, actual: str, source: str, remedy: str) -> Result:
         """A failure that a deploy repairs after a person has applied ``remedy``."""
         fix = f"{remedy}, then nodeready deploy INVENTORY --only {self.subject}"
-        return self.fail(actual, source, fix, expected=expected)
+        return self.fail(actual, source, fix)
 
     def __call__(self, observed: Any, policy: Policy, fleet: FleetFacts = ALONE) -> Result:
         arguments = (observed, policy, fleet) if self.fleet else (observed, policy)

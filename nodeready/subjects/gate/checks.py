@@ -233,11 +233,11 @@ def verdict(observed: Gate, policy: Policy) -> Result:
     age = observed.since_s if observed.age_s is None else observed.age_s
     if observed.age_s is None and age <= limit:
         return verdict.na(f"installed {age} s ago: the first verdict is not due yet")
-    expected = f"at most {limit} s old"
+    check = verdict.expecting(f"at most {limit} s old")
     if age <= limit:
-        return verdict.ok(expected=expected)
+        return check.ok()
     actual = f"{age} s old" if observed.age_s is not None else "none"
-    return verdict.warn(actual, expected=expected)
+    return check.warn(actual)
 
 
 @check(
@@ -256,10 +256,12 @@ def drain(observed: Gate, policy: Policy) -> Result:
     """
     if not (policy.gate and policy.gate_drain):
         return drain.na("gate_drain is False" if policy.gate else OFF)
-    expected = f"drained when not ready, at most {policy.gate_drain_max} of a partition"
+    check = drain.expecting(
+        f"drained when not ready, at most {policy.gate_drain_max} of a partition"
+    )
     if observed.held:
-        return drain.fail(f"not ready, and not drained: {observed.held}", expected=expected)
-    return drain.ok(expected=expected)
+        return check.fail(f"not ready, and not drained: {observed.held}")
+    return check.ok()
 
 
 SUBJECT = Subject(

@@ -261,15 +261,15 @@ def count(observed: Gpus, policy: Policy) -> Result:
     """
     if policy.gpu_count is None:
         return count.na(findings.no_gpu_reason(observed) or "the policy sets no number")
-    expected = str(policy.gpu_count)
+    check = count.expecting(str(policy.gpu_count))
     gpu_count = len(findings.expected_gpus(observed)) or len(
         {(gpu.vendor, gpu.pci_address) for gpu in observed.gpus}
     )
     if gpu_count != policy.gpu_count:
         guests = sum(findings.is_guest(gpu) for gpu in observed.pci)
         guests_text = f", and {guests} of virtual machines" if guests else ""
-        return count.fail(f"{gpu_count} on the PCI bus{guests_text}", _PCI, expected=expected)
-    return count.ok(source=_PCI, expected=expected)
+        return check.fail(f"{gpu_count} on the PCI bus{guests_text}", _PCI)
+    return check.ok(source=_PCI)
 
 
 _MIXED = "set gpu_model in the policy, and replace the GPU of another variant"
@@ -304,21 +304,21 @@ def driver(observed: Gpus, policy: Policy) -> Result:
     if reason := findings.no_gpu_reason(observed):
         return driver.na(reason)
     versions = {"nvidia": observed.driver, "amd": observed.amd_driver}
-    expected, words = policy.gpu_driver or "loaded", []
+    check, words = driver.expecting(policy.gpu_driver or "loaded"), list[str]()
     for vendor, name in findings.DRIVERS.items():
         gpus = findings.expected_gpus(observed, vendor)
         bound, version = any(gpu.driver == name for gpu in gpus), versions[vendor]
         if gpus and not bound and version is None:
             fix = f"install or load {name}; see dmesg"
-            return driver.fail(f"{name} is not loaded", _PCI, fix, expected=expected)
+            return check.fail(f"{name} is not loaded", _PCI, fix)
         if version is None and bound and policy.gpu_driver:
             return driver.unknown(f"{name} does not say its version")
         if version is not None or bound:
             words.append(f"{name} {version or 'loaded'}")
             if policy.gpu_driver and version != policy.gpu_driver:
                 path = f"/sys/module/{name}"
-                return driver.fail(f"{name} {version}", path, _INSTALL, expected=expected)
-    return driver.ok(", ".join(words) or "loaded", expected=expected)
+                return check.fail(f"{name} {version}", path, _INSTALL)
+    return check.ok(", ".join(words) or "loaded")
 
 
 @check("gpus.vbios", drifts("install"), settings=("gpu_vbios",),

@@ -27,7 +27,7 @@ _SETS = re.compile(
 
 
 @check("pdsh.installed", loses_job("deploy", "configure", "install"), settings=("packages",),
-       fix=(
+       expects="installed", fix=(
     "install the package pdsh",
     MODULE_FIX,
     "chmod a+rx PATH",
@@ -49,17 +49,15 @@ def installed(observed: Pdsh, policy: Policy) -> Result:
     if observed.installed and trouble is not None:
         if trouble.repair and "pdsh" in policy.packages:
             words, path = trouble.words, trouble.path
-            return installed.fixable(words, path, fix=_DEPLOY_PACKAGES, expected="installed")
+            return installed.fixable(words, path, fix=_DEPLOY_PACKAGES)
         closed = "has mode" in trouble.words
         fix = f"chmod a+rx {shell.quote(trouble.path)}" if closed else _AGAIN_FIX
         judged = installed.warn if trouble.chosen else installed.fail
-        return judged(trouble.words, trouble.path, fix, expected="installed")
+        return judged(trouble.words, trouble.path, fix)
     if not observed.installed:
         if "pdsh" in policy.packages:
-            return installed.fixable("not installed", fix=_DEPLOY_PACKAGES, expected="installed")
-        return installed.fail(
-            "not installed", fix="install the package pdsh", expected="installed"
-        )
+            return installed.fixable("not installed", fix=_DEPLOY_PACKAGES)
+        return installed.fail("not installed", fix="install the package pdsh")
     if not observed.module:
         return installed.warn("no sshcmd.so found", fix=MODULE_FIX, expected="installed, with ssh")
     return _insecure_module(observed) or installed.ok(
@@ -132,7 +130,7 @@ def _places(observed: Pdsh) -> Iterable[tuple[str, str, str]]:
 
 
 @check("pdsh.rcmd", loses_job("deploy", "configure"), settings=("packages",), fixed_by="pdsh.rcmd",
-       fix=(
+       expects=TYPE, fix=(
     _BACKSLASH_FIX,
     "remove the line WHERE: no file can be read after it",
     "let users read PATH",
@@ -149,7 +147,7 @@ def rcmd(observed: Pdsh, policy: Policy) -> Result:
         return rcmd.na("pdsh is neither installed nor in the policy's packages")
     misset = [setting for setting in _places(observed) if setting[1] != TYPE]
     if not misset:
-        return _closed(observed) or rcmd.ok(expected=TYPE)
+        return _closed(observed) or rcmd.ok()
     values: dict[str, list[str]] = {}
     for place, value, _ in misset:
         values.setdefault(value, []).append(place)
@@ -160,14 +158,14 @@ def rcmd(observed: Pdsh, policy: Policy) -> Result:
     source = next((line_source for _, _, line_source in misset if line_source), "")
     if own_files.remove_block(observed.environment or b"").rstrip().endswith(b"\\"):
         # pam_env joins the next line to such a line, and that would be ours.
-        return rcmd.fail(actual, facts.ENVIRONMENT, _BACKSLASH_FIX, expected=TYPE)
+        return rcmd.fail(actual, facts.ENVIRONMENT, _BACKSLASH_FIX)
     for _, _, line_source in misset:
         if line_source.startswith(facts.PROFILE_D) and not beatable(
             line_source.rpartition("/")[2]
         ):
             fix = f"remove the line {line_source}: no file can be read after it"
-            return rcmd.fail(actual, line_source, fix, expected=TYPE)
-    return rcmd.fixable(actual, source, expected=TYPE)
+            return rcmd.fail(actual, line_source, fix)
+    return rcmd.fixable(actual, source)
 
 
 def read_by_users(observed: Pdsh) -> tuple[str, ...]:
@@ -189,10 +187,8 @@ def _closed(observed: Pdsh) -> Result | None:
             continue
         blocked_path = barrier.path
         if blocked_path == path or chmod_mends(barrier, path):
-            return rcmd.fixable(barrier.words, blocked_path, expected=TYPE)
-        return rcmd.fail(
-            barrier.words, blocked_path, f"let users read {blocked_path}", expected=TYPE
-        )
+            return rcmd.fixable(barrier.words, blocked_path)
+        return rcmd.fail(barrier.words, blocked_path, f"let users read {blocked_path}")
     return None
 
 
@@ -256,13 +252,13 @@ def pdshrc(observed: Pdsh, policy: Policy) -> Result:
     if result := _without_users(pdshrc, observed, policy):
         return result
     affected = [u for u in observed.users if not u.trouble and not has_block(u, policy)]
-    expected = f"our block for {', '.join(policy.pdshrc_users)}"
+    check = pdshrc.expecting(f"our block for {', '.join(policy.pdshrc_users)}")
     if not affected:
-        return pdshrc.ok(expected=expected)
+        return check.ok()
     words = {True: "no file", False: "not the block"}
     actual = ", ".join(f"{user.name}: {words[user.pdshrc is None]}" for user in affected)
     status = "warn" if all(user.person for user in affected) else "fail"
-    return pdshrc.fixable(actual, affected[0].path, status=status, expected=expected)
+    return check.fixable(actual, affected[0].path, status=status)
 
 
 @check("pdsh.users", loses_job("configure"),

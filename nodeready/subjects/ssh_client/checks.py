@@ -181,18 +181,19 @@ def known_hosts(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Resul
     result = _block(observed, policy, lines)
     if result.status == "na" or (result.status == "fail" and not result.fixable):
         return result
+    check = known_hosts.expecting(result.expected)
     barrier = observed.access.barrier(facts.KNOWN_HOSTS)
     if barrier is not None:
         if barrier.path == facts.KNOWN_HOSTS or chmod_mends(barrier, facts.KNOWN_HOSTS):
-            return known_hosts.fixable(barrier.words, barrier.path, expected=result.expected)
+            return check.fixable(barrier.words, barrier.path)
         fix = f"let users read {barrier.path}"
-        return known_hosts.fail(barrier.words, barrier.path, fix, expected=result.expected)
+        return check.fail(barrier.words, barrier.path, fix)
     if result.status != "ok":
         return result
     inode = observed.access.inodes.get(facts.KNOWN_HOSTS)
     if inode is not None and (inode.uid or inode.mode & 0o022):
         actual = f"others can change it (uid {inode.uid}, mode {inode.mode & 0o7777:o})"
-        return known_hosts.fixable(actual, facts.KNOWN_HOSTS, expected=result.expected)
+        return check.fixable(actual, facts.KNOWN_HOSTS)
     return _revoked(observed, fleet_block(lines)) or result
 
 
@@ -225,15 +226,13 @@ def _block(observed: SshClient, policy: Policy, lines: tuple[str, ...]) -> Resul
     if not lines:
         return known_hosts.na("no host keys were gathered")
     block = fleet_block(lines)
-    expected = f"the fleet's {len(block.lines)} host keys"
+    check = known_hosts.expecting(f"the fleet's {len(block.lines)} host keys")
     if file.digest == block.digest:
-        return known_hosts.ok(expected=expected)
+        return check.ok()
     if not file.sent:
-        return _unsent(observed, block, expected)
+        return _unsent(check, observed, block)
     if file.lines is None:
-        return known_hosts.fixable(
-            "no block" if file.content else "no file", facts.KNOWN_HOSTS, expected=expected
-        )
+        return check.fixable("no block" if file.content else "no file", facts.KNOWN_HOSTS)
     held = {line for line in file.lines if not line.startswith("#")}
     surplus = held - block.lines
     # No name of such a line is one of the fleet's.
@@ -243,12 +242,12 @@ def _block(observed: SshClient, policy: Policy, lines: tuple[str, ...]) -> Resul
     if strange > len(held) - strange:
         # The inventory seems to be a part of the fleet: the keys of the other nodes would be lost.
         actual = f"{strange} of its {len(held)} lines are about hosts outside this inventory"
-        return known_hosts.warn(actual, facts.KNOWN_HOSTS, _PART_FIX, expected=expected)
+        return check.warn(actual, facts.KNOWN_HOSTS, _PART_FIX)
     missing = sum(not line.startswith("#") for line in block.lines.difference(file.lines))
     if missing or surplus:
         actual = f"{missing} missing, {len(surplus)} unexpected"
-        return known_hosts.fixable(actual, facts.KNOWN_HOSTS, expected=expected)
-    return known_hosts.ok(expected=expected)
+        return check.fixable(actual, facts.KNOWN_HOSTS)
+    return check.ok()
 
 
 @check("ssh_client.host_key", loses_job("inspect", "configure"), settings=_MODE,
@@ -268,26 +267,24 @@ def host_key(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     if not observed.identity.keys:
         return host_key.na("the node shows no host key")
     kind = fleet.host_key.partition(" ")[0]
-    expected = f"{kind} {facts.fingerprint(fleet.host_key)}"
+    check = host_key.expecting(f"{kind} {facts.fingerprint(fleet.host_key)}")
     if fleet.host_key in observed.identity.keys:
-        return host_key.ok(expected=expected)
+        return check.ok()
     keys = [key for key in observed.identity.keys if key.startswith(f"{kind} ")]
     actual = f"{kind} {facts.fingerprint(keys[0])}" if keys else f"no {kind} key"
-    return host_key.fail(actual, "/etc/ssh/ssh_host_*_key.pub", expected=expected)
+    return check.fail(actual, "/etc/ssh/ssh_host_*_key.pub")
 
 
-def _unsent(observed: SshClient, block: FleetBlock, expected: str) -> Result:
+def _unsent(check: Check, observed: SshClient, block: FleetBlock) -> Result:
     file = observed.known_hosts
     if not file.is_complete:
         actual = f"{file.size} bytes, too many of them outside our block"
-        return known_hosts.fail(actual, facts.KNOWN_HOSTS, _SHORTEN_FIX, expected=expected)
+        return check.fail(actual, facts.KNOWN_HOSTS, _SHORTEN_FIX)
     held = file.size - len(file.content or b"")
     if file.digest and len(block.inner) < SHRINK * held:
         actual = f"a block of {held} bytes; this run gathered {len(block.inner)}"
-        return known_hosts.warn(actual, facts.KNOWN_HOSTS, _PART_FIX, expected=expected)
-    return known_hosts.fixable(
-        "another block" if file.digest else "no block", facts.KNOWN_HOSTS, expected=expected
-    )
+        return check.warn(actual, facts.KNOWN_HOSTS, _PART_FIX)
+    return check.fixable("another block" if file.digest else "no block", facts.KNOWN_HOSTS)
 
 
 @check("ssh_client.leftover", drifts("deploy"), settings=_MODE, fixed_by="ssh_client.leftover",
@@ -389,15 +386,15 @@ def options(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     if not policy.ssh_client_hosts:
         if our != OurLines(None, None):
             path = config.DROPIN if our.dropin is not None else config.MAIN
-            return options.fixable(
-                "options of an earlier policy", path, expected="nothing of ours"
-            )
+            expected = "nothing of ours"
+            return options.fixable("options of an earlier policy", path, expected=expected)
         return options.na("no ssh_client_hosts in the policy")
     if not observed.installed:
         return options.na("ssh is not installed")
     if trouble_of(observed) is not None:
         return options.na("ssh does not run: see ssh_client.installed")
-    expected = f"{_STRICT_SETTING[policy.ssh_client_mode]} for {' '.join(policy.ssh_client_hosts)}"
+    wanted = _STRICT_SETTING[policy.ssh_client_mode]
+    check = options.expecting(f"{wanted} for {' '.join(policy.ssh_client_hosts)}")
     if policy.ssh_client_mode == "known_hosts" and not expected_lines(policy, fleet):
         # Without keys, "yes" would refuse every node.
         return options.na("no host keys were gathered")
@@ -406,16 +403,16 @@ def options(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
         return options.na(f"no host keys on the node: {keys.actual}")
     if not facts.samples(policy):
         actual = "only negated patterns: they match no host"
-        return options.fail(actual, "policy ssh_client_hosts", _PATTERN_FIX, expected=expected)
+        return check.fail(actual, "policy ssh_client_hosts", _PATTERN_FIX)
     version = observed.version
     if policy.ssh_client_mode == "accept-new" and version and version < ACCEPT_NEW:
         actual = f"OpenSSH {'.'.join(map(str, version))} has no accept-new (7.6 has)"
-        return options.fail(actual, "ssh -V", _MODE_FIX, expected=expected)
-    return _judge_effective(observed, policy, fleet, expected)
+        return check.fail(actual, "ssh -V", _MODE_FIX)
+    return _judge_effective(check, observed, policy, fleet)
 
 
 def _judge_effective(
-    observed: SshClient, policy: Policy, fleet: FleetFacts, expected: str
+    check: Check, observed: SshClient, policy: Policy, fleet: FleetFacts
 ) -> Result:
     """Judge what ssh -G printed: first the system's files, then root's own."""
     our = our_lines(observed)
@@ -424,14 +421,14 @@ def _judge_effective(
         if barrier is None:
             continue
         if path == config.DROPIN or chmod_mends(barrier, path):
-            return options.fixable(barrier.words, barrier.path, expected=expected)
+            return check.fixable(barrier.words, barrier.path)
         fix = f"chmod a+r {quote(barrier.path)}"
-        return options.fail(barrier.words, barrier.path, fix, expected=expected)
+        return check.fail(barrier.words, barrier.path, fix)
     broken = next((answer for answer in observed.effective if answer.error), None)
     if broken is not None:
         if config.DROPIN in broken.error:
-            return options.fixable(broken.error, config.DROPIN, expected=expected)
-        return refused(options, broken.error, expected)
+            return check.fixable(broken.error, config.DROPIN)
+        return refused(check, broken.error)
     # A root without ~/.ssh/config has the options of a user without one.
     system = [answer for answer in observed.effective if not answer.as_prober]
     system = system or list(observed.effective)
@@ -443,14 +440,14 @@ def _judge_effective(
         at_top = observed.config.get(config.MAIN, b"").startswith(own_files.BEGIN)
         if at_top and _current(observed, policy):
             fix = f"remove {source or 'the line that wins'}"
-            return options.fail(f"{option} for {answer.host}", source, fix, expected=expected)
-        return options.fixable(f"{option} for {answer.host}", source, expected=expected)
+            return check.fail(f"{option} for {answer.host}", source, fix)
+        return check.fixable(f"{option} for {answer.host}", source)
     if not _current(observed, policy):
         place = config.DROPIN if our.dropin is not None else config.MAIN
-        return options.fixable("options of an earlier policy", place, expected=expected)
+        return check.fixable("options of an earlier policy", place)
     tried = sum(not pattern.startswith("!") for pattern in policy.ssh_client_hosts)
     if tried > len(system) and our == OurLines(None, None):
-        return options.fixable("not set for every pattern", expected=expected)
+        return check.fixable("not set for every pattern")
     host_keys: Mapping[str, set[str]] = {}
     if policy.ssh_client_mode == "known_hosts":
         host_keys = fleet_block(expected_lines(policy, fleet)).keys
@@ -463,27 +460,27 @@ def _judge_effective(
         status, answer, words = min(findings, key=lambda finding: finding[0])
         source = _source(observed, answer, words)
         fix = f"remove the line {source}" if source else "correct that line"
-        judged = options.fail if status == "fail" else options.warn
-        return judged(f"{words} for {answer.host}", source, fix, expected=expected)
+        judged = check.fail if status == "fail" else check.warn
+        return judged(f"{words} for {answer.host}", source, fix)
     for answer in observed.effective:
         option = _wrong_option(answer, policy)
         if option:
             source = _source(observed, answer, option)
             fix = f"remove the line {source}" if source else "look at root's own ssh config"
-            return options.warn(f"root's own file wins: {option}", source, fix, expected=expected)
-    return options.ok(expected=expected)
+            return check.warn(f"root's own file wins: {option}", source, fix)
+    return check.ok()
 
 
-def refused(check: Check, error: str, expected: str | None = None) -> Result:
+def refused(check: Check, error: str) -> Result:
     """The result for a configuration that ssh refuses with this message (readconf.c)."""
     line, file = AT_LINE.search(error), OF_FILE.search(error)
     if file is not None:
         owner = error.startswith("Bad owner")
         quoted = quote(file[1])
         fix = f"chown root {quoted}; chmod 644 {quoted}" if owner else f"chmod a+r {quoted}"
-        return check.fail(error, file[1], fix, expected=expected)
+        return check.fail(error, file[1], fix)
     source = f"{line[1]}:{line[2]}" if line else "ssh -G"
-    return check.fail(error, source, "correct that line", expected=expected)
+    return check.fail(error, source, "correct that line")
 
 
 #: Options whose value for a single peer is suspicious where other peers have another value.
