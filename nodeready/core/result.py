@@ -330,7 +330,6 @@ class Check(Page):
         return self.remedies[0].action if len(self.remedies) == 1 else ""
 
     def expecting(self, expected: str) -> Check:
-        """The check, with this expectation of its results."""
         return fast_replace(self, expects=expected)
 
     def ok(self, actual: str = "", source: str = "", *, expected: str | None = None) -> Result:

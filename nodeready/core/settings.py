@@ -42,7 +42,6 @@ class SettingKind:
 
 
 def setting(default: Any, kind: SettingKind) -> Any:
-    """A field of Policy with its default and its kind."""
     return field(default=default, metadata={"kind": kind})
 
 
@@ -94,7 +93,6 @@ def whole_number(low: int, high: int) -> SettingKind:
 
 
 def or_none(kind: SettingKind) -> SettingKind:
-    """A value of this kind, or None."""
     takes = f"{kind.takes}, or `None`"
     return SettingKind(lambda value: None if value is None else kind.check(value), takes)
 
@@ -111,8 +109,6 @@ def whole_numbers(low: int, high: int) -> SettingKind:
 
 
 def one_of(*choices: str) -> SettingKind:
-    """One of a few words."""
-
     def check(value: Any) -> str:
         if value not in choices:
             raise Invalid("must be one of " + ", ".join(choices))

@@ -118,7 +118,6 @@ class Setting:
     """An assignment."""
 
     JSON_KEYS: ClassVar = {"source": "where"}
-
     value: str  # as written
     source: str  # its line, ``/path:number``
 
@@ -227,7 +226,6 @@ def _options(lines: Iterable[Line]) -> dict[str, SysctlOption]:
 
 
 def _commands(lines: Iterable[Line]) -> dict[str, SysctlOption]:
-    """What the commands of a shell script set."""
     options = {}
     for line in lines:
         if match := _SYSCTL_COMMAND.match(line.text) or _ECHO_COMMAND.match(line.text):

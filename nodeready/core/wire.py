@@ -317,7 +317,6 @@ def _reader(kind: type[Any]) -> Reads:
 
 
 def shown(data: Any) -> str:
-    """The first characters of the data."""
     if isinstance(data, Mapping):
         return f"{{{', '.join(f'{key[:40]!r}: {short(data[key])}' for key in [*data][:8])}}}"
     return short(data)

@@ -139,7 +139,6 @@ class Access:
     """The modes of what users read and run."""
 
     JSON_KEYS: ClassVar = {"inodes": "seen"}
-
     # path -> the inode, links followed; a path that does not exist is missing
     inodes: Mapping[str, Inode] = field(default_factory=dict)
     # path -> the real path of a link; "": the link leads nowhere

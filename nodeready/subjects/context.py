@@ -105,7 +105,6 @@ class FleetContext:
     gate_files: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
     def about(self, node: str) -> FleetFacts:
-        """The facts about this node that other nodes tell."""
         return FleetFacts(
             addresses=self.addresses,
             known_hosts=self.known_hosts.get(node),
@@ -130,13 +129,11 @@ class Judged:
         return self.snapshot is not None
 
     def judged(self, snapshot: Snapshot) -> Judged:
-        """The node with the results of this snapshot."""
         results = tuple(judge(snapshot, self.policy, self.fleet))
         return replace(self, snapshot=snapshot, results=results)
 
 
 def judge_nodes(outcomes: Iterable[Outcome[Snapshot]], context: FleetContext) -> list[Judged]:
-    """Every node with its results."""
     nodes = []
     for outcome in outcomes:
         name = outcome.node

@@ -119,7 +119,6 @@ class CheckSelection:
 
     @cached_property
     def results(self) -> frozenset[str]:
-        """The ids of their results."""
         return frozenset((*self.checks, *(f"{subject}.{OBSERVED}" for subject in self.subjects)))
 
 

@@ -28,7 +28,6 @@ _COREDUMP = tuple(
 
 
 def core_directory(policy: Policy) -> str:
-    """The directory of the policy's core_pattern."""
     return policy.core_pattern.rpartition("/")[0]
 
 

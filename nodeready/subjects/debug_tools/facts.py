@@ -62,7 +62,6 @@ def content() -> bytes:
 
 @lru_cache(maxsize=1)
 def digest() -> str:
-    """The sha256 of the file."""
     return hashlib.sha256(content()).hexdigest()
 
 

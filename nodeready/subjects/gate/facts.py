@@ -161,7 +161,6 @@ class Gate:
     """The node's own check, as far as it is installed."""
 
     JSON_KEYS: ClassVar = {"existing": "there"}
-
     existing: tuple[str, ...] = ()  # our files that exist, in the order of FILES
     # path -> sha256 of these files; None where the policy wants no gate
     digests: Mapping[str, str] | None = None

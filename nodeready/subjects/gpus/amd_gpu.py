@@ -384,7 +384,6 @@ def cards(printed: str) -> dict[int, dict[str, Any]]:
 
 
 def parse_rocm_smi(printed: str, kfd: Kfd) -> Iterator[AmdGpu]:
-    """The devices in what rocm-smi printed."""
     for index, card in sorted(cards(printed).items()):
         reader = Reader(card)
         pci_address = amd_json.address(card.get("pci bus"))

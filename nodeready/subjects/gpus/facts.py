@@ -270,7 +270,6 @@ def _links(gpu: Gpu) -> str | None:
 
 
 def compared(observed: Gpus, fleet: FleetFacts = ALONE) -> dict[str, str | int | float]:
-    """What nodes of a group should have in common."""
     gpus = observed.gpus
     facts = {
         "driver": observed.driver,
@@ -289,7 +288,6 @@ def compared(observed: Gpus, fleet: FleetFacts = ALONE) -> dict[str, str | int |
 
 
 def learned(observed: Gpus) -> dict[str, Any]:
-    """The policy that this node would fit: what all of its GPUs agree on."""
     gpus = observed.gpus
     if not gpus:
         return {}

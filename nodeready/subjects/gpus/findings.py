@@ -27,7 +27,6 @@ def is_guest(gpu: PciGpu) -> bool:
 
 
 def vendor_tool_of(observed: Gpus, vendor: str) -> Tool:
-    """The vendor's tool, and whether it worked."""
     return observed.nvidia_tool if vendor == "nvidia" else observed.amd_tool
 
 
@@ -58,7 +57,6 @@ def _find_expected_gpus(observed: Gpus) -> list[PciGpu]:
 
 
 def unshown_gpus(observed: Gpus, vendor: str = "") -> list[PciGpu]:
-    """The expected GPUs that no tool shows."""
     shown = {gpu.pci_address for gpu in observed.gpus}
     return [gpu for gpu in expected_gpus(observed, vendor) if gpu.address not in shown]
 
@@ -112,7 +110,6 @@ def distinct_values(values: Iterable[Any]) -> str:
 
 
 def tool_names(gpus: Iterable[Gpu], observed: Gpus) -> str:
-    """The tools that show these GPUs."""
     names = dict.fromkeys(vendor_tool_of(observed, gpu.vendor).name for gpu in gpus)
     return ", ".join("nvidia-smi -q" if name == "nvidia-smi" else name for name in names)
 
@@ -128,7 +125,6 @@ def unreadable_text(observed: Gpus, reads: Collection[str]) -> str:
 
 
 def silent_text(gpus: Iterable[Gpu]) -> str:
-    """The GPUs whose tool shows no value, in words."""
     return findings_text((gpu, "its tool does not say") for gpu in gpus)
 
 

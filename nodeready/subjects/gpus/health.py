@@ -422,7 +422,6 @@ _READS = ("links", "uuid", "virtual")
 
 
 def _active_count(gpu: Gpu) -> int:
-    """The number of the GPU's active links."""
     return sum(link.state == "active" for link in gpu.links)
 
 
@@ -490,7 +489,6 @@ def _slow_links(observed: Gpus) -> list[tuple[Gpu, str]]:
 
 
 def _bridge_problem(observed: Gpus, gpu: Gpu) -> str:
-    """The problem with the bridges of a card, or ""."""
     model, active = gpu.model or "", _active_count(gpu)
     if gpu.mig == "on" or not _BRIDGED.search(model):
         return ""

@@ -156,7 +156,6 @@ class Element:
         return result
 
     def word(self, name: str, words: Mapping[str, T], *paths: str, since: int = 0) -> T | None:
-        """The value for the element's word."""
         return self.read(name, lambda text: words.get(plain_word(text)), *paths, since=since)
 
     def number(
@@ -215,7 +214,6 @@ def _escaped(text: str) -> str:
 
 
 def _without_processes(text: str) -> str:
-    """The text without its processes."""
     sections = []
     for section in text.split("<gpu id="):
         before, opening, remainder = section.partition("<processes>")

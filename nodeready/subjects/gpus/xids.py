@@ -143,6 +143,5 @@ def find_rule(text: str) -> LogRule | None:
 
 
 def sxid_code(text: str) -> int | None:
-    """The code of an SXid line."""
     match = re.search(r"SXid \([^)]*\): ([0-9]{1,9})\b", text)
     return int(match[1]) if match else None

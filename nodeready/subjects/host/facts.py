@@ -76,7 +76,6 @@ class Clock:
     """A node's clock."""
 
     JSON_KEYS: ClassVar = {"uses_local_clock": "own"}
-
     synchronised: bool | None  # None: not known, ``detail`` says why
     # systemd-timesyncd, chrony, ntpd, none, or kernel: another service, by the kernel's flag
     source: str = "none"
@@ -301,7 +300,6 @@ class Host:
     """The system and the resources of a node. None and "": the node does not show it."""
 
     JSON_KEYS: ClassVar = {"mounts_unknown": "looked"}
-
     os_id: str  # ID of os-release(5)
     os_version: str  # VERSION_ID of os-release(5)
     os_name: str  # PRETTY_NAME of os-release(5)
@@ -494,7 +492,6 @@ def shared_cmdline(text: str) -> str:
 
 
 def compared(observed: Host, fleet: FleetFacts = ALONE) -> dict[str, str | int | float]:
-    """The facts that nodes of a group should share."""
     network = sorted(mount.path for mount in observed.mounts if mount.network)
     gib = None if observed.memory_total_mb is None else round(observed.memory_total_mb / 1024)
     swap = None if observed.swap_total_mb is None else "on" if observed.swap_total_mb else "off"
@@ -520,7 +517,6 @@ def compared(observed: Host, fleet: FleetFacts = ALONE) -> dict[str, str | int |
 
 
 def learned(observed: Host) -> dict[str, Any]:
-    """The policy that this node would fit: key of Policy -> value."""
     settings: dict[str, Any] = {
         "kernel_release": observed.kernel_release,
         "os_release": observed.os_release,

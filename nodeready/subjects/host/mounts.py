@@ -656,7 +656,6 @@ class FstabEntry:
     """A line that mounts something at a directory."""
 
     JSON_KEYS: ClassVar = {"source": "where"}
-
     path: str  # the directory where it mounts
     device: str  # as written in the line
     fstype: str  # likewise

@@ -82,7 +82,6 @@ def is_own_line_last(observed: Iommu, args: tuple[str, ...]) -> bool:
 
 
 def _problem(tokens: tuple[str, ...], args: tuple[str, ...]) -> str:
-    """The problem with a command line in words, or ""."""
     parts = [f"{token} contradicts" for token in facts.contradicting(tokens, args)]
     if lacking := facts.missing(tokens, args):
         parts.append(f"{' '.join(lacking)} missing")

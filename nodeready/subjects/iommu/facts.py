@@ -241,7 +241,6 @@ class Entry:
     """A kernel's command line in the boot loader's configuration."""
 
     JSON_KEYS: ClassVar = {"source": "where"}
-
     source: str  # the line of the configuration file
     tokens: tuple[str, ...]  # the arguments
     # base name of the script of /etc/grub.d that wrote the line; "": no mark names it
@@ -447,7 +446,6 @@ class Iommu:
     """The facts that decide a node's kernel arguments."""
 
     JSON_KEYS: ClassVar = {"own_line": "ours"}
-
     # PCI device ids of the node's AMD graphics and accelerators (``0x74a1``), sorted
     devices: tuple[str, ...] = ()
     cpus: int = 0  # logical CPUs online; of 256 and more the kernel finds 255 without an IOMMU

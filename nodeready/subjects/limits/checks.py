@@ -32,7 +32,6 @@ def requested(limit: int, item: str) -> str:
 
 
 def is_enough(value: int, limit: int) -> bool:
-    """Whether a limit satisfies the policy's."""
     return value >= limit if limit else value == 0
 
 
@@ -114,7 +113,6 @@ def _breaks_logins(observed: Limits, entry: LimitEntry) -> bool:
 
 
 def _line_problem(observed: Limits, entry: LimitEntry, limit: int) -> str:
-    """The problem with a line's limit, or ""."""
     if _breaks_logins(observed, entry):
         highest = item_text(highest_possible(observed, entry.item), entry.item)
         return f"{item_text(entry.value, entry.item)} (breaks logins: the most is {highest})"

@@ -46,7 +46,6 @@ class LimitEntry:
     """One limit that a line gives to a domain."""
 
     JSON_KEYS: ClassVar = {"source": "where"}
-
     domain: str  # ``*``, a user, ``@group``, or a range of ids as written
     kind: str  # ``soft`` or ``hard``; a line of type ``-`` is two entries
     item: str  # ``core``, ``memlock`` or ``nofile``
@@ -230,7 +229,6 @@ class PamStack:
     """The calls of pam_limits in a service's PAM stack."""
 
     JSON_KEYS: ClassVar = {"is_complete": "whole"}
-
     path: str  # the service's file
     limits: tuple[Line, ...] = ()  # the lines of its session stack that call pam_limits, in order
     is_complete: bool = True  # all files that the stack names were read
@@ -324,7 +322,6 @@ class UnitLimit:
     """One limit of a unit."""
 
     JSON_KEYS: ClassVar = {"source": "where"}
-
     soft: int  # in kernel units
     hard: int  # likewise
     source: str  # the line that sets it, ``/path:number``

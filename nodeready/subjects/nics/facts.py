@@ -273,7 +273,6 @@ class NicsInFleet(TypedDict):
 
 
 def derived(observed: Nics, fleet: FleetFacts) -> NicsInFleet:
-    """The facts that need the fleet."""
     return {
         "peers_via": peer_interfaces(observed, fleet),
         "nccl_socket_ifname": socket_interface(observed, fleet)[0],

@@ -472,7 +472,6 @@ def find_varying(lines: Iterable[str]) -> Callable[[str], bool]:
 
 
 def with_values(interfaces: Mapping[str, Nic], differing: Mapping[str, str]) -> dict[str, Nic]:
-    """The interfaces with the values of these files replaced."""
     fields: dict[str, dict[str, object]] = {}
     for path, text in differing.items():
         name, _, file = path[len(NET) + 1 :].partition("/")

@@ -518,7 +518,6 @@ class Ports:
     """The TCP ports of a node."""
 
     JSON_KEYS: ClassVar = {"is_cut": "more"}
-
     # every socket that listens; with its process only for the policy's ports
     listeners: tuple[Socket, ...] | None
     # connections whose local port is one of the policy's, without TIME_WAIT
@@ -581,7 +580,6 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:
 
 
 def compared(observed: Ports, fleet: FleetFacts = ALONE) -> dict[str, Any]:
-    """The values that a group's nodes should share."""
     values: dict[str, Any] = {}
     if observed.ephemeral is not None:
         values["ephemeral"] = range_text(*observed.ephemeral)

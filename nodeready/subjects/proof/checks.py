@@ -233,7 +233,6 @@ def _peers_text(blocked: facts.Blocked) -> str:
 
 
 def _blocked_text(blocked: facts.Blocked) -> str:
-    """One finding in words."""
     if not blocked.ports:
         if blocked.kind == "pair":
             return f"to {blocked.peers[0]}: {blocked.cause}"

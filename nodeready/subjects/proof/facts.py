@@ -16,7 +16,6 @@ class SshTry:
     """One login by ssh."""
 
     JSON_KEYS: ClassVar = {"messages": "said", "overrides": "own"}
-
     name: wire.Name  # the peer's name in the inventory
     # exit status of ssh: 255 for an error of ssh itself; None: ended by its time limit
     rc: int | None
@@ -42,7 +41,6 @@ class PdshRun:
     """One run of pdsh over the peers that ssh reaches; where ssh fails, pdsh fails as well."""
 
     JSON_KEYS: ClassVar = {"targets": "asked", "messages": "said"}
-
     targets: tuple[wire.Name, ...]  # the names that pdsh was given
     answers: tuple[PdshAnswer, ...]  # the lines of its output
     # pdsh's exit status, which is 0 also for a refused connection; None: ended by its time limit
@@ -55,7 +53,6 @@ class RcmdDefault:
     """The default remote command of pdsh in one kind of shell."""
 
     JSON_KEYS: ClassVar = {"messages": "said"}
-
     kind: wire.Name  # of shell: ``login`` or ``interactive``
     rcmd: wire.Name  # as ``pdsh -q`` prints it; "": it prints none
     value: wire.Line | None  # PDSH_RCMD_TYPE; None: not set
@@ -85,7 +82,6 @@ class Trouble:
     """One fault of a node's logins, reported once for all attempts that show it."""
 
     JSON_KEYS: ClassVar = {"message": "said"}
-
     # ``target``: peers cannot log in to the node; ``source``: the node cannot log in to peers;
     # ``both``; ``pair``: the node cannot log in to one peer, and neither has other trouble;
     # ``namesake``: other nodes have the same host name
@@ -102,7 +98,6 @@ class Missing:
     """A peer that ssh reaches and pdsh does not. message: pdsh's message about it, or ""."""
 
     JSON_KEYS: ClassVar = {"message": "said"}
-
     name: str
     message: str
 
@@ -120,7 +115,6 @@ class Reach:
     """The outcome of the logins between a node and its peers, by ssh and by pdsh."""
 
     JSON_KEYS: ClassVar = {"pdsh_targets": "asked"}
-
     to: int = 0  # number of peers to which this node tried to log in
     by: int = 0  # number of peers that tried to log in to this node
     ssh: tuple[Trouble, ...] = ()  # the faults of the logins that this node causes
@@ -214,7 +208,6 @@ class SessionLimits:
     """The limits of the session."""
 
     JSON_KEYS: ClassVar = {"further": "others", "opener": "way"}
-
     core: Limit
     memlock: Limit
     nofile: Limit
@@ -251,7 +244,6 @@ class PamLine:
     """A line of a file of pam.d that calls one of the modules `LOGIN_MODULES`."""
 
     JSON_KEYS: ClassVar = {"source": "where"}
-
     module: wire.Name  # without ``pam_`` and ``.so``
     words: wire.Line  # the module's arguments, with a blank between them
     source: wire.Line  # the line, ``/path:number``
@@ -262,7 +254,6 @@ class Service:
     """The PAM stack of one service."""
 
     JSON_KEYS: ClassVar = {"is_complete": "whole"}
-
     name: wire.Name  # the service: ``ssh``, ``su`` or ``slurm``
     path: wire.Path  # its file; "": no file can be read
     is_complete: bool  # all files that it includes could be read
@@ -284,7 +275,6 @@ class Logins:
     """How this node opens sessions, for the causes of differences between them."""
 
     JSON_KEYS: ClassVar = {"notice": "says"}
-
     services: tuple[Service, ...]  # the PAM stacks of the services that use PAM
     # sshd asks PAM (UsePAM); None: only root can tell, or sshd's configuration is refused
     use_pam: bool | None
@@ -351,7 +341,6 @@ class DebuggerAttempt:
     """A debugger's attempt at a target process."""
 
     JSON_KEYS: ClassVar = {"complaint": "said"}
-
     tool: wire.Path  # the tool's path; "": not installed, and no other field means anything
     # the tool's exit status, negative for a signal, NO_START; None: ended by its limit
     rc: int | None = 0
@@ -444,7 +433,6 @@ class ProvedCore:
     """The core of a crashed canary, a sleeping /bin/sh."""
 
     JSON_KEYS: ClassVar = {"leftover": "left"}
-
     pattern: wire.Path  # kernel.core_pattern in the session
     handler: wire.Path = ""  # the program to which the pattern pipes; "": the pattern names a file
     handler_there: bool = True  # that program exists

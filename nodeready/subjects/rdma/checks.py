@@ -35,7 +35,6 @@ _CONNECTED = ("LinkUp", "LinkErrorRecovery", "PortConfigurationTraining")
 
 
 def source(port: RdmaPort, file: str) -> str:
-    """The path of a port's file."""
     if port.link_layer == "Slingshot":
         return f"/sys/class/cxi/{port.device}/device/port/{file}"
     return f"/sys/class/infiniband/{port.device}/ports/{port.port}/{file}"
@@ -305,7 +304,6 @@ def _unreadable_state(device: RdmaDevice, port: RdmaPort) -> str:
 
 
 def _state_problem(device: RdmaDevice, port: RdmaPort) -> str:
-    """The problem with the state of a port, or ""."""
     if device.kind == "efa":
         down = [netdev.name for netdev in device.netdevs if netdev.operstate == "down"]
         return f"{port.name}: {', '.join(down)} is down" if down else ""

@@ -669,7 +669,6 @@ class RdmaInFleet(TypedDict):
 
 
 def derived(observed: Rdma, fleet: FleetFacts) -> RdmaInFleet:
-    """The facts that need the fleet."""
     return {"before": fleet.counters.get("rdma")}
 
 

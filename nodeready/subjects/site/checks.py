@@ -27,7 +27,6 @@ class _TooSlow(Exception):
 
 
 def judge(check: SiteCheck, observed: Site) -> Result:
-    """The result of one check."""
     this, source = check_of(check), check.file or check.source
     output = observed.checks.get(check.name, SiteOutput(reason="was not made"))
     if output.missing:
@@ -90,7 +89,6 @@ def _limited() -> Iterator[None]:
 
 
 def comparison(check: SiteCheck) -> str:
-    """What the output has to be, in words."""
     if check.comparator == "status":
         return f"exit status {check.expected}"
     if check.comparator == "matches":
@@ -124,8 +122,6 @@ def _shortened(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def check_of(check: SiteCheck) -> Check:
-    """The check with its page."""
-
     def judged(observed: Any, policy: Policy) -> Result:
         return judge(check, observed)
 

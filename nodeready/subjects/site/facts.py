@@ -52,7 +52,6 @@ def command(check: SiteCheck) -> str:
 
 
 def script_size(checks: tuple[SiteCheck, ...]) -> int:
-    """Bytes of the script of these checks."""
     return len(_script(checks).encode("utf-8"))
 
 

@@ -426,7 +426,6 @@ class KnownHosts:
     """The node's ssh_known_hosts."""
 
     JSON_KEYS: ClassVar = {"is_complete": "whole"}
-
     # its bytes; without our block when ``sent`` is False; None: no such file
     content: bytes | None = None
     # the lines of our block; None: no block, or it was not sent
@@ -443,7 +442,6 @@ class EffectiveOptions:
     """The options that ``ssh -G`` prints for one host."""
 
     JSON_KEYS: ClassVar = {"as_prober": "own"}
-
     host: str  # the name that ssh was asked about
     as_prober: bool  # asked by the probing user; False: by a user without a configuration file
     values: Mapping[str, str]  # option in small letters -> its value
@@ -455,7 +453,6 @@ class SshClient:
     """The ssh client of a node and the node's own identity."""
 
     JSON_KEYS: ClassVar = {"effective": "asked", "root_lines": "own"}
-
     installed: bool  # the command ssh exists
     version: tuple[int, int] | None  # of OpenSSH, (9, 2); None: not asked or not OpenSSH
     identity: NodeIdentity  # the node's names, addresses and host keys
