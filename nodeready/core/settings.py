@@ -78,15 +78,6 @@ def _text(value: Any) -> str:
     return value
 
 
-def _items(value: Any, pattern: str, noun: str) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, (tuple, list)):
-        raise Invalid(f"must be a list of {noun}s: ({value_text(value)},)?")
-    for item in value:
-        if not re.fullmatch(pattern, _text(item)):
-            raise Invalid(f"{item!r} is no {noun}")
-    return tuple(value)
-
-
 def whole_number(low: int, high: int) -> SettingKind:
     """A whole number, ``low`` and ``high`` included."""
     return SettingKind(lambda value: _check_whole_number(value, low, high), f"{low} to {high}")
@@ -119,7 +110,16 @@ def one_of(*choices: str) -> SettingKind:
 
 def matching(pattern: str, noun: str) -> SettingKind:
     """Strings that match ``pattern``; ``noun`` is the word for a single string."""
-    return SettingKind(lambda value: _items(value, pattern, noun), f"{noun}s")
+
+    def check(value: Any) -> tuple[str, ...]:
+        if isinstance(value, str) or not isinstance(value, (tuple, list)):
+            raise Invalid(f"must be a list of {noun}s: ({value_text(value)},)?")
+        for item in value:
+            if not re.fullmatch(pattern, _text(item)):
+                raise Invalid(f"{item!r} is no {noun}")
+        return tuple(value)
+
+    return SettingKind(check, f"{noun}s")
 
 
 def table(**columns: type) -> SettingKind:

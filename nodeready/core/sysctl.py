@@ -267,15 +267,6 @@ def _is_on(lines: Iterable[Line], name: str, default: bool) -> bool:
     return default
 
 
-def _cmdline(text: str) -> dict[str, str]:
-    """The sysctls of a kernel command line (fs/proc/proc_sysctl.c: each dot is a slash)."""
-    settings = (
-        re.fullmatch(r"sysctl[./]([^=]*)=(.*)", token.strip('"'), re.S)
-        for token in kernel_arguments(text)
-    )
-    return {match[1].replace(".", "/"): match[2].strip('"') for match in settings if match}
-
-
 @lru_cache(maxsize=64)
 def parse(output: Output) -> SysctlFiles:
     """The sysctl files of a node from the section's output. Raises ProbeError.
@@ -317,7 +308,12 @@ def parse(output: Output) -> SysctlFiles:
         reapply,
         (_options(lines.get(UFW, ())) if ufw else {})
         | _commands(line for path in _RC_LOCAL for line in lines.get(path, ())),
-        _cmdline(values.get("cmdline", "")),
+        # Each dot is a slash (fs/proc/proc_sysctl.c).
+        {
+            match[1].replace(".", "/"): match[2].strip('"')
+            for token in kernel_arguments(values.get("cmdline", ""))
+            if (match := re.fullmatch(r"sysctl[./]([^=]*)=(.*)", token.strip('"'), re.S))
+        },
     )
 
 

@@ -187,13 +187,8 @@ class Access:
     def programs(self, name: str) -> list[str]:
         """The programs of this name in the order of PATH, and then the links that lead nowhere."""
         paths = dict.fromkeys((*self.inodes, *self.links))
-        return [
-            path for path in paths if path.endswith(f"/{name}") and not self._is_directory(path)
-        ]
-
-    def _is_directory(self, path: str) -> bool:
-        inode = self.inodes.get(path)
-        return inode is not None and inode.is_directory
+        directories = {path for path, inode in self.inodes.items() if inode.is_directory}
+        return [path for path in paths if path.endswith(f"/{name}") and path not in directories]
 
 
 def parents(path: str) -> list[str]:

@@ -31,7 +31,6 @@ from nodeready.subjects.environment_table import (
     JobRule,
     NodeInterface,
     Rendezvous,
-    VersionRange,
 )
 
 _T = TypeVar("_T")
@@ -532,11 +531,6 @@ def _cuda(torch: str) -> tuple[int, ...]:
     return (int(match[1]), int(match[2])) if match else ()
 
 
-def _is_in(version: tuple[int, ...], versions: VersionRange) -> bool:
-    """Whether a version has the fault; one that is not known has none."""
-    return versions == ANY or (bool(version) and versions.first <= version < versions.fixed)
-
-
 def _judge_values(job: _Job) -> None:
     nccl = _version(job.nccl)
     for row in job.rows:
@@ -556,7 +550,7 @@ def _judge_values(job: _Job) -> None:
                 value is None
                 or bad.variable in judged
                 or not re.fullmatch(bad.values, value)
-                or not all(_is_in(versions[part], getattr(bad, part)) for part in versions)
+                or not all(getattr(bad, part).includes(versions[part]) for part in versions)
                 or (bad.only_rdma and not active)
                 or bad.machine not in ("", facts.machine)
                 or (name and row.variables.get(name) == avoiding)

@@ -115,6 +115,10 @@ class VersionRange(NamedTuple):
     first: tuple[int, ...] = ()
     fixed: tuple[int, ...] = ()
 
+    def includes(self, version: tuple[int, ...]) -> bool:
+        """Whether a version has the fault; one that is not known, (), has none."""
+        return self == ANY or (bool(version) and self.first <= version < self.fixed)
+
 
 ANY = VersionRange()
 

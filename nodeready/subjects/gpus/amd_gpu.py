@@ -82,14 +82,12 @@ def accelerators(gpus: Iterable[AmdGpu], bus: Iterable[PciGpu]) -> tuple[AmdGpu,
     numbers of lanes are not judged.
     """
     bus_gpus = {bus_gpu.address: bus_gpu for bus_gpu in bus}
-    accelerator_gpus = []
-    for gpu in gpus:
-        bus_gpu = bus_gpus.get(gpu.pci_address)
-        if bus_gpu is None:
-            accelerator_gpus.append(gpu)
-        elif not is_integrated(bus_gpu.device):
-            accelerator_gpus.append(_with_bus_width(gpu, bus_gpu))
-    return tuple(accelerator_gpus)
+    pairs = ((gpu, bus_gpus.get(gpu.pci_address)) for gpu in gpus)
+    return tuple(
+        gpu if bus_gpu is None else _with_bus_width(gpu, bus_gpu)
+        for gpu, bus_gpu in pairs
+        if bus_gpu is None or not is_integrated(bus_gpu.device)
+    )
 
 
 def _with_bus_width(gpu: AmdGpu, bus_gpu: PciGpu) -> AmdGpu:

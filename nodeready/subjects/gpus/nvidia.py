@@ -7,7 +7,7 @@ that they leave out. So each value is read under all of its names, and a missing
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -446,17 +446,7 @@ class NvLinks:
     unread: dict[str, str] = field(default_factory=dict)
 
 
-# The GPUs of thousands of nodes have equal links: each is kept once.
-@lru_cache(maxsize=4096)
-def _parse_link(number: str, text: str) -> GpuLink | None:
-    """The link; None if its state is unknown."""
-    speed = _SPEED.fullmatch(text)
-    if speed:
-        return GpuLink(int(number), "active", float(speed[1]))
-    state = _STATES.get(text.strip("<>").lower())
-    return None if state is None else GpuLink(int(number), state)
-
-
+# The GPUs of thousands of nodes have equal links.
 @lru_cache(maxsize=256)
 def _parse_links(text: str) -> tuple[tuple[GpuLink, ...], str, bool]:
     """The links of one GPU; the first unknown state; whether there are lines of another kind."""
@@ -464,26 +454,18 @@ def _parse_links(text: str) -> tuple[tuple[GpuLink, ...], str, bool]:
     for line in text.splitlines():
         link = _LINK.match(line)
         if link:
-            parsed = _parse_link(link[1], link[2].strip())
-            if parsed is not None:
-                links.append(parsed)
+            text = link[2].strip()
+            speed = _SPEED.fullmatch(text)
+            state = "active" if speed else _STATES.get(text.strip("<>").lower())
+            if state is None:
+                unread = unread or f"link {link[1]}: {text[:60]}"
             else:
-                unread = unread or f"link {link[1]}: {link[2].strip()[:60]}"
+                links.append(GpuLink(int(link[1]), state, float(speed[1]) if speed else None))
         elif line.strip() and not line.startswith("nr_"):
             strange = True
             if line[:1].isspace() and not _NO_LINKS.search(line):
                 unread = unread or line.strip()[:60]
     return tuple(links[:_MAX_LINKS]), unread, strange
-
-
-def _gpu_blocks(text: str) -> Iterator[tuple[str, str]]:
-    text = "\n".join(text.splitlines())
-    preamble, *blocks = re.split(r"^(?=GPU [0-9])", text, flags=re.M)
-    if preamble:
-        yield "", preamble
-    for block in blocks:
-        first, _, body = block.partition("\n")
-        yield first, body
 
 
 def parse_nvlink(output: Output) -> NvLinks:
@@ -501,10 +483,11 @@ def parse_nvlink(output: Output) -> NvLinks:
     links_by_uuid: dict[str, tuple[GpuLink, ...]] = {}
     unread: dict[str, str] = {}
     uuid, has_other_lines = "", False
-    for first, body in _gpu_blocks(text):
+    for block in re.split(r"^(?=GPU [0-9])", "\n".join(text.splitlines()), flags=re.M):
+        first, _, body = block.partition("\n")
         match = _GPU_LINE.match(first)
         uuid = match[1] if match else uuid
-        lines = body if match else f"{first}\n{body}"
+        lines = body if match else block
         read = _parse_links if len(lines) <= 4096 else _parse_links.__wrapped__
         links, reason, strange = read(lines)
         if uuid:

@@ -373,14 +373,6 @@ def _size_in_bytes(text: str) -> int | None:
     return min(value, UNLIMITED)
 
 
-def _unit_limit(text: str, source: str) -> UnitLimit | None:
-    """The limit of ``BOTH`` or ``SOFT:HARD``; None for a text that systemd ignores."""
-    soft_text, colon, hard_text = text.partition(":")
-    soft = _size_in_bytes(soft_text.strip())
-    hard = _size_in_bytes((hard_text if colon else soft_text).strip())
-    return None if soft is None or hard is None else UnitLimit(soft, hard, source)
-
-
 def _apply_section(
     lines: Iterable[Line],
     limits: dict[str, UnitLimit],
@@ -399,9 +391,12 @@ def _apply_section(
         item, sets_limit = match[1].lower(), True
         if not match[2]:
             limits.pop(item, None)
-        limit = _unit_limit(match[2], line.source)
-        if limit is not None:
-            limits[item] = limit
+        # ``BOTH`` or ``SOFT:HARD``.
+        soft_text, colon, hard_text = match[2].partition(":")
+        soft = _size_in_bytes(soft_text.strip())
+        hard = _size_in_bytes((hard_text if colon else soft_text).strip())
+        if soft is not None and hard is not None:
+            limits[item] = UnitLimit(soft, hard, line.source)
     return sets_limit
 
 

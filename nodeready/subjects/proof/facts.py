@@ -707,8 +707,15 @@ def read(text: str, config: ProofConfig) -> Proved:
     proofs: dict[str, Any] = {}
     try:
         for name, data in wire.lines(text, config.nonce):
-            if name in _KINDS and name not in proofs:
-                proofs[name] = _decode(name, data)
+            if name not in _KINDS or name in proofs:
+                continue
+            if isinstance(data, dict) and data.keys() == {"broken"}:
+                proofs[name] = Unknown("ended with an error", str(data["broken"])[:300])
+                continue
+            try:
+                proofs[name] = wire.decode(_KINDS[name], data)
+            except wire.DecodeError as problem:
+                proofs[name] = Unknown(problem.reason, problem.evidence)
     except wire.DecodeError as problem:
         return all_unknown(problem.reason, config)
     user = proofs.get("user", Unknown(UNFINISHED))
@@ -718,12 +725,3 @@ def read(text: str, config: ProofConfig) -> Proved:
     for name in config.proofs:
         proofs.setdefault(name, Unknown(UNFINISHED))
     return Proved(**{**proofs, "user": user})
-
-
-def _decode(name: str, data: Any) -> Any:
-    if isinstance(data, dict) and set(data) == {"broken"}:
-        return Unknown("ended with an error", str(data["broken"])[:300])
-    try:
-        return wire.decode(_KINDS[name], data)
-    except wire.DecodeError as problem:
-        return Unknown(problem.reason, problem.evidence)

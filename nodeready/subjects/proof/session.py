@@ -285,14 +285,6 @@ def _by_item(limits: Iterable[facts.Limit]) -> dict[str, facts.Limit]:
     return dict(zip(limit_files.ITEMS, limits))
 
 
-def _possible(observed: facts.SessionLimits, policy: Policy) -> dict[str, int]:
-    """Item -> the policy's limit, without the limits that this node's kernel refuses."""
-    ceiling = dict(zip(limit_files.ITEMS, _kernel_units(*observed.ceiling)))
-    boot = BootSetting(None)
-    node = Limits(PamLimits(), {}, (), ceiling, observed.nr_open, boot, systemd=False)
-    return possible_limits(node, policy)
-
-
 class LowLimits(NamedTuple):
     """The limits of one kind of session that are too low."""
 
@@ -516,7 +508,10 @@ def limits(
     stack, nproc, rttime. The subject limits reports a limit that this node's kernel refuses;
     proof.core, unless waived, a core limit that cost a core. Neither is repeated here.
     """
-    possible = _possible(first, policy)
+    ceiling = dict(zip(limit_files.ITEMS, _kernel_units(*first.ceiling)))
+    boot = BootSetting(None)
+    node = Limits(PamLimits(), {}, (), ceiling, first.nr_open, boot, systemd=False)
+    possible = possible_limits(node, policy)
     core = observed.core
     waived = any(waiver.check == "proof.core" for waiver in policy.waivers)
     if isinstance(core, facts.ProvedCore) and core.is_cut_by_limit and not waived:

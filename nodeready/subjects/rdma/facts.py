@@ -281,6 +281,8 @@ def _port(device: str, index: int, files: Files) -> RdmaPort:
     directory = f"ports/{index}"
     values = files.get(directory, {})
     rate = values.get("rate", "")
+    is_infiniband = values.get("link_layer") == "InfiniBand"
+    pkeys = sorted(files.get(f"{directory}/pkeys", {}).items()) if is_infiniband else ()
     return RdmaPort(
         device=device,
         port=index,
@@ -294,13 +296,8 @@ def _port(device: str, index: int, files: Files) -> RdmaPort:
         netdev=files.get(f"{directory}/gid_attrs/ndevs", {}).get("0"),
         gids=_gids(files, directory),
         counters=_counters(files, directory),
-        pkeys=_pkeys(files, directory) if values.get("link_layer") == "InfiniBand" else (),
+        pkeys=tuple(text for _, text in pkeys if _PKEY.fullmatch(text)),
     )
-
-
-def _pkeys(files: Files, directory: str) -> tuple[str, ...]:
-    table = sorted(files.get(f"{directory}/pkeys", {}).items())
-    return tuple(text for _, text in table if _PKEY.fullmatch(text))
 
 
 def _slingshot(device: str, netdevs: tuple[Netdev, ...], files: Files) -> RdmaPort:

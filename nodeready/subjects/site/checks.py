@@ -100,11 +100,6 @@ def comparison(check: SiteCheck) -> str:
     return f"{check.json}: {words}" if check.json else words
 
 
-def _expected(check: SiteCheck) -> str:
-    words = _shortened(comparison(check))
-    return f"{words} ({check.reason})" if check.reason else words
-
-
 def _actual(check: SiteCheck, output: SiteOutput) -> str:
     if check.comparator == "status":
         text = _shortened(output.error or output.text)
@@ -127,9 +122,8 @@ def check_of(check: SiteCheck) -> Check:
 
     remedies = (Remedy(PERSON, check.fix),) if check.fix else ()
     cost = loses_job("configure") if check.severity == "fail" else drifts("configure")
-    return Check(
-        check.id, cost, _meaning(check), (), "", remedies, judged, expects=_expected(check)
-    )
+    expects = _shortened(comparison(check)) + (f" ({check.reason})" if check.reason else "")
+    return Check(check.id, cost, _meaning(check), (), "", remedies, judged, expects=expects)
 
 
 def _meaning(check: SiteCheck) -> str:

@@ -495,17 +495,12 @@ def _known_hosts(values: Mapping[str, str], files: Mapping[str, bytes]) -> Known
     return KnownHosts(content, None, digest, size, False, len(content) < SENT_BYTES)
 
 
-def _parse_effective(head: str) -> tuple[EffectiveOptions, ...]:
-    """The answers of ``ssh -G``, without the text above them, which differs by node."""
-    start = head.find("ask=")
-    return _parse_answers(head[start:]) if start >= 0 else ()
-
-
 @lru_cache(maxsize=64)
-def _parse_answers(head: str) -> tuple[EffectiveOptions, ...]:
+def parse_effective(text: str) -> tuple[EffectiveOptions, ...]:
+    """The answers of ``ssh -G``."""
     answers = []
     question, answer_lines = None, list[str]()
-    for row in head.split("\n"):
+    for row in text.split("\n"):
         if row.startswith("|"):
             answer_lines.append(row[1:])
         begins = re.fullmatch(r"ask=(own|system) (\S+)", row)
@@ -554,7 +549,8 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
         config=config,
         files=system,
         root_lines=tuple(root_file),
-        effective=_parse_effective(head),
+        # The text above the first question differs by node.
+        effective=parse_effective("".join(head.partition("ask=")[1:])),
         access=parse_access(outputs),
         package=values.get("package", ""),
     )

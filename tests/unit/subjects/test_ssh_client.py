@@ -102,7 +102,7 @@ def test_a_megabyte_is_no_name_and_options_that_begin_again_are_read_once():
     assert parse(long).identity == NodeIdentity((), (), ())
     # Looking for the end of each beginning would take minutes.
     head = "ask=own a\n" * 20_000 + "ask=system node001\n|user ml\nrc=0\n|user root\nrc=1\n"
-    (asked,) = ssh_client._parse_effective(head)
+    (asked,) = ssh_client.parse_effective(head)
     assert (asked.host, asked.as_prober, asked.values) == ("node001", False, {"user": "ml"})
 
 
