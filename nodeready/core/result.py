@@ -448,9 +448,7 @@ _LOOK = "run the audit with --only {} on that node, and repair what the reason n
 
 @dataclass(frozen=True)
 class Subject:
-    """One subject: everything that the commands, the reports and the docs need to know about
-    it.
-    """
+    """One subject: everything that the commands, the reports and the docs need to know."""
 
     name: str
     doc: str  # the docstring of its checks' module; the first line says what is judged

@@ -124,9 +124,7 @@ ANY = VersionRange()
 
 
 class BadValue(NamedTuple):
-    """A value that is wrong by itself, or versions that are wrong together: a row of
-    knowledge/environment_values.toml.
-    """
+    """A wrong value, or versions that do not fit: knowledge/environment_values.toml."""
 
     key: str
     problem: str

@@ -59,12 +59,9 @@ def leftover(observed: Gate, policy: Policy) -> Result:
     return leftover.na(OFF) if not observed.existing else leftover.ok()
 
 
-@_check_of_files(
-    "gate.python",
-    drifts("install"),
-    fix="install one beside it: dnf install python3.11, zypper install python311",
-    expects="Python 3.9 or newer",
-)
+@_check_of_files("gate.python", drifts("install"),
+                 fix="install one beside it: dnf install python3.11, zypper install python311",
+                 expects="Python 3.9 or newer")  # fmt: skip
 def python(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """The node has a Python that can run its own check: 3.9 or newer, without further packages.
 

@@ -539,9 +539,7 @@ _NO_LINKS = re.compile(r"not supported|not_supported|invalid choice|unrecognized
 
 
 def _links_error(call: _ToolCall | None) -> str:
-    """Why ``amd-smi xgmi`` could not read the links; "" where it read them, or where there are
-    none.
-    """
+    """Why ``amd-smi xgmi`` could not read the links; "": it could, or there are none."""
     if call is None or call.status == 0:
         return ""
     if call.status is None:

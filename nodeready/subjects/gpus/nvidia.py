@@ -120,9 +120,7 @@ def _version(text: str) -> str | None:
 
 
 def _real_gpus(root: ElementTree.Element, attached_count: int | None) -> list[ElementTree.Element]:
-    """The GPUs, without those that a process's name imitates: where there are more than the tool
-    counts, the shortest.
-    """
+    """The GPUs, without the shortest where they are more than the tool counts: imitations."""
     nodes = root.findall("gpu")[:_MAX_GPUS]
     if not attached_count or attached_count >= len(nodes):
         return nodes

@@ -214,12 +214,9 @@ def _process_text(process: StuckProcess) -> str:
     return " ".join(words)
 
 
-@check(
-    "host.stuck",
-    loses_job("monitor", "clean_up", "reboot"),
-    fix=(_LATER_FIX, _HUNG_FIX, _FROZEN_FIX, "ask USER, or kill -KILL PID", _UNSEEN_FIX),
-    expects="none",
-)
+@check("host.stuck", loses_job("monitor", "clean_up", "reboot"),
+       fix=(_LATER_FIX, _HUNG_FIX, _FROZEN_FIX, "ask USER, or kill -KILL PID", _UNSEEN_FIX),
+       expects="none")  # fmt: skip
 def stuck(observed: Host, policy: Policy) -> Result:
     """No process hangs in the kernel (state D), where not even SIGKILL ends it.
 

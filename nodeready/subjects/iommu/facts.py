@@ -316,9 +316,7 @@ def _newest_first(path: str) -> list[tuple[int, int, str]]:
 
 
 def _chosen_path(paths: list[str], titles: Mapping[str, str], default: str) -> str:
-    """The boot loader entry that this default names, by file, title, pattern or number; else the
-    newest. The paths are sorted, the newest first.
-    """
+    """The entry that this default names; else the newest. paths: the newest first"""
     for path in paths:
         stem = path.rpartition("/")[2].removesuffix(".conf")
         named = stem == default or titles.get(path) == default
@@ -332,9 +330,7 @@ def _chosen_path(paths: list[str], titles: Mapping[str, str], default: str) -> s
 def find_next_boot(
     files: Mapping[str, list[Line]], family: str
 ) -> tuple[Entry | None, tuple[Entry, ...]]:
-    """The entry of the next boot, and the other boot loader entries, which decide on RHEL's
-    family.
-    """
+    """The entry of the next boot, and the other entries, which decide on RHEL's family."""
     variables: dict[str, str] = {}
     env: dict[str, str] = {}
     default, bls = "", False

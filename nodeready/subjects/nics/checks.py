@@ -80,13 +80,10 @@ def _earlier(observed: Nics, fleet: FleetFacts, *counters: str) -> Counters | st
     return before if is_comparable else "the earlier look saw none of these interfaces"
 
 
-@check(
-    "nics.flaps",
-    loses_job("monitor", "inspect", "reseat", "replace", source=CABLES),
-    fleet=("addresses", "counters"),
-    fix="look into dmesg and the switch's log; replace cable or transceiver if it goes on",
-    expects="no change of a link",
-)
+@check("nics.flaps", loses_job("monitor", "inspect", "reseat", "replace", source=CABLES),
+       fleet=("addresses", "counters"),
+       fix="look into dmesg and the switch's log; replace cable or transceiver if it goes on",
+       expects="no change of a link")  # fmt: skip
 def flaps(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """No link was lost or came back since the last audit (carrier_changes).
 
@@ -321,14 +318,9 @@ def speed(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     return speed.ok(source=_source(speeds, "speed"), expected=by_value(speeds, " Mbit/s"))
 
 
-@check(
-    "nics.duplex",
-    slows_job("configure"),
-    settings=("nics",),
-    fleet=("addresses",),
-    fix="set autonegotiation on both ends of the link (ethtool -s DEVICE autoneg on)",
-    expects="full",
-)
+@check("nics.duplex", slows_job("configure"), settings=("nics",), fleet=("addresses",),
+       fix="set autonegotiation on both ends of the link (ethtool -s DEVICE autoneg on)",
+       expects="full")  # fmt: skip
 def duplex(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """Links of hardware ports are full duplex: half is a failed negotiation, and drops packets."""
     linked = _connected_ports(observed, policy, fleet)

@@ -279,9 +279,7 @@ _KIND_BY_DEVTYPE = {"bond": "bond", "bridge": "bridge", "vlan": "vlan", "wlan": 
 
 @dataclass(frozen=True)
 class Nic:
-    """One network interface. None: the kernel has no value, or none while the interface is
-    down.
-    """
+    """One network interface. None: the kernel has no value, or none while it is down."""
 
     name: str  # of the interface
     # "ethernet" and "infiniband" are ports of adapters; "wifi", "usb" (often the BMC's), "bond",

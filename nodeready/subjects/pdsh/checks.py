@@ -100,9 +100,7 @@ def _in_profile(observed: Pdsh, suffix: str) -> list[tuple[str, Line]]:
 
 
 def last_in_profile(observed: Pdsh, suffix: str) -> str:
-    """Base name of the last foreign file of profile.d that sets the variable, and that a name of
-    our file can follow; "" for none.
-    """
+    """Name of the last foreign file of profile.d that sets it and that ours can follow, or ""."""
     names = [line.path.rpartition("/")[2] for _, line in _in_profile(observed, suffix)]
     candidates = (name for name in reversed(names) if "nodeready" not in name and beatable(name))
     return next(candidates, "")

@@ -317,13 +317,11 @@ def _state_problem(device: RdmaDevice, port: RdmaPort) -> str:
 _SUBNET_MANAGER = "check the fabric's subnet manager (sminfo; opensm or UFM)"
 
 
-@check(
-    "rdma.state",
-    loses_job("configure", "restart_service", "reseat", "replace", source=LINK_ERRORS),
-    settings=("rdma_ports",),
-    fix=(_SUBNET_MANAGER, "plug or enable SPARE, or name the ports in use in rdma_ports"),
-    expects="ACTIVE, LinkUp",
-)
+@check("rdma.state",
+       loses_job("configure", "restart_service", "reseat", "replace", source=LINK_ERRORS),
+       settings=("rdma_ports",),
+       fix=(_SUBNET_MANAGER, "plug or enable SPARE, or name the ports in use in rdma_ports"),
+       expects="ACTIVE, LinkUp")  # fmt: skip
 def state(observed: Rdma, policy: Policy) -> Result:
     """Every port in use is ACTIVE and LinkUp: any other state carries no traffic.
 

@@ -485,9 +485,7 @@ def _place(path: str) -> tuple[str, str, str, str] | None:
 
 
 def _devices(lines: Iterable[str]) -> dict[str, dict[str, dict[str, dict[str, str]]]]:
-    """Root -> device -> directory below the device's -> file -> first line. A key of uevent is
-    "DRIVER=".
-    """
+    """Root -> device -> directory below it -> file -> first line; a key of uevent: "DRIVER="."""
     files_by_root: dict[str, dict[str, dict[str, dict[str, str]]]]
     files_by_root = {_IB: {}, _CXI: {}, _VERBS: {}}
     for line in lines:
@@ -569,9 +567,7 @@ def _port_with_value(
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
-    """The observation; values that a device does not show are empty. Raises ProbeError when the
-    output was cut off.
-    """
+    """The observation; missing values are empty. Raises ProbeError when it was cut off."""
     output = outputs["rdma"]
     lines = output.require().split("\n")
     if adapted := _TEMPLATES.adapted(_with_values, lines):

@@ -67,9 +67,7 @@ def _is_good(check: SiteCheck, output: SiteOutput) -> bool:
 
 @contextlib.contextmanager
 def _limited() -> Iterator[None]:
-    """Raises _TooSlow in the block after _MATCH_S seconds of CPU. Python's regular expressions run
-    signal handlers.
-    """
+    """Raises _TooSlow after _MATCH_S seconds of CPU: Python's `re` runs signal handlers."""
 
     def stop(*_: object) -> None:
         raise _TooSlow

@@ -184,9 +184,7 @@ def parse_identity(output: Output, addresses: Iterable[Address]) -> NodeIdentity
 
 
 def known_as(names: str, host: str) -> bool:
-    """Whether the names of a known_hosts line, plain or hashed, mean the host (sshd(8),
-    SSH_KNOWN_HOSTS FILE FORMAT).
-    """
+    """Whether the names of a known_hosts line, plain or hashed, mean the host (sshd(8))."""
     if not names.startswith("|1|"):
         return matches(names.lower().split(","), host)
     _, _, salt, digest = (*names.split("|"), "", "", "")[:4]
