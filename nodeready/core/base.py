@@ -66,8 +66,6 @@ class Section:
 
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
-#: Maximum characters of a path; more than the kernel's PATH_MAX.
-_PATH = 8192
 
 #: The ASCII characters beside a newline that end a line for str.splitlines.
 _OTHER_ENDS = ("\r", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e")
@@ -112,7 +110,7 @@ class Output:
     def files(self) -> dict[str, bytes]:
         """The files that nr_exact printed, path -> the bytes as they are on the node."""
         contents = dict[str, bytes]()
-        for path, printed, _ in self._blocks():
+        for path, printed, _ in self._parts():
             if path.startswith("/"):
                 size = re.match(r"size=(\d{1,9})\n", printed)
                 if size:
@@ -123,27 +121,17 @@ class Output:
 
     def lines(self) -> Iterator[Line]:
         """The lines that nr_lines printed, without those of the files of nr_exact."""
-        text, position = f"\n{self.require()}\n", 0
-        for _, _, (begin, end) in self._blocks():
-            yield from file_lines(text[position:begin])
-            position = end
-        yield from file_lines(text[position:])
+        for _, _, after in self._parts():
+            yield from file_lines(after)
 
-    def _blocks(self) -> Iterator[tuple[str, str, tuple[int, int]]]:
-        """Path, printed text and span of each file of nr_exact.
-
-        The span is an index into the text with a newline before and after it.
-        """
-        begin, end = f"\n@{self.nonce} file ", f"\n@{self.nonce} eof\n"
-        text, position = f"\n{self.require()}\n", 0
-        while (first := text.find(begin, position)) >= 0:
-            path, _, _ = text[first + len(begin) : first + len(begin) + _PATH].partition("\n")
-            start = first + len(begin) + len(path)
-            until = text.find(end, start)
-            if until < 0:
-                break
-            position = until + len(end) - 1
-            yield path, text[start + 1 : max(until, start + 1)], (first, position)
+    def _parts(self) -> Iterator[tuple[str, str, str]]:
+        """Path and printed text of each file of nr_exact, and the text after it; first no file."""
+        first, *blocks = f"\n{self.require()}".split(f"\n@{self.nonce} file ")
+        yield "", "", first
+        for block in blocks:
+            file, _, after = block.partition(f"\n@{self.nonce} eof")
+            path, _, printed = file.partition("\n")
+            yield path, printed, after
 
 
 def _file_of_size(path: str, size: int, text: str) -> bytes:

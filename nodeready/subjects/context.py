@@ -177,7 +177,6 @@ def context_of(
                expected block
     """
     lines_of: dict[tuple[str, ...], Callable[[str], tuple[str, ...]]] = {}
-    files_of: dict[int, tuple[tuple[str, str], ...]] = {}
     lines_of_node, files_of_node = {}, {}
     for name, policy in policies.items():
         extra = policy.ssh_known_hosts
@@ -189,9 +188,7 @@ def context_of(
             # Imported here, because it imports the templates, which a probe does not need.
             from nodeready.subjects.gate.files import digests
 
-            if id(policy) not in files_of:
-                files_of[id(policy)] = digests(policy, program)
-            files_of_node[name] = files_of[id(policy)]
+            files_of_node[name] = digests(policy, program)
     host_keys = {name: endpoint.key for name, endpoint in endpoints.items() if endpoint.key}
     return FleetContext(
         policies, known_hosts=lines_of_node, host_keys=host_keys, gate_files=files_of_node

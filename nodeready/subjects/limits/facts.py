@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from nodeready.core import shell, sysctl
@@ -208,18 +208,9 @@ def _proc_limits(lines: Iterable[Line]) -> dict[str, tuple[int, int]]:
     return limits
 
 
-_CEILING_PID = re.compile("^ceiling=([0-9]+)$", re.M)
-
-
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Limits:
     """The observation. Raises ProbeError when a value of the kernel is no number."""
-    output = outputs["limits"]
-    match = _CEILING_PID.search(output.text)
-    if match and "process=" not in output.text:
-        # The outputs of most nodes differ only in this pid. Without it, `_parse` has them cached.
-        text = output.text.replace(f"/proc/{match[1]}/limits:", "/proc/0/limits:")
-        output = replace(output, text=f"{text[: match.start(1)]}0{text[match.end(1) :]}")
-    return _parse(output, outputs["sysctl"], policy.limit_services)
+    return _parse(outputs["limits"], outputs["sysctl"], policy.limit_services)
 
 
 @lru_cache(maxsize=64)

@@ -327,7 +327,6 @@ class Nic:
         return not all(map(link_local, self.addresses))
 
 
-@lru_cache(maxsize=16384)
 def _attribute_of(path: str) -> tuple[str, str]:
     """The interface and the attribute of a path below `NET`; "uevent": one per line."""
     name, _, attribute = path.partition("/")
@@ -350,9 +349,7 @@ def attributes(text: str) -> dict[str, dict[str, str]]:
         path, colon, value = line.partition(":")
         if not colon or not path.startswith(start):
             continue
-        # Thousands of nodes have the same paths; a long path is not cached.
-        read = _attribute_of if len(path) < 200 else _attribute_of.__wrapped__
-        name, key = read(path[len(start) :])
+        name, key = _attribute_of(path[len(start) :])
         values = attributes_by_name.setdefault(name, {})
         if key in _EVENTS:
             values.setdefault(key, "")
@@ -458,13 +455,13 @@ def find_varying(lines: Iterable[str]) -> Callable[[str], bool]:
     """
     start = f"{NET}/"
     paths = {line.partition(":")[0] for line in lines if line.startswith(start)}
-    places = Counter(_attribute_of.__wrapped__(path[len(start) :]) for path in paths)
+    places = Counter(_attribute_of(path[len(start) :]) for path in paths)
 
     def varies(path: str) -> bool:
         relative = path.removeprefix(start)
         name, slash, file = relative.partition("/")
         varies_alone = path != relative and bool(name and slash) and file in _VARIES
-        return varies_alone and places[_attribute_of.__wrapped__(relative)] == 1
+        return varies_alone and places[_attribute_of(relative)] == 1
 
     return varies
 

@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import TypedDict
 
 from nodeready.core.base import Output, Probe, ProbeError, Section, frozen
@@ -199,24 +198,14 @@ _LINK = ("current_link_width", "max_link_width", "current_link_speed", "max_link
 
 
 def _pcie(files: Files) -> PcieLink | None:
-    """The link of the device's PCI function; thousands of nodes have equal links."""
-    values, slot_values = files.get("device", {}), files.get("device/..", {})
-    if not any(name in values for name in _LINK):
-        return None
-    return _link(
-        tuple((name, values[name]) for name in _LINK if name in values),
-        tuple((name, slot_values[name]) for name in _LINK if name in slot_values),
-    )
-
-
-@lru_cache(maxsize=256)
-def _link(function: tuple[tuple[str, str], ...], port: tuple[tuple[str, str], ...]) -> PcieLink:
     """The link from the attributes of the PCI function and of the port above it.
 
     A function that fell off the bus shows all ones, 63 lanes. A kernel older than the card's speed
     shows neither speed. A link that shows only one of two values is broken.
     """
-    values, slot_values = dict(function), dict(port)
+    values, slot_values = files.get("device", {}), files.get("device/..", {})
+    if not any(name in values for name in _LINK):
+        return None
     unread: list[str] = []
 
     def lanes(attributes: Mapping[str, str], name: str) -> int | None:
@@ -473,7 +462,6 @@ class Rdma:
         return {port.name: port for device in self.devices.values() for port in device.ports}
 
 
-@lru_cache(maxsize=16384)
 def _place(path: str) -> tuple[str, str, str, str] | None:
     """Root, device, directory below the device's directory, and file; None for another path."""
     for root in (_IB, _CXI, _VERBS):
@@ -491,8 +479,7 @@ def _devices(lines: Iterable[str]) -> dict[str, dict[str, dict[str, dict[str, st
     for line in lines:
         # No path here contains a colon: only links lead to a PCI address.
         path, _, value = line.partition(":")
-        # Thousands of nodes have the same paths; a long path is not cached.
-        place = _place(path) if len(path) < 200 else _place.__wrapped__(path)
+        place = _place(path)
         if place is None:
             continue
         root, name, directory, file = place
@@ -598,9 +585,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
     closed = tuple(sorted(line for line in lines if line.startswith(f"{_DEV}/uverbs")))
     bare_rdma = Rdma(devices, tuple(without), closed[:MAX_DEVICES])
     observed: Rdma = frozen(replace(bare_rdma, nccl_ib_hca=hcas(bare_rdma)[0]))
-    _TEMPLATES.keep(
-        ParsedTemplate.of(lines, observed, lambda path: len(path) < 200 and _varies(path))
-    )
+    _TEMPLATES.keep(ParsedTemplate.of(lines, observed, _varies))
     return observed
 
 
