@@ -54,23 +54,14 @@ Rank = int  # as a launcher numbers it; negative: it has none
 Objects = Any  # name -> an object, which another reader decodes
 
 _INTS = {
-    "int": (-(1 << 64), 1 << 64),
-    "Count": (0, (1 << 31) - 1),
+    "int": (-(1 << 64), 1 << 64), "Count": (0, (1 << 31) - 1),
     "Pid": (0, 1 << 22),  # PID_MAX_LIMIT, proc(5)
-    "Port": (0, 65535),
-    "Uid": (-1, (1 << 32) - 1),
-    "Number": (0, (1 << 64) - 1),
+    "Port": (0, 65535), "Uid": (-1, (1 << 32) - 1), "Number": (0, (1 << 64) - 1),
     "Rank": (1 - (1 << 31), (1 << 31) - 1),
-}
+}  # fmt: skip
 _FLOATS = {"float": (-float(1 << 64), float(1 << 64)), "Seconds": (0.0, 1e10)}
-#: Characters.
-_TEXTS = {
-    "str": 65536,
-    "Name": 1024,
-    "Path": 8192,  # PATH_MAX, and what is written around a path
-    "Line": 8192,
-    "Text": 8 << 20,
-}
+#: Characters; of a path PATH_MAX, and what is written around a path.
+_TEXTS = {"str": 65536, "Name": 1024, "Path": 8192, "Line": 8192, "Text": 8 << 20}
 
 
 class DecodeError(ProbeError):
@@ -343,28 +334,27 @@ def _value(kind: str, module: Mapping[str, Any], source: str) -> Reads:
             else refuse(data)
         )
     kind = kind.rpartition(".")[2]
+    if dataclasses.is_dataclass(module.get(kind)):
+        return _reader(module[kind])
+    fits = _scalar(kind, source)
+    return lambda data: data if fits(data) else refuse(data)
+
+
+def _scalar(kind: str, source: str) -> Callable[[Any], bool]:
     if kind in _INTS:
         low, high = _INTS[kind]
-        return lambda data: data if type(data) is int and low <= data <= high else refuse(data)
+        return lambda data: type(data) is int and low <= data <= high
     if kind in _FLOATS:
         minimum, maximum = _FLOATS[kind]
         # NaN is in no order with them.
-        return lambda data: (
-            data if type(data) in (int, float) and minimum <= data <= maximum else refuse(data)
-        )
+        return lambda data: type(data) in (int, float) and minimum <= data <= maximum
     if kind in _TEXTS:
         length = _TEXTS[kind]
-        return lambda data: data if type(data) is str and len(data) <= length else refuse(data)
+        return lambda data: type(data) is str and len(data) <= length
     if kind == "bool":
-        return lambda data: data if type(data) is bool else refuse(data)
+        return lambda data: type(data) is bool
     if kind == "Objects":
-        return lambda data: (
-            data
-            if type(data) is dict and all(type(value) is dict for value in data.values())
-            else refuse(data)
-        )
-    if dataclasses.is_dataclass(module.get(kind)):
-        return _reader(module[kind])
+        return lambda data: type(data) is dict and {*map(type, data.values())} <= {dict}
     raise TypeError(f"{source}: {kind} is no type that an answer can have")
 
 

@@ -17,6 +17,7 @@ from nodeready.core.base import Output, Section, frozen
 
 if TYPE_CHECKING:
     from nodeready.core.policy import Policy
+    from nodeready.core.result import Check, Result
 
 #: The directories in the PATH of every node; a deploy changes no program elsewhere.
 FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -213,6 +214,16 @@ def chmod_mends(barrier: Barrier, path: str) -> bool:
     """
     is_on_path = barrier.path == path or barrier.path in parents(path)
     return is_on_path and barrier.is_roots and not barrier.members
+
+
+def closed_result(check: Check, access: Access, path: str) -> Result | None:
+    """The result for a file that users cannot read; None: they can. path: as of `chmod_mends`"""
+    barrier = access.barrier(path)
+    if barrier is None:
+        return None
+    if barrier.path == path or chmod_mends(barrier, path):
+        return check.fixable(barrier.words, barrier.path)
+    return check.fail(barrier.words, barrier.path, f"let users read {barrier.path}")
 
 
 #: Where packages put their programs; a program elsewhere was put there by a person.

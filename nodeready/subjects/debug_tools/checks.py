@@ -36,7 +36,7 @@ def packages(observed: DebugTools, policy: Policy) -> Result:
         return packages.na("the policy names no package")
     check, missing = packages.expecting(" ".join(policy.packages)), " ".join(observed.missing)
     unusable_packages = tuple(unusable(observed, policy))
-    troubles = [package.program for package in unusable_packages]
+    troubles = [program for _, program in unusable_packages]
     if not observed.missing and not troubles:
         return check.ok()
     problems = [f"missing: {missing}"] if missing else []
@@ -54,7 +54,7 @@ def packages(observed: DebugTools, policy: Policy) -> Result:
         fix = f"let every user run {trouble.path}, or name in job_user a member of that group"
         return check.warn(actual, source, fix)
     if trouble.repair == "reinstall":
-        fix = f"install {unusable_packages[0].package} again the way this distribution does"
+        fix = f"install {unusable_packages[0][0]} again the way this distribution does"
         return check.fail(without_manager, source, fix)
     paths = {quote(trouble.path): "has mode" in trouble.words for trouble in troubles}
     quoted_closed = " ".join(path for path, has_mode in paths.items() if has_mode)

@@ -330,16 +330,8 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
 # --- The programs of the policy's packages, from the view of an ordinary user.
 
 
-@dataclass(frozen=True)
-class UnusablePackage:
-    """A package of the policy with a program that users cannot run."""
-
-    package: str
-    program: UnusableProgram
-
-
-def unusable(observed: DebugTools, policy: Policy) -> Iterator[UnusablePackage]:
-    """The programs of the policy's installed packages that users cannot run."""
+def unusable(observed: DebugTools, policy: Policy) -> Iterator[tuple[str, UnusableProgram]]:
+    """The policy's installed packages with a program that users cannot run, and that program."""
     for name in policy.packages:
         if name in observed.missing:
             continue
@@ -349,13 +341,12 @@ def unusable(observed: DebugTools, policy: Policy) -> Iterator[UnusablePackage]:
             problem = problem or _missing_companion(observed, name, program)
             if problem is not None:
                 reported.add(problem.path)
-                yield UnusablePackage(name, problem)
+                yield name, problem
         for broken in observed.broken:
             if broken.package == name and broken.path not in reported:
                 how = "is not executable" if broken.how == "mode" else f"is {broken.how}"
-                yield UnusablePackage(
-                    name, UnusableProgram(broken.path, f"{broken.path} {how}", _repair(broken))
-                )
+                words = f"{broken.path} {how}"
+                yield name, UnusableProgram(broken.path, words, _repair(broken))
 
 
 def _missing_companion(observed: DebugTools, package: str, program: str) -> UnusableProgram | None:

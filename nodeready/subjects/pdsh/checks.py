@@ -11,7 +11,7 @@ from nodeready.core.own_files import beatable
 from nodeready.core.policy import Policy
 from nodeready.core.result import Check, FactKinds, Result, Subject, check, deploy
 from nodeready.core.severity import loses_job
-from nodeready.subjects.access import COMPANIONS, chmod_mends, unusable_program
+from nodeready.subjects.access import COMPANIONS, closed_result, unusable_program
 from nodeready.subjects.pdsh import facts
 from nodeready.subjects.pdsh.facts import Pdsh, PdshUser
 
@@ -145,7 +145,9 @@ def rcmd(observed: Pdsh, policy: Policy) -> Result:
         return rcmd.na("pdsh is neither installed nor in the policy's packages")
     misset = [setting for setting in _places(observed) if setting[1] != TYPE]
     if not misset:
-        return _closed(observed) or rcmd.ok()
+        files = read_by_users(observed)
+        results = (closed_result(rcmd, observed.access, path) for path in files)
+        return next(filter(None, results), None) or rcmd.ok()
     values: dict[str, list[str]] = {}
     for place, value, _ in misset:
         values.setdefault(value, []).append(place)
@@ -175,19 +177,6 @@ def read_by_users(observed: Pdsh) -> tuple[str, ...]:
     }
     places = [facts.RCMD_DEFAULT] if observed.debian else []
     return (*places, *sorted(own_paths), *([observed.module] if observed.module else []))
-
-
-def _closed(observed: Pdsh) -> Result | None:
-    """The result for the first file that users cannot read; None: they can read all."""
-    for path in read_by_users(observed):
-        barrier = observed.access.barrier(path)
-        if barrier is None:
-            continue
-        blocked_path = barrier.path
-        if blocked_path == path or chmod_mends(barrier, path):
-            return rcmd.fixable(barrier.words, blocked_path)
-        return rcmd.fail(barrier.words, blocked_path, f"let users read {blocked_path}")
-    return None
 
 
 @check("pdsh.conflicts", loses_job("configure"), settings=("packages",), expects="none",

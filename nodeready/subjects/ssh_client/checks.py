@@ -13,7 +13,13 @@ from nodeready.core.policy import Policy
 from nodeready.core.result import Check, FactKinds, FleetFacts, Result, Subject, check
 from nodeready.core.severity import drifts, loses_job
 from nodeready.core.shell import quote
-from nodeready.subjects.access import UNLOADED, UnusableProgram, chmod_mends, unusable_program
+from nodeready.subjects.access import (
+    UNLOADED,
+    UnusableProgram,
+    chmod_mends,
+    closed_result,
+    unusable_program,
+)
 from nodeready.subjects.ssh_client import config, facts
 from nodeready.subjects.ssh_client.facts import EffectiveOptions, SshClient
 
@@ -182,12 +188,8 @@ def known_hosts(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Resul
     if result.status == "na" or (result.status == "fail" and not result.fixable):
         return result
     check = known_hosts.expecting(result.expected)
-    barrier = observed.access.barrier(facts.KNOWN_HOSTS)
-    if barrier is not None:
-        if barrier.path == facts.KNOWN_HOSTS or chmod_mends(barrier, facts.KNOWN_HOSTS):
-            return check.fixable(barrier.words, barrier.path)
-        fix = f"let users read {barrier.path}"
-        return check.fail(barrier.words, barrier.path, fix)
+    if closed := closed_result(check, observed.access, facts.KNOWN_HOSTS):
+        return closed
     if result.status != "ok":
         return result
     inode = observed.access.inodes.get(facts.KNOWN_HOSTS)
