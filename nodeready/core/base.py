@@ -112,8 +112,7 @@ class Output:
         contents = dict[str, bytes]()
         for path, printed, _ in self._parts():
             if path.startswith("/"):
-                size = re.match(r"size=(\d{1,9})\n", printed)
-                if size:
+                if size := re.match(r"size=(\d{1,9})\n", printed):
                     contents[path] = _file_of_size(path, int(size[1]), printed[size.end() :])
                 else:
                     contents[path] = decode_base64(printed)
@@ -211,8 +210,7 @@ def file_lines(text: str) -> Iterator[Line]:
         if colon and number in _NUMBERS and path[-5:-4] != "/":
             yield Line(path, _NUMBERS[number], line)
             continue
-        match = _FILE_LINE.match(raw)
-        if match:
+        if match := _FILE_LINE.match(raw):
             yield Line(match[1], int(match[2]), match[3])
 
 

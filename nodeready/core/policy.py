@@ -482,8 +482,7 @@ def _misspelt(key: str) -> str:
     """The probable meaning of an unknown ``key``; "" for a key of other software."""
     import difflib
 
-    close = difflib.get_close_matches(key, _FIELDS, n=1, cutoff=0.85)
-    if close:
+    if close := difflib.get_close_matches(key, _FIELDS, n=1, cutoff=0.85):
         return f"did you mean {close[0]}?"
     if key.startswith(_PREFIXES):
         related = [name for name in _FIELDS if name.split("_")[0] == key.split("_", maxsplit=1)[0]]

@@ -291,8 +291,7 @@ class Page:
     @property
     def brief(self) -> str:
         """The first sentence of the meaning, on one line."""
-        first = " ".join(self.meaning.split("\n\n", 1)[0].split())
-        return first.split(". ", 1)[0].rstrip(".")
+        return " ".join(self.meaning.split("\n\n", 1)[0].split()).split(". ", 1)[0].rstrip(".")
 
     def rated(self, result: Result) -> Result:
         """The result with its severity and actions, if it is neither ok nor na."""
@@ -583,7 +582,6 @@ def _waiver_problem(check: str, check_ids: list[str]) -> str:
     same = [check_id for check_id in check_ids if check_id.startswith(f"{subject}.")]
     if same and name == "observed":
         return "what could not be observed cannot be waived"
-    close = closest_word(check, check_ids)
-    if close:
+    if close := closest_word(check, check_ids):
         return f"no such check; did you mean {close}?"
     return f"no such check; there are {', '.join(same)}" if same else "no such check"

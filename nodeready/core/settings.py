@@ -318,8 +318,7 @@ def port_range(words: str) -> tuple[int, int]:
 def closest_word(word: str, known_words: Iterable[str], cutoff: float = 0.6) -> str:
     """The known word that begins with ``word``, else the most similar one; "" for none."""
     names = list(known_words)
-    completions = [name for name in names if len(word) > 1 and name.startswith(word)]
-    if completions:
+    if completions := [name for name in names if len(word) > 1 and name.startswith(word)]:
         return completions[0]
     # Imported late: few runs have an unknown word, and the program on a node starts often.
     import difflib

@@ -235,8 +235,7 @@ def _commands(lines: Iterable[Line]) -> dict[str, SysctlOption]:
 
 def _setting(options: Mapping[str, SysctlOption], path: str) -> Setting | None:
     """What sets this path: its own line, else the last glob that names it."""
-    setting = options.get(path)
-    if setting is None:
+    if (setting := options.get(path)) is None:
         for pattern, option in options.items():
             is_glob = option.value is not None and not {*"*?["}.isdisjoint(pattern)
             if is_glob and _matches(path, pattern):
@@ -332,8 +331,7 @@ def _remedy(files: SysctlFiles, path: str) -> str:
     ):
         return _removal(written.line.source)
     for later in (files.late, {} if files.reapply else files.tuned):
-        setting = _setting(later, path)
-        if setting is not None:
+        if (setting := _setting(later, path)) is not None:
             return _removal(setting.source)
     return ""
 

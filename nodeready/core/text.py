@@ -71,8 +71,7 @@ def parse_span(words: str) -> float:
 
     Raises ValueError with the forms.
     """
-    match = _SPAN.fullmatch(words.strip())
-    if match is None:
+    if (match := _SPAN.fullmatch(words.strip())) is None:
         raise ValueError(f"{words!a} is no span of time such as 20s, 5m, 2h or 3d")
     return float(match[1]) * _SECONDS[match[2]]
 

@@ -432,8 +432,7 @@ def plain(observed: Any) -> Any:
         return observed
     if isinstance(observed, Unknown):
         return {"unknown": observed.reason}
-    keys = shown_keys(type(observed))
-    if keys:
+    if keys := shown_keys(type(observed)):
         return {key: plain(getattr(observed, name)) for name, key in keys.items()}
     if isinstance(observed, Mapping):
         return {str(key): plain(value) for key, value in observed.items()}

@@ -218,8 +218,7 @@ def chmod_mends(barrier: Barrier, path: str) -> bool:
 
 def closed_result(check: Check, access: Access, path: str) -> Result | None:
     """The result for a file that users cannot read; None: they can. path: as of `chmod_mends`"""
-    barrier = access.barrier(path)
-    if barrier is None:
+    if (barrier := access.barrier(path)) is None:
         return None
     if barrier.path == path or chmod_mends(barrier, path):
         return check.fixable(barrier.words, barrier.path)
@@ -289,8 +288,7 @@ def _access(output: Output) -> Access:
     # Three subjects read the section, and thousands of nodes print the same.
     inodes, links = dict[str, Inode](), dict[str, str]()
     for row in output.all("at"):
-        match = _AT.fullmatch(row)
-        if match:
+        if match := _AT.fullmatch(row):
             mode, uid, gid, size = int(match[1], 16), int(match[2]), int(match[3]), int(match[4])
             inodes[match[5]] = Inode(mode, uid, gid, size)
     for row in output.all("link"):

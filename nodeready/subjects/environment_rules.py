@@ -486,8 +486,7 @@ def _judge_node_gpus(job: _Job, variable: str, rows: Sequence[_RankRow]) -> None
             if rank.rank is None:
                 continue
             # With one GPU each, LOCAL_RANK is no index.
-            at = 0 if len(words) == 1 else rank.local_rank
-            if at is None:
+            if (at := 0 if len(words) == 1 else rank.local_rank) is None:
                 continue
             if at >= len(words):
                 detail = f"LOCAL_RANK {at} of {counted(len(words), 'GPU')}"

@@ -121,8 +121,7 @@ def faults_of(lines: Iterable[KernelLines], subject: str, uptime_s: int) -> list
     for kind, row in rows.items():
         cures: dict[str, int] = {}
         for line in lines:
-            cure = row.cured.match(line.text) if row.cured else None
-            if cure:
+            if cure := row.cured.match(line.text) if row.cured else None:
                 cures[_device(cure)] = max(line.last, cures.get(_device(cure), 0))
         devices: dict[str, list[KernelLines]] = {}
         for device, line in by_row[kind]:

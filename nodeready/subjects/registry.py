@@ -210,7 +210,6 @@ def select_whole(only: str | None, subjects: Iterable[str]) -> tuple[str, ...]:
     """
     subjects = tuple(subjects)
     chosen = select((), only, subjects=subjects)
-    parts = [name for name in chosen.subjects if not {*_ids([name])} <= {*chosen.checks}]
-    if parts:
+    if parts := [name for name in chosen.subjects if not {*_ids([name])} <= {*chosen.checks}]:
         raise SelectionError(f"--only {only}: a subject is changed as a whole: {', '.join(parts)}")
     return chosen.subjects

@@ -125,8 +125,7 @@ def _shared_observation(probe: Probe, outputs: Mapping[str, Output], policy: Pol
     printed = [outputs[section.name] for section in probe.sections]
     texts = ((output.text, output.rc, output.truncated) for output in printed)
     key = (probe.subject, id(policy), *texts)
-    shared = _SHARED.get(key)
-    if shared is not None:
+    if (shared := _SHARED.get(key)) is not None:
         return shared[0]
     observation = observe(probe, outputs, policy)
     digest = hash(key)

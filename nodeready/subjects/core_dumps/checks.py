@@ -79,8 +79,7 @@ def pattern(observed: CoreDumps, policy: Policy) -> Result:
        fix="remove the line WHERE")  # fmt: skip
 def sysctl_conf(observed: CoreDumps, policy: Policy) -> Result:
     """No line of /etc/sysctl.conf contradicts: ``sysctl --system`` reads it after all others."""
-    expected = _expected_pattern(observed, policy)
-    return contradicted(sysctl_conf, KEY, observed.boot, expected)
+    return contradicted(sysctl_conf, KEY, observed.boot, _expected_pattern(observed, policy))
 
 
 _TMPFILES = "/etc/tmpfiles.d/00-nodeready-cores.conf"
@@ -170,8 +169,7 @@ def retention(observed: CoreDumps, policy: Policy) -> Result:
     check = retention.expecting(retention_rule(policy))
     if policy.core_handler != "path":
         return retention.na(_OWN_STORE)
-    rule = observed.retention
-    if rule is None:
+    if (rule := observed.retention) is None:
         return check.fixable("no rule")
     if _same_rule(rule.text, policy):
         return check.ok(source=rule.source)

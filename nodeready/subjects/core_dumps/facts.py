@@ -149,8 +149,7 @@ def _coredump_conf(lines: tuple[Line, ...], paths: list[str]) -> dict[str, sysct
     for path in (*main.values(), *dropins.values()):
         file_lines = (line for line in lines if line.path == path)
         for line in sysctl.section(file_lines, "Coredump"):
-            match = re.match(r"([A-Za-z]+)\s*=(.*)", line.text.strip())
-            if match:
+            if match := re.match(r"([A-Za-z]+)\s*=(.*)", line.text.strip()):
                 settings[match[1]] = sysctl.Setting(match[2].strip(), line.source)
     return settings
 
@@ -163,16 +162,14 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> CoreDumps:
         raise ProbeError("/proc/sys/kernel/core_pattern cannot be read")
     modes: dict[str, tuple[int, int]] = {}
     for text in output.all("way"):
-        match = re.fullmatch(r"([0-7]{1,5}) (\d{1,10}) (/.*)", text)
-        if match is None:
+        if (match := re.fullmatch(r"([0-7]{1,5}) (\d{1,10}) (/.*)", text)) is None:
             raise ProbeError("the core directory's mode is no mode", text)
         modes[match[3]] = int(match[1], 8), int(match[2])
     directory = core_directory(policy)
     mode, owner = modes.pop(directory, (None, 0))
     kinds = ("nowhere", "nodir", "fixed")
     blocked = [(values[kind], kind, 0) for kind in kinds if kind in values]
-    link = re.fullmatch(r"(\d{1,10}) (/.*)", values.get("link", ""))
-    if link:
+    if link := re.fullmatch(r"(\d{1,10}) (/.*)", values.get("link", "")):
         blocked.insert(0, (link[2], "link", int(link[1])))
     files = sysctl.parse(outputs["sysctl"])
     lines = tuple(output.lines())

@@ -80,8 +80,7 @@ def py_spy(observed: DebugTools, policy: Policy) -> Result:
     may be able to change the file or a directory on the way to it. A sha256 identifies the
     versions that nodeready knows; any other program is asked for its version.
     """
-    version = policy.py_spy_version
-    if not version:
+    if not (version := policy.py_spy_version):
         return py_spy.na("the policy leaves py-spy alone")
     if observed.machine not in MACHINES:
         return py_spy.na(f"no static py-spy for {observed.machine}")
@@ -95,19 +94,16 @@ def py_spy(observed: DebugTools, policy: Policy) -> Result:
         fix = f"chown root {quoted}; chmod go-w {quoted}"
         return check.fail(f"others can change {', '.join(observed.lost)}", PY_SPY, fix)
     if observed.exposed:
-        actual = f"others can change {', '.join(observed.exposed)}"
-        return check.fixable(actual, PY_SPY)
+        return check.fixable(f"others can change {', '.join(observed.exposed)}", PY_SPY)
     if observed.closed:
         return check.fixable(f"users cannot enter {', '.join(observed.closed)}", PY_SPY)
     if observed.mode & 0o555 != 0o555:
-        actual = f"{observed.py_spy or '?'} with mode {observed.mode:o}"
-        return check.fixable(actual, PY_SPY)
+        return check.fixable(f"{observed.py_spy or '?'} with mode {observed.mode:o}", PY_SPY)
     if observed.noexec:
         return check.fail(NOEXEC, PY_SPY, MAY_EXECUTE.format(PY_SPY))
     if observed.py_spy != version:
         return check.fixable(observed.py_spy or "does not run", PY_SPY)
-    known_digest = facts.DIGESTS.get((version, observed.machine))
-    if known_digest is None:
+    if (known_digest := facts.DIGESTS.get((version, observed.machine))) is None:
         return check.ok(f"{version}, by its own word: its sha256 is not known", PY_SPY)
     if observed.sha256 != known_digest:
         actual = f"another program that says {version} (sha256 {observed.sha256[:12]}…)"

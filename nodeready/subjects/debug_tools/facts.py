@@ -296,8 +296,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
     python = parse_pythons(output.all("python"))
     run = None
     for row in output.all("run")[:1]:
-        match = re.fullmatch(r"(\d{1,10}) ([0-7]{1,5}) ([0-9a-f]{64})?", row)
-        if match is None:
+        if (match := re.fullmatch(r"(\d{1,10}) ([0-7]{1,5}) ([0-9a-f]{64})?", row)) is None:
             raise ProbeError(f"the mode of {RUN} is no mode", row)
         run = RankProgram(int(match[1]), int(match[2], 8), match[3] or "")
     versions = {(of, digest): version for (version, of), digest in DIGESTS.items()}
@@ -375,8 +374,7 @@ _GROUPS = 1000
 
 def _rights(row: str) -> tuple[int, int, int, str]:
     """(owner, group, mode, path) of a row of stat's. Raises ProbeError."""
-    match = re.fullmatch(r"(\d{1,10}) (\d{1,10}) ([0-7]{1,5}) (/\S*)", row)
-    if match is None:
+    if (match := re.fullmatch(r"(\d{1,10}) (\d{1,10}) ([0-7]{1,5}) (/\S*)", row)) is None:
         raise ProbeError(f"the mode of {PY_SPY} is no mode", row)
     return int(match[1]), int(match[2]), int(match[3], 8), match[4]
 

@@ -48,8 +48,7 @@ def leftover(observed: Gate, policy: Policy) -> Result:
     if policy.gate:
         return leftover.na("gate is True")
     staying = required_programs(observed)
-    gone = [path for path in observed.existing if path not in staying]
-    if gone:
+    if gone := [path for path in observed.existing if path not in staying]:
         return leftover.fixable(", ".join(gone))
     if staying:
         actual = "; ".join(f"{path}: {reason}" for path, reason in staying.items())

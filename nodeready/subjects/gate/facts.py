@@ -191,8 +191,7 @@ def _slurm_conf(path: str, lines: Iterable[Line]) -> SlurmConf:
         # A file that is included twice is read once.
         for line in by_file.get(file, ()) if file not in done else ():
             words = line.text.partition("#")[0].strip()
-            match = re.match(r"(\w+)(?:\s*=\s*|\s+)(\S+)", words)
-            if match is None:
+            if (match := re.match(r"(\w+)(?:\s*=\s*|\s+)(\S+)", words)) is None:
                 continue
             key, value = match[1].lower(), match[2].strip("\"'")
             if key == "include":

@@ -358,8 +358,7 @@ def parse_amd_smi(
             continue
         addresses.add(gpu.pci_address)
         unread = ", ".join(str(link.index) for link in gpu.links if link.state == "unknown")
-        reason = links_error or (f"no state of the links {unread}" if unread else "")
-        if reason:
+        if reason := links_error or (f"no state of the links {unread}" if unread else ""):
             gpu = replace(gpu, unread=(*gpu.unread, ("links", reason)))
         yield gpu
 
@@ -551,8 +550,7 @@ def _links_error(call: _ToolCall | None) -> str:
 
 def _tool(output: Output, before: str, calls: Mapping[str, _ToolCall]) -> Tool:
     """The tool and its state; a failure of ``xgmi`` alone does not count."""
-    installed = re.findall(r"^have=(amd-smi|rocm-smi)$", before, re.M)
-    if not installed:
+    if not (installed := re.findall(r"^have=(amd-smi|rocm-smi)$", before, re.M)):
         # Without its first line, the section ended before its search for a tool.
         timed_out = output.rc is None and not output.truncated
         return Tool("amd-smi", "timed out" if timed_out else "missing")

@@ -146,19 +146,17 @@ def kernel_faults(observed: Gpus, policy: Policy) -> Result:
         if not (fault.source == "xid" and fault.code in policy.xid_ignore)
         and fault.pci_address not in unjudged
     ]
-    node_faults = [
+    if node_faults := [
         fault
         for fault in faults
         if fault.action in _NODE_ACTIONS and not _is_cleared(observed, fault)
-    ]
-    if node_faults:
+    ]:
         worst = min(node_faults, key=_gravity)
         by_action = _fix(observed, worst), _COST.since(_RUNGS[worst.action])
         fix, actions = _own_remedy(worst) or by_action
         text = faults_in_words(observed, node_faults)
         return kernel_faults.fail(text, source, fix, actions=actions)
-    watched = [fault for fault in faults if fault.action != xids.APPLICATION]
-    if watched:
+    if watched := [fault for fault in faults if fault.action != xids.APPLICATION]:
         remedies = list(map(_own_remedy, watched))
         remedy = remedies[0] if all(remedies) else None
         fix, actions = remedy or (_VENDOR, ("monitor", "replace"))
@@ -309,15 +307,13 @@ def driver(observed: Gpus, policy: Policy) -> Result:
         gpus = findings.expected_gpus(observed, vendor)
         bound, version = any(gpu.driver == name for gpu in gpus), versions[vendor]
         if gpus and not bound and version is None:
-            fix = f"install or load {name}; see dmesg"
-            return check.fail(f"{name} is not loaded", _PCI, fix)
+            return check.fail(f"{name} is not loaded", _PCI, f"install or load {name}; see dmesg")
         if version is None and bound and policy.gpu_driver:
             return driver.unknown(f"{name} does not say its version")
         if version is not None or bound:
             words.append(f"{name} {version or 'loaded'}")
             if policy.gpu_driver and version != policy.gpu_driver:
-                path = f"/sys/module/{name}"
-                return check.fail(f"{name} {version}", path, _INSTALL)
+                return check.fail(f"{name} {version}", f"/sys/module/{name}", _INSTALL)
     return check.ok(", ".join(words) or "loaded")
 
 

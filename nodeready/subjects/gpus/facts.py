@@ -154,8 +154,7 @@ def parse_pci(text: str) -> Gpus:
     devices: dict[str, dict[str, str]] = {}
     errors: dict[str, dict[str, list[str]]] = {}
     for line in lines:
-        match = _LINE.match(line)
-        if match is None:
+        if (match := _LINE.match(line)) is None:
             continue
         address, name, words = match.groups()
         values = devices.setdefault(address, {})
@@ -261,8 +260,7 @@ def _several(values: Iterable[Any]) -> str | None:
 
 
 def _links(gpu: Gpu) -> str | None:
-    active = [link for link in gpu.links if link.state == "active"]
-    if not active:
+    if not (active := [link for link in gpu.links if link.state == "active"]):
         return None
     speeds = sorted({link.speed_gbps for link in active if link.speed_gbps is not None})
     text = "/".join(f"{speed:g}" for speed in speeds)
@@ -288,8 +286,7 @@ def compared(observed: Gpus, fleet: FleetFacts = ALONE) -> dict[str, str | int |
 
 
 def learned(observed: Gpus) -> dict[str, Any]:
-    gpus = observed.gpus
-    if not gpus:
+    if not (gpus := observed.gpus):
         return {}
     settings: dict[str, Any] = {"gpu_count": len({gpu.pci_address for gpu in gpus})}
     drivers = {driver for driver in (observed.driver, observed.amd_driver) if driver}

@@ -65,8 +65,7 @@ def no_gpu_reason(observed: Gpus) -> str:
     """Why the node has no GPU to judge; "" when it has one."""
     if observed.gpus or expected_gpus(observed):
         return ""
-    guests = sum(is_guest(gpu) for gpu in observed.pci)
-    if guests:
+    if guests := sum(is_guest(gpu) for gpu in observed.pci):
         return f"the GPUs ({guests}) belong to virtual machines"
     return "display adapters only" if observed.pci else "no GPU on the PCI bus"
 
@@ -118,8 +117,7 @@ def unreadable_text(observed: Gpus, reads: Collection[str]) -> str:
     """The GPUs for which a tool could not read one of these fields, and the tool's words."""
     unread_gpus = []
     for gpu in observed.gpus:
-        words = dict.fromkeys(text for field, text in gpu.unread if field in reads)
-        if words:
+        if words := dict.fromkeys(text for field, text in gpu.unread if field in reads):
             unread_gpus.append((gpu, f"its tool cannot tell: {join_names(words)}"))
     return findings_text(unread_gpus) if unread_gpus else ""
 
@@ -164,8 +162,7 @@ def judge_each(
         reads = reads or (field,)
     values = [(gpu, value(gpu)) for gpu in observed.gpus]
     gpus_with_value = [gpu for gpu, current in values if current is not None]
-    findings = [(gpu, text) for gpu in gpus_with_value if (text := find_problem(gpu))]
-    if findings:
+    if findings := [(gpu, text) for gpu in gpus_with_value if (text := find_problem(gpu))]:
         text, source = findings_text(findings), tool_names((gpu for gpu, _ in findings), observed)
         return check.fail(text, source, fix, expected=expected, actions=actions, status=status)
     if hidden := unshown_reason(observed) or unreadable_text(observed, reads):

@@ -20,8 +20,7 @@ def pci_address(text: str) -> str | None:
     >>> pci_address("00000000:5E:00.0"), pci_address("0000:5e:00")
     ('0000:5e:00.0', '0000:5e:00.0')
     """
-    match = _PCI_ADDRESS.fullmatch(text.strip())
-    if match is None:
+    if (match := _PCI_ADDRESS.fullmatch(text.strip())) is None:
         return None
     domain, bus, device, function = (int(digits or "0", 16) for digits in match.groups())
     return f"{domain:04x}:{bus:02x}:{device:02x}.{function}"

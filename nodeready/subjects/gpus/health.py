@@ -153,8 +153,7 @@ def _lanes(observed: Gpus, gpu: Gpu) -> int | None:
     Where a card has fewer lanes than its chip (a GTX 1650, an A2), nvidia-smi shows the chip's and
     sysfs the card's. A slot with fewer lanes than most of at least three peers is a fault.
     """
-    maximum = gpu.pcie_width_max
-    if maximum is None:
+    if (maximum := gpu.pcie_width_max) is None:
         return None
     for bus_gpu in observed.pci:
         if bus_gpu.address == gpu.pci_address and bus_gpu.pcie_width_max:

@@ -135,8 +135,7 @@ def unasked_tool(name: str, output: Output) -> Tool | None:
         return Tool(name, "missing")
     if text.startswith("nr_driver=none"):
         return Tool(name, "failed", "the driver is not loaded")
-    hidden = re.match(r"nr_hidden=([0-9]{1,4})$", text, re.M)
-    if hidden is None:
+    if (hidden := re.match(r"nr_hidden=([0-9]{1,4})$", text, re.M)) is None:
         return None
     step = "the step of Slurm's that looks (ConstrainDevices)"
     return Tool(name, "hidden", f"{hidden[1]} GPUs were not given to {step}")
@@ -167,8 +166,7 @@ def _head(root: ElementTree.Element) -> _Head:
 
 def _parse_whole(text: str) -> tuple[_Head, list[Gpu | None]] | None:
     """The head and the GPUs of an answer; None when it holds no whole XML."""
-    root = tree(text)
-    if root is None:
+    if (root := tree(text)) is None:
         return None
     head = _head(root)
     nodes = _real_gpus(root, head.attached_count)
@@ -359,8 +357,7 @@ def parse(output: Output) -> NvidiaSmi:
     if stuck := re.search(r"^nr_stuck=([0-9]{1,9}) ([0-9]{1,9})$", script_lines, re.M):
         words = f"pid {stuck[1]} hangs in the kernel for {stuck[2]} s"
         return NvidiaSmi((), Tool(NAME, "stuck", words), fabric_manager=manager)
-    answer = _parse_blocks(text) or _parse_whole(text)
-    if answer is None:
+    if (answer := _parse_blocks(text) or _parse_whole(text)) is None:
         # An answer that was cut off contains values, and no message.
         words = message(re.split(r"<\?xml|<nvidia_smi_log", text, maxsplit=1)[0])
         if output.truncated:
@@ -450,8 +447,7 @@ def _parse_links(text: str) -> tuple[tuple[GpuLink, ...], str, bool]:
     """The links of one GPU; the first unknown state; whether there are lines of another kind."""
     links, unread, strange = [], "", False
     for line in text.splitlines():
-        link = _LINK.match(line)
-        if link:
+        if link := _LINK.match(line):
             text = link[2].strip()
             speed = _SPEED.fullmatch(text)
             state = "active" if speed else _STATES.get(text.strip("<>").lower())

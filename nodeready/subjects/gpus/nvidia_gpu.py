@@ -98,8 +98,7 @@ class Element:
         """The element at the path, or its parent where that has only a text (N/A)."""
         node = self.node
         for name in path.split("/"):
-            child = node.find(name)
-            if child is None:
+            if (child := node.find(name)) is None:
                 return node if node is not self.node and not len(node) else None
             node = child
         return node
@@ -133,8 +132,7 @@ class Element:
         result: T | None = None
         lacks, moved, bad_text = False, False, ""
         for path in paths:
-            node = self._find(path)
-            if node is None:
+            if (node := self._find(path)) is None:
                 continue
             self.used.add(node)
             text = (node.text or "").strip()
@@ -391,8 +389,7 @@ def _recovery_by_error(gpu: Element) -> str | None:
 
 
 def parse_processes(gpu: Element) -> Iterator[GpuProcess]:
-    process_list = gpu.node.find("processes")
-    if process_list is None:
+    if (process_list := gpu.node.find("processes")) is None:
         gpu.note_unread("processes", "processes", "not shown")
     elif not len(process_list):
         text = process_list.text or ""
@@ -400,8 +397,7 @@ def parse_processes(gpu: Element) -> Iterator[GpuProcess]:
             gpu.note_unread("processes", "processes", text)
     for index, node in enumerate(gpu.node.iterfind("processes/process_info")):
         process = Element(node)
-        pid = process.read("pid", number, "pid", needed=True)
-        if pid is None:
+        if (pid := process.read("pid", number, "pid", needed=True)) is None:
             gpu.note_unread("processes", "pid", node.findtext("pid") or "")
         elif index < _MAX_PROCESSES:
             name = " ".join((node.findtext("process_name") or "").split())[:200] or "?"

@@ -40,8 +40,7 @@ def mounts(observed: Host, policy: Policy) -> Result:
     check = mounts.expecting(join_first(policy.mounts) or of_fstab)
     if missing:
         actual = f"not mounted: {join_first(missing)}"
-        fix = f"mount {quote(missing[0])}, and see why it was not"
-        return check.fail(actual, TABLE, fix)
+        return check.fail(actual, TABLE, f"mount {quote(missing[0])}, and see why it was not")
     absent = [entry for entry in observed.fstab if entry.at_boot and not entry.mounted]
     absent = [entry for entry in absent if entry.path not in policy.mounts]
     if absent:
@@ -130,15 +129,12 @@ def _free_check(resource: str, field: str, option: str, meaning: str) -> Check:
         check = free.expecting(f"at least {minimum} % of {resource} free")
         if full:
             actual = join_first(f"{path}: {percents[path]:g} % free" for path in full)
-            remedy = fix.format(option, quote(full[0]))
-            return check.fail(actual, full[0], remedy)
-        silent = [mount.path for mount in local if mount.state != "ok"]
-        if silent:
+            return check.fail(actual, full[0], fix.format(option, quote(full[0])))
+        if silent := [mount.path for mount in local if mount.state != "ok"]:
             return free.unknown(f"no answer: {join_first(silent)}")
         if not percents:
             return free.na(f"no local file system that counts {resource}")
-        actual = f"{percents[scarce[0]]:g} % on {scarce[0]}"
-        return check.ok(actual, scarce[0])
+        return check.ok(f"{percents[scarce[0]]:g} % on {scarce[0]}", scarce[0])
 
     return free
 
@@ -267,8 +263,7 @@ def zombies(observed: Host, policy: Policy) -> Result:
         return zombies.warn(f"{observed.zombies}", "/proc", _PARENTS_FIX)
     parent = observed.zombie_parents[0].pid
     fix = f"end or repair pid {parent}: its children go with it"
-    actual = f"{observed.zombies}: {join_first(worst)}"
-    return zombies.warn(actual, f"/proc/{parent}", fix)
+    return zombies.warn(f"{observed.zombies}: {join_first(worst)}", f"/proc/{parent}", fix)
 
 
 # --- The system, its clock and its kernel's resources.
@@ -309,8 +304,7 @@ def _equal_check(
             return equal.unknown(f"{source} does not show it")
         if actual == expected:
             return equal.ok(actual, source, expected=expected)
-        remedy = fix.format(getattr(policy, setting))
-        return equal.fail(actual, source, remedy, expected=expected)
+        return equal.fail(actual, source, fix.format(getattr(policy, setting)), expected=expected)
 
     return equal
 
@@ -355,8 +349,7 @@ def clock(observed: Host, policy: Policy) -> Result:
         return clock.warn(clock_state.detail, "", _NO_CLOCK_FIX)
     if not clock_state.synchronised:
         fix = f"see why {clock_state.source} reaches no time server"
-        actual = f"not synchronised: {_clock_state(observed)}"
-        return clock.fail(actual, clock_state.source, fix)
+        return clock.fail(f"not synchronised: {_clock_state(observed)}", clock_state.source, fix)
     if clock_state.offset_ms is not None and abs(clock_state.offset_ms) > OFFSET_MS:
         actual = f"{clock_state.offset_ms / 1000:+.1f} s off, by {clock_state.source}"
         judge = clock.fail if abs(clock_state.offset_ms) >= MUNGE_MS else clock.warn
@@ -384,8 +377,7 @@ def _clock_state(observed: Host) -> str:
 )
 def memory(observed: Host, policy: Policy) -> Result:
     """The kernel sees all of the memory: a failed module is only missing (memory_min_mb)."""
-    total = observed.memory_total_mb
-    if total is None:
+    if (total := observed.memory_total_mb) is None:
         return memory.unknown("/proc/meminfo does not show it")
     check = memory.expecting(
         f"at least {policy.memory_min_mb} MiB" if policy.memory_min_mb else "any"

@@ -101,8 +101,7 @@ def _chrony(text: str, rc: int) -> Clock:
     leap = re.search(r"^Leap status *:(.*)$", text, re.M)
     if rc != 0 or leap is None:
         return Clock(None, "chrony", detail=f"chronyc: {_first_line(text)}")
-    status = leap[1].strip()[:100]
-    if not status:
+    if not (status := leap[1].strip()[:100]):
         return Clock(None, "chrony", detail="chronyc tells no leap status")
     offset = re.search(r"^System time *: ([0-9.]{1,20}) seconds (fast|slow)", text, re.M)
     offset_ms = None

@@ -143,8 +143,7 @@ def args(observed: Iommu, policy: Policy) -> Result:
     if observed.unreadable:
         return args.unknown(f"only root may read {observed.unreadable[0]}")
     if not observed.boot and not _problem(observed.live, arguments):
-        actual = f"{expected}; the boot loader is not on this node"
-        return check.ok(actual)
+        return check.ok(f"{expected}; the boot loader is not on this node")
     command = tool(observed)
     problem, source, stale = _next_boot(observed, arguments)
     if not observed.boot:
@@ -154,18 +153,15 @@ def args(observed: Iommu, policy: Policy) -> Result:
         return check.ok(source=source)
     if not command or not observed.boot:
         fix = f"set {expected} on the kernel's command line by hand (boot loader, PXE or image)"
-        actual = f"{problem}; no supported boot loader"
-        return check.fail(actual, source, fix)
+        return check.fail(f"{problem}; no supported boot loader", source, fix)
     entry = observed.boot[0]
     fix = f"look in /etc/grub.d for what writes {entry.source}"
     if stale and entry.script not in facts.GENERATED:
-        actual = f"{problem}, in the entry of /etc/grub.d/{entry.script}"
-        return check.fail(actual, source, fix)
+        return check.fail(f"{problem}, in the entry of /etc/grub.d/{entry.script}", source, fix)
     if stale and observed.generated and is_own_line_last(observed, arguments):
         # grub.cfg was generated from nodeready's file and is wrong: another run changes nothing.
         path = observed.own_line.path if observed.own_line else ""
-        actual = f"{problem}, though {path} is in place"
-        return check.fail(actual, entry.source, fix)
+        return check.fail(f"{problem}, though {path} is in place", entry.source, fix)
     return check.fixable(problem, source)
 
 

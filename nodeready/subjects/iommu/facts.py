@@ -167,8 +167,7 @@ def _value(text: str, variables: Mapping[str, str]) -> str | None:
     value = ""
     at = 0
     while at < len(text) and not text[at].isspace() and text[at] not in ";#":
-        match = _PIECE.match(text, at)
-        if match is None:
+        if (match := _PIECE.match(text, at)) is None:
             return None
         double, single, escaped, bare = match.groups()
         if single is not None:
@@ -200,13 +199,11 @@ def configured(lines: Iterable[Line]) -> Configured:
     last: Line | None = None
     readable = True
     for line in lines:
-        match = _ASSIGNMENT.match(line.text)
-        if match is None:
+        if (match := _ASSIGNMENT.match(line.text)) is None:
             readable = readable and "GRUB_CMDLINE_LINUX+=" not in line.text
             continue
         last = line
-        value = _value(match[2], values)
-        if value is None:
+        if (value := _value(match[2], values)) is None:
             readable = False
         else:
             values[match[1]] = value
@@ -466,8 +463,7 @@ def count_listed(ranges: str) -> int | None:
     """How many numbers a kernel list such as ``0-127,256`` holds; None for another text."""
     count = 0
     for part in ranges.strip().split(","):
-        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
-        if match is None:
+        if (match := re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)) is None:
             return None
         count += int(match[2] or match[1]) - int(match[1]) + 1
     return count
@@ -508,8 +504,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:
     own_lines = [line for line in config if line.text.startswith(f"{OWN_VARIABLE}=")]
     newer = tuple(pair.partition(" ")[0] for pair in output.all("newer"))
     next_entry, other_entries = find_next_boot(files, family)
-    cpus = count_listed(values["cpus"]) if "cpus" in values else 0
-    if cpus is None:
+    if (cpus := count_listed(values["cpus"]) if "cpus" in values else 0) is None:
         raise ProbeError("the list of CPUs makes no sense", values["cpus"])
     return Iommu(
         devices=tuple(sorted(output.all("device"))),

@@ -141,8 +141,7 @@ def _login_check(item: str, cost: Cost, meaning: str) -> Check:
         for domain in policy.limit_domains:
             for kind in limit_files.KINDS:
                 entry = observed.pam.effective(domain, kind, item)
-                value = "unset" if entry is None else _line_problem(observed, entry, limit)
-                if value:
+                if value := "unset" if entry is None else _line_problem(observed, entry, limit):
                     problems.setdefault(value, {}).setdefault(domain, []).append(kind)
                     line = entry.source if entry else ""
                     source = source or line
@@ -226,8 +225,7 @@ def _shortfall(observed: Limits, policy: Policy, limits_of_file: PamLimits) -> s
     for item, limit in possible_limits(observed, policy).items():
         for domain in policy.limit_domains:
             values = [limits_of_file.effective(domain, kind, item) for kind in limit_files.KINDS]
-            low = [v for v in values if v is None or not is_enough(v.value, limit)]
-            if low:
+            if low := [v for v in values if v is None or not is_enough(v.value, limit)]:
                 value = next((item_text(v.value, item) for v in low if v), "unset")
                 shortfalls.append(f"{item} {value} for {domain}")
     return join_names(shortfalls)
@@ -265,8 +263,7 @@ def pam(observed: Limits, policy: Policy) -> Result:
             continue
         source = stack.limits[-1].source
         fix = f"remove conf= from {source}, or give {stack.conf} these limits"
-        limits_of_file = observed.confs.get(stack.conf)
-        if limits_of_file is None:
+        if (limits_of_file := observed.confs.get(stack.conf)) is None:
             judged, shortfall = pam.warn, "which is not read"
         else:
             shortfall = _shortfall(observed, policy, limits_of_file)
@@ -316,8 +313,7 @@ def services(observed: Limits, policy: Policy) -> Result:
     low, source, unbeatable = [], "", ""
     for service, unit in observed.units.items():
         for item, limit in limits.items():
-            unit_limit = unit.limits.get(item, observed.defaults.get(item))
-            if unit_limit is None:
+            if (unit_limit := unit.limits.get(item, observed.defaults.get(item))) is None:
                 low.append(f"{service} {item} unset")
                 continue
             bounds = unit_limit.soft, unit_limit.hard
@@ -340,12 +336,11 @@ def _low_processes(observed: Limits, limits: dict[str, int]) -> dict[str, str]:
     """Service -> its processes with a lower limit, in words."""
     findings: dict[str, list[str]] = {}
     for process in observed.running:
-        short = [
+        if short := [
             f"{item} {item_text(min(process.limits[item]), item)}"
             for item, limit in limits.items()
             if item in process.limits and min(process.limits[item]) < limit
-        ]
-        if short:
+        ]:
             text = f"pid {process.pid}: {', '.join(short)}"
             findings.setdefault(process.service, []).append(text)
     return {service: "; ".join(texts) for service, texts in findings.items()}
@@ -378,8 +373,7 @@ def running(observed: Limits, policy: Policy) -> Result:
     names, expected = _services_text(policy, limits)
     if not observed.running:
         return running.na(f"none of {names} is running")
-    low_processes = _low_processes(observed, limits)
-    if not low_processes:
+    if not (low_processes := _low_processes(observed, limits)):
         return running.ok(expected=expected)
     actual = "; ".join(f"restart of {service} ({text})" for service, text in low_processes.items())
     low_pid = next(p.pid for p in observed.running if p.service in low_processes)

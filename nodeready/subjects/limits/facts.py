@@ -230,8 +230,7 @@ def _parse(output: Output, kernel: Output, services: Names) -> Limits:
     running = []
     for text in dict.fromkeys(output.all("process")):
         name, _, pid = text.partition(" ")
-        limits = _proc_limits(files.get(f"/proc/{pid}/limits", ()))
-        if limits:
+        if limits := _proc_limits(files.get(f"/proc/{pid}/limits", ())):
             if name[:15] not in by_name:
                 raise ProbeError("a process that was not requested", text)
             running.append(Running(by_name[name[:15]], number(pid, "a process id"), limits))

@@ -121,8 +121,7 @@ def span(domain: str) -> tuple[int, int] | None:
     >>> span("@100:200")
     (100, 200)
     """
-    match = _RANGE.fullmatch(domain)
-    if match is None:
+    if (match := _RANGE.fullmatch(domain)) is None:
         return None
     if match[3] is not None:
         return int(match[3]), int(match[3])
@@ -155,8 +154,7 @@ def _value(text: str, item: str) -> int | None:
     """The value in kernel units, or None for a text that pam_limits skips."""
     if text in ("-1", "-", "unlimited", "infinity"):
         return UNLIMITED
-    match = re.match(r"[+-]?\d+", text)
-    if match is None:
+    if (match := re.match(r"[+-]?\d+", text)) is None:
         return None
     # strtoull ignores the text after the digits, and wraps a negative number around.
     value = int(match[0]) % 2**64 if len(match[0]) < 21 else UNLIMITED
@@ -281,8 +279,7 @@ def find_disabled_pam(files: Mapping[str, list[Line]]) -> Line | str | None:
         if words[:1] == ["include"] and not {word.strip('"') for word in words[1:]} <= _READ:
             # A file that was not read may have an earlier line.
             return None
-        match = re.fullmatch(r"usepam[\s=]+\"?(\w+)\"?\s*", line.text.strip(), re.I)
-        if match:
+        if match := re.fullmatch(r"usepam[\s=]+\"?(\w+)\"?\s*", line.text.strip(), re.I):
             return line if match[1].lower() == "no" else None
     return main or None
 
@@ -365,8 +362,7 @@ def _size_in_bytes(text: str) -> int | None:
     """The bytes or the number of ``64K`` or ``infinity``; None for a text that systemd ignores."""
     if text == "infinity":
         return UNLIMITED
-    match = re.fullmatch(r"(\d{1,19})(\.\d{1,9})? ?([KMGTPE]?)B?", text)
-    if match is None:
+    if (match := re.fullmatch(r"(\d{1,19})(\.\d{1,9})? ?([KMGTPE]?)B?", text)) is None:
         return None
     factor = _SUFFIXES[match[3]]
     value: int = int(match[1]) * factor + int(float(match[2] or 0) * factor)

@@ -69,8 +69,7 @@ def _growth(observed: Nics, fleet: FleetFacts, before: Counters, counter: str) -
 
 def _earlier(observed: Nics, fleet: FleetFacts, *counters: str) -> Counters | str:
     """The earlier audit that read one of these counters that is readable now, or why none did."""
-    before = fleet.counters.get("nics")
-    if before is None:
+    if (before := fleet.counters.get("nics")) is None:
         return "no earlier look to compare with"
     is_comparable = any(
         f"{name}.{counter}" in before.values and getattr(nic, counter) is not None
@@ -172,11 +171,9 @@ def _slaves(observed: Nics) -> dict[str, list[Nic]]:
            "the new name in the policy")  # fmt: skip
 def expected(observed: Nics, policy: Policy) -> Result:
     """The interfaces of the policy exist: a dead or renamed adapter is missing."""
-    names = list(rows(policy.nics))
-    if not names:
+    if not (names := list(rows(policy.nics))):
         return expected.na("the policy names no interface")
-    missing = [name for name in names if name not in observed.interfaces]
-    if not missing:
+    if not (missing := [name for name in names if name not in observed.interfaces]):
         return expected.ok(expected=join_names(names))
     ports = [name for name, nic in observed.interfaces.items() if nic.physical]
     actual = f"no {join_names(missing)}; there: {join_names(ports) or 'no hardware port'}"
@@ -227,8 +224,7 @@ def link(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
             expected=f"a link on {join_names(judged or switched_off)}",
             actions=("reseat", "replace") if no_link else (),
         )
-    silent = [name for name, nic in judged.items() if nic.carrier is None]
-    if silent:
+    if silent := [name for name, nic in judged.items() if nic.carrier is None]:
         return link.unknown(f"the kernel does not say whether {join_names(silent)} has a link")
     return link.ok(join_names(judged), expected="a link")
 
@@ -242,8 +238,7 @@ def _judge_policy_values(
     actual = {name: getattr(observed.interfaces[name], column) for name in policy_values}
     if column == "driver":
         actual = {name: "none" if value is None else value for name, value in actual.items()}
-    deviating = {n: v for n, v in actual.items() if v is not None and v != policy_values[n]}
-    if deviating:
+    if deviating := {n: v for n, v in actual.items() if v is not None and v != policy_values[n]}:
         expected = by_value({name: policy_values[name] for name in deviating}, unit)
         source = _source(deviating, attribute)
         return check.fail(by_value(deviating, unit), source, expected=expected)
@@ -287,14 +282,13 @@ def speed(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     ports = _connected_ports(observed, policy, fleet)
     speeds = {name: nic.speed_mbps for name, nic in ports.items() if nic.speed_mbps}
     # On InfiniBand the checks of rdma judge the rate; the IP interface only repeats it.
-    slow = {
+    if slow := {
         name: value
         for name, value in speeds.items()
         if value < _SLOWEST_MBPS
         and name not in policy_speeds
         and observed.interfaces[name].kind == "ethernet"
-    }
-    if slow:
+    }:
         actual = by_value(slow, " Mbit/s")
         return speed.fail(actual, _source(slow, "speed"), expected="at least 1000 Mbit/s")
     for bond, slaves in _slaves(observed).items():
@@ -326,8 +320,7 @@ def duplex(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     linked = _connected_ports(observed, policy, fleet)
     ports = {name: nic for name, nic in linked.items() if nic.kind == "ethernet"}
     modes = {name: nic.duplex for name, nic in ports.items() if nic.duplex is not None}
-    half = [name for name, value in modes.items() if value == "half"]
-    if half:
+    if half := [name for name, value in modes.items() if value == "half"]:
         return duplex.fail(f"half on {join_names(half)}", _source(half, "duplex"))
     if silent := _without_value(ports, "duplex"):
         return duplex.unknown(
@@ -372,13 +365,12 @@ def mtu(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
             return mtu.fail(actual, _source([name], "mtu"), expected=expected)
     if verdict is not None:
         return verdict
-    unread = [
+    if unread := [
         name
         for bond, slaves in _slaves(observed).items()
         for name in (bond, *(slave.name for slave in slaves))
         if name in observed.interfaces and observed.interfaces[name].mtu is None
-    ]
-    if unread:
+    ]:
         return mtu.unknown(f"{join_names(unread)} does not tell its mtu")
     names = _policy_values(observed, policy, "mtu")
     if names or observed.bonds:
@@ -394,8 +386,7 @@ def _policy_check(noun: str, attribute: str, cost: Cost, fix: str, meaning: str)
     def judged(observed: Nics, policy: Policy) -> Result:
         if verdict := _judge_policy_values(judged, observed, policy, noun, attribute):
             return verdict
-        values = _policy_values(observed, policy, noun)
-        if not values:
+        if not (values := _policy_values(observed, policy, noun)):
             return judged.na(f"the policy names no {noun}")
         return judged.ok(expected=by_value(values))
 
@@ -422,8 +413,7 @@ def _bond_problems(bond: Bond) -> list[str]:
         return [f"{bond.name}: no slave"]
     down = [slave.name for slave in bond.slaves if slave.mii not in ("up", None)]
     texts = [f"{bond.name}: {join_names(down)} down"] if down else []
-    silent = bond.lacp and bond.partner_mac == "00:00:00:00:00:00"
-    if silent:
+    if silent := bond.lacp and bond.partner_mac == "00:00:00:00:00:00":
         texts.append(f"{bond.name}: the switch does not answer LACP")
     if bond.one_at_a_time and bond.active_slave is None and len(down) < len(bond.slaves):
         texts.append(f"{bond.name}: no slave is active")
@@ -456,12 +446,10 @@ def bond(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     bonds = [bond for name, bond in observed.bonds.items() if bond.slaves or name in used]
     if not bonds:
         return bond.na("no bond")
-    problems = [(bond.name, text) for bond in bonds for text in _bond_problems(bond)]
-    if problems:
+    if problems := [(bond.name, text) for bond in bonds for text in _bond_problems(bond)]:
         actual = join_first(text for _, text in problems)
         return bond.fail(actual, f"/proc/net/bonding/{problems[0][0]}")
-    silent = [slave.name for bond in bonds for slave in bond.slaves if slave.mii is None]
-    if silent:
+    if silent := [slave.name for bond in bonds for slave in bond.slaves if slave.mii is None]:
         return bond.unknown(f"the kernel does not say whether {join_names(silent)} is in use")
     return bond.ok(join_names(bond.name for bond in bonds))
 

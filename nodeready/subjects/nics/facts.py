@@ -108,8 +108,7 @@ def _interfaces_in_use(observed: Nics) -> frozenset[str | None]:
     named |= {slave.name for bond in observed.bonds.values() for slave in bond.slaves}
     interfaces = observed.interfaces
     ports = {n: port for n, port in interfaces.items() if port.physical or port.kind == "bond"}
-    addressed = {name for name, port in ports.items() if port.addressed}
-    if not addressed:
+    if not (addressed := {name for name, port in ports.items() if port.addressed}):
         virtual = {n: nic for n, nic in interfaces.items() if nic.kind == "virtual"}
         named |= {n for n, nic in virtual.items() if nic.addressed and not _NOT_FOR_PEERS.match(n)}
     named |= addressed | {name for name, port in ports.items() if port.upper}
@@ -143,8 +142,7 @@ def _parse_interfaces(output: Output) -> _BareInterfaces:
     )
     if adapted is not None:
         return adapted
-    attributes = nic.attributes(text)
-    if not attributes:
+    if not (attributes := nic.attributes(text)):
         raise ProbeError(f"no interface in {nic.NET}", text.strip())
     uppers, masters = _pairs(output.all("upper")), _pairs(output.all("master"))
     nics = {
@@ -287,8 +285,7 @@ def counters(observed: Nics, fleet: FleetFacts = ALONE) -> dict[str, int]:
     for name, interface in observed.interfaces.items():
         if interface.physical or name in configured:
             for counter in COUNTED:
-                value = getattr(interface, counter)
-                if value is not None:
+                if (value := getattr(interface, counter)) is not None:
                     values[f"{name}.{counter}"] = value
     return values
 
@@ -303,8 +300,7 @@ def compared(observed: Nics, fleet: FleetFacts = ALONE) -> dict[str, str | int]:
         if name in configured or (interface.physical and interface.carrier):
             facts += ["mtu"] if interface.kind == "virtual" else ["mtu", "speed_mbps"]
         for fact in facts:
-            value = getattr(interface, fact)
-            if value is not None:
+            if (value := getattr(interface, fact)) is not None:
                 facts_by_name[f"{name}.{fact}"] = value
     return facts_by_name
 

@@ -70,8 +70,7 @@ def _insecure_module(observed: Pdsh) -> Result | None:
     access = observed.access
     pdsh = next((path for name in ("pdsh.bin", "pdsh") for path in access.programs(name)), "")
     owners = {0, access.inodes[pdsh].uid} if pdsh in access.inodes else {0}
-    insecure = access.insecure(observed.module, owners)
-    if insecure is None:
+    if (insecure := access.insecure(observed.module, owners)) is None:
         return None
     path, inode = insecure
     fault, repair = f"belongs to uid {inode.uid}", "chown root"
@@ -143,8 +142,7 @@ def rcmd(observed: Pdsh, policy: Policy) -> Result:
     """
     if _absent(observed, policy):
         return rcmd.na("pdsh is neither installed nor in the policy's packages")
-    misset = [setting for setting in _places(observed) if setting[1] != TYPE]
-    if not misset:
+    if not (misset := [setting for setting in _places(observed) if setting[1] != TYPE]):
         files = read_by_users(observed)
         results = (closed_result(rcmd, observed.access, path) for path in files)
         return next(filter(None, results), None) or rcmd.ok()
@@ -196,8 +194,7 @@ def conflicts(observed: Pdsh, policy: Policy) -> Result:
             sources.append(line.source)
     if not texts:
         return conflicts.ok()
-    fix = f"remove the line {', '.join(sources)}"
-    return conflicts.warn(", ".join(texts), sources[0], fix)
+    return conflicts.warn(", ".join(texts), sources[0], f"remove the line {', '.join(sources)}")
 
 
 def pdshrc_lines(policy: Policy) -> list[str]:
@@ -219,8 +216,7 @@ def has_block(user: PdshUser, policy: Policy) -> bool:
     def code(lines: Iterable[str]) -> list[str]:
         return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
-    inner = own_files.find_block(user.pdshrc or b"")
-    if inner is None:
+    if (inner := own_files.find_block(user.pdshrc or b"")) is None:
         return False
     lines = inner.decode("utf-8", "surrogateescape").split("\n")
     return code(lines) == code(pdshrc_lines(policy))

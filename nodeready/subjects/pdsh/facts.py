@@ -248,8 +248,7 @@ def _users(output: Output, policy: Policy) -> tuple[PdshUser, ...]:
     read = _read(output)
     users = []
     for name in policy.pdshrc_users:
-        home = homes.get(name, "")
-        if not home:
+        if not (home := homes.get(name, "")):
             users.append(PdshUser(name, trouble="is no user of the node"))
             continue
         if not re.fullmatch(r"/[^\x00-\x1f]*", home):

@@ -63,20 +63,18 @@ def range(observed: facts.Ports, policy: Policy) -> Result:
         return range.unknown("/proc/net/tcp cannot be read")
     first, last = policy.port_range
     listeners = [socket for socket in observed.listeners if first <= socket.port <= last]
-    services = [
+    if services := [
         socket
         for socket in listeners
         if socket.uid < _FIRST_USER
         or _DYNAMIC[0] <= socket.uid <= _DYNAMIC[1]
         or socket.uid == _NOBODY
-    ]
-    if services:
+    ]:
         return check.fail(_holders_text(services), "/proc/net/tcp", _SERVICE_FIX)
     if listeners:
         actual = f"{_holders_text(listeners)}: a job may be running"
         return check.warn(actual, "/proc/net/tcp", _JOB_FIX)
-    held_sockets = {socket.port: socket for socket in observed.connections}
-    if held_sockets:
+    if held_sockets := {socket.port: socket for socket in observed.connections}:
         texts = (
             f"{port} by {_holder_text(socket)}, {socket.state} to {socket.peer or 'nobody'}"
             for port, socket in sorted(held_sockets.items())
@@ -157,8 +155,7 @@ def firewall(observed: facts.Ports, policy: Policy) -> Result:
     if rules.verdict == "accept":
         return check.ok(f"accepted by the text of {texts}")
     if rules.verdict == "drop":
-        actual = f"{rules.ports} dropped by the text of {texts}"
-        return check.warn(actual)
+        return check.warn(f"{rules.ports} dropped by the text of {texts}")
     reason = rules.reason or f"{rules.drop}{made_by}"
     if rules.rules:
         reason += f"; the range is named by {texts}"

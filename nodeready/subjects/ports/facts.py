@@ -32,8 +32,7 @@ def parse_ranges(text: str) -> tuple[Range, ...] | None:
     """``8080,29500-29510`` as ranges; () for none, None when it makes no sense."""
     ranges = []
     for part in filter(None, re.split(r"[,\s]+", text)):
-        match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part)
-        if match is None:
+        if (match := re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part)) is None:
             return None
         ranges.append((int(match[1]), int(match[2] or match[1])))
     return tuple(ranges)
@@ -228,8 +227,7 @@ def _port_rule(rule: str, ports: Range) -> _PortRule | None:
         for clause in clauses
         for first, last in re.findall(r"(\d{1,5})(?:[-:](\d{1,5}))?", clause[3])
     ]
-    named = overlap(spans, *ports)
-    if not named:
+    if not (named := overlap(spans, *ports)):
         return None
     bare = _NEUTRAL.sub("", _NAMED_PORTS.sub("", text))
     return _PortRule(
@@ -263,8 +261,7 @@ def parse_firewall(output: Output, policy: Policy) -> Firewall:
     except ProbeError as error:
         return Firewall("unknown", reason=f"listing the rules {error.reason}")
     if "root" in values:
-        reason = "the rules can be seen by root alone (CAP_NET_ADMIN)"
-        return Firewall("unknown", reason=reason)
+        return Firewall("unknown", reason="the rules can be seen by root alone (CAP_NET_ADMIN)")
     for failure in output.all("failed"):
         # A kernel without nf_tables has no rules in it.
         if not re.match(r"nft: .*(Protocol|Operation) not supported", failure):
@@ -454,8 +451,7 @@ def _parse_owners(output: Output) -> dict[str, tuple[int, str, str]]:
     """Inode -> (pid, job, process name): the lowest pid, usually the parent."""
     owners: dict[str, tuple[int, str, str]] = {}
     for text in output.all("owner"):
-        match = re.fullmatch(r"(\d{1,20}) (\d{1,10}) (\d{0,20})[^:]{0,64}: (.{0,64})", text)
-        if match:
+        if match := re.fullmatch(r"(\d{1,20}) (\d{1,10}) (\d{0,20})[^:]{0,64}: (.{0,64})", text):
             owner = (int(match[2]), match[3], match[4])
             owners[match[1]] = min(owner, owners.get(match[1], owner))
     return owners

@@ -21,6 +21,7 @@ from nodeready.subjects.pdsh.checks import MODULE_FIX
 from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, VARIABLE
 from nodeready.subjects.ports.checks import ports_text
 from nodeready.subjects.proof import active, debugging, facts, session
+from nodeready.subjects.proof.facts import Proved
 from nodeready.subjects.proof.session import DEPLOY_ONLY, proof_check, without_proof
 from nodeready.subjects.ssh_client import checks
 from nodeready.subjects.ssh_client.checks import CAUSES
@@ -37,7 +38,7 @@ _NAMESAKES_FIX = "correct the addresses of these names, in the DNS or in /etc/ho
 @check("proof.ssh", loses_job("deploy", "install"), proof="peers", settings=("job_user",),
        expects="logs in to its peers, and they to it",
        fix=(_CLIENT_FIX, deploy(f"{DEPLOY_ONLY} ssh_client")))  # fmt: skip
-def ssh(observed: facts.Proved, policy: Policy) -> Result:
+def ssh(observed: Proved, policy: Policy) -> Result:
     """The job's user logs in from this node to others and back by ssh, without being asked.
 
     A launcher (pdsh, mpirun, DeepSpeed) hangs at the first question. Each login is a user's
@@ -53,8 +54,7 @@ def ssh(observed: facts.Proved, policy: Policy) -> Result:
     elif isinstance(observed.user, facts.User) and observed.user.error:
         return ssh.na("no session: see proof.user")
     if isinstance(observed.peers, facts.Peers) and not observed.peers.ssh_installed:
-        actual = "no ssh that the user can run (see ssh_client.installed)"
-        return ssh.fail(actual, fix=_CLIENT_FIX)
+        return ssh.fail("no ssh that the user can run (see ssh_client.installed)", fix=_CLIENT_FIX)
     assert reach is not None
     if not reach.to and not reach.by and not reach.ssh:
         return ssh.na(_ALONE)
@@ -106,7 +106,7 @@ def _trouble_text(trouble: facts.Trouble, user: str) -> str:
     _PDSHRC_FIX,
     _NAMESAKES_FIX,
 ))  # fmt: skip
-def pdsh(observed: facts.Proved, policy: Policy) -> Result:
+def pdsh(observed: Proved, policy: Policy) -> Result:
     """pdsh brings a separate answer from every peer that ssh reaches, and the peers' from it.
 
     Its exit status tells nothing (0 for a refused connection), so the answers are counted. It is
@@ -134,8 +134,7 @@ def pdsh(observed: facts.Proved, policy: Policy) -> Result:
         without_module = "No such rcmd module" in reach.pdsh_said
         fix = MODULE_FIX if without_module else "pdsh -R ssh -w NODE true"
         return check.fail(f"no answer: {reach.pdsh_said}", fix=fix)
-    broken = [d for d in peers.defaults if not d.works and (d.rcmd or d.messages)]
-    if broken:
+    if broken := [d for d in peers.defaults if not d.works and (d.rcmd or d.messages)]:
         return _wrong_default(check, broken, observed.user_name)
     if reach.missing:
         lost = ", ".join(f"{peer.name} ({peer.message or 'silent'})" for peer in reach.missing)
@@ -203,7 +202,7 @@ def _tried_ports(observed: facts.Mesh) -> str:
 
 
 @proof_check("proof.ports", loses_job("configure"), facts.MESH, fix=(_PERMISSION_FIX,))
-def ports(check: Check, mesh: facts.Mesh, observed: facts.Proved, policy: Policy) -> Result:
+def ports(check: Check, mesh: facts.Mesh, observed: Proved, policy: Policy) -> Result:
     """A program can listen on every port of the range, as torchrun's store would.
 
     In a range of more than 32 ports, the first, the last and some between are tried. ports.range
@@ -256,7 +255,7 @@ def _blocked_text(blocked: facts.Blocked) -> str:
 
 @proof_check("proof.mesh", loses_job("inspect", "clean_up", "configure"), facts.MESH,
              fix=(_ADDRESS_FIX, _CROWD_FIX, _SLOW_FIX, _OWN_NAME_FIX, _NAMES_FIX))  # fmt: skip
-def mesh(check: Check, reach: facts.Mesh, observed: facts.Proved, policy: Policy) -> Result:
+def mesh(check: Check, reach: facts.Mesh, observed: Proved, policy: Policy) -> Result:
     """The node reaches other nodes, and they reach it, on every port of the range.
 
     Only nodeready's own listeners are connected to. A node is named when at least half of its
@@ -308,7 +307,7 @@ _COUNTERS_FIX = "look at what these count with gpus.*, nics.* and rdma.*"
 @proof_check("proof.collective", loses_job("inspect"), facts.COLLECTIVE, opt_in=True,
              expects="all nodes together pass", fix=(_SMOKE_FIX, _COUNTERS_FIX))  # fmt: skip
 def collective(
-    check: Check, result: facts.ProvedCollective, observed: facts.Proved, policy: Policy
+    check: Check, result: facts.ProvedCollective, observed: Proved, policy: Policy
 ) -> Result:
     """A collective over all nodes passes, with right results, as `nodeready smoke` makes one.
 
@@ -341,7 +340,7 @@ def collective(
     "proof.history for the node until its old failures are forgotten",
     expects="fails no more often than its peers",
 )
-def history(observed: facts.Proved, policy: Policy) -> Result:
+def history(observed: Proved, policy: Policy) -> Result:
     """The node and its GPUs did not fail far more often than their peers in the last 90 days.
 
     The looks that this machine has kept are read (`nodeready lemons`). A node that passes today

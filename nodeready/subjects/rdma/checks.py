@@ -195,8 +195,7 @@ def errors(observed: Rdma, policy: Policy, fleet: FleetFacts) -> Result:
     if unread:
         return errors.unknown(f"cannot be read: {join_names(unread)}")
     if flapping:
-        actual = f"full, so that no more shows: {join_names(flapping)}"
-        return errors.warn(actual, "", _CLEAR)
+        return errors.warn(f"full, so that no more shows: {join_names(flapping)}", "", _CLEAR)
     silent = f" (full before: {join_names(full)})" if full else ""
     return errors.ok(f"none in {span}{silent}")
 
@@ -216,11 +215,9 @@ def expected(observed: Rdma, policy: Policy) -> Result:
     A card that fell off the bus, or that its driver has given up, has no port at all: only a list
     of the expected ports reveals it.
     """
-    named = rows(policy.rdma_ports)
-    if not named:
+    if not (named := rows(policy.rdma_ports)):
         return expected.na("the policy names no rdma_ports")
-    missing = [name for name in named if name not in observed.ports]
-    if missing:
+    if missing := [name for name in named if name not in observed.ports]:
         present = join_names(observed.ports) or "no RDMA port"
         actual = f"missing: {join_names(missing)} (there: {present})"
         return expected.fail(actual, "/sys/class/infiniband", expected=f"{len(named)} ports")
@@ -340,12 +337,11 @@ def state(observed: Rdma, policy: Policy) -> Result:
     silent = {
         name: text for name, pair in judged_ports.items() if (text := _unreadable_state(*pair))
     }
-    faulty = {
+    if faulty := {
         name: text
         for name, pair in judged_ports.items()
         if name not in silent and (text := _state_problem(*pair))
-    }
-    if faulty:
+    }:
         port = judged_ports[next(iter(faulty))][1]
         fix = f"check the cable and the switch port of {join_names(faulty)}"
         if all("subnet manager" in text for text in faulty.values()):
@@ -353,8 +349,7 @@ def state(observed: Rdma, policy: Policy) -> Result:
         return state.fail(join_first(faulty.values()), source(port, "state"), fix)
     if silent:
         return state.unknown(join_first(silent.values()))
-    spare = {} if policy.rdma_ports else _disabled_ports(observed)
-    if spare:
+    if spare := {} if policy.rdma_ports else _disabled_ports(observed):
         words = join_first(f"{name}: {port.state}, Disabled" for name, (_, port) in spare.items())
         fix = f"plug or enable {join_names(spare)}, or name the ports in use in rdma_ports"
         path = source(next(iter(spare.values()))[1], "phys_state")
@@ -421,12 +416,10 @@ def rate(observed: Rdma, policy: Policy) -> Result:
         return rate.na("no port to compare with, and the policy names no rate_gbps")
     expects = by_value({name: f"{value:g} Gb/s" for name, value in expectation.items()})
     unread = [name for name, value in slow.items() if value is None]
-    deviating = {name: used[name][1].rate_text for name in slow if name not in unread}
-    if deviating:
+    if deviating := {name: used[name][1].rate_text for name in slow if name not in unread}:
         first = used[next(iter(deviating))][1]
         fix = f"reseat or replace the cable of {join_names(deviating)}, or retrain the link"
-        path = source(first, "rate")
-        return rate.fail(by_value(deviating), path, fix, expected=expects)
+        return rate.fail(by_value(deviating), source(first, "rate"), fix, expected=expects)
     if unread:
         return rate.unknown(f"no rate of {join_names(unread)}")
     if boardless:
@@ -540,8 +533,7 @@ def pcie(observed: Rdma, policy: Policy) -> Result:
             text, actions = join_first(broken.values()), ("reseat", "replace")
             return pcie.fail(text, path, fix, actions=actions)
         return pcie.warn(join_first(doubtful.values()), path, _FASTER_SLOT)
-    unread = [f"{name}: {link.unread}" for name, link in links.items() if link.unread]
-    if unread:
+    if unread := [f"{name}: {link.unread}" for name, link in links.items() if link.unread]:
         return pcie.unknown(join_first(unread))
     if not readable:
         return pcie.na("no adapter in use tells of its PCIe link")
@@ -558,8 +550,7 @@ def link_layer(observed: Rdma, policy: Policy) -> Result:
 
     ConnectX adapters store the choice in their firmware (mlxconfig, LINK_TYPE_P1).
     """
-    policy_values = policy_column(policy, "link_layer")
-    if not policy_values:
+    if not (policy_values := policy_column(policy, "link_layer")):
         return link_layer.na("the policy names no link_layer")
     used = {n: pair for n, pair in configured(observed, policy).items() if n in policy_values}
     if not used:
@@ -604,8 +595,7 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
             source_path = path.format(next(iter(deviating)).partition("/")[0])
             fix = f"flash the adapters of {join_names(deviating)}"
             return firmware.fail(by_value(deviating), source_path, fix, expected=expects)
-        unread = [name for name, text in present.items() if not text]
-        if unread:
+        if unread := [name for name, text in present.items() if not text]:
             return firmware.unknown(f"no firmware version of {join_names(unread)}")
         if not present:
             return firmware.na("none of the policy's ports is there")
@@ -622,12 +612,10 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
         return firmware.na("no firmware to compare" if observed.devices else _NONE)
     equal = "equal on boards of a kind"
     readable = [{name: text for name, text in board.items() if text} for board in boards]
-    mixed = [board for board in readable if len({*board.values()}) > 1]
-    if mixed:
+    if mixed := [board for board in readable if len({*board.values()}) > 1]:
         text, source_path = join_first(map(by_value, mixed)), path.format(next(iter(mixed[0])))
         return firmware.warn(text, source_path, _FLASH_ALL, expected=equal)
-    unread = [name for board in boards for name, text in board.items() if not text]
-    if unread:
+    if unread := [name for board in boards for name, text in board.items() if not text]:
         return firmware.unknown(f"no firmware version of {join_names(unread)}")
     texts = by_value({name: text for board in readable for name, text in board.items()})
     return firmware.ok(texts, expected=equal)
@@ -652,19 +640,17 @@ def gids(observed: Rdma, policy: Policy) -> Result:
         for name, (device, port) in active.items()
         if port.link_layer == "Ethernet" and device.node_type != "RNIC"
     }
-    layerless = [
+    if layerless := [
         name
         for name, (device, port) in active.items()
         if port.link_layer not in _LAYERS and device.kind not in ("efa", "cxi")
-    ]
-    if layerless:
+    ]:
         return gids.unknown(f"no link layer of {join_names(layerless)}")
     if not roce:
         return gids.na("no active RoCE port")
     without = [n for n, port in roce.items() if all(g.type != "RoCE v2" for g in port.gids)]
     untyped = [n for n in without if any(not gid.type for gid in roce[n].gids)]
-    without_v2 = [name for name in without if name not in untyped]
-    if without_v2:
+    if without_v2 := [name for name in without if name not in untyped]:
         kinds = {n: ", ".join({g.type: 0 for g in roce[n].gids}) or "no GID" for n in without_v2}
         return gids.fail(by_value(kinds), source(roce[without_v2[0]], "gid_attrs/types"))
     if untyped:

@@ -479,8 +479,7 @@ def _devices(lines: Iterable[str]) -> dict[str, dict[str, dict[str, dict[str, st
     for line in lines:
         # No path here contains a colon: only links lead to a PCI address.
         path, _, value = line.partition(":")
-        place = _place(path)
-        if place is None:
+        if (place := _place(path)) is None:
             continue
         root, name, directory, file = place
         if file == "uevent":
@@ -520,8 +519,7 @@ def _with_values(rdma: Rdma, differing: Mapping[str, str]) -> Rdma | None:
         place, value = _place(path), sys.intern(text.strip())
         assert place is not None
         _, name, directory, file = place
-        device = devices.get(name)
-        if device is None:
+        if (device := devices.get(name)) is None:
             return None
         if not directory:
             devices[name] = fast_replace(device, **{_GUID_FIELDS[file]: value})

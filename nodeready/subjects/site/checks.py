@@ -58,8 +58,7 @@ def _is_good(check: SiteCheck, output: SiteOutput) -> bool:
     if check.comparator == "matches":
         with _limited():
             return re.search(check.expected, output.text, re.MULTILINE) is not None
-    match = _NUMBER.search(output.text)
-    if match is None:
+    if (match := _NUMBER.search(output.text)) is None:
         raise ValueError(f"prints no number: {_shortened(output.text) or 'nothing'}")
     low, high = check.expected
     return bool(low <= float(match[0]) <= high)

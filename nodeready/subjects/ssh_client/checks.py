@@ -247,8 +247,7 @@ def _block(observed: SshClient, policy: Policy, lines: tuple[str, ...]) -> Resul
         return check.warn(actual, facts.KNOWN_HOSTS, _PART_FIX)
     missing = sum(not line.startswith("#") for line in block.lines.difference(file.lines))
     if missing or surplus:
-        actual = f"{missing} missing, {len(surplus)} unexpected"
-        return check.fixable(actual, facts.KNOWN_HOSTS)
+        return check.fixable(f"{missing} missing, {len(surplus)} unexpected", facts.KNOWN_HOSTS)
     return check.ok()
 
 
@@ -424,8 +423,7 @@ def _judge_effective(
             continue
         if path == config.DROPIN or chmod_mends(barrier, path):
             return check.fixable(barrier.words, barrier.path)
-        fix = f"chmod a+r {quote(barrier.path)}"
-        return check.fail(barrier.words, barrier.path, fix)
+        return check.fail(barrier.words, barrier.path, f"chmod a+r {quote(barrier.path)}")
     broken = next((answer for answer in observed.effective if answer.error), None)
     if broken is not None:
         if config.DROPIN in broken.error:
@@ -435,8 +433,7 @@ def _judge_effective(
     system = [answer for answer in observed.effective if not answer.as_prober]
     system = system or list(observed.effective)
     for answer in system:
-        option = _wrong_option(answer, policy)
-        if not option:
+        if not (option := _wrong_option(answer, policy)):
             continue
         source = _source(observed, answer, option)
         at_top = observed.config.get(config.MAIN, b"").startswith(own_files.BEGIN)
@@ -453,20 +450,18 @@ def _judge_effective(
     host_keys: Mapping[str, set[str]] = {}
     if policy.ssh_client_mode == "known_hosts":
         host_keys = fleet_block(expected_lines(policy, fleet)).keys
-    findings = [
+    if findings := [
         (status, answer, words)
         for answer in system
         for status, words in _peer_findings(answer, system[0], policy, host_keys)
-    ]
-    if findings:
+    ]:
         status, answer, words = min(findings, key=lambda finding: finding[0])
         source = _source(observed, answer, words)
         fix = f"remove the line {source}" if source else "correct that line"
         judged = check.fail if status == "fail" else check.warn
         return judged(f"{words} for {answer.host}", source, fix)
     for answer in observed.effective:
-        option = _wrong_option(answer, policy)
-        if option:
+        if option := _wrong_option(answer, policy):
             source = _source(observed, answer, option)
             fix = f"remove the line {source}" if source else "look at root's own ssh config"
             return check.warn(f"root's own file wins: {option}", source, fix)
@@ -555,8 +550,7 @@ def _source(observed: SshClient, answer: EffectiveOptions, setting_text: str) ->
         mains.insert(0, observed.root_lines[0].path)
         files = {**files, mains[0]: observed.root_lines}
     for main in mains:
-        result = config.winner(main, files, answer.host, option)
-        if result:
+        if result := config.winner(main, files, answer.host, option):
             return result.source
     # A line below criteria that only ssh can judge (Match user, exec, final).
     value = setting_text.partition(" ")[2].lower()
@@ -588,8 +582,7 @@ def installed(observed: SshClient, policy: Policy) -> Result:
             actual = f"the program of the package {observed.package} is gone or closed"
             return installed.fixable(actual, facts.SSH)
         return judged("not installed", "", _INSTALL_FIX)
-    trouble = trouble_of(observed)
-    if trouble is not None:
+    if (trouble := trouble_of(observed)) is not None:
         if trouble.repair:
             return installed.fixable(trouble.words, trouble.path)
         fix = f"remove {quote(trouble.path)}, or put a program there that runs"
@@ -606,8 +599,7 @@ def installed(observed: SshClient, policy: Policy) -> Result:
 
 def trouble_of(observed: SshClient) -> UnusableProgram | None:
     """Why users cannot start ssh; None: they can."""
-    trouble = unusable_program(observed.access, "ssh")
-    if trouble is not None:
+    if (trouble := unusable_program(observed.access, "ssh")) is not None:
         return trouble
     for answer in observed.effective:
         _, mark, reason = answer.error.partition(UNLOADED)

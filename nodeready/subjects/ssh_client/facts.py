@@ -124,8 +124,7 @@ def clean_address(text: str) -> str:
 @lru_cache(maxsize=65536)
 def clean_key(text: str) -> str:
     """``type base64`` of a public key line; "" for another text, or a key of another type."""
-    match = _KEY.fullmatch(text.strip())
-    if match is None:
+    if (match := _KEY.fullmatch(text.strip())) is None:
         return ""
     kind = match[1].encode()
     try:
@@ -472,8 +471,7 @@ def block_digest(inner: bytes) -> str:
 @lru_cache(maxsize=64)
 def parse_known_hosts(content: bytes) -> KnownHosts:
     """The KnownHosts of a file that was sent; one object for all nodes whose files are alike."""
-    inner = own_files.find_block(content)
-    if inner is None:
+    if (inner := own_files.find_block(content)) is None:
         return KnownHosts(content, None, "", len(content))
     text = inner.decode("utf-8", "surrogateescape")
     lines = tuple(line.rstrip() for line in text.splitlines() if line.strip())
@@ -481,8 +479,7 @@ def parse_known_hosts(content: bytes) -> KnownHosts:
 
 
 def _known_hosts(values: Mapping[str, str], files: Mapping[str, bytes]) -> KnownHosts:
-    content = files.get(KNOWN_HOSTS)
-    if content is None:
+    if (content := files.get(KNOWN_HOSTS)) is None:
         return KnownHosts()
     if "digest" not in values:
         return parse_known_hosts(content)
@@ -501,8 +498,7 @@ def parse_effective(text: str) -> tuple[EffectiveOptions, ...]:
     for row in text.split("\n"):
         if row.startswith("|"):
             answer_lines.append(row[1:])
-        begins = re.fullmatch(r"ask=(own|system) (\S+)", row)
-        if begins:
+        if begins := re.fullmatch(r"ask=(own|system) (\S+)", row):
             question, answer_lines = begins, []
         ended = re.fullmatch(r"rc=(\d{1,9})", row)
         if question is None or ended is None:

@@ -253,15 +253,13 @@ class FleetHostKeys:
             return frozenset()
         lines: set[str] = set()
         for line in itertools.takewhile(lambda line: line != FURTHER, block):
-            entry = parse_line(line)
-            if entry is None:
+            if (entry := parse_line(line)) is None:
                 continue
             belongs = {self._names.owner(name) for name in entry.names} - {""}
             if len(belongs) != 1 or belongs & self._nodes.keys():
                 continue
             (node,) = belongs
-            names = [name for name in entry.names if self._stays(name, node, entry.key)]
-            if names:
+            if names := [name for name in entry.names if self._stays(name, node, entry.key)]:
                 lines.add(_line(names, entry.key))
         return frozenset(lines)
 
@@ -365,8 +363,7 @@ def _reserved(further: Iterable[str]) -> dict[str, set[str]]:
     """Name -> its keys in the policy's own lines."""
     reserved: dict[str, set[str]] = {}
     for line in further:
-        entry = parse_line(line)
-        if entry is not None:
+        if (entry := parse_line(line)) is not None:
             for name in entry.names:
                 reserved.setdefault(name, set()).add(entry.key)
     return reserved
