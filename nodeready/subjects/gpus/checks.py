@@ -146,11 +146,12 @@ def kernel_faults(observed: Gpus, policy: Policy) -> Result:
         if not (fault.source == "xid" and fault.code in policy.xid_ignore)
         and fault.pci_address not in unjudged
     ]
-    if node_faults := [
+    node_faults = [
         fault
         for fault in faults
         if fault.action in _NODE_ACTIONS and not _is_cleared(observed, fault)
-    ]:
+    ]
+    if node_faults:
         worst = min(node_faults, key=_gravity)
         by_action = _fix(observed, worst), _COST.since(_RUNGS[worst.action])
         fix, actions = _own_remedy(worst) or by_action

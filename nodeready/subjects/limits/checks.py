@@ -336,11 +336,12 @@ def _low_processes(observed: Limits, limits: dict[str, int]) -> dict[str, str]:
     """Service -> its processes with a lower limit, in words."""
     findings: dict[str, list[str]] = {}
     for process in observed.running:
-        if short := [
+        short = [
             f"{item} {item_text(min(process.limits[item]), item)}"
             for item, limit in limits.items()
             if item in process.limits and min(process.limits[item]) < limit
-        ]:
+        ]
+        if short:
             text = f"pid {process.pid}: {', '.join(short)}"
             findings.setdefault(process.service, []).append(text)
     return {service: "; ".join(texts) for service, texts in findings.items()}

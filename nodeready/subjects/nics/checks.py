@@ -282,13 +282,14 @@ def speed(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     ports = _connected_ports(observed, policy, fleet)
     speeds = {name: nic.speed_mbps for name, nic in ports.items() if nic.speed_mbps}
     # On InfiniBand the checks of rdma judge the rate; the IP interface only repeats it.
-    if slow := {
+    slow = {
         name: value
         for name, value in speeds.items()
         if value < _SLOWEST_MBPS
         and name not in policy_speeds
         and observed.interfaces[name].kind == "ethernet"
-    }:
+    }
+    if slow:
         actual = by_value(slow, " Mbit/s")
         return speed.fail(actual, _source(slow, "speed"), expected="at least 1000 Mbit/s")
     for bond, slaves in _slaves(observed).items():
@@ -365,12 +366,13 @@ def mtu(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
             return mtu.fail(actual, _source([name], "mtu"), expected=expected)
     if verdict is not None:
         return verdict
-    if unread := [
+    unread = [
         name
         for bond, slaves in _slaves(observed).items()
         for name in (bond, *(slave.name for slave in slaves))
         if name in observed.interfaces and observed.interfaces[name].mtu is None
-    ]:
+    ]
+    if unread:
         return mtu.unknown(f"{join_names(unread)} does not tell its mtu")
     names = _policy_values(observed, policy, "mtu")
     if names or observed.bonds:

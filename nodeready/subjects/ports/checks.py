@@ -63,13 +63,14 @@ def range(observed: facts.Ports, policy: Policy) -> Result:
         return range.unknown("/proc/net/tcp cannot be read")
     first, last = policy.port_range
     listeners = [socket for socket in observed.listeners if first <= socket.port <= last]
-    if services := [
+    services = [
         socket
         for socket in listeners
         if socket.uid < _FIRST_USER
         or _DYNAMIC[0] <= socket.uid <= _DYNAMIC[1]
         or socket.uid == _NOBODY
-    ]:
+    ]
+    if services:
         return check.fail(_holders_text(services), "/proc/net/tcp", _SERVICE_FIX)
     if listeners:
         actual = f"{_holders_text(listeners)}: a job may be running"

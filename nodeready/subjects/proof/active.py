@@ -125,12 +125,13 @@ def bandwidth(check: Check, tested: facts.Bandwidth, observed: Proved, policy: P
     differ by up to a tenth: the limit lies between the two.
     """
     compared = [rate for rate in tested.rates if rate.compared >= COMPARABLE]
-    if slow := [
+    slow = [
         f"GPU {rate.gpu} copies {_COPY_NAMES.get(rate.test, rate.test)} at {rate.gbps:.1f} GB/s: "
         f"the median of {rate.compared} {rate.model} is {rate.median_gbps:.1f}"
         for rate in compared
         if rate.median_gbps and rate.gbps < SLOW_SHARE * rate.median_gbps
-    ]:
+    ]
+    if slow:
         return check.fail(join_first(slow), "nvbandwidth")
     if not compared:
         return check.na("fewer than three GPUs of a model: there is no median to compare with")

@@ -592,11 +592,12 @@ def _doubts(
         yield check.fail(f"too little for a job: {actual}", "", _RAISE_FIX)
     # Sessions with different limits; one that the policy does not ask for may differ.
     logins = {opener: has for opener, has in sessions.items() if opener not in ("srun", "slurmd")}
-    if differing := [
+    differing = [
         item
         for item, limit in possible.items()
         if limit and len({limit_text(getattr(has, item), item) for has in logins.values()}) > 1
-    ]:
+    ]
+    if differing:
         actual = "; ".join(
             f"{_items_text(_limit_texts(has, differing))} by {_openers_text([opener])}"
             for opener, has in logins.items()

@@ -337,11 +337,12 @@ def state(observed: Rdma, policy: Policy) -> Result:
     silent = {
         name: text for name, pair in judged_ports.items() if (text := _unreadable_state(*pair))
     }
-    if faulty := {
+    faulty = {
         name: text
         for name, pair in judged_ports.items()
         if name not in silent and (text := _state_problem(*pair))
-    }:
+    }
+    if faulty:
         port = judged_ports[next(iter(faulty))][1]
         fix = f"check the cable and the switch port of {join_names(faulty)}"
         if all("subnet manager" in text for text in faulty.values()):
@@ -640,11 +641,12 @@ def gids(observed: Rdma, policy: Policy) -> Result:
         for name, (device, port) in active.items()
         if port.link_layer == "Ethernet" and device.node_type != "RNIC"
     }
-    if layerless := [
+    layerless = [
         name
         for name, (device, port) in active.items()
         if port.link_layer not in _LAYERS and device.kind not in ("efa", "cxi")
-    ]:
+    ]
+    if layerless:
         return gids.unknown(f"no link layer of {join_names(layerless)}")
     if not roce:
         return gids.na("no active RoCE port")

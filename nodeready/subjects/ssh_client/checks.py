@@ -450,11 +450,12 @@ def _judge_effective(
     host_keys: Mapping[str, set[str]] = {}
     if policy.ssh_client_mode == "known_hosts":
         host_keys = fleet_block(expected_lines(policy, fleet)).keys
-    if findings := [
+    findings = [
         (status, answer, words)
         for answer in system
         for status, words in _peer_findings(answer, system[0], policy, host_keys)
-    ]:
+    ]
+    if findings:
         status, answer, words = min(findings, key=lambda finding: finding[0])
         source = _source(observed, answer, words)
         fix = f"remove the line {source}" if source else "correct that line"
