@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nodeready.core.policy import Policy
 
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -216,10 +217,7 @@ def file_lines(text: str) -> Iterator[Line]:
 
 def by_path(lines: Iterable[Line]) -> dict[str, list[Line]]:
     """Path -> the lines of that file, in order; the files in the order of their first lines."""
-    lines_by_path: dict[str, list[Line]] = {}
-    for line in lines:
-        lines_by_path.setdefault(line.path, []).append(line)
-    return lines_by_path
+    return grouped((line.path, line) for line in lines)
 
 
 @dataclass(frozen=True)
@@ -237,6 +235,18 @@ def number(text: str, noun: str) -> int:
         return int(text.strip())
     except ValueError:
         raise ProbeError(f"{noun} is no number", text) from None
+
+
+def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    """Key -> its values; both in the order in which they come.
+
+    >>> grouped([("a", 1), ("b", 2), ("a", 3)])
+    {'a': [1, 3], 'b': [2]}
+    """
+    groups: dict[K, list[T]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def cached_last(make: Callable[..., T]) -> Callable[..., T]:

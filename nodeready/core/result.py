@@ -9,7 +9,7 @@ from functools import lru_cache, partialmethod
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from nodeready.core.base import Probe
+from nodeready.core.base import Probe, grouped
 from nodeready.core.parsed_template import fast_replace
 from nodeready.core.policy import Policy
 from nodeready.core.settings import ENDING_DAYS, Waiver, closest_word
@@ -239,9 +239,7 @@ def join_names(names: Iterable[str]) -> str:
 
 def by_value(values: Mapping[str, object], unit: str = "") -> str:
     """``200 Gb/s on mlx5_3/1; 400 Gb/s on mlx5_0/1, mlx5_1/1``: names with one value together."""
-    names: dict[object, list[str]] = {}
-    for name, value in values.items():
-        names.setdefault(value, []).append(name)
+    names = grouped((value, name) for name, value in values.items())
     return join_first(f"{value}{unit} on {join_names(group)}" for value, group in names.items())
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nodeready.core.base import grouped
+
 Names = tuple[str, ...]
 #: A mapping of names to settings, as plain tuples so that a Policy can be compared and hashed;
 #: `rows` turns it back into dicts.
@@ -417,9 +419,7 @@ def _waiver(check: str, declared: Any) -> Waiver:
 
 
 def _plain(waivers: tuple[Waiver, ...]) -> dict[str, Any]:
-    settings: dict[str, list[Any]] = {}
-    for waiver in waivers:
-        settings.setdefault(waiver.check, []).append(waiver.setting())
+    settings = grouped((waiver.check, waiver.setting()) for waiver in waivers)
     return {check: rows if len(rows) > 1 else rows[0] for check, rows in settings.items()}
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
+from nodeready.core.base import grouped
 from nodeready.core.text import counted, sanitise
 from nodeready.subjects.environment_table import (
     ANY,
@@ -123,17 +124,14 @@ class _Job:
     findings: dict[EnvironmentFinding, tuple[list[int], list[str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        members: dict[tuple[str, int, bool], list[RankEnvironment]] = {}
-        for rank in self.ranks:
-            key = rank.node, id(rank.variables), rank.contained
-            members.setdefault(key, []).append(rank)
+        members = grouped(
+            ((rank.node, id(rank.variables), rank.contained), rank) for rank in self.ranks
+        )
         self.rows = [
             self._row(node, tuple(group), is_contained=contained)
             for (node, _, contained), group in members.items()
         ]
-        self.nodes: dict[str, list[_RankRow]] = {}
-        for row in self.rows:
-            self.nodes.setdefault(row.node, []).append(row)
+        self.nodes = grouped((row.node, row) for row in self.rows)
         self.spans_nodes = len(self.nodes) > 1 or any(map(_has_other_nodes, self.rows))
         self.head = next((rank.node for rank in self.ranks if rank.rank == 0), "")
 

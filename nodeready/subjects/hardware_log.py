@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nodeready import knowledge
+from nodeready.core.base import grouped
 from nodeready.core.policy import Policy
 from nodeready.core.result import Check, Result, check, join_first
 from nodeready.core.severity import VALIDATION, loses_job
@@ -123,10 +124,7 @@ def faults_of(lines: Iterable[KernelLines], subject: str, uptime_s: int) -> list
         for line in lines:
             if cure := row.cured.match(line.text) if row.cured else None:
                 cures[_device(cure)] = max(line.last, cures.get(_device(cure), 0))
-        devices: dict[str, list[KernelLines]] = {}
-        for device, line in by_row[kind]:
-            devices.setdefault(device, []).append(line)
-        for device, device_lines in devices.items():
+        for device, device_lines in grouped(by_row[kind]).items():
             recent = [
                 line
                 for line in device_lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from nodeready.core.base import grouped
 from nodeready.core.policy import Policy
 from nodeready.core.result import FactKinds, Result, Subject, check, join_names
 from nodeready.core.severity import GUIDELINES, XID_CATALOG, drifts, loses_job, slows_job
@@ -60,9 +61,7 @@ def _gravity(fault: KernelFault) -> int:
 
 def faults_in_words(observed: Gpus, faults: Iterable[KernelFault]) -> str:
     """The faults in words: fault, devices and count; the gravest action first."""
-    groups: dict[str, list[KernelFault]] = {}
-    for fault in sorted(faults, key=_gravity):
-        groups.setdefault(_describe(fault), []).append(fault)
+    groups = grouped((_describe(fault), fault) for fault in sorted(faults, key=_gravity))
     words = []
     for description, group in groups.items():
         times = sum(fault.count for fault in group)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from nodeready.core.base import cached_last
+from nodeready.core.base import cached_last, grouped
 from nodeready.core.result import Check, Result, join_names
 from nodeready.core.text import join_ranges, range_text
 from nodeready.subjects.gpus.gpu import Gpu, Gpus, PciGpu, Tool
@@ -89,9 +89,7 @@ def unshown_reason(observed: Gpus, vendor: str = "") -> str:
 
 def findings_text(findings: Iterable[tuple[Gpu, str]]) -> str:
     """``gpu 3 (0000:5e:00.0): text``; GPUs with the same text share one entry."""
-    groups: dict[tuple[str, str], list[Gpu]] = {}
-    for gpu, text in findings:
-        groups.setdefault((gpu.vendor, text), []).append(gpu)
+    groups = grouped(((gpu.vendor, text), gpu) for gpu, text in findings)
     words = []
     for (_, text), gpus in groups.items():
         if len(gpus) == 1:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypedDict
 
-from nodeready.core import shell
+from nodeready.core import base, shell
 from nodeready.core.base import Output, Probe, ProbeError, Section, cached_last, frozen, number
 from nodeready.core.parsed_template import ParsedTemplate, TemplateCache, fast_replace
 from nodeready.core.policy import Policy
@@ -119,12 +119,8 @@ def _interfaces_in_use(observed: Nics) -> frozenset[str | None]:
 
 def _pairs(values: Iterable[str]) -> dict[str, list[str]]:
     """First word -> the rest, of each "WORD REST"."""
-    values_by_name: dict[str, list[str]] = {}
-    for value in values:
-        name, space, other = value.partition(" ")
-        if space:
-            values_by_name.setdefault(name, []).append(other)
-    return values_by_name
+    parts = (value.partition(" ") for value in values)
+    return base.grouped((name, other) for name, space, other in parts if space)
 
 
 #: The content of the section ``nics``: the interfaces without their addresses, the bonds, and the

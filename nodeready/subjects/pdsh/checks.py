@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from nodeready.core import own_files, shell
-from nodeready.core.base import Line
+from nodeready.core.base import Line, grouped
 from nodeready.core.own_files import beatable
 from nodeready.core.policy import Policy
 from nodeready.core.result import Check, FactKinds, Result, Subject, check, deploy
@@ -146,13 +146,9 @@ def rcmd(observed: Pdsh, policy: Policy) -> Result:
         files = read_by_users(observed)
         results = (closed_result(rcmd, observed.access, path) for path in files)
         return next(filter(None, results), None) or rcmd.ok()
-    values: dict[str, list[str]] = {}
-    for place, value, _ in misset:
-        values.setdefault(value, []).append(place)
-    texts = {value: ", ".join(places) for value, places in values.items()}
-    actual = "; ".join(
-        f"{value} in {text.replace(', /etc/', ', ')}" for value, text in texts.items()
-    )
+    places_of = grouped((value, place) for place, value, _ in misset)
+    texts = {value: ", ".join(places) for value, places in places_of.items()}
+    actual = "; ".join(f"{v} in {text.replace(', /etc/', ', ')}" for v, text in texts.items())
     source = next((line_source for _, _, line_source in misset if line_source), "")
     if own_files.remove_block(observed.environment or b"").rstrip().endswith(b"\\"):
         # pam_env joins the next line to such a line, and that would be ours.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from nodeready.core.base import grouped
 from nodeready.core.policy import Policy
 from nodeready.core.result import FactKinds, Result, Subject, check, join_first
 from nodeready.core.severity import loses_job
@@ -33,9 +34,7 @@ def _holder_text(socket: facts.Socket) -> str:
 
 def _holders_text(sockets: Iterable[facts.Socket]) -> str:
     """``29500-29503 by python3 (...)``: the ports of each holder."""
-    by_holder: dict[str, set[int]] = {}
-    for socket in sockets:
-        by_holder.setdefault(_holder_text(socket), set()).add(socket.port)
+    by_holder = grouped((_holder_text(socket), socket.port) for socket in sockets)
     return join_first(f"{ports_text(ports)} by {holder}" for holder, ports in by_holder.items())
 
 

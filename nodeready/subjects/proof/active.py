@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 
+from nodeready.core.base import grouped
 from nodeready.core.policy import Policy
 from nodeready.core.result import Check, Result, join_first, join_names
 from nodeready.core.severity import GUIDELINES, VALIDATION, loses_job, slows_job
@@ -92,9 +93,8 @@ def with_medians(tested: Mapping[str, Proved]) -> dict[str, Proved]:
         for node, proved in tested.items()
         if isinstance(proved.bandwidth, facts.Bandwidth)
     }
-    by_kind: dict[tuple[str, str], list[float]] = {}
-    for rate in chain.from_iterable(outcome.rates for outcome in measured.values()):
-        by_kind.setdefault((rate.test, rate.model), []).append(rate.gbps)
+    rates = chain.from_iterable(outcome.rates for outcome in measured.values())
+    by_kind = grouped(((rate.test, rate.model), rate.gbps) for rate in rates)
     medians = {kind: (statistics.median(values), len(values)) for kind, values in by_kind.items()}
 
     def compare(rate: facts.CopyRate) -> facts.CopyRate:

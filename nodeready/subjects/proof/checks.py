@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nodeready.core.base import grouped
 from nodeready.core.own_files import beatable
 from nodeready.core.policy import Policy
 from nodeready.core.result import (
@@ -213,9 +214,7 @@ def ports(check: Check, mesh: facts.Mesh, observed: Proved, policy: Policy) -> R
     check = check.expecting(f"{_tried_ports(mesh)} can be listened on")
     if not mesh.busy:
         return check.ok()
-    errors: dict[str, list[int]] = {}
-    for port in mesh.busy:
-        errors.setdefault(port.error, []).append(port.port)
+    errors = grouped((port.error, port.port) for port in mesh.busy)
     texts = [f"{ports_text(numbers)}: {error}" for error, numbers in errors.items()]
     fix = "ports.range names who holds them; wait for that, or give jobs another port_range"
     if "Permission denied" in errors:

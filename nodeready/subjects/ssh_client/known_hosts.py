@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from nodeready.core import own_files
+from nodeready.core.base import grouped
 from nodeready.subjects.ssh_client import facts
 
 if TYPE_CHECKING:
@@ -193,9 +194,7 @@ class FleetHostKeys:
         self.unseen = len(self._nodes) < len(known_endpoints)
         self._domains = self._known_domains()
         self._owners = self._owned(known_endpoints)
-        targets: dict[str, list[str]] = {}
-        for target, node in self._owners.items():
-            targets.setdefault(node, []).append(target)
+        targets = grouped((node, target) for target, node in self._owners.items())
         self._lines = {
             _line(names, key)
             for node, names in targets.items()
@@ -215,12 +214,14 @@ class FleetHostKeys:
     def _owned(self, endpoints: Mapping[str, Endpoint]) -> dict[str, str]:
         """Name -> the observed node that it belongs to."""
         owners = {target: node for node in self._nodes for target in self._names.of.get(node, ())}
-        claims: dict[str, list[str]] = {}
-        for node, client in self._nodes.items():
-            for target in self._claimed_names(node, client, endpoints[node]):
-                if target not in self._names.owners:
-                    claims.setdefault(target, []).append(node)
+        claims = grouped(
+            (target, node)
+            for node, client in self._nodes.items()
+            for target in self._claimed_names(node, client, endpoints[node])
+        )
         for target, nodes in claims.items():
+            if target in self._names.owners:
+                continue
             keys = self._nodes[nodes[0]].identity.keys
             if len(nodes) == 1 and self._may_have(target, keys):
                 owners[target] = nodes[0]
@@ -333,10 +334,8 @@ def unsent(
     ``lines``: it may hold keys of nodes that this run did not see. READ_BLOCK prints it.
     """
     expected_digest = facts.block_digest("".join(f"{line}\n" for line in lines).encode())
-    holders: dict[str, list[str]] = {}
-    for name, client in _clients(snapshots):
-        if not client.known_hosts.sent:
-            holders.setdefault(client.known_hosts.digest, []).append(name)
+    blocks = ((client.known_hosts, name) for name, client in _clients(snapshots))
+    holders = grouped((block.digest, name) for block, name in blocks if not block.sent)
     for ignored in ("", expected_digest):
         holders.pop(ignored, None)
     commonest = sorted(holders.items(), key=lambda item: (-len(item[1]), item[0]))
