@@ -59,8 +59,7 @@ class Section:
     quick: bool = False
     # policy -> the shell text that calls nr_seek for the lines that the section reads from nr_hits
     seeks: Callable[[Policy], str] | None = None
-    # the section runs first in the shared shell: later sections use its results
-    first: bool = False
+    first: bool = False  # it runs first in the shared shell: later sections use its results
     # the shell command that decides whether a parallel section runs (``command -v nvidia-smi
     # >/dev/null``); where it fails, the section is empty
     when: str = ":"

@@ -47,8 +47,7 @@ class FleetFacts:
     addresses: tuple[str, ...] | None = None
     # the expected lines of the node's block of host keys; None: not gathered
     known_hosts: tuple[str, ...] | None = None
-    # the key with which the node's sshd answered this run, ``type base64``; "": unknown
-    host_key: str = ""
+    host_key: str = ""  # the key of the node's sshd in this run, ``type base64``; "": unknown
     # (path, sha256) of every file of the node's gate; None: unknown, as on the node
     gate_files: tuple[tuple[str, str], ...] | None = None
     # subject -> its counters in an earlier snapshot
@@ -81,8 +80,7 @@ class FactKinds:
     hardware: str = ""  # what a machine consists of
     versions: str = ""  # of software and firmware
     counted: str = ""  # long lists; their number of elements and a digest are compared
-    # hardware or settings that differ on healthy peers: serial numbers, addresses
-    unique: str = ""
+    unique: str = ""  # hardware or settings that differ on sound peers: serial numbers, addresses
     # path of a list -> the keys that identify an element, with spaces between; path of a mapping
     # of names -> ""
     elements: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -150,8 +148,7 @@ class Result:
     # what was observed; live and next-boot value where the two can differ; for ``na`` and
     # ``unknown`` the reason
     actual: str = ""
-    # where the actual value comes from (``/etc/sysctl.d/10-ptrace.conf:3``), or ""
-    source: str = ""
+    source: str = ""  # where the actual value comes from (``/etc/sysctl.d/10-x.conf:3``), or ""
     # the repair: an operation of nodeready, a command, a person's work; or ""; for ``waived`` the
     # reason
     fix: str = ""
@@ -277,8 +274,7 @@ class Page:
     id: str  # ``SUBJECT.NOUN``; an id never changes its meaning
     cost: Cost  # what a failure costs a job, and the actions that repair it
     meaning: str  # what the check judges, why, and where the rule comes from
-    # the fields of Policy that decide what the check wants, in the order of Policy
-    settings: tuple[str, ...]
+    settings: tuple[str, ...]  # the fields of Policy that decide it, in the order of Policy
     fixed_by: str  # the operation that makes the check pass, ``SUBJECT.NOUN``; "": none does
     remedies: tuple[Remedy, ...]  # what else repairs a finding, one for each way to fail
 
@@ -317,8 +313,7 @@ class Check(Page):
     # the files that the repair writes: where a deploy may not write them, a person must act first;
     # None: all files of the subject
     writes: Writes | None = None
-    # made only where ``--only`` has its whole id: neither by default, nor with its subject
-    opt_in: bool = False
+    opt_in: bool = False  # made only where ``--only`` has its whole id, not with its subject
     expects: str = ""  # the expectation of its results, where it is always the same
 
     @property
@@ -470,8 +465,7 @@ class Subject:
     judged_on_node: bool = True  # whether a node that audits itself judges the subject
     # policy -> further checks, which the policy itself declares
     policy_checks: Callable[[Policy], tuple[Check, ...]] = _no_checks
-    # which facts are compared with those of an earlier look or of a peer, and how
-    kinds: FactKinds = FactKinds()
+    kinds: FactKinds = FactKinds()  # how facts are compared with an earlier look or a peer
 
     @property
     def about(self) -> str:

@@ -131,15 +131,13 @@ class Setting:
 class BootSetting:
     """What sets one key at the next boot."""
 
-    # the line of a file, or the kernel's command line, that sets it; None: nothing does
-    winner: Setting | None
+    winner: Setting | None  # the line of a file or the kernel's that sets it; None: none does
     # the line of /etc/sysctl.conf that `sysctl --system` would take instead, or None
     conflict: Setting | None = None
     # base name of the last foreign file that sets or excludes this key, and whose name sorts
     # before a possible name of nodeready's file; "" for none
     last_name: str = ""
-    # what a person must do before nodeready's file in /etc/sysctl.d can win; "": nothing
-    remedy: str = ""
+    remedy: str = ""  # what a person must do before nodeready's file can win; "": nothing
 
     @property
     def beatable(self) -> bool:
@@ -169,10 +167,8 @@ class SysctlFiles:
 
     order: tuple[str, ...]  # the files in the order in which the boot applies them
     lines: Mapping[str, tuple[Line, ...]]  # file -> its lines
-    # path below /proc/sys -> what the boot's own reader makes of all files
-    options: Mapping[str, SysctlOption]
-    # the same for `sysctl --system`, which reads /etc/sysctl.conf last of all
-    manual: Mapping[str, SysctlOption]
+    options: Mapping[str, SysctlOption]  # path below /proc/sys -> what the boot makes of all files
+    manual: Mapping[str, SysctlOption]  # the same for `sysctl --system`: /etc/sysctl.conf last
     # path below /proc/sys -> the files that set or exclude this very key, in order
     keys: Mapping[str, tuple[str, ...]]
     systemd: bool  # systemd-sysctl is installed

@@ -129,8 +129,7 @@ class Barrier:
 
     path: str  # the file, or the directory on the way to it
     words: str  # the problem, with the path
-    # members of a group other than root's may use the path: an administrator's choice
-    members: bool = False
+    members: bool = False  # members of a group, not root's, may use it: an administrator's choice
     is_roots: bool = True  # root owns the path, and only the mode is wrong
     dangling: bool = False  # the path is a link that leads nowhere
 
@@ -243,8 +242,7 @@ class UnusableProgram:
 
     path: str  # of the program, or of the directory on the way to it
     words: str  # the problem
-    # ``chmod`` of the path; ``reinstall`` of the file's package; "": a person's work
-    repair: str = ""
+    repair: str = ""  # ``chmod`` the path; ``reinstall`` the file's package; "": a person's work
     chosen: bool = False  # only the members of a group may run it: an administrator's choice
 
 

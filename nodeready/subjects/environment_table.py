@@ -49,8 +49,7 @@ class Rendezvous:
 
     address: wire.Name
     port: wire.Name
-    # the addresses of MASTER_ADDR here; (): not known, or none
-    resolved: tuple[wire.Name, ...] = ()
+    resolved: tuple[wire.Name, ...] = ()  # addresses of MASTER_ADDR here; (): not known, or none
     error: wire.Line = ""  # why it has none
     # the process that listens on the port: `JOB`, another one in words; "": none is seen
     listener: wire.Line = ""
@@ -88,10 +87,8 @@ class EnvironmentFacts:
     torch: wire.Name = ""  # version of PyTorch in a rank, ``2.7.0+cu126``; "": not known
     driver: wire.Name = ""  # version of NVIDIA's driver that a rank has; "": not known
     nccl_path: wire.Path = ""  # of the library of NCCL in a rank; "": not known
-    # LD_PRELOAD or LD_LIBRARY_PATH if it brings this library; "": it does not
-    nccl_by: wire.Name = ""
-    # version of the NCCL that was installed with the rank's PyTorch; "": not known
-    nccl_own: wire.Name = ""
+    nccl_by: wire.Name = ""  # LD_PRELOAD or LD_LIBRARY_PATH if it brings it; "": it does not
+    nccl_own: wire.Name = ""  # of the NCCL that came with the rank's PyTorch; "": not known
 
 
 class JobRule(NamedTuple):
@@ -136,8 +133,7 @@ class BadValue(NamedTuple):
     nccl: VersionRange = ANY
     machine: str = ""  # of the node; "": any
     only_rdma: bool = False  # it matters only where the node has an active RDMA port
-    # versions of PyTorch, of the CUDA that it was built for, of the driver
-    torch: VersionRange = ANY
+    torch: VersionRange = ANY  # versions of PyTorch, of the CUDA of its build, of the driver
     cuda: VersionRange = ANY  # likewise
     driver: VersionRange = ANY  # likewise
     unless: str = ""  # ``NAME=VALUE`` that avoids the fault; "": nothing does

@@ -29,8 +29,7 @@ class Snapshot:
 
     # subject -> its observation, or Unknown with the reason
     subjects: Mapping[str, Any] = field(default_factory=dict)
-    # path -> the content of nodeready's own file
-    files: Mapping[str, bytes] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)  # path -> content of our own file
     # path -> why a deploy would not write there
     refused: Mapping[str, Refusal] = field(default_factory=dict)
 

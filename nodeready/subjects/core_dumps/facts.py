@@ -103,14 +103,12 @@ class CoreDumps:
 
     live: str  # the pattern in force, a path or ``|program``
     boot: sysctl.BootSetting  # the pattern in the sysctl files, for the next boot
-    # permission bits of the policy's core directory; None: no such directory
-    directory_mode: int | None
+    directory_mode: int | None  # permission bits of the core directory; None: no such directory
     retention: Line | None  # the tmpfiles.d line for that directory that applies, or None
     rewriters: tuple[str, ...]  # installed services that overwrite the pattern and are not masked
     systemd: bool  # systemd runs as the init
     coredump_binary: str  # systemd-coredump's path; "" when it is not installed
-    # the effective settings of coredump.conf and its drop-ins
-    coredump: Mapping[str, sysctl.Setting]
+    coredump: Mapping[str, sysctl.Setting]  # the settings of coredump.conf and its drop-ins
     packaged: sysctl.Setting | None  # the pattern of systemd-coredump's own sysctl file, or None
     directory_owner: int = 0  # its owner's uid
     # (path, kind, uid) of an obstacle for a deploy: "link" (owned by this uid, not by root),

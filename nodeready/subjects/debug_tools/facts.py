@@ -233,8 +233,7 @@ class RankProgram:
 class DebugTools:
     """The tools of a debugging session on the node."""
 
-    # the policy's packages that are not installed, in the policy's order
-    missing: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()  # the policy's packages that are missing, in the policy's order
     manager: str = ""  # apt-get, zypper, dnf or yum; "" when the node has none of them
     machine: str = ""  # ``uname -m``; "" when the policy leaves py-spy alone
     # the version of /usr/local/bin/py-spy, by its digest, else by its own output; "" when it does
@@ -246,20 +245,16 @@ class DebugTools:
     noexec: bool = False  # the mount forbids to start it
     # that file and the directories on the way to it, where users other than root can change them
     exposed: tuple[str, ...] = ()
-    # the directories on the way to that file that ordinary users cannot enter
-    closed: tuple[str, ...] = ()
+    closed: tuple[str, ...] = ()  # the directories on the way to it that users cannot enter
     registered: tuple[str, ...] = ()  # the policy's packages that the package manager has
     # broken programs of such packages without a command of the package's name
     broken: tuple[BrokenProgram, ...] = ()
     access: Access = field(default_factory=Access)  # the modes of the programs
-    # the Python that starts nodeready's programs, of 3.9 or newer; "": there is none
-    python: str = ""
-    # without such a Python: the first older one, with its version; "": none at all
-    old_python: str = ""
+    python: str = ""  # the Python for nodeready's programs, of 3.9 or newer; "": there is none
+    old_python: str = ""  # without such a one: the first older one, with its version; "": none
     # the file that starts a rank; None: it is missing, or the policy leaves it alone
     run: RankProgram | None = None
-    # the paths of py-spy and of that file, where a directory or a device stands
-    no_files: tuple[str, ...] = ()
+    no_files: tuple[str, ...] = ()  # of py-spy and that file: where a directory or device stands
 
     @property
     def lost(self) -> tuple[str, ...]:

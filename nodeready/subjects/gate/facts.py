@@ -145,8 +145,7 @@ class SlurmConf:
 
     path: str  # the file
     prolog: tuple[tuple[str, str], ...] = ()  # (value, ``/path:number``) of each Prolog line
-    # (value, ``/path:number``) of each HealthCheckProgram line
-    health: tuple[tuple[str, str], ...] = ()
+    health: tuple[tuple[str, str], ...] = ()  # (value, ``/path:number``) of HealthCheckProgram's
     interval: str | None = None  # HealthCheckInterval as written; None: not set, which is never
     timeout: str | None = None  # PrologEpilogTimeout as written; None: not set, which is for ever
 

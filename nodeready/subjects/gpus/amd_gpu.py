@@ -22,8 +22,7 @@ class AmdGpu(Gpu):
     # the links (1: an error, 2: several), which MI300 does not have
     xgmi_errors: int | None = None
     ecc_deferred: int | None = None  # uncorrectable errors in data that no program has read yet
-    # how the device is divided: ``SPX/NPS1`` is one GPU with one memory
-    partition: str | None = None
+    partition: str | None = None  # how it is divided: ``SPX/NPS1`` is one GPU with one memory
 
 
 #: Performance levels at which the GPU stays at its lowest clocks (Linux' amdgpu_pm.c).

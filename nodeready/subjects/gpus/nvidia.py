@@ -101,8 +101,7 @@ class NvidiaSmi:
     tool: Tool
     driver: str | None = None
     cuda: str | None = None
-    # whether the fabric manager's process runs; None: not looked for
-    fabric_manager: bool | None = None
+    fabric_manager: bool | None = None  # the fabric manager's process runs; None: not looked for
 
 
 def message(text: str) -> str:
@@ -435,8 +434,7 @@ class NvLinks:
     """The output of ``nvidia-smi nvlink``."""
 
     tool: Tool
-    # UUID of a GPU -> its links
-    links: dict[str, tuple[GpuLink, ...]] = field(default_factory=dict)
+    links: dict[str, tuple[GpuLink, ...]] = field(default_factory=dict)  # UUID -> its links
     # UUID of a GPU -> the text in the place of its links' states
     unread: dict[str, str] = field(default_factory=dict)
 

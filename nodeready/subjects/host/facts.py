@@ -79,11 +79,9 @@ class Clock:
     synchronised: bool | None  # None: not known, ``detail`` says why
     # systemd-timesyncd, chrony, ntpd, none, or kernel: another service, by the kernel's flag
     source: str = "none"
-    # how far the clock was from its time server's, where the service tells
-    offset_ms: float | None = None
+    offset_ms: float | None = None  # from its time server's clock, where the service tells
     detail: str = ""  # the service's message, in short
-    # by how much the clock may be off at most, as the service estimates it
-    error_ms: float | None = None
+    error_ms: float | None = None  # maximum by which it may be off, as the service estimates
     uses_local_clock: bool = False  # the service only follows the node's own clock
 
 
@@ -308,8 +306,7 @@ class Host:
     cmdline: str  # the running kernel's command line
     boot_id: str  # the kernel's random word for this boot
     uptime_s: int | None  # seconds since the boot
-    # processes that ran or waited in the kernel, as an average of the last minute
-    load: float | None
+    load: float | None  # processes that ran or waited in the kernel, average of the last minute
     cpus: int | None  # count of those that are online
     cpu_model: str  # the model of the first processor
     numa_nodes: int | None  # count of those that are online

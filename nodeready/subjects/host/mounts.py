@@ -220,8 +220,7 @@ class StuckProcess:
     pid: int  # of the process
     name: str  # likewise
     wchan: str  # the kernel function in which the process waits, "" where it is not shown
-    # since the process last ran; None: this kernel does not tell, a second at least
-    seconds: int | None
+    seconds: int | None  # since it last ran; None: this kernel does not tell, a second at least
     frozen: bool  # a cgroup has frozen the process on purpose; it can be thawed
     uid: int | None = None  # who started it; None: unknown
     user: str = ""  # the name in /etc/passwd of who started it; "": none there
@@ -528,8 +527,7 @@ class Answers:
     asked_together: frozenset[str] = frozenset()  # the mounts that one process asked, all at once
     asked_separately: frozenset[str] = frozenset()  # the mounts that each had a separate process
     not_asked: frozenset[str] = frozenset()  # the mounts that were too many to ask
-    # path -> MiB, free per cent, free inodes per cent
-    sizes: Mapping[str, Size] = field(default_factory=dict)
+    sizes: Mapping[str, Size] = field(default_factory=dict)  # path -> its size
     errors: Mapping[str, str] = field(default_factory=dict)  # path -> the error's text
     ended: str = ""  # the last stage of the probe: "" (before the mounts), begin, local, end
 

@@ -188,8 +188,7 @@ def _value(text: str, variables: Mapping[str, str]) -> str | None:
 class Configured(NamedTuple):
     """The kernel arguments in GRUB's configuration files."""
 
-    # of the resulting command line; None where only a shell can expand it
-    tokens: tuple[str, ...] | None
+    tokens: tuple[str, ...] | None  # of the command line; None where only a shell can expand it
     last: Line | None  # the last line that assigns one of the variables, or None
 
 
@@ -240,8 +239,7 @@ class Entry:
     JSON_KEYS: ClassVar = {"source": "where"}
     source: str  # the line of the configuration file
     tokens: tuple[str, ...]  # the arguments
-    # base name of the script of /etc/grub.d that wrote the line; "": no mark names it
-    script: str = ""
+    script: str = ""  # name of the script of /etc/grub.d that wrote the line; "": not marked
 
 
 @dataclass
@@ -448,11 +446,9 @@ class Iommu:
     # the assignments of /etc/default/grub and grub.d/*.cfg, in the order of reading
     config: tuple[Line, ...] = ()
     family: str = ""  # debian, redhat, suse, or "" for another distribution
-    # the installed ones of update-grub, grub-mkconfig, grubby, grub2-mkconfig
-    tools: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()  # installed ones of update-grub, grub-mkconfig, grubby, …
     dropins: tuple[str, ...] = ()  # the files of grub.d, in the order of reading
-    # the line of nodeready's file for GRUB with the arguments, or None
-    own_line: Line | None = None
+    own_line: Line | None = None  # the line of nodeready's file with the arguments, or None
     generated: bool = False  # grub.cfg was written after nodeready's file
     unreadable: tuple[str, ...] = ()  # boot files that only root may read
     default_grub: bytes | None = None  # the bytes of /etc/default/grub; None: no such file

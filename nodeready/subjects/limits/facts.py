@@ -179,10 +179,8 @@ class Limits:
     # item -> the maximum hard limit of logins, where root cannot raise hard limits and pam_limits
     # is strict; empty on every usual node
     ceiling: Mapping[str, int]
-    # fs.nr_open in force: the maximum of open files of a process; None: unreadable
-    nr_open: int | None
-    # the value of fs.nr_open in the sysctl files for the next boot
-    nr_open_boot: sysctl.BootSetting
+    nr_open: int | None  # fs.nr_open in force: maximum open files of a process; None: unreadable
+    nr_open_boot: sysctl.BootSetting  # fs.nr_open in the sysctl files, for the next boot
     systemd: bool  # systemd runs as the init
     # item -> the limit of systemd's configuration for services without this limit
     defaults: Mapping[str, UnitLimit] = field(default_factory=dict)

@@ -78,8 +78,7 @@ def _script(policy: Policy) -> str:
 class Nics:
     """The network of a node."""
 
-    # name -> interface, without the node's ends of containers' interfaces
-    interfaces: Mapping[str, Nic]
+    interfaces: Mapping[str, Nic]  # name -> interface, without the ends of containers'
     bonds: Mapping[str, Bond]  # name -> bond
     container_ends: int  # count of the interfaces that were left out
     routes: tuple[Route, ...]  # of the main tables, the widest first

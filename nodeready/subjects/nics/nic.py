@@ -289,8 +289,7 @@ class Nic:
     # of RFC 2863: "up", "down", "lowerlayerdown", "dormant", "testing", "unknown" where the driver
     # keeps none
     operstate: str | None = None
-    # whether the interface has a link; None: it is administratively down
-    carrier: bool | None = None
+    carrier: bool | None = None  # whether it has a link; None: it is administratively down
     admin_up: bool | None = None  # whether the interface is administratively up
     speed_mbps: int | None = None  # of the link
     duplex: str | None = None  # "full" or "half"
@@ -298,8 +297,7 @@ class Nic:
     mac: str | None = None  # the hardware address
     driver: str | None = None  # of the adapter
     firmware: str | None = None  # of the adapter, where its RDMA device shows it
-    # count of lost and regained links since the interface was made
-    carrier_changes: int | None = None
+    carrier_changes: int | None = None  # count of lost and regained links since it was made
     pci_address: str | None = None  # "0000:5e:00.0"
     numa_node: int | None = None  # the NUMA node to which the adapter is attached
     master: str | None = None  # the bond or bridge to which the interface belongs

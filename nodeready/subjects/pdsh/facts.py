@@ -179,8 +179,7 @@ class Pdsh:
     settings: tuple[Line, ...] = ()  # the lines of shell start-up files that name the variable
     users: tuple[PdshUser, ...] = ()  # the policy's users
     users_unknown: str = ""  # why the users could not be observed; "": they were
-    # the modes of pdsh and of the files that it reads
-    access: Access = field(default_factory=Access)
+    access: Access = field(default_factory=Access)  # of pdsh and of the files that it reads
 
 
 def in_environment(content: bytes) -> tuple[str | None, int]:

@@ -433,8 +433,7 @@ class Socket:
     peer: str  # the far end of a connection, or ""
     uid: int  # the user who made the socket; 0 also for a socket without an owner
     user: str | None = None  # that user's name in /etc/passwd; None: not there, or not read
-    # name of the socket's process, at most 15 characters; None: unknown
-    process: str | None = None
+    process: str | None = None  # of the socket's process, at most 15 characters; None: unknown
     pid: int | None = None  # of that process; the lowest when several processes share the socket
     job: str = ""  # the Slurm job in whose cgroup the process runs, or ""
 
@@ -523,10 +522,8 @@ class Ports:
     ephemeral: Range | None
     # ports that the kernel never gives to outgoing connections, now; None: unreadable
     reserved: tuple[Range, ...] | None
-    # the value of ``ephemeral`` in the sysctl files, for the next boot
-    ephemeral_boot: sysctl.BootSetting
-    # the value of ``reserved`` in the sysctl files, for the next boot
-    reserved_boot: sysctl.BootSetting
+    ephemeral_boot: sysctl.BootSetting  # ``ephemeral`` in the sysctl files, for the next boot
+    reserved_boot: sysctl.BootSetting  # ``reserved`` in the sysctl files, for the next boot
     privileged_below: int  # the first port that any user may listen on (1024 before Linux 4.11)
     firewall: Firewall  # the packet filter's rules about the policy's ports
 

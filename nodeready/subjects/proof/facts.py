@@ -17,8 +17,7 @@ class SshTry:
 
     JSON_KEYS: ClassVar = {"messages": "said", "overrides": "own"}
     name: wire.Name  # the peer's name in the inventory
-    # exit status of ssh: 255 for an error of ssh itself; None: ended by its time limit
-    rc: int | None
+    rc: int | None  # exit status of ssh: 255 for an error of its own; None: ended by its limit
     answer: wire.Line  # the last line of the output: the peer's host name after a good login
     messages: str  # the end of ssh's messages; "" when ssh exited with 0
     # options of the user's own configuration (``user ada``) with which the login fails or reaches
@@ -56,8 +55,7 @@ class RcmdDefault:
     kind: wire.Name  # of shell: ``login`` or ``interactive``
     rcmd: wire.Name  # as ``pdsh -q`` prints it; "": it prints none
     value: wire.Line | None  # PDSH_RCMD_TYPE; None: not set
-    # ``FILE:LINE`` that sets the variable when the shell starts; "": none, or unknown
-    set_by: wire.Line
+    set_by: wire.Line  # ``FILE:LINE`` that sets it when the shell starts; "": none, or unknown
     works: bool  # it is ssh, or pdsh got an answer with it
     messages: wire.Line  # the end of pdsh's messages when there is no ``rcmd``
 
@@ -71,8 +69,7 @@ class Peers:
     ssh: tuple[SshTry, ...]  # the logins, in the order of the names
     pdsh_installed: bool  # the user's PATH has pdsh
     pdsh: PdshRun | None  # None: not tried, for want of a peer or of pdsh
-    # pdsh's remote command in the user's shells; (): not asked
-    defaults: tuple[RcmdDefault, ...] = ()
+    defaults: tuple[RcmdDefault, ...] = ()  # remote command in the user's shells; (): not asked
     # why a shell that reads ~/.pdshrc runs no later command; "": it does, or there is no such file
     pdshrc: wire.Line = ""
 
@@ -122,11 +119,9 @@ class Reach:
     pdsh_targets: int = 0  # number of peers that pdsh was given: those that ssh reaches
     distinct: int = 0  # number of different answers that pdsh got
     missing: tuple[Missing, ...] = ()  # the peers without an answer
-    # peers with the same answer, for another reason than their host names
-    same: tuple[Same, ...] = ()
+    same: tuple[Same, ...] = ()  # peers with one answer, not because of their host names
     pdsh_said: str = ""  # pdsh's message if it got no answer at all, one line
-    # peers whose pdsh gets another host name than this node's from this node
-    pdsh_by: tuple[str, ...] = ()
+    pdsh_by: tuple[str, ...] = ()  # peers whose pdsh gets another host name from this node
 
 
 # --- Connections on the job's ports.
@@ -147,8 +142,7 @@ class Blocked:
     # ``target``: peers do not reach the node; ``source``: the node does not reach peers; ``both``;
     # ``pair``: the node does not reach one peer, and neither has other trouble
     kind: str
-    # the ports that fail; (): not tried, because the name resolves to a wrong address
-    ports: tuple[int, ...]
+    ports: tuple[int, ...]  # those that fail; (): not tried, the name has a wrong address
     peers: tuple[str, ...]  # the peers with which the connections fail
     tried: int  # with how many peers connections were tried, in that direction
     cause: str  # one line
@@ -162,16 +156,14 @@ class Mesh:
     nodes: int  # how many nodes took part; 1: this one alone
     first: int  # the range of ports
     last: int  # likewise
-    # the ports of the range on which the proof listened here for a while
-    listening: tuple[int, ...]
+    listening: tuple[int, ...]  # ports of the range on which the proof listened here for a while
     busy: tuple[Busy, ...]  # the ports on which it could not listen
     to: int  # how many peers this node tried to reach
     by: int  # how many peers tried to reach this node
     reached: int  # how many peers this node reached, on all ports that were tried
     reached_by: int  # how many peers reached this node, on all ports that were tried
     blocked: tuple[Blocked, ...]  # the faults that this node causes
-    # of the handshakes of this node's own connections; None: there was none
-    median_ms: float | None
+    median_ms: float | None  # of the handshakes of this node's connections; None: there was none
     worst_ms: float | None  # the slowest of these handshakes
     worst_peer: str  # the peer of the slowest handshake
     # the number of connections to this node's listeners, if most were foreign and a peer failed to
@@ -219,8 +211,7 @@ class SessionLimits:
     ceiling: tuple[int, ...]
     nr_open: int | None  # fs.nr_open: no process may have more open files; None: unreadable
     opener: wire.Name = ""  # who opened the session: a key of `SESSION_NAMES`; "": unknown
-    # the soft limits in the order of OTHER_ITEMS, -1: unlimited; (): not seen
-    further: tuple[int, ...] = ()
+    further: tuple[int, ...] = ()  # soft, in the order of OTHER_ITEMS, -1: unlimited; (): not seen
     # the lines of shells' start-up files that set just these limits, as FILE:LINE, in the order
     # of ITEMS; "": none; (): none of them
     ulimits: tuple[str, ...] = ()
@@ -257,8 +248,7 @@ class Service:
     name: wire.Name  # the service: ``ssh``, ``su`` or ``slurm``
     path: wire.Path  # its file; "": no file can be read
     is_complete: bool  # all files that it includes could be read
-    # of its account and session stacks, with included files, in their order
-    lines: tuple[PamLine, ...]
+    lines: tuple[PamLine, ...]  # of its account and session stacks, with included files
 
 
 @dataclass(frozen=True)
@@ -281,10 +271,8 @@ class Logins:
     nologin: wire.Path  # the file that closes logins to all users but root; "": there is none
     notice: wire.Line  # the first line of that file
     shutdown: bool  # a shutdown is scheduled
-    # the limits of sshd itself, in the order of ITEMS; (): sshd does not run
-    sshd: tuple[Limit, ...]
-    # the limits of slurmd, which its jobs inherit; (): slurmd does not run
-    slurmd: tuple[Limit, ...]
+    sshd: tuple[Limit, ...]  # limits of sshd itself, in the order of ITEMS; (): it does not run
+    slurmd: tuple[Limit, ...]  # of slurmd, which its jobs inherit; (): slurmd does not run
     lines: tuple[LimitsLine, ...]  # limits for some users and groups alone
     # the words for the user in such a line: the name, ``@`` and each group's name, and ``:`` and
     # ``@:`` with their numbers
@@ -342,16 +330,13 @@ class DebuggerAttempt:
 
     JSON_KEYS: ClassVar = {"complaint": "said"}
     tool: wire.Path  # the tool's path; "": not installed, and no other field means anything
-    # the tool's exit status, negative for a signal, NO_START; None: ended by its limit
-    rc: int | None = 0
+    rc: int | None = 0  # exit status, negative for a signal, NO_START; None: ended by its limit
     complaint: wire.Line = ""  # the tool's error message, on one line
     good: bool = False  # the tool's output is as expected
     refused: bool = False  # the tool was not permitted to look at the target
     limit_s: wire.Count = 0  # seconds that the tool had
-    # ``limit_s`` was the tool's whole limit, not cut short by the end of the run
-    full: bool = True
-    # the target's state afterwards, the letter of /proc; "": the target is gone
-    state: wire.Name = ""
+    full: bool = True  # ``limit_s`` was the tool's whole limit, not cut by the end of the run
+    state: wire.Name = ""  # the target's state afterwards, a letter of /proc; "": it is gone
     tracer: wire.Pid = 0  # the process that traces the target afterwards; 0: none
     answers: bool = True  # the target still answered afterwards
 
@@ -443,14 +428,11 @@ class ProvedCore:
     dump_s: wire.Count = DUMP_S
     dumpable: bool = True  # the canary was dumpable; False: its user may not read /bin/sh
     limit_bytes: wire.Number | None = None  # the session's soft core limit; None: unlimited
-    # the path by the pattern, with ``*`` for a part that only the kernel knows
-    expected: wire.Path = ""
+    expected: wire.Path = ""  # path by the pattern, ``*`` for a part that only the kernel knows
     path: wire.Path = ""  # of the core that was found; "": none was found
-    # the core was in the working directory, which is not the pattern's directory
-    stray: bool = False
+    stray: bool = False  # it was in the working directory, which is not the pattern's directory
     size_bytes: wire.Number = 0  # of the core that was found
-    # the size that the core's own headers give; None: they give none
-    whole_bytes: int | None = None
+    whole_bytes: int | None = None  # the size by the core's own headers; None: they give none
     # of ``expected``; None for a handler, or when only the kernel knows its name
     directory: CoreDirectory | None = None
     gdb: wire.Path = ""  # gdb's path; "": not installed
@@ -519,8 +501,7 @@ class ProvedCollective:
 class ProvedHistory:
     """The earlier failures of a node, beside those of its peers."""
 
-    # the node itself, or a GPU in it, that failed far more often; a line each
-    lemons: tuple[str, ...] = ()
+    lemons: tuple[str, ...] = ()  # the node or a GPU in it that failed far more often; a line each
 
 
 # --- The active tests of idle GPUs, by the vendor's tools.
@@ -641,8 +622,7 @@ class ProofConfig:
     tag: str
     user: str = ""  # the job's user; "": the login's user
     proofs: tuple[str, ...] = tuple(SESSION)  # which of SESSION, or of ACTIVE
-    # the nodes to which ssh and pdsh are tried, by the names of the inventory
-    peers: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()  # names of the nodes to which ssh and pdsh are tried
     limit_s: int = 50  # seconds after which it must have ended
     py_spy: str = "/usr/local/bin/py-spy"  # the path of py-spy; "": where the user's PATH finds it
     # this is a further session on the machine of this name (`session.identity`), with quick proofs
@@ -672,12 +652,9 @@ class Proved:
     tracers: Tracers | Unknown | None = None
     core: ProvedCore | Unknown | None = None
     resources: Resources | Unknown | None = None
-    # ssh and pdsh from this node to its peers, as this node saw them
-    peers: Peers | Unknown | None = None
-    # ssh and pdsh between the nodes, as all nodes together saw them
-    reach: Reach | Unknown | None = None
-    # the job's ports between the nodes, as all nodes together saw them
-    mesh: Mesh | Unknown | None = None
+    peers: Peers | Unknown | None = None  # ssh and pdsh to its peers, as this node saw them
+    reach: Reach | Unknown | None = None  # ssh and pdsh between the nodes, as all of them saw it
+    mesh: Mesh | Unknown | None = None  # the job's ports between the nodes, as all of them saw it
     # the outcome of a collective over all nodes for this node
     collective: ProvedCollective | Unknown | None = None
     # its earlier failures; None also where there is no memory of earlier looks

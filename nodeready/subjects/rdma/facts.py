@@ -148,13 +148,11 @@ class RdmaDevice:
     board_id: str = ""  # the board, by its maker's id
     node_type: str = ""  # "CA", or "RNIC" for iWARP
     node_guid: str = ""  # of the device
-    # the text that the device gives the subnet manager, often with the host name
-    node_desc: str = ""
+    node_desc: str = ""  # the text that it gives the subnet manager, often with the host name
     driver: str = ""  # of the PCI function
     pci_address: str = ""  # "0000:5e:00.0"
     numa_node: int | None = None  # to which the adapter is attached
-    # a virtual function on the host of its physical function, for a virtual machine
-    virtual: bool = False
+    virtual: bool = False  # a virtual function on its host, for a virtual machine
     uverbs: bool = False  # programs can open the device
     netdevs: tuple[Netdev, ...] = ()  # network interfaces of its PCI function
     ports: tuple[RdmaPort, ...] = ()  # of the device
@@ -451,10 +449,8 @@ class Rdma:
 
     devices: Mapping[str, RdmaDevice]  # name -> device
     without: tuple[Adapter, ...] = ()  # adapters on the PCI bus that have no RDMA device
-    # device files that neither all users nor a group other than root's can open
-    closed: tuple[str, ...] = ()
-    # the devices for NCCL_IB_HCA, without regard to the node's routes
-    nccl_ib_hca: tuple[str, ...] = ()
+    closed: tuple[str, ...] = ()  # files that neither all users nor a group can open
+    nccl_ib_hca: tuple[str, ...] = ()  # for NCCL_IB_HCA, without regard to the node's routes
 
     @property
     def ports(self) -> dict[str, RdmaPort]:

@@ -423,15 +423,12 @@ class KnownHosts:
     """The node's ssh_known_hosts."""
 
     JSON_KEYS: ClassVar = {"is_complete": "whole"}
-    # its bytes; without our block when ``sent`` is False; None: no such file
-    content: bytes | None = None
-    # the lines of our block; None: no block, or it was not sent
-    lines: tuple[str, ...] | None = None
+    content: bytes | None = None  # bytes; without our block unless ``sent``; None: no such file
+    lines: tuple[str, ...] | None = None  # lines of our block; None: no block, or it was not sent
     digest: str = ""  # sha256 of our block with its marks, hexadecimal; "" without a block
     size: int = 0  # bytes of the file
     sent: bool = True  # whether the block came along (see SENT_BYTES)
-    # False when even the lines outside our block are more than SENT_BYTES
-    is_complete: bool = True
+    is_complete: bool = True  # False where even the lines outside our block exceed SENT_BYTES
 
 
 @dataclass(frozen=True)
@@ -458,8 +455,7 @@ class SshClient:
     files: Files  # path -> lines of every system file of ssh_config
     root_lines: tuple[Line, ...]  # lines of root's own file, which wins over the system's
     effective: tuple[EffectiveOptions, ...]  # what ssh itself says about the policy's hosts
-    # the modes of ssh and of the files that it reads
-    access: Access = field(default_factory=Access)
+    access: Access = field(default_factory=Access)  # modes of ssh and of the files it reads
     package: str = ""  # the installed package of an ssh whose program is missing
 
 

@@ -53,10 +53,8 @@ class Endpoint(NamedTuple):
 
     address: str = ""  # ``ssh_hostname``; "": the node's name
     port: int = 22  # ``ssh_port``
-    # ``ssh_names``: what else other nodes call the node, names and addresses
-    names: tuple[str, ...] = ()
-    # the node is the control machine, which needs no witness for its names and addresses
-    local: bool = False
+    names: tuple[str, ...] = ()  # ``ssh_names``: further names and addresses of the node
+    local: bool = False  # it is the control machine, whose names need no witness
     reached: str = ""  # the address at which this run's connection found the node; "": not known
     key: str = ""  # the host key with which sshd answered there, ``type base64``; "": not known
 
