@@ -145,12 +145,10 @@ class Result:
     check: Annotated[str, {"pattern": r"^[a-z0-9_]+\.[a-z0-9_]+$"}]
     status: Annotated[str, {"enum": STATUSES}]  # one of STATUSES
     expected: str = ""  # what the policy asks for, in words or as a value
-    # what was observed; live and next-boot value where the two can differ; for ``na`` and
-    # ``unknown`` the reason
+    # what was observed, live and at the next boot; for ``na`` and ``unknown`` the reason
     actual: str = ""
     source: str = ""  # where the actual value comes from (``/etc/sysctl.d/10-x.conf:3``), or ""
-    # the repair: an operation of nodeready, a command, a person's work; or ""; for ``waived`` the
-    # reason
+    # the repair: by an operation, a command, a person; or ""; for ``waived`` the reason
     fix: str = ""
     # ``nodeready`` where ``nodeready deploy`` repairs it, else ``admin``; "" when ok
     owner: Annotated[str, {"enum": (NODEREADY, ADMIN, "")}] = ""
@@ -307,8 +305,7 @@ class Check(Page):
     judge: Judge
     # the fields of FleetFacts that it needs: its function has the fleet as third argument
     fleet: tuple[str, ...] = ()
-    # the proof that must run before: one of `proof.facts.SESSION`, MESH, COLLECTIVE or HISTORY;
-    # "": the snapshot is enough
+    # the proof that must run before, one of SESSION, MESH, COLLECTIVE or HISTORY; "": none
     proof: str = ""
     # the files that the repair writes: where a deploy may not write them, a person must act first;
     # None: all files of the subject
@@ -451,16 +448,14 @@ class Subject:
     # text. A fact's name is relative to the subject (``driver``, ``eth0.mtu``); a value that could
     # not be observed is left out
     compared: Callable[[Any, FleetFacts], Mapping[str, Any]] = no_facts
-    # (observation, fleet) -> further facts of the documents, which need the fleet; one with the
-    # name of a field replaces it
+    # (observation, fleet) -> further facts of the documents; one may replace a field
     derived: Callable[[Any, FleetFacts], Mapping[str, Any]] = no_facts
     # observation -> the settings that this node would pass, as group_data holds them
     learned: Callable[[Any], Mapping[str, Any]] = _nothing_learned
     # (observation, fleet) -> totals, which are compared with those of an earlier snapshot of the
     # same boot (`FleetFacts.counters`); None: the subject has no counters
     counters: Callable[[Any, FleetFacts], dict[str, int]] | None = None
-    # shell patterns of the files on a node that nodeready alone writes for the subject, each with
-    # the project's name in it
+    # patterns of the files that nodeready alone writes, with the project's name in each
     files: tuple[str, ...] = ()
     judged_on_node: bool = True  # whether a node that audits itself judges the subject
     # policy -> further checks, which the policy itself declares

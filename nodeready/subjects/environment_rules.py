@@ -57,9 +57,7 @@ class RankEnvironment:
     """The environment of one rank, or of all ranks of a node (``rank`` None)."""
 
     node: str
-    # those that `nodeready.agent.witnesses.environment` reads; ranks with equal ones may share the
-    # object
-    variables: Mapping[str, str]
+    variables: Mapping[str, str]  # by `agent.witnesses.environment`; ranks may share the object
     rank: int | None = None
     local_rank: int | None = None
     cpus: int = 0  # the CPUs that it may use; 0: not known

@@ -171,8 +171,7 @@ class Gate:
     python: str = ""  # a Python that can run the check, or ""
     old: str = ""  # without a new enough Python: the first one, with its version; else ""
     magic: str = ""  # the magic number of that Python's compiled code, or ""
-    # the sha256 of the bundle that was compiled, the sha256 of the compiled program, the magic
-    # number; None: there is no note
+    # sha256 of the compiled bundle, sha256 of the program, magic number; None: no note
     note: tuple[str, str, str] | None = None
     exposed: tuple[str, ...] = ()  # files that root runs and other users can write
     age_s: int | None = None  # seconds since the last verdict; None: no verdict yet

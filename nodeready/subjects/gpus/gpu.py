@@ -161,10 +161,9 @@ class KernelFault:
     text: str  # the first such line, at most 160 characters
     action: str  # ``ISOLATE``, ``REBOOT``, ``RESET``, ``MONITOR``; ``APPLICATION``: not a node's
     count: int = 1  # of such lines
-    # when the first and the last such line were written, seconds since the boot; None: the log has
-    # no such stamps
+    # of the first such line, seconds since the boot; None: the log has no stamps
     first_s: int | None = None
-    last_s: int | None = None  # likewise
+    last_s: int | None = None  # likewise, of the last such line
 
 
 @dataclass(frozen=True)

@@ -286,8 +286,7 @@ class Nic:
     # "bridge", "vlan", "loopback"; all else is "virtual", also the switch's end of a virtual
     # function (a representor)
     kind: str
-    # of RFC 2863: "up", "down", "lowerlayerdown", "dormant", "testing", "unknown" where the driver
-    # keeps none
+    # RFC 2863: "up", "down", "lowerlayerdown", "dormant", "testing", "unknown"
     operstate: str | None = None
     carrier: bool | None = None  # whether it has a link; None: it is administratively down
     admin_up: bool | None = None  # whether the interface is administratively up
@@ -515,8 +514,7 @@ class Bond:
     active_slave: str | None = None  # the slave in use, in the modes that use one at a time
     # the LACP aggregator in use: a slave of another aggregator carries no packets
     aggregator: int | None = None
-    # the switch at the far end of LACP; all zeros: no switch answers; None: no LACP, or hidden
-    # from users other than root
+    # the switch at LACP's far end; zeros: none answers; None: no LACP, or hidden
     partner_mac: str | None = None
 
     @property

@@ -166,8 +166,7 @@ class Mesh:
     median_ms: float | None  # of the handshakes of this node's connections; None: there was none
     worst_ms: float | None  # the slowest of these handshakes
     worst_peer: str  # the peer of the slowest handshake
-    # the number of connections to this node's listeners, if most were foreign and a peer failed to
-    # connect; else 0
+    # connections to this node's listeners, if most were foreign and a peer failed; else 0
     crowd: int = 0
     # why the node's host name does not resolve to the node's address on the node; "": it does
     own_name: str = ""
@@ -203,8 +202,7 @@ class SessionLimits:
     core: Limit
     memlock: Limit
     nofile: Limit
-    # the limits that PAM gave to su, in the order of ITEMS, before the user's profile was read; ()
-    # where the session is not su's
+    # those of PAM for su, in the order of ITEMS, before the profile was read; () elsewhere
     before: tuple[Limit, ...]
     # the hard limits that no process on this node can exceed, in the order of ITEMS, where root
     # may raise none; () on every usual node
@@ -274,8 +272,7 @@ class Logins:
     sshd: tuple[Limit, ...]  # limits of sshd itself, in the order of ITEMS; (): it does not run
     slurmd: tuple[Limit, ...]  # of slurmd, which its jobs inherit; (): slurmd does not run
     lines: tuple[LimitsLine, ...]  # limits for some users and groups alone
-    # the words for the user in such a line: the name, ``@`` and each group's name, and ``:`` and
-    # ``@:`` with their numbers
+    # the user in such a line: name, ``@GROUP``, and ``:`` and ``@:`` with their numbers
     domains: tuple[wire.Name, ...]
 
 
@@ -566,8 +563,7 @@ class RdmaRate:
     # the neighbours with which it is too slow, or has no rate, by a fault of this node
     peers: tuple[str, ...] = ()
     is_pair: bool = False  # with this peer alone: either node may be the cause, or the way between
-    # of all nodes of the run, on this port and link rate, each with its better neighbour; None:
-    # the rate is not compared
+    # of this port and link rate on all nodes, each the better; None: not compared
     median_gbps: float | None = None
     compared: wire.Count = 0  # the number of these nodes
 

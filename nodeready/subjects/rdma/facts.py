@@ -140,8 +140,7 @@ class RdmaDevice:
     """An RDMA device."""
 
     name: str  # of the device, ``mlx5_0``
-    # "mlx5", "efa", "hfi1" (Omni-Path), "cxi" (Slingshot), "bnxt_re", "irdma", …; "software" (rxe,
-    # siw): without an adapter
+    # "mlx5", "efa", "hfi1", "cxi" (Slingshot), "bnxt_re", …; "software" (rxe, siw): no adapter
     kind: str
     hca_type: str = ""  # the adapter's model, "MT4129"
     firmware: str = ""  # version of its firmware
