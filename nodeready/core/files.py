@@ -204,8 +204,7 @@ def open_directory(path: Path) -> int:
 def own_directory(path: Path, name: str) -> None:
     """Make this directory, private to us, in an existing one; check that it can take this file.
 
-    Raises NotFollowed, and OSError with the path as its file name, also when the file could not be
-    written.
+    Raises NotFollowed, and OSError with the path as its file name, also where no file can be.
     """
     if not os.path.lexists(path):
         with _named(path), _walk(path.parent) as end:

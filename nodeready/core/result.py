@@ -81,8 +81,7 @@ class FactKinds:
     versions: str = ""  # of software and firmware
     counted: str = ""  # long lists; their number of elements and a digest are compared
     unique: str = ""  # hardware or settings that differ on sound peers: serial numbers, addresses
-    # path of a list -> the keys that identify an element, with spaces between; path of a mapping
-    # of names -> ""
+    # path of a list -> the keys that identify an element; path of a mapping of names -> ""
     elements: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def kind(self, path: str) -> str:

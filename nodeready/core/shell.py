@@ -61,8 +61,7 @@ def find_program(name: str) -> str | None:
 def library(name: str) -> str:
     """The text of ``nodeready/sh/NAME.sh``, without comments and indentation."""
     path = os.path.join(os.path.dirname(os.path.dirname(__file__)), "sh", f"{name}.sh")
-    # The loader also reads from a zip file, and importlib.resources takes longer to import than a
-    # node takes to answer.
+    # Reads from a zip file, too; to import importlib.resources takes longer than a node's answer.
     loader: Any = globals()["__loader__"]
     return minify(loader.get_data(path).decode("utf-8"))
 

@@ -1,7 +1,6 @@
 """Sanitising text from a node, which is data and never markup, before it is shown.
 
-Also the small texts that all reports share: a moment, a duration, a count, a range, a cut node
-set.
+Also the small texts that all reports share: a moment, a duration, a count, a range.
 """
 
 from __future__ import annotations

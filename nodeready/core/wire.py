@@ -31,14 +31,12 @@ T = TypeVar("T")
 
 #: The answer of a node that has no Python for the program.
 NO_PYTHON = "no Python 3.9 or newer"
-#: The reason of a node that gave this answer. It is a finding (exit status 3), and no failure of
-#: nodeready.
+#: The reason of a node that gave this answer: a finding (exit status 3), no failure of ours.
 PYTHON_MISSING = f"{NO_PYTHON} on the node: see nodeready explain debug_tools.python"
 
 # --- The values of a field. A dataclass names one of these as the type of its field; a plain int,
 # float or str has the bounds of the same name below. A bound is wide where an ordinary user of the
-# node chooses the value (a file's time, a number in a file's name): no user may make the node's
-# answer invalid.
+# node chooses the value (a file's time): no user may make the node's answer invalid.
 
 Count = int  # how many there are of something
 Pid = int

@@ -41,8 +41,7 @@ WRITTEN_FOLDERS = (
 COMPANIONS = {"pdsh": ("pdsh.bin",)}
 #: Maximum programs whose libraries are checked: each costs a process.
 MAX_LOADED = 8
-#: glibc's loader, by machine: it lists a program's libraries without starting the program
-#: (ld.so(8), --list).
+#: glibc's loader, by machine: it lists a program's libraries and starts nothing (ld.so(8)).
 _LOADERS = (
     "/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1", "/lib64/ld64.so.2",
     "/lib/ld-linux-riscv64-lp64d.so.1",

@@ -143,8 +143,7 @@ def judge_nodes(outcomes: Iterable[Outcome[Snapshot]], context: FleetContext) ->
 
 
 def unique_addresses(claimed: Sequence[Set[str]], reached: Set[str]) -> tuple[str, ...] | None:
-    """The addresses that exactly one node claims, and those that were reached; None for fewer than
-    two nodes.
+    """The addresses that exactly one node claims, and those that were reached; None: one node.
 
     An address of several nodes, such as a container bridge's, leads to none of them. A node may
     claim no more addresses than the median node.

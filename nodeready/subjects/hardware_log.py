@@ -1,8 +1,7 @@
 """The faults of hardware and file systems in the kernel's log: what each asks for.
 
 The rows of knowledge/kernel_lines.toml that name a subject are findings of an audit. The node's
-awk sends each kind of line that may be one (`WORDS`), with its count; the pattern of a row decides
-here.
+awk sends each kind of line that may be one (`WORDS`), with its count; a row's pattern decides.
 """
 
 from __future__ import annotations
@@ -106,8 +105,7 @@ def _come_often(row: _HardwareRow, lines: list[KernelLines], least: int) -> bool
 
 
 def faults_of(lines: Iterable[KernelLines], subject: str, uptime_s: int) -> list[HardwareFault]:
-    """The faults that stand, each row and device once, in the order of the rows. A line is of the
-    first row that matches.
+    """The faults that stand, each row and device once. A line is of the first row that matches.
 
     uptime_s: of the node; 0: not known
     """

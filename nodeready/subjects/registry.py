@@ -182,8 +182,7 @@ def select(
 ) -> CheckSelection:
     """The selection of ``--only`` and ``--skip``: ids, subjects or globs, with commas.
 
-    A check that is `Check.opt_in` must be named by its whole id, or be in ``named``, the checks
-    of another option.
+    A check that is `Check.opt_in` must be named by its whole id, or be in ``named``.
 
     policies: of the nodes, which may declare further checks
     subjects: those that the command can judge

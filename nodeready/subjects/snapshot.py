@@ -72,8 +72,7 @@ def differently_probed(
 ) -> frozenset[str]:
     """The subjects that are probed in another way under the new policy.
 
-    The observation of any other subject is the same under both: no parser reads a setting that
-    its script does not.
+    Any other observation is the same under both: no parser reads further settings.
     """
     return frozenset(
         probe.subject

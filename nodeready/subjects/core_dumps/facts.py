@@ -11,8 +11,7 @@ from nodeready.core.base import Line, Output, Probe, ProbeError, Section, files_
 from nodeready.core.policy import Policy
 
 KEY = "kernel.core_pattern"
-#: Services that rewrite core_pattern when they start, after the sysctl files: Ubuntu's apport,
-#: RHEL 7's abrt.
+#: Services that rewrite core_pattern after the sysctl files: Ubuntu's apport, RHEL 7's abrt.
 REWRITERS = ("apport.service", "abrt-ccpp.service")
 _UNIT_DIRECTORIES = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 _TMPFILES = ("/etc/tmpfiles.d", "/run/tmpfiles.d", "/usr/lib/tmpfiles.d")

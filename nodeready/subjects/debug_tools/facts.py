@@ -33,8 +33,7 @@ from nodeready.subjects.access import (
 
 RUN = "/usr/local/bin/nodeready-run"
 
-# For sh, the first lines start the first new enough Python; for Python, they are a part of the
-# module's docstring.
+# For sh, these lines start the first new enough Python; for Python, they are a docstring.
 _HEAD = f'''#!/bin/sh
 """:"
 # Written by nodeready; the next deploy overwrites it.

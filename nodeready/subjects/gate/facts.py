@@ -39,11 +39,9 @@ CRON = "/etc/cron.d/nodeready"
 VERDICT = "/run/nodeready/verdict.json"
 #: Why the node stays in service although it is not ready, on one line: a `Hold`.
 HELD = "/run/nodeready/held"
-#: The first word of nodeready's drain reasons. A drain with another reason is never changed or
-#: ended.
+#: The first word of nodeready's drain reasons. A drain with another one is never changed.
 PREFIX = "nodeready:"
-#: The beginning of the reason of a drain that a second look has not confirmed
-#: (agent/gate/drain.py).
+#: So begins the reason of a drain that a second look has not confirmed (agent/gate/drain.py).
 PENDING = f"{PREFIX} (pending) "
 
 #: In the order in which they are removed: first the files that start the check.

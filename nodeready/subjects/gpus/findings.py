@@ -34,8 +34,7 @@ def expected_gpus(observed: Gpus, vendor: str = "") -> list[PciGpu]:
     """The GPUs on the bus that jobs of this host could use.
 
     GPUs of virtual machines do not count. A display adapter without its vendor's tool and driver
-    only serves a screen, like the graphics of a processor. Without AMD's tool, only an Instinct
-    counts.
+    only serves a screen, like a processor's graphics. Without AMD's tool, only an Instinct counts.
     """
     return [gpu for gpu in _find_expected_gpus(observed) if vendor in ("", gpu.vendor)]
 

@@ -461,8 +461,7 @@ def _down_text(observed: Gpus, gpu: Gpu) -> str:
     return f"link {join_names(map(str, down))} inactive" if down else ""
 
 
-# A GPU beside a Grace processor: the link between them is on in a sound node (recorded GB200,
-# GB300).
+# A GPU beside a Grace processor: their link is on in a sound node (recorded GB200, GB300).
 _GRACE = re.compile(r"\bG[HB][23]00\b")
 
 

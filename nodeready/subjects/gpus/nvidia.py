@@ -464,8 +464,7 @@ def parse_nvlink(output: Output) -> NvLinks:
     """The links in what the section ``nvlink`` printed.
 
     A GPU with inactive links only has one line for all of them. A GPU without NVLink has no line,
-    or the line "not supported", or the output is empty (an A10). None of these GPUs has links
-    here.
+    or the line "not supported", or the output is empty (an A10). None of these has links here.
     """
     text = output.text
     if unasked := unasked_tool(NVLINK, output):

@@ -454,8 +454,7 @@ class _Value(NamedTuple):
 
 
 _LINK = "pci/pci_gpu_link_info"
-#: Field of `Gpu` -> its value, or the function that reads it; in this order unreadable values are
-#: noted.
+#: Field of `Gpu` -> its value, or its reader; in the order in which unreadable ones are noted.
 _VALUES: dict[str, _Value | Callable[[Element], Any]] = {
     "model": _Value(parse_name, "product_name", needed=True),
     "uuid": _Value(parse_name, "uuid", needed=True),

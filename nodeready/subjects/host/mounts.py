@@ -39,8 +39,7 @@ from nodeready.core.policy import Policy
 
 #: Marks nodeready's own probe of a mount (nodeready.subjects.host.mounts) in /proc/PID/cmdline.
 MARK = "nr_fs="
-#: Maximum processes in state D that are read twice, and maximum of one user; those of the system's
-#: users come first.
+#: Maximum processes in state D that are read twice, and of one user; the system's come first.
 MOST_PROCESSES, MOST_OF_USER = 256, 32
 #: The first user who is a person (UID_MIN of login.defs(5)).
 FIRST_USER = 1000

@@ -269,8 +269,7 @@ _READ = {word for path in SSHD_INCLUDED for word in (path, path.removeprefix("/e
 def find_disabled_pam(files: Mapping[str, list[Line]]) -> Line | str | None:
     """The line of sshd's configuration that switches PAM off.
 
-    A path: neither that file nor an included file switches PAM on. None: PAM is on, or no
-    configuration was read.
+    A path: neither that file nor an included one switches PAM on. None: on, or nothing was read.
     """
     main = next((path for path in SSHD_CONFIG if path in files), "")
     for line in _sshd_lines(main, files, 0):

@@ -381,8 +381,7 @@ def parse_count(text: str | None) -> int | None:
 #: phys_port_name of a representor: the virtual function or subfunction at its other end
 #: (Documentation/networking/representors.rst); a port of the adapter is "p0", "p0s1" or has none.
 _REPRESENTOR = re.compile(r"(c[0-9]+)?pf[0-9]+(hpf|(vf|sf)[0-9]+)?")
-#: SPEED_UNKNOWN is -1 (include/uapi/linux/ethtool.h). Old drivers print -1 without a sign, in 16
-#: or 32 bits.
+#: SPEED_UNKNOWN is -1 (linux/ethtool.h). Old drivers print it without a sign, in 16 or 32 bits.
 _NO_SPEED = 0xFFFF
 
 
@@ -477,8 +476,7 @@ def with_values(interfaces: Mapping[str, Nic], differing: Mapping[str, str]) -> 
 
 # --- Bonds: /sys/class/net/BOND/bonding, and the bonding_slave of each slave.
 #
-# Rules: Documentation/networking/bonding.rst, drivers/net/bonding/bond_sysfs.c,
-# bond_sysfs_slave.c.
+# Rules: Documentation/networking/bonding.rst, drivers/net/bonding/bond_sysfs{,_slave}.c.
 
 #: The files of a bond and of a slave, below the interface's directory.
 BOND_FILES = (

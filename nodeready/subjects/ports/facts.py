@@ -1,7 +1,6 @@
 """A node's TCP ports: their sockets, the kernel's ranges for source ports, the packet filter.
 
-What the rules of the filter together do to a connection is not evaluated: `nodeready ready` proves
-it.
+What the filter's rules together do to a connection is not evaluated: `nodeready ready` proves it.
 """
 
 from __future__ import annotations
@@ -395,8 +394,7 @@ NR_LINKS
 def script(policy: Policy) -> str:
     """The sockets, and the kernel's port settings.
 
-    The script starts two programs, a third for a long table, and some more when a port of the
-    range is held.
+    It starts two programs, a third for a long table, and some more when a port is held.
     """
     first, last = policy.port_range
     sockets = _SOCKETS.replace("%FIRST%", str(first)).replace("%LAST%", str(last))

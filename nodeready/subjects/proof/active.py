@@ -68,8 +68,7 @@ def diagnostic(check: Check, tested: facts.Diagnostic, observed: Proved, policy:
 COMPARABLE = 3
 #: The share of the median below which a rate is slow. A link that lost a generation of PCIe or
 #: half of its lanes has half of its rate; healthy GPUs of one model differ by up to a tenth
-#: (recorded: 53.6 to 56.6 GB/s from the host to eight H100), and so do RDMA ports (recorded: 363
-#: to 397 of 400 Gbit/s).
+#: (recorded: 53.6 to 56.6 GB/s to eight H100), and RDMA ports too (363 to 397 of 400 Gbit/s).
 SLOW_SHARE = 0.75
 #: Test -> its name in a result.
 _COPY_NAMES = {

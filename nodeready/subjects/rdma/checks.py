@@ -67,8 +67,7 @@ def _switched_off(device: RdmaDevice, port: RdmaPort) -> bool:
     """Whether the port was taken out of use on purpose.
 
     An Ethernet port is also "Disabled" without a cable. There the interface decides: its carrier
-    is 0 or 1 only when the interface is administratively up. A port without an interface belongs
-    to a container.
+    is 0 or 1 only when the interface is administratively up. One without belongs to a container.
     """
     if port.link_layer == "Ethernet":
         return all(netdev.carrier is None for netdev in device.netdevs)
@@ -429,8 +428,7 @@ def rate(observed: Rdma, policy: Policy) -> Result:
     return rate.ok(expected=expects)
 
 
-#: At this speed in GT/s and above, an idle link may use fewer lanes (state L0p; PCI Express Base
-#: Specification 6.0).
+#: From this speed in GT/s on, an idle link may use fewer lanes (L0p; PCI Express Base 6.0).
 _LANES_ON_DEMAND = 64.0
 #: Adapters with an integrated PCIe switch and a GPU behind it: ConnectX-8 and -9. The data does
 #: not use the link to the processor.

@@ -492,8 +492,7 @@ def _peer_findings(
     policy: Policy,
     host_keys: Mapping[str, set[str]],
 ) -> Iterator[tuple[str, str]]:
-    """(status, option with its value) for each option that prevents a login to this peer, or sends
-    the login elsewhere.
+    """(status, option with its value) for each that prevents a login to this peer or diverts it.
 
     usual:     the options of the first of the policy's patterns
     host_keys: name -> its keys, in the block that the node shall have
