@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 #: The answer of a node that has no Python for the program.
 NO_PYTHON = "no Python 3.9 or newer"
-#: The reason of a node that gave this answer: a finding (exit status 3), no failure of ours.
+#: The reason of a node that gave this answer: a finding (exit status 3), not nodeready's failure.
 PYTHON_MISSING = f"{NO_PYTHON} on the node: see nodeready explain debug_tools.python"
 
 # --- The values of a field. A dataclass names one of these as the type of its field; a plain int,

@@ -250,7 +250,7 @@ class DebugTools:
     broken: tuple[BrokenProgram, ...] = ()
     access: Access = field(default_factory=Access)  # the modes of the programs
     python: str = ""  # the Python for nodeready's programs, of 3.9 or newer; "": there is none
-    old_python: str = ""  # without such a one: the first older one, with its version; "": none
+    old_python: str = ""  # without it: the first older one, with its version; "": none
     # the file that starts a rank; None: it is missing, or the policy leaves it alone
     run: RankProgram | None = None
     no_files: tuple[str, ...] = ()  # of py-spy and that file: where a directory or device stands

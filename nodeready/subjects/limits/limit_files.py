@@ -60,7 +60,7 @@ class PamLimits:
     entries: tuple[LimitEntry, ...] = ()  # in the order in which pam_limits applies them
     # (domain, line) of the lines that exempt a user or group from all limits
     exempt: tuple[tuple[str, str], ...] = ()
-    # name of the last foreign file with one of ITEMS that a file of ours can follow, or ""
+    # name of the last foreign file with one of ITEMS that nodeready's can follow, or ""
     last: str = ""
 
     def effective(self, domain: str, kind: str, item: str) -> LimitEntry | None:
@@ -329,7 +329,7 @@ class Unit:
     path: str  # its unit file
     # item -> the limit that the unit's files set; without items that no file sets
     limits: Mapping[str, UnitLimit] = field(default_factory=dict)
-    # name of the last foreign file with one of ITEMS that a file of ours can follow, or ""
+    # name of the last foreign file with one of ITEMS that nodeready's can follow, or ""
     last: str = ""
 
 

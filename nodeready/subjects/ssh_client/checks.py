@@ -394,8 +394,8 @@ def options(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
         return options.na("ssh is not installed")
     if trouble_of(observed) is not None:
         return options.na("ssh does not run: see ssh_client.installed")
-    wanted = _STRICT_SETTING[policy.ssh_client_mode]
-    check = options.expecting(f"{wanted} for {' '.join(policy.ssh_client_hosts)}")
+    hosts = " ".join(policy.ssh_client_hosts)
+    check = options.expecting(f"{_STRICT_SETTING[policy.ssh_client_mode]} for {hosts}")
     if policy.ssh_client_mode == "known_hosts" and not expected_lines(policy, fleet):
         # Without keys, "yes" would refuse every node.
         return options.na("no host keys were gathered")
