@@ -120,11 +120,8 @@ OLDEST = (3, 9)
 #: Package manager -> the package of a newer Python beside the distribution's own: in RHEL 8 (3.6),
 #: in Ubuntu 20.04 (3.8), in SLES 15 (3.6).
 PACKAGES = {
-    "apt-get": "python3.9",
-    "zypper": "python311",
-    "dnf": "python3.11",
-    "yum": "python3.11",
-}
+    "apt-get": "python3.9", "zypper": "python311", "dnf": "python3.11", "yum": "python3.11",
+}  # fmt: skip
 
 #: Version -> the magic number of its compiled code, which a release never changes
 #: (Lib/importlib/_bootstrap_external.py of CPython).

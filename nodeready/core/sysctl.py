@@ -38,12 +38,9 @@ from nodeready.core.result import Check, Result
 
 #: Highest priority first (sysctl.d(5); procps adds /usr/local/lib).
 DIRECTORIES = (
-    "/etc/sysctl.d",
-    "/run/sysctl.d",
-    "/usr/local/lib/sysctl.d",
-    "/usr/lib/sysctl.d",
+    "/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d",
     "/lib/sysctl.d",
-)
+)  # fmt: skip
 SYSCTL_CONF = "/etc/sysctl.conf"
 UFW = "/etc/ufw/sysctl.conf"
 _UFW_CONF = "/etc/ufw/ufw.conf"

@@ -532,11 +532,9 @@ def _judge_values(job: _Job) -> None:
         facts = row.facts
         active = any(port.state == "active" for port in facts.hca_ports)
         versions = {
-            "nccl": nccl,
-            "torch": _version(facts.torch),
-            "cuda": _cuda(facts.torch),
+            "nccl": nccl, "torch": _version(facts.torch), "cuda": _cuda(facts.torch),
             "driver": _version(facts.driver),
-        }
+        }  # fmt: skip
         judged = set[str]()
         for bad in BAD_VALUES:
             value = row.variables.get(bad.variable) if bad.variable else ""

@@ -229,8 +229,7 @@ SUBJECT = Subject(
     "core_dumps", __doc__, checks=(pattern, sysctl_conf, directory, retention, rewriters, size),
     probe=PROBE,
     files=(
-        "/etc/sysctl.d/*nodeready*.conf",
-        "/etc/tmpfiles.d/*nodeready*.conf",
+        "/etc/sysctl.d/*nodeready*.conf", "/etc/tmpfiles.d/*nodeready*.conf",
         "/etc/systemd/coredump.conf.d/*nodeready*.conf",
     ),
     kinds=FactKinds(volatile="where number last_name", elements={"coredump": ""}),

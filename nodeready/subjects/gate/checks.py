@@ -261,17 +261,13 @@ def drain(observed: Gate, policy: Policy) -> Result:
 
 
 SUBJECT = Subject(
-    "gate",
-    __doc__,
+    "gate", __doc__,
     checks=(leftover, python, bundle, policy, timer, slurm_scripts, slurm_conf, verdict, drain),
     probe=facts.PROBE,
     # Without the bundle, which is no text.
     files=(
-        "/etc/systemd/system/nodeready.*",
-        "/etc/cron.d/nodeready",
-        "/etc/nodeready/policy.json",
-        "/usr/local/lib/nodeready/record",
-        "/usr/local/lib/nodeready/slurm-*",
+        "/etc/systemd/system/nodeready.*", "/etc/cron.d/nodeready", "/etc/nodeready/policy.json",
+        "/usr/local/lib/nodeready/record", "/usr/local/lib/nodeready/slurm-*",
     ),
     # The control machine judges whether the node's own check is installed rightly.
     judged_on_node=False,
@@ -282,4 +278,4 @@ SUBJECT = Subject(
         unique="digests",
         elements={"digests": ""},
     ),
-)
+)  # fmt: skip

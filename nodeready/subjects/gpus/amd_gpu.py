@@ -263,29 +263,23 @@ def _sensor(reader: Reader, kind: str, old: str) -> tuple[int | None, int | None
 _AMD_SMI: Mapping[str, tuple[Any, ...]] = {
     "pcie_width": (amd_json.lanes, "pcie/width", "pcie/current_lanes", "pcie/pcie_lanes"),
     "pcie_generation": (
-        amd_json.generation,
-        "pcie/speed",
-        "pcie/current_speed",
-        "pcie/pcie_speed",
+        amd_json.generation, "pcie/speed", "pcie/current_speed", "pcie/pcie_speed",
     ),
     "model": (amd_json.parse_name, "asic/market_name"),
     "vbios": (
-        *(amd_json.parse_name, "vbios/part_number", "vbios/version"),
-        *("ifwi/part_number", "ifwi/version"),
+        amd_json.parse_name, "vbios/part_number", "vbios/version", "ifwi/part_number",
+        "ifwi/version",
     ),
     "memory_total_mb": (amd_json.megabytes, "mem_usage/total_vram", "mem_usage/vram", "vram/size"),
     "memory_used_mb": (amd_json.megabytes, "mem_usage/used_vram"),
-}
+}  # fmt: skip
 #: Likewise, of those that are read after the errors of memory.
 _AMD_SMI_MAXIMA: Mapping[str, tuple[Any, ...]] = {
     "pcie_generation_max": (amd_json.generation, "bus/max_pcie_speed", "bus/pcie_speed"),
     "pcie_width_max": (
-        amd_json.lanes,
-        "bus/max_pcie_width",
-        "bus/max_pcie_lanes",
-        "bus/pcie_lanes",
+        amd_json.lanes, "bus/max_pcie_width", "bus/max_pcie_lanes", "bus/pcie_lanes",
     ),
-}
+}  # fmt: skip
 _POWER_LIMITS = ("limit/socket_power", "limit/current_power", "limit/power")
 
 

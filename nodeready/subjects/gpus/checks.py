@@ -25,11 +25,9 @@ _COST = loses_job(
 )
 #: The action of a fault -> the first rung of the ladder.
 _RUNGS = {
-    xids.ISOLATE: "replace",
-    xids.REBOOT: "reboot",
-    xids.RESET: "reset_gpu",
+    xids.ISOLATE: "replace", xids.REBOOT: "reboot", xids.RESET: "reset_gpu",
     xids.MONITOR: "monitor",
-}
+}  # fmt: skip
 
 
 def _describe(fault: KernelFault) -> str:

@@ -283,10 +283,7 @@ _SPARELESS = [
 #: -> the fault, or "". NVML's constants name the conditions.
 _HEALTH: Mapping[str, Mapping[str, str]] = {
     "summary": {
-        "healthy": "",
-        "unhealthy": "unhealthy",
-        "degraded": "degraded",
-        "limited capacity": "limited capacity",
+        "healthy": "", **{word: word for word in ("unhealthy", "degraded", "limited capacity")}
     },
     "bandwidth": {"full": "", "degraded": "bandwidth degraded"},
     "route_unhealthy": {"false": "", "true": "route unhealthy"},
@@ -295,7 +292,7 @@ _HEALTH: Mapping[str, Mapping[str, str]] = {
     "incorrect_configuration": {"none": ""},
     "partition_assigned": {"true": "", "false": "no partition assigned"},
     "gfm_state": {"connected": "", "disconnected": "global fabric manager disconnected"},
-}
+}  # fmt: skip
 
 
 def _faults(gpu: Element) -> tuple[str, ...]:

@@ -121,16 +121,11 @@ BEGINNINGS = {
     "sxid": ("nvidia-nvswitch",),
     # Older kernels print some messages of amdgpu and amdkfd without the driver's name.
     "amdgpu": (
-        "amdgpu",
-        "[drm",
-        "kfd kfd: ",
-        "qcm fence wait",
-        "The cp might be in an unrecov",
-        "last message was failed ret",
-        "failed to send message ",
+        "amdgpu", "[drm", "kfd kfd: ", "qcm fence wait", "The cp might be in an unrecov",
+        "last message was failed ret", "failed to send message ",
     ),
     "pcie": ("pcieport ", "nvidia ", "amdgpu "),
-}
+}  # fmt: skip
 
 
 def find_rule(text: str) -> LogRule | None:

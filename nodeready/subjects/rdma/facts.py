@@ -24,11 +24,9 @@ from nodeready.core.result import ALONE, Counters, FleetFacts
 #: Error counter of a link -> its maximum: the counters have 16, 8 or 4 bits and stay at their
 #: maximum (sysfs.c, PORT_PMA_ATTR).
 PMA_COUNTERS = {
-    "symbol_error": 65535,
-    "link_downed": 255,
-    "local_link_integrity_errors": 15,
+    "symbol_error": 65535, "link_downed": 255, "local_link_integrity_errors": 15,
     "excessive_buffer_overrun_errors": 15,
-}
+}  # fmt: skip
 
 #: Error counters in hw_counters, where a driver has them: 64 bits, never full.
 HW_COUNTERS = ("rnr_nak_retry_err",)
