@@ -245,16 +245,20 @@ def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
 
 
 def cached_last(make: Callable[..., T]) -> Callable[..., T]:
-    """Cache the function's last result: the checks of a node, or the nodes of a run, pass the same
-    arguments. They are compared by identity: hashing a large fleet's takes milliseconds per node.
+    """Cache the last results: the checks of a node, or the nodes of a run, pass the same, or
+    those of a handful of groups. They are compared by identity: hashing a large fleet's takes
+    milliseconds per node.
     """
     last: list[tuple[tuple[Any, ...], T]] = []
 
     @wraps(make)
     def cached(*arguments: Any) -> T:
-        if not last or not all(map(is_, last[0][0], arguments)):
-            last[:] = [(arguments, make(*arguments))]
-        return last[0][1]
+        for known_arguments, result in last:
+            if all(map(is_, known_arguments, arguments)):
+                return result
+        last[7:], result = [], make(*arguments)
+        last.insert(0, (arguments, result))
+        return result
 
     return cached
 

@@ -225,9 +225,7 @@ def _checks(value: Any) -> tuple[SiteCheck, ...]:
 
 
 SITE_CHECKS = SettingKind(
-    _checks,
-    "tables as in a file of `checks.d`",
-    lambda checks: [check.table() for check in checks],
+    _checks, "tables as in a file of `checks.d`", lambda checks: [*map(SiteCheck.table, checks)]
 )
 
 
@@ -514,10 +512,10 @@ def check_settings(
                 rule = str(error)
                 rule = rule if len(rule) <= _MAX_REASON else f"{rule[: _MAX_REASON - 3]}..."
                 problems.append(f"{source}: {key} = {value_text(value)}: {rule}")
-        elif isinstance(key, str) and not key.startswith("_") and key not in foreign:
-            hint = _misspelt(key)
-            if hint:
-                problems.append(f"{source}: unknown setting {key_text(key)}: {hint}")
+        elif not isinstance(key, str) or key.startswith("_") or key in foreign:
+            continue
+        elif hint := _misspelt(key):
+            problems.append(f"{source}: unknown setting {key_text(key)}: {hint}")
     if problems:
         raise PolicyError(problems)
     return settings

@@ -404,15 +404,11 @@ def _waiver(check: str, declared: Any) -> Waiver:
         # Imported late, as above.
         from datetime import date
 
-        until = values["until"]
+        is_date = re.fullmatch(r"\d{4}-\d\d-\d\d", values["until"], re.ASCII)
         try:
-            is_day = re.fullmatch(r"\d{4}-\d\d-\d\d", until, re.ASCII) and date.fromisoformat(
-                until
-            )
+            date.fromisoformat(values["until"] if is_date else "")
         except ValueError:
-            is_day = None
-        if not is_day:
-            raise Invalid(f"{check!r}: until must be a day, YYYY-MM-DD")
+            raise Invalid(f"{check!r}: until must be a day, YYYY-MM-DD") from None
     if "nodes" in values and not values["nodes"].strip():
         raise Invalid(f"{check!r}: nodes names no node")
     return Waiver(check, **values)

@@ -23,15 +23,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
-from nodeready.core.base import (
-    Line,
-    Output,
-    Section,
-    by_path,
-    file_lines,
-    files_by_name,
-    kernel_arguments,
-)
+from nodeready.core import base
 from nodeready.core.own_files import beatable
 from nodeready.core.policy import Policy
 from nodeready.core.result import Check, Result
@@ -107,7 +99,7 @@ def _script(policy: Policy) -> str:
     """
 
 
-SECTION = Section("sysctl", _script)
+SECTION = base.Section("sysctl", _script)
 
 
 @dataclass(frozen=True)
@@ -155,7 +147,7 @@ class SysctlOption(NamedTuple):
     """What the files say of one key or glob: its value (None: excluded), and the line."""
 
     value: str | None
-    line: Line
+    line: base.Line
 
 
 @dataclass(frozen=True)
@@ -163,7 +155,7 @@ class SysctlFiles:
     """The sysctl files of a node."""
 
     order: tuple[str, ...]  # the files in the order in which the boot applies them
-    lines: Mapping[str, tuple[Line, ...]]  # file -> its lines
+    lines: Mapping[str, tuple[base.Line, ...]]  # file -> its lines
     options: Mapping[str, SysctlOption]  # path below /proc/sys -> what the boot makes of all files
     manual: Mapping[str, SysctlOption]  # the same for `sysctl --system`: /etc/sysctl.conf last
     # path below /proc/sys -> the files that set or exclude this very key, in order
@@ -198,7 +190,7 @@ def _matches(path: str, pattern: str) -> bool:
     return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
 
-def _options(lines: Iterable[Line]) -> dict[str, SysctlOption]:
+def _options(lines: Iterable[base.Line]) -> dict[str, SysctlOption]:
     """What systemd-sysctl makes of these lines, in its order (parse_line of its sysctl.c).
 
     A key that is set again moves to the end, unless it gets the value that it has.
@@ -218,7 +210,7 @@ def _options(lines: Iterable[Line]) -> dict[str, SysctlOption]:
     return options
 
 
-def _commands(lines: Iterable[Line]) -> dict[str, SysctlOption]:
+def _commands(lines: Iterable[base.Line]) -> dict[str, SysctlOption]:
     options = {}
     for line in lines:
         if match := _SYSCTL_COMMAND.match(line.text) or _ECHO_COMMAND.match(line.text):
@@ -238,7 +230,7 @@ def _setting(options: Mapping[str, SysctlOption], path: str) -> Setting | None:
     return Setting(setting.value, setting.line.source)
 
 
-def section(lines: Iterable[Line], name: str) -> list[Line]:
+def section(lines: Iterable[base.Line], name: str) -> list[base.Line]:
     """The lines of one section of an ini file."""
     section_lines, inside = [], ""
     for line in lines:
@@ -250,7 +242,7 @@ def section(lines: Iterable[Line], name: str) -> list[Line]:
     return section_lines
 
 
-def _is_on(lines: Iterable[Line], name: str, default: bool) -> bool:
+def _is_on(lines: Iterable[base.Line], name: str, default: bool) -> bool:
     """Whether a ``NAME = yes`` of these lines switches something on."""
     for line in lines:
         key, _, value = line.text.partition("=")
@@ -260,7 +252,7 @@ def _is_on(lines: Iterable[Line], name: str, default: bool) -> bool:
 
 
 @lru_cache(maxsize=64)
-def parse(output: Output) -> SysctlFiles:
+def parse(output: base.Output) -> SysctlFiles:
     """The sysctl files of a node from the section's output. Raises ProbeError.
 
     One object for all subjects, and for all nodes whose files are alike: a fleet's are.
@@ -268,7 +260,7 @@ def parse(output: Output) -> SysctlFiles:
     text = output.require()
     paths = output.all("file")
     values = output.values()
-    lines = {path: tuple(rows) for path, rows in by_path(file_lines(text)).items()}
+    lines = {path: tuple(rows) for path, rows in base.by_path(base.file_lines(text)).items()}
     systemd = "reader=systemd" in text.splitlines()
     profiles = [path for path in output.all("tuned") if path in lines]
     reapply = _is_on(lines.get(_TUNED_CONF, ()), "reapply_sysctl", True)
@@ -279,7 +271,7 @@ def parse(output: Output) -> SysctlFiles:
         for line in section(lines[path], "sysctl")
     )
     # Unmasked files, in the order in which they are applied.
-    order = list(files_by_name(DIRECTORIES, paths).values())
+    order = list(base.files_by_name(DIRECTORIES, paths).values())
     manual = [*order, SYSCTL_CONF] if SYSCTL_CONF in paths else order
     # tuned reads /etc/sysctl.conf last of all, as procps does.
     boot_order = order if systemd and not (tuned and reapply) else manual
@@ -303,7 +295,7 @@ def parse(output: Output) -> SysctlFiles:
         # Each dot is a slash (fs/proc/proc_sysctl.c).
         {
             match[1].replace(".", "/"): match[2].strip('"')
-            for token in kernel_arguments(values.get("cmdline", ""))
+            for token in base.kernel_arguments(values.get("cmdline", ""))
             if (match := re.fullmatch(r"sysctl[./]([^=]*)=(.*)", token.strip('"'), re.S))
         },
     )

@@ -22,20 +22,11 @@ from typing import NamedTuple, TypeVar
 
 from nodeready.core.base import grouped
 from nodeready.core.text import counted, sanitise
-from nodeready.subjects.environment_table import (
-    ANY,
-    BAD_VALUES,
-    JOB,
-    RULES,
-    BadValue,
-    EnvironmentFacts,
-    JobRule,
-    NodeInterface,
-    Rendezvous,
-)
+from nodeready.subjects import environment_table
+from nodeready.subjects.environment_table import JOB, EnvironmentFacts, JobRule, NodeInterface
 
 _T = TypeVar("_T")
-_RULE = {rule.name: rule for rule in RULES}
+_RULE = {rule.name: rule for rule in environment_table.RULES}
 _UNKNOWN_FACTS = EnvironmentFacts("not known")
 #: Variables that must be equal on all ranks: a difference alone keeps a job from working. Each
 #: rank chooses by them how it communicates.
@@ -151,7 +142,7 @@ class _Job:
 
     def add(
         self,
-        rule: str | BadValue,
+        rule: str | environment_table.BadValue,
         row: _RankRow,
         variable: str,
         value: str | None = None,
@@ -380,7 +371,7 @@ def _judge_ucx(job: _Job) -> None:
 # --- The rendezvous.
 
 
-def _rendezvous(row: _RankRow) -> Rendezvous | None:
+def _rendezvous(row: _RankRow) -> environment_table.Rendezvous | None:
     key = row.variables.get("MASTER_ADDR", ""), row.variables.get("MASTER_PORT", "")
     listed = row.facts.rendezvous
     return next((entry for entry in listed if (entry.address, entry.port) == key), None)
@@ -536,7 +527,7 @@ def _judge_values(job: _Job) -> None:
             "driver": _version(facts.driver),
         }  # fmt: skip
         judged = set[str]()
-        for bad in BAD_VALUES:
+        for bad in environment_table.BAD_VALUES:
             value = row.variables.get(bad.variable) if bad.variable else ""
             name, _, avoiding = bad.unless.partition("=")
             if (
@@ -552,9 +543,9 @@ def _judge_values(job: _Job) -> None:
             # The first that applies is the gravest.
             judged |= {bad.variable} - {""}
             shown = value or ".".join(map(str, nccl))
-            if bad.driver != ANY:
+            if bad.driver != environment_table.ANY:
                 shown = f"driver {facts.driver}"
-            elif bad.torch != ANY:
+            elif bad.torch != environment_table.ANY:
                 shown = f"PyTorch {facts.torch}"
             job.add(bad, row, bad.variable, shown)
 

@@ -16,18 +16,8 @@ from nodeready.core.base import Output, Probe, ProbeError, Section
 from nodeready.core.policy import Policy
 from nodeready.core.shell import OLDEST, PYTHONS, parse_pythons
 from nodeready.core.shell import SCRIPT as PYTHONS_SCRIPT
-from nodeready.subjects.access import (
-    ACCESS,
-    COMPANIONS,
-    EXECUTE,
-    FOLDERS,
-    PACKAGED,
-    SCRIPT_BYTES,
-    Access,
-    UnusableProgram,
-    parse_access,
-    unusable_program,
-)
+from nodeready.subjects import access
+from nodeready.subjects.access import Access, UnusableProgram
 
 # --- /usr/local/bin/nodeready-run: `nodeready run` as one file that needs only a node's Python.
 
@@ -305,14 +295,16 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
         linked="link" in values,
         noexec="noexec" in values,
         exposed=tuple(dict.fromkeys(exposed)),
-        closed=tuple(dict.fromkeys(path for _, _, mode, path in rows[:-1] if not mode & EXECUTE)),
+        closed=tuple(
+            dict.fromkeys(path for _, _, mode, path in rows[:-1] if not mode & access.EXECUTE)
+        ),
         registered=tuple(name for name in policy.packages if name in output.all("registered")),
         broken=tuple(
             BrokenProgram(match[1], match[2], match[3])
             for match in filter(None, map(_BROKEN.fullmatch, output.all("broken")))
             if match[1] in policy.packages
         ),
-        access=parse_access(outputs),
+        access=access.parse_access(outputs),
         python=python.name,
         old_python=python.old,
         run=run,
@@ -329,8 +321,8 @@ def unusable(observed: DebugTools, policy: Policy) -> Iterator[tuple[str, Unusab
         if name in observed.missing:
             continue
         reported = set[str]()
-        for program in (name, *COMPANIONS.get(name, ())):
-            problem = unusable_program(observed.access, program)
+        for program in (name, *access.COMPANIONS.get(name, ())):
+            problem = access.unusable_program(observed.access, program)
             problem = problem or _missing_companion(observed, name, program)
             if problem is not None:
                 reported.add(problem.path)
@@ -349,7 +341,7 @@ def _missing_companion(observed: DebugTools, package: str, program: str) -> Unus
     script = next(iter(observed.access.programs(package)), "")
     inode = observed.access.inodes.get(script)
     is_debians = package in observed.registered and script == f"/usr/bin/{package}"
-    if not is_debians or inode is None or inode.size_bytes >= SCRIPT_BYTES:
+    if not is_debians or inode is None or inode.size_bytes >= access.SCRIPT_BYTES:
         return None
     return UnusableProgram(f"/usr/bin/{program}", f"/usr/bin/{program} is gone", "reinstall")
 
@@ -357,9 +349,9 @@ def _missing_companion(observed: DebugTools, package: str, program: str) -> Unus
 def _repair(broken: BrokenProgram) -> str:
     """The repair of a program that no user can run; "": a file in /usr/local has no package."""
     folder, _, name = broken.path.rpartition("/")
-    if broken.how == "mode" and folder in FOLDERS and name == broken.package:
+    if broken.how == "mode" and folder in access.FOLDERS and name == broken.package:
         return "chmod"
-    return "reinstall" if folder in PACKAGED else ""
+    return "reinstall" if folder in access.PACKAGED else ""
 
 
 #: Numbers of groups below this are the distribution's (login.defs(5), GID_MIN).
@@ -373,4 +365,4 @@ def _rights(row: str) -> tuple[int, int, int, str]:
     return int(match[1]), int(match[2]), int(match[3], 8), match[4]
 
 
-PROBE = Probe("debug_tools", (Section("debug_tools", _script), ACCESS), parse)
+PROBE = Probe("debug_tools", (Section("debug_tools", _script), access.ACCESS), parse)

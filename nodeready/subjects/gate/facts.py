@@ -8,16 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
-from nodeready.core.base import (
-    Line,
-    Output,
-    Probe,
-    ProbeError,
-    Section,
-    by_path,
-    file_lines,
-    number,
-)
+from nodeready.core import base
 from nodeready.core.policy import Policy
 from nodeready.core.shell import SCRIPT as PYTHONS_SCRIPT
 from nodeready.core.shell import parse_pythons
@@ -177,9 +168,9 @@ class Gate:
     held: str = ""  # why the gate did not drain the node though it is not ready, or ""
 
 
-def _slurm_conf(path: str, lines: Iterable[Line]) -> SlurmConf:
+def _slurm_conf(path: str, lines: Iterable[base.Line]) -> SlurmConf:
     """The values of slurm.conf and its included files; keys in any case, the last line counts."""
-    by_file = by_path(lines)
+    by_file = base.by_path(lines)
     settings: dict[str, list[tuple[str, str]]] = {}
     todo, done = [path], set[str]()
     while todo:
@@ -206,7 +197,7 @@ def _slurm_conf(path: str, lines: Iterable[Line]) -> SlurmConf:
     )
 
 
-def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
+def parse(outputs: Mapping[str, base.Output], policy: Policy) -> Gate:
     """The observation. Raises ProbeError for a time that is no number."""
     output = outputs["gate"]
     text, values = output.require(), output.values()
@@ -222,13 +213,13 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
     for row in output.all("file"):
         time, _, remaining = row.partition(" ")
         rights, _, path = remaining.partition(" /")
-        written[f"/{path}"] = number(time, "a file's time")
+        written[f"/{path}"] = base.number(time, "a file's time")
         # Only the owner may write, and the owner is root.
         if f"/{path}" in ROOTS and not re.fullmatch("0 [0-7]*[0145][0145]", rights):
             exposed.append(f"/{path}")
-    now_s = number(values["now"], "the time") if "now" in values else 0
+    now_s = base.number(values["now"], "the time") if "now" in values else 0
     if policy.gate and not now_s:
-        raise ProbeError("date +%s printed no time", text)
+        raise base.ProbeError("date +%s printed no time", text)
     conf = values.get("slurm", "")
     hold = Hold.parse(values.get("held", ""))
     # The note of agent/gate/main.py.
@@ -240,7 +231,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
         systemd="systemd" in values,
         cron="cron" in values,
         slurm="slurmd" in values or bool(conf),
-        slurm_conf=_slurm_conf(conf, file_lines(text)) if conf else None,
+        slurm_conf=_slurm_conf(conf, base.file_lines(text)) if conf else None,
         python=python,
         old=old,
         magic=magic,
@@ -252,4 +243,4 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
     )
 
 
-PROBE = Probe("gate", (Section("gate", _script),), parse)
+PROBE = base.Probe("gate", (base.Section("gate", _script),), parse)

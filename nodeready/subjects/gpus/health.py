@@ -5,18 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from nodeready.core import severity
 from nodeready.core.policy import Policy
 from nodeready.core.result import Result, check, join_names
-from nodeready.core.severity import (
-    AMDGPU_RAS,
-    FABRIC,
-    GUIDELINES,
-    MEMORY_ERRORS,
-    RETIREMENT,
-    VALIDATION,
-    loses_job,
-    slows_job,
-)
+from nodeready.core.severity import GUIDELINES, MEMORY_ERRORS, loses_job, slows_job
 from nodeready.subjects.gpus.findings import (
     FaultSign,
     distinct_values,
@@ -121,8 +113,8 @@ _PAGE_SIGNS = (
 )
 
 
-@check("gpus.retired_pages", loses_job("reset_gpu", "reboot", "replace", source=RETIREMENT),
-       expects="none pending", fix=(_RESET, _REPLACE))  # fmt: skip
+@check("gpus.retired_pages", expects="none pending", fix=(_RESET, _REPLACE),
+       cost=loses_job("reset_gpu", "reboot", "replace", source=severity.RETIREMENT))  # fmt: skip
 def retired_pages(observed: Gpus, policy: Policy) -> Result:
     """No page of memory waits to be retired by a reset (boards before Ampere).
 
@@ -499,7 +491,8 @@ def _bridge_problem(observed: Gpus, gpu: Gpu) -> str:
 _BRIDGES = "look at the bridges"
 
 
-@check("gpus.nvlink", slows_job("reset_gpu", "reboot", "reseat", "replace", source=VALIDATION),
+@check("gpus.nvlink",
+       slows_job("reset_gpu", "reboot", "reseat", "replace", source=severity.VALIDATION),
        expects="all links active at one speed", fix=(
     "reset the GPUs; then reseat the board or the bridge; see dmesg for amdgpu",
     _BRIDGES,
@@ -584,7 +577,7 @@ def _gpus_outside_fabric(observed: Gpus) -> list[tuple[Gpu, str]]:
 
 
 @check("gpus.fabric_manager",
-       loses_job("restart_service", "reset_gpu", "reboot", "replace", source=FABRIC),
+       loses_job("restart_service", "reset_gpu", "reboot", "replace", source=severity.FABRIC),
        expects="running, and each GPU registered", fix=(_START, _HEAL))  # fmt: skip
 def fabric_manager(observed: Gpus, policy: Policy) -> Result:
     """The fabric manager runs where NVSwitches are, and each GPU has joined a healthy fabric.
@@ -629,7 +622,7 @@ _RESET_LINKS = "drain, reset the GPUs; open a case with the vendor if they come 
 _XGMI_SIGNS = (FaultSign("xgmi_errors", "{} XGMI errors", _RESET_LINKS),)
 
 
-@check("gpus.xgmi_errors", loses_job("reset_gpu", "reboot", "replace", source=AMDGPU_RAS),
+@check("gpus.xgmi_errors", loses_job("reset_gpu", "reboot", "replace", source=severity.AMDGPU_RAS),
        expects="0 errors", fix=_RESET_LINKS)  # fmt: skip
 def xgmi_errors(observed: Gpus, policy: Policy) -> Result:
     """No error on the links between AMD's GPUs (XGMI) since the driver was loaded.

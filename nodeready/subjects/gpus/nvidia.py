@@ -14,16 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from nodeready.core.base import Output, Section
 from nodeready.core.parsed_template import ParsedTemplate, TemplateCache, fast_replace
+from nodeready.subjects.gpus import nvidia_gpu
 from nodeready.subjects.gpus.gpu import Gpu, GpuLink, GpuProcess, Tool
-from nodeready.subjects.gpus.nvidia_gpu import (
-    ANY_DRIVER,
-    Element,
-    number,
-    own_elements,
-    parse_gpu,
-    parse_processes,
-    tree,
-)
+from nodeready.subjects.gpus.nvidia_gpu import Element, number, own_elements, parse_gpu, tree
 
 if TYPE_CHECKING:
     from xml.etree import ElementTree
@@ -157,7 +150,7 @@ def _head(root: ElementTree.Element) -> _Head:
     cuda = log.read("cuda_version", _version, "cuda_version", "cuda_umd_version")
     major = number((driver or "").partition(".")[0])
     attached_count = log.number(
-        "attached_gpus", "attached_gpus", since=ANY_DRIVER, among=range(_MAX_GPUS + 1)
+        "attached_gpus", "attached_gpus", since=nvidia_gpu.ANY_DRIVER, among=range(_MAX_GPUS + 1)
     )
     unread = log.unread.get("driver") or log.unread.get("attached_gpus") or ""
     return _Head(driver, cuda, major, attached_count, unread)
@@ -288,7 +281,7 @@ def _parse_block(index: int, major: int | None, text: str) -> Gpu | None:
         if match is None or text.count("<process_info>") != match[0].count("<process_info>"):
             raise ElementTree.ParseError
         gpu_element = Element(ElementTree.fromstring(f"<gpu>{match[0]}</gpu>"))
-        processes = tuple(parse_processes(gpu_element))
+        processes = tuple(nvidia_gpu.parse_processes(gpu_element))
         if gpu_element.unread:
             raise ElementTree.ParseError
         text = f"{text[: match.start()]}{_NO_PROCESSES}{text[match.end() :]}"

@@ -9,17 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from nodeready.core import sysctl
-from nodeready.core.base import (
-    Line,
-    Output,
-    Probe,
-    ProbeError,
-    Section,
-    by_path,
-    file_lines,
-    kernel_arguments,
-)
+from nodeready.core import base, sysctl
 from nodeready.core.policy import Policy
 from nodeready.core.result import ALONE, FleetFacts
 from nodeready.subjects.gpus import kernel_log
@@ -286,8 +276,8 @@ def _slow_script(policy: Policy) -> str:
     return "\n".join(parts)
 
 
-SECTION = Section("host", _script)
-SLOW = Section(
+SECTION = base.Section("host", _script)
+SLOW = base.Section(
     "host_slow", _slow_script, timeout_s=14, cap_bytes=1048576, parallel=True, quick=True
 )
 
@@ -372,7 +362,7 @@ class _FileTexts:
     """Path -> the first line of that file, as the section printed it; "" for a missing file."""
 
     def __init__(self, text: str) -> None:
-        self.lines = defaultdict[str, list[Line]](list, by_path(file_lines(text)))
+        self.lines = defaultdict[str, list[base.Line]](list, base.by_path(base.file_lines(text)))
 
     def __getitem__(self, path: str) -> str:
         return self.lines[path][0].text.strip() if self.lines[path] else ""
@@ -387,14 +377,14 @@ class _FileTexts:
         return {name: value.strip().strip("\"'") for name, _, value in rows}
 
 
-def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
+def parse(outputs: Mapping[str, base.Output], policy: Policy) -> Host:
     """The observation. Raises ProbeError when no file of /proc could be read."""
     output = outputs["host"]
     text = output.require()
     values, files = output.values(), _FileTexts(text)
     if not files[f"{_SYS}/kernel/osrelease"] and not files["/proc/meminfo"]:
-        raise ProbeError("nothing of /proc could be read", text)
-    slow = outputs.get("host_slow", Output("", None))
+        raise base.ProbeError("nothing of /proc could be read", text)
+    slow = outputs.get("host_slow", base.Output("", None))
     mount_answers, process_table = mounts.answers(slow.text), mounts.parse_processes(slow.text)
     system = files.values("/etc/os-release", "=") or files.values("/usr/lib/os-release", "=")
     # KiB, or a number of huge pages.
@@ -414,7 +404,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
         mounts_unknown = "the look ended before it came to the mounts"
         try:
             slow.require()
-        except ProbeError as error:
+        except base.ProbeError as error:
             mounts_unknown = error.reason
     return Host(
         os_id=system.get("ID", ""),
@@ -465,7 +455,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
 NO_TABLE = f"{mounts.TABLE} could not be read"
 
 
-PROBE = Probe("host", (SECTION, SLOW, sysctl.SECTION, kernel_log.SECTION), parse)
+PROBE = base.Probe("host", (SECTION, SLOW, sysctl.SECTION, kernel_log.SECTION), parse)
 
 
 # --- What a host's peers should share with it, and the policy that the host would fit.
@@ -483,7 +473,7 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-|([0-9a-f]{2}[:-]){5}[0-9a-f]{2}", 
 
 def shared_cmdline(text: str) -> str:
     """The kernel's command line without the options of one machine alone."""
-    words = (word for word in kernel_arguments(text) if option(word) not in _MACHINE_OPTIONS)
+    words = (word for word in base.kernel_arguments(text) if option(word) not in _MACHINE_OPTIONS)
     return " ".join(word for word in words if not _UUID.search(word))
 
 

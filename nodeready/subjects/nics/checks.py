@@ -8,19 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from nodeready.core import result
 from nodeready.core.policy import Policy
-from nodeready.core.result import (
-    Check,
-    Counters,
-    FactKinds,
-    FleetFacts,
-    Result,
-    Subject,
-    by_value,
-    check,
-    join_first,
-    join_names,
-)
+from nodeready.core.result import FleetFacts, Result, by_value, check, join_first, join_names
 from nodeready.core.settings import rows
 from nodeready.core.severity import CABLES, Cost, drifts, loses_job, slows_job
 from nodeready.core.shell import quote
@@ -50,7 +40,9 @@ def _span_text(seconds: float) -> str:
     return f"in {seconds:.0f} seconds"
 
 
-def _growth(observed: Nics, fleet: FleetFacts, before: Counters, counter: str) -> dict[str, int]:
+def _growth(
+    observed: Nics, fleet: FleetFacts, before: result.Counters, counter: str
+) -> dict[str, int]:
     """Interface -> growth of its counter, for the interfaces whose counter grew.
 
     A counter below its earlier value was reset with its driver: its whole value is growth.
@@ -67,7 +59,7 @@ def _growth(observed: Nics, fleet: FleetFacts, before: Counters, counter: str) -
     return growths
 
 
-def _earlier(observed: Nics, fleet: FleetFacts, *counters: str) -> Counters | str:
+def _earlier(observed: Nics, fleet: FleetFacts, *counters: str) -> result.Counters | str:
     """The earlier audit that read one of these counters that is readable now, or why none did."""
     if (before := fleet.counters.get("nics")) is None:
         return "no earlier look to compare with"
@@ -230,7 +222,7 @@ def link(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
 
 
 def _judge_policy_values(
-    check: Check, observed: Nics, policy: Policy, column: str, attribute: str
+    check: result.Check, observed: Nics, policy: Policy, column: str, attribute: str
 ) -> Result | None:
     """Judge the policy's values in one column; None when all are right, or the policy has none."""
     unit = " Mbit/s" if column == "speed_mbps" else ""
@@ -381,7 +373,7 @@ def mtu(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     return mtu.na("the policy sets no MTU and there is no bond")
 
 
-def _policy_check(noun: str, attribute: str, cost: Cost, fix: str, meaning: str) -> Check:
+def _policy_check(noun: str, attribute: str, cost: Cost, fix: str, meaning: str) -> result.Check:
     """The check of a column that is only judged where the policy has values for it."""
 
     @check(f"nics.{noun}", cost, settings=("nics",), fix=fix, meaning=meaning)
@@ -462,13 +454,13 @@ _ELEMENTS = {
     "interfaces": "", "bonds": "", "bonds.slaves": "name", "routes": "destination interface",
     "kernel_log.faults": "kind text",
 }  # fmt: skip
-SUBJECT = Subject(
+SUBJECT = result.Subject(
     "nics", __doc__,
     checks=(
         expected, link, speed, duplex, mtu, driver, firmware, bond, flaps, errors, kernel_faults,
     ),
     probe=PROBE, compared=compared, derived=derived, learned=learned, counters=counters,
-    kinds=FactKinds(
+    kinds=result.FactKinds(
         # The peers of a run decide what the run derives; packets are dropped on healthy nodes.
         volatile="""
             before peers_via nccl_socket_ifname container_ends rx_dropped tx_dropped

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
+from nodeready.core import result
 from nodeready.core.base import grouped
 from nodeready.core.own_files import beatable
 from nodeready.core.policy import Policy
-from nodeready.core.result import (
-    Check,
-    FactKinds,
-    Result,
-    Subject,
-    check,
-    deploy,
-    join_first,
-    join_names,
-)
+from nodeready.core.result import Check, Result, check, deploy, join_first, join_names
 from nodeready.core.severity import LEMONS, loses_job
 from nodeready.core.shell import quote
 from nodeready.core.text import range_text
@@ -367,9 +359,9 @@ _CHECKS = (
     active.bandwidth, active.nvlink_errors, active.rdma_bandwidth,
 )  # fmt: skip
 
-SUBJECT = Subject(
+SUBJECT = result.Subject(
     "proof", "The session in which the proofs ran: whose it is, and its limits.", checks=_CHECKS,
-    kinds=FactKinds(
+    kinds=result.FactKinds(
         # The proofs act: their results are compared.
         volatile="""
             user limits attach control logins ssh shell login step tracers core resources peers

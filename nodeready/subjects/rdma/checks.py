@@ -8,18 +8,10 @@ from __future__ import annotations
 
 import re
 
+from nodeready.core import result
 from nodeready.core.base import cached_last
 from nodeready.core.policy import Policy
-from nodeready.core.result import (
-    FactKinds,
-    FleetFacts,
-    Result,
-    Subject,
-    by_value,
-    check,
-    join_first,
-    join_names,
-)
+from nodeready.core.result import Result, by_value, check, join_first, join_names
 from nodeready.core.settings import rows
 from nodeready.core.severity import LINK_ERRORS, drifts, loses_job, slows_job
 from nodeready.core.shell import quote
@@ -150,7 +142,7 @@ _CLEAR = "reset the counters with perfquery -R, then look"
 @check("rdma.errors", loses_job("monitor", "inspect", "reseat", "replace", source=LINK_ERRORS),
        settings=("rdma_ports",), fleet=("counters",), expects="no new errors",
        fix=(_CABLE, _CLEAR))  # fmt: skip
-def errors(observed: Rdma, policy: Policy, fleet: FleetFacts) -> Result:
+def errors(observed: Rdma, policy: Policy, fleet: result.FleetFacts) -> Result:
     """Since the last audit no link went down and no counter of fatal errors grew.
 
     A job ends when link_downed, local_link_integrity_errors, excessive_buffer_overrun_errors or
@@ -688,12 +680,12 @@ _ELEMENTS = {
     "devices": "", "devices.netdevs": "name", "devices.ports": "port",
     "devices.ports.gids": "index", "without": "pci_address",
 }  # fmt: skip
-SUBJECT = Subject(
+SUBJECT = result.Subject(
     "rdma", __doc__,
     checks=(expected, devices, state, rate, pcie, link_layer, firmware, gids, pkeys, errors),
     probe=facts.PROBE,
     compared=facts.compared, derived=facts.derived, learned=facts.learned, counters=facts.counters,
-    kinds=FactKinds(
+    kinds=result.FactKinds(
         volatile="before",
         counters="devices.ports.counters",
         hardware="""

@@ -9,17 +9,12 @@ from typing import NamedTuple
 
 from nodeready import knowledge
 from nodeready.core import own_files
+from nodeready.core.base import cached_last
 from nodeready.core.policy import Policy
 from nodeready.core.result import Check, FactKinds, FleetFacts, Result, Subject, check
 from nodeready.core.severity import drifts, loses_job
 from nodeready.core.shell import quote
-from nodeready.subjects.access import (
-    UNLOADED,
-    UnusableProgram,
-    chmod_mends,
-    closed_result,
-    unusable_program,
-)
+from nodeready.subjects import access
 from nodeready.subjects.ssh_client import config, facts
 from nodeready.subjects.ssh_client.facts import EffectiveOptions, SshClient
 
@@ -140,25 +135,16 @@ class FleetBlock(NamedTuple):
     digest: str  # as `block_digest` has it
 
 
-_blocks: list[tuple[tuple[str, ...], FleetBlock]] = []
-
-
+@cached_last
 def fleet_block(lines: tuple[str, ...]) -> FleetBlock:
     """The block of a fleet's lines, computed once for all nodes that share the tuple."""
-    for cached_lines, block in _blocks:
-        if cached_lines is lines:
-            return block
     inner = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
     keys: dict[str, set[str]] = {}
     for line in lines:
         names, _, key = line.partition(" ")
         for name in names.split(","):
             keys.setdefault(name, set()).add(key)
-    block = FleetBlock(inner, frozenset(lines), keys, facts.block_digest(inner))
-    _blocks.append((lines, block))
-    # A run has a handful of groups with different lines.
-    del _blocks[:-8]
-    return block
+    return FleetBlock(inner, frozenset(lines), keys, facts.block_digest(inner))
 
 
 def expected_lines(policy: Policy, fleet: FleetFacts) -> tuple[str, ...]:
@@ -188,7 +174,7 @@ def known_hosts(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Resul
     if result.status == "na" or (result.status == "fail" and not result.fixable):
         return result
     check = known_hosts.expecting(result.expected)
-    if closed := closed_result(check, observed.access, facts.KNOWN_HOSTS):
+    if closed := access.closed_result(check, observed.access, facts.KNOWN_HOSTS):
         return closed
     if result.status != "ok":
         return result
@@ -421,7 +407,7 @@ def _judge_effective(
         barrier = observed.access.barrier(path) if path in observed.config else None
         if barrier is None:
             continue
-        if path == config.DROPIN or chmod_mends(barrier, path):
+        if path == config.DROPIN or access.chmod_mends(barrier, path):
             return check.fixable(barrier.words, barrier.path)
         return check.fail(barrier.words, barrier.path, f"chmod a+r {quote(barrier.path)}")
     broken = next((answer for answer in observed.effective if answer.error), None)
@@ -597,14 +583,16 @@ def installed(observed: SshClient, policy: Policy) -> Result:
     return installed.ok()
 
 
-def trouble_of(observed: SshClient) -> UnusableProgram | None:
+def trouble_of(observed: SshClient) -> access.UnusableProgram | None:
     """Why users cannot start ssh; None: they can."""
-    if (trouble := unusable_program(observed.access, "ssh")) is not None:
+    if (trouble := access.unusable_program(observed.access, "ssh")) is not None:
         return trouble
     for answer in observed.effective:
-        _, mark, reason = answer.error.partition(UNLOADED)
+        _, mark, reason = answer.error.partition(access.UNLOADED)
         if mark:
-            return UnusableProgram(facts.SSH, f"{facts.SSH} does not start: {reason}", "reinstall")
+            return access.UnusableProgram(
+                facts.SSH, f"{facts.SSH} does not start: {reason}", "reinstall"
+            )
     return None
 
 

@@ -19,15 +19,8 @@ from nodeready.core.policy import Policy
 from nodeready.subjects.access import ACCESS, Access, parse_access
 from nodeready.subjects.nics import nic
 from nodeready.subjects.nics.nic import Address
-from nodeready.subjects.ssh_client.config import (
-    DROPIN,
-    DROPIN_FOLDERS,
-    MAIN,
-    VENDOR,
-    Files,
-    lines_of,
-    matches,
-)
+from nodeready.subjects.ssh_client import config
+from nodeready.subjects.ssh_client.config import Files
 
 # --- A node's names, addresses and host keys.
 
@@ -185,7 +178,7 @@ def parse_identity(output: Output, addresses: Iterable[Address]) -> NodeIdentity
 def known_as(names: str, host: str) -> bool:
     """Whether the names of a known_hosts line, plain or hashed, mean the host (sshd(8))."""
     if not names.startswith("|1|"):
-        return matches(names.lower().split(","), host)
+        return config.matches(names.lower().split(","), host)
     _, _, salt, digest = (*names.split("|"), "", "", "")[:4]
     try:
         expected = base64.b64decode(digest, validate=True)
@@ -210,7 +203,7 @@ NO_HOST = "nodeready"
 
 SSH = "/usr/bin/ssh"
 _DPKG = "/var/lib/dpkg/info"
-_DROPINS = tuple(f"{folder}/" for folder in DROPIN_FOLDERS)
+_DROPINS = tuple(f"{folder}/" for folder in config.DROPIN_FOLDERS)
 
 
 def samples(policy: Policy) -> tuple[str, ...]:
@@ -253,7 +246,7 @@ def _effective(policy: Policy) -> str:
             'setpriv: failed to execute'*) ;;
             'setpriv: '*)
                 nr_user=
-                nr_options ssh -GT -F {MAIN} -- "$2"
+                nr_options ssh -GT -F {config.MAIN} -- "$2"
                 ;;
             esac
         fi
@@ -369,12 +362,12 @@ def _conf(policy: Policy) -> str:
     """The shell text that prints the lines of ssh's files; with hosts in the policy, it keeps them
     in nr_conf.
     """
-    dropins = " ".join(f"{folder}/*.conf" for folder in DROPIN_FOLDERS)
+    dropins = " ".join(f"{folder}/*.conf" for folder in config.DROPIN_FOLDERS)
     root_file = '${nr_own:+"$nr_own"}'
     if not samples(policy):
         return f"nr_lines all {dropins} {root_file}"
     return (
-        f"nr_conf=$(grep -asHn '' {dropins} {MAIN} {VENDOR} {root_file} /dev/null)\n"
+        f"nr_conf=$(grep -asHn '' {dropins} {config.MAIN} {config.VENDOR} {root_file} /dev/null)\n"
         "printf '%s\\n' \"$nr_conf\""
     )
 
@@ -413,7 +406,7 @@ def _script(policy: Policy) -> str:
         sed '/^{begin}$/,/^{end}$/d' {KNOWN_HOSTS} | head -c {SENT_BYTES} | base64
         printf '\n@%s eof\n' "$NR"
     fi
-    nr_exact {MAIN} {VENDOR} {DROPIN}
+    nr_exact {config.MAIN} {config.VENDOR} {config.DROPIN}
     :
     """
 
@@ -525,10 +518,10 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
         if line.path == root or line.path.startswith(_DROPINS):
             lines.setdefault(line.path, []).append(line)
     root_file = lines.pop(root, [])
-    exact = (MAIN, VENDOR, DROPIN)
-    config = {path: files[path] for path in exact if path in files}
+    exact = (config.MAIN, config.VENDOR, config.DROPIN)
+    contents = {path: files[path] for path in exact if path in files}
     system = {path: tuple(file_lines_) for path, file_lines_ in lines.items()}
-    system.update({path: lines_of(path, data) for path, data in config.items()})
+    system.update({path: config.lines_of(path, data) for path, data in contents.items()})
     # The loader may print a message before it.
     version = re.search(r"^(?:version=)?OpenSSH_(\d{1,3})\.(\d{1,3})", head, re.M)
     return SshClient(
@@ -536,7 +529,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
         version=(int(version[1]), int(version[2])) if version else None,
         identity=parse_identity(top, nic.parse_section(outputs[nic.SECTION.name])[1]),
         known_hosts=_known_hosts(values, files),
-        config=config,
+        config=contents,
         files=system,
         root_lines=tuple(root_file),
         # The text above the first question differs by node.
