@@ -44,15 +44,13 @@ class Section:
     """One section of the snapshot: a shell text that only reads, with its limits."""
 
     name: str
-    # policy -> the POSIX sh text, which may call the helpers of nodeready/sh/probe.sh
-    script: Callable[[Policy], str]
+    script: Callable[[Policy], str]  # POSIX sh, which may call helpers of nodeready/sh/probe.sh
     timeout_s: int = 5  # seconds after which it is ended: a home directory or a mount can hang
     cap_bytes: int = 262144  # output beyond this is cut off on the node
     # the section starts a program that may be slow or hang for good (a vendor's tool, a mount): it
     # runs in parallel, and a program that cannot be ended is left behind
     parallel: bool = False
-    # a parallel section that is mostly fast: first tried at the end of the shared shell
-    quick: bool = False
+    quick: bool = False  # parallel, but mostly fast: first tried at the end of the shared shell
     # policy -> the shell text that calls nr_seek for the lines that the section reads from nr_hits
     seeks: Callable[[Policy], str] | None = None
     first: bool = False  # it runs first in the shared shell: later sections use its results

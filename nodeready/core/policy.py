@@ -51,8 +51,7 @@ class SiteCheck:
     json: str  # the way to a value in the JSON that was read (``a.b[0].c``); "": the text itself
     comparator: str  # one of COMPARATORS
     expected: Any  # the value that it compares with: a text, (low, high), or an exit status
-    # the status of a result that is not as it should be: ``fail`` or ``warn``
-    severity: str = "fail"
+    severity: str = "fail"  # of a result that is not as it should be: ``fail`` or ``warn``
     reason: str = ""  # why this must hold
     fix: str = ""  # what repairs it
     timeout_s: int = 5  # seconds for the command
@@ -521,9 +520,9 @@ def check_settings(
     return settings
 
 
-def make_policy(data: Mapping[str, Any], source: str = "policy") -> Policy:
+def make_policy(data: Mapping[str, Any]) -> Policy:
     """The Policy that ``data`` declares; missing settings have their default."""
-    return Policy(**check_settings(data, source))
+    return Policy(**check_settings(data, "policy"))
 
 
 def as_data(policy: Policy) -> dict[str, Any]:

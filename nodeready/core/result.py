@@ -35,18 +35,15 @@ class Counters:
     """
 
     seconds: float  # from the earlier snapshot to the present one
-    # counter -> its value then; the names are the subject's own ("mlx5_0/1.link_downed")
-    values: Mapping[str, int]
+    values: Mapping[str, int]  # the subject's counters ("mlx5_0/1.link_downed") -> their values
 
 
 @dataclass(frozen=True)
 class FleetFacts:
     """Facts about one node from other nodes and from earlier runs."""
 
-    # addresses that exactly one node of the run has; None: fewer than two were probed
-    addresses: tuple[str, ...] | None = None
-    # the expected lines of the node's block of host keys; None: not gathered
-    known_hosts: tuple[str, ...] | None = None
+    addresses: tuple[str, ...] | None = None  # of one node alone; None: fewer than two are probed
+    known_hosts: tuple[str, ...] | None = None  # lines expected in its block; None: not gathered
     host_key: str = ""  # the key of the node's sshd in this run, ``type base64``; "": unknown
     # (path, sha256) of every file of the node's gate; None: unknown, as on the node
     gate_files: tuple[tuple[str, str], ...] | None = None
@@ -144,11 +141,9 @@ class Result:
     check: Annotated[str, {"pattern": r"^[a-z0-9_]+\.[a-z0-9_]+$"}]
     status: Annotated[str, {"enum": STATUSES}]  # one of STATUSES
     expected: str = ""  # what the policy asks for, in words or as a value
-    # what was observed, live and at the next boot; for ``na`` and ``unknown`` the reason
-    actual: str = ""
+    actual: str = ""  # observed, live and at the next boot; for ``na`` and ``unknown`` the reason
     source: str = ""  # where the actual value comes from (``/etc/sysctl.d/10-x.conf:3``), or ""
-    # the repair: by an operation, a command, a person; or ""; for ``waived`` the reason
-    fix: str = ""
+    fix: str = ""  # the repair: by an operation, a command or a person; ``waived``: the reason
     # ``nodeready`` where ``nodeready deploy`` repairs it, else ``admin``; "" when ok
     owner: Annotated[str, {"enum": (NODEREADY, ADMIN, "")}] = ""
     # of a result that is neither ok nor na: what it costs a job; else ""
@@ -302,10 +297,8 @@ class Check(Page):
     """A check: its page, and the pure function that judges."""
 
     judge: Judge
-    # the fields of FleetFacts that it needs: its function has the fleet as third argument
-    fleet: tuple[str, ...] = ()
-    # the proof that must run before, one of SESSION, MESH, COLLECTIVE or HISTORY; "": none
-    proof: str = ""
+    fleet: tuple[str, ...] = ()  # fields of FleetFacts that it needs, as its third argument
+    proof: str = ""  # the proof that must run before: SESSION, MESH, COLLECTIVE, HISTORY; "": none
     # the files that the repair writes: where a deploy may not write them, a person must act first;
     # None: all files of the subject
     writes: Writes | None = None
@@ -441,8 +434,7 @@ class Subject:
     name: str
     doc: str  # the docstring of its checks' module; the first line says what is judged
     checks: tuple[Check, ...]  # in the order of the reports
-    # how the subject is observed; None: by acting, before a job (nodeready/agent/proofs)
-    probe: Probe | None = None
+    probe: Probe | None = None  # None: observed by acting, before a job (nodeready/agent/proofs)
     # (observation, fleet) -> what the nodes of a group should have in common, fact -> number or
     # text. A fact's name is relative to the subject (``driver``, ``eth0.mtu``); a value that could
     # not be observed is left out
@@ -454,8 +446,7 @@ class Subject:
     # (observation, fleet) -> totals, which are compared with those of an earlier snapshot of the
     # same boot (`FleetFacts.counters`); None: the subject has no counters
     counters: Callable[[Any, FleetFacts], dict[str, int]] | None = None
-    # patterns of the files that nodeready alone writes, with the project's name in each
-    files: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # patterns of files that nodeready alone writes, named after it
     judged_on_node: bool = True  # whether a node that audits itself judges the subject
     # policy -> further checks, which the policy itself declares
     policy_checks: Callable[[Policy], tuple[Check, ...]] = _no_checks

@@ -121,8 +121,7 @@ class BootSetting:
     """What sets one key at the next boot."""
 
     winner: Setting | None  # the line of a file or the kernel's that sets it; None: none does
-    # the line of /etc/sysctl.conf that `sysctl --system` would take instead, or None
-    conflict: Setting | None = None
+    conflict: Setting | None = None  # the line of sysctl.conf that `sysctl --system` would take
     # base name of the last foreign file that sets or excludes this key, and whose name sorts
     # before a possible name of nodeready's file; "" for none
     last_name: str = ""
@@ -158,8 +157,7 @@ class SysctlFiles:
     lines: Mapping[str, tuple[base.Line, ...]]  # file -> its lines
     options: Mapping[str, SysctlOption]  # path below /proc/sys -> what the boot makes of all files
     manual: Mapping[str, SysctlOption]  # the same for `sysctl --system`: /etc/sysctl.conf last
-    # path below /proc/sys -> the files that set or exclude this very key, in order
-    keys: Mapping[str, tuple[str, ...]]
+    keys: Mapping[str, tuple[str, ...]]  # path below /proc/sys -> the files that set or exclude it
     systemd: bool  # systemd-sysctl is installed
     masked: str = ""  # the unit file that masks systemd-sysctl; "": not masked
     # path below /proc/sys -> what tuned's profile sets

@@ -321,9 +321,7 @@ def _value(kind: str, module: Mapping[str, Any], source: str) -> Reads:
     if kind.startswith("tuple[") and kind.endswith(", ...]"):
         item = kind[len("tuple[") : -len(", ...]")]
         read_list = _list(item, _value(item, module, source))
-        return lambda data: (
-            (read_list(data) if data else ()) if type(data) is list else refuse(data)
-        )
+        return lambda data: read_list(data) if type(data) is list else refuse(data)
     if kind.startswith("tuple[") and kind.endswith("]"):
         readers = [_value(part, module, source) for part in kind[len("tuple[") : -1].split(", ")]
         return lambda data: (

@@ -138,12 +138,9 @@ class Access:
     """The modes of what users read and run."""
 
     JSON_KEYS: ClassVar = {"inodes": "seen"}
-    # path -> the inode, links followed; a path that does not exist is missing
-    inodes: Mapping[str, Inode] = field(default_factory=dict)
-    # path -> the real path of a link; "": the link leads nowhere
-    links: Mapping[str, str] = field(default_factory=dict)
-    # program -> why it does not start, in the loader's words
-    unloaded: Mapping[str, str] = field(default_factory=dict)
+    inodes: Mapping[str, Inode] = field(default_factory=dict)  # path -> inode, links followed
+    links: Mapping[str, str] = field(default_factory=dict)  # path -> real path of a link; "": none
+    unloaded: Mapping[str, str] = field(default_factory=dict)  # program -> why it does not start
 
     def barrier(self, path: str, bits: int = READ) -> Barrier | None:
         """The first of `barriers`; None without one."""

@@ -95,8 +95,7 @@ class FleetContext:
     """What all nodes of a run tell about each node."""
 
     policies: Mapping[str, Policy]  # of the nodes
-    # those that exactly one of the nodes has; None: fewer than two nodes were probed
-    addresses: tuple[str, ...] | None = None
+    addresses: tuple[str, ...] | None = None  # of one node alone; None: fewer than two are probed
     # node -> the lines of its block of host keys
     known_hosts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # node -> the key with which its sshd answered this run

@@ -291,16 +291,14 @@ def _judge_networks(
     of_head = [_networks(interface) for row, interface in chosen if row.node == job.head]
     usual = _usual(nodes_of, {network for networks in of_head for network in networks})
     for row, interface in chosen if usual else ():
-        local_networks = _networks(interface)
+        local = _networks(interface)
         better = [
             other.name
             for other in row.facts.interfaces
             if other.name != interface.name and usual in _networks(other)
         ]
-        if usual not in local_networks and better:
-            detail = (
-                f"{interface.name} is in {min(map(str, local_networks))}, {better[0]} in {usual}"
-            )
+        if usual not in local and better:
+            detail = f"{interface.name} is in {min(map(str, local))}, {better[0]} in {usual}"
             job.add("network", row, variable, detail=detail)
 
 

@@ -51,8 +51,7 @@ class Rendezvous:
     port: wire.Name
     resolved: tuple[wire.Name, ...] = ()  # addresses of MASTER_ADDR here; (): not known, or none
     error: wire.Line = ""  # why it has none
-    # the process that listens on the port: `JOB`, another one in words; "": none is seen
-    listener: wire.Line = ""
+    listener: wire.Line = ""  # who listens on the port: `JOB`, another one in words; "": none
     is_users: bool = False  # the listener belongs to the user of the ranks
 
 

@@ -27,11 +27,9 @@ from nodeready.subjects.registry import PROBES, SUBJECTS
 class Snapshot:
     """The observations of one node."""
 
-    # subject -> its observation, or Unknown with the reason
-    subjects: Mapping[str, Any] = field(default_factory=dict)
+    subjects: Mapping[str, Any] = field(default_factory=dict)  # subject -> observation or Unknown
     files: Mapping[str, bytes] = field(default_factory=dict)  # path -> content of our own file
-    # path -> why a deploy would not write there
-    refused: Mapping[str, Refusal] = field(default_factory=dict)
+    refused: Mapping[str, Refusal] = field(default_factory=dict)  # path -> why no deploy may write
 
     def __getitem__(self, subject: str) -> Any:
         """The observation of a subject. Raises KeyError when it was not observed at all."""

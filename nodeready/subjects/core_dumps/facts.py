@@ -139,9 +139,7 @@ def _coredump_conf(lines: tuple[Line, ...], paths: list[str]) -> dict[str, sysct
     A file masks those of its name in later directories (coredump.conf(5)).
     """
     main = files_by_name(_COREDUMP_DIRECTORIES, paths)
-    dropins = files_by_name(
-        (f"{parent}/coredump.conf.d" for parent in _COREDUMP_DIRECTORIES), paths
-    )
+    dropins = files_by_name((f"{root}/coredump.conf.d" for root in _COREDUMP_DIRECTORIES), paths)
     settings: dict[str, sysctl.Setting] = {}
     for path in (*main.values(), *dropins.values()):
         file_lines = (line for line in lines if line.path == path)

@@ -232,8 +232,7 @@ class DebugTools:
     sha256: str = ""  # of that file, hexadecimal
     linked: bool = False  # the file is a link
     noexec: bool = False  # the mount forbids to start it
-    # that file and the directories on the way to it, where users other than root can change them
-    exposed: tuple[str, ...] = ()
+    exposed: tuple[str, ...] = ()  # its file and directories that others than root can change
     closed: tuple[str, ...] = ()  # the directories on the way to it that users cannot enter
     registered: tuple[str, ...] = ()  # the policy's packages that the package manager has
     # broken programs of such packages without a command of the package's name
@@ -241,8 +240,7 @@ class DebugTools:
     access: Access = field(default_factory=Access)  # the modes of the programs
     python: str = ""  # the Python for nodeready's programs, of 3.9 or newer; "": there is none
     old_python: str = ""  # without it: the first older one, with its version; "": none
-    # the file that starts a rank; None: it is missing, or the policy leaves it alone
-    run: RankProgram | None = None
+    run: RankProgram | None = None  # the file that starts a rank; None: missing, or not managed
     no_files: tuple[str, ...] = ()  # of py-spy and that file: where a directory or device stands
 
     @property

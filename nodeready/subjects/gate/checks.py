@@ -143,9 +143,8 @@ def timer(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     So Slurm's prolog finds a fresh verdict and does not delay a job, and Prometheus has its file.
     """
     if observed.systemd:
-        result = _installed(
-            timer, observed, policy, fleet, (facts.RECORD, facts.SERVICE, facts.TIMER)
-        )
+        paths = (facts.RECORD, facts.SERVICE, facts.TIMER)
+        result = _installed(timer, observed, policy, fleet, paths)
         if result.status == "ok" and facts.WANTED not in observed.existing:
             return timer.fixable(
                 "nodeready.timer is not enabled", facts.TIMER, expected="enabled at boot"

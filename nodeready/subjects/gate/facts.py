@@ -150,8 +150,7 @@ class Gate:
 
     JSON_KEYS: ClassVar = {"existing": "there"}
     existing: tuple[str, ...] = ()  # our files that exist, in the order of FILES
-    # path -> sha256 of these files; None where the policy wants no gate
-    digests: Mapping[str, str] | None = None
+    digests: Mapping[str, str] | None = None  # path -> sha256; None where the policy wants no gate
     runs: tuple[str, ...] = ()  # our programs that are executable
     systemd: bool = False  # systemd runs as the init
     cron: bool = False  # there is an /etc/cron.d

@@ -337,17 +337,13 @@ def parse_amd_smi(
 
     links_error: why the tool could not read the links
     """
-    metrics = {
-        amd_json.whole_number(entry.get("gpu")): entry for entry in amd_json.entries(metric)
-    }
+    metrics = {amd_json.whole_number(row.get("gpu")): row for row in amd_json.entries(metric)}
     links = _links(xgmi)
     addresses = set()
     for entry in amd_json.entries(static):
         gpu = _gpu(entry, metrics.get(amd_json.whole_number(entry.get("gpu")), {}), kfd, links)
-        later_partition = amd_json.whole_number(
-            amd_json.value_at(entry, "partition", "partition_id")
-        )
-        if gpu.pci_address in addresses or later_partition:
+        partition = amd_json.whole_number(amd_json.value_at(entry, "partition", "partition_id"))
+        if gpu.pci_address in addresses or partition:
             continue
         addresses.add(gpu.pci_address)
         unread = ", ".join(str(link.index) for link in gpu.links if link.state == "unknown")

@@ -243,8 +243,7 @@ class Kfd:
     devices: tuple[str, ...] = ()  # the addresses of the GPUs that can compute
     # address -> the processes with memory on the GPU
     processes: Mapping[str, tuple[GpuProcess, ...]] = field(default_factory=dict)
-    # address -> whether a bad page is still in use
-    unreserved: Mapping[str, bool] = field(default_factory=dict)
+    unreserved: Mapping[str, bool] = field(default_factory=dict)  # address -> a bad page is in use
     # address -> uncorrectable and correctable errors of all blocks
     ras: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     # address -> sensor (``edge``, ``junction``, ``mem``) -> where it slows the GPU down

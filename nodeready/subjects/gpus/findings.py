@@ -21,9 +21,8 @@ _SHOWN = 4
 
 def is_guest(gpu: PciGpu) -> bool:
     """Whether the GPU is given to virtual machines, so that this host does not use it."""
-    return gpu.driver is not None and (
-        gpu.driver.startswith("vfio") or gpu.driver in _GUEST_DRIVERS
-    )
+    driver = gpu.driver or ""
+    return driver.startswith("vfio") or driver in _GUEST_DRIVERS
 
 
 def vendor_tool_of(observed: Gpus, vendor: str) -> Tool:

@@ -33,8 +33,7 @@ class GpuProcess:
     pid: int  # of the process
     name: str  # as the tool prints it, often a path
     memory_mb: int | None = None  # MiB of the GPU's memory that it uses
-    # NVIDIA's type: ``C`` computes, ``G`` only draws (an X server), ``C+G``, ``M+C`` (MPS)
-    kind: str | None = None
+    kind: str | None = None  # ``C`` computes, ``G`` only draws (X server), ``C+G``, ``M+C`` (MPS)
 
 
 @dataclass(frozen=True)
@@ -100,8 +99,7 @@ class Gpu:
     unrepairable: bool | None = None  # memory that no spare can replace
     spareless_banks: int | None = None  # banks of memory whose spare rows are used up
     retired_pages: int | None = None  # pages of memory retired in the device's lifetime
-    # who may compute on it: ``default``, ``exclusive_process``, ``prohibited``
-    compute_mode: str | None = None
+    compute_mode: str | None = None  # ``default``, ``exclusive_process`` or ``prohibited``
     c2c: str | None = None  # ``on`` or ``off``: the NVLink between it and its Grace processor
     power_limit_w: int | None = None  # the limit of power that is set
     # the fields that the tool could not read, each with the text in its place; a field that begins
@@ -161,8 +159,7 @@ class KernelFault:
     text: str  # the first such line, at most 160 characters
     action: str  # ``ISOLATE``, ``REBOOT``, ``RESET``, ``MONITOR``; ``APPLICATION``: not a node's
     count: int = 1  # of such lines
-    # of the first such line, seconds since the boot; None: the log has no stamps
-    first_s: int | None = None
+    first_s: int | None = None  # seconds since the boot, of the first such line; None: no stamps
     last_s: int | None = None  # likewise, of the last such line
 
 
@@ -190,8 +187,7 @@ class Gpus:
     driver: str | None = None  # the version of NVIDIA's kernel driver; None: not loaded
     amd_driver: str | None = None  # the version of AMD's kernel driver; None: not loaded
     cuda: str | None = None  # the highest CUDA version that NVIDIA's driver supports
-    # ``running``, ``not running``, ``not needed`` or ``not looked for``
-    fabric_manager: str = "not needed"
+    fabric_manager: str = "not needed"  # or ``running``, ``not running``, ``not looked for``
     device_files: tuple[DeviceFile, ...] = ()  # that a job opens
     kernel_faults: tuple[KernelFault, ...] = ()  # in the kernel's log since the boot
     kernel_log: Tool = Tool("kernel log", "missing")  # whether the log could be read

@@ -417,9 +417,7 @@ _STATES = {"inactive": "inactive", "active": "active", "sleep": "active"}
 
 _NVLINK_SCRIPT = f"{PREPARE}\n    nr_answer nvidia-smi nvlink --status\n"
 # A separate section: where the fabric is broken, this command hangs and ``-q`` does not.
-NVLINK_SECTION = Section(
-    "nvlink", lambda policy: _NVLINK_SCRIPT, 20, 262144, parallel=True, when=WHEN
-)
+NVLINK_SECTION = Section("nvlink", lambda policy: _NVLINK_SCRIPT, 20, parallel=True, when=WHEN)
 
 
 @dataclass(frozen=True)
@@ -428,8 +426,7 @@ class NvLinks:
 
     tool: Tool
     links: dict[str, tuple[GpuLink, ...]] = field(default_factory=dict)  # UUID -> its links
-    # UUID of a GPU -> the text in the place of its links' states
-    unread: dict[str, str] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)  # UUID -> the text in its links' place
 
 
 # The GPUs of thousands of nodes have equal links.

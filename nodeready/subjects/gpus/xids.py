@@ -90,8 +90,7 @@ class LogRule:
     pattern: str  # of the kind that awk and Python share
     action: str  # the action for the fault
     source: str  # where this is documented
-    # the action where a new load or a reset came after the message; "": none
-    after_reset: str = ""
+    after_reset: str = ""  # the action where a new load or a reset came after it; "": none
     ring_resets: bool = False  # the reset of one ring repairs the fault as well
     fix: str = ""  # what a person does, where the action does not say it
     rungs: tuple[str, ...] = ()  # of the ladder of that fix

@@ -67,8 +67,7 @@ class Clock:
 
     JSON_KEYS: ClassVar = {"uses_local_clock": "own"}
     synchronised: bool | None  # None: not known, ``detail`` says why
-    # systemd-timesyncd, chrony, ntpd, none, or kernel: another service, by the kernel's flag
-    source: str = "none"
+    source: str = "none"  # systemd-timesyncd, chrony, ntpd, none; kernel: another, by its flag
     offset_ms: float | None = None  # from its time server's clock, where the service tells
     detail: str = ""  # the service's message, in short
     error_ms: float | None = None  # maximum by which it may be off, as the service estimates
@@ -277,9 +276,7 @@ def _slow_script(policy: Policy) -> str:
 
 
 SECTION = base.Section("host", _script)
-SLOW = base.Section(
-    "host_slow", _slow_script, timeout_s=14, cap_bytes=1048576, parallel=True, quick=True
-)
+SLOW = base.Section("host_slow", _slow_script, 14, 1 << 20, parallel=True, quick=True)
 
 
 @dataclass(frozen=True)

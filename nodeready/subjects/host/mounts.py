@@ -504,8 +504,7 @@ class Mount:
     """A mounted file system that matters to jobs, or that the policy names."""
 
     path: str  # the directory where it is mounted
-    # its first word in the kernel's table of mounts, such as ``/dev/sda1`` or ``server:/home``
-    device: str
+    device: str  # first word in the kernel's table of mounts: ``/dev/sda1``, ``server:/home``
     fstype: str  # ``ext4``, ``nfs4`` and so on
     options: str  # as the kernel shows them
     network: bool  # another machine or a program serves it

@@ -357,9 +357,8 @@ def find_next_boot(
     for path, lines in files.items():
         for line in lines if path.startswith(f"{ENTRIES}/") else ():
             if line.text.startswith("options") and path not in entries:
-                entries[path] = Entry(
-                    line.source, kernel_arguments(expand(line.text[7:], variables))
-                )
+                arguments = kernel_arguments(expand(line.text[7:], variables))
+                entries[path] = Entry(line.source, arguments)
             elif line.text.startswith("title"):
                 titles[path] = line.text[5:].strip()
     kernels = tuple(_kernels(menu))
@@ -437,14 +436,12 @@ class Iommu:
     """The facts that decide a node's kernel arguments."""
 
     JSON_KEYS: ClassVar = {"own_line": "ours"}
-    # PCI device ids of the node's AMD graphics and accelerators (``0x74a1``), sorted
-    devices: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()  # PCI device ids of AMD's GPUs (``0x74a1``), sorted
     cpus: int = 0  # logical CPUs online; of 256 and more the kernel finds 255 without an IOMMU
     cpu_vendor: str = ""  # AuthenticAMD, GenuineIntel, or ""
     live: tuple[str, ...] = ()  # the tokens of /proc/cmdline
     boot: tuple[Entry, ...] = ()  # the boot loader's entry of the next boot; () without one
-    # the assignments of /etc/default/grub and grub.d/*.cfg, in the order of reading
-    config: tuple[Line, ...] = ()
+    config: tuple[Line, ...] = ()  # assignments of /etc/default/grub and grub.d/*.cfg, in order
     family: str = ""  # debian, redhat, suse, or "" for another distribution
     tools: tuple[str, ...] = ()  # installed ones of update-grub, grub-mkconfig, grubby, …
     dropins: tuple[str, ...] = ()  # the files of grub.d, in the order of reading

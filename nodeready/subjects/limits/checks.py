@@ -31,7 +31,7 @@ def requested(limit: int, item: str) -> str:
     return f"at least {item_text(limit, item)}" if limit else "exactly 0"
 
 
-def is_enough(value: int, limit: int) -> bool:
+def _is_enough(value: int, limit: int) -> bool:
     return value >= limit if limit else value == 0
 
 
@@ -116,7 +116,7 @@ def _line_problem(observed: Limits, entry: LimitEntry, limit: int) -> str:
     if _breaks_logins(observed, entry):
         highest = item_text(highest_possible(observed, entry.item), entry.item)
         return f"{item_text(entry.value, entry.item)} (breaks logins: the most is {highest})"
-    return "" if is_enough(entry.value, limit) else item_text(entry.value, entry.item)
+    return "" if _is_enough(entry.value, limit) else item_text(entry.value, entry.item)
 
 
 def _login_check(item: str, cost: Cost, meaning: str) -> Check:
@@ -202,9 +202,8 @@ def exceptions(observed: Limits, policy: Policy) -> Result:
         if broken or (limit is not None and entry.value < limit):
             text = f"{entry.domain} {entry.kind} {entry.item} {item_text(entry.value, entry.item)}"
             lines.setdefault(entry.source, []).append(f"{text} breaks logins" if broken else text)
-            fails += (
-                [entry.source] if broken or limit_files.covers_all_people(entry.domain) else []
-            )
+            if broken or limit_files.covers_all_people(entry.domain):
+                fails.append(entry.source)
     for domain, source in observed.pam.exempt:
         if domain not in policy.limit_domains:
             lines.setdefault(source, []).append(f"{domain} is exempt from all limits")
@@ -225,7 +224,7 @@ def _shortfall(observed: Limits, policy: Policy, limits_of_file: PamLimits) -> s
     for item, limit in possible_limits(observed, policy).items():
         for domain in policy.limit_domains:
             values = [limits_of_file.effective(domain, kind, item) for kind in limit_files.KINDS]
-            if low := [v for v in values if v is None or not is_enough(v.value, limit)]:
+            if low := [v for v in values if v is None or not _is_enough(v.value, limit)]:
                 value = next((item_text(v.value, item) for v in low if v), "unset")
                 shortfalls.append(f"{item} {value} for {domain}")
     return join_names(shortfalls)
@@ -317,7 +316,7 @@ def services(observed: Limits, policy: Policy) -> Result:
                 low.append(f"{service} {item} unset")
                 continue
             bounds = unit_limit.soft, unit_limit.hard
-            if all(is_enough(bound, limit) for bound in bounds):
+            if all(_is_enough(bound, limit) for bound in bounds):
                 continue
             value = "/".join(dict.fromkeys(item_text(bound, item) for bound in bounds))
             low.append(f"{service} {item} {value}")

@@ -171,14 +171,12 @@ class Limits:
     nr_open: int | None  # fs.nr_open in force: maximum open files of a process; None: unreadable
     nr_open_boot: sysctl.BootSetting  # fs.nr_open in the sysctl files, for the next boot
     systemd: bool  # systemd runs as the init
-    # item -> the limit of systemd's configuration for services without this limit
-    defaults: Mapping[str, UnitLimit] = field(default_factory=dict)
+    defaults: Mapping[str, UnitLimit] = field(default_factory=dict)  # item -> systemd's default
     # service of SERVICES -> its PAM stack; without stacks that were not read
     stacks: Mapping[str, PamStack] = field(default_factory=dict)
     # file -> the limits that pam_limits gives by its option ``conf=``
     confs: Mapping[str, PamLimits] = field(default_factory=dict)
-    # the line of sshd's configuration that leaves PAM off, or a file without a line
-    no_pam: base.Line | str | None = None
+    no_pam: base.Line | str | None = None  # sshd's line that leaves PAM off, or a file without one
 
 
 def _proc_limits(lines: Iterable[base.Line]) -> dict[str, tuple[int, int]]:

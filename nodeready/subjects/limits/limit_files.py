@@ -58,10 +58,8 @@ class PamLimits:
     """The limits that a node's files give to new logins."""
 
     entries: tuple[LimitEntry, ...] = ()  # in the order in which pam_limits applies them
-    # (domain, line) of the lines that exempt a user or group from all limits
-    exempt: tuple[tuple[str, str], ...] = ()
-    # name of the last foreign file with one of ITEMS that nodeready's can follow, or ""
-    last: str = ""
+    exempt: tuple[tuple[str, str], ...] = ()  # (domain, line) of those exempt from all limits
+    last: str = ""  # name of the last foreign file with one of ITEMS that ours can follow, or ""
 
     def effective(self, domain: str, kind: str, item: str) -> LimitEntry | None:
         """The winning entry of this domain, kind and item; None without an entry."""
@@ -327,10 +325,8 @@ class Unit:
     """An installed service."""
 
     path: str  # its unit file
-    # item -> the limit that the unit's files set; without items that no file sets
-    limits: Mapping[str, UnitLimit] = field(default_factory=dict)
-    # name of the last foreign file with one of ITEMS that nodeready's can follow, or ""
-    last: str = ""
+    limits: Mapping[str, UnitLimit] = field(default_factory=dict)  # item -> the limit in its files
+    last: str = ""  # name of the last foreign file with one of ITEMS that ours can follow, or ""
 
 
 def file_names(service: str) -> tuple[str, ...]:

@@ -301,11 +301,9 @@ class Nic:
     numa_node: int | None = None  # the NUMA node to which the adapter is attached
     master: str | None = None  # the bond or bridge to which the interface belongs
     upper: tuple[str, ...] = ()  # the interfaces on top of this one: its master, its VLANs
-    # "10.0.0.1/24"; None: unknown, since another interface is in the same network
-    addresses: tuple[str, ...] | None = ()
+    addresses: tuple[str, ...] | None = ()  # "10.0.0.1/24"; None: another shares its network
     routed: bool = False  # whether a route leads through the interface
-    # packets in the interface's lifetime (Documentation/networking/statistics.rst)
-    rx_errors: int | None = None
+    rx_errors: int | None = None  # packets, in its lifetime (kernel's networking/statistics.rst)
     tx_errors: int | None = None  # likewise
     rx_dropped: int | None = None  # likewise
     tx_dropped: int | None = None  # likewise
@@ -494,8 +492,7 @@ class Slave:
     """One interface of a bond."""
 
     name: str  # of the interface
-    # the slave's link as the bond sees it: "up", "down", "going down", "going back"; None: unknown
-    mii: str | None = None
+    mii: str | None = None  # "up", "down", "going down", "going back" for the bond; None: unknown
     # the LACP aggregator of the slave; 0: none ("N/A" of the kernel); None: no LACP, or unknown
     aggregator: int | None = None
     link_failures: int | None = None  # count of lost links since the slave joined the bond
@@ -512,8 +509,7 @@ class Bond:
     active_slave: str | None = None  # the slave in use, in the modes that use one at a time
     # the LACP aggregator in use: a slave of another aggregator carries no packets
     aggregator: int | None = None
-    # the switch at LACP's far end; zeros: none answers; None: no LACP, or hidden
-    partner_mac: str | None = None
+    partner_mac: str | None = None  # LACP's switch; zeros: none answers; None: no LACP, or hidden
 
     @property
     def lacp(self) -> bool:

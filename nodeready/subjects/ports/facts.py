@@ -175,7 +175,7 @@ def firewall_script(policy: Policy) -> str:
 
 #: This section runs in parallel: nft waits for its lock, and a node can have many rules.
 _FIREWALL_SECTION = Section(
-    "firewall", firewall_script, timeout_s=5, cap_bytes=1 << 16, parallel=True, quick=True
+    "firewall", firewall_script, cap_bytes=1 << 16, parallel=True, quick=True
 )
 
 
@@ -187,8 +187,7 @@ class Firewall:
     # ``ports``, without another condition; "not known"; "unknown": ``reason``
     verdict: str
     drop: str = ""  # the first rule or policy that drops or rejects, with its table and chain
-    # the rules that name a port, with their tables and chains, as the tool prints them
-    rules: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()  # those that name a port, with table and chain, as the tool prints
     ports: str = ""  # the ports that the rules of the verdict name, ``29500-29510``
     manager: str = ""  # the program that made the rules: firewalld or ufw; "": another one
     reason: str = ""  # why the rules are not known
@@ -511,15 +510,11 @@ class Ports:
     """The TCP ports of a node."""
 
     JSON_KEYS: ClassVar = {"is_cut": "more"}
-    # every socket that listens; with its process only for the policy's ports
-    listeners: tuple[Socket, ...] | None
-    # connections whose local port is one of the policy's, without TIME_WAIT
-    connections: tuple[Socket, ...] | None
+    listeners: tuple[Socket, ...] | None  # all; with their processes only for the policy's ports
+    connections: tuple[Socket, ...] | None  # with a local port of the policy's, without TIME_WAIT
     is_cut: bool  # the probe did not print all sockets
-    # first and last port that the kernel gives to outgoing connections, now; None: unreadable
-    ephemeral: Range | None
-    # ports that the kernel never gives to outgoing connections, now; None: unreadable
-    reserved: tuple[Range, ...] | None
+    ephemeral: Range | None  # first and last port of outgoing connections, now; None: unreadable
+    reserved: tuple[Range, ...] | None  # never for outgoing connections, now; None: unreadable
     ephemeral_boot: sysctl.BootSetting  # ``ephemeral`` in the sysctl files, for the next boot
     reserved_boot: sysctl.BootSetting  # ``reserved`` in the sysctl files, for the next boot
     privileged_below: int  # the first port that any user may listen on (1024 before Linux 4.11)

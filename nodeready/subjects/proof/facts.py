@@ -23,8 +23,7 @@ class SshTry:
     # options of the user's own configuration (``user ada``) with which the login fails or reaches
     # another host, and without which it works
     overrides: tuple[wire.Line, ...] = ()
-    # ``FILE:LINE`` of the peer's authorized key whose command= replaces the command; "": none
-    forced: wire.Line = ""
+    forced: wire.Line = ""  # ``FILE:LINE`` of a peer's key whose command= replaces ours; "": none
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,7 @@ class PdshRun:
     JSON_KEYS: ClassVar = {"targets": "asked", "messages": "said"}
     targets: tuple[wire.Name, ...]  # the names that pdsh was given
     answers: tuple[PdshAnswer, ...]  # the lines of its output
-    # pdsh's exit status, which is 0 also for a refused connection; None: ended by its time limit
-    rc: int | None
+    rc: int | None  # pdsh's exit status, 0 also for a refused connection; None: ended by its limit
     messages: str  # the end of pdsh's messages
 
 
@@ -70,8 +68,7 @@ class Peers:
     pdsh_installed: bool  # the user's PATH has pdsh
     pdsh: PdshRun | None  # None: not tried, for want of a peer or of pdsh
     defaults: tuple[RcmdDefault, ...] = ()  # remote command in the user's shells; (): not asked
-    # why a shell that reads ~/.pdshrc runs no later command; "": it does, or there is no such file
-    pdshrc: wire.Line = ""
+    pdshrc: wire.Line = ""  # why a shell stops at ~/.pdshrc; "": it does not, or has no such file
 
 
 @dataclass(frozen=True)
@@ -166,10 +163,8 @@ class Mesh:
     median_ms: float | None  # of the handshakes of this node's connections; None: there was none
     worst_ms: float | None  # the slowest of these handshakes
     worst_peer: str  # the peer of the slowest handshake
-    # connections to this node's listeners, if most were foreign and a peer failed; else 0
-    crowd: int = 0
-    # why the node's host name does not resolve to the node's address on the node; "": it does
-    own_name: str = ""
+    crowd: int = 0  # connections to this node's listeners, if most were foreign and a peer failed
+    own_name: str = ""  # why the node does not resolve its host name to its address; "": it does
     names: tuple[Blocked, ...] = ()  # the faults of host names between this node and its peers
 
 
@@ -202,8 +197,7 @@ class SessionLimits:
     core: Limit
     memlock: Limit
     nofile: Limit
-    # those of PAM for su, in the order of ITEMS, before the profile was read; () elsewhere
-    before: tuple[Limit, ...]
+    before: tuple[Limit, ...]  # PAM's for su before the profile, in ITEMS' order; () elsewhere
     # the hard limits that no process on this node can exceed, in the order of ITEMS, where root
     # may raise none; () on every usual node
     ceiling: tuple[int, ...]
@@ -264,16 +258,14 @@ class Logins:
 
     JSON_KEYS: ClassVar = {"notice": "says"}
     services: tuple[Service, ...]  # the PAM stacks of the services that use PAM
-    # sshd asks PAM (UsePAM); None: only root can tell, or sshd's configuration is refused
-    use_pam: bool | None
+    use_pam: bool | None  # UsePAM of sshd; None: only root sees it, or sshd refuses its files
     nologin: wire.Path  # the file that closes logins to all users but root; "": there is none
     notice: wire.Line  # the first line of that file
     shutdown: bool  # a shutdown is scheduled
     sshd: tuple[Limit, ...]  # limits of sshd itself, in the order of ITEMS; (): it does not run
     slurmd: tuple[Limit, ...]  # of slurmd, which its jobs inherit; (): slurmd does not run
     lines: tuple[LimitsLine, ...]  # limits for some users and groups alone
-    # the user in such a line: name, ``@GROUP``, and ``:`` and ``@:`` with their numbers
-    domains: tuple[wire.Name, ...]
+    domains: tuple[wire.Name, ...]  # the user's: name, ``@GROUP``, ``:`` and ``@:`` with numbers
 
 
 #: The modules of PAM that decide whether there is a session, or which limits it has.
@@ -406,8 +398,7 @@ class CoreDirectory:
     writable: bool = False  # for the user
     read_only: bool = False
     free_bytes: wire.Number = 0  # bytes that the user may still write there
-    # files that can still be made there; None: the file system does not count files
-    free_files: wire.Number | None = None
+    free_files: wire.Number | None = None  # that can be made there; None: files are not counted
 
 
 @dataclass(frozen=True)
@@ -486,8 +477,7 @@ class ProvedCollective:
     nodes: int  # the number of nodes in the test; 1: this node alone
     engine: str = ""  # the program of the collective, ``torch 2.13.0 over nccl``; "": none
     proves: str = ""  # the meaning of a pass
-    # the evidence against this node, a sentence for each finding; (): no evidence
-    against: tuple[str, ...] = ()
+    against: tuple[str, ...] = ()  # the evidence against this node, a sentence for each finding
     untested: str = ""  # why the node was not tested; "": it was
     lacking: bool = False  # the node was not tested because it has no engine
     warnings: tuple[str, ...] = ()  # counters that got worse on the node meanwhile, and slow links
@@ -560,8 +550,7 @@ class RdmaRate:
     port: wire.Name  # ``mlx5_0/1``
     gbps: float | None = None  # Gbit/s; None: it has no rate
     error: wire.Line = ""  # why it has none
-    # the neighbours with which it is too slow, or has no rate, by a fault of this node
-    peers: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()  # neighbours with a slow rate, or none, by a fault of this node
     is_pair: bool = False  # with this peer alone: either node may be the cause, or the way between
     # of this port and link rate on all nodes, each the better; None: not compared
     median_gbps: float | None = None
@@ -634,8 +623,7 @@ class Proved:
     user: User | Unknown  # the user in whose session the proofs ran
     limits: SessionLimits | Unknown | None = None
     attach: Attach | Unknown | None = None
-    # root's attempt to attach; None also where the login was not root's
-    control: Control | Unknown | None = None
+    control: Control | Unknown | None = None  # root's attempt to attach; None also without root
     logins: Logins | Unknown | None = None  # how this node opens sessions
     # a session by ssh, from the node to itself; None also where the first session is ssh's
     ssh: SessionProof | Unknown | None = None
@@ -651,8 +639,7 @@ class Proved:
     peers: Peers | Unknown | None = None  # ssh and pdsh to its peers, as this node saw them
     reach: Reach | Unknown | None = None  # ssh and pdsh between the nodes, as all of them saw it
     mesh: Mesh | Unknown | None = None  # the job's ports between the nodes, as all of them saw it
-    # the outcome of a collective over all nodes for this node
-    collective: ProvedCollective | Unknown | None = None
+    collective: ProvedCollective | Unknown | None = None  # of a collective over all nodes
     # its earlier failures; None also where there is no memory of earlier looks
     history: ProvedHistory | Unknown | None = None
     # the active tests of its GPUs; None also if they are not requested

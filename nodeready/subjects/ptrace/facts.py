@@ -27,8 +27,7 @@ class Ptrace:
 
     live: int | None  # Yama's scope in force, 0 to 3; None: no Yama, so the classic rules
     boot: sysctl.BootSetting  # the scope in the sysctl files, for the next boot
-    # SELinux enforces and denies ptrace, also to root; None: no such boolean
-    deny_ptrace: bool | None = None
+    deny_ptrace: bool | None = None  # SELinux denies ptrace, also to root; None: no such boolean
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Ptrace:

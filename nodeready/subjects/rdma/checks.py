@@ -26,7 +26,7 @@ Ports = dict[str, tuple[RdmaDevice, RdmaPort]]
 _CONNECTED = ("LinkUp", "LinkErrorRecovery", "PortConfigurationTraining")
 
 
-def source(port: RdmaPort, file: str) -> str:
+def _source(port: RdmaPort, file: str) -> str:
     if port.link_layer == "Slingshot":
         return f"/sys/class/cxi/{port.device}/device/port/{file}"
     return f"/sys/class/infiniband/{port.device}/ports/{port.port}/{file}"
@@ -179,7 +179,7 @@ def errors(observed: Rdma, policy: Policy, fleet: result.FleetFacts) -> Result:
                 if change > (allowed_symbol_errors if counter == "symbol_error" else 0):
                     least = "at least " if value == full_at else ""
                     grown.append(f"{name} {counter} +{least}{change}")
-                    first = first or source(port, "counters")
+                    first = first or _source(port, "counters")
     span = _duration(before.seconds)
     if grown:
         return errors.fail(f"in {span}: {join_first(grown)}", first or "", _CABLE)
@@ -322,31 +322,29 @@ def state(observed: Rdma, policy: Policy) -> Result:
     if not adapter_ports(observed):
         return state.na(_NONE)
     used = configured(observed, policy)
-    judged_ports = {n: (d, p) for n, (d, p) in used.items() if d.kind != "efa" or d.netdevs}
-    if not judged_ports:
+    judged = {n: (d, p) for n, (d, p) in used.items() if d.kind != "efa" or d.netdevs}
+    if not judged:
         return state.na("EFA tells no state of its link" if used else _UNUSED)
-    silent = {
-        name: text for name, pair in judged_ports.items() if (text := _unreadable_state(*pair))
-    }
+    silent = {name: text for name, pair in judged.items() if (text := _unreadable_state(*pair))}
     faulty = {
         name: text
-        for name, pair in judged_ports.items()
+        for name, pair in judged.items()
         if name not in silent and (text := _state_problem(*pair))
     }
     if faulty:
-        port = judged_ports[next(iter(faulty))][1]
+        port = judged[next(iter(faulty))][1]
         fix = f"check the cable and the switch port of {join_names(faulty)}"
         if all("subnet manager" in text for text in faulty.values()):
             fix = _SUBNET_MANAGER
-        return state.fail(join_first(faulty.values()), source(port, "state"), fix)
+        return state.fail(join_first(faulty.values()), _source(port, "state"), fix)
     if silent:
         return state.unknown(join_first(silent.values()))
     if spare := {} if policy.rdma_ports else _disabled_ports(observed):
         words = join_first(f"{name}: {port.state}, Disabled" for name, (_, port) in spare.items())
         fix = f"plug or enable {join_names(spare)}, or name the ports in use in rdma_ports"
-        path = source(next(iter(spare.values()))[1], "phys_state")
+        path = _source(next(iter(spare.values()))[1], "phys_state")
         return state.warn(words, path, fix, expected="ACTIVE, as the others of its board")
-    return state.ok(f"{len(judged_ports)} ports ACTIVE, LinkUp")
+    return state.ok(f"{len(judged)} ports ACTIVE, LinkUp")
 
 
 #: A single lane, of a generation with 4 or 2 lanes per link: "25 Gb/sec (1X EDR)".
@@ -411,7 +409,7 @@ def rate(observed: Rdma, policy: Policy) -> Result:
     if deviating := {name: used[name][1].rate_text for name in slow if name not in unread}:
         first = used[next(iter(deviating))][1]
         fix = f"reseat or replace the cable of {join_names(deviating)}, or retrain the link"
-        return rate.fail(by_value(deviating), source(first, "rate"), fix, expected=expects)
+        return rate.fail(by_value(deviating), _source(first, "rate"), fix, expected=expects)
     if unread:
         return rate.unknown(f"no rate of {join_names(unread)}")
     if boardless:
@@ -551,7 +549,7 @@ def link_layer(observed: Rdma, policy: Policy) -> Result:
     expects = by_value({name: policy_values[name] for name in used})
     if deviating:
         device, port = used[next(iter(deviating))]
-        address, path = quote(device.pci_address or ""), source(port, "link_layer")
+        address, path = quote(device.pci_address or ""), _source(port, "link_layer")
         fix = (
             f"mlxconfig -d {address} set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet), then reboot"
         )
@@ -578,9 +576,7 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
     path = "/sys/class/infiniband/{}/fw_ver"
     if policy_values:
         present = {name: versions[name] for name in policy_values if name in versions}
-        deviating = {
-            name: text for name, text in present.items() if text and text != policy_values[name]
-        }
+        deviating = {n: text for n, text in present.items() if text and text != policy_values[n]}
         expects = by_value({name: policy_values[name] for name in present})
         if deviating:
             source_path = path.format(next(iter(deviating)).partition("/")[0])
@@ -644,7 +640,7 @@ def gids(observed: Rdma, policy: Policy) -> Result:
     untyped = [n for n in without if any(not gid.type for gid in roce[n].gids)]
     if without_v2 := [name for name in without if name not in untyped]:
         kinds = {n: ", ".join({g.type: 0 for g in roce[n].gids}) or "no GID" for n in without_v2}
-        return gids.fail(by_value(kinds), source(roce[without_v2[0]], "gid_attrs/types"))
+        return gids.fail(by_value(kinds), _source(roce[without_v2[0]], "gid_attrs/types"))
     if untyped:
         return gids.unknown(f"no type of the GIDs of {join_names(untyped)}")
     return gids.ok(f"{len(roce)} ports with a RoCE v2 GID")
@@ -672,7 +668,7 @@ def pkeys(observed: Rdma, policy: Policy) -> Result:
     if len(tables) < 2:
         return pkeys.na("no two InfiniBand ports for NCCL that show their PKeys")
     if len({*tables.values()}) > 1:
-        return pkeys.warn(by_value(tables), source(observed.ports[next(iter(tables))], "pkeys"))
+        return pkeys.warn(by_value(tables), _source(observed.ports[next(iter(tables))], "pkeys"))
     return pkeys.ok(next(iter(tables.values())))
 
 

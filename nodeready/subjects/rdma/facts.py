@@ -85,8 +85,7 @@ class RdmaPort:
     gids: tuple[Gid, ...] = ()  # of an Ethernet port, at most the first 16
     # those of PMA_COUNTERS and HW_COUNTERS that the port has; None: unreadable
     counters: Mapping[str, int | None] = field(default_factory=dict)
-    # of an InfiniBand port: the first eight entries of its table of partitions, without empty ones
-    pkeys: tuple[str, ...] = ()
+    pkeys: tuple[str, ...] = ()  # of InfiniBand: the first eight of its table, without empty ones
 
     @property
     def name(self) -> str:
@@ -138,8 +137,7 @@ class RdmaDevice:
     """An RDMA device."""
 
     name: str  # of the device, ``mlx5_0``
-    # "mlx5", "efa", "hfi1", "cxi" (Slingshot), "bnxt_re", …; "software" (rxe, siw): no adapter
-    kind: str
+    kind: str  # "mlx5", "efa", "hfi1", "cxi" (Slingshot), "bnxt_re", …; "software" (rxe, siw)
     hca_type: str = ""  # the adapter's model, "MT4129"
     firmware: str = ""  # version of its firmware
     board_id: str = ""  # the board, by its maker's id
@@ -654,13 +652,11 @@ def counters(observed: Rdma, fleet: FleetFacts = ALONE) -> dict[str, int]:
 def compared(observed: Rdma, fleet: FleetFacts = ALONE) -> dict[str, str | int | float]:
     """The values that a group's nodes should share: devices, firmware, and ports' rates."""
     facts: dict[str, str | int | float] = {}
-    hardware = {
-        n: d for n, d in observed.devices.items() if d.kind != "software" and not d.virtual
-    }
-    if not hardware:
+    cards = {n: d for n, d in observed.devices.items() if d.kind != "software" and not d.virtual}
+    if not cards:
         return {}
-    facts["devices"] = ",".join(sorted(hardware))
-    for name, device in hardware.items():
+    facts["devices"] = ",".join(sorted(cards))
+    for name, device in cards.items():
         for fact in ("firmware", "hca_type"):
             if getattr(device, fact):
                 facts[f"{name}.{fact}"] = getattr(device, fact)

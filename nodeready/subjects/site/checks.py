@@ -26,8 +26,8 @@ class _TooSlow(Exception):
     """The time for a regular expression is over."""
 
 
-def judge(check: SiteCheck, observed: Site) -> Result:
-    this, source = check_of(check), check.file or check.source
+def _judge(check: SiteCheck, observed: Site) -> Result:
+    this, source = _check_of(check), check.file or check.source
     output = observed.checks.get(check.name, SiteOutput(reason="was not made"))
     if output.missing:
         return this.fail(f"no such file: {check.file}", source, status=check.severity)
@@ -85,7 +85,7 @@ def _limited() -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, previous)
 
 
-def comparison(check: SiteCheck) -> str:
+def _comparison(check: SiteCheck) -> str:
     if check.comparator == "status":
         return f"exit status {check.expected}"
     if check.comparator == "matches":
@@ -113,13 +113,13 @@ def _shortened(text: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def check_of(check: SiteCheck) -> Check:
+def _check_of(check: SiteCheck) -> Check:
     def judged(observed: Any, policy: Policy) -> Result:
-        return judge(check, observed)
+        return _judge(check, observed)
 
     remedies = (Remedy(PERSON, check.fix),) if check.fix else ()
     cost = loses_job("configure") if check.severity == "fail" else drifts("configure")
-    expects = _shortened(comparison(check)) + (f" ({check.reason})" if check.reason else "")
+    expects = _shortened(_comparison(check)) + (f" ({check.reason})" if check.reason else "")
     return Check(check.id, cost, _meaning(check), (), "", remedies, judged, expects=expects)
 
 
@@ -133,7 +133,7 @@ def _meaning(check: SiteCheck) -> str:
         reads = f"It runs on the node, for at most {check.timeout_s} s:\n\n{lines}"
     groups = f" of the groups {', '.join(check.groups)}" if check.groups else ""
     return (
-        f"{reason.rstrip('.')}.\n\n{reads}\n\nWanted: {_shortened(comparison(check))}. "
+        f"{reason.rstrip('.')}.\n\n{reads}\n\nWanted: {_shortened(_comparison(check))}. "
         f"Anything else is a {check.severity}. Made by {', '.join(check.moments)} "
         f"on all nodes{groups}. Declared in {check.source or 'the setting site_checks'}."
     )
@@ -141,7 +141,7 @@ def _meaning(check: SiteCheck) -> str:
 
 SUBJECT = Subject(
     "site", __doc__, (), probe=PROBE,
-    policy_checks=lambda policy: tuple(map(check_of, policy.site_checks)),
+    policy_checks=lambda policy: tuple(map(_check_of, policy.site_checks)),
     kinds=FactKinds(
         # A site's command may print anything, also the time: its result is compared.
         volatile="checks",

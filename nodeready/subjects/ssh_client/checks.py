@@ -188,7 +188,8 @@ def known_hosts(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Resul
 def _revoked(observed: SshClient, block: FleetBlock) -> Result | None:
     """A line outside our block that revokes a key of the fleet (sshd(8), ``@revoked``)."""
     keys = {key: name for name, keys in block.keys.items() for key in keys}
-    text = (observed.known_hosts.content or b"").decode("utf-8", "surrogateescape")
+    file = observed.known_hosts
+    text = (file.content or b"").decode("utf-8", "surrogateescape")
     for number, line in enumerate(text.split("\n"), 1):
         words = line.split()
         if len(words) < 4 or words[0] != "@revoked":
@@ -197,9 +198,7 @@ def _revoked(observed: SshClient, block: FleetBlock) -> Result | None:
         if not name or not facts.known_as(words[1], name):
             continue
         # Of a large file, our block is not among the lines.
-        source = (
-            f"{facts.KNOWN_HOSTS}:{number}" if observed.known_hosts.sent else facts.KNOWN_HOSTS
-        )
+        source = f"{facts.KNOWN_HOSTS}:{number}" if file.sent else facts.KNOWN_HOSTS
         actual = f"a line revokes the {words[2]} key of {name}"
         fix = f"remove the line {source}, or give the host a new key"
         expected = f"the fleet's {len(block.lines)} host keys"
@@ -528,10 +527,8 @@ def _peer_findings(
 def _source(observed: SshClient, answer: EffectiveOptions, setting_text: str) -> str:
     """The line that gives the wrong value; "" for ssh's default or an unknown line."""
     option = setting_text.partition(" ")[0]
-    files, mains = (
-        observed.files,
-        [config.MAIN if config.MAIN in observed.files else config.VENDOR],
-    )
+    files = observed.files
+    mains = [config.MAIN if config.MAIN in files else config.VENDOR]
     if answer.as_prober and observed.root_lines:
         mains.insert(0, observed.root_lines[0].path)
         files = {**files, mains[0]: observed.root_lines}

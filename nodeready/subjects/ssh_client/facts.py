@@ -83,8 +83,7 @@ class NodeIdentity:
     """What a node says about itself, each text well-formed."""
 
     names: tuple[str, ...] = ()  # host name, short and in full, in small letters
-    # of the node's interfaces, without loopback, link-local and container addresses
-    addresses: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()  # of the node: no loopback, link-local or container addresses
     keys: tuple[str, ...] = ()  # host keys, ``type base64``
 
 

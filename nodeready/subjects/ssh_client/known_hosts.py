@@ -73,11 +73,10 @@ def parse_line(line: str) -> KnownHostsEntry | None:
     """A line in the form that we write; None for any other form (hashed, marked, a pattern)."""
     names, _, key = line.partition(" ")
     words = tuple(names.split(","))
-    bare_names = map(_bare, words)
     if not key or facts.clean_key(key) != key:
         return None
     are_clean = all(
-        name in (facts.clean_name(name), facts.clean_address(name)) for name in bare_names
+        name in (facts.clean_name(name), facts.clean_address(name)) for name in map(_bare, words)
     )
     return KnownHostsEntry(words, key) if are_clean else None
 
@@ -228,14 +227,10 @@ class FleetHostKeys:
     def _claimed_names(self, node: str, client: facts.SshClient, endpoint: Endpoint) -> set[str]:
         identity, reached = client.identity, facts.clean_address(endpoint.reached)
         if endpoint.local:
-            strangers = {
-                name for name in identity.names if self._names.owner(name) not in ("", node)
-            }
-            return {*identity.names, *identity.addresses} - strangers
-        own_domain_names = (name for name in identity.names if _domain(name) in self._domains)
-        targets = {
-            target for name in own_domain_names for target in self._names.claimed(node, name)
-        }
+            others = {n for n in identity.names if self._names.owner(n) not in ("", node)}
+            return {*identity.names, *identity.addresses} - others
+        names = (name for name in identity.names if _domain(name) in self._domains)
+        targets = {target for name in names for target in self._names.claimed(node, name)}
         # Behind a forwarded port, another machine may have the address.
         if endpoint.port == 22 and reached in identity.addresses:
             targets.add(reached)
