@@ -227,8 +227,8 @@ class FleetHostKeys:
     def _claimed_names(self, node: str, client: facts.SshClient, endpoint: Endpoint) -> set[str]:
         identity, reached = client.identity, facts.clean_address(endpoint.reached)
         if endpoint.local:
-            others = {n for n in identity.names if self._names.owner(n) not in ("", node)}
-            return {*identity.names, *identity.addresses} - others
+            foreign = {n for n in identity.names if self._names.owner(n) not in ("", node)}
+            return {*identity.names, *identity.addresses} - foreign
         names = (name for name in identity.names if _domain(name) in self._domains)
         targets = {target for name in names for target in self._names.claimed(node, name)}
         # Behind a forwarded port, another machine may have the address.
